@@ -1,0 +1,38 @@
+# `make demo` and `make test` are all one needs. Each makes .venv first, if it is missing or stale.
+# PYTHON names the Python that .venv is made with; `make clean` before changing one's mind.
+
+PYTHON ?= python3
+export PYTHON
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test test-all check bench setup clean
+
+help:
+	@echo "make demo      train on handwritten digits with every algorithm, four ranks on this machine"
+	@echo "make test      the tests, in less than ten minutes on two cores"
+	@echo "make test-all  the slow ones too"
+	@echo "make check     format, lint and types"
+	@echo "make bench     the benchmarks"
+	@echo "make clean     remove .venv and everything else that git ignores"
+
+demo: setup
+	@OMP_NUM_THREADS=1 .venv/bin/torchrun --standalone --nproc_per_node=4 examples/digits.py $(ARGS)
+
+test: setup
+	@scripts/test $(ARGS)
+
+test-all: setup
+	@scripts/test -m "" $(ARGS)
+
+check: setup
+	@scripts/check
+
+bench: setup
+	@scripts/test --benchmark $(ARGS)
+
+setup:
+	@scripts/setup
+
+clean:
+	rm -rf .venv .benchmarks .hypothesis .mypy_cache .pytest_cache .ruff_cache build dist baguakit.egg-info
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,0 +1,29 @@
+"""baguakit: communication primitives for data-parallel PyTorch training on slow networks.
+
+An algorithm says what is exchanged, with whom, how it looks on the wire, and when in the training step:
+
+    bytegrad = during_backward(CompressedMean(MinMaxUInt8()))
+"""
+
+from . import algorithms, compressors, primitives, stages, topology
+from .attach import attach
+from .buckets import Bucket
+from .comm import Comm
+from .rules import after_step, between_steps, during_backward, free_running, hierarchical
+
+__all__ = [
+    "Bucket",
+    "Comm",
+    "after_step",
+    "algorithms",
+    "attach",
+    "between_steps",
+    "compressors",
+    "during_backward",
+    "free_running",
+    "hierarchical",
+    "primitives",
+    "stages",
+    "topology",
+]
+__version__ = "0.1.0"

@@ -1,0 +1,34 @@
+"""Decentralized SGD: each rank keeps its own weights x_r and averages them with few others.
+
+For X the weights of all ranks, a row each, W the mixing matrix of the round, and d the optimizer's direction:
+
+    awc   X ← W X − γ d(g(X))         adapt while communicating: the exchange overlaps forward and backward
+    atc   X ← W (X − γ d(g(X)))       adapt, then communicate: smaller error, no overlap
+
+Lian et al. 2017, arXiv:1705.09056 (D-PSGD); Ying et al. 2021, arXiv:2110.13363 (exponential graphs).
+"""
+
+from typing import Literal
+
+from ..rules import Rule, after_step, between_steps
+from ..stages import NeighborMean
+from ..topology import OnePeerExponential, Topology
+
+
+def decentralized(topology: Topology | None = None, order: Literal["awc", "atc"] = "awc", every: int = 1) -> Rule:
+    """Average weights with this round's neighbours.
+
+    Sends the size of the weights to each neighbour, whatever the number of ranks. Weights differ between ranks;
+    `att.merge()` averages them before they are evaluated or saved.
+
+    Args:
+        topology: who averages with whom; its matrices must be doubly stochastic. None: one-peer exponential.
+        order: "awc" or "atc", see the equations of this module.
+        every: exchange only in every so many steps.
+    """
+    stage = NeighborMean(OnePeerExponential() if topology is None else topology)
+    if order == "awc":
+        return between_steps(stage, every=every)
+    if order == "atc":
+        return after_step(stage, every=every)
+    raise ValueError(f'order is "awc" (adapt while communicating) or "atc" (adapt, then communicate), not {order!r}')

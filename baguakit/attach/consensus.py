@@ -1,0 +1,49 @@
+"""Where ranks have weights of their own: how far apart they are, and their mean."""
+
+from collections.abc import Iterator, Sequence
+
+import torch
+from torch import Tensor, nn
+
+from ..comm import Comm
+
+CHUNK = 1 << 24  # values at a time, so that the fp32 copies stay small
+
+
+@torch.no_grad()
+def merge_(model: nn.Module, comm: Comm, device: torch.device) -> None:
+    """Overwrite every floating parameter and buffer with its mean over all ranks, computed in fp32 (fp64 for fp64)."""
+    if comm.size == 1:
+        return
+    floating = [x.detach() for x in dict.fromkeys([*model.parameters(), *model.buffers()]) if x.is_floating_point()]
+    for chunk in chunks(floating):
+        exact = torch.float64 if any(x.dtype == torch.float64 for x in chunk) else torch.float32
+        flat = torch.cat([x.to(device, exact).flatten() for x in chunk])
+        comm.all_reduce(flat.div_(comm.size))
+        for x, mean in zip(chunk, flat.split([x.numel() for x in chunk]), strict=True):
+            x.copy_(mean.view(x.shape))
+
+
+@torch.no_grad()
+def consensus_distance(params: Sequence[Tensor], comm: Comm) -> float:
+    """sqrt( (1/n) Σ_r ‖x_r − x̄‖² ), summed in fp64."""
+    if comm.size == 1:
+        return 0.0
+    squares = torch.zeros((), dtype=torch.float64, device=params[0].device)
+    for chunk in chunks(params):
+        x = torch.cat([p.detach().flatten().double() for p in chunk])
+        mean = comm.all_reduce(x / comm.size)
+        squares += (x - mean).square().sum()
+    return float((comm.all_reduce(squares) / comm.size).sqrt())
+
+
+def chunks(tensors: Sequence[Tensor]) -> Iterator[list[Tensor]]:
+    """The tensors in lists of about `CHUNK` values."""
+    held: list[Tensor] = []
+    for x in tensors:
+        if held and sum(h.numel() for h in held) + x.numel() > CHUNK:
+            yield held
+            held = []
+        held.append(x)
+    if held:
+        yield held

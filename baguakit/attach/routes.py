@@ -1,0 +1,163 @@
+"""One rule on its buckets: loads them, launches them, lands them."""
+
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ..buckets import Bucket
+from ..comm import Comm
+from ..lanes import Flight, Lane
+from ..rules import Rule
+from ..stages import State
+from .monitor import Monitor
+
+RECORDED = 100  # flights of a bucket that a report covers
+
+
+@dataclass(frozen=True, eq=False)
+class Track:
+    """A lane and the groups that only its work uses."""
+
+    number: int
+    lane: Lane
+    comm: Comm
+
+
+@dataclass(eq=False)
+class Trip:
+    """One flight of one bucket."""
+
+    route: "Route"
+    bucket: int
+    round: int
+    step: int | None
+    launched: float
+    flight: Flight
+    before: Tensor | None = None  # the weights as they were launched
+
+    def __str__(self) -> str:
+        return f"{self.route.rule!r}, bucket {self.bucket}, round {self.round}"
+
+
+@dataclass(eq=False)
+class Route:
+    """A rule, its buckets, what its stage remembers of each, and the flights in the air."""
+
+    index: int
+    rule: Rule
+    buckets: list[Bucket]
+    track: Track
+    monitor: Monitor
+    round: int = 0
+    states: list[State] = field(default_factory=list)
+    air: dict[int, Trip] = field(default_factory=dict)  # by bucket
+    records: list[deque[Trip]] = field(default_factory=list)
+    sent: list[dict[str, float]] = field(default_factory=list)  # bytes by part of the network
+    launches: list[int] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.sent = [{} for _ in self.buckets]
+        self.launches = [0] * len(self.buckets)
+        self.records = [deque(maxlen=RECORDED) for _ in self.buckets]
+        self.make_states()
+
+    def make_states(self) -> None:
+        """What the stage remembers before the first flight, from the weights as they are."""
+        self.states = []
+        for i, bucket in enumerate(self.buckets):
+            if self.rule.what == "data":
+                bucket.load("data")
+            self.states.append(self.rule.stage.init(bucket, self.track.comm.stand(0, None, self.number(i), {})))
+
+    def number(self, bucket: int) -> int:
+        """A number that no other bucket of the attachment has."""
+        return self.index << 16 | bucket
+
+    def launch(
+        self,
+        i: int,
+        step: int | None,
+        work: Callable[[Tensor, Comm], Tensor] | None = None,
+        before: Tensor | None = None,
+    ) -> Trip:
+        """Put bucket `i` on the lane; `work` is what happens to it, the stage by default."""
+        stage, state, flat = self.rule.stage, self.states[i], self.buckets[i].flat
+        comm = self.track.comm.stand(self.round, step, self.number(i), self.sent[i])
+        self.monitor.check()
+        flight = self.track.lane.run((lambda: stage(flat, state, comm)) if work is None else lambda: work(flat, comm))
+        trip = Trip(self, i, self.round, step, time.time(), flight, before)
+        self.air[i] = trip
+        self.launches[i] += 1
+        self.records[i].append(trip)
+        self.monitor.launched(self.track.number, trip)
+        return trip
+
+    def arrive(self, i: int) -> Any:
+        """Wait for the flight of bucket `i` and return its result, or raise what kept it from arriving."""
+        trip = self.air.pop(i)
+        try:
+            return trip.flight.result()
+        except Exception as error:
+            raise self.monitor.explained(error, trip) from error
+        finally:
+            self.monitor.landed(self.track.number, trip)
+
+    def drop(self) -> None:
+        """Wait for every flight in the air, and forget what it brings."""
+        for i in sorted(self.air):
+            self.arrive(i)
+
+    def params(self) -> list[Tensor]:
+        """The parameters of all buckets."""
+        return [p for bucket in self.buckets for p in bucket.params]
+
+
+class WeightRoute(Route):
+    """A rule on weights. All its buckets are launched together, and landed together."""
+
+    def launch_all(self, step: int | None, keep: bool, factor: float = 1.0) -> None:
+        """Launch every bucket with the weights as they are, times `factor`.
+
+        With `keep` a copy is kept, and only what the flight changed will be added at landing.
+        """
+        for i, bucket in enumerate(self.buckets):
+            flat = bucket.load("data")
+            before = flat.clone() if keep else None
+            if factor != 1:
+                flat.mul_(factor) if factor else flat.zero_()  # 0 · inf would not be 0
+            self.launch(i, step, before=before)
+        self.round += 1
+
+    def land_all(self) -> None:
+        """Wait for every bucket and bring it into the weights."""
+        for i, bucket in enumerate(self.buckets):
+            before = self.air[i].before
+            result = self.arrive(i)
+            if before is not None:
+                result = landed(bucket.now(), result, before)
+            if result is not bucket.flat:
+                bucket.flat.copy_(result)
+            bucket.store("data")
+
+    def arrived(self) -> bool:
+        """Whether every flight in the air is done."""
+        return all(trip.flight.done() for trip in self.air.values())
+
+
+@torch.no_grad()
+def landed(x: Tensor, result: Tensor, before: Tensor) -> Tensor:
+    """The result where `x` has not moved since `before`, else x + (result − before): what moved it meanwhile is kept.
+
+    Decided value by value on the device: a version counter would not see writes through `p.data`.
+    """
+    return torch.where(x == before, result, x + (result - before))
+
+
+def buckets_of(cut: Sequence[Sequence[nn.Parameter]], rule: Rule, comm: Comm) -> list[Bucket]:
+    """The buckets of a rule, padded as its stage likes them."""
+    return [Bucket(params, rule.stage.multiple_of(comm)) for params in cut]

@@ -1,0 +1,75 @@
+"""Weights: flights launched and landed at the boundaries of optimizer steps."""
+
+from collections.abc import Sequence
+
+import torch
+from torch.optim import Optimizer
+
+from .clock import Clock
+from .freerunning import FreeRunner
+from .routes import WeightRoute
+
+
+class Steps:
+    """Where training is between two optimizer steps.
+
+    A step begins before the first of the optimizers steps, and ends when the last of them has.
+    """
+
+    def __init__(
+        self,
+        routes: Sequence[WeightRoute],
+        runners: Sequence[FreeRunner],
+        optimizers: Sequence[Optimizer],
+        clock: Clock,
+    ) -> None:
+        self.routes, self.runners, self.optimizers, self.clock = routes, runners, optimizers, clock
+        self.begun = False
+        self.stepped: set[int] = set()
+        self.due: dict[WeightRoute, int] = {}  # delayed flights, and the step at whose end they land
+
+    @torch.no_grad()
+    def before(self, optimizer: Optimizer) -> None:
+        """An optimizer is about to step."""
+        if not self.begun:
+            self.begun = True
+            for route in self.routes:
+                if route.rule.window == "between_steps" and route.air:
+                    route.land_all()
+
+    @torch.no_grad()
+    def after(self, optimizer: Optimizer) -> bool:
+        """An optimizer has stepped; returns whether the step has ended."""
+        self.stepped.add(id(optimizer))
+        if len(self.stepped) < len(self.optimizers):
+            return False
+        self.begun = False
+        self.stepped.clear()
+        self.end()
+        return True
+
+    def end(self) -> None:
+        """The last optimizer has stepped: land what is due, exchange, and launch what flies on."""
+        step = self.clock.step
+        for route in self.routes:
+            if self.due.get(route) == step:
+                del self.due[route]
+                route.land_all()
+        for route in self.routes:
+            if route.rule.window == "after_step" and route.rule.exchanges(step):
+                route.launch_all(step, keep=route.rule.delay > 0)
+                if route.rule.delay == 0:
+                    route.land_all()
+                else:
+                    self.due[route] = step + route.rule.delay
+        self.clock.step = step + 1
+        self.launch_between()
+        for runner in self.runners:
+            runner.step_ended(self.clock.step)
+
+    @torch.no_grad()
+    def launch_between(self) -> None:
+        """Launch the exchanges that land when the next step begins."""
+        for route in self.routes:
+            if route.rule.window == "between_steps" and route.rule.exchanges(self.clock.step):
+                route.launch_all(self.clock.step, keep=True)

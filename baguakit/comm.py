@@ -1,0 +1,329 @@
+"""A process group at a round: the only door to `torch.distributed`.
+
+Every message of the package leaves through the methods of `Comm`, so that byte counts, group creation and the names
+that torch gives its collectives are each written once. With one rank nothing is sent.
+"""
+
+import hashlib
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.distributed_c10d import PrefixStore
+
+# torch 2.13 renamed these two and warns of the old names; older versions know only the old ones.
+_all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+_reduce_scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
+
+INTER, INTRA = "inter", "intra"
+
+
+@dataclass(frozen=True, eq=False)
+class Comm:
+    """A group of ranks, the nodes it spans, and the round and step at which it is used.
+
+    Args:
+        group: the process group; None means the default group, or the ranks of `mesh`.
+        mesh: a `DeviceMesh` with the dimensions ("inter", "intra"): nodes, and ranks within a node. With a mesh,
+            `comm.intra` and `comm.inter` are the groups that `Hierarchical` works in. A mesh that covers fewer ranks
+            than the default group makes a new group: then all its members must make this `Comm` together.
+
+    Raises:
+        RuntimeError: torch.distributed is not initialised.
+        ValueError: the mesh lacks the two dimensions, or covers other ranks than the group.
+    """
+
+    group: Any = None
+    mesh: DeviceMesh | None = None
+    _parts: "tuple[Any, Any] | None" = field(default=None, repr=False)  # the intra and inter groups
+    _round: int | None = field(default=None, repr=False)
+    _step: int | None = field(default=None, repr=False)
+    _bucket: int = field(default=0, repr=False)
+    _sent: "dict[str, float] | None" = field(default=None, repr=False)  # bytes by part, counted for a report
+    _part: str = field(default="flat", repr=False)
+
+    def __post_init__(self) -> None:
+        if not dist.is_initialized():
+            raise RuntimeError("torch.distributed is not initialised: call init_process_group first (one rank will do)")
+        if self.mesh is not None and self._parts is None:
+            _check_mesh(self.mesh, self.group)
+            object.__setattr__(self, "_parts", (self.mesh.get_group(INTRA), self.mesh.get_group(INTER)))
+        if self.group is None:
+            object.__setattr__(self, "group", _flat_group(self.mesh))
+
+    # Who and when
+
+    @property
+    def rank(self) -> int:
+        """This process's rank in the group."""
+        return int(self.group.rank())
+
+    @property
+    def size(self) -> int:
+        """The number of ranks in the group."""
+        return int(self.group.size())
+
+    @property
+    def round(self) -> int:
+        """The ordinal of this flight in its rule: 0, 1, 2 …, equal on all ranks."""
+        if self._round is None:
+            raise ValueError("this Comm stands at no round; give it one with comm.at(round)")
+        return self._round
+
+    @property
+    def step(self) -> int:
+        """The number of optimizer steps made before this flight; a free-running rule has none."""
+        if self._step is None:
+            raise ValueError(
+                "this Comm stands at no step: give it one with comm.at(round, step); a free-running rule has no step"
+            )
+        return self._step
+
+    def at(self, round: int, step: int | None = None) -> "Comm":
+        """The same group at another round (and step)."""
+        return replace(self, _round=round, _step=step)
+
+    def stand(self, round: int, step: int | None, bucket: int, sent: "dict[str, float]") -> "Comm":
+        """The same group for one flight: its round, step and bucket, counting the bytes it sends into `sent`."""
+        return replace(self, _round=round, _step=step, _bucket=bucket, _sent=sent)
+
+    def key(self, salt: int = 0, shared: bool = False) -> int:
+        """A random key for this round, bucket and rank (without the rank if `shared`), in [0, 2**31)."""
+        text = f"{salt}/{self._round or 0}/{self._bucket}/{'' if shared else self.rank}"
+        return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=4).digest(), "little") >> 1
+
+    @property
+    def intra(self) -> "Comm":
+        """The ranks of this node."""
+        return replace(self, group=self._part_groups()[0], mesh=None, _parts=None, _part=INTRA)
+
+    @property
+    def inter(self) -> "Comm":
+        """The ranks with this one's place in the other nodes."""
+        return replace(self, group=self._part_groups()[1], mesh=None, _parts=None, _part=INTER)
+
+    @property
+    def hierarchical(self) -> bool:
+        """Whether this group knows its nodes."""
+        return self._parts is not None
+
+    def _part_groups(self) -> "tuple[Any, Any]":
+        if self._parts is None:
+            raise ValueError(
+                "this Comm knows no nodes; make it with "
+                'Comm(mesh=init_device_mesh(…, mesh_dim_names=("inter", "intra")))'
+            )
+        return self._parts
+
+    # Collectives on flat tensors. Each is called by all ranks of the group, in the same order.
+
+    def all_reduce(self, x: Tensor, op: Any = dist.ReduceOp.SUM) -> Tensor:
+        """Sum `x` over the ranks, in place."""
+        if self.size > 1:
+            self._count(2 * (self.size - 1) / self.size * x.nbytes)
+            dist.all_reduce(x, op, group=self.group)
+        return x
+
+    def all_reduce_later(self, x: Tensor, op: Any = dist.ReduceOp.SUM) -> Any:
+        """Begin `all_reduce`; the work returned is waited for by `.wait()`. None with one rank."""
+        if self.size == 1:
+            return None
+        self._count(2 * (self.size - 1) / self.size * x.nbytes)
+        return dist.all_reduce(x, op, group=self.group, async_op=True)
+
+    def reduce_scatter(self, x: Tensor) -> Tensor:
+        """This rank's shard of the sum of `x` (size · k,) over the ranks: (k,)."""
+        if self.size == 1:
+            return x
+        out = x.new_empty(x.numel() // self.size)
+        self._count((self.size - 1) * out.nbytes)
+        _reduce_scatter(out, x, group=self.group)
+        return out
+
+    def all_gather(self, x: Tensor) -> Tensor:
+        """The tensors `x` (k, …) of all ranks, one after another: (size · k, …)."""
+        if self.size == 1:
+            return x
+        out = x.new_empty(self.size * x.shape[0], *x.shape[1:])
+        self._count((self.size - 1) * x.nbytes)
+        _all_gather(out, x, group=self.group)
+        return out
+
+    def all_gather_later(self, out: Tensor, x: Tensor) -> Any:
+        """Begin to gather `x` (k, …) of all ranks into `out` (size · k, …); `.wait()` for it."""
+        self._count((self.size - 1) * x.nbytes)
+        return _all_gather(out, x, group=self.group, async_op=True)
+
+    def all_to_all_later(self, out: Tensor, rows: Tensor) -> Any:
+        """Begin to send row r of `rows` (size, k) to rank r, and to receive as many into `out`; `.wait()` for it."""
+        self._count((self.size - 1) * rows[0].nbytes)
+        return dist.all_to_all_single(out, rows, group=self.group, async_op=True)
+
+    def broadcast(self, x: Tensor, source: int = 0) -> Tensor:
+        """Overwrite `x` with that of rank `source`."""
+        if self.size > 1:
+            dist.broadcast(x, group=self.group, group_src=source)
+        return x
+
+    def gather_objects(self, value: Any) -> list[Any]:
+        """The picklable `value` of every rank."""
+        values = [value] * self.size
+        if self.size > 1:
+            dist.all_gather_object(values, value, group=self.group)
+        return values
+
+    # Messages between two ranks
+
+    def receive_later(self, x: Tensor, peer: int, tag: int = 0) -> Any:
+        """Begin to receive `x` from `peer`; `.wait()` for it."""
+        return dist.irecv(x, group=self.group, group_src=peer, tag=tag)
+
+    def send_later(self, x: Tensor, peer: int, tag: int = 0) -> Any:
+        """Begin to send `x` to `peer`; `.wait()` before overwriting it."""
+        self._count(x.nbytes)
+        return dist.isend(x, group=self.group, group_dst=peer, tag=tag)
+
+    def exchange(self, x: Tensor, sources: Iterable[int], targets: Iterable[int]) -> dict[int, Tensor]:
+        """Send `x` to every target; return what each source sent, in the order of `sources`."""
+        received = {peer: torch.empty_like(x) for peer in sources}
+        targets = list(targets)
+        if x.is_cuda:  # NCCL pairs sends with receives only within one call of the whole group
+            self._count(len(targets) * x.nbytes)
+            return self._exchange_together(x, received, targets)
+        # Every receive is posted before any send: a peer that sends first and finds no receiver stalls the connection.
+        works = [self.receive_later(buffer, peer) for peer, buffer in received.items()]
+        works += [self.send_later(x, peer) for peer in rotated(targets, self.rank)]
+        for work in works:
+            work.wait()
+        return received
+
+    def _exchange_together(self, x: Tensor, received: dict[int, Tensor], targets: Sequence[int]) -> dict[int, Tensor]:
+        if not received and not targets:
+            return received
+        self.group._start_coalescing(x.device)
+        for peer in targets:
+            self.group.send([x], peer, 0)
+        for peer, buffer in received.items():
+            self.group.recv([buffer], peer, 0)
+        self.group._end_coalescing(x.device).wait()
+        return received
+
+    # Groups of one's own
+
+    def own(self, name: str, timeout: timedelta, device: torch.device) -> "Comm":
+        """The same ranks in new process groups, that nothing else uses; `close()` them. All members call it.
+
+        The new groups are warmed by a one-element all-reduce: NCCL wants every rank in the first call of a group.
+        """
+        store = self.group.get_group_store()
+        group, parts = own_group(self.group, store, f"{name}/flat", timeout, device), None
+        if self._parts is not None:
+            intra, inter = self._parts
+            parts = (
+                own_group(intra, store, f"{name}/intra{inter.rank()}", timeout, device),
+                own_group(inter, store, f"{name}/inter{intra.rank()}", timeout, device),
+            )
+        comm = replace(self, group=group, _parts=parts)
+        for each in comm.groups():
+            if each.size() > 1:
+                dist.all_reduce(torch.zeros(1, device=device), group=each)
+        return comm
+
+    def groups(self) -> list[Any]:
+        """The process groups of this Comm: flat, then intra and inter where there are nodes."""
+        return [self.group, *(self._parts or ())]
+
+    def close(self) -> None:
+        """Shut the groups that `own` made."""
+        for group in self.groups():
+            group.shutdown()
+
+    def abort(self) -> None:
+        """Give up whatever is under way in the groups that `own` made; never waits."""
+        for group in self.groups():
+            group.abort()
+
+    def _count(self, nbytes: float) -> None:
+        if self._sent is not None:
+            self._sent[self._part] = self._sent.get(self._part, 0) + nbytes
+
+
+def rotated(peers: Iterable[int], rank: int) -> list[int]:
+    """`peers` in order from `rank` on, so that ranks that send at once do not all send to the same one."""
+    peers = sorted(peers)
+    return [p for p in peers if p > rank] + [p for p in peers if p <= rank]
+
+
+def check_device(group: Any, device: torch.device) -> None:
+    """Raise unless the group moves tensors of `device` in a way that this package knows."""
+    wanted = {"cpu": "gloo", "cuda": "nccl"}.get(device.type)
+    if wanted is None:
+        raise ValueError(f"baguakit trains on CPU (gloo) and CUDA (NCCL); these parameters are on {device}")
+    try:
+        found = str(group._get_backend(torch.device(device.type)).name()).lower()
+    except RuntimeError:
+        found = "nothing"
+    if found != wanted:
+        raise ValueError(
+            f"tensors on {device} travel by {wanted} and this group has {found} for them; "
+            "init_process_group('cpu:gloo,cuda:nccl') has both"
+        )
+
+
+def store_of(group: Any, name: str) -> Any:
+    """A part, named by its users, of the key-value store through which the ranks of a group found each other.
+
+    It has a connection of its own where the store can be cloned, so that its calls never wait behind somebody else's.
+    """
+    store = group.get_group_store()
+    return PrefixStore(f"baguakit/{name}", store.clone() if hasattr(store, "clone") else store)
+
+
+def own_group(like: Any, store: Any, name: str, timeout: timedelta, device: torch.device) -> Any:
+    """A new process group of the ranks of `like`, made by its members only, under a name that they agree on.
+
+    `dist.new_group` is not used: a sub-group made by its members shifts torch's group counter for the whole job, and
+    with `use_local_synchronization` a group made, destroyed and made again finds the first one's addresses in the
+    store and hangs. Here the store's prefix is the agreed, unique name, and nothing global is touched.
+    """
+    store, rank, size = PrefixStore(f"baguakit/{name}", store), like.rank(), like.size()
+    backend: Any
+    if device.type == "cuda":
+        options = dist.ProcessGroupNCCL.Options()
+        options._timeout = timeout
+        backend, kind = dist.ProcessGroupNCCL(store, rank, size, options), dist.ProcessGroup.BackendType.NCCL
+    else:
+        backend, kind = dist.ProcessGroupGloo(store, rank, size, timeout), dist.ProcessGroup.BackendType.GLOO
+    backend._set_sequence_number_for_group()
+    group = dist.ProcessGroup(store, rank, size)
+    group._set_default_backend(kind)
+    group._register_backend(torch.device(device.type), kind, backend)
+    return group
+
+
+def _check_mesh(mesh: DeviceMesh, group: Any) -> None:
+    names = mesh.mesh_dim_names or ()
+    if set(names) != {INTER, INTRA}:
+        raise ValueError(
+            'a mesh for Comm has the dimensions ("inter", "intra"), nodes and ranks within a node; '
+            f"this one has {tuple(names)}"
+        )
+    if group is not None:
+        ranks = sorted(dist.get_process_group_ranks(group))
+        if ranks != sorted(mesh.mesh.flatten().tolist()):
+            raise ValueError(
+                f"the mesh covers the ranks {sorted(mesh.mesh.flatten().tolist())} and the group {ranks}; "
+                "they must be the same"
+            )
+
+
+def _flat_group(mesh: DeviceMesh | None) -> Any:
+    world = dist.group.WORLD
+    if mesh is None or mesh.size() == dist.get_world_size():
+        return world
+    return dist.new_group(mesh.mesh.flatten().tolist(), use_local_synchronization=True)

@@ -1,0 +1,1 @@
+"""Formats and fused updates: each file states its PyTorch definition, and its Triton kernels equal that definition."""

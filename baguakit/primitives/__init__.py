@@ -1,0 +1,12 @@
+"""Communication primitives: functions on one tensor, or a list of tensors, over one group of ranks.
+
+Each is usable alone, in any training loop, on gradients, weights or anything else that is floating. A trailing `_`
+means that the tensors given are overwritten. All ranks of the group call the same primitives in the same order.
+"""
+
+from .compressed import compressed_mean_
+from .flights import launch
+from .means import mean_
+from .neighbors import neighbor_mean_
+
+__all__ = ["compressed_mean_", "launch", "mean_", "neighbor_mean_"]

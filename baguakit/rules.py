@@ -1,0 +1,185 @@
+"""Rules: a stage in a window of the training step.
+
+              forward               backward                  optimizer.step
+       ├────────────────────┼─────────────────────────────┤├──────────────────┤
+    during_backward          b1───────▶ b2──────▶ b3─▶ land                        gradients, bucket by bucket
+    between_steps   ◀── launched when the last step ended … lands when the next begins      weights: x ← W x − γ g(x)
+    after_step                                                    launch+land      weights: x ← W (x − γ g(x))
+    after_step(delay=d)                                           launch ──▶ … d steps … ──▶ land
+    free_running                                                  launch ──▶ … when all have come … ──▶ land, again
+
+Steps are counted from 0, in optimizer steps since the attachment was made. A rule acts in the steps s with
+start ≤ s < stop; one with `every=k` exchanges in every k-th of them, the first time in step start + k − 1.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+from torch import nn
+
+from .stages import Hierarchical, Stage, check_stage
+
+Where = Callable[[str, nn.Parameter], bool]
+Window = Literal["during_backward", "between_steps", "after_step", "free_running"]
+
+
+@dataclass(frozen=True)
+class Rule:
+    """A stage, the window in which it flies, and the steps and parameters that it acts on.
+
+    Made by `during_backward`, `between_steps`, `after_step` and `free_running`.
+    """
+
+    window: Window
+    stage: Stage
+    every: int = 1
+    delay: int = 0
+    interval: float = 0.0
+    start: int = 0
+    stop: int | None = None
+    where: Where | None = None
+
+    def __post_init__(self) -> None:
+        check_stage(self.window, self.stage)
+        whole("every", self.every, 1)
+        whole("delay", self.delay, 0)
+        whole("start", self.start, 0)
+        if self.stop is not None:
+            whole("stop", self.stop, 0)
+            if self.stop <= self.start:
+                raise ValueError(
+                    f"a rule with start={self.start} and stop={self.stop} never acts; stop must be greater than start"
+                )
+        if self.delay > self.every:
+            raise ValueError(
+                f"delay={self.delay} would launch again before it has landed; it can be at most every={self.every}"
+            )
+        if not self.interval >= 0:
+            raise ValueError(f"interval is a time in seconds, 0 or more, not {self.interval!r}")
+        if self.where is not None and not callable(self.where):
+            raise TypeError(f"where= is a function (name, parameter) -> bool, not {self.where!r}")
+
+    @property
+    def what(self) -> Literal["grad", "data"]:
+        """Whether the rule acts on gradients or on weights."""
+        return "grad" if self.window == "during_backward" else "data"
+
+    def acts(self, step: int) -> bool:
+        """Whether the rule is in force at this step."""
+        return self.start <= step and (self.stop is None or step < self.stop)
+
+    def exchanges(self, step: int) -> bool:
+        """Whether the rule has an exchange in this step."""
+        return self.acts(step) and (step - self.start + 1) % self.every == 0
+
+    def meets(self, other: "Rule") -> bool:
+        """Whether there is a step in which both rules act."""
+        return self.acts(max(self.start, other.start)) and other.acts(max(self.start, other.start))
+
+    def __repr__(self) -> str:
+        shown = [repr(self.stage)]
+        shown += [f"every={self.every}"] * (self.every != 1) + [f"delay={self.delay}"] * (self.delay != 0)
+        shown += [f"interval={self.interval}"] * (self.interval != 0) + [f"start={self.start}"] * (self.start != 0)
+        shown += [f"stop={self.stop}"] * (self.stop is not None) + ["where=…"] * (self.where is not None)
+        return f"{self.window}({', '.join(shown)})"
+
+
+Algorithm = Rule | tuple[Rule, ...]
+
+
+def during_backward(stage: Stage, *, start: int = 0, stop: int | None = None, where: Where | None = None) -> Rule:
+    """On gradients: launched bucket by bucket as backward makes them, landed when backward ends.
+
+    Args:
+        stage: what happens to the gradients.
+        start, stop: the optimizer steps in which the rule acts, start included and stop not.
+        where: `where(name, parameter)` says whether a parameter takes part; None means all.
+    """
+    return Rule("during_backward", stage, start=start, stop=stop, where=where)
+
+
+def between_steps(
+    stage: Stage, *, every: int = 1, start: int = 0, stop: int | None = None, where: Where | None = None
+) -> Rule:
+    """On weights: launched when one optimizer step ends, landed when the next begins; overlaps everything between.
+
+    Adapt while communicating (AWC):  x ← W x − γ g(x), the gradient being that at the x before the exchange.
+
+    Args:
+        stage: what happens to the weights.
+        every: exchange only in every so many steps.
+        start, stop, where: as in `during_backward`.
+    """
+    return Rule("between_steps", stage, every=every, start=start, stop=stop, where=where)
+
+
+def after_step(
+    stage: Stage,
+    *,
+    every: int = 1,
+    delay: int = 0,
+    start: int = 0,
+    stop: int | None = None,
+    where: Where | None = None,
+) -> Rule:
+    """On weights, once the optimizer has moved them:  x ← W (x − γ g(x)).
+
+    Args:
+        stage: what happens to the weights.
+        every: only after every so many steps (local SGD, DiLoCo).
+        delay: let the result land this many steps later, and train on meanwhile:  x ← x + (result − x at launch).
+        start, stop, where: as in `during_backward`.
+    """
+    return Rule("after_step", stage, every=every, delay=delay, start=start, stop=stop, where=where)
+
+
+def free_running(
+    stage: Stage, *, interval: float = 0.0, start: int = 0, stop: int | None = None, where: Where | None = None
+) -> Rule:
+    """On weights, as often as the network allows; training never waits:  x ← x + (result − x at launch).
+
+    All buckets fly together. Ranks agree on each flight on the host, in passing, at the ends of their steps; one that
+    has finished answers with weight 0 until all have. The stage must be an average that all ranks end with alike.
+
+    Args:
+        stage: what happens to the weights: `Mean()`, `CompressedMean()`, or one of them in `Hierarchical`.
+        interval: seconds to let pass between a landing and the next flight.
+        start, stop, where: as in `during_backward`.
+    """
+    check_stage("free_running", stage)
+    if not stage.agrees or stage.remembers():
+        raise ValueError(
+            "free_running takes an average that leaves all ranks alike and remembers nothing, "
+            f"such as Mean(); not {stage!r}"
+        )
+    return Rule("free_running", stage, interval=interval, start=start, stop=stop, where=where)
+
+
+def hierarchical(algorithm: Algorithm) -> Algorithm:
+    """The same algorithm, its averaging within nodes and then between them; attach it with `Comm(mesh=…)`."""
+    if isinstance(algorithm, tuple):
+        return tuple(replace(rule, stage=Hierarchical(rule.stage)) for rule in algorithm)
+    if not isinstance(algorithm, Rule):
+        raise TypeError(f"hierarchical takes an algorithm such as bytegrad(), not {algorithm!r}")
+    return replace(algorithm, stage=Hierarchical(algorithm.stage))
+
+
+def rules_of(*algorithms: Any) -> tuple[Rule, ...]:
+    """The rules of some algorithms, one after another."""
+    rules: list[Rule] = []
+    for algorithm in algorithms:
+        for rule in algorithm if isinstance(algorithm, tuple | list) else [algorithm]:
+            if not isinstance(rule, Rule):
+                raise TypeError(
+                    f"an algorithm is a rule or a tuple of rules, such as bk.algorithms.bytegrad(); not {rule!r}"
+                )
+            rules.append(rule)
+    return tuple(rules)
+
+
+def whole(name: str, value: Any, least: int) -> int:
+    """`value`, if it is a whole number of at least `least`."""
+    if not isinstance(value, int) or isinstance(value, bool) or value < least:
+        raise ValueError(f"{name} is a whole number, {least} or more, not {value!r}")
+    return value

@@ -1,0 +1,188 @@
+"""The architecture: which room may know which. Read from the source, so that nothing has to work for it to hold."""
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+PACKAGE = ROOT / "baguakit"
+FILES = sorted(PACKAGE.rglob("*.py"))
+
+FLOORS = [
+    {"kernels"},
+    {"compressors", "topology", "comm", "lanes", "buckets"},
+    {"primitives"},
+    {"stages"},
+    {"rules"},
+    {"algorithms", "attach"},
+    {"interop"},
+]
+LEVEL = {room: level for level, rooms in enumerate(FLOORS) for room in rooms}
+# Beside the floors: a wing may use them up to the algorithms, and no floor may use a wing.
+WINGS = {"optim", "data", "net", "tune"}
+ROOF = "__init__"
+# (from, to): why this import is an exception.
+NOTED: dict[tuple[str, str], str] = {}
+
+
+def room(path):
+    """The room of a file: baguakit/comm.py is comm, baguakit/kernels/minmax.py is kernels."""
+    return path.relative_to(PACKAGE).with_suffix("").parts[0]
+
+
+def imported(path):
+    """Yield (line, full name) of every module or name that a file imports, at its top or inside a function."""
+    package = ("baguakit", *path.relative_to(PACKAGE).parts[:-1])
+    for node in ast.walk(ast.parse(path.read_text(), path.name)):
+        if isinstance(node, ast.Import):
+            yield from ((node.lineno, alias.name) for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            above = package[: len(package) - node.level + 1] if node.level else ()
+            module = ".".join([*above, *([node.module] if node.module else [])])
+            yield from ((node.lineno, f"{module}.{alias.name}") for alias in node.names)
+
+
+def rooms_used(path):
+    """Yield (line, room) for what a file imports from the package; the package itself counts as the roof."""
+    for line, name in imported(path):
+        parts = name.split(".")
+        if parts[0] == "baguakit":
+            yield line, parts[1] if len(parts) > 1 and parts[1] in LEVEL.keys() | WINGS else ROOF
+
+
+def may_use(user, used):
+    if user in (ROOF, used) or (user, used) in NOTED:
+        return True
+    if used == ROOF:
+        return False
+    if user in WINGS:
+        return used in LEVEL and used not in ("attach", "interop")
+    return used in LEVEL and LEVEL[used] < LEVEL[user]
+
+
+def mentions(path, name):
+    """Lines that import the module `name`, or reach it as an attribute."""
+    lines = [line for line, full in imported(path) if full == name or full.startswith(f"{name}.")]
+    for node in ast.walk(ast.parse(path.read_text(), path.name)):
+        if isinstance(node, ast.Attribute) and ast.unparse(node) == name:
+            lines.append(node.lineno)
+    return sorted(lines)
+
+
+def where(path, line):
+    return f"{path.relative_to(ROOT)}:{line}"
+
+
+def test_every_room_has_a_floor():
+    assert {room(path) for path in FILES} <= LEVEL.keys() | WINGS | {ROOF}
+
+
+def test_imports_point_only_downwards():
+    wrong = [
+        f"{where(path, line)}: {room(path)} uses {used}"
+        for path in FILES
+        for line, used in rooms_used(path)
+        if not may_use(room(path), used)
+    ]
+    assert not wrong
+
+
+def test_only_the_door_knows_torch_distributed():
+    wrong = [
+        where(path, line)
+        for path in FILES
+        if room(path) not in ("comm", "attach", "interop")
+        for line in mentions(path, "torch.distributed")
+    ]
+    assert not wrong
+
+
+def test_only_kernels_know_triton():
+    wrong = [where(path, line) for path in FILES if room(path) != "kernels" for line in mentions(path, "triton")]
+    assert not wrong
+
+
+def test_no_room_is_called_utils():
+    assert not [str(path.relative_to(ROOT)) for path in FILES if "utils" in path.stem]
+
+
+def test_files_fit_on_three_screens():
+    lengths = {str(path.relative_to(ROOT)): len(path.read_text().splitlines()) for path in FILES}
+    assert {path: length for path, length in lengths.items() if length > 300} == {}
+
+
+def test_every_file_says_what_it_is():
+    assert not [str(path.relative_to(ROOT)) for path in FILES if not ast.get_docstring(ast.parse(path.read_text()))]
+
+
+IMPORT = """
+import sys, threading, os
+import torch, torch.distributed
+def tasks():
+    return set(os.listdir("/proc/self/task")) if os.path.isdir("/proc/self/task") else set()
+modules, threads, environment = set(sys.modules), set(threading.enumerate()), dict(os.environ)
+descriptors = set(os.listdir("/proc/self/fd")) if os.path.isdir("/proc/self/fd") else set()
+before = tasks()
+import baguakit
+print("new modules:", sorted(name for name in set(sys.modules) - modules if name.split(".")[0] == "triton"))
+print("new threads:", sorted(set(threading.enumerate()) - threads, key=str), sorted(tasks() - before))
+print("environment changed:", dict(os.environ) != environment)
+print("process group:", torch.distributed.is_initialized())
+print("CUDA:", torch.cuda.is_initialized())
+"""
+
+
+@pytest.mark.timeout(120)  # importing torch in a fresh process takes seconds on a busy machine
+def test_importing_runs_nothing():
+    result = subprocess.run(
+        [sys.executable, "-W", "error", "-c", IMPORT], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    assert (result.returncode, result.stderr) == (0, "")
+    assert result.stdout.splitlines() == [
+        "new modules: []",
+        "new threads: [] []",
+        "environment changed: False",
+        "process group: False",
+        "CUDA: False",
+    ]
+
+
+# The reader above is itself code: it must see what it is there to see.
+
+
+@pytest.mark.parametrize(
+    "user, source, seen",
+    [
+        ("comm.py", "import torch.distributed as dist", ["torch.distributed"]),
+        ("comm.py", "from torch import distributed", ["torch.distributed"]),
+        ("kernels/a.py", "from .. import comm", ["baguakit.comm"]),
+        ("kernels/a.py", "from . import b", ["baguakit.kernels.b"]),
+        ("stages.py", "from .kernels.b import c", ["baguakit.kernels.b.c"]),
+        ("stages.py", "def f():\n    from baguakit.attach import attach", ["baguakit.attach.attach"]),
+        ("stages.py", "import baguakit", ["baguakit"]),
+    ],
+)
+def test_the_reader_sees_imports(tmp_path, monkeypatch, user, source, seen):
+    monkeypatch.setattr(sys.modules[__name__], "PACKAGE", tmp_path)
+    path = tmp_path / user
+    path.parent.mkdir(exist_ok=True)
+    path.write_text(source)
+    assert [name for _, name in imported(path)] == seen
+
+
+def test_the_rule_refuses_what_it_should():
+    assert may_use("stages", "kernels") and may_use("stages", "stages") and may_use("__init__", "interop")
+    assert may_use("tune", "algorithms") and may_use("interop", "attach")
+    assert not may_use("kernels", "comm") and not may_use("comm", "buckets") and not may_use("rules", "__init__")
+    assert not may_use("attach", "optim") and not may_use("optim", "attach") and not may_use("optim", "data")
+    assert not may_use("attach", "algorithms")
+
+
+def test_the_reader_sees_attributes(tmp_path, monkeypatch):
+    monkeypatch.setattr(sys.modules[__name__], "PACKAGE", tmp_path)
+    path = tmp_path / "a.py"
+    path.write_text("import torch\n\n\ntorch.distributed.barrier()\n")
+    assert mentions(path, "torch.distributed") == [4]
