@@ -1,7 +1,7 @@
 """What an attachment has sent, and how long training stood still for it."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
@@ -9,7 +9,7 @@ from ..comm import Comm
 from .routes import Route, Track, Trip
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Row:
     """One bucket of one rule.
 
@@ -18,8 +18,6 @@ class Row:
         values, dtype: how many values it holds, padding included, and of what dtype.
         flights: how many times it has been launched.
         bytes: what this rank has sent in all of them, by part of the network ("flat", "intra", "inter").
-        seconds: in the air, the mean over the latest flights.
-        exposed: seconds for which training stood still, likewise.
     """
 
     rule: str
@@ -28,28 +26,32 @@ class Row:
     dtype: str
     flights: int
     bytes: dict[str, float]
-    seconds: float
-    exposed: float
+    _trips: tuple[Trip, ...] = field(repr=False)
+
+    @cached_property
+    def seconds(self) -> float:
+        """Seconds in the air, the mean over the latest flights; waits for them on CUDA."""
+        return sum(trip.flight.seconds()[0] for trip in self._trips) / max(1, len(self._trips))
+
+    @cached_property
+    def exposed(self) -> float:
+        """Seconds for which training stood still for a flight, likewise."""
+        return sum(trip.flight.seconds()[1] for trip in self._trips) / max(1, len(self._trips))
 
 
 @dataclass(frozen=True, eq=False)
 class Report:
-    """What an attachment has done so far. Reading `rows` waits, on CUDA, for the flights that it tells of."""
+    """What an attachment has done so far: `rows`, one for each bucket of each rule. Print it."""
 
     step: int
     ranks: int
     groups: int
-    _counts: tuple[tuple[Any, ...], ...]  # the fields of a Row but the last two, and the trips that those tell of
-
-    @cached_property
-    def rows(self) -> tuple[Row, ...]:
-        """A row for each bucket of each rule."""
-        return tuple(Row(*each[:-1], *_seconds(each[-1])) for each in self._counts)
+    rows: tuple[Row, ...]
 
     @property
     def bytes_sent(self) -> float:
         """Bytes that this rank has sent, all in all."""
-        return sum(sum(counts[5].values()) for counts in self._counts)
+        return sum(sum(row.bytes.values()) for row in self.rows)
 
     @property
     def bytes_per_step(self) -> float:
@@ -81,22 +83,16 @@ class Report:
 
 def make_report(routes: Sequence[Route], tracks: Sequence[Track], host: Any, step: int) -> Report:
     """The report of an attachment at this moment; nothing is waited for."""
-    counts = []
+    rows = []
     for route in routes:
         for i, bucket in enumerate(route.buckets):
             dtype = str(bucket.flat.dtype).removeprefix("torch.")
             flown = tuple(trip for trip in route.records[i] if trip is not route.air.get(i))
-            flights = route.launches[i]
-            counts.append((repr(route.rule), i, bucket.flat.numel(), dtype, flights, dict(route.sent[i]), flown))
+            sent = dict(route.sent[i])
+            rows.append(Row(repr(route.rule), i, bucket.flat.numel(), dtype, route.launches[i], sent, flown))
     comms: list[Comm] = [track.comm for track in tracks] + ([host] if host else [])
     size = tracks[0].comm.size
-    return Report(step, size, sum(len(c.groups()) for c in comms) if size > 1 else 0, tuple(counts))
-
-
-def _seconds(trips: Sequence[Trip]) -> tuple[float, float]:
-    both = [trip.flight.seconds() for trip in trips]
-    n = max(1, len(both))
-    return sum(flown for flown, _ in both) / n, sum(exposed for _, exposed in both) / n
+    return Report(step, size, sum(len(c.groups()) for c in comms) if size > 1 else 0, tuple(rows))
 
 
 def _size(nbytes: float) -> str:

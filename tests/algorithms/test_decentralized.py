@@ -1,0 +1,129 @@
+"""Decentralized SGD against its matrix equation, simulated in one process in fp64."""
+
+import pytest
+import torch
+from pool import ranks
+from training import simulate, train
+
+TOPOLOGIES = ["FullyConnected", "Ring", "ShiftOne", "Exponential", "OnePeerExponential", "Hypercube"]
+
+
+def fits(topology, n):
+    from baguakit import topology as known
+
+    try:
+        getattr(known, topology)().check(n)
+    except ValueError:
+        return False
+    return True
+
+
+CELLS = [(t, n) for t in TOPOLOGIES for n in (2, 3, 4) if fits(t, n)]
+
+
+def expected(topology, n, order, every, steps):
+    from baguakit import topology as known
+
+    def exchange(step, x, move):
+        if (step + 1) % every:
+            return x - move
+        w = torch.from_numpy(getattr(known, topology)().matrix(n, (step + 1) // every - 1))
+        return w @ x - move if order == "awc" else w @ (x - move)
+
+    return simulate(n, exchange, steps)
+
+
+@pytest.mark.parametrize("order", ["awc", "atc"])
+@pytest.mark.parametrize("topology, n", CELLS)
+def test_it_is_its_equation(topology, n, order):
+    for every in (1, 2, 3, 4):
+
+        def run(every=every):
+            return train(
+                lambda bk: [bk.algorithms.decentralized(getattr(bk.topology, topology)(), order=order, every=every)],
+                steps=13,
+                dtype=torch.float64,
+                bucket_bytes=300,
+            )
+
+        torch.testing.assert_close(
+            torch.stack(ranks(n, run)), expected(topology, n, order, every, 13), rtol=0, atol=1e-11
+        )
+
+
+@pytest.mark.parametrize("topology", ["OnePeerExponential", "Hypercube"])
+@pytest.mark.parametrize("n", [2, 4])
+def test_exact_mean_after_log2_n_rounds(topology, n):
+    def run():
+        import torch.distributed as dist
+
+        import baguakit as bk
+
+        x = torch.full((5,), float(dist.get_rank()), dtype=torch.float64)
+        for round in range(3, 3 + (n - 1).bit_length()):
+            bk.primitives.neighbor_mean_(x, getattr(bk.topology, topology)(), bk.Comm().at(round))
+        return x
+
+    for x in ranks(n, run):
+        torch.testing.assert_close(x, torch.full((5,), (n - 1) / 2, dtype=torch.float64), rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("order", ["awc", "atc"])
+@pytest.mark.parametrize("n", [2, 3, 4])
+def test_weights_do_not_depend_on_every(n, order):
+    """At lr = 0 the weights after m exchanges are the same bits, however many steps lie between two of them."""
+
+    def run():
+        import torch.distributed as dist
+        from torch import nn
+
+        import baguakit as bk
+
+        seen = {}
+        for topology in (t for t in TOPOLOGIES if fits(t, n)):
+            for every in (1, 2, 3, 4, 8):
+                model = nn.Linear(5, 3)
+                optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+                rule = bk.algorithms.decentralized(getattr(bk.topology, topology)(), order=order, every=every)
+                torch.manual_seed(dist.get_rank())
+                for p in model.parameters():
+                    nn.init.normal_(p)
+                with bk.attach(model, optimizer, rule, broadcast=False):
+                    for _ in range(5 * every):
+                        model(torch.ones(1, 5)).sum().backward()
+                        optimizer.step()
+                seen.setdefault(topology, []).append(torch.cat([p.detach().flatten() for p in model.parameters()]))
+        return seen
+
+    for seen in ranks(n, run):
+        for weights in seen.values():
+            assert all(torch.equal(weights[0], other) for other in weights)
+
+
+@pytest.mark.parametrize("every", [1, 3])
+def test_local_sgd_is_the_mean_after_every_few_steps(every):
+    def exchange(step, x, move):
+        x = x - move
+        return x.mean(0).expand_as(x) if (step + 1) % every == 0 else x
+
+    def run():
+        return train(lambda bk: [bk.algorithms.local_sgd(every)], steps=7, dtype=torch.float64)
+
+    torch.testing.assert_close(torch.stack(ranks(3, run)), simulate(3, exchange, 7), rtol=0, atol=1e-11)
+
+
+def test_hierarchical_gossip_averages_nodes_then_shards_between_them():
+    def exchange(step, x, move):
+        nodes = (x - move).view(2, 2, -1).mean(1)
+        return nodes.mean(0).expand_as(x) if step % 2 == 0 else (x - move).view(2, 2, -1).mean(1).mean(0).expand_as(x)
+
+    def run():
+        from torch.distributed.device_mesh import init_device_mesh
+
+        import baguakit as bk
+
+        comm = bk.Comm(mesh=init_device_mesh("cpu", (2, 2), mesh_dim_names=("inter", "intra")))
+        rule = bk.hierarchical(bk.algorithms.decentralized(order="atc"))
+        return train(lambda bk: [rule], steps=5, dtype=torch.float64, comm=comm)
+
+    torch.testing.assert_close(torch.stack(ranks(4, run)), simulate(4, exchange, 5), rtol=0, atol=1e-11)

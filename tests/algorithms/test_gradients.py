@@ -1,0 +1,204 @@
+"""Algorithms on gradients against `DistributedDataParallel`, each other, and their equations."""
+
+import pytest
+import torch
+from pool import ranks
+from training import batch, flat, loss, net, sgd, train
+
+SIZES = (2, 3, 4)
+
+
+def ddp(steps: int, **options) -> torch.Tensor:
+    """The weights that torch's own data parallelism arrives at."""
+    import torch.distributed as dist
+
+    model = net()
+    wrapped = torch.nn.parallel.DistributedDataParallel(model, **options)
+    optimizer = sgd(model.parameters())
+    loss(wrapped, dist.get_rank(), 0).backward()  # only after one backward has DDP made the buckets that it keeps
+    for step in range(steps):
+        optimizer.zero_grad()
+        loss(wrapped, dist.get_rank(), step).backward()
+        optimizer.step()
+    return flat(model)
+
+
+@pytest.mark.parametrize("n", SIZES)
+def test_gradient_allreduce_is_ddp(n):
+    ours = ranks(n, train, lambda bk: [bk.algorithms.gradient_allreduce()], 20)
+    theirs = ranks(n, ddp, 20)
+    torch.testing.assert_close(ours[0], theirs[0], rtol=0, atol=1e-6)
+    assert all(torch.equal(ours[0], other) for other in ours)
+
+
+@pytest.mark.parametrize("n", SIZES)
+def test_gradient_allreduce_is_ddp_bit_for_bit_in_equal_buckets(n):
+    # A bucket for each parameter: within a larger one the rounding of a sum depends on where a value stands.
+    ours = ranks(n, lambda: train(lambda bk: [bk.algorithms.gradient_allreduce()], 20, bucket_bytes=1))
+    theirs = ranks(n, lambda: ddp(20, bucket_cap_mb=1e-6))
+    assert all(torch.equal(a, b) for a, b in zip(ours, theirs, strict=True))
+
+
+@pytest.mark.parametrize("bucket_bytes", [1, 100, 400, 1 << 20])
+def test_the_size_of_buckets_changes_nothing_for_two_ranks(bucket_bytes):
+    def run():
+        return train(lambda bk: [bk.algorithms.gradient_allreduce()], bucket_bytes=bucket_bytes)
+
+    assert torch.equal(ranks(2, run)[0], ranks(2, train, lambda bk: [bk.algorithms.gradient_allreduce()])[0])
+
+
+@pytest.mark.parametrize("n", SIZES)
+@pytest.mark.parametrize("error_feedback", [False, True])
+def test_bytegrad_keeps_replicas_equal_and_near_the_mean(n, error_feedback):
+    ours = ranks(n, train, lambda bk: [bk.algorithms.bytegrad(error_feedback=error_feedback)], 20)
+    exact = ranks(n, train, lambda bk: [bk.algorithms.gradient_allreduce()], 20)
+    assert all(torch.equal(ours[0], other) for other in ours)
+    assert 0 < (ours[0] - exact[0]).norm() < 0.02 * exact[0].norm()
+
+
+@pytest.mark.parametrize("n", (2, 4))
+def test_error_feedback_loses_nothing_for_ever(n):
+    """Σ_t result_t = Σ_t mean(x_t) + mean(e_0) − mean(e_T), so that the mean of what is sent tends to the true mean."""
+
+    def run():
+        import torch.distributed as dist
+
+        import baguakit as bk
+
+        comm = bk.Comm()
+        x = torch.randn(n * 640, generator=torch.Generator().manual_seed(dist.get_rank()))
+        stage = bk.stages.ErrorFeedback(bk.stages.CompressedMean(bk.compressors.MinMaxUInt8(block=64)))
+        state = stage.init(bk.Bucket([x]), comm)
+        total = torch.zeros_like(x, dtype=torch.float64)
+        for round in range(50):
+            total += stage(x.clone(), state, comm.at(round))
+        mean, residual = x.double(), state["residual"].double()
+        dist.all_reduce(mean)
+        dist.all_reduce(residual)
+        once = stage.inner(x.clone(), {}, comm).double()
+        return total, 50 * mean / n - residual / n, (total / 50 - mean / n).norm(), (once - mean / n).norm()
+
+    for total, owed, after, once in ranks(n, run):
+        torch.testing.assert_close(total, owed, rtol=0, atol=2e-5)
+        assert after < once / 20
+
+
+@pytest.mark.parametrize("n", (1, 2, 3))
+@pytest.mark.parametrize("algorithm", ["gradient_allreduce", "bytegrad"])
+def test_micro_batches_are_the_hand_loop(n, algorithm):
+    """J backward passes under no_sync equal, bit for bit, the sum of J local gradients given once to the stage."""
+
+    def attached():
+        import torch.distributed as dist
+
+        import baguakit as bk
+
+        model = net()
+        optimizer = sgd(model.parameters())
+        with bk.attach(model, optimizer, getattr(bk.algorithms, algorithm)()) as att:
+            for step in range(4):
+                optimizer.zero_grad()
+                with att.no_sync():
+                    for j in range(2):
+                        loss(model, dist.get_rank(), 10 * step + j).backward()
+                loss(model, dist.get_rank(), 10 * step + 2).backward()
+                optimizer.step()
+        return flat(model)
+
+    def by_hand():
+        import torch.distributed as dist
+
+        import baguakit as bk
+
+        model, comm = net(), bk.Comm()
+        optimizer = sgd(model.parameters())
+        stage = getattr(bk.algorithms, algorithm)().stage
+        bucket = bk.Bucket(reversed(list(model.parameters())), stage.multiple_of(comm))
+        for step in range(4):
+            optimizer.zero_grad()
+            for j in range(3):
+                loss(model, dist.get_rank(), 10 * step + j).backward()
+            stage(bucket.load("grad"), stage.init(bucket, comm), comm)
+            bucket.store("grad")
+            optimizer.step()
+        return flat(model)
+
+    assert all(torch.equal(a, b) for a, b in zip(ranks(n, attached), ranks(n, by_hand), strict=True))
+
+
+def test_micro_batches_are_one_big_batch():
+    def small():
+        import torch.distributed as dist
+
+        import baguakit as bk
+
+        model = net(torch.float64)
+        optimizer = sgd(model.parameters())
+        with bk.attach(model, optimizer, bk.algorithms.gradient_allreduce()) as att:
+            for step in range(4):
+                optimizer.zero_grad()
+                x, y = batch(dist.get_rank(), step, torch.float64, rows=12)
+                with att.no_sync():
+                    (((model(x[:6]) - y[:6]).square().mean()) / 2).backward()
+                (((model(x[6:]) - y[6:]).square().mean()) / 2).backward()
+                optimizer.step()
+        return flat(model)
+
+    def big():
+        import torch.distributed as dist
+
+        import baguakit as bk
+
+        model = net(torch.float64)
+        optimizer = sgd(model.parameters())
+        with bk.attach(model, optimizer, bk.algorithms.gradient_allreduce()):
+            for step in range(4):
+                optimizer.zero_grad()
+                x, y = batch(dist.get_rank(), step, torch.float64, rows=12)
+                (model(x) - y).square().mean().backward()
+                optimizer.step()
+        return flat(model)
+
+    torch.testing.assert_close(ranks(2, small)[0], ranks(2, big)[0], rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize("algorithm", ["gradient_allreduce", "bytegrad"])
+def test_hierarchical_is_flat(algorithm):
+    def run(nodes: bool):
+        from torch.distributed.device_mesh import init_device_mesh
+
+        import baguakit as bk
+
+        comm = bk.Comm(mesh=init_device_mesh("cpu", (2, 2), mesh_dim_names=("inter", "intra"))) if nodes else None
+        chosen = getattr(bk.algorithms, algorithm)()
+        return train(lambda bk: [bk.hierarchical(chosen) if nodes else chosen], comm=comm)
+
+    nodes, flat_ = ranks(4, run, True), ranks(4, run, False)
+    assert all(torch.equal(nodes[0], other) for other in nodes)
+    atol = 1e-6 if algorithm == "gradient_allreduce" else 0.02 * float(flat_[0].norm())
+    torch.testing.assert_close(nodes[0], flat_[0], rtol=0, atol=atol)
+
+
+@pytest.mark.parametrize(
+    "algorithm",
+    [
+        lambda bk: [bk.algorithms.gradient_allreduce()],
+        lambda bk: [bk.algorithms.bytegrad(error_feedback=True)],
+        lambda bk: [bk.algorithms.decentralized()],
+        lambda bk: [bk.algorithms.decentralized(bk.topology.Ring(), order="atc", every=3)],
+        lambda bk: [bk.algorithms.local_sgd(3, start=2)],
+        lambda bk: [bk.after_step(bk.stages.Mean(), every=4, delay=2)],
+        lambda bk: [bk.free_running(bk.stages.Mean())],
+    ],
+)
+def test_one_rank_is_the_plain_optimizer(algorithm):
+    def plain():
+        model = net()
+        optimizer = sgd(model.parameters())
+        for step in range(8):
+            optimizer.zero_grad()
+            loss(model, 0, step).backward()
+            optimizer.step()
+        return flat(model)
+
+    assert torch.equal(ranks(1, train, algorithm)[0], ranks(1, plain)[0])

@@ -1,0 +1,179 @@
+"""Bad input: one sentence, on every rank, within seconds."""
+
+import time
+
+import pytest
+import torch
+from pool import ranks
+from torch import nn
+from training import net, sgd
+
+
+def refused(n, arguments, words, kind=Exception):
+    """`arguments(bk, rank)` -> (model, optimizer, rules, options) must be refused with `words` on all ranks."""
+
+    def run():
+        import torch.distributed as dist
+
+        import baguakit as bk
+
+        began = time.monotonic()
+        with pytest.raises(kind, match=words) as caught:
+            model, optimizer, rules, options = arguments(bk, dist.get_rank())
+            bk.attach(model, optimizer, *rules, **options)
+        assert bk.Comm().gather_objects(1) == [1] * n  # the group is as good as before
+        return str(caught.value), time.monotonic() - began
+
+    for said, seconds in ranks(n, run):
+        assert seconds < 5 and "\n" not in said and len(said) < 400
+
+
+def plain(*rules, optimizer=sgd, model=net, **options):
+    m = model()
+    return m, optimizer(m.parameters()) if optimizer else None, rules, options
+
+
+def integers():
+    m = net()
+    m.weight = nn.Parameter(torch.zeros(3, dtype=torch.complex64))
+    return m
+
+
+CASES = {
+    "a dtype that cannot be averaged": (2, lambda bk, r: plain(bk.algorithms.bytegrad(), model=integers), "complex64"),
+    "an odd group of pairs": (
+        3,
+        lambda bk, r: plain(bk.algorithms.decentralized(bk.topology.ShiftOne())),
+        "ShiftOne pairs ranks off and this group has 3",
+    ),
+    "different models": (
+        2,
+        lambda bk, r: plain(bk.algorithms.bytegrad(), model=lambda: nn.Linear(2 + r, 1)),
+        r"rank 0 has bucket 0: bias .*weight|rank 0 has bucket 0: weight \(1, 2\)|rank 1 has bucket 0: weight \(1, 3\)",
+    ),
+    "different rules": (
+        2,
+        lambda bk, r: plain(bk.algorithms.bytegrad(error_feedback=r == 1)),
+        r"rank 0 has rule during_backward\(CompressedMean.* rank 1 has rule during_backward\(ErrorFeedback",
+    ),
+    "different numbers of rules": (
+        2,
+        lambda bk, r: plain(*[bk.algorithms.gradient_allreduce(), bk.algorithms.local_sgd()][: 1 + r]),
+        r"rank 0 has nothing more where rank 1 has rule after_step\(Mean\(\), every=8\)",
+    ),
+    "one rank alone": (
+        3,
+        lambda bk, r: plain(bk.algorithms.bytegrad(), bucket_bytes=-1 if r == 1 else 1),
+        "bucket_bytes is a whole number, 1 or more, not -1",
+    ),
+    "no bucket": (2, lambda bk, r: plain(bk.algorithms.bytegrad(), bucket_bytes=0), "bucket_bytes .* not 0"),
+    "two rules on one parameter": (
+        2,
+        lambda bk, r: plain(bk.algorithms.bytegrad(), bk.algorithms.gradient_allreduce()),
+        "both act on .* in the same window",
+    ),
+    "a free-running rule with another": (
+        2,
+        lambda bk, r: plain(bk.free_running(bk.stages.Mean()), bk.during_backward(bk.stages.Mean(), stop=3)),
+        "shares none",
+    ),
+    "no rule": (2, lambda bk, r: plain(), "at least one algorithm"),
+    "not a rule": (2, lambda bk, r: plain(bk.stages.Mean()), r"an algorithm is a rule .* not Mean\(\)"),
+    "no parameter": (2, lambda bk, r: plain(bk.algorithms.bytegrad(), model=lambda: nn.Linear(1, 1).requires_grad_(False), optimizer=None), "no trainable parameter"),
+    "an empty choice": (
+        2,
+        lambda bk, r: plain(bk.during_backward(bk.stages.Mean(), where=lambda name, p: False)),
+        "selects none of the 6",
+    ),
+    "weights without an optimizer": (
+        2,
+        lambda bk, r: plain(bk.algorithms.local_sgd(), optimizer=None),
+        "give attach the optimizer",
+    ),
+    "no optimizer at all": (2, lambda bk, r: (net(), 3.0, [bk.algorithms.bytegrad()], {}), "not iterable|Optimizer"),
+    "LBFGS": (2, lambda bk, r: plain(bk.algorithms.bytegrad(), optimizer=torch.optim.LBFGS), "LBFGS evaluates"),
+    "nodes that are not known": (
+        2,
+        lambda bk, r: plain(bk.hierarchical(bk.algorithms.bytegrad())),
+        "must know the nodes",
+    ),
+    "a group in place of a Comm": (2, lambda bk, r: plain(bk.algorithms.bytegrad(), comm=torch.distributed.group.WORLD), "bk.Comm"),
+    "no time": (2, lambda bk, r: plain(bk.algorithms.bytegrad(), timeout=0), "timeout"),
+    "another device": (2, lambda bk, r: plain(bk.algorithms.bytegrad(), model=lambda: net().to("meta")), "meta"),
+    "a plain GradScaler with gossip": (
+        2,
+        lambda bk, r: plain(bk.algorithms.decentralized(), scaler=torch.amp.GradScaler("cpu")),
+        "ShardedGradScaler",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_bad_input_is_refused_on_every_rank(case):
+    refused(*CASES[case])
+
+
+def test_a_rank_that_raises_is_named_on_the_others():
+    def run():
+        import torch.distributed as dist
+
+        import baguakit as bk
+
+        m = nn.Linear(2, 2) if dist.get_rank() != 1 else nn.Linear(2, 2).requires_grad_(False)
+        with pytest.raises(ValueError) as caught:
+            bk.attach(m, None, bk.algorithms.bytegrad())
+        return str(caught.value)
+
+    said = ranks(3, run)
+    assert "no trainable parameter" in said[1]
+    assert said[0] == said[2] and said[0].startswith("rank 1 could not attach: ValueError: the model has no trainable")
+
+
+@pytest.mark.parametrize(
+    "declare, words",
+    [
+        (lambda bk: bk.stages.ErrorFeedback(bk.stages.Mean()), r"Mean\(\) loses nothing"),
+        (
+            lambda bk: bk.stages.ErrorFeedback(bk.stages.Hierarchical(bk.stages.CompressedMean())),
+            r"say Hierarchical\(ErrorFeedback\(CompressedMean\(MinMaxUInt8\(\)\)\)\)",
+        ),
+        (lambda bk: bk.stages.CompressedMean(8), "takes a compressor"),
+        (lambda bk: bk.stages.NeighborMean("ring"), "takes a topology"),
+        (lambda bk: bk.stages.Hierarchical(bk.algorithms.bytegrad()), "takes a stage"),
+        (lambda bk: bk.after_step(bk.stages.Mean(), every=0), "every is a whole number, 1 or more, not 0"),
+        (lambda bk: bk.after_step(bk.stages.Mean(), every=2, delay=3), "delay=3"),
+        (lambda bk: bk.during_backward(bk.stages.Mean(), start=4, stop=4), "never acts"),
+        (lambda bk: bk.during_backward(bk.stages.Mean(), where="weight"), "where= is a function"),
+        (lambda bk: bk.free_running(bk.stages.NeighborMean(bk.topology.Ring())), "leaves all ranks alike"),
+        (lambda bk: bk.algorithms.decentralized(order="cta"), '"awc"'),
+        (lambda bk: bk.hierarchical(bk.stages.Mean()), "takes an algorithm"),
+        (lambda bk: bk.Bucket([]), "at least one"),
+        (lambda bk: bk.Bucket([torch.zeros(2), torch.zeros(2, dtype=torch.float64)]), "one dtype"),
+        (lambda bk: bk.Bucket([torch.zeros(2, dtype=torch.int64)]), "int64 cannot be averaged"),
+    ],
+)
+def test_nonsense_is_refused_where_it_is_declared(declare, words):
+    import baguakit as bk
+
+    with pytest.raises((ValueError, TypeError), match=words):
+        declare(bk)
+
+
+def test_without_a_process_group():
+    import baguakit as bk
+
+    with pytest.raises(RuntimeError, match="call init_process_group"):
+        bk.Comm()
+
+
+def test_algorithms_print_as_the_expressions_they_are():
+    import baguakit as bk
+
+    assert repr(bk.algorithms.bytegrad()) == "during_backward(CompressedMean(MinMaxUInt8()))"
+    assert repr(bk.hierarchical(bk.algorithms.bytegrad(bk.compressors.MinMaxUInt8(block=64), error_feedback=True))) == (
+        "during_backward(Hierarchical(ErrorFeedback(CompressedMean(MinMaxUInt8(block=64)))))"
+    )
+    assert repr(bk.algorithms.decentralized()) == "between_steps(NeighborMean(OnePeerExponential()))"
+    assert repr(bk.algorithms.local_sgd(4, start=2)) == (
+        "(during_backward(Mean(), stop=2), after_step(Mean(), every=4, start=2))"
+    )

@@ -1,0 +1,74 @@
+"""A toy problem that every rank can learn, and the loops that train it."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+
+def net(dtype: torch.dtype = torch.float32, bias: bool = True) -> nn.Module:
+    """The same small network on every rank."""
+    torch.manual_seed(0)
+    layers = [nn.Linear(6, 10, bias=bias), nn.Tanh(), nn.Linear(10, 7, bias=bias), nn.Tanh(), nn.Linear(7, 1, bias=bias)]
+    return nn.Sequential(*layers).to(dtype)
+
+
+def batch(rank: int, step: int, dtype: torch.dtype = torch.float32, rows: int = 8) -> tuple[Tensor, Tensor]:
+    """The data of a rank at a step: each rank has its own."""
+    draw = torch.Generator().manual_seed(1000 * step + rank)
+    x = torch.randn(rows, 6, generator=draw, dtype=torch.float64)
+    return x.to(dtype), (x[:, :3].sum(1, keepdim=True) + rank).to(dtype)
+
+
+def loss(model: nn.Module, rank: int, step: int) -> Tensor:
+    x, y = batch(rank, step, next(model.parameters()).dtype)
+    return (model(x) - y).square().mean()
+
+
+def flat(model: nn.Module) -> Tensor:
+    """All weights as one tensor."""
+    return torch.cat([p.detach().flatten() for p in model.parameters()]).clone()
+
+
+def sgd(params: Any, lr: float = 0.05) -> torch.optim.Optimizer:
+    return torch.optim.SGD(params, lr=lr, momentum=0.9)
+
+
+def train(
+    algorithms: Callable[[Any], Sequence[Any]],
+    steps: int = 8,
+    dtype: torch.dtype = torch.float32,
+    optimizer: Callable[[Any], torch.optim.Optimizer] = sgd,
+    bias: bool = True,
+    **options: Any,
+) -> Tensor:
+    """Train on this rank with what `algorithms(baguakit)` returns, and return the weights."""
+    import torch.distributed as dist
+
+    import baguakit as bk
+
+    model = net(dtype, bias)
+    opt = optimizer(model.parameters())
+    with bk.attach(model, opt, *algorithms(bk), **options):
+        for step in range(steps):
+            opt.zero_grad()
+            loss(model, dist.get_rank(), step).backward()
+            opt.step()
+    return flat(model)
+
+
+def simulate(n: int, exchange: Callable[[int, Tensor, Tensor], Tensor], steps: int, momentum: float = 0.9) -> Tensor:
+    """n ranks in one process and in fp64:  X ← exchange(step, X, γ d), rows being ranks, d the direction of SGD."""
+    models = [net(torch.float64) for _ in range(n)]
+    x = torch.stack([flat(model) for model in models])
+    d = torch.zeros_like(x)
+    for step in range(steps):
+        for rank, model in enumerate(models):
+            nn.utils.vector_to_parameters(x[rank].clone(), model.parameters())
+            model.zero_grad()
+            loss(model, rank, step).backward()
+        g = torch.stack([torch.cat([p.grad.flatten() for p in model.parameters()]) for model in models])
+        d = momentum * d + g
+        x = exchange(step, x, 0.05 * d)
+    return x
