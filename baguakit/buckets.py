@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 from typing import Literal
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 What = Literal["grad", "data"]
 
@@ -145,12 +145,12 @@ def dense(grad: Tensor) -> Tensor:
     return grad.detach()
 
 
-def split(params: Sequence[nn.Parameter], bucket_bytes: int) -> list[list[nn.Parameter]]:
+def split(params: Sequence[Tensor], bucket_bytes: int) -> list[list[Tensor]]:
     """Parameters in groups of about `bucket_bytes`, in the order in which backward reaches them.
 
     Each group has one dtype and device. A parameter larger than `bucket_bytes` has a group to itself.
     """
-    groups: list[list[nn.Parameter]] = []
+    groups: list[list[Tensor]] = []
     kinds: dict[tuple[torch.dtype, torch.device], int] = {}
     room: dict[int, int] = {}
     for p in reversed(params):

@@ -219,7 +219,9 @@ class Comm:
         """The same ranks in new process groups, that nothing else uses; `close()` them. All members call it.
 
         The new groups are warmed by a one-element all-reduce: NCCL wants every rank in the first call of a group.
+        Their own time limit is longer than `timeout`: who watches over their use should speak first.
         """
+        timeout = timeout * 1.25 + timedelta(seconds=2)
         store = self.group.get_group_store()
         group, parts = own_group(self.group, store, f"{name}/flat", timeout, device), None
         if self._parts is not None:

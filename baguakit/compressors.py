@@ -12,7 +12,7 @@ from torch import Tensor
 from .kernels import minmax_uint8
 
 FLOATS = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
-PROBE = 1 << 16  # values enough to reach every path of a kernel
+PROBE = 1 << 16  # values of a row, and five rows: enough for every compiled path
 
 
 class Compressor:
@@ -52,12 +52,12 @@ class Compressor:
 
     def warm_up(self, device: torch.device | str, dtype: torch.dtype = torch.float32) -> None:
         """Compile now what the first step would otherwise compile, for values of `dtype` on `device`."""
-        x = torch.zeros(2, PROBE, dtype=dtype, device=device)
+        x = torch.zeros(5, PROBE, dtype=dtype, device=device)
         residual = torch.zeros_like(x, dtype=torch.float32)
         packed = self.compress(x, residual)
         self.compress(x[:1])
         self.decompress(packed, PROBE, dtype, out=x)
-        self.add_(x[0], packed, [0.5, 0.5])
+        self.add_(x[0], packed, [0.2] * 5)
         self.reduce(packed, PROBE, residual[0])
 
     def __repr__(self) -> str:

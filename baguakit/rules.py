@@ -16,11 +16,11 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
-from torch import nn
+from torch import Tensor
 
 from .stages import Hierarchical, Stage, check_stage
 
-Where = Callable[[str, nn.Parameter], bool]
+Where = Callable[[str, Tensor], bool]
 Window = Literal["during_backward", "between_steps", "after_step", "free_running"]
 
 

@@ -37,6 +37,7 @@ class Stage:
             made anew when the buckets or the ranks change.
         follows: the entries of the state that are copies of the weights, and so follow an outside load of the model.
         needs_shapes: it works on the parameters' shapes, and cannot be given a shard.
+        shards: what it gives to the stages that it holds are shards of the bucket.
     """
 
     lossy: ClassVar[bool] = False
@@ -44,6 +45,7 @@ class Stage:
     elementwise: ClassVar[Mapping[str, Carry]] = {}
     follows: ClassVar[tuple[str, ...]] = ()
     needs_shapes: ClassVar[bool] = False
+    shards: ClassVar[bool] = False
 
     def check(self, comm: Comm) -> None:
         """Raise a ValueError, in words, if this stage cannot work in this group."""
@@ -70,6 +72,10 @@ class Stage:
     def remembers(self) -> bool:
         """Whether a flight depends on the flights before it."""
         return bool(self.elementwise) or any(inner.remembers() for inner in self.nested().values())
+
+    def copies_weights(self) -> bool:
+        """Whether the state holds copies of the weights."""
+        return bool(self.follows) or any(inner.copies_weights() for inner in self.nested().values())
 
     def __repr__(self) -> str:
         return expression(self)
@@ -153,6 +159,7 @@ class Hierarchical(Stage):
     """
 
     inner: Stage
+    shards: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         check_stage("Hierarchical", self.inner)
@@ -214,7 +221,7 @@ class ErrorFeedback(Stage):
             )
         if not self.inner.lossy:
             raise TypeError(
-                f"ErrorFeedback feeds back what a lossy stage such as CompressedMean() loses; {self.inner!r} loses nothing"
+                f"ErrorFeedback feeds back what a stage loses, and {self.inner!r} loses nothing; try CompressedMean()"
             )
 
     @property

@@ -10,7 +10,13 @@ from torch import Tensor, nn
 def net(dtype: torch.dtype = torch.float32, bias: bool = True) -> nn.Module:
     """The same small network on every rank."""
     torch.manual_seed(0)
-    layers = [nn.Linear(6, 10, bias=bias), nn.Tanh(), nn.Linear(10, 7, bias=bias), nn.Tanh(), nn.Linear(7, 1, bias=bias)]
+    layers = [
+        nn.Linear(6, 10, bias=bias),
+        nn.Tanh(),
+        nn.Linear(10, 7, bias=bias),
+        nn.Tanh(),
+        nn.Linear(7, 1, bias=bias),
+    ]
     return nn.Sequential(*layers).to(dtype)
 
 

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.optim import Optimizer
 
 from ..comm import Comm
@@ -46,10 +46,9 @@ def first_difference(a: list[str], b: list[str]) -> tuple[str, str]:
 
 
 @torch.no_grad()
-def broadcast_model(model: nn.Module, comm: Comm, device: torch.device) -> None:
-    """Overwrite every parameter, frozen ones included, and every buffer with those of rank 0."""
-    with_duplicates = [*model.parameters(), *model.buffers()]
-    for x in dict.fromkeys(with_duplicates):
+def broadcast_tensors(tensors: Iterable[Tensor], comm: Comm, device: torch.device) -> None:
+    """Overwrite tensors, such as parameters and buffers, with those of rank 0."""
+    for x in dict.fromkeys(tensors):
         broadcast_into(x.detach(), comm, device)
 
 

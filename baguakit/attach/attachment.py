@@ -1,8 +1,9 @@
 """An attachment: the hooks, groups and threads that carry out some rules on a model, and what a user can ask of it."""
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from datetime import timedelta
+from itertools import zip_longest
 from types import TracebackType
 from typing import Any
 
@@ -12,24 +13,28 @@ from torch.optim import Optimizer
 
 from ..comm import Comm, store_of
 from ..lanes import lane
+from ..primitives import mean_
 from ..rules import Algorithm
-from .agreement import agree, broadcast_model, broadcast_optimizers
+from .agreement import agree, broadcast_optimizers, broadcast_tensors
 from .backward import Backward, GradientRoute
+from .checkpoint import load_route, save_route
 from .clock import Clock
 from .consensus import consensus_distance, merge_
 from .freerunning import FreeRunner
 from .monitor import LEFT, RAISED, Monitor
 from .plan import Plan, make_plan
 from .report import Report, make_report
-from .routes import Route, Track, WeightRoute, buckets_of
+from .routes import Route, Track, WeightRoute, buckets_of, together
 from .steps import Steps
 
 
 class Attachment:
     """Rules at work on a model; made by `attach`. A context manager: leaving it detaches."""
 
-    def __init__(self, plan: Plan, comm: Comm, name: str, broadcast: bool) -> None:
-        self.plan, self.name, self.clock = plan, name, Clock()
+    def __init__(self, make: Callable[[], Plan], comm: Comm, broadcast: bool) -> None:
+        self._make, self._broadcast = make, broadcast
+        self.plan, self.name = agree(comm, make)
+        self.clock = Clock()
         self._hooks: list[Any] = []
         self._tracks: list[Track] = []
         self._host: Comm | None = None
@@ -37,11 +42,10 @@ class Attachment:
         self.monitor.start()
         try:
             self._make_tracks(comm)
-            if broadcast and comm.size > 1:
-                broadcast_model(plan.model, self._tracks[0].comm, plan.device)
-                broadcast_optimizers(plan.optimizers, self._tracks[0].comm, plan.device)
-            self.routes = [self._make_route(i) for i in range(len(plan.rules))]
+            if broadcast:
+                together("broadcast", self._begin_as_rank_0, self._tracks[0], self.monitor)
             self._hook()
+            self._steps.launch_between()
         except BaseException as error:
             self._abandon(error)
             raise
@@ -70,25 +74,61 @@ class Attachment:
         kind = GradientRoute if rule.what == "grad" else WeightRoute
         return kind(i, rule, buckets_of(self.plan.cuts[i], rule, track.comm), track, self.monitor)
 
+    def _begin_as_rank_0(self, comm: Comm) -> None:
+        if comm.size > 1:
+            broadcast_tensors([*self.plan.model.parameters(), *self.plan.model.buffers()], comm, self.plan.device)
+            broadcast_optimizers(self.plan.optimizers, comm, self.plan.device)
+
     def _hook(self) -> None:
-        plan = self.plan
-        self._gradient_routes = [r for r in self.routes if isinstance(r, GradientRoute)]
+        """Cut the buckets of the plan, and hook the parameters and optimizers that it speaks of."""
+        plan, host = self.plan, self._host
+        self.routes = [self._make_route(i) for i in range(len(plan.rules))]
+        gradients = [r for r in self.routes if isinstance(r, GradientRoute)]
         weights = [r for r in self.routes if isinstance(r, WeightRoute)]
-        host = self._host
         self._runners = [FreeRunner(r, host, self.monitor) for r in weights if host and r.rule.window == "free_running"]
         self._steps = Steps(weights, self._runners, plan.optimizers, self.clock)
-        self._backward = Backward(self._gradient_routes, plan.names, self.clock, self._scale, self._gradients_landed)
-        if self._gradient_routes:
-            params = dict.fromkeys(p for route in self._gradient_routes for p in route.params())
-            self._hooks += [p.register_post_accumulate_grad_hook(self._backward.gradient_ready) for p in params]
+        self._backward = Backward(gradients, plan.names, self.clock, self._scale, self._gradients_landed)
+        params = dict.fromkeys(p for route in gradients for p in route.params())
+        self._hooks += [p.register_post_accumulate_grad_hook(self._backward.gradient_ready) for p in params]
         for optimizer in plan.optimizers:
             self._hooks.append(optimizer.register_step_pre_hook(self._before_step))
             self._hooks.append(optimizer.register_step_post_hook(self._after_step))
-        self._steps.launch_between()
+
+    def _recut(self) -> None:
+        """The set of trainable parameters has changed, on all ranks: cut the buckets anew, and carry over the state.
+
+        New parameters begin as on rank 0, and the gradients that they already have are averaged exactly.
+        """
+        known, state = set(self.plan.names), self.state_dict()
+        for route in self.routes:
+            route.drop()
+        self.plan, _ = together("new buckets", lambda comm: agree(comm, self._make), self._tracks[0], self.monitor)
+        self._remove_hooks()
+        self._hook()
+        self.load_state_dict(state)
+        new = [p for p in self.plan.names if p not in known]
+        claimed = {
+            p for r in self.routes if isinstance(r, GradientRoute) and r.rule.acts(self.step) for p in r.params()
+        }
+
+        def catch_up(comm: Comm) -> None:
+            if self._broadcast and comm.size > 1:
+                broadcast_tensors(new, comm, self.plan.device)
+            mean_([p.grad for p in new if p in claimed and p.grad is not None], comm)
+
+        together("new parameters", catch_up, self._tracks[0], self.monitor)
+
+    def _keep_up(self) -> None:
+        """Notice parameters that have been unfrozen, frozen, added or removed since the buckets were cut."""
+        trainable = (p for p in self.plan.model.parameters() if p.requires_grad)
+        if any(p is not q for p, q in zip_longest(trainable, self.plan.names)):
+            self._recut()
 
     # What hooks do
 
     def _before_step(self, optimizer: Optimizer, *_: Any) -> None:
+        if not self._steps.begun:
+            self._keep_up()
         self._steps.before(optimizer)
 
     def _after_step(self, optimizer: Optimizer, *_: Any) -> None:
@@ -96,6 +136,7 @@ class Attachment:
             self._backward.step_ended()
 
     def _gradients_landed(self) -> None:
+        self._keep_up()
         if not self.plan.optimizers:  # then every backward that lands is a step
             self.clock.step += 1
             self._backward.step_ended()
@@ -133,18 +174,42 @@ class Attachment:
 
         For evaluation and checkpoints, where ranks have weights of their own.
         """
-        track = self._tracks[0]
-        track.lane.run(lambda: merge_(self.plan.model, track.comm, self.plan.device)).result()
+        plan = self.plan
+        together("merge()", lambda comm: merge_(plan.model, comm, plan.device), self._tracks[0], self.monitor)
 
     def consensus_distance(self) -> float:
         """How far apart the ranks' weights are: sqrt( (1/n) Σ_r ‖x_r − x̄‖² ), x̄ being their mean. Collective."""
-        track = self._tracks[0]
         params = list(self.plan.names)
-        return float(track.lane.run(lambda: consensus_distance(params, track.comm)).result())
+        what = "consensus_distance()"
+        return float(together(what, lambda comm: consensus_distance(params, comm), self._tracks[0], self.monitor))
 
     def report(self) -> Report:
         """Bytes sent and seconds exposed, by rule and bucket, over the latest flights. Local; print it."""
         return make_report(self.routes, self._tracks, self._host, self.clock.step)
+
+    def state_dict(self) -> dict[str, Any]:
+        """What the rules remember: tensors by parameter name, and counters. Local.
+
+        Each rank saves its own. The tensors are copies, which `torch.load(weights_only=True)` accepts. Waits for
+        flights in the air, and saves what they bring; but those of free-running rules are left out.
+        """
+        rules = {str(i): save_route(route, self.plan.names) for i, route in enumerate(self.routes)}
+        return {"version": 1, "ranks": self._tracks[0].comm.size, "step": self.clock.step, "rules": rules}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on where `state_dict` was taken. Local, but every rank calls it.
+
+        The order of a resume is: attach, load the model, load the optimizer, and then this. Buckets may be cut
+        otherwise. With another number of ranks what is elementwise is kept, averaged or zeroed as its stage declares,
+        and the rest is made anew, which the log ("baguakit") says.
+        """
+        if len(state["rules"]) != len(self.routes):
+            raise ValueError(f"this state is of {len(state['rules'])} rules, and {len(self.routes)} are attached")
+        same_ranks = state["ranks"] == self._tracks[0].comm.size
+        self.clock.step, self._steps.loaded = int(state["step"]), True
+        for i, route in enumerate(self.routes):
+            load_route(route, self.plan.names, state["rules"][str(i)], same_ranks)
+        self._steps.launch_between()
 
     def detach(self) -> None:
         """Remove every hook, wait for what is in the air (weights under way are dropped), and close groups and threads.
@@ -241,5 +306,6 @@ def attach(
     comm = Comm() if comm is None else comm
     if not isinstance(comm, Comm):
         raise TypeError(f"comm= takes a bk.Comm, not {type(comm).__name__}")
-    plan, name = agree(comm, lambda: make_plan(model, optimizer, algorithms, comm, bucket_bytes, timeout, scaler))
-    return Attachment(plan, comm, name, broadcast)
+    return Attachment(
+        lambda: make_plan(model, optimizer, algorithms, comm, bucket_bytes, timeout, scaler), comm, broadcast
+    )

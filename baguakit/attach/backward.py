@@ -5,7 +5,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
+from torch import Tensor
 from torch.autograd import Variable
 
 from ..buckets import is_view
@@ -94,7 +94,7 @@ class Backward:
     def __init__(
         self,
         routes: Sequence[GradientRoute],
-        names: dict[nn.Parameter, str],
+        names: dict[Tensor, str],
         clock: Clock,
         scale: Callable[[], Tensor | None],
         landed: Callable[[], None],
@@ -161,7 +161,7 @@ class Backward:
         for route in self.routes:
             if route.rule.stage.remembers() and any(p is q for q in route.params()):
                 raise RuntimeError(
-                    f"{self.names[p]} got a gradient after a backward without it was averaged by {route.rule!r}, "  # type: ignore[index]
+                    f"{self.names[p]} got a gradient after a backward without it was averaged by {route.rule!r}, "
                     "which remembers what it did; use checkpoint(use_reentrant=False), or att.no_sync() for all but "
                     "the last backward of a step"
                 )
@@ -169,8 +169,3 @@ class Backward:
     def step_ended(self) -> None:
         """The optimizer has stepped."""
         self.missed.clear()
-
-
-def hook_parameters(params: Sequence[nn.Parameter], ready: Callable[[Tensor], None]) -> list[Any]:
-    """Call `ready(p)` whenever a gradient has been accumulated; returns the hooks, to be removed."""
-    return [p.register_post_accumulate_grad_hook(ready) for p in params]

@@ -94,11 +94,13 @@ class Monitor:
         seen: dict[int, tuple[int, float]] = {}
         deadline = time.monotonic() + min(self.timeout, 6 * self.beat + 1)
         while time.monotonic() < deadline and self.error is None:
-            found = self._judge(str(trip), lane, count, seen, late=False)
+            late = time.time() - trip.launched > self.timeout
+            found = self._judge(str(trip), lane, count, seen, late)
             if found:
                 return self._fail(found)
             time.sleep(self.beat / 4)
-        return self.error or self._fail(f"{trip} failed on rank {self.rank}: {error}")
+        # torch may wrap the error of a group that it has not made itself in one about its own log.
+        return self.error or self._fail(f"{trip} failed on rank {self.rank}: {error.__context__ or error}")
 
     def leave(self, how: str, why: str = "") -> None:
         """Tell the others that this rank is going, and stop watching. Never waits for them."""
@@ -183,7 +185,7 @@ class Monitor:
                 seen[r] = (beats, now)
             elif not how and (silent := now - seen[r][1]) > 4 * self.beat:
                 return (
-                    f"rank {r} is dead: no sign of it for {silent:.1f} s; its latest launch was {latest}, "
+                    f"rank {r} is dead: no sign of it for {silent:.1f} s; its latest launch known is {latest}, "
                     f"and rank {self.rank} waits for it in {waiting_for}"
                 )
             if done < count:
@@ -192,7 +194,7 @@ class Monitor:
             _, r, latest = min(behind)
             return (
                 f"rank {r} is late: it has not launched {waiting_for} within {self.timeout:g} s; "
-                f"its latest launch was {latest}"
+                f"its latest launch known is {latest}"
             )
         if late:
             return f"all ranks have launched {waiting_for}, and it has not arrived within {self.timeout:g} s"

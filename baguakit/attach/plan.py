@@ -7,7 +7,7 @@ from itertools import combinations
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from ..buckets import split
@@ -22,8 +22,8 @@ class Plan:
     model: nn.Module
     optimizers: tuple[Optimizer, ...]
     rules: tuple[Rule, ...]
-    names: dict[nn.Parameter, str]  # of the trainable parameters
-    cuts: tuple[tuple[tuple[nn.Parameter, ...], ...], ...]  # by rule and bucket
+    names: dict[Tensor, str]  # of the trainable parameters
+    cuts: tuple[tuple[tuple[Tensor, ...], ...], ...]  # by rule and bucket
     device: torch.device
     bucket_bytes: int
     timeout: timedelta
@@ -52,7 +52,7 @@ def make_plan(
     rules, optimizers = rules_of(*algorithms), optimizers_of(optimizer)
     if not rules:
         raise ValueError("attach needs at least one algorithm, such as bk.algorithms.gradient_allreduce()")
-    names = {p: name for name, p in model.named_parameters() if p.requires_grad}
+    names: dict[Tensor, str] = {p: name for name, p in model.named_parameters() if p.requires_grad}
     if not names:
         raise ValueError("the model has no trainable parameter; set requires_grad before attach")
     whole("bucket_bytes", bucket_bytes, 1)
@@ -82,7 +82,7 @@ def optimizers_of(optimizer: Any) -> tuple[Optimizer, ...]:
     return found
 
 
-def one_device(names: dict[nn.Parameter, str]) -> torch.device:
+def one_device(names: dict[Tensor, str]) -> torch.device:
     """The device of all trainable parameters."""
     first = next(iter(names))
     for p, name in names.items():
@@ -102,9 +102,10 @@ def one_device(names: dict[nn.Parameter, str]) -> torch.device:
     return first.device
 
 
-def claimed(rule: Rule, names: dict[nn.Parameter, str]) -> list[nn.Parameter]:
+def claimed(rule: Rule, names: dict[Tensor, str]) -> list[Tensor]:
     """The parameters that a rule acts on."""
-    chosen = [p for p, name in names.items() if rule.where is None or rule.where(name, p)]
+    where = rule.where or (lambda name, p: True)
+    chosen = [p for p, name in names.items() if where(name, p)]
     if not chosen:
         raise ValueError(f"where= of {rule!r} selects none of the {len(names)} trainable parameters")
     return chosen
@@ -112,8 +113,8 @@ def claimed(rule: Rule, names: dict[nn.Parameter, str]) -> list[nn.Parameter]:
 
 def check_rules(
     rules: Sequence[Rule],
-    claims: Sequence[list[nn.Parameter]],
-    names: dict[nn.Parameter, str],
+    claims: Sequence[list[Tensor]],
+    names: dict[Tensor, str],
     optimizers: tuple[Optimizer, ...],
 ) -> None:
     """Raise if two rules contradict each other, or lack the optimizer that they count the steps of."""

@@ -7,11 +7,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from ..buckets import Bucket
 from ..comm import Comm
 from ..lanes import Flight, Lane
+from ..primitives import mean_
 from ..rules import Rule
 from ..stages import State
 from .monitor import Monitor
@@ -59,6 +60,7 @@ class Route:
     records: list[deque[Trip]] = field(default_factory=list)
     sent: list[dict[str, float]] = field(default_factory=list)  # bytes by part of the network
     launches: list[int] = field(default_factory=list)
+    to_average: list[Tensor] = field(default_factory=list)  # of a checkpoint from another number of ranks
 
     def __post_init__(self) -> None:
         self.sent = [{} for _ in self.buckets]
@@ -89,6 +91,9 @@ class Route:
         stage, state, flat = self.rule.stage, self.states[i], self.buckets[i].flat
         comm = self.track.comm.stand(self.round, step, self.number(i), self.sent[i])
         self.monitor.check()
+        if self.to_average:
+            averaged, self.to_average = self.to_average, []
+            self.track.lane.run(lambda: mean_(averaged, comm))
         flight = self.track.lane.run((lambda: stage(flat, state, comm)) if work is None else lambda: work(flat, comm))
         trip = Trip(self, i, self.round, step, time.time(), flight, before)
         self.air[i] = trip
@@ -115,6 +120,31 @@ class Route:
     def params(self) -> list[Tensor]:
         """The parameters of all buckets."""
         return [p for bucket in self.buckets for p in bucket.params]
+
+
+@dataclass(eq=False)
+class Errand:
+    """Something else that all ranks do together on a lane: for the monitor, a trip like any other."""
+
+    what: str
+    flight: Flight
+    launched: float = field(default_factory=time.time)
+
+    def __str__(self) -> str:
+        return self.what
+
+
+def together(what: str, work: Callable[[Comm], Any], track: Track, monitor: Monitor) -> Any:
+    """Do `work(comm)` on a lane, as all ranks do, and wait for it; who is missing is named."""
+    monitor.check()
+    errand = Errand(what, track.lane.run(lambda: work(track.comm)))
+    monitor.launched(track.number, errand)
+    try:
+        return errand.flight.result()
+    except Exception as error:
+        raise monitor.explained(error, errand) from error
+    finally:
+        monitor.landed(track.number, errand)
 
 
 class WeightRoute(Route):
@@ -158,6 +188,6 @@ def landed(x: Tensor, result: Tensor, before: Tensor) -> Tensor:
     return torch.where(x == before, result, x + (result - before))
 
 
-def buckets_of(cut: Sequence[Sequence[nn.Parameter]], rule: Rule, comm: Comm) -> list[Bucket]:
+def buckets_of(cut: Sequence[Sequence[Tensor]], rule: Rule, comm: Comm) -> list[Bucket]:
     """The buckets of a rule, padded as its stage likes them."""
     return [Bucket(params, rule.stage.multiple_of(comm)) for params in cut]

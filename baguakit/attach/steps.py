@@ -26,7 +26,7 @@ class Steps:
         self.routes, self.runners, self.optimizers, self.clock = routes, runners, optimizers, clock
         self.begun = False
         self.stepped: set[int] = set()
-        self.due: dict[WeightRoute, int] = {}  # delayed flights, and the step at whose end they land
+        self.loaded = False  # a checkpoint says what stages remember
 
     @torch.no_grad()
     def before(self, optimizer: Optimizer) -> None:
@@ -36,6 +36,8 @@ class Steps:
             for route in self.routes:
                 if route.rule.window == "between_steps" and route.air:
                     route.land_all()
+                if route.rule.stage.copies_weights() and route.round == 0 and self.clock.step == 0 and not self.loaded:
+                    route.make_states()  # copies of the weights follow an outside load of the model
 
     @torch.no_grad()
     def after(self, optimizer: Optimizer) -> bool:
@@ -52,16 +54,13 @@ class Steps:
         """The last optimizer has stepped: land what is due, exchange, and launch what flies on."""
         step = self.clock.step
         for route in self.routes:
-            if self.due.get(route) == step:
-                del self.due[route]
+            if route.rule.delay and route.air and route.rule.exchanges(step - route.rule.delay):
                 route.land_all()
         for route in self.routes:
             if route.rule.window == "after_step" and route.rule.exchanges(step):
                 route.launch_all(step, keep=route.rule.delay > 0)
                 if route.rule.delay == 0:
                     route.land_all()
-                else:
-                    self.due[route] = step + route.rule.delay
         self.clock.step = step + 1
         self.launch_between()
         for runner in self.runners:
@@ -71,5 +70,5 @@ class Steps:
     def launch_between(self) -> None:
         """Launch the exchanges that land when the next step begins."""
         for route in self.routes:
-            if route.rule.window == "between_steps" and route.rule.exchanges(self.clock.step):
+            if route.rule.window == "between_steps" and route.rule.exchanges(self.clock.step) and not route.air:
                 route.launch_all(self.clock.step, keep=True)

@@ -251,7 +251,9 @@ def test_evaluation_is_undisturbed_and_compilation_whole(algorithm):
 
 
 @pytest.mark.parametrize("algorithm", GOSSIP)
-@pytest.mark.parametrize("write", [lambda p: p.zero_(), lambda p: p.data.zero_(), lambda p: p.copy_(torch.ones_like(p))])
+@pytest.mark.parametrize(
+    "write", [lambda p: p.zero_(), lambda p: p.data.zero_(), lambda p: p.copy_(torch.ones_like(p))]
+)
 def test_weights_written_between_steps_are_kept(algorithm, write):
     """Loading a checkpoint, swapping in averaged weights or clamping: what an exchange brings is added to it."""
 
@@ -346,8 +348,9 @@ def test_reentrant_checkpointing_with_memory_is_refused():
         import baguakit as bk
 
         m = net()
-        with pytest.raises(RuntimeError, match="use_reentrant=False"), bk.attach(
-            m, sgd(m.parameters()), bk.algorithms.bytegrad(error_feedback=True)
+        with (
+            pytest.raises(RuntimeError, match="use_reentrant=False"),
+            bk.attach(m, sgd(m.parameters()), bk.algorithms.bytegrad(error_feedback=True)),
         ):
             x, y = batch(0, 0)
             x = checkpoint(lambda v: m[3](m[2](v)), m[1](m[0](x)), use_reentrant=True)
@@ -475,3 +478,58 @@ def test_empty_parameter_groups_and_parameters():
             return att.consensus_distance()
 
     assert ranks(2, run) == [0.0, 0.0]
+
+
+def test_parameters_unfrozen_frozen_and_added_on_the_way():
+    """Replicas stay equal, and equal a loop that averages every gradient there is."""
+
+    def script(m, o, step):
+        if step == 2:
+            m[0].weight.requires_grad_(True)
+        if step == 3:
+            m[4].bias.requires_grad_(False)
+            m[4].bias.grad = None
+        if step == 4:
+            m.add_module("5", nn.Linear(1, 1))
+            m[5].load_state_dict({"weight": torch.ones(1, 1), "bias": torch.zeros(1)})
+            o.add_param_group({"params": m[5].parameters()})
+
+    def start():
+        m = net()
+        m[0].weight.requires_grad_(False)
+        return m
+
+    def run(algorithm):
+        import torch.distributed as dist
+
+        import baguakit as bk
+
+        m = start()
+        o = sgd(m.parameters())
+        with bk.attach(m, o, algorithm(bk), bucket_bytes=300) as att:
+            for step in range(6):
+                script(m, o, step)
+                o.zero_grad()
+                loss(m, dist.get_rank(), step).backward()
+                o.step()
+            return flat(m), att.consensus_distance()
+
+    models = [start() for _ in range(3)]
+    optimizers = [sgd(m.parameters()) for m in models]
+    for step in range(6):
+        for rank, (m, o) in enumerate(zip(models, optimizers, strict=True)):
+            script(m, o, step)
+            o.zero_grad()
+            loss(m, rank, step).backward()
+        for ps in zip(*(m.parameters() for m in models), strict=True):
+            if ps[0].grad is not None:
+                g = sum(p.grad for p in ps) / 3
+                for p in ps:
+                    p.grad = g.clone()
+        for o in optimizers:
+            o.step()
+    for x, apart in ranks(3, run, lambda bk: bk.algorithms.gradient_allreduce()):
+        same(x, flat(models[0]))
+        assert apart == 0.0
+    for _, apart in ranks(3, run, lambda bk: bk.algorithms.local_sgd(every=1)):
+        assert apart == 0.0

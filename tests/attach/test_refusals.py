@@ -79,7 +79,13 @@ CASES = {
     ),
     "no rule": (2, lambda bk, r: plain(), "at least one algorithm"),
     "not a rule": (2, lambda bk, r: plain(bk.stages.Mean()), r"an algorithm is a rule .* not Mean\(\)"),
-    "no parameter": (2, lambda bk, r: plain(bk.algorithms.bytegrad(), model=lambda: nn.Linear(1, 1).requires_grad_(False), optimizer=None), "no trainable parameter"),
+    "no parameter": (
+        2,
+        lambda bk, r: plain(
+            bk.algorithms.bytegrad(), model=lambda: nn.Linear(1, 1).requires_grad_(False), optimizer=None
+        ),
+        "no trainable parameter",
+    ),
     "an empty choice": (
         2,
         lambda bk, r: plain(bk.during_backward(bk.stages.Mean(), where=lambda name, p: False)),
@@ -97,7 +103,11 @@ CASES = {
         lambda bk, r: plain(bk.hierarchical(bk.algorithms.bytegrad())),
         "must know the nodes",
     ),
-    "a group in place of a Comm": (2, lambda bk, r: plain(bk.algorithms.bytegrad(), comm=torch.distributed.group.WORLD), "bk.Comm"),
+    "a group in place of a Comm": (
+        2,
+        lambda bk, r: plain(bk.algorithms.bytegrad(), comm=torch.distributed.group.WORLD),
+        "bk.Comm",
+    ),
     "no time": (2, lambda bk, r: plain(bk.algorithms.bytegrad(), timeout=0), "timeout"),
     "another device": (2, lambda bk, r: plain(bk.algorithms.bytegrad(), model=lambda: net().to("meta")), "meta"),
     "a plain GradScaler with gossip": (
@@ -132,7 +142,7 @@ def test_a_rank_that_raises_is_named_on_the_others():
 @pytest.mark.parametrize(
     "declare, words",
     [
-        (lambda bk: bk.stages.ErrorFeedback(bk.stages.Mean()), r"Mean\(\) loses nothing"),
+        (lambda bk: bk.stages.ErrorFeedback(bk.stages.Mean()), r"Mean\(\) loses nothing; try CompressedMean"),
         (
             lambda bk: bk.stages.ErrorFeedback(bk.stages.Hierarchical(bk.stages.CompressedMean())),
             r"say Hierarchical\(ErrorFeedback\(CompressedMean\(MinMaxUInt8\(\)\)\)\)",

@@ -1,0 +1,144 @@
+"""What an attachment remembers, by parameter name, so that it survives other buckets and other numbers of ranks.
+
+A tensor as long as the bucket is *elementwise*: it is saved in pieces, under the name and in the shape of each
+parameter, and may be put together again in buckets cut otherwise. Any other is the stage's *own*: it is good for the
+same buckets and ranks only, and is made anew for others. A flight in the air is saved as what it brings.
+"""
+
+import logging
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..buckets import Bucket, pieces
+from ..lanes import Flight
+from ..stages import Carry, Stage, State
+from .routes import Route, Trip
+
+log = logging.getLogger("baguakit")
+Names = Mapping[Tensor, str]
+
+
+class Arrived(Flight):
+    """A flight that is already over: loaded from a checkpoint."""
+
+    def __init__(self, value: Tensor) -> None:
+        self.value = value
+
+    def done(self) -> bool:
+        return True
+
+    def result(self) -> Tensor:
+        return self.value
+
+    def seconds(self) -> tuple[float, float]:
+        return 0.0, 0.0
+
+
+def remembered(stage: Stage, state: State, carried: bool = True, at: str = "") -> Iterator[tuple[str, Tensor, Any]]:
+    """Every tensor of a state: its path, itself, and what becomes of it with other ranks; None for the stage's own."""
+    nested = stage.nested()
+    for name, value in state.items():
+        if name in nested and isinstance(value, dict):
+            yield from remembered(nested[name], value, carried and not stage.shards, f"{at}{name}.")
+        else:
+            carry = stage.elementwise.get(name) if carried else None
+            yield from ((path, tensor, carry) for path, tensor in _leaves(value, f"{at}{name}"))
+
+
+def _leaves(value: Any, at: str) -> Iterator[tuple[str, Tensor]]:
+    if isinstance(value, Tensor):
+        yield at, value
+    elif isinstance(value, dict):
+        for name, each in value.items():
+            yield from _leaves(each, f"{at}.{name}")
+
+
+def save_route(route: Route, names: Names) -> dict[str, Any]:
+    """What a rule remembers, as copies. Waits for its flights; those of a free-running rule are left out."""
+    saved: dict[str, Any] = {
+        "rule": repr(route.rule),
+        "round": route.round,
+        "cut": [[names[p] for p in bucket.params] for bucket in route.buckets],
+        "parameters": {names[p]: {} for p in route.params()},
+        "own": {},
+    }
+    for i, bucket in enumerate(route.buckets):
+        for path, tensor, carry in remembered(route.rule.stage, route.states[i]):
+            if carry is None:
+                saved["own"][f"{i}.{path}"] = tensor.clone()
+            else:
+                _save_pieces(saved["parameters"], bucket, names, path, tensor)
+        if i in route.air and route.rule.window != "free_running":
+            trip = route.air[i]
+            _save_pieces(saved["parameters"], bucket, names, "flight.result", trip.flight.result())
+            if trip.before is not None and not torch.equal(trip.before, bucket.now()):
+                _save_pieces(saved["parameters"], bucket, names, "flight.before", trip.before)
+    return saved
+
+
+def _save_pieces(saved: dict[str, Any], bucket: Bucket, names: Names, path: str, x: Tensor) -> None:
+    parts = [x] * len(bucket.params) if x.dim() == 0 else pieces(x, bucket.params)
+    for p, part in zip(bucket.params, parts, strict=True):
+        saved[names[p]][path] = part.clone()
+
+
+def load_route(route: Route, names: Names, saved: Mapping[str, Any], same_ranks: bool) -> None:
+    """Let a rule remember what `save_route` saved, perhaps in other buckets or with another number of ranks."""
+    if saved["rule"] != repr(route.rule):
+        raise ValueError(f"this state is of {saved['rule']}, and the rule attached is {route.rule!r}")
+    parameters = saved["parameters"]
+    if missing := [names[p] for p in route.params() if names[p] not in parameters]:
+        log.warning("%r remembers nothing of %s: it is new", route.rule, ", ".join(missing))
+    same = same_ranks and saved["cut"] == [[names[p] for p in bucket.params] for bucket in route.buckets]
+    route.drop()
+    route.round = int(saved["round"])
+    route.to_average = []
+    for i, bucket in enumerate(route.buckets):
+        for path, tensor, carry in remembered(route.rule.stage, route.states[i]):
+            if carry is not None:
+                _load_carried(route, tensor, _gathered(parameters, bucket, names, path, tensor), carry, same_ranks)
+            elif same:
+                tensor.copy_(saved["own"][f"{i}.{path}"])
+            else:
+                log.warning("%r makes %s of bucket %d anew: buckets or ranks have changed", route.rule, path, i)
+        if same_ranks:
+            _load_flight(route, i, parameters, names)
+
+
+def _load_carried(route: Route, tensor: Tensor, loaded: Tensor | None, carry: Carry, same_ranks: bool) -> None:
+    if loaded is None:
+        return
+    tensor.copy_(loaded)
+    if not same_ranks and carry == "zero":
+        tensor.zero_()
+    if not same_ranks and carry == "mean" and tensor.dim():
+        route.to_average.append(tensor)
+
+
+def _load_flight(route: Route, i: int, parameters: Mapping[str, Any], names: Names) -> None:
+    bucket = route.buckets[i]
+    result = _gathered(parameters, bucket, names, "flight.result", bucket.flat)
+    if result is not None:
+        before = _gathered(parameters, bucket, names, "flight.before", bucket.flat)
+        trip = Trip(route, i, route.round - 1, None, 0.0, Arrived(result), bucket.now() if before is None else before)
+        route.air[i] = trip
+
+
+def _gathered(parameters: Mapping[str, Any], bucket: Bucket, names: Names, path: str, like: Tensor) -> Tensor | None:
+    """The pieces of an elementwise tensor put together like `like`; None if no parameter has one.
+
+    A parameter that has none (it is new) keeps what `like` holds of it.
+    """
+    parts = [parameters.get(names[p], {}).get(path) for p in bucket.params]
+    if all(part is None for part in parts):
+        return None
+    if like.dim() == 0:
+        return torch.as_tensor(next(part for part in parts if part is not None), device=like.device)
+    flat = like.clone()
+    for view, part in zip(pieces(flat, bucket.params), parts, strict=True):
+        if part is not None:
+            view.copy_(part)
+    return flat

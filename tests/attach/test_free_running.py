@@ -1,0 +1,172 @@
+"""Averaging that nobody waits for."""
+
+import time
+
+import pytest
+import torch
+from pool import ranks
+from torch import nn
+from training import loss, net, sgd
+
+
+def test_every_bucket_keeps_its_own_mean():
+    """Three buckets of equal length, lr 0, random paces, 1,000 steps: the sum over ranks of each stays what it was."""
+
+    def run():
+        import random
+
+        import torch.distributed as dist
+
+        import baguakit as bk
+
+        rank = dist.get_rank()
+        model = nn.ParameterList([nn.Parameter(torch.full((8,), 10.0**i * (rank + 1))) for i in range(3)])
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+        pace = random.Random(rank)
+        with bk.attach(model, optimizer, bk.free_running(bk.stages.Mean()), broadcast=False, bucket_bytes=1) as att:
+            for _ in range(1000):
+                sum(p.sum() for p in model).backward()
+                optimizer.step()
+                if pace.random() < 0.05:
+                    time.sleep(0.002 * pace.random() * (1 + rank))
+            flights = [row.flights for row in att.report().rows]
+        return [p.detach()[0].item() for p in model], flights
+
+    results = ranks(3, run)
+    for i in range(3):
+        for values, flights in results:
+            assert values[i] == pytest.approx(2.0 * 10**i, rel=1e-5)
+            assert flights[i] > 5 and len(set(flights)) == 1
+
+
+def test_ranks_that_stop_at_different_steps():
+    """A rank that has finished has weight 0: the rest go on averaging, with the mean of the rest."""
+
+    def run():
+        import torch.distributed as dist
+
+        import baguakit as bk
+
+        rank = dist.get_rank()
+        pair = dist.new_group([1, 2])
+        model = nn.Linear(1, 1, bias=False)
+        nn.init.constant_(model.weight, float(rank))
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+        with bk.attach(model, optimizer, bk.free_running(bk.stages.Mean()), broadcast=False) as att:
+            for step in range(100 if rank == 0 else 600):
+                model(torch.ones(1, 1)).sum().backward()
+                optimizer.step()
+                time.sleep(0.001)
+                if step == 300:  # rank 0 has long finished: give the two others a mean of their own
+                    dist.barrier(group=pair)
+                    model.weight.data.fill_(10.0 * rank)
+                    dist.barrier(group=pair)
+            flights = att.report().rows[0].flights
+        dist.destroy_process_group(pair)
+        return model.weight.item(), flights
+
+    (first, few), (second, many), (third, also) = ranks(3, run)
+    assert first == pytest.approx(1.0) and second == pytest.approx(15.0) and third == pytest.approx(15.0)
+    assert min(many, also) > few
+
+
+def test_models_agree_after_merge():
+    def run():
+        import torch.distributed as dist
+
+        import baguakit as bk
+
+        model = net()
+        optimizer = sgd(model.parameters(), lr=0.01)
+        rules = (bk.during_backward(bk.stages.Mean(), stop=5), bk.free_running(bk.stages.Mean(), start=5))
+        losses = []
+        with bk.attach(model, optimizer, rules) as att:
+            for step in range(60 + 20 * dist.get_rank()):
+                optimizer.zero_grad()
+                value = loss(model, dist.get_rank(), step)
+                value.backward()
+                optimizer.step()
+                losses.append(value.item())
+        with bk.attach(model, optimizer, bk.algorithms.gradient_allreduce(), broadcast=False) as att:
+            att.merge()
+            return att.consensus_distance(), losses[0], losses[-1]
+
+    for apart, first, last in ranks(3, run):
+        assert apart < 1e-6 and last < first
+
+
+def test_the_interval_is_kept():
+    def run():
+        import baguakit as bk
+
+        model = net()
+        optimizer = sgd(model.parameters())
+        with bk.attach(model, optimizer, bk.free_running(bk.stages.Mean(), interval=0.2)) as att:
+            began = time.monotonic()
+            while time.monotonic() - began < 1.0:
+                loss(model, 0, 0).backward()
+                optimizer.step()
+            return att.report().rows[0].flights
+
+    assert all(2 <= flights <= 5 for flights in ranks(2, run))
+
+
+def test_a_killed_rank_is_named():
+    import os
+    import signal
+
+    from pool import Pool
+
+    def run():
+        import torch.distributed as dist
+
+        import baguakit as bk
+
+        model = net()
+        optimizer = sgd(model.parameters())
+        began = time.monotonic()
+        try:
+            with bk.attach(model, optimizer, bk.free_running(bk.stages.Mean()), timeout=3.0):
+                while time.monotonic() - began < 12:
+                    loss(model, 0, 0).backward()
+                    optimizer.step()
+                    time.sleep(0.001)
+                    if dist.get_rank() == 2 and time.monotonic() - began > 1:
+                        os.kill(os.getpid(), signal.SIGKILL)
+        except RuntimeError as error:
+            return str(error), time.monotonic() - began
+        return "", 0.0
+
+    pool = Pool(3)
+    try:
+        said = pool.run(run, lost=(2,))
+    finally:
+        pool.close()
+    for sentence, seconds in said[:2]:
+        assert sentence.startswith("rank 2 is dead") and seconds < 8
+
+
+def test_the_fast_keep_their_speed():
+    """One rank four times slower: the others make at least 95 % of the steps they make alone."""
+
+    def run(rule):
+        import torch.distributed as dist
+
+        import baguakit as bk
+
+        model = net()
+        optimizer = sgd(model.parameters())
+        att = bk.attach(model, optimizer, bk.free_running(bk.stages.Mean())) if rule else None
+        bk.Comm().gather_objects(0)
+        steps, began = 0, time.monotonic()
+        while time.monotonic() - began < 4.0:
+            loss(model, 0, 0).backward()
+            optimizer.step()
+            time.sleep(0.05 if dist.get_rank() else 0.2)
+            steps += 1
+        if att:
+            att.detach()
+        return steps
+
+    alone, averaged = ranks(3, run, False), ranks(3, run, True)
+    assert all(a >= 0.95 * b for a, b in zip(averaged[1:], alone[1:], strict=True)), (alone, averaged)
