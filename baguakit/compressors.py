@@ -1,24 +1,27 @@
 """Compressors: how a tensor looks on the wire.
 
-A compressor turns rows of values into rows of bytes: one row for each rank that a tensor is cut up for, or that it came from.
+A compressor turns rows of values into rows of bytes: a row for each rank that a tensor is cut up for, or came from.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
-from .kernels import minmax_uint8
+from .kernels import minmax_uint8, minmax_uint8_ops
 
+BLOCKS = tuple(1 << power for power in range(6, 14))
 FLOATS = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
-PROBE = 1 << 16  # values of a row, and five rows: enough for every compiled path
+PROBE = (1 << 16) + 16  # values in each of five rows: enough for every compiled path, of whole blocks and of a rest
 
 
 class Compressor:
     """Rows (rows, n) of floating-point values as rows of bytes (rows, row_bytes(n)), in one contiguous uint8 tensor.
 
-    All arithmetic is fp32, whatever the dtype of the values. A NaN or an infinity is passed on: what it touches reads as not finite.
+    All arithmetic is fp32, whatever the dtype of the values. A NaN or an infinity is passed on: what it touches reads
+    as not finite.
     """
 
     def row_bytes(self, n: int) -> int:
@@ -28,8 +31,9 @@ class Compressor:
     def compress(self, x: Tensor, residual: Tensor | None = None, key: int = 0) -> Tensor:
         """Return the packed rows of `x` (rows, n).
 
-        `residual` (fp32, shape of `x`) receives the loss, `x − decompressed` rounded to fp32: where that difference is a number of fp32, as it is
-        for all but values much smaller than the error, `x == decompressed + residual` exactly. `key` chooses the random draws of compressors that make any.
+        `residual` (fp32, shape of `x`) receives the loss, the difference of `x` and what decompresses, rounded to
+        fp32. Where that rounding is exact, as it is for all but values far smaller than the error, `x` equals sent plus
+        residual bit for bit. `key` chooses the draws of compressors that make any.
         """
         raise NotImplementedError
 
@@ -44,9 +48,9 @@ class Compressor:
         raise NotImplementedError
 
     def reduce(self, packed: Tensor, n: int, residual: Tensor | None = None, key: int = 0) -> Tensor:
-        """Return the mean of the packed rows as one packed row: summed in their order in fp32, divided by their number, compressed again.
+        """Return the mean of the packed rows, summed in their order in fp32 and compressed again, as one packed row.
 
-        To `residual` (fp32, (n,)) is added the number of rows times the loss of this second compression, which is what the sum of the rows lost.
+        To `residual` (fp32, (n,)) is added the number of rows times the loss of this second compression.
         """
         raise NotImplementedError
 
@@ -59,59 +63,62 @@ class Compressor:
         self.decompress(packed, PROBE, dtype, out=x)
         self.add_(x[0], packed, [0.2] * 5)
         self.reduce(packed, PROBE, residual[0])
+        self.reduce(packed, PROBE)
 
     def __repr__(self) -> str:
-        given = [f"{f.name}={getattr(self, f.name)!r}" for f in fields(self) if getattr(self, f.name) != f.default]  # type: ignore[arg-type]
-        return f"{type(self).__name__}({', '.join(given)})"
+        values = {f.name: getattr(self, f.name) for f in fields(self) if getattr(self, f.name) != f.default}  # type: ignore[arg-type]
+        return f"{type(self).__name__}({', '.join(f'{name}={value!r}' for name, value in values.items())})"
 
 
 @dataclass(frozen=True, repr=False)
 class MinMaxUInt8(Compressor):
-    """Eight bits a value: each block of `block` values on a grid of 256 levels between its minimum and maximum that holds zero.
+    """Eight bits a value: a block of values on a grid of 256 levels, from its minimum to its maximum, that holds zero.
 
-    The error is at most (max − min) / 510 of the block, plus a few ulps; zeros and blocks of equal values are exact. 8 bytes a block are added for its
-    grid. `block=None` makes each row one block, as Bagua does: one outlier then coarsens the whole row. With `stochastic=True` values are rounded up
-    or down at random without bias, by draws of `key` and the value's position: ranks that must draw differently need different keys.
+    The error is at most (max − min) / 510 of the block, plus a few ulps; zeros and blocks of equal values are exact. A
+    block adds 8 bytes. `block=None` makes each row one block, as Bagua does: one outlier then coarsens the whole row.
+    With `stochastic=True` values are rounded up or down at random without bias, drawn from `key` and the position of
+    the value: ranks that must draw differently need different keys.
     """
 
     block: int | None = 512
     stochastic: bool = False
 
     def __post_init__(self) -> None:
-        if self.block is not None and not (
-            isinstance(self.block, int) and 64 <= self.block <= 8192 and self.block & (self.block - 1) == 0
-        ):
+        if self.block is not None and self.block not in BLOCKS:
             raise ValueError(
-                f"MinMaxUInt8 takes blocks of 64, 128, … 8192 values, or None for one block a row, not {self.block!r}; use MinMaxUInt8(block=512)"
+                f"MinMaxUInt8 takes a block of {BLOCKS[0]} to {BLOCKS[-1]} values, a power of two, not {self.block!r};"
+                f" MinMaxUInt8() takes {MinMaxUInt8.block}, and MinMaxUInt8(block=None) one block a row"
             )
 
     def row_bytes(self, n: int) -> int:
         return minmax_uint8.row_bytes(n, self.block)
 
+    @torch.no_grad()
     def compress(self, x: Tensor, residual: Tensor | None = None, key: int = 0) -> Tensor:
         x = _values(x)
-        with torch.no_grad():
-            return minmax_uint8.compress(x, self.block, _residual(residual, x.shape), self._key(key))
+        packed: Tensor = minmax_uint8_ops.compress(x, self.block, _residual(residual, x.shape), self._key(key))
+        return packed
 
+    @torch.no_grad()
     def decompress(
         self, packed: Tensor, n: int, dtype: torch.dtype = torch.float32, out: Tensor | None = None
     ) -> Tensor:
         packed = _packed(packed, self, n)
         out = _out(out, packed, n, dtype)
-        with torch.no_grad():
-            minmax_uint8.decompress_(out, packed, self.block)
+        minmax_uint8_ops.decompress_(out, packed, self.block)
         return out
 
+    @torch.no_grad()
     def add_(self, out: Tensor, packed: Tensor, weights: Sequence[float] | Tensor) -> Tensor:
         packed = _packed(packed, self, _sum(out).shape[0])
-        with torch.no_grad():
-            minmax_uint8.add_(out, packed, _weights(weights, packed), self.block)
+        minmax_uint8_ops.add_(out.detach(), packed, _weights(weights, packed), self.block)
         return out
 
+    @torch.no_grad()
     def reduce(self, packed: Tensor, n: int, residual: Tensor | None = None, key: int = 0) -> Tensor:
         packed = _packed(packed, self, n)
-        with torch.no_grad():
-            return minmax_uint8.reduce(packed, n, self.block, _residual(residual, (n,)), self._key(key))
+        sent: Tensor = minmax_uint8_ops.reduce(packed, n, self.block, _residual(residual, (n,)), self._key(key))
+        return sent
 
     def _key(self, key: int) -> int | None:
         # Any integer is a key; the operator's argument is a signed 64-bit one.
@@ -121,40 +128,44 @@ class MinMaxUInt8(Compressor):
 class _Cast(Compressor):
     """Two bytes a value, by a cast that rounds to the nearest, ties to even."""
 
-    dtype: torch.dtype
+    dtype: ClassVar[torch.dtype]
 
     def row_bytes(self, n: int) -> int:
         return 2 * n
 
+    @torch.no_grad()
     def compress(self, x: Tensor, residual: Tensor | None = None, key: int = 0) -> Tensor:
-        x, sent = _values(x), _values(x).to(self.dtype)
-        if _residual(residual, x.shape) is not None:
-            residual.copy_(x.float() - sent.float())  # type: ignore[union-attr]
-        return (sent.clone() if sent is x else sent).view(torch.uint8)
+        x = _values(x)
+        sent = x.to(self.dtype, copy=True)
+        if (lost := _residual(residual, x.shape)) is not None:
+            lost.copy_(x.float() - sent.float())
+        return sent.view(torch.uint8)
 
+    @torch.no_grad()
     def decompress(
         self, packed: Tensor, n: int, dtype: torch.dtype = torch.float32, out: Tensor | None = None
     ) -> Tensor:
         packed = _packed(packed, self, n)
         return _out(out, packed, n, dtype).copy_(packed.view(self.dtype))
 
+    @torch.no_grad()
     def add_(self, out: Tensor, packed: Tensor, weights: Sequence[float] | Tensor) -> Tensor:
         rows = _packed(packed, self, _sum(out).shape[0]).view(self.dtype)
-        factors = _weights(weights, packed)
         total = out.float()
-        for row, factor in zip(rows, factors):
-            total = total + row.float() * factor
+        for row, weight in zip(rows, _weights(weights, packed), strict=True):
+            total = total + row.float() * weight
         return out.copy_(total)
 
+    @torch.no_grad()
     def reduce(self, packed: Tensor, n: int, residual: Tensor | None = None, key: int = 0) -> Tensor:
-        values = _packed(packed, self, n).view(self.dtype)
+        rows = _packed(packed, self, n).view(self.dtype)
         total = torch.zeros(n, device=packed.device)
-        for row in values:
+        for row in rows:
             total += row
-        mean = total / total.new_full((1,), len(values))
+        mean = total / total.new_full((1,), len(rows))
         sent = mean.to(self.dtype)
-        if _residual(residual, (n,)) is not None:
-            residual.add_((mean - sent.float()) * len(values))  # type: ignore[union-attr]
+        if (lost := _residual(residual, (n,))) is not None:
+            lost += (mean - sent.float()) * len(rows)
         return sent.view(torch.uint8).unsqueeze(0)
 
 
@@ -169,58 +180,52 @@ class BFloat16(_Cast):
 class Float16(_Cast):
     """Sixteen bits a value: float16 on the wire, sums in fp32.
 
-    Values beyond 65504 become infinite and are passed on as such, and so does their residual; BFloat16() keeps the range of fp32.
+    Values beyond 65504 become infinite and are passed on as such, and so does their residual; BFloat16() keeps the
+    range of fp32.
     """
 
     dtype = torch.float16
 
 
 def _values(x: Tensor) -> Tensor:
-    if x.dtype not in FLOATS:
-        raise TypeError(
-            f"compressors take float32, bfloat16, float16 or float64 values, not {x.dtype}; convert them first"
-        )
+    _check_dtype(x.dtype)
     if x.dim() != 2:
-        raise ValueError(
-            f"compressors take rows of values, shape (rows, n), not {tuple(x.shape)}; use x.view(rows, -1)"
-        )
+        raise ValueError(f"values come in rows, of shape (rows, n), not {tuple(x.shape)}; use x.view(rows, -1)")
     return x.detach().contiguous()
+
+
+def _check_dtype(dtype: torch.dtype) -> None:
+    if dtype not in FLOATS:
+        raise TypeError(f"values are float32, bfloat16, float16 or float64, not {dtype}; convert them with .float()")
 
 
 def _packed(packed: Tensor, compressor: Compressor, n: int) -> Tensor:
     if packed.dtype != torch.uint8:
         raise TypeError(f"packed rows are uint8, as compress returned them, not {packed.dtype}")
-    if packed.dim() != 2 or packed.shape[1] != compressor.row_bytes(n):
-        raise ValueError(
-            f"{compressor!r} packs {n} values in rows of {compressor.row_bytes(n)} bytes; these have shape {tuple(packed.shape)}"
-        )
+    size = compressor.row_bytes(n)
+    if packed.dim() != 2 or packed.shape[1] != size:
+        raise ValueError(f"{compressor!r} packs {n} values in rows of {size} bytes, not {tuple(packed.shape)}")
     return packed.contiguous()
 
 
 def _out(out: Tensor | None, packed: Tensor, n: int, dtype: torch.dtype) -> Tensor:
     if out is None:
         out = torch.empty(packed.shape[0], n, dtype=dtype, device=packed.device)
-    if out.dtype not in FLOATS:
-        raise TypeError(
-            f"values are float32, bfloat16, float16 or float64, not {out.dtype}; decompress to one of them and convert"
-        )
+    _check_dtype(out.dtype)
     if out.shape != (packed.shape[0], n) or not out.is_contiguous():
-        raise ValueError(
-            f"out must be contiguous and of shape {(packed.shape[0], n)}, one row for each packed one, not {tuple(out.shape)}"
-        )
+        raise ValueError(f"out is contiguous, of shape {(packed.shape[0], n)}, not {_describe(out)}")
     return out.detach()
 
 
 def _sum(out: Tensor) -> Tensor:
-    if out.dtype not in FLOATS:
-        raise TypeError(f"rows are added to float32, bfloat16, float16 or float64 values, not {out.dtype}")
+    _check_dtype(out.dtype)
     if out.dim() != 1 or not out.is_contiguous():
-        raise ValueError(f"rows are added to one contiguous row, shape (n,), not {tuple(out.shape)}; use out.view(-1)")
+        raise ValueError(f"rows are added to one contiguous row, of shape (n,), not {_describe(out)}; use out.view(-1)")
     return out
 
 
 def _weights(weights: Sequence[float] | Tensor, packed: Tensor) -> Tensor:
-    weights = torch.as_tensor(weights, dtype=torch.float32, device=packed.device)
+    weights = torch.as_tensor(weights, dtype=torch.float32, device=packed.device).contiguous()
     if weights.shape != (packed.shape[0],):
         raise ValueError(f"{packed.shape[0]} packed rows need as many weights, not {tuple(weights.shape)}")
     return weights
@@ -231,10 +236,12 @@ def _residual(residual: Tensor | None, shape: Sequence[int]) -> Tensor | None:
         return None
     if residual.dtype != torch.float32:
         raise TypeError(
-            f"a residual is float32 whatever the values are, since less would lose it again, not {residual.dtype}"
+            f"a residual is float32 whatever the values are, not {residual.dtype}, which would lose it again"
         )
     if residual.shape != torch.Size(shape) or not residual.is_contiguous():
-        raise ValueError(
-            f"a residual is contiguous and has the shape of what it belongs to, {tuple(shape)}, not {tuple(residual.shape)}"
-        )
-    return residual
+        raise ValueError(f"a residual is contiguous, here of shape {tuple(shape)}, not {_describe(residual)}")
+    return residual.detach()
+
+
+def _describe(x: Tensor) -> str:
+    return f"{tuple(x.shape)}{'' if x.is_contiguous() else ' with gaps'}"

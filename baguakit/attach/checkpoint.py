@@ -6,7 +6,7 @@ same buckets and ranks only, and is made anew for others. A flight in the air is
 """
 
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -54,6 +54,19 @@ def _leaves(value: Any, at: str) -> Iterator[tuple[str, Tensor]]:
     elif isinstance(value, dict):
         for name, each in value.items():
             yield from _leaves(each, f"{at}.{name}")
+
+
+def save_routes(routes: Sequence[Route], names: Names) -> dict[str, Any]:
+    """What every rule remembers, by its number."""
+    return {str(i): save_route(route, names) for i, route in enumerate(routes)}
+
+
+def load_routes(routes: Sequence[Route], names: Names, saved: Mapping[str, Any], same_ranks: bool) -> None:
+    """Let every rule remember what `save_routes` saved."""
+    if len(saved) != len(routes):
+        raise ValueError(f"this state is of {len(saved)} rules, and {len(routes)} are attached")
+    for i, route in enumerate(routes):
+        load_route(route, names, saved[str(i)], same_ranks)
 
 
 def save_route(route: Route, names: Names) -> dict[str, Any]:

@@ -43,7 +43,7 @@ class Row:
 class Report:
     """What an attachment has done so far: `rows`, one for each bucket of each rule. Print it."""
 
-    step: int
+    steps: int
     ranks: int
     groups: int
     rows: tuple[Row, ...]
@@ -56,11 +56,11 @@ class Report:
     @property
     def bytes_per_step(self) -> float:
         """Bytes that this rank has sent for each optimizer step."""
-        return self.bytes_sent / max(1, self.step)
+        return self.bytes_sent / max(1, self.steps)
 
     def __str__(self) -> str:
         lines = [
-            f"{self.step} steps, {self.ranks} ranks, {self.groups} groups; {_size(self.bytes_per_step)} sent a step"
+            f"{self.steps} steps, {self.ranks} ranks, {self.groups} groups; {_size(self.bytes_per_step)} sent a step"
         ]
         lines.append(
             f"{'bucket':>8} {'values':>12} {'dtype':>9} {'flights':>8} "
@@ -81,7 +81,7 @@ class Report:
     __repr__ = __str__
 
 
-def make_report(routes: Sequence[Route], tracks: Sequence[Track], host: Any, step: int) -> Report:
+def make_report(routes: Sequence[Route], tracks: Sequence[Track], host: Any, steps: int) -> Report:
     """The report of an attachment at this moment; nothing is waited for."""
     rows = []
     for route in routes:
@@ -92,7 +92,7 @@ def make_report(routes: Sequence[Route], tracks: Sequence[Track], host: Any, ste
             rows.append(Row(repr(route.rule), i, bucket.flat.numel(), dtype, route.launches[i], sent, flown))
     comms: list[Comm] = [track.comm for track in tracks] + ([host] if host else [])
     size = tracks[0].comm.size
-    return Report(step, size, sum(len(c.groups()) for c in comms) if size > 1 else 0, tuple(rows))
+    return Report(steps, size, sum(len(c.groups()) for c in comms) if size > 1 else 0, tuple(rows))
 
 
 def _size(nbytes: float) -> str:

@@ -14,13 +14,12 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.distributed_c10d import PrefixStore
+
+from .groups import INTER, INTRA, check_mesh, flat_group, own_group
 
 # torch 2.13 renamed these two and warns of the old names; older versions know only the old ones.
 _all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 _reduce_scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
-
-INTER, INTRA = "inter", "intra"
 
 
 @dataclass(frozen=True, eq=False)
@@ -51,10 +50,10 @@ class Comm:
         if not dist.is_initialized():
             raise RuntimeError("torch.distributed is not initialised: call init_process_group first (one rank will do)")
         if self.mesh is not None and self._parts is None:
-            _check_mesh(self.mesh, self.group)
+            check_mesh(self.mesh, self.group)
             object.__setattr__(self, "_parts", (self.mesh.get_group(INTRA), self.mesh.get_group(INTER)))
         if self.group is None:
-            object.__setattr__(self, "group", _flat_group(self.mesh))
+            object.__setattr__(self, "group", flat_group(self.mesh))
 
     # Who and when
 
@@ -259,73 +258,3 @@ def rotated(peers: Iterable[int], rank: int) -> list[int]:
     """`peers` in order from `rank` on, so that ranks that send at once do not all send to the same one."""
     peers = sorted(peers)
     return [p for p in peers if p > rank] + [p for p in peers if p <= rank]
-
-
-def check_device(group: Any, device: torch.device) -> None:
-    """Raise unless the group moves tensors of `device` in a way that this package knows."""
-    wanted = {"cpu": "gloo", "cuda": "nccl"}.get(device.type)
-    if wanted is None:
-        raise ValueError(f"baguakit trains on CPU (gloo) and CUDA (NCCL); these parameters are on {device}")
-    try:
-        found = str(group._get_backend(torch.device(device.type)).name()).lower()
-    except RuntimeError:
-        found = "nothing"
-    if found != wanted:
-        raise ValueError(
-            f"tensors on {device} travel by {wanted} and this group has {found} for them; "
-            "init_process_group('cpu:gloo,cuda:nccl') has both"
-        )
-
-
-def store_of(group: Any, name: str) -> Any:
-    """A part, named by its users, of the key-value store through which the ranks of a group found each other.
-
-    It has a connection of its own where the store can be cloned, so that its calls never wait behind somebody else's.
-    """
-    store = group.get_group_store()
-    return PrefixStore(f"baguakit/{name}", store.clone() if hasattr(store, "clone") else store)
-
-
-def own_group(like: Any, store: Any, name: str, timeout: timedelta, device: torch.device) -> Any:
-    """A new process group of the ranks of `like`, made by its members only, under a name that they agree on.
-
-    `dist.new_group` is not used: a sub-group made by its members shifts torch's group counter for the whole job, and
-    with `use_local_synchronization` a group made, destroyed and made again finds the first one's addresses in the
-    store and hangs. Here the store's prefix is the agreed, unique name, and nothing global is touched.
-    """
-    store, rank, size = PrefixStore(f"baguakit/{name}", store), like.rank(), like.size()
-    backend: Any
-    if device.type == "cuda":
-        options = dist.ProcessGroupNCCL.Options()
-        options._timeout = timeout
-        backend, kind = dist.ProcessGroupNCCL(store, rank, size, options), dist.ProcessGroup.BackendType.NCCL
-    else:
-        backend, kind = dist.ProcessGroupGloo(store, rank, size, timeout), dist.ProcessGroup.BackendType.GLOO
-    backend._set_sequence_number_for_group()
-    group = dist.ProcessGroup(store, rank, size)
-    group._set_default_backend(kind)
-    group._register_backend(torch.device(device.type), kind, backend)
-    return group
-
-
-def _check_mesh(mesh: DeviceMesh, group: Any) -> None:
-    names = mesh.mesh_dim_names or ()
-    if set(names) != {INTER, INTRA}:
-        raise ValueError(
-            'a mesh for Comm has the dimensions ("inter", "intra"), nodes and ranks within a node; '
-            f"this one has {tuple(names)}"
-        )
-    if group is not None:
-        ranks = sorted(dist.get_process_group_ranks(group))
-        if ranks != sorted(mesh.mesh.flatten().tolist()):
-            raise ValueError(
-                f"the mesh covers the ranks {sorted(mesh.mesh.flatten().tolist())} and the group {ranks}; "
-                "they must be the same"
-            )
-
-
-def _flat_group(mesh: DeviceMesh | None) -> Any:
-    world = dist.group.WORLD
-    if mesh is None or mesh.size() == dist.get_world_size():
-        return world
-    return dist.new_group(mesh.mesh.flatten().tolist(), use_local_synchronization=True)

@@ -1,0 +1,214 @@
+"""The works of an attachment: its groups, lanes, hooks and monitor, from their making to their end."""
+
+from collections.abc import Callable
+from itertools import zip_longest
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+from ..comm import Comm, store_of
+from ..lanes import lane
+from ..primitives import mean_
+from .agreement import agree, broadcast_optimizers, broadcast_tensors
+from .backward import Backward, GradientRoute
+from .checkpoint import load_routes, save_routes
+from .clock import Clock
+from .freerunning import FreeRunner
+from .monitor import LEFT, RAISED, Monitor
+from .plan import Plan
+from .routes import Route, Track, WeightRoute, buckets_of, together
+from .steps import Steps
+
+
+class Engine:
+    """Everything that carries out a plan on this rank.
+
+    Attributes:
+        plan: what is carried out; another one when parameters come or go.
+        routes: a rule with its buckets, each.
+        tracks: a lane and its groups, each: one for what stays within a step, another for what flies on.
+        host: a group that moves CPU tensors, for free-running rules.
+        since: the step at which the buckets were cut.
+    """
+
+    def __init__(self, make: Callable[[], Plan], comm: Comm, broadcast: bool) -> None:
+        self._make, self._broadcast = make, broadcast
+        self.plan, self.name = agree(comm, make)
+        self.clock, self.over = Clock(), False
+        self._hooks: list[Any] = []
+        self.tracks: list[Track] = []
+        self.host: Comm | None = None
+        self.monitor = self._make_monitor(comm)
+        self.monitor.start()
+        try:
+            self._make_tracks(comm)
+            if broadcast:
+                self.together("broadcast", self._begin_as_rank_0)
+            self._hook()
+            self.steps.launch_between()
+        except BaseException as error:
+            self.abandon(error)
+            raise
+
+    # Made once, in this order, alike on all ranks
+
+    def _make_monitor(self, comm: Comm) -> Monitor:
+        store = store_of(comm.group, f"{self.name}/monitor") if comm.size > 1 else None
+        return Monitor(
+            store, comm.rank, comm.size, self.plan.timeout, self._abort, loud=self.plan.device.type == "cuda"
+        )
+
+    def _make_tracks(self, comm: Comm) -> None:
+        plan = self.plan
+        flies_on = any(rule.delay or rule.window == "free_running" for rule in plan.rules)
+        for number in range(1 + flies_on):
+            own = comm.own(f"{self.name}/{number}", plan.timeout, plan.device) if comm.size > 1 else comm
+            self.tracks.append(Track(number, lane(plan.device), own))
+        if any(rule.window == "free_running" for rule in plan.rules):
+            flat = Comm(comm.group)
+            self.host = flat.own(f"{self.name}/host", plan.timeout, torch.device("cpu")) if comm.size > 1 else flat
+
+    def _make_route(self, i: int) -> Route:
+        rule = self.plan.rules[i]
+        track = self.tracks[-1 if rule.delay or rule.window == "free_running" else 0]
+        kind = GradientRoute if rule.what == "grad" else WeightRoute
+        return kind(i, rule, buckets_of(self.plan.cuts[i], rule, track.comm), track, self.monitor)
+
+    def _begin_as_rank_0(self, comm: Comm) -> None:
+        if comm.size > 1:
+            broadcast_tensors([*self.plan.model.parameters(), *self.plan.model.buffers()], comm, self.plan.device)
+            broadcast_optimizers(self.plan.optimizers, comm, self.plan.device)
+
+    def _hook(self) -> None:
+        """Cut the buckets of the plan, and hook the parameters and optimizers that it speaks of."""
+        plan, host, self.since = self.plan, self.host, self.clock.step
+        self.routes = [self._make_route(i) for i in range(len(plan.rules))]
+        gradients = [r for r in self.routes if isinstance(r, GradientRoute)]
+        weights = [r for r in self.routes if isinstance(r, WeightRoute)]
+        self.runners = [FreeRunner(r, host, self.monitor) for r in weights if host and r.rule.window == "free_running"]
+        self.steps = Steps(weights, self.runners, plan.optimizers, self.clock)
+        self._backward = Backward(gradients, plan.names, self.clock, self._scale, self._gradients_landed)
+        params = dict.fromkeys(p for route in gradients for p in route.params())
+        self._hooks += [p.register_post_accumulate_grad_hook(self._backward.gradient_ready) for p in params]
+        for optimizer in plan.optimizers:
+            self._hooks.append(optimizer.register_step_pre_hook(self._before_step))
+            self._hooks.append(optimizer.register_step_post_hook(self._after_step))
+
+    def _recut(self) -> None:
+        """The set of trainable parameters has changed, on all ranks: cut the buckets anew, and carry over the state.
+
+        New parameters begin as on rank 0, and the gradients that they already have are averaged exactly.
+        """
+        known, state = set(self.plan.names), self.state_dict()
+        for route in self.routes:
+            route.drop()
+        self.plan, _ = self.together("new buckets", lambda comm: agree(comm, self._make))
+        self.remove_hooks()
+        self._hook()
+        self.load_state_dict(state)
+        new = [p for p in self.plan.names if p not in known]
+        acting = [r for r in self.routes if isinstance(r, GradientRoute) and r.rule.acts(self.clock.step)]
+        claimed = {p for route in acting for p in route.params()}
+
+        def catch_up(comm: Comm) -> None:
+            if self._broadcast and comm.size > 1:
+                broadcast_tensors(new, comm, self.plan.device)
+            mean_([p.grad for p in new if p in claimed and p.grad is not None], comm)
+
+        self.together("new parameters", catch_up)
+
+    def _keep_up(self) -> None:
+        """Notice parameters that have been unfrozen, frozen, added or removed since the buckets were cut."""
+        trainable = (p for p in self.plan.model.parameters() if p.requires_grad)
+        if any(p is not q for p, q in zip_longest(trainable, self.plan.names)):
+            self._recut()
+
+    def state_dict(self) -> dict[str, Any]:
+        """See `Attachment.state_dict`."""
+        ranks = self.tracks[0].comm.size
+        return {
+            "version": 1,
+            "ranks": ranks,
+            "step": self.clock.step,
+            "rules": save_routes(self.routes, self.plan.names),
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """See `Attachment.load_state_dict`."""
+        load_routes(self.routes, self.plan.names, state["rules"], state["ranks"] == self.tracks[0].comm.size)
+        self.clock.step, self.steps.loaded = int(state["step"]), True
+        self.steps.launch_between()
+
+    def together(self, what: str, work: Callable[[Comm], Any]) -> Any:
+        """Do `work(comm)` on the first lane, as all ranks do, and wait for it."""
+        return together(what, work, self.tracks[0], self.monitor)
+
+    # What hooks do
+
+    def _before_step(self, optimizer: Optimizer, *_: Any) -> None:
+        if not self.steps.begun:
+            self._keep_up()
+        self.steps.before(optimizer)
+
+    def _after_step(self, optimizer: Optimizer, *_: Any) -> None:
+        if self.steps.after(optimizer):
+            self._backward.step_ended()
+
+    def _gradients_landed(self) -> None:
+        self._keep_up()
+        if not self.plan.optimizers:  # then every backward that lands is a step
+            self.clock.step += 1
+            self._backward.step_ended()
+
+    def _scale(self) -> Tensor | None:
+        scaler = self.plan.scaler
+        return scaler._scale if scaler is not None and scaler.is_enabled() else None
+
+    # The end
+
+    def finish(self) -> None:
+        """Wait for what is in the air (weights under way are dropped), and close groups and threads."""
+        if self.over:
+            return
+        self.remove_hooks()
+        try:
+            for runner in self.runners:
+                runner.finish()
+            for route in self.routes:
+                route.drop()
+        except BaseException as error:
+            self.abandon(error)
+            raise
+        self.over = True
+        self.monitor.leave(LEFT)
+        self._close(wait=True)
+
+    def remove_hooks(self) -> None:
+        """Take every hook out of the model and the optimizers."""
+        hooks, self._hooks = self._hooks, []
+        for hook in hooks:
+            hook.remove()
+
+    def abandon(self, error: BaseException) -> None:
+        """End without waiting for anybody, and tell the others why."""
+        if self.over:
+            return
+        self.over = True
+        self.remove_hooks()
+        self.monitor.leave(RAISED, f"{type(error).__name__}: {error}")
+        self._abort()
+        self._close(wait=False)
+
+    def _abort(self) -> None:
+        if self.tracks and self.tracks[0].comm.size > 1:
+            for comm in [*(track.comm for track in self.tracks), *([self.host] if self.host else [])]:
+                comm.abort()
+
+    def _close(self, wait: bool) -> None:
+        for track in self.tracks:
+            track.lane.close(wait)
+        if self.tracks and self.tracks[0].comm.size > 1:
+            for comm in [*(track.comm for track in self.tracks), *([self.host] if self.host else [])]:
+                comm.close()

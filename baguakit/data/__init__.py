@@ -1,0 +1,23 @@
+"""Load-balanced sampling and cached datasets."""
+
+from .cached import CachedDataset
+from .codec import Codec, Pickle, Plain
+from .counters import CacheReport
+from .samplers import LoadBalancedBatchSampler, LoadBalancedSampler
+from .stores import LMDBStore, MemoryStore, RedisStore, Store, StoreError, StoreStats
+
+__all__ = [
+    "CacheReport",
+    "CachedDataset",
+    "Codec",
+    "LMDBStore",
+    "LoadBalancedBatchSampler",
+    "LoadBalancedSampler",
+    "MemoryStore",
+    "Pickle",
+    "Plain",
+    "RedisStore",
+    "Store",
+    "StoreError",
+    "StoreStats",
+]

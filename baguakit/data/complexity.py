@@ -1,0 +1,121 @@
+"""What each sample costs: given as numbers, read from a file, or measured once by all ranks together."""
+
+from __future__ import annotations
+
+import io
+import logging
+import os
+from collections.abc import Callable, Iterable, Sequence, Sized
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from .files import replace_file
+from .ranks import Ranks
+
+Costs = npt.NDArray[np.float64]
+Complexity = Callable[[Any], float] | torch.Tensor | npt.NDArray[Any] | Sequence[float] | str | os.PathLike[str]
+
+log = logging.getLogger("baguakit")
+
+
+def complexities(dataset: Sized, complexity: Complexity, ranks: Ranks, file: str | os.PathLike[str] | None) -> Costs:
+    """The cost of every sample, float64 of shape (len(dataset),), equal on all ranks.
+
+    `complexity` is a tensor, array or sequence of numbers, the path of an `.npy` file that holds them, or a function
+    of one sample. A function is called once per sample: the ranks share the pass out (collective) under a progress
+    bar, and rank 0 keeps the result in `file`, where the next run finds it.
+    Raises ValueError or TypeError for costs that are not one finite, non-negative number per sample.
+    """
+    n = len(dataset)
+    if file is not None and not callable(complexity):
+        raise ValueError("complexity_file keeps what a function measured, and complexity is no function; leave it out")
+    if isinstance(complexity, (str, os.PathLike)):
+        return _checked(_load(Path(complexity)), n, f"the complexity file {os.fspath(complexity)!r}")
+    if not callable(complexity):
+        return _checked(complexity, n, "complexity")
+    if not ranks.known:
+        raise ValueError(
+            "complexity is a function and rank and num_replicas were given by hand, so it is not known which processes"
+            " share the pass over the dataset; pass group=, or compute the costs once and pass them or their file"
+        )
+    return _checked(_measured(dataset, complexity, ranks, None if file is None else Path(file)), n, "complexity")
+
+
+def _checked(values: Any, n: int, what: str) -> Costs:
+    try:
+        array = values.detach().cpu().double().numpy() if isinstance(values, torch.Tensor) else np.asarray(values)
+        costs = np.array(array, dtype=np.float64)
+    except (TypeError, ValueError) as error:
+        raise TypeError(f"{what} holds {type(values).__name__}, not one number per sample ({error})") from None
+    if costs.shape != (n,):
+        raise ValueError(f"{what} has shape {costs.shape} and the dataset {n} samples; give one number per sample")
+    wrong = np.flatnonzero(~(np.isfinite(costs) & (costs >= 0)))
+    if wrong.size:
+        raise ValueError(f"{what} of sample {wrong[0]} is {costs[wrong[0]]}; a cost is finite and not negative")
+    return costs
+
+
+def _load(path: Path) -> npt.NDArray[Any]:
+    try:
+        with path.open("rb") as file:
+            return np.lib.format.read_array(file, allow_pickle=False)
+    except FileNotFoundError:
+        raise ValueError(f"there is no complexity file {str(path)!r}; write one with numpy.save") from None
+    except (ValueError, EOFError) as error:
+        raise ValueError(f"the complexity file {str(path)!r} is no .npy array of numbers ({error})") from None
+
+
+def _measured(dataset: Sized, function: Callable[[Any], float], ranks: Ranks, file: Path | None) -> Any:
+    """`function` of every sample: rank 0's file if it is there, else each rank measures every size-th sample."""
+    which, sharers = ranks.share
+    (kept,) = _together(ranks, lambda: _load(file) if which == 0 and file and file.exists() else None)[:1]
+    if kept is not None:
+        return kept
+    costs = np.empty(len(dataset))
+    mine = range(which, len(dataset), sharers)
+    for r, share in enumerate(_together(ranks, lambda: _pass(dataset, function, mine, ranks))):
+        costs[r::sharers] = share
+    _together(ranks, lambda: _save(file, costs) if which == 0 and file else None)
+    return costs
+
+
+def _together(ranks: Ranks, action: Callable[[], Any]) -> list[Any]:
+    """The action's result on every rank; where one fails all raise, and none waits for it."""
+    result, text, cause = None, None, None
+    try:
+        result = action()
+    except Exception as error:
+        text, cause = f"{type(error).__name__}: {error}", error
+    outcomes = ranks.gather((result, text))
+    for rank, (_, failed) in enumerate(outcomes):
+        if failed is not None:
+            raise ValueError(f"the complexity of the dataset could not be had on rank {rank}: {failed}") from cause
+    return [result for result, _ in outcomes]
+
+
+def _pass(dataset: Any, function: Callable[[Any], float], mine: range, ranks: Ranks) -> Costs:
+    return np.array([float(function(dataset[i])) for i in _progress(mine, ranks)], dtype=np.float64)
+
+
+def _progress(mine: range, ranks: Ranks) -> Iterable[int]:
+    which, sharers = ranks.share
+    text = f"measuring the complexity of {len(mine)} samples on each of {sharers} ranks"
+    if which != 0:
+        return mine
+    try:
+        from tqdm import tqdm  # type: ignore[import-untyped,unused-ignore]
+    except ImportError:
+        log.warning("%s; pip install baguakit[data] for a progress bar", text)
+        return mine
+    return tqdm(mine, desc=text)  # type: ignore[no-any-return,unused-ignore]
+
+
+def _save(file: Path, costs: Costs) -> None:
+    content = io.BytesIO()
+    np.save(content, costs)
+    file.parent.mkdir(parents=True, exist_ok=True)
+    replace_file(file, content.getvalue())

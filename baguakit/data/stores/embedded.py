@@ -1,0 +1,218 @@
+"""Samples in one memory-mapped file per node."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import warnings
+import weakref
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from .base import Store, StoreError, StoreStats
+from .room import Room, enter_room, import_lmdb, leave_room, read_state
+
+if TYPE_CHECKING:
+    import lmdb
+
+DATASET = 16  # bytes of a key that name its dataset
+SPARE = 1 << 20  # bytes of a disk that are left free
+BATCH = 4096  # samples dropped in one transaction
+NETWORK = {"nfs", "nfs4", "cifs", "smb3", "lustre", "beegfs", "gpfs", "ceph", "afs", "glusterfs"}
+
+
+class LMDBStore(Store):
+    """Samples in the directory `path` on a disk of this node (or in its shared memory), shared by all its processes.
+
+    A killed process leaves it readable, and its claims free. After a crash of the machine it starts empty, unless it
+    had been closed. A full store drops the samples of datasets that no process has open, then keeps what it has and
+    takes no more: epochs sweep over a dataset, so the least recently used sample is the next to be needed.
+
+        path             a directory of its own, on no network file system; made if missing, readable to its owner only
+        capacity_bytes   of samples, with the pages that hold them; the file may be an eighth + 16 MiB larger.
+                         The same in all processes
+
+    Raises ValueError for a path on a network file system, or with an LMDB in it that is no store of samples.
+    """
+
+    def __init__(self, path: str | os.PathLike[str], capacity_bytes: int = 64 << 30) -> None:
+        self._lmdb = import_lmdb()
+        if capacity_bytes < 1 << 20:
+            raise ValueError(f"capacity_bytes is {capacity_bytes}; give at least 1 << 20, a mebibyte")
+        self.path, self.capacity_bytes = Path(path).expanduser().resolve(), capacity_bytes
+        _check_place(self.path)
+        self._start(Counter())
+
+    def _start(self, datasets: Counter[bytes]) -> None:
+        self._datasets = datasets
+        self._last: Room | None = None  # the room in which this store has entered its datasets
+        self._user = object()
+        weakref.finalize(self, _leave, self.path, self._user)
+
+    def __repr__(self) -> str:
+        return f"LMDBStore({str(self.path)!r}, capacity_bytes={self.capacity_bytes})"
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"path": self.path, "capacity_bytes": self.capacity_bytes, "datasets": self._datasets.copy()}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self._lmdb = import_lmdb()
+        self.path, self.capacity_bytes = state["path"], state["capacity_bytes"]
+        self._start(state["datasets"])
+
+    def _room(self) -> Room:
+        room = enter_room(self.path, self.capacity_bytes + self.capacity_bytes // 8 + (16 << 20), self._user)
+        if room is not self._last:
+            self._last = room
+            for dataset in self._datasets:
+                room.enter(dataset)
+        return room
+
+    @contextmanager
+    def _transaction(self, write: bool = False) -> Iterator[lmdb.Transaction[bytes]]:
+        try:
+            with self._room().env.begin(write=write) as transaction:
+                yield transaction
+        except self._lmdb.MapResizedError:
+            raise StoreError(f"{self!r} is open elsewhere with a larger capacity_bytes; give all the same") from None
+        except self._lmdb.Error as error:
+            raise StoreError(f"the LMDB store at {self.path} failed: {error}") from error
+
+    def get(self, key: bytes) -> bytes | None:
+        with self._transaction() as transaction:
+            return transaction.get(key)
+
+    def get_many(self, keys: Sequence[bytes]) -> list[bytes | None]:
+        with self._transaction() as transaction:
+            return [transaction.get(key) for key in keys]
+
+    def put(self, key: bytes, value: bytes) -> bool:
+        with self._room().writing:
+            if self._written(key, value):
+                return True
+            return self._drop_idle() and self._written(key, value)
+
+    def _written(self, key: bytes, value: bytes) -> bool:
+        try:
+            with self._transaction(write=True) as transaction:
+                stat = transaction.stat()
+                more = len(value) + 3 * stat["psize"]
+                if _used(stat) + more > self.capacity_bytes or self._free() < more + SPARE:
+                    return False
+                return transaction.put(key, value)
+        except StoreError as error:
+            full = (self._lmdb.MapFullError, self._lmdb.TxnFullError, self._lmdb.DiskError)
+            if isinstance(error.__cause__, full) or self._free() < len(value) + SPARE:
+                return False
+            raise
+
+    def _free(self) -> int:
+        return shutil.disk_usage(self.path).free
+
+    def _drop_idle(self) -> bool:
+        """Drop the samples of datasets that no process has open; whether there were any."""
+        room, idle = self._room(), list[bytes]()
+        with self._transaction() as transaction:
+            cursor = transaction.cursor()
+            found = cursor.first()
+            while found:
+                dataset = cursor.key()[:DATASET]
+                if room.is_idle(dataset):
+                    idle.append(dataset)
+                found = cursor.set_range(dataset + b"\xff" * 32)
+        for dataset in idle:
+            self._drop(dataset)
+        return bool(idle)
+
+    def _drop(self, prefix: bytes) -> None:
+        left = True
+        while left:
+            with self._transaction(write=True) as transaction:
+                cursor = transaction.cursor()
+                left = cursor.set_range(prefix) if prefix else cursor.first()
+                for _ in range(BATCH):
+                    left = left and cursor.key().startswith(prefix)
+                    if not left:
+                        break
+                    left = cursor.delete() and bool(cursor.key())
+
+    @contextmanager
+    def claim(self, key: bytes) -> Iterator[None]:
+        with ExitStack() as held:
+            with suppress(StoreError, OSError):
+                held.enter_context(self._room().claim(key))
+            yield
+
+    def stats(self) -> StoreStats:
+        with self._transaction() as transaction:
+            stat = transaction.stat()
+        return StoreStats(stat["entries"], _used(stat), self.capacity_bytes)
+
+    def clear(self, namespace: bytes = b"") -> None:
+        with self._room().writing:
+            self._drop(namespace)
+
+    def enter(self, namespace: bytes) -> None:
+        self._datasets[namespace] += 1
+        if self._datasets[namespace] == 1 and self._last is not None:
+            last = self._last
+            if self._room() is last:  # a new room has been told of all datasets
+                last.enter(namespace)
+
+    def leave(self, namespace: bytes) -> None:
+        self._datasets[namespace] -= 1
+        if self._datasets[namespace] <= 0:
+            del self._datasets[namespace]
+            if self._last is not None and self._last.pid == os.getpid():
+                self._last.leave(namespace)
+
+    def flush(self) -> None:
+        try:
+            self._room().env.sync(True)
+        except self._lmdb.Error as error:
+            raise StoreError(f"the LMDB store at {self.path} cannot be flushed: {error}") from error
+
+    def close(self) -> None:
+        """Sync what all processes wrote and let go; the last to close marks the store whole."""
+        try:
+            if read_state(self.path) is not None:
+                self._room()
+        except StoreError as error:
+            warnings.warn(str(error), RuntimeWarning, stacklevel=2)
+        _leave(self.path, self._user)
+        self._last = None
+
+
+def _leave(path: Path, user: object) -> None:
+    try:
+        leave_room(path, user)
+    except StoreError as error:
+        warnings.warn(str(error), RuntimeWarning, stacklevel=3)
+
+
+def _used(stat: Any) -> int:
+    """Bytes of the pages that hold samples."""
+    return int((stat["branch_pages"] + stat["leaf_pages"] + stat["overflow_pages"]) * stat["psize"])
+
+
+def _check_place(path: Path) -> None:
+    if path.exists() and not path.is_dir():
+        raise ValueError(f"{path} is a file; LMDBStore wants a directory of its own")
+    if (path / "data.mdb").exists() and read_state(path) is None:
+        raise ValueError(f"{path} holds an LMDB that is no store of samples; give a directory of its own")
+    kind = _file_system(path)
+    if kind in NETWORK or kind.startswith("fuse."):
+        raise ValueError(f"{path} is on {kind}, which memory maps of several nodes would break; give a local directory")
+
+
+def _file_system(path: Path) -> str:
+    """The kind of file system that `path` is on; "" where the system does not say."""
+    try:
+        mounts = [line.split() for line in Path("/proc/self/mounts").read_text().splitlines()]
+    except OSError:
+        return ""
+    found = [(len(mount[1]), i, mount[2]) for i, mount in enumerate(mounts) if path.is_relative_to(mount[1])]
+    return max(found)[2] if found else ""

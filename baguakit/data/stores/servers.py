@@ -1,0 +1,209 @@
+"""Samples in one or several Redis servers, shared by several nodes."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from functools import partial
+from hashlib import blake2b
+from typing import Any, TypeVar
+from urllib.parse import urlsplit
+
+from .base import Store, StoreError, StoreStats
+
+T = TypeVar("T")
+
+GLOB, LITERAL = r"([*?\[\]^\\])", r"\\\1"  # what Redis reads as a pattern, and as itself
+DATASET = 16  # bytes of a key that name its dataset
+
+
+def import_redis() -> Any:
+    try:
+        import redis
+    except ImportError:
+        raise ImportError("RedisStore needs the redis package: pip install baguakit[data]") from None
+    return redis
+
+
+class RedisStore(Store):
+    """Samples in Redis servers that you run; each sample on one of them, chosen by rendezvous hashing (Thaler and
+    Ravishankar 1998), so that adding or removing one of n servers moves 1/n of the samples.
+
+    The limit and the eviction rule are the servers' `maxmemory` and `maxmemory-policy`. With `noeviction` a full server
+    keeps what it has and samples beyond are recomputed; `allkeys-random` suits several datasets; an LRU policy evicts
+    in every epoch what the next needs first. A server that is away costs one `timeout`, is left alone for
+    `retry_seconds`, and its samples are recomputed.
+
+        hosts          "host:port", "redis://…", "rediss://…" (TLS) or "unix://…", or several; the same on all nodes
+        username, password, db     as in Redis; the password is never shown
+        tls, ca_file, cert_file, key_file     TLS, the authority to trust, and a certificate of our own
+        expire_seconds   how long a sample is kept without being written again; None for ever
+        claim_seconds    the longest that other processes wait for one to compute a sample
+        prefix           the beginning of all keys
+    """
+
+    def __init__(
+        self,
+        hosts: str | Sequence[str] = "127.0.0.1:6379",
+        *,
+        username: str | None = None,
+        password: str | None = None,
+        db: int = 0,
+        tls: bool = False,
+        ca_file: str | None = None,
+        cert_file: str | None = None,
+        key_file: str | None = None,
+        timeout: float = 5.0,
+        retry_seconds: float = 30.0,
+        expire_seconds: int | None = None,
+        claim_seconds: float = 60.0,
+        prefix: str = "baguakit",
+    ) -> None:
+        import_redis()
+        tls = tls or ca_file is not None or cert_file is not None
+        self._urls = [_url(host, tls) for host in ([hosts] if isinstance(hosts, str) else hosts)]
+        self.hosts = [_shown(url) for url in self._urls]
+        if not self.hosts or len(set(self.hosts)) < len(self.hosts):
+            raise ValueError(f"hosts is {self.hosts}; give at least one Redis server, and none twice")
+        options = {"username": username, "password": password, "db": db}
+        files = {"ssl_ca_certs": ca_file, "ssl_certfile": cert_file, "ssl_keyfile": key_file}
+        self._options = {name: value for name, value in options.items() if value is not None}
+        self._tls_options = {name: value for name, value in files.items() if value is not None}
+        self.timeout, self.retry_seconds, self.expire_seconds = timeout, retry_seconds, expire_seconds
+        self.claim_seconds, self.prefix = claim_seconds, prefix
+        self._connect()
+
+    def _connect(self) -> None:
+        self._redis = import_redis()
+        self._clients = [self._client(url) for url in self._urls]
+        self._away = [(0.0, "")] * len(self._urls)  # until when a server is left alone, and why
+
+    def _client(self, url: str) -> Any:
+        retry = self._redis.retry.Retry(self._redis.backoff.NoBackoff(), 1)  # once: an idle connection may be gone
+        wait = {"socket_timeout": self.timeout, "socket_connect_timeout": self.timeout}
+        tls = self._tls_options if url.startswith("rediss:") else {}
+        return self._redis.Redis.from_url(url, retry=retry, **wait, **self._options, **tls)
+
+    def __repr__(self) -> str:
+        return f"RedisStore({self.hosts}, prefix={self.prefix!r})"
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {k: v for k, v in self.__dict__.items() if k not in ("_redis", "_clients", "_away")}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._connect()
+
+    def host_of(self, key: bytes) -> int:
+        """Which of the hosts holds `key`: the one for which hash(host, key) is largest."""
+        return max(range(len(self.hosts)), key=lambda i: blake2b(key, key=_seed(self.hosts[i]), digest_size=8).digest())
+
+    def _name(self, key: bytes) -> str:
+        return f"{self.prefix}:{key[:DATASET].hex()}:{key[DATASET:].hex()}"
+
+    def _ask(self, host: int, question: Callable[[Any], T]) -> T:
+        """The answer of one server; StoreError, at once, from one that did not answer a short while ago."""
+        until, reason = self._away[host]
+        if time.monotonic() < until:
+            raise StoreError(reason)
+        try:
+            return question(self._clients[host])
+        except self._redis.exceptions.OutOfMemoryError:
+            raise
+        except (self._redis.RedisError, OSError) as error:
+            reason = f"Redis at {self.hosts[host]} failed: {type(error).__name__}: {error}"
+            self._away[host] = time.monotonic() + self.retry_seconds, reason
+            raise StoreError(reason) from error
+
+    def get(self, key: bytes) -> bytes | None:
+        answer: bytes | None = self._ask(self.host_of(key), lambda client: client.get(self._name(key)))
+        return answer
+
+    def get_many(self, keys: Sequence[bytes]) -> list[bytes | None]:
+        """As `get`, in one round trip per server."""
+        by_host: dict[int, list[int]] = {}
+        for i, key in enumerate(keys):
+            by_host.setdefault(self.host_of(key), []).append(i)
+        found: list[bytes | None] = [None] * len(keys)
+        for host, places in by_host.items():
+            names = [self._name(keys[i]) for i in places]
+            for i, value in zip(places, self._ask(host, partial(_mget, names=names)), strict=True):
+                found[i] = value
+        return found
+
+    def put(self, key: bytes, value: bytes) -> bool:
+        try:
+            self._ask(self.host_of(key), lambda c: c.set(self._name(key), value, ex=self.expire_seconds))
+        except self._redis.exceptions.OutOfMemoryError:
+            return False
+        return True
+
+    @contextmanager
+    def claim(self, key: bytes) -> Iterator[None]:
+        with ExitStack() as held:
+            with suppress(StoreError, self._redis.exceptions.OutOfMemoryError):
+                self._ask(self.host_of(key), lambda client: self._claimed(client, key, held))
+            yield
+
+    def _claimed(self, client: Any, key: bytes, held: ExitStack) -> None:
+        lock = client.lock(f"{self._name(key)}:claim", timeout=self.claim_seconds, sleep=0.005)
+        if lock.acquire(blocking_timeout=self.claim_seconds):
+            held.callback(_released, lock, (self._redis.RedisError, OSError))
+
+    def stats(self) -> StoreStats:
+        """Over all servers, with whatever else they hold."""
+        entries = sum(self._ask(i, lambda client: client.dbsize()) for i in range(len(self.hosts)))
+        memory = [self._ask(i, lambda client: client.info("memory")) for i in range(len(self.hosts))]
+        limits = [m["maxmemory"] for m in memory]
+        return StoreStats(entries, sum(m["used_memory"] for m in memory), sum(limits) if all(limits) else None)
+
+    def clear(self, namespace: bytes = b"") -> None:
+        pattern = f"{re.sub(GLOB, LITERAL, self.prefix)}:{namespace.hex()}*"
+        for host in range(len(self.hosts)):
+            self._ask(host, lambda client: _unlink(client, pattern))
+
+    def close(self) -> None:
+        for client in self._clients:
+            client.close()
+
+
+def _mget(client: Any, names: list[str]) -> list[bytes | None]:
+    return list(client.mget(names))
+
+
+def _released(lock: Any, errors: tuple[type[BaseException], ...]) -> None:
+    with suppress(*errors):  # expired, or the server is gone: it is free
+        lock.release()
+
+
+def _unlink(client: Any, pattern: str) -> None:
+    batch: list[bytes] = []
+    for name in client.scan_iter(pattern, count=1000):
+        batch.append(name)
+        if len(batch) == 1000:
+            client.unlink(*batch)
+            batch.clear()
+    if batch:
+        client.unlink(*batch)
+
+
+def _seed(host: str) -> bytes:
+    return blake2b(host.encode(), digest_size=32).digest()
+
+
+def _url(host: str, tls: bool) -> str:
+    if "://" not in host:
+        return f"{'rediss' if tls else 'redis'}://{host}"
+    if host.split("://")[0] not in ("redis", "rediss", "unix"):
+        raise ValueError(f"{_shown(host)} is no Redis address; give host:port, redis://…, rediss://… or unix://…")
+    if tls and host.startswith("redis://"):
+        raise ValueError(f"{_shown(host)} is without TLS and TLS was asked for; write rediss://")
+    return host
+
+
+def _shown(url: str) -> str:
+    """The address without user and password."""
+    parts = urlsplit(url)
+    return f"{parts.netloc.rpartition('@')[2]}{parts.path}"

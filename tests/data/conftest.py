@@ -1,0 +1,6 @@
+"""What the tests of `data` share."""
+
+from hypothesis import settings
+
+settings.register_profile("busy", deadline=None)  # other processes may take the cores: time is no property here
+settings.load_profile("busy")

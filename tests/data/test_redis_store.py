@@ -1,0 +1,135 @@
+"""The store in Redis servers: passwords, TLS, several hosts, full, killed in the middle of a run."""
+
+import sys
+import time
+from collections import Counter
+
+import pytest
+from redis_server import Server
+
+from baguakit.data import CachedDataset, RedisStore, StoreError
+
+A = b"a" * 16
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory):
+    with Server(tmp_path_factory.mktemp("redis")) as server:
+        yield server
+
+
+def test_a_password_is_needed_accepted_and_never_shown(server):
+    for store in (
+        RedisStore(server.address, password=server.password),
+        RedisStore("redis://:secret%20%26%20long@" + server.address),
+        RedisStore(f"redis://{server.address}/1", username="default", password=server.password),
+    ):
+        assert store.put(A, b"x") and store.get(A) == b"x"
+        assert "secret" not in repr(store) and server.address in repr(store)
+    for password in (None, "wrong"):
+        with pytest.raises(StoreError, match=f"Redis at {server.address} failed: Authentication") as failure:
+            RedisStore(server.address, password=password).get(A)
+        assert "wrong" not in str(failure.value).replace("WRONGPASS", "").replace("wrong number", "")
+
+
+def test_tls_is_spoken_and_strangers_are_not_trusted(tmp_path):
+    with Server(tmp_path, tls=True) as server:
+        known = {"password": server.password, "ca_file": server.ca_file}
+        for address in (server.address, f"rediss://{server.address}"):
+            store = RedisStore(address, **known)
+            assert store.put(A, b"x") and store.get(A) == b"x"
+        with pytest.raises(StoreError, match="certificate"):
+            RedisStore(server.address, password=server.password, tls=True).get(A)
+        with pytest.raises(StoreError):
+            RedisStore(server.address, password=server.password, timeout=0.5).get(A)
+    with pytest.raises(ValueError, match="without TLS and TLS was asked for; write rediss://"):
+        RedisStore("redis://:secret@far:6379", **known)
+
+
+def test_addresses_are_refused_in_words():
+    with pytest.raises(ValueError, match="far:1 is no Redis address") as failure:
+        RedisStore("http://user:secret@far:1")
+    assert "secret" not in str(failure.value)
+    for hosts in ([], ["a:1", "redis://a:1"]):
+        with pytest.raises(ValueError, match="at least one Redis server, and none twice"):
+            RedisStore(hosts)
+
+
+def test_a_new_host_takes_its_share_and_moves_no_other_sample():
+    four = RedisStore([f"host{i}:6379" for i in range(4)])
+    five = RedisStore([f"host{i}:6379" for i in [4, 2, 0, 3, 1]])  # in another order
+    keys = [A + i.to_bytes(8, "big") for i in range(5000)]
+    before = [four.hosts[four.host_of(key)] for key in keys]
+    after = [five.hosts[five.host_of(key)] for key in keys]
+    moved = [new for old, new in zip(before, after, strict=True) if old != new]
+    assert set(moved) == {"host4:6379"} and abs(len(moved) / 5000 - 1 / 5) < 0.02
+    assert all(abs(share / 5000 - 1 / 5) < 0.02 for share in Counter(after).values())
+
+
+def test_a_full_server_keeps_what_it_has(tmp_path):
+    with Server(tmp_path, maxmemory="5mb", maxmemory_policy="noeviction") as server:
+        store = RedisStore(server.address, password=server.password)
+        cached = CachedDataset([bytes([i]) * 100_000 for i in range(100)], store)
+        with pytest.warns(RuntimeWarning, match="is full") as warned:
+            assert [cached[i] for i in range(100)] == cached.dataset
+        assert len(warned) == 1 and 20 < cached.report().not_stored < 90
+        assert [cached[i] for i in range(100)] == cached.dataset
+        assert cached.report().hits == 100 - cached.report().not_stored // 2
+        assert store.stats().capacity == 5 << 20
+
+
+def test_killed_in_the_middle_it_costs_time_and_comes_back(tmp_path):
+    (tmp_path / "one").mkdir()
+    (tmp_path / "two").mkdir()
+    with Server(tmp_path / "one") as one, Server(tmp_path / "two") as two:
+        store = RedisStore([one.address, two.address], password=one.password, timeout=1.0, retry_seconds=0.5)
+        cached = CachedDataset([i * i for i in range(60)], store)
+        for batch in ([cached[i] for i in range(60)], cached.__getitems__(range(60))):
+            assert batch == cached.dataset
+        assert cached.report().misses == cached.report().hits == 60
+        one.kill()
+        with pytest.warns(RuntimeWarning, match=f"Redis at {one.address} failed") as warned:
+            assert [cached[i] for i in range(60)] == cached.dataset
+            assert cached.__getitems__(range(60)) == cached.dataset
+        assert len(warned) == 1 and cached.report().errors > 0
+        lost = cached.report().misses - 60
+        assert 2 * 15 < lost < 2 * 45  # one host's share, twice; the other's are hits
+        one.start()
+        time.sleep(0.6)
+        before = cached.report()
+        for _ in range(2):
+            assert [cached[i] for i in range(60)] == cached.dataset
+        assert cached.report().misses - before.misses == lost // 2
+        assert cached.report().errors == before.errors
+
+
+def test_a_prefix_is_taken_literally(server):
+    stores = [RedisStore(server.address, password=server.password, prefix=p) for p in ("a*", "ab", "[x]\\")]
+    for store in stores:
+        store.put(A, store.prefix.encode())
+    stores[0].clear()
+    assert [store.get(A) for store in stores] == [None, b"ab", b"[x]\\"]
+    stores[2].clear(A)
+    assert stores[2].get(A) is None and stores[1].get(A) == b"ab"
+
+
+def test_samples_expire_on_request(server):
+    store = RedisStore(server.address, password=server.password, expire_seconds=1)
+    store.put(A + b"soon", b"x")
+    assert store.get(A + b"soon") == b"x"
+    time.sleep(1.1)
+    assert store.get(A + b"soon") is None
+
+
+def test_a_claim_of_a_dead_process_expires(server):
+    store = RedisStore(server.address, password=server.password, claim_seconds=0.3)
+    store.claim(A).__enter__()  # and never left
+    begun = time.monotonic()
+    with store.claim(A):
+        assert time.monotonic() - begun < 1.0
+
+
+def test_without_the_package_one_sentence_says_what_to_install(monkeypatch):
+    monkeypatch.setitem(sys.modules, "redis", None)
+    with pytest.raises(ImportError, match=r"RedisStore needs the redis package: pip install baguakit\[data\]"):
+        RedisStore()

@@ -1,0 +1,128 @@
+"""What every store does."""
+
+import copy
+import pickle
+import threading
+
+import pytest
+from redis_server import Server
+
+from baguakit.data import LMDBStore, MemoryStore, RedisStore
+
+A, B = b"a" * 16, b"b" * 16
+
+
+@pytest.fixture(scope="module")
+def servers(tmp_path_factory):
+    with Server(tmp_path_factory.mktemp("one")) as one, Server(tmp_path_factory.mktemp("two")) as two:
+        yield [one, two]
+
+
+@pytest.fixture(params=["memory", "lmdb", "redis", "two redis"])
+def store(request, tmp_path):
+    if request.param == "memory":
+        yield MemoryStore()
+    elif request.param == "lmdb":
+        pytest.importorskip("lmdb")
+        with LMDBStore(tmp_path / "store") as store:
+            yield store
+    else:
+        servers = request.getfixturevalue("servers")[: 1 + ("two" in request.param)]
+        with RedisStore([s.address for s in servers], password=servers[0].password) as store:
+            store.clear()
+            yield store
+
+
+def test_it_gives_back_what_was_put(store):
+    assert store.get(A + b"1") is None
+    values = {A + bytes([i]): bytes([i]) * (1000 * i) for i in range(20)}
+    for key, value in values.items():
+        assert store.put(key, value)
+    assert {key: store.get(key) for key in values} == values
+    assert store.get_many([*values, B + b"x"]) == [*values.values(), None]
+    assert store.stats().entries == 20 and store.stats().bytes >= sum(map(len, values.values()))
+    assert store.put(A + b"\1", b"new") and store.get(A + b"\1") == b"new"
+
+
+def test_one_dataset_is_cleared_without_the_other(store):
+    for i in range(30):
+        store.put(A + bytes([i]), b"a")
+        store.put(B + bytes([i]), b"b")
+    store.clear(A)
+    assert store.stats().entries == 30
+    assert store.get(A + b"\0") is None and store.get(B + b"\0") == b"b"
+    store.clear()
+    assert store.stats().entries == 0
+
+
+def test_it_travels_to_other_processes_as_its_settings(store):
+    store.put(A, b"x")
+    for other in (copy.copy(store), pickle.loads(pickle.dumps(store))):
+        assert repr(other) == repr(store)
+        assert other.get(A) == (b"x" if store.shared else None)
+    assert "secret" not in repr(store)
+
+
+def test_it_opens_again_after_closing(store):
+    store.put(A, b"x")
+    store.close()
+    store.close()
+    assert store.get(A) == b"x"
+
+
+def test_one_thread_at_a_time_holds_a_claim(store):
+    inside, most, turns = [], [], []
+
+    def work():
+        for _ in range(5):
+            with store.claim(A):
+                inside.append(1)
+                most.append(len(inside))
+                inside.pop()
+                turns.append(1)
+
+    threads = [threading.Thread(target=work) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert max(most) == 1 and len(turns) == 20
+
+
+def test_claims_of_two_keys_do_not_wait_for_each_other(store):
+    with store.claim(A), store.claim(B):
+        pass
+
+
+def test_a_claim_is_free_after_an_error(store):
+    with pytest.raises(KeyError), store.claim(A):
+        raise KeyError
+    with store.claim(A):
+        pass
+
+
+@pytest.mark.parametrize("make", [lambda path, n: MemoryStore(n), LMDBStore], ids=["memory", "lmdb"])
+def test_a_full_store_keeps_what_it_has_and_drops_only_idle_datasets(make, tmp_path):
+    if make is LMDBStore:
+        pytest.importorskip("lmdb")
+    store = make(tmp_path / "store", 1 << 20)
+    store.enter(A)
+    value = bytes(10_000)
+    kept = [i for i in range(200) if store.put(A + bytes([i]), value)]
+    assert 50 < len(kept) < 110 and kept == list(range(len(kept)))
+    assert store.stats().bytes <= store.stats().capacity == 1 << 20
+    store.enter(B)
+    assert not store.put(B, value)  # A is in use
+    store.leave(A)
+    assert store.put(B, value)  # A is not, and goes
+    assert store.get(A + b"\0") is None and store.get(B) == value
+    assert store.stats().entries == 1
+    assert not store.put(B + b"x", bytes(2 << 20))  # never fits
+    assert store.get(B) == value
+
+
+def test_limits_are_refused_in_words(tmp_path):
+    with pytest.raises(ValueError, match="capacity_bytes is 0"):
+        MemoryStore(0)
+    with pytest.raises(ValueError, match="capacity_bytes is 1000; give at least 1 << 20"):
+        LMDBStore(tmp_path, 1000)
