@@ -70,17 +70,17 @@ def test_ranks_that_stop_at_different_steps():
     assert min(many, also) > few
 
 
-def test_models_agree_after_merge():
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_models_agree_after_merge(dtype):
     def run():
         import torch.distributed as dist
 
         import baguakit as bk
 
-        model = net()
+        model = net(dtype)
         optimizer = sgd(model.parameters(), lr=0.01)
-        rules = (bk.during_backward(bk.stages.Mean(), stop=5), bk.free_running(bk.stages.Mean(), start=5))
         losses = []
-        with bk.attach(model, optimizer, rules) as att:
+        with bk.attach(model, optimizer, bk.algorithms.async_model_average(warmup_steps=5)):
             for step in range(60 + 20 * dist.get_rank()):
                 optimizer.zero_grad()
                 value = loss(model, dist.get_rank(), step)
@@ -93,6 +93,30 @@ def test_models_agree_after_merge():
 
     for apart, first, last in ranks(3, run):
         assert apart < 1e-6 and last < first
+
+
+def test_a_flight_by_hand():
+    """x ← x + (mean of what was launched − what this rank launched), whatever x does meanwhile."""
+
+    def run():
+        import torch.distributed as dist
+
+        import baguakit as bk
+
+        x = torch.full((2, 3), float(dist.get_rank()))
+        flight = bk.primitives.launch(bk.stages.Mean(), x, bk.Comm())
+        if dist.get_rank() == 0:
+            time.sleep(0.3)
+        x += 10
+        while not flight.done():
+            time.sleep(0.01)
+        moved = flight.land_(x).clone()
+        y = torch.full((4,), float(dist.get_rank()))
+        still = bk.primitives.launch(bk.stages.Mean(), y, bk.Comm()).land_(y)
+        return moved, still
+
+    for moved, still in ranks(3, run):
+        assert torch.equal(moved, torch.full((2, 3), 11.0)) and torch.equal(still, torch.ones(4))
 
 
 def test_the_interval_is_kept():

@@ -1,0 +1,196 @@
+"""Primitives on tensors and lists of tensors against their equations."""
+
+import pytest
+import torch
+from pool import ranks
+
+FLOATS = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
+
+
+def draw(rank, n, dtype=torch.float32):
+    return torch.randn(n, generator=torch.Generator().manual_seed(rank)).to(dtype)
+
+
+def test_mean_takes_any_tensor_and_lists():
+    def run():
+        import torch.distributed as dist
+
+        import baguakit as bk
+
+        r, comm = float(dist.get_rank()), bk.Comm()
+        transposed = torch.full((3, 2), r).T
+        mixed = [torch.full((2, 2), r), torch.full((3,), r, dtype=torch.float64), torch.tensor(r), torch.empty(0)]
+        for x in (transposed, mixed, [], torch.empty(0)):
+            assert bk.primitives.mean_(x, comm) is x
+        for bad in (torch.ones(2, dtype=torch.int64), [torch.ones(2), 3.0], torch.ones(2).to_sparse()):
+            with pytest.raises(TypeError):
+                bk.primitives.mean_(bad, comm)
+        return all(bool((x == 1).all()) for x in [transposed, *mixed])
+
+    assert ranks(3, run) == [True] * 3
+
+
+@pytest.mark.parametrize("n", [2, 3, 4])
+@pytest.mark.parametrize("length", [0, 1, 5, 64, 1000, 4097])
+def test_compressed_mean_is_within_two_quantizations(n, length):
+    """|result − mean| ≤ mean over ranks of (half a step) + half a step of the mean, by block of the whole tensor."""
+
+    def run():
+        import torch.distributed as dist
+
+        import baguakit as bk
+
+        comm = bk.Comm()
+        worst = []
+        for dtype in (torch.float32, torch.float64):
+            x = draw(dist.get_rank(), length, dtype)
+            result = bk.primitives.compressed_mean_(x.clone(), bk.compressors.MinMaxUInt8(block=64), comm)
+            everyone = torch.stack([t.double() for t in comm.gather_objects(x)])
+            mean = everyone.mean(0)
+            if length:
+                spread = (everyone.amax(1) - everyone.amin(1)).mean() + (mean.max() - mean.min())
+                worst.append(float((result.double() - mean).abs().max() / (spread / 510 * 1.001 + 1e-6)))
+            everywhere = comm.gather_objects(result)
+            assert all(torch.equal(everywhere[0], other) for other in everywhere)
+        return worst
+
+    assert all(w <= 1 for worst in ranks(n, run) for w in worst)
+
+
+@pytest.mark.parametrize("n", [2, 3, 4])
+@pytest.mark.parametrize("length", [1, 200, 4097, 300_001])
+def test_what_is_lost_is_in_the_residuals(n, length):
+    """Σ_r residual_r = Σ_r x_r − n · result, pieces, padding and fall-back included."""
+
+    def run():
+        import torch.distributed as dist
+
+        import baguakit as bk
+
+        comm = bk.Comm()
+        x, residual = draw(dist.get_rank(), length), torch.full((length,), float("nan"))
+        result = bk.primitives.compressed_mean_(x.clone(), bk.compressors.MinMaxUInt8(), comm, residual=residual)
+        lost, total = residual.double(), x.double()
+        dist.all_reduce(lost)
+        dist.all_reduce(total)
+        return float((lost - (total - n * result.double())).abs().max())
+
+    assert all(error < 1e-5 for error in ranks(n, run))
+
+
+@pytest.mark.parametrize("dtype", FLOATS)
+def test_sixteen_bits_on_the_wire_are_summed_in_fp32(dtype):
+    def run():
+        import torch.distributed as dist
+
+        import baguakit as bk
+
+        comm = bk.Comm()
+        x = draw(dist.get_rank(), 999, dtype)
+        result = bk.primitives.compressed_mean_(x.clone(), bk.compressors.BFloat16(), comm)
+        rows = [t.bfloat16().float() for t in comm.gather_objects(x)]
+        total = torch.zeros(999)
+        for row in rows:
+            total += row
+        return torch.equal(result, (total / torch.tensor([3.0])).bfloat16().to(dtype))
+
+    assert ranks(3, run) == [True] * 3
+
+
+def test_a_handful_of_values_travels_as_it_is():
+    """Where codes and ranges would be more bytes than the values, the mean is exact."""
+
+    def run():
+        import torch.distributed as dist
+
+        import baguakit as bk
+
+        x, sent = draw(dist.get_rank(), 7), {}
+        comm = bk.Comm().stand(0, 0, 0, sent)
+        exact = bk.primitives.mean_(x.clone(), bk.Comm())
+        return torch.equal(bk.primitives.compressed_mean_(x, bk.compressors.MinMaxUInt8(), comm), exact), sent
+
+    assert ranks(4, run) == [(True, {"flat": 2 * 3 / 4 * 28})] * 4
+
+
+@pytest.mark.parametrize("n", [2, 4])
+def test_a_compressed_mean_sends_a_quarter(n):
+    def run():
+        import torch.distributed as dist
+
+        import baguakit as bk
+
+        sent, length = {}, 1 << 20
+        comm = bk.Comm().stand(0, 0, 0, sent)
+        bk.primitives.compressed_mean_(draw(dist.get_rank(), length), bk.compressors.MinMaxUInt8(), comm)
+        return sent["flat"] / (2 * (n - 1) / n * 4 * length)
+
+    assert all(0.25 < ratio < 0.256 for ratio in ranks(n, run))
+
+
+def test_nan_and_inf_are_passed_on_and_never_spread_beyond_their_block():
+    def run():
+        import torch.distributed as dist
+
+        import baguakit as bk
+
+        x = draw(dist.get_rank(), 4096)
+        if dist.get_rank() == 1:
+            x[100], x[3000] = float("nan"), float("inf")
+        result = bk.primitives.compressed_mean_(x, bk.compressors.MinMaxUInt8(block=64), bk.Comm())
+        return (~result.isfinite()).nonzero().flatten().tolist()
+
+    for broken in ranks(2, run):
+        assert {100, 3000} <= set(broken) and len(broken) <= 2 * 64
+
+
+@pytest.mark.parametrize("dtype", FLOATS)
+def test_neighbors_are_summed_in_fp32(dtype):
+    def run():
+        import torch.distributed as dist
+
+        import baguakit as bk
+
+        comm = bk.Comm()
+        x = draw(dist.get_rank(), 500, dtype)
+        rows = comm.gather_objects(x.clone())
+        r, wide = dist.get_rank(), torch.float64 if dtype == torch.float64 else torch.float32
+        expected = rows[r].to(wide) * (1 / 3)
+        for peer in sorted({(r - 1) % 4, (r + 1) % 4}):
+            expected = expected + rows[peer].to(wide) * (1 / 3)
+        bk.primitives.neighbor_mean_(x, bk.topology.Ring(), comm)
+        error = (x.double() - expected.to(dtype).double()).abs().max()
+        return float(error), float(torch.finfo(dtype).eps) * 4
+
+    for error, allowed in ranks(4, run):
+        assert error <= allowed
+
+
+def test_a_periodic_topology_wants_a_round():
+    def run():
+        import baguakit as bk
+
+        with pytest.raises(ValueError, match="stands at no round"):
+            bk.primitives.neighbor_mean_(torch.ones(3), bk.topology.OnePeerExponential(), bk.Comm())
+        bk.primitives.neighbor_mean_(torch.ones(3), bk.topology.Ring(), bk.Comm())
+
+    ranks(3, run)
+
+
+def test_stochastic_rounding_draws_differ_by_rank():
+    """With the same draws on all ranks the error of the mean would not fall with their number."""
+
+    def run():
+        import baguakit as bk
+
+        compressor = bk.compressors.MinMaxUInt8(block=64, stochastic=True)
+        x = torch.linspace(-1, 1, 4 * 640)
+        errors = []
+        for round in range(200):
+            comm = bk.Comm().at(round)
+            errors.append(bk.primitives.compressed_mean_(x.clone(), compressor, comm) - x)
+        errors = torch.stack(errors)
+        return float(errors.mean(0).abs().max()), float(errors.abs().max())
+
+    for bias, worst in ranks(4, run):
+        assert bias < worst / 3

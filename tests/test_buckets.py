@@ -1,0 +1,75 @@
+"""Parameters as one flat tensor, and back."""
+
+import pytest
+import torch
+from baguakit import Bucket
+from baguakit.buckets import split
+from torch import nn
+
+
+def params():
+    torch.manual_seed(0)
+    return [nn.Parameter(torch.randn(shape)) for shape in ((3, 4), (5,), (), (2, 3, 2))]
+
+
+def test_load_and_store_are_inverse():
+    ps = params()
+    bucket = Bucket(ps, multiple_of=16)
+    before = [p.detach().clone() for p in ps]
+    flat = bucket.load("data")
+    assert flat.shape == (32,) and torch.equal(flat[:30], torch.cat([p.flatten() for p in before]))
+    assert not flat[30:].any()
+    flat.mul_(2)
+    bucket.store("data")
+    assert all(torch.equal(p, 2 * old) for p, old in zip(ps, before, strict=True))
+
+
+def test_gradients_become_views_and_are_not_copied_again():
+    ps = params()
+    bucket = Bucket(ps, multiple_of=7)
+    ps[0].grad = torch.ones(3, 4)
+    flat = bucket.load("grad")
+    assert flat.sum() == 12
+    flat.fill_(5)
+    bucket.store("grad", only=[True, False, True, True])
+    assert ps[1].grad is None and ps[0].grad.data_ptr() == flat.data_ptr()
+    ps[0].grad.add_(1)  # as autograd accumulates
+    assert torch.equal(bucket.load("grad")[:12], torch.full((12,), 6.0)) and not bucket.padding.any()
+
+
+def test_padding_is_zero_at_every_load():
+    bucket = Bucket(params(), multiple_of=64)
+    bucket.flat.fill_(float("nan"))
+    assert torch.isfinite(bucket.load("data")).all()
+    bucket.flat.fill_(float("nan"))
+    assert torch.isfinite(bucket.load("grad")).all()
+
+
+def test_layouts_are_kept():
+    p = nn.Parameter(torch.randn(2, 3, 4, 5).to(memory_format=torch.channels_last))
+    q = nn.Parameter(torch.randn(4, 6)[:, ::2])  # dense in no order
+    bucket = Bucket([p, q])
+    p.grad, q.grad = torch.randn_like(p), torch.randn_like(q)
+    expected = [p.grad.clone(), q.grad.clone()]
+    bucket.load("grad")
+    bucket.store("grad")
+    assert p.grad.stride() == p.stride() and bucket.views[0].stride() == p.stride()
+    assert torch.equal(p.grad, expected[0]) and torch.equal(q.grad, expected[1])
+
+
+def test_sparse_gradients_are_refused():
+    embedding = nn.Embedding(4, 2, sparse=True)
+    embedding(torch.tensor([1])).sum().backward()
+    with pytest.raises(TypeError, match="sparse=False"):
+        Bucket(embedding.parameters()).load("grad")
+
+
+@pytest.mark.parametrize("bucket_bytes", [1, 40, 100, 1 << 20])
+def test_split_keeps_everything_in_backward_order(bucket_bytes):
+    ps = params() + [nn.Parameter(torch.zeros(4, dtype=torch.float64))] + params()
+    cut = split(ps, bucket_bytes)
+    for dtype in (torch.float32, torch.float64):
+        inside = [p for bucket in cut for p in bucket if p.dtype == dtype]
+        assert [id(p) for p in inside] == [id(p) for p in reversed(ps) if p.dtype == dtype]
+    assert all(len({p.dtype for p in bucket}) == 1 for bucket in cut)
+    assert all(len(bucket) == 1 or sum(p.nbytes for p in bucket) <= bucket_bytes for bucket in cut)

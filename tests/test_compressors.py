@@ -1,0 +1,201 @@
+"""What every compressor promises, and what each says when it is asked for something else."""
+
+import logging
+import warnings
+
+import pytest
+import torch
+
+from baguakit.compressors import BFloat16, Compressor, Float16, MinMaxUInt8
+from baguakit.kernels import _compiled
+
+ALL = (
+    MinMaxUInt8(),
+    MinMaxUInt8(block=64),
+    MinMaxUInt8(block=None),
+    MinMaxUInt8(block=64, stochastic=True),
+    BFloat16(),
+    Float16(),
+)
+DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
+every = pytest.mark.parametrize("compressor", ALL, ids=repr)
+
+
+@pytest.fixture(autouse=True)
+def one_thread():
+    torch.set_num_threads(1)
+    torch.manual_seed(0)
+
+
+def test_they_print_as_the_expression_that_builds_them():
+    for compressor in ALL:
+        assert eval(repr(compressor)) == compressor
+        assert hash(eval(repr(compressor))) == hash(compressor)
+    assert [repr(c) for c in ALL[:4]] == [
+        "MinMaxUInt8()",
+        "MinMaxUInt8(block=64)",
+        "MinMaxUInt8(block=None)",
+        "MinMaxUInt8(block=64, stochastic=True)",
+    ]
+    assert (repr(BFloat16()), repr(Float16())) == ("BFloat16()", "Float16()")
+
+
+@every
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("rows, n", [(1, 0), (2, 1), (3, 65), (5, 1000)])
+def test_the_operations_agree(compressor: Compressor, dtype, rows, n):
+    x, residual = torch.randn(rows, n).to(dtype), torch.empty(rows, n)
+    packed = compressor.compress(x, residual, key=7)
+    assert packed.shape == (rows, compressor.row_bytes(n)) and packed.dtype == torch.uint8 and packed.is_contiguous()
+    values = compressor.decompress(packed, n)
+    assert torch.equal(residual, x.float() - values)
+    assert torch.equal(compressor.decompress(packed, n, dtype), values.to(dtype))
+    out = torch.empty(rows, n, dtype=dtype)
+    assert compressor.decompress(packed, n, dtype, out=out) is not None and torch.equal(out, values.to(dtype))
+
+    weights = torch.rand(rows).tolist()
+    total, expected = torch.ones(n, dtype=dtype), torch.ones(n)
+    for value, weight in zip(values, weights, strict=True):
+        expected = expected + value * torch.tensor(weight)
+    assert compressor.add_(total, packed, weights) is total
+    assert torch.equal(total, expected.to(dtype))
+
+    expected = torch.zeros(n)
+    for value in values:
+        expected = expected + value
+    mean, lost, kept = (expected / torch.tensor(float(rows))).view(1, n), torch.empty(1, n), torch.ones(n)
+    sent = compressor.reduce(packed, n, kept, key=9)
+    assert torch.equal(sent, compressor.compress(mean, lost, key=9))
+    assert torch.equal(kept, 1 + lost[0] * rows)
+
+
+@every
+def test_zeros_survive(compressor):
+    x = torch.randn(2, 300)
+    x[:, ::3] = 0
+    assert not compressor.decompress(compressor.compress(x), 300)[:, ::3].any()
+
+
+@every
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])
+def test_what_is_not_finite_is_passed_on(compressor, value):
+    x = torch.randn(3, 100)
+    x[1, 50] = value
+    packed = compressor.compress(x)
+    assert not compressor.decompress(packed, 100)[1, 50].isfinite()
+    assert not compressor.decompress(compressor.reduce(packed, 100), 100)[0, 50].isfinite()
+    total = torch.zeros(100)
+    compressor.add_(total, packed, [1, 1, 1])
+    assert not total[50].isfinite()
+
+
+def test_float16_passes_overflow_on():
+    x, residual = torch.tensor([[1e6, 1.0]]), torch.empty(1, 2)
+    assert Float16().decompress(Float16().compress(x, residual), 2).tolist() == [[float("inf"), 1.0]]
+    assert residual.tolist() == [[-float("inf"), 0.0]]
+    assert BFloat16().decompress(BFloat16().compress(x), 2).isfinite().all()
+
+
+def test_one_outlier_coarsens_its_block_only():
+    x = torch.randn(1, 4096) * 1e-3
+    x[0, 0] = 1
+    error = {
+        c: (c.decompress(c.compress(x), 4096) - x)[0, 512:].norm() for c in (MinMaxUInt8(), MinMaxUInt8(block=None))
+    }
+    assert error[MinMaxUInt8()] < error[MinMaxUInt8(block=None)] / 50
+
+
+def test_keys_choose_the_draws():
+    x, drawn = torch.randn(1, 1000), MinMaxUInt8(stochastic=True)
+    assert torch.equal(drawn.compress(x, key=3), drawn.compress(x, key=3))
+    assert not torch.equal(drawn.compress(x, key=3), drawn.compress(x, key=4))
+    assert torch.equal(MinMaxUInt8().compress(x, key=3), MinMaxUInt8().compress(x, key=4))
+    drawn.compress(x, key=2**63), drawn.compress(x, key=-1)
+
+
+@every
+def test_gradients_stay_out(compressor):
+    x = torch.randn(2, 100, requires_grad=True)
+    packed = compressor.compress(x, torch.empty(2, 100))
+    assert not packed.requires_grad and not compressor.decompress(packed, 100).requires_grad
+    compressor.add_(x[0].detach(), packed, [1.0, 1.0])
+
+
+@every
+def test_torch_compile_passes_over_them(compressor):
+    def exchange(x, residual):
+        packed = compressor.compress(x, residual, key=5)
+        return compressor.decompress(packed, 200), compressor.reduce(packed, 200, residual[0])
+
+    x, residual, expected_residual = torch.randn(3, 200), torch.zeros(3, 200), torch.zeros(3, 200)
+    expected = exchange(x, expected_residual)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch's own
+        results = torch.compile(exchange, fullgraph=True, backend="aot_eager")(x, residual)
+    assert all(map(torch.equal, results, expected)) and torch.equal(residual, expected_residual)
+
+
+def test_warm_up_leaves_nothing_to_compile(caplog):
+    with caplog.at_level(logging.WARNING, "baguakit"):
+        MinMaxUInt8().warm_up("cpu")
+    if not _compiled._has_compiler():
+        pytest.skip("no C++ compiler")
+    before = dict(_compiled._units)
+    assert before and not caplog.records
+    n = 300_001
+    x, residual = torch.randn(6, n), torch.empty(6, n)
+    packed = MinMaxUInt8().compress(x, residual)
+    values = MinMaxUInt8().decompress(packed, n)
+    MinMaxUInt8().add_(residual[0], packed, [1.0] * 6)
+    MinMaxUInt8().reduce(packed, n, residual[0])
+    assert _compiled._units == before
+    with _compiled.eager():
+        assert torch.equal(MinMaxUInt8().compress(x), packed)
+        assert torch.equal(MinMaxUInt8().decompress(packed, n), values)
+
+
+@every
+@pytest.mark.parametrize("device", ["cpu", torch.device("cpu")])
+def test_warm_up_is_for_any_dtype(compressor, device, monkeypatch):
+    monkeypatch.setattr(_compiled, "WORTHWHILE", 1 << 60)
+    compressor.warm_up(device, torch.bfloat16)
+
+
+@pytest.mark.parametrize("block", [0, -64, 32, 100, 16384, 64.5, "64"])
+def test_blocks_are_checked_at_declaration(block):
+    with pytest.raises(
+        ValueError, match=rf"64 to 8192 values, a power of two, not {block!r}; MinMaxUInt8\(\) takes 512"
+    ):
+        MinMaxUInt8(block=block)
+
+
+@every
+def test_mistakes_are_named(compressor):
+    x, n = torch.randn(2, 100), 100
+    packed = compressor.compress(x)
+    with pytest.raises(TypeError, match=r"not torch\.int64; convert them"):
+        compressor.compress(torch.ones(2, 3, dtype=torch.int64))
+    with pytest.raises(TypeError, match=r"not torch\.complex64"):
+        compressor.compress(torch.ones(2, 3, dtype=torch.complex64))
+    with pytest.raises(ValueError, match=r"\(rows, n\), not \(100,\); use x.view\(rows, -1\)"):
+        compressor.compress(x[0])
+    with pytest.raises(TypeError, match=r"residual is float32 whatever the values are, not torch\.bfloat16"):
+        compressor.compress(x, torch.empty(2, 100, dtype=torch.bfloat16))
+    with pytest.raises(ValueError, match=r"residual is contiguous, here of shape \(2, 100\), not \(100,\)"):
+        compressor.compress(x, torch.empty(100))
+    with pytest.raises(ValueError, match=r"\(100,\), not \(2, 100\)"):
+        compressor.reduce(packed, n, torch.empty(2, 100))
+    with pytest.raises(TypeError, match=r"packed rows are uint8, as compress returned them, not torch\.float32"):
+        compressor.decompress(x, n)
+    with pytest.raises(ValueError, match="packs 99 values in rows of"):
+        compressor.decompress(packed[:, 1:], 99)
+    with pytest.raises(TypeError, match=r"not torch\.int32"):
+        compressor.decompress(packed, n, torch.int32)
+    with pytest.raises(ValueError, match=r"out is contiguous, of shape \(2, 100\), not \(100, 2\)"):
+        compressor.decompress(packed, n, out=torch.empty(100, 2))
+    with pytest.raises(ValueError, match="with gaps"):
+        compressor.decompress(packed, n, out=torch.empty(2, 200)[:, ::2])
+    with pytest.raises(ValueError, match="2 packed rows need as many weights, not"):
+        compressor.add_(torch.zeros(n), packed, [1.0])
+    with pytest.raises(ValueError, match=r"use out.view\(-1\)"):
+        compressor.add_(torch.zeros(1, n), packed, [1.0, 1.0])

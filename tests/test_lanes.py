@@ -1,0 +1,68 @@
+"""Lanes run work in order, beside the caller, and end when they are told to."""
+
+import threading
+import time
+
+import pytest
+import torch
+from baguakit.lanes import lane
+
+DEVICES = ["cpu", *(["cuda"] if torch.cuda.is_available() else [])]
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_work_runs_in_order_and_returns(device):
+    way, seen = lane(torch.device(device)), []
+    flights = [way.run(lambda i=i: (seen.append(i), torch.full((3,), float(i), device=device))[1]) for i in range(20)]
+    assert [float(f.result()[0]) for f in flights] == list(range(20)) and seen == list(range(20))
+    assert all(f.done() for f in flights)
+    way.close()
+
+
+def test_a_cpu_lane_is_a_thread_that_ends():
+    way = lane(torch.device("cpu"), "a lane of mine")
+    assert way.run(lambda: threading.current_thread().name).result() == "a lane of mine"
+    assert not way.run(torch.is_grad_enabled).result()
+    way.close()
+    assert "a lane of mine" not in [t.name for t in threading.enumerate()]
+
+
+def test_an_error_is_raised_by_the_flight_and_the_lane_goes_on():
+    way = lane(torch.device("cpu"))
+    bad, good = way.run(lambda: 1 / 0), way.run(lambda: 5)
+    with pytest.raises(ZeroDivisionError):
+        bad.result()
+    assert good.result() == 5
+    way.close()
+
+
+def test_a_flight_can_be_failed_while_it_is_stuck():
+    way, stuck = lane(torch.device("cpu")), threading.Event()
+    flight, after = way.run(stuck.wait), way.run(lambda: 1)
+    threading.Timer(0.1, lambda: (flight.fail(TimeoutError("late")), after.fail(TimeoutError("late")))).start()
+    with pytest.raises(TimeoutError, match="late"):
+        flight.result()
+    began = time.monotonic()
+    way.close(wait=False)
+    assert time.monotonic() - began < 0.1
+    stuck.set()
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_a_cuda_lane_sees_what_came_before_and_is_waited_for_on_the_stream():
+    """A long kernel, then a flight that reads its result, then a kernel that reads the flight's; the host never waits."""
+    device = torch.device("cuda")
+    way, user = lane(device), torch.cuda.Stream()
+    x = torch.zeros(1 << 20, device=device)
+    torch.cuda.synchronize()
+    with torch.cuda.stream(user):
+        torch.cuda._sleep(50_000_000)
+        x.add_(1)
+        flight = way.run(lambda: x * 2)
+        assert not flight.done()
+        y = flight.result() + 1
+        del flight
+        junk = [torch.full((1 << 20,), 7.0, device=device) for _ in range(8)]
+    torch.cuda.synchronize()
+    assert torch.equal(y, torch.full_like(y, 3.0)) and len(junk) == 8
