@@ -130,6 +130,7 @@ def is_view(grad: Tensor | None, view: Tensor) -> bool:
     """Whether a gradient is this piece of a bucket."""
     return (
         grad is not None
+        and grad.layout is torch.strided
         and grad.data_ptr() == view.data_ptr()
         and grad.stride() == view.stride()
         and grad.dtype == view.dtype

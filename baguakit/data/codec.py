@@ -35,9 +35,13 @@ class Codec(Protocol):
 
     tag: str
 
-    def encode(self, sample: Any) -> bytes: ...
+    def encode(self, sample: Any) -> bytes:
+        """The sample in bytes; a TypeError names what cannot be stored."""
+        ...
 
-    def decode(self, stored: bytes) -> Any: ...
+    def decode(self, stored: bytes) -> Any:
+        """The sample again; `Corrupt` where the bytes are not whole."""
+        ...
 
 
 def _framed(magic: bytes, parts: Sequence[Any]) -> bytes:
@@ -55,7 +59,7 @@ def _unframed(magic: bytes, stored: bytes) -> memoryview:
 
 
 @dataclass(frozen=True)
-class Plain:
+class Plain(Codec):
     """Dense CPU tensors and numpy arrays of any dtype, bytes, str, int, float, complex, bool, None, and lists, tuples,
     dicts and sets of these, of exactly these types. Comes back as an equal, contiguous copy of its own memory.
 
@@ -87,7 +91,7 @@ class Plain:
 
 
 @dataclass(frozen=True)
-class Pickle:
+class Pickle(Codec):
     """Samples of any picklable type. Unpickling runs what the bytes say: use it only with a store that nobody but you
     can write to (your own LMDB directory; a Redis with a password and TLS that none but you has)."""
 

@@ -34,7 +34,8 @@ class Store(ABC):
     shared = True  # whether other processes see what this one puts
 
     @abstractmethod
-    def get(self, key: bytes) -> bytes | None: ...
+    def get(self, key: bytes) -> bytes | None:
+        """What was put under `key`, or None."""
 
     @abstractmethod
     def put(self, key: bytes, value: bytes) -> bool:
@@ -46,13 +47,15 @@ class Store(ABC):
         broken store, goes on without: a sample may then be computed twice, never wrongly."""
 
     @abstractmethod
-    def stats(self) -> StoreStats: ...
+    def stats(self) -> StoreStats:
+        """How much is stored."""
 
     @abstractmethod
     def clear(self, namespace: bytes = b"") -> None:
         """Drop the samples of one dataset, or all that this store holds."""
 
     def get_many(self, keys: Sequence[bytes]) -> list[bytes | None]:
+        """`get` for each key, in order."""
         return [self.get(key) for key in keys]
 
     def enter(self, namespace: bytes) -> None:  # noqa: B027
