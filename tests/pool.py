@@ -9,8 +9,12 @@ from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import Any
 
-import cloudpickle
 import torch.multiprocessing as mp
+
+try:
+    import cloudpickle as pickle  # takes closures
+except ImportError:
+    import pickle  # takes what the ranks can import: functions at the top of test files
 
 LIMIT = 120.0  # seconds that a call may take
 
@@ -20,20 +24,20 @@ class RankError(AssertionError):
 
 
 class Pool:
-    """`size` ranks that wait for functions to run, each in a process of its own.
+    """`size` ranks that wait for functions to run, each in a process of its own; with `cuda` they share a GPU.
 
     A function is called on every rank and may be a closure. The pool is used up when a call fails: what it left
     behind would disturb the next.
     """
 
-    def __init__(self, size: int) -> None:
+    def __init__(self, size: int, cuda: bool = False) -> None:
         self.size = size
         context = mp.get_context("spawn")
         port = free_port()
         self.pipes, self.processes = [], []
         for rank in range(size):
             ours, theirs = context.Pipe()
-            process = context.Process(target=serve, args=(rank, size, port, theirs), daemon=True)
+            process = context.Process(target=serve, args=(rank, size, port, theirs, cuda), daemon=True)
             process.start()
             theirs.close()
             self.pipes.append(ours)
@@ -44,7 +48,7 @@ class Pool:
     ) -> list[Any]:
         """What `function(*args)` returns on each rank; None for the ranks that are expected to be `lost`."""
         by_value(function, *args)
-        work = cloudpickle.dumps((function, args))
+        work = pickle.dumps((function, args))
         for pipe in self.pipes:
             pipe.send_bytes(work)
         results, failures = [], []
@@ -56,7 +60,7 @@ class Pool:
                 if not pipe.poll(2.0 if failures else limit):
                     failures.append(f"rank {rank} did not return within {limit:g} s")
                     continue
-                ok, value = cloudpickle.loads(pipe.recv_bytes())
+                ok, value = pickle.loads(pipe.recv_bytes())
             except (EOFError, ConnectionError) as error:
                 ok, value = False, f"the process is gone ({error!r})"
             results.append(value)
@@ -79,14 +83,20 @@ class Pool:
             process.join()
 
 
-def serve(rank: int, size: int, port: int, pipe: Any) -> None:
+def serve(rank: int, size: int, port: int, pipe: Any, cuda: bool) -> None:
     """The life of a rank."""
     import torch
     import torch.distributed as dist
 
     torch.set_num_threads(1)
     os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port), RANK=str(rank), WORLD_SIZE=str(size))
-    dist.init_process_group("gloo", rank=rank, world_size=size, timeout=timedelta(seconds=60))
+    if cuda:
+        # NCCL refuses two ranks on one GPU unless each claims a host of its own; it then talks over its network code.
+        os.environ.update(NCCL_HOSTID=str(rank), NCCL_SOCKET_IFNAME="lo", NCCL_ALGO="Ring", NCCL_PROTO="Simple")
+        os.environ.update(NCCL_MAX_NCHANNELS="2", NCCL_MULTI_RANK_GPU_ENABLE="1", NCCL_MNNVL_ENABLE="0")
+        torch.cuda.set_device(0)
+    backend = "cpu:gloo,cuda:nccl" if cuda else "gloo"
+    dist.init_process_group(backend, rank=rank, world_size=size, timeout=timedelta(seconds=60))
     while True:
         try:
             work = pipe.recv_bytes()
@@ -95,11 +105,11 @@ def serve(rank: int, size: int, port: int, pipe: Any) -> None:
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("error")
-                function, args = cloudpickle.loads(work)
+                function, args = pickle.loads(work)
                 answer = (True, function(*args))
         except BaseException:
             answer = (False, traceback.format_exc())
-        pipe.send_bytes(cloudpickle.dumps(answer))
+        pipe.send_bytes(pickle.dumps(answer))
 
 
 def free_port() -> int:
@@ -108,22 +118,23 @@ def free_port() -> int:
         return int(s.getsockname()[1])
 
 
-_pools: dict[int, Pool] = {}
+_pools: dict[tuple[int, bool], Pool] = {}
 
 
-def ranks(size: int, function: Callable[..., Any], *args: Any, limit: float = LIMIT) -> list[Any]:
+def ranks(size: int, function: Callable[..., Any], *args: Any, limit: float = LIMIT, cuda: bool = False) -> list[Any]:
     """Run `function(*args)` on `size` live ranks and return what it returns, by rank."""
-    if size not in _pools or not _pools[size].alive:
-        _pools[size] = Pool(size)
-    return _pools[size].run(function, *args, limit=limit)
+    kind = (size, cuda)
+    if kind not in _pools or not _pools[kind].alive:
+        _pools[kind] = Pool(size, cuda)
+    return _pools[kind].run(function, *args, limit=limit)
 
 
 def by_value(*functions: Any) -> None:
     """Have functions of test modules sent whole: the ranks cannot import those."""
     for function in functions:
         module = sys.modules.get(getattr(function, "__module__", None) or "")
-        if module is not None and module.__name__.startswith("test_"):
-            cloudpickle.register_pickle_by_value(module)
+        if module is not None and module.__name__.startswith("test_") and hasattr(pickle, "register_pickle_by_value"):
+            pickle.register_pickle_by_value(module)
 
 
 def close_all() -> None:

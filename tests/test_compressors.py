@@ -141,7 +141,7 @@ def test_warm_up_leaves_nothing_to_compile(caplog):
     if not _compiled._has_compiler():
         pytest.skip("no C++ compiler")
     before = dict(_compiled._units)
-    assert before and not caplog.records
+    assert before and not [record for record in caplog.records if record.name == "baguakit"]
     n = 300_001
     x, residual = torch.randn(6, n), torch.empty(6, n)
     packed = MinMaxUInt8().compress(x, residual)

@@ -1,0 +1,145 @@
+"""Several ranks over real NCCL on one GPU: lanes, streams and the allocator.
+
+The functions that ranks run stand at the top of this file, so that they can be sent where cloudpickle is missing.
+"""
+
+import pytest
+import torch
+from pool import ranks
+from training import batch, flat, net, sgd
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
+    pytest.mark.timeout(300),
+]
+
+# Each as an expression, evaluated on the rank.
+ALGORITHMS = {
+    "gradient_allreduce": "bk.algorithms.gradient_allreduce()",
+    "bytegrad": "bk.algorithms.bytegrad(bk.compressors.MinMaxUInt8(block=64))",
+    "bytegrad, error feedback": "bk.algorithms.bytegrad(bk.compressors.MinMaxUInt8(block=64), error_feedback=True)",
+    "awc": "bk.algorithms.decentralized()",
+    "atc": "bk.algorithms.decentralized(bk.topology.Ring(), order='atc')",
+    "local_sgd": "bk.algorithms.local_sgd(every=3)",
+    "delayed": "bk.after_step(bk.stages.Mean(), every=4, delay=2)",
+}
+
+
+def trained(expression, device, steps=8, dtype=torch.float32, stream=False, strict=False):
+    """The weights after some steps on this rank. `strict`: any synchronisation of the host is an error."""
+    import torch.distributed as dist
+
+    import baguakit as bk
+
+    rank = dist.get_rank()
+    model = net(dtype).to(device)
+    optimizer = sgd(model.parameters())
+    data = [tuple(t.to(device) for t in batch(rank, step, dtype)) for step in range(steps)]
+    side = torch.cuda.Stream() if stream else None
+    with bk.attach(model, optimizer, eval(expression, {"bk": bk}), bucket_bytes=200) as att:
+        torch.cuda.synchronize()
+        with torch.cuda.stream(side):
+            for step, (x, y) in enumerate(data):
+                if strict and step == 3:
+                    torch.cuda.set_sync_debug_mode("error")
+                optimizer.zero_grad()
+                (model(x) - y).square().mean().backward()
+                optimizer.step()
+            torch.cuda.set_sync_debug_mode("default")
+        torch.cuda.synchronize()
+        report = str(att.report())
+    assert "sent a step" in report
+    return flat(model).cpu()
+
+
+def on_cpu(expression, steps=8, dtype=torch.float32):
+    import torch.distributed as dist
+
+    import baguakit as bk
+
+    rank = dist.get_rank()
+    model = net(dtype)
+    optimizer = sgd(model.parameters())
+    with bk.attach(model, optimizer, eval(expression, {"bk": bk}), bucket_bytes=200):
+        for step in range(steps):
+            x, y = batch(rank, step, dtype)
+            optimizer.zero_grad()
+            (model(x) - y).square().mean().backward()
+            optimizer.step()
+    return flat(model)
+
+
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_cuda_means_what_the_cpu_means(name):
+    there = ranks(2, trained, ALGORITHMS[name], "cuda", cuda=True)
+    here = ranks(2, on_cpu, ALGORITHMS[name], cuda=True)
+    for a, b in zip(there, here, strict=True):
+        torch.testing.assert_close(a, b, rtol=0, atol=2e-3 if "bytegrad" in name else 2e-5)
+
+
+@pytest.mark.parametrize("name", ["gradient_allreduce", "bytegrad, error feedback", "awc", "delayed"])
+def test_a_stream_of_the_user_changes_nothing(name):
+    there = ranks(2, trained, ALGORITHMS[name], "cuda", 8, torch.float32, True, cuda=True)
+    here = ranks(2, trained, ALGORITHMS[name], "cuda", cuda=True)
+    assert all(torch.equal(a, b) for a, b in zip(there, here, strict=True))
+
+
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_a_step_never_synchronises_the_host(name):
+    ranks(2, trained, ALGORITHMS[name], "cuda", 8, torch.float32, False, True, cuda=True)
+
+
+def free_running_run():
+    import time
+
+    import torch.distributed as dist
+
+    import baguakit as bk
+
+    model = torch.nn.Linear(64, 64, bias=False).cuda()
+    torch.nn.init.constant_(model.weight, float(dist.get_rank()))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+    with bk.attach(model, optimizer, bk.algorithms.async_model_average(), broadcast=False) as att:
+        for _ in range(150):
+            model(torch.ones(1, 64, device="cuda")).sum().backward()
+            optimizer.step()
+            time.sleep(0.004 * (1 + dist.get_rank()))
+        flights = att.report().rows[0].flights
+    return float(model.weight.mean()), flights
+
+
+def test_free_running_over_nccl():
+    for mean, flights in ranks(2, free_running_run, cuda=True):
+        assert mean == pytest.approx(0.5) and flights > 2
+
+
+def overflow_run():
+    import torch.distributed as dist
+
+    import baguakit as bk
+
+    model = net().cuda()
+    optimizer = sgd(model.parameters())
+    scaler = torch.amp.GradScaler("cuda", init_scale=1024.0)
+    skipped = []
+    rule = bk.algorithms.bytegrad(bk.compressors.MinMaxUInt8(block=64), error_feedback=True)
+    with bk.attach(model, optimizer, rule, scaler=scaler) as att:
+        for step in range(6):
+            x, y = (t.cuda() for t in batch(dist.get_rank(), step))
+            optimizer.zero_grad()
+            with torch.autocast("cuda", dtype=torch.float16):
+                value = (model(x) - y).square().mean()
+            if step == 2 and dist.get_rank() == 1:
+                value = value * float("inf")
+            before = att.step
+            scaler.scale(value).backward()
+            scaler.step(optimizer)
+            scaler.update()
+            if att.step == before:
+                skipped.append(step)
+        return skipped, att.consensus_distance()
+
+
+def test_one_overflow_costs_one_step():
+    assert ranks(2, overflow_run, cuda=True) == [([2], 0.0)] * 2
