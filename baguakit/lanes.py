@@ -28,6 +28,9 @@ class Flight:
     def fail(self, error: BaseException) -> None:
         """End the flight with `error`, unless it is done."""
 
+    def forget(self) -> None:
+        """Let go of the result: who keeps the flight for its times need not keep its memory."""
+
     def seconds(self) -> tuple[float, float]:
         """How long the work took on its lane, and how long training stood still for it (synchronises on CUDA)."""
         raise NotImplementedError
@@ -41,7 +44,7 @@ class Lane:
         raise NotImplementedError
 
     def close(self, wait: bool = True) -> None:
-        """Take no more work, and end the thread there may be; without `wait`, also when work is stuck in it."""
+        """Take no more work, and let what is under way end; without `wait`, also when it is stuck."""
 
 
 class CudaLane(Lane):
@@ -59,6 +62,10 @@ class CudaLane(Lane):
             ended = self.stream.record_event(torch.cuda.Event(enable_timing=True))
         return CudaFlight(self.device, value, began, ended)
 
+    def close(self, wait: bool = True) -> None:
+        if wait:
+            self.stream.synchronize()
+
 
 class CudaFlight(Flight):
     def __init__(self, device: torch.device, value: Any, began: Any, ended: Any) -> None:
@@ -71,6 +78,9 @@ class CudaFlight(Flight):
 
     def fail(self, error: BaseException) -> None:
         self._error = error
+
+    def forget(self) -> None:
+        self._value = None
 
     def result(self) -> Any:
         if self._error is not None:
@@ -152,6 +162,9 @@ class CpuFlight(Flight):
 
     def fail(self, error: BaseException) -> None:
         self._finish(error=error)
+
+    def forget(self) -> None:
+        self._value = None
 
     def done(self) -> bool:
         return self._finished.is_set()

@@ -40,6 +40,7 @@ class Engine:
         self._hooks: list[Any] = []
         self.tracks: list[Track] = []
         self.host: Comm | None = None
+        self.runners: list[FreeRunner] = []
         self.monitor = self._make_monitor(comm)
         self.monitor.start()
         try:
@@ -87,7 +88,11 @@ class Engine:
         self.routes = [self._make_route(i) for i in range(len(plan.rules))]
         gradients = [r for r in self.routes if isinstance(r, GradientRoute)]
         weights = [r for r in self.routes if isinstance(r, WeightRoute)]
-        self.runners = [FreeRunner(r, host, self.monitor) for r in weights if host and r.rule.window == "free_running"]
+        free = [r for r in weights if r.rule.window == "free_running"]
+        if host and not self.runners:
+            self.runners = [FreeRunner(route, host, self.monitor) for route in free]
+        for runner, route in zip(self.runners, free, strict=True):
+            runner.route = route  # new buckets; an agreement under way stays
         self.steps = Steps(weights, self.runners, plan.optimizers, self.clock)
         self._backward = Backward(gradients, plan.names, self.clock, self._scale, self._gradients_landed)
         params = dict.fromkeys(p for route in gradients for p in route.params())

@@ -42,7 +42,7 @@ class Trip:
     before: Tensor | None = None  # the weights as they were launched
 
     def __str__(self) -> str:
-        return f"{self.route.rule!r}, bucket {self.bucket}, round {self.round}"
+        return f"{self.route.label}, bucket {self.bucket}, round {self.round}"
 
 
 @dataclass(eq=False)
@@ -54,6 +54,7 @@ class Route:
     buckets: list[Bucket]
     track: Track
     monitor: Monitor
+    label: str = ""  # the rule in words
     round: int = 0
     states: list[State] = field(default_factory=list)
     air: dict[int, Trip] = field(default_factory=dict)  # by bucket
@@ -63,6 +64,7 @@ class Route:
     to_average: list[Tensor] = field(default_factory=list)  # of a checkpoint from another number of ranks
 
     def __post_init__(self) -> None:
+        self.label = repr(self.rule)
         self.sent = [{} for _ in self.buckets]
         self.launches = [0] * len(self.buckets)
         self.records = [deque(maxlen=RECORDED) for _ in self.buckets]
@@ -111,6 +113,8 @@ class Route:
             raise self.monitor.explained(error, trip) from error
         finally:
             self.monitor.landed(self.track.number, trip)
+            trip.before = None  # a report keeps the trip
+            trip.flight.forget()
 
     def drop(self) -> None:
         """Wait for every flight in the air, and forget what it brings."""

@@ -5,9 +5,7 @@ from typing import NamedTuple
 
 from torch import Tensor
 
-from . import _compiled
-
-CACHED = 1 << 18  # values that stay in cache from one compiled unit to the next
+CACHED = 1 << 20  # values that stay in cache from one compiled unit to the next
 
 
 def aligned(count: int) -> int:
@@ -28,7 +26,7 @@ class Run(NamedTuple):
     width: int
 
     def of(self, values: Tensor) -> Tensor:
-        return values[..., self.columns].unflatten(-1, (-1, self.width))
+        return values[..., self.columns].view(*values.shape[:-1], -1, self.width)
 
     def headers(self, headers: Tensor) -> Tensor:
         return headers[..., self.blocks, :]
@@ -42,8 +40,3 @@ def runs_of(n: int, block: int | None) -> Iterator[Run]:
         yield Run(slice(start, stop), slice(start // width, stop // width), width)
     if n > whole:
         yield Run(slice(whole, n), slice(whole // width, None), n - whole)
-
-
-def rows_of(rows: int, n: int, together: bool = True) -> list[slice] | range:
-    # Short rows go together, to save calls; long ones alone, because the compiled units know two dimensions.
-    return [slice(None)] if together and not _compiled.worthwhile(n) else range(rows)

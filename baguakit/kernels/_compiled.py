@@ -1,28 +1,42 @@
 """Definitions compiled once for the CPU.
 
-A unit is a function of tensors that overwrites its first arguments; two-dimensional arguments hold as many rows (blocks), and any other is small.
-`call` runs a unit on many values through Inductor, and on few as it is written. What Inductor makes is taken once for each width and set of dtypes and
-then called directly: it has no guards that another size could fail, and the user's own use of `torch.compile`, its resets and its limits do not touch it.
-It is used only if it gives the bits of the definition on a probe, which makes the definition the oracle on every machine.
+A unit is a function of tensors that overwrites its first arguments; two-dimensional arguments hold as many rows
+(blocks), and any other is small. `call` runs a unit through Inductor, `plain` as it is written. What Inductor makes
+is taken once for each width and set of dtypes and then called directly: it has no guards that another size could
+fail, and the user's own use of `torch.compile`, its resets and its limits do not touch it. It is used only if it
+gives the bits of the definition on a probe, which makes the definition the oracle on every machine.
 """
 
 import contextlib
-import inspect
+import functools
 import logging
 import os
 import shutil
 import threading
 import types
+import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
+import torch.fx
 from torch import Tensor
 
-Unit = Callable[..., None]
+Unit = Callable[..., object]
 
-WORTHWHILE = 1 << 14  # values; with fewer, the calls cost more than the arithmetic
+WORTHWHILE = 1 << 16  # values in all: fewer gain less than 0.1 ms a call, which is long in paying for a compilation
+SHORTEST = 1 << 12  # values of a row: with fewer, a call takes longer than its arithmetic
 ROWS = 1 << 12  # of the example that is traced: enough for Inductor to divide the work among threads
+
+# Only what is marked is dynamic, whatever shapes were seen before.
+DYNAMO_SETTINGS = {"assume_static_by_default": True, "automatic_dynamic_shapes": False, "suppress_errors": False}
+INDUCTOR_SETTINGS = {
+    "cpp.dynamic_threads": True,  # as many threads as torch.set_num_threads says when it runs, not when it was compiled
+    "cpp.enable_floating_point_contract_flag": "off",
+    "cpp.enable_unsafe_math_opt_flag": False,
+    "cpp_wrapper": False,
+    "compile_threads": 1,  # a few small functions are not worth a pool of processes
+}
 
 _log = logging.getLogger("baguakit")
 _units: dict[Any, Unit] = {}
@@ -44,20 +58,25 @@ def is_eager() -> bool:
     return getattr(_local, "eager", False)
 
 
-def worthwhile(count: int) -> bool:
-    return count >= WORTHWHILE and not is_eager()
+def runner(rows: int, n: int) -> Callable[..., None]:
+    """Return what runs units on rows of `n` values: `call`, or `plain` where it would gain nothing."""
+    return call if rows * n >= WORTHWHILE and n >= SHORTEST and not is_eager() else plain
+
+
+def plain(unit: Unit, *arguments: Tensor) -> None:
+    unit(*arguments)
 
 
 def call(unit: Unit, *arguments: Tensor) -> None:
-    first = arguments[0]
-    if first.dim() == 2 and first.shape[0] > 1 and worthwhile(first.numel()) and all(map(_plain, arguments)):
+    if all(map(_suits, arguments)):
         torch.get_num_threads()  # a thread learns of torch.set_num_threads at its first question
         unit = compiled(unit, arguments)
     unit(*arguments)
 
 
-def _plain(argument: Tensor) -> bool:
-    return argument.device.type == "cpu" and argument.is_contiguous()
+def _suits(argument: Tensor) -> bool:
+    rows = argument.dim() < 2 or (argument.dim() == 2 and argument.shape[0] > 1)
+    return rows and argument.device.type == "cpu" and argument.is_contiguous()
 
 
 def compiled(unit: Unit, like: tuple[Tensor, ...]) -> Unit:
@@ -66,22 +85,80 @@ def compiled(unit: Unit, like: tuple[Tensor, ...]) -> Unit:
     if key not in _units:
         with _lock:
             if key not in _units:
-                _units[key] = _compile(unit, like) if has_compiler() else unit
+                _units[key] = _compile(unit, like) if _has_compiler() else unit
     return _units[key]
 
 
-def has_compiler() -> bool:
-    return _find_compiler(os.environ.get("CXX"))
+@functools.cache
+def _has_compiler() -> bool:
+    names = [name for name in (os.environ.get("CXX"), "g++", "clang++") if name]
+    found = any(shutil.which(name) for name in names)
+    if not found:
+        _log.warning(
+            "no C++ compiler (%s) was found: compression on the CPU will be many times slower", ", ".join(names)
+        )
+    return found
 
 
 def _compile(unit: Unit, like: tuple[Tensor, ...]) -> Unit:
     try:
-        with torch.inference_mode(False), torch.no_grad():
-            candidate = _trace(unit, [_example(argument, ROWS) for argument in like])
-            if _agree(unit, candidate, like):
+        # torch's own warnings while it compiles are not the user's, and would end it where warnings are errors.
+        with torch.inference_mode(False), torch.no_grad(), warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            candidate = _trace(unit, _examples(like, ROWS))
+            if all(_agree(unit, candidate, _examples(like, rows)) for rows in (2, 37)):
                 return candidate
-        reason = "its result differs from the definition's"
-    except Exception as error:  # whatever is wrong with the compiler, the definition is right
-        reason = f"{type(error).__name__}: {str(error).strip().splitlines()[0] if str(error).strip() else ''}"
-    _log.warning("%s runs as it is written, not compiled, and will be many times slower (%s)", unit.__name__, reason)
+        reason = "compiled, its result differs"
+    except Exception as error:  # whatever ails the compiler, the definition is right
+        reason = f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
+    _log.warning("%s runs as written, many times slower than compiled: %s", unit.__name__, reason)
     return unit
+
+
+def _trace(unit: Unit, examples: list[Tensor]) -> Unit:
+    taken: list[tuple[Unit, list[int | None]]] = []
+
+    def take(graph: torch.fx.GraphModule, inputs: list[Any]) -> Unit:
+        with torch._inductor.config.patch(INDUCTOR_SETTINGS):
+            made = torch._dynamo.lookup_backend("inductor")(graph, inputs)
+        taken.append((made, [next((i for i, e in enumerate(examples) if e is given), None) for given in inputs]))
+        return made
+
+    for example in examples:
+        if example.dim() == 2:
+            torch._dynamo.mark_dynamic(example, 0)
+    # A code object of its own keeps Dynamo's records, and its limit on them, apart from those of other widths.
+    copy = types.FunctionType(unit.__code__.replace(), unit.__globals__, unit.__name__)
+    with torch._dynamo.config.patch(DYNAMO_SETTINGS):
+        torch.compile(copy, backend=take, fullgraph=True)(*examples)
+    if not taken:
+        raise RuntimeError("torch.compile is disabled")
+    made, order = taken[0]
+
+    def run(*arguments: Tensor) -> None:
+        # The only input that is no argument is the number of rows, the one size that was not fixed.
+        made(*[arguments[0].shape[0] if i is None else arguments[i] for i in order])
+
+    return run
+
+
+def _examples(like: tuple[Tensor, ...], rows: int) -> list[Tensor]:
+    # A generator of its own leaves the user's random numbers alone.
+    source = torch.Generator().manual_seed(rows)
+    return [_example(t.dtype, (rows, *t.shape[1:]) if t.dim() == 2 else t.shape, source) for t in like]
+
+
+def _example(dtype: torch.dtype, shape: tuple[int, ...], source: torch.Generator) -> Tensor:
+    if not dtype.is_floating_point:
+        return torch.randint(0, 256, shape, generator=source, device="cpu").to(dtype)
+    scale = torch.randint(-40, 40, (*shape[:-1], 1), generator=source, device="cpu")
+    values = torch.randn(shape, generator=source, dtype=torch.float32, device="cpu") * 2.0**scale
+    values[0] = 0
+    return values.to(dtype)
+
+
+def _agree(unit: Unit, candidate: Unit, arguments: list[Tensor]) -> bool:
+    copies = [argument.clone() for argument in arguments]
+    unit(*arguments)
+    candidate(*copies)
+    return all(torch.equal(*pair) for pair in zip(arguments, copies, strict=True))

@@ -1,4 +1,4 @@
-"""Counter-based random numbers: the draw for a value depends on a key and on the value's position, never on device, order or history."""
+"""Counter-based random numbers: a draw depends on a key and a position, never on device, order or history."""
 
 import torch
 from torch import Tensor
@@ -13,7 +13,7 @@ def uniform(position: Tensor, seed: Tensor) -> Tensor:
 
 
 def _mix(h: Tensor) -> Tensor:
-    # The 32-bit finalizer of least bias known to the hash-prospector project; both factors are below 2³¹, so products fit int64.
+    # The hash-prospector project's 32-bit finalizer of least bias; its factors are below 2³¹, so products fit int64.
     h = ((h ^ (h >> 16)) * 0x21F0AAAD) & WORD
     h = ((h ^ (h >> 15)) * 0x735A2D97) & WORD
     return h ^ (h >> 15)

@@ -3,30 +3,36 @@
     step   = (high / 2 − low / 2) / 127.5            halves, so that no finite block overflows
     bottom = ⌊low · (1 / step) + ½⌋
     code   = ⌊x · (1 / step) + ½⌋ − bottom           clamped to 0 … 255
-    x′     = (code + bottom) · step                  |x′ − x| ≤ (high − low) / 510, and a few ulps of the block's largest value
+    x′     = (code + bottom) · step                  |x′ − x| ≤ (high − low) / 510 + a few ulps of the largest |x|
 
-Every level is an integer times the step, so zero survives exactly. Three kinds of block have a step of their own: equal values, which take that
-value (code 0, bottom 1: exact); a block so narrow that its step would be subnormal, which takes 2⁻¹²⁶, the smallest normal number, so that
-devices that flush subnormals read the same (its error is at most 2⁻¹²⁷); and one that holds a NaN or an infinity, which takes the NaN 0x7fc00000,
-bottom and codes 0, and reads as NaN throughout. The grid reaches half a step past the block: only values within 0.4 % of the largest fp32 can
-read as infinite, and no finite block as NaN.
+Every level is an integer times the step, so zero survives exactly. Three kinds of block have a step of their own:
+equal values, which take that value (code 0, bottom 1: exact); a block so narrow that its step would be subnormal,
+which takes 2⁻¹²⁶, the smallest normal number, so that devices that flush subnormals read the same (its error is at
+most 2⁻¹²⁷); and one that holds a NaN or an infinity, which takes the NaN 0x7fc00000, bottom and codes 0, and reads as
+NaN throughout. The grid reaches half a step past the block: only values within 0.4 % of the largest fp32 can read as
+infinite, and no finite block as NaN.
 
-With a `key`, rounding is stochastic and unbiased: step = (high / 2 − low / 2) / 127 and bottom = ⌊low / step⌋, so that both neighbours of each value
-are levels, and the upper one is taken with probability x / step − ⌊x / step⌋, drawn from the key and the value's position.
+With a `key`, rounding is stochastic and unbiased: step = (high / 2 − low / 2) / 127 and bottom = ⌊low / step⌋, so
+that both neighbours of each value are levels, and the upper one is taken with probability x / step − ⌊x / step⌋,
+drawn from the key and the value's position.
 
-On the wire a row is its codes, zeros up to a multiple of 16 bytes, (step, bottom) as fp32 for each block, and zeros up to a multiple of 16. The
-last block of a row holds the values that remain. Arithmetic is fp32: bf16 and fp16 are exact in it, and fp64 is rounded to it first.
+On the wire a row is its codes, zeros up to a multiple of 16 bytes, (step, bottom) as fp32 for each block, and zeros
+up to a multiple of 16. The last block of a row holds the values that remain. Arithmetic is fp32: bf16 and fp16 are
+exact in it, and fp64 is rounded to it first.
 
-This file is the definition, and what CPU tensors take; `minmax_uint8_triton.py` holds the same arithmetic for GPUs, and gives the same bytes.
+This file is the definition, and what CPU tensors take; `minmax_uint8_triton.py` holds the same arithmetic for GPUs,
+and gives the same bytes.
 """
 
-from typing import Any
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
 
 from . import _compiled, _noise
-from ._blocks import Run, aligned, blocks_of, rows_of, runs_of
+from ._blocks import Run, aligned, blocks_of, runs_of
+
+Do = Callable[..., None]
 
 HEADER = 8  # bytes: step and bottom
 SMALLEST = 2.0**-126
@@ -38,22 +44,27 @@ def row_bytes(n: int, block: int | None) -> int:
     return aligned(n) + aligned(HEADER * blocks_of(n, block))
 
 
-# The definition: values (…, width) of fp32 are blocks of `width`. It divides by tensors, because CUDA turns `x / 127.5` into `x * (1 / 127.5)`.
+# The definition: values (…, width) of fp32 are blocks of `width`. It divides by tensors, because CUDA multiplies by
+# the inverse of a number.
 
 
-def quantize(x: Tensor, draw: Tensor | None = None) -> tuple[Tensor, Tensor]:
-    """Return the codes of each block, and its (step, bottom)."""
+def grid(x: Tensor, intervals: float = 255.0) -> tuple[Tensor, Tensor]:
+    """Return the (step, bottom) of each block, and the 1 / step that turns values into levels (NaN if broken)."""
     low, high = x.amin(-1, keepdim=True), x.amax(-1, keepdim=True)
     spread = high * 0.5 - low * 0.5
     broken = spread - spread != 0  # amin and amax pass NaN on
     equal = (low == high) & (high != 0)
-    step = (spread / x.new_full((1,), 127.5 if draw is None else 127.0)).clamp(min=SMALLEST)
-    step = torch.where(equal, high, step)
-    scale = torch.where(equal | broken, 0.0, step.reciprocal())
-    bottom = torch.where(equal, 1.0, (low * scale + (0.5 if draw is None else 0.0)).floor())
-    codes = (_round(x * scale, draw) - bottom).clamp(0, 255)
-    header = torch.cat([step.masked_fill(broken, NAN), bottom.masked_fill(broken, 0)], -1)
-    return codes.masked_fill(broken, 0).to(torch.uint8), header
+    step = torch.where(equal, high, (spread / x.new_full((1,), intervals / 2)).clamp(min=SMALLEST))
+    scale = torch.where(equal, 0.0, step.reciprocal()).masked_fill(broken, NAN)
+    lowest = low * scale
+    lowest = torch.where(lowest.abs() < SMALLEST, 0.0, lowest)  # a GPU's floor takes subnormals for zero
+    bottom = torch.where(equal, 1.0, (lowest + (intervals - 254) / 2).floor())
+    return torch.cat([step.masked_fill(broken, NAN), bottom.masked_fill(broken, 0)], -1), scale
+
+
+def quantize(x: Tensor, header: Tensor, scale: Tensor, draw: Tensor | None = None) -> Tensor:
+    codes = (_round(x * scale, draw) - header[..., 1:]).clamp(0, 255)
+    return torch.where(scale == scale, codes, 0.0).to(torch.uint8)  # what a NaN becomes in uint8 is undefined
 
 
 def _round(level: Tensor, draw: Tensor | None) -> Tensor:
@@ -64,32 +75,44 @@ def _round(level: Tensor, draw: Tensor | None) -> Tensor:
 
 
 def dequantize(codes: Tensor, header: Tensor) -> Tensor:
-    step, bottom = header[..., :1], header[..., 1:]
-    return (codes.float() + bottom) * step
+    return (codes.float() + header[..., 1:]) * header[..., :1]
 
 
-# What is done to a run of blocks, overwriting the first arguments: the units that a CPU compiles.
+# What is done to a run of blocks, overwriting the first arguments: the units that a CPU compiles. A grid is a unit of
+# its own because Inductor would otherwise compute it again for each value.
 
 
-def encode_(codes: Tensor, header: Tensor, x: Tensor) -> None:
-    quantized = quantize(x)
-    codes.copy_(quantized[0])
-    header.copy_(quantized[1])
+def measure_(header: Tensor, scale: Tensor, x: Tensor) -> None:
+    found = grid(x)
+    header.copy_(found[0])
+    scale.copy_(found[1])
 
 
-def encode_at_random_(codes: Tensor, header: Tensor, x: Tensor, start_and_seed: Tensor) -> None:
+def measure_for_draws_(header: Tensor, scale: Tensor, x: Tensor) -> None:
+    found = grid(x, intervals=254.0)
+    header.copy_(found[0])
+    scale.copy_(found[1])
+
+
+def encode_(codes: Tensor, header: Tensor, scale: Tensor, x: Tensor) -> None:
+    codes.copy_(quantize(x, header, scale))
+
+
+def encode_by_draws_(codes: Tensor, header: Tensor, scale: Tensor, x: Tensor, start_and_seed: Tensor) -> None:
     position = start_and_seed[0] + torch.arange(x.numel(), device=x.device).view(x.shape)
-    quantized = quantize(x, _noise.uniform(position, start_and_seed[1:]))
-    codes.copy_(quantized[0])
-    header.copy_(quantized[1])
+    codes.copy_(quantize(x, header, scale, _noise.uniform(position, start_and_seed[1:])))
 
 
 def decode_(out: Tensor, codes: Tensor, header: Tensor) -> None:
     out.copy_(dequantize(codes, header))
 
 
-def accumulate_(total: Tensor, codes: Tensor, header: Tensor, weight: Tensor) -> None:
-    total.copy_(total + dequantize(codes, header) * weight)
+def accumulate_(total: Tensor, weights: Tensor, *rows: Tensor) -> None:
+    """Add rows, given as codes and headers in turn, each times its weight."""
+    value = total
+    for row in range(len(rows) // 2):
+        value = value + dequantize(rows[2 * row], rows[2 * row + 1]) * weights[row]
+    total.copy_(value)
 
 
 def keep_loss_(residual: Tensor, x: Tensor, codes: Tensor, header: Tensor) -> None:
@@ -110,132 +133,90 @@ def _parts(packed: Tensor, n: int, block: int | None) -> tuple[Tensor, Tensor]:
     return packed[:, :n], headers.unflatten(1, (count, 2))
 
 
-def _empty(rows: int, n: int, block: int | None, device: torch.device) -> Tensor:
+def empty(rows: int, n: int, block: int | None, device: torch.device) -> Tensor:
     packed = torch.empty(rows, row_bytes(n, block), dtype=torch.uint8, device=device)
-    packed[:, n : aligned(n)] = 0
-    packed[:, aligned(n) + HEADER * blocks_of(n, block) :] = 0
+    for unused in (packed[:, n : aligned(n)], packed[:, aligned(n) + HEADER * blocks_of(n, block) :]):
+        if unused.numel():
+            unused.zero_()
     return packed
 
 
-def _encode_(codes: Tensor, header: Tensor, x: Tensor, start: int, key: int | None) -> None:
+def _encode_(do: Do, codes: Tensor, header: Tensor, x: Tensor, start: int, key: int | None) -> None:
+    scale = torch.empty_like(header[..., :1])
     if key is None:
-        _compiled.call(encode_, codes, header, x)
+        do(measure_, header, scale, x)
+        do(encode_, codes, header, scale, x)
     else:
-        _compiled.call(encode_at_random_, codes, header, x, _noise.start_and_seed(start, key, x.device))
+        do(measure_for_draws_, header, scale, x)
+        do(encode_by_draws_, codes, header, scale, x, _noise.start_and_seed(start, key, x.device))
 
 
-def compress_definition(x: Tensor, block: int | None, residual: Tensor | None = None, key: int | None = None) -> Tensor:
-    packed = _empty(*x.shape, block, x.device)
-    if not packed.numel():
+def _add_rows_(do: Do, total: Tensor, run: Run, codes: Tensor, headers: Tensor, weights: Tensor) -> None:
+    parts = [part for code, header in zip(codes, headers, strict=True) for part in (run.of(code), run.headers(header))]
+    first = 0
+    while first < len(codes):
+        count = 4 if first + 4 <= len(codes) else 1  # one pass over the total adds four rows
+        do(accumulate_, total, weights[first : first + count], *parts[2 * first : 2 * (first + count)])
+        first += count
+
+
+def compress(x: Tensor, block: int | None, residual: Tensor | None = None, key: int | None = None) -> Tensor:
+    rows, n = x.shape
+    packed, do = empty(rows, n, block, x.device), _compiled.runner(rows, n)
+    if not x.numel():
         return packed
-    codes, headers = _parts(packed, x.shape[1], block)
-    for row in rows_of(*x.shape, together=key is None):
-        for run in runs_of(x.shape[1], block):
+    codes, headers = _parts(packed, n, block)
+    for row in _rows(rows, do, key):
+        for run in runs_of(n, block):
             values, code, header = run.of(x[row]).float(), run.of(codes[row]), run.headers(headers[row])
-            _encode_(code, header, values, 0 if isinstance(row, slice) else row * x.shape[1] + run.columns.start, key)
+            start = 0 if isinstance(row, slice) else row * n + run.columns.start
+            _encode_(do, code, header, values, start, key)
             if residual is not None:
-                _compiled.call(keep_loss_, run.of(residual[row]), values, code, header)
+                do(keep_loss_, run.of(residual[row]), values, code, header)
     return packed
 
 
-def decompress_definition_(out: Tensor, packed: Tensor, block: int | None) -> None:
+def decompress_(out: Tensor, packed: Tensor, block: int | None) -> None:
+    rows, n = out.shape
     if not out.numel():
         return
-    codes, headers = _parts(packed, out.shape[1], block)
-    for row in rows_of(*out.shape):
-        for run in runs_of(out.shape[1], block):
-            _compiled.call(decode_, run.of(out[row]), run.of(codes[row]), run.headers(headers[row]))
+    codes, headers = _parts(packed, n, block)
+    do = _compiled.runner(rows, n)
+    for row in _rows(rows, do):
+        for run in runs_of(n, block):
+            do(decode_, run.of(out[row]), run.of(codes[row]), run.headers(headers[row]))
 
 
-def add_definition_(out: Tensor, packed: Tensor, weights: Tensor, block: int | None) -> None:
-    if not out.numel():
+def add_(out: Tensor, packed: Tensor, weights: Tensor, block: int | None) -> None:
+    n = out.shape[0]
+    if not n:
         return
-    codes, headers = _parts(packed, out.shape[0], block)
-    for run in runs_of(out.shape[0], block):
+    codes, headers = _parts(packed, n, block)
+    for run in runs_of(n, block):
         total = run.of(out).float()
-        _add_rows_(total, run, codes, headers, weights)
+        _add_rows_(_compiled.runner(len(packed), n), total, run, codes, headers, weights)
         if out.dtype != torch.float32:
             run.of(out).copy_(total)
 
 
-def _add_rows_(total: Tensor, run: Run, codes: Tensor, headers: Tensor, weights: Tensor) -> None:
-    for row in range(codes.shape[0]):
-        _compiled.call(accumulate_, total, run.of(codes[row]), run.headers(headers[row]), weights[row : row + 1])
-
-
-def reduce_definition(
-    packed: Tensor, n: int, block: int | None, residual: Tensor | None = None, key: int | None = None
-) -> Tensor:
-    sent = _empty(1, n, block, packed.device)
+def reduce(packed: Tensor, n: int, block: int | None, residual: Tensor | None = None, key: int | None = None) -> Tensor:
+    sent, do = empty(1, n, block, packed.device), _compiled.runner(len(packed), n)
     if not n:
         return sent
-    codes, headers = _parts(packed, n, block)
-    sent_codes, sent_headers = _parts(sent, n, block)
-    weights, rows = (
-        packed.new_ones(packed.shape[0], dtype=torch.float32),
-        packed.new_full((1,), packed.shape[0], dtype=torch.float32),
-    )
+    (codes, headers), (sent_codes, sent_headers) = _parts(packed, n, block), _parts(sent, n, block)
+    ones = torch.ones(len(packed), device=packed.device)
+    rows = ones.new_full((1,), len(packed))
     for run in runs_of(n, block):
         mean = torch.zeros_like(run.of(codes[0]), dtype=torch.float32)
-        _add_rows_(mean, run, codes, headers, weights)
+        _add_rows_(do, mean, run, codes, headers, ones)
         mean /= rows
         code, header = run.of(sent_codes[0]), run.headers(sent_headers[0])
-        _encode_(code, header, mean, run.columns.start, key)
+        _encode_(do, code, header, mean, run.columns.start, key)
         if residual is not None:
-            _compiled.call(add_loss_, run.of(residual), mean, code, header, rows)
+            do(add_loss_, run.of(residual), mean, code, header, rows)
     return sent
 
 
-# The operators. Triton is imported by the first CUDA tensor; one range for a whole row has no kernel and takes the definition on any device.
-
-
-@torch.library.custom_op("baguakit::minmax_uint8_compress", mutates_args={"residual"})
-def compress(x: Tensor, block: int | None, residual: Tensor | None = None, key: int | None = None) -> Tensor:
-    """Return the packed rows of `x` (rows, n); `residual` (fp32, same shape) receives what they lost, rounded to fp32."""
-    return _for(x, block).compress(x, block, residual, key)
-
-
-@torch.library.custom_op("baguakit::minmax_uint8_decompress_", mutates_args={"out"})
-def decompress_(out: Tensor, packed: Tensor, block: int | None) -> None:
-    """Write the values of each packed row into `out` (rows, n)."""
-    _for(packed, block).decompress_(out, packed, block)
-
-
-@torch.library.custom_op("baguakit::minmax_uint8_add_", mutates_args={"out"})
-def add_(out: Tensor, packed: Tensor, weights: Tensor, block: int | None) -> None:
-    """Add the packed rows, each times its weight (fp32), one after another to `out` (n,); the sum is kept in fp32 until all are added."""
-    _for(packed, block).add_(out, packed, weights, block)
-
-
-@torch.library.custom_op("baguakit::minmax_uint8_reduce", mutates_args={"residual"})
-def reduce(packed: Tensor, n: int, block: int | None, residual: Tensor | None = None, key: int | None = None) -> Tensor:
-    """Return the mean of the packed rows, summed in their order and divided by their number, packed again.
-
-    To `residual` (fp32, (n,)) is added the number of rows times what the second packing lost.
-    """
-    return _for(packed, block).reduce(packed, n, block, residual, key)
-
-
-@compress.register_fake
-def _(x: Tensor, block: int | None, residual: Tensor | None = None, key: int | None = None) -> Tensor:
-    return x.new_empty(x.shape[0], row_bytes(x.shape[1], block), dtype=torch.uint8)
-
-
-@reduce.register_fake
-def _(packed: Tensor, n: int, block: int | None, residual: Tensor | None = None, key: int | None = None) -> Tensor:
-    return packed.new_empty(1, row_bytes(n, block))
-
-
-class _Definition:
-    compress = staticmethod(compress_definition)
-    decompress_ = staticmethod(decompress_definition_)
-    add_ = staticmethod(add_definition_)
-    reduce = staticmethod(reduce_definition)
-
-
-def _for(values: Tensor, block: int | None) -> Any:
-    if block is None or not values.is_cuda:
-        return _Definition
-    from . import minmax_uint8_triton
-
-    return minmax_uint8_triton
+def _rows(rows: int, do: Do, key: int | None = None) -> list[slice] | range:
+    # Together saves calls; but compiled units know two dimensions, and draws one start.
+    return [slice(None)] if do is _compiled.plain and key is None else range(rows)

@@ -2,11 +2,18 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable
-from dataclasses import dataclass
-from math import fsum
+from dataclasses import MISSING, dataclass, fields
+from math import cos, fsum, pi, sin
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
+
+if TYPE_CHECKING:  # matplotlib is needed to draw, and by nothing else
+    from matplotlib.figure import Figure
+
+# Products of rounds end at the mean up to this, if they end there; what comes this close and no closer only converges.
+_AT_THE_MEAN, _NEAR_THE_MEAN = 1e-13, 1e-8
 
 
 @dataclass(frozen=True)
@@ -85,10 +92,84 @@ class Topology(ABC):
     def doubly_stochastic(self, size: int) -> bool:
         """Whether rows and columns sum to 1 and no weight is negative, in every round: then the mean is kept."""
         rounds = (self.matrix(size, round) for round in range(self.period(size)))
-        return all(_is_doubly_stochastic(mixing) for mixing in rounds)
+        return all(is_doubly_stochastic(mixing) for mixing in rounds)
+
+    def rounds_to_exactness(self, size: int) -> int | None:
+        """The fewest rounds m, counted from round 0, after which every rank has the exact mean: W_m−1 ⋯ W_1 W_0 = J.
+
+        J = 11ᵀ/n. None if no number of rounds gives it; 0 for one rank.
+        """
+        self.check(size)
+        if size == 1:
+            return 0
+        rounds = [self.matrix(size, round) for round in range(self.period(size))]
+        # If the rounds of a period multiply to P, then P − J must vanish in some power, and so by the (n − 1)th.
+        laps = 1 if self.static(size) and self.symmetric(size) else size - 1
+        product = np.eye(size)
+        for count in range(1, laps * len(rounds) + 1):
+            product = rounds[(count - 1) % len(rounds)] @ product
+            distance = np.abs(product - 1 / size).max()
+            if distance <= _NEAR_THE_MEAN:
+                return count if distance <= _AT_THE_MEAN else None
+        return None
+
+    def spectral_gap(self, size: int) -> float:
+        """1 − ρ, where ρ is the factor by which one round shrinks the distance from the mean, at worst.
+
+            ρ = ‖W_τ−1 ⋯ W_1 W_0 − J‖₂ ^ (1/τ),     τ the period, J = 11ᵀ/n
+
+        If the matrix is always the same, ρ = ‖W − J‖₂. Otherwise it is the geometric mean over the rounds of one
+        period: a single round of these may not shrink the distance at all. 1 means the exact mean within one period,
+        0 that some distance stays for ever.
+
+        Raises:
+            ValueError: the matrices are not doubly stochastic, so that the mean itself would move.
+        """
+        if not self.doubly_stochastic(size):
+            raise ValueError(f"{self!r} is not doubly stochastic for {size} ranks: it moves the mean that it seeks")
+        period, exact = self.period(size), self.rounds_to_exactness(size)
+        if exact is not None and exact <= period:
+            return 1.0
+        left = np.eye(size)
+        for round in range(period):  # ∏ W − J = ∏ (W − J), which loses no digits when it is small
+            left = (self.matrix(size, round) - 1 / size) @ left
+        return max(0.0, 1 - float(np.linalg.norm(left, ord=2)) ** (1 / period))
+
+    def layout(self, size: int) -> list[tuple[float, float]]:
+        """Where a drawing puts the ranks, (x, y): clockwise on a circle, rank 0 at the top."""
+        self.check(size)
+        return [(sin(2 * pi * rank / size), cos(2 * pi * rank / size)) for rank in range(size)]
+
+    def draw(self, size: int, rounds: int | None = None) -> "Figure":
+        """Draw who hears whom, and the mixing matrix, round by round.
+
+        Args:
+            size: the number of ranks.
+            rounds: how many rounds to draw; by default one period, or its first eight.
+
+        Returns:
+            A `matplotlib.figure.Figure` that stands alone (no pyplot): `.savefig("ring.png")`. In a notebook it shows
+            itself after `%matplotlib inline`.
+        """
+        from .drawing import draw
+
+        return draw(self, size, rounds)
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({', '.join(self._arguments())})"
+
+    def _arguments(self) -> list[str]:
+        held = [(f, getattr(self, f.name)) for f in fields(self)]
+        required = [repr(value) for f, value in held if f.default is MISSING]
+        return required + [f"{f.name}={value!r}" for f, value in held if f.default is not MISSING and value != f.default]
 
 
-def _is_doubly_stochastic(mixing: NDArray[np.float64]) -> bool:
+def is_doubly_stochastic(mixing: NDArray[np.float64], tolerance: float = 1e-15) -> bool:
+    """Whether no weight is negative and every row and column sums to 1."""
+    return bool((mixing >= 0).all()) and bool(np.abs(line_sums(mixing) - 1).max() <= tolerance)
+
+
+def line_sums(mixing: NDArray[np.float64]) -> NDArray[np.float64]:
+    """The sums of the rows, then of the columns."""
     # fsum rounds once: what it reports is the weights' own error, not that of adding them.
-    sums = [fsum(line) for line in (*mixing, *mixing.T)]
-    return bool((mixing >= 0).all()) and all(abs(total - 1) <= 1e-15 for total in sums)
+    return np.array([fsum(line) for line in (*mixing, *mixing.T)])

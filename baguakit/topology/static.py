@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from math import cos, pi, sin
 
 from .base import Topology
 
@@ -19,12 +20,19 @@ class FullyConnected(Topology):
         return ((peer, 1 / size) for peer in range(size))
 
     def symmetric(self, size: int) -> bool:
+        """True."""
         self.check(size)
         return True
 
     def doubly_stochastic(self, size: int) -> bool:
+        """True."""
         self.check(size)
         return True
+
+    def rounds_to_exactness(self, size: int) -> int:
+        """1, and 0 for one rank."""
+        self.check(size)
+        return int(size > 1)
 
 
 @dataclass(frozen=True)
@@ -45,10 +53,12 @@ class Ring(Topology):
         return ((peer, 1 / len(near)) for peer in near)
 
     def symmetric(self, size: int) -> bool:
+        """True: whom a rank hears, hears it."""
         self.check(size)
         return True
 
     def doubly_stochastic(self, size: int) -> bool:
+        """True: every row is the one above it, shifted."""
         self.check(size)
         return True
 
@@ -83,6 +93,85 @@ class Exponential(Topology):
         """True: every row is the one above it, shifted."""
         self.check(size)
         return True
+
+
+@dataclass(frozen=True, repr=False)
+class SymmetricExponential(Topology):
+    """Each rank hears those 1, b, b², … places away on both sides, all in one round, with equal weights.
+
+        W_ij = 1/m   where the distance of i and j around the circle is 0 or a power of b,      m of these for each i
+
+    About 2 log_b(n/2) messages per rank. Where `Exponential` is one-sided this is symmetric, which difference
+    compression and momentum corrections ask for. A round shrinks the distance from the mean by 0.5 for 8 ranks and
+    0.75 for 128 with b = 4, by 0.33 and 0.71 with b = 2. Not exact unless everyone hears everyone, as for n ≤ 3, and
+    for n ≤ 5 with b = 2. Static, symmetric, doubly stochastic.
+
+    Args:
+        base: b; smaller ones mix faster and send more.
+
+    As in BlueFog: Ying et al. 2021, "BlueFog: Make Decentralized Algorithms Practical for Optimization and Deep
+    Learning", arXiv 2111.04287.
+    """
+
+    base: int = 4
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.base, int) or self.base < 2:
+            raise ValueError(f"SymmetricExponential hears powers of a whole number of 2 or more, not of {self.base!r}")
+
+    def links(self, rank: int, size: int, round: int) -> Iterator[tuple[int, float]]:
+        """Yield the rank and those b^k ≤ n/2 places away, with equal weights."""
+        near, places = {rank}, 1
+        while 2 * places <= size:
+            near |= {(rank + places) % size, (rank - places) % size}
+            places *= self.base
+        return ((peer, 1 / len(near)) for peer in near)
+
+    def symmetric(self, size: int) -> bool:
+        """True: whom a rank hears, hears it."""
+        self.check(size)
+        return True
+
+    def doubly_stochastic(self, size: int) -> bool:
+        """True: every row is the one above it, shifted."""
+        self.check(size)
+        return True
+
+
+@dataclass(frozen=True)
+class Star(Topology):
+    """Rank 0 hears everyone, and everyone hears rank 0:  W_0j = W_j0 = 1/n,  W_jj = 1 − 1/n for j > 0.
+
+    One message each way for a rank, and n − 1 for rank 0, which is the bottleneck of bandwidth and of mixing: a round
+    shrinks the distance from the mean by 1 − 1/n only. It can be had faster only by giving up the mean: with equal
+    weights in each row the centre would count for up to n/3 times its share. Never exact for n > 2.
+    Symmetric, static, doubly stochastic.
+
+    Metropolis weights of the star: Xiao and Boyd 2004, "Fast linear iterations for distributed averaging", Systems &
+    Control Letters 53.
+    """
+
+    def links(self, rank: int, size: int, round: int) -> Iterator[tuple[int, float]]:
+        """Yield everyone for rank 0; rank 0 and the rank itself for the others."""
+        if rank == 0:
+            return ((peer, 1 / size) for peer in range(size))
+        return iter([(0, 1 / size), (rank, (size - 1) / size)])
+
+    def symmetric(self, size: int) -> bool:
+        """True: whom a rank hears, hears it."""
+        self.check(size)
+        return True
+
+    def doubly_stochastic(self, size: int) -> bool:
+        """True: rows sum to 1, and it is symmetric."""
+        self.check(size)
+        return True
+
+    def layout(self, size: int) -> list[tuple[float, float]]:
+        """Rank 0 in the middle of a circle of the others."""
+        self.check(size)
+        around = [2 * pi * rank / max(1, size - 1) for rank in range(size - 1)]
+        return [(0.0, 0.0), *((sin(angle), cos(angle)) for angle in around)]
 
 
 def _powers_of_two(size: int) -> list[int]:

@@ -127,3 +127,27 @@ def test_attached_to_some_ranks_only():
         dist.destroy_process_group(pair)
 
     ranks(3, run)
+
+
+def test_a_report_keeps_no_weights():
+    """Flights are remembered for their times, and not with the tensors that they carried."""
+
+    def run():
+        import torch.distributed as dist
+
+        import baguakit as bk
+
+        model = net()
+        optimizer = sgd(model.parameters())
+        rules = (bk.algorithms.decentralized(), bk.after_step(bk.stages.Mean(), every=2, delay=1))
+        with bk.attach(model, optimizer, *rules) as att:
+            for step in range(6):
+                optimizer.zero_grad()
+                loss(model, dist.get_rank(), step).backward()
+                optimizer.step()
+            report = att.report()
+        trips = [trip for row in report.rows for trip in row._trips]
+        assert all(trip.before is None and trip.flight._value is None for trip in trips)
+        return len(trips), all(row.seconds > 0 and row.exposed >= 0 for row in report.rows)
+
+    assert ranks(2, run) == [(8, True)] * 2

@@ -171,26 +171,28 @@ def test_a_killed_rank_is_named():
 
 
 def test_the_fast_keep_their_speed():
-    """One rank four times slower: the others make at least 95 % of the steps they make alone."""
+    """One rank four times slower: the others make at least 95 % of the steps they make alone, in turns of a second."""
 
-    def run(rule):
+    def run():
         import torch.distributed as dist
 
         import baguakit as bk
 
         model = net()
         optimizer = sgd(model.parameters())
-        att = bk.attach(model, optimizer, bk.free_running(bk.stages.Mean())) if rule else None
-        bk.Comm().gather_objects(0)
-        steps, began = 0, time.monotonic()
-        while time.monotonic() - began < 4.0:
-            loss(model, 0, 0).backward()
-            optimizer.step()
-            time.sleep(0.05 if dist.get_rank() else 0.2)
-            steps += 1
-        if att:
-            att.detach()
+        steps = {False: 0, True: 0}
+        for turn in range(8):
+            att = bk.attach(model, optimizer, bk.algorithms.async_model_average()) if turn % 2 else None
+            bk.Comm().gather_objects(0)
+            began = time.monotonic()
+            while time.monotonic() - began < 1.0:
+                loss(model, 0, 0).backward()
+                optimizer.step()
+                time.sleep(0.02 if dist.get_rank() else 0.08)
+                steps[bool(turn % 2)] += 1
+            if att:
+                att.detach()
         return steps
 
-    alone, averaged = ranks(3, run, False), ranks(3, run, True)
-    assert all(a >= 0.95 * b for a, b in zip(averaged[1:], alone[1:], strict=True)), (alone, averaged)
+    for steps in ranks(3, run)[1:]:
+        assert steps[True] >= 0.95 * steps[False]

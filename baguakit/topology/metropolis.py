@@ -1,0 +1,108 @@
+"""Metropolis weights: a doubly stochastic matrix for any undirected graph, from what neighbours know of each other."""
+
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+from math import isqrt
+
+from .base import Topology
+
+
+def metropolis(rank: int, degrees: dict[int, int]) -> Iterator[tuple[int, float]]:
+    """Yield row `rank` of  W_ij = 1 / max(d_i, d_j),  W_ii = 1 − Σ_j W_ij,  from the degrees of it and its neighbours.
+
+    A degree counts the rank itself, as W does. Symmetric, and no weight is negative; so W is doubly stochastic.
+
+    Xiao and Boyd 2004, "Fast linear iterations for distributed averaging", Systems & Control Letters 53.
+    """
+    own = Fraction(1)
+    for peer, degree in degrees.items():
+        if peer != rank:
+            weight = Fraction(1, max(degrees[rank], degree))
+            own -= weight
+            yield peer, float(weight)
+    yield rank, float(own)
+
+
+def metropolis_matrix(hearers: Sequence[Collection[int]]) -> list[list[float]]:
+    """The Metropolis weights of a graph given as the neighbours of each rank."""
+    size = len(hearers)
+    matrix = []
+    for rank, near in enumerate(hearers):
+        row = dict(metropolis(rank, {peer: 1 + len(hearers[peer]) for peer in (*near, rank)}))
+        matrix.append([row.get(peer, 0.0) for peer in range(size)])
+    return matrix
+
+
+@dataclass(frozen=True, repr=False)
+class Grid2D(Topology):
+    """Ranks in rows and columns, each hearing those above, below, left and right, with Metropolis weights.
+
+        rank = row · columns + column;     W_ij = 1 / max(d_i, d_j)  for neighbours,     W_ii = 1 − Σ_j W_ij
+
+    d counts the neighbours and the rank itself. At most four messages per rank. A round shrinks the distance from the
+    mean by 0.854 for 8 ranks, 0.869 for 16 and 0.968 for 64; a prime n has one row only, a path, and mixes slowly:
+    0.989 for 17. Never exact for n > 2. Symmetric, static, doubly stochastic.
+
+    Args:
+        rows, columns: the shape of the grid; if only one is given the other follows from n; if none is, the grid is as
+            square as n allows, with no more rows than columns.
+    """
+
+    rows: int | None = None
+    columns: int | None = None
+
+    def __post_init__(self) -> None:
+        for name, count in (("rows", self.rows), ("columns", self.columns)):
+            if count is not None and (not isinstance(count, int) or count < 1):
+                raise ValueError(f"Grid2D has at least one of its {name}, not {count!r}")
+
+    def check(self, size: int) -> None:
+        """Raise ValueError if the ranks do not fill the rows and columns given; one rank alone is allowed."""
+        super().check(size)
+        rows, columns = self.rows or 1, self.columns or 1
+        if size > 1 and (size % (rows * columns) or (self.rows and self.columns and rows * columns != size)):
+            given = " and ".join(
+                f"{count} {name}" for name, count in (("rows", self.rows), ("columns", self.columns)) if count
+            )
+            raise ValueError(
+                f"a grid of {given} cannot be filled with ranks when the group has {size}; use Grid2D() or BaseK(1)"
+            )
+
+    def shape(self, size: int) -> tuple[int, int]:
+        """The numbers of rows and of columns."""
+        self.check(size)
+        if size == 1:
+            return 1, 1
+        if self.columns:
+            return size // self.columns, self.columns
+        rows = self.rows or next(rows for rows in range(isqrt(size), 0, -1) if size % rows == 0)
+        return rows, size // rows
+
+    def links(self, rank: int, size: int, round: int) -> Iterator[tuple[int, float]]:
+        """Yield the rank and its neighbours in the grid."""
+        shape = self.shape(size)
+        near = (rank, *_beside(rank, *shape))
+        return metropolis(rank, {peer: 1 + len(_beside(peer, *shape)) for peer in near})
+
+    def symmetric(self, size: int) -> bool:
+        """True: whom a rank hears, hears it."""
+        self.check(size)
+        return True
+
+    def doubly_stochastic(self, size: int) -> bool:
+        """True: rows sum to 1, and it is symmetric."""
+        self.check(size)
+        return True
+
+    def layout(self, size: int) -> list[tuple[float, float]]:
+        """Rows from the top, columns from the left."""
+        rows, columns = self.shape(size)
+        step = 2 / max(1, rows - 1, columns - 1)
+        return [(step * (i % columns - (columns - 1) / 2), step * ((rows - 1) / 2 - i // columns)) for i in range(size)]
+
+
+def _beside(rank: int, rows: int, columns: int) -> list[int]:
+    row, column = divmod(rank, columns)
+    places = ((row - 1, column), (row, column - 1), (row, column + 1), (row + 1, column))
+    return [r * columns + c for r, c in places if 0 <= r < rows and 0 <= c < columns]
