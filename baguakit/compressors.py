@@ -54,8 +54,13 @@ class Compressor:
         """
         raise NotImplementedError
 
-    def warm_up(self, device: torch.device | str, dtype: torch.dtype = torch.float32) -> None:
-        """Compile now what the first step would otherwise compile, for values of `dtype` on `device`."""
+    def warm_up(self, device: torch.device | str, dtype: torch.dtype = torch.float32, values: int = PROBE) -> None:
+        """Compile now what the first step would otherwise compile, for tensors of so many values on a device.
+
+        On a CPU nothing is compiled for fewer values than it would pay for.
+        """
+        if torch.device(device).type == "cpu" and values < PROBE:
+            return
         x = torch.zeros(5, PROBE, dtype=dtype, device=device)
         residual = torch.zeros_like(x, dtype=torch.float32)
         packed = self.compress(x, residual)

@@ -57,7 +57,7 @@ class Stage:
         return max([1, *(inner.multiple_of(comm) for inner in self.nested().values())])
 
     def init(self, bucket: Bucket, comm: Comm) -> State:
-        """What is remembered about this bucket before its first flight."""
+        """What is remembered about this bucket before its first flight. All ranks call it together."""
         return {name: inner.init(bucket, comm) for name, inner in self.nested().items()}
 
     def __call__(self, x: Tensor, state: State, comm: Comm) -> Tensor:
@@ -72,6 +72,10 @@ class Stage:
     def remembers(self) -> bool:
         """Whether a flight depends on the flights before it."""
         return bool(self.elementwise) or any(inner.remembers() for inner in self.nested().values())
+
+    def wants_shapes(self) -> bool:
+        """Whether it, or a stage in it, works on the parameters' shapes."""
+        return self.needs_shapes or any(inner.wants_shapes() for inner in self.nested().values())
 
     def copies_weights(self) -> bool:
         """Whether the state holds copies of the weights."""
@@ -120,7 +124,7 @@ class CompressedMean(Stage):
 
     def init(self, bucket: Bucket, comm: Comm) -> State:
         if comm.size > 1:  # now, so that no rank's first step waits for a compiler
-            self.compressor.warm_up(bucket.flat.device, bucket.flat.dtype)
+            self.compressor.warm_up(bucket.flat.device, bucket.flat.dtype, bucket.flat.numel())
         return {}
 
     def __call__(self, x: Tensor, state: State, comm: Comm, residual: Tensor | None = None) -> Tensor:
@@ -163,7 +167,7 @@ class Hierarchical(Stage):
 
     def __post_init__(self) -> None:
         check_stage("Hierarchical", self.inner)
-        if self.inner.needs_shapes:
+        if self.inner.wants_shapes():
             raise TypeError(
                 f"{self.inner!r} needs the shapes of the parameters, and Hierarchical gives it shards without any"
             )

@@ -5,7 +5,22 @@ A function here returns a rule, or a tuple of rules, to be given to `baguakit.at
 
 from .asynchronous import async_model_average
 from .decentralized import decentralized
+from .diloco import diloco
 from .gradients import bytegrad, gradient_allreduce
 from .local import local_sgd
+from .low_precision import choco, low_precision_decentralized
+from .power_sgd import power_sgd
+from .qadam import qadam
 
-__all__ = ["async_model_average", "bytegrad", "decentralized", "gradient_allreduce", "local_sgd"]
+__all__ = [
+    "async_model_average",
+    "bytegrad",
+    "choco",
+    "decentralized",
+    "diloco",
+    "gradient_allreduce",
+    "local_sgd",
+    "low_precision_decentralized",
+    "power_sgd",
+    "qadam",
+]

@@ -5,14 +5,15 @@ For X the weights of all ranks, a row each, W the mixing matrix of the round, an
     awc   X ← W X − γ d(g(X))         adapt while communicating: the exchange overlaps forward and backward
     atc   X ← W (X − γ d(g(X)))       adapt, then communicate: smaller error, no overlap
 
-Lian et al. 2017, arXiv:1705.09056 (D-PSGD); Ying et al. 2021, arXiv:2110.13363 (exponential graphs).
+Lian et al. 2017, arXiv:1705.09056 (D-PSGD); Ying et al. 2021, arXiv:2110.13363 (exponential graphs);
+Takezawa et al. 2023, arXiv:2305.11420 (the exact mean for every number of ranks).
 """
 
 from typing import Literal
 
 from ..rules import Rule, after_step, between_steps
 from ..stages import NeighborMean
-from ..topology import OnePeerExponential, Topology
+from ..topology import OnePeerExact, Topology
 
 
 def decentralized(topology: Topology | None = None, order: Literal["awc", "atc"] = "awc", every: int = 1) -> Rule:
@@ -22,11 +23,13 @@ def decentralized(topology: Topology | None = None, order: Literal["awc", "atc"]
     `att.merge()` averages them before they are evaluated or saved.
 
     Args:
-        topology: who averages with whom; its matrices must be doubly stochastic. None: one-peer exponential.
+        topology: who averages with whom; its matrices must be doubly stochastic. None: `OnePeerExact()`, at most
+            one message per exchange and the exact mean after few of them, for every number of ranks: one-peer
+            exponential for n = 2^k, BaseK(1) otherwise.
         order: "awc" or "atc", see the equations of this module.
         every: exchange only in every so many steps.
     """
-    stage = NeighborMean(OnePeerExponential() if topology is None else topology)
+    stage = NeighborMean(OnePeerExact() if topology is None else topology)
     if order == "awc":
         return between_steps(stage, every=every)
     if order == "atc":

@@ -18,12 +18,13 @@ def agree(comm: Comm, make: Callable[[], Plan]) -> tuple[Plan, str]:
     Returns the plan, and a name for the attachment that no other has. An error on one rank, or a difference between
     two, is raised on all.
     """
-    plan, error = None, None
+    plan, described, error = None, None, None
     try:
         plan = make()
+        described = plan.described()
     except Exception as caught:
         error = caught
-    told = (None if error is None else f"{type(error).__name__}: {error}", plan and plan.described(), uuid.uuid4().hex)
+    told = (None if error is None else f"{type(error).__name__}: {error}", described, uuid.uuid4().hex)
     answers = comm.gather_objects(told)
     if error is not None:
         raise error

@@ -71,6 +71,8 @@ def load_routes(routes: Sequence[Route], names: Names, saved: Mapping[str, Any],
 
 def save_route(route: Route, names: Names) -> dict[str, Any]:
     """What a rule remembers, as copies. Waits for its flights; those of a free-running rule are left out."""
+    for trip in route.air.values():  # what they bring, and what they change in the states
+        trip.flight.result()
     saved: dict[str, Any] = {
         "rule": repr(route.rule),
         "round": route.round,
@@ -110,6 +112,7 @@ def load_route(route: Route, names: Names, saved: Mapping[str, Any], same_ranks:
     route.round = int(saved["round"])
     route.to_average = []
     for i, bucket in enumerate(route.buckets):
+        _make_room(route.states[i], parameters, bucket, names)
         for path, tensor, carry in remembered(route.rule.stage, route.states[i]):
             if carry is not None:
                 _load_carried(route, tensor, _gathered(parameters, bucket, names, path, tensor), carry, same_ranks)
@@ -119,6 +122,20 @@ def load_route(route: Route, names: Names, saved: Mapping[str, Any], same_ranks:
                 log.warning("%r makes %s of bucket %d anew: buckets or ranks have changed", route.rule, path, i)
         if same_ranks:
             _load_flight(route, i, parameters, names)
+
+
+def _make_room(state: State, parameters: Mapping[str, Any], bucket: Bucket, names: Names) -> None:
+    """Put a tensor wherever one was saved that a new stage has not: an optimizer in it makes its state as it steps."""
+    for p in bucket.params:
+        for path, part in parameters.get(names[p], {}).items():
+            *way, last = path.split(".")
+            if way[:1] != ["flight"]:
+                inside = state
+                for name in way:
+                    inside = inside.setdefault(name, {})
+                if last not in inside:
+                    shape = () if part.dim() < p.dim() else bucket.flat.shape  # a counter, or as long as the bucket
+                    inside[last] = torch.zeros(shape, dtype=part.dtype, device=bucket.flat.device)
 
 
 def _load_carried(route: Route, tensor: Tensor, loaded: Tensor | None, carry: Carry, same_ranks: bool) -> None:

@@ -9,12 +9,20 @@ GRADIENTS = {
     "all-reduce": lambda bk: bk.algorithms.gradient_allreduce(),
     "bytegrad": lambda bk: bk.algorithms.bytegrad(bk.compressors.MinMaxUInt8(block=64)),
     "bytegrad, error feedback": lambda bk: bk.algorithms.bytegrad(bk.compressors.MinMaxUInt8(block=64), True),
+    "qadam": lambda bk: bk.algorithms.qadam(3, compressor=bk.compressors.MinMaxUInt8(block=64)),
+    "qadam, error feedback": lambda bk: bk.algorithms.qadam(
+        3, compressor=bk.compressors.MinMaxUInt8(block=64), error_feedback=True
+    ),
+    "power_sgd": lambda bk: bk.algorithms.power_sgd(rank=2),
     "bfloat16, error feedback": lambda bk: bk.algorithms.bytegrad(bk.compressors.BFloat16(), True),
 }
 WEIGHTS = {
     "awc": lambda bk: bk.algorithms.decentralized(),
     "atc": lambda bk: bk.algorithms.decentralized(order="atc"),
     "local": lambda bk: bk.algorithms.local_sgd(every=2),
+    "dcd": lambda bk: bk.algorithms.low_precision_decentralized(),
+    "choco": lambda bk: bk.algorithms.choco(),
+    "diloco": lambda bk: bk.algorithms.diloco(every=2),
     "delayed": lambda bk: bk.after_step(bk.stages.Mean(), every=3, delay=2),
 }
 

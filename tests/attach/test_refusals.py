@@ -183,7 +183,7 @@ def test_algorithms_print_as_the_expressions_they_are():
     assert repr(bk.hierarchical(bk.algorithms.bytegrad(bk.compressors.MinMaxUInt8(block=64), error_feedback=True))) == (
         "during_backward(Hierarchical(ErrorFeedback(CompressedMean(MinMaxUInt8(block=64)))))"
     )
-    assert repr(bk.algorithms.decentralized()) == "between_steps(NeighborMean(OnePeerExponential()))"
+    assert repr(bk.algorithms.decentralized()) == "between_steps(NeighborMean(OnePeerExact()))"
     assert repr(bk.algorithms.local_sgd(4, start=2)) == (
         "(during_backward(Mean(), stop=2), after_step(Mean(), every=4, start=2))"
     )

@@ -1,0 +1,105 @@
+"""DiLoCo: local steps, and then a step of an outer optimizer with the averaged distance as its gradient.
+
+For a the anchor, the weights that all ranks last agreed on, and H local steps between exchanges:
+
+    x_r ← x_r − γ d(g_r(x_r))                     in every step
+    Δ   ← (1/n) Σ_r (a − x_r)                     after every H-th
+    a   ← outer optimizer's step on a with gradient Δ
+    x_r ← a
+
+Douillard et al. 2023, arXiv:2311.08105; with `delay`, Streaming DiLoCo, arXiv:2501.18512. With SGD(lr=1) it is local
+SGD; with momentum and H = 1, SlowMo's outer step (arXiv:1910.00643).
+"""
+
+from dataclasses import dataclass, fields
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from ..buckets import Bucket
+from ..comm import Comm
+from ..rules import Rule, after_step
+from ..stages import Mean, Stage, State, check_stage, finite, keep_
+
+NESTEROV = {"lr": 0.7, "momentum": 0.9, "nesterov": True}  # what the paper found best
+
+
+@dataclass(frozen=True, repr=False, init=False)
+class OuterStep(Stage):
+    """Δ ← inner(a − x);  a ← a step of `optimizer` on a with gradient Δ;  x ← a.
+
+    Args:
+        optimizer: a class of torch.optim, or one like it.
+        inner: how the distances are averaged: `Mean()`, or `ErrorFeedback(CompressedMean())`, or with neighbours only.
+        options: of the optimizer.
+
+    A flight whose result is not finite passes it on, and leaves the anchor and the optimizer's state as they were.
+    """
+
+    optimizer: type[torch.optim.Optimizer]
+    inner: Stage
+    options: tuple[tuple[str, Any], ...]
+
+    elementwise: ClassVar = {"anchor": "mean", "outer": "mean"}
+    follows: ClassVar[tuple[str, ...]] = ("anchor",)
+
+    def __init__(self, optimizer: type[torch.optim.Optimizer], inner: Stage = Mean(), **options: Any) -> None:
+        check_stage("OuterStep", inner)
+        if not (isinstance(optimizer, type) and issubclass(optimizer, torch.optim.Optimizer)):
+            raise TypeError(f"OuterStep takes a class such as torch.optim.SGD and its options, not {optimizer!r}")
+        optimizer([torch.zeros(1)], **options)  # raises what the optimizer has to say about its options
+        for f, value in zip(fields(self), (optimizer, inner, tuple(options.items())), strict=True):
+            object.__setattr__(self, f.name, value)
+
+    @property
+    def agrees(self) -> bool:  # type: ignore[override]
+        return self.inner.agrees
+
+    def init(self, bucket: Bucket, comm: Comm) -> State:
+        anchor = bucket.flat.to(torch.promote_types(bucket.flat.dtype, torch.float32), copy=True)
+        return {"anchor": anchor, "outer": {}, "inner": self.inner.init(bucket, comm)}
+
+    def __call__(self, x: Tensor, state: State, comm: Comm) -> Tensor:
+        a, outer = state["anchor"], state["outer"]
+        new = a.clone()
+        new.grad = self.inner(a - x, state["inner"], comm)
+        optimizer = self.optimizer([new], **dict(self.options))
+        optimizer.state[new] = {name: value.clone() for name, value in outer.items()}
+        optimizer.step()
+        whole = finite(new)
+        keep_(a, new.detach(), where=whole)
+        for name, value in optimizer.state[new].items():
+            if isinstance(value, Tensor):
+                old = outer.setdefault(name, torch.zeros_like(value))
+                keep_(old, value, where=whole.to(value.device))
+        return x.copy_(new)
+
+    def __repr__(self) -> str:
+        name = f"{self.optimizer.__module__}.{self.optimizer.__qualname__}"
+        known = getattr(torch.optim, self.optimizer.__name__, None) is self.optimizer
+        shown = [f"torch.optim.{self.optimizer.__name__}" if known else name]
+        shown += [repr(self.inner)] * (self.inner != Mean()) + [f"{key}={value!r}" for key, value in self.options]
+        return f"OuterStep({', '.join(shown)})"
+
+
+def diloco(
+    every: int = 500,
+    optimizer: type[torch.optim.Optimizer] = torch.optim.SGD,
+    inner: Stage = Mean(),
+    delay: int = 0,
+    **options: Any,
+) -> Rule:
+    """Train alone for `every` steps, then let an outer optimizer step with what was learnt on the average.
+
+    Sends 2 (n − 1)/n times the size of the weights, divided by `every`, a step.
+
+    Args:
+        every: H, the number of local steps.
+        optimizer: the class of the outer optimizer.
+        inner: how the distances are averaged; `ErrorFeedback(CompressedMean(UInt4()))`-like stages send less.
+        delay: let the result land this many steps later, and train on meanwhile.
+        options: of the outer optimizer; by default those of the paper: SGD(lr=0.7, momentum=0.9, nesterov=True).
+    """
+    chosen = options or (NESTEROV if optimizer is torch.optim.SGD else {})
+    return after_step(OuterStep(optimizer, inner, **chosen), every=every, delay=delay)

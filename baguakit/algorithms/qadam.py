@@ -1,0 +1,107 @@
+"""QAdam: Adam whose variance is frozen after a warm-up, so that its momentum can be averaged in few bits.
+
+For g the mean gradient, g_r that of rank r, t = 1, 2 … the optimizer step, W the length of the warm-up:
+
+    t ≤ W    m ← β₁ m + (1 − β₁) g                  v ← β₂ v + (1 − β₂) g²           (exact Adam)
+    t > W    m ← Q-mean over r of (β₁ m + (1 − β₁) g_r)                              (v stays)
+    d ← m / (1 − β₁ᵗ) / ( √( v / (1 − β₂^min(t, W)) ) + ε )
+
+d is put where the gradient was, and a plain `SGD(lr)` behind it takes Adam's step: its `weight_decay` is then AdamW's,
+decoupled, and its parameter groups may have step sizes and decays of their own.
+
+Tang et al. 2021, "1-bit Adam", arXiv:2102.02888; Gan et al. 2021, "BAGUA", arXiv:2107.01499. The bound is ours: Adam
+itself never moves a value by more than (1 − β₁)/√(1 − β₂), but where the frozen v is small the error of the codes
+would go further.
+"""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from ..buckets import Bucket
+from ..comm import Comm
+from ..compressors import Compressor, MinMaxUInt8
+from ..primitives import compressed_mean_, mean_
+from ..rules import Rule, during_backward, whole
+from ..stages import Stage, State, finite, keep_
+
+
+@dataclass(frozen=True, repr=False)
+class AdamDirection(Stage):
+    """Turns gradients into Adam's direction; see the equations of this module."""
+
+    warmup_steps: int
+    betas: tuple[float, float] = (0.9, 0.999)
+    eps: float = 1e-8
+    compressor: Compressor = MinMaxUInt8()
+    error_feedback: bool = False
+    bound: bool = True
+    agrees: ClassVar[bool] = True
+    elementwise: ClassVar = {"m": "keep", "v": "keep", "residual": "mean"}
+
+    def __post_init__(self) -> None:
+        whole("warmup_steps", self.warmup_steps, 1)
+        if not all(0 <= beta < 1 for beta in self.betas):
+            raise ValueError(f"betas are in [0, 1), not {self.betas!r}")
+        if not isinstance(self.compressor, Compressor):
+            raise TypeError(f"qadam takes a compressor such as MinMaxUInt8(), not {self.compressor!r}")
+
+    def multiple_of(self, comm: Comm) -> int:
+        return 64 * comm.size
+
+    def init(self, bucket: Bucket, comm: Comm) -> State:
+        names = ["m", "v", *(["residual"] if self.error_feedback else [])]
+        return {name: torch.zeros_like(bucket.flat, dtype=torch.float32) for name in names}
+
+    def __call__(self, x: Tensor, state: State, comm: Comm) -> Tensor:
+        (beta1, beta2), t = self.betas, comm.step + 1
+        if t <= self.warmup_steps:
+            g = mean_(x.float(), comm)
+            new: State = {
+                "m": state["m"].lerp(g, 1 - beta1),
+                "v": (state["v"] * beta2).addcmul_(g, g, value=1 - beta2),
+            }
+        else:
+            new = self.averaged(state["m"].lerp(x.float(), 1 - beta1), state, comm)
+        m, v = new["m"], new["v"] if "v" in new else state["v"]
+        scale = (v / (1 - beta2 ** min(t, self.warmup_steps))).sqrt().add_(self.eps)
+        d = m / (1 - beta1**t) / scale
+        if self.bound and t > self.warmup_steps:
+            limit = (1 - beta1) / (1 - beta2) ** 0.5
+            d.clamp_(-limit, limit)
+        held = finite(m)
+        for name, value in new.items():
+            keep_(state[name], value, where=held)
+        return x.copy_(d)
+
+    def averaged(self, m: Tensor, state: State, comm: Comm) -> State:
+        """The momentum averaged in few bits, and what that lost where it is fed back."""
+        if not self.error_feedback:
+            return {"m": compressed_mean_(m, self.compressor, comm)}
+        lost = torch.empty_like(m)
+        return {"m": compressed_mean_(m + state["residual"], self.compressor, comm, residual=lost), "residual": lost}
+
+
+def qadam(
+    warmup_steps: int = 100,
+    betas: tuple[float, float] = (0.9, 0.999),
+    eps: float = 1e-8,
+    compressor: Compressor = MinMaxUInt8(),
+    error_feedback: bool = False,
+    bound: bool = True,
+) -> Rule:
+    """Adam with its momentum averaged in 8 bits after a warm-up. Attach it to a plain `torch.optim.SGD(params, lr)`.
+
+    Sends as much as `gradient_allreduce` in the warm-up, and a quarter of it from then on; costs two fp32 copies of
+    the gradients, as Adam does, and one more with error feedback.
+
+    Args:
+        warmup_steps: W, at least 1; long enough for the variance to settle.
+        betas, eps: of Adam.
+        compressor: of the momentum; one that keeps zeros, so that parameters without a gradient stay put.
+        error_feedback: add what compression lost in one step to the momentum of the next.
+        bound: let no value move further than Adam itself could.
+    """
+    return during_backward(AdamDirection(warmup_steps, betas, eps, compressor, error_feedback, bound))

@@ -1,0 +1,258 @@
+"""DiLoCo, DCD, CHOCO, QAdam and PowerSGD against their equations."""
+
+import pytest
+import torch
+from pool import ranks
+from training import flat, loss, net, sgd, simulate, train
+
+
+def test_diloco_with_sgd_of_one_is_local_sgd():
+    ours = ranks(3, train, lambda bk: [bk.algorithms.diloco(every=3, lr=1.0)], 10)
+    theirs = ranks(3, train, lambda bk: [bk.algorithms.local_sgd(every=3)], 10)
+    for a, b in zip(ours, theirs, strict=True):
+        torch.testing.assert_close(a, b, rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize("outer, options", [(torch.optim.SGD, {}), (torch.optim.Adam, {"lr": 0.01})])
+def test_diloco_is_its_equation(outer, options):
+    chosen = options or {"lr": 0.7, "momentum": 0.9, "nesterov": True}
+    anchor = flat(net(torch.float64))
+    optimizer = outer([anchor], **chosen)
+
+    def exchange(step, x, move):
+        x = x - move
+        if (step + 1) % 4 == 0:
+            anchor.grad = (anchor - x).mean(0)
+            optimizer.step()
+            x = anchor.clone().expand_as(x)
+        return x
+
+    def run():
+        return train(
+            lambda bk: [bk.algorithms.diloco(every=4, optimizer=outer, **options)], 12, torch.float64, bucket_bytes=300
+        )
+
+    torch.testing.assert_close(torch.stack(ranks(3, run)), simulate(3, exchange, 12), rtol=0, atol=1e-10)
+
+
+def test_one_rank_keeps_the_outer_optimizer():
+    anchor = flat(net(torch.float64))
+    optimizer = torch.optim.SGD([anchor], lr=0.5)
+
+    def exchange(step, x, move):
+        anchor.grad = anchor - (x - move)[0]
+        optimizer.step()
+        return anchor.clone().unsqueeze(0)
+
+    def run():
+        return train(lambda bk: [bk.algorithms.diloco(every=1, lr=0.5)], 5, torch.float64)
+
+    torch.testing.assert_close(torch.stack(ranks(1, run)), simulate(1, exchange, 5), rtol=0, atol=1e-12)
+
+
+def test_diloco_prints_and_refuses():
+    import baguakit as bk
+
+    rule = bk.algorithms.diloco()
+    assert repr(rule) == "after_step(OuterStep(torch.optim.SGD, lr=0.7, momentum=0.9, nesterov=True), every=500)"
+    assert rule == bk.algorithms.diloco() and hash(rule) == hash(bk.algorithms.diloco())
+    with pytest.raises(TypeError, match="speed"):
+        bk.algorithms.diloco(speed=3)
+    with pytest.raises(ValueError, match="learning rate"):
+        bk.algorithms.diloco(lr=-1.0)
+    with pytest.raises(TypeError, match=r"torch\.optim\.SGD and its options"):
+        bk.algorithms.diloco(optimizer="SGD")
+
+
+@pytest.mark.parametrize("n, topology", [(2, "Ring"), (3, "Ring"), (4, "Ring"), (4, "FullyConnected")])
+def test_choco_without_loss_is_atc(n, topology):
+    """γ = 1 and a compressor that loses nothing of what it is given (values of few bits): CHOCO is ATC."""
+
+    def run(name):
+        import baguakit as bk
+
+        graph = getattr(bk.topology, topology)()
+        rule = (
+            bk.algorithms.choco(graph, Exact(), 1.0) if name == "choco" else bk.algorithms.decentralized(graph, "atc")
+        )
+        return train(lambda bk: [rule], 8, torch.float64)
+
+    from dataclasses import dataclass
+
+    from baguakit.compressors import Compressor
+
+    @dataclass(frozen=True)
+    class Exact(Compressor):
+        def row_bytes(self, n):
+            return 8 * n
+
+        def compress(self, x, residual=None, key=0):
+            return x.contiguous().view(torch.uint8).view(x.shape[0], -1)
+
+        def decompress(self, packed, n, dtype=torch.float64, out=None):
+            return packed.view(dtype)
+
+    for a, b in zip(ranks(n, run, "choco"), ranks(n, run, "atc"), strict=True):
+        torch.testing.assert_close(a, b, rtol=0, atol=1e-11)
+
+
+@pytest.mark.parametrize("algorithm", ["low_precision_decentralized", "choco"])
+@pytest.mark.parametrize("n", [2, 3, 4])
+def test_replicas_are_the_same_wherever_they_are_held(n, algorithm):
+    """s_i = Σ_{j ≠ i} w_ij r_j for the r_j that the neighbours hold, whatever was lost on the way."""
+
+    def run():
+        import torch.distributed as dist
+
+        import baguakit as bk
+
+        model = net()
+        optimizer = sgd(model.parameters())
+        with bk.attach(model, optimizer, getattr(bk.algorithms, algorithm)()) as att:
+            for step in range(6):
+                optimizer.zero_grad()
+                loss(model, dist.get_rank(), step).backward()
+                optimizer.step()
+            state = att._engine.routes[0].states[0]
+        everyone = bk.Comm().gather_objects(state["replica"])
+        row = bk.topology.Ring().weights(dist.get_rank(), n, 0)
+        expected = sum(w * everyone[p] for p, w in row.items() if p != dist.get_rank())
+        return float((state["neighbors"] - expected).abs().max()), float(expected.abs().max())
+
+    for error, size in ranks(n, run):
+        assert error < 1e-6 * max(1, size)
+
+
+def test_choco_moves_no_mean():
+    """Σ_r x_r is what it was before the exchange, for any compressor."""
+
+    def run():
+        import torch.distributed as dist
+        from torch import nn
+
+        import baguakit as bk
+
+        model = nn.Linear(40, 30)
+        torch.manual_seed(dist.get_rank())
+        for p in model.parameters():
+            nn.init.normal_(p)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+        before = flat(model)
+        rule = bk.algorithms.choco(bk.topology.Ring(), bk.compressors.MinMaxUInt8(block=64), 0.4)
+        apart = []
+        with bk.attach(model, optimizer, rule, broadcast=False) as att:
+            for _ in range(30):
+                apart.append(att.consensus_distance())
+                model(torch.ones(1, 40)).sum().backward()
+                optimizer.step()
+        return before, flat(model), apart
+
+    results = ranks(4, run)
+    torch.testing.assert_close(
+        sum(r[0] for r in results).double(), sum(r[1] for r in results).double(), rtol=0, atol=2e-5
+    )
+    assert results[0][2][-1] < 0.01 * results[0][2][0]
+
+
+@pytest.mark.parametrize("algorithm", ["low_precision_decentralized", "choco"])
+def test_replicas_want_a_static_symmetric_graph(algorithm):
+    def run():
+        import baguakit as bk
+
+        m = net()
+        with pytest.raises(ValueError, match="static and symmetric"):
+            bk.attach(m, sgd(m.parameters()), getattr(bk.algorithms, algorithm)(bk.topology.OnePeerExponential()))
+
+    ranks(4, run)
+
+
+@pytest.mark.parametrize("n", [1, 3])
+def test_qadam_in_its_warm_up_is_adam(n):
+    def ours():
+        return train(
+            lambda bk: [bk.algorithms.qadam(warmup_steps=20)],
+            20,
+            optimizer=lambda ps: torch.optim.SGD(ps, lr=0.01, weight_decay=0.1),
+        )
+
+    models = [net() for _ in range(n)]
+    optimizers = [torch.optim.AdamW(m.parameters(), lr=0.01, weight_decay=0.1) for m in models]
+    for step in range(20):
+        for rank, m in enumerate(models):
+            m.zero_grad()
+            loss(m, rank, step).backward()
+        for ps in zip(*(m.parameters() for m in models), strict=True):
+            g = sum(p.grad for p in ps) / n
+            for p in ps:
+                p.grad = g.clone()
+        for o in optimizers:
+            o.step()
+    for x in ranks(n, ours):
+        torch.testing.assert_close(x, flat(models[0]), rtol=0, atol=2e-6)
+
+
+@pytest.mark.parametrize("warmup_steps", range(1, 11))
+def test_qadam_stays_finite_after_any_warm_up(warmup_steps):
+    def run():
+        return [
+            train(
+                lambda bk: [
+                    bk.algorithms.qadam(
+                        warmup_steps,
+                        compressor=bk.compressors.MinMaxUInt8(block=64),
+                        error_feedback=warmup_steps % 2 == 0,
+                    )
+                ],
+                40,
+                optimizer=lambda ps: torch.optim.SGD(ps, lr=0.003 * (1 + seed)),
+            )
+            for seed in range(2)
+        ]
+
+    results = ranks(2, run)
+    for seed in range(2):
+        assert torch.isfinite(results[0][seed]).all() and torch.equal(results[0][seed], results[1][seed])
+        assert results[0][seed].norm() < 20
+
+
+@pytest.mark.parametrize("n", [1, 2, 3])
+def test_full_rank_power_sgd_is_the_mean(n):
+    ours = ranks(n, train, lambda bk: [bk.algorithms.power_sgd(rank=16)], 6, torch.float64)
+    exact = ranks(n, train, lambda bk: [bk.algorithms.gradient_allreduce()], 6, torch.float64)
+    for a, b in zip(ours, exact, strict=True):
+        torch.testing.assert_close(a, b, rtol=0, atol=5e-5 if n > 1 else 0)
+    assert all(torch.equal(ours[0], other) for other in ours)
+
+
+def test_power_sgd_loses_nothing_for_ever():
+    """x̄ + mean(e) = result + mean(e′) in every step, and replicas are equal."""
+
+    def run():
+        import torch.distributed as dist
+
+        import baguakit as bk
+
+        comm, model = bk.Comm(), net()
+        bucket = bk.Bucket(model.parameters())
+        stage = bk.algorithms.power_sgd(rank=1).stage
+        state = stage.init(bucket, comm)
+        worst = 0.0
+        for round in range(5):
+            draw = torch.Generator().manual_seed(7 * round + dist.get_rank())
+            x = torch.randn(bucket.flat.shape, generator=draw)
+            owed = comm.all_reduce((x + state["residual"]).double()) / comm.size
+            result = stage(x.clone(), state, comm.at(round))
+            left = comm.all_reduce(state["residual"].double().clone()) / comm.size
+            worst = max(worst, float((owed - result - left).abs().max()))
+            everyone = comm.gather_objects(result)
+            assert all(torch.equal(everyone[0], other) for other in everyone)
+        return worst
+
+    assert max(ranks(3, run)) < 1e-5
+
+
+def test_power_sgd_wants_shapes():
+    import baguakit as bk
+
+    with pytest.raises(TypeError, match="needs the shapes"):
+        bk.hierarchical(bk.algorithms.power_sgd())

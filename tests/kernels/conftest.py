@@ -1,0 +1,31 @@
+"""Kernels run compiled where there is a GPU, and elsewhere interpreted; memory that was never written holds NaN."""
+
+import os
+
+import pytest
+import torch
+
+# Triton reads this when it is imported, which is why it is set here, before any test runs.
+if not torch.cuda.is_available():
+    os.environ["TRITON_INTERPRET"] = "1"
+
+torch.set_num_threads(1)
+
+
+@pytest.fixture
+def device() -> str:
+    return "cuda" if torch.cuda.is_available() else "cpu"
+
+
+@pytest.fixture(autouse=True)
+def poisoned(monkeypatch: pytest.MonkeyPatch) -> None:
+    for home, name in ((torch, "empty"), (torch, "empty_like"), (torch.Tensor, "new_empty")):
+        monkeypatch.setattr(home, name, _poisoning(getattr(home, name)))
+
+
+def _poisoning(make):
+    def poisoned_empty(*args, **kwargs):
+        made = make(*args, **kwargs)
+        return made.fill_(float("nan") if made.is_floating_point() else 0xAB) if made.dtype != torch.bool else made
+
+    return poisoned_empty

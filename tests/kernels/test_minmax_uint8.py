@@ -1,0 +1,379 @@
+"""The theorems of the format, shown of its definition; and that the kernels and the compiled definition equal it."""
+
+import threading
+import warnings
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from baguakit.kernels import _compiled, _noise
+from baguakit.kernels import minmax_uint8 as codec
+from baguakit.kernels import minmax_uint8_ops as operators
+
+DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
+KEY = 0x123456789ABCDEF
+LARGEST = float(np.float32(3.38e38))  # a level half a step beyond is still finite
+
+
+def sample(rows: int, n: int, dtype: torch.dtype = torch.float32, seed: int = 0) -> torch.Tensor:
+    """Values of many scales, with zeros and a run of equal ones."""
+    source = torch.Generator().manual_seed(seed)
+    x = torch.randn(rows, n, generator=source) * 10 ** torch.randn(rows, max(n, 1), generator=source)[:, :n]
+    x[:, n // 2 : n // 2 + 70] = 3.3
+    x[:, ::7] = 0
+    return x.to(dtype)
+
+
+def round_trip(x: torch.Tensor, block: int | None, key: int | None = None) -> torch.Tensor:
+    out = torch.empty_like(x)
+    codec.decompress_(out, codec.compress(x, block, None, key), block)
+    return out
+
+
+def bits(x: torch.Tensor) -> torch.Tensor:
+    return x.contiguous().view(torch.uint8)
+
+
+# The format.
+
+wild = st.floats(min_value=-LARGEST, max_value=LARGEST, width=32, allow_subnormal=True)
+scales = st.sampled_from([1e-45, 1e-42, 1e-38, 1e-36, 1e-30, 1.0, 1e30, 3e38])
+unit = st.lists(st.floats(-1, 1, width=32), min_size=1, max_size=130)
+lists = st.lists(wild, min_size=1, max_size=130) | st.builds(lambda xs, scale: [x * scale for x in xs], unit, scales)
+
+
+@st.composite
+def near_constant(draw):
+    """An offset, and values a few ulps from it: the grid's integers exceed 2²⁴."""
+    offset = np.float32(draw(wild)).view(np.int32) & ~np.int32(0xFFF)
+    steps = draw(st.lists(st.integers(0, 0xFFF if draw(st.booleans()) else 3), min_size=1, max_size=70))
+    values = np.array([offset + step for step in steps], np.int32).view(np.float32)
+    return [float(v) for v in values if abs(v) <= LARGEST] or [0.0]
+
+
+@settings(max_examples=400, deadline=None)
+@given(lists | near_constant())
+def test_error_is_at_most_half_a_step_and_a_few_ulps(values):
+    x = torch.tensor([values], dtype=torch.float32)
+    residual = torch.empty_like(x)
+    packed = codec.compress(x, 64, residual)
+    decoded = torch.empty_like(x)
+    codec.decompress_(decoded, packed, 64)
+    for block, read in zip(x[0].split(64), decoded[0].split(64), strict=True):
+        low, high = block.double().min(), block.double().max()
+        ulp = block.double().abs().max() * 2.0**-23 + 2.0**-149
+        bound = max((high - low) / 510, torch.tensor(2.0**-127, dtype=torch.float64)) + 4 * ulp
+        assert (read.double() - block.double()).abs().max() <= bound
+        assert torch.equal(read[block == 0], torch.zeros(int((block == 0).sum())))
+        if low == high:
+            assert torch.equal(read, block)
+    assert torch.equal(residual, x - decoded)
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.lists(st.floats(width=32, allow_nan=False, allow_infinity=False), min_size=1, max_size=70), st.booleans())
+def test_finite_values_never_read_as_nan(values, drawn):
+    assert not round_trip(torch.tensor([values], dtype=torch.float32), 64, KEY if drawn else None).isnan().any()
+
+
+@pytest.mark.parametrize("scale", [1e-30, 1e-36, 1.0, 1e30])
+def test_all_levels_are_used_at_any_scale(scale):
+    x = torch.linspace(-1, 2, 512).view(1, -1) * scale
+    assert codec.compress(x, 512)[0, :512].unique().numel() == 256
+
+
+def test_equal_values_are_exact():
+    for value in (0.0, 1.0, -1.0, 1e-45, -1e-40, 3e38, 1e6, 0.1, -0.0):
+        for key in (None, KEY):
+            x = torch.full((1, 100), value)
+            assert torch.equal(round_trip(x, 64, key), x)
+
+
+@pytest.mark.parametrize("value", [float("nan"), -float("nan"), float("inf"), -float("inf")])
+@pytest.mark.parametrize("at", [0, 63, 64, 129])
+def test_a_broken_block_reads_as_nan_throughout(value, at):
+    x = torch.ones(1, 130)
+    x[0, at] = value
+    residual = torch.empty_like(x)
+    packed = codec.compress(x, 64, residual)
+    broken = torch.zeros(130, dtype=torch.bool)
+    broken[at // 64 * 64 : at // 64 * 64 + 64] = True
+    decoded = torch.empty_like(x)
+    codec.decompress_(decoded, packed, 64)
+    assert torch.equal(decoded.isnan()[0], broken) and torch.equal(residual.isnan()[0], broken)
+    assert (packed[0, :130][broken] == 0).all()
+    assert packed[0, 144:].view(torch.int32)[2 * (at // 64) :][:2].tolist() == [0x7FC00000, 0]
+
+
+@settings(max_examples=50, deadline=None)
+@given(st.lists(st.floats(-1, 1, width=16), min_size=64, max_size=64))
+def test_what_was_sent_and_what_was_lost_make_the_values(values):
+    # Halves and a coarse grid keep the difference a number of fp32, so that nothing is rounded.
+    x = torch.tensor([values]).mul(2**12).round() / 2**12
+    residual = torch.empty_like(x)
+    sent = torch.empty_like(x)
+    codec.decompress_(sent, codec.compress(x, 64, residual), 64)
+    exact = (x.double() - sent.double()).float().double() == x.double() - sent.double()
+    assert torch.equal((sent + residual)[exact], x[exact])
+
+
+def test_stochastic_rounding_is_unbiased():
+    x = sample(1, 256).clamp(-3, 3)
+    draws = torch.stack([round_trip(x, 64, key) for key in range(4000)]).double()
+    header = codec.compress(x, 64, None, 0)[0, 256:].view(torch.float32).view(-1, 2)
+    step = header[:, :1].abs().double().expand(-1, 64).reshape(1, -1)
+    # The mean of 4000 draws has a standard deviation of at most step / 2 / √4000.
+    assert ((draws.mean(0) - x).abs() <= 5 * step / 2 / 4000**0.5 + 1e-7).all()
+    assert (draws - x).abs().le(step * 1.0001 + 1e-7).all()
+
+
+def test_draws_are_even_and_depend_on_key_and_position():
+    position = torch.arange(1 << 16)
+    draws = [_noise.uniform(position, torch.tensor(_noise.seed_words(key))) for key in (1, 2)]
+    far = _noise.uniform(position + (1 << 32), torch.tensor(_noise.seed_words(1)))
+    for a, b in ((draws[0], draws[1]), (draws[0], far), (draws[0][1:], draws[1][:-1])):
+        assert abs(float(torch.corrcoef(torch.stack([a, b]))[0, 1])) < 0.02
+    counts = torch.histc(draws[0], 64, 0, 1)
+    assert (
+        float(((counts - 1024) ** 2 / 1024).sum()) < 120
+    )  # chi-square of 63 degrees of freedom: 103 in one of a thousand
+    assert draws[0].min() >= 0 and draws[0].max() < 1
+
+
+@pytest.mark.parametrize("block", [64, 512, None])
+@pytest.mark.parametrize("rows, n", [(1, 1), (3, 1000), (8, 65)])
+@pytest.mark.parametrize("key", [None, KEY])
+def test_reduce_is_decompress_sum_divide_compress(block, rows, n, key):
+    packed = codec.compress(sample(rows, n), block)
+    values = torch.empty(rows, n)
+    codec.decompress_(values, packed, block)
+    total = values[0]
+    for row in values[1:]:
+        total = total + row
+    mean, lost, residual = (total / torch.tensor(float(rows))).view(1, -1), torch.empty(1, n), torch.randn(n)
+    before = residual.clone()
+    sent = codec.compress(mean, block, lost, key)
+    assert torch.equal(codec.reduce(packed, n, block, residual, key), sent)
+    assert torch.equal(residual, before + lost[0] * rows)
+
+
+@pytest.mark.parametrize("rows", [1, 4, 7])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_add_is_a_loop_in_fp32(rows, dtype):
+    packed, out, weights = (
+        codec.compress(sample(rows, 300), 64),
+        sample(1, 300, dtype, 1)[0],
+        torch.rand(rows),
+    )
+    values, expected = torch.empty(rows, 300), out.float()
+    codec.decompress_(values, packed, 64)
+    for value, weight in zip(values, weights, strict=True):
+        expected = expected + value * weight
+    codec.add_(out, packed, weights, 64)
+    assert torch.equal(out, expected.to(dtype))
+
+
+def test_row_bytes_is_codes_and_headers_in_sixteens():
+    assert [codec.row_bytes(n, 64) for n in (0, 1, 16, 17, 64, 65)] == [0, 32, 32, 48, 80, 96]
+    assert codec.row_bytes(1 << 20, 512) == (1 << 20) + (1 << 20) // 64
+    assert codec.row_bytes(1 << 20, None) == (1 << 20) + 16
+
+
+# The kernels.
+
+LENGTHS = [(2, 0), (1, 1), (3, 63), (1, 64), (3, 65), (2, 1000), (1, 4500)]
+
+
+@pytest.mark.parametrize("block", [64, 512, 2048])
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("key", [None, KEY])
+def test_kernels_equal_the(dtype, block, key, device):
+    from baguakit.kernels import minmax_uint8_triton as kernels
+
+    for rows, n in LENGTHS:
+        x, lost, kernel_lost = sample(rows, n, dtype), torch.empty(rows, n), torch.empty(rows, n, device=device)
+        packed = codec.compress(x, block, lost, key)
+        kernel_packed = kernels.compress(x.to(device), block, kernel_lost, key)
+        assert torch.equal(kernel_packed.cpu(), packed) and torch.equal(bits(kernel_lost.cpu()), bits(lost))
+        assert torch.equal(kernels.compress(x.to(device), block, None, key).cpu(), packed)
+
+        out, kernel_out = torch.empty(rows, n, dtype=dtype), torch.empty(rows, n, dtype=dtype, device=device)
+        codec.decompress_(out, packed, block)
+        kernels.decompress_(kernel_out, kernel_packed, block)
+        assert torch.equal(bits(kernel_out.cpu()), bits(out))
+
+        total, weights = sample(1, n, dtype, 1)[0], torch.rand(rows)
+        kernel_total = total.to(device).clone()
+        codec.add_(total, packed, weights, block)
+        kernels.add_(kernel_total, kernel_packed, weights.to(device), block)
+        assert torch.equal(bits(kernel_total.cpu()), bits(total))
+
+        residual = torch.randn(n)
+        kernel_residual = residual.to(device).clone()
+        sent = codec.reduce(packed, n, block, residual, key)
+        assert torch.equal(kernels.reduce(kernel_packed, n, block, kernel_residual, key).cpu(), sent)
+        assert torch.equal(bits(kernel_residual.cpu()), bits(residual))
+        assert torch.equal(kernels.reduce(kernel_packed, n, block, None, key).cpu(), sent)
+
+
+@pytest.mark.parametrize(
+    "values", [(1e-30, -3e-30), (3e38, -3e38), (1e-45, -1e-40), (1e6, 1e6 + 0.0625), (1.0, -1e-45), (3.4e38, 1.0)]
+)
+@pytest.mark.parametrize("key", [None, KEY])
+def test_kernels_equal_the_definition_at_the_ends_of_fp32(values, key, device):
+    from baguakit.kernels import minmax_uint8_triton as kernels
+
+    weight = torch.rand(1, 200)
+    x = torch.lerp(
+        torch.full((1, 200), values[0]).double(), torch.full((1, 200), values[1]).double(), weight.double()
+    ).float()
+    x[0, :2] = torch.tensor(values)
+    packed, out, kernel_out = (
+        codec.compress(x, 64, None, key),
+        torch.empty(1, 200),
+        torch.empty(1, 200, device=device),
+    )
+    assert torch.equal(kernels.compress(x.to(device), 64, None, key).cpu(), packed)
+    codec.decompress_(out, packed, 64)
+    kernels.decompress_(kernel_out, packed.to(device), 64)
+    assert torch.equal(bits(kernel_out.cpu()), bits(out))
+
+
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")  # NumPy's, from the interpreter
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])
+def test_kernels_pass_broken_blocks_on_in_the_same_bytes(value, device):
+    from baguakit.kernels import minmax_uint8_triton as kernels
+
+    for dtype in DTYPES:
+        for n, at in ((130, 129), (2048, 100)):
+            x = sample(2, n, dtype)
+            x[1, at] = value
+            packed = codec.compress(x, 64)
+            assert torch.equal(kernels.compress(x.to(device), 64).cpu(), packed)
+            assert torch.equal(kernels.reduce(packed.to(device), n, 64).cpu(), codec.reduce(packed, n, 64))
+            out, kernel_out = torch.empty(2, n, dtype=dtype), torch.empty(2, n, dtype=dtype, device=device)
+            codec.decompress_(out, packed, 64)
+            kernels.decompress_(kernel_out, packed.to(device), 64)
+            torch.testing.assert_close(kernel_out.cpu(), out, rtol=0, atol=0, equal_nan=True)
+
+
+# The compiled definition.
+
+needs_compiler = pytest.mark.skipif(not _compiled._has_compiler(), reason="no C++ compiler")
+
+
+@pytest.fixture
+def all_compiled(monkeypatch):
+    monkeypatch.setattr(_compiled, "WORTHWHILE", 1)
+    monkeypatch.setattr(_compiled, "SHORTEST", 1)
+
+
+def work(block: int = 512, key: int | None = None) -> list[torch.Tensor]:
+    """The results of every operation, five rows that each have a tail."""
+    x, residual, mean_residual = sample(5, 3000), torch.empty(5, 3000), torch.ones(3000)
+    x[0, 5] = float("nan")
+    packed = codec.compress(x, block, residual, key)
+    values, half, total = torch.empty(5, 3000), torch.empty(5, 3000, dtype=torch.bfloat16), torch.ones(3000)
+    codec.decompress_(values, packed, block)
+    codec.decompress_(half, packed, block)
+    codec.add_(total, packed, torch.rand(5, generator=torch.Generator().manual_seed(0)), block)
+    sent = codec.reduce(packed, 3000, block, mean_residual, key)
+    finite = [torch.where(t.isnan(), 7.0, t) for t in (residual, values, half, total, mean_residual)]
+    return [packed, sent, *finite]
+
+
+def same(a: list[torch.Tensor], b: list[torch.Tensor]) -> bool:
+    return all(torch.equal(bits(x), bits(y)) for x, y in zip(a, b, strict=True))
+
+
+@needs_compiler
+@pytest.mark.parametrize("block, key", [(512, None), (512, KEY), (64, None)])
+def test_compiled_equals_eager(block, key, all_compiled):
+    with _compiled.eager():
+        expected = work(block, key)
+    assert same(work(block, key), expected)
+    assert all(compiled is not key[0] for key, compiled in _compiled._units.items()), "a unit fell back to eager"
+
+
+@needs_compiler
+def test_compiled_outlives_dynamo_resets_threads_modes_and_subnormals(all_compiled):
+    with _compiled.eager():
+        expected = work()
+    work()
+    before = len(_compiled._units)
+    torch._dynamo.reset()
+    assert same(work(), expected)
+    results = []
+    threads = [threading.Thread(target=lambda: results.append(work())) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(results) == 3 and all(same(result, expected) for result in results)
+    with torch.inference_mode():
+        assert same(work(), expected)
+    torch.set_num_threads(2)
+    try:
+        assert same(work(), expected)
+    finally:
+        torch.set_num_threads(1)
+    assert len(_compiled._units) == before, "something was compiled again"
+    assert torch.tensor([1e-40]).mul(1.0).item() != 0, "compiled code made this thread flush subnormals"
+
+
+@needs_compiler
+def test_compiling_leaves_the_random_state_alone(all_compiled, monkeypatch):
+    monkeypatch.setattr(_compiled, "_units", {})
+    state = torch.get_rng_state()
+    codec.compress(sample(1, 1000), 128)
+    assert torch.equal(torch.get_rng_state(), state)
+
+
+def test_without_a_compiler_the_definition_runs_and_says_so(all_compiled, monkeypatch, caplog):
+    expected = work()
+    _compiled._has_compiler.cache_clear()
+    monkeypatch.setattr(_compiled.shutil, "which", lambda name: None)
+    monkeypatch.setattr(_compiled, "_units", {})
+    assert same(work(), expected)
+    work(64)
+    assert sum("no C++ compiler" in record.message for record in caplog.records) == 1
+    _compiled._has_compiler.cache_clear()
+
+
+# The operators.
+
+
+def operations(x: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
+    packed = operators.compress(x, 64, residual, None)
+    out = torch.zeros_like(x)
+    operators.decompress_(out, packed, 64)
+    total = torch.zeros_like(x[0])
+    operators.add_(total, packed, x.new_ones(len(x)), 64)
+    sent = operators.reduce(packed, x.shape[1], 64, total, 5)
+    return out.sum() + total.sum() + sent.sum()
+
+
+def test_torch_compile_passes_over_the_operators(device):
+    x, residual = sample(3, 200).to(device), torch.zeros(3, 200, device=device)
+    expected_residual = torch.zeros_like(residual)
+    expected = operations(x, expected_residual)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch's own
+        compiled = torch.compile(operations, fullgraph=True, backend="aot_eager")(x, residual)
+    assert torch.equal(compiled, expected)
+    assert torch.equal(residual, expected_residual)
+
+
+@pytest.mark.parametrize("block", [64, None])
+def test_operators_keep_the_rules_of_operators(block, device, monkeypatch):
+    monkeypatch.undo()  # opcheck compares what fake and real operators make of torch.empty
+    x, packed = sample(2, 100).to(device), operators.compress(sample(2, 100).to(device), block, None, None)
+    residual, weights = torch.zeros(2, 100, device=device), torch.ones(2, device=device)
+    torch.library.opcheck(operators.compress, (x, block, residual, None))
+    torch.library.opcheck(operators.compress, (x, block, None, None))
+    torch.library.opcheck(operators.decompress_, (torch.zeros_like(x), packed, block))
+    torch.library.opcheck(operators.add_, (torch.zeros_like(x[0]), packed, weights, block))
+    torch.library.opcheck(operators.reduce, (packed, 100, block, residual[0].clone(), 3))

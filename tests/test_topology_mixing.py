@@ -1,0 +1,274 @@
+"""What each topology is, and how fast it mixes. No processes."""
+
+from itertools import permutations
+from math import ceil, cos, log2, pi
+
+import numpy as np
+import pytest
+from test_topology import PERIODIC, SIZES, distance_from_mean, matrices, possible_sizes, product
+
+from baguakit.topology import (
+    BaseK,
+    Exponential,
+    FullyConnected,
+    Grid2D,
+    Hypercube,
+    OnePeerExponential,
+    RandomMatching,
+    Ring,
+    ShiftOne,
+    Star,
+    SymmetricExponential,
+    Topology,
+)
+
+# What each one is.
+
+
+def test_two_ranks_meet_halfway_everywhere():
+    for topology in (*PERIODIC, RandomMatching()):
+        assert topology.weights(0, 2, 0) == topology.weights(1, 2, 3) == {0: 0.5, 1: 0.5}
+
+
+def test_fully_connected_is_the_mean():
+    for size in SIZES:
+        assert (FullyConnected().matrix(size, 0) == 1 / size).all()
+
+
+def test_ring_hears_both_neighbours():
+    third = 1 / 3
+    assert Ring().weights(0, 5, 0) == {0: third, 1: third, 4: third}
+    assert (Ring().matrix(3, 0) == FullyConnected().matrix(3, 0)).all()
+    for size in range(4, 65):
+        expected = 1 / 3 + 2 / 3 * cos(2 * pi / size)
+        assert distance_from_mean(Ring().matrix(size, 0)) == pytest.approx(expected, abs=1e-12)
+
+
+def test_exponential_hears_powers_of_two_back():
+    quarter = 1 / 4
+    assert Exponential().weights(5, 8, 0) == {1: quarter, 3: quarter, 4: quarter, 5: quarter}
+    assert Exponential().targets(5, 8, 0) == (1, 6, 7)
+    for size in range(2, 65):
+        contraction = distance_from_mean(Exponential().matrix(size, 0))
+        bound = 1 - 2 / (1 + ceil(log2(size)))
+        # The theorem of Ying et al.: equal for even n, below for odd.
+        assert contraction == pytest.approx(bound, abs=1e-12) if size % 2 == 0 else contraction < bound
+
+
+def test_symmetric_exponential_hears_powers_on_both_sides():
+    assert set(SymmetricExponential().weights(0, 17, 0)) == {0, 1, 4, 13, 16}
+    assert set(SymmetricExponential(base=2).weights(0, 8, 0)) == {0, 1, 2, 4, 6, 7}
+    assert set(SymmetricExponential(base=3).weights(0, 8, 0)) == {0, 1, 3, 5, 7}
+    with pytest.raises(ValueError, match="powers of a whole number of 2 or more, not of 1"):
+        SymmetricExponential(base=1)
+
+
+def test_star_is_heard_and_hears_through_its_centre():
+    assert Star().weights(0, 4, 0) == {0: 1 / 4, 1: 1 / 4, 2: 1 / 4, 3: 1 / 4}
+    assert Star().weights(2, 4, 0) == {0: 1 / 4, 2: 3 / 4}
+    assert Star().targets(2, 4, 0) == (0,)
+
+
+def test_grid_is_as_square_as_it_can_be():
+    shapes = {1: (1, 1), 2: (1, 2), 4: (2, 2), 6: (2, 3), 7: (1, 7), 12: (3, 4), 16: (4, 4), 48: (6, 8)}
+    assert {size: Grid2D().shape(size) for size in shapes} == shapes
+    assert Grid2D(rows=2).shape(12) == (2, 6)
+    assert Grid2D(columns=2).shape(12) == (6, 2)
+    assert Grid2D(rows=4, columns=3).shape(12) == (4, 3)
+
+
+def test_grid_has_metropolis_weights():
+    quarter, fifth = 1 / 4, 1 / 5
+    assert Grid2D().weights(0, 9, 0) == {0: 1 / 2, 1: quarter, 3: quarter}
+    assert Grid2D().weights(4, 9, 0) == {1: fifth, 3: fifth, 4: fifth, 5: fifth, 7: fifth}
+    assert (Grid2D().matrix(4, 0) == [[1 / 3, 1 / 3, 1 / 3, 0], *Grid2D().matrix(4, 0)[1:]]).all()
+
+
+def test_grids_that_cannot_be():
+    with pytest.raises(ValueError, match=r"a grid of 3 rows cannot be filled .* the group has 8; use Grid2D\(\)"):
+        Grid2D(rows=3).check(8)
+    with pytest.raises(ValueError, match=r"a grid of 2 rows and 3 columns cannot be filled .* the group has 12"):
+        Grid2D(rows=2, columns=3).check(12)
+    for size in (1, 6):
+        Grid2D(rows=2, columns=3).check(size)
+    with pytest.raises(ValueError, match="at least one of its columns, not 0"):
+        Grid2D(columns=0)
+
+
+def test_one_peer_exponential_doubles_its_distance():
+    def heard(round):
+        (peer,) = OnePeerExponential().weights(0, 6, round).keys() - {0}
+        return peer
+
+    assert [heard(round) for round in range(6)] == [5, 4, 2, 5, 4, 2]
+
+
+def test_hypercube_flips_one_bit():
+    assert [Hypercube().targets(5, 8, round) for round in range(4)] == [(4,), (7,), (1,), (4,)]
+
+
+def test_shift_one_follows_its_schedule():
+    def peers(size, round):
+        return [peer for rank in range(size) for peer in ShiftOne().targets(rank, size, round)]
+
+    assert [peers(4, round) for round in range(3)] == [[2, 3, 0, 1], [3, 2, 1, 0], [2, 3, 0, 1]]
+    assert peers(8, 0) == [4, 5, 6, 7, 0, 1, 2, 3]
+    assert peers(8, 1) == [5, 6, 7, 4, 3, 0, 1, 2]
+    assert peers(8, 2) == [6, 7, 4, 5, 2, 3, 0, 1]
+    assert peers(8, 3) == [7, 4, 5, 6, 1, 2, 3, 0]
+
+
+@pytest.mark.parametrize("topology", [ShiftOne(), Hypercube()], ids=repr)
+def test_pairs_are_mutual(topology):
+    for size in possible_sizes(topology):
+        if size == 1:
+            continue
+        for round in range(topology.period(size)):
+            for rank in range(size):
+                (peer,) = topology.targets(rank, size, round)
+                assert peer != rank
+                assert topology.targets(peer, size, round) == (rank,)
+                assert topology.weights(rank, size, round) == topology.weights(peer, size, round)
+
+
+def test_shift_one_lets_every_lower_rank_meet_every_upper_one():
+    for size in range(2, 65, 2):
+        for rank in range(size // 2):
+            met = {ShiftOne().targets(rank, size, round) for round in range(size // 2)}
+            assert met == {(peer,) for peer in range(size // 2, size)}
+
+
+# How soon the mean is reached.
+
+
+@pytest.mark.parametrize("topology", [OnePeerExponential(), Hypercube()], ids=repr)
+@pytest.mark.parametrize("exponent", range(7))
+def test_exact_mean_after_log2_rounds_from_any_start(topology, exponent):
+    size = 2**exponent
+    for start in range(2 * topology.period(size)):
+        # Halves of halves are exact in binary: equal, not close.
+        assert (product(topology, size, range(start, start + exponent)) == 1 / size).all()
+
+
+@pytest.mark.parametrize("topology", [OnePeerExponential(), Hypercube()], ids=repr)
+def test_exact_mean_in_any_order_of_distinct_rounds(topology):
+    for size in (4, 8, 16):
+        for order in permutations(range(topology.period(size))):
+            assert (product(topology, size, order) == 1 / size).all()
+
+
+def test_fewer_rounds_are_never_exact():
+    for topology in (OnePeerExponential(), Hypercube()):
+        for exponent in range(1, 7):
+            size = 2**exponent
+            assert distance_from_mean(product(topology, size, range(exponent - 1))) >= 2 / pi
+
+
+def test_one_peer_exponential_is_not_exact_elsewhere():
+    for size in (3, 5, 6, 7, 12):
+        assert (product(OnePeerExponential(), size, range(20)) != 1 / size).any()
+        assert distance_from_mean(product(OnePeerExponential(), size, range(200))) < 1e-12
+
+
+def test_shift_one_contracts_as_documented():
+    for size, left in {4: 0.0, 8: 0.35, 16: 0.57}.items():
+        cycle = product(ShiftOne(), size, range(size // 2))
+        assert distance_from_mean(cycle) == pytest.approx(left, abs=5e-3)
+
+
+# ρ = ‖W − J‖₂, in the digits that BlueFog's graphs were measured with.
+
+RHO = {
+    Star(): {4: 3 / 4, 8: 7 / 8, 17: 16 / 17, 64: 63 / 64, 128: 127 / 128},
+    Grid2D(): {4: 0.333, 8: 0.854, 16: 0.8686, 17: 0.9886, 32: 0.966, 64: 0.968, 128: 0.992},
+    SymmetricExponential(): {8: 0.5, 17: 0.61, 128: 0.75},
+    SymmetricExponential(base=2): {8: 0.333, 16: 0.5, 32: 0.6, 64: 0.667, 128: 0.714},
+    Exponential(): {4: 0.333, 8: 0.5, 16: 0.6, 17: 0.548, 32: 0.667, 64: 0.714, 128: 0.75},
+    Ring(): {8: 0.805, 16: 0.949, 32: 0.987, 64: 0.9968, 128: 0.9992},
+    FullyConnected(): {2: 0, 7: 0, 64: 0},
+}
+
+
+@pytest.mark.parametrize("topology", RHO, ids=repr)
+def test_spectral_gap_of_static_graphs(topology):
+    for size, rho in RHO[topology].items():
+        digits = 1e-12 if rho in (0, 0.5, 0.75) or isinstance(topology, Star) else 0.5 * 10 ** -len(str(rho)[2:])
+        assert 1 - topology.spectral_gap(size) == pytest.approx(rho, abs=digits)
+
+
+@pytest.mark.parametrize("topology", PERIODIC, ids=repr)
+def test_spectral_gap_is_what_a_period_leaves(topology):
+    for size in (2, 3, 4, 5, 8, 12, 17, 30):
+        if size in possible_sizes(topology):
+            gap, period = topology.spectral_gap(size), topology.period(size)
+            left = distance_from_mean(product(topology, size, range(period)))
+            assert (1 - gap) ** period == pytest.approx(left, abs=1e-14)
+            assert (gap == 1) == (topology.rounds_to_exactness(size) in range(period + 1))
+
+
+@pytest.mark.parametrize("topology", PERIODIC, ids=repr)
+def test_rounds_to_exactness_are_those_after_which_the_product_is_the_mean(topology):
+    for size in possible_sizes(topology):
+        rounds = topology.rounds_to_exactness(size)
+        # The base class looks for them among the products, and here agrees with every closed form.
+        assert rounds == Topology.rounds_to_exactness(topology, size)
+        if rounds is None:
+            assert distance_from_mean(product(topology, size, range(3))) > 1e-6
+        else:
+            assert distance_from_mean(product(topology, size, range(rounds))) <= 1e-13
+
+
+# Random matchings.
+
+
+@pytest.mark.parametrize("size", [3, 4, 7, 8, 33, 64])
+def test_a_random_matching_pairs_everyone_but_the_odd_one_out(size):
+    for round in range(50):
+        targets = [RandomMatching(seed=5).targets(rank, size, round) for rank in range(size)]
+        assert [heard for heard in targets if not heard] == [()] * (size % 2)
+        for rank, heard in enumerate(targets):
+            assert all(targets[peer] == (rank,) and peer != rank for peer in heard)
+            weights = RandomMatching(seed=5).weights(rank, size, round)
+            assert weights == ({rank: 0.5, heard[0]: 0.5} if heard else {rank: 1.0})
+        permutation = 2 * RandomMatching(seed=5).matrix(size, round) - np.eye(size)
+        assert (permutation @ permutation == np.eye(size)).all()
+
+
+def test_random_matchings_differ_by_seed_and_round_and_by_nothing_else():
+    def peers(seed, round):
+        return tuple(RandomMatching(seed).targets(rank, 16, round) for rank in range(16))
+
+    drawn = {peers(seed, round) for seed in (-1, 0, 1, 2**70) for round in range(50)}
+    assert len(drawn) == 200
+    assert peers(3, 11) == peers(3, 11) == peers(3, 11 + 2**64)
+    # Fixed for ever: checkpoints resume in the middle, and ranks may run other versions of Python.
+    assert [RandomMatching().targets(0, 8, round) for round in range(6)] == FIRST
+
+
+FIRST = []
+
+
+@pytest.mark.parametrize("size", [3, 4, 5, 8, 15])
+def test_every_pair_meets_equally_often(size):
+    rounds = 3000
+    mean = sum(RandomMatching().matrix(size, round) for round in range(rounds)) / rounds
+    others = mean[~np.eye(size, dtype=bool)]
+    expected = 1 / (2 * (size - 1)) if size % 2 == 0 else 1 / (2 * size)
+    deviation = np.sqrt(expected * (1 / 2 - expected) / rounds)
+    assert np.abs(others - expected).max() < 4.5 * deviation
+
+
+@pytest.mark.parametrize("size", [3, 4, 8, 9, 32])
+def test_random_matchings_halve_the_squared_distance(size):
+    expected = 1 / 2 if size % 2 else (size - 2) / (2 * (size - 1))
+    x = np.random.default_rng(0).standard_normal((size, 200))
+    x -= x.mean(axis=0)
+    left = [((RandomMatching().matrix(size, round) @ x) ** 2).sum() / (x**2).sum() for round in range(1000)]
+    assert np.mean(left) == pytest.approx(expected, abs=4.5 * np.std(left) / 1000**0.5 + 1e-12)
+    assert 1 - RandomMatching().spectral_gap(size) == pytest.approx(expected**0.5)
+
+
+def test_random_matchings_promise_no_exactness():
+    assert [RandomMatching().rounds_to_exactness(size) for size in (1, 2, 3, 4)] == [0, 1, None, None]
+    with pytest.raises(TypeError, match="a whole number, not 0.5"):
+        RandomMatching(0.5)
