@@ -146,7 +146,7 @@ class NeighborMean(Stage):
         if not self.topology.doubly_stochastic(comm.size):
             raise ValueError(
                 f"{self.topology!r} is not doubly stochastic for {comm.size} ranks, so its mean would drift; "
-                "use Ring() or OnePeerExponential()"
+                "use Ring() or OnePeerExact()"
             )
 
     def __call__(self, x: Tensor, state: State, comm: Comm) -> Tensor:

@@ -48,6 +48,7 @@ class Contender:
         algorithm: a rule or several, as `bk.attach` takes them.
         lr: the step size at the beginning; it falls to zero in a straight line.
         reaches: the share of the test images that it claims to read.
+        momentum: of the optimizer; 0 where the algorithm has one of its own.
         needs_nodes: its ranks are divided into nodes of two.
     """
 
@@ -55,6 +56,7 @@ class Contender:
     algorithm: bk.rules.Algorithm
     lr: float
     reaches: float = 0.95
+    momentum: float = 0.9
     needs_nodes: bool = False
 
     @property
@@ -70,9 +72,14 @@ CONTENDERS = (
     Contender("bytegrad", bk.algorithms.bytegrad(), lr=0.05),
     Contender("bytegrad, error feedback", bk.algorithms.bytegrad(error_feedback=True), lr=0.05),
     Contender("bytegrad, hierarchical", bk.hierarchical(bk.algorithms.bytegrad()), lr=0.05, needs_nodes=True),
+    Contender("power_sgd", bk.algorithms.power_sgd(rank=4), lr=0.05),
+    Contender("qadam", bk.algorithms.qadam(warmup_steps=100), lr=0.003, momentum=0),
     Contender("decentralized, AWC", bk.algorithms.decentralized(order="awc"), lr=0.03),
     Contender("decentralized, ATC", bk.algorithms.decentralized(order="atc"), lr=0.03),
+    Contender("low_precision_decentralized", bk.algorithms.low_precision_decentralized(), lr=0.03),
+    Contender("choco", bk.algorithms.choco(), lr=0.03),
     Contender("local_sgd", bk.algorithms.local_sgd(every=8), lr=0.03),
+    Contender("diloco", bk.algorithms.diloco(every=10), lr=0.03),
 )
 
 
@@ -147,7 +154,7 @@ def train(contender: Contender, digits: Digits, comm: bk.Comm, steps: int, seed:
     device = digits.train[0].device
     torch.manual_seed(seed)
     model = network().to(device)
-    optimizer = torch.optim.SGD(model.parameters(), lr=contender.lr, momentum=0.9)
+    optimizer = torch.optim.SGD(model.parameters(), lr=contender.lr, momentum=contender.momentum)
     schedule = torch.optim.lr_scheduler.LinearLR(optimizer, 1, 0, steps)
     batches = tqdm(digits.batches(steps, seed), contender.name, steps, leave=False, disable=comm.rank > 0 or None)
     moments, snapshots = moments_of(steps), []

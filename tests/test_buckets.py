@@ -2,9 +2,10 @@
 
 import pytest
 import torch
+from torch import nn
+
 from baguakit import Bucket
 from baguakit.buckets import split
-from torch import nn
 
 
 def params():
@@ -66,7 +67,7 @@ def test_sparse_gradients_are_refused():
 
 @pytest.mark.parametrize("bucket_bytes", [1, 40, 100, 1 << 20])
 def test_split_keeps_everything_in_backward_order(bucket_bytes):
-    ps = params() + [nn.Parameter(torch.zeros(4, dtype=torch.float64))] + params()
+    ps = [*params(), nn.Parameter(torch.zeros(4, dtype=torch.float64)), *params()]
     cut = split(ps, bucket_bytes)
     for dtype in (torch.float32, torch.float64):
         inside = [p for bucket in cut for p in bucket if p.dtype == dtype]

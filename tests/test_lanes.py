@@ -5,6 +5,7 @@ import time
 
 import pytest
 import torch
+
 from baguakit.lanes import lane
 
 DEVICES = ["cpu", *(["cuda"] if torch.cuda.is_available() else [])]
@@ -51,7 +52,7 @@ def test_a_flight_can_be_failed_while_it_is_stuck():
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 def test_a_cuda_lane_sees_what_came_before_and_is_waited_for_on_the_stream():
-    """A long kernel, then a flight that reads its result, then a kernel that reads the flight's; the host never waits."""
+    """A long kernel, a flight that reads its result, a kernel that reads the flight's; the host never waits."""
     device = torch.device("cuda")
     way, user = lane(device), torch.cuda.Stream()
     x = torch.zeros(1 << 20, device=device)

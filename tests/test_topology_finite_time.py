@@ -28,9 +28,8 @@ def rational_rows(topology, size, round):
 
 
 @every_k
-@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("size", [size for size in SIZES if size <= 100])
 def test_base_k_is_exact_in_rational_arithmetic(k, size):
-    product = {(rank, rank): Fraction(1) for rank in range(size)}
     heard = [{rank: Fraction(1)} for rank in range(size)]
     for round in range(BaseK(k).rounds_to_exactness(size)):
         assert any(row != {rank: Fraction(1, size) for rank in range(size)} for row in heard)  # not before its time
@@ -43,7 +42,7 @@ def test_base_k_is_exact_in_rational_arithmetic(k, size):
                     mixed[source] += weight * share
             now.append({source: share for source, share in mixed.items() if share})
         heard = now
-    assert product and all(row == dict.fromkeys(range(size), Fraction(1, size)) for row in heard)
+    assert all(row == dict.fromkeys(range(size), Fraction(1, size)) for row in heard)
 
 
 @every_k

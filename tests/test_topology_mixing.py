@@ -5,10 +5,9 @@ from math import ceil, cos, log2, pi
 
 import numpy as np
 import pytest
-from test_topology import PERIODIC, SIZES, distance_from_mean, matrices, possible_sizes, product
+from test_topology import PERIODIC, SIZES, distance_from_mean, possible_sizes, product
 
 from baguakit.topology import (
-    BaseK,
     Exponential,
     FullyConnected,
     Grid2D,
@@ -81,7 +80,7 @@ def test_grid_has_metropolis_weights():
     quarter, fifth = 1 / 4, 1 / 5
     assert Grid2D().weights(0, 9, 0) == {0: 1 / 2, 1: quarter, 3: quarter}
     assert Grid2D().weights(4, 9, 0) == {1: fifth, 3: fifth, 4: fifth, 5: fifth, 7: fifth}
-    assert (Grid2D().matrix(4, 0) == [[1 / 3, 1 / 3, 1 / 3, 0], *Grid2D().matrix(4, 0)[1:]]).all()
+    assert Grid2D().weights(3, 4, 0) == {1: 1 / 3, 2: 1 / 3, 3: 1 / 3}
 
 
 def test_grids_that_cannot_be():
@@ -238,14 +237,11 @@ def test_random_matchings_differ_by_seed_and_round_and_by_nothing_else():
     def peers(seed, round):
         return tuple(RandomMatching(seed).targets(rank, 16, round) for rank in range(16))
 
-    drawn = {peers(seed, round) for seed in (-1, 0, 1, 2**70) for round in range(50)}
+    drawn = {peers(seed, round) for seed in (-1, 0, 1, 2**60) for round in range(50)}
     assert len(drawn) == 200
     assert peers(3, 11) == peers(3, 11) == peers(3, 11 + 2**64)
     # Fixed for ever: checkpoints resume in the middle, and ranks may run other versions of Python.
-    assert [RandomMatching().targets(0, 8, round) for round in range(6)] == FIRST
-
-
-FIRST = []
+    assert [RandomMatching().targets(0, 8, round) for round in range(6)] == [(6,), (7,), (7,), (2,), (5,), (1,)]
 
 
 @pytest.mark.parametrize("size", [3, 4, 5, 8, 15])
@@ -270,5 +266,5 @@ def test_random_matchings_halve_the_squared_distance(size):
 
 def test_random_matchings_promise_no_exactness():
     assert [RandomMatching().rounds_to_exactness(size) for size in (1, 2, 3, 4)] == [0, 1, None, None]
-    with pytest.raises(TypeError, match="a whole number, not 0.5"):
+    with pytest.raises(TypeError, match=r"a whole number, not 0\.5"):
         RandomMatching(0.5)

@@ -7,29 +7,52 @@ In one round every rank replaces its tensor by a weighted mean of what it hears,
 and a topology is nothing but that matrix, for every group size and every round: pure integers and weights, so it can
 be read, tested and drawn with no process started.
 
-| topology             | rank i hears from               | period    | symmetric | exact mean after                 |
-|----------------------|---------------------------------|-----------|-----------|----------------------------------|
-| `FullyConnected`     | everyone                        | 1         | yes       | 1 round                          |
-| `Ring`               | i ± 1                           | 1         | yes       | never (n > 3)                    |
-| `Exponential`        | i − 1, i − 2, i − 4, …          | 1         | n ≤ 3     | never (n > 3)                    |
-| `OnePeerExponential` | i − 2^t                         | ⌈log₂ n⌉  | n ≤ 2     | log₂ n rounds, for n = 2^k       |
-| `Hypercube`          | i XOR 2^t                       | log₂ n    | yes       | log₂ n rounds (needs n = 2^k)    |
-| `ShiftOne`           | one of the other half, shifting | n / 2     | yes       | n / 2 rounds, for n ≤ 4          |
+| topology              | rank i hears from               | period   | symmetric    | exact mean after                |
+|-----------------------|---------------------------------|----------|--------------|---------------------------------|
+| `FullyConnected`      | everyone                        | 1        | yes          | 1 round                         |
+| `Ring`                | i ± 1                           | 1        | yes          | never (n > 3)                   |
+| `Star`                | rank 0; rank 0 from everyone    | 1        | yes          | never (n > 2)                   |
+| `Grid2D`              | its neighbours in a grid        | 1        | yes          | never (n > 2)                   |
+| `Exponential`         | i − 1, i − 2, i − 4, …          | 1        | n ≤ 3        | never (n > 3)                   |
+| `SymmetricExponential`| i ± 1, i ± 4, i ± 16, …         | 1        | yes          | never (n > 3)                   |
+| `OnePeerExponential`  | i − 2^t                         | ⌈log₂ n⌉ | n ≤ 2        | log₂ n rounds, for n = 2^k      |
+| `Hypercube`           | i XOR 2^t                       | log₂ n   | yes          | log₂ n rounds (needs n = 2^k)   |
+| `ShiftOne`            | one of the other half, shifting | n / 2    | yes          | n / 2 rounds, for n ≤ 4         |
+| `BaseK(k)`            | at most k, by a plan            | T(n)     | yes          | T(n) ≤ 2 log_{k+1} n + 2 rounds |
+| `OnePeerExact`        | i − 2^t for n = 2^k,            | log₂ n,  | not for      | as many rounds, for every n     |
+|                       | else as in `BaseK(1)`           | else T(n)| 4, 8, 16 …   |                                 |
+| `RandomMatching`      | one, drawn anew in each round   | none     | yes          | no promise (n > 2)              |
+| `FromMatrix`          | whom the matrices say           | theirs   | if they are  | theirs                          |
+| `FromGraph`           | its neighbours in a graph       | 1        | yes          | never, unless all are neighbours|
 
 All of them are doubly stochastic: rows sum to 1, so equal ranks stay equal, and columns sum to 1, so the mean over
-the ranks stays where it is.
+the ranks stays where it is. Each can be asked for its `period`, whether it is `static`, `symmetric` and
+`doubly_stochastic`, its `spectral_gap` and `rounds_to_exactness` for a number of ranks, and draws itself:
+`BaseK(1).draw(6).savefig("base.png")`.
 """
 
 from .base import Topology
-from .periodic import Hypercube, OnePeerExponential, ShiftOne
-from .static import Exponential, FullyConnected, Ring
+from .finite_time import BaseK, OnePeerExact
+from .given import FromMatrix
+from .graph import FromGraph
+from .metropolis import Grid2D
+from .periodic import Hypercube, OnePeerExponential, RandomMatching, ShiftOne
+from .static import Exponential, FullyConnected, Ring, Star, SymmetricExponential
 
 __all__ = [
+    "BaseK",
     "Exponential",
+    "FromGraph",
+    "FromMatrix",
     "FullyConnected",
+    "Grid2D",
     "Hypercube",
+    "OnePeerExact",
     "OnePeerExponential",
+    "RandomMatching",
     "Ring",
     "ShiftOne",
+    "Star",
+    "SymmetricExponential",
     "Topology",
 ]

@@ -133,7 +133,8 @@ class Topology(ABC):
         left = np.eye(size)
         for round in range(period):  # ∏ W − J = ∏ (W − J), which loses no digits when it is small
             left = (self.matrix(size, round) - 1 / size) @ left
-        return max(0.0, 1 - float(np.linalg.norm(left, ord=2)) ** (1 / period))
+        distance = float(np.linalg.norm(left, ord=2))
+        return max(0.0, 1 - float(distance ** (1 / period)))
 
     def layout(self, size: int) -> list[tuple[float, float]]:
         """Where a drawing puts the ranks, (x, y): clockwise on a circle, rank 0 at the top."""
@@ -156,17 +157,15 @@ class Topology(ABC):
         return draw(self, size, rounds)
 
     def __repr__(self) -> str:
-        return f"{type(self).__name__}({', '.join(self._arguments())})"
-
-    def _arguments(self) -> list[str]:
         held = [(f, getattr(self, f.name)) for f in fields(self)]
-        required = [repr(value) for f, value in held if f.default is MISSING]
-        return required + [f"{f.name}={value!r}" for f, value in held if f.default is not MISSING and value != f.default]
+        shown = [repr(value) for f, value in held if f.default is MISSING]
+        shown += [f"{f.name}={value!r}" for f, value in held if f.default is not MISSING and value != f.default]
+        return f"{type(self).__name__}({', '.join(shown)})"
 
 
-def is_doubly_stochastic(mixing: NDArray[np.float64], tolerance: float = 1e-15) -> bool:
+def is_doubly_stochastic(mixing: NDArray[np.float64]) -> bool:
     """Whether no weight is negative and every row and column sums to 1."""
-    return bool((mixing >= 0).all()) and bool(np.abs(line_sums(mixing) - 1).max() <= tolerance)
+    return bool((mixing >= 0).all()) and bool(np.abs(line_sums(mixing) - 1).max() <= 1e-15)
 
 
 def line_sums(mixing: NDArray[np.float64]) -> NDArray[np.float64]:

@@ -28,12 +28,12 @@ class BaseK(Topology):
     own, and each block gains m (others − blocks) / n, r times over. The others may go on averaging after it, since
     they are shifted and scaled alike. For n = 2^j and k = 1 this is `Hypercube`.
 
-    Rounds, where the paper's graph takes as many or more (in brackets, if more):
+    Rounds, and in brackets those of the paper's graph where it takes more:
 
-        n       2   3   4   5   6   7   8   9      12  16  25  31  32  48  64  100     128  2^j
-        k = 1   1   3   2   5   4   5   3   6 (7)  5   4   9   9   5   7   6   11      7    j
-        k = 2   1   1   2   3   2   3 (4)  3   2   3   4   5 (6)   6   4   4   5   7 (8)   7
-        k = 3   1   1   1   2   2   2   2   2   2   2   4   4   3   3   3   5 (6)   4
+        n       2   3   4   5   6   7     8   9     12  16  25    31  32  48  64  100     128
+        k = 1   1   3   2   5   4   5     3   6(7)  5   4   9     9   5   7   6   11      7
+        k = 2   1   1   2   3   2   3(4)  3   2     3   4   5(6)  6   5   5   6   7(8)    7
+        k = 3   1   1   1   2   2   3     2   2     2   2   4     5   3   3   3   5(6)    4
 
     T ≤ 2 log_{k+1} n + 2. Some ranks are idle in some rounds. Period T, symmetric, doubly stochastic, static for
     n ≤ k + 1 only; exact after T rounds from round 0, or any multiple of T.

@@ -1,8 +1,8 @@
-"""Topologies of one's own: a matrix, a sequence of matrices, or a graph, for one number of ranks."""
+"""Matrices of one's own, for one number of ranks."""
 
 from abc import abstractmethod
-from collections.abc import Hashable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, fields
 from functools import cached_property
 from hashlib import sha256
 from typing import Any
@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .base import Topology, is_doubly_stochastic, line_sums
-from .metropolis import metropolis, metropolis_matrix
+from .metropolis import metropolis_matrix
 
 Matrix = tuple[tuple[float, ...], ...]
 
@@ -21,7 +21,7 @@ _ROUNDING = 1e-6
 _SHORT = 64
 
 
-class _Given(Topology):
+class Given(Topology):
     """For one number of ranks. Large values are compared and hashed at every step: the hash is remembered."""
 
     @property
@@ -43,7 +43,7 @@ class _Given(Topology):
 
     @cached_property
     def _hash(self) -> int:
-        return hash((type(self).__name__, *vars(self).values()))
+        return hash(tuple(getattr(self, f.name) for f in fields(self)))
 
     def _shown(self, entries: int, contents: Any, summary: str) -> str:
         if entries > _SHORT:
@@ -52,7 +52,7 @@ class _Given(Topology):
 
 
 @dataclass(frozen=True, init=False, repr=False)
-class FromMatrix(_Given):
+class FromMatrix(Given):
     """The mixing matrix, or one for each round of a period:  x ← W_{t mod τ} x,  row i is what rank i hears.
 
         FromMatrix([[0.75, 0.25], [0.25, 0.75]])          FromMatrix([first, second, third])
@@ -122,60 +122,69 @@ class FromMatrix(_Given):
         return self._shown(period * ranks**2, lists if period > 1 else lists[0], f"{ranks} ranks, {rounds}")
 
 
-@dataclass(frozen=True, init=False, repr=False)
-class FromGraph(_Given):
-    """The neighbours in an undirected graph, with Metropolis weights:  W_ij = 1/max(d_i, d_j),  W_ii = 1 − Σ_j W_ij.
-
-        FromGraph(networkx.petersen_graph())          FromGraph([(0, 1), (1, 2), (2, 0)])
-
-    d counts the neighbours and the rank itself. Static, symmetric, doubly stochastic; exact only where everyone hears
-    everyone. A graph in several parts never reaches the mean, and is refused. Loops, repeated edges and the weights of
-    edges are ignored; for weights of one's own there is `FromMatrix(networkx.to_numpy_array(graph))`.
-
-    A value: it holds pairs of ranks, so that it compares, hashes and prints.
-
-    Args:
-        graph: anything with `nodes` and `edges`, such as a networkx graph, or pairs of nodes.
-        order: the nodes by rank. By default nodes that are 0, 1, … n − 1 are the ranks themselves, and others get
-            ranks in the order in which the graph lists them, as in `networkx.to_numpy_array`.
-
-    Xiao and Boyd 2004, "Fast linear iterations for distributed averaging", Systems & Control Letters 53.
-    """
-
-    edges: tuple[tuple[int, int], ...]
-
-    def __init__(self, graph: Any, order: Iterable[Hashable] | None = None) -> None:
-        nodes, pairs = _nodes_and_edges(graph)
-        rank = _ranks(nodes, order)
+def _matrices(given: Any) -> list[tuple[NDArray[np.float64], str]]:
+    """Each square matrix, and what to call it in an error."""
+    try:
+        rounds = [np.asarray(given, dtype=np.float64)]
+    except (TypeError, ValueError):
+        rounds = []  # of different shapes, or not numbers
+    if not rounds or rounds[0].ndim != 2:
         try:
-            numbered = {(rank[a], rank[b]) for a, b, *_ in pairs}
-        except KeyError as unknown:
-            raise ValueError(f"an edge ends at {unknown.args[0]!r}, which is no node of the graph") from None
-        edges = sorted({(min(edge), max(edge)) for edge in numbered if edge[0] != edge[1]})
-        object.__setattr__(self, "edges", tuple(edges))
-        _check_connected(nodes, rank, self.edges)
+            rounds = [np.asarray(each, dtype=np.float64) for each in given]
+        except (TypeError, ValueError):
+            rounds = []
+    if not rounds or any(each.ndim != 2 for each in rounds):
+        raise TypeError(f"FromMatrix takes a square matrix or a sequence of these, one for each round, not {given!r}")
+    for round, each in enumerate(rounds):
+        if each.shape[0] != each.shape[1] or not each.size:
+            raise ValueError(f"a mixing matrix has a row and a column for each rank; this one is {_times(each)}")
+        if each.shape != rounds[0].shape:
+            raise ValueError(f"the matrix of round {round} is {_times(each)} and that of round 0 {_times(rounds[0])}")
+    return [(each, "the matrix" + f" of round {t}" * (len(rounds) > 1)) for t, each in enumerate(rounds)]
 
-    @property
-    def ranks(self) -> int:
-        """The number of nodes."""
-        return 1 + max((high for _, high in self.edges), default=0)
 
-    def links(self, rank: int, size: int, round: int) -> Iterator[tuple[int, float]]:
-        """Yield the rank and its neighbours in the graph."""
-        near = (rank, *self._neighbors[rank])
-        return metropolis(rank, {peer: 1 + len(self._neighbors[peer]) for peer in near})
+def _times(matrix: NDArray[np.float64]) -> str:
+    return " × ".join(map(str, matrix.shape))
 
-    def symmetric(self, size: int) -> bool:
-        """True: the graph is undirected."""
-        self.check(size)
-        return True
 
-    @cached_property
-    def _neighbors(self) -> list[list[int]]:
-        return _neighbors(self.ranks, self.edges)
+def _doubly_stochastic(mixing: NDArray[np.float64], where: str) -> NDArray[np.float64]:
+    """The matrix, its rounding mended; ValueError if more is wrong with it than rounding."""
+    instead = "FromMatrix.metropolis(matrix) gives its graph Metropolis weights, which are doubly stochastic"
+    for row, column in np.argwhere(~np.isfinite(mixing) | (mixing < -_ROUNDING))[:1]:
+        weight = f"the weight {mixing[row, column]:.9g} in row {row}, column {column} of {where}"
+        raise ValueError(f"{weight} is negative or not finite, and a mean has no such weights; {instead}")
+    mixing = np.where(mixing > 0, mixing, 0.0)
+    sums = line_sums(mixing)
+    if is_doubly_stochastic(mixing):
+        return mixing
+    if np.abs(sums - 1).max() <= _ROUNDING:
+        mended = _mended(mixing)
+        if is_doubly_stochastic(mended) and np.abs(mended - mixing).max() <= 10 * _ROUNDING:
+            return mended
+    size, worst = len(mixing), int(np.abs(sums - 1).argmax())
+    line = f"row {worst}" if worst < size else f"column {worst - size}"
+    raise ValueError(
+        f"{line} of {where} sums to {sums[worst]:.9g}, not 1, so that the mean over the ranks would move; {instead}"
+    )
 
-    def __hash__(self) -> int:
-        return self._hash
 
-    def __repr__(self) -> str:
-        return self._shown(2 * len(self.edges), list(self.edges), f"{self.ranks} ranks, {len(self.edges)} edges")
+def _mended(mixing: NDArray[np.float64]) -> NDArray[np.float64]:
+    """W_ij (1 + u_i + v_j), with u and v such that rows and columns sum to 1: Newton's method on small errors."""
+    size, symmetric = len(mixing), np.array_equal(mixing, mixing.T)
+    for _ in range(3):
+        if is_doubly_stochastic(mixing):
+            break
+        sums = line_sums(mixing)
+        system = np.diag(sums)
+        system[:size, size:], system[size:, :size] = mixing, mixing.T
+        change = np.linalg.lstsq(system, 1 - sums)[0]
+        u, v = change[:size], change[size:]
+        if symmetric:
+            u = v = (u + v) / 2
+        mixing = mixing * (1 + (u[:, None] + v))
+    return mixing
+
+
+def _smallest_period(rounds: tuple[Matrix, ...]) -> int:
+    lengths = (length for length in range(1, len(rounds)) if len(rounds) % length == 0)
+    return next((n for n in lengths if all(a == b for a, b in zip(rounds, rounds[n:], strict=False))), len(rounds))

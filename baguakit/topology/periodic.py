@@ -55,7 +55,7 @@ class OnePeerExponential(Topology):
         return 1 << (round % self.period(size))
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class _Pairs(Topology):
     """Ranks that meet in pairs:  W = (I + P) / 2,  P a permutation that undoes itself.
 
@@ -165,7 +165,7 @@ class RandomMatching(_Pairs):
     only by luck. Symmetric, doubly stochastic; the rounds do not repeat before 2^64 of them (one matrix for n ≤ 2).
 
     Args:
-        seed: any whole number; the same on all ranks.
+        seed: a whole number, of which 64 bits count; the same on all ranks.
 
     Boyd, Ghosh, Prabhakar and Shah 2006, "Randomized gossip algorithms", IEEE Transactions on Information Theory 52.
     Between outer optimizers it makes NoLoCo: Kolehmainen et al. 2025, arXiv 2506.10911.

@@ -5,14 +5,19 @@ import torch
 from pool import ranks
 from training import simulate, train
 
-TOPOLOGIES = ["FullyConnected", "Ring", "ShiftOne", "Exponential", "OnePeerExponential", "Hypercube"]
+TOPOLOGIES = ["FullyConnected()", "Ring()", "ShiftOne()", "Exponential()", "OnePeerExponential()", "Hypercube()"]
+TOPOLOGIES += ["BaseK(1)", "OnePeerExact()", "Star()", "Grid2D()", "RandomMatching(3)"]
+
+
+def made(expression):
+    from baguakit import topology
+
+    return eval(expression, vars(topology))
 
 
 def fits(topology, n):
-    from baguakit import topology as known
-
     try:
-        getattr(known, topology)().check(n)
+        made(topology).check(n)
     except ValueError:
         return False
     return True
@@ -22,12 +27,10 @@ CELLS = [(t, n) for t in TOPOLOGIES for n in (2, 3, 4) if fits(t, n)]
 
 
 def expected(topology, n, order, every, steps):
-    from baguakit import topology as known
-
     def exchange(step, x, move):
         if (step + 1) % every:
             return x - move
-        w = torch.from_numpy(getattr(known, topology)().matrix(n, (step + 1) // every - 1))
+        w = torch.from_numpy(made(topology).matrix(n, (step + 1) // every - 1))
         return w @ x - move if order == "awc" else w @ (x - move)
 
     return simulate(n, exchange, steps)
@@ -40,7 +43,7 @@ def test_it_is_its_equation(topology, n, order):
 
         def run(every=every):
             return train(
-                lambda bk: [bk.algorithms.decentralized(getattr(bk.topology, topology)(), order=order, every=every)],
+                lambda bk: [bk.algorithms.decentralized(made(topology), order=order, every=every)],
                 steps=13,
                 dtype=torch.float64,
                 bucket_bytes=300,
@@ -51,7 +54,7 @@ def test_it_is_its_equation(topology, n, order):
         )
 
 
-@pytest.mark.parametrize("topology", ["OnePeerExponential", "Hypercube"])
+@pytest.mark.parametrize("topology", ["OnePeerExponential()", "Hypercube()"])
 @pytest.mark.parametrize("n", [2, 4])
 def test_exact_mean_after_log2_n_rounds(topology, n):
     def run():
@@ -61,7 +64,7 @@ def test_exact_mean_after_log2_n_rounds(topology, n):
 
         x = torch.full((5,), float(dist.get_rank()), dtype=torch.float64)
         for round in range(3, 3 + (n - 1).bit_length()):
-            bk.primitives.neighbor_mean_(x, getattr(bk.topology, topology)(), bk.Comm().at(round))
+            bk.primitives.neighbor_mean_(x, made(topology), bk.Comm().at(round))
         return x
 
     for x in ranks(n, run):
@@ -84,7 +87,7 @@ def test_weights_do_not_depend_on_every(n, order):
             for every in (1, 2, 3, 4, 8):
                 model = nn.Linear(5, 3)
                 optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
-                rule = bk.algorithms.decentralized(getattr(bk.topology, topology)(), order=order, every=every)
+                rule = bk.algorithms.decentralized(made(topology), order=order, every=every)
                 torch.manual_seed(dist.get_rank())
                 for p in model.parameters():
                     nn.init.normal_(p)

@@ -204,7 +204,7 @@ def test_qadam_stays_finite_after_any_warm_up(warmup_steps):
                     )
                 ],
                 40,
-                optimizer=lambda ps: torch.optim.SGD(ps, lr=0.003 * (1 + seed)),
+                optimizer=lambda ps, seed=seed: torch.optim.SGD(ps, lr=0.003 * (1 + seed)),
             )
             for seed in range(2)
         ]

@@ -1,6 +1,7 @@
 """Resume: bitwise the run that was not interrupted; with other buckets or ranks, as declared."""
 
 import io
+from itertools import pairwise
 
 import pytest
 import torch
@@ -34,7 +35,7 @@ def run(rule, stops, steps=12, cuts=(1 << 20,)):
 
     saved = None
     bounds = [0, *stops, steps]
-    for i, (start, stop) in enumerate(zip(bounds, bounds[1:], strict=False)):
+    for i, (start, stop) in enumerate(pairwise(bounds)):
         model = net()
         optimizer = sgd(model.parameters())
         with bk.attach(model, optimizer, rule(bk), bucket_bytes=cuts[i % len(cuts)]) as att:
