@@ -9,7 +9,7 @@ holds it. Time is an argument: `comm.round` is the ordinal of the flight, `comm.
 """
 
 from collections.abc import Mapping
-from dataclasses import MISSING, dataclass, fields, is_dataclass
+from dataclasses import dataclass, fields
 from typing import Any, ClassVar, Literal
 
 import torch
@@ -18,7 +18,8 @@ from torch import Tensor
 from .buckets import Bucket
 from .comm import Comm
 from .compressors import Compressor, MinMaxUInt8
-from .primitives import compressed_mean_, mean_, neighbor_mean_
+from .expressions import expression
+from .primitives import compressed_mean_, mean_, neighbor_mean_, sparse_mean_
 from .topology import Topology
 
 State = dict[str, Any]
@@ -85,18 +86,6 @@ class Stage:
         return expression(self)
 
 
-def expression(value: Any) -> str:
-    """A dataclass as the expression that builds it: what it is made of by position, options where not default."""
-    shown = []
-    for f in fields(value):
-        held = getattr(value, f.name)
-        if is_dataclass(held) or (f.default is MISSING and f.default_factory is MISSING):
-            shown.append(repr(held))
-        elif held != f.default:
-            shown.append(f"{f.name}={held!r}")
-    return f"{type(value).__name__}({', '.join(shown)})"
-
-
 @dataclass(frozen=True, repr=False)
 class Mean(Stage):
     """The exact mean over all ranks:  x ← (1/n) Σ_r x_r."""
@@ -118,6 +107,8 @@ class CompressedMean(Stage):
     def __post_init__(self) -> None:
         if not isinstance(self.compressor, Compressor):
             raise TypeError(f"CompressedMean takes a compressor such as MinMaxUInt8(), not {self.compressor!r}")
+        if not self.compressor.dense:
+            raise TypeError(f"{self.compressor!r} keeps other places on each rank; use SparseMean({self.compressor!r})")
 
     def multiple_of(self, comm: Comm) -> int:
         return 64 * comm.size
@@ -129,6 +120,22 @@ class CompressedMean(Stage):
 
     def __call__(self, x: Tensor, state: State, comm: Comm, residual: Tensor | None = None) -> Tensor:
         return compressed_mean_(x, self.compressor, comm, residual=residual)  # type: ignore[no-any-return]
+
+
+@dataclass(frozen=True, repr=False)
+class SparseMean(Stage):
+    """The mean over all ranks of what a sparse compressor keeps of each:  x ← (1/n) Σ_r keep(x_r)."""
+
+    compressor: Compressor
+    lossy: ClassVar[bool] = True
+    agrees: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.compressor, Compressor):
+            raise TypeError(f"SparseMean takes a compressor such as TopK(0.01), not {self.compressor!r}")
+
+    def __call__(self, x: Tensor, state: State, comm: Comm, residual: Tensor | None = None) -> Tensor:
+        return sparse_mean_(x, self.compressor, comm, residual=residual)  # type: ignore[no-any-return]
 
 
 @dataclass(frozen=True, repr=False)

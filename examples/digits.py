@@ -73,6 +73,7 @@ CONTENDERS = (
     Contender("bytegrad, error feedback", bk.algorithms.bytegrad(error_feedback=True), lr=0.05),
     Contender("bytegrad, hierarchical", bk.hierarchical(bk.algorithms.bytegrad()), lr=0.05, needs_nodes=True),
     Contender("power_sgd", bk.algorithms.power_sgd(rank=4), lr=0.05),
+    Contender("top_k", bk.algorithms.top_k(ratio=0.01), lr=0.05),
     Contender("qadam", bk.algorithms.qadam(warmup_steps=100), lr=0.003, momentum=0),
     Contender("decentralized, AWC", bk.algorithms.decentralized(order="awc"), lr=0.03),
     Contender("decentralized, ATC", bk.algorithms.decentralized(order="atc"), lr=0.03),

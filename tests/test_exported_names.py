@@ -34,6 +34,7 @@ REQUIRED = {
         "low_precision_decentralized",
         "power_sgd",
         "qadam",
+        "top_k",
     ],
     "compressors": ["BFloat16", "Float16", "MinMaxUInt8"],
     "primitives": ["compressed_mean_", "launch", "mean_", "neighbor_mean_"],

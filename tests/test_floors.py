@@ -12,7 +12,7 @@ PACKAGE = ROOT / "baguakit"
 FILES = sorted(PACKAGE.rglob("*.py"))
 
 FLOORS = [
-    {"kernels"},
+    {"kernels", "expressions"},
     {"compressors", "topology", "comm", "lanes", "buckets"},
     {"primitives"},
     {"stages"},

@@ -11,6 +11,7 @@ from .local import local_sgd
 from .low_precision import choco, low_precision_decentralized
 from .power_sgd import power_sgd
 from .qadam import qadam
+from .sparse import top_k
 
 __all__ = [
     "async_model_average",
@@ -23,4 +24,5 @@ __all__ = [
     "low_precision_decentralized",
     "power_sgd",
     "qadam",
+    "top_k",
 ]

@@ -2,12 +2,14 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable
-from dataclasses import MISSING, dataclass, fields
+from dataclasses import dataclass
 from math import cos, fsum, pi, sin
 from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
+
+from ..expressions import expression
 
 if TYPE_CHECKING:  # matplotlib is needed to draw, and by nothing else
     from matplotlib.figure import Figure
@@ -157,10 +159,7 @@ class Topology(ABC):
         return draw(self, size, rounds)
 
     def __repr__(self) -> str:
-        held = [(f, getattr(self, f.name)) for f in fields(self)]
-        shown = [repr(value) for f, value in held if f.default is MISSING]
-        shown += [f"{f.name}={value!r}" for f, value in held if f.default is not MISSING and value != f.default]
-        return f"{type(self).__name__}({', '.join(shown)})"
+        return expression(self)
 
 
 def is_doubly_stochastic(mixing: NDArray[np.float64]) -> bool:

@@ -11,7 +11,7 @@ from training import loss, net, sgd
 TIMEOUT = 3.0
 RULES = {
     "gradients": lambda bk: bk.algorithms.gradient_allreduce(),
-    "awc": lambda bk: bk.algorithms.decentralized(),
+    "awc": lambda bk: bk.algorithms.decentralized(bk.topology.Ring()),
     "local": lambda bk: bk.algorithms.local_sgd(every=2),
 }
 

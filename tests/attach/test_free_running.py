@@ -171,7 +171,10 @@ def test_a_killed_rank_is_named():
 
 
 def test_the_fast_keep_their_speed():
-    """One rank four times slower: the others make at least 95 % of the steps they make alone, in turns of a second."""
+    """One rank four times slower: the others make at least 95 % of the steps they make alone.
+
+    In turns of a second; the best of each counts, since other processes may take from any.
+    """
 
     def run():
         import torch.distributed as dist
@@ -180,19 +183,20 @@ def test_the_fast_keep_their_speed():
 
         model = net()
         optimizer = sgd(model.parameters())
-        steps = {False: 0, True: 0}
+        steps = {False: [], True: []}
         for turn in range(8):
             att = bk.attach(model, optimizer, bk.algorithms.async_model_average()) if turn % 2 else None
             bk.Comm().gather_objects(0)
-            began = time.monotonic()
+            began, made = time.monotonic(), 0
             while time.monotonic() - began < 1.0:
                 loss(model, 0, 0).backward()
                 optimizer.step()
                 time.sleep(0.02 if dist.get_rank() else 0.08)
-                steps[bool(turn % 2)] += 1
+                made += 1
+            steps[bool(turn % 2)].append(made)
             if att:
                 att.detach()
         return steps
 
     for steps in ranks(3, run)[1:]:
-        assert steps[True] >= 0.95 * steps[False]
+        assert max(steps[True]) >= 0.95 * max(steps[False]), steps

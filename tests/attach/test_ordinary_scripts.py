@@ -533,3 +533,85 @@ def test_parameters_unfrozen_frozen_and_added_on_the_way():
         assert apart == 0.0
     for _, apart in ranks(3, run, lambda bk: bk.algorithms.local_sgd(every=1)):
         assert apart == 0.0
+
+
+@pytest.mark.parametrize("algorithm", GOSSIP)
+def test_micro_batches_under_gossip_are_one_batch(algorithm):
+    """An exchange in the air lands when the optimizer steps, so that both micro-batches see the same weights."""
+
+    def run(parts):
+        import torch.distributed as dist
+
+        import baguakit as bk
+
+        m = net(torch.float64)
+        o = sgd(m.parameters())
+        with bk.attach(m, o, algorithm(bk)):
+            for step in range(6):
+                o.zero_grad()
+                x, y = batch(dist.get_rank(), step, torch.float64)
+                for rows in torch.arange(8).chunk(parts):
+                    ((m(x[rows]) - y[rows]).square().mean() / parts).backward()
+                o.step()
+        return flat(m)
+
+    for a, b in zip(ranks(3, run, 1), ranks(3, run, 4), strict=True):
+        torch.testing.assert_close(a, b, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize(
+    "algorithm",
+    [
+        lambda bk: bk.algorithms.diloco(every=2),
+        lambda bk: bk.algorithms.low_precision_decentralized(),
+        lambda bk: bk.algorithms.choco(),
+    ],
+)
+def test_copies_of_the_weights_follow_a_checkpoint_loaded_after_attach(algorithm):
+    """At lr 0 the loaded weights stay: no stale anchor or replica pulls them back."""
+
+    def run():
+        import baguakit as bk
+
+        m = net()
+        o = torch.optim.SGD(m.parameters(), lr=0.0)
+        with bk.attach(m, o, algorithm(bk)):
+            m.load_state_dict({name: value + 1 for name, value in net().state_dict().items()})
+            before = flat(m)
+            for step in range(4):
+                o.zero_grad()
+                loss(m, 0, step).backward()
+                o.step()
+        return float((flat(m) - before).abs().max())
+
+    assert max(ranks(2, run)) < 1e-5
+
+
+def test_two_rules_that_look_alike():
+    """Rules are told apart by their place: equal ones on other parameters do not share flights or state."""
+
+    def run():
+        import torch.distributed as dist
+
+        import baguakit as bk
+
+        m = net()
+        o = sgd(m.parameters())
+        mean = bk.stages.CompressedMean(bk.compressors.MinMaxUInt8(block=64))
+        rules = [
+            bk.during_backward(bk.stages.ErrorFeedback(mean), where=lambda name, p: p.ndim > 1),
+            bk.during_backward(bk.stages.ErrorFeedback(mean), where=lambda name, p: p.ndim == 1),
+        ]
+        with bk.attach(m, o, rules) as att:
+            for step in range(3):
+                o.zero_grad()
+                loss(m, dist.get_rank(), step).backward()
+                o.step()
+            return (
+                att.consensus_distance(),
+                [row.rule for row in att.report().rows],
+                [row.flights for row in att.report().rows],
+            )
+
+    for apart, names, flights in ranks(2, run):
+        assert apart == 0.0 and len(set(names)) == 1 and flights == [3, 3]

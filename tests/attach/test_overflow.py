@@ -13,6 +13,7 @@ GRADIENTS = {
     "qadam, error feedback": lambda bk: bk.algorithms.qadam(
         3, compressor=bk.compressors.MinMaxUInt8(block=64), error_feedback=True
     ),
+    "top_k": lambda bk: bk.algorithms.top_k(0.1),
     "power_sgd": lambda bk: bk.algorithms.power_sgd(rank=2),
     "bfloat16, error feedback": lambda bk: bk.algorithms.bytegrad(bk.compressors.BFloat16(), True),
 }

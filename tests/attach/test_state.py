@@ -12,6 +12,7 @@ RULES = {
     "all-reduce": lambda bk: bk.algorithms.gradient_allreduce(),
     "bytegrad": lambda bk: bk.algorithms.bytegrad(bk.compressors.MinMaxUInt8(block=64), error_feedback=True),
     "qadam": lambda bk: bk.algorithms.qadam(6, compressor=bk.compressors.MinMaxUInt8(block=64), error_feedback=True),
+    "top_k": lambda bk: bk.algorithms.top_k(0.1),
     "power_sgd": lambda bk: bk.algorithms.power_sgd(rank=1, warmup_steps=4),
     "dcd": lambda bk: bk.algorithms.low_precision_decentralized(every=2),
     "choco": lambda bk: bk.algorithms.choco(),

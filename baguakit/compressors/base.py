@@ -1,0 +1,142 @@
+"""What all compressors have in common, and what they ask of their arguments."""
+
+from collections.abc import Sequence
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from ..expressions import expression
+
+FLOATS = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
+PROBE = (1 << 16) + 16  # values in each of five rows: enough for every compiled path, of whole blocks and of a rest
+
+
+class Compressor:
+    """Rows (rows, n) of floating-point values as rows of bytes (rows, row_bytes(n)), in one contiguous uint8 tensor.
+
+    All arithmetic is fp32, whatever the dtype of the values. A NaN or an infinity is passed on: what it touches reads
+    as not finite.
+
+    Attributes:
+        dense: packed rows hold all places, and so can be averaged packed, by `reduce`.
+    """
+
+    dense: ClassVar[bool] = True
+
+    def row_bytes(self, n: int) -> int:
+        """How many bytes a row of `n` values takes."""
+        raise NotImplementedError
+
+    def compress(self, x: Tensor, residual: Tensor | None = None, key: int = 0) -> Tensor:
+        """Return the packed rows of `x` (rows, n).
+
+        `residual` (fp32, shape of `x`) receives the loss, the difference of `x` and what decompresses, rounded to
+        fp32. Where that rounding is exact, as it is for all but values far smaller than the error, `x` equals sent plus
+        residual bit for bit. `key` chooses the draws of compressors that make any.
+        """
+        raise NotImplementedError
+
+    def decompress(
+        self, packed: Tensor, n: int, dtype: torch.dtype = torch.float32, out: Tensor | None = None
+    ) -> Tensor:
+        """Return the values (rows, n) of packed rows, written into `out` if given."""
+        raise NotImplementedError
+
+    def add_(self, out: Tensor, packed: Tensor, weights: Sequence[float] | Tensor) -> Tensor:
+        """Add to `out` (n,) the values of each row times its weight, row after row, summed in fp32."""
+        raise NotImplementedError
+
+    def reduce(self, packed: Tensor, n: int, residual: Tensor | None = None, key: int = 0) -> Tensor:
+        """Return the mean of the packed rows, summed in their order in fp32 and compressed again, as one packed row.
+
+        To `residual` (fp32, (n,)) is added the number of rows times the loss of this second compression.
+        """
+        raise NotImplementedError
+
+    def warm_up(self, device: torch.device | str, dtype: torch.dtype = torch.float32, values: int = PROBE) -> None:
+        """Compile now what the first step would otherwise compile, for tensors of so many values on a device.
+
+        On a CPU nothing is compiled for fewer values than it would pay for.
+        """
+        if torch.device(device).type == "cpu" and values < PROBE:
+            return
+        x = torch.zeros(5, PROBE, dtype=dtype, device=device)
+        residual = torch.zeros_like(x, dtype=torch.float32)
+        packed = self.compress(x, residual)
+        self.compress(x[:1])
+        self.decompress(packed, PROBE, dtype, out=x)
+        self.add_(x[0], packed, [0.2] * 5)
+        self.reduce(packed, PROBE, residual[0])
+        self.reduce(packed, PROBE)
+
+    def __repr__(self) -> str:
+        return expression(self)
+
+
+def values_of(x: Tensor) -> Tensor:
+    """Rows of values, contiguous."""
+    check_dtype(x.dtype)
+    if x.dim() != 2:
+        raise ValueError(f"values come in rows, of shape (rows, n), not {tuple(x.shape)}; use x.view(rows, -1)")
+    return x.detach().contiguous()
+
+
+def check_dtype(dtype: torch.dtype) -> None:
+    """Raise a TypeError unless compressors take values of this dtype."""
+    if dtype not in FLOATS:
+        raise TypeError(f"values are float32, bfloat16, float16 or float64, not {dtype}; convert them with .float()")
+
+
+def packed_of(packed: Tensor, compressor: Compressor, n: int) -> Tensor:
+    """Packed rows of `n` values, contiguous."""
+    if packed.dtype != torch.uint8:
+        raise TypeError(f"packed rows are uint8, as compress returned them, not {packed.dtype}")
+    size = compressor.row_bytes(n)
+    if packed.dim() != 2 or packed.shape[1] != size:
+        raise ValueError(f"{compressor!r} packs {n} values in rows of {size} bytes, not {tuple(packed.shape)}")
+    return packed.contiguous()
+
+
+def room_for(out: Tensor | None, packed: Tensor, n: int, dtype: torch.dtype) -> Tensor:
+    """Where rows are decompressed to: `out`, or room made for them."""
+    if out is None:
+        out = torch.empty(packed.shape[0], n, dtype=dtype, device=packed.device)
+    check_dtype(out.dtype)
+    if out.shape != (packed.shape[0], n) or not out.is_contiguous():
+        raise ValueError(f"out is contiguous, of shape {(packed.shape[0], n)}, not {described(out)}")
+    return out.detach()
+
+
+def sum_into(out: Tensor) -> Tensor:
+    """The row to which rows are added."""
+    check_dtype(out.dtype)
+    if out.dim() != 1 or not out.is_contiguous():
+        raise ValueError(f"rows are added to one contiguous row, of shape (n,), not {described(out)}; use out.view(-1)")
+    return out
+
+
+def weights_of(weights: Sequence[float] | Tensor, packed: Tensor) -> Tensor:
+    """A weight for each packed row, on their device."""
+    weights = torch.as_tensor(weights, dtype=torch.float32, device=packed.device).contiguous()
+    if weights.shape != (packed.shape[0],):
+        raise ValueError(f"{packed.shape[0]} packed rows need as many weights, not {tuple(weights.shape)}")
+    return weights
+
+
+def residual_of(residual: Tensor | None, shape: Sequence[int]) -> Tensor | None:
+    """The residual, of the shape wanted; None if there is none."""
+    if residual is None:
+        return None
+    if residual.dtype != torch.float32:
+        raise TypeError(
+            f"a residual is float32 whatever the values are, not {residual.dtype}, which would lose it again"
+        )
+    if residual.shape != torch.Size(shape) or not residual.is_contiguous():
+        raise ValueError(f"a residual is contiguous, here of shape {tuple(shape)}, not {described(residual)}")
+    return residual.detach()
+
+
+def described(x: Tensor) -> str:
+    """A shape in words."""
+    return f"{tuple(x.shape)}{'' if x.is_contiguous() else ' with gaps'}"

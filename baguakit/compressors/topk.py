@@ -1,0 +1,70 @@
+"""The largest values, each with its index."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from .base import Compressor, packed_of, residual_of, room_for, sum_into, values_of, weights_of
+
+
+@dataclass(frozen=True, repr=False)
+class TopK(Compressor):
+    """The `ratio` of a row that is largest in magnitude: four bytes for a value, in fp32, and four for its index.
+
+    At least one value of a row is kept. Indices rise, and none occurs twice, so that rows can be added in any device's
+    own way and yet with the same result. What is not finite counts as largest and is passed on. Nothing waits for a
+    GPU. Ranks keep different places, so there is no `reduce`: use it in `SparseMean`.
+    """
+
+    ratio: float
+    dense: ClassVar[bool] = False
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.ratio, int | float) or not 0 < self.ratio <= 1:
+            raise ValueError(f"TopK keeps a share of the values: ratio is in (0, 1], not {self.ratio!r}")
+
+    def kept(self, n: int) -> int:
+        """How many values of a row of `n` are kept."""
+        return min(n, max(1, round(self.ratio * n)))
+
+    def row_bytes(self, n: int) -> int:
+        return 8 * self.kept(n)
+
+    def compress(self, x: Tensor, residual: Tensor | None = None, key: int = 0) -> Tensor:
+        x = values_of(x)
+        if x.shape[1] > torch.iinfo(torch.int32).max:
+            raise ValueError(f"TopK counts places in 32 bits, and a row of {x.shape[1]} values is longer; cut it up")
+        index = x.abs().topk(self.kept(x.shape[1]), sorted=False).indices.sort().values
+        values = x.gather(1, index).float()
+        if residual_of(residual, x.shape) is not None:
+            residual.copy_(x).scatter_(1, index, x.gather(1, index).float() - values)  # type: ignore[union-attr]
+        return torch.cat([values.view(torch.uint8), index.int().view(torch.uint8)], 1)
+
+    def decompress(
+        self, packed: Tensor, n: int, dtype: torch.dtype = torch.float32, out: Tensor | None = None
+    ) -> Tensor:
+        packed = packed_of(packed, self, n)
+        values, index = self._parts(packed, n)
+        out = room_for(out, packed, n, dtype)
+        return out.zero_().scatter_(1, index, values.to(out.dtype))
+
+    def add_(self, out: Tensor, packed: Tensor, weights: Sequence[float] | Tensor) -> Tensor:
+        packed = packed_of(packed, self, sum_into(out).numel())
+        wide = torch.promote_types(out.dtype, torch.float32)
+        total = out.to(wide)
+        for values, index, weight in zip(*self._parts(packed, out.numel()), weights_of(weights, packed), strict=True):
+            total[index] = total[index] + (values * weight).to(wide)
+        return out if total is out else out.copy_(total)
+
+    def reduce(self, packed: Tensor, n: int, residual: Tensor | None = None, key: int = 0) -> Tensor:
+        raise TypeError(f"{self!r} keeps other places of each rank's values; average them with SparseMean({self!r})")
+
+    def warm_up(self, device: torch.device | str, dtype: torch.dtype = torch.float32, values: int = 0) -> None:
+        """Nothing here is compiled."""
+
+    def _parts(self, packed: Tensor, n: int) -> tuple[Tensor, Tensor]:
+        words = packed.flatten().view(torch.int32).view(len(packed), 2, self.kept(n))
+        return words[:, 0].contiguous().view(torch.float32), words[:, 1].long()

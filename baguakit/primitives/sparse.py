@@ -1,0 +1,35 @@
+"""The mean of what each rank finds most important."""
+
+import torch
+from torch import Tensor
+
+from ..comm import Comm
+from ..compressors import Compressor
+from .compressed import check_residual
+from .flat import on_flat
+
+
+@on_flat
+def sparse_mean_(x: Tensor, compressor: Compressor, comm: Comm, residual: Tensor | None = None) -> Tensor:
+    """Average what a sparse compressor keeps of each rank's `x`:  x ← (1/n) Σ_r keep(x_r).
+
+    Contributions are gathered, and added one rank after another, so that the results are bitwise equal. Sends (n − 1)
+    times the packed bytes.
+
+    Args:
+        x: a floating tensor of any shape, or a list of them in one dtype; overwritten.
+        compressor: such as `compressors.TopK(0.01)`.
+        comm: the group. With one rank nothing happens and nothing is lost.
+        residual: fp32, as long as `x`; overwritten by what this rank did not send.
+    """
+    if residual is not None:
+        check_residual(residual, x)
+    if comm.size == 1 or x.numel() == 0:
+        if residual is not None:
+            residual.zero_()
+        return x
+    row = x.view(1, -1)
+    packed = compressor.compress(row, residual=None if residual is None else residual.view(1, -1), key=comm.key())
+    everyone = comm.all_gather(packed)
+    weights = torch.full((comm.size,), 1 / comm.size, device=x.device)
+    return compressor.add_(x.zero_(), everyone, weights)
