@@ -73,7 +73,10 @@ def begin_flags(flags: list[bool] | None, like: Tensor, comm: Comm) -> tuple[Ten
     """Begin to find out which parameters have a gradient on some rank: the flags, and the work to wait for."""
     if flags is None or comm.size == 1:
         return None, None
-    used = torch.tensor(flags, dtype=torch.uint8).to(like.device, non_blocking=True)
+    if all(flags):  # nearly always; and then nothing is copied to the device
+        used = torch.ones(len(flags), dtype=torch.uint8, device=like.device)
+    else:
+        used = torch.tensor(flags, dtype=torch.uint8).to(like.device, non_blocking=True)
     return used, comm.all_reduce_later(used, dist.ReduceOp.MAX)
 
 

@@ -74,6 +74,7 @@ def test_exact_mean_after_log2_n_rounds(topology, n):
 FEW = ["Ring()", "OnePeerExponential()", "Hypercube()", "BaseK(1)"]
 
 
+@pytest.mark.timeout(420)  # eight ranks on two cores take their time
 @pytest.mark.parametrize("order", ["awc", "atc"])
 @pytest.mark.parametrize(
     "n, topologies",
@@ -104,7 +105,7 @@ def test_weights_do_not_depend_on_every(n, topologies, order):
                 seen.setdefault(topology, []).append(torch.cat([p.detach().flatten() for p in model.parameters()]))
         return seen
 
-    for seen in ranks(n, run):
+    for seen in ranks(n, run, limit=400):
         for weights in seen.values():
             assert all(torch.equal(weights[0], other) for other in weights)
 
