@@ -5,7 +5,7 @@ An algorithm says what is exchanged, with whom, how it looks on the wire, and wh
     bytegrad = during_backward(CompressedMean(MinMaxUInt8()))
 """
 
-from . import algorithms, compressors, data, primitives, stages, topology
+from . import algorithms, compressors, data, optim, primitives, stages, topology
 from .attach import attach
 from .buckets import Bucket
 from .comm import Comm
@@ -23,6 +23,7 @@ __all__ = [
     "during_backward",
     "free_running",
     "hierarchical",
+    "optim",
     "primitives",
     "stages",
     "topology",

@@ -1,0 +1,218 @@
+"""`fuse`: the step of an optimizer, on a few flat tensors.
+
+torch lets a step pre-hook replace the arguments of `step`, the optimizer itself included. The hook here puts a twin in
+its place (twin.py), whose parameters are flat; the post-hook brings back what the twin has made of them. Between steps
+the optimizer is what it was: its groups, its state by parameter, and its methods are torch's own.
+"""
+
+from collections import defaultdict
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+from .flat import Flat
+from .layout import Layout, lay_out
+from .memory import State, Unfit
+from .probe import check_element_wise, own_step
+from .steppers import Groups, stepper
+from .twin import twin_of
+
+
+def fuse(optimizer: Optimizer) -> Optimizer:
+    """Let an element-wise optimizer step over a few flat tensors, and return it; `unfuse` undoes it.
+
+    The same object is returned, and stays an ordinary optimizer: groups, schedulers, hooks, checkpoints, gradient
+    scaling and clipping work as before, and a checkpoint of either kind loads into the other. Parameters stay where
+    they are. Fused equals unfused bit for bit in float32 where torch's own loop or `foreach` code runs, and within one
+    rounding of the dtype elsewhere. A copy (`deepcopy`, pickle) is not fused.
+
+    Raises:
+        TypeError: this is not a `torch.optim.Optimizer`.
+        ValueError: the optimizer is not element-wise (found out on toy tensors), or cannot be fused for another
+            reason. A group added later is looked at when it is first stepped.
+    """
+    if not isinstance(optimizer, Optimizer) or not hasattr(optimizer, "_optimizer_step_pre_hooks"):
+        raise TypeError(
+            f"fuse takes a torch.optim.Optimizer, not {type(optimizer).__name__}; fuse the one inside if that wraps one"
+        )
+    if fusion_of(optimizer) is None:
+        fusion = Fusion(optimizer)
+        fusion.look_at_groups()
+        fusion.install()
+    return optimizer
+
+
+def unfuse(optimizer: Optimizer) -> Optimizer:
+    """Let a fused optimizer step its parameters one by one again, with the state it has, and return it."""
+    fusion = fusion_of(optimizer)
+    if fusion is not None:
+        fusion.remove()
+    return optimizer
+
+
+def fusion_of(optimizer: Optimizer) -> "Fusion | None":
+    """What fuses an optimizer; None if nothing does."""
+    owners = (getattr(hook, "fusion", None) for hook in optimizer._optimizer_step_pre_hooks.values())
+    return next((owner for owner in owners if isinstance(owner, Fusion)), None)
+
+
+class Fusion:
+    """The hooks of a fused optimizer.
+
+    Attributes:
+        layouts: of each group, as of the latest step.
+        laid_out, copied: for the report.
+    """
+
+    def __init__(self, optimizer: Optimizer) -> None:
+        self.optimizer = optimizer
+        self.layouts: list[Layout] = []
+        self.laid_out = self.copied = 0
+        self._stepper = stepper(type(optimizer))
+        self._twin = twin_of(optimizer, self)
+        self._looked_at: list[dict[str, Any]] = []
+        self._groups: Groups = []
+        self._left: Groups = []
+        self._state: State = {}
+        self._gathered = self._asked = self._stale = False
+        self._handles: list[Any] = []
+
+    def install(self) -> None:
+        """Hook the optimizer's step."""
+        # Disabled here and not by a decorator, which would import the compiler with the package.
+        before: Any = torch.compiler.disable(self.before)
+        after: Any = torch.compiler.disable(self.after)
+        before.fusion = self
+        post = self.optimizer.register_step_post_hook(after)
+        hooks: Any = self.optimizer._optimizer_step_post_hooks
+        hooks.move_to_end(post.id, last=False)  # other post-hooks must find the weights where they belong
+        self._handles = [self.optimizer.register_step_pre_hook(before), post]
+
+    def remove(self) -> None:
+        """Unhook, and give every parameter a state of its own."""
+        for handle in self._handles:
+            handle.remove()
+        with torch.no_grad():
+            self._release(self.layouts)
+        self.layouts = []
+
+    def look_at_groups(self) -> None:
+        """Raise unless every group is one that can be fused."""
+        groups = self.optimizer.param_groups
+        if len(groups) != len(self._looked_at) or any(a is not b for a, b in zip(groups, self._looked_at, strict=True)):
+            check_element_wise(self.optimizer, lambda toys: Fusion(toys).step)
+            self._looked_at = list(groups)
+
+    def step(self, *args: Any) -> None:
+        """A step without anybody's hooks."""
+        args, kwargs = self._begin((self.optimizer, *args), {})
+        own_step(type(self.optimizer))(*args, **kwargs)
+        if not self._gathered:
+            raise Unfit("its step does not look at its groups; fuse the one inside if it wraps another optimizer")
+        self.after(self.optimizer, args, kwargs)
+
+    # What hooks do
+
+    def before(self, optimizer: Optimizer, args: Any, kwargs: Any) -> Any:
+        """A step begins: it will be the twin's."""
+        if optimizer is not self.optimizer:  # a step within a step
+            return None
+        self.look_at_groups()
+        return self._begin(args, kwargs)
+
+    def _begin(self, args: Any, kwargs: Any) -> Any:
+        optimizer = self.optimizer
+        self._stale = self._gathered  # an earlier step has not ended: the state of parameters is what counts
+        self._gathered = self._asked = False
+        self._groups = [{"params": []} for _ in optimizer.param_groups]
+        self._twin.__dict__ = optimizer.__dict__
+        rest = tuple(self._followed(x) for x in args[1:])
+        return (self._twin, *rest), {key: self._followed(x) for key, x in kwargs.items()}
+
+    def after(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+        """A step has ended: the user's parameters and state become what the twin's are."""
+        if optimizer is self.optimizer and self._gathered:
+            self._scatter()
+
+    def _followed(self, argument: Any) -> Any:
+        """A closure moves gradients, and may look at weights."""
+        if not callable(argument):
+            return argument
+        self._asked = True
+
+        def closure(*args: Any, **kwargs: Any) -> Any:
+            if self._gathered:
+                self._scatter()
+            result = argument(*args, **kwargs)
+            self._asked = False
+            self._gather()
+            return result
+
+        return closure
+
+    # What the twin sees
+
+    def groups(self) -> Groups:
+        """The groups, with flat parameters."""
+        if not self._gathered:
+            self._gather()
+        return self._left
+
+    def state(self) -> State:
+        """The state of flat parameters, and of those apart."""
+        if not self._gathered:
+            self._gather()
+        return self._state
+
+    @torch.no_grad()
+    def _gather(self) -> None:
+        groups, state = self.optimizer.param_groups, self.optimizer.state
+        before, self.layouts = self.layouts, []
+        for i, group in enumerate(groups):
+            self.layouts.append(self._layout(group, before[i] if i < len(before) else None))
+        self._release([layout for layout in before if layout not in self.layouts])
+        self._stale, self.copied = False, 0
+        self._state = defaultdict(dict, {key: x for key, x in state.items() if not isinstance(key, Tensor)})
+        for group, shown, layout in zip(groups, self._groups, self.layouts, strict=True):
+            params = shown["params"]  # the same list all through a step: the optimizer may hold it
+            shown.update(group)
+            shown["params"] = params
+            params[:] = [p for flat in layout.flats for p in self._load(flat)] + layout.apart
+            self._state.update((p, state[p]) for p in layout.apart if p in state)
+        self._left = self._groups if self._asked else self._stepper(self._groups, self._state)
+        self._gathered = True
+
+    def _layout(self, group: dict[str, Any], before: Layout | None) -> Layout:
+        params, fused, state = group["params"], bool(group.get("fused")), self.optimizer.state
+        if {g.layout for p in params if (g := p.grad) is not None} - {torch.strided}:
+            raise TypeError("a sparse gradient cannot be part of a flat tensor; use sparse=False, or unfuse(optimizer)")
+        if before is not None and not self._stale and before.fits(params, state):
+            return before
+        self.laid_out += 1
+        return lay_out(params, state, fused) if before is None else before.anew(params, state, fused)
+
+    def _load(self, flat: Flat) -> list[Tensor]:
+        self.copied += flat.load()
+        for segment in flat.segments:
+            if segment.known is not None:
+                self._state[segment.param] = dict(segment.known)
+        return [segment.param for segment in flat.segments]
+
+    @torch.no_grad()
+    def _scatter(self) -> None:
+        self._gathered = False
+        state, unscaled = self.optimizer.state, getattr(self.optimizer, "grad_scale", None) is not None
+        for layout in self.layouts:
+            for flat in layout.flats:
+                flat.store(unscaled)
+                flat.remember([self._state.pop(segment.param, None) for segment in flat.segments], state)
+        state.update(self._state)
+        for group, shown in zip(self.optimizer.param_groups, self._groups, strict=True):
+            group.update((key, x) for key, x in shown.items() if key != "params" and group.get(key) is not x)
+
+    def _release(self, layouts: list[Layout]) -> None:
+        for layout in layouts:
+            for flat in layout.flats:
+                flat.memory.release(self.optimizer.state)
