@@ -25,8 +25,9 @@ def fuse(optimizer: Optimizer) -> Optimizer:
 
     The same object is returned, and stays an ordinary optimizer: groups, schedulers, hooks, checkpoints, gradient
     scaling and clipping work as before, and a checkpoint of either kind loads into the other. Parameters stay where
-    they are. Fused equals unfused bit for bit in float32 where torch's own loop or `foreach` code runs, and within one
-    rounding of the dtype elsewhere. A copy (`deepcopy`, pickle) is not fused.
+    they are. Fused equals unfused bit for bit in float32 where torch's own loop or `foreach` code runs. Elsewhere
+    (torch's fused kernels on CPU, 16-bit weights) vector and scalar code round apart: a step from equal state ends
+    within one rounding of the dtype, three for SGD with momentum and decay. A copy (`deepcopy`, pickle) is not fused.
 
     Raises:
         TypeError: this is not a `torch.optim.Optimizer`.
