@@ -97,7 +97,7 @@ def diloco(
     Args:
         every: H, the number of local steps.
         optimizer: the class of the outer optimizer.
-        inner: how the distances are averaged; `ErrorFeedback(CompressedMean(UInt4()))`-like stages send less.
+        inner: how the distances are averaged; `ErrorFeedback(CompressedMean())` sends a quarter.
         delay: let the result land this many steps later, and train on meanwhile.
         options: of the outer optimizer; by default those of the paper: SGD(lr=0.7, momentum=0.9, nesterov=True).
     """

@@ -207,13 +207,16 @@ class Engine:
         self._close(wait=False)
 
     def _abort(self) -> None:
-        if self.tracks and self.tracks[0].comm.size > 1:
-            for comm in [*(track.comm for track in self.tracks), *([self.host] if self.host else [])]:
-                comm.abort()
+        for comm in self._own_comms():
+            comm.abort()
 
     def _close(self, wait: bool) -> None:
         for track in self.tracks:
             track.lane.close(wait)
-        if self.tracks and self.tracks[0].comm.size > 1:
-            for comm in [*(track.comm for track in self.tracks), *([self.host] if self.host else [])]:
-                comm.close()
+        for comm in self._own_comms():
+            comm.close()
+
+    def _own_comms(self) -> list[Comm]:
+        """The groups that were made for this attachment: none with one rank, which uses the one it was given."""
+        comms = [*(track.comm for track in self.tracks), *([self.host] if self.host else [])]
+        return [comm for comm in comms if comm.size > 1]
