@@ -9,10 +9,11 @@
     free_running                                                  launch ──▶ … when all have come … ──▶ land, again
 
 Steps are counted from 0, in optimizer steps since the attachment was made. A rule acts in the steps s with
-start ≤ s < stop; one with `every=k` exchanges in every k-th of them, the first time in step start + k − 1.
+start ≤ s < stop; one with `every=k` exchanges in every k-th of them, the first time in step start + k − 1; with
+`offset=o` as well, o steps after each of these, the first time in step start + o − 1.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
@@ -20,7 +21,37 @@ from torch import Tensor
 
 from .stages import Hierarchical, Stage, check_stage
 
-Where = Callable[[str, Tensor], bool]
+
+@dataclass(frozen=True)
+class Fragment:
+    """Part `k` of the parameters, of `of` parts of like size: what `where=` takes to let parts take turns.
+
+    Parameters of one module stay together. The largest module goes first, each to the smallest part so far: modules
+    of one size, such as the layers of a transformer, go to the parts in turn.
+    """
+
+    k: int
+    of: int
+
+    def __post_init__(self) -> None:
+        if whole("k", self.k, 0) >= whole("of", self.of, 1):
+            raise ValueError(f"the {self.of} parts are 0 to {self.of - 1}, and there is none of number {self.k}")
+
+    def choose(self, named: Mapping[str, Tensor]) -> set[str]:
+        """The names of the parameters in this part."""
+        modules: dict[str, list[str]] = {}
+        for name in named:
+            modules.setdefault(name.rpartition(".")[0], []).append(name)
+        sizes = {module: sum(named[name].nbytes for name in names) for module, names in modules.items()}
+        filled, parts = [0] * self.of, [set[str]() for _ in range(self.of)]
+        for module in sorted(modules, key=lambda module: -sizes[module]):
+            at = filled.index(min(filled))
+            filled[at] += sizes[module]
+            parts[at].update(modules[module])
+        return parts[self.k]
+
+
+Where = Callable[[str, Tensor], bool] | Fragment
 Window = Literal["during_backward", "between_steps", "after_step", "free_running"]
 
 
@@ -35,6 +66,7 @@ class Rule:
     stage: Stage
     every: int = 1
     delay: int = 0
+    offset: int = 0
     interval: float = 0.0
     start: int = 0
     stop: int | None = None
@@ -44,6 +76,8 @@ class Rule:
         check_stage(self.window, self.stage)
         whole("every", self.every, 1)
         whole("delay", self.delay, 0)
+        if whole("offset", self.offset, 0) >= self.every:
+            raise ValueError(f"offset={self.offset} is a part of every={self.every}, and must be less")
         whole("start", self.start, 0)
         if self.stop is not None:
             whole("stop", self.stop, 0)
@@ -57,8 +91,8 @@ class Rule:
             )
         if not self.interval >= 0:
             raise ValueError(f"interval is a time in seconds, 0 or more, not {self.interval!r}")
-        if self.where is not None and not callable(self.where):
-            raise TypeError(f"where= is a function (name, parameter) -> bool, not {self.where!r}")
+        if self.where is not None and not callable(self.where) and not isinstance(self.where, Fragment):
+            raise TypeError(f"where= is a function (name, parameter) -> bool, or a Fragment, not {self.where!r}")
 
     @property
     def what(self) -> Literal["grad", "data"]:
@@ -71,7 +105,13 @@ class Rule:
 
     def exchanges(self, step: int) -> bool:
         """Whether the rule has an exchange in this step."""
-        return self.acts(step) and (step - self.start + 1) % self.every == 0
+        return self.acts(step) and (step - self.start + 1) % self.every == self.offset
+
+    def choose(self, named: Mapping[str, Tensor]) -> set[str]:
+        """The names of the parameters that take part, of all that are trained."""
+        if isinstance(self.where, Fragment):
+            return self.where.choose(named)
+        return {name for name, p in named.items() if self.where is None or self.where(name, p)}
 
     def meets(self, other: "Rule") -> bool:
         """Whether there is a step in which both rules act."""
@@ -80,8 +120,10 @@ class Rule:
     def __repr__(self) -> str:
         shown = [repr(self.stage)]
         shown += [f"every={self.every}"] * (self.every != 1) + [f"delay={self.delay}"] * (self.delay != 0)
+        shown += [f"offset={self.offset}"] * (self.offset != 0)
         shown += [f"interval={self.interval}"] * (self.interval != 0) + [f"start={self.start}"] * (self.start != 0)
-        shown += [f"stop={self.stop}"] * (self.stop is not None) + ["where=…"] * (self.where is not None)
+        shown += [f"stop={self.stop}"] * (self.stop is not None)
+        shown += [f"where={self.where if isinstance(self.where, Fragment) else '…'}"] * (self.where is not None)
         return f"{self.window}({', '.join(shown)})"
 
 
@@ -94,7 +136,8 @@ def during_backward(stage: Stage, *, start: int = 0, stop: int | None = None, wh
     Args:
         stage: what happens to the gradients.
         start, stop: the optimizer steps in which the rule acts, start included and stop not.
-        where: `where(name, parameter)` says whether a parameter takes part; None means all.
+        where: `where(name, parameter)` says whether a parameter takes part, or `Fragment(k, of)` which of so many parts
+            does; None means all.
     """
     return Rule("during_backward", stage, start=start, stop=stop, where=where)
 
@@ -119,6 +162,7 @@ def after_step(
     *,
     every: int = 1,
     delay: int = 0,
+    offset: int = 0,
     start: int = 0,
     stop: int | None = None,
     where: Where | None = None,
@@ -129,9 +173,10 @@ def after_step(
         stage: what happens to the weights.
         every: only after every so many steps (local SGD, DiLoCo).
         delay: let the result land this many steps later, and train on meanwhile:  x ← x + (result − x at launch).
+        offset: exchange this many steps after the others of the same `every`, so that rules take turns.
         start, stop, where: as in `during_backward`.
     """
-    return Rule("after_step", stage, every=every, delay=delay, start=start, stop=stop, where=where)
+    return Rule("after_step", stage, every=every, delay=delay, offset=offset, start=start, stop=stop, where=where)
 
 
 def free_running(

@@ -145,15 +145,14 @@ class NeighborMean(Stage):
     topology: Topology
 
     def __post_init__(self) -> None:
-        if not isinstance(self.topology, Topology):
-            raise TypeError(f"NeighborMean takes a topology such as Ring(), not {self.topology!r}")
+        check_topology("NeighborMean", self.topology)
 
     def check(self, comm: Comm) -> None:
         self.topology.check(comm.size)
         if not self.topology.doubly_stochastic(comm.size):
             raise ValueError(
                 f"{self.topology!r} is not doubly stochastic for {comm.size} ranks, so its mean would drift; "
-                "use Ring() or OnePeerExact()"
+                "use Ring() or OnePeerExact(), or push_sum for a directed graph"
             )
 
     def __call__(self, x: Tensor, state: State, comm: Comm) -> Tensor:
@@ -259,6 +258,12 @@ def check_stage(holder: str, stage: Any) -> None:
     """Raise a TypeError unless `stage` is a Stage."""
     if not isinstance(stage, Stage):
         raise TypeError(f"{holder} takes a stage such as Mean(), not {stage!r}")
+
+
+def check_topology(holder: str, topology: Any) -> None:
+    """Raise a TypeError unless `topology` is a Topology."""
+    if not isinstance(topology, Topology):
+        raise TypeError(f"{holder} takes a topology such as Ring(), not {topology!r}")
 
 
 def finite(x: Tensor) -> Tensor:

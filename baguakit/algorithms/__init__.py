@@ -6,10 +6,12 @@ A function here returns a rule, or a tuple of rules, to be given to `baguakit.at
 from .asynchronous import async_model_average
 from .decentralized import decentralized
 from .diloco import diloco
+from .gradient_tracking import gradient_tracking
 from .gradients import bytegrad, gradient_allreduce
 from .local import local_sgd
 from .low_precision import choco, low_precision_decentralized
 from .power_sgd import power_sgd
+from .push_sum import push_sum
 from .qadam import qadam
 from .sparse import top_k
 
@@ -20,9 +22,11 @@ __all__ = [
     "decentralized",
     "diloco",
     "gradient_allreduce",
+    "gradient_tracking",
     "local_sgd",
     "low_precision_decentralized",
     "power_sgd",
+    "push_sum",
     "qadam",
     "top_k",
 ]

@@ -7,8 +7,16 @@ For a the anchor, the weights that all ranks last agreed on, and H local steps b
     a   ← outer optimizer's step on a with gradient Δ
     x_r ← a
 
-Douillard et al. 2023, arXiv:2311.08105; with `delay`, Streaming DiLoCo, arXiv:2501.18512. With SGD(lr=1) it is local
-SGD; with momentum and H = 1, SlowMo's outer step (arXiv:1910.00643).
+Douillard et al. 2023, arXiv:2311.08105; with `fragments` and `delay`, Streaming DiLoCo, arXiv:2501.18512: each
+fragment of the weights has its own turn within the H steps, so that the network is never asked for all at once.
+
+Other methods are other stages inside, or other optimizers outside:
+
+    SGD(lr=1)                                                   local SGD
+    SGD(lr=α, momentum=β)                                       SlowMo, arXiv:1910.00643
+    SGD(lr=1), inner=ErrorFeedback(SparseMean(TopK(0.02)))      SparseLoCo, arXiv:2508.15706, but for its 2-bit values
+    SGD(…), inner=NeighborMean(RandomMatching(seed))            NoLoCo, arXiv:2506.10911, with one step size for the
+                                                                differences and for what draws the anchors together
 """
 
 from dataclasses import dataclass, fields
@@ -19,7 +27,7 @@ from torch import Tensor
 
 from ..buckets import Bucket
 from ..comm import Comm
-from ..rules import Rule, after_step
+from ..rules import Algorithm, Fragment, after_step, whole
 from ..stages import Mean, Stage, State, check_stage, finite, keep_
 
 NESTEROV = {"lr": 0.7, "momentum": 0.9, "nesterov": True}  # what the paper found best
@@ -29,9 +37,12 @@ NESTEROV = {"lr": 0.7, "momentum": 0.9, "nesterov": True}  # what the paper foun
 class OuterStep(Stage):
     """Δ ← inner(a − x);  a ← a step of `optimizer` on a with gradient Δ;  x ← a.
 
+    An inner stage that leaves ranks apart gives them anchors of their own, and Δ ← a − inner(x): the same where the
+    anchors are equal, and where they are not it draws them together.
+
     Args:
         optimizer: a class of torch.optim, or one like it.
-        inner: how the distances are averaged: `Mean()`, or `ErrorFeedback(CompressedMean())`, or with neighbours only.
+        inner: the average: `Mean()`, or `ErrorFeedback(CompressedMean())`, or one with neighbours only.
         options: of the optimizer.
 
     A flight whose result is not finite passes it on, and leaves the anchor and the optimizer's state as they were.
@@ -63,7 +74,10 @@ class OuterStep(Stage):
     def __call__(self, x: Tensor, state: State, comm: Comm) -> Tensor:
         a, outer = state["anchor"], state["outer"]
         new = a.clone()
-        new.grad = self.inner(a - x, state["inner"], comm)
+        if self.inner.agrees:
+            new.grad = self.inner(a - x, state["inner"], comm)
+        else:
+            new.grad = a - self.inner(x.to(a.dtype, copy=True), state["inner"], comm)
         optimizer = self.optimizer([new], **dict(self.options))
         optimizer.state[new] = {name: value.clone() for name, value in outer.items()}
         optimizer.step()
@@ -88,18 +102,29 @@ def diloco(
     optimizer: type[torch.optim.Optimizer] = torch.optim.SGD,
     inner: Stage = Mean(),
     delay: int = 0,
+    fragments: int = 1,
     **options: Any,
-) -> Rule:
+) -> Algorithm:
     """Train alone for `every` steps, then let an outer optimizer step with what was learnt on the average.
 
-    Sends 2 (n − 1)/n times the size of the weights, divided by `every`, a step.
+    Sends 2 (n − 1)/n times the size of the weights, divided by `every`, a step. Costs a copy of the weights for the
+    anchor, what the outer optimizer remembers, and with `delay` two more while a flight is in the air.
 
     Args:
         every: H, the number of local steps.
         optimizer: the class of the outer optimizer.
         inner: how the distances are averaged; `ErrorFeedback(CompressedMean())` sends a quarter.
-        delay: let the result land this many steps later, and train on meanwhile.
+        delay: let the result land this many steps later, and train on meanwhile; the progress made is kept.
+        fragments: cut the weights into so many fragments of like size, which take turns within the `every` steps.
         options: of the outer optimizer; by default those of the paper: SGD(lr=0.7, momentum=0.9, nesterov=True).
     """
     chosen = options or (NESTEROV if optimizer is torch.optim.SGD else {})
-    return after_step(OuterStep(optimizer, inner, **chosen), every=every, delay=delay)
+    step = OuterStep(optimizer, inner, **chosen)
+    if whole("fragments", fragments, 1) == 1:
+        return after_step(step, every=every, delay=delay)
+    if fragments > whole("every", every, 1):
+        raise ValueError(f"{fragments} fragments cannot take turns within every={every} steps; every must be larger")
+    return tuple(
+        after_step(step, every=every, delay=delay, offset=k * every // fragments, where=Fragment(k, fragments))
+        for k in range(fragments)
+    )

@@ -26,7 +26,7 @@ class Steps:
         self.routes, self.runners, self.optimizers, self.clock = routes, runners, optimizers, clock
         self.begun = False
         self.stepped: set[int] = set()
-        self.loaded = False  # a checkpoint says what stages remember
+        self.loaded: int | None = None  # the step of a checkpoint, which says what stages remember from there on
 
     @torch.no_grad()
     def before(self, optimizer: Optimizer) -> None:
@@ -36,8 +36,15 @@ class Steps:
             for route in self.routes:
                 if route.rule.window == "between_steps" and route.air:
                     route.land_all()
-                if route.rule.stage.copies_weights() and route.round == 0 and self.clock.step == 0 and not self.loaded:
-                    route.make_states()  # copies of the weights follow an outside load of the model
+            for route in self.routes:
+                if self.sets_out(route):
+                    route.make_states()
+
+    def sets_out(self, route: WeightRoute) -> bool:
+        """Whether a rule takes its first step, with copies of the weights to make: they follow an outside load."""
+        first = self.clock.step == route.rule.start and route.round == 0
+        known = self.loaded is not None and self.loaded >= route.rule.start
+        return first and not known and route.rule.stage.copies_weights()
 
     @torch.no_grad()
     def after(self, optimizer: Optimizer) -> bool:

@@ -5,7 +5,7 @@ that torch gives its collectives are each written once. With one rank nothing is
 """
 
 import hashlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from typing import Any
@@ -190,27 +190,32 @@ class Comm:
     def exchange(self, x: Tensor, sources: Iterable[int], targets: Iterable[int]) -> dict[int, Tensor]:
         """Send `x` to every target; return what each source sent, in the order of `sources`."""
         received = {peer: torch.empty_like(x) for peer in sources}
-        targets = list(targets)
-        if x.is_cuda:  # NCCL pairs sends with receives only within one call of the whole group
-            self._count(len(targets) * x.nbytes)
-            return self._exchange_together(x, received, targets)
+        return self.exchange_each(dict.fromkeys(targets, x), received)
+
+    def exchange_each(self, outgoing: Mapping[int, Tensor], incoming: dict[int, Tensor]) -> dict[int, Tensor]:
+        """Send each rank what `outgoing` has for it, and fill the tensors of `incoming`; waits for both."""
+        if not outgoing and not incoming:
+            return incoming
+        if next(iter((*outgoing.values(), *incoming.values()))).is_cuda:
+            return self._exchange_together(outgoing, incoming)
         # Every receive is posted before any send: a peer that sends first and finds no receiver stalls the connection.
-        works = [self.receive_later(buffer, peer) for peer, buffer in received.items()]
-        works += [self.send_later(x, peer) for peer in rotated(targets, self.rank)]
+        works = [self.receive_later(buffer, peer) for peer, buffer in incoming.items()]
+        works += [self.send_later(outgoing[peer], peer) for peer in rotated(outgoing, self.rank)]
         for work in works:
             work.wait()
-        return received
+        return incoming
 
-    def _exchange_together(self, x: Tensor, received: dict[int, Tensor], targets: Sequence[int]) -> dict[int, Tensor]:
-        if not received and not targets:
-            return received
-        self.group._start_coalescing(x.device)
-        for peer in targets:
+    def _exchange_together(self, outgoing: Mapping[int, Tensor], incoming: dict[int, Tensor]) -> dict[int, Tensor]:
+        # NCCL pairs sends with receives only within one call of the whole group.
+        device = next(iter((*outgoing.values(), *incoming.values()))).device
+        self.group._start_coalescing(device)
+        for peer, x in outgoing.items():
+            self._count(x.nbytes)
             self.group.send([x], peer, 0)
-        for peer, buffer in received.items():
+        for peer, buffer in incoming.items():
             self.group.recv([buffer], peer, 0)
-        self.group._end_coalescing(x.device).wait()
-        return received
+        self.group._end_coalescing(device).wait()
+        return incoming
 
     # Groups of one's own
 

@@ -7,7 +7,7 @@ means that the tensors given are overwritten. All ranks of the group call the sa
 from .compressed import compressed_mean_
 from .flights import launch
 from .means import mean_
-from .neighbors import neighbor_mean_
+from .neighbors import neighbor_gather, neighbor_mean_
 from .sparse import sparse_mean_
 
-__all__ = ["compressed_mean_", "launch", "mean_", "neighbor_mean_", "sparse_mean_"]
+__all__ = ["compressed_mean_", "launch", "mean_", "neighbor_gather", "neighbor_mean_", "sparse_mean_"]

@@ -1,50 +1,145 @@
 """Averages with a few neighbours."""
 
+from collections.abc import Iterable, Mapping
 from functools import lru_cache
 
 import torch
 from torch import Tensor
 
 from ..comm import Comm
+from ..kernels import mixing_ops
 from ..topology import Topology
 from .flat import on_flat
 from .means import mean_
+from .peers import agreed_targets
 
 
 @on_flat
-def neighbor_mean_(x: Tensor, topology: Topology, comm: Comm) -> Tensor:
+def neighbor_mean_(
+    x: Tensor,
+    topology: Topology | None = None,
+    comm: Comm | None = None,
+    *,
+    self_weight: float | None = None,
+    src_weights: Mapping[int, float] | None = None,
+    dst_weights: Mapping[int, float] | Iterable[int] | None = None,
+    check: bool = True,
+) -> Tensor:
     """Average `x` with this round's neighbours:  x ← Σ_j w_rj x_j, row r of the mixing matrix W.
 
-    Products are summed in fp32 (fp64 for fp64) in the order of the row, this rank's own first. A matrix whose entries
-    are all 1/n is the exact mean, and is left to `mean_`.
+    Who hears whom, and how much each weighs, is said by a topology, or call by call by the ranks themselves:
+
+        neighbor_mean_(x, Ring(), comm)
+        neighbor_mean_(x, comm=comm, self_weight=0.5, src_weights={3: 0.5}, dst_weights=[1])
+
+    In the second form  x_r ← self_weight x_r + Σ_j src_weights[j] · dst_weights of j [r] · x_j. Products are summed in
+    fp32 (fp64 for fp64), this rank's own first and then in the order of the ranks. A topology whose entries are all
+    1/n is the exact mean, and is left to `mean_`.
 
     Args:
         x: a floating tensor of any shape, or a list of them; overwritten.
         topology: who hears whom, such as `topology.Ring()`.
-        comm: the group, at the round to play: `comm.at(round)`. A static topology needs no round.
+        comm: the group; with a topology that changes, at the round to play: `comm.at(round)`.
+        self_weight: of this rank's own x; None means 1 − Σ src_weights.
+        src_weights: the ranks that this one hears, and what each weighs here; {} hears nobody.
+        dst_weights: the ranks that it sends to, and by what it multiplies what it sends to each; a list means 1, and
+            None whoever hears this rank.
+        check: let all ranks first tell whom they hear and send to: n bytes each, waited for. Without, ranks that
+            disagree hang.
 
     Raises:
-        ValueError: the topology changes from round to round and `comm` stands at none, or does not fit the group.
+        ValueError: the topology changes from round to round and `comm` stands at none, or does not fit the group; or,
+            on every rank, ranks do not agree on who sends to whom.
     """
+    if comm is None:
+        raise TypeError("neighbor_mean_ is told its group: comm=bk.Comm()")
+    given = [name for name, w in zip(WEIGHTS, (self_weight, src_weights, dst_weights), strict=True) if w is not None]
+    if topology is None:
+        if src_weights is None:
+            raise TypeError("neighbor_mean_ takes a topology, or src_weights={rank: weight} for whom this rank hears")
+        return _mean_of(x, comm, self_weight, src_weights, dst_weights, check)
+    if given:
+        raise TypeError(f"the weights of {topology!r} are its own; leave out either it or {', '.join(given)}")
     if comm.size == 1:
         return x
-    topology.check(comm.size)
-    period = topology.period(comm.size)
-    round = comm.round % period if period > 1 else 0
+    round = round_of(topology, comm)
     if is_mean(topology, comm.size, round):
         return mean_(x, comm)  # type: ignore[no-any-return]
     weights, targets = links(topology, comm.rank, comm.size, round)
     received = comm.exchange(x, [peer for peer in weights if peer != comm.rank], targets)
-    return x.copy_(mixed(x, weights[comm.rank], [(weights[peer], theirs) for peer, theirs in received.items()]))
+    return mixed(x, weights[comm.rank], [(weights[peer], theirs) for peer, theirs in received.items()])
+
+
+WEIGHTS = ("self_weight", "src_weights", "dst_weights")
+
+
+def _mean_of(
+    x: Tensor,
+    comm: Comm,
+    self_weight: float | None,
+    src_weights: Mapping[int, float],
+    dst_weights: Mapping[int, float] | Iterable[int] | None,
+    check: bool,
+) -> Tensor:
+    sources = dict(sorted(src_weights.items()))
+    own = 1 - sum(sources.values()) if self_weight is None else self_weight
+    factors = dict(dst_weights) if isinstance(dst_weights, Mapping) else dict.fromkeys(dst_weights or (), 1.0)
+    targets = agreed_targets(comm, x.device, sources, None if dst_weights is None else factors, check)
+    sent = {w: x if w == 1 else x * w for w in {factors.get(peer, 1.0) for peer in targets}}
+    received = {peer: torch.empty_like(x) for peer in sources}
+    comm.exchange_each({peer: sent[factors.get(peer, 1.0)] for peer in targets}, received)
+    return mixed(x, own, [(sources[peer], theirs) for peer, theirs in received.items()])
+
+
+@torch.no_grad()
+def neighbor_gather(
+    x: Tensor,
+    topology: Topology | None = None,
+    comm: Comm | None = None,
+    *,
+    src_ranks: Iterable[int] | None = None,
+    dst_ranks: Iterable[int] | None = None,
+    check: bool = True,
+) -> dict[int, Tensor]:
+    """What this round's neighbours hold: {rank: its x} for each that this rank hears, in rising order, itself left out.
+
+    Args:
+        x: a dense tensor of any dtype, of one shape on all ranks. It is only read.
+        topology, comm: as in `neighbor_mean_`; weights count for nothing here.
+        src_ranks: instead of a topology, whom this rank hears.
+        dst_ranks: with them, to whom it sends; None means whoever hears it.
+        check: as in `neighbor_mean_`.
+
+    Raises:
+        ValueError: as in `neighbor_mean_`.
+    """
+    if comm is None or (topology is None) == (src_ranks is None):
+        raise TypeError("neighbor_gather takes comm=, and either a topology or src_ranks=, whom this rank hears")
+    x = x.detach().contiguous()
+    if topology is None:
+        sources = sorted(src_ranks or ())
+        targets = agreed_targets(comm, x.device, sources, None if dst_ranks is None else list(dst_ranks), check)
+    elif comm.size == 1:
+        return {}
+    else:
+        if dst_ranks is not None:
+            raise TypeError(f"{topology!r} says to whom each rank sends; leave out either it or dst_ranks")
+        weights, hearers = links(topology, comm.rank, comm.size, round_of(topology, comm))
+        sources, targets = sorted(set(weights) - {comm.rank}), list(hearers)
+    return comm.exchange(x, sources, targets)
+
+
+def round_of(topology: Topology, comm: Comm) -> int:
+    """The round that `comm` stands at, within the topology's period; 0 for one that never changes."""
+    topology.check(comm.size)
+    period = topology.period(comm.size)
+    return comm.round % period if period > 1 else 0
 
 
 def mixed(x: Tensor, weight: float, others: list[tuple[float, Tensor]]) -> Tensor:
-    """weight · x + Σ w · other, accumulated in fp32 at least; overwrites `x` if that is its dtype."""
-    sum_ = x if x.dtype in (torch.float32, torch.float64) else x.float()
-    sum_.mul_(weight)
-    for w, theirs in others:
-        sum_.add_(theirs, alpha=w)
-    return sum_
+    """x ← weight · x + Σ w · other, in one pass, accumulated in fp32 at least; returns `x`."""
+    mixing_ops.mix_(x, [theirs for _, theirs in others], [weight, *(w for w, _ in others)])
+    return x
 
 
 @lru_cache(maxsize=4096)

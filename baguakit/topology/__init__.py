@@ -24,14 +24,17 @@ be read, tested and drawn with no process started.
 | `RandomMatching`      | one, drawn anew in each round   | none     | yes          | no promise (n > 2)              |
 | `FromMatrix`          | whom the matrices say           | theirs   | if they are  | theirs                          |
 | `FromGraph`           | its neighbours in a graph       | 1        | yes          | never, unless all are neighbours|
+| `FromDigraph`         | who sends to it in a digraph    | theirs   | if it is     | by `push_sum` only              |
 
-All of them are doubly stochastic: rows sum to 1, so equal ranks stay equal, and columns sum to 1, so the mean over
-the ranks stays where it is. Each can be asked for its `period`, whether it is `static`, `symmetric` and
-`doubly_stochastic`, its `spectral_gap` and `rounds_to_exactness` for a number of ranks, and draws itself:
+All but the last are doubly stochastic: rows sum to 1, so equal ranks stay equal, and columns sum to 1, so the mean over
+the ranks stays where it is. The columns of `FromDigraph` sum to 1 and its rows need not: the sum stays where it is.
+Each can be asked for its `period`, whether it is `static`, `symmetric`, `doubly_stochastic` and `column_stochastic`,
+its `spectral_gap` and `rounds_to_exactness` for a number of ranks, and draws itself:
 `BaseK(1).draw(6).savefig("base.png")`.
 """
 
 from .base import Topology
+from .directed import FromDigraph
 from .finite_time import BaseK, OnePeerExact
 from .given import FromMatrix
 from .graph import FromGraph
@@ -42,6 +45,7 @@ from .static import Exponential, FullyConnected, Ring, Star, SymmetricExponentia
 __all__ = [
     "BaseK",
     "Exponential",
+    "FromDigraph",
     "FromGraph",
     "FromMatrix",
     "FullyConnected",

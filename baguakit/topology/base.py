@@ -96,6 +96,13 @@ class Topology(ABC):
         rounds = (self.matrix(size, round) for round in range(self.period(size)))
         return all(is_doubly_stochastic(mixing) for mixing in rounds)
 
+    def column_stochastic(self, size: int) -> bool:
+        """Whether columns sum to 1 and no weight is negative, in every round: then the sum over the ranks is kept."""
+        if self.doubly_stochastic(size):
+            return True
+        rounds = (self.matrix(size, round) for round in range(self.period(size)))
+        return all(bool((w >= 0).all()) and bool(np.abs(line_sums(w)[size:] - 1).max() <= 1e-15) for w in rounds)
+
     def rounds_to_exactness(self, size: int) -> int | None:
         """The fewest rounds m, counted from round 0, after which every rank has the exact mean: W_m−1 ⋯ W_1 W_0 = J.
 

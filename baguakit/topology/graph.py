@@ -32,8 +32,13 @@ class FromGraph(Given):
     edges: tuple[tuple[int, int], ...]
 
     def __init__(self, graph: Any, order: Iterable[Hashable] | None = None) -> None:
-        nodes, pairs = _nodes_and_edges(graph)
-        rank = _ranks(nodes, order)
+        if _value(getattr(graph, "is_directed", False)):
+            raise ValueError(
+                "FromGraph takes an undirected graph, for Metropolis weights need both to hear each other; give "
+                "graph.to_undirected(), FromDigraph(graph) to push_sum, or FromMatrix(...) with weights of your own"
+            )
+        nodes, pairs = nodes_and_edges(graph, "FromGraph")
+        rank = ranks_of(nodes, order)
         for strange in (node for pair in pairs for node in pair if node not in rank):
             raise ValueError(f"an edge of the graph ends at {strange!r}, which is not among its nodes")
         edges = {(min(rank[a], rank[b]), max(rank[a], rank[b])) for a, b in pairs if a != b}
@@ -66,12 +71,8 @@ class FromGraph(Given):
         return self._shown(2 * len(self.edges), list(self.edges), f"{self.ranks} ranks, {len(self.edges)} edges")
 
 
-def _nodes_and_edges(graph: Any) -> tuple[list[Any], list[tuple[Any, Any]]]:
-    if _value(getattr(graph, "is_directed", False)):
-        raise ValueError(
-            "FromGraph takes an undirected graph, for Metropolis weights need both to hear each other; give "
-            "graph.to_undirected(), or FromMatrix(...) with doubly stochastic weights of your own"
-        )
+def nodes_and_edges(graph: Any, taker: str) -> tuple[list[Any], list[tuple[Any, Any]]]:
+    """The nodes and the pairs of nodes of whatever graph `taker` was given."""
     try:
         if hasattr(graph, "nodes") and hasattr(graph, "edges"):
             nodes, edges = list(_value(graph.nodes)), [(a, b) for a, b, *_ in _value(graph.edges)]
@@ -80,7 +81,7 @@ def _nodes_and_edges(graph: Any) -> tuple[list[Any], list[tuple[Any, Any]]]:
             nodes = list(dict.fromkeys(node for edge in edges for node in edge))
     except (TypeError, ValueError):
         raise TypeError(
-            f"FromGraph takes a networkx graph, or anything with nodes and edges, or pairs of nodes, not {graph!r}"
+            f"{taker} takes a networkx graph, or anything with nodes and edges, or pairs of nodes, not {graph!r}"
         ) from None
     if not nodes:
         raise ValueError("this graph has no nodes, and a group has at least one rank")
@@ -92,7 +93,7 @@ def _value(attribute: Any) -> Any:
     return attribute() if callable(attribute) else attribute
 
 
-def _ranks(nodes: list[Any], order: Iterable[Hashable] | None) -> dict[Any, int]:
+def ranks_of(nodes: list[Any], order: Iterable[Hashable] | None) -> dict[Any, int]:
     """The rank of each node."""
     if order is None:
         listed = range(len(nodes)) if set(nodes) == set(range(len(nodes))) else nodes

@@ -191,6 +191,40 @@ def test_qadam_in_its_warm_up_is_adam(n):
         torch.testing.assert_close(x, flat(models[0]), rtol=0, atol=2e-6)
 
 
+def test_qadam_takes_the_step_sizes_and_decays_of_its_groups():
+    """In the warm-up it is AdamW with the same groups; after it, a group without a step size stays where it is."""
+
+    def groups(model):
+        layers = list(model.children())
+        return [
+            {"params": layers[0].parameters(), "lr": 0.01, "weight_decay": 0.1},
+            {"params": layers[2].parameters(), "lr": 0.002, "weight_decay": 0.0},
+            {"params": layers[4].parameters(), "lr": 0.0, "weight_decay": 0.0},
+        ]
+
+    def run(name, steps=12):
+        import torch.distributed as dist
+
+        import baguakit as bk
+
+        model = net()
+        adam = name == "adam"
+        rule = bk.algorithms.gradient_allreduce() if adam else bk.algorithms.qadam(warmup_steps=8)
+        optimizer = (torch.optim.AdamW if adam else torch.optim.SGD)(groups(model), lr=0.1)
+        early = None
+        with bk.attach(model, optimizer, rule):
+            for step in range(steps):
+                early = flat(model) if step == 8 else early
+                optimizer.zero_grad()
+                loss(model, dist.get_rank(), step).backward()
+                optimizer.step()
+        return early, flat(model)
+
+    for (qadam, later), (adam, _) in zip(ranks(2, run, "qadam"), ranks(2, run, "adam"), strict=True):
+        torch.testing.assert_close(qadam, adam, rtol=0, atol=2e-6)
+        assert torch.equal(later[-8:], flat(net())[-8:]) and not torch.equal(later, qadam)
+
+
 @pytest.mark.parametrize("warmup_steps", range(1, 11))
 def test_qadam_stays_finite_after_any_warm_up(warmup_steps):
     def run():

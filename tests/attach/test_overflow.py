@@ -24,6 +24,8 @@ WEIGHTS = {
     "dcd": lambda bk: bk.algorithms.low_precision_decentralized(),
     "choco": lambda bk: bk.algorithms.choco(),
     "diloco": lambda bk: bk.algorithms.diloco(every=2),
+    "tracking": lambda bk: bk.algorithms.gradient_tracking(),
+    "push_sum": lambda bk: bk.algorithms.push_sum(bk.topology.FromDigraph([(0, 1), (1, 2), (2, 0), (0, 2)])),
     "delayed": lambda bk: bk.after_step(bk.stages.Mean(), every=3, delay=2),
 }
 

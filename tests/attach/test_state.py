@@ -19,6 +19,9 @@ RULES = {
     "diloco": lambda bk: bk.algorithms.diloco(every=4),
     "diloco, delayed": lambda bk: bk.algorithms.diloco(every=4, delay=2),
     "diloco, adam": lambda bk: bk.algorithms.diloco(every=3, optimizer=torch.optim.Adam, lr=0.01),
+    "diloco, fragments": lambda bk: bk.algorithms.diloco(every=4, fragments=3, delay=1),
+    "tracking": lambda bk: bk.algorithms.gradient_tracking(),
+    "push_sum": lambda bk: bk.algorithms.push_sum(bk.topology.FromDigraph([(0, 1), (1, 2), (2, 0), (0, 2)])),
     "awc": lambda bk: bk.algorithms.decentralized(),
     "awc every third": lambda bk: bk.algorithms.decentralized(every=3),
     "atc": lambda bk: bk.algorithms.decentralized(order="atc"),
@@ -64,7 +67,7 @@ def test_a_resumed_run_is_the_uninterrupted_one(rule):
 
 
 @pytest.mark.parametrize(
-    "rule", ["awc", "awc every third", "atc", "local", "delayed", "diloco", "diloco, delayed", "diloco, adam"]
+    "rule", ["awc", "awc every third", "atc", "local", "delayed", "diloco", "diloco, delayed", "diloco, adam", "tracking"]
 )
 def test_other_buckets_change_nothing(rule):
     """Rules on weights are the same in any buckets; a mean over two ranks is, too."""

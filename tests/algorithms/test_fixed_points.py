@@ -1,0 +1,154 @@
+"""Where algorithms end on heterogeneous quadratics: the solutions of their own equations, to 1e-6 in fp64.
+
+For A = diag(a), C the optima, W the mixing matrix and α the step:
+
+    AWC                     (I − W + αA) X = αA C
+    ATC                     (I − W (I − αA)) X = αW A C          with heavy-ball momentum β, that of α / (1 − β)
+    push-sum                (I − W (I − αA D⁻¹)) U = αW A C,   X = D⁻¹ U,   D = diag of n · the stationary p
+    gradient tracking       X = x*, the minimum of the mean
+"""
+
+import pytest
+import torch
+from pool import ranks
+from quadratics import curvatures, descend, minimum, optima
+
+SIZES = [2, 3, 4, 5, 8]
+STATIC = ["FullyConnected()", "Ring()", "Exponential()", "SymmetricExponential()", "Star()", "Grid2D()"]
+CHANGING = ["OnePeerExact()", "OnePeerExponential()", "BaseK(1)", "BaseK(2)", "Hypercube()", "RandomMatching(1)"]
+
+
+def graph(expression, n):
+    from baguakit import topology
+
+    return digraph(n) if expression == "digraph" else eval(expression, vars(topology))
+
+
+def digraph(n):
+    """A directed cycle with shortcuts: strongly connected, and not regular."""
+    from baguakit import topology
+
+    cycle = [(i, (i + 1) % n) for i in range(n)]
+    return topology.FromDigraph(cycle + [(0, 2)] * (n > 2) + [(1, 4)] * (n > 4))
+
+
+def fits(expression, n):
+    try:
+        graph(expression, n).check(n)
+    except ValueError:
+        return False
+    return True
+
+
+def ends(n, cases, limit=300):
+    """What every case ends at, (n, 3) each, for cases {name: (rule, steps, lr, momentum)}."""
+
+    def run():
+        return {name: descend(*case) for name, case in cases.items()}
+
+    results = ranks(n, run, limit=limit)
+    return {name: torch.stack([result[name] for result in results]) for name in cases}
+
+
+def solve(w, n, alpha, order):
+    a, c, eye = torch.diag(curvatures(n).flatten()), optima(n), torch.eye(n, dtype=torch.float64)
+    if order == "awc":
+        return torch.linalg.solve(eye - w + alpha * a, alpha * a @ c)
+    return torch.linalg.solve(eye - w @ (eye - alpha * a), alpha * w @ a @ c)
+
+
+def push_sum_ends(w, n, alpha):
+    values, vectors = torch.linalg.eig(w)
+    p = vectors[:, values.real.argmax()].real
+    d = torch.diag(p / p.sum() * n)
+    a, eye = torch.diag(curvatures(n).flatten()), torch.eye(n, dtype=torch.float64)
+    u = torch.linalg.solve(eye - w @ (eye - alpha * a @ d.inverse()), alpha * w @ a @ optima(n))
+    return d.inverse() @ u
+
+
+@pytest.mark.timeout(400)
+@pytest.mark.parametrize("n", SIZES)
+def test_gossip_ends_where_its_equation_says(n):
+    static = [t for t in STATIC if fits(t, n)] if n < 8 else ["Ring()", "Exponential()"]
+    cases = {}
+    for t in static:
+        for order in ("awc", "atc"):
+            cases[t, order] = (
+                lambda bk, t=t, order=order: bk.algorithms.decentralized(graph(t, n), order=order),
+                200,
+                0.1,
+                0.0,
+            )
+    cases["Ring()", "momentum"] = (lambda bk: bk.algorithms.decentralized(bk.topology.Ring(), "atc"), 400, 0.02, 0.7)
+    cases["digraph", "push_sum"] = (lambda bk: bk.algorithms.push_sum(digraph(n)), 300, 0.1, 0.0)
+    cases["Exponential()", "push_sum"] = (lambda bk: bk.algorithms.push_sum(bk.topology.Exponential()), 200, 0.1, 0.0)
+    found = ends(n, cases)
+    for (t, order), x in found.items():
+        w = torch.from_numpy(graph(t, n).matrix(n, 0))
+        if order == "push_sum":
+            expected = push_sum_ends(w, n, 0.1)
+        elif order == "momentum":
+            expected = solve(w, n, 0.02 / (1 - 0.7), "atc")
+        else:
+            expected = solve(w, n, 0.1, order)
+        torch.testing.assert_close(x, expected, rtol=0, atol=1e-6, msg=lambda m, t=t, o=order: f"{t} {o}: {m}")
+    regular = found["Exponential()", "push_sum"]
+    torch.testing.assert_close(regular, found["Exponential()", "atc"], rtol=0, atol=1e-12)
+
+
+@pytest.mark.timeout(400)
+@pytest.mark.parametrize("n", SIZES)
+def test_gradient_tracking_ends_at_the_minimum_of_the_mean(n):
+    graphs = ["Ring()", "OnePeerExact()"] if n in (2, 3, 8) else [t for t in STATIC + CHANGING if fits(t, n)]
+    cases = {}
+    for t in graphs:
+        for order in ("awc", "atc") if n < 8 else ("atc",):
+            cases[t, order] = (
+                lambda bk, t=t, order=order: bk.algorithms.gradient_tracking(graph(t, n), order),
+                250,
+                0.1,
+                0.0,
+            )
+    steps, lr = (600, 0.05) if n == 8 else (250, 0.1)
+    cases["digraph", "push_sum"] = (
+        lambda bk: bk.algorithms.gradient_tracking(digraph(n), "push_sum"),
+        steps,
+        lr,
+        0.0,
+    )
+    for (t, order), x in ends(n, cases).items():
+        torch.testing.assert_close(
+            x, minimum(n).expand(n, -1), rtol=0, atol=1e-6, msg=lambda m, t=t, o=order: f"{t} {o}: {m}"
+        )
+
+
+def test_where_plain_gossip_stops_short_of_the_minimum():
+    """The reason for tracking: on unlike data, gossip ends O(α) away, and its ranks apart."""
+    x = solve(torch.from_numpy(graph("Ring()", 5).matrix(5, 0)), 5, 0.1, "atc")
+    assert (x - minimum(5)).abs().max() > 1e-2 and (x - x.mean(0)).abs().max() > 1e-2
+
+
+def test_the_example_of_one_s_own_algorithm_is_exact():
+    import importlib.util
+    from pathlib import Path
+
+    path = Path(__file__).parents[2] / "examples" / "exact_diffusion.py"
+    source = path.read_text()
+    body = source[source.index("@dataclass") : source.index("def distance_from_minimum")]
+    assert len([line for line in body.splitlines() if line.strip()]) < 30
+
+    def run():
+        import baguakit as bk
+
+        spec = importlib.util.spec_from_file_location("exact_diffusion", path)
+        example = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(example)
+        with pytest.raises(ValueError, match="not symmetric for 4 ranks"):
+            example.ExactDiffusion(bk.topology.Exponential()).check(bk.Comm())
+        rule = example.exact_diffusion(bk.topology.Ring())
+        assert repr(rule) == "after_step(ExactDiffusion(Ring()))"
+        return example.distance_from_minimum(rule), descend(lambda _: rule, 300)
+
+    for distance, x in ranks(4, run):
+        assert distance < 1e-9
+        torch.testing.assert_close(x, minimum(4), rtol=0, atol=1e-9)

@@ -1,0 +1,253 @@
+"""Methods that are DiLoCo with another stage inside, another optimizer outside, or taking turns: each its equation."""
+
+import pytest
+import torch
+from pool import ranks
+from training import flat, net, simulate, train
+
+N = 4
+
+
+def weights(rule, steps, momentum=0.9):
+    """What each rank ends with, in fp64, under an expression `rule(baguakit)`."""
+
+    def run():
+        def sgd(params):
+            return torch.optim.SGD(params, lr=0.05, momentum=momentum)
+
+        return train(lambda bk: [rule(bk)], steps, torch.float64, sgd)
+
+    return torch.stack(ranks(N, run))
+
+
+def close(found, expected, atol=1e-11):
+    torch.testing.assert_close(found, expected.expand_as(found), rtol=0, atol=atol)
+
+
+def test_slow_momentum():
+    """u ← β u + (x₀ − x̄);  x₀ ← x₀ − α u."""
+    alpha, beta = 0.8, 0.6
+    x0, u = flat(net(torch.float64)), 0
+
+    def exchange(step, x, move):
+        nonlocal x0, u
+        x = x - move
+        if (step + 1) % 3:
+            return x
+        u = beta * u + (x0 - x.mean(0))
+        x0 = x0 - alpha * u
+        return x0.expand_as(x)
+
+    def rule(bk):
+        return bk.algorithms.diloco(every=3, lr=alpha, momentum=beta)
+
+    close(weights(rule, 10), simulate(N, exchange, 10))
+
+
+def test_sparse_differences_with_error_feedback():
+    """y ← (a − x_r) + e_r;  a ← a − mean of top(y);  e_r ← y − top(y)."""
+    a = flat(net(torch.float64))
+    e = torch.zeros(N, len(a), dtype=torch.float64)
+    kept = round(0.1 * len(a))
+
+    def exchange(step, x, move):
+        nonlocal a, e
+        x = x - move
+        if (step + 1) % 3:
+            return x
+        y = a - x + e
+        index = y.abs().topk(kept).indices
+        top = torch.zeros_like(y).scatter(1, index, y.gather(1, index))
+        a, e = a - top.mean(0), y - top
+        return a.expand_as(x)
+
+    def rule(bk):
+        inner = bk.stages.ErrorFeedback(bk.stages.SparseMean(bk.compressors.TopK(0.1)))
+        return bk.algorithms.diloco(every=3, inner=inner, lr=1.0)
+
+    close(weights(rule, 9), simulate(N, exchange, 9), atol=1e-6)
+
+
+def test_outer_steps_between_random_pairs():
+    """Δ_r ← a_r − (W x)_r;  m_r ← β m_r + Δ_r;  a_r ← a_r − α m_r,  anchors being drawn together as well."""
+    from baguakit.topology import RandomMatching
+
+    alpha, beta = 0.7, 0.5
+    a, m = flat(net(torch.float64)).expand(N, -1), 0
+
+    def exchange(step, x, move):
+        nonlocal a, m
+        x = x - move
+        if (step + 1) % 3:
+            return x
+        w = torch.from_numpy(RandomMatching(3).matrix(N, (step + 1) // 3 - 1))
+        m = beta * m + (a - w @ x)
+        a = a - alpha * m
+        return a
+
+    def rule(bk):
+        inner = bk.stages.NeighborMean(bk.topology.RandomMatching(3))
+        return bk.algorithms.diloco(every=3, inner=inner, lr=alpha, momentum=beta)
+
+    found = weights(rule, 12)
+    close(found, simulate(N, exchange, 12))
+    assert not torch.equal(found[0], found[1])
+
+
+@pytest.mark.parametrize("order", ["awc", "atc"])
+def test_gossip_with_a_periodic_exact_mean(order):
+    """Gossip-PGA: 11ᵀ/n after every third step. Beside AWC it is a rule of its own, in ATC a matrix of the period."""
+    from baguakit.topology import Ring
+
+    w = torch.from_numpy(Ring().matrix(N, 0))
+
+    def exchange(step, x, move):
+        x = w @ x - move if order == "awc" else w @ (x - move)
+        return x.mean(0).expand_as(x) if (step + 1) % 3 == 0 else x
+
+    def rule(bk):
+        if order == "awc":
+            return bk.algorithms.decentralized(bk.topology.Ring()), bk.after_step(bk.stages.Mean(), every=3)
+        mean = torch.full((N, N), 1 / N)
+        return bk.algorithms.decentralized(bk.topology.FromMatrix([w, w, mean]), "atc")
+
+    close(weights(rule, 8), simulate(N, exchange, 8))
+
+
+def test_a_compressed_outer_difference_loses_nothing_for_ever():
+    """SGD(lr=1): x_T = x_0 + Σ_t mean of the ranks' progress + mean of what is still owed."""
+
+    def run():
+        import torch.distributed as dist
+
+        import baguakit as bk
+
+        comm = bk.Comm()
+        inner = bk.stages.ErrorFeedback(bk.stages.CompressedMean(bk.compressors.MinMaxUInt8(block=64)))
+        stage = bk.algorithms.diloco(1, inner=inner, lr=1.0).stage
+        x0 = torch.randn(3000, generator=torch.Generator().manual_seed(1))
+        state = stage.init(bk.Bucket([x0.clone()]), comm)
+        state["anchor"].copy_(x0)
+        x, progress = x0.clone(), torch.zeros(3000, dtype=torch.float64)
+        for t in range(20):
+            d = torch.randn(3000, generator=torch.Generator().manual_seed(100 * t + dist.get_rank()))
+            progress += comm.all_reduce(d.double()) / comm.size
+            x = stage(x + d, state, comm.at(t))
+        owed = comm.all_reduce(state["inner"]["residual"].double().clone()) / comm.size
+        error = (x0 + progress + owed - x).abs().max()
+        return float(error), float(owed.abs().max()), x
+
+    results = ranks(3, run)
+    assert all(error < 2e-4 for error, _, _ in results) and results[0][1] > 2e-3
+    assert all(torch.equal(results[0][2], x) for _, _, x in results)
+
+
+def parts_of(model, of):
+    """The positions of each fragment's values among all weights."""
+    from baguakit import Fragment
+
+    named = dict(model.named_parameters())
+    owner = torch.empty(sum(p.numel() for p in named.values()), dtype=torch.long)
+    for k in range(of):
+        chosen, at = Fragment(k, of).choose(named), 0
+        for name, p in named.items():
+            if name in chosen:
+                owner[at : at + p.numel()] = k
+            at += p.numel()
+    return owner
+
+
+@pytest.mark.parametrize("delay", [0, 1])
+def test_fragments_take_turns(delay):
+    """Fragment k has its outer step k H / P steps after fragment 0; with a delay it lands so many steps later."""
+    every, of, lr = 6, 3, 0.7
+    owner = parts_of(net(torch.float64), of)
+    anchor = flat(net(torch.float64))
+    air = {}
+
+    def exchange(step, x, move):
+        x = x - move
+        if (landing := air.pop(step, None)) is not None:
+            mask, result, before = landing
+            x = torch.where(mask, x + result - before, x)
+        for k in range(of):
+            if (step + 1) % every == k * every // of:
+                mask = owner == k
+                new = anchor - lr * (anchor - x.mean(0))
+                anchor[mask] = new[mask]
+                if delay:
+                    air[step + delay] = mask, anchor.clone(), x.clone()
+                else:
+                    x = torch.where(mask, anchor, x)
+        return x
+
+    def rule(bk):
+        return bk.algorithms.diloco(every=every, fragments=of, delay=delay, lr=lr)
+
+    close(weights(rule, 15), simulate(N, exchange, 15))
+
+
+def test_fragments_are_all_there_is_and_of_like_size():
+    from baguakit import Fragment
+
+    class Layers(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.embedding = torch.nn.Embedding(50, 20)
+            self.layers = torch.nn.ModuleList(torch.nn.Linear(20, 20) for _ in range(9))
+
+    model = Layers()
+    named = dict(model.named_parameters())
+    for of in (1, 2, 3, 5, 12):
+        parts = [Fragment(k, of).choose(named) for k in range(of)]
+        assert sorted(name for part in parts for name in part) == sorted(named)
+        sizes = [sum(named[name].numel() for name in part) for part in parts]
+        if of <= 5:
+            assert max(sizes) - min(sizes) <= 1000
+    assert Fragment(2, 3).choose(named) == {f"layers.{i}.{kind}" for i in (1, 3, 5, 8) for kind in ("weight", "bias")}
+    assert all(("layers.4.weight" in part) == ("layers.4.bias" in part) for part in parts)
+
+
+def test_fragments_print_and_refuse():
+    import baguakit as bk
+
+    first, second = bk.algorithms.diloco(every=10, fragments=2, lr=1.0)
+    assert repr(first) == "after_step(OuterStep(torch.optim.SGD, lr=1.0), every=10, where=Fragment(k=0, of=2))"
+    assert repr(second) == "after_step(OuterStep(torch.optim.SGD, lr=1.0), every=10, offset=5, where=Fragment(k=1, of=2))"
+    with pytest.raises(ValueError, match="cannot take turns within every=3"):
+        bk.algorithms.diloco(every=3, fragments=4)
+    with pytest.raises(ValueError, match="the 2 parts are 0 to 1"):
+        bk.Fragment(2, 2)
+    with pytest.raises(ValueError, match="offset=5 is a part of every=5"):
+        bk.after_step(bk.stages.Mean(), every=5, offset=5)
+
+    def run():
+        import torch.distributed as dist
+
+        assert dist.is_initialized()
+        model = torch.nn.Linear(2, 2)
+        with pytest.raises(ValueError, match="selects none"):
+            bk.attach(model, torch.optim.SGD(model.parameters(), 0.1), *bk.algorithms.diloco(4, fragments=2))
+
+    ranks(1, run)
+
+
+@pytest.mark.parametrize("start", [1, 4])
+def test_an_anchor_is_made_when_its_rule_sets_out(start):
+    anchor = None
+
+    def exchange(step, x, move):
+        nonlocal anchor
+        if step == start:
+            anchor = x[0].clone()
+        x = x - (move.mean(0) if step < start else move)
+        if step >= start and (step - start + 1) % 2 == 0:
+            anchor = anchor - 0.5 * (anchor - x.mean(0))
+            x = anchor.expand_as(x)
+        return x
+
+    def rule(bk):
+        outer = bk.algorithms.diloco(every=2, lr=0.5).stage
+        return [bk.during_backward(bk.stages.Mean(), stop=start), bk.after_step(outer, every=2, start=start)]
+
+    close(weights(rule, start + 5, momentum=0), simulate(N, exchange, start + 5, momentum=0), atol=1e-10)
