@@ -5,6 +5,7 @@ that torch gives its collectives are each written once. With one rank nothing is
 """
 
 import hashlib
+import uuid
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
@@ -13,9 +14,12 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.distributed.constants import default_pg_timeout
 from torch.distributed.device_mesh import DeviceMesh
 
-from .groups import INTER, INTRA, check_mesh, flat_group, own_group
+from .flows import Flows
+from .groups import INTER, INTRA, check_mesh, flat_group
+from .own import flows_of, own_groups
 
 # torch 2.13 renamed these two and warns of the old names; older versions know only the old ones.
 _all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
@@ -31,14 +35,19 @@ class Comm:
         mesh: a `DeviceMesh` with the dimensions ("inter", "intra"): nodes, and ranks within a node. With a mesh,
             `comm.intra` and `comm.inter` are the groups that `Hierarchical` works in. A mesh that covers fewer ranks
             than the default group makes a new group: then all its members must make this `Comm` together.
+        flows: divide every message of 256 KiB or more over so many connections to each peer, where the network caps
+            what one of them carries; between nodes only, with a mesh. For tensors on the CPU. Makes groups: all
+            members must make this `Comm` together.
 
     Raises:
         RuntimeError: torch.distributed is not initialised.
-        ValueError: the mesh lacks the two dimensions, or covers other ranks than the group.
+        ValueError: the mesh lacks the two dimensions, or covers other ranks than the group; flows is not 1 to 64.
     """
 
     group: Any = None
     mesh: DeviceMesh | None = None
+    flows: int = 1
+    _flows: "dict[str, Flows]" = field(default_factory=dict, repr=False)  # by part
     _parts: "tuple[Any, Any] | None" = field(default=None, repr=False)  # the intra and inter groups
     _round: int | None = field(default=None, repr=False)
     _step: int | None = field(default=None, repr=False)
@@ -54,6 +63,12 @@ class Comm:
             object.__setattr__(self, "_parts", (self.mesh.get_group(INTRA), self.mesh.get_group(INTER)))
         if self.group is None:
             object.__setattr__(self, "group", flat_group(self.mesh))
+        if not isinstance(self.flows, int) or not 1 <= self.flows <= 64:
+            raise ValueError(f"flows is the number of connections to each peer, 1 to 64, not {self.flows!r}")
+        if self.flows > 1 and not self._flows and self.size > 1:
+            name = self.gather_objects(uuid.uuid4().hex)[0]
+            made = flows_of(self.group, self._parts, self.flows, name, default_pg_timeout)
+            object.__setattr__(self, "_flows", made)
 
     # Who and when
 
@@ -99,7 +114,7 @@ class Comm:
     @property
     def intra(self) -> "Comm":
         """The ranks of this node."""
-        return replace(self, group=self._part_groups()[0], mesh=None, _parts=None, _part=INTRA)
+        return replace(self, group=self._part_groups()[0], mesh=None, _parts=None, flows=1, _flows={}, _part=INTRA)
 
     @property
     def inter(self) -> "Comm":
@@ -125,7 +140,12 @@ class Comm:
         """Sum `x` over the ranks, in place."""
         if self.size > 1:
             self._count(2 * (self.size - 1) / self.size * x.nbytes)
-            dist.all_reduce(x, op, group=self.group)
+            if (flows := self.settled()) is None:
+                dist.all_reduce(x, op, group=self.group)
+            else:
+                flows.begin(
+                    x.view(-1), lambda part, group: dist.all_reduce(part, op, group=group, async_op=True)
+                ).wait()
         return x
 
     def all_reduce_later(self, x: Tensor, op: Any = dist.ReduceOp.SUM) -> Any:
@@ -141,7 +161,10 @@ class Comm:
             return x
         out = x.new_empty(x.numel() // self.size)
         self._count((self.size - 1) * out.nbytes)
-        _reduce_scatter(out, x, group=self.group)
+        if (flows := self.settled()) is None:
+            _reduce_scatter(out, x, group=self.group)
+        else:
+            flows.reduce_scatter(out, x, _reduce_scatter)
         return out
 
     def all_gather(self, x: Tensor) -> Tensor:
@@ -150,7 +173,10 @@ class Comm:
             return x
         out = x.new_empty(self.size * x.shape[0], *x.shape[1:])
         self._count((self.size - 1) * x.nbytes)
-        _all_gather(out, x, group=self.group)
+        if (flows := self.settled()) is None:
+            _all_gather(out, x, group=self.group)
+        else:
+            flows.all_gather(out.view(-1), x.view(-1), _all_gather)
         return out
 
     def all_gather_later(self, out: Tensor, x: Tensor) -> Any:
@@ -176,15 +202,26 @@ class Comm:
             dist.all_gather_object(values, value, group=self.group)
         return values
 
+    def settled(self) -> "Flows | None":
+        """The flows if there are any, their shares agreed on. All ranks call it before messages that all send."""
+        flows = self._flows.get(self._part)
+        if flows is not None:
+            flows.settle()
+        return flows
+
     # Messages between two ranks
 
     def receive_later(self, x: Tensor, peer: int, tag: int = 0) -> Any:
         """Begin to receive `x` from `peer`; `.wait()` for it."""
+        if (flows := self._flows.get(self._part)) is not None:
+            return flows.begin(x.view(-1), lambda part, group: dist.irecv(part, group=group, group_src=peer, tag=tag))
         return dist.irecv(x, group=self.group, group_src=peer, tag=tag)
 
     def send_later(self, x: Tensor, peer: int, tag: int = 0) -> Any:
         """Begin to send `x` to `peer`; `.wait()` before overwriting it."""
         self._count(x.nbytes)
+        if (flows := self._flows.get(self._part)) is not None:
+            return flows.begin(x.view(-1), lambda part, group: dist.isend(part, group=group, group_dst=peer, tag=tag))
         return dist.isend(x, group=self.group, group_dst=peer, tag=tag)
 
     def exchange(self, x: Tensor, sources: Iterable[int], targets: Iterable[int]) -> dict[int, Tensor]:
@@ -194,6 +231,7 @@ class Comm:
 
     def exchange_each(self, outgoing: Mapping[int, Tensor], incoming: dict[int, Tensor]) -> dict[int, Tensor]:
         """Send each rank what `outgoing` has for it, and fill the tensors of `incoming`; waits for both."""
+        self.settled()
         if not outgoing and not incoming:
             return incoming
         if next(iter((*outgoing.values(), *incoming.values()))).is_cuda:
@@ -226,26 +264,23 @@ class Comm:
         Their own time limit is longer than `timeout`: who watches over their use should speak first.
         """
         timeout = timeout * 1.25 + timedelta(seconds=2)
-        store = self.group.get_group_store()
-        group, parts = own_group(self.group, store, f"{name}/flat", timeout, device), None
-        if self._parts is not None:
-            intra, inter = self._parts
-            parts = (
-                own_group(intra, store, f"{name}/intra{inter.rank()}", timeout, device),
-                own_group(inter, store, f"{name}/inter{intra.rank()}", timeout, device),
-            )
-        comm = replace(self, group=group, _parts=parts)
+        group, parts = own_groups(self.group, self._parts, name, timeout, device)
+        flows = flows_of(group, parts, self.flows, name, timeout) if self.size > 1 else {}
+        comm = replace(self, group=group, _parts=parts, flows=self.flows if flows else 1, _flows=flows)
         for each in comm.groups():
             if each.size() > 1:
                 dist.all_reduce(torch.zeros(1, device=device), group=each)
         return comm
 
     def groups(self) -> list[Any]:
-        """The process groups of this Comm: flat, then intra and inter where there are nodes."""
-        return [self.group, *(self._parts or ())]
+        """The process groups of this Comm: flat, then intra and inter where there are nodes, then further flows."""
+        further = [group for flows in self._flows.values() for group in flows.groups[1:]]
+        return [self.group, *(self._parts or ()), *further]
 
     def close(self) -> None:
         """Shut the groups that `own` made."""
+        for flows in self._flows.values():
+            flows.close()
         for group in self.groups():
             group.shutdown()
 

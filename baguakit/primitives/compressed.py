@@ -142,6 +142,7 @@ class _Messages:
         self.sends: list[Any] = []
 
     def expect(self, pieces: list[_Piece]) -> None:
+        self.comm.settled()
         self.means_due = []
         for i, piece in enumerate(pieces):
             piece.works = [self.comm.receive_later(piece.codes[p], p, tag=2 * i) for p in self.peers]

@@ -1,4 +1,4 @@
-"""What holds in every single step, whatever the loss: sums that are kept, ranks that may be renamed, nodes of one rank."""
+"""What holds in every single step: sums that are kept, ranks that may be renamed, nodes of one rank."""
 
 import pytest
 import torch
@@ -50,7 +50,7 @@ def test_tracked_gradients_sum_to_the_gradients(order):
 
 
 def test_push_sum_keeps_the_sum_and_finds_the_mean():
-    """At lr = 0: Σ p = n, Σ p z stays, and z tends to the mean, on graphs that change and have no doubly stochastic W."""
+    """At lr = 0: Σ p = n, Σ p z stays, and z tends to the mean, on graphs that change and are not regular."""
     rounds = [[(0, 1), (1, 2)], [(2, 3), (3, 0)], [(0, 3), (3, 1), (1, 0)]]
 
     def run():

@@ -213,7 +213,9 @@ def test_fragments_print_and_refuse():
 
     first, second = bk.algorithms.diloco(every=10, fragments=2, lr=1.0)
     assert repr(first) == "after_step(OuterStep(torch.optim.SGD, lr=1.0), every=10, where=Fragment(k=0, of=2))"
-    assert repr(second) == "after_step(OuterStep(torch.optim.SGD, lr=1.0), every=10, offset=5, where=Fragment(k=1, of=2))"
+    assert (
+        repr(second) == "after_step(OuterStep(torch.optim.SGD, lr=1.0), every=10, offset=5, where=Fragment(k=1, of=2))"
+    )
     with pytest.raises(ValueError, match="cannot take turns within every=3"):
         bk.algorithms.diloco(every=3, fragments=4)
     with pytest.raises(ValueError, match="the 2 parts are 0 to 1"):
