@@ -1,0 +1,20 @@
+"""TCP for NCCL: a network plugin of several streams a connection, and settings for NCCL's own sockets that suit a link.
+
+Clouds limit what one TCP flow may carry, and one core cannot fill a fast NIC, so NCCL wants several flows. Either give
+it the plugin, which lets a slow flow take less (`baguanet.c` says how, and lists its settings):
+
+    python -m baguakit.net build                     # with this machine's C compiler; prints what to export
+
+or measure the link between two machines, and let NCCL's own sockets have as many flows as it is worth:
+
+    python -m baguakit.net measure --server          # on one machine
+    python -m baguakit.net measure --client HOST     # on another; prints what to export
+
+Nothing here writes environment variables: they are read by NCCL when it starts, and are the user's to export.
+"""
+
+from .link import measure, serve
+from .plugin import build
+from .settings import SocketSettings, nccl_socket_settings
+
+__all__ = ["SocketSettings", "build", "measure", "nccl_socket_settings", "serve"]

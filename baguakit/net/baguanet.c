@@ -1,0 +1,1140 @@
+/* baguanet: TCP for NCCL, over several streams a connection.
+ *
+ * A cloud often limits what one TCP flow may carry (5 Gb/s, say, of a NIC of 100), and one core cannot fill a fast NIC.
+ * NCCL's own sockets cut a message into equal parts, so that its slowest flow decides. Here a message is cut into
+ * chunks, and every stream takes the next chunk when it has sent its last: a slow stream takes fewer.
+ *
+ *     isend m, m+1, …  →  queue of chunks  →  stream 0 … S−1, a thread each  →  irecv m, m+1, …
+ *
+ * A chunk travels as (message, size of the message, offset, length) and its bytes, which are read straight into the
+ * buffer of the receive. The m-th send of a connection meets its m-th receive: there is one receive a message
+ * (maxRecvs = 1), so order alone matches, and tags are not looked at. On each stream the messages of chunks only grow;
+ * so a stream that holds a chunk of a receive not yet posted may wait for it, and no deadlock can come of that.
+ *
+ * NCCL is told the file by NCCL_NET_PLUGIN=/path/libnccl-net-baguanet.so; NCCL_DEBUG=INFO must then say "Using network
+ * baguanet". Plugins have no door but the environment. NCCL's own variables mean here what they mean there:
+ *
+ *     NCCL_SOCKET_IFNAME   the interfaces: prefixes "eth,ib", names "=eth0,eth1", or all but these "^docker", "^=eth2"
+ *     NCCL_SOCKET_FAMILY   AF_INET or AF_INET6 if an interface has both
+ *
+ * and those of this plugin are, with their defaults:
+ *
+ *     BAGUANET_STREAMS=4        streams of a connection, 1 to 64; the sender's number counts
+ *     BAGUANET_CHUNK=131072     bytes of a chunk, 4096 to 1 GiB
+ *     BAGUANET_PACING=0         most bytes a second that a stream may send, for shared links and for tests; 0: no limit
+ *     BAGUANET_TIMEOUT=120      seconds after which a peer that no longer answers is given up, 0: the system's;
+ *                               a peer that answers but is slow is waited for
+ *
+ * Written against versions 8 (NCCL 2.20 to 2.27) and 11 (from 2.28) of NCCL's network interface. Host memory only: NCCL
+ * stages. After an error, here or at the peer, a connection is used up, and `test` says so of all that is unfinished.
+ */
+
+#define _GNU_SOURCE
+#include <errno.h>
+#include <fcntl.h>
+#include <ifaddrs.h>
+#include <limits.h>
+#include <net/if.h>
+#include <netdb.h>
+#include <netinet/in.h>
+#include <netinet/tcp.h>
+#include <poll.h>
+#include <pthread.h>
+#include <signal.h>
+#include <stdarg.h>
+#include <stdatomic.h>
+#include <stdbool.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/random.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+/* ---- What NCCL expects: only what is used here, in NCCL's layout ---- */
+
+typedef enum {
+    success,
+    cuda_error,
+    system_error,
+    internal_error,
+    invalid_argument,
+    invalid_usage,
+    remote_error
+} result;
+
+enum { LOG_WARN = 2, LOG_INFO = 3 };
+enum { ABOUT_INIT = 0x1, ABOUT_NET = 0x10 };
+typedef void (*log_function)(int level, unsigned long about, const char *file, int line, const char *format, ...);
+
+enum { HANDLE_BYTES = 128, HOST_MEMORY = 1, MOST_DEVICES_FUSED = 4 };
+
+struct properties_v8 {
+    char *name, *pci_path;
+    uint64_t guid;
+    int memory, registered_for_all, megabits, port;
+    float latency;
+    int connections, receives_grouped, offload, offload_version;
+};
+
+struct properties_v11 {
+    char *name, *pci_path;
+    uint64_t guid;
+    int memory, registered_for_all, force_flush, megabits, port;
+    float latency;
+    int connections, receives_grouped, offload, offload_version;
+    struct {
+        int count, devices[MOST_DEVICES_FUSED];
+    } fused;
+    size_t largest_message, largest_collective;
+    int requests_in_one;
+};
+
+struct net_v8 {
+    const char *name;
+    result (*init)(log_function);
+    result (*devices)(int *count);
+    result (*properties)(int device, struct properties_v8 *);
+    result (*listen)(int device, void *handle, void **listener);
+    result (*connect)(int device, void *handle, void **sender, void **offloaded);
+    result (*accept)(void *listener, void **receiver, void **offloaded);
+    result (*register_memory)(void *connection, void *data, size_t size, int type, void **region);
+    result (*register_dma_buffer)(void *connection, void *data, size_t size, int type, uint64_t offset, int fd,
+                                  void **region);
+    result (*deregister_memory)(void *connection, void *region);
+    result (*isend)(void *sender, void *data, int size, int tag, void *region, void **request);
+    result (*irecv)(void *receiver, int n, void **data, int *sizes, int *tags, void **regions, void **request);
+    result (*iflush)(void *receiver, int n, void **data, int *sizes, void **regions, void **request);
+    result (*test)(void *request, int *done, int *sizes);
+    result (*close_send)(void *sender);
+    result (*close_receive)(void *receiver);
+    result (*close_listen)(void *listener);
+    result (*device_memory)(void *connection, void *region, void **device_region);
+    result (*receive_consumed)(void *receiver, int n, void *request);
+};
+
+struct net_v11 {
+    const char *name;
+    result (*init)(void **context, uint64_t communicator, void *options, log_function, void *profiler);
+    result (*devices)(int *count);
+    result (*properties)(int device, struct properties_v11 *);
+    result (*listen)(void *context, int device, void *handle, void **listener);
+    result (*connect)(void *context, int device, void *handle, void **sender, void **offloaded);
+    result (*accept)(void *listener, void **receiver, void **offloaded);
+    result (*register_memory)(void *connection, void *data, size_t size, int type, void **region);
+    result (*register_dma_buffer)(void *connection, void *data, size_t size, int type, uint64_t offset, int fd,
+                                  void **region);
+    result (*deregister_memory)(void *connection, void *region);
+    result (*isend)(void *sender, void *data, size_t size, int tag, void *region, void *profile, void **request);
+    result (*irecv)(void *receiver, int n, void **data, size_t *sizes, int *tags, void **regions, void **profiles,
+                    void **request);
+    result (*iflush)(void *receiver, int n, void **data, int *sizes, void **regions, void **request);
+    result (*test)(void *request, int *done, int *sizes);
+    result (*close_send)(void *sender);
+    result (*close_receive)(void *receiver);
+    result (*close_listen)(void *listener);
+    result (*device_memory)(void *connection, void *region, void **device_region);
+    result (*receive_consumed)(void *receiver, int n, void *request);
+    result (*fuse_devices)(int *device, void *properties);
+    result (*finalize)(void *context);
+    result (*attributes)(void *context, void *attributes);
+};
+
+/* ---- Settings, devices, sockets ---- */
+
+enum { MOST_STREAMS = 64, MOST_DEVICES = 16, SLOTS = 64, MOST_GUESTS = 256 };
+
+union address {
+    struct sockaddr any;
+    struct sockaddr_in v4;
+    struct sockaddr_in6 v6;
+};
+
+struct device {
+    char name[IF_NAMESIZE];
+    char *pci_path;
+    union address address;
+};
+
+static pthread_mutex_t setup = PTHREAD_MUTEX_INITIALIZER;  /* guards what is static, as written by `start` */
+static int users;
+static log_function logger;
+static struct {
+    uint64_t streams, chunk, pacing, timeout;
+} settings;
+static struct device devices[MOST_DEVICES];
+static int device_count;
+
+__attribute__((format(printf, 3, 0))) static void say_listed(int level, int line, const char *format, va_list list) {
+    char sentence[512];
+    vsnprintf(sentence, sizeof sentence, format, list);
+    if (logger) logger(level, ABOUT_INIT | ABOUT_NET, "baguanet.c", line, "baguanet: %s", sentence);
+}
+
+__attribute__((format(printf, 3, 4))) static void say(int level, int line, const char *format, ...) {
+    va_list list;
+    va_start(list, format);
+    say_listed(level, line, format, list);
+    va_end(list);
+}
+
+#define SAY(level, ...) say(level, __LINE__, __VA_ARGS__)
+
+static bool setting(const char *name, uint64_t otherwise, uint64_t least, uint64_t most, uint64_t *value) {
+    const char *text = getenv(name);
+    char *end = NULL;
+    *value = otherwise;
+    if (!text || !*text) return true;
+    errno = 0;
+    *value = strtoull(text, &end, 10);
+    if (*text >= '0' && *text <= '9' && !*end && !errno && *value >= least && *value <= most) return true;
+    SAY(LOG_WARN, "%s is \"%s\", and must be a whole number from %llu to %llu", name, text, (unsigned long long)least,
+        (unsigned long long)most);
+    return false;
+}
+
+/* Whether an interface is in a list, by NCCL's rules: "^" excludes, "=" compares whole names, ":port" is not read. */
+static bool chosen(const char *name, const char *list) {
+    bool exclude = *list == '^';
+    list += exclude;
+    bool whole = *list == '=';
+    list += whole;
+    bool empty = true, found = false;
+    while (*list) {
+        size_t entry = strcspn(list, ","), length = strcspn(list, ",:");
+        if (length) {
+            empty = false;
+            found |= !strncmp(name, list, length) && (!whole || !name[length]);
+        }
+        list += entry + (list[entry] == ',');
+    }
+    return (empty || found) != exclude;
+}
+
+static void find_devices(const struct ifaddrs *all, const char *list, int family) {
+    for (const struct ifaddrs *i = all; i && device_count < MOST_DEVICES; i = i->ifa_next) {
+        if (!i->ifa_addr || !(i->ifa_flags & IFF_RUNNING) || strlen(i->ifa_name) >= IF_NAMESIZE) continue;
+        int its = i->ifa_addr->sa_family;
+        if ((its != AF_INET && its != AF_INET6) || (family && its != family) || !chosen(i->ifa_name, list)) continue;
+        union address address = {0};
+        memcpy(&address, i->ifa_addr, its == AF_INET ? sizeof address.v4 : sizeof address.v6);
+        /* A link-local address means nothing without the interface, which the peer would have to know. */
+        if (its == AF_INET6 &&
+            (IN6_IS_ADDR_LOOPBACK(&address.v6.sin6_addr) || IN6_IS_ADDR_LINKLOCAL(&address.v6.sin6_addr)))
+            continue;
+        bool known = false;
+        for (int d = 0; d < device_count; d++) known |= !strcmp(devices[d].name, i->ifa_name);
+        if (known) continue;
+        struct device *device = &devices[device_count++];
+        char path[PATH_MAX];
+        strcpy(device->name, i->ifa_name);
+        snprintf(path, sizeof path, "/sys/class/net/%s/device", i->ifa_name);
+        device->pci_path = realpath(path, NULL);  /* none for interfaces made of software */
+        device->address = address;
+    }
+}
+
+static result find_all_devices(void) {
+    const char *wanted = getenv("NCCL_SOCKET_IFNAME"), *version = getenv("NCCL_SOCKET_FAMILY");
+    int family = !version ? 0 : !strcmp(version, "AF_INET") ? AF_INET : !strcmp(version, "AF_INET6") ? AF_INET6 : 0;
+    static const char *const defaults[] = {"ib", "^docker,lo,virbr", "docker", "lo", "virbr"};
+    struct ifaddrs *all;
+    if (device_count) return success;
+    if (getifaddrs(&all)) {
+        SAY(LOG_WARN, "the network interfaces cannot be listed: %s", strerror(errno));
+        return system_error;
+    }
+    if (wanted && strlen(wanted) > 1)
+        find_devices(all, wanted, family);
+    else
+        for (size_t i = 0; i < sizeof defaults / sizeof *defaults && !device_count; i++)
+            find_devices(all, defaults[i], family);
+    freeifaddrs(all);
+    if (device_count) return success;
+    SAY(LOG_WARN, "no running interface has an address and fits NCCL_SOCKET_IFNAME=%s", wanted ? wanted : "(not set)");
+    return invalid_usage;
+}
+
+static int megabits(const struct device *device) {
+    char path[64];
+    int speed = 0;
+    snprintf(path, sizeof path, "/sys/class/net/%s/speed", device->name);
+    FILE *file = fopen(path, "re");
+    if (file) {
+        if (fscanf(file, "%d", &speed) != 1) speed = 0;
+        fclose(file);
+    }
+    return speed > 0 ? speed : 10000;  /* what NCCL, too, takes for an interface that does not say */
+}
+
+static const char *text_of(const union address *address, char text[NI_MAXHOST + NI_MAXSERV]) {
+    char host[NI_MAXHOST] = "?", port[NI_MAXSERV] = "?";
+    getnameinfo(&address->any, sizeof *address, host, sizeof host, port, sizeof port, NI_NUMERICHOST | NI_NUMERICSERV);
+    snprintf(text, NI_MAXHOST + NI_MAXSERV, "%s port %s", host, port);
+    return text;
+}
+
+static void set(int fd, int level, int option, int value) {
+    setsockopt(fd, level, option, &value, sizeof value);  /* a kernel without the option does without */
+}
+
+static void prepare(int fd) {
+    set(fd, IPPROTO_TCP, TCP_NODELAY, 1);
+    if (!settings.timeout) return;
+    int quarter = settings.timeout < 4 ? 1 : (int)settings.timeout / 4;
+    set(fd, SOL_SOCKET, SO_KEEPALIVE, 1);
+    set(fd, IPPROTO_TCP, TCP_KEEPIDLE, quarter);
+    set(fd, IPPROTO_TCP, TCP_KEEPINTVL, quarter);
+    set(fd, IPPROTO_TCP, TCP_KEEPCNT, 3);
+    struct timeval look = {.tv_sec = quarter};  /* how often a send that waits looks whether it waits for anybody */
+    setsockopt(fd, SOL_SOCKET, SO_SNDTIMEO, &look, sizeof look);
+}
+
+/* Whether a peer with bytes underway answers no more. Keepalive is silent while there are any; TCP_USER_TIMEOUT would
+ * also give up a peer that answers that it has no room, which may last as long as an evaluation. */
+static bool is_gone(int fd) {
+    struct tcp_info info;
+    if (getsockopt(fd, IPPROTO_TCP, TCP_INFO, &info, &(socklen_t){sizeof info})) return false;
+    bool asked = info.tcpi_retransmits > 1 || info.tcpi_probes > 1;
+    return asked && info.tcpi_last_ack_recv > settings.timeout * 1000;
+}
+
+static void prepare_to_send(int fd) {
+    /* What lies in the kernel cannot be given to a faster stream any more. */
+    set(fd, IPPROTO_TCP, TCP_NOTSENT_LOWAT, (int)settings.chunk);
+    if (settings.pacing) setsockopt(fd, SOL_SOCKET, SO_MAX_PACING_RATE, &settings.pacing, sizeof settings.pacing);
+}
+
+/* Read all of it: 1, or 0 if the stream ended before its first byte, or −errno. */
+static int read_all(int fd, void *to, size_t size) {
+    for (size_t got = 0; got < size;) {
+        ssize_t n = recv(fd, (char *)to + got, size - got, MSG_WAITALL);
+        if (n > 0)
+            got += (size_t)n;
+        else if (n == 0)
+            return got ? -ECONNRESET : 0;
+        else if (errno != EINTR)
+            return -errno;
+    }
+    return 1;
+}
+
+/* ---- A connection: requests, and the streams that carry their chunks ---- */
+
+struct chunk {
+    uint64_t message, size, offset, length;
+};
+
+struct request {
+    struct connection *connection;
+    uint64_t message;
+    char *data;
+    size_t size;     /* bytes to send, or room to receive; once a receive knows its message, the message's */
+    size_t claimed;  /* of a send: bytes that streams have taken */
+    size_t moved;    /* of a receive: bytes that are there */
+    int busy;        /* streams that are at its data now */
+    bool used;
+    atomic_bool done;
+};
+
+struct stream {
+    struct connection *connection;
+    int fd;
+    pthread_t thread;
+    bool ended, waits; /* of a receiver: nothing more will come; holds a chunk of `message`, which is not posted yet */
+    uint64_t message;
+};
+
+struct connection {
+    pthread_mutex_t mutex;
+    pthread_cond_t posting;  /* a request was posted, or `stop` was set */
+    pthread_cond_t leaving;  /* a stream has left the data of a request */
+    bool stop;
+    atomic_int error;  /* a result; once set it stays */
+    uint64_t posted;   /* requests so far */
+    uint64_t handed;   /* of a sender: the message whose chunks are being handed out */
+    struct request requests[SLOTS];
+    union address peer;
+    int streams, running;
+    struct stream stream[MOST_STREAMS];
+};
+
+/* All functions named `…_locked` are called with the connection's mutex held. */
+
+static void stop_locked(struct connection *c) {
+    c->stop = true;
+    for (int i = 0; i < c->streams; i++) shutdown(c->stream[i].fd, SHUT_RDWR);
+    pthread_cond_broadcast(&c->posting);
+}
+
+__attribute__((format(printf, 3, 4))) static void fail_locked(struct connection *c, result error, const char *why,
+                                                              ...) {
+    va_list list;
+    if (c->stop) return;  /* what follows a failure or a close is no news */
+    va_start(list, why);
+    say_listed(LOG_WARN, __LINE__, why, list);
+    va_end(list);
+    atomic_store(&c->error, error);
+    stop_locked(c);
+}
+
+static void lose_locked(struct connection *c, struct stream *s, int error) {
+    char text[NI_MAXHOST + NI_MAXSERV];
+    fail_locked(c, remote_error, "stream %d with %s was lost: %s", (int)(s - c->stream), text_of(&c->peer, text),
+                strerror(error));
+}
+
+static struct request *unfinished_locked(struct connection *c) {
+    for (int i = 0; i < SLOTS; i++)
+        if (c->requests[i].used && !atomic_load(&c->requests[i].done)) return &c->requests[i];
+    return NULL;
+}
+
+/* Fail if nothing can bring what receives still lack. Every stream has ended, or holds a chunk of a later message: the
+ * sender handed out the chunks in order, so a stream that holds a later one has brought all it had of the earlier. */
+static void settle_locked(struct connection *c) {
+    bool any_ended = false;
+    for (int i = 0; i < c->streams; i++) {
+        const struct stream *s = &c->stream[i];
+        if (!s->ended && !(s->waits && s->message >= c->posted)) return;
+        any_ended |= s->ended;
+    }
+    if (any_ended && unfinished_locked(c)) fail_locked(c, remote_error, "the peer closed before it had sent all");
+}
+
+static void leave_locked(struct request *r) {
+    r->busy--;
+    pthread_cond_broadcast(&r->connection->leaving);
+}
+
+/* 0, or an errno. The peer never writes after its welcome, so an end to read says that it has closed. */
+static int write_chunk(int fd, struct chunk *chunk, char *data) {
+    struct iovec parts[] = {{chunk, sizeof *chunk}, {data, chunk->length}};
+    struct msghdr message = {.msg_iov = parts, .msg_iovlen = 2};
+    char byte;
+    if (recv(fd, &byte, 1, MSG_PEEK | MSG_DONTWAIT) == 0) return ECONNRESET;
+    while (parts[0].iov_len + parts[1].iov_len) {
+        ssize_t n = sendmsg(fd, &message, MSG_NOSIGNAL);
+        if (n < 0 && (errno == EINTR || (errno == EAGAIN && !is_gone(fd)))) continue;
+        if (n < 0) return errno == EAGAIN ? ETIMEDOUT : errno;
+        for (int i = 0; i < 2; i++) {
+            size_t part = (size_t)n < parts[i].iov_len ? (size_t)n : parts[i].iov_len;
+            parts[i].iov_base = (char *)parts[i].iov_base + part;
+            parts[i].iov_len -= part;
+            n -= (ssize_t)part;
+        }
+    }
+    return 0;
+}
+
+static void *send_chunks(void *argument) {
+    struct stream *s = argument;
+    struct connection *c = s->connection;
+    pthread_mutex_lock(&c->mutex);
+    for (;;) {
+        while (!c->stop && c->handed == c->posted) pthread_cond_wait(&c->posting, &c->mutex);
+        if (c->stop) break;
+        struct request *r = &c->requests[c->handed % SLOTS];
+        size_t left = r->size - r->claimed, length = left < settings.chunk ? left : settings.chunk;
+        struct chunk chunk = {r->message, r->size, r->claimed, length};
+        r->claimed += length;
+        r->busy++;
+        if (r->claimed == r->size) c->handed++;
+        pthread_mutex_unlock(&c->mutex);
+
+        int error = write_chunk(s->fd, &chunk, r->data + chunk.offset);
+
+        pthread_mutex_lock(&c->mutex);
+        leave_locked(r);
+        if (error)
+            lose_locked(c, s, error);
+        else if (r->claimed == r->size && !r->busy && !c->stop)
+            atomic_store(&r->done, true);
+    }
+    pthread_mutex_unlock(&c->mutex);
+    return NULL;
+}
+
+/* The receive that a chunk belongs to, once it is posted; NULL if the connection is to stop. */
+static struct request *receive_of_locked(struct stream *s, const struct chunk *chunk) {
+    struct connection *c = s->connection;
+    s->waits = true;
+    s->message = chunk->message;
+    while (!c->stop && chunk->message >= c->posted) {
+        settle_locked(c);
+        if (!c->stop) pthread_cond_wait(&c->posting, &c->mutex);
+    }
+    s->waits = false;
+    if (c->stop) return NULL;
+    struct request *r = &c->requests[chunk->message % SLOTS];
+    bool known = r->used && r->message == chunk->message && !atomic_load(&r->done);
+    if (!known || chunk->length > chunk->size || chunk->offset > chunk->size - chunk->length)
+        fail_locked(c, internal_error, "a chunk of message %llu fits no receive: the peer is not of this kind",
+                    (unsigned long long)chunk->message);
+    else if (chunk->size > r->size)
+        fail_locked(c, invalid_usage, "a message of %llu bytes does not fit its receive of %zu bytes",
+                    (unsigned long long)chunk->size, r->size);
+    return c->stop ? NULL : r;
+}
+
+static void *receive_chunks(void *argument) {
+    struct stream *s = argument;
+    struct connection *c = s->connection;
+    for (;;) {
+        struct chunk chunk;
+        int got = read_all(s->fd, &chunk, sizeof chunk);
+        pthread_mutex_lock(&c->mutex);
+        if (got == 0) {
+            s->ended = true;
+            settle_locked(c);
+        } else if (got < 0)
+            lose_locked(c, s, -got);
+        struct request *r = got == 1 ? receive_of_locked(s, &chunk) : NULL;
+        if (r) {
+            r->size = chunk.size;
+            r->busy++;
+        }
+        pthread_mutex_unlock(&c->mutex);
+        if (!r) return NULL;
+
+        got = read_all(s->fd, r->data + chunk.offset, chunk.length);
+
+        pthread_mutex_lock(&c->mutex);
+        r->moved += chunk.length;
+        leave_locked(r);
+        if (got < 1)
+            lose_locked(c, s, got ? -got : ECONNRESET);
+        else if (r->moved == r->size && !c->stop)
+            atomic_store(&r->done, true);
+        pthread_mutex_unlock(&c->mutex);
+    }
+}
+
+static void close_connection(struct connection *c) {
+    pthread_mutex_lock(&c->mutex);
+    stop_locked(c);
+    pthread_mutex_unlock(&c->mutex);
+    for (int i = 0; i < c->running; i++) pthread_join(c->stream[i].thread, NULL);
+    for (int i = 0; i < c->streams; i++) close(c->stream[i].fd);
+    pthread_cond_destroy(&c->leaving);
+    pthread_cond_destroy(&c->posting);
+    pthread_mutex_destroy(&c->mutex);
+    free(c);
+}
+
+/* A connection over sockets that have met; it owns them from now on. NULL if threads cannot be had. */
+static struct connection *open_connection(const int *sockets, int streams, bool sends) {
+    struct connection *c = calloc(1, sizeof *c);
+    sigset_t all, before;
+    if (!c) {
+        for (int i = 0; i < streams; i++) close(sockets[i]);
+        return NULL;
+    }
+    pthread_mutex_init(&c->mutex, NULL);
+    pthread_cond_init(&c->posting, NULL);
+    pthread_cond_init(&c->leaving, NULL);
+    c->streams = streams;
+    getpeername(sockets[0], &c->peer.any, &(socklen_t){sizeof c->peer});
+    for (int i = 0; i < streams; i++) {
+        c->stream[i] = (struct stream){.connection = c, .fd = sockets[i]};
+        fcntl(sockets[i], F_SETFL, fcntl(sockets[i], F_GETFL) & ~O_NONBLOCK);
+        if (sends) prepare_to_send(sockets[i]);
+    }
+    sigfillset(&all);  /* signals are for the program's own threads */
+    pthread_sigmask(SIG_SETMASK, &all, &before);
+    for (int error = 0; c->running < streams && !error; c->running += !error) {
+        struct stream *s = &c->stream[c->running];
+        char name[16];
+        error = pthread_create(&s->thread, NULL, sends ? send_chunks : receive_chunks, s);
+        snprintf(name, sizeof name, "baguanet-%s%d", sends ? "tx" : "rx", c->running % MOST_STREAMS);
+        if (error)
+            SAY(LOG_WARN, "thread %d of %d cannot be made: %s", c->running, streams, strerror(error));
+        else
+            pthread_setname_np(s->thread, name);
+    }
+    pthread_sigmask(SIG_SETMASK, &before, NULL);
+    if (c->running == streams) return c;
+    close_connection(c);
+    return NULL;
+}
+
+/* ---- Meeting: every stream says hello, and is welcomed when all of its connection are there ---- */
+
+#define MAGIC 0x626167756e657431ull  /* read in another byte order it is another number, and refused */
+
+struct handle {  /* travels from listener to connector, by NCCL */
+    uint64_t magic, key;
+    union address address;
+};
+_Static_assert(sizeof(struct handle) <= HANDLE_BYTES, "a handle must fit");
+
+struct hello {
+    uint64_t magic, key, connection;
+    uint32_t stream, streams;
+};
+
+struct welcome {
+    uint64_t magic, connection;
+};
+
+/* Read without waiting, all or nothing: 1, or 0 if it is not all there yet, or −errno. */
+static int read_whole(int fd, void *to, size_t size) {
+    ssize_t n = recv(fd, to, size, MSG_PEEK | MSG_DONTWAIT);
+    if (n < 0) return errno == EAGAIN || errno == EINTR ? 0 : -errno;
+    if (n == 0) return -ECONNRESET;
+    if ((size_t)n == size) return read_all(fd, to, size);
+    struct pollfd end = {.fd = fd, .events = POLLRDHUP};
+    return poll(&end, 1, 0) > 0 ? -ECONNRESET : 0;  /* the rest of it will not come, or has not come yet */
+}
+
+static bool write_whole(int fd, const void *from, size_t size) {
+    return send(fd, from, size, MSG_NOSIGNAL | MSG_DONTWAIT) == (ssize_t)size;  /* the first bytes of a socket fit */
+}
+
+static uint64_t draw(void) {
+    uint64_t number = 0;
+    while (getrandom(&number, sizeof number, 0) != sizeof number) continue;
+    return number;
+}
+
+struct guest {
+    int fd;
+    bool greeted;
+    struct hello hello;
+};
+
+struct listener {
+    int fd, guests;
+    uint64_t key;
+    struct guest guest[MOST_GUESTS];
+};
+
+static result listen_on(int device, void *opaque, void **out) {
+    struct listener *l = NULL;
+    *out = NULL;
+    if (device < 0 || device >= device_count) {
+        SAY(LOG_WARN, "there is no device %d among %d", device, device_count);
+        return invalid_argument;
+    }
+    struct handle handle = {MAGIC, draw(), devices[device].address};
+    socklen_t size = sizeof handle.address;
+    int family = handle.address.any.sa_family;
+    if (family == AF_INET) handle.address.v4.sin_port = 0;
+    if (family == AF_INET6) handle.address.v6.sin6_port = 0;
+    int fd = socket(family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
+    if (fd < 0 || bind(fd, &handle.address.any, family == AF_INET ? sizeof handle.address.v4 : size) ||
+        listen(fd, SOMAXCONN) || getsockname(fd, &handle.address.any, &size) || !(l = calloc(1, sizeof *l))) {
+        SAY(LOG_WARN, "cannot listen on %s: %s", devices[device].name, strerror(errno));
+        if (fd >= 0) close(fd);
+        return system_error;
+    }
+    l->fd = fd;
+    l->key = handle.key;
+    memset(opaque, 0, HANDLE_BYTES);
+    memcpy(opaque, &handle, sizeof handle);
+    *out = l;
+    return success;
+}
+
+static result close_listen(void *argument) {
+    struct listener *l = argument;
+    for (int i = 0; i < l->guests; i++) close(l->guest[i].fd);
+    close(l->fd);
+    free(l);
+    return success;
+}
+
+static void dismiss(struct listener *l, int i) {
+    close(l->guest[i].fd);
+    memmove(&l->guest[i], &l->guest[i + 1], (size_t)(--l->guests - i) * sizeof *l->guest);
+}
+
+/* 0, or the errno for which nobody can be let in. */
+static int let_in(struct listener *l) {
+    int fd;
+    while ((fd = accept4(l->fd, NULL, NULL, SOCK_NONBLOCK | SOCK_CLOEXEC)) >= 0) {
+        if (l->guests == MOST_GUESTS) {  /* whoever is silent longest makes room */
+            int i = 0;
+            while (i < l->guests - 1 && l->guest[i].greeted) i++;
+            dismiss(l, i);
+        }
+        l->guest[l->guests++] = (struct guest){.fd = fd};
+    }
+    return errno == EMFILE || errno == ENFILE || errno == ENOBUFS || errno == ENOMEM ? errno : 0;
+}
+
+static bool is_expected(const struct listener *l, const struct hello *hello) {
+    if (hello->magic != MAGIC || hello->key != l->key) return false;
+    if (hello->streams < 1 || hello->streams > MOST_STREAMS || hello->stream >= hello->streams) return false;
+    for (int i = 0; i < l->guests; i++) {
+        const struct guest *g = &l->guest[i];
+        if (!g->greeted || g->hello.connection != hello->connection) continue;
+        if (g->hello.stream == hello->stream || g->hello.streams != hello->streams) return false;
+    }
+    return true;
+}
+
+/* Hear what guests say. Strangers are sent away; a peer that leaves before all its streams have come is an error. */
+static result greet(struct listener *l) {
+    for (int i = 0; i < l->guests;) {
+        struct guest *g = &l->guest[i];
+        struct hello hello;
+        int got = g->greeted ? read_whole(g->fd, &(char){0}, 1) : read_whole(g->fd, &hello, sizeof hello);
+        if (g->greeted && got) {
+            SAY(LOG_WARN, "a peer left while it connected");
+            return remote_error;
+        }
+        if (got < 0 || (got > 0 && !is_expected(l, &hello))) {
+            SAY(LOG_INFO, "refused a connection that was not meant for this listener");
+            dismiss(l, i);
+            continue;
+        }
+        if (got > 0) {
+            g->hello = hello;
+            g->greeted = true;
+            prepare(g->fd);
+        }
+        i++;
+    }
+    return success;
+}
+
+/* Take the sockets of a connection whose streams have all come. Returns how many, or 0. */
+static int gather(struct listener *l, int *sockets, uint64_t *connection) {
+    for (int i = 0; i < l->guests; i++) {
+        if (!l->guest[i].greeted) continue;
+        uint32_t streams = l->guest[i].hello.streams, come = 0;
+        *connection = l->guest[i].hello.connection;
+        for (int j = 0; j < l->guests; j++) {
+            const struct guest *g = &l->guest[j];
+            if (!g->greeted || g->hello.connection != *connection) continue;
+            sockets[g->hello.stream] = g->fd;
+            come++;
+        }
+        if (come < streams) continue;
+        int kept = 0;
+        for (int j = 0; j < l->guests; j++)
+            if (!l->guest[j].greeted || l->guest[j].hello.connection != *connection) l->guest[kept++] = l->guest[j];
+        l->guests = kept;
+        return (int)streams;
+    }
+    return 0;
+}
+
+static result accept_one(void *argument, void **receiver, void **offloaded) {
+    struct listener *l = argument;
+    struct welcome welcome = {.magic = MAGIC};
+    int sockets[MOST_STREAMS];
+    (void)offloaded;
+    *receiver = NULL;
+    int full = let_in(l);
+    if (full) {
+        SAY(LOG_WARN, "a connection cannot be accepted: %s", strerror(full));
+        return system_error;
+    }
+    result error = greet(l);
+    if (error) return error;
+    int streams = gather(l, sockets, &welcome.connection);
+    if (!streams) return success;
+    /* If one cannot be welcomed its peer is gone, which its stream is about to find out. */
+    for (int i = 0; i < streams; i++) write_whole(sockets[i], &welcome, sizeof welcome);
+    *receiver = open_connection(sockets, streams, false);
+    return *receiver ? success : system_error;
+}
+
+/* A connection on its way. NCCL calls `connect` with the same handle until there is one: the handle's address and key
+ * find it again, so no pointer is ever taken from what a peer has sent. */
+struct dial {
+    struct dial *next;
+    const void *handle;
+    uint64_t key, connection;
+    int streams;
+    enum { CALLING, GREETED, MET } at[MOST_STREAMS];
+    int fd[MOST_STREAMS];
+};
+
+static struct dial *dials;
+static pthread_mutex_t dialing = PTHREAD_MUTEX_INITIALIZER;
+
+static void hang_up(struct dial *d) {
+    for (int i = 0; i < d->streams; i++)
+        if (d->fd[i] >= 0) close(d->fd[i]);
+    free(d);
+}
+
+static struct dial *take_dial(const void *opaque, uint64_t key) {
+    struct dial *d = NULL;
+    pthread_mutex_lock(&dialing);
+    for (struct dial **at = &dials; *at && !d; at = d ? at : &(*at)->next)
+        if ((*at)->handle == opaque && (*at)->key == key) {
+            d = *at;
+            *at = d->next;
+        }
+    pthread_mutex_unlock(&dialing);
+    return d;
+}
+
+static void keep_dial(struct dial *d) {
+    pthread_mutex_lock(&dialing);
+    d->next = dials;
+    dials = d;
+    pthread_mutex_unlock(&dialing);
+}
+
+/* 0, or an errno. */
+static int call(struct dial *d, const void *opaque, const struct handle *handle) {
+    d->handle = opaque;
+    d->key = handle->key;
+    d->connection = draw();
+    d->streams = (int)settings.streams;
+    for (int i = 0; i < d->streams; i++) d->fd[i] = -1;
+    for (int i = 0; i < d->streams; i++) {
+        int family = handle->address.any.sa_family;
+        d->fd[i] = socket(family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
+        if (d->fd[i] < 0) return errno;
+        prepare(d->fd[i]);
+        socklen_t size = family == AF_INET ? sizeof handle->address.v4 : sizeof handle->address.v6;
+        if (connect(d->fd[i], &handle->address.any, size) && errno != EINPROGRESS) return errno;
+    }
+    return 0;
+}
+
+/* Bring one stream on its way. 0, or an errno. */
+static int advance(struct dial *d, int i) {
+    if (d->at[i] == CALLING) {
+        struct hello hello = {MAGIC, d->key, d->connection, (uint32_t)i, (uint32_t)d->streams};
+        struct pollfd ready = {.fd = d->fd[i], .events = POLLOUT};
+        int error = 0;
+        if (poll(&ready, 1, 0) < 1) return 0;
+        getsockopt(d->fd[i], SOL_SOCKET, SO_ERROR, &error, &(socklen_t){sizeof error});
+        if (error) return error;
+        if (!write_whole(d->fd[i], &hello, sizeof hello)) return ECONNRESET;
+        d->at[i] = GREETED;
+    }
+    if (d->at[i] == GREETED) {
+        struct welcome welcome;
+        int got = read_whole(d->fd[i], &welcome, sizeof welcome);
+        if (got < 0) return -got;
+        if (got && (welcome.magic != MAGIC || welcome.connection != d->connection)) return EPROTO;
+        if (got) d->at[i] = MET;
+    }
+    return 0;
+}
+
+static result connect_to(int device, void *opaque, void **sender, void **offloaded) {
+    struct handle handle;
+    char text[NI_MAXHOST + NI_MAXSERV];
+    (void)offloaded;
+    *sender = NULL;
+    memcpy(&handle, opaque, sizeof handle);
+    int family = handle.address.any.sa_family;
+    if (device < 0 || device >= device_count || handle.magic != MAGIC || (family != AF_INET && family != AF_INET6)) {
+        SAY(LOG_WARN, "device %d of %d cannot connect: the handle is not of this plugin", device, device_count);
+        return invalid_argument;
+    }
+    int error = 0;
+    struct dial *d = take_dial(opaque, handle.key);
+    if (!d) {
+        if (!(d = calloc(1, sizeof *d))) return system_error;
+        error = call(d, opaque, &handle);
+    }
+    int met = 0;
+    for (int i = 0; i < d->streams && !error; i++) {
+        error = advance(d, i);
+        met += d->at[i] == MET;
+    }
+    if (error) {
+        SAY(LOG_WARN, "no connection to %s: %s", text_of(&handle.address, text), strerror(error));
+        hang_up(d);
+        return error == EMFILE || error == ENFILE || error == ENOMEM ? system_error : remote_error;
+    }
+    if (met < d->streams) {
+        keep_dial(d);
+        return success;
+    }
+    *sender = open_connection(d->fd, d->streams, true);
+    free(d);
+    return *sender ? success : system_error;
+}
+
+/* ---- Requests ---- */
+
+/* The next request of a connection, or NULL: NCCL asks again when there is no room. */
+static struct request *post_locked(struct connection *c, void *data, size_t size) {
+    struct request *r = &c->requests[c->posted % SLOTS];
+    if (r->used) return NULL;
+    r->connection = c;
+    r->message = c->posted++;
+    r->data = data;
+    r->size = size;
+    r->claimed = r->moved = 0;
+    r->used = true;
+    atomic_store(&r->done, false);
+    return r;
+}
+
+static result isend(void *sender, void *data, size_t size, void **request) {
+    struct connection *c = sender;
+    *request = NULL;
+    if (size > INT_MAX) {  /* `test` has an int for it */
+        SAY(LOG_WARN, "a message of %zu bytes is more than the %d that one may have", size, INT_MAX);
+        return invalid_argument;
+    }
+    pthread_mutex_lock(&c->mutex);
+    result error = (result)atomic_load(&c->error);
+    if (!error && (*request = post_locked(c, data, size))) {
+        if (size > settings.chunk)
+            pthread_cond_broadcast(&c->posting);
+        else
+            pthread_cond_signal(&c->posting);
+    }
+    pthread_mutex_unlock(&c->mutex);
+    return error;
+}
+
+static result irecv(void *receiver, int n, void *data, size_t size, void **request) {
+    struct connection *c = receiver;
+    *request = NULL;
+    if (n != 1) {
+        SAY(LOG_WARN, "%d receives in one: this plugin takes 1, as its properties say", n);
+        return invalid_argument;
+    }
+    pthread_mutex_lock(&c->mutex);
+    result error = (result)atomic_load(&c->error);
+    if (!error && (*request = post_locked(c, data, size))) {
+        pthread_cond_broadcast(&c->posting);
+        settle_locked(c);
+    }
+    pthread_mutex_unlock(&c->mutex);
+    return error;
+}
+
+/* A request that failed is reported when no stream is at its data any more, so that the caller may free it. */
+static result test(void *argument, int *done, int *sizes) {
+    struct request *r = argument;
+    struct connection *c = r->connection;
+    result error = success;
+    *done = 0;
+    if (!atomic_load(&r->done) && !atomic_load(&c->error)) return success;
+    pthread_mutex_lock(&c->mutex);
+    if (atomic_load(&r->done)) {
+        *done = 1;
+        if (sizes) *sizes = (int)r->size;
+        r->used = false;
+    } else if (!r->busy) {
+        error = (result)atomic_load(&c->error);
+        r->used = false;
+    }
+    pthread_mutex_unlock(&c->mutex);
+    return error;
+}
+
+static result iflush(void *receiver, int n, void **data, int *sizes, void **regions, void **request) {
+    (void)receiver, (void)n, (void)data, (void)sizes, (void)regions;
+    *request = NULL;  /* what arrived in host memory is there */
+    return success;
+}
+
+struct region {
+    char *data;
+    size_t size;
+};
+
+static result register_memory(void *connection, void *data, size_t size, int type, void **out) {
+    struct region *region;
+    (void)connection;
+    *out = NULL;
+    if (type != HOST_MEMORY) {
+        SAY(LOG_WARN, "memory of type %d cannot be sent: this plugin takes host memory, as its properties say", type);
+        return invalid_argument;
+    }
+    if (!(region = malloc(sizeof *region))) return system_error;
+    *region = (struct region){data, size};
+    *out = region;
+    return success;
+}
+
+/* NCCL frees a buffer when it is deregistered, before it closes the connection; when it aborts, requests may still be
+ * at it. A late byte must not be written there: the connection is given up, and its streams have left the buffer. */
+static result deregister_memory(void *connection, void *argument) {
+    struct connection *c = connection;
+    struct region *region = argument;
+    if (!region) return success;
+    pthread_mutex_lock(&c->mutex);
+    for (int i = 0; i < SLOTS; i++) {
+        struct request *r = &c->requests[i];
+        bool inside = (uintptr_t)r->data - (uintptr_t)region->data < region->size;
+        if (!r->used || atomic_load(&r->done) || !inside) continue;
+        fail_locked(c, internal_error, "memory was deregistered under message %llu", (unsigned long long)r->message);
+        while (r->busy) pthread_cond_wait(&c->leaving, &c->mutex);
+    }
+    pthread_mutex_unlock(&c->mutex);
+    free(region);
+    return success;
+}
+
+static result close_either(void *connection) {
+    close_connection(connection);
+    return success;
+}
+
+/* ---- The two tables that NCCL looks for ---- */
+
+static result start(log_function log) {
+    pthread_mutex_lock(&setup);
+    result error = success;
+    if (!users) {
+        logger = log;
+        bool good = setting("BAGUANET_STREAMS", 4, 1, MOST_STREAMS, &settings.streams) &&
+                    setting("BAGUANET_CHUNK", 1 << 17, 4096, 1 << 30, &settings.chunk) &&
+                    setting("BAGUANET_PACING", 0, 0, UINT64_MAX, &settings.pacing) &&
+                    setting("BAGUANET_TIMEOUT", 120, 0, 1 << 20, &settings.timeout);
+        error = good ? find_all_devices() : invalid_usage;
+        for (int i = 0; i < device_count && !error; i++)
+            SAY(LOG_INFO, "device %d is %s, of %llu streams a connection", i, devices[i].name,
+                (unsigned long long)settings.streams);
+    }
+    users += !error;
+    pthread_mutex_unlock(&setup);
+    return error;
+}
+
+static result finalize(void *context) {
+    (void)context;
+    pthread_mutex_lock(&setup);
+    bool last = users > 0 && !--users;
+    pthread_mutex_unlock(&setup);
+    pthread_mutex_lock(&dialing);
+    while (last && dials) {
+        struct dial *d = dials;
+        dials = d->next;
+        hang_up(d);
+    }
+    pthread_mutex_unlock(&dialing);
+    return success;
+}
+
+static result count_devices(int *count) {
+    *count = device_count;
+    return success;
+}
+
+static result properties_v11(int device, struct properties_v11 *p) {
+    if (device < 0 || device >= device_count) return invalid_argument;
+    *p = (struct properties_v11){
+        .name = devices[device].name,
+        .pci_path = devices[device].pci_path,
+        .guid = (uint64_t)device,
+        .memory = HOST_MEMORY,
+        .megabits = megabits(&devices[device]),
+        .connections = 65536,
+        .receives_grouped = 1,
+        .fused = {.count = 1, .devices = {device}},
+        .largest_message = 1 << 30,
+        .largest_collective = 1 << 29,
+        .requests_in_one = 1,
+    };
+    return success;
+}
+
+static result properties_v8(int device, struct properties_v8 *p) {
+    struct properties_v11 all;
+    result error = properties_v11(device, &all);
+    if (!error)
+        *p = (struct properties_v8){.name = all.name,
+                                    .pci_path = all.pci_path,
+                                    .guid = all.guid,
+                                    .memory = all.memory,
+                                    .megabits = all.megabits,
+                                    .connections = all.connections,
+                                    .receives_grouped = all.receives_grouped};
+    return error;
+}
+
+static result isend_v8(void *sender, void *data, int size, int tag, void *region, void **request) {
+    (void)tag, (void)region;
+    return isend(sender, data, (size_t)size, request);
+}
+
+static result irecv_v8(void *receiver, int n, void **data, int *sizes, int *tags, void **regions, void **request) {
+    (void)tags, (void)regions;
+    return irecv(receiver, n, data[0], (size_t)sizes[0], request);
+}
+
+static result init_v11(void **context, uint64_t communicator, void *options, log_function log, void *profiler) {
+    (void)communicator, (void)options, (void)profiler;
+    *context = NULL;
+    return start(log);
+}
+
+static result listen_v11(void *context, int device, void *handle, void **listener) {
+    (void)context;
+    return listen_on(device, handle, listener);
+}
+
+static result connect_v11(void *context, int device, void *handle, void **sender, void **offloaded) {
+    (void)context;
+    return connect_to(device, handle, sender, offloaded);
+}
+
+static result isend_v11(void *sender, void *data, size_t size, int tag, void *region, void *profile, void **request) {
+    (void)tag, (void)region, (void)profile;
+    return isend(sender, data, size, request);
+}
+
+static result irecv_v11(void *receiver, int n, void **data, size_t *sizes, int *tags, void **regions, void **profiles,
+                        void **request) {
+    (void)tags, (void)regions, (void)profiles;
+    return irecv(receiver, n, data[0], sizes[0], request);
+}
+
+static result attributes(void *context, void *given) {
+    (void)context, (void)given;
+    return success;
+}
+
+#define EXPORTED __attribute__((visibility("default")))
+
+EXPORTED extern const struct net_v8 ncclNetPlugin_v8;
+EXPORTED extern const struct net_v11 ncclNetPlugin_v11;
+
+const struct net_v8 ncclNetPlugin_v8 = {
+    .name = "baguanet",
+    .init = start,
+    .devices = count_devices,
+    .properties = properties_v8,
+    .listen = listen_on,
+    .connect = connect_to,
+    .accept = accept_one,
+    .register_memory = register_memory,
+    .deregister_memory = deregister_memory,
+    .isend = isend_v8,
+    .irecv = irecv_v8,
+    .iflush = iflush,
+    .test = test,
+    .close_send = close_either,
+    .close_receive = close_either,
+    .close_listen = close_listen,
+};
+
+const struct net_v11 ncclNetPlugin_v11 = {
+    .name = "baguanet",
+    .init = init_v11,
+    .devices = count_devices,
+    .properties = properties_v11,
+    .listen = listen_v11,
+    .connect = connect_v11,
+    .accept = accept_one,
+    .register_memory = register_memory,
+    .deregister_memory = deregister_memory,
+    .isend = isend_v11,
+    .irecv = irecv_v11,
+    .iflush = iflush,
+    .test = test,
+    .close_send = close_either,
+    .close_receive = close_either,
+    .close_listen = close_listen,
+    .finalize = finalize,
+    .attributes = attributes,
+};

@@ -1,0 +1,61 @@
+"""Builds the NCCL network plugin with the C compiler of this machine."""
+
+import hashlib
+import os
+import platform
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+SOURCE = Path(__file__).with_name("baguanet.c")
+LIBRARY = "libnccl-net-baguanet.so"
+COMPILERS = ("cc", "gcc", "clang")
+FLAGS = ("-std=c11", "-O2", "-Wall", "-Wextra", "-fPIC", "-shared", "-fvisibility=hidden", "-pthread")
+
+
+def build(out: str | os.PathLike[str] | None = None, *, compiler: str | None = None, flags: Sequence[str] = ()) -> Path:
+    """Compile the plugin and return the absolute path of `libnccl-net-baguanet.so`, for `NCCL_NET_PLUGIN`.
+
+    `out` is the directory to put it in, made if need be. Without one it goes to `~/.cache/baguakit`, under a name made
+    of the source, the compiler and the flags, and is compiled only if it is not there yet. `compiler` is a command;
+    by default the first of cc, gcc and clang. `flags` come after ours. Several processes may build at the same time.
+
+    Raises ValueError where no compiler is found or the system is not Linux, and RuntimeError with the compiler's words
+    if it fails.
+    """
+    if platform.system() != "Linux":
+        raise ValueError(f"the NCCL plugin is for Linux, and this is {platform.system()}")
+    command = [_find(compiler), *FLAGS, *flags]
+    folder = _cache(command) if out is None else Path(out)
+    library = folder.absolute() / LIBRARY
+    if out is not None or not library.exists():
+        _compile(command, library)
+    return library
+
+
+def _find(compiler: str | None) -> str:
+    names = COMPILERS if compiler is None else (compiler,)
+    for name in names:
+        if path := shutil.which(name):
+            return path
+    raise ValueError(f"no C compiler: {' or '.join(names)} is not on the PATH; install one, or name it by compiler=")
+
+
+def _cache(command: list[str]) -> Path:
+    said = "\0".join([platform.machine(), *platform.libc_ver(), *command]).encode()
+    return Path.home() / ".cache" / "baguakit" / hashlib.sha256(said + SOURCE.read_bytes()).hexdigest()[:16]
+
+
+def _compile(command: list[str], library: Path) -> None:
+    library.parent.mkdir(parents=True, exist_ok=True)
+    # NCCL of another process may load the library while this one writes it: it appears whole, or not at all.
+    with tempfile.TemporaryDirectory(dir=library.parent) as folder:
+        unfinished = Path(folder) / LIBRARY
+        result = subprocess.run(
+            [*command, "-o", str(unfinished), str(SOURCE)], capture_output=True, text=True, check=False
+        )
+        if result.returncode:
+            raise RuntimeError(f"{' '.join(command)} could not compile {SOURCE.name}:\n{result.stderr}")
+        unfinished.replace(library)

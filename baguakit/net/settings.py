@@ -1,0 +1,63 @@
+"""How many threads and sockets NCCL's own TCP transport should use on a link."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from .link import Layout, measure
+
+MOST_THREADS, MOST_FLOWS = 16, 64  # what NCCL allows of a connection
+NEAR = 0.95  # of the best rate: what two measurements of the same may differ by
+
+
+@dataclass(frozen=True)
+class SocketSettings:
+    """Threads of a connection of NCCL, sockets of each thread, and what they carried when measured, in bytes a second.
+
+    `threads` is 1 to 16 and `threads × sockets_per_thread` at most 64, as NCCL has it. NCCL opens a connection for
+    each channel and peer, and each has as many flows.
+    """
+
+    threads: int
+    sockets_per_thread: int
+    rate: float
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.threads <= MOST_THREADS:
+            raise ValueError(f"NCCL takes 1 to {MOST_THREADS} threads a connection, and threads is {self.threads}")
+        if not 1 <= self.flows <= MOST_FLOWS:
+            raise ValueError(
+                f"NCCL takes 1 to {MOST_FLOWS} sockets a connection, and {self.threads} threads of "
+                f"{self.sockets_per_thread} are {self.flows}"
+            )
+        if not 0 < self.rate < float("inf"):
+            raise ValueError(f"a rate is a positive number of bytes a second, and this is {self.rate}")
+
+    @property
+    def flows(self) -> int:
+        """TCP flows of a connection; a good value for the plugin's BAGUANET_STREAMS as well."""
+        return self.threads * self.sockets_per_thread
+
+    def environment(self) -> dict[str, str]:
+        """What to export before the program starts; NCCL reads it once."""
+        return {
+            "NCCL_SOCKET_NTHREADS": str(self.threads),
+            "NCCL_NSOCKS_PERTHREAD": str(self.sockets_per_thread),
+        }
+
+
+def nccl_socket_settings(link: str | Mapping[Layout, float]) -> SocketSettings:
+    """The fewest flows, and the fewest threads for them, that carry 95 % of the most that was measured on a link.
+
+    `link` is either the rates in bytes a second by (threads, sockets of each thread), as `measure` returns them, or the
+    host on which `python -m baguakit.net measure --server` waits, which is then measured for about half a minute. More
+    flows than needed cost memory and a core for every busy thread, and take bandwidth from others.
+
+    Raises ValueError if nothing was measured or a layout is none that NCCL takes, ConnectionError if the host does not
+    answer.
+    """
+    rates = measure(link) if isinstance(link, str) else link
+    if not rates:
+        raise ValueError("no rate is given: pass {(threads, sockets of each thread): bytes a second, ...} or a host")
+    measured = [SocketSettings(threads, sockets, rate) for (threads, sockets), rate in rates.items()]
+    enough = NEAR * max(each.rate for each in measured)
+    return min((each for each in measured if each.rate >= enough), key=lambda each: (each.flows, each.threads))
