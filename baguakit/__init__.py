@@ -5,15 +5,16 @@ An algorithm says what is exchanged, with whom, how it looks on the wire, and wh
     bytegrad = during_backward(CompressedMean(MinMaxUInt8()))
 """
 
-from . import algorithms, compressors, data, optim, primitives, stages, topology
+from . import algorithms, compressors, data, interop, net, optim, primitives, stages, topology
 from .attach import attach
 from .buckets import Bucket
 from .comm import Comm
-from .rules import after_step, between_steps, during_backward, free_running, hierarchical
+from .rules import Fragment, after_step, between_steps, during_backward, free_running, hierarchical
 
 __all__ = [
     "Bucket",
     "Comm",
+    "Fragment",
     "after_step",
     "algorithms",
     "attach",
@@ -23,6 +24,8 @@ __all__ = [
     "during_backward",
     "free_running",
     "hierarchical",
+    "interop",
+    "net",
     "optim",
     "primitives",
     "stages",

@@ -20,7 +20,8 @@ class Bucket:
     """Parameters that travel together, and the flat tensor in which they do.
 
     Args:
-        params: parameters of one floating dtype, on one device.
+        params: parameters of one floating dtype, on one device. Of a sharded one (a DTensor, as FSDP2 has them) the
+            bucket holds this rank's shard, by its weights only.
         multiple_of: the flat tensor is padded with zeros to a multiple of this many values.
 
     Attributes:
@@ -49,29 +50,31 @@ class Bucket:
                 raise ValueError(
                     f"a Bucket lives on one device and was given parameters on {first.device} and {p.device}"
                 )
-        used = sum(p.numel() for p in self.params)
+        used = sum(local(p).numel() for p in self.params)
         self.flat: Tensor = torch.zeros(used + -used % multiple_of, dtype=first.dtype, device=first.device)
         self.padding: Tensor = self.flat[used:]
         self.views: list[Tensor] = pieces(self.flat, self.params)
 
     @classmethod
-    def of(cls, x: Tensor) -> "Bucket":
-        """A bare flat tensor, as a bucket that shares its memory."""
+    def of(cls, x: Tensor, params: Iterable[Tensor] = ()) -> "Bucket":
+        """A flat tensor, as a bucket that shares its memory; `params` lie in it one after another."""
         bucket = cls.__new__(cls)
-        bucket.params, bucket.flat, bucket.padding, bucket.views = [], x, x[x.numel() :], []
+        bucket.params, bucket.flat = list(params), x
+        bucket.views = pieces(x, bucket.params)
+        bucket.padding = x[sum(view.numel() for view in bucket.views) :]
         return bucket
 
     @property
     def shapes(self) -> list[torch.Size]:
         """The shapes of the parameters, in order; empty for a bare tensor."""
-        return [p.shape for p in self.params]
+        return [view.shape for view in self.views]
 
     @torch.no_grad()
     def load(self, what: What) -> Tensor:
         """Gather the gradients or the weights into `flat`, and return it. A gradient that is None counts as zero."""
         self.padding.zero_()
         if what == "data":
-            torch._foreach_copy_(self.views, [p.detach() for p in self.params])
+            torch._foreach_copy_(self.views, [local(p) for p in self.params])
             return self.flat
         moved = [(view, p.grad) for view, p in zip(self.views, self.params, strict=True) if not is_view(p.grad, view)]
         absent = [view for view, grad in moved if grad is None]
@@ -86,7 +89,7 @@ class Bucket:
     def now(self) -> Tensor:
         """The weights as they are, in a new flat tensor; `flat` stays as it is."""
         flat = torch.zeros_like(self.flat)
-        torch._foreach_copy_(pieces(flat, self.params), [p.detach() for p in self.params])
+        torch._foreach_copy_(pieces(flat, self.params), [local(p) for p in self.params])
         return flat
 
     @torch.no_grad()
@@ -101,7 +104,14 @@ class Bucket:
                 if not is_view(self.params[i].grad, self.views[i]):
                     self.params[i].grad = self.views[i]
         elif chosen:
-            torch._foreach_copy_([self.params[i].detach() for i in chosen], [self.views[i] for i in chosen])
+            torch._foreach_copy_([local(self.params[i]) for i in chosen], [self.views[i] for i in chosen])
+
+
+@torch.no_grad()
+def local(x: Tensor) -> Tensor:
+    """What this rank holds of `x`, sharing its memory: its shard, if `x` is sharded over ranks; else all of it."""
+    shard = getattr(x, "to_local", None)
+    return x.detach() if shard is None else shard()
 
 
 def pieces(flat: Tensor, like: Sequence[Tensor]) -> list[Tensor]:
@@ -111,7 +121,7 @@ def pieces(flat: Tensor, like: Sequence[Tensor]) -> list[Tensor]:
     are copied as one run and a gradient keeps the layout that autograd wants.
     """
     views, at = [], 0
-    for x in like:
+    for x in map(local, like):
         piece = flat[at : at + x.numel()]
         at += x.numel()
         views.append(piece.as_strided(x.shape, x.stride()) if _is_dense(x) else piece.view(x.shape))
@@ -140,7 +150,9 @@ def is_view(grad: Tensor | None, view: Tensor) -> bool:
 
 
 def dense(grad: Tensor) -> Tensor:
-    """`grad`, unless it is sparse: that is refused."""
+    """`grad`, unless it is sparse or sharded: that is refused."""
+    if hasattr(grad, "to_local"):
+        raise TypeError("a sharded gradient (a DTensor) cannot travel in a bucket; use bk.interop.fsdp")
     if grad.layout is not torch.strided:
         raise TypeError(
             "a sparse gradient cannot travel in a bucket; use sparse=False in the embedding, or leave it out by where="

@@ -2,17 +2,28 @@
 
 import uuid
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import Any, Protocol, TypeVar
 
 import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
+from ..buckets import local
 from ..comm import Comm
-from .plan import Plan
+from .sharding import is_sharded
 
 
-def agree(comm: Comm, make: Callable[[], Plan]) -> tuple[Plan, str]:
+class Described(Protocol):
+    """A plan that can be compared with those of the other ranks."""
+
+    def described(self) -> list[str]:
+        """The plan in lines of text that must be the same on all ranks."""
+
+
+AnyPlan = TypeVar("AnyPlan", bound=Described)
+
+
+def agree(comm: Comm, make: Callable[[], AnyPlan]) -> tuple[AnyPlan, str]:
     """Make this rank's plan, and compare it with the others' in one exchange.
 
     Returns the plan, and a name for the attachment that no other has. An error on one rank, or a difference between
@@ -50,7 +61,7 @@ def first_difference(a: list[str], b: list[str]) -> tuple[str, str]:
 def broadcast_tensors(tensors: Iterable[Tensor], comm: Comm, device: torch.device) -> None:
     """Overwrite tensors, such as parameters and buffers, with those of rank 0."""
     for x in dict.fromkeys(tensors):
-        broadcast_into(x.detach(), comm, device)
+        broadcast_into(local(x), comm, device)
 
 
 def broadcast_into(x: Tensor, comm: Comm, device: torch.device) -> None:
@@ -67,18 +78,26 @@ def broadcast_optimizers(optimizers: Iterable[Optimizer], comm: Comm, device: to
         state = optimizer.state_dict()
         tensors: list[Tensor] = []
         skeleton = _without_tensors(state, tensors)
-        if comm.rank != 0:
-            tensors = []
-        skeleton, shapes = _from_first(comm, (skeleton, [(t.shape, t.dtype, t.device.type) for t in tensors]))
-        if comm.rank != 0:
+        sharded = any(map(is_sharded, tensors))
+        skeleton, shapes, sharded = _from_first(comm, (skeleton, [_shape(t) for t in tensors], sharded))
+        if sharded and [_shape(t) for t in tensors] != shapes:
+            raise ValueError(
+                f"the optimizer state of a sharded model has other tensors on rank {comm.rank} than on rank 0; "
+                "attach before the first step, or load every rank's own checkpoint and pass broadcast=False"
+            )
+        if comm.rank != 0 and not sharded:
             tensors = [
                 torch.empty(shape, dtype=dtype, device=device if kind == device.type else kind)
                 for shape, dtype, kind in shapes
             ]
         for t in tensors:
-            broadcast_into(t, comm, device)
+            broadcast_into(local(t), comm, device)
         if comm.rank != 0:
             optimizer.load_state_dict(_with_tensors(skeleton, tensors))
+
+
+def _shape(t: Tensor) -> tuple[torch.Size, torch.dtype, str]:
+    return local(t).shape, t.dtype, t.device.type
 
 
 def _from_first(comm: Comm, value: Any) -> Any:

@@ -11,7 +11,7 @@ from torch.autograd import Variable
 from ..buckets import is_view
 from ..comm import Comm
 from .clock import Clock
-from .routes import Route
+from .routes import Route, through
 
 
 class GradientRoute(Route):
@@ -34,13 +34,7 @@ class GradientRoute(Route):
             bucket.load("grad")
             self.untouched += [(view, view.clone()) for view in idle]
             self.used, later = begin_flags(flags, flat, comm)
-            if scale is not None:
-                flat.mul_(scale.reciprocal())
-            result = stage(flat, state, comm)
-            if result is not flat:
-                flat.copy_(result)
-            if scale is not None:
-                flat.mul_(scale)
+            through(stage, flat, state, comm, scale)
             if later is not None:
                 later.wait()
             return flat

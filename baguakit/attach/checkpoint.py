@@ -63,16 +63,25 @@ def save_routes(routes: Sequence[Route], names: Names) -> dict[str, Any]:
 
 def load_routes(routes: Sequence[Route], names: Names, saved: Mapping[str, Any], same_ranks: bool) -> None:
     """Let every rule remember what `save_routes` saved."""
-    if len(saved) != len(routes):
-        raise ValueError(f"this state is of {len(saved)} rules, and {len(routes)} are attached")
+    check_saved(routes, saved)
     for i, route in enumerate(routes):
         load_route(route, names, saved[str(i)], same_ranks)
 
 
+def check_saved(routes: Sequence[Route], saved: Mapping[str, Any]) -> None:
+    """Raise unless `saved` is of the same rules."""
+    if len(saved) != len(routes):
+        raise ValueError(f"this state is of {len(saved)} rules, and {len(routes)} are attached")
+    for i, route in enumerate(routes):
+        if saved[str(i)]["rule"] != repr(route.rule):
+            raise ValueError(f"this state is of {saved[str(i)]['rule']}, and the rule attached is {route.rule!r}")
+
+
 def save_route(route: Route, names: Names) -> dict[str, Any]:
     """What a rule remembers, as copies. Waits for its flights; those of a free-running rule are left out."""
-    for trip in route.air.values():  # what they bring, and what they change in the states
-        trip.flight.result()
+    if route.rule.window != "free_running":
+        for trip in route.air.values():  # what they bring, and what they change in the states
+            trip.flight.result()
     saved: dict[str, Any] = {
         "rule": repr(route.rule),
         "round": route.round,
@@ -102,26 +111,30 @@ def _save_pieces(saved: dict[str, Any], bucket: Bucket, names: Names, path: str,
 
 def load_route(route: Route, names: Names, saved: Mapping[str, Any], same_ranks: bool) -> None:
     """Let a rule remember what `save_route` saved, perhaps in other buckets or with another number of ranks."""
-    if saved["rule"] != repr(route.rule):
-        raise ValueError(f"this state is of {saved['rule']}, and the rule attached is {route.rule!r}")
-    parameters = saved["parameters"]
-    if missing := [names[p] for p in route.params() if names[p] not in parameters]:
-        log.warning("%r remembers nothing of %s: it is new", route.rule, ", ".join(missing))
-    same = same_ranks and saved["cut"] == [[names[p] for p in bucket.params] for bucket in route.buckets]
     route.drop()
     route.round = int(saved["round"])
     route.to_average = []
-    for i, bucket in enumerate(route.buckets):
-        _make_room(route.states[i], parameters, bucket, names)
-        for path, tensor, carry in remembered(route.rule.stage, route.states[i]):
-            if carry is not None:
-                _load_carried(route, tensor, _gathered(parameters, bucket, names, path, tensor), carry, same_ranks)
-            elif same:
-                tensor.copy_(saved["own"][f"{i}.{path}"])
-            else:
-                log.warning("%r makes %s of bucket %d anew: buckets or ranks have changed", route.rule, path, i)
-        if same_ranks:
-            _load_flight(route, i, parameters, names)
+    for i in range(len(route.buckets)):
+        load_bucket(route, i, names, saved, same_ranks)
+
+
+def load_bucket(route: Route, i: int, names: Names, saved: Mapping[str, Any], same_ranks: bool) -> None:
+    """Let a rule remember of bucket `i` what `save_route` saved of the parameters in it."""
+    bucket, state, parameters = route.buckets[i], route.states[i], saved["parameters"]
+    held = [names[p] for p in bucket.params]
+    if missing := [name for name in held if name not in parameters]:
+        log.warning("%r remembers nothing of %s: it is new", route.rule, ", ".join(missing))
+    same = same_ranks and i < len(saved["cut"]) and saved["cut"][i] == held
+    _make_room(state, parameters, bucket, names)
+    for path, tensor, carry in remembered(route.rule.stage, state):
+        if carry is not None:
+            _load_carried(route, tensor, _gathered(parameters, bucket, names, path, tensor), carry, same_ranks)
+        elif same:
+            tensor.copy_(saved["own"][f"{i}.{path}"])
+        else:
+            log.warning("%r makes %s of bucket %d anew: buckets or ranks have changed", route.rule, path, i)
+    if same_ranks:
+        _load_flight(route, i, parameters, names)
 
 
 def _make_room(state: State, parameters: Mapping[str, Any], bucket: Bucket, names: Names) -> None:
@@ -168,7 +181,12 @@ def _gathered(parameters: Mapping[str, Any], bucket: Bucket, names: Names, path:
     if like.dim() == 0:
         return torch.as_tensor(next(part for part in parts if part is not None), device=like.device)
     flat = like.clone()
-    for view, part in zip(pieces(flat, bucket.params), parts, strict=True):
+    for p, view, part in zip(bucket.params, pieces(flat, bucket.params), parts, strict=True):
         if part is not None:
+            if part.shape != view.shape:
+                raise ValueError(
+                    f"this state holds {tuple(part.shape)} of {names[p]}, and {tuple(view.shape)} is here; "
+                    "shards are resumed with as many as there were"
+                )
             view.copy_(part)
     return flat

@@ -5,7 +5,9 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import Tensor, nn
 
+from ..buckets import local
 from ..comm import Comm
+from .sharding import reshard
 
 CHUNK = 1 << 24  # values at a time, so that the fp32 copies stay small
 
@@ -15,7 +17,8 @@ def merge_(model: nn.Module, comm: Comm, device: torch.device) -> None:
     """Overwrite every floating parameter and buffer with its mean over all ranks, computed in fp32 (fp64 for fp64)."""
     if comm.size == 1:
         return
-    floating = [x.detach() for x in dict.fromkeys([*model.parameters(), *model.buffers()]) if x.is_floating_point()]
+    reshard(model)
+    floating = [local(x) for x in dict.fromkeys([*model.parameters(), *model.buffers()]) if x.is_floating_point()]
     for chunk in chunks(floating):
         exact = torch.float64 if any(x.dtype == torch.float64 for x in chunk) else torch.float32
         flat = torch.cat([x.to(device, exact).flatten() for x in chunk])
@@ -26,12 +29,12 @@ def merge_(model: nn.Module, comm: Comm, device: torch.device) -> None:
 
 @torch.no_grad()
 def consensus_distance(params: Sequence[Tensor], comm: Comm) -> float:
-    """sqrt( (1/n) Σ_r ‖x_r − x̄‖² ), summed in fp64."""
+    """sqrt( (1/n) Σ_r ‖x_r − x̄‖² ), summed in fp64; of a sharded model, over this rank's shards."""
     if comm.size == 1:
         return 0.0
     squares = torch.zeros((), dtype=torch.float64, device=params[0].device)
-    for chunk in chunks(params):
-        x = torch.cat([p.detach().flatten().double() for p in chunk])
+    for chunk in chunks([local(p) for p in params]):
+        x = torch.cat([p.flatten().double() for p in chunk])
         mean = comm.all_reduce(x / comm.size)
         squares += (x - mean).square().sum()
     return float((comm.all_reduce(squares) / comm.size).sqrt())

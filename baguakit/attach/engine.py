@@ -143,7 +143,7 @@ class Engine:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """See `Attachment.load_state_dict`."""
         load_routes(self.routes, self.plan.names, state["rules"], state["ranks"] == self.tracks[0].comm.size)
-        self.clock.step, self.steps.loaded = int(state["step"]), True
+        self.clock.step = self.steps.loaded = int(state["step"])
         self.steps.launch_between()
 
     def together(self, what: str, work: Callable[[Comm], Any]) -> Any:

@@ -13,6 +13,7 @@ from torch.optim import Optimizer
 from ..buckets import split
 from ..comm import Comm, check_device
 from ..rules import Rule, rules_of, whole
+from .sharding import check_shards, is_sharded, reshard
 
 
 @dataclass(frozen=True, eq=False)
@@ -52,14 +53,18 @@ def make_plan(
     rules, optimizers = rules_of(*algorithms), optimizers_of(optimizer)
     if not rules:
         raise ValueError("attach needs at least one algorithm, such as bk.algorithms.gradient_allreduce()")
+    reshard(model)
     names: dict[Tensor, str] = {p: name for name, p in model.named_parameters() if p.requires_grad}
     if not names:
         raise ValueError("the model has no trainable parameter; set requires_grad before attach")
     whole("bucket_bytes", bucket_bytes, 1)
     device = one_device(names)
     check_device(comm.group, device)
+    if comm.flows > 1 and device.type == "cuda":
+        raise ValueError(f"Comm(flows={comm.flows}) divides what travels over gloo, and these parameters travel by NCCL")
     claims = [claimed(rule, names) for rule in rules]
     check_rules(rules, claims, names, optimizers)
+    check_shards(rules, names, comm)
     for rule in rules:
         rule.stage.check(comm)
     check_scaler(scaler, rules)
@@ -95,7 +100,7 @@ def one_device(names: dict[Tensor, str]) -> torch.device:
                 f"all trainable parameters must be on one device; {names[first]} is on {first.device} "
                 f"and {name} on {p.device}"
             )
-        if p.layout is not torch.strided or type(p.data) is not torch.Tensor:
+        if p.layout is not torch.strided or not (type(p.data) is torch.Tensor or is_sharded(p)):
             raise TypeError(
                 f"parameter {name} is a {type(p.data).__name__} of layout {p.layout}; attach takes plain dense tensors"
             )
@@ -104,8 +109,8 @@ def one_device(names: dict[Tensor, str]) -> torch.device:
 
 def claimed(rule: Rule, names: dict[Tensor, str]) -> list[Tensor]:
     """The parameters that a rule acts on."""
-    where = rule.where or (lambda name, p: True)
-    chosen = [p for p, name in names.items() if where(name, p)]
+    names_chosen = rule.choose({name: p for p, name in names.items()})
+    chosen = [p for p, name in names.items() if name in names_chosen]
     if not chosen:
         raise ValueError(f"where= of {rule!r} selects none of the {len(names)} trainable parameters")
     return chosen

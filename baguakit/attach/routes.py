@@ -11,10 +11,11 @@ from torch import Tensor
 
 from ..buckets import Bucket
 from ..comm import Comm
+from ..kernels.mixing_ops import land_
 from ..lanes import Flight, Lane
 from ..primitives import mean_
 from ..rules import Rule
-from ..stages import State
+from ..stages import Stage, State
 from .monitor import Monitor
 
 RECORDED = 100  # flights of a bucket that a report covers
@@ -138,6 +139,16 @@ class Errand:
         return self.what
 
 
+def through(stage: Stage, x: Tensor, state: State, comm: Comm, scale: Tensor | None) -> Tensor:
+    """One flight of the gradients `x`, in place; the stage sees them without the loss scale, if there is one."""
+    if scale is not None:
+        x.mul_(scale.reciprocal())
+    result = stage(x, state, comm)
+    if result is not x:
+        x.copy_(result)
+    return x if scale is None else x.mul_(scale)
+
+
 def together(what: str, work: Callable[[Comm], Any], track: Track, monitor: Monitor) -> Any:
     """Do `work(comm)` on a lane, as all ranks do, and wait for it; who is missing is named."""
     monitor.check()
@@ -185,11 +196,12 @@ class WeightRoute(Route):
 
 @torch.no_grad()
 def landed(x: Tensor, result: Tensor, before: Tensor) -> Tensor:
-    """The result where `x` has not moved since `before`, else x + (result − before): what moved it meanwhile is kept.
+    """x ← result where `x` has not moved since `before`, else x + (result − before): what moved it meanwhile is kept.
 
-    Decided value by value on the device: a version counter would not see writes through `p.data`.
+    Decided value by value on the device: a version counter would not see writes through `p.data`. Returns `x`.
     """
-    return torch.where(x == before, result, x + (result - before))
+    land_(x, result, before)
+    return x
 
 
 def buckets_of(cut: Sequence[Sequence[Tensor]], rule: Rule, comm: Comm) -> list[Bucket]:

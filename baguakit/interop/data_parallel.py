@@ -1,0 +1,176 @@
+"""Stages as the communication hook of `DistributedDataParallel`.
+
+    g of a bucket is ready → launched on the lane, in the order of the buckets → landed when backward ends
+
+DDP asks its hook for a future of each bucket and goes on with backward; so the stage flies beside it, on a CUDA stream
+or a thread. After the first backward DDP cuts its buckets anew: what a stage remembers moves with the parameters.
+"""
+
+import threading
+import weakref
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.futures import Future
+from torch.nn.parallel import DistributedDataParallel
+
+from ..attach.plan import as_time, check_scaler
+from ..attach.routes import through
+from ..comm import Comm, check_device
+from ..stages import Stage, State
+from .handle import Handle, Scheme
+from .routes import rules_on_gradients
+
+if TYPE_CHECKING:
+    GradBucket = Any  # torch leaves it without a type; at run time DDP asks for this very annotation
+else:
+    from torch.distributed import GradBucket
+
+
+def ddp(
+    ddp_model: DistributedDataParallel,
+    stage: Any,
+    comm: Comm | None = None,
+    *,
+    scaler: Any = None,
+    timeout: float | timedelta | None = None,
+) -> Handle:
+    """Let a stage average the gradients of a model in `DistributedDataParallel`, in place of DDP's all-reduce.
+
+        handle = bk.interop.ddp(ddp_model, bk.stages.ErrorFeedback(bk.stages.CompressedMean()))
+
+    Collective. `no_sync()`, `find_unused_parameters`, `static_graph` and `gradient_as_bucket_view` are DDP's as before;
+    its `join()` is not, since a rank that has finished cannot answer for a stage. After `handle.detach()` the model
+    averages as DDP does.
+
+    Args:
+        ddp_model: the wrapped model.
+        stage: such as `bk.stages.CompressedMean()`; or an algorithm on gradients, such as `bk.algorithms.bytegrad()`.
+        comm: the ranks of the model's process group, in a `Comm(mesh=…)` that knows the nodes for `Hierarchical`;
+            None means that group.
+        scaler: the GradScaler in use, so that the stage sees gradients without its factor.
+        timeout: seconds (or a timedelta) after which a flight is given up and the rank at fault is named; None: 600.
+
+    Returns:
+        A `Handle`: `state_dict`, `load_state_dict`, `report`, `detach`.
+
+    Raises:
+        TypeError, ValueError: something cannot work, or ranks differ; on every rank.
+    """
+    if not isinstance(ddp_model, DistributedDataParallel):
+        raise TypeError(
+            f"ddp takes a DistributedDataParallel, not {type(ddp_model).__name__}; use bk.attach for other modules"
+        )
+    group = ddp_model.process_group
+    comm = Comm(group) if comm is None else comm
+    if not isinstance(comm, Comm):
+        raise TypeError(f"comm= takes a bk.Comm, not {type(comm).__name__}")
+
+    def make() -> Scheme:
+        rules = rules_on_gradients(stage)
+        names: dict[Tensor, str] = {p: n for n, p in ddp_model.module.named_parameters() if p.requires_grad}
+        device = next(iter(names)).device
+        check_device(comm.group, device)
+        if dist.get_process_group_ranks(comm.group) != dist.get_process_group_ranks(group):
+            raise ValueError(
+                f"comm= has the ranks {dist.get_process_group_ranks(comm.group)} and the model's process group "
+                f"{dist.get_process_group_ranks(group)}; they must be the same"
+            )
+        for rule in rules:
+            rule.stage.check(comm)
+        check_scaler(scaler, rules)
+        held = _hooks.get(ddp_model)
+        if held is not None and held.handle is not None:
+            raise ValueError("this model has a stage already: call detach() on its handle before giving it another")
+        lines = tuple(f"{name} {tuple(p.shape)} {p.dtype}" for p, name in names.items())
+        return Scheme(rules, names, device, as_time(timeout), scaler, lines)
+
+    return DataParallelHandle(make, comm, ddp_model)
+
+
+class DataParallelHandle(Handle):
+    """Stages at work in the communication hook of a `DistributedDataParallel`."""
+
+    def __init__(self, make: Any, comm: Comm, ddp_model: DistributedDataParallel) -> None:
+        self._answers: list[Answer] = []
+        super().__init__(make, comm)
+        with self._or_abandon():
+            hook = _hooks.get(ddp_model)
+            if hook is None:
+                hook = Hook(ddp_model.process_group)
+                ddp_model.register_comm_hook(None, hook.answer)
+                _hooks[ddp_model] = hook
+        hook.handle = self
+        self._ends.append(hook.rest)
+
+    def _fly(self, bucket: GradBucket) -> Future[Tensor]:
+        flat, i = bucket.buffer(), bucket.index()
+        if flat.layout is not torch.strided:
+            raise TypeError("a sparse gradient cannot travel in a bucket; use sparse=False in the embedding")
+        route, answer = self._begin(), Answer(flat)
+        if i == 0:
+            self._answers = []
+        self._answers.append(answer)
+        if route is None:
+            answer.give()
+        else:
+            scale = self._scale()
+
+            def work(stage: Stage, x: Tensor, state: State, comm: Comm) -> None:
+                try:
+                    through(stage, x, state, comm, scale)
+                finally:
+                    answer.give()
+
+            route.take_off(route.fit(i, flat, bucket.parameters()), self._clock.step, work)
+        return answer.future
+
+    def _abort(self) -> None:
+        super()._abort()
+        for answer in self._answers:
+            answer.give()
+
+
+class Answer:
+    """The future of a bucket. It is given on a failure too, so that DDP never waits in vain: `_land` raises the error.
+
+    On CUDA it is given on the lane's stream, of which the future takes note.
+    """
+
+    def __init__(self, flat: Tensor) -> None:
+        self.flat, self.lock = flat, threading.Lock()
+        self.future: Future[Tensor] = Future(devices=[flat.device]) if flat.is_cuda else Future()
+
+    def give(self) -> None:
+        """Answer, once."""
+        with self.lock:
+            if not self.future.done():
+                self.future.set_result(self.flat)
+
+
+class Hook:
+    """DDP takes one communication hook in its life: this one, which a handle uses for a while."""
+
+    def __init__(self, group: Any) -> None:
+        self.group = group
+        self.handle: DataParallelHandle | None = None
+
+    def answer(self, state: Any, bucket: GradBucket) -> Future[Tensor]:
+        """The future of a bucket that DDP has filled."""
+        return self.mean(bucket) if self.handle is None else self.handle._fly(bucket)
+
+    def mean(self, bucket: GradBucket) -> Future[Tensor]:
+        """What DDP does without a hook."""
+        flat = bucket.buffer()
+        work = dist.all_reduce(flat.mul_(1 / self.group.size()), group=self.group, async_op=True)
+        return work.get_future().then(lambda done: done.value()[0])  # type: ignore[no-any-return]
+
+    def rest(self) -> None:
+        """Its handle is detached."""
+        self.handle = None
+
+
+_hooks: "weakref.WeakKeyDictionary[DistributedDataParallel, Hook]" = weakref.WeakKeyDictionary()

@@ -1,0 +1,123 @@
+"""A rule on gradients in somebody else's buckets, which are seen one by one and may be cut anew at any time."""
+
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch import Tensor
+
+from ..attach.checkpoint import load_bucket, save_route
+from ..attach.routes import RECORDED, Route, together
+from ..buckets import Bucket
+from ..comm import Comm
+from ..rules import Rule, during_backward, rules_of
+from ..stages import Stage, State
+
+
+def rules_on_gradients(stage: Any) -> tuple[Rule, ...]:
+    """The rules in what a user gives: a stage, or an algorithm on gradients such as `bytegrad()`.
+
+    Raises:
+        TypeError: it is neither, or acts on weights.
+        ValueError: it acts on some of the parameters only, or two rules act in one step.
+    """
+    if isinstance(stage, Stage):
+        return (during_backward(stage),)
+    if not isinstance(stage, Rule | tuple | list) or not stage:
+        raise TypeError(f"a hook takes a stage such as Mean(), or an algorithm on gradients; not {stage!r}")
+    rules = rules_of(stage)
+    for i, rule in enumerate(rules):
+        if rule.what == "data":
+            raise TypeError(
+                f"{rule!r} acts on weights, and a gradient hook never sees them; use bk.attach(model, optimizer, …)"
+            )
+        if rule.where is not None:
+            raise ValueError(
+                f"{rule!r} acts on some parameters, and a hook is given whole buckets; use bk.attach, or omit where="
+            )
+        for other in rules[:i]:
+            if rule.meets(other):
+                raise ValueError(f"{other!r} and {rule!r} act in the same steps; separate them with start= and stop=")
+    return rules
+
+
+@dataclass(eq=False)
+class HookRoute(Route):
+    """A rule whose buckets are those of a hook. What it remembers follows the parameters from cut to cut.
+
+    Attributes:
+        names: of the parameters in the buckets, or of what stands for them.
+        memory: what `save_route` saved, for buckets that have not been seen since.
+        same_ranks: whether that was with as many ranks.
+        places: of a bucket that the hook calls so, its number here: they are numbered as they are first seen.
+    """
+
+    names: dict[Tensor, str] = field(default_factory=dict)
+    places: dict[int, int] = field(default_factory=dict)
+    memory: Mapping[str, Any] | None = None
+    same_ranks: bool = True
+
+    def fit(self, called: int, flat: Tensor, params: Sequence[Tensor]) -> int:
+        """Let the bucket so called be `flat`, in which `params` lie one after another, and return its number."""
+        i = self.places.get(called, len(self.buckets))
+        if i < len(self.buckets):
+            held = self.buckets[i].params
+            if len(held) == len(params) and all(p is q for p, q in zip(held, params, strict=True)):
+                self.buckets[i] = Bucket.of(flat, params)
+                return i
+            self.forget_from(i)
+        self.places[called] = i
+        self.add(Bucket.of(flat, params))
+        return i
+
+    def add(self, bucket: Bucket) -> None:
+        """One more bucket, remembered if its parameters are."""
+        i = len(self.buckets)
+        comm = self.track.comm.stand(self.round, None, self.number(i), {})
+        state = together("new buckets", lambda _: self.rule.stage.init(bucket, comm), self.track, self.monitor)
+        self.buckets.append(bucket)
+        self.states.append(state)
+        self.sent.append({})
+        self.launches.append(0)
+        self.records.append(deque(maxlen=RECORDED))
+        if self.memory is not None:
+            load_bucket(self, i, self.names, self.memory, self.same_ranks)
+
+    def forget_from(self, i: int) -> None:
+        """The buckets from `i` on are no more: keep what was remembered of their parameters."""
+        self.memory, self.same_ranks = self.saved(), True
+        for by_bucket in (self.buckets, self.states, self.sent, self.launches, self.records):
+            del by_bucket[i:]
+        self.places = {called: place for called, place in self.places.items() if place < i}
+
+    def saved(self) -> dict[str, Any]:
+        """What is remembered, as `attach` saves it."""
+        self.drop()
+        saved = save_route(self, self.names)
+        if self.memory is not None:  # of parameters that have not been seen since
+            saved["parameters"] = {**self.memory["parameters"], **saved["parameters"]}
+            if not self.buckets:
+                saved["cut"], saved["own"] = self.memory["cut"], self.memory["own"]
+        return saved
+
+    def recall(self, saved: Mapping[str, Any], same_ranks: bool) -> None:
+        """Go on from what was saved."""
+        if self.buckets:
+            self.forget_from(0)
+        self.memory, self.same_ranks = saved, same_ranks
+        self.round, self.to_average = int(saved["round"]), []
+
+    def take_off(self, i: int, step: int, work: Callable[[Stage, Tensor, State, Comm], Any]) -> None:
+        """Launch bucket `i`; `work(stage, x, state, comm)` is what happens to it."""
+        if i in self.air:  # of a backward that an exception ended: its result is forgotten
+            self.arrive(i)
+        stage, state = self.rule.stage, self.states[i]
+        self.launch(i, step, lambda flat, comm: work(stage, flat, state, comm))
+
+    def land(self) -> None:
+        """Wait for every flight in the air: the round is over."""
+        self.drop()
+        self.round += 1
+        if len(self.params()) == len(self.names):  # all have been seen
+            self.memory = None

@@ -1,0 +1,64 @@
+"""The first half of a mean: each rank gets its own shard of it, and nobody sends what the others do not need.
+
+s_r ← (1/n) Σ_q shard r of x_q                      Mean()
+s_r ← (1/n) Σ_q Q(shard r of x_q)                   CompressedMean(Q): one loss, where an all-reduce has two
+y ← x + e;  s_r ← one of these of y;  e ← y − Q(y)  ErrorFeedback(CompressedMean(Q))
+"""
+
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from ..comm import Comm
+from ..compressors import Compressor
+from ..primitives.compressed import pays
+from ..stages import CompressedMean, ErrorFeedback, Mean, Stage, State, finite, keep_
+
+
+def check_scatter(stage: Stage) -> None:
+    """Raise unless `stage` has a first half."""
+    inner = stage.inner if isinstance(stage, ErrorFeedback) else stage
+    if not isinstance(inner, Mean | CompressedMean):
+        raise TypeError(
+            f"a sharded model needs only its own shard of the mean, and {stage!r} has no half that makes one; use "
+            "Mean(), CompressedMean() or ErrorFeedback(CompressedMean()), or shard within nodes and give "
+            "comm=bk.Comm(mesh.get_group('inter')) for any stage between them"
+        )
+
+
+def scatter(stage: Stage, x: Tensor, state: State, comm: Comm) -> Tensor:
+    """This rank's shard (n / size,) of what `stage` makes of `x` (n,), n being a multiple of the ranks."""
+    if not isinstance(stage, ErrorFeedback):
+        return _scatter(stage, x, comm, None)
+    e = state["residual"]
+    lost = torch.empty_like(e)
+    shard = _scatter(stage.inner, x + e, comm, lost)
+    # A shard that is not finite is known to one rank only, and all must keep what they had.
+    whole = finite(shard).float()
+    keep_(e, lost, where=comm.all_reduce(whole, dist.ReduceOp.MIN) > 0)
+    return shard.to(x.dtype)
+
+
+def _scatter(stage: Any, x: Tensor, comm: Comm, lost: Tensor | None) -> Tensor:
+    if isinstance(stage, Mean) or not pays(x.numel(), x.element_size(), stage.compressor, comm.size):
+        if lost is not None:
+            lost.zero_()
+        return comm.reduce_scatter(x.mul_(1 / comm.size))
+    rows = x.view(comm.size, -1)
+    packed = stage.compressor.compress(rows, None if lost is None else lost.view(rows.shape), key=comm.key())
+    received = torch.empty_like(packed)
+    comm.all_to_all_later(received, packed).wait()
+    mean = torch.zeros(rows.shape[1], device=x.device)
+    stage.compressor.add_(mean, received, [1 / comm.size] * comm.size)
+    return mean.to(x.dtype)
+
+
+def gather(compressor: Compressor, shard: Tensor, out: Tensor, comm: Comm) -> None:
+    """Fill `out` (size · k,) with the shards (k,) of all ranks as they decompress, this one's own included."""
+    if not out.is_floating_point() or not pays(out.numel(), out.element_size(), compressor, comm.size):
+        out.copy_(comm.all_gather(shard))
+        return
+    packed = comm.all_gather(compressor.compress(shard.view(1, -1), key=comm.key()))
+    compressor.decompress(packed, shard.numel(), out.dtype, out=out.view(comm.size, -1))

@@ -1,0 +1,117 @@
+"""Stages in FSDP2 (`torch.distributed.fsdp.fully_shard`), one hook for each FSDP module.
+
+    comm: ranks with the same shards      gradients are scattered by FSDP, and then averaged by the stage over `comm`
+    comm: None, or the shards' own group  gradients are scattered by the first half of the stage
+
+The first is sharding within nodes and any stage between them. FSDP gives its reductions a stream of their own, and a
+hook works on the current one: what it launches on its lane is waited for by that stream, and backward goes on. On a
+CPU there is one stream, and backward waits.
+"""
+
+from datetime import timedelta
+from typing import Any
+
+import torch.distributed as dist
+from torch import nn
+
+from ..attach.plan import as_time, check_scaler
+from ..attach.sharding import reshard, shared
+from ..comm import Comm, check_device
+from ..compressors import Compressor
+from .handle import Handle, Scheme
+from .routes import rules_on_gradients
+from .scatter import check_scatter
+from .sharded_handles import Across, Within, hooked
+from .units import Unit, units_of
+
+
+def fsdp(
+    model: nn.Module,
+    stage: Any,
+    comm: Comm | None = None,
+    *,
+    weights: Compressor | None = None,
+    broadcast: bool = True,
+    scaler: Any = None,
+    timeout: float | timedelta | None = None,
+) -> Handle:
+    """Let a stage average the gradients of an FSDP2 model.
+
+        mesh = init_device_mesh("cuda", (nodes, ranks_of_a_node), mesh_dim_names=("inter", "intra"))
+        fully_shard(model, mesh=mesh["intra"])
+        handle = bk.interop.fsdp(model, bk.stages.CompressedMean(), comm=bk.Comm(mesh.get_group("inter")))
+
+    Collective. What a stage remembers of each module is its own. `set_requires_gradient_sync(False)` accumulates
+    gradients without reducing them, as before.
+
+    Args:
+        model: a model whose modules have been given to `fully_shard`, on one mesh dimension.
+        stage: with `comm` any stage, or algorithm on gradients such as `bk.algorithms.power_sgd()`; without it
+            `Mean()`, `CompressedMean()` or `ErrorFeedback(CompressedMean())`: a quarter of the bytes of FSDP.
+        comm: the ranks that hold the same shards; None means those over which FSDP shards.
+        weights: a compressor of the weights that FSDP gathers (only without `comm`). Ranks then compute with weights
+            that are alike, and rounded; the optimizer's own are not.
+        broadcast: with `comm`, begin with the weights and buffers of its rank 0.
+        scaler: the `ShardedGradScaler` in use, so that stages see gradients without its factor.
+        timeout: seconds (or a timedelta) after which a flight is given up and the rank at fault is named; None: 600.
+
+    Returns:
+        A `Handle`: `state_dict`, `load_state_dict`, `report`, `detach`.
+
+    Raises:
+        TypeError, ValueError: something cannot work, or ranks differ; on every rank.
+    """
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"fsdp takes an nn.Module, not {type(model).__name__}")
+    reshard(model)
+    units = units_of(model)
+    comm = Comm(units[0].group) if comm is None else comm
+    if not isinstance(comm, Comm):
+        raise TypeError(f"comm= takes a bk.Comm, not {type(comm).__name__}")
+    across = dist.get_process_group_ranks(comm.group) != units[0].ranks
+
+    layouts = [unit.scattered() if across else unit.unscattered() for unit in units]
+
+    def make() -> Scheme:
+        rules = rules_on_gradients(stage)
+        device = next(model.parameters()).device
+        check_device(comm.group, device)
+        check_units(units, comm, across)
+        if weights is not None and (across or not isinstance(weights, Compressor)):
+            raise TypeError(f"weights= is a compressor such as MinMaxUInt8(), and only without comm=; not {weights!r}")
+        for rule in rules:
+            rule.stage.check(comm)
+            if not across:
+                check_scatter(rule.stage)
+        check_scaler(scaler, rules)
+        names = {shard: name for layout in layouts for shard, name in layout.items()}
+        lines = [f"weights={weights!r}", *(f"{name} {tuple(shard.shape)}" for shard, name in names.items())]
+        return Scheme(rules, names, device, as_time(timeout), scaler, tuple(lines))
+
+    if across:
+        return Across(make, comm, units, layouts, model if broadcast else None)
+    return Within(make, comm, units, layouts, weights)
+
+
+def check_units(units: list[Unit], comm: Comm, across: bool) -> None:
+    """Raise unless all units are sharded over one group, and `comm` is that or one of ranks with the same shards."""
+    first, ours = units[0], dist.get_process_group_ranks(comm.group)
+    for unit in units:
+        if unit.ranks != first.ranks:
+            raise ValueError(
+                f"{unit.name} is sharded over the ranks {unit.ranks} and {first.name or 'the model'} over "
+                f"{first.ranks}; call bk.interop.fsdp for each part of the model"
+            )
+        if unit.module in hooked:
+            raise ValueError("this model has a stage already: call detach() on its handle before giving it another")
+    both = shared(ours, first.ranks)
+    if across and both != [dist.get_rank()]:
+        raise ValueError(
+            f"ranks {both} of this group hold shards of the same parameters; shard within one dimension of a mesh and "
+            'average over another: comm=bk.Comm(mesh.get_group("inter"))'
+        )
+    if across and first.replicated:
+        raise ValueError(
+            "this model is sharded over a mesh of two dimensions, and FSDP averages over the first itself before any "
+            'hook; shard over the second alone: fully_shard(module, mesh=mesh["intra"])'
+        )
