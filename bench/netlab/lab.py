@@ -1,0 +1,221 @@
+"""A laboratory: made when entered, gone when left, however that comes about."""
+
+import functools
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from types import TracebackType
+from typing import TextIO
+
+from . import owners
+from .commands import batch, run
+from .counters import Counters, of_namespace
+from .pacing import Pacer, residents
+from .ranks import Ended, Ranks, say
+from .rates import bytes_per_second
+from .wires import LINK, Wires, build, has_netem, host_name, shape
+
+PORT = 29500  # every laboratory has all ports to itself
+
+
+@functools.cache
+def obstacle() -> str | None:
+    """Why this process cannot have a laboratory, in a sentence; None if it can."""
+    if sys.platform != "linux":
+        return f"a network laboratory is made of Linux network namespaces, which {sys.platform} has not"
+    missing = [command for command in ("ip", "tc") if shutil.which(command) is None]
+    if missing:
+        return f"a network laboratory needs the command {missing[0]}, of Debian's package iproute2"
+    if os.geteuid() != 0:
+        return f"a network laboratory needs root, for namespaces and queues, and this is user {os.geteuid()}: use sudo"
+    probe = owners.new_prefix()
+    try:
+        run("ip", "netns", "add", f"{probe}.probe")
+        batch("ip", f"{probe}.probe", ["link add one type veth peer name two"])
+        batch("tc", f"{probe}.probe", ["qdisc add dev one root tbf rate 1mbit burst 32kb latency 50ms"])
+    except RuntimeError as error:
+        return f"a network laboratory needs namespaces, veth and tbf, and this machine refuses them: {error}"
+    finally:
+        owners.remove(probe)
+    return None
+
+
+class Lab:
+    """Hosts whose links are shaped; see the figure in `bench.netlab`. A context manager.
+
+    Args:
+        hosts: how many, 1 to 250.
+        rate: of each host's link, each way, such as "500mbit"; None leaves it unshaped.
+        nodes: divide the hosts, in order, into so many nodes with switches of their own; it must divide `hosts`.
+        between: the rate of each node's way to the others, which its hosts share.
+        flow_cap: a rate that no single TCP connection exceeds.
+        delay: added each way between a host and the switch, such as "5ms".
+
+    Raises:
+        ValueError: an argument makes no sense, or the kernel has no netem for `delay`.
+        PermissionError: this process cannot have a laboratory; says why.
+    """
+
+    def __init__(
+        self,
+        hosts: int,
+        rate: str | None = None,
+        *,
+        nodes: int | None = None,
+        between: str | None = None,
+        flow_cap: str | None = None,
+        delay: str | None = None,
+    ) -> None:
+        self.wires = Wires(hosts, rate, nodes, between, delay)
+        self._cap = None if flow_cap is None else bytes_per_second(flow_cap)
+        self._prefix = ""
+        self._undertaker: subprocess.Popen[bytes] | None = None
+        self._pacer: Pacer | None = None
+        self._running: list[Ranks] = []
+
+    # Its life
+
+    def __enter__(self) -> "Lab":
+        if reason := obstacle():
+            raise PermissionError(reason)
+        for left in owners.sweep():
+            say(f"removed {left}, whose owner is gone")
+        self._prefix = owners.new_prefix()
+        self._undertaker = owners.undertaker(self._prefix)
+        try:
+            build(Wires(self.hosts, None, self.wires.nodes, self.wires.between), self._prefix)
+            if self.wires.delay is not None and not has_netem(self._prefix):
+                raise ValueError(
+                    f"delay={self.wires.delay!r} needs a kernel with netem (sch_netem), and this one has none; "
+                    "leave it away: latency is then that of the queues"
+                )
+            for host in range(self.hosts):
+                shape(self._prefix, host, self.wires.rate, self.wires.delay)
+            if self._cap is not None:
+                self._pacer = Pacer([owners.FOLDER / self._name(host) for host in range(self.hosts)], self._cap)
+        except BaseException:
+            self.close()
+            raise
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Stop what runs and remove the hosts. Calling it again does nothing."""
+        if self._pacer is not None:
+            self._pacer.close()
+            self._pacer = None
+        if self._undertaker is not None:
+            assert self._undertaker.stdin is not None
+            self._undertaker.stdin.close()
+            self._undertaker.wait()
+            self._undertaker = None
+        for ranks in self._running:
+            ranks.stop()
+        self._running.clear()
+
+    # Running commands
+
+    @property
+    def hosts(self) -> int:
+        """How many hosts there are."""
+        return self.wires.hosts
+
+    def run(
+        self,
+        command: Sequence[str] | Callable[[int], Sequence[str]],
+        *,
+        env: Mapping[str, str] | None = None,
+        timeout: float | None = None,
+        keep_going: bool = False,
+        echo: TextIO | None = None,
+    ) -> Ended:
+        """Run a command on every host and wait for it; when it fails on one, the others are stopped.
+
+        Args:
+            command: the words of a command, or a function from the host's number to them.
+            env: set beside RANK, WORLD_SIZE and so on.
+            timeout: seconds after which all are stopped, with status 124; None: never.
+            keep_going: leave the others alone when one fails.
+            echo: where to write what is printed, as it comes, each line with its host: `sys.stdout`, or None.
+        """
+        return self.start(command, env=env, echo=echo).wait(timeout, keep_going)
+
+    def start(
+        self,
+        command: Sequence[str] | Callable[[int], Sequence[str]],
+        *,
+        env: Mapping[str, str] | None = None,
+        echo: TextIO | None = None,
+    ) -> Ranks:
+        """Start a command on every host; `.wait()` for it, and meanwhile do to the network what one likes."""
+        commands = [list(command(h) if callable(command) else command) for h in range(self.hosts)]
+        inside = [["ip", "netns", "exec", self._name(h), *words] for h, words in enumerate(commands)]
+        ranks = Ranks(inside, [{**self.environment(h), **(env or {})} for h in range(self.hosts)], echo)
+        self._running.append(ranks)
+        return ranks
+
+    def environment(self, host: int) -> dict[str, str]:
+        """What `torchrun` would set on a host with one rank; the hosts of a node are local to one another."""
+        return {
+            "RANK": str(host),
+            "WORLD_SIZE": str(self.hosts),
+            "LOCAL_RANK": str(host % self.wires.per_node),
+            "LOCAL_WORLD_SIZE": str(self.wires.per_node),
+            "MASTER_ADDR": self.wires.address(0),
+            "MASTER_PORT": str(PORT),
+            "GLOO_SOCKET_IFNAME": LINK,
+            "NCCL_SOCKET_IFNAME": LINK,
+        }
+
+    # Looking at the network, and meddling with it
+
+    def bytes(self) -> list[Counters]:
+        """What each host's link has counted so far."""
+        return [of_namespace(self._name(host), LINK) for host in range(self.hosts)]
+
+    def set_rate(self, host: int, rate: str | None) -> None:
+        """Change the rate of a host's link, each way, while connections go on; None takes the limit away."""
+        shape(self._prefix, self._checked(host), rate, self.wires.delay)
+
+    def unplug(self, host: int) -> None:
+        """Switch a host's link off: nothing passes, and nobody is told."""
+        batch("ip", f"{self._prefix}.switch", [f"link set port{self._checked(host)} down"])
+
+    def plug(self, host: int) -> None:
+        """Switch a host's link on again."""
+        batch("ip", f"{self._prefix}.switch", [f"link set port{self._checked(host)} up"])
+
+    @contextmanager
+    def stalled(self, host: int) -> Iterator[None]:
+        """All processes of a host stand still, while its kernel goes on to answer for them."""
+        inode = (owners.FOLDER / self._name(self._checked(host))).stat().st_ino
+        self._signal(residents({inode}), signal.SIGSTOP)
+        try:
+            yield
+        finally:
+            self._signal(residents({inode}), signal.SIGCONT)
+
+    @staticmethod
+    def _signal(pids: list[int], number: signal.Signals) -> None:
+        for pid in pids:
+            with suppress(ProcessLookupError):
+                os.kill(pid, number)
+
+    def _name(self, host: int) -> str:
+        if not self._prefix:
+            raise RuntimeError("this laboratory has not been entered: use `with Lab(…) as lab:`")
+        return host_name(self._prefix, host)
+
+    def _checked(self, host: int) -> int:
+        if not 0 <= host < self.hosts:
+            raise ValueError(f"there is no host {host!r}; they are 0 to {self.hosts - 1}")
+        self._name(host)
+        return host

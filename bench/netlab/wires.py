@@ -1,0 +1,114 @@
+"""The cables of a laboratory: which interfaces there are, and how fast they are."""
+
+from dataclasses import dataclass
+
+from .commands import batch, run
+from .rates import bits_per_second
+
+LINK = "eth0"  # what every host calls its link
+QUEUE_MS = 50  # how long a packet may wait for its turn before it is dropped
+BURST_MS, LEAST_BURST = 4, 32 << 10  # a scheduler that is late by less than a burst costs no speed
+
+
+@dataclass(frozen=True)
+class Wires:
+    """A laboratory as it is to be built.
+
+    Attributes:
+        hosts: how many, at most 250.
+        rate: of each host's link, each way; None is unshaped.
+        nodes: into how many nodes the hosts are divided, in order; None: all hang on one switch.
+        between: the rate of each node's way to the others.
+        delay: added to each way from a host to the switch, such as "5ms"; only with netem.
+    """
+
+    hosts: int
+    rate: str | None = None
+    nodes: int | None = None
+    between: str | None = None
+    delay: str | None = None
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.hosts, int) or not 1 <= self.hosts <= 250:
+            raise ValueError(f"a laboratory has 1 to 250 hosts, not {self.hosts!r}")
+        for rate in (self.rate, self.between):
+            if rate is not None:
+                bits_per_second(rate)
+        if self.nodes is not None and (self.nodes < 1 or self.hosts % self.nodes):
+            raise ValueError(
+                f"{self.hosts} hosts cannot be divided into {self.nodes} nodes of equal size; nodes= divides hosts="
+            )
+        if self.between is not None and self.nodes is None:
+            raise ValueError("between= is the rate between nodes, of which there are none; give nodes=, too")
+
+    @property
+    def per_node(self) -> int:
+        """Hosts in a node; without nodes each is one of its own."""
+        return self.hosts // self.nodes if self.nodes else 1
+
+    def address(self, host: int) -> str:
+        """The address of a host; other laboratories use the same, and do not meet it."""
+        return f"10.77.0.{host + 1}"
+
+
+def build(wires: Wires, prefix: str) -> None:
+    """Make the namespaces, the cables and the queues."""
+    switch = f"{prefix}.switch"
+    for name in (switch, *(host_name(prefix, host) for host in range(wires.hosts))):
+        run("ip", "netns", "add", name)
+    bridges = ["core", *(f"node{node}" for node in range(wires.nodes or 0))]
+    lines = [line for bridge in bridges for line in (f"link add {bridge} type bridge mcast_snooping 0", *up(bridge))]
+    for node in range(wires.nodes or 0):
+        lines.append(f"link add up{node} type veth peer name down{node}")
+        lines += [f"link set up{node} master node{node}", f"link set down{node} master core"]
+        lines += [*up(f"up{node}"), *up(f"down{node}")]
+    for host in range(wires.hosts):
+        port, bridge = f"port{host}", f"node{host // wires.per_node}" if wires.nodes else "core"
+        lines.append(f"link add {port} type veth peer name {LINK} netns {host_name(prefix, host)}")
+        lines += [f"link set {port} master {bridge}", *up(port)]
+    batch("ip", switch, lines)
+    for host in range(wires.hosts):
+        address = f"addr add {wires.address(host)}/24 dev {LINK}"
+        batch("ip", host_name(prefix, host), [*up("lo"), *up(LINK), address])
+        shape(prefix, host, wires.rate, wires.delay)
+    for node in range(wires.nodes or 0):
+        queues = [queue(end, wires.between) for end in (f"up{node}", f"down{node}")]
+        batch("tc", switch, [line for lines in queues for line in lines])
+
+
+def host_name(prefix: str, host: int) -> str:
+    """The namespace of a host."""
+    return f"{prefix}.host{host}"
+
+
+def up(interface: str) -> list[str]:
+    """Switch an interface on, without IPv6, whose own chatter would be counted."""
+    return [f"link set {interface} addrgenmode none", f"link set {interface} up"]
+
+
+def shape(prefix: str, host: int, rate: str | None, delay: str | None = None) -> None:
+    """Give a host's link a rate, each way. Running connections go on."""
+    batch("tc", host_name(prefix, host), queue(LINK, rate, delay))
+    batch("tc", f"{prefix}.switch", queue(f"port{host}", rate, delay))
+
+
+def queue(interface: str, rate: str | None, delay: str | None = None) -> list[str]:
+    """The lines for `tc` that put a token bucket before an interface, behind a delay if there is one."""
+    parent, lines, kind = "root", [], "pfifo limit 1000"
+    if delay is not None:
+        lines.append(f"qdisc replace dev {interface} root handle 1: netem delay {delay} limit 100000")
+        parent = "parent 1:1"
+    if rate is not None:
+        bits = bits_per_second(rate)
+        burst = max(LEAST_BURST, bits // 8 * BURST_MS // 1000)
+        kind = f"tbf rate {bits}bit burst {burst} latency {QUEUE_MS}ms"
+    return [*lines, f"qdisc replace dev {interface} {parent} {kind}"]
+
+
+def has_netem(prefix: str) -> bool:
+    """Whether this kernel can delay packets."""
+    try:
+        batch("tc", f"{prefix}.switch", ["qdisc replace dev lo root netem delay 1ms", "qdisc del dev lo root"])
+    except RuntimeError:
+        return False
+    return True

@@ -1,0 +1,23 @@
+"""What do algorithms gain on a slow network, and how far are they from what physics allows?
+
+    python -m bench.network                  # steps of training: every algorithm, network and task; hours
+    python -m bench.network --quick          # some of them; minutes
+    python -m bench.network exchanges        # single exchanges of 16 and 64 MiB, against their ideal lines
+    python -m bench.network figures          # draw what has been measured so far
+
+Hosts are namespaces of one machine (`bench.netlab`), which needs root; without, only the unshaped network is measured,
+over loopback, and the tables say so. Results are lines of JSON in bench/results, one for each finished cell. A cell
+that is there is not measured again, so an interrupted run goes on where it was; delete its line, or the file, to
+measure anew.
+
+What stands beside each measurement:
+
+    formula     bytes that a rank must send for a step (`formulas`), from the shapes of the model and the algorithm
+    sent        bytes that the interface of each host has counted, headers included, the mean over hosts
+    payload     the same without headers: what the formula should be, and what is sent again after a loss
+    line        formula / rate: no step that waits for its exchange can be faster
+    compute     the same model, batch and optimizer on the same ranks at the same time, with nothing exchanged
+
+All ranks share the cores of the machine. That is why throughput is compared to `compute`, measured likewise, and not
+to one rank alone.
+"""

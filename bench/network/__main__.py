@@ -1,0 +1,44 @@
+"""`python -m bench.network [steps | exchanges | figures] [--quick]`: see `bench.network`."""
+
+import argparse
+import sys
+from pathlib import Path
+
+from . import exchanges, figures, reports, runs, steps
+from .contenders import contender
+from .table import RESULTS, Table
+
+
+def main(words: list[str] | None = None) -> int:
+    """Measure what is missing, print the table and draw; 1 if a cell could not be measured."""
+    parser = argparse.ArgumentParser(prog="python -m bench.network", description="Algorithms on slow networks.")
+    parser.add_argument("what", nargs="?", choices=["steps", "exchanges", "figures"], default="steps")
+    parser.add_argument("--quick", action="store_true", help="a subset, in minutes")
+    parser.add_argument("--only", nargs="+", metavar="NAME", help="only these contenders (steps)")
+    parser.add_argument("--out", type=Path, default=RESULTS, metavar="FOLDER", help="(%(default)s)")
+    options = parser.parse_args(words)
+    try:
+        for name in options.only or ():
+            contender(name)
+    except ValueError as error:
+        parser.error(str(error))
+    trained = Table(options.out / "network-steps.jsonl")
+    exchanged = Table(options.out / "network-exchanges.jsonl")
+    failed = 0
+    try:
+        if options.what == "steps":
+            failed = runs.measure(steps.cells(options.quick, options.only), trained, "bench.network.train")
+            print(reports.of_steps(trained))
+        elif options.what == "exchanges":
+            failed = runs.measure(exchanges.cells(options.quick), exchanged, "bench.network.exchanges")
+            print(reports.of_exchanges(exchanged))
+    except KeyboardInterrupt:
+        print("\nInterrupted; the same command goes on from here.", file=sys.stderr)
+        return 130
+    for picture in figures.draw(trained, exchanged, options.out):
+        print(f"The picture is {picture}")
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,124 @@
+"""Who takes part: algorithms of this package, and torch's own DDP with its hooks."""
+
+import contextlib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
+from torch.nn.parallel import DistributedDataParallel
+
+import baguakit as bk
+from baguakit.compressors import BFloat16, MinMaxUInt8, TopK
+from baguakit.topology import OnePeerExact, Ring
+
+from . import formulas
+from .formulas import Shapes
+
+RANK, RATIO, LOCAL, OUTER = 4, 0.01, 8, 10
+WARM_UP = 5  # steps before the measurement; qadam's own warm-up and that of PowerSGD are over by then
+
+
+@dataclass(frozen=True)
+class Contender:
+    """A way to train on several hosts.
+
+    Attributes:
+        name: as it stands in tables.
+        sends: bytes for a step, of shapes and the number of hosts; None where there is no telling.
+        algorithm: for `bk.attach`; None for torch's DDP.
+        hook: of DDP; see `HOOKS`.
+        lr, momentum: of the optimizer, the same for all that average gradients.
+        period: a step is the mean over so many, since not all are alike.
+    """
+
+    name: str
+    sends: Callable[[Shapes, int], float] | None
+    algorithm: bk.rules.Algorithm | None = None
+    hook: str | None = None
+    lr: float = 0.02
+    momentum: float = 0.9
+    period: int = 1
+
+    @contextlib.contextmanager
+    def train(self, model: nn.Module, optimizer: Any) -> Iterator[tuple[nn.Module, Any]]:
+        """Let it work on a model: what to call for the forward pass, and the attachment if there is one."""
+        if self.algorithm is None:
+            wrapped = DistributedDataParallel(model)
+            HOOKS[self.hook or "none"](wrapped)
+            yield wrapped, None
+        else:
+            with bk.attach(model, optimizer, self.algorithm) as attachment:
+                yield model, attachment
+
+
+def bf16_hook(state: Any, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
+    """torch's own, which DDP refuses by its name on builds without CUDA."""
+    return default_hooks.bf16_compress_hook(state, bucket)
+
+
+def power_sgd(ddp: DistributedDataParallel) -> None:
+    """torch's PowerSGD, with error feedback, from the third step on."""
+    state = powerSGD_hook.PowerSGDState(None, matrix_approximation_rank=RANK, start_powerSGD_iter=2)
+    ddp.register_comm_hook(state, powerSGD_hook.powerSGD_hook)
+
+
+HOOKS: dict[str, Callable[[DistributedDataParallel], None]] = {
+    "none": lambda ddp: None,
+    "bf16": lambda ddp: ddp.register_comm_hook(None, bf16_hook),
+    "PowerSGD": power_sgd,
+}
+
+ALONE = "no communication"
+BYTE = MinMaxUInt8()
+a = bk.algorithms
+
+CONTENDERS = (
+    Contender(ALONE, lambda s, n: 0.0, a.local_sgd(every=1_000_000_000)),
+    Contender("DDP", formulas.all_reduce),
+    Contender("DDP, bf16 hook", lambda s, n: formulas.all_reduce(s, n, 2), hook="bf16"),
+    Contender("DDP, PowerSGD hook", lambda s, n: formulas.low_rank_where_it_pays(s, n, RANK), hook="PowerSGD"),
+    Contender("gradient_allreduce", formulas.all_reduce, a.gradient_allreduce()),
+    Contender("bytegrad", lambda s, n: formulas.compressed_all_reduce(s, n, BYTE), a.bytegrad()),
+    Contender(
+        "bytegrad, BFloat16", lambda s, n: formulas.compressed_all_reduce(s, n, BFloat16()), a.bytegrad(BFloat16())
+    ),
+    Contender(
+        "qadam",
+        lambda s, n: formulas.compressed_all_reduce(s, n, BYTE),
+        a.qadam(warmup_steps=WARM_UP),
+        lr=0.0003,
+        momentum=0,
+    ),
+    Contender("power_sgd", lambda s, n: formulas.low_rank(s, n, RANK), a.power_sgd(rank=RANK)),
+    Contender("top_k", lambda s, n: formulas.sparse(s, n, TopK(RATIO)), a.top_k(ratio=RATIO)),
+    Contender("decentralized, AWC", lambda s, n: formulas.gossip(s, n, OnePeerExact()), a.decentralized(order="awc")),
+    Contender("decentralized, ATC", lambda s, n: formulas.gossip(s, n, OnePeerExact()), a.decentralized(order="atc")),
+    Contender(
+        "low_precision_decentralized", lambda s, n: formulas.gossip(s, n, Ring(), BYTE), a.low_precision_decentralized()
+    ),
+    Contender("choco", lambda s, n: formulas.gossip(s, n, Ring(), BYTE), a.choco()),
+    Contender("local_sgd", lambda s, n: formulas.all_reduce(s, n) / LOCAL, a.local_sgd(every=LOCAL), period=LOCAL),
+    Contender("diloco", lambda s, n: formulas.all_reduce(s, n) / OUTER, a.diloco(every=OUTER), period=OUTER),
+    Contender("async_model_average", None, a.async_model_average()),
+)
+
+
+def contender(name: str) -> Contender:
+    """The contender of a name.
+
+    Raises:
+        ValueError: there is none.
+    """
+    for each in CONTENDERS:
+        if each.name == name:
+            return each
+    raise ValueError(f"there is no contender called {name!r}; there are {', '.join(each.name for each in CONTENDERS)}")
+
+
+def parameters_shapes(model: nn.Module) -> list[torch.Size]:
+    """What the formulas ask for."""
+    return [p.shape for p in model.parameters() if p.requires_grad]

@@ -1,0 +1,130 @@
+"""Exchanges alone, against their ideal lines: `python -m bench.network exchanges`.
+
+    exchange                    bytes sent by a rank, S the tensor in fp32     ideal time
+    mean_                       2 (n − 1)/n · S                                bytes / rate
+    compressed_mean_            2 (n − 1)/n · S/4 and ranges                   bytes / rate
+    neighbor_mean_, one peer    S                                              bytes / rate, whatever n is
+    neighbor_mean_, ring        2 S (S for two ranks)                          bytes / rate, whatever n is
+
+The result of each is checked before its time counts. A time is from the moment the first rank begins to the moment the
+last has its result; what is told is the median, and the quartiles, of several, the exchanges taking turns.
+"""
+
+import itertools
+import statistics
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+import baguakit as bk
+from baguakit.compressors import MinMaxUInt8
+from baguakit.topology import OnePeerExponential, Ring
+from bench.netlab import Counters
+
+from . import formulas
+from .train import counted, on_every_host, share
+
+RATES = ("100mbit", "500mbit", "1gbit", "unshaped")
+HOSTS, SIZES, REPEATS = (2, 4, 8), (16, 64), 5
+BYTE, ONE_PEER, RING = MinMaxUInt8(), OnePeerExponential(), Ring()
+
+
+@dataclass(frozen=True)
+class Exchange:
+    """A primitive, as it is called, what it must send for `values` on n ranks, and the error it is allowed.
+
+    Attributes:
+        weights: of this rank and others, from (rank, ranks, round): what the result must be.
+        tolerance: of the result, in differences of neighbouring ranks' values.
+    """
+
+    call: Callable[[Tensor, bk.Comm], Any]
+    sends: Callable[[int, int], float]
+    weights: Callable[[int, int, int], dict[int, float]]
+    tolerance: float = 1e-3
+
+
+def everyone(rank: int, n: int, round: int) -> dict[int, float]:
+    """The weights of the exact mean."""
+    return dict.fromkeys(range(n), 1 / n)
+
+
+EXCHANGES = {
+    "mean_": Exchange(bk.primitives.mean_, lambda v, n: formulas.all_reduce([[v]], n), everyone),
+    "compressed_mean_": Exchange(
+        lambda x, comm: bk.primitives.compressed_mean_(x, BYTE, comm),
+        lambda v, n: formulas.compressed_all_reduce([[v]], n, BYTE),
+        everyone,
+        tolerance=0.05,
+    ),
+    "neighbor_mean_, one peer": Exchange(
+        lambda x, comm: bk.primitives.neighbor_mean_(x, ONE_PEER, comm),
+        lambda v, n: formulas.gossip([[v]], n, ONE_PEER),
+        ONE_PEER.weights,
+    ),
+    "neighbor_mean_, ring": Exchange(
+        lambda x, comm: bk.primitives.neighbor_mean_(x, RING, comm),
+        lambda v, n: formulas.gossip([[v]], n, RING),
+        RING.weights,
+    ),
+}
+
+
+def cells(quick: bool) -> list[dict[str, Any]]:
+    """What is measured; quick: four hosts, 16 MiB, two rates."""
+    rates, hosts, sizes = (("100mbit", "500mbit"), (4,), (16,)) if quick else (RATES, HOSTS, SIZES)
+    return [
+        {"hosts": n, "rate": rate, "mib": mib, "repeats": REPEATS}
+        for rate, n, mib in itertools.product(rates, hosts, sizes)
+    ]
+
+
+def measure(cell: dict[str, Any]) -> dict[str, Any]:
+    """All exchanges of one size, in turns; every rank returns the same result. Collective."""
+    comm, values = bk.Comm(), cell["mib"] << 18
+    base = torch.randn(values, generator=torch.Generator().manual_seed(0))
+    BYTE.warm_up("cpu")
+    for exchange in EXCHANGES.values():  # connections are made
+        exchange.call(torch.zeros(1 << 18), comm.at(0))
+    taken: dict[str, list[float]] = {name: [] for name in EXCHANGES}
+    passed: dict[str, list[Counters]] = {name: [] for name in EXCHANGES}
+    for round in range(cell["repeats"]):
+        for name, exchange in EXCHANGES.items():
+            x = base + comm.rank
+            dist.barrier()
+            before, began = counted(), time.perf_counter()
+            exchange.call(x, comm.at(round))
+            ended, after = time.perf_counter(), counted()
+            check(name, exchange, x, base, comm.rank, comm.size, round)
+            marks = comm.gather_objects((began, ended))
+            taken[name].append(max(end for _, end in marks) - min(begin for begin, _ in marks))
+            passed[name].append(after - before)
+    every = comm.gather_objects(passed)
+    return {
+        name: {
+            "seconds": statistics.median(taken[name]),
+            "quartiles": statistics.quantiles(taken[name], n=4, method="inclusive"),
+            "sent": statistics.mean(c.sent for one in every for c in one[name]) / share(comm.size),
+            "payload": statistics.mean(c.payload for one in every for c in one[name]) / share(comm.size),
+            "formula": exchange.sends(values, comm.size),
+        }
+        for name, exchange in EXCHANGES.items()
+    }
+
+
+def check(name: str, exchange: Exchange, x: Tensor, base: Tensor, rank: int, n: int, round: int) -> None:
+    """Raise unless the result is the mean it should be: of base + r over ranks r that is base + the mean of the r."""
+    weights = exchange.weights(rank, n, round)
+    expected = base + sum(weight * peer for peer, weight in weights.items())
+    error = float((x - expected).abs().max())
+    if not error <= exchange.tolerance:
+        raise AssertionError(f"{name} is off by {error:g} on rank {rank} of {n} in round {round}: not timed")
+
+
+if __name__ == "__main__":
+    on_every_host(measure)

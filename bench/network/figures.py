@@ -1,0 +1,188 @@
+"""What has been measured, drawn: throughput by bandwidth, scaling by hosts, loss against time, stragglers, exchanges.
+
+A line of a figure is told by its colour (of Okabe and Ito, apart for colour-blind eyes), its dashes and its marker.
+"""
+
+import itertools
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from .contenders import ALONE, CONTENDERS
+from .exchanges import EXCHANGES
+from .reports import line_of, throughput
+from .steps import HOSTS, RATES, SCALED_RATE
+from .table import Table
+from .tasks import TASKS, task
+
+COLOURS = ("#000000", "#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00")
+STYLES = list(
+    itertools.islice(zip(*map(itertools.cycle, (COLOURS, ["-", "--", "-.", ":"], "osD^vPX*")), strict=False), 40)
+)
+STYLE = {
+    each.name: {"color": colour, "linestyle": dashes, "marker": marker, "markersize": 4, "linewidth": 1.3}
+    for each, (colour, dashes, marker) in zip(CONTENDERS, STYLES, strict=False)
+}
+NICE = {"100mbit": "100 Mb/s", "500mbit": "500 Mb/s", "1gbit": "1 Gb/s", "unshaped": "unshaped"}
+
+
+def draw(trained: Table, exchanged: Table, folder: Path) -> list[Path]:
+    """Draw what there is to draw; return the pictures."""
+    cells = longest(trained)
+    made: list[tuple[str, Callable[[Figure], bool]]] = [
+        ("network-throughput", lambda figure: by_bandwidth(figure, cells)),
+        ("network-scaling", lambda figure: by_hosts(figure, cells)),
+        ("network-loss", lambda figure: by_time(figure, cells)),
+        ("network-straggler", lambda figure: with_straggler(figure, cells)),
+        ("network-exchanges", lambda figure: of_exchanges(figure, exchanged)),
+    ]
+    paths = []
+    for name, paint in made:
+        figure = Figure(figsize=(11, 4.8), layout="constrained")
+        if paint(figure):
+            path = folder / f"{name}.png"
+            figure.savefig(path, dpi=150)
+            paths.append(path)
+    return paths
+
+
+Cells = list[tuple[dict[str, Any], Any]]
+
+
+def longest(table: Table) -> Cells:
+    """Of cells that differ in the number of steps alone, such as those of `--quick`, the one with the most."""
+    found: dict[tuple[Any, ...], tuple[dict[str, Any], Any]] = {}
+    for cell, result in sorted(table, key=lambda row: row[0]["steps"]):
+        found[tuple(cell[key] for key in ("task", "rate", "hosts", "straggler", "algorithm"))] = (cell, result)
+    return list(found.values())
+
+
+def chosen(cells: Cells, **asked: Any) -> Iterator[tuple[dict[str, Any], Any]]:
+    """The cells that are as asked."""
+    return ((cell, r) for cell, r in cells if all(cell[key] == value for key, value in asked.items()))
+
+
+def by_bandwidth(figure: Figure, cells: Cells) -> bool:
+    """Images a second at each rate, a line for each algorithm and a panel for each task."""
+    panels = figure.subplots(1, len(TASKS))
+    for axes, each in zip(panels, TASKS, strict=True):
+        for contender in CONTENDERS:
+            found = {
+                cell["rate"]: throughput(r)
+                for cell, r in chosen(cells, task=each.name, algorithm=contender.name, straggler=False, hosts=HOSTS)
+            }
+            at = [i for i, rate in enumerate(RATES) if rate in found]
+            if at:
+                axes.plot(at, [found[RATES[i]] for i in at], label=contender.name, **STYLE[contender.name])
+        axes.set_xticks(range(len(RATES)), [NICE[rate] for rate in RATES])
+        axes.set(title=each.about, xlabel="each host's link", ylabel=f"images a second, {HOSTS} hosts", yscale="log")
+        tidy(axes)
+    return named(figure, panels[0])
+
+
+def by_hosts(figure: Figure, cells: Cells) -> bool:
+    """Throughput by the number of hosts, as a share of that of as many hosts with nothing to exchange."""
+    axes, times = figure.subplots(1, 2)
+    asked = {"task": "wide", "rate": SCALED_RATE, "straggler": False}
+    alone = {cell["hosts"]: throughput(r) for cell, r in chosen(cells, algorithm=ALONE, **asked)}
+    for contender in CONTENDERS[1:]:
+        found = sorted((cell["hosts"], r) for cell, r in chosen(cells, algorithm=contender.name, **asked))
+        found = [(n, r) for n, r in found if n in alone]
+        if len(found) > 1:
+            hosts = [n for n, _ in found]
+            efficiency = [throughput(r) / alone[n] for n, r in found]
+            axes.plot(hosts, efficiency, label=contender.name, **STYLE[contender.name])
+            exposed = [1e3 * (r["step"] - r["compute"]) for _, r in found]
+            times.plot(hosts, exposed, label=contender.name, **STYLE[contender.name])
+    for each, words in ((axes, "throughput to that of as many hosts alone"), (times, "ms a step beyond computing")):
+        each.set(xlabel=f"hosts, each on {NICE[SCALED_RATE]}", ylabel=words, yscale="log", title=task("wide").about)
+        each.set_xticks([2, 4, 8], ["2", "4", "8"])
+        tidy(each)
+    return named(figure, axes)
+
+
+def by_time(figure: Figure, cells: Cells) -> bool:
+    """How the training loss falls, smoothed over eight steps, at the two slower rates."""
+    panels = figure.subplots(1, 2, sharey=True)
+    for axes, rate in zip(panels, RATES[:2], strict=True):
+        for contender in CONTENDERS[1:]:
+            for _, r in chosen(cells, task="wide", algorithm=contender.name, rate=rate, straggler=False, hosts=HOSTS):
+                style = STYLE[contender.name] | {"marker": "", "linewidth": 1.5}
+                axes.plot(r["seconds"], smooth(r["losses"]), label=contender.name, **style)
+        axes.set(xlabel="seconds", title=f"{NICE[rate]}; {task('wide').about}", xscale="log", yscale="log")
+        tidy(axes)
+    panels[0].set_ylabel("training loss, the mean over hosts")
+    return named(figure, panels[0])
+
+
+def smooth(values: list[float], width: int = 8) -> list[float]:
+    """The mean of the latest `width`."""
+    return [sum(values[max(0, i + 1 - width) : i + 1]) / min(width, i + 1) for i in range(len(values))]
+
+
+def with_straggler(figure: Figure, cells: Cells) -> bool:
+    """Speed that the other hosts keep when the last one is slow, of their speed when nothing is exchanged."""
+    axes = figure.subplots()
+    asked = {"task": "deep", "straggler": True, "hosts": HOSTS}
+    alone = {cell["rate"]: others(r) for cell, r in chosen(cells, algorithm=ALONE, **asked)}
+    names = [c.name for c in CONTENDERS[1:] if any(chosen(cells, algorithm=c.name, **asked))]
+    width = 0.8 / len(RATES)
+    for i, (rate, colour) in enumerate(zip(RATES, COLOURS[1:], strict=False)):
+        found = {cell["algorithm"]: others(r) for cell, r in chosen(cells, rate=rate, **asked)}
+        at = [j for j, name in enumerate(names) if name in found and rate in alone]
+        heights = [alone[rate] / found[names[j]] for j in at]
+        axes.bar([j + i * width for j in at], heights, width, color=colour, label=NICE[rate])
+    axes.set_xticks([j + 1.5 * width for j in range(len(names))], names, rotation=35, ha="right")
+    axes.set(ylabel="speed kept by the others", title=f"One of {HOSTS} hosts four times slower; {task('deep').about}")
+    axes.axhline(1, color="black", linewidth=0.8)
+    tidy(axes)
+    return named(figure, axes)
+
+
+def others(result: Any) -> float:
+    """Seconds a step on the hosts that are not slow, the mean."""
+    quick = result["step_by_rank"][:-1]
+    return float(sum(quick) / len(quick))
+
+
+def of_exchanges(figure: Figure, exchanged: Table) -> bool:
+    """Times to their ideal lines, a panel for each size."""
+    sizes = sorted({cell["mib"] for cell, _ in exchanged})
+    panels = figure.subplots(1, max(1, len(sizes)), sharey=True, squeeze=False)[0]
+    hosts = sorted({cell["hosts"] for cell, _ in exchanged})
+    places = list(itertools.product(RATES[:-1], hosts))
+    for axes, mib in zip(panels, sizes, strict=False):
+        for name, (colour, dashes, marker) in zip(EXCHANGES, STYLES, strict=False):
+            at, ratios = [], []
+            for cell, result in exchanged:
+                line = line_of(result[name]["formula"], cell["rate"])
+                if cell["mib"] == mib and line:
+                    at.append(places.index((cell["rate"], cell["hosts"])))
+                    ratios.append(result[name]["seconds"] / line)
+            order = sorted(zip(at, ratios, strict=True))
+            xs, ys = [x for x, _ in order], [y for _, y in order]
+            axes.plot(xs, ys, color=colour, linestyle=dashes, marker=marker, linewidth=1, label=name)
+        axes.axhline(1, color="black", linewidth=0.8)
+        axes.axhline(1514 / 1448, color="grey", linewidth=0.8, linestyle=":")
+        axes.set_xticks(range(len(places)), [f"{n} × {NICE[rate]}" for rate, n in places], rotation=35, ha="right")
+        axes.set(title=f"{mib} MiB; the dotted line is what frames' headers cost", ylabel="time to the ideal line")
+        tidy(axes)
+    return named(figure, panels[0])
+
+
+def tidy(axes: Axes) -> None:
+    """Fewer strokes."""
+    axes.grid(alpha=0.3)
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.title.set_fontsize("small")
+
+
+def named(figure: Figure, axes: Axes) -> bool:
+    """Put one legend beside all panels; False if nothing has been drawn."""
+    handles, labels = axes.get_legend_handles_labels()
+    if handles:
+        figure.legend(handles, labels, loc="outside right center", frameon=False, fontsize="small")
+    return bool(handles)

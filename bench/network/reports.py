@@ -1,0 +1,101 @@
+"""Tables to read, in plain text."""
+
+from collections.abc import Iterable, Sequence
+
+from bench.netlab.rates import bytes_per_second
+
+from .contenders import CONTENDERS
+from .steps import RATES
+from .table import Table
+
+
+def line_of(formula: float | None, rate: str) -> float | None:
+    """The ideal time of so many bytes at a rate, in seconds; None where there is none."""
+    return None if formula is None or rate not in RATES[:-1] else formula / bytes_per_second(rate)
+
+
+def of_exchanges(table: Table) -> str:
+    """Every exchange beside its line."""
+    rows = [("rate", "hosts", "MiB", "exchange", "seconds", "line", "ratio", "MB sent", "to formula")]
+    for cell, result in sorted(table, key=lambda row: (RATES.index(row[0]["rate"]), row[0]["hosts"], row[0]["mib"])):
+        for name, r in result.items():
+            line = line_of(r["formula"], cell["rate"])
+            place = (cell["rate"], str(cell["hosts"]), str(cell["mib"]), name)
+            rows.append(
+                (*place, *beside(r["seconds"], line), f"{r['sent'] / 1e6:.2f}", share(r["payload"], r["formula"]))
+            )
+    return aligned(rows)
+
+
+def of_steps(table: Table) -> str:
+    """Every step beside its line, its own computing, and DDP at the same place."""
+    header = ("task", "rate", "hosts", "straggler", "algorithm", "step ms", "spread", "compute", "line", "to line")
+    rows = [(*header, "to DDP", "MB sent", "to formula", "loss", "test")]
+    places = sorted(
+        {tuple(cell[key] for key in ("task", "straggler", "rate", "hosts", "steps")) for cell, _ in table},
+        key=lambda p: (p[0], p[1], RATES.index(p[2]), p[3]),
+    )
+    found = {
+        (*(cell[key] for key in ("task", "straggler", "rate", "hosts", "steps")), cell["algorithm"]): r
+        for cell, r in table
+    }
+    for place in places:
+        ddp = found.get((*place, "DDP"))
+        for each in CONTENDERS:
+            r = found.get((*place, each.name))
+            if r is None:
+                continue
+            task, straggler, rate, hosts, _ = place
+            line = line_of(r["formula"], rate)
+            spread = f"{(r['quartiles'][2] - r['quartiles'][0]) / r['step']:.0%}" if r["quartiles"] else "–"
+            seconds, line_text, to_line = beside(r["step"], line, scale=1e3)
+            rows.append(
+                (
+                    *(task, rate, str(hosts), "yes" if straggler else "", each.name),
+                    *(seconds, spread, f"{r['compute'] * 1e3:.1f}", line_text, to_line),
+                    f"{ddp['step'] / r['step']:.2f}" if ddp else "–",
+                    *(f"{r['sent'] / 1e6:.2f}", share(r["payload"], r["formula"])),
+                    *(f"{late(r['losses']):.3f}", f"{r['test_loss']:.3f}"),
+                )
+            )
+    return aligned(rows)
+
+
+def throughput(result: dict[str, object]) -> float:
+    """Images a second, of all hosts together."""
+    steps = result["step_by_rank"]
+    assert isinstance(steps, list)
+    return sum(result["batch"] / step for step in steps)  # type: ignore[operator]
+
+
+def late(losses: Sequence[float]) -> float:
+    """The mean training loss of the last quarter of the steps."""
+    tail = losses[-max(1, len(losses) // 4) :]
+    return sum(tail) / len(tail)
+
+
+def beside(seconds: float, line: float | None, scale: float = 1) -> tuple[str, str, str]:
+    """A time, its ideal line and the ratio, to read."""
+    if not line:
+        return f"{seconds * scale:.3f}", "–", "–"
+    return f"{seconds * scale:.3f}", f"{line * scale:.3f}", f"{seconds / line:.2f}"
+
+
+def share(payload: float, formula: float | None) -> str:
+    """Payload counted to bytes computed."""
+    return f"{payload / formula:.3f}" if formula else "–"
+
+
+def aligned(rows: Iterable[Sequence[str]]) -> str:
+    """Columns as wide as their widest entry; numbers to the right."""
+    rows = list(rows)
+    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
+    words = ("algorithm", "exchange", "rate", "task")
+    left = [name in words for name in rows[0]]
+    return "\n".join(
+        "  ".join(
+            text.ljust(width) if side else text.rjust(width)
+            for text, width, side in zip(row, widths, left, strict=True)
+        ).rstrip()
+        for row in rows
+    )

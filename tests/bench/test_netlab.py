@@ -1,0 +1,315 @@
+"""The network laboratory: it is as slow as it says, it counts, and it leaves nothing behind, whoever dies."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from bench.netlab import Lab, Loopback, obstacle
+from bench.netlab.owners import started, sweep
+from bench.netlab.rates import bits_per_second
+
+ROOT = Path(__file__).parents[2]
+OBSTACLE = obstacle()
+needs_root = pytest.mark.skipif(OBSTACLE is not None, reason=str(OBSTACLE))
+MIB = 1 << 20
+
+# Host 0 receives `count` bytes from each of `flows` connections of host 1, and prints how many seconds it took. Host 1
+# sends a byte when it is ready; if its connections are to be capped (`capped` is 1), when the kernel says they are.
+TRANSFER = """
+import os, socket, sys, threading, time
+count, flows, capped = map(int, sys.argv[1:])
+def receive(connection):
+    left = count
+    while left:
+        left -= len(connection.recv(min(left, 1 << 16)))
+if os.environ["RANK"] == "0":
+    server = socket.create_server(("", 5000))
+    connections = [server.accept()[0] for _ in range(flows)]
+    threads = [threading.Thread(target=receive, args=(c,)) for c in connections]
+    [c.recv(1) for c in connections]
+    began = time.perf_counter()
+    [c.sendall(b"!") for c in connections]
+    [t.start() for t in threads]
+    [t.join() for t in threads]
+    print(time.perf_counter() - began)
+else:
+    connections = []
+    while len(connections) < flows:
+        try:
+            connections.append(socket.create_connection((os.environ["MASTER_ADDR"], 5000)))
+        except OSError:
+            time.sleep(0.02)
+    while capped and any(c.getsockopt(socket.SOL_SOCKET, 47) == -1 for c in connections):
+        time.sleep(0.01)
+    [c.sendall(b"?") for c in connections]
+    [c.recv(1) for c in connections]
+    threads = [threading.Thread(target=c.sendall, args=(bytes(count),)) for c in connections]
+    [t.start() for t in threads]
+    [t.join() for t in threads]
+"""
+
+
+def transfer(lab, count, flows=1, capped=0):
+    """Seconds to send `flows` times `count` bytes from host 1 to host 0."""
+    ended = lab.run([sys.executable, "-c", TRANSFER, str(count), str(flows), str(capped)], timeout=60)
+    assert ended.status == 0, ended.outputs
+    return float(ended.outputs[0])
+
+
+def takes(line, rel, once):
+    """Whether something takes `line` seconds: never less, and no more in one try of five, the machine being shared."""
+    for _ in range(5):
+        seconds = once()
+        assert seconds > (1 - rel) * line
+        if seconds < (1 + rel) * line:
+            return True
+    return False
+
+
+def traces():
+    """The laboratories' namespaces, and the interfaces of the machine itself."""
+    folder = Path("/run/netns")
+    spaces = {path.name for path in folder.glob("netlab.*")} if folder.is_dir() else set()
+    return spaces, set(os.listdir("/sys/class/net"))
+
+
+def within(seconds, truth):
+    """Whether something comes true in time."""
+    until = time.monotonic() + seconds
+    while not truth() and time.monotonic() < until:
+        time.sleep(0.02)
+    return truth()
+
+
+@pytest.fixture
+def nothing_left():
+    sweep()
+    before = traces()
+    yield before
+    assert traces() == before
+
+
+@needs_root
+def test_a_laboratory_leaves_nothing(nothing_left):
+    with Lab(2, "100mbit") as lab:
+        assert len(traces()[0]) == len(nothing_left[0]) + 3  # two hosts and the switch
+        assert traces()[1] == nothing_left[1]
+        sleeper = lab.start(["sleep", "1000"])
+    assert all(process.poll() is not None for process in sleeper.processes)
+
+
+@needs_root
+def test_a_laboratory_leaves_nothing_when_the_body_raises(nothing_left):
+    with pytest.raises(LookupError), Lab(2):
+        raise LookupError
+
+
+OWNER = """
+import sys
+from bench.netlab import Lab
+with Lab(2) as lab:
+    ranks = lab.start(["sh", "-c", "(sleep 1000 & sleep 1000)"])
+    print(*(process.pid for process in ranks.processes), flush=True)
+    ranks.wait()
+"""
+
+
+def owner():
+    """A process with a laboratory in which commands run; and their numbers."""
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    process = subprocess.Popen(
+        [sys.executable, "-c", OWNER], env=environment, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+    )
+    return process, [int(pid) for pid in process.stdout.readline().split()]
+
+
+@needs_root
+@pytest.mark.parametrize(
+    "number",
+    [signal.SIGINT, signal.SIGKILL, pytest.param(signal.SIGTERM, marks=pytest.mark.slow)],
+    ids=["interrupted", "killed", "ended"],
+)
+def test_a_laboratory_goes_with_its_owner(nothing_left, number):
+    process, ranks = owner()
+    with process:
+        assert len(ranks) == 2
+        assert len(traces()[0]) == len(nothing_left[0]) + 3
+        process.send_signal(number)
+        process.wait(30)
+    assert within(20, lambda: traces() == nothing_left)
+    assert within(20, lambda: not alive(ranks))
+
+
+@needs_root
+def test_the_next_laboratory_removes_what_an_undertaker_could_not(nothing_left):
+    process, ranks = owner()
+    with process:
+        (undertaker,) = [pid for pid in children(process.pid) if pid not in ranks]
+        os.kill(undertaker, signal.SIGKILL)
+        process.kill()
+        process.wait(30)
+    assert len(traces()[0]) == len(nothing_left[0]) + 3
+    with Lab(1):
+        assert len(traces()[0]) == len(nothing_left[0]) + 2
+    assert within(20, lambda: not alive(ranks))
+
+
+def children(pid):
+    """The processes that a process has started."""
+    return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+
+def alive(pids):
+    """Those that have not ended; a zombie has, and waits for somebody to ask how."""
+    return [pid for pid in pids if started(pid) >= 0]
+
+
+@needs_root
+def test_a_link_is_as_slow_as_it_says_and_counts():
+    """Of 1,514 bytes of a frame 1,448 are payload; a burst of 32 KiB goes before its time."""
+    with Lab(2, "50mbit") as lab:
+        count = 4 * MIB
+        line = count / (50e6 / 8)
+        assert takes(line, 0.1, lambda: transfer(lab, count))
+        before = lab.bytes()
+        transfer(lab, count)
+        passed = [after - then for after, then in zip(lab.bytes(), before, strict=True)]
+        assert passed[1].sent == passed[0].received
+        assert count < passed[1].payload < 1.02 * count  # what was dropped from a queue is sent again
+        assert passed[1].payload < passed[1].sent < 1.07 * count
+        assert passed[0].payload < 0.001 * count
+        lab.set_rate(1, "200mbit")
+        lab.set_rate(0, None)
+        assert takes(line / 4, 0.15, lambda: transfer(lab, count))
+
+
+@needs_root
+def test_no_connection_exceeds_its_cap_and_several_add_up():
+    with Lab(2, flow_cap="80mbit") as lab:
+        line = 4 * MIB / 10e6
+        assert takes(line, 0.1, lambda: transfer(lab, 4 * MIB, capped=1))
+        assert takes(line, 0.15, lambda: transfer(lab, 4 * MIB, flows=4, capped=1))
+
+
+@needs_root
+@pytest.mark.slow
+def test_nodes_are_fast_inside_and_slow_between():
+    with Lab(4, nodes=2, between="50mbit") as lab:
+        assert [lab.environment(host)["LOCAL_RANK"] for host in range(4)] == ["0", "1", "0", "1"]
+        line = 4 * MIB / (50e6 / 8)
+
+        def to_host_0_from(host):
+            program = {0: TRANSFER, host: TRANSFER}  # the others have nothing to do
+            words = [str(4 * MIB), "1", "0"]
+            ended = lab.run(lambda h: [sys.executable, "-c", program.get(h, ""), *words], timeout=60)
+            return float(ended.outputs[0])
+
+        assert within(30, lambda: to_host_0_from(1) < line / 4)
+        assert takes(line, 0.1, lambda: to_host_0_from(2))
+
+
+# Host 0 answers every datagram of host 1, which prints how long it waited for each.
+ECHO = """
+import os, socket, time
+s = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+if os.environ["RANK"] == "0":
+    s.bind(("", 5001))
+    while True:
+        s.sendto(*s.recvfrom(64))
+s.connect((os.environ["MASTER_ADDR"], 5001))
+s.settimeout(0.05)
+while True:
+    try:
+        s.send(b"?")
+        s.recv(64)
+        print("answered", flush=True)
+    except OSError:
+        print("silence", flush=True)
+    time.sleep(0.01)
+"""
+
+
+@needs_root
+@pytest.mark.slow
+@pytest.mark.parametrize("how", ["unplugged", "stalled"])
+def test_a_host_falls_silent_and_comes_back(how):
+    with Lab(2) as lab:
+        ranks = lab.start([sys.executable, "-c", ECHO])
+        heard = ranks.lines[1]
+
+        def latest(word):
+            return within(30, lambda: [line.strip() for line in heard[-3:]] == [word] * 3)
+
+        assert latest("answered")
+        if how == "stalled":
+            with lab.stalled(0):
+                assert latest("silence")
+        else:
+            lab.unplug(0)
+            assert latest("silence")
+            lab.plug(0)
+        assert latest("answered")
+
+
+@needs_root
+def test_the_command_line_prefixes_stops_the_rest_and_returns_the_worst():
+    command = 'if [ $RANK = 1 ]; then echo "I am $RANK of $WORLD_SIZE" >&2; exit 3; fi; sleep 1000'
+    words = [sys.executable, "-m", "bench.netlab", "--hosts", "2", "--", "sh", "-c", command]
+    done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, timeout=30, check=False)
+    assert (done.returncode, done.stdout) == (3, "[1] I am 1 of 2\n")
+    assert "host 0: status 143" in done.stderr and "host 1: status 3" in done.stderr
+
+
+@needs_root
+def test_delay_is_refused_in_words_or_kept():
+    try:
+        with Lab(2, delay="20ms") as lab:
+            assert transfer(lab, 1) >= 0.04
+    except ValueError as error:
+        assert "netem" in str(error)
+
+
+def test_loopback_runs_the_same_ranks_without_root():
+    show = "import json, os; print(json.dumps([os.environ[n] for n in ('RANK', 'WORLD_SIZE', 'MASTER_ADDR')]))"
+    with Loopback(3) as lab:
+        ended = lab.run([sys.executable, "-c", show], timeout=60)
+    assert ended.status == 0
+    assert [json.loads(text) for text in ended.outputs] == [[str(r), "3", "127.0.0.1"] for r in range(3)]
+
+
+def test_a_command_that_takes_too_long_is_stopped_and_one_killed_counts_as_such():
+    with Loopback(1) as lab:
+        assert lab.run(["sleep", "1000"], timeout=0.1).status == 124
+        assert lab.run(["sh", "-c", "kill -9 $$"], timeout=60).status == 137
+
+
+@pytest.mark.parametrize(
+    "make, words",
+    [
+        (lambda: Lab(0), "1 to 250 hosts, not 0"),
+        (lambda: Lab(2, "fast"), "a rate is 8kbit or more"),
+        (lambda: Lab(2, "0mbit"), "a rate is 8kbit or more"),
+        (lambda: Lab(3, nodes=2), "3 hosts cannot be divided into 2 nodes"),
+        (lambda: Lab(2, between="1gbit"), "give nodes="),
+        (lambda: Lab(2, flow_cap="1"), "a rate is 8kbit or more"),
+        (lambda: Loopback(0), "1 host or more"),
+    ],
+)
+def test_what_makes_no_sense_is_refused(make, words):
+    with pytest.raises(ValueError, match=words):
+        make()
+
+
+def test_rates():
+    assert [bits_per_second(r) for r in ("8000bit", "1.5Mbit", "2gbit")] == [8_000, 1_500_000, 2_000_000_000]
+
+
+def test_a_laboratory_not_entered_says_so():
+    with pytest.raises(RuntimeError, match="with Lab"):
+        Lab(2).run(["true"])

@@ -1,0 +1,212 @@
+"""The benchmark of networks, without one: its formulas, its table that goes on where it was, its model of scale."""
+
+import json
+import textwrap
+
+import pytest
+from pool import ranks
+
+import baguakit as bk
+from baguakit.compressors import BFloat16, MinMaxUInt8, TopK
+from baguakit.topology import OnePeerExponential, Ring
+from bench import scaling
+from bench.network import formulas, runs, steps
+from bench.network.contenders import ALONE, CONTENDERS, WARM_UP, contender
+from bench.network.reports import aligned, line_of, of_steps
+from bench.network.table import Table
+from bench.network.train import blocks_of
+
+SHAPES = [(64, 48), (64,), (32, 16, 3, 3)]
+N = 64 * 48 + 64 + 32 * 16 * 9
+
+
+def test_formulas_by_hand():
+    assert formulas.count(SHAPES) == N
+    assert formulas.all_reduce(SHAPES, 4) == 1.5 * 4 * N
+    assert formulas.all_reduce(SHAPES, 2, value_bytes=2) == 2 * N
+    assert formulas.compressed_all_reduce(SHAPES, 4, BFloat16()) == 6 * 2 * N / 4
+    assert formulas.sparse(SHAPES, 4, TopK(0.01)) == 3 * 8 * round(0.01 * N)
+    assert formulas.gossip(SHAPES, 8, OnePeerExponential()) == 4 * N
+    assert formulas.gossip(SHAPES, 8, Ring()) == 2 * 4 * N
+    assert formulas.gossip(SHAPES, 2, Ring()) == 4 * N
+    assert formulas.gossip(SHAPES, 4, Ring(), MinMaxUInt8()) == 2 * MinMaxUInt8().row_bytes(N)
+    low = 2 * (64 + 48) + 64 + 2 * (32 + 144)
+    assert formulas.low_rank(SHAPES, 4, 2) == 1.5 * 4 * low
+    assert formulas.low_rank_where_it_pays(SHAPES, 4, 2) == 1.5 * 4 * low
+    assert formulas.low_rank_where_it_pays(SHAPES, 4, 20) == 1.5 * 4 * N
+
+
+FAST = ["bytegrad", "low_precision_decentralized"]
+SLOW = [
+    "gradient_allreduce",
+    "bytegrad, BFloat16",
+    "power_sgd",
+    "top_k",
+    "qadam",
+    "decentralized, ATC",
+    "choco",
+    "local_sgd",
+]
+
+
+@pytest.mark.parametrize("name", [*FAST, *(pytest.param(name, marks=pytest.mark.slow) for name in SLOW)])
+def test_formulas_are_what_attachments_count(name):
+    """One bucket on four ranks: the attachment's own count of a step, after the warm-up, is the formula's."""
+    each = contender(name)
+
+    def work():
+        import torch
+
+        torch.manual_seed(0)
+        model = torch.nn.Sequential(torch.nn.Linear(96, 192), torch.nn.Linear(192, 96))
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+
+        def train(count, attachment):
+            for _ in range(count):
+                optimizer.zero_grad()
+                model(torch.randn(2, 96)).square().mean().backward()
+                optimizer.step()
+            return attachment.report().bytes_sent
+
+        with bk.attach(model, optimizer, each.algorithm) as attachment:
+            before = train(24, attachment)
+            sent = (train(24, attachment) - before) / 24
+        return sent, each.sends([p.shape for p in model.parameters()], 4)
+
+    for sent, formula in ranks(4, work):
+        assert sent == pytest.approx(formula, rel=0.02)  # padding to whole lines of bytes
+
+
+def test_every_contender_is_over_its_warm_up_when_it_is_measured():
+    assert contender("qadam").algorithm.stage.warmup_steps <= WARM_UP
+    assert steps.STEPS % contender("local_sgd").period == 0 and steps.STEPS % contender("diloco").period == 0
+    assert CONTENDERS[0].name == ALONE
+    with pytest.raises(ValueError, match="no contender called 'horovod'"):
+        contender("horovod")
+
+
+def test_cells_are_all_different():
+    for quick in (True, False):
+        cells = steps.cells(quick)
+        assert len({json.dumps(cell) for cell in cells}) == len(cells)
+    assert {cell["algorithm"] for cell in steps.cells(False)} == {each.name for each in CONTENDERS}
+    assert {cell["algorithm"] for cell in steps.cells(False, ["DDP"])} == {"DDP"}
+
+
+def test_a_table_outlives_its_program(tmp_path):
+    table = Table(tmp_path / "new" / "table.jsonl")
+    assert len(table) == 0
+    table.add({"rate": "1gbit", "hosts": 4}, {"step": 1.5})
+    table.fail({"rate": "2gbit", "hosts": 4}, "it broke")
+    with table.path.open("a") as file:
+        file.write('{"cell": {"rate": "3gb')  # killed while writing
+    again = Table(table.path)
+    assert {"hosts": 4, "rate": "1gbit"} in again  # in any order
+    assert {"hosts": 4, "rate": "2gbit"} not in again
+    assert again[{"hosts": 4, "rate": "1gbit"}] == {"step": 1.5}
+    assert list(again) == [({"hosts": 4, "rate": "1gbit"}, {"step": 1.5})]
+    again.add({"rate": "2gbit", "hosts": 4}, {"step": 1})
+    assert len(Table(table.path)) == 2  # the half line has gone
+
+
+def test_a_table_does_not_guess(tmp_path):
+    path = tmp_path / "table.jsonl"
+    path.write_text('nonsense\n{"cell": {}, "result": {}}\n')
+    with pytest.raises(ValueError, match="line 1 of"):
+        Table(path)
+
+
+WORKER = """
+import json, os, sys
+for cell in json.loads(sys.argv[1]):
+    if cell["number"] == 2:
+        sys.exit("two is too much")
+    if os.environ["RANK"] == "0":
+        print("RESULT " + json.dumps({"double": 2 * cell["number"]}), flush=True)
+"""
+
+
+def test_a_run_goes_on_behind_what_fails_and_where_it_was(tmp_path, monkeypatch, capsys):
+    (tmp_path / "worker_of_test_network.py").write_text(textwrap.dedent(WORKER))
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    monkeypatch.setattr(runs, "obstacle", lambda: "this is a test")  # hence over loopback
+    path = tmp_path / "table.jsonl"
+    cells = [{"hosts": 1, "rate": "unshaped", "number": number} for number in (1, 2, 3)]
+    slow = {"hosts": 1, "rate": "1gbit", "number": 4}
+    assert runs.measure([*cells, slow], Table(path), "worker_of_test_network") == 1
+    assert "two is too much" in capsys.readouterr().err
+    done = {cell["number"]: result["double"] for cell, result in Table(path)}
+    assert done == {1: 2, 3: 6}
+    rows = [json.loads(line) for line in path.read_text().splitlines()]
+    assert ["error" in row for row in rows] == [False, True, False]
+    runs.measure(cells[:1], Table(path), "a_module_that_is_not_there")  # nothing is due, and so nothing starts
+    assert len(path.read_text().splitlines()) == 3
+
+
+def test_steps_are_means_over_whole_periods():
+    assert blocks_of([1.0, 2.0, 4.0, 8.0, 9.0], 1) == [1, 1, 2, 4, 1]
+    assert blocks_of([1.0, 2.0, 4.0, 8.0, 9.0], 2) == [1, 3]
+    assert blocks_of([1.0, 2.0], 8) == [1]
+
+
+def test_lines_and_tables(tmp_path):
+    assert line_of(1e6, "100mbit") == 0.08
+    assert line_of(1e6, "unshaped") is None and line_of(None, "100mbit") is None
+    assert aligned([("task", "ms"), ("wide", "1"), ("of all", "10")]) == "task    ms\nwide     1\nof all  10"
+    result = {"step": 0.2, "quartiles": [0.19, 0.2, 0.21], "step_by_rank": [0.2], "compute": 0.01, "formula": 1e6}
+    result |= {"sent": 1.05e6, "payload": 1.01e6, "losses": [1.0] * 4, "test_loss": 0.5}
+    table = Table(tmp_path / "table.jsonl")
+    for name, seconds in (("DDP", 0.2), ("bytegrad", 0.1)):
+        table.add(steps.cell(name, rate="100mbit"), {**result, "step": seconds})
+    header, ddp, bytegrad = of_steps(table).splitlines()
+    assert header.split()[-4:] == ["to", "formula", "loss", "test"]
+    columns = ["200.000", "10%", "10.0", "80.000", "2.50", "1.00", "1.05", "1.010", "1.000", "0.500"]
+    assert ddp.split() == ["wide", "100mbit", "4", "DDP", *columns]
+    assert bytegrad.split()[4:10] == ["100.000", "20%", "10.0", "80.000", "1.25", "2.00"]
+
+
+# The model of scale
+
+
+EVERY_BAR = [(where, bar) for where, bars in [*scaling.BAGUA.items(), *scaling.BLUEFOG.items()] for bar in bars]
+OUTSIDE = {  # and scaling's docstring says why
+    ("100 Gb/s", "Bagua Low-prec. decentralized"),
+    ("10 Gb/s", "Bagua Low-prec. decentralized"),
+    ("10 Gb/s", "Bagua QAdam"),
+    ("10 Gb/s", "Bagua ByteGrad"),
+}
+
+
+def test_what_is_published_lies_in_the_models_band():
+    bands = [(where, bar, *scaling.band(bar)) for where, bar in EVERY_BAR]
+    assert (sum(low <= bar.value <= high for _, bar, low, high in bands), len(bands)) == (25, 40)
+    far = {(where, bar.name) for where, bar, low, high in bands if not 0.92 * low <= bar.value <= 1.08 * high}
+    assert far == OUTSIDE
+
+
+def test_what_is_published_as_faster_by_a_fifth_is_faster_in_the_model():
+    pairs = [
+        (scaling.band(one), scaling.band(other))
+        for where, one in EVERY_BAR
+        for there, other in EVERY_BAR
+        if where == there and one.nodes == other.nodes and one.value > 1.2 * other.value
+    ]
+    assert len(pairs) > 30
+    assert all(sum(faster) > sum(slower) for faster, slower in pairs)
+
+
+def test_one_peer_costs_the_same_on_any_number_of_nodes_and_a_ring_does_not():
+    t, c = scaling.VGG16, scaling.TCP_10
+    assert scaling.one_peer(t, c, 2) == scaling.one_peer(t, c, 1024)
+    assert scaling.one_ring(t, c, 1024).seconds > scaling.one_ring(t, c, 2).seconds
+    assert scaling.throughput(scaling.free_running, t, c, 4) == 4 * 8 * t.batch / t.seconds
+
+
+def test_measured_inputs_are_checked(tmp_path):
+    path = tmp_path / "measured.json"
+    path.write_text('{"alpha": 1e-3, "values": 1000}')
+    cluster, training = scaling.measured(path)
+    assert (cluster.alpha, training.values) == (1e-3, 1000)
+    path.write_text('{"gamma": 1}')
+    with pytest.raises(ValueError, match="gamma, which the model does not have"):
+        scaling.measured(path)
