@@ -49,6 +49,8 @@ class Monitor:
         self.store, self.rank, self.size, self.abort, self.loud = store, rank, size, abort, loud
         self.timeout = timeout.total_seconds()
         self.beat = min(1.0, self.timeout / 10)
+        # A silent rank may be starved, compiling or saving. It is taken for dead soon if a connection has broken, too.
+        self.patience, self.silence = max(4 * self.beat, min(60.0, self.timeout / 4)), 4 * self.beat
         self.error: PeerError | None = None
         self._beats = 0
         self._left: tuple[str, str] = ("", "")
@@ -95,7 +97,7 @@ class Monitor:
         deadline = time.monotonic() + min(self.timeout, 6 * self.beat + 1)
         while time.monotonic() < deadline and self.error is None:
             late = time.time() - trip.launched > self.timeout
-            found = self._judge(str(trip), lane, count, seen, late)
+            found = self._judge(str(trip), lane, count, seen, late, self.silence)
             if found:
                 return self._fail(found)
             time.sleep(self.beat / 4)
@@ -136,7 +138,7 @@ class Monitor:
         trip, lane, count = oldest
         age = time.time() - trip.launched
         if age > 2 * self.beat:
-            found = self._judge(str(trip), lane, count, seen, late=age > self.timeout)
+            found = self._judge(str(trip), lane, count, seen, age > self.timeout, self.patience)
             if found and not self._over.is_set():
                 self._fail(found)
 
@@ -164,8 +166,13 @@ class Monitor:
             launches = {str(lane): [self._counts[lane], self._latest[lane]] for lane in self._counts}
         self.store.set(str(self.rank), json.dumps([self._beats, launches, *self._left]))
 
-    def _judge(self, waiting_for: str, lane: int, count: int, seen: dict[int, tuple[int, float]], late: bool) -> str:
-        """The sentence that names the rank at fault, or "" if none can be named yet."""
+    def _judge(
+        self, waiting_for: str, lane: int, count: int, seen: dict[int, tuple[int, float]], late: bool, patience: float
+    ) -> str:
+        """The sentence that names the rank at fault, or "" if none can be named yet.
+
+        A rank without a new heartbeat for `patience` seconds is dead; one that is behind when the flight is late, late.
+        """
         now = time.monotonic()
         others = [r for r in range(self.size) if r != self.rank]
         records = {r: json.loads(self.store.get(str(r))) for r in others}
@@ -183,7 +190,7 @@ class Monitor:
                 )
             if seen.get(r, (0, now))[0] != beats:
                 seen[r] = (beats, now)
-            elif not how and (silent := now - seen[r][1]) > 4 * self.beat:
+            elif not how and (silent := now - seen[r][1]) > patience:
                 return (
                     f"rank {r} is dead: no sign of it for {silent:.1f} s; its latest launch known is {latest}, "
                     f"and rank {self.rank} waits for it in {waiting_for}"

@@ -61,7 +61,9 @@ def make_plan(
     device = one_device(names)
     check_device(comm.group, device)
     if comm.flows > 1 and device.type == "cuda":
-        raise ValueError(f"Comm(flows={comm.flows}) divides what travels over gloo, and these parameters travel by NCCL")
+        raise ValueError(
+            f"Comm(flows={comm.flows}) divides what travels over gloo, and these parameters travel by NCCL"
+        )
     claims = [claimed(rule, names) for rule in rules]
     check_rules(rules, claims, names, optimizers)
     check_shards(rules, names, comm)
