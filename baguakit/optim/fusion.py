@@ -25,7 +25,9 @@ def fuse(optimizer: Optimizer) -> Optimizer:
 
     The same object is returned, and stays an ordinary optimizer: groups, schedulers, hooks, checkpoints, gradient
     scaling and clipping work as before, and a checkpoint of either kind loads into the other. Parameters stay where
-    they are. Fused equals unfused bit for bit in float32 where torch's own loop or `foreach` code runs. Elsewhere
+    they are. On CUDA, torch's own SGD, Adam and AdamW are stepped by one launch (`steppers.py` says when), which rounds
+    each operation by itself, and so differs from torch's by roundings. Where the optimizer's own code runs, fused
+    equals unfused bit for bit in float32 if that is torch's loop or `foreach` code. Elsewhere
     (torch's fused kernels on CPU, 16-bit weights) vector and scalar code round apart: a step from equal state ends
     within one rounding of the dtype, three for SGD with momentum and decay. A copy (`deepcopy`, pickle) is not fused.
 

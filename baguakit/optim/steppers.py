@@ -1,16 +1,32 @@
-"""Who steps the flat tensors of an optimizer."""
+"""Who steps the flat tensors of an optimizer.
 
-from collections.abc import Callable
+On CUDA, torch's own SGD, Adam and AdamW are stepped by one launch for all tensors of a group that have taken as many
+steps, the large ones that are stepped apart included. Whatever that does not cover is left to the optimizer's own
+code: other classes (subclasses, too), tensors that are not plain fp32, and the options amsgrad, capturable, fused and
+differentiable. State stays in torch's terms and places.
+"""
+
+from collections import defaultdict
+from collections.abc import Callable, Sequence
 from typing import Any
 
-from torch.optim import Optimizer
+import torch
+from torch import Tensor
+from torch.optim import SGD, Adam, AdamW, Optimizer
 
+from ..kernels import steps, steps_ops
+from ..kernels.steps_check import check_operands, is_dense
+from ..kernels.steps_table import Role
+from .members import PLAIN
 from .memory import State
 
 Groups = list[dict[str, Any]]
 Stepper = Callable[[Groups, State], Groups]
 """Steps what it can of groups whose parameters are flat, keeping their state in the optimizer's own terms, and
 returns the groups with what is left for the optimizer's own code."""
+
+NOT_COVERED = ("amsgrad", "capturable", "fused", "differentiable")
+OURS = {"momentum_buffer"}, {"exp_avg", "exp_avg_sq", "step"}  # the states of SGD, and of Adam
 
 
 def own_code(groups: Groups, state: State) -> Groups:
@@ -19,5 +35,100 @@ def own_code(groups: Groups, state: State) -> Groups:
 
 
 def stepper(kind: type[Optimizer]) -> Stepper:
-    """The stepper for optimizers of a class. A kernel that steps all flat tensors in one launch is chosen here."""
-    return own_code
+    """The stepper for optimizers of a class."""
+    return one_launch if kind in (SGD, Adam, AdamW) else own_code
+
+
+def one_launch(groups: Groups, state: State) -> Groups:
+    """Step what lies on CUDA devices."""
+    return [_step_group(group, state) for group in groups]
+
+
+def is_launched(p: Tensor) -> bool:
+    """Whether kernels step a parameter, as far as its device tells."""
+    return p.is_cuda
+
+
+def _step_group(group: dict[str, Any], state: State) -> dict[str, Any]:
+    if any(group.get(option) for option in NOT_COVERED) or not _has_numbers(group):
+        return group
+    ours = [p for p in group["params"] if _is_ours(p, state.get(p, {}), _adam(group))]
+    together: dict[tuple[torch.device, int], list[Tensor]] = defaultdict(list)
+    for p in ours:
+        together[p.device, _taken(p, state, group)].append(p)
+    for (_, taken), params in together.items():
+        _step(params, taken, group, state)
+    done = set(ours)
+    return {**group, "params": [p for p in group["params"] if p not in done]} if done else group
+
+
+def _adam(group: dict[str, Any]) -> bool:
+    return "betas" in group
+
+
+def _has_numbers(group: dict[str, Any]) -> bool:
+    """Whether all options but the rate, which may lie on a device, are plain numbers."""
+    options = [*group.get("betas", ()), group.get("momentum", 0), group.get("dampening", 0), group["weight_decay"]]
+    return not any(isinstance(x, Tensor) for x in options)
+
+
+def _is_ours(p: Tensor, known: dict[str, Any], adam: bool) -> bool:
+    g = p.grad
+    if g is None or not is_launched(p) or not p.numel():
+        return False
+    tensors = [p, g, *(x for key, x in known.items() if key != "step" and x is not None)]
+    return known.keys() <= OURS[adam] and all(
+        type(x) in PLAIN
+        and x.dtype == torch.float32
+        and x.layout is torch.strided
+        and (x.shape, x.stride(), x.device) == (p.shape, p.stride(), p.device)
+        and is_dense(x)
+        for x in tensors
+    )
+
+
+def _taken(p: Tensor, state: State, group: dict[str, Any]) -> int:
+    """How many steps a parameter has taken; of SGD, whether it has taken any. Makes the state where there is none."""
+    if not _adam(group) and not group["momentum"]:
+        return 1
+    known = state[p]
+    if not _adam(group):
+        if known.get("momentum_buffer") is not None:
+            return 1
+        known["momentum_buffer"] = torch.zeros_like(p)
+        return 0
+    if not known:
+        known["step"] = torch.tensor(0.0, dtype=_count_dtype(), device="cpu")
+        known["exp_avg"], known["exp_avg_sq"] = torch.zeros_like(p), torch.zeros_like(p)
+    return int(known["step"])
+
+
+def _count_dtype() -> torch.dtype:
+    return torch.float64 if torch.get_default_dtype() == torch.float64 else torch.float32
+
+
+def _step(params: Sequence[Tensor], taken: int, group: dict[str, Any], state: State) -> None:
+    """Step parameters that have taken as many steps."""
+    rule = _rule(group)
+    known = [state[p] for p in params] if rule.states else []
+    names = ("exp_avg", "exp_avg_sq") if _adam(group) else ("momentum_buffer",)[: rule.states]
+    lists = tuple([each[name] for each in known] for name in names)
+    operands = steps.Operands(params, [p.grad for p in params if p.grad is not None], lists)
+    # Gradients that are climbed are scaled by −1, which rounds nothing.
+    conditions = steps.Conditions(group["lr"], taken, grad_scale=-1.0 if group["maximize"] else 1.0)
+
+    def check() -> steps.Operands:
+        check_operands(operands, names, drawn=False)
+        return operands
+
+    roles: dict[str, Role] = {"p": operands.p, "g": operands.g, **dict(zip("uv", lists, strict=False))}
+    steps_ops.step_(rule, roles, conditions, None, check)
+    for each in known if _adam(group) else ():
+        each["step"] += 1
+
+
+def _rule(group: dict[str, Any]) -> steps.Rule:
+    if _adam(group):
+        (beta1, beta2), decoupled = group["betas"], bool(group.get("decoupled_weight_decay"))
+        return steps.Adam(beta1, beta2, group["eps"], group["weight_decay"], decoupled)
+    return steps.SGD(group["momentum"], group["dampening"], group["weight_decay"], group["nesterov"])

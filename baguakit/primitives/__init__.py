@@ -2,12 +2,28 @@
 
 Each is usable alone, in any training loop, on gradients, weights or anything else that is floating. A trailing `_`
 means that the tensors given are overwritten. All ranks of the group call the same primitives in the same order.
+Optimizer steps and `gradient_norm` are local: they know no group.
 """
 
+from ..kernels.steps_table import Fixed
 from .compressed import compressed_mean_
 from .flights import launch
 from .means import mean_
 from .neighbors import neighbor_gather, neighbor_mean_
 from .sparse import sparse_mean_
+from .steps import adam_step_, adamw_step_, gradient_norm, lion_step_, sgd_step_
 
-__all__ = ["compressed_mean_", "launch", "mean_", "neighbor_gather", "neighbor_mean_", "sparse_mean_"]
+__all__ = [
+    "Fixed",
+    "adam_step_",
+    "adamw_step_",
+    "compressed_mean_",
+    "gradient_norm",
+    "launch",
+    "lion_step_",
+    "mean_",
+    "neighbor_gather",
+    "neighbor_mean_",
+    "sgd_step_",
+    "sparse_mean_",
+]

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from ..buckets import Bucket
 from ..comm import Comm
+from ..kernels import mixing_ops
 from ..lanes import Flight, lane_of
 from .flat import check_averageable
 
@@ -42,9 +43,12 @@ class LaunchedFlight:
 
 
 def land_(x: Tensor, result: Tensor, before: Tensor | None) -> Tensor:
-    """x ← result; or x ← x + (result − before), where `x` has moved since it was `before`."""
+    """x ← result; or, given what it was `before`, x ← x + (result − before) where `x` has moved since."""
     with torch.no_grad():
-        return x.copy_(result) if before is None else x.add_(result - before)
+        if before is None:
+            return x.copy_(result)
+        mixing_ops.land_(x, result, before)
+        return x
 
 
 def launch(stage: Stage, x: Tensor, comm: Comm, state: dict[str, Any] | None = None) -> LaunchedFlight:

@@ -67,7 +67,8 @@ def test_a_resumed_run_is_the_uninterrupted_one(rule):
 
 
 @pytest.mark.parametrize(
-    "rule", ["awc", "awc every third", "atc", "local", "delayed", "diloco", "diloco, delayed", "diloco, adam", "tracking"]
+    "rule",
+    ["awc", "awc every third", "atc", "local", "delayed", "diloco", "diloco, delayed", "diloco, adam", "tracking"],
 )
 def test_other_buckets_change_nothing(rule):
     """Rules on weights are the same in any buckets; a mean over two ranks is, too."""

@@ -1,0 +1,76 @@
+"""What optimizer steps are given: tensors or lists of them, and gradients as they came over the wire."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..compressors import MinMaxUInt8
+from ..kernels.steps_table import Fixed, Role
+
+Tensors = Tensor | Sequence[Tensor] | Fixed
+Number = float | Tensor
+
+
+def role_of(tensors: Any) -> Role:
+    """One tensor as a list of it; a list or what is fixed as it is."""
+    if isinstance(tensors, Tensor):
+        return [tensors]
+    return tensors if isinstance(tensors, Fixed | list | tuple) else list(tensors)
+
+
+@dataclass(frozen=True, eq=False)
+class Packed:
+    """The gradients of a flat parameter, as `compressor` packed them in one row."""
+
+    row: Tensor
+    compressor: MinMaxUInt8
+    like: Tensor
+
+    @property
+    def block(self) -> int:
+        assert self.compressor.block is not None
+        return self.compressor.block
+
+    def unpacked(self) -> Tensor:
+        """The gradients, fp32."""
+        return self.compressor.decompress(self.row.view(1, -1), self.like.numel()).view(self.like.shape)
+
+
+def packed_row(packed: Tensor | None, compressor: MinMaxUInt8, p: Tensors) -> Packed | None:
+    """Packed gradients as a step reads them; None if there are none.
+
+    Raises:
+        TypeError: they are not bytes, or not packed by `MinMaxUInt8` in blocks.
+        ValueError: p is not one flat tensor, or they are not as many bytes as its gradients take.
+    """
+    if packed is None:
+        return None
+    if not isinstance(compressor, MinMaxUInt8) or compressor.block is None:
+        raise TypeError(f"packed gradients are read as MinMaxUInt8 in blocks packs them, not as {compressor!r} does")
+    if not isinstance(p, Tensor) or not p.is_contiguous():
+        raise ValueError("packed gradients are those of one contiguous tensor; step the flat tensor of a bucket")
+    if packed.dtype != torch.uint8:
+        raise TypeError(f"packed gradients are uint8, as compress returned them, not {packed.dtype}")
+    size = compressor.row_bytes(p.numel())
+    if packed.numel() != size or not packed.is_contiguous() or packed.device != p.device:
+        raise ValueError(
+            f"{compressor!r} packs {p.numel()} gradients in one contiguous row of {size} bytes on {p.device}, not in "
+            f"{tuple(packed.shape)} on {packed.device}"
+        )
+    if packed.data_ptr() % 16:
+        raise ValueError("packed gradients begin at an address that is no multiple of 16 bytes; clone them")
+    return Packed(packed.view(-1), compressor, p)
+
+
+def check_count(step: int | Tensor | None, found_inf: Number) -> None:
+    """Raise where a skipped step would be counted: ValueError."""
+    if isinstance(found_inf, Tensor) and step is not None:
+        where = step.device if isinstance(step, Tensor) else "the host"
+        if where != found_inf.device:
+            raise ValueError(
+                f"found_inf is on {found_inf.device} and step on {where}, where a skipped step would be counted; give "
+                "step in a tensor beside found_inf"
+            )

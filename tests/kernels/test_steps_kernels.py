@@ -1,0 +1,311 @@
+"""Optimizer steps: the kernels equal their definition bit for bit, in one launch over tables of tensors."""
+
+import itertools
+
+import pytest
+import torch
+
+from baguakit.kernels import steps, steps_norm, steps_table
+from baguakit.kernels.steps import SGD, Adam, Conditions, Lion, Operands
+
+pytest.importorskip("triton")
+RULES = [
+    SGD(),
+    SGD(weight_decay=0.01),
+    SGD(0.9, 0.1, 0.01),
+    SGD(0.9, 0.0, 0.01, nesterov=True),
+    Adam(),
+    Adam(weight_decay=0.1),
+    Adam(0.8, 0.95, 1e-5, 0.1, decoupled=True),
+    Lion(weight_decay=0.1),
+]
+FORMS = [  # p, g, master, key
+    (torch.float32, torch.float32, False, None),
+    (torch.float32, torch.bfloat16, False, None),
+    (torch.bfloat16, torch.float16, False, None),
+    (torch.float16, torch.float16, True, None),
+    (torch.bfloat16, torch.bfloat16, True, None),
+    (torch.bfloat16, torch.bfloat16, False, 5),
+]
+LENGTHS = [1100, 1030, 0, 1]
+
+
+def bits(x: torch.Tensor) -> torch.Tensor:
+    return x.detach().contiguous().cpu().view(torch.uint8)
+
+
+def same(a, b) -> bool:
+    return all(torch.equal(bits(x), bits(y)) for x, y in zip(a, b, strict=True) if x is not None)
+
+
+def operands(rule, form, lengths=LENGTHS, seed=0) -> Operands:
+    p_dtype, g_dtype, mastered, _ = form
+    source = torch.Generator().manual_seed(seed)
+    p = [torch.randn(n, generator=source).to(p_dtype) for n in lengths]
+    # A second of three gradients begins at an odd address, as views of a bucket do: it cannot be read 16 bytes at once.
+    g = [torch.randn(n + 1, generator=source).to(g_dtype)[i % 2 :][:n] for i, n in enumerate(lengths)]
+    states = tuple([torch.rand(n, generator=source) for n in lengths] for _ in range(rule.states))
+    return Operands(p, g, states, [x.float() + 1e-4 for x in p] if mastered else [])
+
+
+def moved(x: Operands, device: str) -> Operands:
+    """The same values in tensors of their own, g at the same alignment."""
+
+    def copies(tensors):
+        return [None if t is None else t.clone().to(device) for t in tensors]
+
+    g = []
+    for t in x.g:
+        offset = t.storage_offset()
+        room = torch.zeros(len(t) + offset, dtype=t.dtype, device=device)
+        g.append(room[offset:].copy_(t))
+    return Operands(copies(x.p), g, tuple(map(copies, x.states)), copies(x.master))
+
+
+def plan_of(x: Operands) -> steps_table.Plan:
+    masters = x.master or [None] * len(x.p)
+    columns = {"p": x.p, "g": x.g, **dict(zip("uv", x.states, strict=False))}
+    columns |= {"master": x.master} if x.master else {}
+    kinds = [(p.dtype, g.dtype, m is not None) for p, g, m in zip(x.p, x.g, masters, strict=True)]
+    return steps_table.plan_of(kinds, columns)
+
+
+def on(device, conditions: dict) -> Conditions:
+    return Conditions(
+        **{name: x.clone().to(device) if isinstance(x, torch.Tensor) else x for name, x in conditions.items()}
+    )
+
+
+HOST = {"lr": 0.1, "taken": 6, "grad_scale": 3.0, "clip": 0.7}
+HELD = {name: torch.tensor(value) for name, value in (HOST | {"taken": 6.0, "found_inf": 0.0}).items()}
+
+
+def equal_after_a_step(rule, form, conditions, device, lengths=LENGTHS) -> bool:
+    from baguakit.kernels import steps_launch
+
+    theirs = operands(rule, form, lengths)
+    ours = moved(theirs, device)
+    mine, other = on(device, conditions | {"key": form[3]}), on("cpu", conditions | {"key": form[3]})
+    steps.step_(rule, theirs, other)
+    steps_launch.step_(rule, plan_of(ours), mine)
+    counted = not isinstance(mine.taken, torch.Tensor) or int(mine.taken) == int(other.taken)
+    states = all(same(a, b) for a, b in zip(ours.states, theirs.states, strict=True))
+    return counted and states and same(ours.p, theirs.p) and same(ours.master, theirs.master)
+
+
+@pytest.mark.parametrize("rule", RULES, ids=str)
+def test_the_kernel_equals_the_definition(rule, device):
+    assert equal_after_a_step(rule, FORMS[0], HOST, device)
+    assert equal_after_a_step(rule, FORMS[0], HELD, device)
+
+
+@pytest.mark.parametrize("form", FORMS[1:], ids=str)
+def test_whatever_the_dtypes(form, device):
+    assert equal_after_a_step(Adam(weight_decay=0.1, decoupled=True), form, HELD, device)
+
+
+@pytest.mark.slow  # the interpreter
+@pytest.mark.parametrize("form, rule, held", list(itertools.product(FORMS, RULES, (HOST, HELD))), ids=str)
+def test_every_cell(form, rule, held, device):
+    for taken in (0, 6, 12345):
+        count = torch.tensor(taken) if isinstance(held["taken"], torch.Tensor) else taken
+        assert equal_after_a_step(rule, form, held | {"taken": count}, device)
+
+
+def test_numbers_of_which_only_one_lies_on_the_device(device):
+    for name in HELD:
+        assert equal_after_a_step(SGD(0.9, 0.1), FORMS[0], HOST | {name: HELD[name]}, device, [5]), name
+
+
+def test_mixed_lists_make_one_launch_for_each_kind(device, monkeypatch):
+    from baguakit.kernels import steps_launch
+
+    launched = counting(monkeypatch, steps_launch)
+    rule, forms = Adam(), [FORMS[0], FORMS[4], FORMS[0], FORMS[4]]
+    theirs = [operands(rule, form, [700], i) for i, form in enumerate(forms)]
+    masters = [(x.master or [None])[0] for x in theirs]
+    both = Operands(
+        [x.p[0] for x in theirs],
+        [x.g[0] for x in theirs],
+        tuple([x.states[k][0] for x in theirs] for k in (0, 1)),
+        masters,
+    )
+    ours = moved(both, device)
+    steps.step_(rule, both, Conditions(0.1, 3))
+    steps_launch.step_(rule, plan_of(ours), Conditions(0.1, 3))
+    assert same(ours.p, both.p) and same(ours.master, both.master) and len(launched) == 2
+
+
+@pytest.mark.parametrize("block", [64, 512, 2048])
+def test_packed_gradients_are_read_as_they_decompress(block, device):
+    """Tiles of several blocks, and blocks of several tiles."""
+    from baguakit.compressors import MinMaxUInt8
+    from baguakit.kernels import steps_launch
+
+    compressor, rule, n = MinMaxUInt8(block), Adam(decoupled=True), 2100
+    theirs = operands(rule, FORMS[4], [n])
+    packed = compressor.compress(theirs.g[0].view(1, -1))
+    theirs.g[0] = compressor.decompress(packed, n)[0]
+    ours = moved(theirs, device)
+    ours.g[0] = packed.view(-1).to(device)
+    steps.step_(rule, theirs, Conditions(**HOST))
+    steps_launch.step_(rule, plan_of(ours), Conditions(**HOST), block)
+    assert same(ours.p, theirs.p) and same(ours.master, theirs.master)
+    assert all(same(a, b) for a, b in zip(ours.states, theirs.states, strict=True))
+
+
+def counting(monkeypatch, steps_launch) -> list[int]:
+    """The number of programs of each launch from here on, seen where Triton is entered."""
+    launched: list[int] = []
+    for name in ("step_kernel", "numbers_kernel"):
+        kernel = getattr(steps_launch, name)
+
+        class Seen:
+            def __init__(self, kernel):
+                self.kernel = kernel
+
+            def __getitem__(self, grid):
+                launched.append(grid[0])
+                return self.kernel[grid]
+
+        monkeypatch.setattr(steps_launch, name, Seen(kernel))
+    return launched
+
+
+def test_ten_thousand_tensors_are_one_launch(device, monkeypatch):
+    from baguakit.kernels import steps_launch
+
+    launched = counting(monkeypatch, steps_launch)
+    if device == "cpu":  # interpreted, ten thousand programs take a minute: it is enough that they are launched
+        monkeypatch.setattr(steps_launch.step_kernel, "kernel", {(10_000,): lambda *args, **options: None})
+    x = operands(SGD(), FORMS[0], [3] * 10_000)
+    steps_launch.step_(SGD(), plan_of(moved(x, device)), Conditions(0.1))
+    assert launched == [10_000]
+
+
+def test_tiles_cover_every_value_once_even_beyond_2_to_the_31():
+    lengths = [0, 5 * 2**31 + 3, 1, 1024]
+    tiles = steps_table._tiles(torch.tensor(lengths).numpy(), 1 << 20)
+    records, numbers = tiles >> 32, tiles & 0xFFFFFFFF
+    for i, n in enumerate(lengths):
+        mine = numbers[records == i]
+        assert mine.tolist() == list(range(-(-n // (1 << 20))))
+    assert tiles.dtype == "int64"
+
+
+def test_addresses_and_positions_are_64_bits_wide(device):
+    """A tile far beyond 2³¹ of a tensor that begins as far before its memory: the same values are reached."""
+    from baguakit.kernels import steps_launch
+
+    theirs = operands(SGD(), FORMS[5], [1024])
+    ours = moved(theirs, device)
+    plan, tile = plan_of(ours), 3 << 21  # 3 · 2³¹ values of 1024
+    records = plan.tables[0].records
+    records[0, 0] -= 2 * 1024 * tile
+    records[0, 1] -= 2 * 1024 * tile
+    records[0, 5] = records[0, 7] = 0
+    records[0, 5] += 1024 * (tile + 1)
+    plan.tables[0].tiles[0] = tile
+    weights = steps.dense(theirs.p[0])
+    new = SGD().update(weights.float(), theirs.g[0].float(), [], [torch.tensor(x) for x in SGD().numbers(0.5, 2)])
+    expected = steps.drawn(new, 1024 * tile, steps.step_seed(9, 2))
+    steps_launch.step_(SGD(), plan, Conditions(0.5, key=9))
+    assert torch.equal(bits(ours.p[0]), bits(expected))
+
+
+@pytest.mark.parametrize("rule", [SGD(0.9), Adam(), Lion()], ids=str)
+def test_what_is_not_finite_leaves_everything_as_it_was(rule, device):
+    from baguakit.kernels import steps_launch
+
+    for where in ("cpu", device):
+        x = moved(operands(rule, FORMS[4], [700, 9]), where)
+        before = moved(x, where)
+        conditions = on(where, HELD | {"found_inf": torch.tensor(1.0)})
+        run = steps.step_ if where == "cpu" else steps_launch.step_
+        run(rule, x if where == "cpu" else plan_of(x), conditions)
+        steps_launch.step_(rule, plan_of(x), conditions)
+        assert same(x.p, before.p) and same(x.master, before.master) and int(conditions.taken) == 6
+        assert all(same(a, b) for a, b in zip(x.states, before.states, strict=True))
+
+
+def test_nan_is_passed_on(device):
+    for rule in RULES:
+        x = operands(rule, FORMS[0], [40])
+        x.g[0][7] = float("nan")
+        ours = moved(x, device)
+        from baguakit.kernels import steps_launch
+
+        steps.step_(rule, x, Conditions(0.1, 3))
+        steps_launch.step_(rule, plan_of(ours), Conditions(0.1, 3))
+        assert x.p[0].isnan().nonzero().tolist() == ours.p[0].isnan().nonzero().tolist() == [[7]]
+
+
+# Rounding at random.
+
+
+def neighbours(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """The bf16 numbers next to fp32 values, towards zero and away from it; equal where one is exact."""
+    word = x.view(torch.int32).long() & 0xFFFFFFFF
+    exact = word & 0xFFFF == 0
+    ends = [word >> 16, torch.where(exact, word >> 16, (word >> 16) + 1)]
+    return tuple((e.to(torch.int32) << 16).view(torch.float32) for e in ends)
+
+
+def test_draws_are_one_of_the_two_neighbours_each_with_its_chance():
+    x = torch.cat([torch.randn(400) * 10 ** torch.randn(400), torch.tensor([0.0, -0.0, 1e-45, -1e-40, 1.0, 3.3e38])])
+    below, above = neighbours(x)
+    draws = torch.stack([steps.drawn(x, 0, steps.step_seed(1, t)).float() for t in range(400)])
+    assert ((draws == below) | (draws == above)).all()
+    # Draws have 16 bits, as many as x has beyond bf16: the chance is exact, and the mean of 400 · 400 is normal.
+    chance = (x.view(torch.int32) & 0xFFFF).double() / 65536
+    raised = (draws == above).double() * (above != below)
+    spread = (chance * (1 - chance)).sum().mul(400).sqrt()
+    assert (raised.sum() - 400 * chance.sum()).abs() <= 5 * spread
+    assert ((raised.mean(0) - chance).abs() <= 6 * (chance * (1 - chance) / 400).sqrt() + 1e-12).all()
+
+
+def test_the_chance_of_the_upper_neighbour_is_exact_over_all_draws(monkeypatch):
+    """Of the 65,536 possible draws exactly x − below, in units of their distance, raise x: the mean of all is x."""
+    monkeypatch.setattr(steps._noise, "uniform", lambda position, seed: position.float() / 65536)
+    for value in (1.2345678, -3.7e-5, 6.1e-39, 1.0, 65504.0001):
+        x = torch.full((65536,), value)
+        assert steps.drawn(x, 0, (0, 0)).double().mean() == x[0].double()
+
+
+def test_values_that_are_not_finite_stay_so():
+    x = torch.tensor([float("nan"), float("inf"), -float("inf")] * 50)
+    drawn = steps.drawn(x, 0, (1, 2)).float()
+    assert torch.equal(drawn.isnan(), x.isnan()) and torch.equal(drawn[~x.isnan()], x[~x.isnan()])
+
+
+# The norm.
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+def test_the_norm_is_that_of_fp64(dtype, device):
+    from baguakit.kernels import steps_norm_triton
+
+    source = torch.Generator().manual_seed(0)
+    grads = [(torch.randn(n, generator=source) * 10.0 ** (i - 3)).to(dtype) for i, n in enumerate([0, 3, 20_000, 1])]
+    exact = torch.cat([g.double() for g in grads]).norm().float()
+    norms, found = [torch.empty(()), torch.empty((), device=device)], torch.empty((), device=device)
+    steps_norm.gradient_norm_(norms[0], grads, None)
+    there = [g.to(device) for g in grads]
+    plan = steps_table.plan_of([(dtype, dtype, False)] * len(there), {"g": there}, steps_table.SUM_TILE)
+    for _ in range(2):
+        steps_norm_triton.gradient_norm_(norms[1], plan, found)
+        assert torch.equal(norms[0], exact) and torch.equal(norms[1].cpu(), exact) and found == 0
+
+
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")  # NumPy's, from the interpreter
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf"), 3e38])
+def test_what_the_norm_finds(value, device):
+    from baguakit.kernels import steps_norm_triton
+
+    grads = [torch.ones(5), torch.full((2,), value)]
+    there = [g.to(device) for g in grads]
+    plan = steps_table.plan_of([(torch.float32, torch.float32, False)] * 2, {"g": there}, steps_table.SUM_TILE)
+    for run, x, home in ((steps_norm.gradient_norm_, grads, "cpu"), (steps_norm_triton.gradient_norm_, plan, device)):
+        norm, found = torch.empty((), device=home), torch.empty((), device=home)
+        run(norm, x, found)
+        assert found == 1 and not norm.isfinite()

@@ -1,0 +1,367 @@
+"""Optimizer steps by hand: they are torch's, and refuse what they cannot do before anything has changed."""
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+
+import baguakit as bk
+from baguakit.kernels import steps_ops, steps_table
+from baguakit.primitives import Fixed, adam_step_, adamw_step_, gradient_norm, lion_step_, sgd_step_
+
+STEPS = 60
+SHAPES = [(7, 5), (64,), (), (2, 3, 4), (0,), (1,)]
+# Half-precision gradients and powers of two make every product that torch fuses with a sum exact.
+COARSE_SGD = [
+    {},
+    {"weight_decay": 2**-6},
+    {"momentum": 0.5},
+    {"momentum": 0.5, "dampening": 0.5, "weight_decay": 2**-6},
+    {"momentum": 0.5, "nesterov": True},
+]
+
+
+def values(seed: int = 0, dtype: torch.dtype = torch.float32) -> list[torch.Tensor]:
+    source = torch.Generator().manual_seed(seed)
+    return [torch.randn(shape, generator=source).to(dtype) for shape in SHAPES]
+
+
+def zeros() -> list[torch.Tensor]:
+    return [torch.zeros(shape) for shape in SHAPES]
+
+
+def coarse_gradients(step: int) -> list[torch.Tensor]:
+    """As many bits as bf16 has, so that their squares are exact."""
+    return [g.bfloat16().float() for g in values(step + 1)]
+
+
+def twins(kind, **options):
+    """Weights for us, and parameters with torch's optimizer for them."""
+    p = values()
+    params = [nn.Parameter(x.clone()) for x in p]
+    return p, params, kind(params, foreach=False, **options)
+
+
+def give(params, grads) -> None:
+    for p, g in zip(params, grads, strict=True):
+        p.grad = g.clone()
+
+
+@pytest.mark.parametrize("options", COARSE_SGD, ids=str)
+def test_sgd_is_torchs_bit_for_bit_where_products_are_exact(options):
+    """λ p is exact for λ a power of two; so are η, μ and 1 − d times anything."""
+    p, params, optimizer = twins(torch.optim.SGD, lr=2**-4, **options)
+    b = zeros() if "momentum" in options else None
+    for step in range(STEPS):
+        g = coarse_gradients(step)
+        give(params, g)
+        optimizer.step()
+        sgd_step_(p, g, b, step, lr=2**-4, **options)
+    assert all(map(torch.equal, p, params))
+    if b is not None:
+        assert all(torch.equal(x, optimizer.state[q]["momentum_buffer"]) for x, q in zip(b, params, strict=True))
+
+
+@pytest.mark.parametrize("kind, ours", [(torch.optim.Adam, adam_step_), (torch.optim.AdamW, adamw_step_)])
+def test_adams_states_are_torchs_bit_for_bit_where_products_are_exact(kind, ours):
+    """β₂ v is one product in both, (1 − β₂) g² exact. Of the weights so is all but the root, which torch's library
+    may round otherwise; with β₂ = 0 it is that of a square, and the weights are equal, too."""
+    for beta2 in (0.75, 0.0):
+        options = {"lr": 2**-6, "betas": (0.75, beta2), "weight_decay": 0.0}
+        p, params, optimizer = twins(kind, **options)
+        m, v = zeros(), zeros()
+        for step in range(STEPS):
+            g = coarse_gradients(step)
+            give(params, g)
+            optimizer.step()
+            ours(p, g, m, v, step, **options)
+        states = [optimizer.state[q] for q in params]
+        assert all(torch.equal(x, s["exp_avg"]) for x, s in zip(m, states, strict=True))
+        assert all(torch.equal(x, s["exp_avg_sq"]) for x, s in zip(v, states, strict=True))
+        assert beta2 or all(map(torch.equal, p, params))
+
+
+@pytest.mark.parametrize(
+    "kind, ours, options",
+    [
+        (torch.optim.SGD, sgd_step_, {"lr": 0.1, "momentum": 0.9, "dampening": 0.1, "weight_decay": 0.02}),
+        (torch.optim.SGD, sgd_step_, {"lr": 0.1, "momentum": 0.9, "nesterov": True, "weight_decay": 0.02}),
+        (torch.optim.Adam, adam_step_, {"lr": 0.01, "weight_decay": 0.1}),
+        (torch.optim.AdamW, adamw_step_, {"lr": 0.01, "betas": (0.8, 0.95), "eps": 1e-5}),
+    ],
+    ids=lambda x: getattr(x, "__name__", None),
+)
+def test_they_are_torchs_in_fp64_up_to_roundings(kind, ours, options):
+    """Against the same steps in fp64. Each step rounds to 2⁻²⁴ a dozen times, Adam in updates of size η."""
+    p, _, _ = twins(kind, **options)
+    exact = [nn.Parameter(x.double()) for x in p]
+    optimizer = kind(exact, **options)
+    remembered = (zeros(),) if kind is torch.optim.SGD else (zeros(), zeros())
+    for step in range(STEPS):
+        g = values(step + 1)
+        give(exact, [x.double() for x in g])
+        optimizer.step()
+        ours(p, g, *remembered, step, **options)
+    for x, q in zip(p, exact, strict=True):
+        scale = max(1.0, float(q.detach().abs().max())) if q.numel() else 1.0
+        assert ((x.double() - q).abs() <= 12 * STEPS * 2.0**-24 * scale).all()
+
+
+def lion_by_the_paper(p, g, m, lr, beta1, beta2, decay):
+    """Algorithm 2 of Chen et al., in fp64."""
+    update = torch.sign(beta1 * m + (1 - beta1) * g)
+    return p - lr * (update + decay * p), beta2 * m + (1 - beta2) * g
+
+
+def test_lion_is_the_papers():
+    p, m = values(), zeros()
+    exact = [(x.double(), y.double()) for x, y in zip(p, m, strict=True)]
+    for step in range(STEPS):
+        g = values(step + 1)
+        lion_step_(p, g, m, lr=0.01, betas=(0.9, 0.99), weight_decay=0.1)
+        exact = [lion_by_the_paper(x, y.double(), z, 0.01, 0.9, 0.99, 0.1) for (x, z), y in zip(exact, g, strict=True)]
+    for x, y, (q, z) in zip(p, m, exact, strict=True):
+        torch.testing.assert_close(x.double(), q, rtol=0, atol=4 * STEPS * 2.0**-24 * 4)
+        torch.testing.assert_close(y.double(), z, rtol=0, atol=4 * STEPS * 2.0**-24)
+
+
+def test_a_list_is_a_flat_tensor_draws_included():
+    """Tensors of a list and their concatenation take the same steps: positions are counted over all of them."""
+    p, g = values(0, torch.bfloat16), values(1, torch.bfloat16)
+    flat_p, flat_g = (torch.cat([x.flatten() for x in xs]) for xs in (p, g))
+    m, v = zeros(), zeros()
+    flat_m, flat_v = torch.zeros_like(flat_p, dtype=torch.float32), torch.zeros_like(flat_p, dtype=torch.float32)
+    for step in range(5):
+        adamw_step_(p, g, m, v, step, lr=1e-3, key=11)
+        adamw_step_(flat_p, flat_g, flat_m, flat_v, step, lr=1e-3, key=11)
+    assert torch.equal(torch.cat([x.flatten() for x in p]), flat_p)
+    assert torch.equal(torch.cat([x.flatten() for x in m]), flat_m)
+
+
+def test_masters_lose_nothing():
+    """bf16 weights behind fp32 masters follow the steps of fp32 weights with the same gradients, rounded."""
+    p, g = values(0, torch.bfloat16), values(1, torch.bfloat16)
+    master, m, v = [x.float() for x in p], zeros(), zeros()
+    plain, plain_m, plain_v = [x.float() for x in p], zeros(), zeros()
+    for step in range(20):
+        adam_step_(p, g, m, v, step, lr=1e-5, master=master)
+        adam_step_(plain, g, plain_m, plain_v, step, lr=1e-5)
+    assert all(map(torch.equal, master, plain))
+    assert all(torch.equal(x, y.bfloat16()) for x, y in zip(p, plain, strict=True))
+
+
+def test_drawn_weights_move_on_average_where_nearest_ones_stand_still():
+    """A step of 2⁻¹² from 1, a 32nd of the distance to the bf16 below: nearest never leaves, drawn arrives."""
+    n, taken = 4096, 64
+    nearest, drawn, g = torch.ones(n).bfloat16(), torch.ones(n).bfloat16(), torch.ones(n)
+    for step in range(taken):
+        sgd_step_(nearest, g, lr=2.0**-12)
+        sgd_step_(drawn, g, None, step, lr=2.0**-12, key=3)
+    assert (nearest == 1).all()
+    # The mean of n independent walks whose steps have a variance of at most 2⁻¹² · 2⁻⁸.
+    assert abs(drawn.double().mean() - (1 - taken * 2.0**-12)) <= 5 * (taken * 2.0**-20 / n) ** 0.5
+
+
+def test_layouts_that_are_dense_are_stepped_as_they_lie():
+    p = torch.randn(2, 3, 4, 5).to(memory_format=torch.channels_last)
+    g = torch.randn(2, 3, 4, 5).to(memory_format=torch.channels_last)
+    expected = p - 0.5 * g
+    sgd_step_(p, g, lr=0.5)
+    assert torch.equal(p, expected) and p.is_contiguous(memory_format=torch.channels_last)
+
+
+def test_numbers_may_be_tensors_and_a_count_is_advanced():
+    options = {"grad_scale": 4.0, "clip": 0.5, "lr": 0.25}
+    for count in (torch.tensor(0.0), torch.tensor(0), torch.tensor([0], dtype=torch.int32)):
+        p, held_p, g = values(), values(), values(1)
+        states, held_states = (zeros(), zeros()), (zeros(), zeros())
+        for step in range(3):
+            adam_step_(p, g, *states, step, **options)
+            held = {name: torch.tensor(value) for name, value in options.items()}
+            adam_step_(held_p, g, *held_states, count, **held, found_inf=count.new_zeros((), dtype=torch.float32))
+        assert all(map(torch.equal, p, held_p)) and count.item() == 3
+
+
+def test_clipping_and_scaling_without_looking():
+    """A norm, a clip and a scaled loss on the device are the steps of clip_grad_norm_ and GradScaler."""
+    p, params, optimizer = twins(torch.optim.SGD, lr=0.5)
+    scale, found, count = torch.tensor(1024.0), torch.zeros(()), torch.tensor(0)
+    for step in range(4):
+        g = values(step + 1)
+        give(params, g)
+        nn.utils.clip_grad_norm_(params, 1.0)
+        optimizer.step()
+        scaled = [x * scale for x in g]
+        norm = gradient_norm(scaled, found) / scale
+        sgd_step_(
+            p, scaled, None, count, lr=0.5, grad_scale=scale, clip=(1.0 / (norm + 1e-6)).clamp(max=1), found_inf=found
+        )
+    assert count == 4
+    for x, q in zip(p, params, strict=True):
+        torch.testing.assert_close(x, q.detach(), rtol=0, atol=4 * 8 * 2.0**-24)
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+def test_what_is_not_finite_is_skipped_and_not_counted(bad):
+    g, found, count = values(1), torch.zeros(()), torch.tensor(5)
+    g[1][3] = bad
+    p, m, v = values(), values(2), [x.abs() for x in values(3)]
+    before = copy.deepcopy((p, m, v))
+    gradient_norm(g, found)
+    adamw_step_(p, g, m, v, count, found_inf=found)
+    sgd_step_(p, g, m, count, lr=1.0, momentum=0.9, found_inf=found)
+    lion_step_(p, g, m, count, found_inf=found)
+    assert all(torch.equal(x, y) for xs, ys in zip((p, m, v), before, strict=True) for x, y in zip(xs, ys, strict=True))
+    assert found == 1 and count == 5
+
+
+def test_the_norm_is_that_of_all():
+    g = values(1) + [x.bfloat16() for x in values(2)]
+    exact = torch.cat([x.double().flatten() for x in g]).norm().float()
+    assert torch.equal(gradient_norm(g), exact)
+    assert torch.equal(gradient_norm(g[0]), g[0].double().norm().float())
+    assert gradient_norm([torch.full((4,), 3e38)]).isinf()
+
+
+def test_packed_gradients_are_those_that_were_packed():
+    compressor, n = bk.compressors.MinMaxUInt8(64), 1000
+    p, g = torch.randn(n), torch.randn(n)
+    packed = compressor.compress(g.view(1, -1))
+    q, m, v, qm, qv = p.clone(), *(torch.zeros(n) for _ in range(4))
+    adamw_step_(p, None, m, v, 0, packed=packed, compressor=compressor)
+    adamw_step_(q, compressor.decompress(packed, n)[0], qm, qv, 0)
+    assert torch.equal(p, q) and torch.equal(m, qm) and torch.equal(v, qv)
+
+
+# Tables.
+
+
+@pytest.fixture
+def made(monkeypatch):
+    """The plans that are made from here on; addresses of CPU tensors make as good tables as any."""
+    plans, make = [], steps_ops.plan_of
+    monkeypatch.setattr(steps_ops, "PLANS", steps_table.Plans())
+    monkeypatch.setattr(steps_ops, "plan_of", lambda *args: plans.append(make(*args)) or plans[-1])
+    return plans
+
+
+def plan_for(p, g):
+    operands = steps_ops.steps.Operands(*(x.tensors if isinstance(x, Fixed) else x for x in (p, g)))
+    return steps_ops.plan_for({"p": p, "g": g}, None, lambda: operands)
+
+
+def test_a_table_is_kept_while_addresses_hold_and_made_anew_when_they_change(made):
+    p, g = values(), values(1)
+    assert plan_for(p, g) is plan_for(list(p), list(g)) and len(made) == 1
+    record = made[0].tables[0].records
+    assert record[:, 0].tolist() == [x.data_ptr() for x in p] and record[:, 1].tolist() == [x.data_ptr() for x in g]
+    p[1].data = torch.randn(p[1].shape)
+    assert plan_for(p, g).tables[0].records[1, 0] == p[1].data_ptr() and len(made) == 2
+    bucket = torch.randn(40)
+    plan_for([p[0]], [bucket[:35].view(7, 5)])
+    plan_for([p[0][:3]], [bucket[:15].view(3, 5)])  # the same addresses, and other lengths
+    assert len(made) == 4 and made[3].tables[0].records[0, 5] == 15
+
+
+def test_what_is_fixed_is_not_read_again(made, monkeypatch):
+    p, g = Fixed(values()), Fixed(values(1))
+    first = plan_for(p, g)
+    monkeypatch.setattr(torch.Tensor, "data_ptr", None)
+    assert plan_for(p, g) is first and len(made) == 1
+
+
+def test_old_tables_are_forgotten_but_not_those_of_graphs(made, monkeypatch):
+    tensors = [(torch.randn(4), torch.randn(4)) for _ in range(steps_table.KEPT + 1)]
+    kept = plan_for([tensors[0][0]], [tensors[0][1]])
+    key = next(iter(steps_ops.PLANS.latest))
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
+    assert steps_ops.PLANS.find(key, torch.device("cuda")) is kept
+    with pytest.raises(RuntimeError, match="take one step"):
+        steps_ops.PLANS.find("another", torch.device("cuda"))
+    monkeypatch.undo()
+    plans = steps_table.Plans()
+    for i in range(steps_table.KEPT + 1):
+        plans.keep(i, kept)
+    assert len(plans.latest) == steps_table.KEPT and plans.find(0, torch.device("cpu")) is None
+
+
+# Refusals: before anything has changed, in one sentence.
+
+X, Y = torch.ones(4), torch.zeros(4)
+
+
+def wrong(**given):
+    """AdamW with something wrong about it."""
+    return {"p": torch.ones(4), "g": torch.ones(4), "m": torch.zeros(4), "v": torch.zeros(4), "step": 0, **given}
+
+
+REFUSED = [
+    (wrong(p=torch.ones(4, dtype=torch.float64)), TypeError, r"p\[0\] is torch.float64, and must be float32 or"),
+    (wrong(g=torch.ones(4, dtype=torch.int32)), TypeError, r"g\[0\] is torch.int32"),
+    (wrong(m=torch.ones(4).bfloat16()), TypeError, r"m\[0\] is torch.bfloat16, and must be float32"),
+    (wrong(g=[None]), TypeError, "leave out parameters without a gradient"),
+    (wrong(g=torch.ones(8)[::2]), TypeError, "has gaps"),
+    (wrong(g=torch.ones(4).to_sparse()), TypeError, "to_dense"),
+    (wrong(v=torch.ones(5)), ValueError, r"v\[0\] has 5 values and its parameter 4"),
+    (wrong(g=[torch.ones(4)] * 2), ValueError, "1 parameters need as many tensors g, not 2"),
+    (wrong(g=torch.ones(4, device="meta")), ValueError, "on meta and its parameter on cpu"),
+    (wrong(p=X, g=X), ValueError, r"share memory"),
+    (wrong(m=Y, v=Y), ValueError, r"share memory"),
+    (wrong(p=[X, X[2:]], g=[Y, torch.ones(2)], m=[torch.ones(4), torch.ones(2)], v=[torch.ones(4), torch.ones(2)]),
+     ValueError, "share memory"),
+    (wrong(betas=(1.0, 0.9)), ValueError, r"betas\[0\] is 1.0"),
+    (wrong(eps=-1.0), ValueError, "eps is -1.0"),
+    (wrong(step=-1), ValueError, "step is -1"),
+    (wrong(step=torch.zeros(2)), ValueError, "step is a number or a tensor with one value"),
+    (wrong(lr="0.1"), TypeError, "lr is a number"),
+    (wrong(clip=torch.ones(3)), ValueError, "clip is a floating tensor with one value"),
+    (wrong(found_inf=torch.zeros(())), ValueError, "where a skipped step would be counted"),
+    (wrong(master=torch.ones(4)), ValueError, "needs no master"),
+    (wrong(p=torch.ones(4).bfloat16(), master=torch.ones(4), key=1), ValueError, "leave key= out"),
+    (wrong(p=torch.ones(4).half(), key=1), TypeError, "only bfloat16 is rounded at random"),
+    (wrong(g=None), ValueError, "one of the two"),
+    (wrong(packed=torch.zeros(32, dtype=torch.uint8)), ValueError, "one of the two"),
+    (wrong(g=None, packed=torch.zeros(31, dtype=torch.uint8)), ValueError, "one contiguous row of 32 bytes"),
+    (wrong(g=None, packed=torch.zeros(32)), TypeError, "packed gradients are uint8"),
+    (wrong(p=[X], g=None, packed=torch.zeros(32, dtype=torch.uint8)), ValueError, "those of one contiguous tensor"),
+    (wrong(g=None, packed=torch.zeros(32, dtype=torch.uint8), compressor=bk.compressors.MinMaxUInt8(block=None)),
+     TypeError, "MinMaxUInt8 in blocks"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("given, error, text", REFUSED, ids=[text for _, _, text in REFUSED])
+def test_refusals(given, error, text):
+    before = copy.deepcopy(given)
+    with pytest.raises(error, match=text):
+        adamw_step_(**given)
+    same = [torch.equal(given[name], before[name]) for name in "pmv" if isinstance(given[name], torch.Tensor)]
+    assert all(same)
+
+
+def test_refusals_of_sgd_and_the_norm():
+    p, g = torch.ones(4), torch.ones(4)
+    with pytest.raises(ValueError, match="the one needs the other"):
+        sgd_step_(p, g, lr=0.1, momentum=0.9)
+    with pytest.raises(ValueError, match="the one needs the other"):
+        sgd_step_(p, g, torch.zeros(4), lr=0.1)
+    with pytest.raises(ValueError, match="needs a momentum and no dampening"):
+        sgd_step_(p, g, torch.zeros(4), lr=0.1, momentum=0.9, dampening=0.5, nesterov=True)
+    with pytest.raises(ValueError, match="how many went before"):
+        sgd_step_(p, g, torch.zeros(4), lr=0.1, momentum=0.9, dampening=0.5)
+    with pytest.raises(ValueError, match="no gradients"):
+        gradient_norm([])
+    with pytest.raises(TypeError, match=r"grads\[0\] is torch.int64"):
+        gradient_norm([torch.ones(3, dtype=torch.int64)])
+    assert torch.equal(p, torch.ones(4))
+
+
+def test_weights_have_a_new_version():
+    """Flights land by it."""
+    p, g = torch.ones(4), torch.ones(4)
+    before = p._version
+    sgd_step_(p, g, lr=0.1)
+    assert p._version > before
+    bucket = torch.ones(10)
+    steps_table.written(Fixed(list(bucket.split(2))))
+    assert bucket._version == 1 and len(Fixed(list(bucket.split(2))).versions) == 1
