@@ -1,8 +1,11 @@
-"""How fast are the codec's operations, beside a copy of the same values? `pytest bench/bench_codec.py --benchmark-only`
+"""How fast are the wire formats, beside a copy of the same values? `pytest bench/bench_codec.py --benchmark-only`
 
 Every result is checked before it is timed. A GPU takes 64 Mi values, a CPU 10 Mi on one thread. `extra_info` holds the
 bytes that an operation must read and write, its GB/s, and the share it reaches of the speed of the copy, timed in the
 same run: in bytes (of the copy's GB/s), and in values (the time to copy the fp32 values over the time taken).
+
+Each operation of a format stands beside its peers: the definition as it is written; on a GPU also `torch.compile` of
+the definition; and blockwise quantization by bitsandbytes and torchao, where they are installed.
 """
 
 import functools
@@ -13,23 +16,26 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from baguakit.compressors import MinMaxUInt8
-from baguakit.kernels import _compiled
-from baguakit.kernels import minmax_uint8 as definition
+from baguakit.compressors import Float8, MinMaxUInt8, Sign, UInt4
+from baguakit.compressors.blockwise import Blockwise
+from baguakit.kernels import _compiled, blockwise
 
 GPU = torch.cuda.is_available()
 DEVICE = "cuda" if GPU else "cpu"
 N = (64 if GPU else 10) << 20
 ROWS = 8  # virtual ranks
-CODEC = MinMaxUInt8()
-PACKED = CODEC.row_bytes(N)
+FORMATS = (MinMaxUInt8(), UInt4(), Float8(), Sign())
+
+every = pytest.mark.parametrize("codec", FORMATS, ids=repr)
+eager_or_not = pytest.mark.parametrize("how", ["codec", "eager definition"])
 
 
 @pytest.fixture(scope="module", autouse=True)
 def one_thread():
     before = torch.get_num_threads()
     torch.set_num_threads(1)
-    CODEC.warm_up(DEVICE)
+    for codec in FORMATS:
+        codec.warm_up(DEVICE)
     yield
     torch.set_num_threads(before)
 
@@ -40,8 +46,8 @@ def values() -> torch.Tensor:
 
 
 @functools.cache
-def packed_rows() -> torch.Tensor:
-    return torch.cat([CODEC.compress(values() * (row + 1)) for row in range(ROWS)])
+def packed_rows(codec: Blockwise) -> torch.Tensor:
+    return torch.cat([codec.compress(values() * (row + 1)) for row in range(ROWS)])
 
 
 def seconds(work: Callable[[], object], repeats: int = 15) -> float:
@@ -90,25 +96,18 @@ def measure(benchmark, work: Callable[[], object], count: int, repeats: int = 15
     print(f"{info['share_of_copy_in_bytes']:.2f} in bytes, {info['share_of_copy_in_values']:.2f} in values")
 
 
-def expected(work: Callable[[], torch.Tensor]) -> torch.Tensor:
-    """What the definition gives, as it is written, on the CPU."""
-    with _compiled.eager():
-        return work()
+def in_eager(work: Callable[[], object]) -> Callable[[], object]:
+    """Work as the definition is written."""
 
-
-eager_or_not = pytest.mark.parametrize("how", ["codec"] + ([] if GPU else ["eager definition"]))
-
-
-def repeats_for(how: str) -> int:
-    return 15 if how == "codec" else 3
-
-
-def as_asked(how: str, work: Callable[[], object]) -> Callable[[], object]:
     def eagerly():
         with _compiled.eager():
             return work()
 
-    return work if how == "codec" else eagerly
+    return eagerly
+
+
+def repeats_for(how: str) -> int:
+    return 15 if how == "codec" else 3
 
 
 def bench_copy(benchmark):
@@ -117,38 +116,125 @@ def bench_copy(benchmark):
     measure(benchmark, lambda: target.copy_(values()), 8 * N)
 
 
+# The codec and its definition.
+
+
+@every
 @eager_or_not
 @pytest.mark.parametrize("residual", [False, True], ids=["", "residual"])
-def bench_compress(benchmark, how, residual):
-    lost = torch.empty_like(values()) if residual else None
-    packed = CODEC.compress(values(), lost)
-    assert torch.equal(packed.cpu(), expected(lambda: definition.compress(values().cpu(), CODEC.block)))
-    assert lost is None or torch.equal(lost, values() - CODEC.decompress(packed, N))
-    work = as_asked(how, lambda: CODEC.compress(values(), lost))
-    measure(benchmark, work, 4 * N + PACKED + 4 * N * residual, repeats_for(how))
+def bench_compress(benchmark, codec, how, residual):
+    lost, format = torch.empty_like(values()) if residual else None, codec.operators.format
+    packed = codec.compress(values(), lost)
+    right = in_eager(lambda: blockwise.compress(format, values().cpu(), codec.block))()
+    assert torch.equal(packed.cpu(), right)
+    assert lost is None or torch.equal(lost, values() - codec.decompress(packed, N))
+    work = {
+        "codec": lambda: codec.compress(values(), lost),
+        "eager definition": in_eager(lambda: blockwise.compress(format, values(), codec.block, lost)),
+    }[how]
+    measure(benchmark, work, 4 * N + packed.shape[1] + 4 * N * residual, repeats_for(how))
 
 
+@every
 @eager_or_not
-def bench_decompress(benchmark, how):
-    packed, out, right = packed_rows()[:1], torch.empty_like(values()), torch.empty(1, N)
-    with _compiled.eager():
-        definition.decompress_(right, packed.cpu(), CODEC.block)
-    assert torch.equal(CODEC.decompress(packed, N, out=out).cpu(), right)
-    measure(benchmark, as_asked(how, lambda: CODEC.decompress(packed, N, out=out)), PACKED + 4 * N, repeats_for(how))
+def bench_decompress(benchmark, codec, how):
+    format, packed = codec.operators.format, packed_rows(codec)[:1]
+    out, right = torch.empty_like(values()), torch.empty(1, N)
+    in_eager(lambda: blockwise.decompress_(format, right, packed.cpu(), codec.block))()
+    assert torch.equal(codec.decompress(packed, N, out=out).cpu(), right)
+    work = {
+        "codec": lambda: codec.decompress(packed, N, out=out),
+        "eager definition": in_eager(lambda: blockwise.decompress_(format, out, packed, codec.block)),
+    }[how]
+    measure(benchmark, work, packed.shape[1] + 4 * N, repeats_for(how))
 
 
+@every
 @eager_or_not
-def bench_add(benchmark, how):
-    packed, out, right = packed_rows()[:2], torch.zeros(N, device=DEVICE), torch.zeros(N)
-    weights = torch.tensor([0.25, 0.5], device=DEVICE)
-    with _compiled.eager():
-        definition.add_(right, packed.cpu(), weights.cpu(), CODEC.block)
-    assert torch.equal(CODEC.add_(out, packed, weights).cpu(), right)
-    measure(benchmark, as_asked(how, lambda: CODEC.add_(out, packed, weights)), 2 * PACKED + 8 * N, repeats_for(how))
+def bench_add(benchmark, codec, how):
+    format, packed = codec.operators.format, packed_rows(codec)[:2]
+    out, right, weights = torch.zeros(N, device=DEVICE), torch.zeros(N), torch.tensor([0.25, 0.5], device=DEVICE)
+    in_eager(lambda: blockwise.add_(format, right, packed.cpu(), weights.cpu(), codec.block))()
+    assert torch.equal(codec.add_(out, packed, weights).cpu(), right)
+    work = {
+        "codec": lambda: codec.add_(out, packed, weights),
+        "eager definition": in_eager(lambda: blockwise.add_(format, out, packed, weights, codec.block)),
+    }[how]
+    measure(benchmark, work, 2 * packed.shape[1] + 8 * N, repeats_for(how))
 
 
+@every
 @eager_or_not
-def bench_reduce(benchmark, how):
-    packed = packed_rows()
-    assert torch.equal(CODEC.reduce(packed, N).cpu(), expected(lambda: definition.reduce(packed.cpu(), N, CODEC.block)))
-    measure(benchmark, as_asked(how, lambda: CODEC.reduce(packed, N)), (ROWS + 1) * PACKED, repeats_for(how))
+def bench_reduce(benchmark, codec, how):
+    format, packed = codec.operators.format, packed_rows(codec)
+    right = in_eager(lambda: blockwise.reduce(format, packed.cpu(), N, codec.block))()
+    assert torch.equal(codec.reduce(packed, N).cpu(), right)
+    work = {
+        "codec": lambda: codec.reduce(packed, N),
+        "eager definition": in_eager(lambda: blockwise.reduce(format, packed, N, codec.block)),
+    }[how]
+    measure(benchmark, work, (ROWS + 1) * packed.shape[1], repeats_for(how))
+
+
+# What others make of the same values.
+
+
+def compiled_unit(codec: Blockwise) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Room for a row of whole blocks: its packed bytes, and codes and headers as views of them."""
+    format = codec.operators.format
+    packed = format.empty(1, N, codec.block, values().device)
+    codes, headers = format.parts(packed, N, codec.block)
+    return packed, codes.view(N // codec.block, -1), headers[0]
+
+
+@pytest.mark.skipif(not GPU, reason="on a CPU the codec is what torch.compile makes of its definition")
+@every
+def bench_compress_by_torch_compile(benchmark, codec):
+    packed, codes, headers = compiled_unit(codec)
+    work = functools.partial(
+        torch.compile(blockwise.pack_), codes, headers, values().view(-1, codec.block), codec.operators.format
+    )
+    work()
+    # Inductor fuses products with sums and divides in its own way: its codes may be one off.
+    assert (codec.decompress(packed, N) - values()).abs().max() <= 2 * values().abs().max()
+    measure(benchmark, work, 4 * N + packed.shape[1])
+
+
+@pytest.mark.skipif(not GPU, reason="on a CPU the codec is what torch.compile makes of its definition")
+@every
+def bench_decompress_by_torch_compile(benchmark, codec):
+    packed, codes, headers = compiled_unit(codec)
+    packed.copy_(packed_rows(codec)[:1])
+    out = torch.empty(N // codec.block, codec.block, device=DEVICE)
+    work = functools.partial(torch.compile(blockwise.unpack_), out, codes, headers, codec.operators.format)
+    work()
+    torch.testing.assert_close(out.view(1, N), codec.decompress(packed, N))
+    measure(benchmark, work, packed.shape[1] + 4 * N)
+
+
+@pytest.mark.parametrize("bits", [8, 4])
+def bench_compress_by_bitsandbytes(benchmark, bits):
+    theirs = pytest.importorskip("bitsandbytes").functional
+    x, block = values().view(-1), 256
+    if bits == 8:
+        work = functools.partial(theirs.quantize_blockwise, x, blocksize=block)
+        back = theirs.dequantize_blockwise(*work())
+    else:
+        work = functools.partial(theirs.quantize_4bit, x, blocksize=block, quant_type="nf4")
+        back = theirs.dequantize_4bit(*work())
+    assert (back.view(-1) - x).norm() <= (0.02 if bits == 8 else 0.2) * x.norm()
+    measure(benchmark, work, 4 * N + N * bits // 8 + 4 * N // block)
+
+
+def bench_compress_by_torchao(benchmark):
+    theirs = pytest.importorskip("torchao.quantization.quant_primitives")
+    x, block = values().view(-1, 512), (1, 512)
+
+    def work() -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        scale, zero = theirs.choose_qparams_affine(x, theirs.MappingType.ASYMMETRIC, block, torch.uint8)
+        return theirs.quantize_affine(x, block, scale, zero, torch.uint8), scale, zero
+
+    codes, scale, zero = work()
+    back = theirs.dequantize_affine(codes, block, scale, zero, torch.uint8)
+    assert (back - x).norm() <= 0.02 * x.norm()
+    measure(benchmark, work, 5 * N + 8 * N // 512)

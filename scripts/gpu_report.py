@@ -1,7 +1,7 @@
 """What `scripts/gpu` says before and after: the machine, what is skipped, and the table.
 
 python scripts/gpu_report.py before OUTDIR
-python scripts/gpu_report.py after OUTDIR STATUS_OF_TESTS STATUS_OF_BENCHMARKS
+python scripts/gpu_report.py after OUTDIR STATUS_OF_TESTS STATUS_OF_BENCHMARKS STATUS_OF_ROOFLINE
 """
 
 import ast
@@ -58,8 +58,8 @@ def needs(path: Path, missing: list[str]) -> str | None:
     return None
 
 
-def after(out: Path, tests: int, benchmarks: int) -> int:
-    """Write the summary and print the table; 0 if the tests passed and the benchmarks ran."""
+def after(out: Path, tests: int, benchmarks: int, roofline: int) -> int:
+    """Write the summary and print the table; 0 if the tests passed, and the benchmarks and the roofline ran."""
     machine = json.loads((out / "machine.json").read_text())
     summary = {"status": status(tests), **read_tests(out / "tests.xml")}
     (out / "tests.json").write_text(json.dumps(summary, indent=2))
@@ -76,7 +76,10 @@ def after(out: Path, tests: int, benchmarks: int) -> int:
     print(f"benchmarks: {status(benchmarks)}; {len(rows)} timed")
     for name, seconds, info in rows:
         print(f"  {name:<60} {seconds * 1e3:>10.4f} ms  {info}")
-    return 0 if tests == 0 and benchmarks in (0, 5) else 1
+    print(f"roofline: {status(roofline)}; share of a copy's bytes a second at the largest size, and a small call")
+    for name, share, values, latency in read_roofline(out / "roofline-gpu.json"):
+        print(f"  {name:<60} {share:>6.2f} at {values:>11,} values  {latency * 1e6:>8.1f} µs")
+    return 0 if tests == 0 and benchmarks in (0, 5) and roofline == 0 else 1
 
 
 def status(code: int) -> str:
@@ -110,6 +113,16 @@ def read_benchmarks(path: Path) -> list[tuple[str, float, str]]:
         info = " ".join(f"{key}={show(value)}" for key, value in row["extra_info"].items())
         rows.append((row["name"], row["stats"]["median"], info))
     return rows
+
+
+def read_roofline(path: Path) -> list[tuple[str, float, int, float]]:
+    """Of each operation its name, share of the roof at the largest size, that size, and seconds at the smallest."""
+    if not path.exists():
+        return []
+    by_name: dict[str, list[dict]] = {}
+    for row in json.loads(path.read_text())["rows"]:
+        by_name.setdefault(f"{row['family']}: {row['name']}", []).append(row)
+    return [(name, rows[-1]["share"], rows[-1]["values"], rows[0]["seconds"]) for name, rows in by_name.items()]
 
 
 def show(value: object) -> str:

@@ -105,14 +105,16 @@ def room_for(out: Tensor | None, packed: Tensor, n: int, dtype: torch.dtype) -> 
     check_dtype(out.dtype)
     if out.shape != (packed.shape[0], n) or not out.is_contiguous():
         raise ValueError(f"out is contiguous, of shape {(packed.shape[0], n)}, not {described(out)}")
+    check_device("out", out, packed)
     return out.detach()
 
 
-def sum_into(out: Tensor) -> Tensor:
-    """The row to which rows are added."""
+def sum_into(out: Tensor, packed: Tensor | None = None) -> Tensor:
+    """The row to which packed rows are added."""
     check_dtype(out.dtype)
     if out.dim() != 1 or not out.is_contiguous():
         raise ValueError(f"rows are added to one contiguous row, of shape (n,), not {described(out)}; use out.view(-1)")
+    check_device("out", out, packed)
     return out
 
 
@@ -124,8 +126,8 @@ def weights_of(weights: Sequence[float] | Tensor, packed: Tensor) -> Tensor:
     return weights
 
 
-def residual_of(residual: Tensor | None, shape: Sequence[int]) -> Tensor | None:
-    """The residual, of the shape wanted; None if there is none."""
+def residual_of(residual: Tensor | None, shape: Sequence[int], beside: Tensor | None = None) -> Tensor | None:
+    """The residual, of the shape wanted and on the device of the tensor it belongs to; None if there is none."""
     if residual is None:
         return None
     if residual.dtype != torch.float32:
@@ -134,7 +136,14 @@ def residual_of(residual: Tensor | None, shape: Sequence[int]) -> Tensor | None:
         )
     if residual.shape != torch.Size(shape) or not residual.is_contiguous():
         raise ValueError(f"a residual is contiguous, here of shape {tuple(shape)}, not {described(residual)}")
+    check_device("residual", residual, beside)
     return residual.detach()
+
+
+def check_device(name: str, x: Tensor, beside: Tensor | None) -> None:
+    """Raise a ValueError if two tensors are on different devices."""
+    if beside is not None and x.device != beside.device:
+        raise ValueError(f"{name} is on {x.device} and what it belongs to on {beside.device}; move one to the other")
 
 
 def described(x: Tensor) -> str:

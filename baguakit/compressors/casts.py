@@ -22,7 +22,7 @@ class Cast(Compressor):
     def compress(self, x: Tensor, residual: Tensor | None = None, key: int = 0) -> Tensor:
         x = values_of(x)
         sent = x.to(self.dtype, copy=True)
-        if (lost := residual_of(residual, x.shape)) is not None:
+        if (lost := residual_of(residual, x.shape, x)) is not None:
             lost.copy_(x.float() - sent.float())
         return sent.view(torch.uint8)
 
@@ -35,7 +35,7 @@ class Cast(Compressor):
 
     @torch.no_grad()
     def add_(self, out: Tensor, packed: Tensor, weights: Sequence[float] | Tensor) -> Tensor:
-        rows = packed_of(packed, self, sum_into(out).shape[0]).view(self.dtype)
+        rows = packed_of(packed, self, sum_into(out, packed).shape[0]).view(self.dtype)
         total = out.float()
         for row, weight in zip(rows, weights_of(weights, packed), strict=True):
             total = total + row.float() * weight
@@ -49,7 +49,7 @@ class Cast(Compressor):
             total += row
         mean = total / total.new_full((1,), len(rows))
         sent = mean.to(self.dtype)
-        if (lost := residual_of(residual, (n,))) is not None:
+        if (lost := residual_of(residual, (n,), packed)) is not None:
             lost += (mean - sent.float()) * len(rows)
         return sent.view(torch.uint8).unsqueeze(0)
 

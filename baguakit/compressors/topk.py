@@ -7,16 +7,18 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from .base import Compressor, packed_of, residual_of, room_for, sum_into, values_of, weights_of
+from ..kernels import topk_ops
+from .base import PROBE, Compressor, packed_of, residual_of, room_for, sum_into, values_of, weights_of
 
 
 @dataclass(frozen=True, repr=False)
 class TopK(Compressor):
     """The `ratio` of a row that is largest in magnitude: four bytes for a value, in fp32, and four for its index.
 
-    At least one value of a row is kept. Indices rise, and none occurs twice, so that rows can be added in any device's
-    own way and yet with the same result. What is not finite counts as largest and is passed on. Nothing waits for a
-    GPU. Ranks keep different places, so there is no `reduce`: use it in `SparseMean`.
+    At least one value of a row is kept, and of equal ones the first: what is sent depends on the values alone. Indices
+    rise, and none occurs twice, so that rows can be added in any device's own way and yet with the same result. What
+    is not finite counts as largest and is passed on. Nothing waits for a GPU. Ranks keep different places, so there is
+    no `reduce`: use it in `SparseMean`.
     """
 
     ratio: float
@@ -33,16 +35,15 @@ class TopK(Compressor):
     def row_bytes(self, n: int) -> int:
         return 8 * self.kept(n)
 
+    @torch.no_grad()
     def compress(self, x: Tensor, residual: Tensor | None = None, key: int = 0) -> Tensor:
         x = values_of(x)
         if x.shape[1] > torch.iinfo(torch.int32).max:
             raise ValueError(f"TopK counts places in 32 bits, and a row of {x.shape[1]} values is longer; cut it up")
-        index = x.abs().topk(self.kept(x.shape[1]), sorted=False).indices.sort().values
-        values = x.gather(1, index).float()
-        if residual_of(residual, x.shape) is not None:
-            residual.copy_(x).scatter_(1, index, x.gather(1, index).float() - values)  # type: ignore[union-attr]
-        return torch.cat([values.view(torch.uint8), index.int().view(torch.uint8)], 1)
+        packed: Tensor = topk_ops.compress(x, self.kept(x.shape[1]), residual_of(residual, x.shape))
+        return packed
 
+    @torch.no_grad()
     def decompress(
         self, packed: Tensor, n: int, dtype: torch.dtype = torch.float32, out: Tensor | None = None
     ) -> Tensor:
@@ -51,6 +52,7 @@ class TopK(Compressor):
         out = room_for(out, packed, n, dtype)
         return out.zero_().scatter_(1, index, values.to(out.dtype))
 
+    @torch.no_grad()
     def add_(self, out: Tensor, packed: Tensor, weights: Sequence[float] | Tensor) -> Tensor:
         packed = packed_of(packed, self, sum_into(out).numel())
         wide = torch.promote_types(out.dtype, torch.float32)
@@ -62,8 +64,12 @@ class TopK(Compressor):
     def reduce(self, packed: Tensor, n: int, residual: Tensor | None = None, key: int = 0) -> Tensor:
         raise TypeError(f"{self!r} keeps other places of each rank's values; average them with SparseMean({self!r})")
 
-    def warm_up(self, device: torch.device | str, dtype: torch.dtype = torch.float32, values: int = 0) -> None:
-        """Nothing here is compiled."""
+    def warm_up(self, device: torch.device | str, dtype: torch.dtype = torch.float32, values: int = PROBE) -> None:
+        """Compile now what the first step would otherwise compile on a GPU, for a row of so many values."""
+        if torch.device(device).type != "cpu" and values:
+            x = torch.zeros(1, values, dtype=dtype, device=device)
+            self.compress(x, torch.empty_like(x, dtype=torch.float32))
+            self.compress(x)
 
     def _parts(self, packed: Tensor, n: int) -> tuple[Tensor, Tensor]:
         words = packed.flatten().view(torch.int32).view(len(packed), 2, self.kept(n))

@@ -1,11 +1,12 @@
-"""Rows of values in blocks, for the definitions of blockwise formats."""
+"""Rows of values in blocks, and blocks in bytes, for the definitions of blockwise formats."""
 
 from collections.abc import Iterator
 from typing import NamedTuple
 
+import torch
 from torch import Tensor
 
-CACHED = 1 << 20  # values that stay in cache from one compiled unit to the next
+CACHED = 1 << 20  # values that stay in cache from one unit, or one pass of it, to the next
 
 
 def aligned(count: int) -> int:
@@ -18,6 +19,12 @@ def blocks_of(n: int, block: int | None) -> int:
     return -(-n // (block or max(n, 1)))
 
 
+def bytes_of(n: int, block: int | None, bits: int) -> int:
+    """How many bytes hold the codes of `n` values, of so many bits each; a block begins with a byte."""
+    width = block or max(n, 1)
+    return n // width * width * bits // 8 + -(-(n % width) * bits // 8)
+
+
 class Run(NamedTuple):
     """Columns that are blocks of `width` values."""
 
@@ -27,6 +34,10 @@ class Run(NamedTuple):
 
     def of(self, values: Tensor) -> Tensor:
         return values[..., self.columns].view(*values.shape[:-1], -1, self.width)
+
+    def codes(self, codes: Tensor, bits: int) -> Tensor:
+        start, stop = self.columns.start * bits // 8, -(-self.columns.stop * bits // 8)
+        return codes[..., start:stop].view(*codes.shape[:-1], -1, -(-self.width * bits // 8))
 
     def headers(self, headers: Tensor) -> Tensor:
         return headers[..., self.blocks, :]
@@ -40,3 +51,30 @@ def runs_of(n: int, block: int | None) -> Iterator[Run]:
         yield Run(slice(start, stop), slice(start // width, stop // width), width)
     if n > whole:
         yield Run(slice(whole, n), slice(whole // width, None), n - whole)
+
+
+# A block of w values with 8 / bits to a byte is cut in as many stripes of ⌈w · bits / 8⌉ values, the last padded with
+# zeros, and byte i holds value i of every stripe, the first stripe's lowest. Neighbouring bytes thus hold neighbouring
+# values: a thread that reads 16 bytes of values in each stripe writes whole words of codes and shuffles nothing.
+
+
+def join(codes: Tensor, bits: int) -> Tensor:
+    """Codes (…, w) of `bits` each, as uint8, in bytes (…, ⌈w · bits / 8⌉)."""
+    if bits == 8:
+        return codes
+    stripes = 8 // bits
+    if codes.shape[-1] % stripes:
+        codes = torch.nn.functional.pad(codes, (0, -codes.shape[-1] % stripes))
+    codes = codes.unflatten(-1, (stripes, codes.shape[-1] // stripes))
+    joined = codes[..., 0, :]
+    for i in range(1, stripes):
+        joined = joined | codes[..., i, :] << i * bits
+    return joined
+
+
+def split(joined: Tensor, bits: int, width: int) -> Tensor:
+    """The codes (…, width) that `join` made bytes of."""
+    if bits == 8:
+        return joined
+    stripes = [joined >> i * bits & (1 << bits) - 1 for i in range(8 // bits)]
+    return torch.cat(stripes, -1)[..., :width]

@@ -1,10 +1,10 @@
 """Definitions compiled once for the CPU.
 
-A unit is a function of tensors that overwrites its first arguments; two-dimensional arguments hold as many rows
-(blocks), and any other is small. `call` runs a unit through Inductor, `plain` as it is written. What Inductor makes
-is taken once for each width and set of dtypes and then called directly: it has no guards that another size could
-fail, and the user's own use of `torch.compile`, its resets and its limits do not touch it. It is used only if it
-gives the bits of the definition on a probe, which makes the definition the oracle on every machine.
+A unit is a function of tensors and constants that overwrites its first arguments; two-dimensional tensors hold as
+many rows (blocks), and any other is small. `call` runs a unit through Inductor, `plain` as it is written. What
+Inductor makes is taken once for each width and set of dtypes and then called directly: it has no guards that another
+size could fail, and the user's own use of `torch.compile`, its resets and its limits do not touch it. It is used only
+if it gives the bits of the definition on a probe, which makes the definition the oracle on every machine.
 """
 
 import contextlib
@@ -35,6 +35,7 @@ INDUCTOR_SETTINGS = {
     "cpp.enable_floating_point_contract_flag": "off",
     "cpp.enable_unsafe_math_opt_flag": False,
     "cpp_wrapper": False,
+    "realize_opcount_threshold": 8,  # what heads a block is computed once, and not again for each value
     "compile_threads": 1,  # a few small functions are not worth a pool of processes
 }
 
@@ -63,25 +64,27 @@ def runner(rows: int, n: int) -> Callable[..., None]:
     return call if rows * n >= WORTHWHILE and n >= SHORTEST and not is_eager() else plain
 
 
-def plain(unit: Unit, *arguments: Tensor) -> None:
+def plain(unit: Unit, *arguments: Any) -> None:
     unit(*arguments)
 
 
-def call(unit: Unit, *arguments: Tensor) -> None:
+def call(unit: Unit, *arguments: Any) -> None:
     if all(map(_suits, arguments)):
         torch.get_num_threads()  # a thread learns of torch.set_num_threads at its first question
         unit = compiled(unit, arguments)
     unit(*arguments)
 
 
-def _suits(argument: Tensor) -> bool:
+def _suits(argument: Any) -> bool:
+    if not isinstance(argument, Tensor):
+        return True
     rows = argument.dim() < 2 or (argument.dim() == 2 and argument.shape[0] > 1)
     return rows and argument.device.type == "cpu" and argument.is_contiguous()
 
 
-def compiled(unit: Unit, like: tuple[Tensor, ...]) -> Unit:
-    """Return what computes `unit` for arguments of these dtypes and widths, compiling it the first time."""
-    key = (unit, *((argument.dtype, argument.shape[1:]) for argument in like))
+def compiled(unit: Unit, like: tuple[Any, ...]) -> Unit:
+    """Return what computes `unit` for arguments of these dtypes, widths and values, compiling it the first time."""
+    key = (unit, *((part.dtype, part.shape[1:]) if isinstance(part, Tensor) else part for part in like))
     if key not in _units:
         with _lock:
             if key not in _units:
@@ -100,7 +103,7 @@ def _has_compiler() -> bool:
     return found
 
 
-def _compile(unit: Unit, like: tuple[Tensor, ...]) -> Unit:
+def _compile(unit: Unit, like: tuple[Any, ...]) -> Unit:
     try:
         # torch's own warnings while it compiles are not the user's, and would end it where warnings are errors.
         with torch.inference_mode(False), torch.no_grad(), warnings.catch_warnings():
@@ -115,7 +118,7 @@ def _compile(unit: Unit, like: tuple[Tensor, ...]) -> Unit:
     return unit
 
 
-def _trace(unit: Unit, examples: list[Tensor]) -> Unit:
+def _trace(unit: Unit, examples: list[Any]) -> Unit:
     taken: list[tuple[Unit, list[int | None]]] = []
 
     def take(graph: torch.fx.GraphModule, inputs: list[Any]) -> Unit:
@@ -125,7 +128,7 @@ def _trace(unit: Unit, examples: list[Tensor]) -> Unit:
         return made
 
     for example in examples:
-        if example.dim() == 2:
+        if isinstance(example, Tensor) and example.dim() == 2:
             torch._dynamo.mark_dynamic(example, 0)
     # A code object of its own keeps Dynamo's records, and its limit on them, apart from those of other widths.
     copy = types.FunctionType(unit.__code__.replace(), unit.__globals__, unit.__name__)
@@ -135,30 +138,37 @@ def _trace(unit: Unit, examples: list[Tensor]) -> Unit:
         raise RuntimeError("torch.compile is disabled")
     made, order = taken[0]
 
-    def run(*arguments: Tensor) -> None:
+    def run(*arguments: Any) -> None:
         # The only input that is no argument is the number of rows, the one size that was not fixed.
         made(*[arguments[0].shape[0] if i is None else arguments[i] for i in order])
 
     return run
 
 
-def _examples(like: tuple[Tensor, ...], rows: int) -> list[Tensor]:
+def _examples(like: tuple[Any, ...], rows: int) -> list[Any]:
     # A generator of its own leaves the user's random numbers alone.
     source = torch.Generator().manual_seed(rows)
-    return [_example(t.dtype, (rows, *t.shape[1:]) if t.dim() == 2 else t.shape, source) for t in like]
+    return [_example(part, rows, source) if isinstance(part, Tensor) else part for part in like]
 
 
-def _example(dtype: torch.dtype, shape: tuple[int, ...], source: torch.Generator) -> Tensor:
-    if not dtype.is_floating_point:
-        return torch.randint(0, 256, shape, generator=source, device="cpu").to(dtype)
+def _example(like: Tensor, rows: int, source: torch.Generator) -> Tensor:
+    shape = (rows, *like.shape[1:]) if like.dim() == 2 else like.shape
+    if not like.dtype.is_floating_point:
+        return torch.randint(0, 256, shape, generator=source, device="cpu").to(like.dtype)
     scale = torch.randint(-40, 40, (*shape[:-1], 1), generator=source, device="cpu")
     values = torch.randn(shape, generator=source, dtype=torch.float32, device="cpu") * 2.0**scale
     values[0] = 0
-    return values.to(dtype)
+    return values.to(like.dtype)
 
 
-def _agree(unit: Unit, candidate: Unit, arguments: list[Tensor]) -> bool:
-    copies = [argument.clone() for argument in arguments]
+def _agree(unit: Unit, candidate: Unit, arguments: list[Any]) -> bool:
+    copies = [part.clone() if isinstance(part, Tensor) else part for part in arguments]
     unit(*arguments)
     candidate(*copies)
-    return all(torch.equal(*pair) for pair in zip(arguments, copies, strict=True))
+    return all(_equal(*pair) for pair in zip(arguments, copies, strict=True) if isinstance(pair[0], Tensor))
+
+
+def _equal(a: Tensor, b: Tensor) -> bool:
+    """Whether two tensors are equal, every NaN being one."""
+    broken = a != a
+    return torch.equal(broken, b != b) and torch.equal(a.masked_fill(broken, 0), b.masked_fill(broken, 0))

@@ -1,8 +1,12 @@
-"""Compile every kernel for a target that need not be here, and print what its code does as JSON: one line a variant.
+"""Compile a family of kernels for targets that need not be here, and print what its code does: a line of JSON each.
 
-A program of its own, because Triton decides once in a process whether kernels are interpreted.
+    python ahead_of_time.py FAMILY TARGET…
+
+`variants_FAMILY.py` beside this file lists what is compiled; `variants.py` says what is printed. A program of its own,
+because Triton decides once in a process whether kernels are interpreted.
 """
 
+import importlib
 import json
 import os
 import re
@@ -15,47 +19,24 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from baguakit.kernels import minmax_uint8_triton as kernels
-
 TARGETS = {
     "cuda:80": GPUTarget("cuda", 80, 32),
     "cuda:90": GPUTarget("cuda", 90, 32),
     "cuda:100": GPUTarget("cuda", 100, 32),
     "hip:gfx942": GPUTarget("hip", "gfx942", 64),
 }
-POINTERS = {"packed_ptr": "*u8", "sent_ptr": "*u8", "residual_ptr": "*fp32", "weights_ptr": "*fp32"}
-SIZES = {"fp32": 4, "bf16": 2, "fp16": 2, "fp64": 8}
 
 
-def variants():
-    for block, masked in ((512, False), (512, True), (2048, False), (2048, True)):
-        for dtype in SIZES if block == 512 and not masked else ("fp32",):
-            yield kernels.decompress_kernel, dtype, block, masked, False, {}
-            yield kernels.add_kernel, dtype, block, masked, False, {}
-            for residual in (False, True):
-                yield kernels.compress_kernel, dtype, block, masked, residual, {"DRAWN": dtype == "fp16"}
-        for residual in (False, True):
-            yield kernels.reduce_kernel, "fp32", block, masked, residual, {"DRAWN": masked}
-
-
-def compile_for(target, kernel, dtype, block, masked, residual, constants):
-    """As the launcher would, for a length and tensors on multiples of sixteen."""
-    tile = max(block, kernels.TILES[kernel])
-    width = 16 // SIZES[dtype] if kernel is not kernels.reduce_kernel or residual else 16
-    constants = constants | {"BLOCK": block, "BLOCKS": tile // block, "MASKED": masked, "WIDTH": width}
-    if not residual:
-        constants["residual_ptr"] = None
-    signature, attributes = {}, {}
-    for i, name in enumerate(kernel.arg_names):
-        pointer = POINTERS.get(name, f"*{dtype}") if name.endswith("_ptr") else None
-        signature[name] = "constexpr" if name in constants else pointer or "i32"
-        aligned = pointer not in (None, "*u8") or name in ("stride", "row_bytes", "header_at")
-        if aligned and name not in constants:
-            attributes[(i,)] = [["tt.divisibility", 16]]
-    constants = {(kernel.arg_names.index(name),): value for name, value in constants.items() if name in signature}
-    source = ASTSource(kernel, signature=signature, constexprs=constants, attrs=attributes)
-    options = {"num_warps": tile // 1024, "enable_fp_fusion": False}
-    return triton.compile(source, target=target, options=options), tile // (tile // 1024 * target.warp_size)
+def compile_for(target, variant):
+    places = {name: i for i, name in enumerate(variant.kernel.arg_names)}
+    types = {name: "constexpr" if name in variant.constants else variant.signature[name] for name in places}
+    source = ASTSource(
+        variant.kernel,
+        signature=types,
+        constexprs={(places[name],): value for name, value in variant.constants.items()},
+        attrs={(places[name],): [["tt.divisibility", 16]] for name in variant.aligned if name not in variant.constants},
+    )
+    return triton.compile(source, target=target, options=dict(variant.options))
 
 
 def cuda_facts(binary, values):
@@ -94,9 +75,11 @@ def hip_facts(binary, values):
 
 
 if __name__ == "__main__":
-    for name in sys.argv[1:]:
-        for kernel, dtype, block, masked, residual, constants in variants():
-            binary, values = compile_for(TARGETS[name], kernel, dtype, block, masked, residual, constants)
-            facts = (cuda_facts if name.startswith("cuda") else hip_facts)(binary, values)
-            described = {"target": name, "kernel": kernel.__name__, "dtype": dtype, "block": block, "masked": masked}
-            print(json.dumps(described | {"residual": residual, "values": values} | facts), flush=True)
+    family, *targets = sys.argv[1:]
+    for name in targets:
+        for variant in importlib.import_module(f"variants_{family}").variants():
+            binary = compile_for(TARGETS[name], variant)
+            values = variant.values // (binary.metadata.num_warps * TARGETS[name].warp_size)
+            found = (cuda_facts if name.startswith("cuda") else hip_facts)(binary, values)
+            described = {"target": name, "kernel": variant.kernel.__name__, **variant.facts, "values": values}
+            print(json.dumps(described | found), flush=True)

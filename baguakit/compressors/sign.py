@@ -1,0 +1,23 @@
+"""One bit a value."""
+
+from dataclasses import dataclass
+
+from ..kernels import sign
+from ..kernels._operators import Operators
+from .blockwise import Blockwise
+
+
+@dataclass(frozen=True, repr=False)
+class Sign(Blockwise):
+    """One bit a value: its sign, times the mean magnitude of the block (Karimireddy et al. 2019, arXiv:1901.09847).
+
+    Of all that a block can be with one magnitude and these signs it is the nearest, and yet far: use it with error
+    feedback, and with plain SGD or a smaller step, since momentum amplifies what returns. Zeros read as positive,
+    unless their whole block is zero. A block adds 4 bytes: 1.03 bits a value.
+    """
+
+    block: int = 1024
+
+    @property
+    def operators(self) -> Operators:
+        return sign.OPERATORS

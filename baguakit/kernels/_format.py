@@ -1,0 +1,76 @@
+"""What tells one blockwise format from another."""
+
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from ._blocks import aligned, blocks_of, bytes_of
+
+
+class Format:
+    """Rows of values as a code for each value and a header for each block; a frozen dataclass with three functions.
+
+    On the wire a row is its codes, zeros up to a multiple of 16 bytes, its headers, and zeros up to a multiple of 16.
+    The last block of a row holds the values that remain. Arithmetic is fp32: bf16 and fp16 are exact in it, and fp64
+    is rounded to it first. A block with a NaN or an infinity has codes 0 and a header by which it reads as NaN.
+
+    Attributes:
+        bits: of a code: 8, 4 or 1.
+        header: the numbers that head a block: their dtype, and how many.
+    """
+
+    bits: ClassVar[int]
+    header: ClassVar[tuple[torch.dtype, int]]
+
+    @property
+    def name(self) -> str:
+        """What its operators are called by."""
+        raise NotImplementedError
+
+    def measure(self, x: Tensor, drawn: bool) -> tuple[Tensor, Tensor]:
+        """Return the headers of blocks (…, width), and (…, 1) the factor that turns values into levels.
+
+        `drawn` tells whether values will be rounded by draws. The factor of a block that is not finite is NaN.
+        """
+        raise NotImplementedError
+
+    def encode(self, x: Tensor, header: Tensor, scale: Tensor, draw: Tensor | None) -> Tensor:
+        """Return the code of each value, in a uint8; with `draw`, numbers in [0, 1), round up where they say so."""
+        raise NotImplementedError
+
+    def decode(self, codes: Tensor, header: Tensor) -> Tensor:
+        """Return the value of each code."""
+        raise NotImplementedError
+
+    def device(self) -> Mapping[str, Any]:
+        """The same for GPUs: the constants of the kernels in `blockwise_triton`."""
+        raise NotImplementedError
+
+    def row_bytes(self, n: int, block: int | None) -> int:
+        """How many bytes a row of `n` values takes on the wire; without `block` the row is one block."""
+        return self.header_at(n, block) + aligned(self.header_bytes * blocks_of(n, block))
+
+    def header_at(self, n: int, block: int | None) -> int:
+        """Where in a row its headers begin."""
+        return aligned(bytes_of(n, block, self.bits))
+
+    @property
+    def header_bytes(self) -> int:
+        return self.header[0].itemsize * self.header[1]
+
+    def parts(self, packed: Tensor, n: int, block: int | None) -> tuple[Tensor, Tensor]:
+        """Return the codes (rows, bytes) of packed rows and their headers (rows, blocks, numbers), as views."""
+        at, count = self.header_at(n, block), blocks_of(n, block)
+        headers = packed[:, at : at + self.header_bytes * count].view(self.header[0])
+        return packed[:, : bytes_of(n, block, self.bits)], headers.unflatten(1, (count, self.header[1]))
+
+    def empty(self, rows: int, n: int, block: int | None, device: torch.device) -> Tensor:
+        """Room for packed rows; what no value or header fills is zero."""
+        packed = torch.empty(rows, self.row_bytes(n, block), dtype=torch.uint8, device=device)
+        at, end = self.header_at(n, block), self.header_bytes * blocks_of(n, block)
+        for unused in (packed[:, bytes_of(n, block, self.bits) : at], packed[:, at + end :]):
+            if unused.numel():
+                unused.zero_()
+        return packed

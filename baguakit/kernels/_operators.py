@@ -1,0 +1,78 @@
+"""The operations of a format as operators of torch, which `torch.compile` passes over.
+
+CUDA tensors take the kernels, and import them at the first; all others take the definition. No argument has a
+default, because torch 2.11 looks for mutated arguments among those that are not.
+"""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from . import blockwise
+from ._format import Format
+
+
+class Operators(NamedTuple):
+    """The functions of `blockwise` for one format, and the format."""
+
+    format: Format
+    compress: Callable[[Tensor, int | None, Tensor | None, int | None], Tensor]
+    decompress_: Callable[[Tensor, Tensor, int | None], None]
+    add_: Callable[[Tensor, Tensor, Tensor, int | None], None]
+    reduce: Callable[[Tensor, int, int | None, Tensor | None, int | None], Tensor]
+
+
+def operators(format: Format) -> Operators:
+    """Register the operators of a format; once for each."""
+
+    @torch.library.custom_op(f"baguakit::{format.name}_compress", mutates_args={"residual"})
+    def compress(x: Tensor, block: int | None, residual: Tensor | None, key: int | None) -> Tensor:
+        _check_apart(residual, "residual", x, "values")
+        packed: Tensor = _for(x, block).compress(format, x, block, residual, key)
+        return packed
+
+    @torch.library.custom_op(f"baguakit::{format.name}_decompress_", mutates_args={"out"})
+    def decompress_(out: Tensor, packed: Tensor, block: int | None) -> None:
+        _check_apart(out, "out", packed, "packed rows")
+        _for(packed, block).decompress_(format, out, packed, block)
+
+    @torch.library.custom_op(f"baguakit::{format.name}_add_", mutates_args={"out"})
+    def add_(out: Tensor, packed: Tensor, weights: Tensor, block: int | None) -> None:
+        _check_apart(out, "out", packed, "packed rows")
+        _for(packed, block).add_(format, out, packed, weights, block)
+
+    @torch.library.custom_op(f"baguakit::{format.name}_reduce", mutates_args={"residual"})
+    def reduce(packed: Tensor, n: int, block: int | None, residual: Tensor | None, key: int | None) -> Tensor:
+        _check_apart(residual, "residual", packed, "packed rows")
+        sent: Tensor = _for(packed, block).reduce(format, packed, n, block, residual, key)
+        return sent
+
+    @compress.register_fake
+    def _(x: Tensor, block: int | None, residual: Tensor | None, key: int | None) -> Tensor:
+        return x.new_empty(x.shape[0], format.row_bytes(x.shape[1], block), dtype=torch.uint8)
+
+    @reduce.register_fake
+    def _(packed: Tensor, n: int, block: int | None, residual: Tensor | None, key: int | None) -> Tensor:
+        return packed.new_empty(1, format.row_bytes(n, block))
+
+    return Operators(format, compress, decompress_, add_, reduce)
+
+
+def _check_apart(written: Tensor | None, its_name: str, read: Tensor, name: str) -> None:
+    """Raise if what is written lies in the memory of what is read."""
+    if written is None:
+        return
+    a, b = written.data_ptr(), read.data_ptr()
+    if written.numel() and read.numel() and a < b + read.nbytes and b < a + written.nbytes:
+        raise ValueError(f"{its_name} and the {name} share memory; give {its_name} memory of its own")
+
+
+def _for(values: Tensor, block: int | None) -> Any:
+    # One block for a whole row is there for comparison, and has no kernel.
+    if block is None or not values.is_cuda:
+        return blockwise
+    from . import blockwise_launch
+
+    return blockwise_launch

@@ -1,0 +1,25 @@
+"""`topk` as an operator of torch, which `torch.compile` passes over.
+
+CUDA tensors take the kernels, and import them at the first; all others take the definition. No argument has a default,
+because torch 2.11 looks for mutated arguments among those that are not.
+"""
+
+import torch
+from torch import Tensor
+
+from . import topk as definition
+
+
+@torch.library.custom_op("baguakit::topk_compress", mutates_args={"residual"})
+def compress(x: Tensor, k: int, residual: Tensor | None) -> Tensor:
+    """Return the `k` largest of each row of `x` (rows, n), packed; `residual` (fp32, same shape) receives the rest."""
+    if not x.is_cuda:
+        return definition.compress(x, k, residual)
+    from . import topk_triton
+
+    return topk_triton.compress(x, k, residual)
+
+
+@compress.register_fake
+def _(x: Tensor, k: int, residual: Tensor | None) -> Tensor:
+    return x.new_empty(x.shape[0], 8 * k, dtype=torch.uint8)

@@ -1,0 +1,40 @@
+"""How fast are mixing and landing, beside a copy of the same values? `pytest bench/bench_mixing.py --benchmark-only`
+
+Every result is checked before it is timed. A GPU takes 64 Mi values, a CPU 10 Mi on one thread. The peers are the
+definition as it is written, which on a CPU is what runs, and what `torch.compile` makes of it.
+"""
+
+import pytest
+import torch
+
+from bench.measuring import GPU, measure
+from bench.operations import Ready, land, mix
+
+N = (64 if GPU else 10) << 20
+
+
+@pytest.fixture(scope="module", autouse=True)
+def one_thread():
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+def bench(benchmark, ready: Ready, how: str) -> None:
+    ready.check()
+    measure(benchmark, ready.work if how == "ours" else ready.peers[how], N, ready.bytes, 15 if how == "ours" else 5)
+
+
+ways = pytest.mark.parametrize("how", ["ours", "eager definition", "torch.compile"])
+
+
+@ways
+@pytest.mark.parametrize("others", [1, 2, 8])
+def bench_mix(benchmark, others, how):
+    bench(benchmark, mix(N, others), how)
+
+
+@ways
+def bench_land(benchmark, how):
+    bench(benchmark, land(N), how)

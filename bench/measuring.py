@@ -1,0 +1,105 @@
+"""How long a piece of work takes, and which share that is of the speed of a copy timed in the same run."""
+
+import datetime
+import platform
+import statistics
+import time
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+GPU = torch.cuda.is_available()
+DEVICE = "cuda" if GPU else "cpu"
+
+Work = Callable[[], object]
+
+
+def seconds(work: Work, repeats: int = 15, shortest: float = 0.0) -> float:
+    """The median time of one call: by CUDA events on a GPU, by the clock elsewhere.
+
+    What takes less than `shortest` seconds is called several times in a row for each reading, up to a thousand.
+    """
+    once = _reading(work, 1)  # not counted: it may compile
+    calls = min(1000, max(1, int(shortest / max(min(once, _reading(work, 1)), 1e-7))))
+    return statistics.median(_reading(work, calls) for _ in range(repeats))
+
+
+def _reading(work: Work, calls: int) -> float:
+    if GPU:
+        begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        begin.record()
+        for _ in range(calls):
+            work()
+        end.record()
+        end.synchronize()
+        return float(begin.elapsed_time(end)) / 1e3 / calls
+    begun = time.perf_counter()
+    for _ in range(calls):
+        work()
+    return (time.perf_counter() - begun) / calls
+
+
+def copy_of(values: int) -> Work:
+    """A copy of so many fp32 values: 8 bytes each, read and written."""
+    source = torch.randn(values, device=DEVICE)
+    target = torch.empty_like(source)
+    return lambda: target.copy_(source)
+
+
+def measure(benchmark: Any, work: Work, values: int, count: int, repeats: int = 15) -> None:
+    """Time `work` on so many fp32 values, which must move `count` bytes, against a copy timed before and after it."""
+    copy = copy_of(values)
+    before = seconds(copy)
+    taken = seconds(work, repeats)
+    copied = (before + seconds(copy)) / 2
+    benchmark.pedantic(work, rounds=3, iterations=1, warmup_rounds=0)
+    benchmark.extra_info |= {
+        "device": device_name(),
+        "values": values,
+        "bytes": count,
+        "milliseconds": round(taken * 1e3, 3),
+        "gb_per_s": round(count / taken / 1e9, 2),
+        "copy_gb_per_s": round(8 * values / copied / 1e9, 2),
+        "share_of_copy_in_bytes": round(count / taken / (8 * values / copied), 3),
+        "share_of_copy_in_values": round(copied / taken, 3),
+    }
+    info = benchmark.extra_info
+    print(
+        f"\n{benchmark.name}: {info['milliseconds']} ms, {info['gb_per_s']} GB/s; copy {copied * 1e3:.3f} ms; share "
+        f"{info['share_of_copy_in_bytes']:.2f} in bytes, {info['share_of_copy_in_values']:.2f} in values"
+    )
+
+
+def device_name() -> str:
+    if GPU:
+        return torch.cuda.get_device_name()
+    threads = torch.get_num_threads()
+    return f"CPU, {'one thread' if threads == 1 else f'{threads} threads'}"
+
+
+def machine() -> dict[str, Any]:
+    """What a figure must say of where it was measured."""
+    try:
+        import triton
+
+        triton_version = triton.__version__
+    except ImportError:
+        triton_version = None
+    return {
+        "device": device_name(),
+        "processor": _processor(),
+        "torch": torch.__version__,
+        "triton": triton_version,
+        "cuda": torch.version.cuda if GPU else None,
+        "python": platform.python_version(),
+        "date": datetime.date.today().isoformat(),
+    }
+
+
+def _processor() -> str:
+    try:
+        with open("/proc/cpuinfo") as file:
+            return next(line.split(":", 1)[1].strip() for line in file if line.startswith("model name"))
+    except (OSError, StopIteration):
+        return platform.processor() or platform.machine()

@@ -1,0 +1,138 @@
+"""What is shown of measurements: a picture of shares and latencies, and the page bench/README.md."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+Rows = list[dict[str, Any]]
+
+# Okabe and Ito's colours, told apart by the colour-blind; markers and dashes tell them apart in grey print.
+COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#000000")
+MARKERS, DASHES = "osD^v", ("-", "--", "-.", ":", (0, (6, 2)))
+
+PREDICTED_SPEED = 4.3e12  # bytes a second of a large copy on an H200
+PREDICTED_VALUES = 1 << 26
+
+PAGE = """# Benchmarks
+
+This page is written by `python -m bench.roofline --page` from the JSON in `bench/results/`; do not edit it.
+
+    make bench                        every benchmark: pytest --benchmark
+    python -m bench.roofline          every kernel, from 2^10 values on, against the speed of a copy
+    scripts/gpu OUTDIR                on a GPU: the tests, the benchmarks and the roofline; JSON in OUTDIR
+
+A benchmark checks its result before it prints a speed. Speeds are shares of a copy timed in the same run: of its bytes
+a second, each counting what it must at least read and write.
+"""
+
+
+def families(rows: Rows) -> dict[str, dict[str, Rows]]:
+    """Rows by family, and in it by name."""
+    found: dict[str, dict[str, Rows]] = {}
+    for row in rows:
+        found.setdefault(row["family"], {}).setdefault(row["name"], []).append(row)
+    return found
+
+
+def draw(measured: dict[str, Any], path: Path) -> None:
+    """Save a picture: for each family the share of the copy's speed, and how long a call takes, by size."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    groups = families(measured["rows"])
+    figure, axes = plt.subplots(len(groups), 2, figsize=(7.5, 2.1 * len(groups)), sharex=True, squeeze=False)
+    for (family, names), (left, right) in zip(groups.items(), axes, strict=True):
+        for i, (name, rows) in enumerate(names.items()):
+            style = {"color": COLOURS[i % 5], "marker": MARKERS[i % 5], "linestyle": DASHES[i % 5]}
+            sizes = [row["values"] for row in rows]
+            left.plot(sizes, [row["share"] for row in rows], markersize=3, linewidth=1, label=name, **style)
+            right.plot(sizes, [row["seconds"] * 1e6 for row in rows], markersize=3, linewidth=1, **style)
+        left.axhline(1, color="grey", linewidth=0.8)
+        left.set(ylim=(0, None), ylabel="share of the copy")
+        left.set_title(family, fontsize=9)
+        right.set(yscale="log", ylabel="µs a call")
+        left.legend(fontsize=6, frameon=False)
+        for panel in (left, right):
+            panel.set_xscale("log", base=2)
+            panel.yaxis.label.set_size(8)
+            panel.tick_params(labelsize=7)
+            panel.tick_params(which="minor", labelleft=False)
+            panel.grid(True, linewidth=0.3)
+    for panel in axes[-1]:
+        panel.set_xlabel("values (fp32)")
+    machine = measured["machine"]
+    figure.suptitle(f"{machine['device']}, {machine['processor']}, {machine['date']}", fontsize=9)
+    figure.tight_layout(rect=(0, 0, 1, 0.985))
+    figure.savefig(path, dpi=150)
+    plt.close(figure)
+
+
+def write_page(results: Path) -> Path:
+    """Write README.md beside the folder of results, and return its path."""
+    parts = [PAGE]
+    for path in sorted(results.glob("*.json")):
+        measured = json.loads(path.read_text())
+        if isinstance(measured, dict) and measured.get("kind") == "roofline":
+            parts.append(_measured(path, measured))
+    parts.append(_predicted())
+    page = results.parent / "README.md"
+    page.write_text("\n".join(parts))
+    return page
+
+
+def _measured(path: Path, measured: dict[str, Any]) -> str:
+    machine = measured["machine"]
+    versions = ", ".join(f"{name} {machine[name]}" for name in ("torch", "triton", "cuda", "python") if machine[name])
+    before, after = measured["copy_gb_per_s"]
+    lines = [
+        f"## Measured: {machine['device']}",
+        "",
+        f"{machine['processor']}; {versions}; {machine['date']}. A copy ran at {before} GB/s before and {after} after.",
+        f"Checked against the definition up to {measured['checked_to']:,} values.",
+    ]
+    if not measured["complete"]:
+        lines.append("The time allowed was over before the last size.")
+    if machine["device"].startswith("CPU"):
+        lines.append("On a CPU the definitions run, compiled or as they are written; no kernel is timed here.")
+    if path.with_suffix(".png").exists():
+        lines += [
+            "",
+            f"![Share of a copy's speed, and time of a call, by size](results/{path.with_suffix('.png').name})",
+        ]
+    lines += [
+        "",
+        "| | bytes a value | a call of the smallest size | at the largest size | share of the copy there |",
+        "|---|---|---|---|---|",
+    ]
+    for family, names in families(measured["rows"]).items():
+        for name, rows in names.items():
+            first, last = rows[0], rows[-1]
+            lines.append(
+                f"| {family}: {name} | {last['bytes'] / last['values']:.2f} | {first['seconds'] * 1e6:.1f} µs "
+                f"({first['values']:,} values) | {last['bytes'] / last['seconds'] / 1e9:.2f} GB/s "
+                f"({last['values']:,} values) | {last['share']:.2f} |"
+            )
+    return "\n".join([*lines, ""])
+
+
+def _predicted() -> str:
+    from .operations import operations
+
+    lines = [
+        "## *Predicted*, not measured: an H200",
+        "",
+        f"Bytes that the kernels move for a value in fp32, and how long {PREDICTED_VALUES >> 20} Mi values take at "
+        f"{PREDICTED_SPEED / 1e12} TB/s,",
+        "which is a large copy's speed there. A kernel takes at least this long; none of these times was measured.",
+        "",
+        "| | bytes a value | *predicted* |",
+        "|---|---|---|",
+    ]
+    for operation in operations():
+        n = 1 << 16
+        moved = operation.moves or operation.ready(n).bytes / n
+        taken = moved * PREDICTED_VALUES / PREDICTED_SPEED
+        lines.append(f"| {operation.family}: {operation.name} | {moved:.2f} | *{taken * 1e3:.3f} ms* |")
+    return "\n".join([*lines, ""])

@@ -1,0 +1,104 @@
+"""How near does every kernel come to the speed of a copy, from a thousand values to hundreds of millions?
+
+    python -m bench.roofline [--out FOLDER] [--largest 28] [--seconds 240]     measure, write JSON, draw
+    python -m bench.roofline --page                                            write bench/README.md from bench/results
+
+Each operation is checked against its definition at every size up to 2²⁰, and then timed: the median of some readings,
+each of a millisecond or more, one call after another on the same tensors. The roof is a copy of 2²⁶ values on a GPU and
+2²⁴ on a CPU, before and after all else. Tensors that fit in a cache are read from there, so that a small size may lie
+above the roof. Sizes grow until `--seconds` have passed.
+"""
+
+import argparse
+import gc
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from .measuring import GPU, copy_of, machine, seconds
+from .operations import drawn, operations
+from .pages import draw, write_page
+
+RESULTS = Path(__file__).parent / "results"
+SMALLEST, STEP = 10, 2  # exponents of two
+CHECKED = 20
+ROOF = 26 if GPU else 24
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, default=RESULTS, help="where JSON and picture go")
+    parser.add_argument("--largest", type=int, default=28 if GPU else 22, help="the largest size, as a power of two")
+    parser.add_argument("--seconds", type=float, default=240.0, help="begin nothing new after so long")
+    parser.add_argument("--page", action="store_true", help="measure nothing; write bench/README.md")
+    asked = parser.parse_args()
+    if asked.page:
+        print(write_page(RESULTS))
+        return
+    asked.out.mkdir(parents=True, exist_ok=True)
+    torch.set_num_threads(1)
+    measured = measure_all(asked.largest, asked.seconds)
+    path = asked.out / f"roofline-{'gpu' if GPU else 'cpu'}.json"
+    path.write_text(json.dumps(measured, indent=1) + "\n")
+    print(f"wrote {path}")
+    try:
+        draw(measured, path.with_suffix(".png"))
+    except ImportError:
+        print("no picture: matplotlib is not installed")
+    report(measured)
+
+
+def measure_all(largest: int, limit: float) -> dict[str, Any]:
+    """Sizes in turn, and at each all operations."""
+    until, copy = time.monotonic() + limit, copy_of(1 << ROOF)
+    roof = [8 * 2**ROOF / seconds(copy)]
+    rows: list[dict[str, Any]] = []
+    late = False
+    for power in range(SMALLEST, largest + 1, STEP):
+        for operation in operations():
+            late = late or time.monotonic() > until
+            if late:
+                break
+            ready = operation.ready(1 << power)
+            if power <= CHECKED:
+                ready.check()
+            taken = seconds(ready.work, repeats=7, shortest=1e-3)
+            rows.append(
+                {"family": operation.family, "name": operation.name, "values": 1 << power, "bytes": ready.bytes}
+                | {"seconds": taken}
+            )
+        drawn.cache_clear()
+        gc.collect()
+        print(f"2^{power}: {len(rows)} measured", flush=True)
+    roof.append(8 * 2**ROOF / seconds(copy))
+    for row in rows:
+        row["share"] = row["bytes"] / row["seconds"] / (sum(roof) / 2)
+    return {
+        "kind": "roofline",
+        "machine": machine(),
+        "copy_gb_per_s": [round(speed / 1e9, 2) for speed in roof],
+        "checked_to": 1 << CHECKED,
+        "complete": not late,
+        "rows": rows,
+    }
+
+
+def report(measured: dict[str, Any]) -> None:
+    """A line for each operation: a call of the smallest size, and the share of the roof at the largest."""
+    print(f"{measured['machine']['device']}: copy {measured['copy_gb_per_s']} GB/s")
+    by_name: dict[tuple[str, str], list[dict[str, Any]]] = {}
+    for row in measured["rows"]:
+        by_name.setdefault((row["family"], row["name"]), []).append(row)
+    for (family, name), rows in by_name.items():
+        last = rows[-1]
+        print(
+            f"  {family + ', ' + name:<36} {rows[0]['seconds'] * 1e6:>9.1f} µs at {rows[0]['values']}, "
+            f"{last['share']:>6.2f} of the copy at {last['values']}"
+        )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,64 @@
+"""The wire formats, and values to try them on."""
+
+import functools
+
+import torch
+
+from baguakit.kernels import blockwise, float8, minmax_uint8, sign, uint4
+
+DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
+KEY = 0x123456789ABCDEF
+MINMAX = minmax_uint8.OPERATORS
+FORMATS = {  # with two lengths of blocks: the usual one, and the least
+    "minmax_uint8": (MINMAX, 512, 64),
+    "uint4": (uint4.OPERATORS, 256, 64),
+    "float8_e4m3": (float8.E4M3, 128, 64),
+    "float8_e5m2": (float8.E5M2, 128, 64),
+    "sign": (sign.OPERATORS, 1024, 64),
+}
+
+
+class Bound:
+    """The functions of a module, definition or kernels, for one format."""
+
+    def __init__(self, module, format):
+        self.module, self.format = module, format
+
+    def __getattr__(self, name):
+        return functools.partial(getattr(self.module, name), self.format)
+
+
+def definition(operators):
+    return Bound(blockwise, operators.format)
+
+
+def kernels(operators):
+    from baguakit.kernels import blockwise_launch
+
+    return Bound(blockwise_launch, operators.format)
+
+
+def sample(rows: int, n: int, dtype: torch.dtype = torch.float32, seed: int = 0) -> torch.Tensor:
+    """Values of many scales, with zeros of both signs and a run of equal values."""
+    source = torch.Generator().manual_seed(seed)
+    x = torch.randn(rows, n, generator=source) * 10 ** torch.randn(rows, max(n, 1), generator=source)[:, :n]
+    x[:, n // 2 : n // 2 + 70] = 3.3
+    x[:, ::7] = 0
+    x[:, 3::14] = -0.0
+    return x.to(dtype)
+
+
+def bits(x: torch.Tensor) -> torch.Tensor:
+    return x.contiguous().view(torch.uint8)
+
+
+def without_nan(x: torch.Tensor) -> torch.Tensor:
+    """NaN has many bit patterns; 7 is no value that a test uses."""
+    return torch.where(x.isnan(), 7.0, x)
+
+
+def round_trip(operators, x: torch.Tensor, block: int, key: int | None = None) -> torch.Tensor:
+    codec = definition(operators)
+    out = torch.empty_like(x, dtype=torch.float32)
+    codec.decompress_(out, codec.compress(x, block, None, key), block)
+    return out

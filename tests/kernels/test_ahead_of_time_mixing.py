@@ -1,0 +1,77 @@
+"""Mixing, landing and the k largest compile for every GPU they are meant for, and move memory as they should."""
+
+import pytest
+from variants import TARGETS, compiled, name_of
+
+pytest.importorskip("triton")
+VECTORS = ("v4.b32", "v2.b64")
+SIZES = {"fp32": 4, "bf16": 2, "fp16": 2, "fp64": 8}
+
+
+PARAMS = [pytest.param(name, marks=[pytest.mark.slow] * (name in ("cuda:80", "cuda:100"))) for name in TARGETS]
+
+
+@pytest.fixture(scope="module", params=PARAMS)
+def mixing(request: pytest.FixtureRequest) -> tuple[dict, ...]:
+    return compiled("mixing", request.param)
+
+
+@pytest.fixture(scope="module", params=PARAMS)
+def topk(request: pytest.FixtureRequest) -> tuple[dict, ...]:
+    return compiled("topk", request.param)
+
+
+def moved(facts: dict) -> tuple[int, int]:
+    """Bytes that the equation reads and writes for a value."""
+    if facts["kernel"] == "land_kernel":
+        return 3 * SIZES[facts["dtype"]], SIZES[facts["dtype"]]
+    return SIZES[facts["begun"]] + facts["count"] * SIZES[facts["dtype"]], SIZES[facts["out"]]
+
+
+def test_nothing_spills(mixing):
+    for facts in mixing:
+        assert not any(facts["spilled"]), name_of(facts)
+
+
+def test_memory_moves_sixteen_bytes_at_a_time_and_no_more_than_the_equation(mixing):
+    for facts in mixing:
+        if facts["masked"]:
+            continue
+        reads, writes = (facts["values"] * count // 16 for count in moved(facts))
+        if facts["target"].startswith("cuda"):
+            wide = [sum(facts["accesses"].get(f"{kind}.global.{v}", 0) for v in VECTORS) for kind in ("ld", "st")]
+            assert wide == [reads, writes], (name_of(facts), facts["accesses"])
+            weights = 8 * (facts["count"] + 1) if facts["kernel"] == "mix_kernel" and facts["dtype"] == "fp64" else 0
+            assert facts["moved"]["ld"] * facts["values"] == 16 * reads + weights, (name_of(facts), facts["accesses"])
+            assert facts["moved"]["st"] * facts["values"] == 16 * writes, name_of(facts)
+        else:
+            assert facts["accesses"]["global_load_dwordx4"] == reads, (name_of(facts), facts["accesses"])
+            assert facts["accesses"]["global_store_dwordx4"] == writes, (name_of(facts), facts["accesses"])
+
+
+def test_a_product_and_its_sum_are_one_instruction_and_nothing_else_is_fused(mixing):
+    for facts in mixing:
+        if facts["target"].startswith("cuda") and facts["dtype"] in ("fp32", "fp64"):  # cuda:80 converts halves so, too
+            count = facts.get("count", 0) * facts["values"]
+            assert facts["fused"] in (count, count // 2), name_of(facts)  # cuda:100 fuses two products at once
+
+
+def test_no_subnormal_is_flushed(mixing):
+    for facts in mixing:
+        assert not facts.get("flushing"), name_of(facts)
+
+
+def test_streaming_programs_leave_room_for_many(mixing):
+    for facts in mixing:
+        if facts["target"].startswith("cuda") and not facts["masked"]:
+            assert facts["registers"] <= 128, (name_of(facts), facts["registers"])
+
+
+def test_the_k_largest_are_found_without_spills_and_read_in_sixteen_bytes(topk):
+    for facts in topk:
+        assert not any(facts["spilled"][-2:]), name_of(facts)  # AMD's scalars may go to lanes of vector registers
+        if facts["kernel"] != "choose_kernel":
+            names = ("ld.global.v4.b32", "ld.global.v2.b64", "global_load_dwordx4", "buffer_load_dwordx4")
+            loads = sum(facts["accesses"].get(name, 0) for name in names)
+            assert loads >= facts["values"] * SIZES[facts["dtype"]] // 16, (name_of(facts), facts["accesses"])
+            assert facts.get("registers", 0) <= 128, (name_of(facts), facts["registers"])

@@ -1,0 +1,268 @@
+"""What the wire formats share: kernels and compiled definition equal the definition, and so do the operators."""
+
+import pytest
+import torch
+from formats import DTYPES, FORMATS, KEY, bits, definition, kernels, round_trip, sample, without_nan
+
+from baguakit.kernels import _blocks, _compiled
+
+LENGTHS = [(2, 0), (1, 1), (3, 63), (3, 65), (2, 1000), (1, 4500)]
+every = pytest.mark.parametrize("name", FORMATS)
+
+
+# The layout.
+
+
+@pytest.mark.parametrize("count", [8, 4, 1])
+@pytest.mark.parametrize("width", [1, 7, 8, 9, 64])
+def test_split_undoes_join(count, width):
+    codes = torch.randint(0, 1 << count, (3, width), dtype=torch.uint8)
+    joined = _blocks.join(codes, count)
+    assert joined.shape == (3, -(-width * count // 8))
+    assert torch.equal(_blocks.split(joined, count, width), codes)
+
+
+def test_a_byte_holds_a_value_of_every_stripe():
+    codes = torch.arange(16, dtype=torch.uint8)
+    assert _blocks.join(codes, 4).tolist() == [low | (low + 8) << 4 for low in range(8)]
+    assert _blocks.join(codes % 2, 1).tolist() == [0, 255]
+    assert _blocks.join(codes[:5], 4).tolist() == [0 | 3 << 4, 1 | 4 << 4, 2]
+
+
+@every
+def test_a_row_is_codes_and_headers_in_sixteens(name):
+    operators, block, _ = FORMATS[name]
+    format = operators.format
+    assert format.row_bytes(0, block) == 0
+    for blocks, rest in ((0, 1), (0, 9), (1, 0), (3, 5), (1 << 12, 0)):
+        n = blocks * block + rest
+        codes = blocks * block * format.bits // 8 + -(-rest * format.bits // 8)
+        headers = (blocks + (rest > 0)) * format.header_bytes
+        assert format.row_bytes(n, block) == -(-codes // 16) * 16 + -(-headers // 16) * 16
+
+
+def test_a_million_values_in_bits():
+    n = 1 << 20
+    taken = {name: 8 * operators.format.row_bytes(n, block) / n for name, (operators, block, _) in FORMATS.items()}
+    assert taken == {
+        "minmax_uint8": 8.125,
+        "uint4": 4.125,
+        "float8_e4m3": 8.0625,
+        "float8_e5m2": 8.0625,
+        "sign": 1.03125,
+    }
+
+
+# The definition.
+
+
+@every
+@pytest.mark.parametrize("rows, n", [(1, 1), (3, 1000), (8, 65)])
+@pytest.mark.parametrize("key", [None, KEY])
+def test_reduce_is_decompress_sum_divide_compress(name, rows, n, key):
+    operators, _, block = FORMATS[name]
+    codec = definition(operators)
+    packed = codec.compress(sample(rows, n), block)
+    values = torch.empty(rows, n)
+    codec.decompress_(values, packed, block)
+    total = torch.zeros(n)
+    for row in values:
+        total = total + row
+    mean, lost, residual = (total / torch.tensor(float(rows))).view(1, -1), torch.empty(1, n), torch.randn(n)
+    before = residual.clone()
+    sent = codec.compress(mean, block, lost, key)
+    assert torch.equal(codec.reduce(packed, n, block, residual, key), sent)
+    assert torch.equal(residual, before + lost[0] * rows)
+
+
+@every
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_add_is_a_loop_in_fp32(name, dtype):
+    operators, _, block = FORMATS[name]
+    codec = definition(operators)
+    packed, out, weights = codec.compress(sample(5, 300), block), sample(1, 300, dtype, 1)[0], torch.rand(5)
+    values, expected = torch.empty(5, 300), out.float()
+    codec.decompress_(values, packed, block)
+    for value, weight in zip(values, weights, strict=True):
+        expected = expected + value * weight
+    codec.add_(out, packed, weights, block)
+    assert torch.equal(out, expected.to(dtype))
+
+
+@every
+@pytest.mark.parametrize("key", [None, KEY])
+def test_what_was_sent_and_what_was_lost_make_the_values(name, key):
+    operators, block, _ = FORMATS[name]
+    codec, x = definition(operators), torch.randn(2, 1000).mul(2**10).round() / 2**10
+    residual = torch.empty_like(x)
+    packed = codec.compress(x, block, residual, key)
+    sent = torch.empty_like(x)
+    codec.decompress_(sent, packed, block)
+    assert torch.equal(residual, x - sent)
+    assert (sent.double() + residual.double() - x.double()).abs().max() <= 2.0**-24 * x.abs().max()
+
+
+@every
+@pytest.mark.parametrize("value", [float("nan"), -float("nan"), float("inf"), -float("inf")])
+@pytest.mark.parametrize("at", [0, 63, 64, 129])
+def test_a_broken_block_reads_as_nan_throughout(name, value, at):
+    operators, _, block = FORMATS[name]
+    codec, x = definition(operators), -torch.ones(1, 130)
+    x[0, at] = value
+    residual = torch.empty_like(x)
+    packed = codec.compress(x, block, residual)
+    broken = torch.zeros(130, dtype=torch.bool)
+    broken[at // 64 * 64 : at // 64 * 64 + 64] = True
+    decoded = torch.empty_like(x)
+    codec.decompress_(decoded, packed, block)
+    assert torch.equal(decoded.isnan()[0], broken) and torch.equal(residual.isnan()[0], broken)
+    codes, _ = operators.format.parts(packed, 130, block)
+    assert not codes[0, _blocks.bytes_of(at // 64 * 64, 64, operators.format.bits) :][: operators.format.bits].any()
+
+
+@every
+@pytest.mark.parametrize("key", [None, KEY])
+def test_finite_values_never_read_as_nan(name, key):
+    operators, _, block = FORMATS[name]
+    x = torch.randint(-(1 << 31), 1 << 31, (64, 256), dtype=torch.int64).int().view(torch.float32)
+    x = torch.where(x.isfinite(), x, torch.finfo(torch.float32).max)
+    assert not round_trip(operators, x, block, key).isnan().any()
+
+
+# The kernels.
+
+
+@every
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("key", [None, KEY])
+def test_kernels_equal_the_definition(name, dtype, key, device):
+    operators, *blocks = FORMATS[name]
+    codec, kernel = definition(operators), kernels(operators)
+    for block in (*blocks, 2048) if dtype == torch.float32 else blocks:  # 2048 takes two warps
+        for rows, n in LENGTHS:
+            x, lost, kernel_lost = sample(rows, n, dtype), torch.empty(rows, n), torch.empty(rows, n, device=device)
+            packed = codec.compress(x, block, lost, key)
+            kernel_packed = kernel.compress(x.to(device), block, kernel_lost, key)
+            assert torch.equal(kernel_packed.cpu(), packed) and torch.equal(bits(kernel_lost.cpu()), bits(lost))
+
+            out, kernel_out = torch.empty(rows, n, dtype=dtype), torch.empty(rows, n, dtype=dtype, device=device)
+            codec.decompress_(out, packed, block)
+            kernel.decompress_(kernel_out, kernel_packed, block)
+            assert torch.equal(bits(kernel_out.cpu()), bits(out))
+
+            total, weights = sample(1, n, dtype, 1)[0], torch.rand(rows)
+            kernel_total = total.to(device).clone()
+            codec.add_(total, packed, weights, block)
+            kernel.add_(kernel_total, kernel_packed, weights.to(device), block)
+            assert torch.equal(bits(kernel_total.cpu()), bits(total))
+
+            residual = torch.randn(n)
+            kernel_residual = residual.to(device).clone()
+            sent = codec.reduce(packed, n, block, residual, key)
+            assert torch.equal(kernel.reduce(kernel_packed, n, block, kernel_residual, key).cpu(), sent)
+            assert torch.equal(bits(kernel_residual.cpu()), bits(residual))
+    assert torch.equal(kernel.compress(x.to(device), block, None, key).cpu(), packed)
+    assert torch.equal(kernel.reduce(kernel_packed, n, block, None, key).cpu(), sent)
+
+
+@every
+@pytest.mark.parametrize("key", [None, KEY])
+def test_kernels_equal_the_definition_at_the_ends_of_fp32(name, key, device):
+    operators, _, block = FORMATS[name]
+    codec, kernel = definition(operators), kernels(operators)
+    ends = [(1e-30, -3e-30), (3e38, -3e38), (1e-45, -1e-40), (1e6, 1e6 + 0.0625), (1.0, -1e-45), (3.4e38, 1.0)]
+    low, high = torch.tensor(ends, dtype=torch.float64).T.unsqueeze(-1)
+    x = torch.lerp(low.expand(-1, 200), high.expand(-1, 200), torch.rand(len(ends), 200).double()).float()
+    x[:, :2] = torch.tensor(ends)
+    packed, out, kernel_out = codec.compress(x, block, None, key), torch.empty_like(x), torch.empty_like(x).to(device)
+    assert torch.equal(kernel.compress(x.to(device), block, None, key).cpu(), packed)
+    codec.decompress_(out, packed, block)
+    kernel.decompress_(kernel_out, packed.to(device), block)
+    assert torch.equal(bits(kernel_out.cpu()), bits(out))
+
+
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")  # NumPy's, from the interpreter
+@every
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])
+def test_kernels_pass_broken_blocks_on_in_the_same_bytes(name, value, device):
+    operators, _, block = FORMATS[name]
+    codec, kernel = definition(operators), kernels(operators)
+    for dtype in DTYPES:
+        for n, at in ((130, 129), (2048, 100)):
+            x = sample(2, n, dtype)
+            x[1, at] = value
+            packed = codec.compress(x, block)
+            assert torch.equal(kernel.compress(x.to(device), block).cpu(), packed)
+            assert torch.equal(kernel.reduce(packed.to(device), n, block).cpu(), codec.reduce(packed, n, block))
+            out, kernel_out = torch.empty(2, n, dtype=dtype), torch.empty(2, n, dtype=dtype, device=device)
+            codec.decompress_(out, packed, block)
+            kernel.decompress_(kernel_out, packed.to(device), block)
+            torch.testing.assert_close(kernel_out.cpu(), out, rtol=0, atol=0, equal_nan=True)
+
+
+# The compiled definition.
+
+
+@pytest.fixture
+def all_compiled(monkeypatch):
+    if not _compiled._has_compiler():
+        pytest.skip("no C++ compiler")
+    monkeypatch.setattr(_compiled, "WORTHWHILE", 1)
+    monkeypatch.setattr(_compiled, "SHORTEST", 1)
+
+
+def assert_none_fell_back():
+    assert all(made is not key[0] for key, made in _compiled._units.items()), "a unit fell back to eager"
+
+
+@pytest.mark.parametrize("name", ["uint4", "float8_e4m3", "sign"])
+def test_compiled_equals_eager(name, all_compiled):
+    operators, block, _ = FORMATS[name]
+    codec, x = definition(operators), sample(2, 4 * block)
+    x[1, 5] = float("nan")
+    with _compiled.eager():
+        packed, values = codec.compress(x, block), round_trip(operators, x, block)
+    assert torch.equal(codec.compress(x, block), packed)
+    assert torch.equal(bits(without_nan(round_trip(operators, x, block))), bits(without_nan(values)))
+    assert_none_fell_back()
+
+
+@pytest.mark.slow  # a compilation for each dtype, width and operation
+@every
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("key", [None, KEY])
+def test_every_operation_compiled_equals_eager(name, dtype, key, all_compiled):
+    operators, block, _ = FORMATS[name]
+    codec, n = definition(operators), 3 * block + 77
+
+    def work():
+        x, residual, mean_residual = sample(5, n, dtype), torch.empty(5, n), torch.ones(n)
+        x[0, 5] = float("nan")
+        packed = codec.compress(x, block, residual, key)
+        values, total = torch.empty(5, n, dtype=dtype), torch.ones(n)
+        codec.decompress_(values, packed, block)
+        codec.add_(total, packed, torch.rand(5, generator=torch.Generator().manual_seed(0)), block)
+        sent = codec.reduce(packed, n, block, mean_residual, key)
+        return [packed, sent, *map(without_nan, (residual, values, total, mean_residual))]
+
+    with _compiled.eager():
+        expected = work()
+    assert all(torch.equal(bits(a), bits(b)) for a, b in zip(work(), expected, strict=True))
+    assert_none_fell_back()
+
+
+# The operators.
+
+
+@every
+def test_operators_keep_the_rules_of_operators(name, device, monkeypatch):
+    monkeypatch.undo()  # opcheck compares what fake and real operators make of torch.empty
+    operators, _, block = FORMATS[name]
+    x = sample(2, 100).to(device)
+    packed = operators.compress(x, block, None, None)
+    residual, weights = torch.zeros(2, 100, device=device), torch.ones(2, device=device)
+    torch.library.opcheck(operators.compress, (x, block, residual, None))
+    torch.library.opcheck(operators.compress, (x, block, None, None))
+    torch.library.opcheck(operators.decompress_, (torch.zeros_like(x), packed, block))
+    torch.library.opcheck(operators.add_, (torch.zeros_like(x[0]), packed, weights, block))
+    torch.library.opcheck(operators.reduce, (packed, 100, block, residual[0].clone(), 3))

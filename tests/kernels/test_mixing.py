@@ -1,0 +1,247 @@
+"""Mixing and landing: what their equations say, and that the kernels equal the definition to the bit."""
+
+import warnings
+from fractions import Fraction
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from baguakit.kernels import mixing
+from baguakit.kernels import mixing_ops as operators
+
+DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
+LENGTHS = (0, 1, 2047, 2048, 2049, 5000)  # a tile is 2048
+WILD = (float("nan"), float("inf"), -float("inf"), -0.0, 1e-45, 3e38)
+
+
+def drawn(n: int, dtype: torch.dtype, seed: int) -> torch.Tensor:
+    """Values of many scales, with zeros."""
+    source = torch.Generator().manual_seed(seed)
+    x = torch.randn(n, generator=source, dtype=torch.float64) * 10 ** torch.randn(n, generator=source)
+    x[::7] = 0
+    return x.to(dtype)
+
+
+def same(a: torch.Tensor, b: torch.Tensor) -> bool:
+    """Equal to the bit, where one NaN is as good as another."""
+    a, b = a.cpu(), b.cpu()
+    if not torch.equal(a.isnan(), b.isnan()):
+        return False
+    return torch.equal(*(t.masked_fill(a.isnan(), 1.0).view(torch.uint8) for t in (a, b))) if a.numel() else True
+
+
+# Triton's interpreter rounds a product and its sum twice. Here they are rounded once, as GPUs do.
+
+
+def fused(a: np.ndarray, b: np.ndarray, c: np.ndarray) -> np.ndarray:
+    a, b, c = np.broadcast_arrays(a, b, c)
+    with np.errstate(all="ignore"):
+        if c.dtype == np.float64:
+            rounded_twice, exact = a * b + c, np.frompyfunc(_exactly, 3, 1)
+            finite = np.isfinite(rounded_twice)
+            rounded_twice[finite] = exact(a[finite], b[finite], c[finite]).astype(np.float64)
+            return rounded_twice
+        # The product is exact in fp64. Its sum is rounded to odd there, after which rounding to fp32 errs no further.
+        product, c = a.astype(np.float64) * b.astype(np.float64), c.astype(np.float64)
+        near = product + c
+        back = near - product
+        lost = (product - (near - back)) + (c - back)
+        bits = near.view(np.int64)
+        toward = np.where((lost > 0) == (near > 0), 1, -1)
+        odd = np.where((lost != 0) & np.isfinite(near) & (bits & 1 == 0), bits + toward, bits)
+        return odd.view(np.float64).astype(np.float32)
+
+
+def _exactly(a: float, b: float, c: float) -> float:
+    if a == 0 or b == 0:
+        return a * b + c  # zeros have signs, which fractions have not
+    return float(Fraction(a) * Fraction(b) + Fraction(c))
+
+
+@pytest.fixture
+def kernels(monkeypatch):
+    from triton.runtime import interpreter
+
+    from baguakit.kernels import mixing_triton
+
+    def create_fma(self, x, y, z):
+        return interpreter.TensorHandle(fused(x.data, y.data, z.data), z.dtype.scalar)
+
+    monkeypatch.setattr(interpreter.InterpreterBuilder, "create_fma", create_fma)
+    return mixing_triton
+
+
+# The equations.
+
+
+def test_a_product_and_its_sum_are_rounded_once():
+    x, y = drawn(4099, torch.float32, 0), drawn(4099, torch.float32, 1)
+    expected = fused(y.numpy(), np.float32(0.3), x.numpy() * np.float32(0.7))
+    mixing.mix_(x, [y], [0.7, 0.3])
+    assert np.array_equal(x.numpy(), expected)
+
+
+def test_no_number_is_nearer_than_the_one_rounded_to():
+    x, y, z = (drawn(300, torch.float32, seed).numpy() for seed in range(3))
+    for a, b, c, got in zip(x, y, z, fused(x, y, z), strict=True):
+        exact = Fraction(float(a)) * Fraction(float(b)) + Fraction(float(c))
+        around = [Fraction(float(np.nextafter(got, side))) for side in np.float32([-np.inf, np.inf])]
+        assert abs(Fraction(float(got)) - exact) <= min(abs(other - exact) for other in around)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("count", [0, 1, 3, 9])
+def test_mixing_is_a_loop_over_the_tensors(dtype, count):
+    n = 2 * mixing.RUN + 5
+    x, *others = (drawn(n, dtype, seed) for seed in range(count + 1))
+    weights = torch.linspace(0.1, 0.9, count + 1).tolist()
+    total = x.double() if dtype == torch.float64 else x.float()
+    total = total * weights[0]
+    for other, weight in zip(others, weights[1:], strict=True):
+        total = total.add(other, alpha=weight)
+    mixing.mix_(x, others, weights)
+    assert torch.equal(x, total.to(dtype))
+
+
+def test_whole_numbers_and_powers_of_two_mix_exactly():
+    x, y = torch.arange(100.0), torch.arange(100.0).flip(0)
+    operators.mix_(x, [y, y], [0.5, 0.25, 0.25])
+    assert torch.equal(x, torch.full((100,), 49.5))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_landing_replaces_what_has_not_moved_and_keeps_what_has(dtype):
+    before, result = drawn(mixing.RUN + 9, dtype, 0), drawn(mixing.RUN + 9, dtype, 1)
+    x = before.clone()
+    mixing.land_(x, result, before)
+    assert torch.equal(x, result)
+    x = before.clone()
+    x[5::9] += 1
+    expected = torch.where(x == before, result, x + (result - before))
+    mixing.land_(x, result, before)
+    assert torch.equal(x, expected) and not torch.equal(x, result)
+
+
+def test_landing_never_hides_a_nan():
+    nan = float("nan")
+    x, result, before = torch.tensor([nan, nan, 1, 1]), torch.tensor([2, 2, nan, 2.0]), torch.tensor([nan, 1, 1, nan])
+    operators.land_(x, result, before)
+    assert x.isnan().all()
+
+
+# The kernels.
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("count", [0, 1, 2, 8, 17])
+def test_mix_kernel_equals_the_definition(dtype, count, kernels, device):
+    for n in LENGTHS if dtype != torch.float64 else (0, 1, 2049):  # fractions are slow
+        x, *others = (drawn(n, dtype, seed) for seed in range(count + 1))
+        weights = torch.linspace(-0.3, 0.9, count + 1).tolist()
+        ours, theirs = x.to(device).clone(), [other.to(device) for other in others]
+        beside = torch.tensor(weights, dtype=torch.promote_types(dtype, torch.float32), device=device)
+        by_tensor = ours.clone()
+        kernels.mix_(ours, theirs, weights)
+        kernels.mix_(by_tensor, theirs, beside)
+        mixing.mix_(x, others, weights)
+        assert same(ours, x) and same(by_tensor, x)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_land_kernel_equals_the_definition(dtype, kernels, device):
+    for n in LENGTHS:
+        before, result = drawn(n, dtype, 0), drawn(n, dtype, 1)
+        x = before.clone()
+        x[::3] *= 3
+        ours = x.to(device).clone()
+        kernels.land_(ours, result.to(device), before.to(device))
+        mixing.land_(x, result, before)
+        assert same(ours, x)
+
+
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")  # NumPy's, from the interpreter
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_kernels_equal_the_definition_at_the_ends_of_the_range(dtype, kernels, device):
+    values = torch.tensor(WILD, dtype=torch.float64).to(dtype)
+    x, y, z = (t.flatten().contiguous() for t in torch.meshgrid(values, values, values, indexing="ij"))
+    for weights in ([0.5, 0.25, 0.25], [0.0, 1.0, -1.0], [1.0, 2.0, 0.0]):
+        mixed, ours = x.clone(), x.to(device).clone()
+        mixing.mix_(mixed, [y, z], weights)
+        kernels.mix_(ours, [y.to(device), z.to(device)], weights)
+        assert same(ours, mixed)
+    landed, ours = x.clone(), x.to(device).clone()
+    mixing.land_(landed, y, z)
+    kernels.land_(ours, y.to(device), z.to(device))
+    assert same(ours, landed)
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.lists(st.tuples(*[st.floats(width=32, allow_nan=False)] * 3), min_size=1, max_size=60), st.data())
+def test_landing_of_any_values(values, data):
+    x, result, before = (torch.tensor(column) for column in zip(*values, strict=True))
+    moved = torch.tensor(data.draw(st.lists(st.booleans(), min_size=len(x), max_size=len(x))))
+    x = torch.where(moved, x, before)
+    expected = torch.where(x == before, result, x + (result - before))
+    mixing.land_(x, result, before)
+    assert same(x, expected)
+
+
+# The operators.
+
+
+def test_what_is_not_one_run_of_memory_lands_as_well(device):
+    before = drawn(48, torch.float32, 0).view(6, 8).to(device)
+    x, result = before.t().clone().t(), torch.ones(6, 8, dtype=torch.float64, device=device)
+    x[2] += 1
+    expected = torch.where(x == before, result, x + (result - before)).float()
+    operators.land_(x, result, before)
+    assert torch.equal(x, expected)
+    point = torch.tensor(2.0, device=device)
+    operators.land_(point, point + 1, point.clone())
+    assert point == 3
+
+
+def both(x: torch.Tensor, y: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+    operators.mix_(x, [y, y], [0.5, 0.25, 0.25])
+    operators.mix_by_(x, [y, y], weights)
+    operators.land_(x, y, x * 1.0)
+    return x * 2
+
+
+def test_torch_compile_passes_over_the_operators(device):
+    weights = torch.tensor([0.2, 0.3, 0.5], device=device)
+    x, y = drawn(300, torch.float32, 0).to(device), drawn(300, torch.float32, 1).to(device)
+    expected = both(copy := x.clone(), y, weights)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch's own
+        result = torch.compile(both, fullgraph=True, backend="aot_eager")(x, y, weights)
+    assert torch.equal(result, expected) and torch.equal(x, copy)
+
+
+def test_operators_keep_the_rules_of_operators(device, monkeypatch):
+    monkeypatch.undo()
+    x, y, weights = torch.ones(9, device=device), torch.zeros(9, device=device), torch.ones(2, device=device)
+    torch.library.opcheck(operators.mix_, (x, [y], [0.5, 0.5]))
+    torch.library.opcheck(operators.mix_by_, (x, [y], weights))
+    torch.library.opcheck(operators.land_, (x, y, y.clone()))
+
+
+def test_mistakes_are_named(device):
+    x, y = torch.ones(4, device=device), torch.ones(4, device=device)
+    with pytest.raises(ValueError, match="2 tensors are mixed with as many weights, the first one's first, not 1"):
+        operators.mix_(x, [y], [0.5])
+    with pytest.raises(ValueError, match=r"shape and the device of the first, \(4,\) on .*, not \(3,\)"):
+        operators.mix_(x, [y[:3]], [0.5, 0.5])
+    with pytest.raises(TypeError, match=r"in one dtype, that of the first, torch\.float32, not torch\.float64"):
+        operators.mix_(x, [y.double()], [0.5, 0.5])
+    with pytest.raises(ValueError, match="mixed into itself"):
+        operators.mix_(x, [x], [0.5, 0.5])
+    with pytest.raises(ValueError, match=r"has gaps: use .contiguous\(\)"):
+        operators.mix_(torch.ones(8, device=device)[::2], [y], [0.5, 0.5])
+    with pytest.raises(ValueError, match=r"one row of torch\.float32 .* of torch\.float64 .* go to mix_"):
+        operators.mix_by_(x, [y], torch.ones(2, dtype=torch.float64, device=device))
+    with pytest.raises(TypeError, match=r"floating dtype are mixed, not of torch\.int64"):
+        operators.land_(x.long(), y, y)

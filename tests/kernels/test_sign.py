@@ -1,0 +1,65 @@
+"""The theorems of one bit a value."""
+
+from fractions import Fraction
+
+import pytest
+import torch
+from formats import FORMATS, definition, kernels, round_trip, sample
+
+OPERATORS = FORMATS["sign"][0]
+
+
+def means(x: torch.Tensor, block: int) -> torch.Tensor:
+    _, headers = OPERATORS.format.parts(definition(OPERATORS).compress(x, block), x.shape[1], block)
+    return headers[..., 0]
+
+
+def test_signs_times_the_mean_magnitude():
+    x = torch.tensor([[3.0, -1.0, 0.0, -0.0, -4.0, 2.0]])
+    s = torch.tensor(10 / 6)
+    assert round_trip(OPERATORS, x, 64).tolist() == [[s, -s, s, s, -s, s]]
+
+
+@pytest.mark.parametrize("n", [1, 63, 64, 1000])
+@pytest.mark.parametrize("scale", [1e-44, 1e-36, 1e-30, 1.0, 1e30])
+def test_the_magnitude_is_below_the_exact_mean_by_at_most_a_unit(n, scale):
+    x = sample(3, n).clamp(-100, 100) * scale
+    for row, found in zip(x, means(x, 1024), strict=True):
+        exact = sum(Fraction(float(value)) for value in row.abs()) / n
+        unit = max(Fraction(float(row.abs().max())) * Fraction(1, 1 << 16), Fraction(1, 1 << 113))
+        rounding = exact / (1 << 22)
+        assert exact - unit - rounding <= Fraction(float(found[0])) <= exact + rounding
+
+
+def test_order_does_not_matter(device):
+    x = sample(1, 1024)
+    for _ in range(10):
+        other = x[:, torch.randperm(1024)]
+        assert torch.equal(means(other, 1024), means(x, 1024))
+        assert torch.equal(
+            kernels(OPERATORS).compress(other.to(device), 1024).cpu(), definition(OPERATORS).compress(other, 1024)
+        )
+
+
+def test_no_other_magnitude_comes_nearer():
+    x = torch.randn(1, 1024, dtype=torch.float64).float()
+    read = round_trip(OPERATORS, x, 1024)
+    lost = (x - read).double().square().sum()
+    exact = x.double().square().sum() - x.double().abs().sum() ** 2 / 1024
+    torch.testing.assert_close(lost, exact, rtol=1e-6, atol=0)
+    for factor in (0.99, 1.01):
+        assert (x - factor * read).double().square().sum() > lost
+
+
+def test_a_block_of_zeros_reads_as_zeros():
+    x = torch.randn(1, 192)
+    x[:, 64:128] = 0
+    x[:, 70] = -0.0
+    read = round_trip(OPERATORS, x, 64)
+    assert not read[:, 64:128].any() and read[:, :64].all() and read[:, 128:].all()
+
+
+def test_the_largest_values_stay_finite():
+    top = torch.finfo(torch.float32).max
+    read = round_trip(OPERATORS, torch.tensor([[top, -top, top]]), 64)
+    assert read.isfinite().all() and (read.abs() >= top * (1 - 2.0**-16)).all()

@@ -1,0 +1,167 @@
+"""The largest values of a row: what is kept, that it depends on nothing else, and that the kernels keep the same."""
+
+import warnings
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from baguakit.compressors import TopK
+from baguakit.kernels import topk
+from baguakit.kernels import topk_ops as operators
+
+DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
+NAN, INFINITY = float("nan"), float("inf")
+
+
+def drawn(rows: int, n: int, dtype: torch.dtype, seed: int = 0) -> torch.Tensor:
+    """Values of many scales; half of them come from a few, so that the threshold has equals."""
+    source = torch.Generator().manual_seed(seed)
+    x = torch.randn(rows, n, generator=source) * 10 ** torch.randn(rows, n, generator=source)
+    few = torch.randint(-3, 4, (rows, n), generator=source).float()
+    return torch.where(torch.rand(rows, n, generator=source) < 0.5, few, x).to(dtype)
+
+
+def parts(packed: torch.Tensor, k: int) -> tuple[torch.Tensor, torch.Tensor]:
+    words = packed.view(torch.int32).view(len(packed), 2, k)
+    return words[:, 0].contiguous().view(torch.float32), words[:, 1]
+
+
+def same(a: torch.Tensor, b: torch.Tensor) -> bool:
+    return torch.equal(a.cpu().nan_to_num(12345.0), b.cpu().nan_to_num(12345.0))
+
+
+# What is kept.
+
+
+def by_sorting(row: list[float], k: int) -> list[int]:
+    """The definition in the words of Python: by magnitude, NaN above all, then by place."""
+    order = sorted(
+        range(len(row)), key=lambda i: (-INFINITY if row[i] != row[i] else -abs(row[i]), row[i] == row[i], i)
+    )
+    return sorted(order[:k])
+
+
+few = st.sampled_from([0.0, -0.0, 1.0, -1.0, 2.0, INFINITY, -INFINITY, NAN, 1e-45, -1e-45])
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.lists(few | st.floats(width=32), min_size=1, max_size=60), st.data())
+def test_it_is_the_beginning_of_a_stable_sort(row, data):
+    k, x = data.draw(st.integers(1, len(row))), torch.tensor([row])
+    residual = torch.empty_like(x)
+    values, places = parts(topk.compress(x, k, residual), k)
+    assert places[0].tolist() == by_sorting(x[0].tolist(), k)
+    assert same(values[0], x[0, places[0].long()])
+    rest = x.clone()
+    rest[0, places[0].long()] -= rest[0, places[0].long()].clone()
+    assert same(residual, rest)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_what_was_sent_and_what_was_lost_make_the_values(dtype):
+    x, compressor = drawn(3, 1000, dtype), TopK(0.03)
+    residual = torch.empty(3, 1000)
+    packed = compressor.compress(x, residual)
+    sent = compressor.decompress(packed, 1000)
+    assert torch.equal(sent + residual, x.float()) and int((sent != 0).sum()) == 3 * 30
+    total = torch.ones(1000)
+    compressor.add_(total, packed, [0.5, 0.25, 2.0])
+    assert torch.equal(total, 1 + sent[0] * 0.5 + sent[1] * 0.25 + sent[2] * 2)
+
+
+@pytest.mark.parametrize("n, k", [(0, 0), (1, 1), (7, 7)])
+def test_all_may_be_kept_and_nothing_may_be_there(n, k):
+    x = drawn(2, n, torch.float32)
+    assert torch.equal(TopK(1.0).decompress(TopK(1.0).compress(x), n), x) and TopK(1.0).row_bytes(n) == 8 * k
+
+
+# The kernels.
+
+
+def kernels_agree(x: torch.Tensor, k: int, device: str) -> bool:
+    from baguakit.kernels import topk_triton as kernels
+
+    residual, ours = torch.empty(x.shape), torch.empty(x.shape, device=device)
+    packed = topk.compress(x, k, residual)
+    equal = torch.equal(kernels.compress(x.to(device), k, ours).cpu(), packed) and same(ours, residual)
+    return equal and torch.equal(kernels.compress(x.to(device), k).cpu(), packed)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("rows, n, k", [(1, 1, 1), (2, 1000, 10), (1, 1025, 1025)])
+def test_short_kernel_equals_the_definition(dtype, rows, n, k, device):
+    assert kernels_agree(drawn(rows, n, dtype), k, device)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_long_kernels_equal_the_definition(dtype, device, monkeypatch):
+    from baguakit.kernels import topk_triton as kernels
+
+    monkeypatch.setattr(kernels, "SHORT", 0)
+    assert kernels_agree(drawn(2, 4099, dtype), 100, device)
+
+
+@pytest.mark.parametrize("rows, n, k", [(1, 16385, 160), (2, 70001, 60000), (3, 4096, 4096)])
+@pytest.mark.slow  # the interpreter takes seconds for each
+def test_long_kernels_equal_the_definition_whatever_the_tiles(rows, n, k, device, monkeypatch):
+    from baguakit.kernels import topk_triton as kernels
+
+    monkeypatch.setattr(kernels, "SHORT", 0)
+    for many in (0, 1 << 40):
+        monkeypatch.setattr(kernels, "MANY", many)
+        assert kernels_agree(drawn(rows, n, torch.float32), k, device)
+
+
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")  # NumPy's, from the interpreter
+@pytest.mark.parametrize("short", [0, 1 << 13])
+@pytest.mark.parametrize("k", [3, 12, 700])
+def test_kernels_keep_what_is_not_finite_and_break_ties_by_place(short, k, device, monkeypatch):
+    from baguakit.kernels import topk_triton as kernels
+
+    monkeypatch.setattr(kernels, "SHORT", short)
+    x = torch.full((1, 4200), -2.0)
+    x[0, ::3] = 2.0
+    x[0, 4100:4105], x[0, 1], x[0, 50:53] = NAN, -NAN, INFINITY
+    x[0, 60:65] = torch.tensor([0x7F800001, 0x7FFFFFFF, -1, -0x400000, 0x7FC00000], dtype=torch.int32).view(
+        torch.float32
+    )
+    for dtype in (torch.float32, torch.bfloat16):
+        assert kernels_agree(x.to(dtype), k, device)
+    assert kernels_agree(torch.zeros(1, 4200), k, device)
+
+
+# The operator.
+
+
+def test_torch_compile_passes_over_the_operator(device):
+    def sent(x, residual):
+        return operators.compress(x, 5, residual).float().sum() + residual.sum()
+
+    x = drawn(2, 100, torch.float32).to(device)
+    residual, again = torch.zeros(2, 100, device=device), torch.zeros(2, 100, device=device)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch's own
+        compiled = torch.compile(sent, fullgraph=True, backend="aot_eager")(x, residual)
+    assert torch.equal(compiled, sent(x, again)) and torch.equal(residual, again)
+
+
+def test_the_operator_keeps_the_rules_of_operators(device, monkeypatch):
+    monkeypatch.undo()
+    x = drawn(2, 100, torch.float32).to(device)
+    torch.library.opcheck(operators.compress, (x, 5, torch.zeros(2, 100, device=device)))
+    torch.library.opcheck(operators.compress, (x, 5, None))
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_compressing_never_waits_for_the_device():
+    x, residual = torch.randn(1, 1 << 20, device="cuda"), torch.empty(1, 1 << 20, device="cuda")
+    TopK(0.01).compress(x, residual)
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        packed = TopK(0.01).compress(x, residual)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    assert torch.equal(packed.cpu(), TopK(0.01).compress(x.cpu()))
