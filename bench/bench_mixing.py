@@ -11,6 +11,7 @@ from bench.measuring import GPU, measure
 from bench.operations import Ready, land, mix
 
 N = (64 if GPU else 10) << 20
+pytestmark = pytest.mark.filterwarnings("ignore")  # torch's own, while it compiles
 
 
 @pytest.fixture(scope="module", autouse=True)

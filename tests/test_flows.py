@@ -138,10 +138,10 @@ def test_an_attachment_takes_its_flows_along_and_leaves_nothing():
             gc.collect()
             held.append((len(os.listdir("/proc/self/fd")), threading.active_count()))
         assert torch.equal(plain, divided)
-        return held[0] == held[-1], held
+        return all(a >= b for a, b in zip(held[0], held[-1], strict=True)), held
 
-    for same, held in ranks(2, run):
-        assert same, held
+    for nothing_left, held in ranks(2, run):
+        assert nothing_left, held
 
 
 def test_flows_are_counted_in_words():

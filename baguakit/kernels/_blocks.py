@@ -6,7 +6,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-CACHED = 1 << 20  # values that stay in cache from one unit, or one pass of it, to the next
+CACHED = 1 << 18  # fp32 values that stay in a core's own cache from one unit, or one pass of it, to the next
 
 
 def aligned(count: int) -> int:
@@ -62,19 +62,24 @@ def join(codes: Tensor, bits: int) -> Tensor:
     """Codes (…, w) of `bits` each, as uint8, in bytes (…, ⌈w · bits / 8⌉)."""
     if bits == 8:
         return codes
-    stripes = 8 // bits
-    if codes.shape[-1] % stripes:
-        codes = torch.nn.functional.pad(codes, (0, -codes.shape[-1] % stripes))
-    codes = codes.unflatten(-1, (stripes, codes.shape[-1] // stripes))
-    joined = codes[..., 0, :]
-    for i in range(1, stripes):
-        joined = joined | codes[..., i, :] << i * bits
-    return joined
+    striped = stripes(codes.int(), bits)
+    joined = striped[..., 0, :]
+    for i in range(1, 8 // bits):
+        joined = joined | striped[..., i, :] << i * bits
+    return joined.to(torch.uint8)
 
 
-def split(joined: Tensor, bits: int, width: int) -> Tensor:
-    """The codes (…, width) that `join` made bytes of."""
+def split(joined: Tensor, bits: int) -> Tensor:
+    """The codes that `join` made bytes of, in stripes (…, 8 / bits, bytes)."""
     if bits == 8:
-        return joined
-    stripes = [joined >> i * bits & (1 << bits) - 1 for i in range(8 // bits)]
-    return torch.cat(stripes, -1)[..., :width]
+        return joined.unsqueeze(-2)
+    shifts = torch.arange(0, 8, bits, device=joined.device, dtype=torch.int32).unsqueeze(-1)
+    return (joined.unsqueeze(-2).int() >> shifts & (1 << bits) - 1).to(torch.uint8)
+
+
+def stripes(values: Tensor, bits: int) -> Tensor:
+    """Values (…, w) in the stripes of their codes, (…, 8 / bits, ⌈w · bits / 8⌉): a view, unless zeros fill the last."""
+    count = 8 // bits
+    if values.shape[-1] % count:
+        values = torch.nn.functional.pad(values, (0, -values.shape[-1] % count))
+    return values.unflatten(-1, (count, values.shape[-1] // count))

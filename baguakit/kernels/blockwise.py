@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from . import _compiled, _noise
-from ._blocks import Run, join, runs_of, split
+from ._blocks import Run, join, runs_of, split, stripes
 from ._format import Format
 
 Do = Callable[..., None]
@@ -35,27 +35,36 @@ def pack_by_draws_(codes: Tensor, header: Tensor, x: Tensor, start_and_seed: Ten
 
 
 def unpack_(out: Tensor, codes: Tensor, header: Tensor, format: Format) -> None:
-    out.copy_(_values(codes, header, out.shape[-1], format))
+    _write_(out, _values(codes, header, format), format)
 
 
 def accumulate_(total: Tensor, weights: Tensor, format: Format, *rows: Tensor) -> None:
     """Add rows, given as codes and headers in turn, each times its weight."""
-    value = total
+    value = stripes(total, format.bits)
     for row in range(len(rows) // 2):
-        value = value + _values(rows[2 * row], rows[2 * row + 1], total.shape[-1], format) * weights[row]
-    total.copy_(value)
+        value = value + _values(rows[2 * row], rows[2 * row + 1], format) * weights[row]
+    _write_(total, value, format)
 
 
 def keep_loss_(residual: Tensor, x: Tensor, codes: Tensor, header: Tensor, format: Format) -> None:
-    residual.copy_(x.float() - _values(codes, header, x.shape[-1], format))
+    _write_(residual, stripes(x.float(), format.bits) - _values(codes, header, format), format)
 
 
 def add_loss_(residual: Tensor, x: Tensor, codes: Tensor, header: Tensor, times: Tensor, format: Format) -> None:
-    residual.copy_(residual + (x - _values(codes, header, x.shape[-1], format)) * times)
+    lost = stripes(x, format.bits) - _values(codes, header, format)
+    _write_(residual, stripes(residual, format.bits) + lost * times, format)
 
 
-def _values(codes: Tensor, header: Tensor, width: int, format: Format) -> Tensor:
-    return format.decode(split(codes, format.bits, width), header)
+def _values(codes: Tensor, header: Tensor, format: Format) -> Tensor:
+    """The values of blocks in the stripes of their codes: so seen, neighbours in memory are neighbours for a CPU."""
+    return format.decode(split(codes, format.bits), header.unsqueeze(-2))
+
+
+def _write_(out: Tensor, striped: Tensor, format: Format) -> None:
+    if out.shape[-1] % striped.shape[-2]:
+        out.copy_(striped.flatten(-2)[..., : out.shape[-1]])
+    else:
+        stripes(out, format.bits).copy_(striped)
 
 
 # The operations on rows: each walks over runs of whole blocks, then over the block of what remains.

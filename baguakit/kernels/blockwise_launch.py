@@ -14,10 +14,12 @@ from ._format import Format
 from ._noise_triton import signed_words
 from .blockwise_triton import INTERPRETED, add_kernel, compress_kernel, decompress_kernel, reduce_kernel
 
-# Values of a tile; a warp takes 1024 of it, so that each thread has eight 16-byte loads of fp32 in flight. What looks
+# Values of a tile; a warp takes WARP of it, so that each thread has eight 16-byte loads of fp32 in flight. What looks
 # for the range of a block keeps blocks of up to 1024 within one warp, which then waits for no other; what only
-# streams fills a multiprocessor, which holds 32 programs, with two.
-TILES = {compress_kernel: 1024, decompress_kernel: 2048, add_kernel: 2048, reduce_kernel: 1024}
+# streams fills a multiprocessor, which holds 32 programs, with two; unless a byte holds several codes: within one warp
+# a thread can hold the values of the very bytes it reads.
+WARP = 1024
+TILES = {compress_kernel: WARP, decompress_kernel: 2 * WARP, add_kernel: 2 * WARP, reduce_kernel: WARP}
 
 
 def compress(format: Format, x: Tensor, block: int, residual: Tensor | None = None, key: int | None = None) -> Tensor:
@@ -50,7 +52,8 @@ def reduce(
 
 def constants_of(kernel: Any, format: Format, block: int, itemsize: int) -> dict[str, Any]:
     """The constants with which a kernel is compiled for a format and for values of so many bytes, besides MASKED."""
-    tile, device = max(block, TILES[kernel]), format.device()
+    device = format.device()
+    tile = max(block, WARP if device["STRIPES"] > 1 else TILES[kernel])
     return {name: value for name, value in device.items() if name in kernel.arg_names} | {
         "BLOCK": block,
         "BLOCKS": tile // block,
@@ -58,9 +61,9 @@ def constants_of(kernel: Any, format: Format, block: int, itemsize: int) -> dict
     }
 
 
-def options_of(kernel: Any, block: int) -> dict[str, Any]:
-    """The options with which a kernel is launched."""
-    return {"num_warps": max(block, TILES[kernel]) // 1024, "enable_fp_fusion": False}
+def options_of(constants: dict[str, Any]) -> dict[str, Any]:
+    """The options with which a kernel of these constants is launched."""
+    return {"num_warps": constants["BLOCK"] * constants["BLOCKS"] // WARP, "enable_fp_fusion": False}
 
 
 def _row(format: Format, n: int, block: int) -> tuple[int, int]:
@@ -92,7 +95,7 @@ def _launch(
     """Launch the tiles that lie wholly in their row, and then the last of each row if it does not."""
     block = constants["BLOCK"]
     whole, rest = divmod(n, block * constants["BLOCKS"])
-    options = constants | draws | options_of(kernel, block)
+    options = constants | draws | options_of(constants)
     device = next(argument.device for argument in arguments if isinstance(argument, Tensor))
     with torch.cuda.device(device) if device.type == "cuda" else contextlib.nullcontext():
         for first, tiles, masked in ((0, whole, False), (whole, int(rest > 0), True)):

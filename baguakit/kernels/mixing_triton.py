@@ -117,7 +117,7 @@ def mix_(x: Tensor, others: Sequence[Tensor], weights: Sequence[float] | Tensor)
         absent: list[None] = [None] * (MOST - len(some))
         factors: list[Any]
         if isinstance(weights, Tensor):
-            factors = [weights[start:], *[None] * (MOST + 1)]
+            factors = [weights[start:], *[None] * (MOST + 1)]  # what they weigh is read from there
         else:
             own = weights[0] if start == 0 else None
             factors = [None, own, *weights[start + 1 : start + 1 + len(some)], *absent]

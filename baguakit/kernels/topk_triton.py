@@ -24,9 +24,9 @@ from . import topk as definition
 
 NAN = tl.constexpr(definition.NAN)
 
-SHORT = 1 << 13  # values that one program holds
-TILE = 4096
-WARPS, KEEPING_WARPS = 8, 16  # what keeps holds twice as much for each value
+SHORT = 1 << 12  # values that one program holds
+TILE, WARPS = 4096, 8
+KEPT_TILE, KEPT_WARPS = 1024, 4  # what keeps needs more registers, and small programs to hide each other's waiting
 MANY = 1 << 22  # values from which on a program takes several tiles, and adds up their counts in registers
 # The shift and the bits of each digit. More bits would be fewer passes, but Triton's histogram takes instructions for
 # every bin. The low bits of a half are zeros.
@@ -190,5 +190,5 @@ def _long(message: Tensor, residual: Tensor | None, x: Tensor, stride: int, k: i
     kept = torch.empty(2, rows, programs, dtype=torch.int32, device=x.device)
     count_kernel[(rows * programs,)](kept, state, x, stride, n, programs, **options)
     upto = kept.cumsum(2, dtype=torch.int32)
-    options["num_warps"] = KEEPING_WARPS
+    options = {"TILE": KEPT_TILE, "TILES": tiles * TILE // KEPT_TILE, "num_warps": KEPT_WARPS}
     keep_kernel[(rows * programs,)](message, residual, kept, upto, state, x, stride, n, k, programs, **options)

@@ -70,7 +70,8 @@ def _bytes(name):
 def hip_facts(binary, values):
     text = binary.asm["amdgcn"]
     accesses = Counter(re.findall(r"\b((?:global|buffer)_(?:load|store)_\w+)", text))
-    spilled = [int(n) for n in re.findall(r"_spill_count: *(\d+)", text)] + [len(re.findall(r"\bscratch_", text))]
+    # Spilled scalars go to lanes of vector registers, and these to scratch memory.
+    spilled = [int(n) for n in re.findall(r"vgpr_spill_count: *(\d+)", text)] + [len(re.findall(r"\bscratch_", text))]
     return {"accesses": accesses, "spilled": spilled}
 
 

@@ -51,11 +51,12 @@ def test_values_stream_in_sixteen_bytes_and_codes_in_whole_lines(codec):
             assert accesses[load] >= wide and accesses[store] == wide, name_of(facts)
         else:
             assert accesses.get(store, 0) == residual + (0 if facts["residual"] else values // 16), name_of(facts)
-        # A warp's access to its codes is a line of 128 bytes or more: four bytes a thread, two if a value has eight.
+        # A warp's access to its codes is a line of 128 bytes or more: four bytes a thread, two if a value has eight or
+        # a warp has 64 threads.
         narrow = sum(count for name, count in accesses.items() if name.endswith((".b8", ".u8", "_byte", "_ubyte")))
         short = [name for name in accesses if name.endswith((".b16", ".u16", "_short", "_ushort"))]
         assert narrow <= BODIES * blocks_of(facts) * (facts["header"] == 1), (name_of(facts), accesses)
-        assert not short or facts["dtype"] == "fp64", (name_of(facts), accesses)
+        assert not short or facts["dtype"] == "fp64" or not cuda, (name_of(facts), accesses)
 
 
 def test_bytes_moved_are_those_of_the_format(codec):

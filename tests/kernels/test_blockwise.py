@@ -19,7 +19,8 @@ def test_split_undoes_join(count, width):
     codes = torch.randint(0, 1 << count, (3, width), dtype=torch.uint8)
     joined = _blocks.join(codes, count)
     assert joined.shape == (3, -(-width * count // 8))
-    assert torch.equal(_blocks.split(joined, count, width), codes)
+    assert torch.equal(_blocks.split(joined, count), _blocks.stripes(codes, count))
+    assert torch.equal(_blocks.stripes(codes, count).flatten(-2)[:, :width], codes)
 
 
 def test_a_byte_holds_a_value_of_every_stripe():
@@ -138,7 +139,7 @@ def test_finite_values_never_read_as_nan(name, key):
 def test_kernels_equal_the_definition(name, dtype, key, device):
     operators, *blocks = FORMATS[name]
     codec, kernel = definition(operators), kernels(operators)
-    for block in (*blocks, 2048) if dtype == torch.float32 else blocks:  # 2048 takes two warps
+    for block in blocks:
         for rows, n in LENGTHS:
             x, lost, kernel_lost = sample(rows, n, dtype), torch.empty(rows, n), torch.empty(rows, n, device=device)
             packed = codec.compress(x, block, lost, key)
@@ -165,6 +166,17 @@ def test_kernels_equal_the_definition(name, dtype, key, device):
     assert torch.equal(kernel.reduce(kernel_packed, n, block, None, key).cpu(), sent)
 
 
+@every
+def test_kernels_of_several_warps_equal_the_definition(name, device):
+    codec, kernel, x = definition(FORMATS[name][0]), kernels(FORMATS[name][0]), sample(2, 4500)
+    packed, lost, kernel_lost = codec.compress(x, 2048), torch.ones(4500), torch.ones(4500, device=device)
+    assert torch.equal(kernel.compress(x.to(device), 2048).cpu(), packed)
+    sent = codec.reduce(packed, 4500, 2048, lost)
+    assert torch.equal(kernel.reduce(packed.to(device), 4500, 2048, kernel_lost).cpu(), sent)
+    assert torch.equal(bits(kernel_lost.cpu()), bits(lost))
+
+
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")  # NumPy's: beside the largest fp32 a level can be infinite
 @every
 @pytest.mark.parametrize("key", [None, KEY])
 def test_kernels_equal_the_definition_at_the_ends_of_fp32(name, key, device):

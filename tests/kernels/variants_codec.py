@@ -48,7 +48,7 @@ def variant(kernel, format, dtype, block, masked, residual, drawn):
         signature,
         constants,
         aligned=tuple(name for name in signature if name in (*wide, "stride", "row_bytes", "header_at")),
-        options=launch.options_of(kernel, block),
+        options=launch.options_of(constants),
         values=constants["BLOCK"] * constants["BLOCKS"],
         facts={
             "format": format.name,

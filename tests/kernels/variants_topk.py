@@ -6,13 +6,14 @@ from baguakit.kernels import topk_triton as kernels
 
 POINTERS = {"residual_ptr": "*fp32"}
 LONG = {"TILE": kernels.TILE, "TILES": 8}
+KEPT = {"TILE": kernels.KEPT_TILE, "TILES": 32}
 
 
 def variants():
     for dtype in ("fp32", "bf16", "fp64"):
         yield variant(kernels.digits_kernel, dtype, LONG | {"SHIFT": 23, "BITS": 8})
-        yield variant(kernels.keep_kernel, dtype, LONG, warps=kernels.KEEPING_WARPS)
-    yield variant(kernels.keep_kernel, "fp32", LONG | {"residual_ptr": None}, warps=kernels.KEEPING_WARPS)
+        yield variant(kernels.keep_kernel, dtype, KEPT, warps=kernels.KEPT_WARPS)
+    yield variant(kernels.keep_kernel, "fp32", KEPT | {"residual_ptr": None}, warps=kernels.KEPT_WARPS)
     yield variant(kernels.digits_kernel, "fp32", LONG | {"SHIFT": 0, "BITS": 7})
     yield variant(kernels.choose_kernel, "fp32", {"SHIFT": 23, "BITS": 8}, warps=4)
     yield variant(kernels.count_kernel, "fp32", LONG)
