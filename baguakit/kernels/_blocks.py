@@ -78,8 +78,9 @@ def split(joined: Tensor, bits: int) -> Tensor:
 
 
 def stripes(values: Tensor, bits: int) -> Tensor:
-    """Values (…, w) in the stripes of their codes, (…, 8 / bits, ⌈w · bits / 8⌉): a view, unless zeros fill the last."""
+    """Values (…, w) in the stripes of their codes, (…, 8 / bits, ⌈w · bits / 8⌉): a view, or filled up with zeros."""
     count = 8 // bits
     if values.shape[-1] % count:
         values = torch.nn.functional.pad(values, (0, -values.shape[-1] % count))
-    return values.unflatten(-1, (count, values.shape[-1] // count))
+    in_stripes: Tensor = values.unflatten(-1, (count, values.shape[-1] // count))
+    return in_stripes
