@@ -70,11 +70,11 @@ def join(codes: Tensor, bits: int) -> Tensor:
 
 
 def split(joined: Tensor, bits: int) -> Tensor:
-    """The codes that `join` made bytes of, in stripes (…, 8 / bits, bytes)."""
+    """The codes that `join` made bytes of, in stripes (…, 8 / bits, bytes): uint8, or int32 if a byte holds several."""
     if bits == 8:
         return joined.unsqueeze(-2)
     shifts = torch.arange(0, 8, bits, device=joined.device, dtype=torch.int32).unsqueeze(-1)
-    return (joined.unsqueeze(-2).int() >> shifts & (1 << bits) - 1).to(torch.uint8)
+    return (joined.unsqueeze(-2).int() >> shifts) & (1 << bits) - 1
 
 
 def stripes(values: Tensor, bits: int) -> Tensor:

@@ -35,7 +35,6 @@ INDUCTOR_SETTINGS = {
     "cpp.enable_floating_point_contract_flag": "off",
     "cpp.enable_unsafe_math_opt_flag": False,
     "cpp_wrapper": False,
-    "realize_opcount_threshold": 8,  # what heads a block is computed once, and not again for each value
     "compile_threads": 1,  # a few small functions are not worth a pool of processes
 }
 

@@ -16,22 +16,26 @@ from ._format import Format
 Do = Callable[..., None]
 
 
-# What is done to a run of blocks, overwriting the first arguments: the units that a CPU compiles.
+# What is done to a run of blocks, overwriting the first arguments: the units that a CPU compiles. To measure is one of
+# its own because Inductor would otherwise do again for each value what is done once for a block.
 
 
-def pack_(codes: Tensor, header: Tensor, x: Tensor, format: Format) -> None:
-    x = x.float()
-    found, scale = format.measure(x, False)
-    header.copy_(found)
-    codes.copy_(join(format.encode(x, found, scale, None), format.bits))
+def measure_(header: Tensor, scale: Tensor, x: Tensor, format: Format, drawn: bool) -> None:
+    found = format.measure(x.float(), drawn)
+    header.copy_(found[0])
+    scale.copy_(found[1])
 
 
-def pack_by_draws_(codes: Tensor, header: Tensor, x: Tensor, start_and_seed: Tensor, format: Format) -> None:
+def encode_(codes: Tensor, header: Tensor, scale: Tensor, x: Tensor, format: Format) -> None:
+    codes.copy_(join(format.encode(x.float(), header, scale, None), format.bits))
+
+
+def encode_by_draws_(
+    codes: Tensor, header: Tensor, scale: Tensor, x: Tensor, start_and_seed: Tensor, format: Format
+) -> None:
     position = start_and_seed[0] + torch.arange(x.numel(), device=x.device).view(x.shape)
-    x, draw = x.float(), _noise.uniform(position, start_and_seed[1:])
-    found, scale = format.measure(x, True)
-    header.copy_(found)
-    codes.copy_(join(format.encode(x, found, scale, draw), format.bits))
+    draw = _noise.uniform(position, start_and_seed[1:])
+    codes.copy_(join(format.encode(x.float(), header, scale, draw), format.bits))
 
 
 def unpack_(out: Tensor, codes: Tensor, header: Tensor, format: Format) -> None:
@@ -139,10 +143,12 @@ def reduce(
 
 
 def _pack_(do: Do, codes: Tensor, header: Tensor, x: Tensor, start: int, key: int | None, format: Format) -> None:
+    scale = torch.empty_like(header[..., :1], dtype=torch.float32)
+    do(measure_, header, scale, x, format, key is not None)
     if key is None:
-        do(pack_, codes, header, x, format)
+        do(encode_, codes, header, scale, x, format)
     else:
-        do(pack_by_draws_, codes, header, x, _noise.start_and_seed(start, key, x.device), format)
+        do(encode_by_draws_, codes, header, scale, x, _noise.start_and_seed(start, key, x.device), format)
 
 
 def _add_rows_(

@@ -6,8 +6,8 @@
     x′     = (code + bottom) · step                  |x′ − x| ≤ step / 2 + a few ulps of the largest |x|
 
 Every level is an integer times the step, so zero survives exactly. At four bits the header weighs: (step, bottom) as
-bf16 and int16 take 4.125 bits a value in blocks of 256, where fp32 would take 4.25, and a step that is at most
-2⁻⁷ wider costs less than the larger blocks that would make up for it. So the error is at most 1.008 times
+the halves of an int32 take 4.125 bits a value in blocks of 256, where two fp32 would take 4.25, and a step that is at
+most 2⁻⁷ wider costs less than the larger blocks that would make up for it. So the error is at most 1.008 times
 (high − low) / 30; where a block is narrow and far from zero, 1.008 times max |x| / 65520, for bottom must be an int16;
 and where its values are tiny, 2⁻¹²⁷. A block that holds a NaN or an infinity takes the step 0x7fc0, bottom and codes
 0, and reads as NaN throughout. The grid reaches half a step past the block: only values within 4 % of the largest
@@ -39,7 +39,7 @@ class UInt4(Format):
     """The format of this file."""
 
     bits = 4
-    header = (torch.int16, 2)
+    header = (torch.int32, 1)
     name = "uint4"
 
     def measure(self, x: Tensor, drawn: bool) -> tuple[Tensor, Tensor]:
@@ -51,14 +51,13 @@ class UInt4(Format):
         half = (reach.view(torch.int32) + 0xFFFF) >> 16  # bf16 is the upper half of fp32
         scale = (half << 16).view(torch.float32).reciprocal().masked_fill(broken, NAN)
         bottom = lowest_level(low * scale, drawn).masked_fill(broken, 0)
-        return torch.cat([half.masked_fill(broken, NAN_STEP), bottom.int()], -1).short(), scale
+        return half.masked_fill(broken, NAN_STEP) | bottom.int() << 16, scale
 
     def encode(self, x: Tensor, header: Tensor, scale: Tensor, draw: Tensor | None) -> Tensor:
-        return quantize(x, header[..., 1:].float(), scale, draw, 15)
+        return quantize(x, (header >> 16).float(), scale, draw, 15)
 
     def decode(self, codes: Tensor, header: Tensor) -> Tensor:
-        step = (header[..., :1].int() << 16).view(torch.float32)
-        return dequantize(codes, step, header[..., 1:].float())
+        return dequantize(codes, (header << 16).view(torch.float32), (header >> 16).float())
 
     def device(self) -> Mapping[str, Any]:
         from . import uint4_triton

@@ -19,7 +19,7 @@ def test_split_undoes_join(count, width):
     codes = torch.randint(0, 1 << count, (3, width), dtype=torch.uint8)
     joined = _blocks.join(codes, count)
     assert joined.shape == (3, -(-width * count // 8))
-    assert torch.equal(_blocks.split(joined, count), _blocks.stripes(codes, count))
+    assert torch.equal(_blocks.split(joined, count).to(torch.uint8), _blocks.stripes(codes, count))
     assert torch.equal(_blocks.stripes(codes, count).flatten(-2)[:, :width], codes)
 
 
@@ -137,10 +137,10 @@ def test_finite_values_never_read_as_nan(name, key):
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("key", [None, KEY])
 def test_kernels_equal_the_definition(name, dtype, key, device):
-    operators, *blocks = FORMATS[name]
-    codec, kernel = definition(operators), kernels(operators)
-    for block in blocks:
-        for rows, n in LENGTHS:
+    operators, usual, least = FORMATS[name]
+    codec, kernel, wide = definition(operators), kernels(operators), dtype == torch.float32
+    for block in (usual, least) if wide else (least,):
+        for rows, n in LENGTHS if wide else LENGTHS[2:5]:  # only loads and stores know other dtypes
             x, lost, kernel_lost = sample(rows, n, dtype), torch.empty(rows, n), torch.empty(rows, n, device=device)
             packed = codec.compress(x, block, lost, key)
             kernel_packed = kernel.compress(x.to(device), block, kernel_lost, key)

@@ -21,7 +21,7 @@ lists = st.lists(wild, min_size=1, max_size=130) | st.builds(
 
 def steps(packed: torch.Tensor, n: int, block: int) -> torch.Tensor:
     _, headers = OPERATORS.format.parts(packed, n, block)
-    return (headers[..., 0].int() << 16).view(torch.float32)
+    return (headers[..., 0] << 16).view(torch.float32)
 
 
 @settings(max_examples=300, deadline=None)
