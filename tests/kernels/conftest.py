@@ -11,8 +11,14 @@ def device() -> str:
     return "cuda" if torch.cuda.is_available() else "cpu"
 
 
+@pytest.fixture(scope="session")
+def dynamo_started() -> None:
+    """torch.compile has traced something: what torch.empty is, it looks up once and remembers."""
+    torch.compile(lambda: torch.empty(1) * 0, backend="eager")()
+
+
 @pytest.fixture(autouse=True)
-def poisoned(monkeypatch: pytest.MonkeyPatch) -> None:
+def poisoned(dynamo_started: None, monkeypatch: pytest.MonkeyPatch) -> None:
     for home, name in ((torch, "empty"), (torch, "empty_like"), (torch.Tensor, "new_empty")):
         monkeypatch.setattr(home, name, _poisoning(getattr(home, name)))
 
