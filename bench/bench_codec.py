@@ -9,8 +9,6 @@ the definition; and blockwise quantization by bitsandbytes and torchao, where th
 """
 
 import functools
-import statistics
-import time
 from collections.abc import Callable
 
 import pytest
@@ -21,9 +19,8 @@ from baguakit.compressors.blockwise import Blockwise
 from baguakit.kernels import _compiled, blockwise
 from baguakit.kernels._blocks import join
 from baguakit.kernels._format import Format
+from bench.measuring import DEVICE, GPU, measure
 
-GPU = torch.cuda.is_available()
-DEVICE = "cuda" if GPU else "cpu"
 N = (64 if GPU else 10) << 20
 ROWS = 8  # virtual ranks
 FORMATS = (MinMaxUInt8(), UInt4(), Float8(), Sign())
@@ -33,13 +30,9 @@ eager_or_not = pytest.mark.parametrize("how", ["codec", "eager definition"])
 
 
 @pytest.fixture(scope="module", autouse=True)
-def one_thread():
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
+def warm():
     for codec in FORMATS:
         codec.warm_up(DEVICE)
-    yield
-    torch.set_num_threads(before)
 
 
 @functools.cache
@@ -50,52 +43,6 @@ def values() -> torch.Tensor:
 @functools.cache
 def packed_rows(codec: Blockwise) -> torch.Tensor:
     return torch.cat([codec.compress(values() * (row + 1)) for row in range(ROWS)])
-
-
-def seconds(work: Callable[[], object], repeats: int = 15) -> float:
-    """The median time of one call: by CUDA events on a GPU, by the clock elsewhere."""
-    work()
-    taken = []
-    for _ in range(repeats):
-        if GPU:
-            begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-            begin.record()
-            work()
-            end.record()
-            end.synchronize()
-            taken.append(begin.elapsed_time(end) / 1e3)
-        else:
-            begin_at = time.perf_counter()
-            work()
-            taken.append(time.perf_counter() - begin_at)
-    return statistics.median(taken)
-
-
-def measure(benchmark, work: Callable[[], object], count: int, repeats: int = 15) -> None:
-    """Time `work`, which must move `count` bytes, against a copy timed before and after it."""
-    target = torch.empty_like(values())
-    copy = functools.partial(target.copy_, values())
-    copies = [seconds(copy)]
-    taken = seconds(work, repeats)
-    copies.append(seconds(copy))
-    copied = statistics.mean(copies)
-    benchmark.pedantic(work, rounds=3, iterations=1, warmup_rounds=0)
-    benchmark.extra_info |= {
-        "device": torch.cuda.get_device_name() if GPU else "CPU, one thread",
-        "values": N,
-        "bytes": count,
-        "milliseconds": round(taken * 1e3, 3),
-        "gb_per_s": round(count / taken / 1e9, 2),
-        "copy_gb_per_s": round(8 * N / copied / 1e9, 2),
-        "share_of_copy_in_bytes": round(count / taken / (8 * N / copied), 3),
-        "share_of_copy_in_values": round(copied / taken, 3),
-    }
-    info = benchmark.extra_info
-    print(
-        f"\n{benchmark.name}: {info['milliseconds']} ms, {info['gb_per_s']} GB/s; copy {copied * 1e3:.3f} ms; share",
-        end=" ",
-    )
-    print(f"{info['share_of_copy_in_bytes']:.2f} in bytes, {info['share_of_copy_in_values']:.2f} in values")
 
 
 def in_eager(work: Callable[[], object]) -> Callable[[], object]:
@@ -115,7 +62,7 @@ def repeats_for(how: str) -> int:
 def bench_copy(benchmark):
     target = torch.empty_like(values())
     assert torch.equal(target.copy_(values()), values())
-    measure(benchmark, lambda: target.copy_(values()), 8 * N)
+    measure(benchmark, lambda: target.copy_(values()), N, 8 * N)
 
 
 # The codec and its definition.
@@ -134,7 +81,7 @@ def bench_compress(benchmark, codec, how, residual):
         "codec": lambda: codec.compress(values(), lost),
         "eager definition": in_eager(lambda: blockwise.compress(format, values(), codec.block, lost)),
     }[how]
-    measure(benchmark, work, 4 * N + packed.shape[1] + 4 * N * residual, repeats_for(how))
+    measure(benchmark, work, N, 4 * N + packed.shape[1] + 4 * N * residual, repeats_for(how))
 
 
 @every
@@ -148,7 +95,7 @@ def bench_decompress(benchmark, codec, how):
         "codec": lambda: codec.decompress(packed, N, out=out),
         "eager definition": in_eager(lambda: blockwise.decompress_(format, out, packed, codec.block)),
     }[how]
-    measure(benchmark, work, packed.shape[1] + 4 * N, repeats_for(how))
+    measure(benchmark, work, N, packed.shape[1] + 4 * N, repeats_for(how))
 
 
 @every
@@ -162,7 +109,7 @@ def bench_add(benchmark, codec, how):
         "codec": lambda: codec.add_(out, packed, weights),
         "eager definition": in_eager(lambda: blockwise.add_(format, out, packed, weights, codec.block)),
     }[how]
-    measure(benchmark, work, 2 * packed.shape[1] + 8 * N, repeats_for(how))
+    measure(benchmark, work, N, 2 * packed.shape[1] + 8 * N, repeats_for(how))
 
 
 @every
@@ -175,7 +122,7 @@ def bench_reduce(benchmark, codec, how):
         "codec": lambda: codec.reduce(packed, N),
         "eager definition": in_eager(lambda: blockwise.reduce(format, packed, N, codec.block)),
     }[how]
-    measure(benchmark, work, (ROWS + 1) * packed.shape[1], repeats_for(how))
+    measure(benchmark, work, N, (ROWS + 1) * packed.shape[1], repeats_for(how))
 
 
 # What others make of the same values.
@@ -206,7 +153,7 @@ def bench_compress_by_torch_compile(benchmark, codec):
     work()
     # Inductor fuses products with sums and divides in its own way: its codes may be one off.
     assert (codec.decompress(packed, N) - values()).abs().max() <= 2 * values().abs().max()
-    measure(benchmark, work, 4 * N + packed.shape[1])
+    measure(benchmark, work, N, 4 * N + packed.shape[1])
 
 
 @pytest.mark.skipif(not GPU, reason="on a CPU the codec is what torch.compile makes of its definition")
@@ -218,7 +165,7 @@ def bench_decompress_by_torch_compile(benchmark, codec):
     work = functools.partial(torch.compile(blockwise.unpack_), out, codes, headers, codec.operators.format)
     work()
     torch.testing.assert_close(out.view(1, N), codec.decompress(packed, N))
-    measure(benchmark, work, packed.shape[1] + 4 * N)
+    measure(benchmark, work, N, packed.shape[1] + 4 * N)
 
 
 @pytest.mark.parametrize("bits", [8, 4])
@@ -232,7 +179,7 @@ def bench_compress_by_bitsandbytes(benchmark, bits):
         work = functools.partial(theirs.quantize_4bit, x, blocksize=block, quant_type="nf4")
         back = theirs.dequantize_4bit(*work())
     assert (back.view(-1) - x).norm() <= (0.02 if bits == 8 else 0.2) * x.norm()
-    measure(benchmark, work, 4 * N + N * bits // 8 + 4 * N // block)
+    measure(benchmark, work, N, 4 * N + N * bits // 8 + 4 * N // block)
 
 
 def bench_compress_by_torchao(benchmark):
@@ -246,4 +193,4 @@ def bench_compress_by_torchao(benchmark):
     codes, scale, zero = work()
     back = theirs.dequantize_affine(codes, block, scale, zero, torch.uint8)
     assert (back - x).norm() <= 0.02 * x.norm()
-    measure(benchmark, work, 5 * N + 8 * N // 512)
+    measure(benchmark, work, N, 5 * N + 8 * N // 512)

@@ -5,21 +5,12 @@ definition as it is written, which on a CPU is what runs, and what `torch.compil
 """
 
 import pytest
-import torch
 
 from bench.measuring import GPU, measure
 from bench.operations import Ready, land, mix
 
 N = (64 if GPU else 10) << 20
 pytestmark = pytest.mark.filterwarnings("ignore")  # torch's own, while it compiles
-
-
-@pytest.fixture(scope="module", autouse=True)
-def one_thread():
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 def bench(benchmark, ready: Ready, how: str) -> None:

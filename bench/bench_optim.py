@@ -57,7 +57,6 @@ def interleaved(steps, device):
 )
 def bench_step(benchmark, kind, size, device):
     """1,000 tensors of `size` values: torch's loop, foreach and fused code, each as it is and after `fuse`."""
-    torch.set_num_threads(1)
     steps, weights = {}, {}
     for code, options in CODE.items():
         if code == "fused" and kind not in HAVE_FUSED:
@@ -89,7 +88,6 @@ def bench_step(benchmark, kind, size, device):
 @pytest.mark.parametrize("where", ["anywhere", "in a bucket"])
 def bench_gradients(benchmark, where, absent, device):
     """AdamW, 1,000 tensors of 1,000 values, gradients anywhere or in a bucket, at each step without others."""
-    torch.set_num_threads(1)
     steps, optimizers = {}, {}
     for name, prepare in {"torch": lambda optimizer: optimizer, "bk.optim.fuse": fuse}.items():
         params = parameters([1000] * TENSORS, device)
@@ -126,7 +124,6 @@ def losing(step, params, absent):
 
 def bench_fuse(benchmark):
     """What looking at an optimizer costs: `fuse` itself, with 1 and with 50 groups."""
-    torch.set_num_threads(1)
     for n in (1, 50):
         params = parameters([10] * 100, "cpu")
         grouped = [{"params": params[i::n]} for i in range(n)]

@@ -19,32 +19,11 @@ from torch import Tensor, nn
 from baguakit.compressors import MinMaxUInt8
 from baguakit.kernels import steps_ops
 from baguakit.primitives import Fixed, adamw_step_, gradient_norm
+from bench.measuring import DEVICE, GPU, seconds
 
-GPU = torch.cuda.is_available()
-DEVICE = "cuda" if GPU else "cpu"
 N = 512 << 20 if GPU else 1 << 20
 MANY = [10_000] * 1000 if GPU else [1000] * 1000
 RATE = 1e-3
-
-
-def seconds(work: Callable[[], object], repeats: int = 15) -> float:
-    """The median time of one call: by CUDA events on a GPU, by the clock elsewhere."""
-    for _ in range(3):
-        work()
-    taken = []
-    for _ in range(repeats):
-        if GPU:
-            begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-            begin.record()
-            work()
-            end.record()
-            end.synchronize()
-            taken.append(begin.elapsed_time(end) / 1e3)
-        else:
-            begin_at = time.perf_counter()
-            work()
-            taken.append(time.perf_counter() - begin_at)
-    return statistics.median(taken)
 
 
 def host_seconds(work: Callable[[], object], repeats: int = 50) -> float:
@@ -127,12 +106,9 @@ def report(benchmark, work: Callable[[], object], values: int, bytes_a_value: fl
 
 
 @pytest.fixture(autouse=True)
-def one_thread():
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
+def checked():
     check()
     yield
-    torch.set_num_threads(before)
     steps_ops.PLANS.latest.clear()
 
 

@@ -6,21 +6,12 @@ under `torch.compile`, and with `torch.sort`. `bytes` is what must be moved: a r
 """
 
 import pytest
-import torch
 
 from bench.measuring import GPU, measure
 from bench.operations import top_k
 
 N = (64 if GPU else 10) << 20
 pytestmark = pytest.mark.filterwarnings("ignore")  # torch's own, while it compiles
-
-
-@pytest.fixture(scope="module", autouse=True)
-def one_thread():
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 @pytest.mark.parametrize("residual", [False, True], ids=["", "residual"])

@@ -109,7 +109,7 @@ def room_for(out: Tensor | None, packed: Tensor, n: int, dtype: torch.dtype) -> 
     return out.detach()
 
 
-def sum_into(out: Tensor, packed: Tensor | None = None) -> Tensor:
+def sum_into(out: Tensor, packed: Tensor) -> Tensor:
     """The row to which packed rows are added."""
     check_dtype(out.dtype)
     if out.dim() != 1 or not out.is_contiguous():
@@ -126,7 +126,7 @@ def weights_of(weights: Sequence[float] | Tensor, packed: Tensor) -> Tensor:
     return weights
 
 
-def residual_of(residual: Tensor | None, shape: Sequence[int], beside: Tensor | None = None) -> Tensor | None:
+def residual_of(residual: Tensor | None, shape: Sequence[int], beside: Tensor) -> Tensor | None:
     """The residual, of the shape wanted and on the device of the tensor it belongs to; None if there is none."""
     if residual is None:
         return None
@@ -140,9 +140,9 @@ def residual_of(residual: Tensor | None, shape: Sequence[int], beside: Tensor | 
     return residual.detach()
 
 
-def check_device(name: str, x: Tensor, beside: Tensor | None) -> None:
+def check_device(name: str, x: Tensor, beside: Tensor) -> None:
     """Raise a ValueError if two tensors are on different devices."""
-    if beside is not None and x.device != beside.device:
+    if x.device != beside.device:
         raise ValueError(f"{name} is on {x.device} and what it belongs to on {beside.device}; move one to the other")
 
 

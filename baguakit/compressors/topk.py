@@ -40,7 +40,7 @@ class TopK(Compressor):
         x = values_of(x)
         if x.shape[1] > torch.iinfo(torch.int32).max:
             raise ValueError(f"TopK counts places in 32 bits, and a row of {x.shape[1]} values is longer; cut it up")
-        packed: Tensor = topk_ops.compress(x, self.kept(x.shape[1]), residual_of(residual, x.shape))
+        packed: Tensor = topk_ops.compress(x, self.kept(x.shape[1]), residual_of(residual, x.shape, x))
         return packed
 
     @torch.no_grad()
@@ -54,7 +54,7 @@ class TopK(Compressor):
 
     @torch.no_grad()
     def add_(self, out: Tensor, packed: Tensor, weights: Sequence[float] | Tensor) -> Tensor:
-        packed = packed_of(packed, self, sum_into(out).numel())
+        packed = packed_of(packed, self, sum_into(out, packed).numel())
         wide = torch.promote_types(out.dtype, torch.float32)
         total = out.to(wide)
         for values, index, weight in zip(*self._parts(packed, out.numel()), weights_of(weights, packed), strict=True):

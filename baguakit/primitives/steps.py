@@ -31,10 +31,11 @@ from torch import Tensor
 
 from ..compressors import MinMaxUInt8
 from ..kernels import steps_ops
-from ..kernels.steps import SGD, Adam, Conditions, Lion, Operands, Rule
-from ..kernels.steps_check import check_conditions, check_gradients, check_number, check_operands
+from ..kernels.steps import SGD, Adam, Conditions, Lion
+from ..kernels.steps_check import check_gradients, check_number
 from ..kernels.steps_table import Role, listed
-from .steps_arguments import Number, Packed, Tensors, check_count, packed_row, role_of
+from .stepping import step_
+from .steps_arguments import Number, Tensors, check_count, role_of
 
 
 @torch.no_grad()
@@ -70,7 +71,7 @@ def sgd_step_(
         raise ValueError(f"dampening={dampening} is left out at the first step; say how many went before with step=")
     states = {} if momentum_buffer is None else {"momentum_buffer": momentum_buffer}
     conditions = Conditions(lr, 1 if step is None else step, grad_scale, clip, found_inf, key)
-    _step(rule, p, g, states, master, conditions)
+    step_(rule, p, g, states, master, conditions)
 
 
 @torch.no_grad()
@@ -98,7 +99,7 @@ def adam_step_(
     """
     check_count(step, found_inf)
     conditions = Conditions(lr, step, grad_scale, clip, found_inf, key)
-    _step(Adam(*betas, eps, weight_decay), p, g, {"m": m, "v": v}, master, conditions)
+    step_(Adam(*betas, eps, weight_decay), p, g, {"m": m, "v": v}, master, conditions)
 
 
 @torch.no_grad()
@@ -126,7 +127,7 @@ def adamw_step_(
     conditions = Conditions(lr, step, grad_scale, clip, found_inf, key)
     if (g is None) == (packed is None):
         raise ValueError("give gradients, or packed= with None in their place: one of the two")
-    _step(rule, p, g, {"m": m, "v": v}, master, conditions, packed_row(packed, compressor, p))
+    step_(rule, p, g, {"m": m, "v": v}, master, conditions, packed, compressor)
 
 
 @torch.no_grad()
@@ -153,7 +154,7 @@ def lion_step_(
     """
     check_count(step, found_inf)
     conditions = Conditions(lr, 1 if step is None else step, grad_scale, clip, found_inf, key)
-    _step(Lion(*betas, weight_decay), p, g, {"m": m}, master, conditions)
+    step_(Lion(*betas, weight_decay), p, g, {"m": m}, master, conditions)
 
 
 @torch.no_grad()
@@ -167,7 +168,13 @@ def gradient_norm(grads: Tensors, found_inf: Tensor | None = None) -> Tensor:
         found_inf: a floating tensor with one value, on their device; overwritten by 1 if the norm is not finite, by 0
             if it is.
     """
-    role = role_of(grads)
+    if torch.compiler.is_compiling():
+        norm: Tensor = _norm(list(listed(role_of(grads))), found_inf)
+        return norm
+    return _gradient_norm(role_of(grads), found_inf)
+
+
+def _gradient_norm(role: Role, found_inf: Tensor | None) -> Tensor:
     tensors = listed(role)
     if not tensors:
         raise ValueError("there are no gradients to take a norm of")
@@ -187,27 +194,11 @@ def gradient_norm(grads: Tensors, found_inf: Tensor | None = None) -> Tensor:
     return norm
 
 
-def _step(
-    rule: Rule, p: Tensors, g: Tensors | None, states: dict[str, Tensors],
-    master: Tensors | Sequence[Tensor | None] | None, conditions: Conditions, packed: Packed | None = None,
-) -> None:  # fmt: skip
-    weights = role_of(p)
-    if not len(weights):
-        return
-    device = listed(weights)[0].device
-    check_conditions(rule, conditions, device)
-    if packed is not None and device.type != "cuda":
-        g, packed = packed.unpacked(), None
-    roles: dict[str, Role] = {"p": weights, "g": role_of([packed.row] if packed else g)}
-    roles |= {name: role_of(state) for name, state in zip("uv", states.values(), strict=False)}
-    if master is not None:
-        roles["master"] = role_of(master)
+@torch.library.custom_op("baguakit::gradient_norm", mutates_args={"found_inf"})
+def _norm(grads: Sequence[Tensor], found_inf: Tensor | None) -> Tensor:
+    return _gradient_norm(grads, found_inf)
 
-    def check() -> Operands:
-        lists = {name: listed(role) for name, role in roles.items()}
-        remembered = tuple(lists[name] for name in "uv"[: len(states)])
-        operands = Operands(lists["p"], lists["g"], remembered, lists.get("master", ()))
-        check_operands(operands, list(states), conditions.key is not None, packed is not None)
-        return operands
 
-    steps_ops.step_(rule, roles, conditions, packed.block if packed else None, check)
+@_norm.register_fake
+def _(grads: Sequence[Tensor], found_inf: Tensor | None) -> Tensor:
+    return grads[0].new_empty((), dtype=torch.float32)
