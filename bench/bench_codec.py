@@ -1,6 +1,6 @@
 """How fast are the wire formats, beside a copy of the same values? `pytest bench/bench_codec.py --benchmark-only`
 
-Every result is checked before it is timed. A GPU takes 64 Mi values, a CPU 10 Mi on one thread. `extra_info` holds the
+Every result is checked before it is timed. A GPU takes 64 Mi values, a CPU 16 Mi on one thread. `extra_info` holds the
 bytes that an operation must read and write, its GB/s, and the share it reaches of the speed of the copy, timed in the
 same run: in bytes (of the copy's GB/s), and in values (the time to copy the fp32 values over the time taken).
 
@@ -21,7 +21,7 @@ from baguakit.kernels._blocks import join
 from baguakit.kernels._format import Format
 from bench.measuring import DEVICE, GPU, measure
 
-N = (64 if GPU else 10) << 20
+N = (64 if GPU else 16) << 20
 ROWS = 8  # virtual ranks
 FORMATS = (MinMaxUInt8(), UInt4(), Float8(), Sign())
 

@@ -1,6 +1,6 @@
 """How fast are mixing and landing, beside a copy of the same values? `pytest bench/bench_mixing.py --benchmark-only`
 
-Every result is checked before it is timed. A GPU takes 64 Mi values, a CPU 10 Mi on one thread. The peers are the
+Every result is checked before it is timed. A GPU takes 64 Mi values, a CPU 16 Mi on one thread. The peers are the
 definition as it is written, which on a CPU is what runs, and what `torch.compile` makes of it.
 """
 
@@ -9,7 +9,7 @@ import pytest
 from bench.measuring import GPU, measure
 from bench.operations import Ready, land, mix
 
-N = (64 if GPU else 10) << 20
+N = (64 if GPU else 16) << 20
 pytestmark = pytest.mark.filterwarnings("ignore")  # torch's own, while it compiles
 
 

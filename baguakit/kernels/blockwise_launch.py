@@ -12,7 +12,8 @@ from torch import Tensor
 
 from ._format import Format
 from ._noise_triton import signed_words
-from .blockwise_triton import INTERPRETED, add_kernel, compress_kernel, decompress_kernel, reduce_kernel
+from ._rounding_triton import INTERPRETED
+from .blockwise_triton import add_kernel, compress_kernel, decompress_kernel, reduce_kernel
 
 # Values of a tile; a warp takes WARP of it, so that each thread has eight 16-byte loads of fp32 in flight. What looks
 # for the range of a block keeps blocks of up to 1024 within one warp, which then waits for no other; what only

@@ -19,9 +19,7 @@ import triton  # type: ignore[import-untyped]
 import triton.language as tl  # type: ignore[import-untyped]
 
 from ._noise_triton import uniform
-
-INTERPRETED = tl.constexpr(triton.knobs.runtime.interpret)
-
+from ._rounding_triton import rounded
 
 # Codes in bytes, as `join` and `split` of `_blocks.py`.
 
@@ -82,11 +80,7 @@ def load(ptr, inside, MASKED: tl.constexpr):
 
 @triton.jit
 def store(ptr, value, inside, MASKED: tl.constexpr):
-    if INTERPRETED and ptr.dtype.element_ty == tl.bfloat16:  # the interpreter cuts bits off; a GPU rounds, as here
-        bits = value.to(tl.uint32, bitcast=True)
-        rounded = (bits + 0x7FFF + ((bits >> 16) & 1)) >> 16
-        value = tl.where(value == value, rounded, 0x7FC0).to(tl.uint16).to(tl.bfloat16, bitcast=True)
-    tl.store(ptr, value.to(ptr.dtype.element_ty), inside if MASKED else None)
+    tl.store(ptr, rounded(value, ptr.dtype.element_ty), inside if MASKED else None)
 
 
 @triton.jit

@@ -16,9 +16,9 @@ import triton  # type: ignore[import-untyped]
 import triton.language as tl  # type: ignore[import-untyped]
 from torch import Tensor
 
+from ._rounding_triton import rounded
 from .mixing import WIDE
 
-INTERPRETED = tl.constexpr(triton.knobs.runtime.interpret)
 TILE = 2048  # values
 WARPS = 4  # with 16 values a thread: of each tensor four 16-byte loads in flight in fp32
 MOST = 8  # tensors mixed in by one launch
@@ -30,16 +30,6 @@ MOST = 8  # tensors mixed in by one launch
 @triton.jit
 def wide(x):
     return x if x.dtype == tl.float64 else x.to(tl.float32)
-
-
-@triton.jit
-def rounded(x, dtype: tl.constexpr):
-    if INTERPRETED and dtype == tl.bfloat16:  # the interpreter cuts bits off; a GPU rounds, as here
-        bits = x.to(tl.uint32, bitcast=True)
-        near = (bits + 0x7FFF + ((bits >> 16) & 1)) >> 16
-        return tl.where(x == x, near, 0x7FC0).to(tl.uint16).to(tl.bfloat16, bitcast=True)
-    else:
-        return x.to(dtype)
 
 
 @triton.jit

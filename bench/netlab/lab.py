@@ -15,7 +15,7 @@ from . import owners
 from .commands import batch, run
 from .counters import Counters, of_namespace
 from .pacing import Pacer, residents
-from .ranks import Ended, Ranks, say
+from .ranks import Hosts, Ranks, say
 from .rates import bytes_per_second
 from .wires import LINK, Wires, build, has_netem, host_name, shape
 
@@ -44,7 +44,7 @@ def obstacle() -> str | None:
     return None
 
 
-class Lab:
+class Lab(Hosts):
     """Hosts whose links are shaped; see the figure in `bench.netlab`. A context manager.
 
     Args:
@@ -121,32 +121,12 @@ class Lab:
             ranks.stop()
         self._running.clear()
 
-    # Running commands
+    # Running commands, with `run` of `Hosts`
 
     @property
     def hosts(self) -> int:
         """How many hosts there are."""
         return self.wires.hosts
-
-    def run(
-        self,
-        command: Sequence[str] | Callable[[int], Sequence[str]],
-        *,
-        env: Mapping[str, str] | None = None,
-        timeout: float | None = None,
-        keep_going: bool = False,
-        echo: TextIO | None = None,
-    ) -> Ended:
-        """Run a command on every host and wait for it; when it fails on one, the others are stopped.
-
-        Args:
-            command: the words of a command, or a function from the host's number to them.
-            env: set beside RANK, WORLD_SIZE and so on.
-            timeout: seconds after which all are stopped, with status 124; None: never.
-            keep_going: leave the others alone when one fails.
-            echo: where to write what is printed, as it comes, each line with its host: `sys.stdout`, or None.
-        """
-        return self.start(command, env=env, echo=echo).wait(timeout, keep_going)
 
     def start(
         self,

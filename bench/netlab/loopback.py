@@ -6,11 +6,11 @@ from types import TracebackType
 from typing import TextIO
 
 from .counters import Counters, of_interface
-from .ranks import Ended, Ranks
+from .ranks import Hosts, Ranks
 
 
-class Loopback:
-    """As many ranks on this machine as it stands. `run` is that of `Lab`; nothing can be shaped."""
+class Loopback(Hosts):
+    """As many ranks on this machine as it stands. Nothing can be shaped."""
 
     def __init__(self, hosts: int) -> None:
         if not isinstance(hosts, int) or hosts < 1:
@@ -24,18 +24,6 @@ class Loopback:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         pass
-
-    def run(
-        self,
-        command: Sequence[str] | Callable[[int], Sequence[str]],
-        *,
-        env: Mapping[str, str] | None = None,
-        timeout: float | None = None,
-        keep_going: bool = False,
-        echo: TextIO | None = None,
-    ) -> Ended:
-        """Run a command as every rank; see `Lab.run`."""
-        return self.start(command, env=env, echo=echo).wait(timeout, keep_going)
 
     def start(
         self,

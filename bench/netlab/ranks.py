@@ -7,7 +7,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TextIO
 
@@ -102,6 +102,40 @@ class Ranks:
                 if self._echo is not None:
                     with self._lock:
                         print(f"[{host}]", line.removesuffix("\n"), file=self._echo, flush=True)
+
+
+class Hosts:
+    """What can start a command on every host, and so can run one."""
+
+    def start(
+        self,
+        command: Sequence[str] | Callable[[int], Sequence[str]],
+        *,
+        env: Mapping[str, str] | None = None,
+        echo: TextIO | None = None,
+    ) -> Ranks:
+        """Start a command on every host; `.wait()` for it."""
+        raise NotImplementedError
+
+    def run(
+        self,
+        command: Sequence[str] | Callable[[int], Sequence[str]],
+        *,
+        env: Mapping[str, str] | None = None,
+        timeout: float | None = None,
+        keep_going: bool = False,
+        echo: TextIO | None = None,
+    ) -> Ended:
+        """Run a command on every host and wait for it; when it fails on one, the others are stopped.
+
+        Args:
+            command: the words of a command, or a function from the host's number to them.
+            env: set beside RANK, WORLD_SIZE and so on.
+            timeout: seconds after which all are stopped, with status 124; None: never.
+            keep_going: leave the others alone when one fails.
+            echo: where to write what is printed, as it comes, each line with its host: `sys.stdout`, or None.
+        """
+        return self.start(command, env=env, echo=echo).wait(timeout, keep_going)
 
 
 def _start(command: Sequence[str], environment: Mapping[str, str]) -> "subprocess.Popen[str]":
