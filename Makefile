@@ -5,7 +5,7 @@ PYTHON ?= python3
 export PYTHON
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-all check bench setup clean
+.PHONY: help demo test test-all check bench docs setup clean
 
 help:
 	@echo "make demo      train on handwritten digits with every algorithm, four ranks on this machine"
@@ -13,6 +13,7 @@ help:
 	@echo "make test-all  the slow ones too"
 	@echo "make check     format, lint and types"
 	@echo "make bench     the benchmarks"
+	@echo "make docs      the documentation, in docs/_build/html"
 	@echo "make clean     remove .venv and everything else that git ignores"
 
 demo: setup
@@ -30,9 +31,12 @@ check: setup
 bench: setup
 	@scripts/test --benchmark $(ARGS)
 
+docs: setup
+	@scripts/docs
+
 setup:
 	@scripts/setup
 
 clean:
-	rm -rf .venv .benchmarks .hypothesis .mypy_cache .pytest_cache .ruff_cache build dist baguakit.egg-info
+	rm -rf .venv .benchmarks .hypothesis .mypy_cache .pytest_cache .ruff_cache build dist baguakit.egg-info docs/_build
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,0 +1,52 @@
+"""How the documentation is made: `make docs`. Everything is read offline: no CDN, no foreign inventories."""
+
+import sys
+from importlib.metadata import version as installed
+from pathlib import Path
+
+HERE = Path(__file__).parent
+sys.path.insert(0, str(HERE))
+
+project = "baguakit"
+author = copyright = "the baguakit authors"
+version = release = installed("baguakit")
+
+extensions = [
+    "sphinx.ext.autodoc",
+    "sphinx.ext.napoleon",
+    "sphinx.ext.viewcode",
+    "sphinx_copybutton",
+    "sphinx-mathjax-offline",
+    "myst_nb",
+    "docstrings",  # beside this file: the house's docstrings as reStructuredText
+    "pages",  # likewise: README and others as they stand
+]
+html_theme = "furo"
+html_title = f"baguakit {release}"
+html_theme_options = {"navigation_with_keys": True}
+html_show_sphinx = False
+exclude_patterns = ["_build", "notebooks/.ipynb_checkpoints"]
+
+# Notebooks are shown with the outputs they were committed with: tests run them.
+nb_execution_mode = "off"
+nb_merge_streams = True
+myst_enable_extensions = ["dollarmath", "colon_fence"]
+myst_heading_anchors = 3
+copybutton_exclude = ".linenos, .gp, .go"
+
+autodoc_member_order = "bysource"
+autodoc_typehints = "signature"
+autodoc_typehints_format = "short"
+autodoc_preserve_defaults = True
+autodoc_default_options = {"members": True, "exclude-members": "operators"}
+napoleon_google_docstring, napoleon_numpy_docstring = True, False
+napoleon_use_rtype = napoleon_use_ivar = False
+python_maximum_signature_line_length = 88
+add_module_names = False
+toc_object_entries_show_parents = "hide"
+
+# Every name that a page mentions has to be found, but for those that live elsewhere and what only signatures know.
+nitpicky = True
+ELSEWHERE = r"(torch|numpy|np|nn|dist|collections|matplotlib|networkx|lightning|datetime|os|pathlib|contextlib|abc)\b.*"
+INSIDE = r"baguakit\.(comm\.flows\.Flows|primitives\.flights\.Stage|interop\.handle\.Scheme|attach\.timeline\.\w*Span)"
+nitpick_ignore_regex = [("py:.*", ELSEWHERE), ("py:.*", INSIDE), ("py:.*", r"Figure|dict\[str|tuple\[~typing\.Any")]
