@@ -1,4 +1,4 @@
-"""Who takes part: algorithms of this package, and torch's own DDP with its hooks."""
+"""Who takes part: algorithms of this package, torch's own DDP with its hooks, and hivemind where it is installed."""
 
 import contextlib
 from collections.abc import Callable, Iterator
@@ -15,7 +15,7 @@ import baguakit as bk
 from baguakit.compressors import BFloat16, MinMaxUInt8, TopK
 from baguakit.topology import OnePeerExact, Ring
 
-from . import formulas
+from . import formulas, hivemind_peer
 from .formulas import Shapes
 
 RANK, RATIO, LOCAL, OUTER = 4, 0.01, 8, 10
@@ -29,8 +29,9 @@ class Contender:
     Attributes:
         name: as it stands in tables.
         sends: bytes for a step, of shapes and the number of hosts; None where there is no telling.
-        algorithm: for `bk.attach`; None for torch's DDP.
+        algorithm: for `bk.attach`; None for torch's DDP and hivemind.
         hook: of DDP; see `HOOKS`.
+        hivemind: its averager, once in every `period` steps.
         lr, momentum: of the optimizer, the same for all that average gradients.
         period: a step is the mean over so many, since not all are alike.
     """
@@ -39,6 +40,7 @@ class Contender:
     sends: Callable[[Shapes, int], float] | None
     algorithm: bk.rules.Algorithm | None = None
     hook: str | None = None
+    hivemind: bool = False
     lr: float = 0.02
     momentum: float = 0.9
     period: int = 1
@@ -46,7 +48,10 @@ class Contender:
     @contextlib.contextmanager
     def train(self, model: nn.Module, optimizer: Any) -> Iterator[tuple[nn.Module, Any]]:
         """Let it work on a model: what to call for the forward pass, and the attachment if there is one."""
-        if self.algorithm is None:
+        if self.hivemind:
+            with hivemind_peer.averaging(model, optimizer, self.period):
+                yield model, None
+        elif self.algorithm is None:
             wrapped = DistributedDataParallel(model)
             HOOKS[self.hook or "none"](wrapped)
             yield wrapped, None
@@ -105,6 +110,8 @@ CONTENDERS = (
     Contender("diloco", lambda s, n: formulas.all_reduce(s, n) / OUTER, a.diloco(every=OUTER), period=OUTER),
     Contender("async_model_average", None, a.async_model_average()),
 )
+if hivemind_peer.INSTALLED:
+    CONTENDERS += (Contender("hivemind", lambda s, n: formulas.all_reduce(s, n) / LOCAL, hivemind=True, period=LOCAL),)
 
 
 def contender(name: str) -> Contender:
