@@ -2,6 +2,7 @@
 
 from datetime import timedelta
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 import torch.distributed as dist
@@ -9,6 +10,8 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.distributed_c10d import PrefixStore
 
 INTER, INTRA = "inter", "intra"
+
+_connections: WeakKeyDictionary[Any, Any] = WeakKeyDictionary()  # by group
 
 
 def check_device(group: Any, device: torch.device) -> None:
@@ -30,10 +33,14 @@ def check_device(group: Any, device: torch.device) -> None:
 def store_of(group: Any, name: str) -> Any:
     """A part, named by its users, of the key-value store through which the ranks of a group found each other.
 
-    It has a connection of its own where the store can be cloned, so that its calls never wait behind somebody else's.
+    Its users never wait in a call, and so share a connection, which is the group's second: somebody who waits on the
+    first, for a key that is not there yet, holds nobody up. It is made once, since TCPStore looks up the name of
+    whoever connects, and where a name server is slow that takes seconds for which all its clients stand still.
     """
-    store = group.get_group_store()
-    return PrefixStore(f"baguakit/{name}", store.clone() if hasattr(store, "clone") else store)
+    if group not in _connections:
+        store = group.get_group_store()
+        _connections[group] = store.clone() if hasattr(store, "clone") else store
+    return PrefixStore(f"baguakit/{name}", _connections[group])
 
 
 def own_group(like: Any, store: Any, name: str, timeout: timedelta, device: torch.device) -> Any:
