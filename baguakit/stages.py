@@ -23,19 +23,20 @@ from .primitives import compressed_mean_, mean_, neighbor_mean_, sparse_mean_
 from .topology import Topology
 
 State = dict[str, Any]
-Carry = Literal["keep", "mean", "zero"]
+Carry = Literal["keep", "mean", "zero", "anew"]
 
 
 @dataclass(frozen=True)
 class Stage:
-    """One thing that happens to a flat tensor of a bucket.
+    """One thing that happens to a flat tensor of a bucket. What the rest of the package must know, classes declare.
 
-    Class attributes declare what the rest of the package must know:
+    Attributes:
         lossy: the call takes `residual=`, an fp32 tensor as long as `x`, and writes there what it lost.
         agrees: all ranks end with the same bits, whatever they began with.
         elementwise: the entries of the state that are as long as the bucket, and what becomes of each when the number
-            of ranks changes: "keep" this rank's, the "mean" of all ranks', or "zero". Entries that are not named are
-            made anew when the buckets or the ranks change.
+            of ranks changes: "keep" this rank's, the "mean" of all ranks', "zero", or "anew": `init` makes the state
+            again from the weights as they are. Entries that are not named are made anew when the buckets or the ranks
+            change.
         follows: the entries of the state that are copies of the weights, and so follow an outside load of the model.
         needs_shapes: it works on the parameters' shapes, and cannot be given a shard.
         shards: what it gives to the stages that it holds are shards of the bucket.

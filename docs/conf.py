@@ -1,11 +1,18 @@
 """How the documentation is made: `make docs`. Everything is read offline: no CDN, no foreign inventories."""
 
+import shutil
 import sys
 from importlib.metadata import version as installed
 from pathlib import Path
 
 HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE))
+
+# Notebooks belong to no documentation, and Sphinx follows no links out of its folder: it is given copies.
+shutil.rmtree(HERE / "notebooks", ignore_errors=True)
+(HERE / "notebooks").mkdir()
+for path in sorted((HERE.parent / "notebooks").glob("*.ipynb")):
+    shutil.copy(path, HERE / "notebooks")
 
 project = "baguakit"
 author = copyright = "the baguakit authors"
@@ -48,5 +55,6 @@ toc_object_entries_show_parents = "hide"
 # Every name that a page mentions has to be found, but for those that live elsewhere and what only signatures know.
 nitpicky = True
 ELSEWHERE = r"(torch|numpy|np|nn|dist|collections|matplotlib|networkx|lightning|datetime|os|pathlib|contextlib|abc)\b.*"
-INSIDE = r"baguakit\.(comm\.flows\.Flows|primitives\.flights\.Stage|interop\.handle\.Scheme|attach\.timeline\.\w*Span)"
+INSIDE = r"baguakit\.(comm\.flows\.Flows|primitives\.flights\.Stage|interop\.handle\.Scheme|attach\.timeline\.\w*Span"
+INSIDE += r"|ranks\.serving\.T|tune\.tuner\.(Attached|Trial)|algorithms\.low_precision\.Gossip)"
 nitpick_ignore_regex = [("py:.*", ELSEWHERE), ("py:.*", INSIDE), ("py:.*", r"Figure|dict\[str|tuple\[~typing\.Any")]

@@ -27,6 +27,8 @@ def shown(name: str) -> str:
         target = (file.parent / link[2]).resolve()
         if not target.exists():
             raise FileNotFoundError(f"{SHOWN[name]} links to {link[2]}, which is not there")
+        if target.is_dir():
+            return link[1][1:-1]  # words alone: there is no page of a folder
         if HERE in target.parents and target.suffix == ".md":
             return f"{link[1]}({target.relative_to(HERE)})"
         return f"{link[1]}({pages[target]}.md)" if target in pages else f"{link[1]}({os.path.relpath(target, HERE)})"

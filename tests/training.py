@@ -78,3 +78,59 @@ def simulate(n: int, exchange: Callable[[int, Tensor, Tensor], Tensor], steps: i
         d = momentum * d + g
         x = exchange(step, x, 0.05 * d)
     return x
+
+
+def mean_loop(
+    n: int,
+    backward: Callable[[nn.Module, int, int], Any],
+    steps: int = 4,
+    model: Callable[[], nn.Module] = net,
+    optimizer: Callable[[nn.Module], torch.optim.Optimizer] = lambda model: sgd(model.parameters()),
+    prepare: Callable[[nn.Module, torch.optim.Optimizer], Any] = lambda model, optimizer: None,
+) -> nn.Module:
+    """n ranks in one process: gradients averaged by hand. `backward(model, rank, step)`, `prepare` before each step."""
+    models = [model() for _ in range(n)]
+    optimizers = [optimizer(m) for m in models]
+    for step in range(steps):
+        for rank, (m, o) in enumerate(zip(models, optimizers, strict=True)):
+            o.zero_grad()
+            backward(m, rank, step)
+        for ps in zip(*(m.parameters() for m in models), strict=True):
+            if any(p.grad is not None for p in ps):
+                g = sum(p.grad if p.grad is not None else torch.zeros_like(p) for p in ps) / n
+                for p in ps:
+                    p.grad = g.clone()
+        for m, o in zip(models, optimizers, strict=True):
+            prepare(m, o)
+            o.step()
+    return models[0]
+
+
+def attached(
+    backward: Callable[[nn.Module, int, int], Any],
+    steps: int = 4,
+    model: Callable[[], nn.Module] = net,
+    algorithm: Any = None,
+    optimizer: Callable[[nn.Module], torch.optim.Optimizer] = lambda model: sgd(model.parameters()),
+    prepare: Callable[[nn.Module, torch.optim.Optimizer], Any] = lambda model, optimizer: None,
+    **options: Any,
+) -> Tensor:
+    """The same on this rank, the algorithm (all-reduce by default) doing the averaging."""
+    import torch.distributed as dist
+
+    import baguakit as bk
+
+    m = model()
+    o = optimizer(m)
+    with bk.attach(m, o, (algorithm or bk.algorithms.gradient_allreduce()), **options):
+        for step in range(steps):
+            o.zero_grad()
+            backward(m, dist.get_rank(), step)
+            prepare(m, o)
+            o.step()
+    return flat(m)
+
+
+def close(a: Tensor, b: Tensor) -> None:
+    """Raise unless two runs agree but for the order of their sums."""
+    torch.testing.assert_close(a, b, rtol=0, atol=1e-6)

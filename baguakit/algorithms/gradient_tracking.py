@@ -38,7 +38,7 @@ class TrackedGradient(Stage):
     """
 
     topology: Topology
-    elementwise: ClassVar = {"q": "keep", "g": "keep"}
+    elementwise: ClassVar = {"q": "zero", "g": "zero"}  # over other ranks Σ q would no more be Σ g
 
     def __post_init__(self) -> None:
         check_topology("TrackedGradient", self.topology)

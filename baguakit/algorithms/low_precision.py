@@ -33,7 +33,7 @@ class Gossip(Stage):
 
     topology: Topology
     compressor: Compressor = MinMaxUInt8()
-    elementwise: ClassVar = {"replica": "keep", "neighbors": "keep"}
+    elementwise: ClassVar = {"replica": "anew", "neighbors": "anew"}  # Σ over other ranks would be another sum
     follows: ClassVar[tuple[str, ...]] = ("replica", "neighbors")
 
     def __post_init__(self) -> None:
@@ -124,12 +124,15 @@ def low_precision_decentralized(
     return after_step(DifferenceCompression(topology, compressor), every=every)
 
 
-def choco(topology: Topology = Ring(), compressor: Compressor = MinMaxUInt8(), gamma: float = 0.5) -> Rule:
+def choco(
+    topology: Topology = Ring(), compressor: Compressor = MinMaxUInt8(), gamma: float = 0.5, every: int = 1
+) -> Rule:
     """Decentralized SGD with any compressor (CHOCO): what gossip moves, the mean over ranks does not notice.
 
     Args:
         topology: static, symmetric and doubly stochastic.
         compressor: however coarse; the coarser, the smaller must gamma be.
         gamma: the share of the way to the neighbours that a rank goes in each step; 1 with no compression is ATC.
+        every: exchange only after every so many steps.
     """
-    return after_step(Choco(topology, compressor, gamma=gamma))
+    return after_step(Choco(topology, compressor, gamma=gamma), every=every)

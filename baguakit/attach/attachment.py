@@ -9,11 +9,16 @@ from typing import Any
 from torch import nn
 
 from ..comm import Comm
-from ..rules import Algorithm, Rule
+from ..rules import Algorithm, Rule, whole
+from .accounts import account, gathered
+from .compression import Losses
 from .consensus import consensus_distance, merge_
 from .engine import Engine
 from .plan import Plan, make_plan
+from .recutting import flows_of, recut
 from .report import Report, make_report
+from .timeline import Timeline
+from .writing import written
 
 
 class Attachment:
@@ -59,9 +64,73 @@ class Attachment:
         return float(self._engine.together("consensus_distance()", lambda comm: consensus_distance(params, comm)))
 
     def report(self) -> Report:
-        """Bytes sent and seconds exposed, by rule and bucket, since the buckets were cut. Local; print it."""
+        """Bytes sent and seconds exposed, by rule and bucket, since the buckets were cut. Local; print it.
+
+        Waits for nothing: times are those of flights that the device is done with. `report().scalars()` is for loggers.
+        """
         engine = self._engine
-        return make_report(engine.routes, engine.tracks, engine.host, engine.clock.step - engine.since)
+        steps, seconds = engine.clock.step - engine.since, engine.log.seconds_per_step()
+        return make_report(engine.routes, engine.tracks, engine.host, steps, seconds)
+
+    def compression_error(self) -> tuple[float, ...]:
+        """What compression loses:  ε = √( Σ ‖x − Q(x)‖² / Σ ‖x‖² ), one for each of `rules`. Local.
+
+        The sums are over all x that this rank compressed in the latest flight of each bucket: the gradients or the
+        differences that the rule compresses, with what error feedback adds to them. It is measured in the flights, from
+        the first call on: that one returns NaN, as do all for a rule that compresses nothing. Measuring reads the
+        values once more in each flight, and takes an fp32 copy of them where there is no error feedback. On CUDA, a
+        call synchronises.
+        """
+        for route in self._engine.routes:
+            route.losses = Losses() if route.losses is None else route.losses
+        return tuple(route.losses.error() for route in self._engine.routes if route.losses is not None)
+
+    def log(
+        self, writer: Any, step: int | None = None, *, consensus: bool = False, compression: bool = False
+    ) -> dict[str, float]:
+        """Give TensorBoard, or what is like it, the scalars of `report()`, and return them.
+
+        Local, and nothing is waited for; but with `consensus` it is collective, and either option synchronises on CUDA.
+
+        Args:
+            writer: has `add_scalar(name, value, step)`, as torch.utils.tensorboard.SummaryWriter has; None only
+                returns them, as on the ranks that have no writer.
+            step: None: the number of steps made.
+            consensus: also `baguakit/consensus_distance`.
+            compression: also `baguakit/rule_0/compression_error`, for each rule that has one.
+
+        Raises:
+            TypeError: the writer has no `add_scalar`.
+        """
+        scalars = self.report().scalars()
+        if consensus:
+            scalars["baguakit/consensus_distance"] = self.consensus_distance()
+        if compression:
+            errors = {f"baguakit/rule_{i}/compression_error": e for i, e in enumerate(self.compression_error())}
+            scalars |= {name: error for name, error in errors.items() if error == error}  # not NaN
+        return written(scalars, writer, self.step if step is None else step)
+
+    def timeline(self, steps: int | None = None) -> Timeline:
+        """What happened when on all ranks in their latest steps: `save` it for Perfetto, or `draw` it. Collective.
+
+        From the attachment's own records, of which it keeps those of the latest 100 steps, and of the latest 100
+        flights of each bucket. Steps and flights that have not ended are left out. The clocks of the ranks are compared
+        first, which takes a few messages. On CUDA, times are those of the device, which a call waits for.
+
+        Args:
+            steps: the latest so many; None: all.
+
+        Raises:
+            ValueError: `steps` is not a whole number of at least 1.
+            RuntimeError: this is detached.
+        """
+        engine = self._engine
+        if steps is not None:
+            whole("steps", steps, 1)
+        if engine.over:
+            raise RuntimeError("a timeline is gathered from all ranks by the attachment; ask for it before it detaches")
+        spans = account(engine.tracks[0].comm.rank, engine.routes, engine.log, steps)
+        return engine.together("timeline()", lambda comm: gathered(comm, engine.plan.device, spans))  # type: ignore[no-any-return]
 
     def state_dict(self) -> dict[str, Any]:
         """What the rules remember: tensors by parameter name, and counters. Local.
@@ -75,10 +144,23 @@ class Attachment:
         """Go on where `state_dict` was taken. Local, but every rank calls it.
 
         The order of a resume is: attach, load the model, load the optimizer, and then this. Buckets may be cut
-        otherwise. With another number of ranks what is elementwise is kept, averaged or zeroed as its stage declares,
-        and the rest is made anew, which the log ("baguakit") says.
+        otherwise; if `bk.tune.autotune` had come to its end, they are cut as it found best, by all ranks together. With
+        another number of ranks what is elementwise is kept, averaged or zeroed as its stage declares, and the rest is
+        made anew, which the log ("baguakit") says.
         """
         self._engine.load_state_dict(state)
+
+    def recut(self, bucket_bytes: int | None = None, flows: int | None = None) -> None:
+        """Go on in buckets of another size, or over another number of flows, and carry over what is remembered.
+
+        Collective, between two steps; `bk.tune.autotune` calls it. What is elementwise is carried, and what a stage
+        cannot carry is made anew, which the log ("baguakit") says. None leaves it as it is.
+        """
+        engine = self._engine
+        size = engine.plan.bucket_bytes if bucket_bytes is None else whole("bucket_bytes", bucket_bytes, 1)
+        if any(rule.window == "free_running" for rule in self.rules):
+            raise ValueError("with a free-running rule ranks are at different steps, and cannot cut their buckets anew")
+        recut(engine, size, flows_of(engine) if flows is None else whole("flows", flows, 1))
 
     def detach(self) -> None:
         """Remove every hook, wait for what is in the air (weights under way are dropped), and close groups and threads.
@@ -138,7 +220,7 @@ def attach(
     if not isinstance(comm, Comm):
         raise TypeError(f"comm= takes a bk.Comm, not {type(comm).__name__}")
 
-    def make() -> Plan:
+    def make(bucket_bytes: int = bucket_bytes) -> Plan:
         return make_plan(model, optimizer, algorithms, comm, bucket_bytes, timeout, scaler)
 
     return Attachment(Engine(make, comm, broadcast))

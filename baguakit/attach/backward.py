@@ -11,6 +11,7 @@ from torch.autograd import Variable
 from ..buckets import is_view
 from ..comm import Comm
 from .clock import Clock
+from .logbook import BACKWARD, Logbook
 from .routes import Route, through
 
 
@@ -26,7 +27,7 @@ class GradientRoute(Route):
             self.arrive(i)
         if i == 0:
             self.untouched = []
-        bucket, stage, state = self.buckets[i], self.rule.stage, self.states[i]
+        bucket, stage, state = self.buckets[i], self.stage(i), self.states[i]
         flags = [has_gradient(p, touched) for p in self.params()] if i == len(self.buckets) - 1 else None
         idle = [v for p, v in zip(bucket.params, bucket.views, strict=True) if p not in touched and is_view(p.grad, v)]
 
@@ -86,6 +87,7 @@ class Backward:
         clock: read for the step and for `no_sync`.
         scale: the loss scale in force, or None.
         landed: called when gradients have landed.
+        log: told when backward begins and ends.
     """
 
     def __init__(
@@ -95,8 +97,10 @@ class Backward:
         clock: Clock,
         scale: Callable[[], Tensor | None],
         landed: Callable[[], None],
+        log: Logbook,
     ) -> None:
         self.routes, self.names, self.clock, self.scale, self.landed = routes, names, clock, scale, landed
+        self.log = log
         self.task = -1
         self.order: list[tuple[GradientRoute, int]] = []  # the buckets of this backward, in the order of their launch
         self.next = 0
@@ -123,6 +127,7 @@ class Backward:
     def begin(self, task: int) -> None:
         """The first gradient of a backward."""
         self.task, self.next = task, 0
+        self.log.begin(BACKWARD)
         routes = [route for route in self.routes if route.rule.acts(self.clock.step)]
         self.order = [(route, i) for route in routes for i in range(len(route.buckets))]
         self.missing = [set(route.buckets[i].params) for route, i in self.order]
@@ -144,6 +149,7 @@ class Backward:
         if task != self.task:
             return
         self.task = -1
+        self.log.end(BACKWARD)
         while self.next < len(self.order):
             self.launch_next()
         routes = dict.fromkeys(route for route, _ in self.order)

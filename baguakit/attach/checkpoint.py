@@ -66,6 +66,18 @@ def load_routes(routes: Sequence[Route], names: Names, saved: Mapping[str, Any],
     check_saved(routes, saved)
     for i, route in enumerate(routes):
         load_route(route, names, saved[str(i)], same_ranks)
+    if not same_ranks:
+        for route in routes:
+            if begins_anew(route):
+                log.warning("%r begins anew from the weights as they are: ranks have changed", route.rule)
+                route.to_average = []
+                route.make_states()
+
+
+def begins_anew(route: Route) -> bool:
+    """Whether a rule remembers what means nothing to another number of ranks."""
+    carries = (carry for state in route.states for _, _, carry in remembered(route.rule.stage, state))
+    return "anew" in carries
 
 
 def check_saved(routes: Sequence[Route], saved: Mapping[str, Any]) -> None:

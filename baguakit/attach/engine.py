@@ -1,5 +1,6 @@
 """The works of an attachment: its groups, lanes, hooks and monitor, from their making to their end."""
 
+import weakref
 from collections.abc import Callable
 from itertools import zip_longest
 from typing import Any
@@ -15,11 +16,16 @@ from .agreement import agree, broadcast_optimizers, broadcast_tensors
 from .backward import Backward, GradientRoute
 from .checkpoint import load_routes, save_routes
 from .clock import Clock
+from .conflicts import check_others
 from .freerunning import FreeRunner
+from .logbook import Logbook, part_of
 from .monitor import LEFT, RAISED, Monitor
 from .plan import Plan
+from .recutting import recut
 from .routes import Route, Track, WeightRoute, buckets_of, together
-from .steps import Steps
+from .steps import Steps, and_then
+
+_at_work: "weakref.WeakSet[Engine]" = weakref.WeakSet()
 
 
 class Engine:
@@ -30,12 +36,19 @@ class Engine:
         routes: a rule with its buckets, each.
         tracks: a lane and its groups, each: one for what stays within a step, another for what flies on.
         host: a group that moves CPU tensors, for free-running rules.
+        make: makes the plan, with `bucket_bytes=` for another size.
+        comm: the group that was given.
         since: the step at which the buckets were cut.
+        log: what training did since then.
+        tuned: the bucket size and the flows that tuning has ended with, if it has: part of the state.
+        listeners: called whenever a step has ended.
     """
 
-    def __init__(self, make: Callable[[], Plan], comm: Comm, broadcast: bool) -> None:
-        self._make, self._broadcast = make, broadcast
-        self.plan, self.name = agree(comm, make)
+    def __init__(self, make: Callable[..., Plan], comm: Comm, broadcast: bool) -> None:
+        self.make, self._broadcast, self.comm = make, broadcast, comm
+        self.tuned: dict[str, int] | None = None
+        self.listeners: list[Callable[[], None]] = []
+        self.plan, self.name = agree(comm, self.make_plan)
         self.clock, self.over = Clock(), False
         self._hooks: list[Any] = []
         self.tracks: list[Track] = []
@@ -52,8 +65,15 @@ class Engine:
         except BaseException as error:
             self.abandon(error)
             raise
+        _at_work.add(self)
 
     # Made once, in this order, alike on all ranks
+
+    def make_plan(self) -> Plan:
+        """The plan of this rank, checked beside those of other attachments."""
+        plan = self.make()
+        check_others(plan, [other.plan for other in _at_work if other is not self and not other.over])
+        return plan
 
     def _make_monitor(self, comm: Comm) -> Monitor:
         store = store_of(comm.group, f"{self.name}/monitor") if comm.size > 1 else None
@@ -82,9 +102,10 @@ class Engine:
             broadcast_tensors([*self.plan.model.parameters(), *self.plan.model.buffers()], comm, self.plan.device)
             broadcast_optimizers(self.plan.optimizers, comm, self.plan.device)
 
-    def _hook(self) -> None:
-        """Cut the buckets of the plan, and hook the parameters and optimizers that it speaks of."""
+    def cut(self) -> None:
+        """Cut the buckets of the plan."""
         plan, host, self.since = self.plan, self.host, self.clock.step
+        self.log = Logbook(plan.device, on=self.tracks[0].comm.size > 1)
         self.routes = [self._make_route(i) for i in range(len(plan.rules))]
         gradients = [r for r in self.routes if isinstance(r, GradientRoute)]
         weights = [r for r in self.routes if isinstance(r, WeightRoute)]
@@ -93,12 +114,19 @@ class Engine:
             self.runners = [FreeRunner(route, host, self.monitor) for route in free]
         for runner, route in zip(self.runners, free, strict=True):
             runner.route = route  # new buckets; an agreement under way stays
-        self.steps = Steps(weights, self.runners, plan.optimizers, self.clock)
-        self._backward = Backward(gradients, plan.names, self.clock, self._scale, self._gradients_landed)
-        params = dict.fromkeys(p for route in gradients for p in route.params())
-        self._hooks += [p.register_post_accumulate_grad_hook(self._backward.gradient_ready) for p in params]
-        for optimizer in plan.optimizers:
-            self._hooks.append(optimizer.register_step_pre_hook(self._before_step))
+        self.steps = Steps(weights, self.runners, plan.optimizers, self.clock, self.log)
+        self.backward = Backward(gradients, plan.names, self.clock, self._scale, self._gradients_landed, self.log)
+
+    def _hook(self) -> None:
+        """Cut the buckets of the plan, and hook the parameters and optimizers that it speaks of."""
+        self.cut()
+        params = dict.fromkeys(p for route in self.backward.routes for p in route.params())
+        self._hooks += [p.register_post_accumulate_grad_hook(self._gradient_ready) for p in params]
+        for optimizer in self.plan.optimizers:
+            before: Any = optimizer.register_step_pre_hook(self._before_step)
+            hooks: Any = optimizer._optimizer_step_pre_hooks
+            hooks.move_to_end(before.id, last=False)  # others must find what has landed
+            self._hooks.append(before)
             self._hooks.append(optimizer.register_step_post_hook(self._after_step))
 
     def _recut(self) -> None:
@@ -109,7 +137,7 @@ class Engine:
         known, state = set(self.plan.names), self.state_dict()
         for route in self.routes:
             route.drop()
-        self.plan, _ = self.together("new buckets", lambda comm: agree(comm, self._make))
+        self.plan, _ = self.together("new buckets", lambda comm: agree(comm, self.make_plan))
         self.remove_hooks()
         self._hook()
         self.load_state_dict(state)
@@ -138,12 +166,18 @@ class Engine:
             "ranks": ranks,
             "step": self.clock.step,
             "rules": save_routes(self.routes, self.plan.names),
+            **({} if self.tuned is None else {"tuned": dict(self.tuned)}),
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """See `Attachment.load_state_dict`."""
-        load_routes(self.routes, self.plan.names, state["rules"], state["ranks"] == self.tracks[0].comm.size)
+        same_ranks = state["ranks"] == self.tracks[0].comm.size
+        if same_ranks and "tuned" in state:
+            self.tuned = dict(state["tuned"])
+            recut(self, **self.tuned)
+        load_routes(self.routes, self.plan.names, state["rules"], same_ranks)
         self.clock.step = self.steps.loaded = int(state["step"])
+        self.log.clear()
         self.steps.launch_between()
 
     def together(self, what: str, work: Callable[[Comm], Any]) -> Any:
@@ -152,20 +186,38 @@ class Engine:
 
     # What hooks do
 
-    def _before_step(self, optimizer: Optimizer, *_: Any) -> None:
+    def _before_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> Any:
+        """Returns the arguments for the step where it must take others: the optimizer is the first of them."""
         if not self.steps.begun:
             self._keep_up()
-        self.steps.before(optimizer)
+        closure = args[1] if len(args) > 1 else kwargs.get("closure")
+        if not callable(closure):
+            self.steps.before(optimizer)
+            self.log.begin(part_of(optimizer))
+            return None
+        self.log.begin(part_of(optimizer))
+        followed = and_then(closure, lambda: self.steps.before(optimizer))
+        return ((args[0], followed, *args[2:]), kwargs) if len(args) > 1 else (args, {**kwargs, "closure": followed})
 
     def _after_step(self, optimizer: Optimizer, *_: Any) -> None:
+        self.log.end(part_of(optimizer))
         if self.steps.after(optimizer):
-            self._backward.step_ended()
+            self._step_ended()
 
     def _gradients_landed(self) -> None:
         self._keep_up()
         if not self.plan.optimizers:  # then every backward that lands is a step
+            self.log.step_ended(self.clock.step)
             self.clock.step += 1
-            self._backward.step_ended()
+            self._step_ended()
+
+    def _gradient_ready(self, p: Tensor) -> None:
+        self.backward.gradient_ready(p)
+
+    def _step_ended(self) -> None:
+        self.backward.step_ended()
+        for listener in list(self.listeners):
+            listener()
 
     def _scale(self) -> Tensor | None:
         scaler = self.plan.scaler

@@ -97,7 +97,10 @@ class Monitor:
         deadline = time.monotonic() + min(self.timeout, 6 * self.beat + 1)
         while time.monotonic() < deadline and self.error is None:
             late = time.time() - trip.launched > self.timeout
-            found = self._judge(str(trip), lane, count, seen, late, self.silence)
+            try:
+                found = self._judge(str(trip), lane, count, seen, late, self.silence)
+            except Exception as unreachable:
+                return self._lost(unreachable)
             if found:
                 return self._fail(found)
             time.sleep(self.beat / 4)
@@ -128,7 +131,7 @@ class Monitor:
                 self._look(seen)
             except Exception as error:
                 if not self._over.is_set() and self._oldest() is not None:
-                    self._fail(f"the store cannot be reached any more ({error}): the process that holds it is gone")
+                    self._lost(error)
                     return
 
     def _look(self, seen: dict[int, tuple[int, float]]) -> None:
@@ -146,6 +149,13 @@ class Monitor:
         with self._lock:
             waiting = [(trip, *place) for trip, place in self._air.items() if not trip.flight.done()]
         return min(waiting, key=lambda each: each[0].launched, default=None)
+
+    def _lost(self, error: Exception) -> PeerError:
+        why = str(error).splitlines()[0] if str(error) else type(error).__name__
+        return self._fail(
+            f"rank {self.rank} cannot reach the store any more: the process that holds it, rank 0 or torchrun, is gone "
+            f"({why})"
+        )
 
     def _fail(self, sentence: str) -> PeerError:
         self.error = self.error or PeerError(sentence)

@@ -13,6 +13,7 @@ from torch.optim import Optimizer
 from ..buckets import split
 from ..comm import Comm, check_device
 from ..rules import Rule, rules_of, whole
+from .conflicts import check_dense, check_optimizers, check_wrappers
 from .sharding import check_shards, is_sharded, reshard
 
 
@@ -53,7 +54,9 @@ def make_plan(
     rules, optimizers = rules_of(*algorithms), optimizers_of(optimizer)
     if not rules:
         raise ValueError("attach needs at least one algorithm, such as bk.algorithms.gradient_allreduce()")
+    check_wrappers(model, rules)
     reshard(model)
+    check_optimizers(optimizers, model)
     names: dict[Tensor, str] = {p: name for name, p in model.named_parameters() if p.requires_grad}
     if not names:
         raise ValueError("the model has no trainable parameter; set requires_grad before attach")
@@ -66,6 +69,7 @@ def make_plan(
         )
     claims = [claimed(rule, names) for rule in rules]
     check_rules(rules, claims, names, optimizers)
+    check_dense(rules, claims, model)
     check_shards(rules, names, comm)
     for rule in rules:
         rule.stage.check(comm)

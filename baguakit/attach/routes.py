@@ -16,9 +16,10 @@ from ..lanes import Flight, Lane
 from ..primitives import mean_
 from ..rules import Rule
 from ..stages import Stage, State
+from .compression import Losses
 from .monitor import Monitor
 
-RECORDED = 100  # flights of a bucket that a report covers
+RECORDED = 100  # flights of a bucket, and steps, of which records are kept
 
 
 @dataclass(frozen=True, eq=False)
@@ -56,6 +57,7 @@ class Route:
     track: Track
     monitor: Monitor
     label: str = ""  # the rule in words
+    carries: str = ""  # its stages in few words, for profilers and pictures
     round: int = 0
     states: list[State] = field(default_factory=list)
     air: dict[int, Trip] = field(default_factory=dict)  # by bucket
@@ -63,9 +65,10 @@ class Route:
     sent: list[dict[str, float]] = field(default_factory=list)  # bytes by part of the network
     launches: list[int] = field(default_factory=list)
     to_average: list[Tensor] = field(default_factory=list)  # of a checkpoint from another number of ranks
+    losses: Losses | None = None  # of compression, where somebody has asked for them
 
     def __post_init__(self) -> None:
-        self.label = repr(self.rule)
+        self.label, self.carries = repr(self.rule), outline(self.rule.stage)
         self.sent = [{} for _ in self.buckets]
         self.launches = [0] * len(self.buckets)
         self.records = [deque(maxlen=RECORDED) for _ in self.buckets]
@@ -83,6 +86,15 @@ class Route:
         """A number that no other bucket of the attachment has."""
         return self.index << 16 | bucket
 
+    def name(self, bucket: int) -> str:
+        """The flights of a bucket in few words: CompressedMean, bucket 3."""
+        which = f" of rule {self.index}" if self.index else ""
+        return f"{self.carries}{which}, bucket {bucket}"
+
+    def stage(self, i: int) -> Stage:
+        """What flies bucket `i` now: the rule's stage, or one that tells what compression loses."""
+        return self.rule.stage if self.losses is None else self.losses.watched(i, self.rule.stage)
+
     def launch(
         self,
         i: int,
@@ -91,17 +103,22 @@ class Route:
         before: Tensor | None = None,
     ) -> Trip:
         """Put bucket `i` on the lane; `work` is what happens to it, the stage by default."""
-        stage, state, flat = self.rule.stage, self.states[i], self.buckets[i].flat
+        state, flat, name = self.states[i], self.buckets[i].flat, self.name(i)
         comm = self.track.comm.stand(self.round, step, self.number(i), self.sent[i])
         self.monitor.check()
         if self.to_average:
             averaged, self.to_average = self.to_average, []
             self.track.lane.run(lambda: mean_(averaged, comm))
-        flight = self.track.lane.run((lambda: stage(flat, state, comm)) if work is None else lambda: work(flat, comm))
+        if work is None:
+            stage = self.stage(i)
+            flight = self.track.lane.run(lambda: stage(flat, state, comm), name)
+        else:
+            flight = self.track.lane.run(lambda: work(flat, comm), name)
         trip = Trip(self, i, self.round, step, time.time(), flight, before)
         self.air[i] = trip
         self.launches[i] += 1
-        self.records[i].append(trip)
+        if self.track.comm.size > 1:
+            self.records[i].append(trip)
         self.monitor.launched(self.track.number, trip)
         return trip
 
@@ -116,6 +133,8 @@ class Route:
             self.monitor.landed(self.track.number, trip)
             trip.before = None  # a report keeps the trip
             trip.flight.forget()
+            if self.losses is not None:
+                self.losses.landed(i)
 
     def drop(self) -> None:
         """Wait for every flight in the air, and forget what it brings."""
@@ -139,6 +158,12 @@ class Errand:
         return self.what
 
 
+def outline(stage: Stage) -> str:
+    """The names of a stage and of those in it: ErrorFeedback(SparseMean)."""
+    inner = ", ".join(map(outline, stage.nested().values()))
+    return type(stage).__name__ + (f"({inner})" if inner else "")
+
+
 def through(stage: Stage, x: Tensor, state: State, comm: Comm, scale: Tensor | None) -> Tensor:
     """One flight of the gradients `x`, in place; the stage sees them without the loss scale, if there is one."""
     if scale is not None:
@@ -152,7 +177,7 @@ def through(stage: Stage, x: Tensor, state: State, comm: Comm, scale: Tensor | N
 def together(what: str, work: Callable[[Comm], Any], track: Track, monitor: Monitor) -> Any:
     """Do `work(comm)` on a lane, as all ranks do, and wait for it; who is missing is named."""
     monitor.check()
-    errand = Errand(what, track.lane.run(lambda: work(track.comm)))
+    errand = Errand(what, track.lane.run(lambda: work(track.comm), what))
     monitor.launched(track.number, errand)
     try:
         return errand.flight.result()

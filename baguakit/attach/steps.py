@@ -1,12 +1,14 @@
 """Weights: flights launched and landed at the boundaries of optimizer steps."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 from torch.optim import Optimizer
 
 from .clock import Clock
 from .freerunning import FreeRunner
+from .logbook import Logbook
 from .routes import WeightRoute
 
 
@@ -22,8 +24,10 @@ class Steps:
         runners: Sequence[FreeRunner],
         optimizers: Sequence[Optimizer],
         clock: Clock,
+        log: Logbook,
     ) -> None:
         self.routes, self.runners, self.optimizers, self.clock = routes, runners, optimizers, clock
+        self.log = log
         self.begun = False
         self.stepped: set[int] = set()
         self.loaded: int | None = None  # the step of a checkpoint, which says what stages remember from there on
@@ -49,6 +53,8 @@ class Steps:
     @torch.no_grad()
     def after(self, optimizer: Optimizer) -> bool:
         """An optimizer has stepped; returns whether the step has ended."""
+        if not self.begun:  # it was given a closure, and did not call it
+            self.before(optimizer)
         self.stepped.add(id(optimizer))
         if len(self.stepped) < len(self.optimizers):
             return False
@@ -68,6 +74,7 @@ class Steps:
                 route.launch_all(step, keep=route.rule.delay > 0)
                 if route.rule.delay == 0:
                     route.land_all()
+        self.log.step_ended(step)
         self.clock.step = step + 1
         self.launch_between()
         for runner in self.runners:
@@ -79,3 +86,22 @@ class Steps:
         for route in self.routes:
             if route.rule.window == "between_steps" and route.rule.exchanges(self.clock.step) and not route.air:
                 route.launch_all(self.clock.step, keep=True)
+
+
+def and_then(closure: Callable[[], Any], act: Callable[[], None]) -> Callable[[], Any]:
+    """`closure`, with `act()` after its first call.
+
+    An optimizer that is given a closure evaluates the loss within its step: what lands there must find the gradients
+    taken, as it does where the loss is evaluated before the step.
+    """
+    acted = False
+
+    def both() -> Any:
+        nonlocal acted
+        result = closure()
+        if not acted:
+            acted = True
+            act()
+        return result
+
+    return both

@@ -257,16 +257,16 @@ class Comm:
 
     # Groups of one's own
 
-    def own(self, name: str, timeout: timedelta, device: torch.device) -> "Comm":
+    def own(self, name: str, timeout: timedelta, device: torch.device, flows: int | None = None) -> "Comm":
         """The same ranks in new process groups, that nothing else uses; `close()` them. All members call it.
 
-        The new groups are warmed by a one-element all-reduce: NCCL wants every rank in the first call of a group.
-        Their own time limit is longer than `timeout`: who watches over their use should speak first.
+        The new groups have as many flows, or `flows`, and are warmed by a one-element all-reduce: NCCL wants every rank
+        in a group's first call. Their time limit is longer than `timeout`: who watches over them should speak first.
         """
-        timeout = timeout * 1.25 + timedelta(seconds=2)
+        timeout, count = timeout * 1.25 + timedelta(seconds=2), self.flows if flows is None else flows
         group, parts = own_groups(self.group, self._parts, name, timeout, device)
-        flows = flows_of(group, parts, self.flows, name, timeout) if self.size > 1 else {}
-        comm = replace(self, group=group, _parts=parts, flows=self.flows if flows else 1, _flows=flows)
+        made = flows_of(group, parts, count, name, timeout) if self.size > 1 else {}
+        comm = replace(self, group=group, _parts=parts, flows=count if made else 1, _flows=made)
         for each in comm.groups():
             if each.size() > 1:
                 dist.all_reduce(torch.zeros(1, device=device), group=each)

@@ -91,6 +91,20 @@ def test_a_rank_killed(pool, victim):
         )
 
 
+def test_the_rank_that_holds_the_store_is_killed(pool):
+    """Nobody can look up who is missing: that is what the sentence says."""
+
+    def mishap(rank, step):
+        if rank == 0:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    said = pool.run(train, RULES["gradients"], mishap, lost=(0,))
+    for rank in (1, 2):
+        sentence, seconds = said[rank]
+        assert sentence.startswith(f"PeerError: rank {rank} cannot reach the store any more: the process that holds it")
+        assert "\n" not in sentence and seconds < TIMEOUT + 2
+
+
 def test_a_rank_that_has_fewer_steps(pool):
     def run():
         import torch.distributed as dist

@@ -140,6 +140,87 @@ def test_another_number_of_ranks_takes_the_mean_of_the_residuals():
         torch.testing.assert_close(grad, expected, rtol=0, atol=float(expected.abs().max()) / 50 + 1e-9)
 
 
+def saved_by(make):
+    """What this rank has after some steps: (weights, what the rules remember)."""
+    import torch.distributed as dist
+
+    import baguakit as bk
+
+    model = net()
+    optimizer = sgd(model.parameters())
+    with bk.attach(model, optimizer, make(bk)) as att:
+        for step in range(7):
+            optimizer.zero_grad()
+            loss(model, dist.get_rank(), step).backward()
+            optimizer.step()
+        return model.state_dict(), att.state_dict()
+
+
+@pytest.mark.parametrize("rule", ["awc", "atc", "dcd", "choco", "tracking", "push_sum", "local"])
+@pytest.mark.parametrize("before, after", [(3, 2), (2, 3)])
+def test_another_number_of_ranks_agrees_on_its_own_mean(rule, before, after):
+    """Taken up by fewer or more ranks, at step size 0: their weights go to their mean, and stay there."""
+
+    def made(bk):
+        return bk.algorithms.push_sum(bk.topology.Exponential()) if rule == "push_sum" else RULES[rule](bk)
+
+    def save():
+        return saved_by(made)
+
+    def load(states):
+        import torch.distributed as dist
+
+        import baguakit as bk
+
+        model = net()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+        with bk.attach(model, optimizer, made(bk)) as att:
+            weights, state = states[dist.get_rank() % before]
+            model.load_state_dict(weights)
+            att.load_state_dict(state)
+            began = flat(model)
+            for step in range(60):
+                optimizer.zero_grad()
+                loss(model, dist.get_rank(), step).backward()
+                optimizer.step()
+            return began, flat(model), att.consensus_distance()
+
+    results = ranks(after, load, ranks(before, save))
+    mean = sum(began for began, *_ in results) / after
+    for _, weights, apart in results:
+        assert (weights - mean).abs().max() < 2e-3 * mean.abs().max() and apart < 1e-2
+
+
+def test_another_number_of_ranks_tracks_its_own_gradients():
+    """Taken up by two of three ranks, the tracked gradients have the sum of the gradients again."""
+
+    def save():
+        return saved_by(RULES["tracking"])
+
+    def load(states):
+        import torch.distributed as dist
+
+        import baguakit as bk
+
+        model, rank = net(), dist.get_rank()
+        with bk.attach(model, sgd(model.parameters(), lr=0.01), RULES["tracking"](bk)) as att:
+            att.load_state_dict(states[rank][1])
+            off = []
+            for step in range(4):
+                model.zero_grad()
+                exact = torch.autograd.grad(loss(model, rank, step), list(model.parameters()))
+                loss(model, rank, step).backward()
+                off.append(flatten(p.grad for p in model.parameters()) - flatten(exact))
+        return torch.stack(off)
+
+    one, other = ranks(2, load, ranks(3, save))
+    assert (one + other).abs().max() < 1e-5 and one.abs().max() > 0.1
+
+
+def flatten(tensors):
+    return torch.cat([x.flatten() for x in tensors])
+
+
 def test_a_state_of_other_rules_is_refused():
     def both():
         import baguakit as bk

@@ -1,0 +1,90 @@
+"""What else may be at work on a model: a wrapper that averages, another attachment, an optimizer of other tensors."""
+
+import sys
+from collections.abc import Iterable, Sequence
+from itertools import product
+from typing import Any, Protocol
+
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+from torch.optim import Optimizer
+
+from ..rules import Rule
+
+
+class Claims(Protocol):
+    """Rules, and the parameters that each acts on: a plan."""
+
+    @property
+    def rules(self) -> tuple[Rule, ...]: ...
+
+    @property
+    def cuts(self) -> tuple[tuple[tuple[Tensor, ...], ...], ...]: ...
+
+    @property
+    def names(self) -> dict[Tensor, str]: ...
+
+
+def check_wrappers(model: nn.Module, rules: Sequence[Rule]) -> None:
+    """Raise a TypeError if a wrapper in the model averages or shards what the rules act on."""
+    fsdp = sys.modules.get("torch.distributed.fsdp")  # importing it takes seconds, and who shards has done so
+    on_gradients = [rule for rule in rules if rule.what == "grad"]
+    for module in model.modules():
+        if on_gradients and isinstance(module, DistributedDataParallel):
+            rule = on_gradients[0]
+            raise TypeError(
+                f"DistributedDataParallel averages the gradients that {rule!r} acts on; use "
+                f"bk.interop.ddp(ddp_model, {rule.stage!r}), or attach to a model that has not been wrapped"
+            )
+        if fsdp is not None and isinstance(module, fsdp.FullyShardedDataParallel):
+            raise TypeError("attach knows the shards of FSDP2; use fully_shard(module) for FullyShardedDataParallel")
+
+
+def check_optimizers(optimizers: Iterable[Optimizer], model: nn.Module) -> None:
+    """Raise a ValueError if an optimizer steps what is no parameter of the model: nobody would average it."""
+    ours = set(model.parameters())
+    for optimizer in optimizers:
+        for i, group in enumerate(optimizer.param_groups):
+            for p in group["params"]:
+                if p not in ours:
+                    raise ValueError(
+                        f"{type(optimizer).__name__} steps a tensor {tuple(p.shape)} in group {i} that is no parameter "
+                        "of the model; attach an nn.ModuleList of all that it steps, or, where it steps copies of the "
+                        "weights in fp32, give rules on gradients and None for the optimizer"
+                    )
+
+
+def check_dense(rules: Sequence[Rule], claims: Sequence[Iterable[Tensor]], model: nn.Module) -> None:
+    """Raise a TypeError if a rule acts on gradients that will be sparse."""
+    sparse: dict[Any, str] = {
+        module.weight: name
+        for name, module in model.named_modules()
+        if isinstance(module, nn.Embedding | nn.EmbeddingBag) and module.sparse
+    }
+    for rule, claim in zip(rules, claims, strict=True):
+        found = [sparse[p] for p in claim if p in sparse] if rule.what == "grad" else []
+        if found:
+            raise TypeError(
+                f"the gradient of {found[0]}.weight is sparse and cannot travel in a bucket of {rule!r}; use "
+                "sparse=False, or where= to leave it to a rule on weights"
+            )
+
+
+def check_others(plan: Claims, others: Iterable[Claims]) -> None:
+    """Raise a ValueError if another attachment acts on the same parameters in a window of this one.
+
+    Steps are not compared: each attachment counts its own.
+    """
+    for other in others:
+        for (a, of_a), (b, of_b) in product(_claims(plan), _claims(other)):
+            both = of_a & of_b
+            if both and (a.window == b.window or "free_running" in (a.window, b.window)):
+                name = min(plan.names[p] for p in both)
+                raise ValueError(
+                    f"{b!r} of another attachment acts on {name}, and {a!r} would, too; call detach() on that one, or "
+                    "give all rules to one attach"
+                )
+
+
+def _claims(plan: Claims) -> list[tuple[Rule, set[Tensor]]]:
+    return [(rule, {p for bucket in cut for p in bucket}) for rule, cut in zip(plan.rules, plan.cuts, strict=True)]

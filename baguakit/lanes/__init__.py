@@ -1,0 +1,45 @@
+"""Lanes: where work flies while training goes on. A CUDA stream; on CPU, a thread.
+
+Work put on a lane runs in the order in which it was put there. `Flight` is one piece of it under way.
+"""
+
+import weakref
+from typing import Any
+
+import torch
+
+from .base import Flight, Lane
+from .cpu import CpuLane
+from .cuda import CudaLane
+from .moments import Moment, between, moment, passed, reader
+
+__all__ = [
+    "CpuLane",
+    "CudaLane",
+    "Flight",
+    "Lane",
+    "Moment",
+    "between",
+    "lane",
+    "lane_of",
+    "moment",
+    "passed",
+    "reader",
+]
+
+
+def lane(device: torch.device, name: str = "baguakit lane") -> Lane:
+    """A new lane for tensors on `device`."""
+    return CudaLane(device) if device.type == "cuda" else CpuLane(name)
+
+
+_lanes: "weakref.WeakKeyDictionary[Any, Lane]" = weakref.WeakKeyDictionary()
+
+
+def lane_of(group: Any, device: torch.device) -> Lane:
+    """The lane on which work launched by hand in `group` flies: one for each group, so that its order is kept."""
+    if group not in _lanes:
+        _lanes[group] = lane(device)
+        if isinstance(_lanes[group], CpuLane):
+            weakref.finalize(group, _lanes[group].close, False)
+    return _lanes[group]

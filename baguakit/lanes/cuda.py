@@ -1,0 +1,80 @@
+"""A stream as a lane: the host launches the work at once, and no thread is needed."""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .base import Flight, Lane, Passage
+from .moments import moment
+from .ranges import in_profile
+
+
+class CudaLane(Lane):
+    """A stream of its own. Work sees all that the current stream did before it was launched."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        self.stream = torch.cuda.Stream(device)
+
+    def run(self, work: Callable[[], Any], name: str = "") -> "CudaFlight":
+        with in_profile("launch", name):
+            launched = moment(self.device)
+            self.stream.wait_event(launched)
+            with torch.cuda.stream(self.stream), torch.no_grad(), in_profile("", name):
+                began = moment(self.device)
+                value = work()
+                ended = moment(self.device)
+        return CudaFlight(self.device, value, (launched, began, ended), name)
+
+    def close(self, wait: bool = True) -> None:
+        if wait:
+            self.stream.synchronize()
+
+
+class CudaFlight(Flight):
+    def __init__(self, device: torch.device, value: Any, moments: tuple[Any, Any, Any], name: str) -> None:
+        self._device, self._value, self._name = device, value, name
+        self._launched, self._began, self._ended = moments
+        self._waited: Any = None
+        self._error: BaseException | None = None
+
+    def done(self) -> bool:
+        return self._error is not None or bool(self._ended.query())
+
+    def fail(self, error: BaseException) -> None:
+        self._error = error
+
+    def forget(self) -> None:
+        self._value = None
+
+    def result(self) -> Any:
+        if self._error is not None:
+            raise self._error
+        stream = torch.cuda.current_stream(self._device)
+        with in_profile("wait for", self._name):
+            if self._waited is None:
+                self._waited = moment(self._device)
+            stream.wait_event(self._ended)
+        # The result was allocated on the lane's stream; without this its memory could be handed out again
+        # to the lane while the current stream still reads it.
+        for tensor in tensors_in(self._value):
+            tensor.record_stream(stream)
+        return self._value
+
+    def over(self) -> bool:
+        return bool(self._ended.query()) and (self._waited is None or bool(self._waited.query()))
+
+    def passage(self) -> Passage:
+        waits = () if self._waited is None else ((self._waited, self._ended),)
+        return Passage(self._launched, self._began, self._ended, waits)
+
+
+def tensors_in(value: Any) -> list[Tensor]:
+    """The tensors in a tensor, or in nested lists, tuples and dicts of them."""
+    if isinstance(value, Tensor):
+        return [value]
+    if isinstance(value, dict):
+        value = list(value.values())
+    return [t for each in value for t in tensors_in(each)] if isinstance(value, list | tuple) else []

@@ -1,0 +1,144 @@
+"""Backward passes as scripts run them: twice, in parts, failing, with gradients kept or missing."""
+
+import pytest
+import torch
+from pool import ranks
+from torch import nn
+from training import attached, batch, close, flat, loss, mean_loop, net, sgd
+
+GOSSIP = [lambda bk: bk.algorithms.decentralized(), lambda bk: bk.algorithms.decentralized(order="atc")]
+
+
+def test_two_backwards_before_a_step():
+    def backward(m, rank, step):
+        loss(m, rank, step).backward()
+        loss(m, rank, step + 100).backward()
+
+    for x in ranks(3, attached, backward):
+        close(x, flat(mean_loop(3, backward)))
+
+
+@pytest.mark.parametrize("algorithm", GOSSIP)
+def test_two_backwards_from_one_forward(algorithm):
+    def backward(m, rank, step):
+        value = loss(m, rank, step)
+        value.backward(retain_graph=True)
+        value.backward()
+
+    def run():
+        import baguakit as bk
+
+        return attached(backward, algorithm=algorithm(bk))
+
+    assert torch.isfinite(torch.stack(ranks(2, run))).all()
+
+
+def test_gradients_kept_as_zeros():
+    def run():
+        import torch.distributed as dist
+
+        import baguakit as bk
+
+        m = net()
+        o = sgd(m.parameters())
+        addresses = set()
+        with bk.attach(m, o, bk.algorithms.gradient_allreduce()):
+            for step in range(4):
+                o.zero_grad(set_to_none=False)
+                loss(m, dist.get_rank(), step).backward()
+                addresses.add(tuple(p.grad.data_ptr() for p in m.parameters()))
+                o.step()
+        return flat(m), len(addresses)
+
+    expected = flat(mean_loop(3, lambda m, r, s: loss(m, r, s).backward()))
+    for x, addresses in ranks(3, run):
+        close(x, expected)
+        assert addresses == 1
+
+
+def test_a_gradient_that_nobody_touched_stays_as_it_was():
+    def run():
+        import baguakit as bk
+
+        m = nn.Linear(3, 3)
+        extra = nn.Parameter(torch.ones(5))
+        m.register_parameter("extra", extra)
+        o = sgd(m.parameters())
+        with bk.attach(m, o, bk.algorithms.bytegrad(error_feedback=True)):
+            (m(torch.ones(1, 3)).sum() + (extra * torch.arange(5.0) / 3).sum()).backward()
+            held = extra.grad.clone()
+            for p in (m.weight, m.bias):
+                p.grad = None
+            m(torch.ones(1, 3)).sum().backward()
+            return torch.equal(held, extra.grad)
+
+    assert all(ranks(3, run))
+
+
+def test_an_exception_in_backward_is_forgotten_by_the_next():
+    class Fails(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            return x.clone()
+
+        @staticmethod
+        def backward(ctx, g):
+            raise ValueError("out of luck")
+
+    def backward(m, rank, step):
+        if step == 1:
+            x, y = batch(rank, 77)
+            hidden = m[2](m[1](Fails.apply(m[0](x))))
+            with pytest.raises(ValueError, match="out of luck"):
+                (m[4](m[3](hidden)) - y).square().mean().backward()
+            m.zero_grad()
+        loss(m, rank, step).backward()
+
+    def run():
+        return attached(backward, bucket_bytes=100)
+
+    expected = flat(mean_loop(2, lambda m, r, s: loss(m, r, s).backward()))
+    for x in ranks(2, run):
+        close(x, expected)
+
+
+def test_gradient_rules_need_no_optimizer():
+    def run():
+        import torch.distributed as dist
+
+        import baguakit as bk
+
+        m = net()
+        with bk.attach(m, None, bk.during_backward(bk.stages.Mean(), stop=2)) as att:
+            equal = []
+            for step in range(3):
+                m.zero_grad()
+                loss(m, dist.get_rank(), step).backward()
+                equal.append(bk.Comm().gather_objects(m[0].weight.grad.tolist()))
+            return [all(g == each[0] for g in each) for each in equal], att.step
+
+    assert all(result == ([True, True, False], 3) for result in ranks(2, run))
+
+
+@pytest.mark.parametrize("algorithm", GOSSIP)
+def test_micro_batches_under_gossip_are_one_batch(algorithm):
+    """An exchange in the air lands when the optimizer steps, so that both micro-batches see the same weights."""
+
+    def run(parts):
+        import torch.distributed as dist
+
+        import baguakit as bk
+
+        m = net(torch.float64)
+        o = sgd(m.parameters())
+        with bk.attach(m, o, algorithm(bk)):
+            for step in range(6):
+                o.zero_grad()
+                x, y = batch(dist.get_rank(), step, torch.float64)
+                for rows in torch.arange(8).chunk(parts):
+                    ((m(x[rows]) - y[rows]).square().mean() / parts).backward()
+                o.step()
+        return flat(m)
+
+    for a, b in zip(ranks(3, run, 1), ranks(3, run, 4), strict=True):
+        torch.testing.assert_close(a, b, rtol=0, atol=1e-12)

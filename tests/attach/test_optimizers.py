@@ -1,0 +1,275 @@
+"""Optimizers as people use them: clipped gradients, groups, schedules, closures, and weights in two precisions."""
+
+import pytest
+import torch
+from pool import ranks
+from torch import nn
+from training import attached, close, flat, loss, mean_loop, net, sgd
+
+RULES = {
+    "all-reduce": lambda bk: bk.algorithms.gradient_allreduce(),
+    "bytegrad": lambda bk: bk.algorithms.bytegrad(bk.compressors.MinMaxUInt8(block=64), error_feedback=True),
+    "awc": lambda bk: bk.algorithms.decentralized(),
+    "atc": lambda bk: bk.algorithms.decentralized(order="atc"),
+    "tracking": lambda bk: bk.algorithms.gradient_tracking(),
+    "dcd": lambda bk: bk.algorithms.low_precision_decentralized(),
+    "diloco": lambda bk: bk.algorithms.diloco(every=2, delay=1),
+}
+
+
+def backward(model, rank, step):
+    loss(model, rank, step).backward()
+
+
+def scheduled(model, optimizer=torch.optim.SGD, **options):
+    """An optimizer whose step size halves after every second step."""
+    made = optimizer(model.parameters(), **options)
+    made.schedule = torch.optim.lr_scheduler.StepLR(made, 2, 0.5)
+    made.register_step_post_hook(lambda *_: made.schedule.step())
+    return made
+
+
+# Clipping
+
+
+@pytest.mark.parametrize("rule", ["all-reduce", "bytegrad"])
+def test_clipping_sees_the_mean_of_the_gradients(rule):
+    """The norms are those of the mean, the same on all ranks to the last bit, and so is what they leave."""
+
+    def clip_into(norms):
+        return lambda model, optimizer: norms.append(float(nn.utils.clip_grad_norm_(model.parameters(), 0.5)))
+
+    def run():
+        import baguakit as bk
+
+        norms = []
+        return attached(backward, algorithm=RULES[rule](bk), prepare=clip_into(norms)), norms
+
+    norms = []
+    expected = flat(mean_loop(3, backward, prepare=clip_into(norms)))
+    results = ranks(3, run)
+    for weights, found in results:
+        assert torch.equal(weights, results[0][0]) and found == results[0][1]
+    if rule == "all-reduce":
+        close(results[0][0], expected)
+    assert results[0][1] == pytest.approx(norms[::3], rel=1e-5 if rule == "all-reduce" else 0.02)
+    assert min(norms) > 0.5
+
+
+# Groups and schedules
+
+
+@pytest.mark.parametrize("kind", [torch.optim.AdamW, torch.optim.SGD])
+def test_groups_keep_their_own_decay_and_step_size(kind):
+    def groups(model):
+        matrices = {"params": [p for p in model.parameters() if p.ndim > 1], "weight_decay": 0.1}
+        vectors = {"params": [p for p in model.parameters() if p.ndim == 1], "weight_decay": 0.0, "lr": 0.003}
+        return kind([matrices, vectors], lr=0.02)
+
+    for weights in ranks(3, lambda: attached(backward, optimizer=groups)):
+        close(weights, flat(mean_loop(3, backward, optimizer=groups)))
+
+
+def test_a_schedule_reaches_qadam_as_it_reaches_adam():
+    """In its warm-up QAdam behind SGD is Adam; at every step size, and in groups of several."""
+
+    def adam(model):
+        return scheduled(model, torch.optim.AdamW, lr=0.02, weight_decay=0.1)
+
+    def plain(model):
+        return scheduled(model, torch.optim.SGD, lr=0.02, weight_decay=0.0)
+
+    def decayed(model, optimizer):
+        """AdamW's decay, before its step."""
+        for p in model.parameters():
+            p.data.mul_(1 - optimizer.param_groups[0]["lr"] * 0.1)
+
+    def run():
+        import baguakit as bk
+
+        return attached(backward, 6, algorithm=bk.algorithms.qadam(10), optimizer=plain, prepare=decayed)
+
+    for weights in ranks(2, run):
+        close(weights, flat(mean_loop(2, backward, 6, optimizer=adam)))
+
+
+def test_a_schedule_reaches_the_inner_steps_of_diloco_and_not_the_outer():
+    """With an outer SGD(lr=1) it is local SGD under the same schedule; at step size 0 the anchor stays."""
+
+    def run(algorithm, prepare=lambda model, optimizer: None):
+        import baguakit as bk
+
+        return attached(backward, 8, algorithm=algorithm(bk), optimizer=lambda m: scheduled(m, lr=0.1), prepare=prepare)
+
+    def outer(bk, lr):
+        return bk.algorithms.diloco(every=2, lr=lr)
+
+    for a, b in zip(
+        ranks(2, run, lambda bk: outer(bk, 1.0)), ranks(2, run, lambda bk: bk.algorithms.local_sgd(2)), strict=True
+    ):
+        close(a, b)
+
+    def stop(model, optimizer):
+        optimizer.param_groups[0]["lr"] = 0.0
+
+    for weights in ranks(2, run, lambda bk: outer(bk, 0.7), stop):
+        close(weights, flat(net()))
+
+
+# Closures
+
+
+def with_closures(rule, kind, fused, closures):
+    """Train on this rank, the loss being evaluated within the optimizer's step or before it."""
+    import torch.distributed as dist
+
+    import baguakit as bk
+
+    model = net()
+    optimizer = kind(model.parameters(), lr=0.02)
+    if fused:
+        bk.optim.fuse(optimizer)
+    losses = []
+    with bk.attach(model, optimizer, rule(bk)) as att:
+        for step in range(6):
+
+            def closure(step=step):
+                optimizer.zero_grad()
+                value = loss(model, dist.get_rank(), step)
+                value.backward()
+                return value
+
+            if closures:
+                value = optimizer.step(closure) if step % 2 else optimizer.step(closure=closure)
+            else:
+                value = closure()
+                optimizer.step()
+            losses.append(value.item())
+        return flat(model), losses, att.step
+
+
+@pytest.mark.parametrize("fused", [False, True])
+@pytest.mark.parametrize("rule", RULES)
+def test_a_closure_is_the_loop(rule, fused):
+    """To the last bit: what lands when a step begins finds the gradients taken, as where there is no closure."""
+    kind = torch.optim.Adam if rule == "awc" else torch.optim.SGD
+    theirs = ranks(2, with_closures, RULES[rule], kind, fused, False)
+    ours = ranks(2, with_closures, RULES[rule], kind, fused, True)
+    for (a, losses, steps), (b, expected, _) in zip(ours, theirs, strict=True):
+        assert torch.equal(a, b) and losses == expected and steps == 6
+
+
+@pytest.mark.parametrize("calls", [0, 2])
+def test_optimizers_that_call_their_closure_never_or_twice(calls):
+    """What is in the air lands once: at step size 0, AWC over all ranks is the mean."""
+
+    def run():
+        import torch.distributed as dist
+
+        import baguakit as bk
+
+        class Calls(torch.optim.SGD):
+            def step(self, closure=None):
+                for _ in range(calls):
+                    with torch.enable_grad():
+                        closure()
+                return super().step()
+
+        model = nn.Linear(1, 1, bias=False)
+        nn.init.constant_(model.weight, float(dist.get_rank()))
+        optimizer = Calls(model.parameters(), lr=0.0)
+        with bk.attach(model, optimizer, bk.algorithms.decentralized(bk.topology.FullyConnected()), broadcast=False):
+            optimizer.step(lambda: model(torch.ones(1, 1)).sum().backward())
+        return model.weight.item()
+
+    assert ranks(3, run) == [1.0] * 3
+
+
+# Weights in two precisions
+
+
+def test_masters_in_fp32_of_weights_in_bf16():
+    """The optimizer steps fp32 copies: rules on gradients, and no optimizer for attach, which is said when it is."""
+
+    class Masters(torch.optim.SGD):
+        """SGD over fp32 copies of a bf16 model."""
+
+        def __init__(self, model):
+            self.model = model
+            super().__init__([p.detach().float() for p in model.parameters()], lr=0.05, momentum=0.9)
+
+        def step(self):
+            masters = self.param_groups[0]["params"]
+            for master, p in zip(masters, self.model.parameters(), strict=True):
+                master.grad = p.grad.float()
+            super().step()
+            for master, p in zip(masters, self.model.parameters(), strict=True):
+                p.data.copy_(master)
+
+        def zero_grad(self):
+            self.model.zero_grad()
+
+    def run():
+        import torch.distributed as dist
+
+        import baguakit as bk
+
+        model = net(torch.bfloat16)
+        optimizer = Masters(model)
+        with pytest.raises(ValueError, match=r"Masters steps a tensor \(10, 6\) in group 0 .* None for the optimizer"):
+            bk.attach(model, optimizer, bk.algorithms.gradient_allreduce())
+        with bk.attach(model, None, bk.algorithms.gradient_allreduce()):
+            for step in range(4):
+                optimizer.zero_grad()
+                loss(model, dist.get_rank(), step).backward()
+                optimizer.step()
+        return torch.cat([master.flatten() for master in optimizer.param_groups[0]["params"]])
+
+    expected = mean_loop(2, backward, model=lambda: net(torch.bfloat16), optimizer=Masters)
+    for masters in ranks(2, run):
+        assert masters.dtype == torch.float32 and torch.equal(masters.bfloat16(), flat(expected))
+
+
+def test_masters_stepped_by_a_primitive():
+    """`adamw_step_(…, master=…)` behind an attachment keeps fp32 weights that are alike on all ranks."""
+
+    def run():
+        import torch.distributed as dist
+
+        import baguakit as bk
+
+        model = net(torch.bfloat16)
+        weights = list(model.parameters())
+        masters = [p.detach().float() for p in weights]
+        m, v = ([torch.zeros_like(x) for x in masters] for _ in range(2))
+        first = loss(model, 0, 0).item()
+        with bk.attach(model, None, bk.algorithms.bytegrad(bk.compressors.MinMaxUInt8(block=64), error_feedback=True)):
+            for step in range(30):
+                model.zero_grad()
+                loss(model, dist.get_rank(), step).backward()
+                bk.primitives.adamw_step_(
+                    weights, [p.grad for p in weights], m, v, lr=0.02, step=step + 1, master=masters
+                )
+        held = torch.cat([master.flatten() for master in masters])
+        return held, torch.equal(held.bfloat16(), flat(model)), loss(model, 0, 0).item() < first
+
+    (one, alike, learnt), (other, *_) = ranks(2, run)
+    assert torch.equal(one, other) and alike and learnt
+
+
+def test_an_optimizer_of_half_of_the_weights():
+    """Parameters that no optimizer steps are averaged by rules on weights, and stay as they are."""
+
+    def run():
+        import torch.distributed as dist
+
+        import baguakit as bk
+
+        model = net()
+        optimizer = sgd(model[0].parameters())
+        with bk.attach(model, optimizer, bk.algorithms.local_sgd(every=1)) as att:
+            backward(model, dist.get_rank(), 0)
+            optimizer.step()
+            return torch.equal(flat(model)[70:], flat(net())[70:]), att.consensus_distance()
+
+    assert ranks(2, run) == [(True, 0.0)] * 2

@@ -1,0 +1,195 @@
+"""Parameters as models have them: shared, frozen, unused, empty, of several dtypes, come and gone."""
+
+import torch
+from pool import ranks
+from torch import nn
+from training import attached, batch, close, flat, loss, mean_loop, net, sgd
+
+
+class Odd(nn.Module):
+    """A shared parameter, a frozen one, one that is never used, one used on some ranks only, and two dtypes."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.one, self.two = nn.Linear(6, 6), nn.Linear(6, 6)
+        self.two.weight = self.one.weight
+        self.frozen = nn.Parameter(torch.randn(6), requires_grad=False)
+        self.never = nn.Parameter(torch.randn(4))
+        self.some = nn.Parameter(torch.randn(6))
+        self.precise = nn.Linear(6, 1, dtype=torch.float64)
+
+    def forward(self, x, some):
+        x = self.two(torch.tanh(self.one(x))) + self.frozen
+        return self.precise((x * self.some if some else x).double())
+
+
+def odd_backward(m, rank, step):
+    x, y = batch(rank, step)
+    (m(x, rank == 1 and step % 2 == 0) - y).square().mean().backward()
+
+
+def test_shared_frozen_unused_and_mixed_parameters():
+    expected = mean_loop(3, odd_backward, model=Odd)
+
+    def run():
+        import torch.distributed as dist
+
+        import baguakit as bk
+
+        m = Odd()
+        o = torch.optim.SGD(m.parameters(), lr=0.05, momentum=0.9)
+        missing = []
+        with bk.attach(m, o, bk.algorithms.gradient_allreduce(), bucket_bytes=100):
+            for step in range(4):
+                o.zero_grad()
+                odd_backward(m, dist.get_rank(), step)
+                missing.append((m.never.grad is None, m.some.grad is None))
+                o.step()
+        return flat(m), missing
+
+    for x, missing in ranks(3, run):
+        close(x, flat(expected))
+        assert missing == [(True, False), (True, True)] * 2
+
+
+def test_an_unused_parameter_is_not_decayed():
+    def run():
+        import torch.distributed as dist
+
+        import baguakit as bk
+
+        m = Odd()
+        before = m.never.detach().clone()
+        o = torch.optim.AdamW(m.parameters(), lr=0.1, weight_decay=0.5)
+        with bk.attach(m, o, bk.algorithms.bytegrad(error_feedback=True)):
+            for step in range(3):
+                o.zero_grad()
+                odd_backward(m, dist.get_rank(), step)
+                o.step()
+        return torch.equal(before, m.never)
+
+    assert all(ranks(2, run))
+
+
+def test_everything_begins_as_on_rank_0():
+    def run():
+        import torch.distributed as dist
+
+        import baguakit as bk
+
+        torch.manual_seed(dist.get_rank())
+        m = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4), nn.Linear(4, 1))
+        m[0].bias.requires_grad = False
+        o = torch.optim.AdamW(m.parameters(), lr=0.1 + dist.get_rank())
+        m(torch.randn(5, 4)).sum().backward()
+        o.step()
+        with bk.attach(m, o, bk.algorithms.gradient_allreduce()):
+            moments = [o.state[p]["exp_avg"].flatten() for p in m.parameters() if p.requires_grad]
+            held = torch.cat([*(x.detach().flatten().double() for x in [*m.parameters(), *m.buffers()]), *moments])
+            return held, o.param_groups[0]["lr"]
+
+    results = ranks(3, run)
+    assert all(torch.equal(results[0][0], held) and lr == 0.1 for held, lr in results)
+
+
+def test_broadcast_may_be_declined():
+    def run():
+        import torch.distributed as dist
+
+        import baguakit as bk
+
+        m = nn.Linear(1, 1)
+        nn.init.constant_(m.weight, dist.get_rank())
+        with bk.attach(m, sgd(m.parameters()), bk.algorithms.decentralized(order="atc"), broadcast=False) as att:
+            apart = att.consensus_distance()
+            att.merge()
+            return m.weight.item(), apart, att.consensus_distance()
+
+    for weight, apart, together in ranks(3, run):
+        assert weight == 1.0 and together < 1e-6 and apart >= (2 / 3) ** 0.5 - 1e-6
+
+
+def test_channels_last_parameters():
+    def backward(m, rank, step):
+        x = torch.randn(2, 3, 6, 6, generator=torch.Generator().manual_seed(10 * step + rank))
+        m(x.to(memory_format=torch.channels_last)).square().mean().backward()
+
+    def model():
+        torch.manual_seed(0)
+        return nn.Sequential(nn.Conv2d(3, 4, 3), nn.Conv2d(4, 2, 3)).to(memory_format=torch.channels_last)
+
+    for x in ranks(2, lambda: attached(backward, model=model)):
+        close(x, flat(mean_loop(2, backward, model=model)))
+
+
+def test_empty_parameter_groups_and_parameters():
+    def run():
+        import torch.distributed as dist
+
+        import baguakit as bk
+
+        m = net()
+        m.register_parameter("empty", nn.Parameter(torch.empty(0)))
+        o = torch.optim.SGD([{"params": []}, {"params": list(m.parameters())}], lr=0.1)
+        with bk.attach(m, o, bk.algorithms.gradient_allreduce(), bucket_bytes=1) as att:
+            loss(m, dist.get_rank(), 0).backward()
+            o.step()
+            return att.consensus_distance()
+
+    assert ranks(2, run) == [0.0, 0.0]
+
+
+def test_parameters_unfrozen_frozen_and_added_on_the_way():
+    """Replicas stay equal, and equal a loop that averages every gradient there is."""
+
+    def script(m, o, step):
+        if step == 2:
+            m[0].weight.requires_grad_(True)
+        if step == 3:
+            m[4].bias.requires_grad_(False)
+            m[4].bias.grad = None
+        if step == 4:
+            m.add_module("5", nn.Linear(1, 1))
+            m[5].load_state_dict({"weight": torch.ones(1, 1), "bias": torch.zeros(1)})
+            o.add_param_group({"params": m[5].parameters()})
+
+    def start():
+        m = net()
+        m[0].weight.requires_grad_(False)
+        return m
+
+    def run(algorithm):
+        import torch.distributed as dist
+
+        import baguakit as bk
+
+        m = start()
+        o = sgd(m.parameters())
+        with bk.attach(m, o, algorithm(bk), bucket_bytes=300) as att:
+            for step in range(6):
+                script(m, o, step)
+                o.zero_grad()
+                loss(m, dist.get_rank(), step).backward()
+                o.step()
+            return flat(m), att.consensus_distance()
+
+    models = [start() for _ in range(3)]
+    optimizers = [sgd(m.parameters()) for m in models]
+    for step in range(6):
+        for rank, (m, o) in enumerate(zip(models, optimizers, strict=True)):
+            script(m, o, step)
+            o.zero_grad()
+            loss(m, rank, step).backward()
+        for ps in zip(*(m.parameters() for m in models), strict=True):
+            if ps[0].grad is not None:
+                g = sum(p.grad for p in ps) / 3
+                for p in ps:
+                    p.grad = g.clone()
+        for o in optimizers:
+            o.step()
+    for x, apart in ranks(3, run, lambda bk: bk.algorithms.gradient_allreduce()):
+        close(x, flat(models[0]))
+        assert apart == 0.0
+    for _, apart in ranks(3, run, lambda bk: bk.algorithms.local_sgd(every=1)):
+        assert apart == 0.0
