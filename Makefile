@@ -5,7 +5,7 @@ PYTHON ?= python3
 export PYTHON
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-all check bench docs setup clean
+.PHONY: help demo test test-all check bench notebooks docs setup clean
 
 help:
 	@echo "make demo      train on handwritten digits with every algorithm, four ranks on this machine"
@@ -13,6 +13,7 @@ help:
 	@echo "make test-all  the slow ones too"
 	@echo "make check     format, lint and types"
 	@echo "make bench     the benchmarks"
+	@echo "make notebooks run the notebooks and keep what they show"
 	@echo "make docs      the documentation, in docs/_build/html"
 	@echo "make clean     remove .venv and everything else that git ignores"
 
@@ -30,6 +31,9 @@ check: setup
 
 bench: setup
 	@scripts/test --benchmark $(ARGS)
+
+notebooks: setup
+	@.venv/bin/python notebooks/execute.py $(ARGS)
 
 docs: setup
 	@scripts/docs

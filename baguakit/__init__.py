@@ -5,16 +5,18 @@ An algorithm says what is exchanged, with whom, how it looks on the wire, and wh
     bytegrad = during_backward(CompressedMean(MinMaxUInt8()))
 """
 
-from . import algorithms, compressors, data, interop, net, optim, primitives, stages, topology
+from . import algorithms, compressors, data, interop, net, optim, pictures, primitives, ranks, stages, topology, tune
 from .attach import attach
 from .buckets import Bucket
 from .comm import Comm
+from .ranks import Ranks
 from .rules import Fragment, after_step, between_steps, during_backward, free_running, hierarchical
 
 __all__ = [
     "Bucket",
     "Comm",
     "Fragment",
+    "Ranks",
     "after_step",
     "algorithms",
     "attach",
@@ -27,8 +29,11 @@ __all__ = [
     "interop",
     "net",
     "optim",
+    "pictures",
     "primitives",
+    "ranks",
     "stages",
     "topology",
+    "tune",
 ]
 __version__ = "0.1.0"

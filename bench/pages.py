@@ -4,11 +4,9 @@ import json
 from pathlib import Path
 from typing import Any
 
-Rows = list[dict[str, Any]]
+from baguakit.pictures import roofline
 
-# Okabe and Ito's colours, told apart by the colour-blind; markers and dashes tell them apart in grey print.
-COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#000000")
-MARKERS, DASHES = "osD^v", ("-", "--", "-.", ":", (0, (6, 2)))
+Rows = list[dict[str, Any]]
 
 PREDICTED_SPEED = 4.3e12  # bytes a second of a large copy on an H200
 PREDICTED_VALUES = 1 << 26
@@ -36,37 +34,7 @@ def families(rows: Rows) -> dict[str, dict[str, Rows]]:
 
 def draw(measured: dict[str, Any], path: Path) -> None:
     """Save a picture: for each family the share of the copy's speed, and how long a call takes, by size."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
-
-    groups = families(measured["rows"])
-    figure, axes = plt.subplots(len(groups), 2, figsize=(7.5, 2.1 * len(groups)), sharex=True, squeeze=False)
-    for (family, names), (left, right) in zip(groups.items(), axes, strict=True):
-        for i, (name, rows) in enumerate(names.items()):
-            style = {"color": COLOURS[i % 5], "marker": MARKERS[i % 5], "linestyle": DASHES[i % 5]}
-            sizes = [row["values"] for row in rows]
-            left.plot(sizes, [row["share"] for row in rows], markersize=3, linewidth=1, label=name, **style)
-            right.plot(sizes, [row["seconds"] * 1e6 for row in rows], markersize=3, linewidth=1, **style)
-        left.axhline(1, color="grey", linewidth=0.8)
-        left.set(ylim=(0, None), ylabel="share of the copy")
-        left.set_title(family, fontsize=9)
-        right.set(yscale="log", ylabel="µs a call")
-        left.legend(fontsize=6, frameon=False)
-        for panel in (left, right):
-            panel.set_xscale("log", base=2)
-            panel.yaxis.label.set_size(8)
-            panel.tick_params(labelsize=7)
-            panel.tick_params(which="minor", labelleft=False)
-            panel.grid(True, linewidth=0.3)
-    for panel in axes[-1]:
-        panel.set_xlabel("values (fp32)")
-    machine = measured["machine"]
-    figure.suptitle(f"{machine['device']}, {machine['processor']}, {machine['date']}", fontsize=9)
-    figure.tight_layout(rect=(0, 0, 1, 0.985))
-    figure.savefig(path, dpi=150)
-    plt.close(figure)
+    roofline(measured).savefig(path, dpi=110)
 
 
 def write_page(results: Path) -> Path:

@@ -1,0 +1,18 @@
+"""Live ranks on this machine: processes that speak gloo to each other, kept for a notebook, a script or a test.
+
+    ranks = bk.Ranks(4)
+
+    def mean_of_ranks():
+        x = torch.tensor([float(bk.Comm().rank)])
+        return bk.primitives.mean_(x, bk.Comm())
+
+    ranks.run(mean_of_ranks)        # [tensor([1.5000]), tensor([1.5000]), tensor([1.5000]), tensor([1.5000])]
+
+Of its files, `live` is what the caller holds, `launcher` the process that makes ranks, `serving` the life of a rank,
+and `showing` what the caller sees of it.
+"""
+
+from .live import RankError, Ranks
+from .serving import progress
+
+__all__ = ["RankError", "Ranks", "progress"]

@@ -1,0 +1,73 @@
+"""What the caller sees of ranks at work: their lines, each with the rank in front, and bars of their progress."""
+
+import codecs
+import os
+import sys
+from typing import Any, TextIO
+
+from .serving import Progress
+
+
+class Screen:
+    """What one call shows."""
+
+    def __init__(self) -> None:
+        self._bars: dict[tuple[int, int], Any] = {}
+
+    def line(self, rank: int, text: str, is_error: bool) -> None:
+        """Show a line of a rank."""
+        stream: TextIO = sys.stderr if is_error else sys.stdout
+        if self._bars:
+            next(iter(self._bars.values())).write(f"[{rank}] {text}", file=stream)  # above the bars
+        else:
+            print(f"[{rank}] {text}", file=stream, flush=True)
+
+    def progress(self, rank: int, said: Progress) -> None:
+        """Move a bar."""
+        from tqdm.auto import tqdm  # type: ignore[import-untyped, unused-ignore]
+
+        key = (rank, said.loop)
+        if key not in self._bars:
+            label = f"[{rank}] {said.label}".rstrip()
+            self._bars[key] = tqdm(total=said.total, desc=label, leave=True)
+        self._bars[key].update(said.done - self._bars[key].n)
+        if said.ended:
+            self._bars[key].close()
+
+    def close(self) -> None:
+        """Leave the bars as they are."""
+        while self._bars:
+            self._bars.popitem()[1].close()
+
+
+class Stream:
+    """What one rank writes to stdout or stderr: `file`, the reading end of a pipe, cut in lines."""
+
+    def __init__(self, file: int, rank: int, is_error: bool) -> None:
+        os.set_blocking(file, False)
+        self.file, self.rank, self.is_error = file, rank, is_error
+        self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
+        self._rest = ""
+
+    def read(self, screen: Screen) -> bool:
+        """Show the lines that have come; False at the end of the pipe."""
+        while True:
+            try:
+                data = os.read(self.file, 1 << 16)
+            except BlockingIOError:
+                return True
+            if not data:
+                return False
+            *lines, self._rest = (self._rest + self._decoder.decode(data)).split("\n")
+            for line in lines:
+                self._show(line, screen)
+
+    def finish(self, screen: Screen) -> None:
+        """Show what there is, a line without its end included."""
+        self.read(screen)
+        if self._rest:
+            self._show(self._rest, screen)
+            self._rest = ""
+
+    def _show(self, line: str, screen: Screen) -> None:
+        screen.line(self.rank, line.rstrip("\r").rpartition("\r")[2], self.is_error)  # as a terminal would

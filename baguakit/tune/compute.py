@@ -1,0 +1,143 @@
+"""What a rank computes in a step of training, alone: how long, and when each gradient is there."""
+
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+WARM_UP, REPEATS = 2, 5
+
+
+@dataclass(frozen=True)
+class Compute:
+    """A step without communication, in seconds.
+
+    Attributes:
+        forward, backward, optimizer: its parts; forward is all that comes before backward.
+        ready: of each trainable parameter, in the model's order, the share of backward after which its gradient is
+            there. Empty: backward goes through the parameters from the last to the first, and takes as long for each
+            as it is large.
+    """
+
+    forward: float
+    backward: float
+    optimizer: float = 0.0
+    ready: tuple[float, ...] = ()
+
+    def __post_init__(self) -> None:
+        if min(self.forward, self.backward, self.optimizer) < 0 or not all(0 <= r <= 1 for r in self.ready):
+            raise ValueError(f"seconds are 0 or more and shares of backward from 0 to 1, unlike those of {self!r}")
+
+    @property
+    def seconds(self) -> float:
+        """Of the whole step."""
+        return self.forward + self.backward + self.optimizer
+
+    def gradients(self, params: Sequence[Tensor]) -> dict[Tensor, float]:
+        """When the gradient of each parameter is there, in seconds since backward began."""
+        if self.ready and len(self.ready) != len(params):
+            raise ValueError(f"this Compute tells of {len(self.ready)} gradients, and the model has {len(params)}")
+        if self.ready:
+            return {p: self.backward * share for p, share in zip(params, self.ready, strict=True)}
+        total, done, found = sum(p.numel() for p in params), 0, {}
+        for p in reversed(params):
+            done += p.numel()
+            found[p] = self.backward * done / max(1, total)
+        return found
+
+
+def as_compute(step: "float | Compute | Callable[[], Any] | None", model: nn.Module) -> Compute:
+    """What the user knows of a step: its parts, or its seconds, of which forward takes a third; or measure it.
+
+    Raises:
+        TypeError, ValueError: it is none of these.
+    """
+    if step is None:
+        return Compute(0.0, 0.0)
+    if isinstance(step, Compute):
+        return step
+    if callable(step):
+        return measured(step, model)
+    if isinstance(step, bool) or not isinstance(step, int | float):
+        raise TypeError(
+            "step_seconds is the seconds of a step without communication, a bk.tune.Compute, or a function that makes "
+            f"one such step; not {step!r}"
+        )
+    return Compute(step / 3, 2 * step / 3)
+
+
+def measured(step: Callable[[], Any], model: nn.Module) -> Compute:
+    """Make some steps and look on: the median of each part.
+
+    `step()` is one step of training without communication: forward, backward, and the optimizer's step.
+
+    Raises:
+        ValueError: it called no forward or no backward of the model.
+    """
+    params = [p for p in model.parameters() if p.requires_grad]
+    watch = Watch(model, params)
+    try:
+        for _ in range(WARM_UP):
+            step()
+        looks = [watch.look(step) for _ in range(REPEATS)]
+    finally:
+        watch.close()
+    ready = tuple(map(statistics.median, zip(*(look.ready for look in looks), strict=True)))
+    forward, backward, optimizer = (
+        statistics.median(getattr(look, part) for look in looks) for part in ("forward", "backward", "optimizer")
+    )
+    return Compute(forward, backward, optimizer, ready)
+
+
+class Watch:
+    """Hooks that note when the model's forward has ended and when each gradient is there; `close()` removes them."""
+
+    def __init__(self, model: nn.Module, params: Sequence[Tensor]) -> None:
+        self.params, self.device = params, params[0].device if params else torch.device("cpu")
+        self.forward_ended: Any = None
+        self.arrivals: dict[Tensor, Any] = {}
+        self._hooks: list[Any] = [model.register_forward_hook(self._forward)]
+        self._hooks += [p.register_post_accumulate_grad_hook(self._arrived) for p in params]
+
+    def look(self, step: Callable[[], Any]) -> Compute:
+        """One step."""
+        self.forward_ended, self.arrivals = None, {}
+        began = self._mark()
+        step()
+        ended = self._mark()
+        if self.forward_ended is None or not self.arrivals:
+            raise ValueError("step_seconds=… must call the model and its backward: one step of training, alone")
+        spans = [self._between(self.forward_ended, at) for at in self.arrivals.values()]
+        backward = max(1e-9, *spans)
+        last = list(self.arrivals.values())[spans.index(max(spans))]
+        shares = dict(zip(self.arrivals, (max(0.0, span / backward) for span in spans), strict=True))
+        forward, rest = self._between(began, self.forward_ended), self._between(last, ended)
+        return Compute(forward, backward, rest, tuple(shares.get(p, 1.0) for p in self.params))
+
+    def close(self) -> None:
+        """Remove the hooks."""
+        for hook in self._hooks:
+            hook.remove()
+
+    def _forward(self, *_: Any) -> None:
+        self.forward_ended = self._mark()
+
+    def _arrived(self, p: Tensor) -> None:
+        self.arrivals[p] = self._mark()
+
+    def _mark(self) -> Any:
+        if self.device.type != "cuda":
+            return time.perf_counter()
+        event = torch.cuda.Event(enable_timing=True)
+        event.record()
+        return event
+
+    def _between(self, begin: Any, end: Any) -> float:
+        if self.device.type != "cuda":
+            return float(end - begin)
+        end.synchronize()
+        return float(begin.elapsed_time(end)) / 1e3

@@ -1,0 +1,160 @@
+"""Which algorithm, in which buckets, over how many flows: every combination predicted, and one picked."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor, nn
+
+from ..comm import Comm
+from ..rules import Algorithm, whole
+from .choices import choices_of, compressors_in, counted, counts_of, distinct, written
+from .compute import Compute, as_compute
+from .network import Network
+from .prediction import Prediction, predict
+from .probing import probe
+
+BUCKET_BYTES = (1 << 20, 4 << 20, 10 << 20, 25 << 20, 100 << 20)
+NEAR = 0.02  # of the fastest: what a prediction does not tell apart
+SHOWN, NAMED = 16, 2  # rows of a table; algorithms that the pick is compared with in words
+
+Step = float | Compute | Callable[[], Any] | None
+
+
+@dataclass(frozen=True, repr=False, eq=False)
+class Plan:
+    """Predictions, the fastest first. Print it.
+
+    Attributes:
+        rows: of every combination.
+        best: the one picked: of those within 2 % of the fastest that whose algorithm was named first, and of these the
+            one with the fewest flows and then the fewest buckets.
+        network, compute: what they follow from.
+    """
+
+    rows: tuple[Prediction, ...]
+    best: Prediction
+    network: Network
+    compute: Compute
+
+    @property
+    def why(self) -> str:
+        """The pick in words, beside the next best of the other algorithms."""
+        best = self.best
+        text = (
+            f"{written(best.algorithm)} in {counted(best.buckets, 'bucket')} over {counted(best.flows, 'flow')}: "
+            f"{best.seconds * 1e3:.1f} ms a step, {best.exposed * 1e3:.1f} ms of it beyond the "
+            f"{self.compute.seconds * 1e3:.1f} ms of computing"
+        )
+        others = dict.fromkeys(row.algorithm for row in self.rows if row.algorithm != best.algorithm)
+        for algorithm in list(others)[:NAMED]:
+            seconds = next(row.seconds for row in self.rows if row.algorithm == algorithm)
+            text += f"; {written(algorithm)} would take {seconds / best.seconds:.2f} times as long"
+        return text
+
+    def __str__(self) -> str:
+        width = max(len(written(row.algorithm)) for row in self.rows)
+        head = f"{'bucket':>10}{'buckets':>9}{'flows':>7}{'step':>12}{'exposed':>12}{'sent a step':>13}"
+        lines = [f"  {'':<{width}}{head}"]
+        shown = self.rows if self.best in self.rows[:SHOWN] else (*self.rows[: SHOWN - 1], self.best)
+        for row in shown[:SHOWN]:
+            mark = "→" if row is self.best else " "
+            cells = f"{row.bucket_bytes / 2**20:>6g} MiB{row.buckets:>9}{row.flows:>7}"
+            times = f"{row.seconds * 1e3:>9.1f} ms{row.exposed * 1e3:>9.1f} ms{row.sent / 1e6:>10.2f} MB"
+            lines.append(f"{mark} {written(row.algorithm):<{width}}{cells}{times}")
+        if len(self.rows) > SHOWN:
+            lines.append(f"  and {len(self.rows) - SHOWN} slower ones")
+        return "\n".join([*lines, f"→ {self.why}"])
+
+    __repr__ = __str__
+
+
+def plan(
+    model: nn.Module,
+    comm: Comm | None = None,
+    network: Network | None = None,
+    step_seconds: Step = None,
+    algorithms: Sequence[Algorithm] | None = None,
+    bucket_bytes: Sequence[int] = BUCKET_BYTES,
+    flows: Sequence[int] | None = None,
+) -> Plan:
+    """Predict the step of every algorithm × bucket size × number of flows, and pick one. Collective.
+
+        plan = bk.tune.plan(model, step_seconds=one_local_step)
+        print(plan)
+        comm = bk.Comm(flows=plan.best.flows)
+        with bk.attach(model, optimizer, plan.best.algorithm, comm=comm, bucket_bytes=plan.best.bucket_bytes):
+            ...
+
+    Args:
+        model: with the parameters that will be trained.
+        comm: the ranks; with a mesh each algorithm is tried between nodes as well, by `bk.hierarchical`.
+        network: what `probe` found; None means to probe now, for the compressors that the algorithms name.
+        step_seconds: of one step without communication, with all ranks at work: seconds, of which forward takes a
+            third; or a `Compute`; or a function that makes one such step, which is then called seven times and looked
+            at (it moves this rank's weights: plan before `attach`, which begins as rank 0, or give it a copy). The
+            slowest rank's counts. None counts communication alone.
+        algorithms: what may be chosen, what you like best first: numerics are for you to decide. None means
+            `gradient_allreduce()` and `bytegrad()`, which keep the loss.
+        bucket_bytes: bucket sizes to try. One that cuts the model as a smaller one does is left out.
+        flows: numbers of flows to try; None means all that the network was probed for.
+
+    Raises:
+        ValueError, TypeError: nothing to choose from, an algorithm that cannot work in this group, or a stage of
+            unknown cost.
+    """
+    comm = Comm() if comm is None else comm
+    choices = choices_of(algorithms, comm)
+    sizes = [whole("bucket_bytes", size, 1) for size in sorted(set(bucket_bytes))]
+    if not sizes:
+        raise ValueError("bucket_bytes names no size to try; leave it out, or give some, such as (1 << 20, 25 << 20)")
+    if network is None:
+        network = probe(comm, flows=flows, compressors=list(compressors_in(choices)), device=device_of(model))
+    told = from_all(comm, lambda: as_compute(step_seconds, model))
+    compute = max(told, key=lambda each: each.seconds)  # the slowest; of equals that of the lowest rank
+    return plan_of(model, network, compute, choices, sizes, network.flows() if flows is None else flows)
+
+
+def from_all(comm: Comm, make: Callable[[], Compute]) -> list[Compute]:
+    """What every rank makes; an error on one is raised on all."""
+    made, error = None, None
+    try:
+        made = make()
+    except Exception as caught:
+        error = caught
+    told = comm.gather_objects(made if error is None else f"{type(error).__name__}: {error}")
+    if error is not None:
+        raise error
+    for rank, each in enumerate(told):
+        if isinstance(each, str):
+            raise ValueError(f"rank {rank} could not plan: {each}")
+    return told
+
+
+def plan_of(
+    model: nn.Module,
+    network: Network,
+    compute: Compute,
+    choices: Sequence[Algorithm],
+    sizes: Sequence[int],
+    flows: Sequence[int],
+) -> Plan:
+    """The plan, from what is known."""
+    named: dict[str, Tensor] = {name: p for name, p in model.named_parameters() if p.requires_grad}
+    if not named:
+        raise ValueError("the model has no trainable parameter, so that there is nothing to plan")
+    rows = [
+        predict(algorithm, model, network, compute, size, count)
+        for algorithm in choices
+        for size in distinct(algorithm, named, sizes)
+        for count in counts_of(algorithm, network, flows)
+    ]
+    near = min(row.seconds for row in rows) * (1 + NEAR)
+    candidates = [row for row in rows if row.seconds <= near]
+    best = min(candidates, key=lambda row: (choices.index(row.algorithm), row.flows, row.buckets, row.seconds))
+    return Plan(tuple(sorted(rows, key=lambda row: row.seconds)), best, network, compute)
+
+
+def device_of(model: nn.Module) -> Any:
+    """Where the model is; None if it has no parameters."""
+    return next((p.device for p in model.parameters()), None)

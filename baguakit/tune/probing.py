@@ -1,0 +1,235 @@
+"""Measures a network: what messages and all-reduces of growing size take on each class of links, by number of flows."""
+
+import time
+import uuid
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import timedelta
+from statistics import median
+from typing import Any
+
+import torch
+
+from ..comm import Comm, check_device
+from ..comm.flows import SMALLEST
+from ..compressors import Compressor, MinMaxUInt8
+from . import machine
+from .lines import FREE, Line, fit, ring
+from .network import Link, Network
+
+SIZES = tuple(1 << power for power in range(10, 27, 2))  # bytes: 1 KiB to 64 MiB
+LEAST = 3  # sizes that are measured whatever they take; 2 of messages that are divided
+REPEATS = ((1 << 17, 20), (1 << 20, 5), (SIZES[-1] + 1, 3))  # messages below so many bytes: noise hits small ones most
+OVERDRAWN = 4  # times the share that a series may take until large messages take longer than small ones
+PATIENCE = timedelta(seconds=60)  # for a message of a probe
+DENSE = (MinMaxUInt8(),)
+
+
+def probe(
+    comm: Comm | None = None,
+    *,
+    flows: Sequence[int] | None = None,
+    compressors: Sequence[Compressor] = DENSE,
+    device: torch.device | str | None = None,
+    seconds: float = 3.0,
+) -> Network:
+    """Measure α and β of every class of links, and how fast this machine compresses and copies. Collective.
+
+        print(bk.tune.probe(bk.Comm()))
+
+    On each link all ranks send a message to the next, and then reduce a tensor, of 1 KiB and then of four times as
+    much, again and again, until the time is used up; lines are fitted to the medians. Compressing is measured with all
+    ranks at it, since those of one machine share its cores. Groups are made for it, and closed: one set for each
+    number of flows. Nobody else should use the network meanwhile.
+
+    Args:
+        comm: the ranks, and with a mesh their nodes; None means all.
+        flows: numbers of connections to try, such as (1, 2, 4, 8), which is the default on CPUs; on CUDA only 1.
+            With nodes, those between them.
+        compressors: whose speed is wanted.
+        device: where the tensors are; by default the GPU, if the group moves its tensors, and else the CPU.
+        seconds: about how long the messages may take in all; the longer, the larger the largest of them, and the
+            better β is known. Three sizes are measured on each link however slow it is; what compiles a compressor
+            comes on top.
+
+    Returns:
+        A `Network`: print it, or keep its `to_json()`.
+
+    Raises:
+        ValueError: flows or seconds are impossible, or the group does not move tensors of the device.
+    """
+    comm = Comm() if comm is None else comm
+    there = device_of(comm, device)
+    counts = checked_flows(flows, there)
+    if not seconds > 0:
+        raise ValueError(f"seconds is how long a probe may take, more than 0, not {seconds!r}")
+    name = comm.gather_objects(uuid.uuid4().hex)[0]
+
+    def meet() -> list[Any]:
+        return comm.gather_objects(None)
+
+    meet()
+    kappa, stretch = machine.crowding(there, meet)
+    codecs = [machine.codec(each, there) for each in compressors]
+    copy, launch = machine.copy_seconds(there), machine.launch_seconds(there)
+    series = len(parts_of(comm, 1)) + (len(counts) - (1 in counts))
+    survey = Survey(comm, there, 0.0 if there.type == "cuda" else stretch, seconds / max(1, 2 * series))
+    links: list[Link] = []
+    for count in counts if comm.size > 1 else ():
+        with borrowed(comm, f"probe/{name}/{count}", there, count) as own:
+            links += [survey.link(part, count, each) for part, each in parts_of(own, count)]
+    mine = Network(
+        comm.size,
+        comm.intra.size if comm.hierarchical else 1,
+        there.type,
+        torch.get_num_threads(),
+        tuple(links),
+        tuple(codecs),
+        copy,
+        launch,
+        kappa,
+    )
+    return slowest(comm.gather_objects(mine))
+
+
+def device_of(comm: Comm, device: torch.device | str | None) -> torch.device:
+    """The device that is asked for, or else the best that the group serves."""
+    if device is None and torch.cuda.is_available():
+        try:
+            check_device(comm.group, torch.device("cuda"))
+            device = torch.device("cuda", torch.cuda.current_device())
+        except ValueError:  # then it is a group for CPU tensors
+            device = None
+    there = torch.device("cpu" if device is None else device)
+    check_device(comm.group, there)
+    return there
+
+
+def checked_flows(flows: Sequence[int] | None, device: torch.device) -> tuple[int, ...]:
+    """The numbers of flows to measure, in rising order."""
+    if flows is None:
+        return (1,) if device.type == "cuda" else (1, 2, 4, 8)
+    counts = tuple(sorted(set(flows)))
+    if not counts or not all(isinstance(k, int) and not isinstance(k, bool) and 1 <= k <= 64 for k in counts):
+        raise ValueError(f"flows are numbers of connections to each peer, 1 to 64, such as (1, 4), not {flows!r}")
+    if device.type == "cuda" and counts != (1,):
+        raise ValueError(f"flows={flows!r} divide what travels over gloo; NCCL has connections of its own: flows=(1,)")
+    return counts
+
+
+def parts_of(comm: Comm, flows: int) -> list[tuple[str, Comm]]:
+    """The classes of links that so many flows make a difference to."""
+    parts = [("flat", comm)]
+    if comm.hierarchical:
+        parts += [("intra", comm.intra), ("inter", comm.inter)]
+    divided = "inter" if comm.hierarchical else "flat"
+    return [(name, part) for name, part in parts if flows == 1 or name == divided]
+
+
+@contextmanager
+def borrowed(comm: Comm, name: str, device: torch.device, flows: int) -> Iterator[Comm]:
+    """The same ranks in groups of their own, for as long as the block lasts; given up at once if it fails."""
+    own = comm.own(name, PATIENCE, device, flows)
+    try:
+        yield own
+    except BaseException:
+        own.abort()
+        raise
+    own.close()
+
+
+@dataclass(frozen=True, eq=False)
+class Survey:
+    """How links are measured.
+
+    Attributes:
+        comm: all ranks, which agree on times.
+        device: of the tensors.
+        stretch: seconds that pass in a second of a processor's time with all ranks at work; 0: it is not asked.
+        share: seconds for each series of messages.
+    """
+
+    comm: Comm
+    device: torch.device
+    stretch: float
+    share: float
+
+    def link(self, part: str, flows: int, there: Comm) -> Link:
+        """Measure one link."""
+        n, r = there.size, there.rank
+        if n == 1:
+            return Link(part, flows, n, FREE, FREE)
+        sizes = [b for b in SIZES if flows == 1 or b >= SMALLEST or b == SIZES[0]]  # smaller ones are not divided
+        room = torch.zeros(SIZES[-1] // 4, device=self.device)
+
+        def exchange(b: int) -> float:
+            there.exchange(room[: b // 4], [(r - 1) % n], [(r + 1) % n])
+            return b
+
+        def reduce(b: int) -> float:
+            there.all_reduce(room[: b // 4])
+            return ring(n) * b
+
+        least = LEAST if flows == 1 else LEAST - 1
+        messages, reductions = self.series(exchange, sizes, least), self.series(reduce, sizes, least)
+        alpha, beta = reductions.alpha / (2 * (n - 1)), reductions.beta / ring(n)
+        return Link(part, flows, n, messages, Line(alpha, beta, min(beta, reductions.busy)))
+
+    def series(self, send: Callable[[int], float], sizes: Sequence[int], least: int) -> Line:
+        """The line through messages of growing size, `least` sizes or more. All ranks agree when it is enough.
+
+        `send(b)` sends a message of b bytes, or what belongs to it, and returns how many bytes it sent.
+        """
+        times: dict[int, list[float]] = {}
+        cpu: dict[float, float] = {}  # the processor's time for a message, by the bytes that it sent
+        spent, seen = 0.0, False
+        for before, b in zip([0, *sizes], sizes, strict=False):
+            # Time is overdrawn where the messages so far tell nothing of their bytes.
+            allowed = self.share if seen else OVERDRAWN * self.share
+            repeats = next(count for below, count in REPEATS if b < below)
+            if len(times) >= least and spent + (1 + repeats) * b / before * median(times[before]) > allowed:
+                break
+            sent = send(b)
+            told = self.comm.gather_objects([self.once(send, b) for _ in range(repeats)])
+            times[b] = [max(each[i][0] for each in told) for i in range(repeats)]
+            cpu[sent] = max(median(busy for _, busy in each) for each in told)
+            spent += sum(times[b])
+            seen = median(times[b]) > 2 * median(times[sizes[0]])
+        line, largest = fit(times), max(times)
+        # Lost in noise? No link is known to be faster than it was seen to be.
+        beta = line.beta or median(times[largest]) / largest
+        busy = (cpu[max(cpu)] - cpu[min(cpu)]) / (max(cpu) - min(cpu))
+        return Line(line.alpha, beta, min(beta, max(0.0, busy)))
+
+    def once(self, send: Callable[[int], float], b: int) -> tuple[float, float]:
+        """Seconds of one message, and for how many this machine computed for it, with all ranks at work."""
+        cpu, began = time.process_time(), machine.now(self.device)
+        send(b)
+        ended = machine.now(self.device)
+        return ended - began, (time.process_time() - cpu) * self.stretch
+
+
+def slowest(told: Sequence[Network]) -> Network:
+    """What all ranks go by: the links, on which they have agreed, and the slowest machine."""
+    first = told[0]
+    codecs = tuple(
+        type(first.codecs[i])(
+            first.codecs[i].name,
+            max(each.codecs[i].compress for each in told),
+            max(each.codecs[i].decompress for each in told),
+            max(each.codecs[i].reduce for each in told),
+        )
+        for i in range(len(first.codecs))
+    )
+    return Network(
+        first.ranks,
+        first.per_node,
+        first.device,
+        min(each.threads for each in told),
+        first.links,
+        codecs,
+        max(each.copy for each in told),
+        max(each.launch for each in told),
+        max(each.crowding for each in told),
+    )

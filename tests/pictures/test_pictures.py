@@ -1,0 +1,109 @@
+"""Pictures show the numbers that they were given. What cannot be tested here is whether they look well."""
+
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from baguakit.compressors import BFloat16, MinMaxUInt8, TopK
+from baguakit.pictures import consensus_decay, error_histogram, roofline, score_by_bytes
+from baguakit.pictures.style import COLOURS, DASHES, MARKERS
+from baguakit.topology import OnePeerExact, RandomMatching, Ring
+
+pytest.importorskip("matplotlib")
+
+
+def lines(axes):
+    return {line.get_label(): line.get_xydata().tolist() for line in axes.get_lines()}
+
+
+def legend(figure):
+    return [text.get_text() for text in figure.legends[0].get_texts()]
+
+
+def test_consensus_is_drawn_as_measured_beside_what_the_gap_promises():
+    measured = {Ring(): [1.0, 0.7, 0.5], OnePeerExact(): [1.0, 0.6, 0.0], RandomMatching(): [1.0, 0.8, 0.7]}
+    axes = consensus_decay(measured, 4).axes[0]
+    drawn = list(lines(axes).values())
+    rho = 1 - Ring().spectral_gap(4)
+    assert drawn[0] == [[t, rho**t] for t in range(3)]
+    assert drawn[1] == [[0, 1.0], [1, 0.7], [2, 0.5]]
+    assert drawn[2][:2] == [[0, 1.0], [1, 0.6]] and drawn[2][2] == [2, axes.get_ylim()[0]]  # 0 lies at the bottom
+    assert drawn[3] == [[0, 1.0], [1, 0.8], [2, 0.7]] and len(drawn) == 4
+    assert legend(axes.figure) == [
+        f"Ring(): ρ = {rho:.3f}",
+        "OnePeerExact(): exact after 2",
+        "RandomMatching(): no promise for a round",
+    ]
+
+
+def test_every_error_is_in_the_histogram_or_beyond_three_deviations():
+    torch.manual_seed(0)
+    x = torch.randn(20_000)
+    figure = error_histogram(x, MinMaxUInt8(), BFloat16(), TopK(0.1), MinMaxUInt8())
+    panels = [axes for axes in figure.axes if axes.patches]
+    assert len(panels) == 4
+    for axes in panels:
+        assert 0.97 * len(x) < sum(bar.get_height() for bar in axes.patches) <= len(x)
+    assert panels[1].get_title().startswith("BFloat16()\n16 bits a value, error 0.1")
+    kept = [bar for bar in panels[2].patches if bar.get_x() < 0 < bar.get_x() + bar.get_width()]
+    assert kept[0].get_height() >= 0.1 * len(x)  # what top-k keeps, it keeps exactly
+
+
+def test_scores_stand_over_the_bytes_and_silence_is_a_level():
+    figure = score_by_bytes({"all-reduce": [(0, 0.1), (10, 0.5), (100, 0.9)], "none": [(0, 0.1), (0, 0.3)]}, "accuracy")
+    axes = figure.axes[0]
+    assert list(lines(axes).values()) == [[[10, 0.5], [100, 0.9]], [[0, 0.3], [1, 0.3]]]
+    assert legend(figure) == ["all-reduce", "none (sends nothing)"] and axes.get_ylabel() == "accuracy"
+
+
+ROWS = [
+    {"family": family, "name": name, "values": values, "bytes": 5 * values, "seconds": values * 1e-9, "share": 0.5}
+    for family in ("MinMaxUInt8()", "mixing")
+    for name in ("compress", "decompress")
+    for values in (1024, 4096)
+]
+MEASURED = {"machine": {"device": "CPU", "processor": "some", "date": "2026-11-21"}, "rows": ROWS}
+
+
+def test_a_roofline_has_a_line_of_panels_for_each_family_asked_for():
+    assert len(roofline(MEASURED).axes) == 4
+    left, right = roofline(MEASURED, ["mixing"]).axes
+    drawn = lines(left)
+    assert drawn["compress"] == drawn["decompress"] == [[1024, 0.5], [4096, 0.5]]
+    assert [line.get_xydata().tolist() for line in right.get_lines()] == [[[1024, 1.024], [4096, 4.096]]] * 2
+    assert roofline(MEASURED).get_suptitle() == "CPU, some, 2026-11-21"
+
+
+def test_lines_differ_in_grey_print_too():
+    assert len(set(COLOURS)) == len(set(MARKERS)) == len(set(DASHES)) == 8
+
+
+def test_refusals_are_sentences():
+    for wrong in ({}, {Ring(): []}, {Ring(): [1.0, -1.0]}, {Ring(): [float("nan")]}):
+        with pytest.raises(ValueError, match="distances are numbers, 0 or more, some for each topology"):
+            consensus_decay(wrong, 4)
+    for x, compressors in ((torch.ones(4), ()), (torch.zeros(4), (BFloat16(),)), (torch.ones(0), (BFloat16(),))):
+        with pytest.raises(ValueError, match="takes values, not all of them 0, and one compressor or more"):
+            error_histogram(x, *compressors)
+    for wrong in ({}, {"none": []}):
+        with pytest.raises(ValueError, match=r"a curve has points \(bytes, score\)"):
+            score_by_bytes(wrong)
+    with pytest.raises(ValueError, match=r"nothing was measured of \['top-k'\]; there are MinMaxUInt8\(\), mixing"):
+        roofline(MEASURED, ["top-k"])
+
+
+def test_matplotlib_is_imported_to_draw_and_pyplot_never():
+    program = (
+        "import sys, baguakit as bk\n"
+        "assert 'matplotlib' not in sys.modules\n"
+        "bk.pictures.score_by_bytes({'a': [(1, 1)]})\n"
+        "assert 'matplotlib' in sys.modules and 'matplotlib.pyplot' not in sys.modules\n"
+        "sys.modules['matplotlib'] = sys.modules['matplotlib.figure'] = None\n"
+        "try:\n    bk.pictures.score_by_bytes({'a': [(1, 1)]})\n"
+        "except ModuleNotFoundError as error:\n"
+        "    assert str(error) == 'a picture needs matplotlib: pip install matplotlib'\n"
+        "else:\n    raise AssertionError\n"
+    )
+    subprocess.run([sys.executable, "-c", program], check=True)

@@ -1,0 +1,239 @@
+"""The model of a step: closed forms where there are some, and a plan computed by hand."""
+
+import pytest
+from torch import nn
+
+import baguakit as bk
+from baguakit.compressors import MinMaxUInt8
+from baguakit.stages import Mean, Stage
+from baguakit.tune import Codec, Compute, Cost, Line, Link, Load, Network, Place, cost, predict
+from baguakit.tune.costs import piped
+from baguakit.tune.overlap import overlapped
+from baguakit.tune.planning import plan_of
+
+A, B = 1e-3, 1e-7  # α and β of the link
+LINE = Line(A, B)
+FAST = Line(A, B / 2)
+CODEC = Codec("MinMaxUInt8()", 1e-9, 2e-9, 3e-9)
+N = 1_000_000  # values of a layer
+COMPUTE = Compute(0.1, 0.2, 0.05)
+
+
+def network(*, ranks=4, copy=0.0, crowding=0.0, line=LINE):
+    links = (Link("flat", 1, ranks, line, line), Link("flat", 2, ranks, FAST, FAST))
+    return Network(ranks, 1, "cpu", 1, links, (CODEC,), copy=copy, crowding=crowding)
+
+
+def model(layers=2):
+    return nn.Sequential(*(nn.Linear(1000, 1000, bias=False, device="meta") for _ in range(layers)))
+
+
+def costs(*seconds, busy=0.0):
+    return [Cost(each, busy * each) for each in seconds]
+
+
+# What overlaps
+
+
+def test_without_computing_a_step_is_the_sum_of_the_flights():
+    assert overlapped(0.0, [(0.0, each) for each in costs(1, 2, 3)]) == 6
+    for kappa in (0.0, 0.5, 1.0):
+        assert overlapped(0.0, [(0.0, each) for each in costs(1, 2, 3, busy=0.7)], kappa) == 6
+
+
+def test_on_an_infinitely_fast_network_a_step_is_its_computing():
+    assert overlapped(5.0, [(r, Cost()) for r in (1, 2, 5)], 1.0) == 5
+    assert overlapped(5.0, []) == 5
+
+
+def test_one_bucket_sets_out_when_backward_ends():
+    assert overlapped(5.0, [(5.0, Cost(3.0, 1.0))], 1.0) == 8
+
+
+def test_with_room_for_both_flights_follow_each_other():
+    """c_i = max(r_i, c_{i−1}) + T_i."""
+    ready, seconds = [1.0, 2.0, 6.0, 6.5], [3.0, 0.5, 1.0, 4.0]
+    landed = 0.0
+    for r, each in zip(ready, seconds, strict=True):
+        landed = max(r, landed) + each
+    assert overlapped(7.0, list(zip(ready, costs(*seconds, busy=1.0), strict=True))) == pytest.approx(landed)
+    assert overlapped(40.0, list(zip(ready, costs(*seconds, busy=1.0), strict=True))) == 40
+
+
+@pytest.mark.parametrize("count", [1, 2, 10, 1000])
+def test_many_buckets_hide_all_but_the_last(count):
+    """Flights as long as backward, in equal buckets: c = b + T/k."""
+    flights = [(5.0 * (i + 1) / count, Cost(5.0 / count)) for i in range(count)]
+    assert overlapped(5.0, flights) == pytest.approx(5.0 + 5.0 / count)
+
+
+def test_on_one_core_no_work_is_hidden():
+    """κ = 1: computing for a flight takes as long beside backward as after it."""
+    for W, r, T in [(10.0, 1.0, 2.0), (10.0, 9.0, 4.0), (10.0, 0.0, 30.0)]:
+        assert overlapped(W, [(r, Cost(T, T))], 1.0) == pytest.approx(W + T)
+        assert overlapped(W, [(r, Cost(T, 0.0))], 1.0) == pytest.approx(max(W, r + T))
+        half = overlapped(W, [(r, Cost(T, T))], 0.5)
+        assert max(W, r + T) <= half <= W + T
+
+
+def test_pieces_overlap_the_machine_and_the_link():
+    assert piped(2.0, 3.0, 1.0) == Cost(5.0, 3.0)  # one piece: one after the other
+    assert piped(2.0, 3.0, 0.5, 4).seconds == pytest.approx(3.0 + 2.0 / 4)  # bound by the link
+    assert piped(5.0, 3.0, 1.0, 4).seconds == pytest.approx(6.0 + 2.0 / 4)  # bound by the machine
+    assert piped(2.0, 3.0, 0.0, 10**9).seconds == pytest.approx(3.0)
+
+
+# What flights cost
+
+
+def test_costs_by_hand():
+    place, load = Place(network()), Load(2 * N)
+    assert cost(Mean(), load, place) == Cost(6 * A + 1.5 * B * 8 * N, 0.0, 12 * N)
+    b = MinMaxUInt8().row_bytes(N // 2)
+    q, w = 2 * N * 6e-9, 2 * (A + 3 * B * b)
+    assert w > q
+    packed = cost(bk.stages.CompressedMean(), load, place)
+    assert (packed.seconds, packed.busy, packed.sent) == pytest.approx((w + q / 7, q, 6 * b))
+    ring = cost(bk.stages.NeighborMean(bk.topology.Ring()), load, place)
+    assert (ring.seconds, ring.sent) == pytest.approx((A + 2 * B * 8 * N, 16 * N))
+    peer = cost(bk.stages.NeighborMean(bk.topology.OnePeerExponential()), load, place)
+    assert (peer.seconds, peer.sent) == pytest.approx((A + B * 8 * N, 8 * N))
+
+
+@pytest.mark.parametrize("name", [name for name in bk.algorithms.__all__ if name != "push_sum"])
+def test_every_algorithm_has_a_cost_and_one_rank_sends_nothing(name):
+    every = [MinMaxUInt8(), bk.compressors.TopK(0.01)]
+    codecs = tuple(Codec(repr(each), 1e-9, 1e-9, 1e-9) for each in every)
+    algorithm = getattr(bk.algorithms, name)()
+    for ranks in (1, 4):
+        links = (Link("flat", 1, ranks, LINE, LINE),) if ranks > 1 else ()
+        row = predict(algorithm, model(), Network(ranks, 1, "cpu", 1, links, codecs), COMPUTE)
+        assert row.seconds >= COMPUTE.seconds - 1e-12
+        assert (row.sent > 0) == (ranks > 1)
+        if ranks == 1:
+            assert row.seconds == pytest.approx(COMPUTE.seconds)
+
+
+def test_between_nodes_a_rank_sends_a_part():
+    links = (
+        Link("flat", 1, 8, LINE, LINE),
+        Link("intra", 1, 4, Line(0.0, 0.0), Line(0.0, 0.0)),
+        Link("inter", 1, 2, LINE, LINE),
+        Link("inter", 2, 2, FAST, FAST),
+    )
+    nodes = Network(8, 4, "cpu", 1, links)
+    for flows, line in ((1, LINE), (2, FAST)):
+        found = cost(bk.stages.Hierarchical(Mean()), Load(N), Place(nodes, flows=flows))
+        assert found.seconds == pytest.approx(2 * A + line.beta * N)
+        assert found.sent == pytest.approx(2 * 3 * N + N)
+
+
+def test_a_stage_of_ones_own_is_taught_or_refused():
+    class Mine(Stage):
+        pass
+
+    with pytest.raises(TypeError, match=r"what Mine\(\) costs is not known; teach it: @bk\.tune\.cost\.register"):
+        cost(Mine(), Load(N), Place(network()))
+
+    @bk.tune.cost.register
+    def _(stage: Mine, load: Load, place: Place) -> Cost:
+        return Cost(1.0)
+
+    assert cost(Mine(), Load(N), Place(network())) == Cost(1.0)
+
+
+# Steps, by hand
+
+
+def step(algorithm, bucket_bytes=25 << 20, flows=1, compute=COMPUTE, **of_network):
+    return predict(algorithm, model(), network(**of_network), compute, bucket_bytes, flows)
+
+
+def test_steps_of_gradients_by_hand():
+    f, b, o = 0.1, 0.2, 0.05
+    one = 6 * A + 1.5 * B * 8 * N
+    half = 6 * A + 1.5 * B * 4 * N
+    row = step(bk.algorithms.gradient_allreduce())
+    assert (row.seconds, row.exposed, row.buckets) == pytest.approx((f + b + one + o, one, 1))
+    row = step(bk.algorithms.gradient_allreduce(), 1 << 20)
+    assert (row.seconds, row.buckets) == pytest.approx((f + b / 2 + 2 * half + o, 2))
+    early = Compute(f, b, o, ready=(0.25, 0.25))  # both gradients are there after a quarter of backward
+    row = step(bk.algorithms.gradient_allreduce(), 1 << 20, compute=early)
+    assert row.seconds == pytest.approx(f + b / 4 + 2 * half + o)
+    assert step(bk.algorithms.gradient_allreduce(), flows=2).seconds == pytest.approx(
+        f + b + 6 * A + 0.75 * B * 8 * N + o
+    )
+
+
+def test_steps_of_weights_by_hand():
+    f, b, o = 0.1, 0.2, 0.05
+    peer, mean, c = A + B * 8 * N, 6 * A + 1.5 * B * 8 * N, 1e-9
+    topology = bk.topology.OnePeerExponential()
+    assert step(bk.algorithms.decentralized(topology)).seconds == pytest.approx(max(f + b, peer) + o)
+    assert step(bk.algorithms.decentralized(topology, order="atc")).seconds == pytest.approx(f + b + o + peer)
+    row = step(bk.algorithms.local_sgd(every=8))
+    assert (row.seconds, row.sent) == pytest.approx((f + b + o + mean / 8, 12 * N / 8))
+    delayed = bk.after_step(Mean(), every=8, delay=4)  # 1.2 s in the air, and 4 · 0.35 to do it in
+    assert step(delayed).seconds == pytest.approx(f + b + o)
+    assert step(bk.after_step(Mean(), every=8, delay=2)).seconds == pytest.approx(f + b + o + (mean - 0.7) / 8)
+    # copies: into the bucket and back; for what flies on a copy to compare with, and the landing
+    assert step(bk.after_step(Mean(), every=2), copy=c).exposed == pytest.approx((mean + 3 * c * 8 * N) / 2)
+    awc = step(bk.between_steps(Mean()), copy=c)
+    assert awc.seconds == pytest.approx(max(f + b, mean + c * 8 * N) + o + 6 * c * 8 * N)
+
+
+def test_a_warm_up_that_ends_is_left_out():
+    assert step(bk.algorithms.local_sgd(every=8, start=100)).seconds == step(bk.algorithms.local_sgd(every=8)).seconds
+
+
+def test_free_running_hides_everything_but_its_copies():
+    assert step(bk.algorithms.async_model_average()).exposed == 0
+    assert 0 < step(bk.algorithms.async_model_average(), copy=1e-9).exposed < 6e-9 * 8 * N
+
+
+# The plan
+
+
+def the_plan(network, compute=COMPUTE, sizes=(1 << 20, 25 << 20, 100 << 20), flows=(1,)):
+    choices = [bk.algorithms.gradient_allreduce(), bk.algorithms.bytegrad()]
+    return plan_of(model(), network, compute, choices, sizes, flows)
+
+
+def test_the_plan_is_the_predictions_sorted():
+    found = the_plan(network(), flows=(1, 2))
+    assert [row.seconds for row in found.rows] == sorted(row.seconds for row in found.rows)
+    assert len(found.rows) == 2 * 2 * 2  # 100 MiB cut nothing that 25 do not
+    best = found.best
+    assert best.algorithm == bk.algorithms.bytegrad() and best.flows == 2 and best is found.rows[0]
+    assert best.seconds == step(bk.algorithms.bytegrad(), best.bucket_bytes, 2).seconds
+
+
+def test_on_a_fast_network_exact_means_are_picked():
+    """Where both hide behind backward alike, the algorithm that was named first and the fewest flows and buckets."""
+    free = Line(0.0, 1e-15)
+    found = the_plan(network(line=free))
+    assert (found.best.algorithm, found.best.buckets) == (bk.algorithms.gradient_allreduce(), 1)
+    codec_bound = the_plan(network(line=free), compute=Compute(0.0, 0.0))
+    assert codec_bound.best.algorithm == bk.algorithms.gradient_allreduce()
+
+
+def test_the_plan_prints_its_pick_and_why():
+    found = the_plan(network())
+    text = str(found).splitlines()
+    assert text[0].split() == ["bucket", "buckets", "flows", "step", "exposed", "sent", "a", "step"]
+    assert [line[0] for line in text] == [" ", "→", " ", " ", " ", "→"]
+    assert text[-1] == f"→ {found.why}"
+    slower = found.rows[2].seconds / found.best.seconds
+    assert found.why.startswith("during_backward(CompressedMean(MinMaxUInt8())) in 2 buckets over 1 flow: ")
+    assert found.why.endswith(f"during_backward(Mean()) would take {slower:.2f} times as long")
+
+
+def test_what_cannot_be_planned_is_refused():
+    with pytest.raises(ValueError, match="no trainable parameter"):
+        plan_of(nn.Identity(), network(), COMPUTE, [bk.algorithms.bytegrad()], [1], [1])
+    with pytest.raises(ValueError, match="flat network over 4 flows"):
+        the_plan(network(), flows=(4,))
+    with pytest.raises(ValueError, match="tells of 1 gradients, and the model has 2"):
+        the_plan(network(), compute=Compute(0.1, 0.1, 0.0, (1.0,)))
+    with pytest.raises(ValueError, match="shares of backward from 0 to 1"):
+        Compute(0.1, 0.1, 0.0, (1.5,))
