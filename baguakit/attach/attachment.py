@@ -10,15 +10,15 @@ from torch import nn
 
 from ..comm import Comm
 from ..rules import Algorithm, Rule, whole
-from .accounts import account, gathered
-from .compression import Losses
 from .consensus import consensus_distance, merge_
 from .engine import Engine
 from .plan import Plan, make_plan
 from .recutting import flows_of, recut
-from .report import Report, make_report
-from .timeline import Timeline
-from .writing import written
+from .seeing.accounts import account, gathered
+from .seeing.compression import Losses
+from .seeing.report import Report, make_report
+from .seeing.timeline import Timeline
+from .seeing.writing import written
 
 
 class Attachment:

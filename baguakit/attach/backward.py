@@ -11,8 +11,8 @@ from torch.autograd import Variable
 from ..buckets import is_view
 from ..comm import Comm
 from .clock import Clock
-from .logbook import BACKWARD, Logbook
 from .routes import Route, through
+from .seeing.logbook import BACKWARD, Logbook
 
 
 class GradientRoute(Route):

@@ -18,11 +18,11 @@ from .checkpoint import load_routes, save_routes
 from .clock import Clock
 from .conflicts import check_others
 from .freerunning import FreeRunner
-from .logbook import Logbook, part_of
 from .monitor import LEFT, RAISED, Monitor
 from .plan import Plan
 from .recutting import recut
 from .routes import Route, Track, WeightRoute, buckets_of, together
+from .seeing.logbook import Logbook, part_of
 from .steps import Steps, and_then
 
 _at_work: "weakref.WeakSet[Engine]" = weakref.WeakSet()

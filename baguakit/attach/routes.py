@@ -16,8 +16,8 @@ from ..lanes import Flight, Lane
 from ..primitives import mean_
 from ..rules import Rule
 from ..stages import Stage, State
-from .compression import Losses
 from .monitor import Monitor
+from .seeing.compression import Losses
 
 RECORDED = 100  # flights of a bucket, and steps, of which records are kept
 

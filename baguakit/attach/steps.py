@@ -8,8 +8,8 @@ from torch.optim import Optimizer
 
 from .clock import Clock
 from .freerunning import FreeRunner
-from .logbook import Logbook
 from .routes import WeightRoute
+from .seeing.logbook import Logbook
 
 
 class Steps:

@@ -15,8 +15,8 @@ from ..attach.agreement import agree
 from ..attach.checkpoint import check_saved
 from ..attach.clock import Clock
 from ..attach.monitor import LEFT, RAISED, Monitor
-from ..attach.report import Report, make_report
 from ..attach.routes import Track, together
+from ..attach.seeing.report import Report, make_report
 from ..comm import Comm, store_of
 from ..lanes import lane
 from ..rules import Rule

@@ -7,8 +7,8 @@ import torch
 from pool import ranks
 from training import flat, loss, net, sgd
 
-from baguakit.attach.logbook import Logbook
-from baguakit.attach.writing import written
+from baguakit.attach.seeing.logbook import Logbook
+from baguakit.attach.seeing.writing import written
 
 VALUES, PARAMETERS = 155, 6  # of the toy network
 # Each as an expression, evaluated on the rank.

@@ -11,8 +11,8 @@ import torch
 from pool import ranks
 from training import batch, loss, net, sgd
 
-from baguakit.attach.accounts import ahead, gathered, shifted
-from baguakit.attach.timeline import FlightSpan, Span, Timeline
+from baguakit.attach.seeing.accounts import ahead, gathered, shifted
+from baguakit.attach.seeing.timeline import FlightSpan, Span, Timeline
 from baguakit.lanes.ranges import in_profile
 
 STEPS = 6

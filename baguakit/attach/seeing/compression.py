@@ -17,9 +17,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..comm import Comm
-from ..compressors import Compressor
-from ..stages import Stage, State
+from ...comm import Comm
+from ...compressors import Compressor
+from ...stages import Stage, State
 
 
 @dataclass(eq=False)

@@ -15,10 +15,10 @@ from dataclasses import replace
 
 import torch
 
-from ..comm import Comm
-from ..lanes import Moment, reader
+from ...comm import Comm
+from ...lanes import Moment, reader
+from ..routes import Route, Trip
 from .logbook import STEP, Logbook, StepRecord
-from .routes import Route, Trip
 from .timeline import TRAINING, FlightSpan, Span, Timeline
 
 PINGS = 16  # collectives by which clocks are compared

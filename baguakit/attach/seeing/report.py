@@ -6,8 +6,8 @@ from functools import cached_property
 from itertools import groupby
 from typing import Any
 
-from ..comm import Comm
-from .routes import Route, Track, Trip
+from ...comm import Comm
+from ..routes import Route, Track, Trip
 
 HEAD = ("", "values", "dtype", "flights", "sent", "in the air", "exposed")
 

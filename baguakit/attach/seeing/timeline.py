@@ -136,7 +136,7 @@ class Timeline:
             ModuleNotFoundError: matplotlib is not installed.
             ValueError, TypeError: as in `window`.
         """
-        from .timeline_drawing import draw
+        from .drawing import draw
 
         return draw(self, steps)
 

@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 import torch
 from torch.optim import Optimizer
 
-from ..lanes import Moment, between, moment, passed
-from .routes import RECORDED
+from ...lanes import Moment, between, moment, passed
+from ..routes import RECORDED
 
 STEP, BACKWARD = "step", "backward"
 

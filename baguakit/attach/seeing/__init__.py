@@ -1,0 +1,1 @@
+"""What an attachment tells of itself: reports, timelines, scalars, and what compression loses."""
