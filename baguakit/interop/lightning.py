@@ -4,7 +4,7 @@ The model is attached to (`bk.attach`) and not wrapped. Lightning's own order of
 unscales, clips, logs and saves as ever, since gradients have been averaged when its backward returns.
 """
 
-# Types are checked where Lightning is missing; there its classes are Any.
+# Types are checked where Lightning is missing, too; there its classes are Any.
 # mypy: disable-error-code="import-not-found, misc, override"
 
 import contextlib
@@ -75,9 +75,10 @@ class BaguaStrategy(DDPStrategy):
     def setup(self, trainer: Any) -> None:
         """Set up the model and its optimizers, and attach to them if they are to be trained."""
         super().setup(trainer)
+        module: Any = self.lightning_module
         if trainer.state.fn == TrainerFn.FITTING:
             self._attachment = attach(
-                self.lightning_module,
+                module,
                 self.optimizers,
                 self.rules,
                 comm=self._comm(),
@@ -150,7 +151,8 @@ class BaguaStrategy(DDPStrategy):
         """Read Lightning's file, or in a resumed fit what this rank wrote."""
         checkpoint: dict[str, Any] = super().load_checkpoint(checkpoint_path, *args, **kwargs)
         saved = checkpoint.get(KEY)
-        if not saved or not saved["each"] or self.lightning_module.trainer.state.fn != TrainerFn.FITTING:
+        module: Any = self.lightning_module
+        if not saved or not saved["each"] or module.trainer.state.fn != TrainerFn.FITTING:
             return checkpoint
         rank = self.global_rank % saved["ranks"]
         if rank == 0:
