@@ -20,7 +20,8 @@ from .network import Link, Network
 
 SIZES = tuple(1 << power for power in range(10, 27, 2))  # bytes: 1 KiB to 64 MiB
 LEAST = 3  # sizes that are measured whatever they take; 2 of messages that are divided
-REPEATS = ((1 << 17, 20), (1 << 20, 5), (SIZES[-1] + 1, 3))  # messages below so many bytes: noise hits small ones most
+SMALL = 1 << 17  # bytes; such messages are noisy and cheap
+REPEATS = ((SMALL, 20), (1 << 20, 5), (SIZES[-1] + 1, 3))  # messages below so many bytes
 OVERDRAWN = 4  # times the share that a series may take until large messages take longer than small ones
 PATIENCE = timedelta(seconds=60)  # for a message of a probe
 DENSE = (MinMaxUInt8(),)
@@ -194,7 +195,7 @@ class Survey:
             told = self.comm.gather_objects([self.once(send, b) for _ in range(repeats)])
             times[b] = [max(each[i][0] for each in told) for i in range(repeats)]
             cpu[sent] = max(median(busy for _, busy in each) for each in told)
-            spent += sum(times[b])
+            spent += sum(times[b]) if b > SMALL else 0.0  # else a busy machine would spend all of it on noise
             seen = median(times[b]) > 2 * median(times[sizes[0]])
         line, largest = fit(times), max(times)
         # Lost in noise? No link is known to be faster than it was seen to be.

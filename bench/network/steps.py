@@ -10,6 +10,7 @@ RATES = ("100mbit", "500mbit", "1gbit", "unshaped")
 HOSTS, STEPS = 4, 40
 SCALED = (2, 8)  # hosts of the scaling figure, beside HOSTS
 SCALED_RATE = "500mbit"
+QUICK_RATES = ("100mbit", "500mbit")
 QUICK = (
     "no communication",
     "DDP",
@@ -31,7 +32,7 @@ def cells(quick: bool, only: Sequence[str] | None = None) -> list[dict[str, Any]
     names = [each.name for each in CONTENDERS if not only or each.name in only]
     if quick:
         names = [name for name in names if only or name in QUICK]
-        return [cell(name, rate=rate, steps=16) for rate, name in itertools.product(("100mbit", "500mbit"), names)]
+        return [cell(name, rate=rate, steps=16) for rate, name in itertools.product(QUICK_RATES, names)]
     main = [
         cell(name, task=task, rate=rate, straggler=straggler)
         for straggler, task, rate, name in itertools.product((False, True), ("wide", "deep"), RATES, names)

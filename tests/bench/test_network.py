@@ -1,4 +1,4 @@
-"""The benchmark of networks, without one: its formulas, its table that goes on where it was, its model of scale."""
+"""The benchmark of networks, without one: its formulas, and its table that goes on where it was."""
 
 import json
 import textwrap
@@ -9,7 +9,6 @@ from pool import ranks
 import baguakit as bk
 from baguakit.compressors import BFloat16, MinMaxUInt8, TopK
 from baguakit.topology import OnePeerExponential, Ring
-from bench import scaling
 from bench.network import formulas, runs, steps
 from bench.network.contenders import ALONE, CONTENDERS, WARM_UP, contender
 from bench.network.reports import aligned, line_of, of_steps
@@ -163,50 +162,3 @@ def test_lines_and_tables(tmp_path):
     columns = ["200.000", "10%", "10.0", "80.000", "2.50", "1.00", "1.05", "1.010", "1.000", "0.500"]
     assert ddp.split() == ["wide", "100mbit", "4", "DDP", *columns]
     assert bytegrad.split()[4:10] == ["100.000", "20%", "10.0", "80.000", "1.25", "2.00"]
-
-
-# The model of scale
-
-
-EVERY_BAR = [(where, bar) for where, bars in [*scaling.BAGUA.items(), *scaling.BLUEFOG.items()] for bar in bars]
-OUTSIDE = {  # and scaling's docstring says why
-    ("100 Gb/s", "Bagua Low-prec. decentralized"),
-    ("10 Gb/s", "Bagua Low-prec. decentralized"),
-    ("10 Gb/s", "Bagua QAdam"),
-    ("10 Gb/s", "Bagua ByteGrad"),
-}
-
-
-def test_what_is_published_lies_in_the_models_band():
-    bands = [(where, bar, *scaling.band(bar)) for where, bar in EVERY_BAR]
-    assert (sum(low <= bar.value <= high for _, bar, low, high in bands), len(bands)) == (25, 40)
-    far = {(where, bar.name) for where, bar, low, high in bands if not 0.92 * low <= bar.value <= 1.08 * high}
-    assert far == OUTSIDE
-
-
-def test_what_is_published_as_faster_by_a_fifth_is_faster_in_the_model():
-    pairs = [
-        (scaling.band(one), scaling.band(other))
-        for where, one in EVERY_BAR
-        for there, other in EVERY_BAR
-        if where == there and one.nodes == other.nodes and one.value > 1.2 * other.value
-    ]
-    assert len(pairs) > 30
-    assert all(sum(faster) > sum(slower) for faster, slower in pairs)
-
-
-def test_one_peer_costs_the_same_on_any_number_of_nodes_and_a_ring_does_not():
-    t, c = scaling.VGG16, scaling.TCP_10
-    assert scaling.one_peer(t, c, 2) == scaling.one_peer(t, c, 1024)
-    assert scaling.one_ring(t, c, 1024).seconds > scaling.one_ring(t, c, 2).seconds
-    assert scaling.throughput(scaling.free_running, t, c, 4) == 4 * 8 * t.batch / t.seconds
-
-
-def test_measured_inputs_are_checked(tmp_path):
-    path = tmp_path / "measured.json"
-    path.write_text('{"alpha": 1e-3, "values": 1000}')
-    cluster, training = scaling.measured(path)
-    assert (cluster.alpha, training.values) == (1e-3, 1000)
-    path.write_text('{"gamma": 1}')
-    with pytest.raises(ValueError, match="gamma, which the model does not have"):
-        scaling.measured(path)
