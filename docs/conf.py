@@ -55,6 +55,7 @@ toc_object_entries_show_parents = "hide"
 # Every name that a page mentions has to be found, but for those that live elsewhere and what only signatures know.
 nitpicky = True
 ELSEWHERE = r"(torch|numpy|np|nn|dist|collections|matplotlib|networkx|lightning|datetime|os|pathlib|contextlib|abc)\b.*"
-INSIDE = r"baguakit\.(comm\.flows\.Flows|primitives\.flights\.Stage|interop\.handle\.Scheme|attach\.seeing\.timeline\.\w*Span"
+INSIDE = r"baguakit\.(comm\.flows\.Flows|primitives\.flights\.Stage|interop\.handle\.Scheme"
+INSIDE += r"|attach\.seeing\.timeline\.\w*Span"
 INSIDE += r"|ranks\.serving\.T|tune\.tuner\.(Attached|Trial)|algorithms\.low_precision\.Gossip)"
 nitpick_ignore_regex = [("py:.*", ELSEWHERE), ("py:.*", INSIDE), ("py:.*", r"Figure|dict\[str|tuple\[~typing\.Any")]
