@@ -13,7 +13,11 @@ def blocks_of(facts: dict) -> int:
     return max(1, 2048 // facts["block"])
 
 
-@pytest.fixture(scope="module", params=TARGETS)
+# Compiling takes half a minute for each target where nothing is cached; the rest in `make test-all`.
+PARAMS = [pytest.param(name, marks=[pytest.mark.slow] * (name in ("cuda:80", "cuda:100"))) for name in TARGETS]
+
+
+@pytest.fixture(scope="module", params=PARAMS)
 def codec(request: pytest.FixtureRequest) -> tuple[dict, ...]:
     return compiled("codec", request.param)
 
