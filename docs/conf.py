@@ -32,6 +32,8 @@ html_theme = "furo"
 html_title = f"baguakit {release}"
 html_theme_options = {"navigation_with_keys": True}
 html_show_sphinx = False
+html_static_path = ["static"]
+html_css_files = ["wide.css"]
 exclude_patterns = ["_build", "notebooks/.ipynb_checkpoints"]
 
 # Notebooks are shown with the outputs they were committed with: tests run them.
