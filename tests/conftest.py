@@ -1,6 +1,7 @@
 """What all tests share."""
 
 import os
+from pathlib import Path
 
 import pytest
 import torch
@@ -10,6 +11,15 @@ from pool import close_all
 # elsewhere interpreted.
 if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"
+
+HERE = Path(__file__).parent
+DECIDED_BY_GPU = ("test_cuda.py", "kernels", "test_compressors.py", "primitives", "optim")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """On a GPU, whose time is short, what it decides comes first."""
+    if torch.cuda.is_available():
+        items.sort(key=lambda item: item.path.relative_to(HERE).parts[0] not in DECIDED_BY_GPU)
 
 
 @pytest.fixture(scope="session", autouse=True)
