@@ -181,6 +181,7 @@ class Hierarchical(Stage):
 
     @property
     def agrees(self) -> bool:  # type: ignore[override]
+        """As the stage inside."""
         return self.inner.agrees
 
     def check(self, comm: Comm) -> None:
@@ -237,6 +238,7 @@ class ErrorFeedback(Stage):
 
     @property
     def agrees(self) -> bool:  # type: ignore[override]
+        """As the stage inside."""
         return self.inner.agrees
 
     def init(self, bucket: Bucket, comm: Comm) -> State:
@@ -253,6 +255,19 @@ class ErrorFeedback(Stage):
         y = self.inner(x + e, state["inner"], comm, residual=lost)  # type: ignore[call-arg]
         keep_(e, lost, where=finite(y))
         return x.copy_(y)
+
+
+def flown(stage: Stage, x: Tensor, state: State, comm: Comm) -> Tensor:
+    """`stage(x, state, comm)`.
+
+    Raises:
+        TypeError: that is no tensor of the shape of `x`; names the stage.
+    """
+    result: Any = stage(x, state, comm)
+    if not isinstance(result, Tensor) or result.shape != x.shape:
+        found = f"a tensor {tuple(result.shape)}" if isinstance(result, Tensor) else repr(result)
+        raise TypeError(f"{stage!r} returned {found}; a stage returns what becomes of x, a tensor {tuple(x.shape)}")
+    return result
 
 
 def check_stage(holder: str, stage: Any) -> None:

@@ -47,7 +47,7 @@ autodoc_member_order = "bysource"
 autodoc_typehints = "signature"
 autodoc_typehints_format = "short"
 autodoc_preserve_defaults = True
-autodoc_default_options = {"members": True, "exclude-members": "operators"}
+autodoc_default_options = {"members": True, "special-members": "__call__", "exclude-members": "operators"}
 napoleon_google_docstring, napoleon_numpy_docstring = True, False
 napoleon_use_rtype = napoleon_use_ivar = False
 python_maximum_signature_line_length = 88

@@ -26,7 +26,7 @@ def decentralized(topology: Topology | None = None, order: Literal["awc", "atc"]
         topology: who averages with whom; its matrices must be doubly stochastic. None: `OnePeerExact()`, at most
             one message per exchange and the exact mean after few of them, for every number of ranks: one-peer
             exponential for n = 2^k, BaseK(1) otherwise.
-        order: "awc" or "atc", see the equations of this module.
+        order: "awc" or "atc", the equations are those of the module.
         every: exchange only in every so many steps.
     """
     stage = NeighborMean(OnePeerExact() if topology is None else topology)

@@ -77,7 +77,7 @@ def gradient_tracking(topology: Topology | None = None, order: Literal["awc", "a
     Args:
         topology: doubly stochastic, as in `decentralized`; for `order="push_sum"` column-stochastic, such as
             `FromDigraph(…)`. None: `OnePeerExact()`.
-        order: how the weights are averaged: "awc", "atc" or "push_sum", see the equations of this module.
+        order: how the weights are averaged: "awc", "atc" or "push_sum", the equations are those of the module.
     """
     if order not in ("awc", "atc", "push_sum"):
         raise ValueError(f'order is "awc", "atc" or, on directed graphs, "push_sum"; not {order!r}')

@@ -132,7 +132,8 @@ def choco(
     Args:
         topology: static, symmetric and doubly stochastic.
         compressor: however coarse; the coarser, the smaller must gamma be.
-        gamma: the share of the way to the neighbours that a rank goes in each step; 1 with no compression is ATC.
+        gamma: the share of the way to the neighbours that a rank goes in each step; 1 with no compression is ATC. With
+            TopK(0.05) begin at 0.3; a `consensus_distance()` that keeps growing says that it is too large.
         every: exchange only after every so many steps.
     """
     return after_step(Choco(topology, compressor, gamma=gamma), every=every)

@@ -25,7 +25,7 @@ from ..stages import ErrorFeedback, Mean, Stage, State, finite, keep_
 
 @dataclass(frozen=True, repr=False)
 class LowRankMean(Stage):
-    """The mean of matrices through factors of `rank` columns; see the equations of this module."""
+    """The mean of matrices through factors of `rank` columns; the equations are those of the module."""
 
     rank: int
     lossy: ClassVar[bool] = True

@@ -30,7 +30,7 @@ from ..stages import Stage, State, finite, keep_
 
 @dataclass(frozen=True, repr=False)
 class AdamDirection(Stage):
-    """Turns gradients into Adam's direction; see the equations of this module."""
+    """Turns gradients into Adam's direction; the equations are those of the module."""
 
     warmup_steps: int
     betas: tuple[float, float] = (0.9, 0.999)

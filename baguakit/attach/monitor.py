@@ -105,7 +105,9 @@ class Monitor:
                 return self._fail(found)
             time.sleep(self.beat / 4)
         # torch may wrap the error of a group that it has not made itself in one about its own log.
-        return self.error or self._fail(f"{trip} failed on rank {self.rank}: {error.__context__ or error}")
+        cause = error.__context__ or error
+        said = f"{cause}" if isinstance(cause, RuntimeError) else f"{type(cause).__name__}: {cause}"
+        return self.error or self._fail(f"{trip} failed on rank {self.rank}: {said}")
 
     def leave(self, how: str, why: str = "") -> None:
         """Tell the others that this rank is going, and stop watching. Never waits for them."""

@@ -15,7 +15,7 @@ from ..kernels.mixing_ops import land_
 from ..lanes import Flight, Lane
 from ..primitives import mean_
 from ..rules import Rule
-from ..stages import Stage, State
+from ..stages import Stage, State, flown
 from .monitor import Monitor
 from .seeing.compression import Losses
 
@@ -111,7 +111,7 @@ class Route:
             self.track.lane.run(lambda: mean_(averaged, comm))
         if work is None:
             stage = self.stage(i)
-            flight = self.track.lane.run(lambda: stage(flat, state, comm), name)
+            flight = self.track.lane.run(lambda: flown(stage, flat, state, comm), name)
         else:
             flight = self.track.lane.run(lambda: work(flat, comm), name)
         trip = Trip(self, i, self.round, step, time.time(), flight, before)
@@ -168,7 +168,7 @@ def through(stage: Stage, x: Tensor, state: State, comm: Comm, scale: Tensor | N
     """One flight of the gradients `x`, in place; the stage sees them without the loss scale, if there is one."""
     if scale is not None:
         x.mul_(scale.reciprocal())
-    result = stage(x, state, comm)
+    result = flown(stage, x, state, comm)
     if result is not x:
         x.copy_(result)
     return x if scale is None else x.mul_(scale)

@@ -45,7 +45,7 @@ def neighbor_mean_(
         dst_weights: the ranks that it sends to, and by what it multiplies what it sends to each; a list means 1, and
             None whoever hears this rank.
         check: let all ranks first tell whom they hear and send to: n bytes each, waited for. Without, ranks that
-            disagree hang.
+            disagree hang, and each must name those it sends to.
 
     Raises:
         ValueError: the topology changes from round to round and `comm` stands at none, or does not fit the group; or,

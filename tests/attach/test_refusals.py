@@ -6,7 +6,7 @@ import pytest
 import torch
 from pool import ranks
 from torch import nn
-from training import net, sgd
+from training import loss, net, sgd
 
 
 def refused(n, arguments, words, kind=Exception):
@@ -190,3 +190,36 @@ def test_algorithms_print_as_the_expressions_they_are():
     assert repr(bk.algorithms.local_sgd(4, start=2)) == (
         "(during_backward(Mean(), stop=2), after_step(Mean(), every=4, start=2))"
     )
+
+
+def test_a_stage_that_returns_something_else_is_named():
+    """Whatever broadcasts would otherwise land without a word."""
+
+    def run():
+        from dataclasses import dataclass
+
+        import baguakit as bk
+
+        @dataclass(frozen=True, repr=False)
+        class Odd(bk.stages.Stage):
+            forgets: bool = False
+
+            def __call__(self, x, state, comm):
+                return None if self.forgets else x.mean()
+
+        said = []
+        for window in (bk.during_backward, bk.after_step, bk.between_steps):
+            for forgets in (False, True):
+                model = net()
+                optimizer = sgd(model.parameters())
+                with pytest.raises(RuntimeError) as error, bk.attach(model, optimizer, window(Odd(forgets))):
+                    for step in range(2):
+                        loss(model, 0, step).backward()
+                        optimizer.step()
+                said.append(str(error.value))
+        return said
+
+    for said in ranks(2, run):
+        for i, sentence in enumerate(said):
+            found = "Odd(forgets=True) returned None" if i % 2 else "Odd() returned a tensor ()"
+            assert f"TypeError: {found}; a stage returns what becomes of x, a tensor (155,)" in sentence

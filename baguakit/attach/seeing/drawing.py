@@ -18,6 +18,7 @@ WAITING, IDLE, COMPUTING, STEPPING = "#D55E00", ("#ececec", "#dadada"), "#b0b0b0
 LATEST = 6  # steps drawn if none are asked for
 TOP, TALL = 0.1, 0.8  # of a bar in its row
 WIDEST = 84  # letters of a rule in the legend
+LABEL = 0.07  # of the width of the picture, that the number of a step takes
 READABLE = 0.022  # of the width of the picture, that a bar must have to bear a number
 
 Row = tuple[int, str]
@@ -49,7 +50,7 @@ def draw(timeline: "Timeline", steps: slice | None) -> "Figure":
     draw_frame(axes, rows, seen, begin, end)
     draw_legend(figure, {rule: style for rule, style in styles.items() if any(s.rule == rule for s in seen)}, seen)
     kept = timeline.overlap(steps)
-    told = "" if kept != kept else f"; training did not wait in {kept:.0%} of the time with a flight under way"
+    told = "" if kept != kept else f"; {kept:.0%} of the time of flights hidden behind training"
     figure.suptitle(f"{timeline.ranks} ranks{told}", fontsize=10)
     return figure
 
@@ -122,7 +123,11 @@ def draw_frame(axes: "Axes", rows: dict[Row, float], spans: Iterable[Span], begi
         axes.spines[side].set_visible(False)
     steps = [s for s in spans if s.rank == 0 and s.thread == TRAINING and s.name == STEP and s.start >= begin]
     above = axes.secondary_xaxis("top")
-    above.set_xticks([1e3 * (s.start - begin) for s in steps], [f"step {s.step}" for s in steps], ha="left")
+    shown: list[Span] = []
+    for s in steps:  # none covers another
+        if not shown or s.start - shown[-1].start > LABEL * (end - begin):
+            shown.append(s)
+    above.set_xticks([1e3 * (s.start - begin) for s in shown], [f"step {s.step}" for s in shown], ha="left")
     above.tick_params(length=4, labelsize=8)
     above.spines["top"].set_visible(False)
 

@@ -9,7 +9,7 @@ from typing import Any
 from ...comm import Comm
 from ..routes import Route, Track, Trip
 
-HEAD = ("", "values", "dtype", "flights", "sent", "in the air", "exposed")
+HEAD = ("", "values", "dtype", "flights", "sent each", "on the lane", "exposed")
 
 
 @dataclass(frozen=True, eq=False)
