@@ -28,10 +28,8 @@ def agreed_targets(
     wrong = _wrong([*sources, *(wanted or ())], comm)
     if not check:
         if wrong or wanted is None:
-            raise ValueError(
-                wrong
-                or "check=False: nobody tells this rank who hears it; name those it sends to, as dst_weights= or dst_ranks="
-            )
+            asked = "check=False: nobody tells this rank who hears it; name those it sends to (dst_weights=, dst_ranks=)"
+            raise ValueError(wrong or asked)
         return sorted(wanted)
     said = [0] * comm.size
     said[comm.rank] = (ASKS if wanted is None else 0) | (WRONG if wrong else 0)
