@@ -28,7 +28,9 @@ def agreed_targets(
     wrong = _wrong([*sources, *(wanted or ())], comm)
     if not check:
         if wrong or wanted is None:
-            asked = "check=False: nobody tells this rank who hears it; name those it sends to (dst_weights=, dst_ranks=)"
+            asked = (
+                "check=False: nobody tells this rank who hears it; name those it sends to (dst_weights=, dst_ranks=)"
+            )
             raise ValueError(wrong or asked)
         return sorted(wanted)
     said = [0] * comm.size
