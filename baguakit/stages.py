@@ -99,7 +99,10 @@ class Mean(Stage):
 
 @dataclass(frozen=True, repr=False)
 class CompressedMean(Stage):
-    """The mean over all ranks of compressed values, compressed again:  x ← Q((1/n) Σ_r Q(x_r)), shard by shard."""
+    """The mean over all ranks of compressed values, compressed again:  x ← Q((1/n) Σ_r Q(x_r)), shard by shard.
+
+    Q is what `compressor` keeps.
+    """
 
     compressor: Compressor = MinMaxUInt8()
     lossy: ClassVar[bool] = True
@@ -271,13 +274,13 @@ def flown(stage: Stage, x: Tensor, state: State, comm: Comm) -> Tensor:
 
 
 def check_stage(holder: str, stage: Any) -> None:
-    """Raise a TypeError unless `stage` is a Stage."""
+    """Raise a TypeError, in which `holder` takes stages, unless `stage` is a Stage."""
     if not isinstance(stage, Stage):
         raise TypeError(f"{holder} takes a stage such as Mean(), not {stage!r}")
 
 
 def check_topology(holder: str, topology: Any) -> None:
-    """Raise a TypeError unless `topology` is a Topology."""
+    """Raise a TypeError, in which `holder` takes topologies, unless `topology` is a Topology."""
     if not isinstance(topology, Topology):
         raise TypeError(f"{holder} takes a topology such as Ring(), not {topology!r}")
 

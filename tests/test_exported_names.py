@@ -169,6 +169,30 @@ def test_every_public_method_is_documented():
     ]
 
 
+MADE_FOR_USERS = {"bk.interop.Handle", "bk.tune.Tuner"}  # not by them: their arguments are nobody's business
+AS_IN = {  # "all else as in"
+    "bk.primitives.adamw_step_": bk.primitives.adam_step_,
+    "bk.data.LoadBalancedBatchSampler": bk.data.LoadBalancedSampler,
+}
+
+
+def test_every_argument_is_documented():
+    """Each is named in the docstring of its function or class."""
+    silent = {}
+    for name, value in exported():
+        error = inspect.isclass(value) and issubclass(value, Exception)
+        if name not in MADE_FOR_USERS and callable(value) and not error:
+            text = f"{inspect.getdoc(value)} {inspect.getdoc(AS_IN.get(name, value))}"
+            asked = [
+                argument
+                for argument in inspect.signature(value).parameters
+                if not argument.startswith("_") and argument not in ("args", "kwargs")
+            ]
+            left_out = [argument for argument in asked if not re.search(rf"\b{argument}\b", text)]
+            silent |= {name: left_out} if left_out else {}
+    assert not silent
+
+
 def documented(value):
     if isinstance(value, str):  # __version__
         return True

@@ -13,11 +13,11 @@ FORMATS = {"e4m3": float8.E4M3, "e5m2": float8.E5M2}
 class Float8(Blockwise):
     """Eight bits a value: a float8 number, scaled by a power of two that each block has of its own.
 
-    Unlike MinMaxUInt8's, the error follows the value: at most 1/16 of it for "e4m3" and 1/8 for "e5m2", down to 2⁻¹⁴
-    (2⁻²⁹) of the block's largest magnitude, below which it is at most half of the least number. Of values that are
-    spread evenly MinMaxUInt8 loses less; where small ones lie beside large ones, this. Zeros are exact. A block adds
-    one byte: 8.0625 bits a value. With `stochastic=True` values are rounded up or down at random without bias, drawn
-    from `key` and the position of the value: ranks that must draw differently need different keys.
+    Unlike MinMaxUInt8's, the error follows the value: in the `format` "e4m3" at most 1/16 of it and in "e5m2" 1/8, down
+    to 2⁻¹⁴ (2⁻²⁹) of the block's largest magnitude, below which it is at most half of the least number. Of values that
+    are spread evenly MinMaxUInt8 loses less; where small ones lie beside large ones, this. Zeros are exact. A block
+    adds one byte: 8.0625 bits a value. With `stochastic=True` values are rounded up or down at random without bias,
+    drawn from `key` and the position of the value: ranks that must draw differently need different keys.
     """
 
     format: str = "e4m3"

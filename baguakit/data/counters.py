@@ -18,8 +18,9 @@ ROWS = 1021  # processes count in rows of their own, by process id, so that no a
 class CacheReport:
     """Counts of this process and its loader workers since the cache was made.
 
-    `misses` samples were computed; `not_stored` of them found the store full; `corrupt` entries were not whole and
-    `errors` are calls a broken store did not answer: both were recomputed. Bytes are those of encoded samples.
+    `hits` samples were read and `misses` computed; `not_stored` of them found the store full; `corrupt` entries were
+    not whole and `errors` are calls a broken store did not answer: both were recomputed. `bytes_read` and
+    `bytes_written` are those of encoded samples.
     """
 
     hits: int

@@ -27,7 +27,7 @@ BUFFER, PATIENCE = 1 << 20, 30.0  # bytes; seconds without news from the other s
 def measure(
     host: str, port: int = PORT, *, layouts: Sequence[Layout] = LAYOUTS, seconds: float = 1.0
 ) -> dict[Layout, float]:
-    """Bytes a second to `host`, where `serve` runs, for each layout (threads, sockets of each thread).
+    """Bytes a second to `host`, where `serve` runs, for each of the `layouts` (threads, sockets of each thread).
 
     Each is measured for `seconds` and until the last byte has arrived. Nobody else should use the link meanwhile.
     Raises ConnectionError, naming host and port, if nobody answers there or the other side goes away; ValueError for a

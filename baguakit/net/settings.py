@@ -11,7 +11,7 @@ NEAR = 0.95  # of the best rate: what two measurements of the same may differ by
 
 @dataclass(frozen=True)
 class SocketSettings:
-    """Threads of a connection of NCCL, sockets of each thread, and what they carried when measured, in bytes a second.
+    """Threads of a connection of NCCL, sockets of each thread, and the rate that they reached, in bytes a second.
 
     `threads` is 1 to 16 and `threads × sockets_per_thread` at most 64, as NCCL has it. NCCL opens a connection for
     each channel and peer, and each has as many flows.

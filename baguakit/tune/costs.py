@@ -52,7 +52,7 @@ class Cost:
 
 @dataclass(frozen=True)
 class Load:
-    """What flies: so many values, of so many bytes each, and the shapes that they make up."""
+    """What flies: so many `values`, of `value_bytes` each, and the `shapes` that they make up."""
 
     values: int
     value_bytes: int = FP32

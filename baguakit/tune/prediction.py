@@ -75,6 +75,13 @@ def predict(
 ) -> Prediction:
     """What a step of training takes.
 
+    Args:
+        algorithm: what would be attached.
+        model: whose trainable parameters travel; nothing is computed.
+        network: what `probe` measured.
+        compute: what the model takes by itself.
+        bucket_bytes, flows: of `bk.attach` and `bk.Comm`.
+
     Raises:
         ValueError: the network has not been probed for what the algorithm uses.
         TypeError: it has a stage whose cost is not known.

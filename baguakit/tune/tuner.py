@@ -41,7 +41,7 @@ class Attached(Protocol):
 
 @dataclass(frozen=True)
 class Trial:
-    """Some steps under one setting: what the slowest rank's took, in seconds."""
+    """Some steps under one setting, `bucket_bytes` and `flows`: what the slowest rank's took, in seconds."""
 
     bucket_bytes: int
     flows: int
