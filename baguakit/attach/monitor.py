@@ -91,6 +91,10 @@ class Monitor:
         """The exception to raise for a flight that failed: one that names the rank at fault, where one can be found."""
         if self.error is not None or self.size == 1:
             return self.error or error
+        # torch may wrap the error of a group that it has not made itself in one about its own log.
+        cause = error.__context__ or error
+        if not isinstance(cause, RuntimeError):  # the stage's own: whatever befalls the network is a RuntimeError
+            return self._fail(f"{trip} failed on rank {self.rank}: {type(cause).__name__}: {cause}")
         with self._lock:
             lane, count = self._air.get(trip, (0, self._counts.get(0, 0)))
         seen: dict[int, tuple[int, float]] = {}
@@ -104,10 +108,7 @@ class Monitor:
             if found:
                 return self._fail(found)
             time.sleep(self.beat / 4)
-        # torch may wrap the error of a group that it has not made itself in one about its own log.
-        cause = error.__context__ or error
-        said = f"{cause}" if isinstance(cause, RuntimeError) else f"{type(cause).__name__}: {cause}"
-        return self.error or self._fail(f"{trip} failed on rank {self.rank}: {said}")
+        return self.error or self._fail(f"{trip} failed on rank {self.rank}: {cause}")
 
     def leave(self, how: str, why: str = "") -> None:
         """Tell the others that this rank is going, and stop watching. Never waits for them."""

@@ -8,7 +8,7 @@ VECTORS = ("v4.b32", "v2.b64")
 SIZES = {"fp32": 4, "bf16": 2, "fp16": 2, "fp64": 8}
 
 
-PARAMS = [pytest.param(name, marks=[pytest.mark.slow] * (name in ("cuda:80", "cuda:100"))) for name in TARGETS]
+PARAMS = [pytest.param(name, marks=[pytest.mark.slow] * (name != "cuda:90")) for name in TARGETS]
 
 
 @pytest.fixture(scope="module", params=PARAMS)
