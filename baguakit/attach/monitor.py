@@ -92,7 +92,7 @@ class Monitor:
         if self.error is not None or self.size == 1:
             return self.error or error
         # torch may wrap the error of a group that it has not made itself in one about its own log.
-        cause = error.__context__ or error
+        cause = error.__context__ if isinstance(error.__context__, RuntimeError) else error
         if not isinstance(cause, RuntimeError):  # the stage's own: whatever befalls the network is a RuntimeError
             return self._fail(f"{trip} failed on rank {self.rank}: {type(cause).__name__}: {cause}")
         with self._lock:

@@ -207,12 +207,20 @@ def test_a_stage_that_returns_something_else_is_named():
             def __call__(self, x, state, comm):
                 return None if self.forgets else x.mean()
 
+        @dataclass(frozen=True, repr=False)
+        class Broken(bk.stages.Stage):
+            def __call__(self, x, state, comm):
+                try:
+                    return {}["x"]
+                except KeyError:
+                    raise ValueError("no x today")  # noqa: B904
+
         said = []
         for window in (bk.during_backward, bk.after_step, bk.between_steps):
-            for forgets in (False, True):
+            for stage in (Odd(False), Odd(True), Broken()):
                 model = net()
                 optimizer = sgd(model.parameters())
-                with pytest.raises(RuntimeError) as error, bk.attach(model, optimizer, window(Odd(forgets))):
+                with pytest.raises(RuntimeError) as error, bk.attach(model, optimizer, window(stage)):
                     for step in range(2):
                         loss(model, 0, step).backward()
                         optimizer.step()
@@ -220,6 +228,8 @@ def test_a_stage_that_returns_something_else_is_named():
         return said
 
     for said in ranks(2, run):
-        for i, sentence in enumerate(said):
-            found = "Odd(forgets=True) returned None" if i % 2 else "Odd() returned a tensor ()"
-            assert f"TypeError: {found}; a stage returns what becomes of x, a tensor (155,)" in sentence
+        for mean, nothing, broken in zip(said[::3], said[1::3], said[2::3], strict=True):
+            wanted = "a stage returns what becomes of x, a tensor (155,)"
+            assert f"TypeError: Odd() returned a tensor (); {wanted}" in mean
+            assert f"TypeError: Odd(forgets=True) returned None; {wanted}" in nothing
+            assert "ValueError: no x today" in broken
