@@ -8,7 +8,7 @@ export PYTHON
 .PHONY: help demo test test-all check bench notebooks docs setup clean
 
 help:
-	@echo "make demo      train on handwritten digits with every algorithm, four ranks on this machine"
+	@echo "make demo      train on handwritten digits with one algorithm after another, four ranks on this machine"
 	@echo "make test      the tests, in less than ten minutes on two cores"
 	@echo "make test-all  the slow ones too"
 	@echo "make check     format, lint and types"

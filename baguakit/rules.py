@@ -28,6 +28,9 @@ class Fragment:
 
     Parameters of one module stay together. The largest module goes first, each to the smallest part so far: modules
     of one size, such as the layers of a transformer, go to the parts in turn.
+
+    Raises:
+        ValueError: `k` is not 0 to `of` − 1.
     """
 
     k: int
@@ -138,6 +141,10 @@ def during_backward(stage: Stage, *, start: int = 0, stop: int | None = None, wh
         start, stop: the optimizer steps in which the rule acts, start included and stop not.
         where: `where(name, parameter)` says whether a parameter takes part, or `Fragment(k, of)` which of so many parts
             does; None means all.
+
+    Raises:
+        TypeError: `stage` is no stage, or `where` neither a function nor a `Fragment`.
+        ValueError: a number is impossible, such as a stop that is not after the start.
     """
     return Rule("during_backward", stage, start=start, stop=stop, where=where)
 
@@ -153,6 +160,9 @@ def between_steps(
         stage: what happens to the weights.
         every: exchange only in every so many steps.
         start, stop, where: as in `during_backward`.
+
+    Raises:
+        TypeError, ValueError: as in `during_backward`.
     """
     return Rule("between_steps", stage, every=every, start=start, stop=stop, where=where)
 
@@ -173,8 +183,11 @@ def after_step(
         stage: what happens to the weights.
         every: only after every so many steps (local SGD, DiLoCo).
         delay: let the result land this many steps later, and train on meanwhile:  x ← x + (result − x at launch).
-        offset: exchange this many steps after the others of the same `every`, so that rules take turns.
+        offset: exchange this many steps after the others of the same `every`, to take turns; less than `every`.
         start, stop, where: as in `during_backward`.
+
+    Raises:
+        TypeError, ValueError: as in `during_backward`; or `delay` is more than `every`.
     """
     return Rule("after_step", stage, every=every, delay=delay, offset=offset, start=start, stop=stop, where=where)
 
@@ -191,6 +204,9 @@ def free_running(
         stage: what happens to the weights: `Mean()`, `CompressedMean()`, or one of them in `Hierarchical`.
         interval: seconds to let pass between a landing and the next flight.
         start, stop, where: as in `during_backward`.
+
+    Raises:
+        TypeError, ValueError: as in `during_backward`; or the stage is no such average.
     """
     check_stage("free_running", stage)
     if not stage.agrees or stage.remembers():
@@ -202,7 +218,14 @@ def free_running(
 
 
 def hierarchical(algorithm: Algorithm) -> Algorithm:
-    """The same algorithm, its averaging within nodes and then between them; attach it with `Comm(mesh=…)`."""
+    """The same algorithm, its averaging within nodes and then between them; attach it with `Comm(mesh=…)`.
+
+    Args:
+        algorithm: a rule, or a tuple of rules.
+
+    Raises:
+        TypeError: it is neither, or works on the parameters' shapes (`power_sgd`), which shards have lost.
+    """
     if isinstance(algorithm, tuple):
         return tuple(replace(rule, stage=Hierarchical(rule.stage)) for rule in algorithm)
     if not isinstance(algorithm, Rule):

@@ -29,6 +29,7 @@ Carry = Literal["keep", "mean", "zero", "anew"]
 @dataclass(frozen=True)
 class Stage:
     """One thing that happens to a flat tensor of a bucket. What the rest of the package must know, classes declare.
+    What a stage cannot be made of raises a TypeError as it is made; a group that it cannot work in, a ValueError.
 
     Attributes:
         lossy: the call takes `residual=`, an fp32 tensor as long as `x`, and writes there what it lost.
@@ -99,7 +100,7 @@ class Mean(Stage):
 
 @dataclass(frozen=True, repr=False)
 class CompressedMean(Stage):
-    """The mean over all ranks of compressed values, compressed again:  x ← Q((1/n) Σ_r Q(x_r)), shard by shard.
+    """The mean over all ranks of compressed values, compressed again:  x ← Q((1/n) Σ_r Q(x_r)); a few only once.
 
     Q is what `compressor` keeps.
     """
@@ -254,8 +255,7 @@ class ErrorFeedback(Stage):
         if comm.size == 1:
             return self.inner(x, state["inner"], comm)
         e = state["residual"]
-        lost = torch.empty_like(e)
-        y = self.inner(x + e, state["inner"], comm, residual=lost)  # type: ignore[call-arg]
+        y = self.inner(x + e, state["inner"], comm, residual=(lost := torch.empty_like(e)))  # type: ignore[call-arg]
         keep_(e, lost, where=finite(y))
         return x.copy_(y)
 
@@ -289,9 +289,12 @@ def finite(x: Tensor) -> Tensor:
     """Whether every value of `x` is finite: a bool on the device of `x`, without a synchronisation."""
     if x.numel() == 0:
         return torch.ones((), dtype=torch.bool, device=x.device)
-    return torch.isfinite(torch.linalg.vector_norm(x, float("inf")))
+    low, high = torch.aminmax(x)  # both are NaN if one value is
+    return torch.isfinite(torch.maximum(high, -low))
 
 
 def keep_(state: Tensor, new: Tensor, where: Tensor) -> Tensor:
     """state ← new where the bool `where` is true; else it stays as it was."""
+    if where.is_cpu:  # to ask waits for nothing
+        return state.copy_(new) if where else state
     return torch.where(where, new, state, out=state)

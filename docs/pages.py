@@ -10,6 +10,7 @@ ROOT = HERE.parent
 SHOWN = {
     "readme": "README.md",
     "benchmarks": "bench/README.md",
+    "networks": "bench/network/README.md",
     "changelog": "CHANGELOG.md",
     "contributing": "CONTRIBUTING.md",
 }

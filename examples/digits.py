@@ -1,12 +1,13 @@
 """Handwritten digits, of which no rank can learn to read all alone: rank r of n holds only those with d mod n = r.
 
-    torchrun --standalone --nproc_per_node=4 examples/digits.py                        # every algorithm in turn
+    torchrun --standalone --nproc_per_node=4 examples/digits.py                        # one algorithm after another
     torchrun --standalone --nproc_per_node=4 examples/digits.py --algorithm bytegrad   # one of them
 
 Trains a small convolutional network on the digits that scikit-learn ships, once without communication and once with
-each algorithm, every time from the same weights and on the same batches. A table tells how well the mean of the ranks'
-networks reads images that no rank has trained on, and what each rank sent for it; a picture shows how the loss falls
-with the bytes sent. The program fails if communication turns out to be needless, or an algorithm not to learn.
+each algorithm but `async_model_average`, every time from the same weights and on the same batches. A table tells how
+well the mean of the ranks' networks reads images that no rank has trained on, and what each rank sent for it; a picture
+shows how the loss falls with the bytes sent. The program fails if communication turns out to be needless, or an
+algorithm not to learn.
 
 Uses a GPU for each rank and NCCL where there are enough, otherwise the CPU and gloo.
 """

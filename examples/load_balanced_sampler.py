@@ -1,6 +1,6 @@
 """Texts of unequal length on several ranks: a token budget per batch, equal work at every step.
 
-torchrun --nproc-per-node 2 examples/load_balanced_sampler.py
+torchrun --nproc_per_node=2 examples/load_balanced_sampler.py
 """
 
 import torch

@@ -45,7 +45,7 @@ def test_a_flight_can_be_failed_while_it_is_stuck():
         flight.result()
     began = time.monotonic()
     way.close(wait=False)
-    assert time.monotonic() - began < 0.1
+    assert time.monotonic() - began < 1.0
     stuck.set()
 
 

@@ -31,7 +31,8 @@ class Way:
         lr, momentum: of the optimizer, a plain SGD.
         reaches: the share of the test images that the mean of the networks reads.
         ranks: how many; rank r has the digits d with d mod ranks = r.
-        pace: seconds that a step takes at least: flights that nobody waits for must have time to come.
+        pace: seconds that a step takes at least, and ranks keep within ten steps of one another: flights that nobody
+            waits for must have time to come, however busy the machine is.
         nodes: whether they are divided into nodes of two.
     """
 
@@ -67,7 +68,7 @@ WAYS = {
     "diloco": Way(lambda bk: bk.algorithms.diloco(every=5), lr=0.1, reaches=0.89),
     "diloco-fragments": Way(lambda bk: bk.algorithms.diloco(every=6, fragments=2, delay=1), 0.1, reaches=0.89),
     "async_model_average": Way(
-        lambda bk: bk.algorithms.async_model_average(warmup_steps=5), lr=0.1, reaches=0.85, pace=0.005
+        lambda bk: bk.algorithms.async_model_average(warmup_steps=5), lr=0.1, reaches=0.85, pace=0.01
     ),
 }
 PRECISIONS = {"fp32": None, "bf16": torch.bfloat16, "fp16": torch.float16}
@@ -171,6 +172,8 @@ def train(way, precision, parts, backend):
                 scaler.update()
             schedule.step()
             time.sleep(way.pace)
+            if way.pace and step % 10 == 9:
+                dist.barrier()
         made = att.step
         alone = accuracy(model, tested)
         att.merge()

@@ -3,7 +3,7 @@
     x_r ← x_r − γ d(g_r(x_r))                              in every step, waiting for nobody
     x_r ← x_r + (1/|A|) Σ_{j in A} x̂_j − x̂_r              whenever a flight arrives
 
-x̂_j being the weights that rank j launched and A the ranks that still train. What a rank learned during the flight is
+x̂_j being the weights that rank j launched and A the ranks that still train. What a rank learnt during the flight is
 kept. Gan et al. 2021, "BAGUA", arXiv:2107.01499, section 3; as AsyncModelAverage there.
 """
 
@@ -21,6 +21,9 @@ def async_model_average(warmup_steps: int = 0, interval: float = 0.0) -> Algorit
     Args:
         warmup_steps: average gradients in the first so many steps, so that ranks set out together.
         interval: seconds to let pass between the landing of a flight and the launch of the next.
+
+    Raises:
+        ValueError: `warmup_steps` is no whole number, or `interval` is negative.
     """
     flight = free_running(Mean(), interval=interval, start=whole("warmup_steps", warmup_steps, 0))
     return (during_backward(Mean(), stop=warmup_steps), flight) if warmup_steps else flight

@@ -28,6 +28,11 @@ def decentralized(topology: Topology | None = None, order: Literal["awc", "atc"]
             exponential for n = 2^k, BaseK(1) otherwise.
         order: "awc" or "atc", the equations are those of the module.
         every: exchange only in every so many steps.
+
+    Raises:
+        ValueError: there is no such `order`, or `every` is less than 1; from `attach`, the matrices are not doubly
+            stochastic for as many ranks.
+        TypeError: `topology` is not a topology.
     """
     stage = NeighborMean(OnePeerExact() if topology is None else topology)
     if order == "awc":

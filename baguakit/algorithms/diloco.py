@@ -117,6 +117,10 @@ def diloco(
         delay: let the result land this many steps later, and train on meanwhile; the progress made is kept.
         fragments: cut the weights into so many fragments of like size, which take turns within the `every` steps.
         options: of the outer optimizer; by default those of the paper: SGD(lr=0.7, momentum=0.9, nesterov=True).
+
+    Raises:
+        TypeError: `optimizer` is no class of optimizers, `inner` is no stage, or there is no such option.
+        ValueError: `every` is less than 1, `delay` or `fragments` more than `every`, or an option impossible.
     """
     chosen = options or (NESTEROV if optimizer is torch.optim.SGD else {})
     step = OuterStep(optimizer, inner, **chosen)

@@ -78,6 +78,10 @@ def gradient_tracking(topology: Topology | None = None, order: Literal["awc", "a
         topology: doubly stochastic, as in `decentralized`; for `order="push_sum"` column-stochastic, such as
             `FromDigraph(…)`. None: `OnePeerExact()`.
         order: how the weights are averaged: "awc", "atc" or "push_sum", the equations are those of the module.
+
+    Raises:
+        ValueError: there is no such `order`; from `attach`, the matrices do not fit it for as many ranks.
+        TypeError: `topology` is not a topology.
     """
     if order not in ("awc", "atc", "push_sum"):
         raise ValueError(f'order is "awc", "atc" or, on directed graphs, "push_sum"; not {order!r}')

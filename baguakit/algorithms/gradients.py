@@ -27,6 +27,9 @@ def bytegrad(compressor: Compressor = MinMaxUInt8(), error_feedback: bool = Fals
         compressor: how values look on the wire.
         error_feedback: add what compression lost in one step to the gradients of the next; costs an fp32 copy of
             the gradients.
+
+    Raises:
+        TypeError: `compressor` is not a compressor, or a sparse one, for which there is `top_k`.
     """
     mean = CompressedMean(compressor)
     return during_backward(ErrorFeedback(mean) if error_feedback else mean)

@@ -16,6 +16,9 @@ def local_sgd(every: int = 8, start: int = 0) -> Algorithm:
     Args:
         every: H, the number of local steps between averages.
         start: until this step average gradients instead (post-local SGD).
+
+    Raises:
+        ValueError: `every` is less than 1, or `start` negative.
     """
     average = after_step(Mean(), every=every, start=whole("start", start, 0))
     return (during_backward(Mean(), stop=start), average) if start else average

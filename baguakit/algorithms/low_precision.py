@@ -63,22 +63,31 @@ class Gossip(Stage):
         own = self.topology.weights(comm.rank, comm.size, 0)[comm.rank]
         return torch.add(state["neighbors"], state["replica"], alpha=own)
 
-    def share(self, change: Tensor, state: State, comm: Comm) -> Tensor:
-        """Send Q(change), let every replica change by what its rank sent, and return what this one sent.
-
-        A change that is not finite is added to no replica, neither here nor where it arrives: all judge by its bytes.
-        """
+    def send(self, change: Tensor, comm: Comm) -> tuple[Tensor, dict[int, Tensor]]:
+        """Send Q(change); return what it decompresses to, and what the neighbours sent, packed."""
         weights, targets = links(self.topology, comm.rank, comm.size, 0)
         packed = self.compressor.compress(change.view(1, -1), key=comm.key())
         received = comm.exchange(packed, [peer for peer in weights if peer != comm.rank], targets)
-        for peer, theirs in received.items():
-            state["neighbors"].add_(self._kept(theirs, change), alpha=weights[peer])
-        state["replica"].add_(self._kept(packed, change))
-        return self.compressor.decompress(packed, change.numel(), change.dtype)[0]
+        return self.compressor.decompress(packed, change.numel(), change.dtype)[0], received
 
-    def _kept(self, packed: Tensor, like: Tensor) -> Tensor:
-        q = self.compressor.decompress(packed, like.numel(), like.dtype)[0]
-        return torch.where(finite(q), q, torch.zeros_like(q))
+    def follow(self, state: State, q: Tensor, received: dict[int, Tensor], comm: Comm) -> None:
+        """Let every replica change by what its rank sent: this one by q, the neighbours by what was received.
+
+        A change that is not finite is added to no replica, neither here nor where it arrives: all judge by its bytes.
+        """
+        weights, _ = links(self.topology, comm.rank, comm.size, 0)
+        for peer, packed in received.items():
+            theirs = self.compressor.decompress(packed, q.numel(), q.dtype)[0]
+            state["neighbors"].add_(kept(theirs), alpha=weights[peer])
+        state["replica"].add_(kept(q))
+
+
+def kept(q: Tensor) -> Tensor:
+    """q where all of it is finite, else nothing."""
+    whole = finite(q)
+    if whole.is_cpu:  # to ask waits for nothing
+        return q if whole else torch.zeros_like(q)
+    return torch.where(whole, q, 0.0)
 
 
 @dataclass(frozen=True, repr=False)
@@ -88,9 +97,11 @@ class DifferenceCompression(Gossip):
     def __call__(self, x: Tensor, state: State, comm: Comm) -> Tensor:
         if comm.size == 1:
             return x
-        r = state["replica"].clone()
-        q = self.share(x - r + self.mix(state, comm) - r, state, comm)
-        return x.copy_(r.add_(q))
+        r = state["replica"]
+        q, received = self.send((x - r).add_(self.mix(state, comm)).sub_(r), comm)
+        torch.add(r, q, out=x)
+        self.follow(state, q, received, comm)
+        return x
 
 
 @dataclass(frozen=True, repr=False)
@@ -107,7 +118,7 @@ class Choco(Gossip):
     def __call__(self, x: Tensor, state: State, comm: Comm) -> Tensor:
         if comm.size == 1:
             return x
-        self.share(x - state["replica"], state, comm)
+        self.follow(state, *self.send(x - state["replica"], comm), comm)
         return x.add_((self.mix(state, comm) - state["replica"]).to(x.dtype), alpha=self.gamma)
 
 
@@ -120,6 +131,10 @@ def low_precision_decentralized(
         topology: static, symmetric and doubly stochastic. Sends a message to each neighbour.
         compressor: exact enough that its error shrinks with what it compresses, such as MinMaxUInt8.
         every: exchange only after every so many steps.
+
+    Raises:
+        TypeError: `topology` is not a topology, or `compressor` not a compressor.
+        ValueError: `every` is less than 1; from `attach`, the topology changes or is not symmetric.
     """
     return after_step(DifferenceCompression(topology, compressor), every=every)
 
@@ -135,5 +150,10 @@ def choco(
         gamma: the share of the way to the neighbours that a rank goes in each step; 1 with no compression is ATC. With
             TopK(0.05) begin at 0.3; a `consensus_distance()` that keeps growing says that it is too large.
         every: exchange only after every so many steps.
+
+    Raises:
+        TypeError: `topology` is not a topology, or `compressor` not a compressor.
+        ValueError: `gamma` is not in (0, 1], or `every` less than 1; from `attach`, the topology changes or is not
+            symmetric.
     """
     return after_step(Choco(topology, compressor, gamma=gamma), every=every)

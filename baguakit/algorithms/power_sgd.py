@@ -67,7 +67,7 @@ class LowRankMean(Stage):
         q = [matrix.T @ each for matrix, each in zip(wide, p, strict=True)]
         if residual is not None:
             for lost, matrix, each, mine in zip(cut(residual, layout)[0], wide, p, q, strict=True):
-                lost.copy_(matrix - each @ mine.T)
+                torch.sub(matrix, each @ mine.T, out=lost)
         mean_(q, comm)
         for i, (matrix, each, new) in enumerate(zip(matrices, p, q, strict=True)):
             matrix.copy_(each @ new.T)
@@ -88,11 +88,15 @@ def cut(x: Tensor, layout: list[tuple[int, ...]]) -> tuple[list[Tensor], list[Te
 def power_sgd(rank: int = 4, warmup_steps: int = 0) -> Algorithm:
     """Gradients averaged through factors of few columns, what is lost being added to the next step's.
 
-    Sends rank · (m + k) values for a matrix of m · k. Costs an fp32 copy of the gradients, and the factors.
+    Sends 2 (n − 1)/n · rank · (m + k) values for a matrix of m × k. Costs an fp32 copy of the gradients, and the
+    factors.
 
     Args:
         rank: columns of the factors; 1 to 4 for large models.
         warmup_steps: average exactly in the first so many steps.
+
+    Raises:
+        ValueError: `rank` is less than 1, or `warmup_steps` negative.
     """
     start = whole("warmup_steps", warmup_steps, 0)
     low = during_backward(ErrorFeedback(LowRankMean(rank)), start=start)

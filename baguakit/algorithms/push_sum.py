@@ -86,5 +86,9 @@ def push_sum(topology: Topology, every: int = 1) -> Rule:
     Args:
         topology: column-stochastic, such as `FromDigraph(…)`, or doubly stochastic.
         every: exchange only after every so many steps.
+
+    Raises:
+        TypeError: `topology` is not a topology.
+        ValueError: `every` is less than 1; from `attach`, columns do not sum to 1 for as many ranks.
     """
     return after_step(PushSum(topology), every=every)

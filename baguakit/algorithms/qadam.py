@@ -1,10 +1,10 @@
 """QAdam: Adam whose variance is frozen after a warm-up, so that its momentum can be averaged in few bits.
 
-For g the mean gradient, g_r that of rank r, t = 1, 2 … the optimizer step, W the length of the warm-up:
+For g the mean gradient, g_r that of rank r, t = 1, 2 … the optimizer step, T the length of the warm-up:
 
-    t ≤ W    m ← β₁ m + (1 − β₁) g                  v ← β₂ v + (1 − β₂) g²           (exact Adam)
-    t > W    m ← Q-mean over r of (β₁ m + (1 − β₁) g_r)                              (v stays)
-    d ← m / (1 − β₁ᵗ) / ( √( v / (1 − β₂^min(t, W)) ) + ε )
+    t ≤ T    m ← β₁ m + (1 − β₁) g                  v ← β₂ v + (1 − β₂) g²           (exact Adam)
+    t > T    m ← Q-mean over r of (β₁ m + (1 − β₁) g_r)                              (v stays)
+    d ← m / (1 − β₁ᵗ) / ( √( v / (1 − β₂^min(t, T)) ) + ε )
 
 d is put where the gradient was, and a plain `SGD(lr)` behind it takes Adam's step: its `weight_decay` is then AdamW's,
 decoupled, and its parameter groups may have step sizes and decays of their own.
@@ -66,8 +66,8 @@ class AdamDirection(Stage):
         else:
             new = self.averaged(state["m"].lerp(x.float(), 1 - beta1), state, comm)
         m, v = new["m"], new["v"] if "v" in new else state["v"]
-        scale = (v / (1 - beta2 ** min(t, self.warmup_steps))).sqrt().add_(self.eps)
-        d = m / (1 - beta1**t) / scale
+        scale = (v / (1 - beta2 ** min(t, self.warmup_steps))).sqrt_().add_(self.eps)
+        d = (m / (1 - beta1**t)).div_(scale)
         if self.bound and t > self.warmup_steps:
             limit = (1 - beta1) / (1 - beta2) ** 0.5
             d.clamp_(-limit, limit)
@@ -98,10 +98,14 @@ def qadam(
     the gradients, as Adam does, and one more with error feedback.
 
     Args:
-        warmup_steps: W, at least 1; long enough for the variance to settle.
+        warmup_steps: T, at least 1; long enough for the variance to settle.
         betas, eps: of Adam.
         compressor: of the momentum; one that keeps zeros, so that parameters without a gradient stay put.
         error_feedback: add what compression lost in one step to the momentum of the next.
         bound: let no value move further than Adam itself could.
+
+    Raises:
+        ValueError: `warmup_steps` is less than 1, or a beta not in [0, 1).
+        TypeError: `compressor` is not a compressor.
     """
     return during_backward(AdamDirection(warmup_steps, betas, eps, compressor, error_feedback, bound))

@@ -18,5 +18,8 @@ def top_k(ratio: float = 0.01) -> Rule:
 
     Args:
         ratio: the share of entries that a rank sends, of each bucket.
+
+    Raises:
+        ValueError: `ratio` is not in (0, 1].
     """
     return during_backward(ErrorFeedback(SparseMean(TopK(ratio))))

@@ -34,7 +34,7 @@ class Attachment:
 
     @property
     def step(self) -> int:
-        """Optimizer steps made since the attachment was."""
+        """Optimizer steps made since the attachment was made."""
         return self._engine.clock.step
 
     @contextlib.contextmanager
@@ -196,7 +196,9 @@ def attach(
         with bk.attach(model, optimizer, bk.algorithms.bytegrad()):
             train()
 
-    Collective: all ranks of the group attach the same, in the same order. An error on one rank is raised on all.
+    Collective: all ranks of the group attach the same, in the same order. An error on one rank is raised on all. In
+    training, a rank that is dead, late, gone or has raised is named on the others by a RuntimeError, the `PeerError`
+    of `baguakit.attach.monitor`.
 
     Args:
         model: any module; its trainable parameters are on one device.
@@ -204,7 +206,7 @@ def attach(
             on gradients only.
         algorithms: what to do, such as `bk.algorithms.bytegrad()`: rules, or tuples of rules.
         comm: the group; None means all ranks. With a mesh, `hierarchical` algorithms know the nodes.
-        bucket_bytes: parameters travel together in buckets of about this size.
+        bucket_bytes: parameters travel together in buckets of about so many bytes.
         broadcast: begin with the weights, buffers and optimizer state of rank 0.
         scaler: the GradScaler in use, so that stages see gradients without its factor; weight rules want torch's
             `ShardedGradScaler`, with which all ranks skip a step together.

@@ -8,7 +8,7 @@ class Clock:
     """What hooks read and write.
 
     Attributes:
-        step: optimizer steps made since the attachment was.
+        step: optimizer steps made since the attachment was made.
         synchronising: false inside `no_sync()`, where gradients are only accumulated.
     """
 

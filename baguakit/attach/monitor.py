@@ -58,7 +58,9 @@ class Monitor:
         self._latest: dict[int, str] = {}
         self._air: dict[Traveller, tuple[int, int]] = {}  # lane, and the ordinal of the launch there
         self._lock, self._over = threading.Lock(), threading.Event()
+        self._asked: float | None = None  # since when the store owes an answer
         self._thread: threading.Thread | None = None
+        self._clock: threading.Thread | None = None
 
     # What the attachment tells
 
@@ -68,6 +70,8 @@ class Monitor:
             self._write()
             self._thread = threading.Thread(target=self._watch, name="baguakit monitor", daemon=True)
             self._thread.start()
+            self._clock = threading.Thread(target=self._watch_the_store, name="baguakit monitor clock", daemon=True)
+            self._clock.start()
 
     def launched(self, lane: int, trip: Traveller) -> None:
         """A flight has been put on a lane."""
@@ -116,15 +120,18 @@ class Monitor:
             how, why = GAVE_UP, str(self.error)
         self._left = (how, why)
         self._over.set()
-        if self._thread is not None:
-            self._thread.join()
-            self._thread = None
+        if self._thread is not None and self._clock is not None:
+            self._clock.join()
+            self._thread.join(self.silence)
+            stuck, self._thread, self._clock = self._thread.is_alive(), None, None
+            if stuck:  # in a call that ends once the store answers or its connection breaks; nothing gets through
+                return
             try:
                 self._write()
             except Exception:  # the store died with its host: nobody is left to read this
                 return
 
-    # The thread
+    # The threads
 
     def _watch(self) -> None:
         seen: dict[int, tuple[int, float]] = {}
@@ -136,6 +143,19 @@ class Monitor:
                 if not self._over.is_set() and self._oldest() is not None:
                     self._lost(error)
                     return
+
+    def _watch_the_store(self) -> None:
+        """Speak where the other thread cannot: it waits for a store from which no word comes."""
+        while not self._over.wait(self.beat) and self.error is None:
+            asked, oldest = self._asked, self._oldest()
+            if asked is None or oldest is None or time.time() - oldest[0].launched <= self.timeout:
+                continue
+            if (silent := time.monotonic() - asked) > self.silence:
+                self._fail(
+                    f"rank {self.rank} has had no answer from the store, which rank 0 or torchrun holds, for "
+                    f"{silent:.1f} s, and {oldest[0]} has not arrived within {self.timeout:g} s: "
+                    "the link between the two hosts is down, or that host stands still"
+                )
 
     def _look(self, seen: dict[int, tuple[int, float]]) -> None:
         oldest = self._oldest()
@@ -188,7 +208,9 @@ class Monitor:
         """
         now = time.monotonic()
         others = [r for r in range(self.size) if r != self.rank]
+        self._asked = now
         records = {r: json.loads(self.store.get(str(r))) for r in others}
+        self._asked = None
         behind = []
         for r, (beats, launches, how, why) in records.items():
             done, latest = launches.get(str(lane), [0, "nothing"])

@@ -16,7 +16,8 @@ class Compressor:
     """Rows (rows, n) of floating-point values as rows of bytes (rows, row_bytes(n)), in one contiguous uint8 tensor.
 
     All arithmetic is fp32, whatever the dtype of the values. A NaN or an infinity is passed on: what it touches reads
-    as not finite.
+    as not finite. Values are float32, bfloat16, float16 or float64: another dtype raises a TypeError, and a shape that
+    does not fit a ValueError.
 
     Attributes:
         dense: packed rows hold all places, and so can be averaged packed, by `reduce`.

@@ -18,6 +18,14 @@ class Float8(Blockwise):
     are spread evenly MinMaxUInt8 loses less; where small ones lie beside large ones, this. Zeros are exact. A block
     adds one byte: 8.0625 bits a value. With `stochastic=True` values are rounded up or down at random without bias,
     drawn from `key` and the position of the value: ranks that must draw differently need different keys.
+
+    Args:
+        format: "e4m3", of more precision, or "e5m2", of more range.
+        block: how many values a block has: a power of two, 64 to 8192.
+        stochastic: round at random, as above, instead of to the nearest.
+
+    Raises:
+        ValueError: `block` is anything else, or there is no such format.
     """
 
     format: str = "e4m3"

@@ -15,6 +15,13 @@ class MinMaxUInt8(Blockwise):
     block adds 8 bytes. `block=None` makes each row one block, as Bagua does: one outlier then coarsens the whole row.
     With `stochastic=True` values are rounded up or down at random without bias, drawn from `key` and the position of
     the value: ranks that must draw differently need different keys.
+
+    Args:
+        block: how many values a block has: a power of two, 64 to 8192; or None, the whole row.
+        stochastic: round at random, as above, instead of to the nearest.
+
+    Raises:
+        ValueError: `block` is anything else.
     """
 
     block: int | None = 512

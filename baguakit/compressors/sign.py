@@ -14,6 +14,12 @@ class Sign(Blockwise):
     Of all that a block can be with one magnitude and these signs it is the nearest, and yet far: use it with error
     feedback, and with plain SGD or a smaller step, since momentum amplifies what returns. Zeros read as positive,
     unless their whole block is zero. A block adds 4 bytes: 1.03 bits a value.
+
+    Args:
+        block: how many values a block has: a power of two, 64 to 8192.
+
+    Raises:
+        ValueError: `block` is anything else.
     """
 
     block: int = 1024

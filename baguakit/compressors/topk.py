@@ -19,6 +19,12 @@ class TopK(Compressor):
     rise, and none occurs twice, so that rows can be added in any device's own way and yet with the same result. What
     is not finite counts as largest and is passed on. Nothing waits for a GPU. Ranks keep different places, so there is
     no `reduce`: use it in `SparseMean`.
+
+    Args:
+        ratio: the share of the values of a row that is kept, in (0, 1].
+
+    Raises:
+        ValueError: `ratio` is anything else; or, from `compress`, a row has 2³¹ values or more.
     """
 
     ratio: float

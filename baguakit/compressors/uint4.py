@@ -15,6 +15,13 @@ class UInt4(Blockwise):
     ulps; zeros are exact. A block adds 4 bytes: 4.125 bits a value. Use it with error feedback where gradients are
     averaged. With `stochastic=True` values are rounded up or down at random without bias, drawn from `key` and the
     position of the value: ranks that must draw differently need different keys.
+
+    Args:
+        block: how many values a block has: a power of two, 64 to 8192.
+        stochastic: round at random, as above, instead of to the nearest.
+
+    Raises:
+        ValueError: `block` is anything else.
     """
 
     block: int = 256

@@ -31,6 +31,9 @@ class LoadBalancedSampler(Resumable[int], DistributedSampler[int]):
 
     Without `shuffle` steps run from cheap to costly. It is a `DistributedSampler`, so trainers that add one of their
     own leave it in place; call `set_epoch` before each epoch. Complexity given as a function is a collective call.
+
+    Raises ValueError or TypeError for costs that are not one finite, non-negative number per sample, ValueError for a
+    rank or a setting that is impossible.
     """
 
     def __init__(
@@ -87,6 +90,9 @@ class LoadBalancedBatchSampler(Resumable[list[int]], Sampler[list[int]]):
     The number of steps, `len(sampler)`, is equal on all ranks and may differ from epoch to epoch when there is a
     budget. Other arguments are as in `LoadBalancedSampler`. Trainers that insert samplers of their own must be told not
     to (Lightning: `Trainer(use_distributed_sampler=False)`); Lightning finds `set_epoch` by itself.
+
+    Raises as `LoadBalancedSampler`, and ValueError without `batch_size` and `budget`, or where one sample exceeds the
+    budget.
     """
 
     def __init__(

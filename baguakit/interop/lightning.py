@@ -41,7 +41,7 @@ class BaguaStrategy(DDPStrategy):
     Args:
         algorithm: what to do, such as `bk.algorithms.bytegrad()`, or a tuple of rules; or the name of one of
             `bk.algorithms`, which is called without arguments.
-        bucket_bytes: parameters travel together in buckets of about this size.
+        bucket_bytes: parameters travel together in buckets of about so many bytes.
         flight_timeout: seconds (or a timedelta) after which a flight is given up and the rank at fault is named.
         options: those of `DDPStrategy` that are not about its wrapper, such as `process_group_backend`, `timeout`,
             `start_method`, `precision_plugin` and `checkpoint_io`.

@@ -1,7 +1,7 @@
-"""TCP for NCCL: a network plugin of several streams a connection, and settings for NCCL's own sockets that suit a link.
+"""TCP for NCCL: a network plugin of several flows a connection, and settings for NCCL's own sockets that suit a link.
 
 Clouds limit what one TCP flow may carry, and one core cannot fill a fast NIC, so NCCL wants several flows. Either give
-it the plugin, which lets a slow flow take less (`baguanet.c` says how, and lists its settings):
+it the plugin, which lets a slow flow take less (`baguanet.c` says how, calls them streams, and lists its settings):
 
     python -m baguakit.net build                     # with this machine's C compiler; prints what to export
 

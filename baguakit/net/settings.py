@@ -14,7 +14,8 @@ class SocketSettings:
     """Threads of a connection of NCCL, sockets of each thread, and the rate that they reached, in bytes a second.
 
     `threads` is 1 to 16 and `threads × sockets_per_thread` at most 64, as NCCL has it. NCCL opens a connection for
-    each channel and peer, and each has as many flows.
+    each channel and peer, and each has as many flows. Raises ValueError for numbers beyond these, and for a rate that
+    is not positive.
     """
 
     threads: int

@@ -48,7 +48,10 @@ def fuse(optimizer: Optimizer) -> Optimizer:
 
 
 def unfuse(optimizer: Optimizer) -> Optimizer:
-    """Let a fused optimizer step its parameters one by one again, with the state it has, and return it."""
+    """Let a fused optimizer step its parameters one by one again, with the state it has, and return it.
+
+    One that is not fused is returned as it is.
+    """
     fusion = fusion_of(optimizer)
     if fusion is not None:
         fusion.remove()

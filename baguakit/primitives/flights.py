@@ -68,6 +68,12 @@ def launch(stage: Stage, x: Tensor, comm: Comm, state: dict[str, Any] | None = N
         comm: the group, at the round to play.
         state: what the stage remembers from flight to flight, as `stage.init(Bucket.of(x), comm)` returned it; made
             anew for this one flight if None.
+
+    Returns:
+        A `LaunchedFlight`: `done()`, `land_(x)`, which raises what the stage raised.
+
+    Raises:
+        TypeError: `x` is not floating, or is sparse.
     """
     check_averageable(x)
     flat = x.detach().reshape(-1).clone()

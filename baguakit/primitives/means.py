@@ -15,6 +15,12 @@ def mean_(x: Tensor, comm: Comm) -> Tensor:
     Args:
         x: a floating tensor of any shape, or a list of them; overwritten.
         comm: the group. With one rank nothing happens.
+
+    Returns:
+        `x`.
+
+    Raises:
+        TypeError: a tensor is not floating, or is sparse.
     """
     if comm.size > 1:
         comm.all_reduce(x.mul_(1 / comm.size))

@@ -50,6 +50,7 @@ def neighbor_mean_(
     Raises:
         ValueError: the topology changes from round to round and `comm` stands at none, or does not fit the group; or,
             on every rank, ranks do not agree on who sends to whom.
+        TypeError: a tensor is not floating, `comm` is missing, or peers are named in two ways or in none.
     """
     if comm is None:
         raise TypeError("neighbor_mean_ is told its group: comm=bk.Comm()")
@@ -111,7 +112,7 @@ def neighbor_gather(
         check: as in `neighbor_mean_`.
 
     Raises:
-        ValueError: as in `neighbor_mean_`.
+        ValueError, TypeError: as in `neighbor_mean_`, but for the dtype.
     """
     if comm is None or (topology is None) == (src_ranks is None):
         raise TypeError("neighbor_gather takes comm=, and either a topology or src_ranks=, whom this rank hears")

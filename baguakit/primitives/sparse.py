@@ -21,6 +21,13 @@ def sparse_mean_(x: Tensor, compressor: Compressor, comm: Comm, residual: Tensor
         compressor: such as `compressors.TopK(0.01)`.
         comm: the group. With one rank nothing happens and nothing is lost.
         residual: fp32, as long as `x`; overwritten by what this rank did not send.
+
+    Returns:
+        `x`.
+
+    Raises:
+        TypeError: a tensor is not floating, or is sparse.
+        ValueError: `residual` is not contiguous, not fp32, or not as long as `x`.
     """
     if residual is not None:
         check_residual(residual, x)

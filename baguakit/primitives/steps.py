@@ -167,6 +167,9 @@ def gradient_norm(grads: Tensors, found_inf: Tensor | None = None) -> Tensor:
         grads: fp32, bf16 or fp16.
         found_inf: a floating tensor with one value, on their device; overwritten by 1 if the norm is not finite, by 0
             if it is.
+
+    Raises:
+        TypeError, ValueError: there are no gradients, they cannot be taken together, or `found_inf` is elsewhere.
     """
     if torch.compiler.is_compiling():
         norm: Tensor = _norm(list(listed(role_of(grads))), found_inf)
@@ -179,6 +182,8 @@ def _gradient_norm(role: Role, found_inf: Tensor | None) -> Tensor:
     if not tensors:
         raise ValueError("there are no gradients to take a norm of")
     if found_inf is not None:
+        if not isinstance(found_inf, Tensor):
+            raise TypeError(f"found_inf is a tensor with one value, to be written to, not {found_inf!r}")
         check_number("found_inf", found_inf, tensors[0].device)
         if found_inf.device != tensors[0].device:
             raise ValueError(

@@ -2,7 +2,7 @@
 
 In one round every rank replaces its tensor by a weighted mean of what it hears,
 
-    x_i  <-  Σ_j W_ij x_j        W = topology.matrix(size, round),   row i = topology.weights(i, size, round)
+    x_i ← Σ_j W_ij x_j        W = topology.matrix(size, round),   row i = topology.weights(i, size, round)
 
 and a topology is nothing but that matrix, for every group size and every round: pure integers and weights, so it can
 be read, tested and drawn with no process started.

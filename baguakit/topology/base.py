@@ -27,7 +27,8 @@ class Topology(ABC):
     is right and slow: a topology that knows an answer in closed form overrides them.
 
     `round` is the ordinal of the exchange, 0, 1, 2 …, equal on all ranks. It is never optional: a time-varying
-    topology asked for the same round again and again would never mix.
+    topology asked for the same round again and again would never mix. A rank, a size or a round that there cannot be
+    raises a ValueError.
     """
 
     @abstractmethod
@@ -160,6 +161,10 @@ class Topology(ABC):
         Returns:
             A `matplotlib.figure.Figure` that stands alone (no pyplot): `.savefig("ring.png")`. In a notebook it shows
             itself after `%matplotlib inline`.
+
+        Raises:
+            ModuleNotFoundError: matplotlib is not installed.
+            ValueError: the group is impossible, or `rounds` is less than 1.
         """
         from .drawing import draw
 

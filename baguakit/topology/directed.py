@@ -30,6 +30,10 @@ class FromDigraph(Given):
         graph: anything with `nodes` and `edges`, such as a networkx digraph, or pairs (sender, hearer) of nodes; or a
             sequence of either, for the rounds 0, 1, 2, …, all with the same nodes.
         order: the nodes by rank; by default nodes that are 0, 1, … n − 1 are the ranks themselves.
+
+    Raises:
+        TypeError: this is no graph.
+        ValueError: a rank never hears of another, a graph is empty, or `order` does not name the nodes once each.
     """
 
     rounds: tuple[Edges, ...]

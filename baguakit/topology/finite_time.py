@@ -41,8 +41,11 @@ class BaseK(Topology):
     Args:
         k: the most peers that a rank meets in one round, 1 or more.
 
+    Raises:
+        ValueError: `k` is less.
+
     Takezawa, Sato, Bao, Niwa and Yamada 2023, "Beyond Exponential Graph: Communication-Efficient Topologies for
-    Decentralized Learning via Finite-time Convergence", arXiv 2305.11420, which takes powers of k + 1 for the blocks.
+    Decentralized Learning via Finite-time Convergence", arXiv:2305.11420, which takes powers of k + 1 for the blocks.
     """
 
     k: int

@@ -66,6 +66,10 @@ class FromMatrix(Given):
 
     Args:
         matrix: square, or a sequence of these for the rounds 0, 1, 2, …: lists, a numpy array, a tensor on the CPU.
+
+    Raises:
+        TypeError: this is no matrix and no sequence of them.
+        ValueError: a matrix is not square, not of one size with the others, or not doubly stochastic.
     """
 
     rounds: tuple[Matrix, ...]

@@ -26,6 +26,10 @@ class FromGraph(Given):
         order: the nodes by rank. By default nodes that are 0, 1, … n − 1 are the ranks themselves, and others get
             ranks in the order in which the graph lists them, as in `networkx.to_numpy_array`.
 
+    Raises:
+        TypeError: this is no graph.
+        ValueError: the graph is directed, empty or in several parts, or `order` does not name its nodes once each.
+
     Xiao and Boyd 2004, "Fast linear iterations for distributed averaging", Systems & Control Letters 53.
     """
 

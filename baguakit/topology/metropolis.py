@@ -47,6 +47,9 @@ class Grid2D(Topology):
     Args:
         rows, columns: the shape of the grid; if only one is given the other follows from n; if none is, the grid is as
             square as n allows, with no more rows than columns.
+
+    Raises:
+        ValueError: one of them is less than 1; or, once n is known, the ranks do not fill the grid.
     """
 
     rows: int | None = None

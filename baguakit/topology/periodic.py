@@ -17,8 +17,8 @@ class OnePeerExponential(Topology):
     comes first, since ∏ (I + S^(2^k)) / 2 = Σ S^j / n and shifts commute. Otherwise the mean is approached but never
     reached. Period τ, doubly stochastic, symmetric and static for n ≤ 2 only.
 
-    Ying et al. 2021, "Exponential Graph is Provably Efficient for Decentralized Deep Training", arXiv 2110.13363;
-    Assran et al. 2019, "Stochastic Gradient Push for Distributed Deep Learning", arXiv 1811.10792.
+    Ying et al. 2021, "Exponential Graph is Provably Efficient for Decentralized Deep Training", arXiv:2110.13363;
+    Assran et al. 2019, "Stochastic Gradient Push for Distributed Deep Learning", arXiv:1811.10792.
     """
 
     def links(self, rank: int, size: int, round: int) -> Iterator[tuple[int, float]]:
@@ -89,7 +89,7 @@ class Hypercube(_Pairs):
     rounds give the exact mean, whichever comes first. Needs n = 2^k: pairs that share half and half reach the mean in
     finite time for no other n. Symmetric, doubly stochastic, period log₂ n, static for n ≤ 2 only.
 
-    Shi, Li, Johansson and Johansson 2016, "Finite-Time Convergent Gossiping", arXiv 1206.0992.
+    Shi, Li, Johansson and Johansson 2016, "Finite-Time Convergent Gossiping", arXiv:1206.0992.
     """
 
     def check(self, size: int) -> None:
@@ -126,7 +126,7 @@ class ShiftOne(_Pairs):
     0 for n = 4, 0.35 for n = 8 and 0.57 for n = 16, where `Hypercube` is exact after 2, 3 and 4. Needs an even n.
     Symmetric, doubly stochastic, period h, static for n ≤ 2 only.
 
-    Gan et al. 2021, "BAGUA: Scaling up Distributed Learning with System Relaxations", arXiv 2107.01499.
+    Gan et al. 2021, "BAGUA: Scaling up Distributed Learning with System Relaxations", arXiv:2107.01499.
     """
 
     def check(self, size: int) -> None:
@@ -167,8 +167,11 @@ class RandomMatching(_Pairs):
     Args:
         seed: a whole number, of which 64 bits count; the same on all ranks.
 
+    Raises:
+        TypeError: `seed` is no whole number.
+
     Boyd, Ghosh, Prabhakar and Shah 2006, "Randomized gossip algorithms", IEEE Transactions on Information Theory 52.
-    Between outer optimizers it makes NoLoCo: Kolehmainen et al. 2025, arXiv 2506.10911.
+    Between outer optimizers it makes NoLoCo: Kolehmainen et al. 2025, arXiv:2506.10911.
     """
 
     seed: int = 0

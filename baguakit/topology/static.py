@@ -44,7 +44,7 @@ class Ring(Topology):
     and W = 11ᵀ/2; adding the two entries instead would give (1/3, 2/3), which only takes longer to agree.
     Symmetric, static, doubly stochastic.
 
-    Lian et al. 2017, "Can Decentralized Algorithms Outperform Centralized Algorithms?" (D-PSGD), arXiv 1705.09056.
+    Lian et al. 2017, "Can Decentralized Algorithms Outperform Centralized Algorithms?" (D-PSGD), arXiv:1705.09056.
     """
 
     def links(self, rank: int, size: int, round: int) -> Iterator[tuple[int, float]]:
@@ -71,7 +71,7 @@ class Exponential(Topology):
     n by more: 0.5 for 8 ranks and 0.67 for 32, where the ring has 0.987. Not exact for n > 3.
     Static, doubly stochastic, and symmetric for n ≤ 3 only.
 
-    Ying et al. 2021, "Exponential Graph is Provably Efficient for Decentralized Deep Training", arXiv 2110.13363.
+    Ying et al. 2021, "Exponential Graph is Provably Efficient for Decentralized Deep Training", arXiv:2110.13363.
     """
 
     def links(self, rank: int, size: int, round: int) -> Iterator[tuple[int, float]]:
@@ -107,10 +107,13 @@ class SymmetricExponential(Topology):
     for n ≤ 5 with b = 2. Static, symmetric, doubly stochastic.
 
     Args:
-        base: b; smaller ones mix faster and send more.
+        base: b, 2 or more; smaller ones mix faster and send more.
+
+    Raises:
+        ValueError: `base` is less.
 
     As in BlueFog: Ying et al. 2021, "BlueFog: Make Decentralized Algorithms Practical for Optimization and Deep
-    Learning", arXiv 2111.04287.
+    Learning", arXiv:2111.04287.
     """
 
     base: int = 4

@@ -1,6 +1,6 @@
 """Planning and tuning: measure the network once, predict every choice, pick one, and adjust it while training.
 
-    network = bk.tune.probe(comm)                              # α and β of its links, and how fast the codecs are
+    network = bk.tune.probe(comm)                              # α and β of its links, and how fast compressors are
     plan = bk.tune.plan(model, comm, network, step_seconds)    # algorithms × bucket sizes × flows, predicted
     tuner = bk.tune.autotune(att, plan)                        # bucket size and flows, in the first steps of training
 

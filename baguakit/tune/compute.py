@@ -19,8 +19,8 @@ class Compute:
     Attributes:
         forward, backward, optimizer: its parts; forward is all that comes before backward.
         ready: of each trainable parameter, in the model's order, the share of backward after which its gradient is
-            there. Empty: backward goes through the parameters from the last to the first, and takes as long for each
-            as it is large.
+            there. Empty: backward goes through the parameters from the last to the first, and takes time for
+            each in proportion to its size.
     """
 
     forward: float

@@ -11,6 +11,7 @@ which for one piece is q + w, one after the other. N values of e bytes, S = N e;
     stage                    w                                          q, beside copies                        P
     Mean                     all-reduce of S                                                                    1
     CompressedMean(c)        scattered and gathered, row(N/n)           N (compress + reduce + decompress)      1 to 8
+      if small               row(N) to each of the others               N (compress + n decompress)             1
     SparseMean(c)            all-gather of row(N)                       N (compress + n add)                    1
     NeighborMean(t)          S to each neighbour, the mean of a period                                          1
     Hierarchical(inner)      scattered and gathered in the node, and the inner stage on S/L between nodes
@@ -22,8 +23,9 @@ from dataclasses import dataclass, replace
 from functools import singledispatch
 
 from ..compressors import Compressor
-from ..primitives.compressed import PIECE_VALUES, PIECES, pays
+from ..primitives.compressed import in_one_hop, pays
 from ..primitives.neighbors import is_mean
+from ..primitives.shards import PIECE_VALUES, PIECES
 from ..stages import CompressedMean, ErrorFeedback, Hierarchical, Mean, NeighborMean, SparseMean, Stage
 from ..topology import Topology
 from .lines import all_gather, all_reduce, neighbors, ring, scatter_gather
@@ -131,11 +133,16 @@ def _(stage: CompressedMean, load: Load, place: Place) -> Cost:
 
 
 def compressed_mean(c: Compressor, load: Load, place: Place) -> Cost:
-    """Scattered, averaged and gathered as codes, in pieces; as values, where codes would be no shorter."""
+    """Codes: sent to all if few, else scattered, averaged and gathered in pieces; values where codes are no shorter."""
     n, N = place.ranks, load.values
     if n == 1 or not pays(N, load.value_bytes, c, n):
         return cost(Mean(), load, place)
     line, speed = place.link.exchange, place.network.codec(c)
+    if in_one_hop(N, c, n):
+        b = c.row_bytes(N)
+        sent = (n - 1) * b
+        q = N * (speed.compress + n * speed.decompress)
+        return replace(piped(q, neighbors(line, n - 1, b), line.busy * sent), sent=sent)
     P = max(1, min(PIECES, N // PIECE_VALUES))
     b = c.row_bytes(-(-N // n))
     sent = 2 * (n - 1) * b

@@ -96,7 +96,7 @@ def plan(
             slowest rank's counts. None counts communication alone.
         algorithms: what may be chosen, what you like best first: numerics are for you to decide. None means
             `gradient_allreduce()` and `bytegrad()`, which keep the loss.
-        bucket_bytes: bucket sizes to try. One that cuts the model as a smaller one does is left out.
+        bucket_bytes: bucket sizes to try, in bytes. One that cuts the model as a smaller one does is left out.
         flows: numbers of flows to try; None means all that the network was probed for.
 
     Raises:

@@ -196,7 +196,7 @@ def autotune(
     Args:
         att: what `bk.attach` returned.
         plan: where to begin: at its fastest row for the rules attached. None: at what the attachment has.
-        bucket_bytes: the sizes to go among.
+        bucket_bytes: the sizes to go among, in bytes.
         flows: the numbers of flows to go among; None: those of the plan, and without one no others than there are.
         steps: how many steps of a setting are counted; their median is.
         gain: by how much a setting must be faster to be taken for better.

@@ -7,6 +7,7 @@ from .rates import bits_per_second
 
 LINK = "eth0"  # what every host calls its link
 QUEUE_MS = 50  # how long a packet may wait for its turn before it is dropped
+CONGESTION = "cubic"  # the congestion control of Linux, whatever this machine has been set to
 BURST_MS, LEAST_BURST = 4, 32 << 10  # a scheduler that is late by less than a burst costs no speed
 
 
@@ -68,8 +69,9 @@ def build(wires: Wires, prefix: str) -> None:
         lines += [f"link set {port} master {bridge}", *up(port)]
     batch("ip", switch, lines)
     for host in range(wires.hosts):
-        address = f"addr add {wires.address(host)}/24 dev {LINK}"
-        batch("ip", host_name(prefix, host), [*up("lo"), *up(LINK), address])
+        address, net = wires.address(host), f"{wires.address(-1)}/24"
+        route = f"route replace {net} dev {LINK} scope link src {address} congctl {CONGESTION}"
+        batch("ip", host_name(prefix, host), [*up("lo"), *up(LINK), f"addr add {address}/24 dev {LINK}", route])
         shape(prefix, host, wires.rate, wires.delay)
     for node in range(wires.nodes or 0):
         queues = [queue(end, wires.between) for end in (f"up{node}", f"down{node}")]

@@ -18,7 +18,7 @@ from baguakit.topology import OnePeerExact, Ring
 from . import formulas, hivemind_peer
 from .formulas import Shapes
 
-RANK, RATIO, LOCAL, OUTER = 4, 0.01, 8, 10
+RANK, RATIO, LOCAL, OUTER = 4, 0.01, 8, 8
 WARM_UP = 5  # steps before the measurement; qadam's own warm-up and that of PowerSGD are over by then
 
 
@@ -30,7 +30,7 @@ class Contender:
         name: as it stands in tables.
         sends: bytes for a step, of shapes and the number of hosts; None where there is no telling.
         algorithm: for `bk.attach`; None for torch's DDP and hivemind.
-        hook: of DDP; see `HOOKS`.
+        hook: of DDP; see `WRAPPED`.
         hivemind: its averager, once in every `period` steps.
         lr, momentum: of the optimizer, the same for all that average gradients.
         period: a step is the mean over so many, since not all are alike.
@@ -52,9 +52,7 @@ class Contender:
             with hivemind_peer.averaging(model, optimizer, self.period):
                 yield model, None
         elif self.algorithm is None:
-            wrapped = DistributedDataParallel(model)
-            HOOKS[self.hook or "none"](wrapped)
-            yield wrapped, None
+            yield WRAPPED[self.hook or "none"](model), None
         else:
             with bk.attach(model, optimizer, self.algorithm) as attachment:
                 yield model, attachment
@@ -65,16 +63,29 @@ def bf16_hook(state: Any, bucket: dist.GradBucket) -> torch.futures.Future[torch
     return default_hooks.bf16_compress_hook(state, bucket)
 
 
-def power_sgd(ddp: DistributedDataParallel) -> None:
-    """torch's PowerSGD, with error feedback, from the third step on."""
+def with_bf16(model: nn.Module) -> DistributedDataParallel:
+    """DDP that sends gradients in bf16."""
+    wrapped = DistributedDataParallel(model)
+    wrapped.register_comm_hook(None, bf16_hook)
+    return wrapped
+
+
+def with_power_sgd(model: nn.Module) -> DistributedDataParallel:
+    """DDP with torch's PowerSGD, with error feedback, from the third step on.
+
+    In one bucket: the hook waits for a second all-reduce inside the callback of the first, and two buckets would take
+    both of gloo's threads and wait for ever.
+    """
+    wrapped = DistributedDataParallel(model, bucket_cap_mb=1024)
     state = powerSGD_hook.PowerSGDState(None, matrix_approximation_rank=RANK, start_powerSGD_iter=2)
-    ddp.register_comm_hook(state, powerSGD_hook.powerSGD_hook)
+    wrapped.register_comm_hook(state, powerSGD_hook.powerSGD_hook)
+    return wrapped
 
 
-HOOKS: dict[str, Callable[[DistributedDataParallel], None]] = {
-    "none": lambda ddp: None,
-    "bf16": lambda ddp: ddp.register_comm_hook(None, bf16_hook),
-    "PowerSGD": power_sgd,
+WRAPPED: dict[str, Callable[[nn.Module], DistributedDataParallel]] = {
+    "none": DistributedDataParallel,
+    "bf16": with_bf16,
+    "PowerSGD": with_power_sgd,
 }
 
 ALONE = "no communication"

@@ -14,7 +14,7 @@ from matplotlib.figure import Figure
 from .contenders import ALONE, CONTENDERS
 from .exchanges import EXCHANGES
 from .reports import line_of, throughput
-from .steps import HOSTS, RATES, SCALED_RATE
+from .steps import HOSTS, RATES, SCALED_RATE, SLOWNESS
 from .table import Table
 from .tasks import TASKS, task
 
@@ -67,8 +67,9 @@ def chosen(cells: Cells, **asked: Any) -> Iterator[tuple[dict[str, Any], Any]]:
 
 def by_bandwidth(figure: Figure, cells: Cells) -> bool:
     """Images a second at each rate, a line for each algorithm and a panel for each task."""
-    panels = figure.subplots(1, len(TASKS))
-    for axes, each in zip(panels, TASKS, strict=True):
+    tasks = [each for each in TASKS if any(chosen(cells, task=each.name, straggler=False, hosts=HOSTS))]
+    panels = figure.subplots(1, max(1, len(tasks)), squeeze=False)[0]
+    for axes, each in zip(panels, tasks, strict=False):
         for contender in CONTENDERS:
             found = {
                 cell["rate"]: throughput(r)
@@ -106,8 +107,9 @@ def by_hosts(figure: Figure, cells: Cells) -> bool:
 
 def by_time(figure: Figure, cells: Cells) -> bool:
     """How the training loss falls, smoothed over eight steps, at the two slower rates."""
-    panels = figure.subplots(1, 2, sharey=True)
-    for axes, rate in zip(panels, RATES[:2], strict=True):
+    rates = [rate for rate in RATES[:2] if any(chosen(cells, task="wide", rate=rate, straggler=False, hosts=HOSTS))]
+    panels = figure.subplots(1, max(1, len(rates)), sharey=True, squeeze=False)[0]
+    for axes, rate in zip(panels, rates, strict=False):
         for contender in CONTENDERS[1:]:
             for _, r in chosen(cells, task="wide", algorithm=contender.name, rate=rate, straggler=False, hosts=HOSTS):
                 style = STYLE[contender.name] | {"marker": "", "linewidth": 1.5}
@@ -126,17 +128,19 @@ def smooth(values: list[float], width: int = 8) -> list[float]:
 def with_straggler(figure: Figure, cells: Cells) -> bool:
     """Speed that the other hosts keep when the last one is slow, of their speed when nothing is exchanged."""
     axes = figure.subplots()
-    asked = {"task": "deep", "straggler": True, "hosts": HOSTS}
-    alone = {cell["rate"]: others(r) for cell, r in chosen(cells, algorithm=ALONE, **asked)}
-    names = [c.name for c in CONTENDERS[1:] if any(chosen(cells, algorithm=c.name, **asked))]
-    width = 0.8 / len(RATES)
-    for i, (rate, colour) in enumerate(zip(RATES, COLOURS[1:], strict=False)):
-        found = {cell["algorithm"]: others(r) for cell, r in chosen(cells, rate=rate, **asked)}
-        at = [j for j, name in enumerate(names) if name in found and rate in alone]
-        heights = [alone[rate] / found[names[j]] for j in at]
-        axes.bar([j + i * width for j in at], heights, width, color=colour, label=NICE[rate])
-    axes.set_xticks([j + 1.5 * width for j in range(len(names))], names, rotation=35, ha="right")
-    axes.set(ylabel="speed kept by the others", title=f"One of {HOSTS} hosts four times slower; {task('deep').about}")
+    slowed = list(chosen(cells, straggler=True, hosts=HOSTS))
+    names = [c.name for c in CONTENDERS[1:] if any(chosen(slowed, algorithm=c.name))]
+    tasks = [each for each in TASKS if any(chosen(slowed, task=each.name, algorithm=ALONE))]
+    width = 0.8 / max(1, len(tasks))
+    for i, (each, colour) in enumerate(zip(tasks, COLOURS[1:], strict=False)):
+        ((_, alone),) = chosen(slowed, task=each.name, algorithm=ALONE)
+        found = {cell["algorithm"]: others(r) for cell, r in chosen(slowed, task=each.name)}
+        at = [j for j, name in enumerate(names) if name in found]
+        heights = [others(alone) / found[names[j]] for j in at]
+        axes.bar([j + i * width for j in at], heights, width, color=colour, label=each.about)
+    axes.set_xticks([j + (len(tasks) - 1) / 2 * width for j in range(len(names))], names, rotation=35, ha="right")
+    title = f"One of {HOSTS} hosts computes {SLOWNESS} times slower; {NICE[SCALED_RATE]}"
+    axes.set(ylabel="speed kept by the others", title=title)
     axes.axhline(1, color="black", linewidth=0.8)
     tidy(axes)
     return named(figure, axes)

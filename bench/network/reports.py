@@ -1,6 +1,7 @@
 """Tables to read, in plain text."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 from bench.netlab.rates import bytes_per_second
 
@@ -25,6 +26,37 @@ def of_exchanges(table: Table) -> str:
                 (*place, *beside(r["seconds"], line), f"{r['sent'] / 1e6:.2f}", share(r["payload"], r["formula"]))
             )
     return aligned(rows)
+
+
+def of_flows(table: Table) -> str:
+    """Several connections beside their line, which is what their caps let pass together, and beside one of them."""
+    rows = [("cap", "hosts", "MiB", "exchange", "flows", "seconds", "spread", "line", "to line", "times one flow")]
+    for cell, result in table:
+        if "caps" in cell:
+            rows.append(one_slow_flow(cell, result))
+            continue
+        place = (cell.get("flow_cap", "none"), str(cell["hosts"]), str(cell["mib"]))
+        for name, r in result.items():
+            counts = [key for key in r if key != "formula"]
+            for count in counts:
+                cap = bytes_per_second(cell["flow_cap"]) if "flow_cap" in cell else None
+                seconds, *to_line = beside(r[count]["seconds"], cap and r["formula"] / (int(count) * cap))
+                gain = f"{r[counts[0]]['seconds'] / r[count]['seconds']:.2f}"
+                rows.append((*place, name, count, seconds, spread_of(r[count]), *to_line, gain))
+    return aligned(rows)
+
+
+def one_slow_flow(cell: Mapping[str, Any], result: Mapping[str, Any]) -> tuple[str, ...]:
+    """The row of flows with caps of their own."""
+    caps = [bytes_per_second(rate) for rate in cell["caps"]]
+    seconds, *to_line = beside(result["seconds"], result["formula"] / sum(caps))
+    place = ("one a quarter", str(cell["hosts"]), str(cell["mib"]), "mean_", str(len(caps)))
+    return (*place, seconds, spread_of(result), *to_line, "–")
+
+
+def spread_of(result: Mapping[str, Any]) -> str:
+    """The distance of the quartiles, to the median."""
+    return f"{(result['quartiles'][2] - result['quartiles'][0]) / result['seconds']:.0%}"
 
 
 def of_steps(table: Table) -> str:
@@ -90,7 +122,7 @@ def aligned(rows: Iterable[Sequence[str]]) -> str:
     """Columns as wide as their widest entry; numbers to the right."""
     rows = list(rows)
     widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
-    words = ("algorithm", "exchange", "rate", "task")
+    words = ("algorithm", "cap", "exchange", "rate", "task")
     left = [name in words for name in rows[0]]
     return "\n".join(
         "  ".join(

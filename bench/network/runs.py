@@ -23,21 +23,21 @@ Cell = dict[str, Any]
 def measure(cells: Sequence[Cell], table: Table, module: str) -> int:
     """Run `python -m module CELLS` on the hosts of all cells that are not in the table; return how many failed.
 
-    A cell has "hosts" and "rate" among its entries; neighbours with the same share a launch. Rank 0 prints a line for
-    each when it is done. One that fails ends the launch, and the next launch goes on behind it. Where there can be no
-    laboratory, only the unshaped cells are measured.
+    A cell has "hosts" and "rate" among its entries, and may have "flow_cap"; neighbours with the same share a launch.
+    Rank 0 prints a line for each when it is done. One that fails ends the launch, and the next launch goes on behind
+    it. Where there can be no laboratory, only what is neither shaped nor capped is measured.
     """
     reason = obstacle()
     if reason:
         print(f"Only the unshaped network is measured, over loopback: {reason}", file=sys.stderr)
-        cells = [{**cell, "loopback": True} for cell in cells if cell["rate"] == UNSHAPED]
+        cells = [{**cell, "loopback": True} for cell in cells if network(cell)[1:] == (None, None)]
     due = [cell for cell in cells if cell not in table]
     failed = 0
     with tqdm(initial=len(cells) - len(due), total=len(cells), unit="cell", dynamic_ncols=True) as bar:
-        for (hosts, rate), together in itertools.groupby(due, key=lambda cell: (cell["hosts"], cell["rate"])):
+        for (hosts, rate, cap), together in itertools.groupby(due, key=network):
             left = list(together)
             while left:
-                with Loopback(hosts) if reason else Lab(hosts, None if rate == UNSHAPED else rate) as lab:
+                with Loopback(hosts) if reason else Lab(hosts, rate, flow_cap=cap) as lab:
                     ranks = lab.start([sys.executable, "-m", module, json.dumps(left)])
                     words = follow(ranks, left, table, bar)
                 if left:
@@ -47,6 +47,11 @@ def measure(cells: Sequence[Cell], table: Table, module: str) -> int:
                     del left[0]
                     bar.update()
     return failed
+
+
+def network(cell: Cell) -> tuple[int, str | None, str | None]:
+    """What a cell is measured on: hosts, the rate of their links, and the cap of a connection; None is unlimited."""
+    return cell["hosts"], None if cell["rate"] == UNSHAPED else cell["rate"], cell.get("flow_cap")
 
 
 def follow(ranks: Ranks, left: list[Cell], table: Table, bar: Any) -> str:

@@ -7,9 +7,10 @@ from typing import Any
 from .contenders import CONTENDERS
 
 RATES = ("100mbit", "500mbit", "1gbit", "unshaped")
-HOSTS, STEPS = 4, 40
+HOSTS, STEPS = 4, 24
 SCALED = (2, 8)  # hosts of the scaling figure, beside HOSTS
-SCALED_RATE = "500mbit"
+SCALED_RATE = "500mbit"  # also where one of the hosts is a straggler
+SLOWNESS = 4  # how many times slower a straggler is
 QUICK_RATES = ("100mbit", "500mbit")
 QUICK = (
     "no communication",
@@ -33,12 +34,15 @@ def cells(quick: bool, only: Sequence[str] | None = None) -> list[dict[str, Any]
     if quick:
         names = [name for name in names if only or name in QUICK]
         return [cell(name, rate=rate, steps=16) for rate, name in itertools.product(QUICK_RATES, names)]
-    main = [
-        cell(name, task=task, rate=rate, straggler=straggler)
-        for straggler, task, rate, name in itertools.product((False, True), ("wide", "deep"), RATES, names)
+    everywhere = itertools.product(("wide", "deep"), RATES, names)
+    return [
+        *(cell(name, task=task, rate=rate) for task, rate, name in everywhere),
+        *(cell(name, rate=SCALED_RATE, hosts=n) for n, name in itertools.product(SCALED, names)),
+        *(
+            cell(name, task=t, rate=SCALED_RATE, straggler=True)
+            for t, name in itertools.product(("deep", "wide"), names)
+        ),
     ]
-    scaled = [cell(name, rate=SCALED_RATE, hosts=n) for n, name in itertools.product(SCALED, names)]
-    return [*main[: len(main) // 2], *scaled, *main[len(main) // 2 :]]
 
 
 def cell(

@@ -1,5 +1,6 @@
 """Results that outlive an interruption: a line of JSON for each finished cell."""
 
+import datetime
 import json
 import os
 import platform
@@ -21,6 +22,7 @@ class Table:
     def __init__(self, path: Path) -> None:
         self.path = path
         self._results: dict[str, Mapping[str, Any]] = {}
+        self.machines: list[dict[str, Any]] = []  # on which it was measured, and on which days
         lines = path.read_text().splitlines(keepends=True) if path.exists() else []
         for number, line in enumerate(lines, start=1):
             try:
@@ -32,6 +34,7 @@ class Table:
                 break
             if "result" in row:
                 self._results[_key(row["cell"])] = row["result"]
+                self._note(row["on"])
 
     def __contains__(self, cell: Mapping[str, Any]) -> bool:
         return _key(cell) in self._results
@@ -49,11 +52,16 @@ class Table:
     def add(self, cell: Mapping[str, Any], result: Mapping[str, Any]) -> None:
         """Note what was found."""
         self._results[_key(cell)] = result
-        self._write({"cell": cell, "result": result, "on": machine()})
+        self._note(on := machine())
+        self._write({"cell": cell, "result": result, "on": on})
 
     def fail(self, cell: Mapping[str, Any], error: str) -> None:
         """Note that a cell could not be measured, and why."""
         self._write({"cell": cell, "error": error, "on": machine()})
+
+    def _note(self, on: dict[str, Any]) -> None:
+        if on not in self.machines:
+            self.machines.append(on)
 
     def _write(self, row: Mapping[str, Any]) -> None:
         self.path.parent.mkdir(parents=True, exist_ok=True)
@@ -71,7 +79,8 @@ def machine() -> dict[str, Any]:
     return {
         "cpu": models[0].partition(":")[2].strip() if models else platform.processor(),
         "cores": os.cpu_count(),
-        "kernel": platform.release(),
+        "kernel": platform.release().partition("-")[0],
         "torch": version("torch"),
         "python": platform.python_version(),
+        "date": datetime.date.today().isoformat(),
     }

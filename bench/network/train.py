@@ -24,9 +24,9 @@ from bench.netlab.counters import Counters, of_interface
 
 from .contenders import WARM_UP, Contender, contender, parameters_shapes
 from .runs import MARK, Cell
+from .steps import SLOWNESS
 from .tasks import Digits, Task, task
 
-SLOWNESS = 4  # how many times slower a straggler is
 ALONE = 8  # steps to learn what a step costs without communication
 
 

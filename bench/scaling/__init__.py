@@ -6,8 +6,9 @@ Exchanges take what `baguakit.tune.lines` says, and steps what `baguakit.tune.ov
 `bk.tune.plan` plans. `--measured` takes what `bk.tune.probe` found on a cluster (`Network.to_json()`), or numbers by
 name, in place of assumed ones.
 
-A message of b bytes takes α + b/β. A node has g GPUs and one network interface that they share; there are m nodes and
-n = m g ranks; S is the model in fp32, c(S) packed; t_f and t_b are a rank's forward and backward.
+A message of b bytes takes α + b/β, with β in bytes a second (in `bk.tune` it is seconds a byte). A node has g GPUs and
+one network interface that they share; there are m nodes and n = m g ranks; S is the model in fp32, c(S) packed; t_f and
+t_b are a rank's forward and backward.
 
     exchange                          seconds                                                       overlaps
     all-reduce, one ring              M 2(n−1) α + 2(n−1)/n S/β                                     t_b

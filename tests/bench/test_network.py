@@ -9,9 +9,9 @@ from pool import ranks
 import baguakit as bk
 from baguakit.compressors import BFloat16, MinMaxUInt8, TopK
 from baguakit.topology import OnePeerExponential, Ring
-from bench.network import formulas, runs, steps
+from bench.network import flows, formulas, runs, steps
 from bench.network.contenders import ALONE, CONTENDERS, WARM_UP, contender
-from bench.network.reports import aligned, line_of, of_steps
+from bench.network.reports import aligned, line_of, of_flows, of_steps
 from bench.network.table import Table
 from bench.network.train import blocks_of
 
@@ -90,6 +90,42 @@ def test_cells_are_all_different():
         assert len({json.dumps(cell) for cell in cells}) == len(cells)
     assert {cell["algorithm"] for cell in steps.cells(False)} == {each.name for each in CONTENDERS}
     assert {cell["algorithm"] for cell in steps.cells(False, ["DDP"])} == {"DDP"}
+
+
+def test_cells_of_one_network_stand_together_and_those_of_flows_say_their_cap():
+    cells = [*flows.cells(False), *flows.cells(True)]
+    assert len({json.dumps(cell) for cell in cells}) == len(cells) - 1  # the one with a slow flow is quick
+    assert [runs.network(cell) for cell in flows.cells(False)] == [
+        *((n, None, "160mbit") for n in (2, 4)),
+        *((n, None, None) for n in (2, 4)),
+        (2, None, None),
+    ]
+    assert runs.network({"hosts": 4, "rate": "1gbit"}) == (4, "1gbit", None)
+
+
+def test_flows_are_measured_and_told(tmp_path):
+    """Over loopback: against one flow, and with one that is slow; results are checked where they are measured."""
+    even = {"hosts": 2, "rate": "unshaped", "mib": 1, "repeats": 2}
+    slow = {"hosts": 2, "rate": "unshaped", "caps": ["800mbit", "200mbit"], "mib": 1, "messages": 17}
+
+    def work():
+        return flows.measure(even), flows.measure(slow)
+
+    here, there = ranks(2, work)
+    assert here == there
+    against_one, one_slow = here
+    assert set(against_one) == set(flows.NAMES) and set(against_one["mean_"]) == {"1", "8", "formula"}
+    assert against_one["mean_"]["formula"] == 1 << 20
+    assert len(one_slow["shares"]) == 2 and sum(one_slow["shares"]) == pytest.approx(1)
+    table = Table(tmp_path / "table.jsonl")
+    fixed = {"seconds": 4.0, "quartiles": [3.9, 4.0, 4.1]}
+    fast = {"seconds": 0.5, "quartiles": [0.5, 0.5, 0.5]}
+    table.add({**even, "flow_cap": "160mbit"}, {"mean_": {"1": fixed, "8": fast, "formula": 80e6}})
+    table.add(slow, {**one_slow, **fixed, "formula": 375e6})
+    _, one, eight, last = of_flows(table).splitlines()
+    assert one.split() == ["160mbit", "2", "1", "mean_", "1", "4.000", "5%", "4.000", "1.00", "1.00"]
+    assert eight.split() == ["160mbit", "2", "1", "mean_", "8", "0.500", "0%", "0.500", "1.00", "8.00"]
+    assert last.split() == ["one", "a", "quarter", "2", "1", "mean_", "2", "4.000", "5%", "3.000", "1.33", "–"]
 
 
 def test_a_table_outlives_its_program(tmp_path):

@@ -91,9 +91,13 @@ def test_a_limited_flow_is_measured_as_limited(server, monkeypatch):
         return flow
 
     monkeypatch.setattr(socket, "create_connection", limited)
-    rates = measure("127.0.0.1", server, layouts=[(1, 1), (1, 4), (4, 1)], seconds=0.5)
-    assert rates[1, 1] <= 1.2 * 20e6  # a flow begins with a burst
-    assert rates[1, 4] > 2.5 * rates[1, 1] and rates[4, 1] > 2.5 * rates[1, 1]
+    for _ in range(5):  # a machine that is busy with other things can only make it slower
+        rates = measure("127.0.0.1", server, layouts=[(1, 1), (1, 4), (4, 1)], seconds=0.5)
+        assert rates[1, 1] <= 1.2 * 20e6  # a flow begins with a burst
+        if rates[1, 4] > 2.5 * rates[1, 1] and rates[4, 1] > 2.5 * rates[1, 1]:
+            break
+    else:
+        raise AssertionError(f"four flows carry less than 2.5 times what one does: {rates}")
     assert nccl_socket_settings(rates).flows == 4
 
 

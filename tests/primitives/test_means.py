@@ -86,21 +86,110 @@ def test_what_is_lost_is_in_the_residuals(length, n):
     assert all(error < 1e-5 for error in ranks(n, run))
 
 
+@pytest.mark.parametrize("length", [999, 30_000])
 @pytest.mark.parametrize("dtype", FLOATS)
-def test_sixteen_bits_on_the_wire_are_summed_in_fp32(dtype):
+def test_sixteen_bits_on_the_wire_are_summed_in_fp32(dtype, length):
+    """And, of many, rounded to them again."""
+
     def run():
         import torch.distributed as dist
 
         import baguakit as bk
 
         comm = bk.Comm()
-        x = draw(dist.get_rank(), 999, dtype)
+        x = draw(dist.get_rank(), length, dtype)
         result = bk.primitives.compressed_mean_(x.clone(), bk.compressors.BFloat16(), comm)
         rows = [t.bfloat16().float() for t in comm.gather_objects(x)]
-        total = torch.zeros(999)
+        total = torch.zeros(length)
         for row in rows:
             total += row
-        return torch.equal(result, (total / torch.tensor([3.0])).bfloat16().to(dtype))
+        mean = total / torch.tensor([3.0])
+        return torch.equal(result, (mean if length == 999 else mean.bfloat16()).to(dtype))
+
+    assert ranks(3, run) == [True] * 3
+
+
+COMPRESSORS = [
+    "MinMaxUInt8()",
+    "MinMaxUInt8(block=None)",
+    "MinMaxUInt8(block=64, stochastic=True)",
+    "UInt4()",
+    "Float8()",
+    "Sign()",
+    "BFloat16()",
+    "Float16()",
+]
+
+
+@pytest.mark.parametrize("name", COMPRESSORS)
+@pytest.mark.parametrize("n", [2, 3])
+def test_few_values_are_compressed_once_and_averaged_in_the_order_of_ranks(n, name):
+    """result = (1/n) Σ_r Q(x_r) and residual_r = x_r − Q(x_r), bit for bit; (n − 1) c(N) bytes are sent."""
+
+    def run():
+        import torch.distributed as dist
+
+        import baguakit as bk
+
+        compressor, wrong = eval(f"bk.compressors.{name}"), []
+        for length in (200, 512, 1001):
+            for dtype in FLOATS:
+                sent = {}
+                comm = bk.Comm().stand(3, 3, 1, sent)
+                x = draw(dist.get_rank(), length, dtype)
+                residual, lost = torch.full((length,), float("nan")), torch.empty(1, length)
+                result = bk.primitives.compressed_mean_(x.clone(), compressor, comm, residual=residual)
+                packed = compressor.compress(x.view(1, -1), lost, key=comm.key())
+                total, *others = (compressor.decompress(each, length)[0] for each in comm.gather_objects(packed))
+                for other in others:
+                    total = total + other
+                expected = (total / torch.tensor([float(n)])).to(dtype)
+                right = torch.equal(result, expected) and torch.equal(residual, lost[0])
+                if not right or sent != {"flat": (n - 1) * compressor.row_bytes(length)}:
+                    wrong.append((length, dtype, sent))
+        return wrong
+
+    assert ranks(n, run) == [[]] * n
+
+
+@pytest.mark.parametrize("n", [2, 4, 16])
+def test_few_is_what_is_sent_to_all_in_little(n):
+    """Up to the last N with (n − 1) c(N) ≤ 32 KiB, and n N < 2¹⁶."""
+    from baguakit.compressors import MinMaxUInt8, Sign
+    from baguakit.primitives.compressed import in_one_hop
+
+    byte, last = MinMaxUInt8(), most(n)
+    assert [N for N in range(1, 1 << 16) if in_one_hop(N, byte, n)] == list(range(1, last + 1))
+    assert (n - 1) * byte.row_bytes(last) <= 1 << 15 < (n - 1) * byte.row_bytes(last + 1)
+    assert in_one_hop((1 << 16) // n - 1, Sign(), n) and not in_one_hop((1 << 16) // n, Sign(), n)
+
+
+def most(n):
+    """The most 8-bit values that n ranks send in one hop."""
+    from baguakit.compressors import MinMaxUInt8
+    from baguakit.primitives.compressed import in_one_hop
+
+    return max(N for N in range(1 << 16) if in_one_hop(N, MinMaxUInt8(), n))
+
+
+@pytest.mark.parametrize("hops", [1, 2])
+def test_both_ways_send_what_they_say_and_agree(hops):
+    """(n − 1) c(N) up to the most that are few, and from the next on 2 (n − 1) c(N/n)."""
+    length = most(3) + hops - 1
+
+    def run():
+        import torch.distributed as dist
+
+        import baguakit as bk
+
+        byte, sent, comm = bk.compressors.MinMaxUInt8(), {}, bk.Comm()
+        x, residual = draw(dist.get_rank(), length), torch.empty(length)
+        result = bk.primitives.compressed_mean_(x.clone(), byte, comm.stand(0, 0, 0, sent), residual=residual)
+        lost, total = (comm.all_reduce(each.double()) for each in (residual, x))
+        everyone = comm.gather_objects(result)
+        assert all(torch.equal(everyone[0], other) for other in everyone)
+        assert float((lost - (total - 3 * result.double())).abs().max()) < 1e-5
+        return sent == {"flat": 2 * byte.row_bytes(length) if hops == 1 else 2 * 2 * byte.row_bytes(-(-length // 3))}
 
     assert ranks(3, run) == [True] * 3
 
@@ -224,6 +313,17 @@ def test_sparse_mean_is_the_mean_of_what_is_kept(ratio, dtype):
 
     for error, sent in ranks(3, run):
         assert error <= 2 * torch.finfo(dtype).eps + 1e-6 and sent >= round(ratio * 700)
+
+
+@pytest.mark.parametrize("length", [1, 1000, 100_000])
+def test_places_of_ones_own_are_not_averaged_as_if_all_were_there(length):
+    def run():
+        import baguakit as bk
+
+        with pytest.raises(TypeError, match="sparse_mean_"):
+            bk.primitives.compressed_mean_(torch.ones(length), bk.compressors.TopK(0.1), bk.Comm())
+
+    ranks(2, run)
 
 
 def test_top_k_keeps_the_largest_and_what_is_not_finite():

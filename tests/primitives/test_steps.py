@@ -353,6 +353,8 @@ def test_refusals_of_sgd_and_the_norm():
         gradient_norm([])
     with pytest.raises(TypeError, match=r"grads\[0\] is torch.int64"):
         gradient_norm([torch.ones(3, dtype=torch.int64)])
+    with pytest.raises(TypeError, match="found_inf is a tensor"):
+        gradient_norm([torch.ones(3)], found_inf=1.0)
     assert torch.equal(p, torch.ones(4))
 
 

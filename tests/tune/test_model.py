@@ -94,6 +94,9 @@ def test_costs_by_hand():
     assert w > q
     packed = cost(bk.stages.CompressedMean(), load, place)
     assert (packed.seconds, packed.busy, packed.sent) == pytest.approx((w + q / 7, q, 6 * b))
+    few = cost(bk.stages.CompressedMean(), Load(1000), place)
+    b, q = MinMaxUInt8().row_bytes(1000), 1000 * (CODEC.compress + 4 * CODEC.decompress)
+    assert (few.seconds, few.busy, few.sent) == pytest.approx((q + A + 3 * B * b, q, 3 * b))  # in one hop
     ring = cost(bk.stages.NeighborMean(bk.topology.Ring()), load, place)
     assert (ring.seconds, ring.sent) == pytest.approx((A + 2 * B * 8 * N, 16 * N))
     peer = cost(bk.stages.NeighborMean(bk.topology.OnePeerExponential()), load, place)

@@ -19,6 +19,8 @@ class MemoryStore(Store):
     epochs sweep over a dataset, so the least recently used sample is the next to be needed.
 
         capacity_bytes   of encoded samples; None for no limit
+
+    Raises ValueError for a capacity of less than 1.
     """
 
     shared = False

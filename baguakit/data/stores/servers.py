@@ -42,6 +42,8 @@ class RedisStore(Store):
         expire_seconds   how long a sample is kept without being written again; None for ever
         claim_seconds    the longest that other processes wait for one to compute a sample
         prefix           the beginning of all keys
+
+    Raises ValueError for hosts that are no Redis addresses or occur twice, ImportError where `redis` is not installed.
     """
 
     def __init__(

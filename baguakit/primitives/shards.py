@@ -1,0 +1,65 @@
+"""A compressed mean in two hops: every rank averages a shard for all the others, piece by piece."""
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from ..comm import Comm
+from ..compressors import Compressor
+from .wires import wire
+
+# A piece of a large tensor is compressed while the one before it is on the wire. Pieces below a mebi of values would cost
+# more in messages than the overlap gains; more than eight add nothing.
+PIECES, PIECE_VALUES = 8, 1 << 20
+# Shards of pieces are cut at multiples of so many values: so that no piece but the last has a block that is not full;
+# and where they are short, so that kernels move whole lines of memory.
+BLOCKS, LINE = 1 << 13, 64
+
+
+def mean_of_shards(x: Tensor, compressor: Compressor, comm: Comm, residual: Tensor | None) -> Tensor:
+    """Average the flat `x` over all ranks, of any length: the last shard is filled with zeros."""
+    if x.numel() % comm.size == 0:
+        return _mean_of_even_shards(x, compressor, comm, residual)
+    length = x.numel()
+    padded = torch.cat([x, x.new_zeros(-length % comm.size)])
+    lost = None if residual is None else torch.empty_like(padded, dtype=torch.float32)
+    x.copy_(_mean_of_even_shards(padded, compressor, comm, lost)[:length])
+    if residual is not None and lost is not None:
+        residual.copy_(lost[:length])
+    return x
+
+
+class _Piece(NamedTuple):
+    """A run of the tensor, in one row for each rank."""
+
+    rows: Tensor  # (size, width) values
+    residual: Tensor | None  # (size, width)
+
+
+def _mean_of_even_shards(x: Tensor, compressor: Compressor, comm: Comm, residual: Tensor | None) -> Tensor:
+    pieces = list(_cut(x, comm.size, residual))
+    # Of each piece come this rank's shard as each rank sees it, and the averaged shard of each rank.
+    rooms = [(comm.size, compressor.row_bytes(piece.rows.shape[1])) for piece in pieces for _ in range(2)]
+    way = wire(comm, [torch.empty(room, dtype=torch.uint8, device=x.device) for room in rooms])
+    for i, piece in enumerate(pieces):
+        way.scatter(2 * i, compressor.compress(piece.rows, residual=piece.residual, key=comm.key(2 * i)))
+    for i, piece in enumerate(pieces):
+        own = None if piece.residual is None else piece.residual[comm.rank]
+        codes = way.arrived(2 * i)
+        mean = compressor.reduce(codes, piece.rows.shape[1], residual=own, key=comm.key(2 * i + 1))
+        way.gather(2 * i + 1, mean)
+    for i, piece in enumerate(pieces):
+        compressor.decompress(way.arrived(2 * i + 1), piece.rows.shape[1], piece.rows.dtype, out=piece.rows)
+    way.close()
+    return x
+
+
+def _cut(x: Tensor, size: int, residual: Tensor | None) -> Iterator[_Piece]:
+    count = max(1, min(PIECES, x.numel() // PIECE_VALUES))
+    width = -(-x.numel() // (count * size))
+    width += -width % (BLOCKS if width >= 2 * BLOCKS else LINE)
+    for start in range(0, x.numel(), size * width):
+        run = slice(start, min(start + size * width, x.numel()))
+        yield _Piece(x[run].view(size, -1), None if residual is None else residual[run].view(size, -1))
