@@ -10,8 +10,8 @@ from ..comm import Comm
 from ..compressors import Compressor
 from .wires import wire
 
-# A piece of a large tensor is compressed while the one before it is on the wire. Pieces below a mebi of values would cost
-# more in messages than the overlap gains; more than eight add nothing.
+# A piece of a large tensor is compressed while the one before it is on the wire. Pieces of fewer than 2²⁰ values
+# would cost more in calls and messages than the overlap gains; more than eight add nothing.
 PIECES, PIECE_VALUES = 8, 1 << 20
 # Shards of pieces are cut at multiples of so many values: so that no piece but the last has a block that is not full;
 # and where they are short, so that kernels move whole lines of memory.
