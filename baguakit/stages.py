@@ -246,18 +246,16 @@ class ErrorFeedback(Stage):
         return self.inner.agrees
 
     def init(self, bucket: Bucket, comm: Comm) -> State:
-        return {
-            "residual": torch.zeros_like(bucket.flat, dtype=torch.float32),
-            "inner": self.inner.init(bucket, comm),
-        }
+        return {"residual": torch.zeros_like(bucket.flat, dtype=torch.float32), "inner": self.inner.init(bucket, comm)}
 
     def __call__(self, x: Tensor, state: State, comm: Comm) -> Tensor:
         if comm.size == 1:
             return self.inner(x, state["inner"], comm)
         e = state["residual"]
-        y = self.inner(x + e, state["inner"], comm, residual=(lost := torch.empty_like(e)))  # type: ignore[call-arg]
+        fed, lost = x.add_(e) if x.dtype == e.dtype else x + e, torch.empty_like(e)
+        y = self.inner(fed, state["inner"], comm, residual=lost)  # type: ignore[call-arg]
         keep_(e, lost, where=finite(y))
-        return x.copy_(y)
+        return x.copy_(y)  # nothing, where that is x
 
 
 def flown(stage: Stage, x: Tensor, state: State, comm: Comm) -> Tensor:

@@ -18,13 +18,14 @@ This page is written by `python -m bench.roofline --page` from the JSON in `benc
     make bench                        every benchmark: pytest --benchmark
     python -m bench.roofline          every kernel, from 2^10 values on, against the speed of a copy
     scripts/gpu OUTDIR                on a GPU: the tests, the benchmarks and the roofline; JSON in OUTDIR
-    python -m bench.network --quick   steps of training over slow links, on hosts that are network namespaces (root)
+    python -m bench.network           steps of training over slow links, on hosts that are network namespaces (root)
     python -m bench.netlab -- CMD     such hosts for a program of your own (root)
     python -m bench.memory            memory that each algorithm takes beside the model
     python -m bench.scaling           a model of a step on up to 1,024 ranks, beside published figures; nothing measured
 
 A benchmark checks its result before it prints a speed. Speeds are shares of a copy timed in the same run: of its bytes
-a second, each counting what it must at least read and write.
+a second, each counting what it must at least read and write. Steps of training over slow links have a page of their
+own: [slow networks](network/README.md).
 """
 
 

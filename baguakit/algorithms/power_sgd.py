@@ -69,8 +69,8 @@ class LowRankMean(Stage):
             for lost, matrix, each, mine in zip(cut(residual, layout)[0], wide, p, q, strict=True):
                 torch.sub(matrix, each @ mine.T, out=lost)
         mean_(q, comm)
-        for i, (matrix, each, new) in enumerate(zip(matrices, p, q, strict=True)):
-            matrix.copy_(each @ new.T)
+        for i, (matrix, full, each, new) in enumerate(zip(matrices, wide, p, q, strict=True)):
+            matrix.copy_(torch.mm(each, new.T, out=full))  # in fp32 they are one: nothing is copied
             keep_(state["q"][str(i)], new, where=finite(new))
         return x
 

@@ -5,7 +5,7 @@
     python -m bench.network exchanges        # single exchanges of 16 and 64 MiB, against their ideal lines
     python -m bench.network flows            # eight connections against one, capped and not, and one that is slow
     python -m bench.network plan             # steps predicted by bk.tune, beside those measured
-    python -m bench.network figures          # draw what has been measured so far
+    python -m bench.network figures          # draw what has been measured so far, and write the page README.md
 
 Hosts are namespaces of one machine (`bench.netlab`), which needs root; without, only the unshaped network is measured,
 over loopback, and the tables say so. Results are lines of JSON in bench/results, one for each finished cell. A cell

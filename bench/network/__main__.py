@@ -4,7 +4,7 @@ import argparse
 import sys
 from pathlib import Path
 
-from . import exchanges, figures, flows, plan, reports, runs, steps
+from . import exchanges, figures, flows, page, plan, reports, runs, steps
 from .contenders import contender
 from .table import RESULTS, Table
 
@@ -49,6 +49,8 @@ def main(words: list[str] | None = None) -> int:
         return 130
     for picture in figures.draw(trained, exchanged, options.out):
         print(f"The picture is {picture}")
+    if options.out == RESULTS:
+        print(f"The page is {page.write(RESULTS)}")
     return 1 if failed else 0
 
 

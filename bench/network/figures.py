@@ -11,7 +11,7 @@ from typing import Any
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from .contenders import ALONE, CONTENDERS
+from .contenders import ALONE, CONTENDERS, LOCAL
 from .exchanges import EXCHANGES
 from .reports import line_of, throughput
 from .steps import HOSTS, RATES, SCALED_RATE, SLOWNESS
@@ -26,6 +26,18 @@ STYLE = {
     each.name: {"color": colour, "linestyle": dashes, "marker": marker, "markersize": 4, "linewidth": 1.3}
     for each, (colour, dashes, marker) in zip(CONTENDERS, STYLES, strict=False)
 }
+SHORT = (  # those of the figure that README.md shows, the first being what the others are compared to
+    "DDP",
+    "DDP, bf16 hook",
+    "DDP, PowerSGD hook",
+    "hivemind",
+    "bytegrad",
+    "power_sgd",
+    "decentralized, AWC",
+    "low_precision_decentralized",
+    "local_sgd",
+    "diloco",
+)
 NICE = {"100mbit": "100 Mb/s", "500mbit": "500 Mb/s", "1gbit": "1 Gb/s", "unshaped": "unshaped"}
 
 
@@ -33,6 +45,7 @@ def draw(trained: Table, exchanged: Table, folder: Path) -> list[Path]:
     """Draw what there is to draw; return the pictures."""
     cells = longest(trained)
     made: list[tuple[str, Callable[[Figure], bool]]] = [
+        ("network-front", lambda figure: in_short(figure, cells)),
         ("network-throughput", lambda figure: by_bandwidth(figure, cells)),
         ("network-scaling", lambda figure: by_hosts(figure, cells)),
         ("network-loss", lambda figure: by_time(figure, cells)),
@@ -63,6 +76,31 @@ def longest(table: Table) -> Cells:
 def chosen(cells: Cells, **asked: Any) -> Iterator[tuple[dict[str, Any], Any]]:
     """The cells that are as asked."""
     return ((cell, r) for cell, r in cells if all(cell[key] == value for key, value in asked.items()))
+
+
+def in_short(figure: Figure, cells: Cells) -> bool:
+    """How many times as fast as DDP, at the two slower rates: a bar for each of some contenders."""
+    figure.set_size_inches(8, 3.6)
+    panels = figure.subplots(1, 2, sharey=True)
+    drawn = False
+    for axes, rate in zip(panels, RATES[:2], strict=True):
+        asked = {"task": "wide", "rate": rate, "straggler": False, "hosts": HOSTS}
+        steps = {cell["algorithm"]: r["step"] for cell, r in chosen(cells, **asked)}
+        names = [name for name in SHORT if name in steps and SHORT[0] in steps]
+        speeds = [steps[SHORT[0]] / steps[name] for name in names]
+        theirs = [name.startswith(("DDP", "hivemind")) for name in names]
+        bars = axes.barh(names, speeds, color=[COLOURS[0] if other else COLOURS[1] for other in theirs])
+        axes.bar_label(bars, [f"{speed:.1f} ×" for speed in speeds], padding=3, fontsize="small")
+        axes.set(title=f"{HOSTS} hosts, links of {NICE[rate]}", xlabel="steps in the time of one of DDP")
+        axes.margins(x=0.15)
+        axes.grid(axis="x", alpha=0.3)
+        axes.set_axisbelow(True)
+        axes.spines[["top", "right"]].set_visible(False)
+        drawn = drawn or bool(names)
+    panels[0].invert_yaxis()
+    about = f"{task('wide').about}; hivemind, local_sgd and diloco average every {LOCAL} steps"
+    figure.suptitle(about, fontsize="small")
+    return drawn
 
 
 def by_bandwidth(figure: Figure, cells: Cells) -> bool:
@@ -114,8 +152,9 @@ def by_time(figure: Figure, cells: Cells) -> bool:
             for _, r in chosen(cells, task="wide", algorithm=contender.name, rate=rate, straggler=False, hosts=HOSTS):
                 style = STYLE[contender.name] | {"marker": "", "linewidth": 1.5}
                 axes.plot(r["seconds"], smooth(r["losses"]), label=contender.name, **style)
-        axes.set(xlabel="seconds", title=f"{NICE[rate]}; {task('wide').about}", xscale="log", yscale="log")
+        axes.set(xlabel="seconds", title=NICE[rate], xscale="log", yscale="log")
         tidy(axes)
+    figure.suptitle(task("wide").about, fontsize="small")
     panels[0].set_ylabel("training loss, the mean over hosts")
     return named(figure, panels[0])
 

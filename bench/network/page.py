@@ -27,32 +27,27 @@ PICTURES = {
     "network-straggler": "Speed kept beside a straggler",
     "network-exchanges": "Exchanges beside their ideal lines",
 }
-Tables = Mapping[str, Table]
 
 
-def write(tables: Tables, page: Path = PAGE, results: Path = RESULTS) -> Path:
-    """Write the page and return its path.
-
-    Args:
-        tables: "steps", "exchanges", "flows" and "probes"; one without cells has no section.
-        page: where to.
-        results: the folder of the pictures, of which those that are there are shown.
-    """
-    sections: dict[str, tuple[str, Callable[[Table], str]]] = {
-        "Steps of training": ("steps", reports.of_steps),
-        "Exchanges alone": ("exchanges", reports.of_exchanges),
-        "Several connections": ("flows", reports.of_flows),
-        "Predictions": ("probes", lambda probes: plan.report(plan.compared(tables["steps"], probes))),
-    }
+def write(results: Path = RESULTS, page: Path = PAGE) -> Path:
+    """Write the page from what is in the folder of results, pictures and tables, and return its path."""
+    steps, exchanges, flows, probes = (
+        Table(results / f"network-{name}.jsonl") for name in ("steps", "exchanges", "flows", "probes")
+    )
+    sections: list[tuple[str, Table, Callable[[], str]]] = [
+        ("Steps of training", steps, lambda: reports.of_steps(steps)),
+        ("Exchanges alone", exchanges, lambda: reports.of_exchanges(exchanges)),
+        ("Several connections", flows, lambda: reports.of_flows(flows)),
+        ("Predictions", probes, lambda: plan.report(plan.compared(steps, probes))),
+    ]
     parts = [HEAD]
     for name, words in PICTURES.items():
-        path = results / f"{name}.png"
-        if path.exists():
+        if (path := results / f"{name}.png").exists():
             parts.append(f"![{words}]({os.path.relpath(path, page.parent)})\n")
-    for title, (key, report) in sections.items():
-        if len(tables[key]):
-            on = "; ".join(machine(each) for each in tables[key].machines)
-            parts.append(f"## {title}\n\nOn {on}.\n\n```\n{report(tables[key])}\n```\n")
+    for title, table, report in sections:
+        if len(table):
+            on = "; ".join(map(machine, table.machines))
+            parts.append(f"## {title}\n\nOn {on}.\n\n```\n{report()}\n```\n")
     page.write_text("\n".join(parts))
     return page
 

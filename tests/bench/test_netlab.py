@@ -55,6 +55,25 @@ else:
 """
 
 
+ASKED = """
+import os, socket, time
+def control(s):
+    return s.getsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, 16).rstrip(bytes(1)).decode()
+if os.environ["RANK"] == "0":
+    connection = socket.create_server(("", 5000)).accept()[0]
+else:
+    while True:
+        try:
+            connection = socket.create_connection((os.environ["MASTER_ADDR"], 5000))
+            break
+        except OSError:
+            time.sleep(0.02)
+print(control(connection))
+connection.sendall(b"!")
+connection.recv(1)
+"""
+
+
 def transfer(lab, count, flows=1, capped=0):
     """Seconds to send `flows` times `count` bytes from host 1 to host 0."""
     ended = lab.run([sys.executable, "-c", TRANSFER, str(count), str(flows), str(capped)], timeout=60)
@@ -187,6 +206,13 @@ def test_a_link_is_as_slow_as_it_says_and_counts():
         lab.set_rate(1, "200mbit")
         lab.set_rate(0, None)
         assert takes(line / 4, 0.15, lambda: transfer(lab, count))
+
+
+@needs_root
+def test_both_ends_of_a_connection_are_controlled_by_cubic():
+    with Lab(2) as lab:
+        ended = lab.run([sys.executable, "-c", ASKED], timeout=30)
+    assert ended.status == 0 and ended.outputs == ("cubic\n", "cubic\n")
 
 
 @needs_root

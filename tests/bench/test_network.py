@@ -1,6 +1,7 @@
 """The benchmark of networks, without one: its formulas, and its table that goes on where it was."""
 
 import json
+import re
 import textwrap
 
 import pytest
@@ -9,7 +10,7 @@ from pool import ranks
 import baguakit as bk
 from baguakit.compressors import BFloat16, MinMaxUInt8, TopK
 from baguakit.topology import OnePeerExponential, Ring
-from bench.network import flows, formulas, runs, steps
+from bench.network import exchanges, flows, formulas, page, runs, steps
 from bench.network.contenders import ALONE, CONTENDERS, WARM_UP, contender
 from bench.network.reports import aligned, line_of, of_flows, of_steps
 from bench.network.table import Table
@@ -149,6 +150,21 @@ def test_a_table_does_not_guess(tmp_path):
     path.write_text('nonsense\n{"cell": {}, "result": {}}\n')
     with pytest.raises(ValueError, match="line 1 of"):
         Table(path)
+
+
+def test_the_page_shows_what_has_been_measured(tmp_path):
+    """Sections and pictures of what is there, with the machine and the day; nothing of what is not."""
+    results, page_file = tmp_path / "results", tmp_path / "folder" / "README.md"
+    page_file.parent.mkdir()
+    names = {"seconds": 2.0, "quartiles": [1.9, 2.0, 2.1], "sent": 3e7, "payload": 2.4e7, "formula": 2.4e7}
+    table = Table(results / "network-exchanges.jsonl")
+    table.add({"hosts": 4, "rate": "100mbit", "mib": 16, "repeats": 5}, dict.fromkeys(exchanges.EXCHANGES, names))
+    (results / "network-exchanges.png").write_bytes(b"")
+    text = page.write(results, page_file).read_text()
+    assert re.findall("^## (.*)$", text, re.MULTILINE) == ["Exchanges alone"]
+    assert re.findall(r"!\[.*\]\((.*)\)", text) == ["../results/network-exchanges.png"]
+    (on,) = table.machines
+    assert on["date"] in text and on["cpu"] in text and text.count(" 1.04 ") == len(exchanges.EXCHANGES)
 
 
 WORKER = """
