@@ -42,7 +42,7 @@ def measure(cells: Sequence[Cell], table: Table, module: str) -> int:
                     words = follow(ranks, left, table, bar)
                 if left:
                     failed += 1
-                    table.fail(left[0], words)
+                    table.fail(left[0], words.strip().splitlines()[-1])  # all of them hold paths of this machine
                     tqdm.write(f"failed: {left[0]}\n{words}", file=sys.stderr)
                     del left[0]
                     bar.update()
