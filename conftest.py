@@ -1,6 +1,7 @@
 """`pytest --benchmark` runs bench/ instead of tests/, and does so where pytest-benchmark is not installed, too."""
 
 import json
+import signal
 from pathlib import Path
 from statistics import mean, median, stdev
 from time import perf_counter
@@ -18,6 +19,9 @@ def pytest_addoption(parser, pluginmanager):
 
 
 def pytest_configure(config):
+    # A shell lets what it runs in the background ignore interrupts, and the processes that tests interrupt inherit it.
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     plugin = config.pluginmanager.hasplugin("benchmark")
     if not plugin:
         config.pluginmanager.register(Stopwatch(config.getoption("benchmark_json")), "stopwatch")

@@ -89,11 +89,12 @@ def test_pieces_overlap_the_machine_and_the_link():
 def test_costs_by_hand():
     place, load = Place(network()), Load(2 * N)
     assert cost(Mean(), load, place) == Cost(6 * A + 1.5 * B * 8 * N, 0.0, 12 * N)
-    b = MinMaxUInt8().row_bytes(N // 2)
-    q, w = 2 * N * 6e-9, 2 * (A + 3 * B * b)
-    assert w > q
-    packed = cost(bk.stages.CompressedMean(), load, place)
-    assert (packed.seconds, packed.busy, packed.sent) == pytest.approx((w + q / 7, q, 6 * b))
+    for values, pieces in ((2 * N, 1), (8 * N, 7)):
+        b = MinMaxUInt8().row_bytes(values // 4)
+        q, w = values * 6e-9, 2 * (A + 3 * B * b)
+        assert w > q
+        packed = cost(bk.stages.CompressedMean(), Load(values), place)
+        assert (packed.seconds, packed.busy, packed.sent) == pytest.approx((w + q / pieces, q, 6 * b))
     few = cost(bk.stages.CompressedMean(), Load(1000), place)
     b, q = MinMaxUInt8().row_bytes(1000), 1000 * (CODEC.compress + 4 * CODEC.decompress)
     assert (few.seconds, few.busy, few.sent) == pytest.approx((q + A + 3 * B * b, q, 3 * b))  # in one hop
