@@ -209,8 +209,10 @@ class Monitor:
         now = time.monotonic()
         others = [r for r in range(self.size) if r != self.rank]
         self._asked = now
-        records = {r: json.loads(self.store.get(str(r))) for r in others}
-        self._asked = None
+        try:
+            records = {r: json.loads(self.store.get(str(r))) for r in others}
+        finally:
+            self._asked = None
         behind = []
         for r, (beats, launches, how, why) in records.items():
             done, latest = launches.get(str(lane), [0, "nothing"])

@@ -10,7 +10,7 @@ from .means import mean_
 from .shards import mean_of_shards
 from .wires import wire
 
-# A rank that sends and decompresses no more than this does it at once: a second hop would take longer than it saves.
+# A rank that sends no more than this sends it at once: at 100 Mb/s it takes 2.6 ms, about what a second hop would.
 ONE_HOP_BYTES = 1 << 15
 ONE_HOP_VALUES = (1 << 16) - 1  # the most that are decompressed without a compiler, for which a first step would wait
 

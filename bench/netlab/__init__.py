@@ -21,8 +21,8 @@ program can see is 95.6 % of it. What the interfaces' counters say lies between:
 whole where the burst lets them pass, and as the frames they are cut into where it does not, at 100 Mb/s and below.
 `Counters.payload` takes the headers off.
 
-Connections between hosts are controlled by cubic, Linux's own choice, whatever the machine has been set to: with BBR
-same exchanges take up to a tenth longer, since it probes, and remembers the rate of a link that it shared.
+Connections between hosts are controlled by cubic, Linux's own choice, whatever the machine has been set to: with BBR,
+the same exchanges take up to a tenth longer, since it probes, and remembers the rate of a link that it shared.
 
 Latency is that of the queues only: adding some needs a kernel with netem, and `delay=` is refused where it is missing.
 """
