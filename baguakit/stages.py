@@ -19,6 +19,7 @@ from .buckets import Bucket
 from .comm import Comm
 from .compressors import Compressor, MinMaxUInt8
 from .expressions import expression
+from .lanes import temporaries
 from .primitives import compressed_mean_, mean_, neighbor_mean_, sparse_mean_
 from .topology import Topology
 
@@ -252,10 +253,11 @@ class ErrorFeedback(Stage):
         if comm.size == 1:
             return self.inner(x, state["inner"], comm)
         e = state["residual"]
-        fed, lost = x.add_(e) if x.dtype == e.dtype else x + e, torch.empty_like(e)
-        y = self.inner(fed, state["inner"], comm, residual=lost)  # type: ignore[call-arg]
-        keep_(e, lost, where=finite(y))
-        return x.copy_(y)  # nothing, where that is x
+        with temporaries() as new:
+            fed, lost = x.add_(e) if x.dtype == e.dtype else x + e, new(e)
+            y = self.inner(fed, state["inner"], comm, residual=lost)  # type: ignore[call-arg]
+            keep_(e, lost, where=finite(y))
+            return x.copy_(y)  # nothing, where that is x
 
 
 def flown(stage: Stage, x: Tensor, state: State, comm: Comm) -> Tensor:

@@ -66,44 +66,18 @@ def test_the_parts_are_all_of_it():
         assert flows.cut(100, 400) == [slice(0, 100)]
 
 
-def paced(before, rate):
-    """Let no TCP connection that was made since `before` carry more than `rate` bytes a second."""
-    import socket
-
-    new = {fd for fd in os.listdir("/proc/self/fd") if _is_socket(fd)} - before
-    for fd in new:
-        with socket.socket(fileno=os.dup(int(fd))) as s:
-            s.setsockopt(socket.SOL_SOCKET, 47, rate)  # SO_MAX_PACING_RATE
-    return before | new
-
-
-def _is_socket(fd):
-    try:
-        return os.readlink(f"/proc/self/fd/{fd}").startswith("socket:")
-    except OSError:
-        return False
-
-
 def exchanges(caps, nbytes, enough, limit):
     """Exchange over flows with these caps until all ranks find `enough(shares)`, or the time is up: the shares.
 
     Every result is checked. Shares are agreed on, and so all ranks stop after the same message; the time is rank 0's.
     """
-    from dataclasses import replace
     from datetime import timedelta
 
     import baguakit as bk
-    from baguakit.comm.flows import Flows
-    from baguakit.comm.groups import own_group
+    from bench.netlab.capped import with_caps
 
-    comm, groups = bk.Comm(), []
-    store = comm.group.get_group_store()
-    name = comm.gather_objects(os.urandom(8).hex())[0]
-    sockets = {fd for fd in os.listdir("/proc/self/fd") if _is_socket(fd)}
-    for i, cap in enumerate(caps):
-        groups.append(own_group(comm.group, store, f"{name}/{i}", timedelta(seconds=60), torch.device("cpu")))
-        sockets = paced(sockets, cap)
-    divided = replace(comm, group=groups[0], flows=len(groups), _flows={"flat": Flows(groups)})
+    comm = bk.Comm()
+    divided = with_caps(comm, caps, timedelta(seconds=60))
     flows, x, until, over = divided._flows["flat"], torch.ones(nbytes // 4), time.monotonic() + limit, False
     while not over:
         divided.all_reduce(x.fill_(1.0))

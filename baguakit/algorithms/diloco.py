@@ -27,6 +27,7 @@ from torch import Tensor
 
 from ..buckets import Bucket
 from ..comm import Comm
+from ..lanes import New, temporaries
 from ..rules import Algorithm, Fragment, after_step, whole
 from ..stages import Mean, Stage, State, check_stage, finite, keep_
 
@@ -73,21 +74,26 @@ class OuterStep(Stage):
 
     def __call__(self, x: Tensor, state: State, comm: Comm) -> Tensor:
         a, outer = state["anchor"], state["outer"]
-        new = a.clone()
+        with temporaries() as new:
+            stepped = new(a).copy_(a)
+            stepped.grad = self.distance(a, x, state["inner"], comm, new)
+            optimizer = self.optimizer([stepped], **dict(self.options))
+            optimizer.state[stepped] = {name: new(value).copy_(value) for name, value in outer.items()}
+            optimizer.step()
+            whole = finite(stepped)
+            keep_(a, stepped, where=whole)
+            for name, value in optimizer.state[stepped].items():
+                if isinstance(value, Tensor):
+                    if name not in outer:
+                        outer[name] = torch.zeros_like(value)
+                    keep_(outer[name], value, where=whole.to(value.device))
+            return x.copy_(stepped)
+
+    def distance(self, a: Tensor, x: Tensor, state: State, comm: Comm, new: New) -> Tensor:
+        """Δ, from what the inner stage makes of a − x, or of x where it leaves ranks apart."""
         if self.inner.agrees:
-            new.grad = self.inner(a - x, state["inner"], comm)
-        else:
-            new.grad = a - self.inner(x.to(a.dtype, copy=True), state["inner"], comm)
-        optimizer = self.optimizer([new], **dict(self.options))
-        optimizer.state[new] = {name: value.clone() for name, value in outer.items()}
-        optimizer.step()
-        whole = finite(new)
-        keep_(a, new.detach(), where=whole)
-        for name, value in optimizer.state[new].items():
-            if isinstance(value, Tensor):
-                old = outer.setdefault(name, torch.zeros_like(value))
-                keep_(old, value, where=whole.to(value.device))
-        return x.copy_(new)
+            return self.inner(torch.sub(a, x, out=new(a)), state, comm)
+        return a - self.inner(new(a).copy_(x), state, comm)
 
     def __repr__(self) -> str:
         name = f"{self.optimizer.__module__}.{self.optimizer.__qualname__}"

@@ -20,6 +20,7 @@ from torch import Tensor
 from ..buckets import Bucket
 from ..comm import Comm
 from ..compressors import Compressor, MinMaxUInt8
+from ..lanes import New, temporaries
 from ..primitives import neighbor_mean_
 from ..primitives.neighbors import links
 from ..rules import Rule, after_step
@@ -51,6 +52,9 @@ class Gossip(Stage):
                 f"{t!r} is not for {n} ranks: use Ring() or FullyConnected()"
             )
 
+    def multiple_of(self, comm: Comm) -> int:
+        return 64
+
     def init(self, bucket: Bucket, comm: Comm) -> State:
         """The replicas of the neighbours are what they hold now: they tell it here, uncompressed."""
         replica = bucket.flat.to(torch.promote_types(bucket.flat.dtype, torch.float32), copy=True)
@@ -58,26 +62,27 @@ class Gossip(Stage):
         own = self.topology.weights(comm.rank, comm.size, 0)[comm.rank]
         return {"replica": replica, "neighbors": mixed - own * replica}
 
-    def mix(self, state: State, comm: Comm) -> Tensor:
+    def mix(self, state: State, comm: Comm, new: New) -> Tensor:
         """(W r)_i."""
         own = self.topology.weights(comm.rank, comm.size, 0)[comm.rank]
-        return torch.add(state["neighbors"], state["replica"], alpha=own)
+        return torch.add(state["neighbors"], state["replica"], alpha=own, out=new(state["replica"]))
 
     def send(self, change: Tensor, comm: Comm) -> tuple[Tensor, dict[int, Tensor]]:
-        """Send Q(change); return what it decompresses to, and what the neighbours sent, packed."""
+        """Send Q(change), and let `change` be what that decompresses to; return it, and what the neighbours sent."""
         weights, targets = links(self.topology, comm.rank, comm.size, 0)
         packed = self.compressor.compress(change.view(1, -1), key=comm.key())
         received = comm.exchange(packed, [peer for peer in weights if peer != comm.rank], targets)
-        return self.compressor.decompress(packed, change.numel(), change.dtype)[0], received
+        return self.compressor.decompress(packed, change.numel(), out=change.view(1, -1))[0], received
 
-    def follow(self, state: State, q: Tensor, received: dict[int, Tensor], comm: Comm) -> None:
+    def follow(self, state: State, q: Tensor, received: dict[int, Tensor], comm: Comm, new: New) -> None:
         """Let every replica change by what its rank sent: this one by q, the neighbours by what was received.
 
         A change that is not finite is added to no replica, neither here nor where it arrives: all judge by its bytes.
         """
         weights, _ = links(self.topology, comm.rank, comm.size, 0)
+        room = new(q).view(1, -1)
         for peer, packed in received.items():
-            theirs = self.compressor.decompress(packed, q.numel(), q.dtype)[0]
+            theirs = self.compressor.decompress(packed, q.numel(), out=room)[0]
             state["neighbors"].add_(kept(theirs), alpha=weights[peer])
         state["replica"].add_(kept(q))
 
@@ -98,9 +103,11 @@ class DifferenceCompression(Gossip):
         if comm.size == 1:
             return x
         r = state["replica"]
-        q, received = self.send((x - r).add_(self.mix(state, comm)).sub_(r), comm)
-        torch.add(r, q, out=x)
-        self.follow(state, q, received, comm)
+        with temporaries() as new:
+            change = torch.sub(x, r, out=new(r)).add_(self.mix(state, comm, new)).sub_(r)
+            q, received = self.send(change, comm)
+            torch.add(r, q, out=x)
+            self.follow(state, q, received, comm, new)
         return x
 
 
@@ -118,8 +125,11 @@ class Choco(Gossip):
     def __call__(self, x: Tensor, state: State, comm: Comm) -> Tensor:
         if comm.size == 1:
             return x
-        self.follow(state, *self.send(x - state["replica"], comm), comm)
-        return x.add_((self.mix(state, comm) - state["replica"]).to(x.dtype), alpha=self.gamma)
+        r = state["replica"]
+        with temporaries() as new:
+            q, received = self.send(torch.sub(x, r, out=new(r)), comm)
+            self.follow(state, q, received, comm, new)
+            return x.add_(self.mix(state, comm, new).sub_(r).to(x.dtype), alpha=self.gamma)
 
 
 def low_precision_decentralized(

@@ -23,6 +23,7 @@ from torch import Tensor
 from ..buckets import Bucket
 from ..comm import Comm
 from ..compressors import Compressor, MinMaxUInt8
+from ..lanes import New, temporaries
 from ..primitives import compressed_mean_, mean_
 from ..rules import Rule, during_backward, whole
 from ..stages import Stage, State, finite, keep_
@@ -56,32 +57,45 @@ class AdamDirection(Stage):
         return {name: torch.zeros_like(bucket.flat, dtype=torch.float32) for name in names}
 
     def __call__(self, x: Tensor, state: State, comm: Comm) -> Tensor:
-        (beta1, beta2), t = self.betas, comm.step + 1
-        if t <= self.warmup_steps:
-            g = mean_(x.float(), comm)
-            new: State = {
-                "m": state["m"].lerp(g, 1 - beta1),
-                "v": (state["v"] * beta2).addcmul_(g, g, value=1 - beta2),
-            }
-        else:
-            new = self.averaged(state["m"].lerp(x.float(), 1 - beta1), state, comm)
-        m, v = new["m"], new["v"] if "v" in new else state["v"]
-        scale = (v / (1 - beta2 ** min(t, self.warmup_steps))).sqrt_().add_(self.eps)
-        d = (m / (1 - beta1**t)).div_(scale)
+        t = comm.step + 1
+        with temporaries() as new:
+            find = self.warming if t <= self.warmup_steps else self.averaged
+            found = find(x, state, comm, new)
+            m, v = found["m"], (state | found)["v"]
+            d, held = self.direction(m, v, t, new), finite(m)
+            for name, value in found.items():
+                keep_(state[name], value, where=held)
+            return x.copy_(d)
+
+    def warming(self, x: Tensor, state: State, comm: Comm, new: New) -> State:
+        """Adam's moments after this step, of the averaged gradient."""
+        (beta1, beta2), m, v = self.betas, state["m"], state["v"]
+        g = mean_(x.float(), comm)
+        return {
+            "m": torch.lerp(m, g, 1 - beta1, out=new(m)),
+            "v": torch.mul(v, beta2, out=new(v)).addcmul_(g, g, value=1 - beta2),
+        }
+
+    def averaged(self, x: Tensor, state: State, comm: Comm, new: New) -> State:
+        """The momentum of this rank's gradient, averaged in few bits, and what that lost where it is fed back."""
+        m = torch.lerp(state["m"], x.float(), 1 - self.betas[0], out=new(state["m"]))
+        if not self.error_feedback:
+            return {"m": compressed_mean_(m, self.compressor, comm)}
+        lost = new(m)
+        return {
+            "m": compressed_mean_(m.add_(state["residual"]), self.compressor, comm, residual=lost),
+            "residual": lost,
+        }
+
+    def direction(self, m: Tensor, v: Tensor, t: int, new: New) -> Tensor:
+        """m̂ / (√v̂ + ε), with v̂ as the warm-up left it."""
+        beta1, beta2 = self.betas
+        scale = torch.div(v, 1 - beta2 ** min(t, self.warmup_steps), out=new(v)).sqrt_().add_(self.eps)
+        d = torch.div(m, 1 - beta1**t, out=new(m)).div_(scale)
         if self.bound and t > self.warmup_steps:
             limit = (1 - beta1) / (1 - beta2) ** 0.5
             d.clamp_(-limit, limit)
-        held = finite(m)
-        for name, value in new.items():
-            keep_(state[name], value, where=held)
-        return x.copy_(d)
-
-    def averaged(self, m: Tensor, state: State, comm: Comm) -> State:
-        """The momentum averaged in few bits, and what that lost where it is fed back."""
-        if not self.error_feedback:
-            return {"m": compressed_mean_(m, self.compressor, comm)}
-        lost = torch.empty_like(m)
-        return {"m": compressed_mean_(m + state["residual"], self.compressor, comm, residual=lost), "residual": lost}
+        return d
 
 
 def qadam(

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..buckets import Bucket
+from ..buckets import Bucket, local
 from ..comm import Comm
 from ..kernels.mixing_ops import land_
 from ..lanes import Flight, Lane
@@ -231,4 +231,15 @@ def landed(x: Tensor, result: Tensor, before: Tensor) -> Tensor:
 
 def buckets_of(cut: Sequence[Sequence[Tensor]], rule: Rule, comm: Comm) -> list[Bucket]:
     """The buckets of a rule, padded as its stage likes them."""
-    return [Bucket(params, rule.stage.multiple_of(comm)) for params in cut]
+    return [Bucket(params, roomy(rule.stage.multiple_of(comm), params)) for params in cut]
+
+
+def roomy(multiple: int, params: Sequence[Tensor]) -> int:
+    """`multiple`, if it is one, doubled up to 128 times, as long as that is less than a hundredth of the bucket.
+
+    Shards of the bucket are then whole blocks of a compressor.
+    """
+    values, times = sum(local(p).numel() for p in params), 1
+    while multiple > 1 and times < 128 and 200 * times * multiple < values:
+        times *= 2
+    return times * multiple

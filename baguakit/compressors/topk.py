@@ -56,7 +56,7 @@ class TopK(Compressor):
         packed = packed_of(packed, self, n)
         values, index = self._parts(packed, n)
         out = room_for(out, packed, n, dtype)
-        return out.zero_().scatter_(1, index, values.to(out.dtype))
+        return out.zero_().scatter_(1, index.long(), values.to(out.dtype))
 
     @torch.no_grad()
     def add_(self, out: Tensor, packed: Tensor, weights: Sequence[float] | Tensor) -> Tensor:
@@ -64,7 +64,11 @@ class TopK(Compressor):
         wide = torch.promote_types(out.dtype, torch.float32)
         total = out.to(wide)
         for values, index, weight in zip(*self._parts(packed, out.numel()), weights_of(weights, packed), strict=True):
-            total[index] = total[index] + (values * weight).to(wide)
+            part = (values * weight).to(wide)
+            if total.is_cpu:
+                total.index_add_(0, index, part)
+            else:  # the atomic sums of GPUs take subnormal numbers for zeros
+                total[index] = total[index] + part
         return out if total is out else out.copy_(total)
 
     def reduce(self, packed: Tensor, n: int, residual: Tensor | None = None, key: int = 0) -> Tensor:
@@ -79,4 +83,4 @@ class TopK(Compressor):
 
     def _parts(self, packed: Tensor, n: int) -> tuple[Tensor, Tensor]:
         words = packed.flatten().view(torch.int32).view(len(packed), 2, self.kept(n))
-        return words[:, 0].contiguous().view(torch.float32), words[:, 1].long()
+        return words[:, 0].view(torch.float32), words[:, 1]

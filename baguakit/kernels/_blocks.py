@@ -6,7 +6,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-CACHED = 1 << 18  # fp32 values that stay in a core's own cache from one unit, or one pass of it, to the next
+CACHED = 1 << 20  # fp32 values that stay in a core's own cache from one unit, or one pass of it, to the next
 
 
 def aligned(count: int) -> int:

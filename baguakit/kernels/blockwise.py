@@ -79,12 +79,13 @@ def compress(
 ) -> Tensor:
     """Return the packed rows of `x` (rows, n); `residual` (fp32, same shape) receives what they lost."""
     rows, n = x.shape
-    packed, do = format.empty(rows, n, block, x.device), _compiled.runner(rows, n)
+    packed = format.empty(rows, n, block, x.device)
     if not x.numel():
         return packed
     codes, headers = format.parts(packed, n, block)
-    for row in _rows(rows, do, key):
-        for run in runs_of(n, block):
+    for run in runs_of(n, block):
+        do = _runner(rows, n, run)
+        for row in _rows(rows, do, key):
             values, code, header = run.of(x[row]), run.codes(codes[row], format.bits), run.headers(headers[row])
             start = 0 if isinstance(row, slice) else row * n + run.columns.start
             _pack_(do, code, header, values, start, key, format)
@@ -99,9 +100,9 @@ def decompress_(format: Format, out: Tensor, packed: Tensor, block: int | None) 
     if not out.numel():
         return
     codes, headers = format.parts(packed, n, block)
-    do = _compiled.runner(rows, n)
-    for row in _rows(rows, do):
-        for run in runs_of(n, block):
+    for run in runs_of(n, block):
+        do = _runner(rows, n, run)
+        for row in _rows(rows, do):
             do(unpack_, run.of(out[row]), run.codes(codes[row], format.bits), run.headers(headers[row]), format)
 
 
@@ -113,7 +114,7 @@ def add_(format: Format, out: Tensor, packed: Tensor, weights: Tensor, block: in
     parts = format.parts(packed, n, block)
     for run in runs_of(n, block):
         total = run.of(out).float()
-        _add_rows_(_compiled.runner(len(packed), n), total, run, *parts, weights, format)
+        _add_rows_(_runner(len(packed), n, run), total, run, *parts, weights, format)
         if out.dtype != torch.float32:
             run.of(out).copy_(total)
 
@@ -125,13 +126,14 @@ def reduce(
 
     To `residual` (fp32, (n,)) is added the number of rows times what the second packing lost.
     """
-    sent, do = format.empty(1, n, block, packed.device), _compiled.runner(len(packed), n)
+    sent = format.empty(1, n, block, packed.device)
     if not n:
         return sent
     parts, (sent_codes, sent_headers) = format.parts(packed, n, block), format.parts(sent, n, block)
     ones = torch.ones(len(packed), device=packed.device)
     rows = ones.new_full((1,), len(packed))
     for run in runs_of(n, block):
+        do = _runner(len(packed), n, run)
         mean = torch.zeros(-(-(run.columns.stop - run.columns.start) // run.width), run.width, device=packed.device)
         _add_rows_(do, mean, run, *parts, ones, format)
         mean /= rows
@@ -161,6 +163,11 @@ def _add_rows_(
         some = [part for row in rows[first : first + count] for part in row]
         do(accumulate_, total, weights[first : first + count], format, *some)
         first += count
+
+
+def _runner(rows: int, n: int, run: Run) -> Do:
+    """What runs units on a run: as written on one block, which of each row is what remains."""
+    return _compiled.plain if run.blocks.stop is None else _compiled.runner(rows, n)
 
 
 def _rows(rows: int, do: Do, key: int | None = None) -> list[slice] | range:

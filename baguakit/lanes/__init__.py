@@ -12,6 +12,7 @@ from .base import Flight, Lane
 from .cpu import CpuLane
 from .cuda import CudaLane
 from .moments import Moment, between, moment, passed, reader
+from .temporaries import New, temporaries
 
 __all__ = [
     "CpuLane",
@@ -19,12 +20,14 @@ __all__ = [
     "Flight",
     "Lane",
     "Moment",
+    "New",
     "between",
     "lane",
     "lane_of",
     "moment",
     "passed",
     "reader",
+    "temporaries",
 ]
 
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from . import temporaries
 from .base import Flight, Lane, Passage
 from .ranges import in_profile
 
@@ -38,6 +39,7 @@ class CpuLane(Lane):
 
 
 def _fly_all(work: "queue.SimpleQueue[CpuFlight | None]") -> None:
+    temporaries.keep()
     with torch.no_grad():
         while (flight := work.get()) is not None:
             flight.fly()

@@ -1,6 +1,10 @@
-"""How fast this rank's own machine is: copies, compressors, lanes, and what a second thread costs the first."""
+"""How fast this rank's own machine is: copies, compressors, lanes, and what a second thread costs the first.
 
-import statistics
+Ranks of one machine share its cores and its memory, and in training they are at the same work at the same time. So all
+begin together and repeat a work for as long as it takes that each has had its turns on the cores; what counts is the
+mean. A median of single works would be that of those during which nobody else had a turn.
+"""
+
 import time
 from collections.abc import Callable, Sequence
 
@@ -11,11 +15,13 @@ from ..compressors import Compressor
 from ..lanes import lane
 from .network import Codec
 
-VALUES, ROWS = 1 << 20, 4  # 4 MiB of fp32: more than stays in a cache that ranks share
-REPEATS, LAUNCHES = 5, 50
+VALUES, ROWS = 1 << 22, 4  # 16 MiB of fp32: more than a core keeps to itself
+LEAST, WINDOW = 3, 0.1  # how often a work is repeated at least, and for how many seconds
 SIDE, PRODUCTS = 192, 16  # matrices that stay in cache, multiplied often enough to be timed
 
 Work = Callable[[], object]
+Meet = Callable[[], object]
+"""Waits for all ranks."""
 
 
 def now(device: torch.device) -> float:
@@ -25,34 +31,39 @@ def now(device: torch.device) -> float:
     return time.perf_counter()
 
 
-def timed(work: Work, device: torch.device, repeats: int = REPEATS) -> float:
-    """Seconds that `work()` takes: the median of `repeats`, after one that is not counted."""
+def timed(work: Work, device: torch.device, meet: Meet) -> float:
+    """Seconds that `work()` takes with all ranks at it: the mean over a window. Collective."""
+    return watched(work, device, meet)[0]
+
+
+def watched(work: Work, device: torch.device, meet: Meet) -> tuple[float, float]:
+    """`timed`, and the seconds of those for which this thread had a core."""
     work()
-    taken = []
-    for _ in range(repeats):
-        began = now(device)
+    meet()
+    cpu, began, times = time.thread_time(), now(device), 0
+    while times < LEAST or now(device) - began < WINDOW:
         work()
-        taken.append(now(device) - began)
-    return statistics.median(taken)
+        times += 1
+    return (now(device) - began) / times, (time.thread_time() - cpu) / times
 
 
-def copy_seconds(device: torch.device) -> float:
+def copy_seconds(device: torch.device, meet: Meet) -> float:
     """Seconds that copying a byte takes: it is read once and written once."""
     x = torch.ones(VALUES, device=device)
     y = torch.empty_like(x)
-    return timed(lambda: y.copy_(x), device) / x.nbytes
+    return timed(lambda: y.copy_(x), device, meet) / x.nbytes
 
 
-def launch_seconds(device: torch.device) -> float:
+def launch_seconds(device: torch.device, meet: Meet) -> float:
     """Seconds to put work on a lane and to have it back."""
     beside = lane(device, "baguakit probe")
     try:
-        return timed(lambda: beside.run(lambda: None).result(), device, LAUNCHES)
+        return timed(lambda: beside.run(lambda: None).result(), device, meet)
     finally:
         beside.close()
 
 
-def codec(compressor: Compressor, device: torch.device) -> Codec:
+def codec(compressor: Compressor, device: torch.device, meet: Meet) -> Codec:
     """How fast a compressor is; it is warmed up first."""
     rows = ROWS if compressor.dense else 1
     x = torch.randn(rows, VALUES // rows, device=device)
@@ -69,14 +80,14 @@ def codec(compressor: Compressor, device: torch.device) -> Codec:
         lambda: compressor.decompress(packed, n, out=out),
         average,
     )
-    return Codec(repr(compressor), *(timed(work, device) / x.numel() for work in works))
+    return Codec(repr(compressor), *(timed(work, device, meet) / x.numel() for work in works))
 
 
-def crowding(device: torch.device, meet: Callable[[], object]) -> tuple[float, float]:
+def crowding(device: torch.device, meet: Meet) -> tuple[float, float]:
     """κ = T₂/T₁ − 1, from 0 to 1, and how many seconds pass in a second of a processor's time.
 
     T₁ is how long products of matrices take with every rank at them, T₂ how long if each does as many on its lane
-    meanwhile. `meet` waits for all ranks.
+    meanwhile.
     """
     x = torch.randn(SIDE, SIDE, device=device)
     beside = lane(device, "baguakit probe")
@@ -91,13 +102,8 @@ def crowding(device: torch.device, meet: Callable[[], object]) -> tuple[float, f
         flight.result()
 
     try:
-        meet()
-        before = time.thread_time()
-        began = now(device)
-        one = timed(products, device)
-        stretch = (now(device) - began) / max(1e-9, time.thread_time() - before)
-        meet()
-        two = timed(both, device)
+        one, had = watched(products, device, meet)
+        two = timed(both, device, meet)
     finally:
         beside.close()
-    return min(1.0, max(0.0, two / one - 1)), max(1.0, stretch)
+    return min(1.0, max(0.0, two / one - 1)), max(1.0, one / max(1e-9, had))

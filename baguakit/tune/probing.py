@@ -72,8 +72,8 @@ def probe(
 
     meet()
     kappa, stretch = machine.crowding(there, meet)
-    codecs = [machine.codec(each, there) for each in compressors]
-    copy, launch = machine.copy_seconds(there), machine.launch_seconds(there)
+    codecs = [machine.codec(each, there, meet) for each in compressors]
+    copy, launch = machine.copy_seconds(there, meet), machine.launch_seconds(there, meet)
     series = len(parts_of(comm, 1)) + (len(counts) - (1 in counts))
     survey = Survey(comm, there, 0.0 if there.type == "cuda" else stretch, seconds / max(1, 2 * series))
     links: list[Link] = []

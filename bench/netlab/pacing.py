@@ -12,9 +12,10 @@ import threading
 from collections.abc import Sequence
 from pathlib import Path
 
+from .connections import cap
+
 LOOK = 0.02  # seconds
 _PIDFD_GETFD = 438  # on every architecture
-_SO_MAX_PACING_RATE = 47
 
 _libc = ctypes.CDLL(None, use_errno=True)
 
@@ -24,7 +25,7 @@ class Pacer:
 
     def __init__(self, namespaces: Sequence[Path], bytes_per_second: float) -> None:
         self._inodes = {path.stat().st_ino for path in namespaces}
-        self._rate = int(bytes_per_second)
+        self._rate = bytes_per_second
         self._known: set[tuple[int, str]] = set()
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._watch, daemon=True)
@@ -62,8 +63,7 @@ class Pacer:
         if borrowed < 0:
             return False
         with socket.socket(fileno=borrowed) as s:
-            if s.family in (socket.AF_INET, socket.AF_INET6) and s.type == socket.SOCK_STREAM:
-                s.setsockopt(socket.SOL_SOCKET, _SO_MAX_PACING_RATE, self._rate)
+            cap(s, self._rate)
         return True
 
 

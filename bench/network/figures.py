@@ -11,9 +11,9 @@ from typing import Any
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from .contenders import ALONE, CONTENDERS, LOCAL
+from .contenders import ALONE, LOCAL
 from .exchanges import EXCHANGES
-from .reports import line_of, throughput
+from .reports import line_of, names_with, throughput
 from .steps import HOSTS, RATES, SCALED_RATE, SLOWNESS
 from .table import Table
 from .tasks import TASKS, task
@@ -22,10 +22,6 @@ COLOURS = ("#000000", "#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E
 STYLES = list(
     itertools.islice(zip(*map(itertools.cycle, (COLOURS, ["-", "--", "-.", ":"], "osD^vPX*")), strict=False), 40)
 )
-STYLE = {
-    each.name: {"color": colour, "linestyle": dashes, "marker": marker, "markersize": 4, "linewidth": 1.3}
-    for each, (colour, dashes, marker) in zip(CONTENDERS, STYLES, strict=False)
-}
 SHORT = (  # those of the figure that README.md shows, the first being what the others are compared to
     "DDP",
     "DDP, bf16 hook",
@@ -73,6 +69,15 @@ def longest(table: Table) -> Cells:
     return list(found.values())
 
 
+def styles(cells: Cells, without: str | None = None) -> dict[str, dict[str, Any]]:
+    """How the line of each contender, but one perhaps, is drawn: the same in all figures of these cells."""
+    return {
+        name: {"color": colour, "linestyle": dashes, "marker": marker, "markersize": 4, "linewidth": 1.3}
+        for name, (colour, dashes, marker) in zip(names_with(cells), STYLES, strict=False)
+        if name != without
+    }
+
+
 def chosen(cells: Cells, **asked: Any) -> Iterator[tuple[dict[str, Any], Any]]:
     """The cells that are as asked."""
     return ((cell, r) for cell, r in cells if all(cell[key] == value for key, value in asked.items()))
@@ -108,14 +113,14 @@ def by_bandwidth(figure: Figure, cells: Cells) -> bool:
     tasks = [each for each in TASKS if any(chosen(cells, task=each.name, straggler=False, hosts=HOSTS))]
     panels = figure.subplots(1, max(1, len(tasks)), squeeze=False)[0]
     for axes, each in zip(panels, tasks, strict=False):
-        for contender in CONTENDERS:
+        for name, style in styles(cells).items():
             found = {
                 cell["rate"]: throughput(r)
-                for cell, r in chosen(cells, task=each.name, algorithm=contender.name, straggler=False, hosts=HOSTS)
+                for cell, r in chosen(cells, task=each.name, algorithm=name, straggler=False, hosts=HOSTS)
             }
             at = [i for i, rate in enumerate(RATES) if rate in found]
             if at:
-                axes.plot(at, [found[RATES[i]] for i in at], label=contender.name, **STYLE[contender.name])
+                axes.plot(at, [found[RATES[i]] for i in at], label=name, **style)
         axes.set_xticks(range(len(RATES)), [NICE[rate] for rate in RATES])
         axes.set(title=each.about, xlabel="each host's link", ylabel=f"images a second, {HOSTS} hosts", yscale="log")
         tidy(axes)
@@ -127,15 +132,15 @@ def by_hosts(figure: Figure, cells: Cells) -> bool:
     axes, times = figure.subplots(1, 2)
     asked = {"task": "wide", "rate": SCALED_RATE, "straggler": False}
     alone = {cell["hosts"]: throughput(r) for cell, r in chosen(cells, algorithm=ALONE, **asked)}
-    for contender in CONTENDERS[1:]:
-        found = sorted((cell["hosts"], r) for cell, r in chosen(cells, algorithm=contender.name, **asked))
+    for name, style in styles(cells, without=ALONE).items():
+        found = sorted((cell["hosts"], r) for cell, r in chosen(cells, algorithm=name, **asked))
         found = [(n, r) for n, r in found if n in alone]
         if len(found) > 1:
             hosts = [n for n, _ in found]
             efficiency = [throughput(r) / alone[n] for n, r in found]
-            axes.plot(hosts, efficiency, label=contender.name, **STYLE[contender.name])
+            axes.plot(hosts, efficiency, label=name, **style)
             exposed = [1e3 * (r["step"] - r["compute"]) for _, r in found]
-            times.plot(hosts, exposed, label=contender.name, **STYLE[contender.name])
+            times.plot(hosts, exposed, label=name, **style)
     for each, words in ((axes, "throughput to that of as many hosts alone"), (times, "ms a step beyond computing")):
         each.set(xlabel=f"hosts, each on {NICE[SCALED_RATE]}", ylabel=words, yscale="log", title=task("wide").about)
         each.set_xticks([2, 4, 8], ["2", "4", "8"])
@@ -148,10 +153,11 @@ def by_time(figure: Figure, cells: Cells) -> bool:
     rates = [rate for rate in RATES[:2] if any(chosen(cells, task="wide", rate=rate, straggler=False, hosts=HOSTS))]
     panels = figure.subplots(1, max(1, len(rates)), sharey=True, squeeze=False)[0]
     for axes, rate in zip(panels, rates, strict=False):
-        for contender in CONTENDERS[1:]:
-            for _, r in chosen(cells, task="wide", algorithm=contender.name, rate=rate, straggler=False, hosts=HOSTS):
-                style = STYLE[contender.name] | {"marker": "", "linewidth": 1.5}
-                axes.plot(r["seconds"], smooth(r["losses"]), label=contender.name, **style)
+        asked = {"task": "wide", "rate": rate, "straggler": False, "hosts": HOSTS}
+        for name, style in styles(cells, without=ALONE).items():
+            for _, r in chosen(cells, algorithm=name, **asked):
+                bare = style | {"marker": "", "linewidth": 1.5}
+                axes.plot(r["seconds"], smooth(r["losses"]), label=name, **bare)
         axes.set(xlabel="seconds", title=NICE[rate], xscale="log", yscale="log")
         tidy(axes)
     figure.suptitle(task("wide").about, fontsize="small")
@@ -168,7 +174,7 @@ def with_straggler(figure: Figure, cells: Cells) -> bool:
     """Speed that the other hosts keep when the last one is slow, of their speed when nothing is exchanged."""
     axes = figure.subplots()
     slowed = list(chosen(cells, straggler=True, hosts=HOSTS))
-    names = [c.name for c in CONTENDERS[1:] if any(chosen(slowed, algorithm=c.name))]
+    names = [name for name in styles(slowed, without=ALONE) if any(chosen(slowed, algorithm=name))]
     tasks = [each for each in TASKS if any(chosen(slowed, task=each.name, algorithm=ALONE))]
     width = 0.8 / max(1, len(tasks))
     for i, (each, colour) in enumerate(zip(tasks, COLOURS[1:], strict=False)):

@@ -13,14 +13,9 @@ of the machine. So with many hosts on few cores eight flows stay further behind 
 """
 
 import itertools
-import os
-import socket
 import statistics
 import time
-import uuid
-from collections.abc import Iterator, Sequence
-from contextlib import suppress
-from dataclasses import replace
+from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any
 
@@ -28,8 +23,9 @@ import torch
 import torch.distributed as dist
 
 import baguakit as bk
-from baguakit.comm.flows import PERIOD, Flows
-from baguakit.comm.groups import own_group
+from baguakit.comm.flows import PERIOD
+from bench.netlab.capped import new_name, with_caps
+from bench.netlab.connections import connections, uncapped
 from bench.netlab.rates import bytes_per_second
 
 from .exchanges import EXCHANGES, Exchange, check
@@ -40,7 +36,6 @@ NAMES = ("mean_", "neighbor_mean_, one peer")
 SLOW_CAPS, SLOW_MIB, MESSAGES = ("160mbit", "40mbit", "160mbit", "160mbit"), 8, 64
 TOLD = 16  # messages behind those, of which the throughput is told
 TIMEOUT = timedelta(minutes=5)
-SO_MAX_PACING_RATE = 47  # Linux
 CPU = torch.device("cpu")
 
 
@@ -89,7 +84,7 @@ def against_one(cell: dict[str, Any]) -> dict[str, Any]:
 def one_slow_flow(cell: dict[str, Any]) -> dict[str, Any]:
     """All-reduces over flows with caps of their own: what they carry once shares have followed the rates."""
     values, name = cell["mib"] << 18, "mean_"
-    comm = paced(bk.Comm(), [bytes_per_second(rate) for rate in cell["caps"]])
+    comm = with_caps(bk.Comm(), [bytes_per_second(rate) for rate in cell["caps"]], TIMEOUT)
     base = torch.randn(values, generator=torch.Generator().manual_seed(0))
     taken = [timed(name, EXCHANGES[name], base, comm.at(round)) for round in range(cell["messages"] + TOLD)]
     shares = comm._flows["flat"].shares
@@ -115,31 +110,9 @@ def timed(name: str, exchange: Exchange, base: torch.Tensor, comm: bk.Comm) -> f
     return max(end for _, end in marks) - min(begin for begin, _ in marks)
 
 
-def new_name() -> str:
-    """A name that no group has had. Collective."""
-    return str(bk.Comm().gather_objects(uuid.uuid4().hex)[0])
-
-
 def quartiles(seconds: Sequence[float]) -> list[float]:
     """The three of them."""
     return statistics.quantiles(seconds, n=4, method="inclusive")
-
-
-# Connections and their caps
-
-
-def paced(comm: bk.Comm, caps: Sequence[float]) -> bk.Comm:
-    """The same ranks with as many flows as there are caps, each kept below its own, in bytes a second. Collective."""
-    store, groups, others, name = comm.group.get_group_store(), [], set(connections()), new_name()
-    for flow, cap in enumerate(caps):
-        groups.append(own_group(comm.group, store, f"{name}/{flow}", TIMEOUT, CPU))
-        dist.all_reduce(torch.zeros(1), group=groups[-1])  # its connections are made
-        new = connections()
-        for inode in new.keys() - others:
-            with socket.socket(fileno=os.dup(new[inode])) as one:
-                one.setsockopt(socket.SOL_SOCKET, SO_MAX_PACING_RATE, int(cap))
-        others |= new.keys()
-    return replace(comm, group=groups[0], flows=len(caps), _flows={"flat": Flows(groups)})
 
 
 def await_caps() -> None:
@@ -150,25 +123,6 @@ def await_caps() -> None:
             raise TimeoutError("the laboratory has left connections of this process without a cap for a minute")
         time.sleep(0.01)
     dist.barrier()
-
-
-def uncapped(fd: int) -> bool:
-    """Whether a descriptor is a TCP connection without a cap."""
-    with socket.socket(fileno=os.dup(fd)) as one:
-        inet = one.family in (socket.AF_INET, socket.AF_INET6) and one.type == socket.SOCK_STREAM
-        return inet and one.getsockopt(socket.SOL_SOCKET, SO_MAX_PACING_RATE) == -1
-
-
-def connections() -> dict[str, int]:
-    """Descriptors of this process that are sockets, by what the kernel calls them: numbers come again, these do not."""
-    return {name: fd for name, fd in links() if name.startswith("socket:")}
-
-
-def links() -> Iterator[tuple[str, int]]:
-    """What the descriptors of this process stand for."""
-    for fd in os.listdir("/proc/self/fd"):
-        with suppress(OSError):  # the folder's own, which is closed by now
-            yield os.readlink(f"/proc/self/fd/{fd}"), int(fd)
 
 
 if __name__ == "__main__":

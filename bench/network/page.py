@@ -7,6 +7,7 @@ from typing import Any
 
 from . import plan, reports
 from .table import RESULTS, Table
+from .tasks import TASKS
 
 PAGE = Path(__file__).parent / "README.md"
 
@@ -18,6 +19,9 @@ What the words of its tables mean, and how to measure again, is said in `bench/n
 Hosts are network namespaces of one machine, joined by links that token buckets slow down. All share its cores: a
 step that computes or compresses while others do takes longer than it would on a machine of its own, and a ratio to the
 line (bytes / rate, headers not counted) says at fast links as much of the cores as of the network.
+
+What is trained:
+
 """
 
 PICTURES = {
@@ -40,7 +44,7 @@ def write(results: Path = RESULTS, page: Path = PAGE) -> Path:
         ("Several connections", flows, lambda: reports.of_flows(flows)),
         ("Predictions", probes, lambda: plan.report(plan.compared(steps, probes))),
     ]
-    parts = [HEAD]
+    parts = [HEAD + "".join(f"* `{task.name}`: {task.about}\n" for task in TASKS)]
     for name, words in PICTURES.items():
         if (path := results / f"{name}.png").exists():
             parts.append(f"![{words}]({os.path.relpath(path, page.parent)})\n")

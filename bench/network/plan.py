@@ -23,7 +23,7 @@ from typing import Any
 import baguakit as bk
 from baguakit.tune.choices import compressors_in
 
-from .contenders import ALONE, CONTENDERS, contender
+from .contenders import ALONE, CONTENDERS
 from .reports import aligned
 from .steps import HOSTS, QUICK_RATES, RATES, SCALED, SCALED_RATE
 from .table import Table
@@ -74,11 +74,12 @@ def compared(trained: Table, probed: Table) -> list[Compared]:
         where = cell["rate"], cell["hosts"], cell.get("loopback", False)
         if where in networks and not cell["straggler"] and cell["algorithm"] != ALONE:
             found.setdefault((cell["task"], *where), {})[cell["algorithm"]] = result
+    algorithms = {each.name: each.algorithm for each in CONTENDERS}  # of those that are installed here
     rows = []
     for place, results in found.items():
         network, compute = bk.tune.Network.from_json(json.dumps(networks[place[1:]])), compute_of(results)
         for name, result in results.items():
-            if (algorithm := contender(name).algorithm) is not None:
+            if (algorithm := algorithms.get(name)) is not None:
                 row = bk.tune.predict(algorithm, task(place[0]).model(), network, compute)
                 rows.append(Compared(place, name, result["step"], row.seconds))
     return rows

@@ -15,6 +15,12 @@ def line_of(formula: float | None, rate: str) -> float | None:
     return None if formula is None or rate not in RATES[:-1] else formula / bytes_per_second(rate)
 
 
+def names_with(cells: Iterable[tuple[Mapping[str, Any], Any]]) -> list[str]:
+    """The names of all contenders, in their order; behind them those in the cells that are not installed here."""
+    here = [each.name for each in CONTENDERS]
+    return [*here, *sorted({cell["algorithm"] for cell, _ in cells} - set(here))]
+
+
 def of_exchanges(table: Table) -> str:
     """Every exchange beside its line."""
     rows = [("rate", "hosts", "MiB", "exchange", "seconds", "line", "ratio", "MB sent", "to formula")]
@@ -71,10 +77,11 @@ def of_steps(table: Table) -> str:
         (*(cell[key] for key in ("task", "straggler", "rate", "hosts", "steps")), cell["algorithm"]): r
         for cell, r in table
     }
+    names = names_with(table)
     for place in places:
         ddp = found.get((*place, "DDP"))
-        for each in CONTENDERS:
-            r = found.get((*place, each.name))
+        for name in names:
+            r = found.get((*place, name))
             if r is None:
                 continue
             task, straggler, rate, hosts, _ = place
@@ -83,7 +90,7 @@ def of_steps(table: Table) -> str:
             seconds, line_text, to_line = beside(r["step"], line, scale=1e3)
             rows.append(
                 (
-                    *(task, rate, str(hosts), "yes" if straggler else "", each.name),
+                    *(task, rate, str(hosts), "yes" if straggler else "", name),
                     *(seconds, spread, f"{r['compute'] * 1e3:.1f}", line_text, to_line),
                     f"{ddp['step'] / r['step']:.2f}" if ddp else "–",
                     *(f"{r['sent'] / 1e6:.2f}", share(r["payload"], r["formula"])),

@@ -23,6 +23,20 @@ QUICK = (
 )
 
 
+# Where next to nothing is computed, a step shows what an algorithm costs: those that average gradients are compared.
+AVERAGING = (
+    "no communication",
+    "DDP",
+    "DDP, bf16 hook",
+    "DDP, PowerSGD hook",
+    "gradient_allreduce",
+    "bytegrad",
+    "bytegrad, BFloat16",
+    "power_sgd",
+    "top_k",
+)
+
+
 def cells(quick: bool, only: Sequence[str] | None = None) -> list[dict[str, Any]]:
     """The cells to measure, those that answer most first.
 
@@ -37,6 +51,7 @@ def cells(quick: bool, only: Sequence[str] | None = None) -> list[dict[str, Any]
     everywhere = itertools.product(("wide", "deep"), RATES, names)
     return [
         *(cell(name, task=task, rate=rate) for task, rate, name in everywhere),
+        *(cell(name, task="embedding", rate=rate) for rate in RATES for name in names if name in AVERAGING),
         *(cell(name, rate=SCALED_RATE, hosts=n) for n, name in itertools.product(SCALED, names)),
         *(
             cell(name, task=t, rate=SCALED_RATE, straggler=True)

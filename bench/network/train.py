@@ -38,7 +38,7 @@ def measure(cell: Cell) -> dict[str, Any]:
     model = what.model()
     forward, whole = alone(model, chosen, what, comm)
     nap = (SLOWNESS - 1) * forward if cell["straggler"] and comm.rank == comm.size - 1 else 0.0
-    optimizer = optimizer_of(model, chosen)
+    optimizer = optimizer_of(model, chosen, what)
     batches = digits.batches(what.batch)
 
     with chosen.train(model, optimizer) as (called, attachment):
@@ -93,7 +93,7 @@ def measure(cell: Cell) -> dict[str, Any]:
 def alone(model: nn.Module, chosen: Contender, what: Task, comm: bk.Comm) -> tuple[float, float]:
     """Seconds of forward and backward, and of a whole step, with all ranks at work and nothing exchanged."""
     model = copy.deepcopy(model)
-    optimizer, batches = optimizer_of(model, chosen), Digits(comm.rank).batches(what.batch)
+    optimizer, batches = optimizer_of(model, chosen, what), Digits(comm.rank).batches(what.batch)
     dist.barrier()
     part, whole = [], []
     for _ in range(ALONE):
@@ -108,9 +108,10 @@ def alone(model: nn.Module, chosen: Contender, what: Task, comm: bk.Comm) -> tup
     return statistics.median(part[2:]), statistics.median(whole[2:])
 
 
-def optimizer_of(model: nn.Module, chosen: Contender) -> torch.optim.Optimizer:
+def optimizer_of(model: nn.Module, chosen: Contender, what: Task) -> torch.optim.Optimizer:
     """Plain SGD: what remains is the algorithm's."""
-    return torch.optim.SGD(model.parameters(), lr=chosen.lr, momentum=chosen.momentum)
+    lr, momentum = what.sgd or (chosen.lr, chosen.momentum)
+    return torch.optim.SGD(model.parameters(), lr=lr, momentum=momentum)
 
 
 def step(model: nn.Module, optimizer: torch.optim.Optimizer, images: Tensor, labels: Tensor) -> float:

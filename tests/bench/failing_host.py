@@ -13,7 +13,6 @@ import os
 import sys
 import threading
 import time
-from contextlib import suppress
 from typing import Any
 
 import torch
@@ -21,6 +20,7 @@ import torch.distributed as dist
 from torch import nn
 
 import baguakit as bk
+from bench.netlab.connections import links
 
 NAP = 0.05  # seconds that a step takes beside what it computes
 SETTLE = 20.0  # seconds after which what is still there has been left behind
@@ -65,9 +65,7 @@ def trained(flows: int, timeout: float, steps: int) -> str:
 def held() -> set[str]:
     """Threads of this process, by name and number, and what its descriptors stand for."""
     found = {f"{thread.name} {thread.ident}" for thread in threading.enumerate()}
-    for fd in os.listdir("/proc/self/fd"):
-        with suppress(OSError):  # the folder's own, which is closed by now
-            found.add(os.readlink(f"/proc/self/fd/{fd}"))
+    found |= {name for name, _ in links()}
     return found - {f"/proc/{os.getpid()}/fd"}
 
 

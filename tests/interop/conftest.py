@@ -1,7 +1,9 @@
 """Ranks cannot import what lies here: they are sent it whole."""
 
+import hooking
 import sharding
 from pool import pickle
 
 if hasattr(pickle, "register_pickle_by_value"):
-    pickle.register_pickle_by_value(sharding)
+    for module in (hooking, sharding):
+        pickle.register_pickle_by_value(module)

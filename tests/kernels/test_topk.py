@@ -71,10 +71,134 @@ def test_what_was_sent_and_what_was_lost_make_the_values(dtype):
     assert torch.equal(total, 1 + sent[0] * 0.5 + sent[1] * 0.25 + sent[2] * 2)
 
 
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_rows_are_added_one_after_another_where_they_have_places(dtype, device):
+    """Bit for bit, for subnormal sums too: out ← out + w_r v_r at the places of each row r, and nothing elsewhere."""
+    x, compressor = drawn(3, 1000, torch.float32) * 10.0 ** torch.tensor([[0.0], [-2.0], [-41.0]]), TopK(0.3)
+    x[2, :500] = -0.0
+    packed, start, weights = (
+        compressor.compress(x),
+        drawn(1, 1000, dtype, 1)[0] * (torch.arange(1000) % 3 > 0),
+        (3, 0.1, 1),
+    )
+    wide = torch.promote_types(dtype, torch.float32)
+    total = start.to(wide)
+    for values, places, weight in zip(*parts(packed, 300), torch.tensor(weights).float(), strict=True):
+        for value, place in zip(values, places.tolist(), strict=True):
+            total[place] = total[place] + (value * weight).to(wide)
+    added = compressor.add_(start.to(device), packed.to(device), weights).cpu()
+    assert torch.equal(added.double().view(torch.int64), total.to(dtype).double().view(torch.int64))
+
+
 @pytest.mark.parametrize("n, k", [(0, 0), (1, 1), (7, 7)])
 def test_all_may_be_kept_and_nothing_may_be_there(n, k):
     x = drawn(2, n, torch.float32)
     assert torch.equal(TopK(1.0).decompress(TopK(1.0).compress(x), n), x) and TopK(1.0).row_bytes(n) == 8 * k
+
+
+# Of a long row the few that may be kept are found first, from a guess. Whatever is guessed, the same is kept.
+
+
+def with_ties(n: int) -> torch.Tensor:
+    return torch.randint(-40, 41, (1, n), generator=torch.Generator().manual_seed(1)).float()
+
+
+def sparse(n: int) -> torch.Tensor:
+    """Hardly any value but zeros of both signs."""
+    x = drawn(1, n, torch.float32)
+    return torch.where(torch.arange(n) % 41 == 0, x, -0.0 * x.sign())
+
+
+def with_nans(n: int) -> torch.Tensor:
+    """NaNs of every payload, more than are kept, and infinities."""
+    x = drawn(1, n, torch.float32)
+    bits = x.view(torch.int32)
+    bits[0, ::7], bits[0, 1::7], x[0, 2::7] = 0x7F800001, -1, -INFINITY
+    return x
+
+
+def hidden(n: int) -> torch.Tensor:
+    """Large where the sample looks, and nowhere else: the guess is too high."""
+    x = drawn(1, n, torch.float32).clamp(-9, 9)
+    x[0, :: n // topk.SAMPLE | 1] = 1e30
+    return x
+
+
+LONG = {
+    "drawn": lambda n: drawn(1, n, torch.float32),
+    "ties": with_ties,
+    "zeros": lambda n: torch.zeros(1, n),
+    "equal": lambda n: torch.full((1, n), -3.0),
+    "sparse": sparse,
+    "NaN": with_nans,
+    "all NaN": lambda n: torch.full((1, n), NAN),
+    "subnormal": lambda n: 1e-44 * with_ties(n),
+    "rising": lambda n: torch.arange(n).float()[None],
+    "hidden": hidden,
+}
+
+
+def equations(x: torch.Tensor, k: int) -> torch.Tensor:
+    """The places kept of a row, as a stable sort says it."""
+    sizes = torch.from_numpy(topk.sizes_of(x[0].view(torch.int32).numpy().view("uint32"))).long()
+    return sizes.argsort(descending=True, stable=True)[:k].sort().values
+
+
+def kept_as_defined(x: torch.Tensor, k: int) -> bool:
+    at, residual = equations(x, k), torch.empty_like(x)
+    packed = topk.compress(x, k, residual)
+    values, places = parts(packed, k)
+    rest = x.clone()
+    rest[0, at] -= x[0, at]
+    bits = torch.where(x[0, at].isnan(), topk.NAN, x[0, at].view(torch.int32))
+    same_values = torch.equal(values[0].view(torch.int32), bits) and same(residual, rest)
+    return torch.equal(places[0].long(), at) and same_values and torch.equal(topk.compress(x, k), packed)
+
+
+@pytest.mark.parametrize("kind", LONG)
+@pytest.mark.parametrize("k", [1, 5, 60, 700, 2000, 2001])
+def test_a_long_row_keeps_what_the_equations_say(kind, k, monkeypatch):
+    monkeypatch.setattr(topk, "SAMPLE", 500)
+    monkeypatch.setattr(topk, "PIECE", 333)
+    assert kept_as_defined(LONG[kind](2001), k)
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.lists(few | st.floats(width=32), min_size=1, max_size=60), st.data())
+def test_no_guess_changes_what_is_kept(row, data):
+    k, x = data.draw(st.integers(1, len(row))), torch.tensor([row])
+    sizes = topk.sizes_of(x[0].view(torch.int32).numpy().view("uint32")).tolist()
+    guess = data.draw(st.sampled_from(sizes) | st.integers(0, topk.NAN))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(topk, "guess_at", lambda row, k: guess)
+        patch.setattr(topk, "PIECE", 7)
+        assert parts(topk.compress(x, k), k)[1][0].tolist() == by_sorting(x[0].tolist(), k)
+
+
+@pytest.mark.parametrize("guess", [1, 0x3F800000, topk.INFINITY, topk.NAN])
+def test_what_reaches_a_guess_is_found_in_order(guess, monkeypatch):
+    monkeypatch.setattr(topk, "PIECE", 10)
+    row = with_nans(997)[0].view(torch.int32).numpy().view("uint32")
+    sizes = topk.sizes_of(row)
+    assert (topk.reaching(guess, row) == (sizes >= min(guess, topk.INFINITY)).nonzero()[0]).all()
+
+
+def test_guesses_are_good_for_what_is_drawn_and_forgotten_where_they_mislead(monkeypatch):
+    """Of a row as it is drawn little more than k are looked at twice; of one that misleads the sample, all are."""
+    looked_at, largest = [], topk.largest
+    monkeypatch.setattr(topk, "largest", lambda row, k: looked_at.append(len(row)) or largest(row, k))
+    n = 4 * topk.SAMPLE
+    assert kept_as_defined(torch.randn(1, n, generator=torch.Generator().manual_seed(0)), n // 100)
+    assert n // 100 <= looked_at[0] < n // 50
+    for row, k in (
+        (hidden(n), n // 5 + 9),  # the guess is too high
+        (torch.randn(1, n), n // 3),  # so many that a guess does not pay
+        (torch.zeros(1, n), 9),  # none is larger than zero
+        (with_ties(n - 1), 9),  # not long
+    ):
+        looked_at.clear()
+        assert kept_as_defined(row, k)
+        assert looked_at[0] == row.shape[1]
 
 
 # The kernels.

@@ -8,6 +8,7 @@ import pytest
 
 from baguakit.net import SocketSettings, build, link, measure, nccl_socket_settings, serve
 from baguakit.net.__main__ import main
+from bench.netlab.connections import cap
 
 
 def given(one_flow, most, one_thread=float("inf")):
@@ -86,7 +87,7 @@ def test_a_limited_flow_is_measured_as_limited(server, monkeypatch):
 
     def limited(*arguments, **options):
         flow = connect(*arguments, **options)
-        flow.setsockopt(socket.SOL_SOCKET, 47, 20_000_000)  # SO_MAX_PACING_RATE
+        cap(flow, 20_000_000)
         flow.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 16)
         return flow
 

@@ -1,7 +1,9 @@
-"""Two equal sets of small parameters, and gradients for both."""
+"""Two equal sets of small parameters, gradients for both, and an optimizer for each: fused and plain."""
 
 import torch
 from torch import nn
+
+from baguakit.optim import fuse
 
 SHAPES = [(7,), (5, 3), (33,), (), (1,), (4, 2, 3), (16,), (2, 3, 4, 4), (3, 70), (9, 1)]
 
@@ -41,6 +43,20 @@ class Gradients:
             for p in alike:
                 p.grad = None if self.absent and self.begun and missing[i] else torch.empty_like(p).copy_(g)
         self.begun = True
+
+
+def pair(kind=torch.optim.AdamW, **options):
+    """Two equal sets, and their optimizers: the first fused, the second plain."""
+    ours, theirs = parameters(), parameters()
+    return ours, theirs, fuse(kind(groups(ours), **options)), kind(groups(theirs), **options)
+
+
+def train(steps, gradients, ours, theirs, *optimizers):
+    """Step all optimizers with the same gradients."""
+    for _ in range(steps):
+        gradients.give(ours, theirs)
+        for optimizer in optimizers:
+            optimizer.step()
 
 
 def same_state(a, b):

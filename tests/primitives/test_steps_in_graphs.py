@@ -4,16 +4,12 @@ import warnings
 
 import pytest
 import torch
+from drawn import values
 
 from baguakit.compressors import MinMaxUInt8
 from baguakit.primitives import Fixed, adam_step_, adamw_step_, gradient_norm, lion_step_, sgd_step_, stepping, steps
 
 CODEC = MinMaxUInt8()
-
-
-def drawn(shapes, seed, dtype=torch.float32):
-    source = torch.Generator().manual_seed(seed)
-    return [torch.randn(shape, generator=source).to(dtype) for shape in shapes]
 
 
 def sgd(p, g, u, v, found, count):
@@ -51,7 +47,7 @@ def fixed_sgd(p, g, u, v, found, count):
 def test_compiled_whole_a_step_gives_the_same_bits(step):
     def ready():
         shapes = [(300,), (7, 5), ()]
-        p, g, u = (drawn(shapes, seed) for seed in range(3))
+        p, g, u = (values(seed, shapes=shapes) for seed in range(3))
         return p, g, u, [x.square() for x in u], torch.zeros(()), torch.tensor(2.0)
 
     expected, found = ready(), ready()
@@ -65,7 +61,7 @@ def test_compiled_whole_a_step_gives_the_same_bits(step):
 
 
 def test_the_operators_keep_the_rules_of_operators():
-    (p, g, m, v), number = ([x] for x in drawn([9] * 4, 0)), torch.tensor(1.0)
+    (p, g, m, v), number = ([x] for x in values(shapes=[9] * 4)), torch.tensor(1.0)
     options, taken = [0.9, 0.999, 1e-8, 0.0, 1.0], torch.tensor(2)
     given = ("Adam", options, "m v", p, g, m, [x.square() for x in v], [], [], number, taken, number, number)
     torch.library.opcheck(stepping._operator, (*given, torch.tensor(0.0), None, None, None))
