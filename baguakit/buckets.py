@@ -88,7 +88,8 @@ class Bucket:
     @torch.no_grad()
     def now(self) -> Tensor:
         """The weights as they are, in a new flat tensor; `flat` stays as it is."""
-        flat = torch.zeros_like(self.flat)
+        flat = torch.empty_like(self.flat)
+        flat[flat.numel() - self.padding.numel() :].zero_()
         torch._foreach_copy_(pieces(flat, self.params), [local(p) for p in self.params])
         return flat
 

@@ -61,8 +61,9 @@ def largest(row: Bits, k: int) -> Places:
     """What `kept_of` finds, as the equations say it."""
     sizes = sizes_of(row)
     threshold = np.partition(sizes, len(row) - k)[len(row) - k]
-    larger, equal = np.flatnonzero(sizes > threshold), np.flatnonzero(sizes == threshold)
-    return np.sort(np.concatenate([larger, equal[: k - len(larger)]]))
+    kept = sizes > threshold
+    kept[np.flatnonzero(sizes == threshold)[: k - np.count_nonzero(kept)]] = True
+    return np.flatnonzero(kept)
 
 
 def sizes_of(row: Bits) -> Bits:

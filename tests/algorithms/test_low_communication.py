@@ -288,7 +288,7 @@ def test_power_sgd_loses_nothing_for_ever():
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("n", [1, 2])
 def test_power_sgd_says_of_each_value_what_it_lost(n, dtype):
-    """mean(x − lost) = result; nothing is lost of vectors, of padding, of what has as many rows as P columns, and by a single rank."""
+    """mean(x − lost) = result. Nothing is lost of vectors, of padding, of two rows, and by a single rank."""
 
     def run():
         import baguakit as bk
