@@ -76,7 +76,7 @@ class OuterStep(Stage):
         a, outer = state["anchor"], state["outer"]
         with temporaries() as new:
             stepped = new(a).copy_(a)
-            stepped.grad = self.distance(a, x, state["inner"], comm, new)
+            stepped.grad = self._distance(a, x, state["inner"], comm, new)
             optimizer = self.optimizer([stepped], **dict(self.options))
             optimizer.state[stepped] = {name: new(value).copy_(value) for name, value in outer.items()}
             optimizer.step()
@@ -89,7 +89,7 @@ class OuterStep(Stage):
                     keep_(outer[name], value, where=whole.to(value.device))
             return x.copy_(stepped)
 
-    def distance(self, a: Tensor, x: Tensor, state: State, comm: Comm, new: New) -> Tensor:
+    def _distance(self, a: Tensor, x: Tensor, state: State, comm: Comm, new: New) -> Tensor:
         """Δ, from what the inner stage makes of a − x, or of x where it leaves ranks apart."""
         if self.inner.agrees:
             return self.inner(torch.sub(a, x, out=new(a)), state, comm)

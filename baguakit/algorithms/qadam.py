@@ -59,15 +59,15 @@ class AdamDirection(Stage):
     def __call__(self, x: Tensor, state: State, comm: Comm) -> Tensor:
         t = comm.step + 1
         with temporaries() as new:
-            find = self.warming if t <= self.warmup_steps else self.averaged
+            find = self._warming if t <= self.warmup_steps else self._averaged
             found = find(x, state, comm, new)
             m, v = found["m"], (state | found)["v"]
-            d, held = self.direction(m, v, t, new), finite(m)
+            d, held = self._direction(m, v, t, new), finite(m)
             for name, value in found.items():
                 keep_(state[name], value, where=held)
             return x.copy_(d)
 
-    def warming(self, x: Tensor, state: State, comm: Comm, new: New) -> State:
+    def _warming(self, x: Tensor, state: State, comm: Comm, new: New) -> State:
         """Adam's moments after this step, of the averaged gradient."""
         (beta1, beta2), m, v = self.betas, state["m"], state["v"]
         g = mean_(x.float(), comm)
@@ -76,7 +76,7 @@ class AdamDirection(Stage):
             "v": torch.mul(v, beta2, out=new(v)).addcmul_(g, g, value=1 - beta2),
         }
 
-    def averaged(self, x: Tensor, state: State, comm: Comm, new: New) -> State:
+    def _averaged(self, x: Tensor, state: State, comm: Comm, new: New) -> State:
         """The momentum of this rank's gradient, averaged in few bits, and what that lost where it is fed back."""
         m = torch.lerp(state["m"], x.float(), 1 - self.betas[0], out=new(state["m"]))
         if not self.error_feedback:
@@ -87,7 +87,7 @@ class AdamDirection(Stage):
             "residual": lost,
         }
 
-    def direction(self, m: Tensor, v: Tensor, t: int, new: New) -> Tensor:
+    def _direction(self, m: Tensor, v: Tensor, t: int, new: New) -> Tensor:
         """m̂ / (√v̂ + ε), with v̂ as the warm-up left it."""
         beta1, beta2 = self.betas
         scale = torch.div(v, 1 - beta2 ** min(t, self.warmup_steps), out=new(v)).sqrt_().add_(self.eps)

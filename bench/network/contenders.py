@@ -19,6 +19,7 @@ from . import formulas, hivemind_peer
 from .formulas import Shapes
 
 RANK, RATIO, LOCAL, OUTER = 4, 0.01, 8, 8
+PAUSE = 0.5  # seconds between two asynchronous averages, as Bagua has it by default
 WARM_UP = 5  # steps before the measurement; qadam's own warm-up and that of PowerSGD are over by then
 
 
@@ -120,6 +121,7 @@ CONTENDERS = (
     Contender("local_sgd", lambda s, n: formulas.all_reduce(s, n) / LOCAL, a.local_sgd(every=LOCAL), period=LOCAL),
     Contender("diloco", lambda s, n: formulas.all_reduce(s, n) / OUTER, a.diloco(every=OUTER), period=OUTER),
     Contender("async_model_average", None, a.async_model_average()),
+    Contender("async_model_average, 0.5 s", None, a.async_model_average(interval=PAUSE), period=12),
 )
 if hivemind_peer.INSTALLED:
     CONTENDERS += (Contender("hivemind", lambda s, n: formulas.all_reduce(s, n) / LOCAL, hivemind=True, period=LOCAL),)
