@@ -173,7 +173,7 @@ def smooth(values: list[float], width: int = 8) -> list[float]:
 def with_straggler(figure: Figure, cells: Cells) -> bool:
     """Speed that the other hosts keep when the last one is slow, of their speed when nothing is exchanged."""
     axes = figure.subplots()
-    slowed = list(chosen(cells, straggler=True, hosts=HOSTS))
+    slowed = list(chosen(cells, straggler=True, hosts=HOSTS, rate=SCALED_RATE))
     names = [name for name in styles(slowed, without=ALONE) if any(chosen(slowed, algorithm=name))]
     tasks = [each for each in TASKS if any(chosen(slowed, task=each.name, algorithm=ALONE))]
     width = 0.8 / max(1, len(tasks))

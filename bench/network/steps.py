@@ -9,7 +9,8 @@ from .contenders import CONTENDERS
 RATES = ("100mbit", "500mbit", "1gbit", "unshaped")
 HOSTS, STEPS = 4, 24
 SCALED = (2, 8)  # hosts of the scaling figure, beside HOSTS
-SCALED_RATE = "500mbit"  # also where one of the hosts is a straggler
+SCALED_RATE = "500mbit"
+STRAGGLED = (SCALED_RATE, "1gbit", "unshaped", "100mbit")  # where one of the hosts is a straggler as well
 SLOWNESS = 4  # how many times slower a straggler is
 QUICK_RATES = ("100mbit", "500mbit")
 QUICK = (
@@ -54,8 +55,8 @@ def cells(quick: bool, only: Sequence[str] | None = None) -> list[dict[str, Any]
         *(cell(name, task="embedding", rate=rate) for rate in RATES for name in names if name in AVERAGING),
         *(cell(name, rate=SCALED_RATE, hosts=n) for n, name in itertools.product(SCALED, names)),
         *(
-            cell(name, task=t, rate=SCALED_RATE, straggler=True)
-            for t, name in itertools.product(("deep", "wide"), names)
+            cell(name, task=t, rate=rate, straggler=True)
+            for rate, t, name in itertools.product(STRAGGLED, ("deep", "wide"), names)
         ),
     ]
 
