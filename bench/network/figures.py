@@ -4,6 +4,7 @@ A line of a figure is told by its colour (of Okabe and Ito, apart for colour-bli
 """
 
 import itertools
+import textwrap
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -29,6 +30,7 @@ SHORT = (  # those of the figure that README.md shows, the first being what the 
     "hivemind",
     "bytegrad",
     "power_sgd",
+    "top_k",
     "decentralized, AWC",
     "low_precision_decentralized",
     "local_sgd",
@@ -121,9 +123,10 @@ def by_bandwidth(figure: Figure, cells: Cells) -> bool:
             at = [i for i, rate in enumerate(RATES) if rate in found]
             if at:
                 axes.plot(at, [found[RATES[i]] for i in at], label=name, **style)
-        axes.set_xticks(range(len(RATES)), [NICE[rate] for rate in RATES])
-        axes.set(title=each.about, xlabel="each host's link", ylabel=f"images a second, {HOSTS} hosts", yscale="log")
+        axes.set_xticks(range(len(RATES)), [NICE[rate] for rate in RATES], rotation=35, ha="right")
+        axes.set(title=textwrap.fill(each.about, 40), xlabel="each host's link", yscale="log")
         tidy(axes)
+    panels[0].set_ylabel(f"images a second, {HOSTS} hosts")
     return named(figure, panels[0])
 
 
