@@ -15,10 +15,10 @@ def way():
     way.close()
 
 
-def places(*likes, dtype=None):
+def places(*likes):
     """Where temporaries like these lie."""
     with temporaries() as new:
-        return [new(like, dtype).data_ptr() for like in likes]
+        return [new(like).data_ptr() for like in likes]
 
 
 def test_the_next_flight_finds_them_where_they_were(way):
@@ -29,7 +29,7 @@ def test_the_next_flight_finds_them_where_they_were(way):
 def test_they_are_shaped_as_asked(way):
     def made():
         with temporaries() as new:
-            return [(x.shape, x.dtype, x.is_contiguous()) for x in (new(LIKE.t()), new(LIKE, torch.bfloat16))]
+            return [(x.shape, x.dtype, x.is_contiguous()) for x in (new(LIKE.t()), new(LIKE.bfloat16()))]
 
     assert way.run(made).result() == [((5, 3), torch.float32, True), ((3, 5), torch.bfloat16, True)]
 

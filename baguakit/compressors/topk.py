@@ -68,7 +68,8 @@ class TopK(Compressor):
             if total.is_cpu:
                 total.index_add_(0, index, part)
             else:  # the atomic sums of GPUs take subnormal numbers for zeros
-                total[index] = total[index] + part
+                places = index.long()
+                total[places] = total[places] + part
         return out if total is out else out.copy_(total)
 
     def reduce(self, packed: Tensor, n: int, residual: Tensor | None = None, key: int = 0) -> Tensor:

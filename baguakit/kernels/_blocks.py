@@ -6,7 +6,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-CACHED = 1 << 20  # fp32 values that stay in a core's own cache from one unit, or one pass of it, to the next
+RUN = 1 << 20  # values that a unit takes at once, about: with fewer, calls cost more than what stays in caches saves
 
 
 def aligned(count: int) -> int:
@@ -32,6 +32,11 @@ class Run(NamedTuple):
     blocks: slice
     width: int
 
+    @property
+    def rest(self) -> bool:
+        """Whether this is what remains behind the last whole block."""
+        return self.blocks.stop is None
+
     def of(self, values: Tensor) -> Tensor:
         return values[..., self.columns].view(*values.shape[:-1], -1, self.width)
 
@@ -45,7 +50,7 @@ class Run(NamedTuple):
 
 def runs_of(n: int, block: int | None) -> Iterator[Run]:
     width = block or max(n, 1)
-    whole, stride = n // width * width, max(CACHED // width, 1) * width
+    whole, stride = n // width * width, max(RUN // width, 1) * width
     for start in range(0, whole, stride):
         stop = min(start + stride, whole)
         yield Run(slice(start, stop), slice(start // width, stop // width), width)

@@ -166,8 +166,8 @@ def _add_rows_(
 
 
 def _runner(rows: int, n: int, run: Run) -> Do:
-    """What runs units on a run: as written on one block, which of each row is what remains."""
-    return _compiled.plain if run.blocks.stop is None else _compiled.runner(rows, n)
+    """What runs units on a run: on the rest, one block of each row, they run as written."""
+    return _compiled.plain if run.rest else _compiled.runner(rows, n)
 
 
 def _rows(rows: int, do: Do, key: int | None = None) -> list[slice] | range:

@@ -61,7 +61,7 @@ def deep() -> nn.Module:
 class Embedding(nn.Module):
     """A vector for each level of each pixel; an image is the sum of its own, seen by a linear layer.
 
-    Of the values that travel few are read and none is multiplied: what a step takes is what the network takes.
+    Of the vectors few are read and none is multiplied: what a step takes is what the network takes.
     """
 
     def __init__(self) -> None:

@@ -1,4 +1,4 @@
-"""DiLoCo, DCD, CHOCO, QAdam and PowerSGD against their equations."""
+"""DiLoCo, DCD, CHOCO and QAdam against their equations."""
 
 import pytest
 import torch
@@ -247,74 +247,3 @@ def test_qadam_stays_finite_after_any_warm_up(warmup_steps):
     for seed in range(2):
         assert torch.isfinite(results[0][seed]).all() and torch.equal(results[0][seed], results[1][seed])
         assert results[0][seed].norm() < 20
-
-
-@pytest.mark.parametrize("n", [1, 2, 3])
-def test_full_rank_power_sgd_is_the_mean(n):
-    ours = ranks(n, train, lambda bk: [bk.algorithms.power_sgd(rank=16)], 6, torch.float64)
-    exact = ranks(n, train, lambda bk: [bk.algorithms.gradient_allreduce()], 6, torch.float64)
-    for a, b in zip(ours, exact, strict=True):
-        torch.testing.assert_close(a, b, rtol=0, atol=5e-5 if n > 1 else 0)
-    assert all(torch.equal(ours[0], other) for other in ours)
-
-
-def test_power_sgd_loses_nothing_for_ever():
-    """x̄ + mean(e) = result + mean(e′) in every step, and replicas are equal."""
-
-    def run():
-        import torch.distributed as dist
-
-        import baguakit as bk
-
-        comm, model = bk.Comm(), net()
-        bucket = bk.Bucket(model.parameters())
-        stage = bk.algorithms.power_sgd(rank=1).stage
-        state = stage.init(bucket, comm)
-        worst = 0.0
-        for round in range(5):
-            draw = torch.Generator().manual_seed(7 * round + dist.get_rank())
-            x = torch.randn(bucket.flat.shape, generator=draw)
-            owed = comm.all_reduce((x + state["residual"]).double()) / comm.size
-            result = stage(x.clone(), state, comm.at(round))
-            left = comm.all_reduce(state["residual"].double().clone()) / comm.size
-            worst = max(worst, float((owed - result - left).abs().max()))
-            everyone = comm.gather_objects(result)
-            assert all(torch.equal(everyone[0], other) for other in everyone)
-        return worst
-
-    assert max(ranks(3, run)) < 1e-5
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("n", [1, 2])
-def test_power_sgd_says_of_each_value_what_it_lost(n, dtype):
-    """mean(x − lost) = result. Nothing is lost of vectors, of padding, of two rows, and by a single rank."""
-
-    def run():
-        import baguakit as bk
-
-        comm = bk.Comm()
-        shapes = [(3,), (6, 5), (4,), (2, 7), (40, 1), (3, 2, 2)]
-        bucket = bk.Bucket([torch.zeros(shape, dtype=dtype) for shape in shapes], multiple_of=64)
-        stage = bk.algorithms.power_sgd(rank=2).stage.inner
-        state = stage.init(bucket, comm)
-        x = torch.randn(bucket.flat.shape, generator=torch.Generator().manual_seed(comm.rank)).to(dtype)
-        lost = torch.full(x.shape, float("nan"))
-        result = stage(x.clone(), state, comm, residual=lost)
-        sent = comm.all_reduce(x.double() - lost.double()) / comm.size
-        views = bk.Bucket.of(lost, bucket.params).views
-        exact = [*(view for view in views if view.dim() == 1), lost[sum(view.numel() for view in views) :]]
-        means = [float((result.double() - sent).abs().max()), *(float(piece.abs().max()) for piece in exact)]
-        return means, [float(view.abs().max()) for view in views if view.dim() > 1]
-
-    for (wrong, *exact), matrices in ranks(n, run):
-        assert wrong < (1e-5 if dtype == torch.float32 else 2e-2)  # a product of fp32; and its rounding
-        assert exact == [0.0] * 3
-        assert [most > 0.1 for most in matrices] == ([True, False, True, True] if n > 1 else [False] * 4)
-
-
-def test_power_sgd_wants_shapes():
-    import baguakit as bk
-
-    with pytest.raises(TypeError, match="needs the shapes"):
-        bk.hierarchical(bk.algorithms.power_sgd())

@@ -2,6 +2,7 @@
 
 import io
 
+import pytest
 import torch
 from torch import nn
 from training import flat, loss, net, sgd
@@ -26,6 +27,20 @@ def train(module, optimizer, steps, begin=0):
         optimizer.zero_grad()
         loss(module, dist.get_rank(), step).backward()
         optimizer.step()
+
+
+def come_and_gone(put, wrapped, bk):
+    """Let two stages come and go: beside one there is no place for another, and to detach twice is to detach once."""
+    import torch.distributed as dist
+
+    for stage in (compressed(bk), bk.stages.Mean()):
+        handle = put(wrapped, stage)
+        with pytest.raises(ValueError, match="has a stage already"):
+            put(wrapped, stage)
+        loss(wrapped, dist.get_rank(), 0).backward()
+        handle.detach()
+        handle.detach()
+        wrapped.zero_grad()
 
 
 def hooked(stage, steps=8, begin=0, saved=None, **options):

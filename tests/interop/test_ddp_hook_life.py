@@ -5,7 +5,7 @@ import time
 
 import pytest
 import torch
-from hooking import BLOCKS, SMALL, compressed, feedback, hooked, train
+from hooking import BLOCKS, SMALL, come_and_gone, compressed, feedback, hooked, train
 from pool import ranks
 from torch import nn
 from training import flat, loss, net, sgd
@@ -137,18 +137,10 @@ def test_detach_gives_ddp_back_and_another_stage_may_come():
 
         import baguakit as bk
 
-        module = net()
-        ddp = nn.parallel.DistributedDataParallel(module)
+        ddp = nn.parallel.DistributedDataParallel(net())
         theirs = nn.parallel.DistributedDataParallel(net())
         threads = len(__import__("threading").enumerate())
-        for stage in (compressed(bk), bk.stages.Mean()):
-            handle = bk.interop.ddp(ddp, stage)
-            with pytest.raises(ValueError, match="has a stage already"):
-                bk.interop.ddp(ddp, stage)
-            loss(ddp, dist.get_rank(), 0).backward()
-            handle.detach()
-            handle.detach()
-            module.zero_grad()
+        come_and_gone(bk.interop.ddp, ddp, bk)
         gc.collect()
         assert len(__import__("threading").enumerate()) == threads
         for step in range(3):

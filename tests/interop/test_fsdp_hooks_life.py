@@ -4,7 +4,7 @@ import time
 
 import pytest
 import torch
-from hooking import compressed, feedback, train
+from hooking import come_and_gone, compressed, feedback, train
 from pool import ranks
 from sharding import full, grid, line, sharded
 from training import flat, loss, net, sgd
@@ -58,13 +58,7 @@ def test_detach_gives_fsdp_back():
         import baguakit as bk
 
         module, other = sharded(line()), sharded(line())
-        for stage in (compressed(bk), bk.stages.Mean()):
-            handle = bk.interop.fsdp(module, stage)
-            with pytest.raises(ValueError, match="has a stage already"):
-                bk.interop.fsdp(module, stage)
-            loss(module, dist.get_rank(), 0).backward()
-            handle.detach()
-            handle.detach()
+        come_and_gone(bk.interop.fsdp, module, bk)
         for each in (module, other):
             each.zero_grad()
             loss(each, dist.get_rank(), 1).backward()
