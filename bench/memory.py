@@ -39,6 +39,7 @@ ALGORITHMS = {
     'decentralized(order="atc")': bk.algorithms.decentralized(order="atc"),
     "low_precision_decentralized()": bk.algorithms.low_precision_decentralized(),
     "choco()": bk.algorithms.choco(),
+    "choco(OnePeerExact(), gamma=1.0)": bk.algorithms.choco(bk.topology.OnePeerExact(), gamma=1.0),
     "gradient_tracking()": bk.algorithms.gradient_tracking(),
     "push_sum(Exponential())": bk.algorithms.push_sum(bk.topology.Exponential()),
     "local_sgd(2)": bk.algorithms.local_sgd(2),

@@ -80,6 +80,7 @@ CONTENDERS = (
     Contender("decentralized, ATC", bk.algorithms.decentralized(order="atc"), lr=0.03),
     Contender("low_precision_decentralized", bk.algorithms.low_precision_decentralized(), lr=0.03),
     Contender("choco", bk.algorithms.choco(), lr=0.03),
+    Contender("choco, one peer", bk.algorithms.choco(bk.topology.OnePeerExact(), gamma=1.0), lr=0.03),
     Contender("gradient_tracking", bk.algorithms.gradient_tracking(), lr=0.03),
     Contender("push_sum", bk.algorithms.push_sum(bk.topology.Exponential()), lr=0.03),
     Contender("local_sgd", bk.algorithms.local_sgd(every=8), lr=0.03),

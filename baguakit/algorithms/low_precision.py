@@ -1,6 +1,6 @@
 """Gossip through compressed differences: each rank keeps a replica of its weights that its neighbours know as well.
 
-For r_i the replica of rank i, Q the compressor, W a static symmetric matrix and x_i the weights after a local step:
+For r_i the replica of rank i, Q the compressor, W the mixing matrix and x_i the weights after a local step:
 
     DCD      q_i ← Q(x_i − r_i + (W r)_i − r_i);   r_i ← r_i + q_i;   x_i ← r_i
     CHOCO    q_i ← Q(x_i − r_i);                   r_i ← r_i + q_i;   x_i ← x_i + γ ((W r)_i − r_i)
@@ -8,11 +8,16 @@ For r_i the replica of rank i, Q the compressor, W a static symmetric matrix and
 Only q_i is sent. A rank holds its own r_i and the sum s_i = Σ_{j ≠ i} w_ij r_j, to which w_ij q_j is added as it comes:
 two copies of the model whatever the number of neighbours.
 
+CHOCO brings the replicas up to date before it mixes them, so its W may change from round to round: those who hear a
+rank in one round of the period have not heard what it sent in the others, and each round has r_i and s_i of its own.
+One peer a round is then one message of compressed values, whatever the number of ranks, for 2 ⌈log₂ n⌉ copies.
+
 DCD-PSGD: Tang et al. 2018, arXiv:1803.06443. CHOCO-SGD: Koloskova et al. 2019, arXiv:1902.00340.
 """
 
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
@@ -22,10 +27,33 @@ from ..comm import Comm
 from ..compressors import Compressor, MinMaxUInt8
 from ..lanes import New, temporaries
 from ..primitives import neighbor_mean_
-from ..primitives.neighbors import links
+from ..primitives.neighbors import links, round_of
+from ..primitives.pieces import cut
+from ..primitives.wires import letters
 from ..rules import Rule, after_step
 from ..stages import Stage, State, finite
 from ..topology import Ring, Topology
+
+
+LONGEST = 64  # rounds of a period: of longer ones a rank would remember more than 128 copies of its weights
+
+
+class Replicas(NamedTuple):
+    """What a rank holds for one round of the period, and who hears whom in it."""
+
+    r: Tensor  # its own replica
+    s: Tensor  # Σ_{j ≠ i} w_ij r_j
+    own: float  # w_ii
+    weights: dict[int, float]  # w_ij of the others
+    targets: tuple[int, ...]  # who hears it
+
+    def at(self, run: slice) -> "Replicas":
+        """Those of a piece."""
+        return self._replace(r=self.r[run], s=self.s[run])
+
+    def pull(self, new: New) -> Tensor:
+        """(W r)_i − r_i: where the neighbours are, seen from here."""
+        return torch.add(self.s, self.r, alpha=self.own - 1, out=new(self.r))
 
 
 @dataclass(frozen=True, repr=False)
@@ -43,48 +71,58 @@ class Gossip(Stage):
                 f"{type(self).__name__} takes a topology and a compressor, such as Ring() and MinMaxUInt8()"
             )
 
-    def check(self, comm: Comm) -> None:
-        self.topology.check(comm.size)
-        t, n = self.topology, comm.size
-        if not (t.static(n) and t.symmetric(n) and t.doubly_stochastic(n)):
-            raise ValueError(
-                f"{self!r} keeps replicas of neighbours, for which the graph must be static and symmetric; "
-                f"{t!r} is not for {n} ranks: use Ring() or FullyConnected()"
-            )
-
     def multiple_of(self, comm: Comm) -> int:
         return 64
 
     def init(self, bucket: Bucket, comm: Comm) -> State:
-        """The replicas of the neighbours are what they hold now: they tell it here, uncompressed."""
-        replica = bucket.flat.to(torch.promote_types(bucket.flat.dtype, torch.float32), copy=True)
-        mixed = neighbor_mean_(replica.clone(), self.topology, comm)
-        own = self.topology.weights(comm.rank, comm.size, 0)[comm.rank]
-        return {"replica": replica, "neighbors": mixed - own * replica}
+        """For every round of the period, the replicas are what ranks hold now: they tell it here, uncompressed."""
+        x = bucket.flat.to(torch.promote_types(bucket.flat.dtype, torch.float32))
+        state: State = {"replica": {}, "neighbors": {}}
+        for k in range(self.topology.period(comm.size)):
+            own = self.topology.weights(comm.rank, comm.size, k)[comm.rank]
+            state["replica"][str(k)] = x.clone()
+            state["neighbors"][str(k)] = neighbor_mean_(x.clone(), self.topology, comm.at(k)).sub_(x, alpha=own)
+        return state
 
-    def mix(self, state: State, comm: Comm, new: New) -> Tensor:
-        """(W r)_i."""
-        own = self.topology.weights(comm.rank, comm.size, 0)[comm.rank]
-        return torch.add(state["neighbors"], state["replica"], alpha=own, out=new(state["replica"]))
+    def replicas(self, state: State, comm: Comm) -> Replicas:
+        """Those of the round that `comm` stands at."""
+        k = round_of(self.topology, comm)
+        row, targets = links(self.topology, comm.rank, comm.size, k)
+        others = {peer: w for peer, w in row.items() if peer != comm.rank}
+        return Replicas(state["replica"][str(k)], state["neighbors"][str(k)], row[comm.rank], others, targets)
 
-    def send(self, change: Tensor, comm: Comm) -> tuple[Tensor, dict[int, Tensor]]:
-        """Send Q(change), and let `change` be what that decompresses to; return it, and what the neighbours sent."""
-        weights, targets = links(self.topology, comm.rank, comm.size, 0)
-        packed = self.compressor.compress(change.view(1, -1), key=comm.key())
-        received = comm.exchange(packed, [peer for peer in weights if peer != comm.rank], targets)
-        return self.compressor.decompress(packed, change.numel(), out=change.view(1, -1))[0], received
+    def change(self, x: Tensor, here: Replicas, new: New) -> Tensor:
+        """What is compressed and sent, of a piece."""
+        raise NotImplementedError
 
-    def follow(self, state: State, q: Tensor, received: dict[int, Tensor], comm: Comm, new: New) -> None:
+    def exchanged(self, x: Tensor, here: Replicas, comm: Comm) -> Iterator[tuple[slice, Tensor, dict[int, Tensor]]]:
+        """Send Q(change), piece by piece; then, of each piece, what was sent of it and what each neighbour sent."""
+        N, c = x.numel(), self.compressor
+        runs = list(cut(N)) if c.dense and x.is_cpu else [slice(0, N)]  # top-k is of the whole, and NCCL would wait
+        rooms = [c.row_bytes(run.stop - run.start) for run in runs]
+        incoming = [{p: torch.empty(1, b, dtype=torch.uint8, device=x.device) for p in here.weights} for b in rooms]
+        way, sent = letters(comm, incoming, x.device), []
+        for tag, run in enumerate(runs):
+            with temporaries() as new:
+                change = self.change(x[run], here.at(run), new)
+                sent.append(c.compress(change.view(1, -1), key=comm.key(tag)))
+            way.send(tag, dict.fromkeys(here.targets, sent[tag]))
+        for tag, run in enumerate(runs):
+            yield run, sent[tag], way.arrived(tag)
+        way.close()
+
+    def decompressed(self, packed: Tensor, like: Tensor, new: New) -> Tensor:
+        """What a piece of changes was sent as."""
+        return self.compressor.decompress(packed, like.numel(), out=new(like).view(1, -1))[0]
+
+    def follow(self, here: Replicas, q: Tensor, received: dict[int, Tensor], new: New) -> None:
         """Let every replica change by what its rank sent: this one by q, the neighbours by what was received.
 
         A change that is not finite is added to no replica, neither here nor where it arrives: all judge by its bytes.
         """
-        weights, _ = links(self.topology, comm.rank, comm.size, 0)
-        room = new(q).view(1, -1)
+        here.r.add_(kept(q))
         for peer, packed in received.items():
-            theirs = self.compressor.decompress(packed, q.numel(), out=room)[0]
-            state["neighbors"].add_(kept(theirs), alpha=weights[peer])
-        state["replica"].add_(kept(q))
+            here.s.add_(kept(self.decompressed(packed, q, new)), alpha=here.weights[peer])
 
 
 def kept(q: Tensor) -> Tensor:
@@ -99,21 +137,34 @@ def kept(q: Tensor) -> Tensor:
 class DifferenceCompression(Gossip):
     """DCD:  q ← Q(x − r + W r − r);  r ← r + q;  x ← r."""
 
+    def check(self, comm: Comm) -> None:
+        self.topology.check(comm.size)
+        t, n = self.topology, comm.size
+        if not (t.static(n) and t.symmetric(n) and t.doubly_stochastic(n)):
+            raise ValueError(
+                f"{self!r} mixes replicas as old as the round before, for which the graph must be static and "
+                f"symmetric; {t!r} is not for {n} ranks: use Ring() or FullyConnected(), or choco() with gamma=1"
+            )
+
+    def change(self, x: Tensor, here: Replicas, new: New) -> Tensor:
+        return here.pull(new).add_(x).sub_(here.r)
+
     def __call__(self, x: Tensor, state: State, comm: Comm) -> Tensor:
         if comm.size == 1:
             return x
-        r = state["replica"]
-        with temporaries() as new:
-            change = torch.sub(x, r, out=new(r)).add_(self.mix(state, comm, new)).sub_(r)
-            q, received = self.send(change, comm)
-            torch.add(r, q, out=x)
-            self.follow(state, q, received, comm, new)
+        here = self.replicas(state, comm)
+        for run, packed, received in self.exchanged(x, here, comm):
+            with temporaries() as new:
+                part = here.at(run)
+                q = self.decompressed(packed, part.r, new)
+                torch.add(part.r, q, out=x[run])
+                self.follow(part, q, received, new)
         return x
 
 
 @dataclass(frozen=True, repr=False)
 class Choco(Gossip):
-    """CHOCO:  q ← Q(x − r);  r ← r + q;  x ← x + γ (W r − r)."""
+    """CHOCO:  q ← Q(x − r);  r ← r + q;  x ← x + γ (W r − r), with r of their own in each round of W's period."""
 
     gamma: float = 0.5
 
@@ -122,14 +173,32 @@ class Choco(Gossip):
         if not 0 < self.gamma <= 1:
             raise ValueError(f"gamma, the share of the way to go to the neighbours, is in (0, 1], not {self.gamma!r}")
 
+    def check(self, comm: Comm) -> None:
+        t, n = self.topology, comm.size
+        if t.period(n) > LONGEST:
+            raise ValueError(
+                f"{self!r} remembers two copies of the weights for each round of a period, and {t!r} has more than "
+                f"{LONGEST} for {n} ranks: use OnePeerExact()"
+            )
+        if not t.doubly_stochastic(n):
+            raise ValueError(
+                f"{self!r} would move the mean: the matrices of {t!r} are not doubly stochastic for {n} ranks; "
+                "use OnePeerExact() or Ring()"
+            )
+
+    def change(self, x: Tensor, here: Replicas, new: New) -> Tensor:
+        return torch.sub(x, here.r, out=new(here.r))
+
     def __call__(self, x: Tensor, state: State, comm: Comm) -> Tensor:
         if comm.size == 1:
             return x
-        r = state["replica"]
-        with temporaries() as new:
-            q, received = self.send(torch.sub(x, r, out=new(r)), comm)
-            self.follow(state, q, received, comm, new)
-            return x.add_(self.mix(state, comm, new).sub_(r).to(x.dtype), alpha=self.gamma)
+        here = self.replicas(state, comm)
+        for run, packed, received in self.exchanged(x, here, comm):
+            with temporaries() as new:
+                part = here.at(run)
+                self.follow(part, self.decompressed(packed, part.r, new), received, new)
+                x[run].add_(part.pull(new).to(x.dtype), alpha=self.gamma)
+        return x
 
 
 def low_precision_decentralized(
@@ -138,7 +207,8 @@ def low_precision_decentralized(
     """Decentralized SGD that sends compressed differences (DCD): a quarter of the bytes of `decentralized` in fp32.
 
     Args:
-        topology: static, symmetric and doubly stochastic. Sends a message to each neighbour.
+        topology: static, symmetric and doubly stochastic. Sends a message to each neighbour; `choco` takes one that
+            changes, and then sends to one peer a round.
         compressor: exact enough that its error shrinks with what it compresses, such as MinMaxUInt8.
         every: exchange only after every so many steps.
 
@@ -154,8 +224,12 @@ def choco(
 ) -> Rule:
     """Decentralized SGD with any compressor (CHOCO): what gossip moves, the mean over ranks does not notice.
 
+    The fewest bytes of all that gossip: `choco(OnePeerExact(), gamma=1.0)` sends one message a step, a byte for each
+    weight, where `bytegrad` sends 2 (n − 1)/n.
+
     Args:
-        topology: static, symmetric and doubly stochastic.
+        topology: doubly stochastic; it may change from round to round, and remembers two copies of the weights for
+            each round of its period.
         compressor: however coarse; the coarser, the smaller must gamma be.
         gamma: the share of the way to the neighbours that a rank goes in each step; 1 with no compression is ATC. With
             TopK(0.05) begin at 0.3; a `consensus_distance()` that keeps growing says that it is too large.
@@ -163,7 +237,7 @@ def choco(
 
     Raises:
         TypeError: `topology` is not a topology, or `compressor` not a compressor.
-        ValueError: `gamma` is not in (0, 1], or `every` less than 1; from `attach`, the topology changes or is not
-            symmetric.
+        ValueError: `gamma` is not in (0, 1], or `every` less than 1; from `attach`, the topology's matrices are not
+            doubly stochastic.
     """
     return after_step(Choco(topology, compressor, gamma=gamma), every=every)

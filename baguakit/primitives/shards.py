@@ -8,14 +8,8 @@ from torch import Tensor
 
 from ..comm import Comm
 from ..compressors import Compressor
+from .pieces import cut
 from .wires import wire
-
-# A piece of a large tensor is compressed while the one before it is on the wire. Pieces of fewer than 2²⁰ values
-# would cost more in calls and messages than the overlap gains; more than eight add nothing.
-PIECES, PIECE_VALUES = 8, 1 << 20
-# Shards of pieces are cut at multiples of so many values: so that no piece but the last has a block that is not full;
-# and where they are short, so that kernels move whole lines of memory.
-BLOCKS, LINE = 1 << 13, 64
 
 
 def mean_of_shards(x: Tensor, compressor: Compressor, comm: Comm, residual: Tensor | None) -> Tensor:
@@ -39,7 +33,7 @@ class _Piece(NamedTuple):
 
 
 def _mean_of_even_shards(x: Tensor, compressor: Compressor, comm: Comm, residual: Tensor | None) -> Tensor:
-    pieces = list(_cut(x, comm.size, residual))
+    pieces = list(_pieces(x, comm.size, residual))
     # Of each piece come this rank's shard as each rank sees it, and the averaged shard of each rank.
     rooms = [(comm.size, compressor.row_bytes(piece.rows.shape[1])) for piece in pieces for _ in range(2)]
     way = wire(comm, [torch.empty(room, dtype=torch.uint8, device=x.device) for room in rooms])
@@ -56,10 +50,6 @@ def _mean_of_even_shards(x: Tensor, compressor: Compressor, comm: Comm, residual
     return x
 
 
-def _cut(x: Tensor, size: int, residual: Tensor | None) -> Iterator[_Piece]:
-    count = max(1, min(PIECES, x.numel() // PIECE_VALUES))
-    width = -(-x.numel() // (count * size))
-    width += -width % (BLOCKS if width >= 2 * BLOCKS else LINE)
-    for start in range(0, x.numel(), size * width):
-        run = slice(start, min(start + size * width, x.numel()))
+def _pieces(x: Tensor, size: int, residual: Tensor | None) -> Iterator[_Piece]:
+    for run in cut(x.numel(), size):
         yield _Piece(x[run].view(size, -1), None if residual is None else residual[run].view(size, -1))

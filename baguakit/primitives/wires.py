@@ -1,8 +1,9 @@
-"""How packed rows travel between all ranks: as collectives over NCCL, as messages over gloo."""
+"""How packed rows travel, between all ranks or some: as collectives over NCCL, as messages over gloo."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from ..comm import Comm, rotated
@@ -33,31 +34,68 @@ class Collectives:
 
 
 class Messages:
-    """The same over gloo: every receive is posted before any send, and ranks send in rotated order."""
+    """The same over gloo: every rank writes to every other."""
 
     def __init__(self, comm: Comm, incoming: Sequence[Tensor]) -> None:
-        self.comm, self.incoming = comm, incoming
-        self.peers = rotated(set(range(comm.size)) - {comm.rank}, comm.rank)
-        self.sends: list[Any] = []
-        comm.settled()
-        self.receives = [[comm.receive_later(rows[p], p, tag) for p in self.peers] for tag, rows in enumerate(incoming)]
+        self.rank, self.incoming = comm.rank, incoming
+        self.peers = set(range(comm.size)) - {comm.rank}
+        self.letters = Letters(comm, [{p: rows[p] for p in rotated(self.peers, comm.rank)} for rows in incoming])
 
     def scatter(self, tag: int, rows: Tensor) -> None:
-        self.sends += [self.comm.send_later(rows[p], p, tag) for p in self.peers]
-        self.incoming[tag][self.comm.rank].copy_(rows[self.comm.rank])
+        self.letters.send(tag, {p: rows[p] for p in self.peers})
+        self.incoming[tag][self.rank].copy_(rows[self.rank])
 
     def gather(self, tag: int, row: Tensor) -> None:
-        self.sends += [self.comm.send_later(row[0], p, tag) for p in self.peers]
-        self.incoming[tag][self.comm.rank].copy_(row[0])
+        self.letters.send(tag, dict.fromkeys(self.peers, row[0]))
+        self.incoming[tag][self.rank].copy_(row[0])
 
     def arrived(self, tag: int) -> Tensor:
+        self.letters.arrived(tag)
+        return self.incoming[tag]
+
+    def close(self) -> None:
+        self.letters.close()
+
+
+class Letters:
+    """Messages to some ranks and from some, over gloo: every receive is posted before any send, each by its `tag`."""
+
+    def __init__(self, comm: Comm, incoming: Sequence[dict[int, Tensor]]) -> None:
+        self.comm, self.incoming = comm, incoming
+        self.sends: list[Any] = []
+        comm.settled()
+        self.receives = [[comm.receive_later(x, p, tag) for p, x in each.items()] for tag, each in enumerate(incoming)]
+
+    def send(self, tag: int, outgoing: Mapping[int, Tensor]) -> None:
+        """Begin to send each rank what `outgoing` has for it."""
+        self.sends += [self.comm.send_later(outgoing[p], p, tag) for p in rotated(outgoing, self.comm.rank)]
+
+    def arrived(self, tag: int) -> dict[int, Tensor]:
+        """What came under `tag`, by the rank that sent it."""
         for work in self.receives[tag]:
             work.wait()
         return self.incoming[tag]
 
     def close(self) -> None:
+        """Wait until whatever was sent may be overwritten."""
         for work in self.sends:
             work.wait()
+
+
+class Exchanges:
+    """The same over NCCL, which pairs sends with receives only within one call of the whole group."""
+
+    def __init__(self, comm: Comm, incoming: Sequence[dict[int, Tensor]]) -> None:
+        self.comm, self.incoming = comm, incoming
+
+    def send(self, tag: int, outgoing: Mapping[int, Tensor]) -> None:
+        self.comm.exchange_each(outgoing, self.incoming[tag])
+
+    def arrived(self, tag: int) -> dict[int, Tensor]:
+        return self.incoming[tag]
+
+    def close(self) -> None:
+        pass
 
 
 def wire(comm: Comm, incoming: Sequence[Tensor]) -> Collectives | Messages:
@@ -66,3 +104,11 @@ def wire(comm: Comm, incoming: Sequence[Tensor]) -> Collectives | Messages:
     Every rank makes it with as many and as large ones; each is scattered or gathered once.
     """
     return Collectives(comm, incoming) if incoming[0].is_cuda else Messages(comm, incoming)
+
+
+def letters(comm: Comm, incoming: Sequence[dict[int, Tensor]], device: torch.device) -> Letters | Exchanges:
+    """What moves messages into the tensors `incoming`, {rank: room for what it sends}, each set named by its place.
+
+    Every rank makes it with as many, and sends once under every tag, though it be to nobody.
+    """
+    return Exchanges(comm, incoming) if device.type == "cuda" else Letters(comm, incoming)

@@ -27,7 +27,8 @@ def _(stage: Gossip, load: Load, place: Place) -> Cost:
     n, N, c = place.ranks, load.values, stage.compressor
     if n == 1:
         return Cost()
-    k, speed = degree(stage.topology, n, 0), place.network.codec(c)
+    t, speed = stage.topology, place.network.codec(c)
+    k = max(degree(t, n, round) for round in range(t.period(n)))
     q = N * (speed.compress + (k + 2) * speed.decompress)
     return piped(q, 0.0, 0.0) + messages(k, c.row_bytes(N), place) + place.copies(8, FP32 * N)
 

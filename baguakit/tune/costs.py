@@ -25,7 +25,7 @@ from functools import singledispatch
 from ..compressors import Compressor
 from ..primitives.compressed import in_one_hop, pays
 from ..primitives.neighbors import is_mean
-from ..primitives.shards import PIECE_VALUES, PIECES
+from ..primitives.pieces import PIECE_VALUES, PIECES
 from ..stages import CompressedMean, ErrorFeedback, Hierarchical, Mean, NeighborMean, SparseMean, Stage
 from ..topology import Topology
 from .lines import all_gather, all_reduce, neighbors, ring, scatter_gather

@@ -8,7 +8,7 @@ from .rates import bits_per_second
 LINK = "eth0"  # what every host calls its link
 QUEUE_MS = 50  # how long a packet may wait for its turn before it is dropped
 CONGESTION = "cubic"  # the congestion control of Linux, whatever this machine has been set to
-BURST_MS, LEAST_BURST = 4, 32 << 10  # a scheduler that is late by less than a burst costs no speed
+BURST_MS, LEAST_BURST = 4, 72 << 10  # a scheduler that is late by less than a burst costs no speed
 
 
 @dataclass(frozen=True)

@@ -118,6 +118,11 @@ CONTENDERS = (
         "low_precision_decentralized", lambda s, n: formulas.gossip(s, n, Ring(), BYTE), a.low_precision_decentralized()
     ),
     Contender("choco", lambda s, n: formulas.gossip(s, n, Ring(), BYTE), a.choco()),
+    Contender(
+        "choco, one peer",
+        lambda s, n: formulas.gossip(s, n, OnePeerExact(), BYTE),
+        a.choco(OnePeerExact(), gamma=1.0),
+    ),
     Contender("local_sgd", lambda s, n: formulas.all_reduce(s, n) / LOCAL, a.local_sgd(every=LOCAL), period=LOCAL),
     Contender("diloco", lambda s, n: formulas.all_reduce(s, n) / OUTER, a.diloco(every=OUTER), period=OUTER),
     Contender("async_model_average", None, a.async_model_average()),

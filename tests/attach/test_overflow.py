@@ -23,6 +23,7 @@ WEIGHTS = {
     "local": lambda bk: bk.algorithms.local_sgd(every=2),
     "dcd": lambda bk: bk.algorithms.low_precision_decentralized(),
     "choco": lambda bk: bk.algorithms.choco(),
+    "choco, one peer": lambda bk: bk.algorithms.choco(bk.topology.OnePeerExact(), gamma=1.0),
     "diloco": lambda bk: bk.algorithms.diloco(every=2),
     "tracking": lambda bk: bk.algorithms.gradient_tracking(),
     "push_sum": lambda bk: bk.algorithms.push_sum(bk.topology.FromDigraph([(0, 1), (1, 2), (2, 0), (0, 2)])),

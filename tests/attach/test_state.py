@@ -16,6 +16,7 @@ RULES = {
     "power_sgd": lambda bk: bk.algorithms.power_sgd(rank=1, warmup_steps=4),
     "dcd": lambda bk: bk.algorithms.low_precision_decentralized(every=2),
     "choco": lambda bk: bk.algorithms.choco(),
+    "choco, one peer": lambda bk: bk.algorithms.choco(bk.topology.OnePeerExact(), gamma=1.0),
     "diloco": lambda bk: bk.algorithms.diloco(every=4),
     "diloco, delayed": lambda bk: bk.algorithms.diloco(every=4, delay=2),
     "diloco, adam": lambda bk: bk.algorithms.diloco(every=3, optimizer=torch.optim.Adam, lr=0.01),
@@ -156,7 +157,7 @@ def saved_by(make):
         return model.state_dict(), att.state_dict()
 
 
-@pytest.mark.parametrize("rule", ["awc", "atc", "dcd", "choco", "tracking", "push_sum", "local"])
+@pytest.mark.parametrize("rule", ["awc", "atc", "dcd", "choco", "choco, one peer", "tracking", "push_sum", "local"])
 @pytest.mark.parametrize("before, after", [(3, 2), (2, 3)])
 def test_another_number_of_ranks_agrees_on_its_own_mean(rule, before, after):
     """Taken up by fewer or more ranks, at step size 0: their weights go to their mean, and stay there."""

@@ -1,0 +1,19 @@
+"""How a long tensor is cut, so that one piece is computed with while another is on the wire."""
+
+from collections.abc import Iterator
+
+# A piece of a large tensor is compressed while the one before it is on the wire. Pieces of fewer than 2²⁰ values
+# would cost more in calls and messages than the overlap gains; more than eight add nothing.
+PIECES, PIECE_VALUES = 8, 1 << 20
+# Rows of pieces are cut at multiples of so many values: so that no piece but the last has a block that is not full;
+# and where they are short, so that kernels move whole lines of memory.
+BLOCKS, LINE = 1 << 13, 64
+
+
+def cut(values: int, rows: int = 1) -> Iterator[slice]:
+    """The pieces of a tensor of so many values, each of so many rows of equal length."""
+    count = max(1, min(PIECES, values // PIECE_VALUES))
+    width = -(-values // (count * rows))
+    width += -width % (BLOCKS if width >= 2 * BLOCKS else LINE)
+    for start in range(0, values, rows * width):
+        yield slice(start, min(start + rows * width, values))
