@@ -48,7 +48,7 @@ class Blockwise(Compressor):
     @torch.no_grad()
     def compress(self, x: Tensor, residual: Tensor | None = None, key: int = 0) -> Tensor:
         x = values_of(x)
-        return self.operators.compress(x, self.block, residual_of(residual, x.shape, x), self._key(key))
+        return self.operators.on(x).compress(x, self.block, residual_of(residual, x.shape, x), self._key(key))
 
     @torch.no_grad()
     def decompress(
@@ -56,19 +56,19 @@ class Blockwise(Compressor):
     ) -> Tensor:
         packed = packed_of(packed, self, n)
         out = room_for(out, packed, n, dtype)
-        self.operators.decompress_(out, packed, self.block)
+        self.operators.on(packed).decompress_(out, packed, self.block)
         return out
 
     @torch.no_grad()
     def add_(self, out: Tensor, packed: Tensor, weights: Sequence[float] | Tensor) -> Tensor:
         packed = packed_of(packed, self, sum_into(out, packed).shape[0])
-        self.operators.add_(out.detach(), packed, weights_of(weights, packed), self.block)
+        self.operators.on(packed).add_(out.detach(), packed, weights_of(weights, packed), self.block)
         return out
 
     @torch.no_grad()
     def reduce(self, packed: Tensor, n: int, residual: Tensor | None = None, key: int = 0) -> Tensor:
         packed = packed_of(packed, self, n)
-        return self.operators.reduce(packed, n, self.block, residual_of(residual, (n,), packed), self._key(key))
+        return self.operators.on(packed).reduce(packed, n, self.block, residual_of(residual, (n,), packed), self._key(key))
 
     def _key(self, key: int) -> int | None:
         # Any integer is a key; the operator's argument is a signed 64-bit one.

@@ -59,8 +59,12 @@ def is_eager() -> bool:
 
 
 def runner(rows: int, n: int) -> Callable[..., None]:
-    """Return what runs units on rows of `n` values: `call`, or `plain` where it would gain nothing."""
-    return call if rows * n >= WORTHWHILE and n >= SHORTEST and not is_eager() else plain
+    """Return what runs units on rows of `n` values: `call`, `ready` or, where that would gain nothing, `plain`."""
+    if is_eager():
+        return plain
+    if rows * n >= WORTHWHILE and n >= SHORTEST:
+        return call
+    return ready if rows == 1 else plain  # `plain` takes all rows together
 
 
 def plain(unit: Unit, *arguments: Any) -> None:
@@ -74,6 +78,14 @@ def call(unit: Unit, *arguments: Any) -> None:
     unit(*arguments)
 
 
+def ready(unit: Unit, *arguments: Any) -> None:
+    """Run a unit compiled where larger tensors have had it compiled, else as it is written: nothing waits for it."""
+    if all(map(_suits, arguments)):
+        torch.get_num_threads()
+        unit = _units.get(_key(unit, arguments), unit)
+    unit(*arguments)
+
+
 def _suits(argument: Any) -> bool:
     if not isinstance(argument, Tensor):
         return True
@@ -83,12 +95,16 @@ def _suits(argument: Any) -> bool:
 
 def compiled(unit: Unit, like: tuple[Any, ...]) -> Unit:
     """Return what computes `unit` for arguments of these dtypes, widths and values, compiling it the first time."""
-    key = (unit, *((part.dtype, part.shape[1:]) if isinstance(part, Tensor) else part for part in like))
+    key = _key(unit, like)
     if key not in _units:
         with _lock:
             if key not in _units:
                 _units[key] = _compile(unit, like) if _has_compiler() else unit
     return _units[key]
+
+
+def _key(unit: Unit, like: tuple[Any, ...]) -> Any:
+    return (unit, *((part.dtype, part.shape[1:]) if isinstance(part, Tensor) else part for part in like))
 
 
 @functools.cache

@@ -14,50 +14,67 @@ from . import blockwise
 from ._format import Format
 
 
-class Operators(NamedTuple):
-    """The functions of `blockwise` for one format, and the format."""
+FEW = 1 << 16  # values or bytes; a dispatch takes as long as a CPU compresses or decompresses some thousands of them
 
-    format: Format
+
+class Operations(NamedTuple):
+    """The functions of `blockwise` for one format."""
+
     compress: Callable[[Tensor, int | None, Tensor | None, int | None], Tensor]
     decompress_: Callable[[Tensor, Tensor, int | None], None]
     add_: Callable[[Tensor, Tensor, Tensor, int | None], None]
     reduce: Callable[[Tensor, int, int | None, Tensor | None, int | None], Tensor]
 
 
+class Operators(NamedTuple):
+    """The operations of a format: as operators of torch, and as the functions that those call."""
+
+    format: Format
+    registered: Operations
+    direct: Operations
+
+    def on(self, x: Tensor) -> Operations:
+        """Those to be called for `x`: directly for few values on a CPU, if nobody traces them."""
+        if torch.compiler.is_compiling() or x.is_cuda or x.numel() >= FEW or type(x) is not Tensor:
+            return self.registered
+        return self.direct
+
+
 def operators(format: Format) -> Operators:
     """Register the operators of a format; once for each."""
 
-    @torch.library.custom_op(f"baguakit::{format.name}_compress", mutates_args={"residual"})
     def compress(x: Tensor, block: int | None, residual: Tensor | None, key: int | None) -> Tensor:
         _check_apart(residual, "residual", x, "values")
         packed: Tensor = _for(x, block).compress(format, x, block, residual, key)
         return packed
 
-    @torch.library.custom_op(f"baguakit::{format.name}_decompress_", mutates_args={"out"})
     def decompress_(out: Tensor, packed: Tensor, block: int | None) -> None:
         _check_apart(out, "out", packed, "packed rows")
         _for(packed, block).decompress_(format, out, packed, block)
 
-    @torch.library.custom_op(f"baguakit::{format.name}_add_", mutates_args={"out"})
     def add_(out: Tensor, packed: Tensor, weights: Tensor, block: int | None) -> None:
         _check_apart(out, "out", packed, "packed rows")
         _for(packed, block).add_(format, out, packed, weights, block)
 
-    @torch.library.custom_op(f"baguakit::{format.name}_reduce", mutates_args={"residual"})
     def reduce(packed: Tensor, n: int, block: int | None, residual: Tensor | None, key: int | None) -> Tensor:
         _check_apart(residual, "residual", packed, "packed rows")
         sent: Tensor = _for(packed, block).reduce(format, packed, n, block, residual, key)
         return sent
 
-    @compress.register_fake
-    def _(x: Tensor, block: int | None, residual: Tensor | None, key: int | None) -> Tensor:
+    def fake_compress(x: Tensor, block: int | None, residual: Tensor | None, key: int | None) -> Tensor:
         return x.new_empty(x.shape[0], format.row_bytes(x.shape[1], block), dtype=torch.uint8)
 
-    @reduce.register_fake
-    def _(packed: Tensor, n: int, block: int | None, residual: Tensor | None, key: int | None) -> Tensor:
+    def fake_reduce(packed: Tensor, n: int, block: int | None, residual: Tensor | None, key: int | None) -> Tensor:
         return packed.new_empty(1, format.row_bytes(n, block))
 
-    return Operators(format, compress, decompress_, add_, reduce)
+    def register(function: Callable[..., Any], written: str) -> Any:
+        return torch.library.custom_op(f"baguakit::{format.name}_{function.__name__}", function, mutates_args={written})
+
+    direct = Operations(compress, decompress_, add_, reduce)
+    registered = Operations(*map(register, direct, ("residual", "out", "out", "residual")))
+    registered.compress.register_fake(fake_compress)  # type: ignore[attr-defined]
+    registered.reduce.register_fake(fake_reduce)  # type: ignore[attr-defined]
+    return Operators(format, registered, direct)
 
 
 def _check_apart(written: Tensor | None, its_name: str, read: Tensor, name: str) -> None:
