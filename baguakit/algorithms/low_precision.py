@@ -34,7 +34,6 @@ from ..rules import Rule, after_step
 from ..stages import Stage, State, finite
 from ..topology import Ring, Topology
 
-
 LONGEST = 64  # rounds of a period: of longer ones a rank would remember more than 128 copies of its weights
 
 

@@ -68,7 +68,9 @@ class Blockwise(Compressor):
     @torch.no_grad()
     def reduce(self, packed: Tensor, n: int, residual: Tensor | None = None, key: int = 0) -> Tensor:
         packed = packed_of(packed, self, n)
-        return self.operators.on(packed).reduce(packed, n, self.block, residual_of(residual, (n,), packed), self._key(key))
+        return self.operators.on(packed).reduce(
+            packed, n, self.block, residual_of(residual, (n,), packed), self._key(key)
+        )
 
     def _key(self, key: int) -> int | None:
         # Any integer is a key; the operator's argument is a signed 64-bit one.

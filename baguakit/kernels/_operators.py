@@ -13,7 +13,6 @@ from torch import Tensor
 from . import blockwise
 from ._format import Format
 
-
 FEW = 1 << 16  # values or bytes; a dispatch takes as long as a CPU compresses or decompresses some thousands of them
 
 
@@ -67,14 +66,18 @@ def operators(format: Format) -> Operators:
     def fake_reduce(packed: Tensor, n: int, block: int | None, residual: Tensor | None, key: int | None) -> Tensor:
         return packed.new_empty(1, format.row_bytes(n, block))
 
-    def register(function: Callable[..., Any], written: str) -> Any:
-        return torch.library.custom_op(f"baguakit::{format.name}_{function.__name__}", function, mutates_args={written})
+    def register(name: str, function: Callable[..., Any], written: str) -> Any:
+        return torch.library.custom_op(f"baguakit::{format.name}_{name}", function, mutates_args={written})
 
-    direct = Operations(compress, decompress_, add_, reduce)
-    registered = Operations(*map(register, direct, ("residual", "out", "out", "residual")))
+    registered = Operations(
+        register("compress", compress, "residual"),
+        register("decompress_", decompress_, "out"),
+        register("add_", add_, "out"),
+        register("reduce", reduce, "residual"),
+    )
     registered.compress.register_fake(fake_compress)  # type: ignore[attr-defined]
     registered.reduce.register_fake(fake_reduce)  # type: ignore[attr-defined]
-    return Operators(format, registered, direct)
+    return Operators(format, registered, Operations(compress, decompress_, add_, reduce))
 
 
 def _check_apart(written: Tensor | None, its_name: str, read: Tensor, name: str) -> None:

@@ -10,10 +10,14 @@ PIECES, PIECE_VALUES = 8, 1 << 20
 BLOCKS, LINE = 1 << 13, 64
 
 
+def pieces_of(values: int) -> int:
+    """In how many pieces so many values are cut."""
+    return max(1, min(PIECES, values // PIECE_VALUES))
+
+
 def cut(values: int, rows: int = 1) -> Iterator[slice]:
     """The pieces of a tensor of so many values, each of so many rows of equal length."""
-    count = max(1, min(PIECES, values // PIECE_VALUES))
-    width = -(-values // (count * rows))
+    width = -(-values // (pieces_of(values) * rows))
     width += -width % (BLOCKS if width >= 2 * BLOCKS else LINE)
     for start in range(0, values, rows * width):
         yield slice(start, min(start + rows * width, values))

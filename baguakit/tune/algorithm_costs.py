@@ -1,7 +1,7 @@
 """What the stages of single algorithms cost; see `costs`.
 
 stage                    w                                          q, beside copies
-DCD, CHOCO               row(N) to each of k neighbours             N (compress + (k + 2) decompress)
+DCD, CHOCO               row(N) to each of k neighbours, in pieces  N (compress + (k + 1) decompress)
 PushSum                  4 N to each of k neighbours
 TrackedGradient          as NeighborMean, in fp32
 AdamDirection            as CompressedMean, of the momentum: what it costs after the warm-up
@@ -18,8 +18,10 @@ from ..algorithms.low_precision import Gossip
 from ..algorithms.power_sgd import LowRankMean
 from ..algorithms.push_sum import PushSum
 from ..algorithms.qadam import AdamDirection
+from ..primitives.pieces import pieces_of
 from ..stages import Mean
 from .costs import FP32, Cost, Load, Place, compressed_mean, cost, degree, messages, neighbor_mean, piped
+from .lines import neighbors
 
 
 @cost.register
@@ -27,10 +29,11 @@ def _(stage: Gossip, load: Load, place: Place) -> Cost:
     n, N, c = place.ranks, load.values, stage.compressor
     if n == 1:
         return Cost()
-    t, speed = stage.topology, place.network.codec(c)
+    t, line, speed, b = stage.topology, place.link.exchange, place.network.codec(c), c.row_bytes(N)
     k = max(degree(t, n, round) for round in range(t.period(n)))
-    q = N * (speed.compress + (k + 2) * speed.decompress)
-    return piped(q, 0.0, 0.0) + messages(k, c.row_bytes(N), place) + place.copies(8, FP32 * N)
+    q = N * (speed.compress + (k + 1) * speed.decompress) + place.copies(7 + 2 * k, FP32 * N).busy
+    P = pieces_of(N) if c.dense else 1
+    return replace(piped(q, neighbors(line, k, b), line.busy * k * b, P), sent=k * b)
 
 
 @cost.register

@@ -25,7 +25,7 @@ from functools import singledispatch
 from ..compressors import Compressor
 from ..primitives.compressed import in_one_hop, pays
 from ..primitives.neighbors import is_mean
-from ..primitives.pieces import PIECE_VALUES, PIECES
+from ..primitives.pieces import pieces_of
 from ..stages import CompressedMean, ErrorFeedback, Hierarchical, Mean, NeighborMean, SparseMean, Stage
 from ..topology import Topology
 from .lines import all_gather, all_reduce, neighbors, ring, scatter_gather
@@ -143,7 +143,7 @@ def compressed_mean(c: Compressor, load: Load, place: Place) -> Cost:
         sent = (n - 1) * b
         q = N * (speed.compress + n * speed.decompress)
         return replace(piped(q, neighbors(line, n - 1, b), line.busy * sent), sent=sent)
-    P = max(1, min(PIECES, N // PIECE_VALUES))
+    P = pieces_of(N)
     b = c.row_bytes(-(-N // n))
     sent = 2 * (n - 1) * b
     q = N * (speed.compress + speed.reduce + speed.decompress)

@@ -11,15 +11,14 @@ GLOO_SOCKET_IFNAME names the link. What is shaped is real TCP between real proce
 
              ┌ switch ──────────────────────────────┐
     host 0 ══╪══ port0 ─┐                           │      ══ a link of `rate` each way: tbf on both of its ends
-    host 1 ══╪══ port1 ─┴─ node0 ══ up0 ─┐          │         (a queue that lets `rate` pass, with a burst of 4 ms)
-    host 2 ══╪══ port2 ─┐                ├─ core    │
+    host 1 ══╪══ port1 ─┴─ node0 ══ up0 ─┐          │         (a queue that lets `rate` pass, with a burst of 4 ms,
+    host 2 ══╪══ port2 ─┐                ├─ core    │         of 72 KiB at least)
     host 3 ══╪══ port3 ─┴─ node1 ══ up1 ─┘          │      with nodes=2; without, all ports are on `core`
              └──────────────────────────────────────┘
 
 A rate counts all that is on the wire. Of 1,514 bytes of an Ethernet frame 1,448 are TCP's payload, so the best that a
 program can see is 95.6 % of it. What the interfaces' counters say lies between: packets of up to 64 KiB are counted
-whole where the burst lets them pass, and as the frames they are cut into where it does not, at 100 Mb/s and below.
-`Counters.payload` takes the headers off.
+whole, with one header, and pass the queue as the frames that they stand for. `Counters.payload` takes the headers off.
 
 Connections between hosts are controlled by cubic, Linux's own choice, whatever the machine has been set to: with BBR,
 the same exchanges take up to a tenth longer, since it probes, and remembers the rate of a link that it shared.

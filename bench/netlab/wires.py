@@ -8,7 +8,10 @@ from .rates import bits_per_second
 LINK = "eth0"  # what every host calls its link
 QUEUE_MS = 50  # how long a packet may wait for its turn before it is dropped
 CONGESTION = "cubic"  # the congestion control of Linux, whatever this machine has been set to
-BURST_MS, LEAST_BURST = 4, 72 << 10  # a scheduler that is late by less than a burst costs no speed
+# A scheduler that is late by less than a burst costs no speed. The least lets the largest packet pass whole, 64 KiB and
+# the headers of its frames. Cut into frames, each is work for the processors that the hosts share, which on a host of
+# its own a network card does: 135 ms of a core for a compressed mean of 16 MiB on four hosts at 100 Mb/s, and 29 so.
+BURST_MS, LEAST_BURST = 4, 72 << 10
 
 
 @dataclass(frozen=True)

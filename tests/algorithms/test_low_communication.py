@@ -64,11 +64,11 @@ def test_diloco_prints_and_refuses():
         bk.algorithms.diloco(optimizer="SGD")
 
 
-@pytest.mark.parametrize(
-    "n, topology",
-    [(2, "Ring"), (3, "Ring"), (4, "Ring"), (4, "FullyConnected"), (4, "Exponential"), (4, "OnePeerExact")]
-    + [(3, "OnePeerExact")],
-)
+GRAPHS = [(2, "Ring"), (3, "Ring"), (4, "Ring"), (4, "FullyConnected"), (4, "Exponential")]
+CHANGING = [(3, "OnePeerExact"), (4, "OnePeerExact")]
+
+
+@pytest.mark.parametrize("n, topology", GRAPHS + CHANGING)
 def test_choco_without_loss_is_atc(n, topology):
     """γ = 1 and a compressor that loses nothing of what it is given: CHOCO is ATC, on graphs that change as well."""
 

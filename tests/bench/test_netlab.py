@@ -191,7 +191,7 @@ def alive(pids):
 
 @needs_root
 def test_a_link_is_as_slow_as_it_says_and_counts():
-    """Of 1,514 bytes of a frame 1,448 are payload; a burst of 32 KiB goes before its time."""
+    """Of 1,514 bytes of a frame 1,448 are payload; a burst of 72 KiB goes before its time."""
     with Lab(2, "50mbit") as lab:
         count = 4 * MIB
         line = count / (50e6 / 8)
