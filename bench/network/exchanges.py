@@ -3,6 +3,7 @@
     exchange                    bytes sent by a rank, S the tensor in fp32     ideal time
     mean_                       2 (n − 1)/n · S                                bytes / rate
     compressed_mean_            2 (n − 1)/n · S/4 and ranges                   bytes / rate
+      its messages alone        the same, of bytes that nobody computes        what these hosts can do with them
     neighbor_mean_, one peer    S                                              bytes / rate, whatever n is
     neighbor_mean_, ring        2 S (S for two ranks)                          bytes / rate, whatever n is
 
@@ -22,7 +23,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 import baguakit as bk
-from baguakit.compressors import MinMaxUInt8
+from baguakit.compressors import Compressor, MinMaxUInt8
 from baguakit.topology import OnePeerExponential, Ring
 from bench.netlab import Counters
 
@@ -32,6 +33,35 @@ from .train import counted, on_every_host, share
 RATES = ("100mbit", "500mbit", "1gbit", "unshaped")
 HOSTS, SIZES, REPEATS = (2, 4, 8), (16, 64), 5
 BYTE, ONE_PEER, RING = MinMaxUInt8(), OnePeerExponential(), Ring()
+
+
+@dataclass(frozen=True, repr=False)
+class Uncomputed(Compressor):
+    """Rows as long as those of MinMaxUInt8, filled and not computed: what they take is what messages take."""
+
+    filling: int = 77
+
+    def row_bytes(self, n: int) -> int:
+        return BYTE.row_bytes(n)
+
+    def compress(self, x: Tensor, residual: Tensor | None = None, key: int = 0) -> Tensor:
+        return torch.full((x.shape[0], self.row_bytes(x.shape[1])), self.filling, dtype=torch.uint8)
+
+    def reduce(self, packed: Tensor, n: int, residual: Tensor | None = None, key: int = 0) -> Tensor:
+        return self._whole(packed)[:1]
+
+    def decompress(
+        self, packed: Tensor, n: int, dtype: torch.dtype = torch.float32, out: Tensor | None = None
+    ) -> Tensor:
+        assert out is not None
+        self._whole(packed)
+        return out
+
+    def _whole(self, packed: Tensor) -> Tensor:
+        """Rows, once it has been seen that all have arrived: their ends are what was sent."""
+        if not bool((packed[:, [0, -1]] == self.filling).all()):
+            raise AssertionError("messages have not arrived as they were sent: not timed")
+        return packed
 
 
 @dataclass(frozen=True)
@@ -54,6 +84,11 @@ def everyone(rank: int, n: int, round: int) -> dict[int, float]:
     return dict.fromkeys(range(n), 1 / n)
 
 
+def itself(rank: int, n: int, round: int) -> dict[int, float]:
+    """The weights of what stays as it is."""
+    return {rank: 1.0}
+
+
 EXCHANGES = {
     "mean_": Exchange(bk.primitives.mean_, lambda v, n: formulas.all_reduce([[v]], n), everyone),
     "compressed_mean_": Exchange(
@@ -61,6 +96,11 @@ EXCHANGES = {
         lambda v, n: formulas.compressed_all_reduce([[v]], n, BYTE),
         everyone,
         tolerance=0.05,
+    ),
+    "its messages alone": Exchange(
+        lambda x, comm: bk.primitives.compressed_mean_(x, Uncomputed(), comm),
+        lambda v, n: formulas.compressed_all_reduce([[v]], n, BYTE),
+        itself,
     ),
     "neighbor_mean_, one peer": Exchange(
         lambda x, comm: bk.primitives.neighbor_mean_(x, ONE_PEER, comm),

@@ -32,7 +32,7 @@ SHORT = (  # those of the figure that README.md shows, the first being what the 
     "power_sgd",
     "top_k",
     "decentralized, AWC",
-    "low_precision_decentralized",
+    "choco, one peer",
     "local_sgd",
     "diloco",
 )
@@ -210,7 +210,7 @@ def of_exchanges(figure: Figure, exchanged: Table) -> bool:
         for name, (colour, dashes, marker) in zip(EXCHANGES, STYLES, strict=False):
             at, ratios = [], []
             for cell, result in exchanged:
-                line = line_of(result[name]["formula"], cell["rate"])
+                line = line_of(result[name]["formula"], cell["rate"]) if name in result else None
                 if cell["mib"] == mib and line:
                     at.append(places.index((cell["rate"], cell["hosts"])))
                     ratios.append(result[name]["seconds"] / line)

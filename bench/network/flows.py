@@ -2,14 +2,15 @@
 
     cell                  connections                                    what is asked of it
     capped                1 and 8, none above 20 MB/s                    8 carry 7.5 times what one does, or more
-    not capped            1 and 8                                        8 carry no less than one
+    not capped            1 and 8, on links of 1 Gb/s and of any rate    8 carry no less than one
     one slow flow         4, one at a quarter of the others' cap         85 % of the sum of the caps, after 64 messages
 
 The result of each exchange is checked before its time counts. A time is from the moment the first rank begins to the
 moment the last has its result; what is told is the median, and the quartiles, of several, one and eight taking turns.
 
 That time holds what ranks compute on what has arrived, which more flows do not shorten, and all ranks share the cores
-of the machine. So with many hosts on few cores eight flows stay further behind their line than one does.
+of the machine. So with many hosts on few cores eight flows stay further behind their line than one does; and where
+links are not shaped, it is the cores that are measured, not a network.
 """
 
 import itertools
@@ -31,7 +32,7 @@ from bench.netlab.rates import bytes_per_second
 from .exchanges import EXCHANGES, Exchange, check
 from .train import on_every_host
 
-CAP, COUNTS, HOSTS, MIB, REPEATS = "160mbit", (1, 8), (2, 4), 64, 7
+CAP, RATE, COUNTS, HOSTS, MIB, REPEATS = "160mbit", "1gbit", (1, 8), (2, 4), 64, 7
 NAMES = ("mean_", "neighbor_mean_, one peer")
 SLOW_CAPS, SLOW_MIB, MESSAGES = ("160mbit", "40mbit", "160mbit", "160mbit"), 8, 64
 TOLD = 16  # messages behind those, of which the throughput is told
@@ -42,10 +43,9 @@ CPU = torch.device("cpu")
 def cells(quick: bool) -> list[dict[str, Any]]:
     """What is measured; quick: two hosts, 16 MiB."""
     hosts, mib = (HOSTS[:1], 16) if quick else (HOSTS, MIB)
-    caps: tuple[dict[str, str], ...] = ({"flow_cap": CAP}, {})
+    networks = ({"rate": "unshaped", "flow_cap": CAP}, {"rate": RATE}, {"rate": "unshaped"})
     even = [
-        {"hosts": n, "rate": "unshaped", **cap, "mib": mib, "repeats": REPEATS}
-        for cap, n in itertools.product(caps, hosts)
+        {"hosts": n, **network, "mib": mib, "repeats": REPEATS} for network, n in itertools.product(networks, hosts)
     ]
     slow = {"hosts": 2, "rate": "unshaped", "caps": list(SLOW_CAPS), "mib": SLOW_MIB, "messages": MESSAGES}
     return [*even, slow]

@@ -6,6 +6,7 @@ from typing import Any
 from bench.netlab.rates import bytes_per_second
 
 from .contenders import CONTENDERS
+from .runs import UNSHAPED
 from .steps import RATES
 from .table import Table
 
@@ -36,27 +37,34 @@ def of_exchanges(table: Table) -> str:
 
 def of_flows(table: Table) -> str:
     """Several connections beside their line, which is what their caps let pass together, and beside one of them."""
-    rows = [("cap", "hosts", "MiB", "exchange", "flows", "seconds", "spread", "line", "to line", "times one flow")]
+    rows = [("rate", "cap", "hosts", "MiB", "exchange", "flows", "seconds", "spread", "line", "to line", "times one")]
     for cell, result in table:
         if "caps" in cell:
             rows.append(one_slow_flow(cell, result))
             continue
-        place = (cell.get("flow_cap", "none"), str(cell["hosts"]), str(cell["mib"]))
+        place = (cell["rate"], cell.get("flow_cap", "none"), str(cell["hosts"]), str(cell["mib"]))
         for name, r in result.items():
             counts = [key for key in r if key != "formula"]
             for count in counts:
-                cap = bytes_per_second(cell["flow_cap"]) if "flow_cap" in cell else None
-                seconds, *to_line = beside(r[count]["seconds"], cap and r["formula"] / (int(count) * cap))
+                carried = carries(cell, int(count))
+                seconds, *to_line = beside(r[count]["seconds"], carried and r["formula"] / carried)
                 gain = f"{r[counts[0]]['seconds'] / r[count]['seconds']:.2f}"
                 rows.append((*place, name, count, seconds, spread_of(r[count]), *to_line, gain))
     return aligned(rows)
+
+
+def carries(cell: Mapping[str, Any], count: int) -> float | None:
+    """Bytes a second that so many connections carry together; None if nothing limits them."""
+    limits = [count * bytes_per_second(cell["flow_cap"])] if "flow_cap" in cell else []
+    limits += [] if cell["rate"] == UNSHAPED else [bytes_per_second(cell["rate"])]
+    return min(limits, default=None)
 
 
 def one_slow_flow(cell: Mapping[str, Any], result: Mapping[str, Any]) -> tuple[str, ...]:
     """The row of flows with caps of their own."""
     caps = [bytes_per_second(rate) for rate in cell["caps"]]
     seconds, *to_line = beside(result["seconds"], result["formula"] / sum(caps))
-    place = ("one a quarter", str(cell["hosts"]), str(cell["mib"]), "mean_", str(len(caps)))
+    place = (cell["rate"], "one a quarter", str(cell["hosts"]), str(cell["mib"]), "mean_", str(len(caps)))
     return (*place, seconds, spread_of(result), *to_line, "–")
 
 

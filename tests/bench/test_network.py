@@ -1,10 +1,12 @@
 """The benchmark of networks, without one: its formulas, and its table that goes on where it was."""
 
 import json
+import os
 import re
 import textwrap
 
 import pytest
+import torch
 from pool import ranks
 
 import baguakit as bk
@@ -98,10 +100,33 @@ def test_cells_of_one_network_stand_together_and_those_of_flows_say_their_cap():
     assert len({json.dumps(cell) for cell in cells}) == len(cells) - 1  # the one with a slow flow is quick
     assert [runs.network(cell) for cell in flows.cells(False)] == [
         *((n, None, "160mbit") for n in (2, 4)),
+        *((n, "1gbit", None) for n in (2, 4)),
         *((n, None, None) for n in (2, 4)),
         (2, None, None),
     ]
     assert runs.network({"hosts": 4, "rate": "1gbit"}) == (4, "1gbit", None)
+
+
+def test_exchanges_are_checked_and_counted():
+    """Over loopback: all ranks tell the same, and messages without computing are as many bytes as with it."""
+
+    def work():
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+        return exchanges.measure({"hosts": 2, "rate": "unshaped", "mib": 1, "repeats": 2})
+
+    here, there = ranks(2, work)
+    assert here == there and here.keys() == exchanges.EXCHANGES.keys()
+    assert all(each["seconds"] > 0 for each in here.values())
+    computed, alone = here["compressed_mean_"], here["its messages alone"]
+    assert alone["formula"] == computed["formula"] < alone["payload"]  # and what loopback carries besides
+
+
+def test_messages_that_went_wrong_are_not_timed():
+    rows = exchanges.Uncomputed().compress(torch.zeros(2, 1000))
+    assert rows.shape == exchanges.BYTE.compress(torch.zeros(2, 1000)).shape
+    rows[1, -1] = 0
+    with pytest.raises(AssertionError, match="not arrived"):
+        exchanges.Uncomputed().reduce(rows, 1000)
 
 
 def test_flows_are_measured_and_told(tmp_path):
@@ -122,11 +147,27 @@ def test_flows_are_measured_and_told(tmp_path):
     fixed = {"seconds": 4.0, "quartiles": [3.9, 4.0, 4.1]}
     fast = {"seconds": 0.5, "quartiles": [0.5, 0.5, 0.5]}
     table.add({**even, "flow_cap": "160mbit"}, {"mean_": {"1": fixed, "8": fast, "formula": 80e6}})
+    table.add({**even, "rate": "1gbit"}, {"mean_": {"8": fast, "formula": 125e6 / 4}})
     table.add(slow, {**one_slow, **fixed, "formula": 375e6})
-    _, one, eight, last = of_flows(table).splitlines()
-    assert one.split() == ["160mbit", "2", "1", "mean_", "1", "4.000", "5%", "4.000", "1.00", "1.00"]
-    assert eight.split() == ["160mbit", "2", "1", "mean_", "8", "0.500", "0%", "0.500", "1.00", "8.00"]
-    assert last.split() == ["one", "a", "quarter", "2", "1", "mean_", "2", "4.000", "5%", "3.000", "1.33", "–"]
+    _, one, eight, shaped, last = of_flows(table).splitlines()
+    assert one.split() == ["unshaped", "160mbit", "2", "1", "mean_", "1", "4.000", "5%", "4.000", "1.00", "1.00"]
+    assert eight.split() == ["unshaped", "160mbit", "2", "1", "mean_", "8", "0.500", "0%", "0.500", "1.00", "8.00"]
+    assert shaped.split() == ["1gbit", "none", "2", "1", "mean_", "8", "0.500", "0%", "0.250", "2.00", "1.00"]
+    assert last.split() == [
+        "unshaped",
+        "one",
+        "a",
+        "quarter",
+        "2",
+        "1",
+        "mean_",
+        "2",
+        "4.000",
+        "5%",
+        "3.000",
+        "1.33",
+        "–",
+    ]
 
 
 def test_a_table_outlives_its_program(tmp_path):
