@@ -47,21 +47,32 @@ def test_ranks_that_stop_at_different_steps():
 
         import baguakit as bk
 
-        rank = dist.get_rank()
-        pair = dist.new_group([1, 2])
+        rank, store = dist.get_rank(), dist.distributed_c10d._get_default_store()
+        pair, left = dist.new_group([1, 2]), "test_ranks_that_stop_at_different_steps: rank 0 has left"
         model = nn.Linear(1, 1, bias=False)
         nn.init.constant_(model.weight, float(rank))
         optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
-        with bk.attach(model, optimizer, bk.free_running(bk.stages.Mean()), broadcast=False) as att:
-            for step in range(100 if rank == 0 else 600):
+
+        def train_until(happened):
+            for step in range(20_000):
                 model(torch.ones(1, 1)).sum().backward()
                 optimizer.step()
                 time.sleep(0.001)
-                if step == 300:  # rank 0 has long finished: give the two others a mean of their own
-                    dist.barrier(group=pair)
-                    model.weight.data.fill_(10.0 * rank)
-                    dist.barrier(group=pair)
+                if step >= 100 and happened():
+                    break
+
+        with bk.attach(model, optimizer, bk.free_running(bk.stages.Mean()), broadcast=False) as att:
+            if rank == 0:
+                train_until(lambda: model.weight.item() == pytest.approx(1.0))
+            else:
+                train_until(lambda: store.check([left]))
+                dist.barrier(group=pair)
+                model.weight.data.fill_(10.0 * rank)  # a mean of their own
+                dist.barrier(group=pair)
+                train_until(lambda: model.weight.item() == pytest.approx(15.0))
             flights = att.report().rows[0].flights
+        if rank == 0:
+            store.set(left, "")
         dist.destroy_process_group(pair)
         return model.weight.item(), flights
 

@@ -247,12 +247,12 @@ def test_without_a_compiler_the_definition_runs_and_says_so(all_compiled, monkey
 
 
 def operations(x: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
-    packed = MINMAX.compress(x, 64, residual, None)
+    packed = MINMAX.registered.compress(x, 64, residual, None)
     out = torch.zeros_like(x)
-    MINMAX.decompress_(out, packed, 64)
+    MINMAX.registered.decompress_(out, packed, 64)
     total = torch.zeros_like(x[0])
-    MINMAX.add_(total, packed, x.new_ones(len(x)), 64)
-    sent = MINMAX.reduce(packed, x.shape[1], 64, total, 5)
+    MINMAX.registered.add_(total, packed, x.new_ones(len(x)), 64)
+    sent = MINMAX.registered.reduce(packed, x.shape[1], 64, total, 5)
     return out.sum() + total.sum() + sent.sum()
 
 
@@ -270,7 +270,7 @@ def test_torch_compile_passes_over_the_operators(device):
 def test_operators_keep_the_rules_of_operators_for_rows_of_one_block(device, monkeypatch):
     monkeypatch.undo()  # opcheck compares what fake and real operators make of torch.empty
     x = sample(2, 100).to(device)
-    packed = MINMAX.compress(x, None, None, None)
-    torch.library.opcheck(MINMAX.compress, (x, None, torch.zeros(2, 100, device=device), None))
-    torch.library.opcheck(MINMAX.decompress_, (torch.zeros_like(x), packed, None))
-    torch.library.opcheck(MINMAX.reduce, (packed, 100, None, None, 3))
+    packed = MINMAX.registered.compress(x, None, None, None)
+    torch.library.opcheck(MINMAX.registered.compress, (x, None, torch.zeros(2, 100, device=device), None))
+    torch.library.opcheck(MINMAX.registered.decompress_, (torch.zeros_like(x), packed, None))
+    torch.library.opcheck(MINMAX.registered.reduce, (packed, 100, None, None, 3))

@@ -225,6 +225,9 @@ def test_a_lost_peer_raises_no_sigpipe(pairs):
     with pytest.raises(NetError):
         pair.sender.post_send(64 * MIB)
         pair.sender.wait()
+    until = time.monotonic() + SOON
+    while pair.sender.threads() and time.monotonic() < until:
+        time.sleep(0.01)
     assert pair.sender.threads() == []  # they have left by themselves
 
 
