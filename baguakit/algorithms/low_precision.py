@@ -83,18 +83,18 @@ class Gossip(Stage):
             state["neighbors"][str(k)] = neighbor_mean_(x.clone(), self.topology, comm.at(k)).sub_(x, alpha=own)
         return state
 
-    def replicas(self, state: State, comm: Comm) -> Replicas:
+    def _replicas(self, state: State, comm: Comm) -> Replicas:
         """Those of the round that `comm` stands at."""
         k = round_of(self.topology, comm)
         row, targets = links(self.topology, comm.rank, comm.size, k)
         others = {peer: w for peer, w in row.items() if peer != comm.rank}
         return Replicas(state["replica"][str(k)], state["neighbors"][str(k)], row[comm.rank], others, targets)
 
-    def change(self, x: Tensor, here: Replicas, new: New) -> Tensor:
+    def _change(self, x: Tensor, here: Replicas, new: New) -> Tensor:
         """What is compressed and sent, of a piece."""
         raise NotImplementedError
 
-    def exchanged(self, x: Tensor, here: Replicas, comm: Comm) -> Iterator[tuple[slice, Tensor, dict[int, Tensor]]]:
+    def _exchanged(self, x: Tensor, here: Replicas, comm: Comm) -> Iterator[tuple[slice, Tensor, dict[int, Tensor]]]:
         """Send Q(change), piece by piece; then, of each piece, what was sent of it and what each neighbour sent."""
         N, c = x.numel(), self.compressor
         runs = list(cut(N)) if c.dense and x.is_cpu else [slice(0, N)]  # top-k is of the whole, and NCCL would wait
@@ -103,25 +103,25 @@ class Gossip(Stage):
         way, sent = letters(comm, incoming, x.device), []
         for tag, run in enumerate(runs):
             with temporaries() as new:
-                change = self.change(x[run], here.at(run), new)
+                change = self._change(x[run], here.at(run), new)
                 sent.append(c.compress(change.view(1, -1), key=comm.key(tag)))
             way.send(tag, dict.fromkeys(here.targets, sent[tag]))
         for tag, run in enumerate(runs):
             yield run, sent[tag], way.arrived(tag)
         way.close()
 
-    def decompressed(self, packed: Tensor, like: Tensor, new: New) -> Tensor:
+    def _decompressed(self, packed: Tensor, like: Tensor, new: New) -> Tensor:
         """What a piece of changes was sent as."""
         return self.compressor.decompress(packed, like.numel(), out=new(like).view(1, -1))[0]
 
-    def follow(self, here: Replicas, q: Tensor, received: dict[int, Tensor], new: New) -> None:
+    def _follow(self, here: Replicas, q: Tensor, received: dict[int, Tensor], new: New) -> None:
         """Let every replica change by what its rank sent: this one by q, the neighbours by what was received.
 
         A change that is not finite is added to no replica, neither here nor where it arrives: all judge by its bytes.
         """
         here.r.add_(kept(q))
         for peer, packed in received.items():
-            here.s.add_(kept(self.decompressed(packed, q, new)), alpha=here.weights[peer])
+            here.s.add_(kept(self._decompressed(packed, q, new)), alpha=here.weights[peer])
 
 
 def kept(q: Tensor) -> Tensor:
@@ -145,19 +145,19 @@ class DifferenceCompression(Gossip):
                 f"symmetric; {t!r} is not for {n} ranks: use Ring() or FullyConnected(), or choco() with gamma=1"
             )
 
-    def change(self, x: Tensor, here: Replicas, new: New) -> Tensor:
+    def _change(self, x: Tensor, here: Replicas, new: New) -> Tensor:
         return here.pull(new).add_(x).sub_(here.r)
 
     def __call__(self, x: Tensor, state: State, comm: Comm) -> Tensor:
         if comm.size == 1:
             return x
-        here = self.replicas(state, comm)
-        for run, packed, received in self.exchanged(x, here, comm):
+        here = self._replicas(state, comm)
+        for run, packed, received in self._exchanged(x, here, comm):
             with temporaries() as new:
                 part = here.at(run)
-                q = self.decompressed(packed, part.r, new)
+                q = self._decompressed(packed, part.r, new)
                 torch.add(part.r, q, out=x[run])
-                self.follow(part, q, received, new)
+                self._follow(part, q, received, new)
         return x
 
 
@@ -185,17 +185,17 @@ class Choco(Gossip):
                 "use OnePeerExact() or Ring()"
             )
 
-    def change(self, x: Tensor, here: Replicas, new: New) -> Tensor:
+    def _change(self, x: Tensor, here: Replicas, new: New) -> Tensor:
         return torch.sub(x, here.r, out=new(here.r))
 
     def __call__(self, x: Tensor, state: State, comm: Comm) -> Tensor:
         if comm.size == 1:
             return x
-        here = self.replicas(state, comm)
-        for run, packed, received in self.exchanged(x, here, comm):
+        here = self._replicas(state, comm)
+        for run, packed, received in self._exchanged(x, here, comm):
             with temporaries() as new:
                 part = here.at(run)
-                self.follow(part, self.decompressed(packed, part.r, new), received, new)
+                self._follow(part, self._decompressed(packed, part.r, new), received, new)
                 x[run].add_(part.pull(new).to(x.dtype), alpha=self.gamma)
         return x
 
