@@ -1,65 +1,17 @@
-"""The timeline: every flight once, in the order of things, on clocks that agree; and what is made of it."""
+"""The timeline: every flight once, in the order of things, on clocks that agree; and what is computed of it."""
 
-import json
 import random
 from dataclasses import replace
-from functools import cache
 from itertools import pairwise
 
 import pytest
 import torch
 from pool import ranks
-from training import batch, loss, net, sgd
+from timelines import STEPS, every_rule, of, timed
+from training import loss, net, sgd
 
 from baguakit.attach.seeing.accounts import ahead, gathered, shifted
 from baguakit.attach.seeing.timeline import FlightSpan, Span, Timeline
-from baguakit.lanes.ranges import in_profile
-
-STEPS = 6
-# Each as an expression, evaluated on the rank.
-RULES = {
-    "gradients": "[bk.algorithms.gradient_allreduce()]",
-    "awc": "[bk.algorithms.decentralized(bk.topology.Ring())]",
-    "atc": "[bk.after_step(bk.stages.Mean(), every=2)]",
-    "delayed, with gradients": "[bk.algorithms.bytegrad(), bk.after_step(bk.stages.Mean(), every=3, delay=2)]",
-    "free": "[bk.algorithms.async_model_average()]",
-}
-
-
-def timed(device="cpu"):
-    """On a rank, for each of `RULES`: the timeline, that of the latest two steps, and the flights that have landed."""
-    import torch.distributed as dist
-
-    import baguakit as bk
-
-    results = {}
-    for name, expression in RULES.items():
-        model = net().to(device)
-        optimizer = sgd(model.parameters())
-        with bk.attach(model, optimizer, *eval(expression, {"bk": bk}), bucket_bytes=300) as att:
-            for step in range(STEPS):
-                optimizer.zero_grad()
-                x, y = (t.to(device) for t in batch(dist.get_rank(), step))
-                (model(x) - y).square().mean().backward()
-                optimizer.step()
-            att.state_dict()  # waits for flights, which stay in the air
-            whole, two = att.timeline(), att.timeline(2)
-            landed = {(row.rule, row.bucket): row.landed for row in att.report().rows}
-        results[name] = whole, two, landed
-    return results
-
-
-@cache
-def everyone():
-    return ranks(2, timed)
-
-
-def of(name):
-    whole, two, landed = zip(*(results[name] for results in everyone()), strict=True)
-    return whole, two, landed
-
-
-every_rule = pytest.mark.parametrize("name", RULES)
 
 
 @every_rule
@@ -209,45 +161,6 @@ def test_windows_and_overlap_by_hand():
         Timeline(1, (), 0.0).window()
 
 
-@every_rule
-def test_a_trace_names_all_that_it_shows(name, tmp_path):
-    timeline = of(name)[0][0]
-    timeline.save(tmp_path / "trace.json")
-    events = json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
-    shown = [e for e in events if e["ph"] == "X"]
-    assert len(shown) == len(timeline.spans) and all(e["dur"] >= 0 for e in shown)
-    processes = {e["pid"] for e in events if e["name"] == "process_name"}
-    threads = {(e["pid"], e["tid"]) for e in events if e["name"] == "thread_name"}
-    assert {(e["pid"], e["tid"]) for e in shown} == threads and {e["pid"] for e in shown} <= processes
-    arrows = {}
-    for e in events:
-        if e["ph"] in "stf":
-            arrows.setdefault(e["id"], []).append(e)
-    assert len(arrows) == len(timeline.flights)
-    for launch, lane, landing in arrows.values():
-        assert [e["ph"] for e in (launch, lane, landing)] == ["s", "t", "f"]
-        assert launch["ts"] <= lane["ts"] <= landing["ts"]
-        assert launch["tid"] == landing["tid"] == 0 < lane["tid"] and launch["pid"] == lane["pid"] == landing["pid"]
-        held = [x for x in shown if x["tid"] == lane["tid"] and x["pid"] == lane["pid"] and x["ts"] == lane["ts"]]
-        assert launch["name"] in [x["name"] for x in held]
-
-
-@pytest.mark.parametrize("name", ["delayed, with gradients", "free"])
-def test_a_picture_has_a_row_for_every_thread(name, tmp_path):
-    pytest.importorskip("matplotlib")
-    timeline = of(name)[0][0]
-    figure = timeline.draw(slice(None))
-    rows = [label.get_text() for label in figure.axes[0].get_yticklabels()]
-    assert len(rows) == len({(s.rank, s.thread) for s in timeline.spans})
-    assert rows[0] == "rank 0  training" and "rank 1  training" in rows
-    legend = [text.get_text() for text in figure.legends[0].get_texts()]
-    assert {f.rule for f in timeline.flights} <= set(legend)
-    figure.savefig(tmp_path / "timeline.png", dpi=40)
-    assert (tmp_path / "timeline.png").stat().st_size > 1000
-    with pytest.raises(ValueError, match="have been recorded"):
-        timeline.draw(slice(STEPS, None))
-
-
 def test_a_timeline_is_asked_for_in_time():
     def run():
         import torch.distributed as dist
@@ -273,35 +186,6 @@ def test_a_timeline_is_asked_for_in_time():
 
     for spans, (wrong, late) in ranks(2, run):
         assert spans == () and wrong.startswith("steps is a whole number, 1 or more") and "before it detaches" in late
-
-
-@pytest.mark.parametrize("all_threads", [False, True])
-def test_a_profiler_is_shown_launches_and_waits_and_on_request_the_lane(all_threads):
-    def run():
-        import torch.distributed as dist
-        from torch.profiler import ProfilerActivity, profile
-
-        import baguakit as bk
-
-        model = net()
-        optimizer = sgd(model.parameters())
-        config = torch._C._profiler._ExperimentalConfig(profile_all_threads=all_threads)
-        with bk.attach(model, optimizer, bk.algorithms.gradient_allreduce(), bucket_bytes=300) as att:
-            with profile(activities=[ProfilerActivity.CPU], experimental_config=config) as seen:
-                for step in range(3):
-                    optimizer.zero_grad()
-                    loss(model, dist.get_rank(), step).backward()
-                    optimizer.step()
-            buckets = len(att.report().rows)
-        return {e.key: e.count for e in seen.key_averages() if e.key.startswith("baguakit: ")}, buckets
-
-    for seen, buckets in ranks(2, run):
-        what = ["launch ", "wait for ", *([""] if all_threads else [])]
-        assert buckets > 1 and seen == {f"baguakit: {w}Mean, bucket {i}": 3 for w in what for i in range(buckets)}
-
-
-def test_without_a_profiler_no_range_is_opened():
-    assert in_profile("launch", "Mean, bucket 0") is in_profile("", "Mean, bucket 1") is in_profile("", "")
 
 
 @pytest.mark.gpu

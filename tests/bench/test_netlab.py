@@ -1,22 +1,15 @@
-"""The network laboratory: it is as slow as it says, it counts, and it leaves nothing behind, whoever dies."""
+"""The network laboratory: it is as slow as it says, it counts, and it refuses what makes no sense."""
 
 import json
-import os
-import signal
 import subprocess
 import sys
-import time
-from pathlib import Path
 
 import pytest
+from laboratory import ROOT, needs_root, within
 
-from bench.netlab import Lab, Loopback, obstacle
-from bench.netlab.owners import started, sweep
+from bench.netlab import Lab, Loopback
 from bench.netlab.rates import bits_per_second
 
-ROOT = Path(__file__).parents[2]
-OBSTACLE = obstacle()
-needs_root = pytest.mark.skipif(OBSTACLE is not None, reason=str(OBSTACLE))
 MIB = 1 << 20
 
 # Host 0 receives `count` bytes from each of `flows` connections of host 1, and prints how many seconds it took. Host 1
@@ -89,104 +82,6 @@ def takes(line, rel, once):
         if seconds < (1 + rel) * line:
             return True
     return False
-
-
-def traces():
-    """The laboratories' namespaces, and the interfaces of the machine itself."""
-    folder = Path("/run/netns")
-    spaces = {path.name for path in folder.glob("netlab.*")} if folder.is_dir() else set()
-    return spaces, set(os.listdir("/sys/class/net"))
-
-
-def within(seconds, truth):
-    """Whether something comes true in time."""
-    until = time.monotonic() + seconds
-    while not truth() and time.monotonic() < until:
-        time.sleep(0.02)
-    return truth()
-
-
-@pytest.fixture
-def nothing_left():
-    sweep()
-    before = traces()
-    yield before
-    assert traces() == before
-
-
-@needs_root
-def test_a_laboratory_leaves_nothing(nothing_left):
-    with Lab(2, "100mbit") as lab:
-        assert len(traces()[0]) == len(nothing_left[0]) + 3  # two hosts and the switch
-        assert traces()[1] == nothing_left[1]
-        sleeper = lab.start(["sleep", "1000"])
-    assert all(process.poll() is not None for process in sleeper.processes)
-
-
-@needs_root
-def test_a_laboratory_leaves_nothing_when_the_body_raises(nothing_left):
-    with pytest.raises(LookupError), Lab(2):
-        raise LookupError
-
-
-OWNER = """
-import sys
-from bench.netlab import Lab
-with Lab(2) as lab:
-    ranks = lab.start(["sh", "-c", "(sleep 1000 & sleep 1000)"])
-    print(*(process.pid for process in ranks.processes), flush=True)
-    ranks.wait()
-"""
-
-
-def owner():
-    """A process with a laboratory in which commands run; and their numbers."""
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    process = subprocess.Popen(
-        [sys.executable, "-c", OWNER], env=environment, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
-    )
-    return process, [int(pid) for pid in process.stdout.readline().split()]
-
-
-@needs_root
-@pytest.mark.parametrize(
-    "number",
-    [signal.SIGINT, signal.SIGKILL, pytest.param(signal.SIGTERM, marks=pytest.mark.slow)],
-    ids=["interrupted", "killed", "ended"],
-)
-def test_a_laboratory_goes_with_its_owner(nothing_left, number):
-    process, ranks = owner()
-    with process:
-        assert len(ranks) == 2
-        assert len(traces()[0]) == len(nothing_left[0]) + 3
-        process.send_signal(number)
-        process.wait(30)
-    assert within(20, lambda: traces() == nothing_left)
-    assert within(20, lambda: not alive(ranks))
-
-
-@needs_root
-def test_the_next_laboratory_removes_what_an_undertaker_could_not(nothing_left):
-    process, ranks = owner()
-    with process:
-        (undertaker,) = [pid for pid in children(process.pid) if pid not in ranks]
-        os.kill(undertaker, signal.SIGKILL)
-        process.kill()
-        process.wait(30)
-    assert len(traces()[0]) == len(nothing_left[0]) + 3
-    with Lab(1):
-        assert len(traces()[0]) == len(nothing_left[0]) + 2
-    assert within(20, lambda: not alive(ranks))
-
-
-def children(pid):
-    """The processes that a process has started."""
-    return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
-
-
-def alive(pids):
-    """Those that have not ended; a zombie has, and waits for somebody to ask how."""
-    return [pid for pid in pids if started(pid) >= 0]
 
 
 @needs_root

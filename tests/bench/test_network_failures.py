@@ -3,15 +3,13 @@
 import json
 import sys
 import time
-from pathlib import Path
 
 import pytest
+from laboratory import ROOT, needs_root
 
-from bench.netlab import Lab, obstacle
+from bench.netlab import Lab
 
-ROOT = Path(__file__).parents[2]
-OBSTACLE = obstacle()
-pytestmark = pytest.mark.skipif(OBSTACLE is not None, reason=str(OBSTACLE))
+pytestmark = needs_root
 TIMEOUT = 3.0  # of attachments that are to fail
 PATIENT = 40.0  # of those that are not: a host is taken for dead after a quarter of it
 SOON = 60.0  # for what must come about, on a machine that is busy with other things

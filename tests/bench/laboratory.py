@@ -1,0 +1,20 @@
+"""What the tests of the network laboratory share: that it needs root, and how long they wait."""
+
+import time
+from pathlib import Path
+
+import pytest
+
+from bench.netlab import obstacle
+
+ROOT = Path(__file__).parents[2]
+OBSTACLE = obstacle()
+needs_root = pytest.mark.skipif(OBSTACLE is not None, reason=str(OBSTACLE))
+
+
+def within(seconds, truth):
+    """Whether something comes true in time."""
+    until = time.monotonic() + seconds
+    while not truth() and time.monotonic() < until:
+        time.sleep(0.02)
+    return truth()

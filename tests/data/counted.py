@@ -1,0 +1,36 @@
+"""Datasets that count what is computed of them, for tests of the cache."""
+
+from torch.utils.data import Dataset
+
+
+class Numbers(Dataset):
+    """Sample i is `values[i]`; `calls` counts in a file, one byte a call, so that processes count together."""
+
+    def __init__(self, values, log=None):
+        self.values, self.log = values, log
+
+    def __len__(self):
+        return len(self.values)
+
+    def __getitem__(self, i):
+        if self.log is not None:
+            with open(self.log, "ab") as file:
+                file.write(b".")
+        return self.values[i]
+
+
+class Tally(Dataset):
+    """What is computed of `dataset`, in this process."""
+
+    def __init__(self, dataset):
+        self.dataset, self.computed = dataset, []
+
+    def cache_identity(self):
+        return "tally"
+
+    def __len__(self):
+        return len(self.dataset)
+
+    def __getitem__(self, i):
+        self.computed.append(i)
+        return self.dataset[i]
