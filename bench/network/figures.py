@@ -174,24 +174,30 @@ def smooth(values: list[float], width: int = 8) -> list[float]:
 
 
 def with_straggler(figure: Figure, cells: Cells) -> bool:
-    """Speed that the other hosts keep when the last one is slow, of their speed when nothing is exchanged."""
-    axes = figure.subplots()
-    slowed = list(chosen(cells, straggler=True, hosts=HOSTS, rate=SCALED_RATE))
+    """Speed that the other hosts keep when the last one is slow: a panel for each rate, a mark for each task."""
+    slowed = list(chosen(cells, straggler=True, hosts=HOSTS))
+    rates = [rate for rate in RATES if any(chosen(slowed, rate=rate, algorithm=ALONE))]
     names = [name for name in styles(slowed, without=ALONE) if any(chosen(slowed, algorithm=name))]
-    tasks = [each for each in TASKS if any(chosen(slowed, task=each.name, algorithm=ALONE))]
-    width = 0.8 / max(1, len(tasks))
-    for i, (each, colour) in enumerate(zip(tasks, COLOURS[1:], strict=False)):
-        ((_, alone),) = chosen(slowed, task=each.name, algorithm=ALONE)
-        found = {cell["algorithm"]: others(r) for cell, r in chosen(slowed, task=each.name)}
-        at = [j for j, name in enumerate(names) if name in found]
-        heights = [others(alone) / found[names[j]] for j in at]
-        axes.bar([j + i * width for j in at], heights, width, color=colour, label=each.about)
-    axes.set_xticks([j + (len(tasks) - 1) / 2 * width for j in range(len(names))], names, rotation=35, ha="right")
-    title = f"One of {HOSTS} hosts computes {SLOWNESS} times slower; {NICE[SCALED_RATE]}"
-    axes.set(ylabel="speed kept by the others", title=title)
-    axes.axhline(1, color="black", linewidth=0.8)
-    tidy(axes)
-    return named(figure, axes)
+    panels = figure.subplots(1, max(1, len(rates)), sharex=True, sharey=True, squeeze=False)[0]
+    for axes, rate in zip(panels, rates, strict=False):
+        for each, (colour, _, marker) in zip(TASKS, STYLES[1:], strict=False):
+            kept = speeds_kept({cell["algorithm"]: r for cell, r in chosen(slowed, rate=rate, task=each.name)})
+            at = [y for y, name in enumerate(names) if name in kept]
+            if at:
+                axes.plot([kept[names[y]] for y in at], at, marker, color=colour, label=each.about)
+        axes.axvline(1, color="black", linewidth=0.8)
+        axes.set(xlabel="speed kept by the others", title=NICE[rate])
+        tidy(axes)
+    panels[0].set_yticks(range(len(names)), names)
+    panels[0].invert_yaxis()
+    figure.suptitle(f"One of {HOSTS} hosts computes {SLOWNESS} times slower", fontsize="small")
+    return named(figure, panels[0], "outside lower center")
+
+
+def speeds_kept(results: dict[str, Any]) -> dict[str, float]:
+    """Of each algorithm, the speed of the hosts that are not slow, of theirs when nothing is exchanged."""
+    alone = results.pop(ALONE, None)
+    return {} if alone is None else {name: others(alone) / others(result) for name, result in results.items()}
 
 
 def others(result: Any) -> float:
@@ -232,9 +238,9 @@ def tidy(axes: Axes) -> None:
     axes.title.set_fontsize("small")
 
 
-def named(figure: Figure, axes: Axes) -> bool:
+def named(figure: Figure, axes: Axes, where: str = "outside right center") -> bool:
     """Put one legend beside all panels; False if nothing has been drawn."""
     handles, labels = axes.get_legend_handles_labels()
     if handles:
-        figure.legend(handles, labels, loc="outside right center", frameon=False, fontsize="small")
+        figure.legend(handles, labels, loc=where, frameon=False, fontsize="small")
     return bool(handles)

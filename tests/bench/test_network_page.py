@@ -51,7 +51,7 @@ def test_lines_of_strangers_are_drawn_alike_in_all_figures(table, name):
     assert sum(style == styles[STRANGER] for style in styles.values()) == 1
 
 
-def test_bars_of_strangers_are_drawn_beside_the_others(table):
+def test_marks_of_strangers_are_drawn_below_the_others(table):
     pytest.importorskip("matplotlib")
     from matplotlib.figure import Figure
 
@@ -60,5 +60,7 @@ def test_bars_of_strangers_are_drawn_beside_the_others(table):
     figure = Figure()
     assert figures.with_straggler(figure, figures.longest(table))
     (axes,) = figure.axes
-    assert [label.get_text() for label in axes.get_xticklabels()] == NAMES[1:]
-    assert [bar.get_height() for bar in axes.patches] == pytest.approx([0.1 / SPEED[name] for name in NAMES[1:]])
+    assert [label.get_text() for label in axes.get_yticklabels()] == NAMES[1:]
+    marks, _ = axes.lines  # and the line of those that nobody slows
+    assert list(marks.get_ydata()) == [0, 1, 2] and axes.yaxis_inverted()
+    assert list(marks.get_xdata()) == pytest.approx([0.1 / SPEED[name] for name in NAMES[1:]])
