@@ -83,16 +83,30 @@ class Gossip(Stage):
             state["neighbors"][str(k)] = neighbor_mean_(x.clone(), self.topology, comm.at(k)).sub_(x, alpha=own)
         return state
 
+    def __call__(self, x: Tensor, state: State, comm: Comm) -> Tensor:
+        if comm.size == 1:
+            return x
+        here = self._replicas(state, comm)
+        for run, packed, received in self._exchanged(x, here, comm):
+            with temporaries() as new:
+                part = here.at(run)
+                self._mix_(x[run], part, self._decompressed(packed, part.r, new), received, new)
+        return x
+
+    def _change(self, x: Tensor, here: Replicas, new: New) -> Tensor:
+        """What is compressed and sent, of a piece."""
+        raise NotImplementedError
+
+    def _mix_(self, x: Tensor, here: Replicas, q: Tensor, received: dict[int, Tensor], new: New) -> None:
+        """Let the weights and the replicas of a piece take part in q and in what the neighbours sent."""
+        raise NotImplementedError
+
     def _replicas(self, state: State, comm: Comm) -> Replicas:
         """Those of the round that `comm` stands at."""
         k = round_of(self.topology, comm)
         row, targets = links(self.topology, comm.rank, comm.size, k)
         others = {peer: w for peer, w in row.items() if peer != comm.rank}
         return Replicas(state["replica"][str(k)], state["neighbors"][str(k)], row[comm.rank], others, targets)
-
-    def _change(self, x: Tensor, here: Replicas, new: New) -> Tensor:
-        """What is compressed and sent, of a piece."""
-        raise NotImplementedError
 
     def _exchanged(self, x: Tensor, here: Replicas, comm: Comm) -> Iterator[tuple[slice, Tensor, dict[int, Tensor]]]:
         """Send Q(change), piece by piece; then, of each piece, what was sent of it and what each neighbour sent."""
@@ -148,17 +162,9 @@ class DifferenceCompression(Gossip):
     def _change(self, x: Tensor, here: Replicas, new: New) -> Tensor:
         return here.pull(new).add_(x).sub_(here.r)
 
-    def __call__(self, x: Tensor, state: State, comm: Comm) -> Tensor:
-        if comm.size == 1:
-            return x
-        here = self._replicas(state, comm)
-        for run, packed, received in self._exchanged(x, here, comm):
-            with temporaries() as new:
-                part = here.at(run)
-                q = self._decompressed(packed, part.r, new)
-                torch.add(part.r, q, out=x[run])
-                self._follow(part, q, received, new)
-        return x
+    def _mix_(self, x: Tensor, here: Replicas, q: Tensor, received: dict[int, Tensor], new: New) -> None:
+        torch.add(here.r, q, out=x)
+        self._follow(here, q, received, new)
 
 
 @dataclass(frozen=True, repr=False)
@@ -188,16 +194,9 @@ class Choco(Gossip):
     def _change(self, x: Tensor, here: Replicas, new: New) -> Tensor:
         return torch.sub(x, here.r, out=new(here.r))
 
-    def __call__(self, x: Tensor, state: State, comm: Comm) -> Tensor:
-        if comm.size == 1:
-            return x
-        here = self._replicas(state, comm)
-        for run, packed, received in self._exchanged(x, here, comm):
-            with temporaries() as new:
-                part = here.at(run)
-                self._follow(part, self._decompressed(packed, part.r, new), received, new)
-                x[run].add_(part.pull(new).to(x.dtype), alpha=self.gamma)
-        return x
+    def _mix_(self, x: Tensor, here: Replicas, q: Tensor, received: dict[int, Tensor], new: New) -> None:
+        self._follow(here, q, received, new)
+        x.add_(here.pull(new).to(x.dtype), alpha=self.gamma)
 
 
 def low_precision_decentralized(
@@ -237,6 +236,6 @@ def choco(
     Raises:
         TypeError: `topology` is not a topology, or `compressor` not a compressor.
         ValueError: `gamma` is not in (0, 1], or `every` less than 1; from `attach`, the topology's matrices are not
-            doubly stochastic.
+            doubly stochastic, or its period is longer than 64 rounds.
     """
     return after_step(Choco(topology, compressor, gamma=gamma), every=every)

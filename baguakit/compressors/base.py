@@ -102,7 +102,8 @@ def packed_of(packed: Tensor, compressor: Compressor, n: int) -> Tensor:
 def room_for(out: Tensor | None, packed: Tensor, n: int, dtype: torch.dtype) -> Tensor:
     """Where rows are decompressed to: `out`, or room made for them."""
     if out is None:
-        out = torch.empty(packed.shape[0], n, dtype=dtype, device=packed.device)
+        check_dtype(dtype)
+        return torch.empty(packed.shape[0], n, dtype=dtype, device=packed.device)
     check_dtype(out.dtype)
     if out.shape != (packed.shape[0], n) or not out.is_contiguous():
         raise ValueError(f"out is contiguous, of shape {(packed.shape[0], n)}, not {described(out)}")

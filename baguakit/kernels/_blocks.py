@@ -87,5 +87,4 @@ def stripes(values: Tensor, bits: int) -> Tensor:
     count = 8 // bits
     if values.shape[-1] % count:
         values = torch.nn.functional.pad(values, (0, -values.shape[-1] % count))
-    in_stripes: Tensor = values.unflatten(-1, (count, values.shape[-1] // count))
-    return in_stripes
+    return values.view(*values.shape[:-1], count, values.shape[-1] // count)

@@ -64,13 +64,14 @@ class Format:
         """Return the codes (rows, bytes) of packed rows and their headers (rows, blocks, numbers), as views."""
         at, count = self.header_at(n, block), blocks_of(n, block)
         headers = packed[:, at : at + self.header_bytes * count].view(self.header[0])
-        return packed[:, : bytes_of(n, block, self.bits)], headers.unflatten(1, (count, self.header[1]))
+        return packed[:, : bytes_of(n, block, self.bits)], headers.view(packed.shape[0], count, self.header[1])
 
     def empty(self, rows: int, n: int, block: int | None, device: torch.device) -> Tensor:
         """Room for packed rows; what no value or header fills is zero."""
-        packed = torch.empty(rows, self.row_bytes(n, block), dtype=torch.uint8, device=device)
-        at, end = self.header_at(n, block), self.header_bytes * blocks_of(n, block)
-        for unused in (packed[:, bytes_of(n, block, self.bits) : at], packed[:, at + end :]):
-            if unused.numel():
-                unused.zero_()
+        row = self.row_bytes(n, block)
+        packed = torch.empty(rows, row, dtype=torch.uint8, device=device)
+        at, headers = self.header_at(n, block), self.header_bytes * blocks_of(n, block)
+        for begin, end in ((bytes_of(n, block, self.bits), at), (at + headers, row)):
+            if begin < end:
+                packed[:, begin:end].zero_()
         return packed

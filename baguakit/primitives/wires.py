@@ -89,13 +89,15 @@ class Exchanges:
         self.comm, self.incoming = comm, incoming
 
     def send(self, tag: int, outgoing: Mapping[int, Tensor]) -> None:
+        """Send each rank what `outgoing` has for it, and receive what others send under this tag."""
         self.comm.exchange_each(outgoing, self.incoming[tag])
 
     def arrived(self, tag: int) -> dict[int, Tensor]:
+        """What came under `tag`, by the rank that sent it."""
         return self.incoming[tag]
 
     def close(self) -> None:
-        pass
+        """Nothing is under way any more."""
 
 
 def wire(comm: Comm, incoming: Sequence[Tensor]) -> Collectives | Messages:
