@@ -3,7 +3,7 @@
 import shutil
 
 import pytest
-from net_peer import Pair, Peer
+from net_pair import Pair, Peer
 
 from baguakit.net import build
 from baguakit.net.plugin import COMPILERS

@@ -1,13 +1,11 @@
-"""A process with the plugin in it, that does what its parent asks: `Peer` is the parent's side, `Here` the child's."""
+"""A process with the plugin in it, that does what its parent asks; `net_pair` is the parent's side."""
 
 import ctypes
 import os
 import pickle
 import random
-import select
 import signal
 import socket
-import subprocess
 import sys
 import time
 from functools import cache, partial
@@ -19,80 +17,8 @@ GUARD = b"\xa5" * 64  # around every receive
 SO_MAX_PACING_RATE = 47  # Linux
 
 
-class Peer:
-    """The parent's side: `peer.send(...)` calls Here.send there; `peer.start("send", ...)` does not wait for it."""
-
-    def __init__(self, library, version, environment, inside=()):
-        clean = {name: value for name, value in os.environ.items() if not name.startswith(("NCCL_", "BAGUANET_"))}
-        self.process = subprocess.Popen(
-            [*inside, sys.executable, "-S", __file__, str(library), str(version)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            env=clean | {"NCCL_SOCKET_IFNAME": "lo"} | environment,
-        )
-
-    def start(self, name, *arguments, **options):
-        pickle.dump((name, arguments, options), self.process.stdin)
-        self.process.stdin.flush()
-
-    def result(self, limit=60.0):
-        if not select.select([self.process.stdout], [], [], limit)[0]:
-            raise TimeoutError(f"no answer within {limit:g} s")
-        value = pickle.load(self.process.stdout)
-        if isinstance(value, Exception):
-            raise value
-        return value
-
-    def __getattr__(self, name):
-        def call(*arguments, **options):
-            self.start(name, *arguments, **options)
-            return self.result()
-
-        return call
-
-    def signal(self, number):
-        self.process.send_signal(number)
-
-    def kill(self):
-        self.process.kill()
-        self.process.wait()
-
-    def end(self):
-        self.kill()
-        self.process.stdin.close()
-        self.process.stdout.close()
-
-
-class Pair:
-    """A sender and a receiver in a process each, and a connection from one to the other."""
-
-    def __init__(self, library, version, sender, receiver):
-        self.sender, self.receiver = Peer(library, version, sender), Peer(library, version, receiver)
-
-    def connect(self):
-        for peer in (self.sender, self.receiver):
-            peer.init()
-        handle = self.receiver.listen()
-        self.receiver.start("accept")
-        self.sender.connect(handle)
-        self.receiver.result()
-        return self
-
-    def carry(self, sizes, room=None, seed=0, orders=("first", "first")):
-        """Send messages of these sizes; returns the sender's seconds. Bytes and sizes are checked."""
-        self.receiver.start("receive", room or sizes, seed, orders[1])
-        self.sender.start("send", sizes, seed, orders[0])
-        seconds = self.sender.result()
-        assert self.receiver.result() == sizes
-        return seconds
-
-    def end(self):
-        self.sender.end()
-        self.receiver.end()
-
-
 class Here:
-    """The child's side."""
+    """What the parent calls, by name."""
 
     def __init__(self, library, version):
         self.library, self.version = library, int(version)
