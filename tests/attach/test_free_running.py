@@ -48,31 +48,38 @@ def test_ranks_that_stop_at_different_steps():
         import baguakit as bk
 
         rank, store = dist.get_rank(), dist.distributed_c10d._get_default_store()
-        pair, left = dist.new_group([1, 2]), "test_ranks_that_stop_at_different_steps: rank 0 has left"
+        pair, leaves = dist.new_group([1, 2]), "test_ranks_that_stop_at_different_steps: rank 0 leaves"
         model = nn.Linear(1, 1, bias=False)
         nn.init.constant_(model.weight, float(rank))
         optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
 
-        def train_until(happened):
-            for step in range(20_000):
+        def train_until(happened, steps=20_000):
+            for step in range(steps):
                 model(torch.ones(1, 1)).sum().backward()
                 optimizer.step()
                 time.sleep(0.001)
                 if step >= 100 and happened():
-                    break
+                    return True
+            return False
+
+        def meets(value):
+            return lambda: model.weight.item() == pytest.approx(value)
 
         with bk.attach(model, optimizer, bk.free_running(bk.stages.Mean()), broadcast=False) as att:
             if rank == 0:
-                train_until(lambda: model.weight.item() == pytest.approx(1.0))
+                train_until(meets(1.0))
+                store.set(leaves, "")
             else:
-                train_until(lambda: store.check([left]))
-                dist.barrier(group=pair)
-                model.weight.data.fill_(10.0 * rank)  # a mean of their own
-                dist.barrier(group=pair)
-                train_until(lambda: model.weight.item() == pytest.approx(15.0))
+                train_until(lambda: store.check([leaves]))
+                for _ in range(20):  # it may have a weight for a moment yet
+                    dist.barrier(group=pair)
+                    model.weight.data.fill_(10.0 * rank)  # a mean of their own
+                    dist.barrier(group=pair)
+                    met = torch.tensor(train_until(meets(15.0), 500))
+                    dist.all_reduce(met, dist.ReduceOp.MIN, group=pair)
+                    if met:
+                        break
             flights = att.report().rows[0].flights
-        if rank == 0:
-            store.set(left, "")
         dist.destroy_process_group(pair)
         return model.weight.item(), flights
 
