@@ -1,7 +1,8 @@
 """hivemind's averager as a contender: weights are averaged after every few steps, by a group that it finds anew.
 
 It speaks over its own daemons and not over `torch.distributed`; the interface counts what they send. It waits half a
-second for peers to join a group, as it must be told to wait for something.
+second for peers to join a group, as it must be told to wait for something; a barrier lets them come at once, since with
+one that computes slowly, or with eight on two cores, half a second is not always enough.
 """
 
 import contextlib
@@ -61,6 +62,7 @@ def averaging(model: nn.Module, optimizer: torch.optim.Optimizer, every: int) ->
             return
         with averager.get_tensors() as held:
             torch._foreach_copy_(held, params)
+        dist.barrier()
         met = averager.step(timeout=PATIENCE)
         if met is None or len(met) < dist.get_world_size():
             raise RuntimeError(f"hivemind averaged {len(met or ())} of {dist.get_world_size()} ranks at step {steps}")
