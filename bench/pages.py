@@ -24,8 +24,8 @@ This page is written by `python -m bench.roofline --page` from the JSON in `benc
     python -m bench.scaling           a model of a step on up to 1,024 ranks, beside published figures; nothing measured
 
 A benchmark checks its result before it prints a speed. Speeds are shares of a copy timed in the same run: of its bytes
-a second, each counting what it must at least read and write. Steps of training over slow links have a page of their
-own: [slow networks](network/README.md).
+a second, each counting what it must at least read and write. Two questions have pages of their own: steps of training
+over [slow networks](network/README.md), and [scale, on paper](scaling/README.md).
 """
 
 

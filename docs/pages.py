@@ -11,6 +11,7 @@ SHOWN = {
     "readme": "README.md",
     "benchmarks": "bench/README.md",
     "networks": "bench/network/README.md",
+    "scaling": "bench/scaling/README.md",
     "changelog": "CHANGELOG.md",
     "contributing": "CONTRIBUTING.md",
 }

@@ -16,6 +16,7 @@ t_b are a rank's forward and backward.
     compressed, by nodes              intra + 2 α + 2(m−1)/m c(S)/β + codec                         t_b
     decentralized, all leaders        intra + 2(m−1) α + 2(m−1)/m S/β                               t_f + t_b
     low-precision, ring of leaders    intra + α + 2 c(S)/β + codec                                  nothing
+    low-precision, one peer           intra + α + c(S)/β + codec                                    nothing
     one peer                          α + S/β                                                       t_f + t_b
     one peer, by nodes                intra + α + S/β                                               t_b
     local steps, every H              1/H of an all-reduce                                          nothing

@@ -9,13 +9,14 @@ from matplotlib.figure import Figure
 
 from bench.network.table import RESULTS
 
+from . import page
 from .figures import draw_bagua, draw_bluefog, draw_outlook
 from .inputs import measured
 from .published import report
 
 
 def main(words: Sequence[str] | None = None) -> int:
-    """Print the comparison and draw three figures."""
+    """Print the comparison, draw three figures, and write the page where nothing else was asked for."""
     parser = argparse.ArgumentParser(prog="python -m bench.scaling", description="An α–β model of training.")
     parser.add_argument(
         "--measured", type=Path, nargs="+", default=[], metavar="FILE", help="what bk.tune.probe found, or numbers"
@@ -38,6 +39,8 @@ def main(words: Sequence[str] | None = None) -> int:
         paint(figure)
         figure.savefig(options.out / f"{name}.png", dpi=150)
         print(f"The picture is {options.out / name}.png")
+    if options.out == RESULTS and not options.measured:
+        print(f"The page is {page.write(RESULTS)}")
     return 0
 
 

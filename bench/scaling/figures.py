@@ -15,6 +15,7 @@ from .model import (
     free_running,
     local_steps,
     low_precision,
+    low_precision_one_peer,
     one_peer,
     one_ring,
     throughput,
@@ -27,11 +28,12 @@ OURS: dict[str, Algorithm] = {
     "bytegrad, by nodes": compressed,
     "decentralized, one peer": one_peer,
     "low-precision decentralized, ring": low_precision,
+    "low-precision, one peer (choco)": low_precision_one_peer,
     "local SGD, every 8": local_steps,
     "free running": free_running,
 }
-COLOURS = ("#000000", "#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00")
-MARKERS = "osD^vPX"
+COLOURS = ("#000000", "#0072B2", "#D55E00", "#009E73", "#CC79A7", "#999999", "#56B4E9", "#E69F00")
+MARKERS = "osD^v*PX"
 
 
 def draw_bagua(figure: Figure) -> None:

@@ -115,6 +115,11 @@ def low_precision(t: Training, c: Cluster, m: int) -> Exchange:
     return Exchange(intra(t, c) + neighbors(c.between, 2, c.packed * t.size) + codec(t, c), 0.0)
 
 
+def low_precision_one_peer(t: Training, c: Cluster, m: int) -> Exchange:
+    """Differences in 8 bits to one node, which is another in each round, after the step."""
+    return Exchange(intra(t, c) + neighbors(c.between, 1, c.packed * t.size) + codec(t, c), 0.0)
+
+
 def one_peer(t: Training, c: Cluster, m: int) -> Exchange:
     """One rank of a node sends its weights to one of another, while forward and backward run."""
     return Exchange(neighbors(c.between, 1, t.size), t.seconds)

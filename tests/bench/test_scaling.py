@@ -3,7 +3,7 @@
 import pytest
 
 from baguakit.tune import Codec, Line, Link, Network
-from bench.scaling import model
+from bench.scaling import model, page
 from bench.scaling.figures import OURS
 from bench.scaling.inputs import START, measured
 from bench.scaling.published import BAGUA, BLUEFOG, TCP_10, VGG16, band
@@ -49,6 +49,12 @@ def test_a_step_is_its_computing_and_what_of_the_exchange_does_not_hide():
             for share in (0.0, 0.5, 1.0):
                 step = VGG16.seconds + max(0.0, flight.seconds - share * flight.hides)
                 assert model.throughput(algorithm, VGG16, TCP_10, m, share) == pytest.approx(8 * m * 32 / step)
+
+
+def test_the_page_is_what_the_program_writes(tmp_path):
+    folder = tmp_path / "scaling"
+    folder.mkdir()
+    assert page.write(tmp_path / "results", folder / "README.md").read_text() == page.PAGE.read_text()
 
 
 def test_measured_inputs_are_checked(tmp_path):
