@@ -73,15 +73,15 @@ def plain(unit: Unit, *arguments: Any) -> None:
 
 def call(unit: Unit, *arguments: Any) -> None:
     """Run a unit compiled, which takes seconds the first time."""
-    (compiled(unit, arguments) if _suit(arguments) else unit)(*arguments)
+    (compiled(unit, arguments) if _all_suit(arguments) else unit)(*arguments)
 
 
 def ready(unit: Unit, *arguments: Any) -> None:
     """Run a unit compiled where larger tensors have had it compiled, else as it is written: nothing waits for it."""
-    (_units.get(_key(unit, arguments), unit) if _suit(arguments) else unit)(*arguments)
+    (_units.get(_key(unit, arguments), unit) if _all_suit(arguments) else unit)(*arguments)
 
 
-def _suit(arguments: tuple[Any, ...]) -> bool:
+def _all_suit(arguments: tuple[Any, ...]) -> bool:
     torch.get_num_threads()  # a thread learns of torch.set_num_threads at its first question
     return all(map(_suits, arguments))
 

@@ -196,8 +196,9 @@ def with_straggler(figure: Figure, cells: Cells) -> bool:
 
 def speeds_kept(results: dict[str, Any]) -> dict[str, float]:
     """Of each algorithm, the speed of the hosts that are not slow, of theirs when nothing is exchanged."""
-    alone = results.pop(ALONE, None)
-    return {} if alone is None else {name: others(alone) / others(result) for name, result in results.items()}
+    if ALONE not in results:
+        return {}
+    return {name: others(results[ALONE]) / others(result) for name, result in results.items() if name != ALONE}
 
 
 def others(result: Any) -> float:

@@ -110,14 +110,14 @@ def decentralized(t: Training, c: Cluster, m: int) -> Exchange:
     return Exchange(by_nodes(t, c, m).seconds, t.seconds)
 
 
-def low_precision(t: Training, c: Cluster, m: int) -> Exchange:
+def low_precision(t: Training, c: Cluster, m: int, peers: int = 2) -> Exchange:
     """Differences in 8 bits to two neighbours, after the step."""
-    return Exchange(intra(t, c) + neighbors(c.between, 2, c.packed * t.size) + codec(t, c), 0.0)
+    return Exchange(intra(t, c) + neighbors(c.between, peers, c.packed * t.size) + codec(t, c), 0.0)
 
 
 def low_precision_one_peer(t: Training, c: Cluster, m: int) -> Exchange:
     """Differences in 8 bits to one node, which is another in each round, after the step."""
-    return Exchange(intra(t, c) + neighbors(c.between, 1, c.packed * t.size) + codec(t, c), 0.0)
+    return low_precision(t, c, m, peers=1)
 
 
 def one_peer(t: Training, c: Cluster, m: int) -> Exchange:
