@@ -15,6 +15,7 @@ from nccl_net import Net, NetError, until
 
 GUARD = b"\xa5" * 64  # around every receive
 SO_MAX_PACING_RATE = 47  # Linux
+BYTES_ACKED = 120  # where tcpi_bytes_acked begins in Linux' struct tcp_info
 
 
 class Here:
@@ -143,6 +144,15 @@ class Here:
         """Let stream i of the sender carry `rate` bytes a second."""
         with socket.socket(fileno=os.dup(sockets()[i])) as stream:
             stream.setsockopt(socket.SOL_SOCKET, SO_MAX_PACING_RATE, rate)
+
+    def carried(self):
+        """The bytes that the other side has acknowledged, of each stream of the sender."""
+        found = []
+        for fd in sockets():
+            with socket.socket(fileno=os.dup(fd)) as stream:
+                info = stream.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 256)
+            found.append(int.from_bytes(info[BYTES_ACKED : BYTES_ACKED + 8], sys.byteorder))
+        return found
 
     def wait(self, i=0, limit=40.0):
         return self.net.wait(self.requests[i][1], limit)
