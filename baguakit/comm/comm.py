@@ -214,15 +214,15 @@ class Comm:
     def receive_later(self, x: Tensor, peer: int, tag: int = 0) -> Any:
         """Begin to receive `x` from `peer`; `.wait()` for it."""
         if (flows := self._flows.get(self._part)) is not None:
-            return flows.begin(x.view(-1), lambda part, group: dist.irecv(part, group=group, group_src=peer, tag=tag))
-        return dist.irecv(x, group=self.group, group_src=peer, tag=tag)
+            return flows.begin(x.view(-1), lambda part, group: group.recv([part], peer, tag))
+        return self.group.recv([x], peer, tag)
 
     def send_later(self, x: Tensor, peer: int, tag: int = 0) -> Any:
         """Begin to send `x` to `peer`; `.wait()` before overwriting it."""
         self._count(x.nbytes)
         if (flows := self._flows.get(self._part)) is not None:
-            return flows.begin(x.view(-1), lambda part, group: dist.isend(part, group=group, group_dst=peer, tag=tag))
-        return dist.isend(x, group=self.group, group_dst=peer, tag=tag)
+            return flows.begin(x.view(-1), lambda part, group: group.send([part], peer, tag))
+        return self.group.send([x], peer, tag)
 
     def exchange(self, x: Tensor, sources: Iterable[int], targets: Iterable[int]) -> dict[int, Tensor]:
         """Send `x` to every target; return what each source sent, in the order of `sources`."""

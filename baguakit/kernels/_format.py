@@ -1,12 +1,26 @@
 """What tells one blockwise format from another."""
 
-from collections.abc import Mapping
-from typing import Any, ClassVar
+from collections.abc import Callable, Mapping
+from typing import Any, ClassVar, NamedTuple
 
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from ._blocks import aligned, blocks_of, bytes_of
+
+Array = NDArray[Any]
+
+
+class Arithmetic(NamedTuple):
+    """The functions of a format for arrays (…, width) of NumPy, as if rounding were not drawn.
+
+    `measure` gives headers (…, numbers) and factors (…, 1), and `encode` codes as whole numbers of any dtype.
+    """
+
+    measure: Callable[[Array], tuple[Array, Array]]
+    encode: Callable[[Array, Array, Array], Array]
+    decode: Callable[[Array, Array], Array]
 
 
 class Format:
@@ -19,10 +33,12 @@ class Format:
     Attributes:
         bits: of a code: 8, 4 or 1.
         header: the numbers that head a block: their dtype, and how many.
+        arrays: the same for few values, for which calls of torch take too long; or None.
     """
 
     bits: ClassVar[int]
     header: ClassVar[tuple[torch.dtype, int]]
+    arrays: ClassVar[Arithmetic | None] = None
 
     @property
     def name(self) -> str:

@@ -1,7 +1,8 @@
 """The operations of a format as operators of torch, which `torch.compile` passes over.
 
-CUDA tensors take the kernels, and import them at the first; all others take the definition. No argument has a
-default, because torch 2.11 looks for mutated arguments among those that are not.
+CUDA tensors take the kernels, and import them at the first; few values on a CPU take NumPy, if the format has its
+arithmetic for that; all others take the definition. No argument has a default, because torch 2.11 looks for mutated
+arguments among those that are not.
 """
 
 from collections.abc import Callable
@@ -10,10 +11,10 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from . import blockwise
+from . import blockwise, blockwise_numpy
 from ._format import Format
 
-FEW = 1 << 16  # values or bytes; a dispatch takes as long as a CPU compresses or decompresses some thousands of them
+FEW = 1 << 18  # values or bytes; a dispatch takes as long as a CPU compresses some ten thousands of them
 
 
 class Operations(NamedTuple):
@@ -44,20 +45,20 @@ def operators(format: Format) -> Operators:
 
     def compress(x: Tensor, block: int | None, residual: Tensor | None, key: int | None) -> Tensor:
         _check_apart(residual, "residual", x, "values")
-        packed: Tensor = _for(x, block).compress(format, x, block, residual, key)
+        packed: Tensor = _for(format, x, block, key).compress(format, x, block, residual, key)
         return packed
 
     def decompress_(out: Tensor, packed: Tensor, block: int | None) -> None:
         _check_apart(out, "out", packed, "packed rows")
-        _for(packed, block).decompress_(format, out, packed, block)
+        _for(format, packed, block).decompress_(format, out, packed, block)
 
     def add_(out: Tensor, packed: Tensor, weights: Tensor, block: int | None) -> None:
         _check_apart(out, "out", packed, "packed rows")
-        _for(packed, block).add_(format, out, packed, weights, block)
+        _for(format, packed, block).add_(format, out, packed, weights, block)
 
     def reduce(packed: Tensor, n: int, block: int | None, residual: Tensor | None, key: int | None) -> Tensor:
         _check_apart(residual, "residual", packed, "packed rows")
-        sent: Tensor = _for(packed, block).reduce(format, packed, n, block, residual, key)
+        sent: Tensor = _for(format, packed, block, key).reduce(format, packed, n, block, residual, key)
         return sent
 
     def fake_compress(x: Tensor, block: int | None, residual: Tensor | None, key: int | None) -> Tensor:
@@ -89,7 +90,9 @@ def _check_apart(written: Tensor | None, its_name: str, read: Tensor, name: str)
         raise ValueError(f"{its_name} and the {name} share memory; give {its_name} memory of its own")
 
 
-def _for(values: Tensor, block: int | None) -> Any:
+def _for(format: Format, values: Tensor, block: int | None, key: int | None = None) -> Any:
+    if key is None and blockwise_numpy.takes(format, values):
+        return blockwise_numpy
     # One block for a whole row is there for comparison, and has no kernel.
     if block is None or not values.is_cuda:
         return blockwise

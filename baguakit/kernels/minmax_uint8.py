@@ -17,7 +17,8 @@ each value are levels, and the upper one is taken with probability x / step − 
 
 A block is headed by (step, bottom) as fp32: 8.125 bits a value in blocks of 512.
 
-This file is the definition; `minmax_uint8_triton.py` holds the same arithmetic for GPUs.
+This file is the definition; `minmax_uint8_triton.py` holds the same arithmetic for GPUs, and `minmax_uint8_numpy.py`
+for few values.
 """
 
 from collections.abc import Mapping
@@ -29,6 +30,7 @@ from torch import Tensor
 
 from ._format import Format
 from ._operators import operators
+from .minmax_uint8_numpy import ARRAYS
 
 SMALLEST = 2.0**-126
 NAN = float("nan")
@@ -41,6 +43,7 @@ class MinMaxUInt8(Format):
     bits = 8
     header = (torch.float32, 2)
     name = "minmax_uint8"
+    arrays = ARRAYS
 
     def measure(self, x: Tensor, drawn: bool) -> tuple[Tensor, Tensor]:
         intervals = 254.0 if drawn else 255.0

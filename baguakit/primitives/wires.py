@@ -38,8 +38,8 @@ class Messages:
 
     def __init__(self, comm: Comm, incoming: Sequence[Tensor]) -> None:
         self.rank, self.incoming = comm.rank, incoming
-        self.peers = set(range(comm.size)) - {comm.rank}
-        self.letters = Letters(comm, [{p: rows[p] for p in rotated(self.peers, comm.rank)} for rows in incoming])
+        self.peers = [(comm.rank + i) % comm.size for i in range(1, comm.size)]
+        self.letters = Letters(comm, [{p: rows[p] for p in self.peers} for rows in incoming])
 
     def scatter(self, tag: int, rows: Tensor) -> None:
         self.letters.send(tag, {p: rows[p] for p in self.peers})

@@ -1,10 +1,10 @@
-"""`python -m bench.network [steps | exchanges | flows | plan | figures] [--quick]`: see `bench.network`."""
+"""`python -m bench.network [steps | exchanges | few | flows | plan | figures] [--quick]`: see `bench.network`."""
 
 import argparse
 import sys
 from pathlib import Path
 
-from . import exchanges, figures, flows, page, plan, reports, runs, steps
+from . import exchanges, few, figures, flows, page, plan, reports, runs, steps
 from .contenders import contender
 from .table import RESULTS, Table
 
@@ -12,7 +12,9 @@ from .table import RESULTS, Table
 def main(words: list[str] | None = None) -> int:
     """Measure what is missing, print the table and draw; 1 if a cell could not be measured."""
     parser = argparse.ArgumentParser(prog="python -m bench.network", description="Algorithms on slow networks.")
-    parser.add_argument("what", nargs="?", choices=["steps", "exchanges", "flows", "plan", "figures"], default="steps")
+    parser.add_argument(
+        "what", nargs="?", choices=["steps", "exchanges", "few", "flows", "plan", "figures"], default="steps"
+    )
     parser.add_argument("--quick", action="store_true", help="a subset, in minutes")
     parser.add_argument("--only", nargs="+", metavar="NAME", help="only these contenders (steps)")
     parser.add_argument("--out", type=Path, default=RESULTS, metavar="FOLDER", help="(%(default)s)")
@@ -33,6 +35,10 @@ def main(words: list[str] | None = None) -> int:
         elif options.what == "exchanges":
             failed = runs.measure(exchanges.cells(options.quick), exchanged, "bench.network.exchanges")
             print(reports.of_exchanges(exchanged))
+        elif options.what == "few":
+            latencies = Table(options.out / "network-few.jsonl")
+            failed = runs.measure(few.cells(options.quick), latencies, "bench.network.few")
+            print(reports.of_few(latencies))
         elif options.what == "flows":
             divided = Table(options.out / "network-flows.jsonl")
             failed = runs.measure(flows.cells(options.quick), divided, "bench.network.flows")

@@ -35,12 +35,13 @@ PICTURES = {
 
 def write(results: Path = RESULTS, page: Path = PAGE) -> Path:
     """Write the page from what is in the folder of results, pictures and tables, and return its path."""
-    steps, exchanges, flows, probes = (
-        Table(results / f"network-{name}.jsonl") for name in ("steps", "exchanges", "flows", "probes")
+    steps, exchanges, few, flows, probes = (
+        Table(results / f"network-{name}.jsonl") for name in ("steps", "exchanges", "few", "flows", "probes")
     )
     sections: list[tuple[str, Table, Callable[[], str]]] = [
         ("Steps of training", steps, lambda: reports.of_steps(steps)),
         ("Exchanges alone", exchanges, lambda: reports.of_exchanges(exchanges)),
+        ("Few values", few, lambda: reports.of_few(few)),
         ("Several connections", flows, lambda: reports.of_flows(flows)),
         ("Predictions", probes, lambda: plan.report(plan.compared(steps, probes))),
     ]

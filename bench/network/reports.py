@@ -35,6 +35,18 @@ def of_exchanges(table: Table) -> str:
     return aligned(rows)
 
 
+def of_few(table: Table) -> str:
+    """The compressed mean of few values beside a plain one."""
+    rows = [("rate", "hosts", "values", "mean_ µs", "spread", "compressed_mean_ µs", "spread", "ratio")]
+    for cell, result in sorted(table, key=lambda row: (RATES.index(row[0]["rate"]), row[0]["hosts"])):
+        for values, r in result.items():
+            plain, compressed = r.values()
+            both = [text for each in (plain, compressed) for text in (f"{each['seconds'] * 1e6:.0f}", spread_of(each))]
+            ratio = f"{compressed['seconds'] / plain['seconds']:.2f}"
+            rows.append((cell["rate"], str(cell["hosts"]), values, *both, ratio))
+    return aligned(rows)
+
+
 def of_flows(table: Table) -> str:
     """Several connections beside their line, which is what their caps let pass together, and beside one of them."""
     rows = [("rate", "cap", "hosts", "MiB", "exchange", "flows", "seconds", "spread", "line", "to line", "times one")]

@@ -13,7 +13,7 @@ import baguakit as bk
 from baguakit.compressors import BFloat16, MinMaxUInt8, TopK
 from baguakit.kernels import _compiled
 from baguakit.topology import OnePeerExponential, Ring
-from bench.network import exchanges, flows, formulas, page, runs, steps
+from bench.network import exchanges, few, flows, formulas, page, reports, runs, steps
 from bench.network.contenders import ALONE, CONTENDERS, WARM_UP, contender
 from bench.network.reports import aligned, line_of, of_flows, of_steps
 from bench.network.table import Table
@@ -129,6 +129,21 @@ def test_messages_that_went_wrong_are_not_timed():
     rows[1, -1] = 0
     with pytest.raises(AssertionError, match="not arrived"):
         exchanges.Uncomputed().reduce(rows, 1000)
+
+
+def test_means_of_few_values_are_measured_and_told(tmp_path):
+    """Over loopback; their results are checked where they are measured."""
+    cell = {"hosts": 2, "rate": "unshaped", "values": [16, 4096], "repeats": 3}
+
+    def work():
+        return few.measure(cell)
+
+    here, there = ranks(2, work)
+    assert here == there and list(here) == ["16", "4096"] and all(set(r) == set(few.NAMES) for r in here.values())
+    table = Table(tmp_path / "table.jsonl")
+    plain, compressed = ({"seconds": s, "quartiles": [0.9 * s, s, 1.1 * s]} for s in (4e-4, 6e-4))
+    table.add({**cell, "rate": "1gbit"}, {"16": {few.PLAIN: plain, few.COMPRESSED: compressed}})
+    assert reports.of_few(table).splitlines()[1].split() == ["1gbit", "2", "16", "400", "20%", "600", "20%", "1.50"]
 
 
 def test_flows_are_measured_and_told(tmp_path):

@@ -1,0 +1,101 @@
+"""The operations of `blockwise.py` on few values on a CPU, by NumPy: torch's calls take three times as long as its.
+
+The bits are the same. It takes formats that have their arithmetic for arrays, with a byte for each value and headers of
+fp32, and rounding that is not drawn.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from . import _compiled
+from ._blocks import blocks_of, runs_of
+from ._format import Arithmetic, Array, Format
+
+MOST = 1 << 16  # values or bytes of all rows: more are done sooner by what a compiler makes of `blockwise.py`
+
+silent = np.errstate(all="ignore")  # as torch is about infinities and what is not a number
+
+
+def takes(format: Format, values: Tensor) -> bool:
+    """Whether this is where `values`, or packed rows, of a format belong."""
+    few = 0 < values.numel() <= MOST and values.is_cpu
+    return few and format.arrays is not None and not _compiled.is_eager()
+
+
+@silent
+def compress(format: Format, x: Tensor, block: int | None, residual: Tensor | None = None, key: None = None) -> Tensor:
+    values = x.float().numpy()
+    packed = _pack(format, values, block)
+    if residual is not None:
+        residual.copy_(torch.from_numpy(values - _unpack(format, packed, x.shape[1], block)))
+    return torch.from_numpy(packed)
+
+
+@silent
+def decompress_(format: Format, out: Tensor, packed: Tensor, block: int | None) -> None:
+    # Torch does the writing, since it keeps account of what is written.
+    out.copy_(torch.from_numpy(_unpack(format, packed.numpy(), out.shape[1], block)))
+
+
+@silent
+def add_(format: Format, out: Tensor, packed: Tensor, weights: Tensor, block: int | None) -> None:
+    total = out.float().numpy().copy()
+    _add_(total, _unpack(format, packed.numpy(), len(total), block), weights.tolist())
+    out.copy_(torch.from_numpy(total))
+
+
+@silent
+def reduce(
+    format: Format, packed: Tensor, n: int, block: int | None, residual: Tensor | None = None, key: None = None
+) -> Tensor:
+    mean, rows = np.zeros(n, np.float32), np.float32(len(packed))
+    _add_(mean, _unpack(format, packed.numpy(), n, block), [1.0] * len(packed))
+    mean /= rows
+    sent = _pack(format, mean[None], block)
+    if residual is not None:
+        residual += torch.from_numpy((mean - _unpack(format, sent, n, block)[0]) * rows)
+    return torch.from_numpy(sent)
+
+
+def _pack(format: Format, x: Array, block: int | None) -> Array:
+    """The packed rows of `x` (rows, n)."""
+    rows, n = x.shape
+    packed = np.zeros((rows, format.row_bytes(n, block)), np.uint8)
+    codes, headers = _parts(format, packed, n, block)
+    for run in runs_of(n, block):
+        values = x[:, run.columns].reshape(rows, -1, run.width)
+        header, scale = _arithmetic(format).measure(values)
+        headers[:, run.blocks] = header
+        codes[:, run.columns] = _arithmetic(format).encode(values, header, scale).reshape(rows, -1)
+    return packed
+
+
+def _unpack(format: Format, packed: Array, n: int, block: int | None) -> Array:
+    """The values (rows, n) of packed rows."""
+    values = np.empty((len(packed), n), np.float32)
+    codes, headers = _parts(format, packed, n, block)
+    for run in runs_of(n, block):
+        blocks = codes[:, run.columns].reshape(len(packed), -1, run.width)
+        values[:, run.columns] = _arithmetic(format).decode(blocks, headers[:, run.blocks]).reshape(len(packed), -1)
+    return values
+
+
+def _add_(total: Array, rows: Array, weights: Sequence[float]) -> None:
+    """Add rows, each times its weight, one after another."""
+    for row, weight in zip(rows, weights, strict=True):
+        total += row * weight
+
+
+def _parts(format: Format, packed: Array, n: int, block: int | None) -> tuple[Array, Array]:
+    """The codes (rows, n) of packed rows and their headers (rows, blocks, numbers), as views."""
+    at, count = format.header_at(n, block), blocks_of(n, block)
+    headers = packed[:, at : at + format.header_bytes * count].view(np.float32)
+    return packed[:, :n], headers.reshape(len(packed), count, -1)
+
+
+def _arithmetic(format: Format) -> Arithmetic:
+    assert format.arrays is not None, "it is not one that is taken"
+    return format.arrays
