@@ -98,7 +98,7 @@ def seconds(pairs, streams, size):
 
 def test_eight_streams_carry_seven_times_what_one_does(pairs):
     one = 2 * MIB / seconds(pairs, 1, 2 * MIB)
-    assert one <= 1.2 * RATE  # or the limit would not have been one
+    assert one <= 1.5 * RATE  # some of it is left in buffers when the sender is done; without a limit it would be 1,000
     rates = []
     for _ in range(5):  # a machine that is busy with other things can only make it slower
         rates.append(16 * MIB / seconds(pairs, 8, 16 * MIB))
