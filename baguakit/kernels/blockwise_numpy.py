@@ -4,7 +4,9 @@ The bits are the same. It takes formats that have their arithmetic for arrays, w
 fp32, and rounding that is not drawn.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import wraps
+from typing import Any, TypeVar, cast
 
 import numpy as np
 import torch
@@ -16,7 +18,18 @@ from ._format import Arithmetic, Array, Format
 
 MOST = 1 << 16  # values or bytes of all rows: more are done sooner by what a compiler makes of `blockwise.py`
 
-silent = np.errstate(all="ignore")  # as torch is about infinities and what is not a number
+Operation = TypeVar("Operation", bound=Callable[..., Any])
+
+
+def silent(operation: Operation) -> Operation:
+    """Let an operation keep quiet, as torch does, about infinities and what is not a number."""
+
+    @wraps(operation)
+    def quietly(*arguments: Any) -> Any:
+        with np.errstate(all="ignore"):  # one for each call: before NumPy 2 threads could not share it
+            return operation(*arguments)
+
+    return cast(Operation, quietly)
 
 
 def takes(format: Format, values: Tensor) -> bool:

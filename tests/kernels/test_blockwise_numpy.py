@@ -1,5 +1,7 @@
 """What NumPy does with few values is what the definition does, bit for bit."""
 
+import threading
+
 import numpy as np
 import pytest
 import torch
@@ -100,6 +102,23 @@ def test_many_values_do_not_nor_none_at_all(asked, monkeypatch):
     with _compiled.eager():
         use(MinMaxUInt8(), 100)
     assert asked == []
+
+
+def test_threads_keep_what_they_ask_of_numpy():
+    x, kept = torch.full((3, 100), torch.inf), []
+
+    def work(how):
+        with np.errstate(all=how):
+            for _ in range(100):
+                MinMaxUInt8().compress(x)
+            kept.append(set(np.geterr().values()) == {how})
+
+    threads = [threading.Thread(target=work, args=(how,)) for how in ("raise", "warn", "ignore", "raise")]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert kept == [True] * 4
 
 
 def test_what_is_written_is_counted_and_gradients_are_not_in_the_way():
