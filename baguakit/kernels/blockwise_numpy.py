@@ -4,7 +4,7 @@ The bits are the same. It takes formats that have their arithmetic for arrays, w
 fp32, and rounding that is not drawn.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import wraps
 from typing import Any, TypeVar, cast
 
@@ -56,7 +56,8 @@ def decompress_(format: Format, out: Tensor, packed: Tensor, block: int | None) 
 @silent
 def add_(format: Format, out: Tensor, packed: Tensor, weights: Tensor, block: int | None) -> None:
     total = out.float().numpy().copy()
-    _add_(total, _unpack(format, packed.numpy(), len(total), block), weights.tolist())
+    for row, weight in zip(_unpack(format, packed.numpy(), len(total), block), weights.tolist(), strict=True):
+        total += row * weight
     out.copy_(torch.from_numpy(total))
 
 
@@ -65,7 +66,8 @@ def reduce(
     format: Format, packed: Tensor, n: int, block: int | None, residual: Tensor | None = None, key: None = None
 ) -> Tensor:
     mean, rows = np.zeros(n, np.float32), np.float32(len(packed))
-    _add_(mean, _unpack(format, packed.numpy(), n, block), [1.0] * len(packed))
+    for row in _unpack(format, packed.numpy(), n, block):
+        mean += row
     mean /= rows
     sent = _pack(format, mean[None], block)
     if residual is not None:
@@ -75,31 +77,26 @@ def reduce(
 
 def _pack(format: Format, x: Array, block: int | None) -> Array:
     """The packed rows of `x` (rows, n)."""
-    rows, n = x.shape
+    (rows, n), arithmetic = x.shape, _arithmetic(format)
     packed = np.zeros((rows, format.row_bytes(n, block)), np.uint8)
     codes, headers = _parts(format, packed, n, block)
     for run in runs_of(n, block):
         values = x[:, run.columns].reshape(rows, -1, run.width)
-        header, scale = _arithmetic(format).measure(values)
+        header, scale = arithmetic.measure(values)
         headers[:, run.blocks] = header
-        codes[:, run.columns] = _arithmetic(format).encode(values, header, scale).reshape(rows, -1)
+        codes[:, run.columns] = arithmetic.encode(values, header, scale).reshape(rows, -1)
     return packed
 
 
 def _unpack(format: Format, packed: Array, n: int, block: int | None) -> Array:
     """The values (rows, n) of packed rows."""
-    values = np.empty((len(packed), n), np.float32)
+    rows, arithmetic = len(packed), _arithmetic(format)
+    values = np.empty((rows, n), np.float32)
     codes, headers = _parts(format, packed, n, block)
     for run in runs_of(n, block):
-        blocks = codes[:, run.columns].reshape(len(packed), -1, run.width)
-        values[:, run.columns] = _arithmetic(format).decode(blocks, headers[:, run.blocks]).reshape(len(packed), -1)
+        blocks = codes[:, run.columns].reshape(rows, -1, run.width)
+        values[:, run.columns] = arithmetic.decode(blocks, headers[:, run.blocks]).reshape(rows, -1)
     return values
-
-
-def _add_(total: Array, rows: Array, weights: Sequence[float]) -> None:
-    """Add rows, each times its weight, one after another."""
-    for row, weight in zip(rows, weights, strict=True):
-        total += row * weight
 
 
 def _parts(format: Format, packed: Array, n: int, block: int | None) -> tuple[Array, Array]:

@@ -14,7 +14,7 @@ last has its result; what is told is the median, and the quartiles, of several, 
 import itertools
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -146,14 +146,18 @@ def measure(cell: dict[str, Any]) -> dict[str, Any]:
     every = comm.gather_objects(passed)
     return {
         name: {
-            "seconds": statistics.median(taken[name]),
-            "quartiles": statistics.quantiles(taken[name], n=4, method="inclusive"),
+            **told(taken[name]),
             "sent": statistics.mean(c.sent for one in every for c in one[name]) / share(comm.size),
             "payload": statistics.mean(c.payload for one in every for c in one[name]) / share(comm.size),
             "formula": exchange.sends(values, comm.size),
         }
         for name, exchange in EXCHANGES.items()
     }
+
+
+def told(seconds: Sequence[float]) -> dict[str, Any]:
+    """What is kept of repeated times: the median and the quartiles."""
+    return {"seconds": statistics.median(seconds), "quartiles": statistics.quantiles(seconds, n=4, method="inclusive")}
 
 
 def check(name: str, exchange: Exchange, x: Tensor, base: Tensor, rank: int, n: int, round: int) -> None:

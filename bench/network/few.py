@@ -6,7 +6,6 @@ the backward passes of training. What is told is the median, and the quartiles.
 """
 
 import itertools
-import statistics
 import time
 from typing import Any
 
@@ -15,8 +14,7 @@ import torch.distributed as dist
 
 import baguakit as bk
 
-from .exchanges import BYTE, EXCHANGES, RATES, check
-from .flows import quartiles
+from .exchanges import BYTE, EXCHANGES, RATES, check, told
 from .train import on_every_host
 
 HOSTS, VALUES, REPEATS = (2, 4), tuple(1 << power for power in range(4, 19, 2)), 100
@@ -51,10 +49,8 @@ def of_values(values: int, repeats: int, comm: bk.Comm) -> dict[str, Any]:
         mine[name].append(time.perf_counter() - began)
         check(name, EXCHANGES[name], x, base, comm.rank, comm.size, round)
     every = comm.gather_objects(mine)
-    slowest = {name: [max(times) for times in zip(*(one[name] for one in every), strict=True)][1:] for name in NAMES}
-    return {
-        name: {"seconds": statistics.median(slowest[name]), "quartiles": quartiles(slowest[name])} for name in NAMES
-    }
+    slowest = {name: list(map(max, *(one[name] for one in every))) for name in NAMES}
+    return {name: told(times[1:]) for name, times in slowest.items()}
 
 
 if __name__ == "__main__":

@@ -16,7 +16,6 @@ links are not shaped, it is the cores that are measured, not a network.
 import itertools
 import statistics
 import time
-from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any
 
@@ -29,7 +28,7 @@ from bench.netlab.capped import new_name, with_caps
 from bench.netlab.connections import connections, uncapped
 from bench.netlab.rates import bytes_per_second
 
-from .exchanges import EXCHANGES, Exchange, check
+from .exchanges import EXCHANGES, Exchange, check, told
 from .train import on_every_host
 
 CAP, RATE, COUNTS, HOSTS, MIB, REPEATS = "160mbit", "1gbit", (1, 8), (2, 4), 64, 7
@@ -72,10 +71,7 @@ def against_one(cell: dict[str, Any]) -> dict[str, Any]:
     for comm in comms.values():
         comm.close()
     return {
-        name: {
-            str(count): {"seconds": statistics.median(taken[name, count]), "quartiles": quartiles(taken[name, count])}
-            for count in COUNTS
-        }
+        name: {str(count): told(taken[name, count]) for count in COUNTS}
         | {"formula": EXCHANGES[name].sends(values, comm.size)}
         for name in NAMES
     }
@@ -90,8 +86,7 @@ def one_slow_flow(cell: dict[str, Any]) -> dict[str, Any]:
     shares = comm._flows["flat"].shares
     comm.close()
     return {
-        "seconds": statistics.median(taken[-TOLD:]),
-        "quartiles": quartiles(taken[-TOLD:]),
+        **told(taken[-TOLD:]),
         "with_even_shares": statistics.median(taken[1:PERIOD]),
         "shares": shares,
         "formula": EXCHANGES[name].sends(values, comm.size),
@@ -108,11 +103,6 @@ def timed(name: str, exchange: Exchange, base: torch.Tensor, comm: bk.Comm) -> f
     check(name, exchange, x, base, comm.rank, comm.size, comm.round)
     marks = bk.Comm().gather_objects((began, ended))
     return max(end for _, end in marks) - min(begin for begin, _ in marks)
-
-
-def quartiles(seconds: Sequence[float]) -> list[float]:
-    """The three of them."""
-    return statistics.quantiles(seconds, n=4, method="inclusive")
 
 
 def await_caps() -> None:
