@@ -7,8 +7,10 @@ it the plugin, which lets a slow flow take less (`baguanet.c` says how, calls th
 
 or measure the link between two machines, and let NCCL's own sockets have as many flows as it is worth:
 
-    python -m baguakit.net measure --server          # on one machine
-    python -m baguakit.net measure --client HOST     # on another; prints what to export
+    python -m baguakit.net measure --server --bind ADDRESS     # on one machine, with its address on that link
+    python -m baguakit.net measure --client ADDRESS            # on another; prints what to export
+
+While it runs, whoever reaches that address can send to it, and is counted and forgotten: end it after measuring.
 
 Nothing here writes environment variables: they are read by NCCL when it starts, and are the user's to export.
 """

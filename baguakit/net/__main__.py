@@ -8,6 +8,8 @@ from .link import PORT, Layout, measure, serve
 from .plugin import build
 from .settings import SocketSettings, nccl_socket_settings
 
+HERE = "127.0.0.1"
+
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line; returns the exit status."""
@@ -35,7 +37,7 @@ def _parser() -> argparse.ArgumentParser:
     side.add_argument("--server", action="store_true", help="wait for clients, until interrupted")
     side.add_argument("--client", metavar="HOST", help="measure the link to the machine where --server runs")
     two.add_argument("--port", type=int, default=PORT, help="of the server (default: %(default)s)")
-    two.add_argument("--bind", metavar="ADDRESS", default="0.0.0.0", help="of the server (default: %(default)s)")
+    two.add_argument("--bind", metavar="ADDRESS", default=HERE, help="of the server (default: %(default)s)")
     two.add_argument("--seconds", type=float, default=1.0, help="for each measurement (default: %(default)s)")
     two.set_defaults(run=_measure)
     return parser
@@ -57,7 +59,8 @@ def _measure(options: argparse.Namespace) -> None:
 
 
 def _announce(address: str, port: int) -> None:
-    print(f"waiting on {address} port {port}; end with Ctrl-C", flush=True)
+    alone = ", for this machine alone; --bind ADDRESS lets others in" * (address == HERE)
+    print(f"waiting on {address} port {port}{alone}; end with Ctrl-C", flush=True)
 
 
 def _table(rates: dict[Layout, float]) -> str:

@@ -50,6 +50,7 @@
 #include <string.h>
 #include <sys/random.h>
 #include <sys/socket.h>
+#include <time.h>
 #include <unistd.h>
 
 /* ---- What NCCL expects: only what is used here, in NCCL's layout ---- */
@@ -143,7 +144,7 @@ struct net_v11 {
 
 /* ---- Settings, devices, sockets ---- */
 
-enum { MOST_STREAMS = 64, MOST_DEVICES = 16, SLOTS = 64, MOST_GUESTS = 256 };
+enum { MOST_STREAMS = 64, MOST_DEVICES = 16, SLOTS = 64, LEAST_CHUNK = 4096 };
 
 union address {
     struct sockaddr any;
@@ -326,6 +327,10 @@ struct chunk {
     uint64_t message, size, offset, length;
 };
 
+struct span {
+    uint64_t begin, end;
+};
+
 struct request {
     struct connection *connection;
     uint64_t message;
@@ -333,7 +338,10 @@ struct request {
     size_t size;     /* bytes to send, or room to receive; once a receive knows its message, the message's */
     size_t claimed;  /* of a send: bytes that streams have taken */
     size_t moved;    /* of a receive: bytes that are there */
-    int busy;        /* streams that are at its data now */
+    bool known;      /* of a receive: `size` is the message's */
+    struct span *spans;            /* of a receive: what streams have taken, in order, none touching the next */
+    size_t span_count, span_room;  /* the room stays for the next request in this slot */
+    int busy;                      /* streams that are at its data now */
     bool used;
     atomic_bool done;
 };
@@ -392,15 +400,14 @@ static struct request *unfinished_locked(struct connection *c) {
 }
 
 /* Fail if nothing can bring what receives still lack. Every stream has ended, or holds a chunk of a later message: the
- * sender handed out the chunks in order, so a stream that holds a later one has brought all it had of the earlier. */
+ * sender handed out the chunks in order, so a stream that holds a later one has brought all it had of the earlier. A
+ * stream that holds one is not read, and would not notice that the peer has closed. */
 static void settle_locked(struct connection *c) {
-    bool any_ended = false;
     for (int i = 0; i < c->streams; i++) {
         const struct stream *s = &c->stream[i];
         if (!s->ended && !(s->waits && s->message >= c->posted)) return;
-        any_ended |= s->ended;
     }
-    if (any_ended && unfinished_locked(c)) fail_locked(c, remote_error, "the peer closed before it had sent all");
+    if (unfinished_locked(c)) fail_locked(c, remote_error, "the peer closed, or went on, before it had sent all");
 }
 
 static void leave_locked(struct request *r) {
@@ -456,7 +463,59 @@ static void *send_chunks(void *argument) {
     return NULL;
 }
 
-/* The receive that a chunk belongs to, once it is posted; NULL if the connection is to stop. */
+/* Take a range of a receive, which nobody may have taken before: what comes twice would be counted twice, and the
+ * message be complete before it is. Chunks are not small, which bounds the spans. False if the connection failed. */
+static bool take_span_locked(struct request *r, uint64_t begin, uint64_t end) {
+    size_t low = 0, high = r->span_count;
+    while (low < high) {  /* the first span that ends at `begin` or later */
+        size_t middle = (low + high) / 2;
+        if (r->spans[middle].end < begin)
+            low = middle + 1;
+        else
+            high = middle;
+    }
+    struct span *at = r->spans + low;
+    bool after = low < r->span_count && at->end == begin;  /* `at` ends where this begins */
+    size_t next = low + after;
+    if (next < r->span_count && r->spans[next].begin < end) {
+        fail_locked(r->connection, internal_error, "bytes of message %llu came twice: the peer is not of this kind",
+                    (unsigned long long)r->message);
+        return false;
+    }
+    bool before = next < r->span_count && r->spans[next].begin == end;
+    if (after && before) {
+        at->end = r->spans[next].end;
+        memmove(at + 1, at + 2, (--r->span_count - low - 1) * sizeof *at);
+    } else if (after) {
+        at->end = end;
+    } else if (before) {
+        at->begin = begin;
+    } else {
+        if (r->span_count == r->span_room) {
+            size_t room = r->span_room ? 2 * r->span_room : 8;
+            struct span *more = realloc(r->spans, room * sizeof *more);
+            if (!more) {
+                fail_locked(r->connection, system_error, "no memory for %zu spans of a message", room);
+                return false;
+            }
+            r->spans = more;
+            r->span_room = room;
+        }
+        at = r->spans + low;
+        memmove(at + 1, at, (r->span_count++ - low) * sizeof *at);
+        *at = (struct span){begin, end};
+    }
+    return true;
+}
+
+/* Whether a chunk can be of this message: within it, and no smaller than a sender's may be, unless it is the last. */
+static bool is_possible(const struct chunk *chunk) {
+    if (chunk->length > chunk->size || chunk->offset > chunk->size - chunk->length) return false;
+    bool last = chunk->offset + chunk->length == chunk->size && (chunk->length || !chunk->size);
+    return last || chunk->length >= LEAST_CHUNK;
+}
+
+/* The receive that a chunk belongs to, once it is posted, busy with it; NULL if the connection is to stop. */
 static struct request *receive_of_locked(struct stream *s, const struct chunk *chunk) {
     struct connection *c = s->connection;
     s->waits = true;
@@ -468,13 +527,18 @@ static struct request *receive_of_locked(struct stream *s, const struct chunk *c
     s->waits = false;
     if (c->stop) return NULL;
     struct request *r = &c->requests[chunk->message % SLOTS];
-    bool known = r->used && r->message == chunk->message && !atomic_load(&r->done);
-    if (!known || chunk->length > chunk->size || chunk->offset > chunk->size - chunk->length)
+    bool expected = r->used && r->message == chunk->message && !atomic_load(&r->done);
+    if (!expected || !is_possible(chunk) || (r->known && chunk->size != r->size))
         fail_locked(c, internal_error, "a chunk of message %llu fits no receive: the peer is not of this kind",
                     (unsigned long long)chunk->message);
     else if (chunk->size > r->size)
         fail_locked(c, invalid_usage, "a message of %llu bytes does not fit its receive of %zu bytes",
                     (unsigned long long)chunk->size, r->size);
+    else if (take_span_locked(r, chunk->offset, chunk->offset + (chunk->size ? chunk->length : 1))) {
+        r->size = chunk->size;
+        r->known = true;
+        r->busy++;
+    }
     return c->stop ? NULL : r;
 }
 
@@ -491,10 +555,6 @@ static void *receive_chunks(void *argument) {
         } else if (got < 0)
             lose_locked(c, s, -got);
         struct request *r = got == 1 ? receive_of_locked(s, &chunk) : NULL;
-        if (r) {
-            r->size = chunk.size;
-            r->busy++;
-        }
         pthread_mutex_unlock(&c->mutex);
         if (!r) return NULL;
 
@@ -517,6 +577,7 @@ static void close_connection(struct connection *c) {
     pthread_mutex_unlock(&c->mutex);
     for (int i = 0; i < c->running; i++) pthread_join(c->stream[i].thread, NULL);
     for (int i = 0; i < c->streams; i++) close(c->stream[i].fd);
+    for (int i = 0; i < SLOTS; i++) free(c->requests[i].spans);
     pthread_cond_destroy(&c->leaving);
     pthread_cond_destroy(&c->posting);
     pthread_mutex_destroy(&c->mutex);
@@ -598,17 +659,29 @@ static uint64_t draw(void) {
     return number;
 }
 
+/* Whoever has said a right hello has greeted, and knows the key. All others are silent: strangers, and peers whose
+ * hello is underway. A silent one is sent away only to make room, and not before it had its time; so many strangers may
+ * keep a peer waiting for that time, but never send it away, and they have sockets and memory for MOST_SILENT. */
+enum { MOST_SILENT = 256, MOST_GREETED = 64 * MOST_STREAMS, SECONDS_TO_GREET = 5 };
+
 struct guest {
     int fd;
     bool greeted;
+    time_t came;
     struct hello hello;
 };
 
 struct listener {
-    int fd, guests;
+    int fd, guests, silent;
     uint64_t key;
-    struct guest guest[MOST_GUESTS];
+    struct guest guest[MOST_SILENT + MOST_GREETED];
 };
+
+static time_t now(void) {
+    struct timespec time;
+    clock_gettime(CLOCK_MONOTONIC, &time);
+    return time.tv_sec;
+}
 
 static result listen_on(int device, void *opaque, void **out) {
     struct listener *l = NULL;
@@ -623,6 +696,7 @@ static result listen_on(int device, void *opaque, void **out) {
     if (family == AF_INET) handle.address.v4.sin_port = 0;
     if (family == AF_INET6) handle.address.v6.sin6_port = 0;
     int fd = socket(family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
+    if (fd >= 0) set(fd, IPPROTO_TCP, TCP_DEFER_ACCEPT, SECONDS_TO_GREET);  /* the silent wait in the kernel */
     if (fd < 0 || bind(fd, &handle.address.any, family == AF_INET ? sizeof handle.address.v4 : size) ||
         listen(fd, SOMAXCONN) || getsockname(fd, &handle.address.any, &size) || !(l = calloc(1, sizeof *l))) {
         SAY(LOG_WARN, "cannot listen on %s: %s", devices[device].name, strerror(errno));
@@ -646,27 +720,15 @@ static result close_listen(void *argument) {
 }
 
 static void dismiss(struct listener *l, int i) {
+    l->silent -= !l->guest[i].greeted;
     close(l->guest[i].fd);
     memmove(&l->guest[i], &l->guest[i + 1], (size_t)(--l->guests - i) * sizeof *l->guest);
-}
-
-/* 0, or the errno for which nobody can be let in. */
-static int let_in(struct listener *l) {
-    int fd;
-    while ((fd = accept4(l->fd, NULL, NULL, SOCK_NONBLOCK | SOCK_CLOEXEC)) >= 0) {
-        if (l->guests == MOST_GUESTS) {  /* whoever is silent longest makes room */
-            int i = 0;
-            while (i < l->guests - 1 && l->guest[i].greeted) i++;
-            dismiss(l, i);
-        }
-        l->guest[l->guests++] = (struct guest){.fd = fd};
-    }
-    return errno == EMFILE || errno == ENFILE || errno == ENOBUFS || errno == ENOMEM ? errno : 0;
 }
 
 static bool is_expected(const struct listener *l, const struct hello *hello) {
     if (hello->magic != MAGIC || hello->key != l->key) return false;
     if (hello->streams < 1 || hello->streams > MOST_STREAMS || hello->stream >= hello->streams) return false;
+    if (l->guests - l->silent == MOST_GREETED) return false;
     for (int i = 0; i < l->guests; i++) {
         const struct guest *g = &l->guest[i];
         if (!g->greeted || g->hello.connection != hello->connection) continue;
@@ -693,9 +755,37 @@ static result greet(struct listener *l) {
         if (got > 0) {
             g->hello = hello;
             g->greeted = true;
+            l->silent--;
             prepare(g->fd);
         }
         i++;
+    }
+    return success;
+}
+
+/* Whether one more silent guest can be had; if need be in place of the one that has been silent longest. */
+static bool make_room(struct listener *l) {
+    int i = 0;
+    if (l->silent < MOST_SILENT) return true;
+    while (l->guest[i].greeted) i++;
+    if (now() - l->guest[i].came <= SECONDS_TO_GREET) return false;
+    dismiss(l, i);
+    return true;
+}
+
+/* Let in who waits at the door, and hear what they say, until nobody does, there is no room, or it takes too long: the
+ * others stay in the system's queue. An error, or in `why` the errno for which nobody can be let in. */
+static result let_in(struct listener *l, int *why) {
+    int fd = 0;
+    *why = 0;
+    for (int rounds = 0; rounds < 16; rounds++) {
+        while (l->silent < MOST_SILENT && (fd = accept4(l->fd, NULL, NULL, SOCK_NONBLOCK | SOCK_CLOEXEC)) >= 0) {
+            l->guest[l->guests++] = (struct guest){.fd = fd, .came = now()};
+            l->silent++;
+        }
+        if (fd < 0 && (errno == EMFILE || errno == ENFILE || errno == ENOBUFS || errno == ENOMEM)) *why = errno;
+        result error = greet(l);
+        if (error || fd < 0 || !make_room(l)) return error;
     }
     return success;
 }
@@ -728,13 +818,13 @@ static result accept_one(void *argument, void **receiver, void **offloaded) {
     int sockets[MOST_STREAMS];
     (void)offloaded;
     *receiver = NULL;
-    int full = let_in(l);
+    int full;
+    result error = let_in(l, &full);
+    if (error) return error;
     if (full) {
         SAY(LOG_WARN, "a connection cannot be accepted: %s", strerror(full));
         return system_error;
     }
-    result error = greet(l);
-    if (error) return error;
     int streams = gather(l, sockets, &welcome.connection);
     if (!streams) return success;
     /* If one cannot be welcomed its peer is gone, which its stream is about to find out. */
@@ -868,8 +958,9 @@ static struct request *post_locked(struct connection *c, void *data, size_t size
     r->message = c->posted++;
     r->data = data;
     r->size = size;
-    r->claimed = r->moved = 0;
+    r->claimed = r->moved = r->span_count = 0;
     r->used = true;
+    r->known = false;
     atomic_store(&r->done, false);
     return r;
 }
@@ -987,7 +1078,7 @@ static result start(log_function log) {
     if (!users) {
         logger = log;
         bool good = setting("BAGUANET_STREAMS", 4, 1, MOST_STREAMS, &settings.streams) &&
-                    setting("BAGUANET_CHUNK", 1 << 17, 4096, 1 << 30, &settings.chunk) &&
+                    setting("BAGUANET_CHUNK", 1 << 17, LEAST_CHUNK, 1 << 30, &settings.chunk) &&
                     setting("BAGUANET_PACING", 0, 0, UINT64_MAX, &settings.pacing) &&
                     setting("BAGUANET_TIMEOUT", 120, 0, 1 << 20, &settings.timeout);
         error = good ? find_all_devices() : invalid_usage;

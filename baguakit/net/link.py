@@ -14,14 +14,19 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from socketserver import BaseRequestHandler, ThreadingTCPServer
+from typing import Any
 
-Layout = tuple[int, int]  # threads, sockets of each thread
+from ..arguments import real, said, text, whole
+
+Layout = tuple[int, int]
+PARTS = ("threads", "sockets of each thread")
 LAYOUTS: tuple[Layout, ...] = tuple(
     (threads, sockets) for threads in (1, 2, 4, 8, 16) for sockets in (1, 2, 4, 8) if threads * sockets <= 64
 )
 PORT = 29640
 HELLO, COUNT = b"baguakit link 1\n", struct.Struct("!Q")
-BUFFER, PATIENCE = 1 << 20, 30.0  # bytes; seconds without news from the other side
+BUFFER, PATIENCE = 1 << 18, 30.0  # bytes of a flow; seconds without news from the other side
+MOST_FLOWS, GREETING = 128, 5.0  # that a server has at a time: twice what NCCL takes; seconds that a hello may take
 
 
 def measure(
@@ -30,30 +35,57 @@ def measure(
     """Bytes a second to `host`, where `serve` runs, for each of the `layouts` (threads, sockets of each thread).
 
     Each is measured for `seconds` and until the last byte has arrived. Nobody else should use the link meanwhile.
-    Raises ConnectionError, naming host and port, if nobody answers there or the other side goes away; ValueError for a
-    layout or a time that is not positive.
+    A layout has at most 128 flows. Raises ConnectionError, naming host and port, if nobody answers there or the other
+    side goes away; ValueError or TypeError for a layout, a port or a time that cannot be.
     """
-    if not seconds > 0:
-        raise ValueError(f"seconds is {seconds}: nothing can be measured in no time")
-    for layout in layouts:
-        if min(layout) < 1:
-            raise ValueError(f"a layout is (threads, sockets of each thread), both 1 or more, and this is {layout}")
+    text("host", host)
+    port, seconds = whole("port", port, 1, 65535), real("seconds", seconds, above=0, most=86400)
+    if not isinstance(layouts, Sequence) or isinstance(layouts, str):
+        raise TypeError(f"layouts is a list of pairs (threads, sockets of each thread), not {layouts!r}")
+    asked = [_layout(layout) for layout in layouts]
     try:
-        return {layout: _rate((host, port), layout, seconds) for layout in layouts}
+        return {layout: _rate((host, port), layout, seconds) for layout in asked}
+    except UnicodeError:
+        raise ValueError(f"host is a name or an address, not {host!r}") from None
     except OSError as error:
         raise ConnectionError(
-            f"cannot measure the link to {host} port {port} ({error}); is `python -m baguakit.net measure --server` "
-            "running there, and does the firewall let the port through?"
+            f"cannot measure the link to {host} port {port} ({error}); is `python -m baguakit.net measure --server "
+            "--bind ADDRESS` running there, with an address that this machine reaches, and does the firewall let the "
+            "port through?"
         ) from error
 
 
-def serve(address: str = "0.0.0.0", port: int = PORT, *, ready: Callable[[str, int], None] | None = None) -> None:
+def _layout(given: object) -> Layout:
+    if not isinstance(given, (tuple, list)) or len(given) != 2:
+        raise TypeError(f"a layout is a pair (threads, sockets of each thread), not {given!r}")
+    threads, sockets = (whole(f"{what} of the layout {given!r}", n, 1) for what, n in zip(PARTS, given, strict=True))
+    whole(f"the number of flows of the layout {given!r}", threads * sockets, 1, MOST_FLOWS)
+    return threads, sockets
+
+
+def serve(address: str = "127.0.0.1", port: int = PORT, *, ready: Callable[[str, int], None] | None = None) -> None:
     """Receive what `measure` sends, until interrupted (KeyboardInterrupt passes through).
 
-    `address` is the one to listen on, IPv4 or IPv6, by default all of IPv4; port 0 takes a free one. `ready` is called
-    once with the address and port when clients may come. Whoever does not begin with the right hello is sent away.
+    `address` is the one to listen on, IPv4 or IPv6: this machine's on the link to be measured. By default only this
+    machine itself is let in, since nobody has to prove who they are; "0.0.0.0" lets in all that reach any of its
+    addresses. Port 0 takes a free one. `ready` is called once with the address and port when clients may come.
+
+    At most 128 flows are received at a time, each by a thread with 256 KiB (32 MiB in all); others wait until one ends.
+    Whoever does not begin with the right hello within 5 seconds, or is silent for 30 later, is sent away.
+
+    Raises OSError if the address cannot be had, ValueError or TypeError for an address or a port that cannot be.
     """
-    with _server(address)((address, port), _Count) as server:
+    text("address", address)
+    whole("port", port, 0, 65535)
+    if ready is not None and not callable(ready):
+        raise TypeError(said("ready", "a function of an address and a port", ready))
+    try:
+        server = _server(address)((address, port), _Count)
+    except (OSError, UnicodeError) as error:
+        raise OSError(
+            f"cannot listen on address {address!r} port {port} ({error}); give one of this machine"
+        ) from error
+    with server:
         if ready:
             ready(str(server.server_address[0]), int(server.server_address[1]))
         server.serve_forever()
@@ -64,7 +96,21 @@ def _server(address: str) -> type[ThreadingTCPServer]:
         address_family = socket.AF_INET6 if ":" in address else socket.AF_INET
         allow_reuse_address = True
         daemon_threads = True
-        request_queue_size = 128
+        request_queue_size = socket.SOMAXCONN
+        room = threading.BoundedSemaphore(MOST_FLOWS)
+
+        def get_request(self) -> tuple[socket.socket, Any]:
+            self.room.acquire()  # until then whoever comes waits in the system's queue
+            try:
+                return super().get_request()
+            except BaseException:
+                self.room.release()
+                raise
+
+        def shutdown_request(self, request: Any) -> None:
+            """End a flow. Called once for each that came, however it went."""
+            super().shutdown_request(request)
+            self.room.release()
 
         def handle_error(self, request: object, client_address: object) -> None:
             """A client that goes away is no news."""
@@ -76,9 +122,9 @@ class _Count(BaseRequestHandler):
     """One flow at the server."""
 
     def handle(self) -> None:
-        self.request.settimeout(PATIENCE)
-        if _read(self.request, len(HELLO)) != HELLO:
+        if _read(self.request, len(HELLO), GREETING) != HELLO:
             return
+        self.request.settimeout(PATIENCE)
         buffer, count = bytearray(BUFFER), 0
         while received := self.request.recv_into(buffer):
             count += received
@@ -117,16 +163,16 @@ def _fill(flows: list[socket.socket], start: threading.Barrier, seconds: float) 
                 with suppress(BlockingIOError):
                     key.fileobj.send(payload)  # type: ignore[union-attr]
     for flow in flows:
-        flow.settimeout(PATIENCE)
         flow.shutdown(socket.SHUT_WR)
     counts = [COUNT.unpack(_read(flow, COUNT.size))[0] for flow in flows]
     return begin, time.perf_counter(), sum(counts)
 
 
-def _read(flow: socket.socket, size: int) -> bytes:
-    """`size` bytes; ConnectionResetError if there are fewer."""
-    data = b""
+def _read(flow: socket.socket, size: int, within: float = PATIENCE) -> bytes:
+    """`size` bytes; ConnectionResetError if there are fewer, TimeoutError if they take too long."""
+    data, until = b"", time.monotonic() + within
     while len(data) < size:
+        flow.settimeout(max(until - time.monotonic(), 1e-3))
         part = flow.recv(size - len(data))
         if not part:
             raise ConnectionResetError("the other side closed the connection")

@@ -8,11 +8,20 @@ import subprocess
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
+from types import NoneType
+
+from ..arguments import text
 
 SOURCE = Path(__file__).with_name("baguanet.c")
 LIBRARY = "libnccl-net-baguanet.so"
 COMPILERS = ("cc", "gcc", "clang")
-FLAGS = ("-std=c11", "-O2", "-Wall", "-Wextra", "-fPIC", "-shared", "-fvisibility=hidden", "-pthread")
+FLAGS = ("-std=c11", "-O2", "-fPIC", "-shared", "-fvisibility=hidden", "-pthread")
+WARNINGS = ("-Wall", "-Wextra", "-Wformat=2", "-Werror=format-security", "-Wshadow", "-Wvla", "-Wstrict-prototypes")
+# The library reads what a network brings into a program that holds a model: the compiler and the linker watch over it.
+HARDENING = (
+    *("-fstack-protector-strong", "-fstack-clash-protection", "-U_FORTIFY_SOURCE", "-D_FORTIFY_SOURCE=2"),
+    *("-Wl,-z,relro", "-Wl,-z,now", "-Wl,-z,noexecstack"),
+)
 
 
 def build(out: str | os.PathLike[str] | None = None, *, compiler: str | None = None, flags: Sequence[str] = ()) -> Path:
@@ -22,12 +31,18 @@ def build(out: str | os.PathLike[str] | None = None, *, compiler: str | None = N
     of the source, the compiler and the flags, and is compiled only if it is not there yet. `compiler` is a command;
     by default the first of cc, gcc and clang. `flags` come after ours. Several processes may build at the same time.
 
-    Raises ValueError where no compiler is found or the system is not Linux, and RuntimeError with the compiler's words
-    if it fails.
+    Raises ValueError where no compiler is found or the system is not Linux, TypeError for arguments of another type,
+    and RuntimeError with the compiler's words if it fails.
     """
+    if not isinstance(out, (str, os.PathLike, NoneType)):
+        raise TypeError(f"out is a directory or None, not {out!r}")
+    if compiler is not None:
+        text("compiler", compiler)
+    if isinstance(flags, str) or not isinstance(flags, Sequence) or not all(isinstance(f, str) for f in flags):
+        raise TypeError(f"flags is a list of strings, not {flags!r}")
     if platform.system() != "Linux":
         raise ValueError(f"the NCCL plugin is for Linux, and this is {platform.system()}")
-    command = [_find(compiler), *FLAGS, *flags]
+    command = [_find(compiler), *FLAGS, *WARNINGS, *HARDENING, *flags]
     folder = _cache(command) if out is None else Path(out)
     library = folder.absolute() / LIBRARY
     if out is not None or not library.exists():

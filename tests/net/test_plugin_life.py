@@ -8,6 +8,7 @@ from contextlib import ExitStack
 
 import pytest
 from nccl_net import HANDLE_BYTES, NetError
+from net_keyed import HELLO, address
 
 MIB = 1 << 20
 SOON = 30.0  # seconds, on a machine that is busy with other things
@@ -55,15 +56,6 @@ def test_one_listener_takes_several_connections(peers):
         sender.connect_again()
         sender.post_send(i + 1)
     assert {receiver.wait(0), receiver.wait(1)} == {1, 2}
-
-
-def address(handle):
-    """Where a listener listens: the handle holds a magic number, a key, and the address."""
-    magic, key, _, port, host = struct.unpack_from("=QQH2s4s", handle)
-    return magic, key, (socket.inet_ntoa(host), int.from_bytes(port, "big"))
-
-
-HELLO = struct.Struct("=QQQII")
 
 
 def greetings(magic, key):

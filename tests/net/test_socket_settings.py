@@ -1,13 +1,18 @@
 """Settings for NCCL's own sockets, from a link that is measured or given; and the command line."""
 
 import ctypes
+import inspect
+import shutil
 import socket
+import subprocess
 import threading
+import time
+from contextlib import ExitStack
 
 import pytest
 
 from baguakit.net import SocketSettings, build, link, measure, nccl_socket_settings, serve
-from baguakit.net.__main__ import main
+from baguakit.net.__main__ import _parser, main
 from bench.netlab.connections import cap
 
 
@@ -50,11 +55,12 @@ def test_only_layouts_that_nccl_takes_are_measured():
 @pytest.mark.parametrize(
     "threads, sockets, rate, sentence",
     [
-        (17, 1, 1.0, "NCCL takes 1 to 16 threads a connection, and threads is 17"),
-        (0, 1, 1.0, "NCCL takes 1 to 16 threads a connection, and threads is 0"),
+        (17, 1, 1.0, "threads is a whole number, 1 to 16, not 17"),
+        (0, 1, 1.0, "threads is a whole number, 1 to 16, not 0"),
+        (1, 0, 1.0, "sockets_per_thread is a whole number, 1 to 64, not 0"),
         (16, 5, 1.0, "NCCL takes 1 to 64 sockets a connection, and 16 threads of 5 are 80"),
-        (1, 1, 0.0, "a rate is a positive number of bytes a second, and this is 0.0"),
-        (1, 1, float("nan"), "a rate is a positive number of bytes a second, and this is nan"),
+        (1, 1, 0.0, "rate is a finite number, greater than 0, not 0.0"),
+        (1, 1, float("nan"), "rate is a finite number, greater than 0, not nan"),
     ],
 )
 def test_what_nccl_would_not_take_is_refused(threads, sockets, rate, sentence):
@@ -63,12 +69,11 @@ def test_what_nccl_would_not_take_is_refused(threads, sockets, rate, sentence):
 
 
 def test_no_measurement_is_refused():
-    with pytest.raises(ValueError, match="no rate is given"):
+    with pytest.raises(ValueError, match="link has no rate"):
         nccl_socket_settings({})
 
 
-@pytest.fixture(scope="module")
-def server():
+def served():
     """The port of a server in this process, which ends with it."""
     ports, come = [], threading.Event()
 
@@ -79,6 +84,11 @@ def server():
     threading.Thread(target=serve, args=("127.0.0.1", 0), kwargs={"ready": ready}, daemon=True).start()
     assert come.wait(20)
     return ports[0]
+
+
+@pytest.fixture(scope="module")
+def server():
+    return served()
 
 
 def test_a_limited_flow_is_measured_as_limited(server, monkeypatch):
@@ -109,17 +119,75 @@ def test_strangers_are_sent_away_by_the_server(server):
         assert stranger.recv(1) == b""
 
 
+def test_a_server_has_few_threads_and_lets_in_who_comes_when_others_leave(monkeypatch):
+    """Clients beyond those that it takes wait for their turn; then they are served like others."""
+    monkeypatch.setattr(link, "MOST_FLOWS", 4)
+    port = served()
+    before = threading.active_count()
+    with ExitStack() as stack:
+        clients = [stack.enter_context(socket.create_connection(("127.0.0.1", port), 20)) for _ in range(20)]
+        for client in clients:
+            client.sendall(link.HELLO + b"bytes")
+            client.shutdown(socket.SHUT_WR)
+        answers = [client.recv(link.COUNT.size, socket.MSG_WAITALL) for client in clients]
+    assert answers == [link.COUNT.pack(5)] * 20
+    with ExitStack() as stack:
+        silent = [stack.enter_context(socket.create_connection(("127.0.0.1", port), 20)) for _ in range(20)]
+        for client in silent:
+            client.sendall(link.HELLO)
+        time.sleep(0.2)
+        assert threading.active_count() <= before + 4
+    assert link.BUFFER * 128 <= 32 << 20
+
+
+def test_by_default_only_this_machine_is_let_in(capsys):
+    assert inspect.signature(serve).parameters["address"].default == "127.0.0.1"
+    assert _parser().parse_args(["measure", "--server"]).bind == "127.0.0.1"
+
+
 def test_errors_of_measuring_are_sentences(server):
-    with pytest.raises(ValueError, match="seconds is 0"):
-        measure("127.0.0.1", server, seconds=0)
-    with pytest.raises(ValueError, match=r"a layout is .* and this is \(1, 0\)"):
-        measure("127.0.0.1", server, layouts=[(1, 0)])
     with socket.create_server(("127.0.0.1", 0)) as other:
         port = other.getsockname()[1]
     with pytest.raises(
         ConnectionError, match=f"the link to 127.0.0.1 port {port} .*is `python -m baguakit.net measure"
     ):
         measure("127.0.0.1", port)
+
+
+def test_odd_arguments_are_refused_in_one_sentence(server):
+    for seconds in (0, float("nan"), float("inf"), -1, True, "1"):
+        with pytest.raises((TypeError, ValueError), match=r"seconds is a finite number, .*, not "):
+            measure("127.0.0.1", server, seconds=seconds)
+    for layout, sentence in {
+        (1, 0): r"sockets of each thread of the layout \(1, 0\) is a whole number, 1 or more, not 0",
+        (1.0, 2): r"threads of the layout \(1.0, 2\) is a whole number, 1 or more, not 1.0",
+        (16, 16): r"the number of flows of the layout \(16, 16\) is a whole number, 1 to 128, not 256",
+        4: r"a layout is a pair \(threads, sockets of each thread\), not 4",
+    }.items():
+        with pytest.raises((TypeError, ValueError), match=sentence):
+            measure("127.0.0.1", server, layouts=[layout])
+    for port in (0, 65536, -1, 1.5, "29640", None):
+        with pytest.raises((TypeError, ValueError), match="port is a whole number, 1 to 65535, not "):
+            measure("127.0.0.1", port)
+        if port != 0:
+            with pytest.raises((TypeError, ValueError), match="port is a whole number, 0 to 65535, not "):
+                serve("127.0.0.1", port)
+    for host, sentence in {"": "is a string that is not empty", None: "is a string, not None"}.items():
+        with pytest.raises((TypeError, ValueError), match=sentence):
+            measure(host, server)
+        with pytest.raises((TypeError, ValueError), match=sentence):
+            serve(host, 0)
+    with pytest.raises(ValueError, match=r"host is a name or an address, not 'a\.\.b'"):
+        measure("a..b", server)
+    with pytest.raises(OSError, match=r"cannot listen on address 'a\.\.b' port 0 .*; give one of this machine"):
+        serve("a..b", 0)
+    for given in (None, 3, [1]):
+        with pytest.raises(TypeError, match="link is a host, or rates by"):
+            nccl_socket_settings(given)
+    with pytest.raises(TypeError, match="a layout is a pair"):
+        nccl_socket_settings({3: 1e9})
+    with pytest.raises(TypeError, match="flags is a list of strings, not '-O0'"):
+        build(flags="-O0")
 
 
 def test_the_command_line_measures(server, monkeypatch, capsys):
@@ -135,6 +203,19 @@ def test_the_command_line_builds(library, capsys, tmp_path):
     path = tmp_path / "new" / "libnccl-net-baguanet.so"
     assert capsys.readouterr().out == f"export NCCL_NET_PLUGIN={path}\n"
     assert ctypes.CDLL(str(path)).ncclNetPlugin_v8 and list(path.parent.iterdir()) == [path]
+
+
+@pytest.mark.skipif(shutil.which("readelf") is None, reason="readelf shows how a library was linked")
+def test_the_library_is_hardened(library):
+    def shown(*options):
+        return subprocess.run(["readelf", "-W", *options, str(library)], capture_output=True, text=True).stdout
+
+    segments = {line.split()[0]: line for line in shown("-l").splitlines() if line.startswith("  GNU_")}
+    assert "GNU_RELRO" in segments and " RW " in segments["GNU_STACK"]  # no stack that can be executed
+    assert "BIND_NOW" in shown("-d") and "TEXTREL" not in shown("-d")  # nothing to overwrite once it is loaded
+    rows = [line.split() for line in shown("--dyn-syms").splitlines() if " UND " in line]
+    imported = {row[7].partition("@")[0] for row in rows if len(row) > 7}
+    assert "__stack_chk_fail" in imported and any(name.endswith("_chk") for name in imported)
 
 
 def test_a_build_is_kept(library, tmp_path, monkeypatch):
