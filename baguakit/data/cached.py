@@ -10,6 +10,7 @@ from typing import Any, TypeVar, cast
 
 from torch.utils.data import Dataset, IterableDataset, get_worker_info
 
+from ..arguments import text
 from .codec import Codec, Corrupt, Plain
 from .counters import CacheReport, Counters
 from .identity import namespace, position
@@ -48,8 +49,11 @@ class CachedDataset(Dataset[Any]):
             raise TypeError(f"{type(dataset).__name__} has no samples by index; cache a map-style dataset")
         if not isinstance(store, Store):
             raise TypeError(f"store is a {type(store).__name__}; give LMDBStore(path), RedisStore(…) or MemoryStore()")
-        self.dataset, self.store, self.name, self.version = dataset, store, name, version
-        self.codec: Codec = Plain() if codec is None else codec
+        if isinstance(version, bool) or not isinstance(version, (str, int)):
+            raise TypeError(f"version is a string or a whole number, not {version!r}")
+        self.name = None if name is None else text("name", name)
+        self.codec: Codec = _codec(codec)
+        self.dataset, self.store, self.version = dataset, store, version
         self.namespace = namespace(dataset, name, version, self.codec.tag)
         self._counters, self._private = Counters(), False
         self._enter()
@@ -74,33 +78,35 @@ class CachedDataset(Dataset[Any]):
         return len(cast(Sized, self.dataset))
 
     def __getitem__(self, index: Any) -> Any:
-        key = self._key(index)
-        found = self._read(key)
+        key, told = self._key(index), set[str]()
+        found = self._read(key, told)
         if found is None:
-            found = self._computed(key, index)
+            found = self._computed(key, index, told)
         return found[0]
 
     def __getitems__(self, indices: Sequence[Any]) -> list[Any]:
         """Several samples, asked of the store at once."""
         keys = [self._key(index) for index in indices]
-        values = self._tried(self.store.get_many, keys) or [None] * len(keys)
-        found = [self._decoded(value) for value in values]
-        pairs = zip(keys, indices, found, strict=True)
-        return [(hit or self._computed(key, index))[0] for key, index, hit in pairs]
+        away = set[str]()
+        values = self._tried(self.store.get_many, keys, told=away, samples=len(keys)) or [None] * len(keys)
+        told = [away.copy() for _ in keys]
+        found = [self._decoded(value, mine) for value, mine in zip(values, told, strict=True)]
+        each = zip(keys, indices, found, told, strict=True)
+        return [(hit or self._computed(key, index, mine))[0] for key, index, hit, mine in each]
 
     def _key(self, index: Any) -> bytes:
         return self.namespace + position(index, len(self) if hasattr(self.dataset, "__len__") else None)
 
-    def _computed(self, key: bytes, index: Any) -> tuple[Any]:
-        """The sample, by us, or by another while we waited for its claim."""
+    def _computed(self, key: bytes, index: Any, told: set[str]) -> tuple[Any]:
+        """The sample, by us, or by another while we waited for its claim. What was `told` of it is not told again."""
         with self.store.claim(key):
-            found = self._read(key)
+            found = self._read(key, told)
             if found is not None:
                 return found
             self._check_worker()
             sample = self.dataset[index]
             self._count(misses=1)
-            self._keep(key, index, sample)
+            self._keep(key, index, sample, told)
             return (sample,)
 
     def _check_worker(self) -> None:
@@ -110,42 +116,47 @@ class CachedDataset(Dataset[Any]):
         text = f"{self.store!r} is of one process: each loader worker fills its own; LMDBStore(path) is shared by all"
         warnings.warn(text, RuntimeWarning, stacklevel=4)
 
-    def _read(self, key: bytes) -> tuple[Any] | None:
+    def _read(self, key: bytes, told: set[str]) -> tuple[Any] | None:
         """The stored sample in a tuple (None is a sample like any other), or None."""
-        return self._decoded(self._tried(self.store.get, key))
+        return self._decoded(self._tried(self.store.get, key, told=told), told)
 
-    def _decoded(self, value: bytes | None) -> tuple[Any] | None:
+    def _decoded(self, value: bytes | None, told: set[str]) -> tuple[Any] | None:
         if value is None:
             return None
         try:
             sample = self.codec.decode(value)
         except Corrupt as error:
-            self._warn("corrupt", f"{self.store!r} holds a damaged sample, which is computed again: {error}")
+            self._warn("corrupt", f"{self.store!r} holds a damaged sample, which is computed again: {error}", told)
             return None
         self._count(hits=1, bytes_read=len(value))
         return (sample,)
 
-    def _keep(self, key: bytes, index: Any, sample: Any) -> None:
+    def _keep(self, key: bytes, index: Any, sample: Any, told: set[str]) -> None:
         try:
             value = self.codec.encode(sample)
         except TypeError as error:
             raise TypeError(f"sample {index!r} of {type(self.dataset).__name__} cannot be cached: {error}") from error
-        kept = self._tried(self.store.put, key, value)
+        kept = self._tried(self.store.put, key, value, told=told)
         if kept:
             self._count(bytes_written=len(value))
         elif kept is False:
-            self._warn("not_stored", f"{self.store!r} is full; what it does not hold is computed in every epoch")
+            self._warn("not_stored", f"{self.store!r} is full; what it does not hold is computed in every epoch", told)
 
-    def _tried(self, call: Callable[..., T], *args: Any) -> T | None:
+    def _tried(self, call: Callable[..., T], *args: Any, told: set[str] | None = None, samples: int = 1) -> T | None:
         try:
             return call(*args)
         except StoreError as error:
-            self._warn("errors", f"{error}; samples are computed without the cache")
+            told = set() if told is None else told
+            self._warn("errors", f"{error}; samples are computed without the cache", told, samples)
             return None
 
-    def _warn(self, kind: str, text: str) -> None:
+    def _warn(self, kind: str, text: str, told: set[str], samples: int = 1) -> None:
+        """Count a trouble, unless it is `told` of these samples already; warn of the first of its kind."""
+        if kind in told:
+            return
+        told.add(kind)
         first = getattr(self._counters.report(), kind) == 0
-        self._count(**{kind: 1})
+        self._count(**{kind: samples})
         if first:
             warnings.warn(text, RuntimeWarning, stacklevel=4)
 
@@ -170,6 +181,14 @@ class CachedDataset(Dataset[Any]):
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         self.close()
+
+
+def _codec(given: Any) -> Codec:
+    codec = Plain() if given is None else given
+    able = callable(getattr(codec, "encode", None)) and callable(getattr(codec, "decode", None))
+    if isinstance(codec, type) or not able or not isinstance(getattr(codec, "tag", None), str):
+        raise TypeError(f"codec is Plain(), Pickle(), or your own with tag, encode and decode, not {given!r}")
+    return cast(Codec, codec)
 
 
 def _leave(store: Store, dataset: bytes) -> None:

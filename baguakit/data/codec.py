@@ -20,6 +20,8 @@ from typing import Any, Protocol
 import numpy as np
 import torch
 
+from ..arguments import instance, shown
+
 HEAD = struct.Struct("<4sI")
 PLAIN, PICKLED = b"bkS1", b"bkP1"
 SCALARS = {type(None), bool, int, float, str}
@@ -52,9 +54,12 @@ def _framed(magic: bytes, parts: Sequence[Any]) -> bytes:
 
 
 def _unframed(magic: bytes, stored: bytes) -> memoryview:
+    instance("stored", stored, (bytes, bytearray, memoryview), "bytes")
     body = memoryview(stored)[HEAD.size :]
     if len(stored) < HEAD.size or HEAD.unpack_from(stored) != (magic, zlib.crc32(body)):
-        raise Corrupt(f"{len(stored)} bytes that are no whole sample of this codec")
+        raise Corrupt(
+            f"stored is {len(stored)} bytes, {shown(bytes(stored[:8]))} …, that are no whole sample of this codec"
+        )
     return body
 
 
@@ -148,7 +153,7 @@ def _tensor_tree(x: torch.Tensor, buffers: list[Any], where: str) -> Any:
     if x.device.type != "cpu" or x.layout is not torch.strided or x.is_quantized:
         raise _refusal(where, f"a tensor on {x.device} with layout {x.layout} and dtype {x.dtype}")
     if x.requires_grad:
-        raise _refusal(where, "a tensor that requires grad (detach it)")
+        raise _refusal(where, f"a tensor {tuple(x.shape)} that requires grad (detach it)")
     try:
         flat = x.resolve_conj().resolve_neg().contiguous().reshape(-1).view(torch.uint8)
     except RuntimeError as error:  # a dtype that torch only names

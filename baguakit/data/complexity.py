@@ -7,12 +7,14 @@ import logging
 import os
 from collections.abc import Callable, Iterable, Sequence, Sized
 from pathlib import Path
+from types import NoneType
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
+from ..arguments import shown
 from .files import replace_file
 from .ranks import Ranks
 
@@ -30,9 +32,13 @@ def complexities(dataset: Sized, complexity: Complexity, ranks: Ranks, file: str
     bar, and rank 0 keeps the result in `file`, where the next run finds it.
     Raises ValueError or TypeError for costs that are not one finite, non-negative number per sample.
     """
-    n = len(dataset)
+    n = length(dataset)
+    if not isinstance(file, (str, os.PathLike, NoneType)):
+        raise TypeError(f"complexity_file is a path or None, not {file!r}")
     if file is not None and not callable(complexity):
-        raise ValueError("complexity_file keeps what a function measured, and complexity is no function; leave it out")
+        raise ValueError(
+            f"complexity_file={shown(file)} keeps what a function measured, and complexity is no function; leave it out"
+        )
     if isinstance(complexity, (str, os.PathLike)):
         return _checked(_load(Path(complexity)), n, f"the complexity file {os.fspath(complexity)!r}")
     if not callable(complexity):
@@ -42,17 +48,32 @@ def complexities(dataset: Sized, complexity: Complexity, ranks: Ranks, file: str
             "complexity is a function and rank and num_replicas were given by hand, so it is not known which processes"
             " share the pass over the dataset; pass group=, or compute the costs once and pass them or their file"
         )
-    return _checked(_measured(dataset, complexity, ranks, None if file is None else Path(file)), n, "complexity")
+    path = None if file is None else Path(file)
+    kept = _kept(path, ranks)
+    if kept is not None:
+        stale = "; it was kept for another dataset: delete it to measure anew, or give another complexity_file"
+        return _checked(kept, n, f"the complexity file {str(path)!r}", stale)
+    return _measured(dataset, complexity, ranks, path)
 
 
-def _checked(values: Any, n: int, what: str) -> Costs:
+def length(dataset: Any) -> int:
+    """How many samples a dataset has; TypeError if it does not say."""
+    if not isinstance(dataset, Sized):
+        raise TypeError(f"dataset is one that has a length, not {type(dataset).__name__}; give one with __len__")
+    return len(dataset)
+
+
+def _checked(values: Any, n: int, what: str, otherwise: str = "; give one number per sample") -> Costs:
     try:
         array = values.detach().cpu().double().numpy() if isinstance(values, torch.Tensor) else np.asarray(values)
+        if array.dtype.kind not in "biufO":
+            raise TypeError(f"dtype {array.dtype}")
         costs = np.array(array, dtype=np.float64)
-    except (TypeError, ValueError) as error:
+    except (TypeError, ValueError, RuntimeError) as error:  # torch's are RuntimeErrors
         raise TypeError(f"{what} holds {type(values).__name__}, not one number per sample ({error})") from None
     if costs.shape != (n,):
-        raise ValueError(f"{what} has shape {costs.shape} and the dataset {n} samples; give one number per sample")
+        found = f"{what} has shape {costs.shape} and the dataset {n} samples{otherwise}"
+        raise ValueError(f"{found}, not {shown(values)}" if otherwise.startswith("; give") else found)
     wrong = np.flatnonzero(~(np.isfinite(costs) & (costs >= 0)))
     if wrong.size:
         raise ValueError(f"{what} of sample {wrong[0]} is {costs[wrong[0]]}; a cost is finite and not negative")
@@ -69,16 +90,20 @@ def _load(path: Path) -> npt.NDArray[Any]:
         raise ValueError(f"the complexity file {str(path)!r} is no .npy array of numbers ({error})") from None
 
 
-def _measured(dataset: Sized, function: Callable[[Any], float], ranks: Ranks, file: Path | None) -> Any:
-    """`function` of every sample: rank 0's file if it is there, else each rank measures every size-th sample."""
+def _kept(file: Path | None, ranks: Ranks) -> Any:
+    """What rank 0 finds in its file, on all ranks; None if there is none."""
+    which = ranks.share[0]
+    return _together(ranks, lambda: _load(file) if which == 0 and file and file.exists() else None)[0]
+
+
+def _measured(dataset: Sized, function: Callable[[Any], float], ranks: Ranks, file: Path | None) -> Costs:
+    """`function` of every sample, of which each rank measures every size-th; rank 0 keeps them if they are costs."""
     which, sharers = ranks.share
-    (kept,) = _together(ranks, lambda: _load(file) if which == 0 and file and file.exists() else None)[:1]
-    if kept is not None:
-        return kept
     costs = np.empty(len(dataset))
     mine = range(which, len(dataset), sharers)
     for r, share in enumerate(_together(ranks, lambda: _pass(dataset, function, mine, ranks))):
         costs[r::sharers] = share
+    costs = _checked(costs, len(dataset), "complexity")
     _together(ranks, lambda: _save(file, costs) if which == 0 and file else None)
     return costs
 

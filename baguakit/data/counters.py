@@ -18,9 +18,10 @@ ROWS = 1021  # processes count in rows of their own, by process id, so that no a
 class CacheReport:
     """Counts of this process and its loader workers since the cache was made.
 
-    `hits` samples were read and `misses` computed; `not_stored` of them found the store full; `corrupt` entries were
-    not whole and `errors` are calls a broken store did not answer: both were recomputed. `bytes_read` and
-    `bytes_written` are those of encoded samples.
+    `hits` samples were read and `misses` computed; `not_stored` of them found the store full; of `corrupt` ones the
+    store held something damaged, and for `errors` of them it was broken: both were recomputed, and count a sample once
+    each time it is asked for, however often the store is asked. `bytes_read` and `bytes_written` are those of encoded
+    samples.
     """
 
     hits: int

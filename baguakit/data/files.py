@@ -3,8 +3,32 @@
 from __future__ import annotations
 
 import os
+import stat
 import tempfile
+from collections.abc import Iterable
 from pathlib import Path
+
+
+def others_may_write(path: Path, names: Iterable[str]) -> str:
+    """Return a sentence if others may write to the directory `path` or these files in it, "" if not.
+
+    The superuser may anywhere, and does not count; nor does what is missing.
+    """
+    if not hasattr(os, "geteuid"):
+        return ""
+    for place in (path, *(path / name for name in names)):
+        try:
+            found = place.stat()
+        except FileNotFoundError:
+            continue
+        mine = found.st_uid == os.geteuid() and not found.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
+        if not mine:
+            who = f"it is user {found.st_uid}'s and its mode is {stat.S_IMODE(found.st_mode):04o}"
+            return (
+                f"{place} can be written by others ({who}), who could put there what this process then reads or runs;"
+                f" give a directory of your own, or empty {path}, chown it to user {os.geteuid()} and chmod it to 0700"
+            )
+    return ""
 
 
 def replace_file(path: Path, content: bytes) -> None:

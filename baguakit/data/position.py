@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import zlib
 from abc import abstractmethod
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from itertools import chain
 from typing import Any, Generic, TypeVar
 
 import numpy as np
 
+from ..arguments import real, truth, whole
 from .plan import Costs, Indices, Step
 from .ranks import Ranks
 
 T = TypeVar("T")
+PLACE = ("epoch", "done", "ranks", "step")  # in a state, beside what decides the order
 
 
 @dataclass
@@ -37,12 +39,16 @@ class Order:
     random_level: float
 
     def __post_init__(self) -> None:
-        if not 0 <= self.random_level <= 1:
-            raise ValueError(f"random_level is {self.random_level}; it runs from 0 (neighbours in cost) to 1 (any)")
+        checked = {
+            "shuffle": truth("shuffle", self.shuffle),
+            "seed": whole("seed", self.seed, 0),
+            "drop_last": truth("drop_last", self.drop_last),
+            "random_level": real("random_level", self.random_level, 0, 1),
+        }
+        for name, value in checked.items():
+            object.__setattr__(self, name, value)
         if self.random_level and not self.shuffle:
             raise ValueError(f"random_level={self.random_level} needs shuffle=True; without it leave random_level at 0")
-        if self.seed < 0:
-            raise ValueError(f"seed is {self.seed}; use one that is not negative")
 
     def generator(self, position: Position) -> np.random.Generator:
         return np.random.default_rng([self.seed, position.epoch, len(position.done)])
@@ -111,6 +117,7 @@ class Resumable(Generic[T]):
 
     def set_epoch(self, epoch: int) -> None:
         """Choose the order of the next pass; call it on all ranks before each. A resumed epoch keeps its place."""
+        epoch = whole("epoch", epoch, 0)
         if epoch != self.epoch:
             self.epoch, self._now, self._resumed = epoch, Position(epoch), None
 
@@ -120,8 +127,8 @@ class Resumable(Generic[T]):
         `consumed` counts the items (samples, or batches for a batch sampler) of this pass that were trained on. Left
         out, it is what the iterator has given away, which is right without loader workers; workers draw ahead.
         """
-        step = self._now.step if consumed is None else consumed
-        if not 0 <= step <= len(self):
+        step = self._now.step if consumed is None else whole("consumed", consumed, 0)
+        if step > len(self):
             raise ValueError(f"consumed is {consumed} and this pass has {len(self)} items on each rank")
         done = [list(pair) for pair in self._now.done]
         return {**self._signature(), "epoch": self._now.epoch, "done": done, "ranks": self.ranks.size, "step": step}
@@ -130,16 +137,29 @@ class Resumable(Generic[T]):
         """Go on where `state` was taken, on the same or another number of ranks: what was trained is not repeated.
 
         On as many ranks as before the rest of the epoch is the same, item by item; on another number it is cut anew.
-        Raises ValueError where data, seed or a setting that decides the order is another.
+        Raises ValueError where data, seed or a setting that decides the order is another, and ValueError or TypeError
+        for what is no such state.
         """
+        if not isinstance(state, Mapping):
+            raise TypeError(f"state is what state_dict() returned, not {state!r}")
+        missing = [name for name in PLACE if name not in state]
+        if missing:
+            raise ValueError(f"state has no {', '.join(missing)}; give what state_dict() of such a sampler returned")
         for name, here in self._signature().items():
             if state.get(name) != here:
                 raise ValueError(
                     f"this state was taken with {name}={state.get(name)!r} and the sampler has {here!r};"
                     " build it as it was to resume, or start the epoch anew"
                 )
-        done, step = tuple((int(r), int(k)) for r, k in state["done"]), int(state["step"])
-        if state["ranks"] != self.ranks.size and step:
-            done, step = (*done, (int(state["ranks"]), step)), 0
-        self.epoch = int(state["epoch"])
+        done, step = _pairs(state["done"]), whole("step in the state", state["step"], 0)
+        ranks, epoch = whole("ranks in the state", state["ranks"], 1), whole("epoch in the state", state["epoch"], 0)
+        if ranks != self.ranks.size and step:
+            done, step = (*done, (ranks, step)), 0
+        self.epoch = epoch
         self._now = self._resumed = Position(self.epoch, done, step)
+
+
+def _pairs(done: Any) -> tuple[tuple[int, int], ...]:
+    if not isinstance(done, (list, tuple)) or not all(isinstance(p, (list, tuple)) and len(p) == 2 for p in done):
+        raise TypeError(f"done in the state is a list of pairs (ranks, steps), not {done!r}")
+    return tuple((whole("ranks in the state", r, 1), whole("steps in the state", k, 0)) for r, k in done)

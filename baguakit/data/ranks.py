@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from ..arguments import whole
 from ..comm import Comm
 
 
@@ -34,8 +35,9 @@ def resolve(num_replicas: int | None, rank: int | None, group: Any = None) -> Ra
     """
     comm = _comm(group)
     here = (0, 1) if comm is None else (comm.rank, comm.size)
-    mine, size = here[0] if rank is None else rank, here[1] if num_replicas is None else num_replicas
-    if size < 1 or not 0 <= mine < size:
+    mine = here[0] if rank is None else whole("rank", rank, 0)
+    size = here[1] if num_replicas is None else whole("num_replicas", num_replicas, 1)
+    if mine >= size:
         raise ValueError(f"there is no rank {mine} of {size} ranks; rank runs from 0 to num_replicas - 1")
     same = (mine, size) == here
     return Ranks(mine, size, comm if same and size > 1 else None, known=same or comm is None or comm.size == 1)

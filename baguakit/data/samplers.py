@@ -10,6 +10,7 @@ import numpy as np
 from torch.utils.data import Sampler
 from torch.utils.data.distributed import DistributedSampler
 
+from ..arguments import real, truth, whole
 from .complexity import Complexity, complexities
 from .plan import Indices, Limit, Step, cut, deal, standing
 from .position import Order, Position, Resumable
@@ -54,8 +55,8 @@ class LoadBalancedSampler(Resumable[int], DistributedSampler[int]):
         costs = complexities(dataset, complexity, ranks, complexity_file)
         self._begin(Order(costs, shuffle, seed, drop_last, random_level), ranks)
         self.dataset, self.num_replicas, self.rank = dataset, ranks.size, ranks.rank  # type: ignore[assignment]
-        self.shuffle, self.seed, self.drop_last = shuffle, seed, drop_last
-        self.num_samples = len(costs) // ranks.size if drop_last else -(-len(costs) // ranks.size)
+        self.shuffle, self.seed, self.drop_last = self.order.shuffle, self.order.seed, self.order.drop_last
+        self.num_samples = len(costs) // ranks.size if self.drop_last else -(-len(costs) // ranks.size)
         self.total_size = self.num_samples * ranks.size
 
     def _steps(self, samples: Indices, ranks: int, position: Position) -> list[Step]:
@@ -119,7 +120,7 @@ class LoadBalancedBatchSampler(Resumable[list[int]], Sampler[list[int]]):
             worst = int(costs.argmax())
             raise ValueError(f"sample {worst} alone costs {costs[worst]:g} and the budget is {budget:g}; raise budget")
         self._begin(Order(costs, shuffle, seed, drop_last, random_level), ranks)
-        self.num_replicas, self.rank, self.drop_last = ranks.size, ranks.rank, drop_last
+        self.num_replicas, self.rank, self.drop_last = ranks.size, ranks.rank, self.order.drop_last
 
     @property
     def sampler(self) -> LoadBalancedBatchSampler:
@@ -161,8 +162,5 @@ class LoadBalancedBatchSampler(Resumable[list[int]], Sampler[list[int]]):
 def _limit(budget: float | None, batch_size: int | None, padded: bool) -> Limit:
     if budget is None and batch_size is None:
         raise ValueError("give budget= (cost per batch), batch_size= (samples per batch), or both")
-    if budget is not None and not 0 < budget < float("inf"):
-        raise ValueError(f"budget is {budget}; give a positive, finite cost per batch")
-    if batch_size is not None and batch_size < 1:
-        raise ValueError(f"batch_size is {batch_size}; give at least 1")
-    return Limit(budget, batch_size, padded)
+    most = None if budget is None else real("budget", budget, above=0)
+    return Limit(most, None if batch_size is None else whole("batch_size", batch_size, 1), truth("padded", padded))

@@ -151,6 +151,16 @@ def test_what_cannot_be_cached_is_refused_in_words(tmp_path):
         CachedDataset(Stream(), MemoryStore())
     with pytest.raises(TypeError, match=r"store is a str; give LMDBStore\(path\)"):
         CachedDataset([1], str(tmp_path))
+    for options, text in [
+        ({"name": ""}, "name is a string that is not empty"),
+        ({"name": 3}, "name is a string, not 3"),
+        ({"version": 1.5}, "version is a string or a whole number, not 1.5"),
+        ({"version": True}, "version is a string or a whole number, not True"),
+        ({"codec": "plain"}, r"codec is Plain\(\), Pickle\(\), or your own with tag, encode and decode, not 'plain'"),
+        ({"codec": Pickle}, r"codec is Plain\(\), Pickle\(\), .*, not <class"),
+    ]:
+        with pytest.raises((TypeError, ValueError), match=text):
+            CachedDataset([1], MemoryStore(), **options)
     cached = CachedDataset([threading.Event], MemoryStore(), name="events")
     with pytest.raises(
         TypeError, match=r"sample 0 of list cannot be cached: the sample is a builtins.type.*codec=Pickle"

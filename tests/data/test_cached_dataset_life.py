@@ -1,6 +1,7 @@
 """The cache in use equals the dataset: with a store that fails or is full, in threads, workers, copies and pickles."""
 
 import copy
+import itertools
 import pickle
 import threading
 import warnings
@@ -45,6 +46,21 @@ def test_a_broken_store_costs_time_never_a_sample(fails, reads):
         assert [cached[i] for i in reads] == [i * i for i in reads]
         assert cached.__getitems__(reads) == [i * i for i in reads]
     assert len(caught) == (cached.report().errors > 0)
+
+
+@pytest.mark.parametrize("together", [False, True])
+@pytest.mark.parametrize("trouble", ["errors", "corrupt"])
+def test_a_sample_in_trouble_counts_once_however_often_the_store_is_asked(trouble, together):
+    store = Broken(itertools.repeat(True)) if trouble == "errors" else MemoryStore()
+    cached = CachedDataset([7, 8, 9], store, name="x")
+    if trouble == "corrupt":
+        for i in range(3):
+            store.put(cached._key(i), b"no sample")
+    with pytest.warns(RuntimeWarning, match=r"is broken|damaged") as warned:
+        found = cached.__getitems__([0, 2]) if together else [cached[0], cached[2]]
+    report = cached.report()
+    assert found == [7, 9] and len(warned) == 1 and report.misses == 2
+    assert {"errors": report.errors, "corrupt": report.corrupt} == {"errors": 0, "corrupt": 0, trouble: 2}
 
 
 def test_a_full_store_recomputes_with_one_warning():

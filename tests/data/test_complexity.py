@@ -83,6 +83,41 @@ def test_costs_are_refused_in_words(given, error, text):
         LoadBalancedSampler(Counted(3), given)
 
 
+@pytest.mark.parametrize(
+    "given", [["1", "2", "3"], np.array([1j, 2, 3]), torch.ones(3).to_sparse(), torch.ones(3, device="meta"), {}]
+)
+def test_what_holds_no_numbers_is_refused_in_words(given):
+    with pytest.raises((TypeError, ValueError), match=r"complexity (holds .*, not one number per sample|has shape)"):
+        LoadBalancedSampler(Counted(3), given)
+
+
+def test_a_stale_file_is_named_and_what_to_do_about_it(tmp_path):
+    """By all ranks, which do not share its folder's reader."""
+
+    def resumed(path, n):
+        from baguakit.data import LoadBalancedSampler as Sampler
+
+        try:
+            return len(Sampler(Counted(n), float, complexity_file=path))
+        except ValueError as error:
+            return str(error)
+
+    path = tmp_path / "costs.npy"
+    assert on_ranks(2, resumed, path, 6) == [3, 3]
+    for text in on_ranks(2, resumed, path, 7):
+        assert text == (
+            f"the complexity file {str(path)!r} has shape (6,) and the dataset 7 samples; it was kept for another"
+            " dataset: delete it to measure anew, or give another complexity_file"
+        )
+
+
+def test_costs_that_cannot_be_are_not_kept(tmp_path):
+    path = tmp_path / "costs.npy"
+    with pytest.raises(ValueError, match="complexity of sample 2 is nan"):
+        costs(Counted(3), lambda x: float("nan") if x == 2 else 1.0, complexity_file=path)
+    assert costs(Counted(3), float, complexity_file=path).tolist() == [0, 1, 2]
+
+
 @pytest.mark.parametrize("n", [9, 1, 0])
 def test_ranks_share_the_pass_and_one_writes_the_file(tmp_path, n):
     def measured(path):
@@ -116,7 +151,7 @@ def test_a_failure_on_one_rank_is_raised_on_all():
 
 
 def test_a_file_for_numbers_is_refused(tmp_path):
-    with pytest.raises(ValueError, match="complexity_file keeps what a function measured"):
+    with pytest.raises(ValueError, match=r"complexity_file=.* keeps what a function measured"):
         LoadBalancedSampler(range(2), [1, 2], complexity_file=tmp_path / "x.npy")
 
 

@@ -180,7 +180,7 @@ def test_a_flipped_byte_is_a_sample_recomputed(path):
         store.put(key, bytes(value))
         with pytest.warns(RuntimeWarning, match="holds a damaged sample"):
             assert cached[0] == data
-        assert cached[0] == data and cached.report().corrupt == 2  # seen without and with the claim
+        assert cached[0] == data and cached.report().corrupt == 1  # seen twice, without and with the claim
         assert cached.report().misses == 2 and cached.report().hits == 1
 
 
@@ -205,7 +205,7 @@ def test_where_it_cannot_write_the_dataset_goes_on_without(tmp_path):
     with pytest.warns(RuntimeWarning, match="computed without the cache"):
         cached = CachedDataset([5, 6], store, name="x")
         assert [cached[0], cached[1], cached[0]] == [5, 6, 5]
-    assert cached.report().errors > 0 and cached.report().misses == 3
+    assert cached.report().errors == cached.report().misses == 3
 
 
 def test_a_full_disk_is_a_full_store():

@@ -2,7 +2,9 @@
 
 import sys
 import time
+import traceback
 from collections import Counter
+from urllib.parse import quote
 
 import pytest
 from redis_server import Server
@@ -53,6 +55,64 @@ def test_addresses_are_refused_in_words():
     for hosts in ([], ["a:1", "redis://a:1"]):
         with pytest.raises(ValueError, match="at least one Redis server, and none twice"):
             RedisStore(hosts)
+
+
+SECRET = "hush"
+
+
+@pytest.mark.parametrize("special", [*"#?/@:%[] \\&+\"'", "%2", "1#", "1?", "1/", "\t"])
+@pytest.mark.parametrize(
+    "form", ["redis://user:{}@far:6379", "rediss://:{}@far", "user:{}@far:6379/1", "unix://:{}@/a"]
+)
+def test_no_error_shows_a_password_whatever_its_characters(form, special):
+    for secret in (f"{special}{SECRET}", f"{SECRET}{special}", f"{SECRET}{special}{SECRET}"):
+        try:
+            store = RedisStore(form.format(secret))
+        except ValueError as error:
+            text = "".join(traceback.format_exception(error))
+            assert "hosts is no Redis address (it is not shown, as it may hold a password)" in str(error)
+        else:
+            text = repr(store) + str(store.hosts)
+            assert store._clients[0].connection_pool.connection_kwargs["password"] == secret
+        assert SECRET not in text.replace(form, "")
+    encoded = RedisStore(form.format(quote(f"{SECRET}{special}", safe="")))
+    assert encoded._clients[0].connection_pool.connection_kwargs["password"] == f"{SECRET}{special}"
+    given = RedisStore("far:6379", password=f"{SECRET}{special}")
+    assert given._clients[0].connection_pool.connection_kwargs["password"] == f"{SECRET}{special}"
+    assert SECRET not in repr(encoded) + repr(given)
+
+
+@pytest.mark.parametrize(
+    "options, text",
+    [
+        ({"hosts": ""}, "hosts is no Redis address"),
+        ({"hosts": "redis://"}, "hosts is no Redis address"),
+        ({"hosts": ["far:1", ":2"]}, r"hosts\[1\] is no Redis address"),
+        ({"hosts": ["far:1", None]}, r"hosts\[1\] is a Redis address, .*, not of type NoneType"),
+        ({"hosts": 6379}, "hosts is a Redis address or a list of them, not of type int"),
+        ({"hosts": b"far:1"}, "hosts is a Redis address or a list of them, not of type bytes"),
+        ({"hosts": "far:65536"}, "the port of far:65536 is a whole number, 1 to 65535, not 65536"),
+        ({"hosts": "redis://far:1?color=red"}, r"the \? in the address of far:1 is not for Redis"),
+        ({"password": 1234567}, "password is a string or None, not of type int"),
+        ({"password": "1234567\ud800"}, "password has characters that UTF-8 cannot write"),
+        ({"username": ""}, "username is a string that is not empty"),
+        ({"db": -1}, "db is a whole number, 0 to 2147483647, not -1"),
+        ({"db": True}, "db is a whole number, 0 to 2147483647, not True"),
+        ({"tls": 1}, "tls is True or False, not 1"),
+        ({"ca_file": 3}, "ca_file is a string, not 3"),
+        ({"timeout": 0}, "timeout is a finite number, .*, not 0"),
+        ({"timeout": float("nan")}, "timeout is a finite number, .*, not nan"),
+        ({"timeout": float("inf")}, "timeout is a finite number, .*, not inf"),
+        ({"retry_seconds": -1}, "retry_seconds is a finite number, .*, not -1"),
+        ({"expire_seconds": 0.5}, "expire_seconds is a whole number, .*, not 0.5"),
+        ({"claim_seconds": "60"}, "claim_seconds is a finite number, .*, not '60'"),
+        ({"prefix": ""}, "prefix is a string that is not empty"),
+    ],
+)
+def test_settings_are_refused_in_one_sentence(options, text):
+    with pytest.raises((TypeError, ValueError), match=text) as failure:
+        RedisStore(**options)
+    assert "1234567" not in str(failure.value)
 
 
 def test_a_new_host_takes_its_share_and_moves_no_other_sample():

@@ -1,5 +1,6 @@
 """Samplers: coverage, equal length, determinism, balance, and settings refused in words."""
 
+import json
 from collections import Counter
 from itertools import chain
 
@@ -157,22 +158,51 @@ def test_padded_batches_keep_the_padded_budget():
 def test_the_limit_is_refused_in_words_where_it_cannot_be_kept():
     with pytest.raises(ValueError, match="sample 3 alone costs 9 and the budget is 8; raise budget"):
         LoadBalancedBatchSampler(range(5), [1, 2, 3, 9, 4], budget=8)
-    for options, text in [({}, "give budget="), ({"budget": 0}, "positive"), ({"batch_size": 0}, "at least 1")]:
-        with pytest.raises(ValueError, match=text):
-            LoadBalancedBatchSampler(range(5), [1, 2, 3, 4, 5], **options)
+    with pytest.raises(ValueError, match="give budget="):
+        LoadBalancedBatchSampler(range(5), [1, 2, 3, 4, 5])
+    for budget in (0, -1, float("nan"), float("inf"), True, "8", [8]):
+        with pytest.raises((TypeError, ValueError), match="budget is a finite number, greater than 0, not "):
+            LoadBalancedBatchSampler(range(5), [1, 2, 3, 4, 5], budget=budget)
+    for size in (0, -1, 2.0, float("nan"), True, "8"):
+        with pytest.raises((TypeError, ValueError), match="batch_size is a whole number, 1 or more, not "):
+            LoadBalancedBatchSampler(range(5), [1, 2, 3, 4, 5], batch_size=size)
+    with pytest.raises(TypeError, match="padded is True or False, not 1"):
+        LoadBalancedBatchSampler(range(5), [1, 2, 3, 4, 5], batch_size=2, padded=1)
 
 
 @pytest.mark.parametrize(
     "options, text",
     [
         ({"num_replicas": 2, "rank": 2}, "no rank 2 of 2 ranks"),
-        ({"num_replicas": 0, "rank": 0}, "of 0 ranks"),
-        ({"random_level": 1.5}, "random_level is 1.5"),
+        ({"num_replicas": 0, "rank": 0}, "num_replicas is a whole number, 1 or more, not 0"),
+        ({"num_replicas": 2.0, "rank": 0}, "num_replicas is a whole number, 1 or more, not 2.0"),
+        ({"num_replicas": 2, "rank": -1}, "rank is a whole number, 0 or more, not -1"),
+        ({"num_replicas": 2, "rank": True}, "rank is a whole number, 0 or more, not True"),
+        ({"random_level": 1.5}, "random_level is a finite number, 0 to 1, not 1.5"),
+        ({"random_level": float("nan")}, "random_level is a finite number, 0 to 1, not nan"),
+        ({"random_level": "0.5"}, "random_level is a finite number, 0 to 1, not '0.5'"),
+        ({"shuffle": None}, "shuffle is True or False, not None"),
+        ({"drop_last": "no"}, "drop_last is True or False, not 'no'"),
+        ({"complexity_file": 3}, "complexity_file is a path or None, not 3"),
         ({"random_level": 0.5, "shuffle": False}, "needs shuffle=True"),
-        ({"seed": -1}, "seed is -1"),
+        ({"seed": -1}, "seed is a whole number, 0 or more, not -1"),
+        ({"seed": 1.5}, "seed is a whole number, 0 or more, not 1.5"),
         ({"group": object()}, "init_process_group first"),
     ],
 )
 def test_settings_are_refused_in_words(options, text):
-    with pytest.raises(ValueError, match=text):
+    with pytest.raises((TypeError, ValueError), match=text):
         LoadBalancedSampler(range(3), [1, 2, 3], **options)
+
+
+def test_what_has_no_length_is_refused_in_words():
+    with pytest.raises(TypeError, match="dataset is one that has a length, not generator"):
+        LoadBalancedSampler((i for i in range(3)), [1, 2, 3])
+
+
+def test_numbers_of_numpy_are_as_good_as_python_s():
+    ours = LoadBalancedSampler(range(6), range(6), np.int64(2), np.int32(1), np.bool_(True), np.int64(3))
+    same = LoadBalancedSampler(range(6), range(6), 2, 1, True, 3)
+    ours.set_epoch(np.int64(4))
+    same.set_epoch(4)
+    assert list(ours) == list(same) and json.dumps(ours.state_dict()) == json.dumps(same.state_dict())

@@ -84,6 +84,30 @@ def test_resuming_with_other_data_or_settings_is_refused():
         samplers(20, 2)[0].state_dict(consumed=11)
 
 
+def test_what_is_no_state_is_refused_in_words():
+    sampler = samplers(20, 2)[0]
+    state = sampler.state_dict()
+    for wrong, text in [
+        (None, "state is what state_dict\\(\\) returned, not None"),
+        ({}, "state has no epoch, done, ranks, step"),
+        ({k: v for k, v in state.items() if k != "done"}, "state has no done;"),
+        ({**state, "step": -7}, "step in the state is a whole number, 0 or more, not -7"),
+        ({**state, "ranks": 0}, "ranks in the state is a whole number, 1 or more, not 0"),
+        ({**state, "epoch": "two"}, "epoch in the state is a whole number, 0 or more, not 'two'"),
+        ({**state, "done": 5}, r"done in the state is a list of pairs \(ranks, steps\), not 5"),
+        ({**state, "done": [[2, 1.5]]}, "steps in the state is a whole number, 0 or more, not 1.5"),
+    ]:
+        with pytest.raises((TypeError, ValueError), match=text):
+            sampler.load_state_dict(wrong)
+    for epoch in (-1, 1.5, "1", None):
+        with pytest.raises((TypeError, ValueError), match="epoch is a whole number, 0 or more, not "):
+            sampler.set_epoch(epoch)
+    for consumed in (-1, 1.5, "1"):
+        with pytest.raises((TypeError, ValueError), match="consumed is a whole number, 0 or more, not "):
+            sampler.state_dict(consumed=consumed)
+    assert sampler.state_dict() == state
+
+
 # In a loader
 
 

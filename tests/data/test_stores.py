@@ -4,7 +4,9 @@ import copy
 import pickle
 import threading
 
+import numpy as np
 import pytest
+import torch
 from redis_server import Server
 
 from baguakit.data import LMDBStore, MemoryStore, RedisStore
@@ -121,8 +123,18 @@ def test_a_full_store_keeps_what_it_has_and_drops_only_idle_datasets(make, tmp_p
     assert store.get(B) == value
 
 
-def test_limits_are_refused_in_words(tmp_path):
-    with pytest.raises(ValueError, match="capacity_bytes is 0"):
-        MemoryStore(0)
-    with pytest.raises(ValueError, match="capacity_bytes is 1000; give at least 1 << 20"):
-        LMDBStore(tmp_path, 1000)
+def test_limits_are_refused_in_words():
+    for capacity in (0, -1, float("nan"), float("inf"), 1.5, True, "1e9", torch.tensor(8)):
+        with pytest.raises((TypeError, ValueError), match="capacity_bytes is a whole number, 1 or more, not "):
+            MemoryStore(capacity)
+    assert MemoryStore(np.int64(8)).stats().capacity == 8
+
+
+def test_limits_of_a_file_are_refused_in_words(tmp_path):
+    pytest.importorskip("lmdb")
+    for capacity in (0, 1000, float("nan"), float("inf"), 1e9, True, "1e9", None, 1 << 62):
+        with pytest.raises((TypeError, ValueError), match="capacity_bytes is a whole number, 1048576 to "):
+            LMDBStore(tmp_path, capacity)
+    for path, sentence in {"": "path is a string that is not empty", None: "path is a directory, not None"}.items():
+        with pytest.raises((TypeError, ValueError), match=sentence):
+            LMDBStore(path)

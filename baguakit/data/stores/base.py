@@ -9,7 +9,10 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import TypeVar
 
+from ...arguments import checked
+
 Opened = TypeVar("Opened", bound="Store")
+CHECKED = {"get", "put", "claim", "clear", "get_many", "enter", "leave"}  # what is checked of every store
 
 
 class StoreError(RuntimeError):
@@ -30,6 +33,11 @@ class Store(ABC):
 
     Safe in threads; goes to forked and spawned processes, each of which opens it anew.
     """
+
+    def __init_subclass__(cls) -> None:
+        """Check what the methods of every store are given, once for all of them."""
+        for name in CHECKED & vars(cls).keys():
+            setattr(cls, name, checked(vars(cls)[name], like=getattr(Store, name)))
 
     shared = True  # whether other processes see what this one puts
 
@@ -54,14 +62,17 @@ class Store(ABC):
     def clear(self, namespace: bytes = b"") -> None:
         """Drop the samples of one dataset, or all that this store holds."""
 
+    @checked
     def get_many(self, keys: Sequence[bytes]) -> list[bytes | None]:
         """`get` for each key, in order."""
         return [self.get(key) for key in keys]
 
-    def enter(self, namespace: bytes) -> None:  # noqa: B027
+    @checked  # noqa: B027
+    def enter(self, namespace: bytes) -> None:
         """This process uses the dataset: its samples are not dropped for another's."""
 
-    def leave(self, namespace: bytes) -> None:  # noqa: B027
+    @checked  # noqa: B027
+    def leave(self, namespace: bytes) -> None:
         """This process no longer uses the dataset."""
 
     def flush(self) -> None:  # noqa: B027

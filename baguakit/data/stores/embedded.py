@@ -12,8 +12,10 @@ from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ...arguments import text, whole
+from ..files import others_may_write
 from .base import Store, StoreError, StoreStats
-from .room import Room, enter_room, import_lmdb, leave_room, read_state
+from .room import FILES, Room, enter_room, import_lmdb, leave_room, read_state
 
 if TYPE_CHECKING:
     import lmdb
@@ -31,18 +33,20 @@ class LMDBStore(Store):
     had been closed. A full store drops the samples of datasets that no process has open, then keeps what it has and
     takes no more: epochs sweep over a dataset, so the least recently used sample is the next to be needed.
 
-        path             a directory of its own, on no network file system; made if missing, readable to its owner only
+        path             a directory of its own, on no network file system; made if missing, for its owner only
         capacity_bytes   of samples, with the pages that hold them; the file may be an eighth + 16 MiB larger.
                          The same in all processes
 
-    Raises ValueError for a path on a network file system, or with an LMDB in it that is no store of samples.
+    Raises ValueError for a path on a network file system, for one that others may write to (what they put there would
+    be read, and with codec=Pickle() run), and for one with an LMDB in it that is no store of samples.
     """
 
     def __init__(self, path: str | os.PathLike[str], capacity_bytes: int = 64 << 30) -> None:
         self._lmdb = import_lmdb()
-        if capacity_bytes < 1 << 20:
-            raise ValueError(f"capacity_bytes is {capacity_bytes}; give at least 1 << 20, a mebibyte")
-        self.path, self.capacity_bytes = Path(path).expanduser().resolve(), capacity_bytes
+        if not isinstance(path, (str, Path)) and not hasattr(path, "__fspath__"):
+            raise TypeError(f"path is a directory, not {path!r}")
+        self.capacity_bytes = whole("capacity_bytes", capacity_bytes, 1 << 20, 1 << 46)  # as much as a process can map
+        self.path = Path(text("path", os.fspath(path))).expanduser().resolve()
         _check_place(self.path)
         self._start(Counter())
 
@@ -201,6 +205,8 @@ def _used(stat: Any) -> int:
 def _check_place(path: Path) -> None:
     if path.exists() and not path.is_dir():
         raise ValueError(f"{path} is a file; LMDBStore wants a directory of its own")
+    if trouble := others_may_write(path, FILES):
+        raise ValueError(trouble)
     if (path / "data.mdb").exists() and read_state(path) is None:
         raise ValueError(f"{path} holds an LMDB that is no store of samples; give a directory of its own")
     kind = _file_system(path)

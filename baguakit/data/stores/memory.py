@@ -6,6 +6,7 @@ from collections import Counter
 from contextlib import AbstractContextManager
 from typing import Any
 
+from ...arguments import whole
 from ..locks import KeyedLocks, ThreadLock
 from .base import Store, StoreStats
 
@@ -20,15 +21,13 @@ class MemoryStore(Store):
 
         capacity_bytes   of encoded samples; None for no limit
 
-    Raises ValueError for a capacity of less than 1.
+    Raises ValueError for a capacity of less than 1, TypeError for one that is no whole number.
     """
 
     shared = False
 
     def __init__(self, capacity_bytes: int | None = None) -> None:
-        if capacity_bytes is not None and capacity_bytes < 1:
-            raise ValueError(f"capacity_bytes is {capacity_bytes}; give at least 1, or None for no limit")
-        self.capacity_bytes = capacity_bytes
+        self.capacity_bytes = None if capacity_bytes is None else whole("capacity_bytes", capacity_bytes, 1)
         self._empty()
 
     def _empty(self) -> None:

@@ -17,7 +17,7 @@ from hashlib import blake2b
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..files import replace_file
+from ..files import others_may_write, replace_file
 from ..locks import KeyedLocks, ThreadLock
 from .base import StoreError
 from .bytelocks import ByteLocks
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     import lmdb
 
 PRESENCE, OPENING, DATASETS, CLAIMS = 0, 1, 1 << 61, 1 << 62  # bytes of the file of locks
+FILES = ("data.mdb", "lock.mdb", "locks", "state.json")
 READERS = 4096  # processes × threads that may read at once
 
 _rooms: dict[Path, Room] = {}
@@ -90,6 +91,8 @@ class Room:
         self._lmdb, self._claims, self._datasets = import_lmdb(), KeyedLocks(), Counter[bytes]()
         try:
             path.mkdir(mode=0o700, parents=True, exist_ok=True)
+            if trouble := others_may_write(path, FILES):
+                raise StoreError(trouble)
             self._locks = ByteLocks(path / "locks")
         except OSError as error:
             raise StoreError(f"the LMDB store at {path} cannot be opened: {error}") from error

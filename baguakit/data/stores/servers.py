@@ -8,14 +8,18 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
 from hashlib import blake2b
+from types import NoneType
 from typing import Any, TypeVar
-from urllib.parse import urlsplit
 
+from ...arguments import real, text, truth, whole
+from .addresses import address
 from .base import Store, StoreError, StoreStats
 
 T = TypeVar("T")
 
 GLOB, LITERAL = r"([*?\[\]^\\])", r"\\\1"  # what Redis reads as a pattern, and as itself
+TLS_NAMES = {"ca_file": "ssl_ca_certs", "cert_file": "ssl_certfile", "key_file": "ssl_keyfile"}
+LONGEST = 1e8  # seconds: three years, beyond which clocks overflow
 DATASET = 16  # bytes of a key that name its dataset
 
 
@@ -37,13 +41,15 @@ class RedisStore(Store):
     `retry_seconds`, and its samples are recomputed.
 
         hosts          "host:port", "redis://…", "rediss://…" (TLS) or "unix://…", or several; the same on all nodes
-        username, password, db     as in Redis; the password is never shown
+        username, password, db     as in Redis; the password is never shown. In an address, its special characters are
+                         percent-encoded (# as %23)
         tls, ca_file, cert_file, key_file     TLS, the authority to trust, and a certificate of our own
         expire_seconds   how long a sample is kept without being written again; None for ever
         claim_seconds    the longest that other processes wait for one to compute a sample
         prefix           the beginning of all keys
 
-    Raises ValueError for hosts that are no Redis addresses or occur twice, ImportError where `redis` is not installed.
+    Raises ValueError or TypeError for hosts that are no Redis addresses or occur twice, and for settings that cannot
+    be; ImportError where `redis` is not installed.
     """
 
     def __init__(
@@ -64,17 +70,23 @@ class RedisStore(Store):
         prefix: str = "baguakit",
     ) -> None:
         import_redis()
-        tls = tls or ca_file is not None or cert_file is not None
-        self._urls = [_url(host, tls) for host in ([hosts] if isinstance(hosts, str) else hosts)]
-        self.hosts = [_shown(url) for url in self._urls]
+        files = {"ca_file": ca_file, "cert_file": cert_file, "key_file": key_file}
+        given = {name: text(name, value) for name, value in files.items() if value is not None}
+        tls = truth("tls", tls) or "ca_file" in given or "cert_file" in given
+        addresses = [address(name, host, tls) for name, host in _named(hosts)]
+        self.hosts, self._urls = [each.shown for each in addresses], [each.url for each in addresses]
         if not self.hosts or len(set(self.hosts)) < len(self.hosts):
             raise ValueError(f"hosts is {self.hosts}; give at least one Redis server, and none twice")
-        options = {"username": username, "password": password, "db": db}
-        files = {"ssl_ca_certs": ca_file, "ssl_certfile": cert_file, "ssl_keyfile": key_file}
+        user = None if username is None else text("username", username)
+        options = {"username": user, "password": _secret(password), "db": whole("db", db, 0, (1 << 31) - 1)}
         self._options = {name: value for name, value in options.items() if value is not None}
-        self._tls_options = {name: value for name, value in files.items() if value is not None}
-        self.timeout, self.retry_seconds, self.expire_seconds = timeout, retry_seconds, expire_seconds
-        self.claim_seconds, self.prefix = claim_seconds, prefix
+        self._tls_options = {TLS_NAMES[name]: value for name, value in given.items()}
+        self.timeout = real("timeout", timeout, above=0, most=LONGEST)
+        self.retry_seconds = real("retry_seconds", retry_seconds, least=0, most=LONGEST)
+        longest = int(LONGEST)
+        self.expire_seconds = None if expire_seconds is None else whole("expire_seconds", expire_seconds, 1, longest)
+        self.claim_seconds = real("claim_seconds", claim_seconds, least=1e-3, most=LONGEST)
+        self.prefix = text("prefix", prefix)
         self._connect()
 
     def _connect(self) -> None:
@@ -86,7 +98,16 @@ class RedisStore(Store):
         retry = self._redis.retry.Retry(self._redis.backoff.NoBackoff(), 1)  # once: an idle connection may be gone
         wait = {"socket_timeout": self.timeout, "socket_connect_timeout": self.timeout}
         tls = self._tls_options if url.startswith("rediss:") else {}
-        return self._redis.Redis.from_url(url, retry=retry, **wait, **self._options, **tls)
+        try:
+            client = self._redis.Redis.from_url(url, retry=retry, **wait, **self._options, **tls)
+            pool = client.connection_pool
+            pool.connection_class(**pool.connection_kwargs)  # which connects nowhere, but looks at its options
+        except (TypeError, ValueError) as error:
+            kind, shown = type(error).__name__, self.hosts[self._urls.index(url)]
+            raise ValueError(
+                f"what follows the ? in the address of {shown} is not for Redis ({kind}); leave it out"
+            ) from None
+        return client
 
     def __repr__(self) -> str:
         return f"RedisStore({self.hosts}, prefix={self.prefix!r})"
@@ -171,6 +192,24 @@ class RedisStore(Store):
             client.close()
 
 
+def _named(hosts: Any) -> list[tuple[str, Any]]:
+    """Each host, with what it is called in an error."""
+    if isinstance(hosts, str):
+        return [("hosts", hosts)]
+    if not isinstance(hosts, Sequence) or isinstance(hosts, bytes):
+        raise TypeError(f"hosts is a Redis address or a list of them, not of type {type(hosts).__name__}")
+    return [(f"hosts[{i}]", host) for i, host in enumerate(hosts)]
+
+
+def _secret(password: Any) -> str | None:
+    """The password, of which no error shows anything."""
+    if not isinstance(password, (str, NoneType)):
+        raise TypeError(f"password is a string or None, not of type {type(password).__name__}")
+    if password is not None and any("\ud800" <= letter <= "\udfff" for letter in password):
+        raise ValueError("password has characters that UTF-8 cannot write")
+    return password
+
+
 def _mget(client: Any, names: list[str]) -> list[bytes | None]:
     return list(client.mget(names))
 
@@ -193,19 +232,3 @@ def _unlink(client: Any, pattern: str) -> None:
 
 def _seed(host: str) -> bytes:
     return blake2b(host.encode(), digest_size=32).digest()
-
-
-def _url(host: str, tls: bool) -> str:
-    if "://" not in host:
-        return f"{'rediss' if tls else 'redis'}://{host}"
-    if host.split("://")[0] not in ("redis", "rediss", "unix"):
-        raise ValueError(f"{_shown(host)} is no Redis address; give host:port, redis://…, rediss://… or unix://…")
-    if tls and host.startswith("redis://"):
-        raise ValueError(f"{_shown(host)} is without TLS and TLS was asked for; write rediss://")
-    return host
-
-
-def _shown(url: str) -> str:
-    """The address without user and password."""
-    parts = urlsplit(url)
-    return f"{parts.netloc.rpartition('@')[2]}{parts.path}"
