@@ -22,6 +22,7 @@ from baguakit.topology import (
     Topology,
 )
 
+# But for `Chosen`, of which no rank knows more than its own row of one round: test_topology_chosen.py.
 EVERY = [
     FullyConnected(),
     Ring(),
@@ -238,9 +239,9 @@ def test_every_question_checks_the_size(topology, size):
 def test_ranks_and_rounds_that_do_not_exist(topology):
     for ask in (topology.weights, topology.targets):
         for rank in (-1, 4):
-            with pytest.raises(ValueError, match=rf"rank {rank} is not in a group of 4; its ranks are 0 to 3"):
+            with pytest.raises(ValueError, match=rf"rank is a whole number, 0 to 3, not {rank}"):
                 ask(rank, 4, 0)
-        with pytest.raises(ValueError, match="rounds count from 0 and this one is -1"):
+        with pytest.raises(ValueError, match="round is a whole number, 0 or more, not -1"):
             ask(0, 4, -1)
 
 

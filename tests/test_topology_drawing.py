@@ -77,7 +77,7 @@ def test_as_many_rounds_as_are_asked_for():
     assert len(titles(ShiftOne().draw(32))) == 8
     assert "first 8 rounds of 16" in ShiftOne().draw(32).get_suptitle()
     assert "repeats after 3 rounds · exact after 3" in OnePeerExponential().draw(8).get_suptitle()
-    with pytest.raises(ValueError, match="at least one round is drawn, not 0"):
+    with pytest.raises(ValueError, match="rounds is a whole number, 1 to 256, not 0"):
         Ring().draw(4, rounds=0)
     with pytest.raises(ValueError, match="ShiftOne pairs ranks off"):
         ShiftOne().draw(5)

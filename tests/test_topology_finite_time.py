@@ -106,7 +106,7 @@ def test_base_1_of_three_by_hand():
 def test_base_k_takes_a_whole_number():
     assert repr(BaseK(2)) == "BaseK(2)"
     for k in (0, -1, 1.5, None):
-        with pytest.raises(ValueError, match=rf"1 or more, not {k}"):
+        with pytest.raises((ValueError, TypeError), match=rf"k is a whole number, 1 or more, not {k}"):
             BaseK(k)
 
 

@@ -58,7 +58,7 @@ def test_symmetric_exponential_hears_powers_on_both_sides():
     assert set(SymmetricExponential().weights(0, 17, 0)) == {0, 1, 4, 13, 16}
     assert set(SymmetricExponential(base=2).weights(0, 8, 0)) == {0, 1, 2, 4, 6, 7}
     assert set(SymmetricExponential(base=3).weights(0, 8, 0)) == {0, 1, 3, 5, 7}
-    with pytest.raises(ValueError, match="powers of a whole number of 2 or more, not of 1"):
+    with pytest.raises(ValueError, match="base is a whole number, 2 or more, not 1"):
         SymmetricExponential(base=1)
 
 
@@ -90,7 +90,7 @@ def test_grids_that_cannot_be():
         Grid2D(rows=2, columns=3).check(12)
     for size in (1, 6):
         Grid2D(rows=2, columns=3).check(size)
-    with pytest.raises(ValueError, match="at least one of its columns, not 0"):
+    with pytest.raises(ValueError, match="columns is a whole number, 1 or more, not 0"):
         Grid2D(columns=0)
 
 

@@ -25,15 +25,18 @@ be read, tested and drawn with no process started.
 | `FromMatrix`          | whom the matrices say           | theirs   | if they are  | theirs                          |
 | `FromGraph`           | its neighbours in a graph       | 1        | yes          | never, unless all are neighbours|
 | `FromDigraph`         | who sends to it in a digraph    | theirs   | if it is     | by `push_sum` only              |
+| `Chosen`              | whom it has just chosen         | none     | no promise   | no promise                      |
 
-All but the last are doubly stochastic: rows sum to 1, so equal ranks stay equal, and columns sum to 1, so the mean over
-the ranks stays where it is. The columns of `FromDigraph` sum to 1 and its rows need not: the sum stays where it is.
+All but the last two are doubly stochastic: rows sum to 1, so equal ranks stay equal, and columns sum to 1, so the mean
+over the ranks stays where it is. The columns of `FromDigraph` sum to 1 and its rows need not: the sum stays where it
+is. With `Chosen` each rank sets its own row before a round, and knows no other.
 Each can be asked for its `period`, whether it is `static`, `symmetric`, `doubly_stochastic` and `column_stochastic`,
 its `spectral_gap` and `rounds_to_exactness` for a number of ranks, and draws itself:
 `BaseK(1).draw(6).savefig("base.png")`.
 """
 
 from .base import Topology
+from .chosen import Chosen
 from .directed import FromDigraph
 from .finite_time import BaseK, OnePeerExact
 from .given import FromMatrix
@@ -44,6 +47,7 @@ from .static import Exponential, FullyConnected, Ring, Star, SymmetricExponentia
 
 __all__ = [
     "BaseK",
+    "Chosen",
     "Exponential",
     "FromDigraph",
     "FromGraph",

@@ -9,11 +9,15 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
+from ..arguments import checked, whole
 from ..expressions import expression
 
 if TYPE_CHECKING:  # matplotlib is needed to draw, and by nothing else
     from matplotlib.figure import Figure
 
+CHECKED = {"check", "period", "weights", "targets", "matrix", "static", "symmetric", "doubly_stochastic"}
+CHECKED |= {"column_stochastic", "rounds_to_exactness", "spectral_gap", "layout", "draw"}
+MOST_RANKS = 1 << 20  # in a group: who asks for more has made a mistake, and would wait for ever
 # Products of rounds end at the mean up to this, if they end there; what comes this close and no closer only converges.
 _AT_THE_MEAN, _NEAR_THE_MEAN = 1e-13, 1e-8
 
@@ -31,6 +35,11 @@ class Topology(ABC):
     raises a ValueError.
     """
 
+    def __init_subclass__(cls) -> None:
+        """Check what the methods of every topology are given, once for all of them; NumPy's numbers become Python's."""
+        for name in CHECKED & vars(cls).keys():
+            setattr(cls, name, checked(vars(cls)[name], like=getattr(Topology, name)))
+
     @abstractmethod
     def links(self, rank: int, size: int, round: int) -> Iterable[tuple[int, float]]:
         """Yield (peer, weight) for what `rank` hears, itself included; a peer met twice is yielded twice.
@@ -40,8 +49,7 @@ class Topology(ABC):
 
     def check(self, size: int) -> None:
         """Raise ValueError, naming what to use instead, if a group of `size` ranks is impossible."""
-        if size < 1:
-            raise ValueError(f"a group has at least one rank, not {size}")
+        whole("size", size, 1, MOST_RANKS)
 
     def period(self, size: int) -> int:
         """The number of rounds after which the matrices repeat; 1 if they are all the same."""
@@ -55,10 +63,8 @@ class Topology(ABC):
         means are equal bit for bit.
         """
         self.check(size)
-        if not 0 <= rank < size:
-            raise ValueError(f"rank {rank} is not in a group of {size}; its ranks are 0 to {size - 1}")
-        if round < 0:
-            raise ValueError(f"rounds count from 0 and this one is {round}")
+        whole("rank", rank, 0, size - 1)
+        whole("round", round, 0)
         if size == 1:
             return {0: 1.0}
         row: dict[int, float] = {}
@@ -77,6 +83,7 @@ class Topology(ABC):
     def matrix(self, size: int, round: int) -> NDArray[np.float64]:
         """The mixing matrix W of one round, (size, size): x ← W x, one row per rank."""
         self.check(size)
+        whole("round", round, 0)
         mixing = np.zeros((size, size))
         for rank in range(size):
             for peer, weight in self.weights(rank, size, round).items():
@@ -172,6 +179,10 @@ class Topology(ABC):
 
     def __repr__(self) -> str:
         return expression(self)
+
+
+for _name in CHECKED:
+    setattr(Topology, _name, checked(getattr(Topology, _name)))
 
 
 def is_doubly_stochastic(mixing: NDArray[np.float64]) -> bool:

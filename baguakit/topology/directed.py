@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
+from ..arguments import shown
 from .given import Given
 from .graph import nodes_and_edges, ranks_of
 
@@ -40,6 +41,8 @@ class FromDigraph(Given):
     size: int
 
     def __init__(self, graph: Any, order: Iterable[Hashable] | None = None) -> None:
+        if isinstance(graph, str | bytes):
+            raise TypeError(f"graph of FromDigraph is a networkx graph or pairs of nodes, not {shown(graph)}")
         listed = [nodes_and_edges(each, "FromDigraph") for each in _rounds(graph)]
         nodes = list(dict.fromkeys(node for some, _ in listed for node in some))
         rank = ranks_of(nodes, order)
@@ -107,8 +110,8 @@ class FromDigraph(Given):
         return self._hash
 
     def __repr__(self) -> str:
-        lists = [list(edges) for edges in self.rounds]
-        entries = sum(2 * len(edges) for edges in lists)
+        lists = [self._edges(edges) for edges in self.rounds]
+        entries = sum(2 * len(edges) for edges in self.rounds)
         shown = lists if len(lists) > 1 else lists[0]
         return self._shown(entries, shown, f"{self.size} ranks, {entries // 2} edges")
 

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ..arguments import whole
+
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
@@ -17,7 +19,7 @@ Place = tuple[float, float]
 
 # One hue from white to dark reads the same to every eye, and on paper.
 SHADES, INK, IDLE, GRID = "Blues", "#0b3c6f", "#8a8a8a", "#c8c8c8"
-MOST_ROUNDS, MOST_ACROSS = 8, 5
+MOST_ROUNDS, MOST_ACROSS, MOST_DRAWN = 8, 5, 256
 SMALL = 8  # up to so many ranks, weights are written as fractions; above, a bar tells the shades
 
 
@@ -32,8 +34,7 @@ def draw(topology: "Topology", size: int, rounds: int | None = None) -> "Figure"
 
     period = topology.period(size)
     count = min(period, MOST_ROUNDS) if rounds is None else rounds
-    if count < 1:
-        raise ValueError(f"at least one round is drawn, not {rounds}")
+    whole("rounds", count, 1, MOST_DRAWN)
     matrices = [topology.matrix(size, round) for round in range(count)]
 
     panel = 2.6 if size <= 16 else 3.4  # inches

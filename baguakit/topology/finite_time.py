@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 from functools import lru_cache
 
+from ..arguments import whole
 from .base import Topology
 from .periodic import OnePeerExponential
 
@@ -51,8 +52,7 @@ class BaseK(Topology):
     k: int
 
     def __post_init__(self) -> None:
-        if not isinstance(self.k, int) or self.k < 1:
-            raise ValueError(f"BaseK takes how many peers a rank may meet in a round, 1 or more, not {self.k!r}")
+        object.__setattr__(self, "k", whole("k", self.k, 1))
 
     def links(self, rank: int, size: int, round: int) -> Iterable[tuple[int, float]]:
         """Yield the rank and at most k others."""
@@ -114,6 +114,7 @@ class OnePeerExact(Topology):
         return self._chosen(size).rounds_to_exactness(size)
 
     def _chosen(self, size: int) -> Topology:
+        self.check(size)
         return BaseK(1) if size & (size - 1) else OnePeerExponential()
 
 

@@ -10,6 +10,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ..arguments import shown
+from ..expressions import formerly
 from .base import Topology, is_doubly_stochastic, line_sums
 from .metropolis import metropolis_matrix
 
@@ -44,6 +46,11 @@ class Given(Topology):
     @cached_property
     def _hash(self) -> int:
         return hash(tuple(getattr(self, f.name) for f in fields(self)))
+
+    @staticmethod
+    def _edges(edges: tuple[tuple[int, int], ...]) -> list[tuple[int, int]]:
+        """The edges of a graph that prints; of one rank alone, a loop, which counts for nothing."""
+        return list(edges) if edges or formerly() else [(0, 0)]
 
     def _shown(self, entries: int, contents: Any, summary: str) -> str:
         if entries > _SHORT:
@@ -130,18 +137,22 @@ def _matrices(given: Any) -> list[tuple[NDArray[np.float64], str]]:
     """Each square matrix, and what to call it in an error."""
     try:
         rounds = [np.asarray(given, dtype=np.float64)]
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, RuntimeError, OverflowError):
         rounds = []  # of different shapes, or not numbers
     if not rounds or rounds[0].ndim != 2:
         try:
             rounds = [np.asarray(each, dtype=np.float64) for each in given]
-        except (TypeError, ValueError):
+        except (TypeError, ValueError, RuntimeError, OverflowError):
             rounds = []
     if not rounds or any(each.ndim != 2 for each in rounds):
-        raise TypeError(f"FromMatrix takes a square matrix or a sequence of these, one for each round, not {given!r}")
+        raise TypeError(
+            f"FromMatrix takes a square matrix or a sequence of these, one for each round, not {shown(given)}"
+        )
     for round, each in enumerate(rounds):
         if each.shape[0] != each.shape[1] or not each.size:
-            raise ValueError(f"a mixing matrix has a row and a column for each rank; this one is {_times(each)}")
+            raise ValueError(
+                f"a mixing matrix has a row and a column for each rank; this one is {_times(each)}: {shown(given)}"
+            )
         if each.shape != rounds[0].shape:
             raise ValueError(f"the matrix of round {round} is {_times(each)} and that of round 0 {_times(rounds[0])}")
     return [(each, "the matrix" + f" of round {t}" * (len(rounds) > 1)) for t, each in enumerate(rounds)]

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
+from ..arguments import said, several, shown
 from .given import Given
 from .metropolis import metropolis
 
@@ -72,7 +73,7 @@ class FromGraph(Given):
         return self._hash
 
     def __repr__(self) -> str:
-        return self._shown(2 * len(self.edges), list(self.edges), f"{self.ranks} ranks, {len(self.edges)} edges")
+        return self._shown(2 * len(self.edges), self._edges(self.edges), f"{self.ranks} ranks, {len(self.edges)} edges")
 
 
 def nodes_and_edges(graph: Any, taker: str) -> tuple[list[Any], list[tuple[Any, Any]]]:
@@ -85,10 +86,11 @@ def nodes_and_edges(graph: Any, taker: str) -> tuple[list[Any], list[tuple[Any, 
             nodes = list(dict.fromkeys(node for edge in edges for node in edge))
     except (TypeError, ValueError):
         raise TypeError(
-            f"{taker} takes a networkx graph, or anything with nodes and edges, or pairs of nodes, not {graph!r}"
+            f"graph of {taker} is a networkx graph, or anything with nodes and edges, or pairs of nodes, "
+            f"not {shown(graph)}"
         ) from None
     if not nodes:
-        raise ValueError("this graph has no nodes, and a group has at least one rank")
+        raise ValueError(said("graph", "a graph with a node or more, for a group has at least one rank", graph))
     return nodes, edges
 
 
@@ -102,9 +104,15 @@ def ranks_of(nodes: list[Any], order: Iterable[Hashable] | None) -> dict[Any, in
     if order is None:
         listed = range(len(nodes)) if set(nodes) == set(range(len(nodes))) else nodes
     else:
-        listed = list(order)
-        if len(listed) != len(nodes) or set(listed) != set(nodes):
-            raise ValueError(f"order names every node of the graph once: {nodes!r}, not {listed!r}")
+        listed = list(order) if isinstance(order, str) else several("order", order, "the nodes of the graph")
+        if sorted(map(repr, listed)) != sorted(map(repr, nodes)):
+            raise ValueError(
+                said(
+                    "order",
+                    f"every node of the graph once: {shown(nodes)}",
+                    order if isinstance(order, str) else listed,
+                )
+            )
     return {node: rank for rank, node in enumerate(listed)}
 
 

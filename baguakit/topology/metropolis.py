@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 from math import isqrt
 
+from ..arguments import whole
 from .base import Topology
 
 
@@ -57,8 +58,8 @@ class Grid2D(Topology):
 
     def __post_init__(self) -> None:
         for name, count in (("rows", self.rows), ("columns", self.columns)):
-            if count is not None and (not isinstance(count, int) or count < 1):
-                raise ValueError(f"Grid2D has at least one of its {name}, not {count!r}")
+            if count is not None:
+                object.__setattr__(self, name, whole(name, count, 1))
 
     def check(self, size: int) -> None:
         """Raise ValueError if the ranks do not fill the rows and columns given; one rank alone is allowed."""

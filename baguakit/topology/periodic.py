@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from math import sqrt
 
+from ..arguments import whole
 from .base import Topology
 
 
@@ -177,8 +178,7 @@ class RandomMatching(_Pairs):
     seed: int = 0
 
     def __post_init__(self) -> None:
-        if not isinstance(self.seed, int):
-            raise TypeError(f"the seed of RandomMatching is a whole number, not {self.seed!r}")
+        object.__setattr__(self, "seed", whole("seed", self.seed, None))
 
     def period(self, size: int) -> int:
         """2^64, which is never, and 1 for n ≤ 2."""

@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from math import cos, pi, sin
 
+from ..arguments import whole
 from .base import Topology
 
 
@@ -119,8 +120,7 @@ class SymmetricExponential(Topology):
     base: int = 4
 
     def __post_init__(self) -> None:
-        if not isinstance(self.base, int) or self.base < 2:
-            raise ValueError(f"SymmetricExponential hears powers of a whole number of 2 or more, not of {self.base!r}")
+        object.__setattr__(self, "base", whole("base", self.base, 2))
 
     def links(self, rank: int, size: int, round: int) -> Iterator[tuple[int, float]]:
         """Yield the rank and those b^k ≤ n/2 places away, with equal weights."""
