@@ -5,11 +5,13 @@ arithmetic for that; all others take the definition. No argument has a default, 
 arguments among those that are not.
 """
 
+import sys
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.autograd.graph import increment_version
 
 from . import blockwise, blockwise_numpy
 from ._format import Format
@@ -34,10 +36,12 @@ class Operators(NamedTuple):
     direct: Operations
 
     def on(self, x: Tensor) -> Operations:
-        """Those to be called for `x`: directly for few values on a CPU, if nobody traces them."""
-        if torch.compiler.is_compiling() or x.is_cuda or x.numel() >= FEW or type(x) is not Tensor:
-            return self.registered
-        return self.direct
+        """Those to be called for `x`: directly for few values on a CPU, if nobody traces them.
+
+        So for many where Dynamo is not imported: the first dispatch would import it, for a second.
+        """
+        many = x.is_cuda or (x.numel() >= FEW and "torch._dynamo" in sys.modules)
+        return self.registered if many or torch.compiler.is_compiling() or type(x) is not Tensor else self.direct
 
 
 def operators(format: Format) -> Operators:
@@ -82,12 +86,13 @@ def operators(format: Format) -> Operators:
 
 
 def _check_apart(written: Tensor | None, its_name: str, read: Tensor, name: str) -> None:
-    """Raise if what is written lies in the memory of what is read."""
+    """Raise if what is written lies in the memory of what is read; else count what is about to be written."""
     if written is None:
         return
     a, b = written.data_ptr(), read.data_ptr()
     if written.numel() and read.numel() and a < b + read.nbytes and b < a + written.nbytes:
         raise ValueError(f"{its_name} and the {name} share memory; give {its_name} memory of its own")
+    increment_version(written)  # compiled units write unseen
 
 
 def _for(format: Format, values: Tensor, block: int | None, key: int | None = None) -> Any:

@@ -6,6 +6,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ..arguments import real, shown
 from .steps import SGD, Adam, Conditions, Operands, Rule
 
 CPU = torch.device("cpu")
@@ -31,7 +32,9 @@ def check_operands(operands: Operands, names: Sequence[str], drawn: bool, packed
     columns |= {"master": operands.master} if operands.master else {}
     for name, column in columns.items():
         if len(column) != len(operands.p):
-            raise ValueError(f"{len(operands.p)} parameters need as many tensors {name}, not {len(column)}")
+            raise ValueError(
+                f"{len(operands.p)} parameters need as many tensors {name}, not {len(column)}: {shown(column)}"
+            )
         for i, (x, p) in enumerate(zip(column, operands.p, strict=True)):
             if x is not None or name != "master":
                 _check_like(
@@ -62,22 +65,28 @@ def check_conditions(rule: Rule, conditions: Conditions, device: torch.device) -
         if not value >= 0:
             raise ValueError(f"{name} is {value!r}, and must be at least 0")
     c = conditions
-    for name, number in {"lr": c.lr, "grad_scale": c.grad_scale, "clip": c.clip, "found_inf": c.found_inf}.items():
-        check_number(name, number, device)
+    numbers = {
+        "lr": (c.lr, 0.0),
+        "clip": (c.clip, 0.0),
+        "grad_scale": (c.grad_scale, None),
+        "found_inf": (c.found_inf, None),
+    }
+    for name, (number, least) in numbers.items():
+        check_number(name, number, device, least)
     if isinstance(c.taken, Tensor):
         if c.taken.numel() != 1 or c.taken.device not in (device, CPU) or c.taken.is_complex():
             raise ValueError(f"step is a number or a tensor with one value on {device}, not {_words(c.taken)}")
     elif isinstance(c.taken, bool) or not isinstance(c.taken, int) or not 0 <= c.taken < 2**31 - 1:
-        raise ValueError(f"step is {c.taken!r}; it says how many steps were taken before this one: 0 at first")
+        raise ValueError(f"step is {shown(c.taken)}; it says how many steps were taken before this one: 0 at first")
 
 
-def check_number(name: str, number: object, device: torch.device) -> None:
-    """Raise unless this is a number, or a floating tensor with one value that can be read without waiting."""
+def check_number(name: str, number: object, device: torch.device, least: float | None = None) -> None:
+    """Raise unless this is a finite number, or a floating tensor with one value that can be read without waiting."""
     if isinstance(number, Tensor):
         if number.numel() != 1 or not number.is_floating_point() or number.device not in (device, CPU):
             raise ValueError(f"{name} is a floating tensor with one value on {device}, not {_words(number)}")
-    elif not isinstance(number, int | float):
-        raise TypeError(f"{name} is a number or a tensor with one value, not {type(number).__name__}")
+    else:
+        real(name, number, least, above=0 if name == "grad_scale" else None)
 
 
 def _words(x: Tensor) -> str:
@@ -101,7 +110,7 @@ def _check_like(x: Tensor, name: str, p: Tensor) -> None:
     if x.device != p.device:
         raise ValueError(f"{name} is on {x.device} and its parameter on {p.device}; move one to the other")
     if x.numel() != p.numel():
-        raise ValueError(f"{name} has {x.numel()} values and its parameter {p.numel()}")
+        raise ValueError(f"{name} has {x.numel()} values and its parameter p {p.numel()}: {shown(x)} beside {shown(p)}")
     if not (x.is_contiguous() and p.is_contiguous()) and (x.shape, x.stride()) != (p.shape, p.stride()):
         raise ValueError(
             f"{name} lies in memory otherwise than its parameter (strides {x.stride()} and {p.stride()}); "

@@ -16,6 +16,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ..arguments import every, several
+
 FIELDS = ("p", "g", "u", "v", "master", "length", "start", "whole")
 NUMBERS = 16  # words on the device for the numbers of a step
 TILE = 1024  # values; with four warps and the four streams of Adam, a thread has eight 16-byte loads in flight
@@ -37,7 +39,8 @@ class Fixed:
     """
 
     def __init__(self, tensors: Sequence[Tensor]) -> None:
-        self.tensors = tuple(tensors)
+        listed = several("tensors", tensors, "a list of tensors", ordered=True)
+        self.tensors = tuple(every("tensors", listed, Tensor, "a tensor"))
         self.serial = next(_serial)
         # Views share the version of what they are views of.
         bases = (x if x._base is None else x._base for x in self.tensors)

@@ -4,7 +4,7 @@ import pytest
 import torch
 from formats import DTYPES, FORMATS, KEY, bits, definition, kernels, round_trip, sample, without_nan
 
-from baguakit.kernels import _blocks, _compiled
+from baguakit.kernels import _blocks, _compiled, _libraries
 
 LENGTHS = [(2, 0), (1, 1), (3, 63), (3, 65), (2, 1000), (1, 4500)]
 every = pytest.mark.parametrize("name", FORMATS)
@@ -217,7 +217,7 @@ def test_kernels_pass_broken_blocks_on_in_the_same_bytes(name, value, device):
 
 @pytest.fixture
 def all_compiled(monkeypatch):
-    if not _compiled._has_compiler():
+    if not _libraries.compiler():
         pytest.skip("no C++ compiler")
     monkeypatch.setattr(_compiled, "WORTHWHILE", 1)
     monkeypatch.setattr(_compiled, "SHORTEST", 1)
@@ -234,6 +234,8 @@ def test_compiled_equals_eager(name, all_compiled):
     x[1, 5] = float("nan")
     with _compiled.eager():
         packed, values = codec.compress(x, block), round_trip(operators, x, block)
+    with _compiled.together():
+        round_trip(operators, x, block)
     assert torch.equal(codec.compress(x, block), packed)
     assert torch.equal(bits(without_nan(round_trip(operators, x, block))), bits(without_nan(values)))
     assert_none_fell_back()
@@ -259,6 +261,8 @@ def test_every_operation_compiled_equals_eager(name, dtype, key, all_compiled):
 
     with _compiled.eager():
         expected = work()
+    with _compiled.together():
+        work()
     assert all(torch.equal(bits(a), bits(b)) for a, b in zip(work(), expected, strict=True))
     assert_none_fell_back()
 

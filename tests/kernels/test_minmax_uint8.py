@@ -11,7 +11,7 @@ from formats import KEY, MINMAX, bits, definition, sample, without_nan
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from baguakit.kernels import _compiled, _noise
+from baguakit.kernels import _compiled, _libraries, _noise
 
 codec = definition(MINMAX)
 LARGEST = float(np.float32(3.38e38))  # a level half a step beyond is still finite
@@ -163,7 +163,7 @@ def test_the_bytes_on_the_wire_stay(key, digest):
 
 # The compiled definition.
 
-needs_compiler = pytest.mark.skipif(not _compiled._has_compiler(), reason="no C++ compiler")
+needs_compiler = pytest.mark.skipif(not _libraries.compiler(), reason="no C++ compiler")
 
 
 @pytest.fixture
@@ -194,6 +194,8 @@ def same(a: list[torch.Tensor], b: list[torch.Tensor]) -> bool:
 def test_compiled_equals_eager(block, key, all_compiled):
     with _compiled.eager():
         expected = work(block, key)
+    with _compiled.together():
+        work(block, key)
     assert same(work(block, key), expected)
     assert all(compiled is not key[0] for key, compiled in _compiled._units.items()), "a unit fell back to eager"
 
@@ -234,13 +236,13 @@ def test_compiling_leaves_the_random_state_alone(all_compiled, monkeypatch):
 
 def test_without_a_compiler_the_definition_runs_and_says_so(all_compiled, monkeypatch, caplog):
     expected = work()
-    _compiled._has_compiler.cache_clear()
-    monkeypatch.setattr(_compiled.shutil, "which", lambda name: None)
+    _libraries._once.cache_clear()
+    monkeypatch.setattr(_libraries.shutil, "which", lambda name: None)
     monkeypatch.setattr(_compiled, "_units", {})
     assert same(work(), expected)
     work(64)
     assert sum("no C++ compiler" in record.message for record in caplog.records) == 1
-    _compiled._has_compiler.cache_clear()
+    _libraries._once.cache_clear()
 
 
 # The operators.
