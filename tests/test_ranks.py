@@ -5,7 +5,6 @@ import os
 import signal
 import subprocess
 import sys
-import threading
 import time
 from pathlib import Path
 
@@ -184,25 +183,6 @@ def test_progress_is_a_bar_for_each_rank(ranks, capsys):
     assert "[0] training: 100%" in shown and "[1] training: 100%" in shown and "[2]" not in shown
     assert list(bk.ranks.progress(range(3))) == [0, 1, 2]  # elsewhere it only yields
     assert capsys.readouterr().err == ""
-
-
-def test_refusals_are_sentences(ranks):
-    for size in (0, -1, 2.0, True, "4"):
-        with pytest.raises(ValueError, match=f"size is a whole number, 1 or more, not {size!r}"):
-            bk.Ranks(size)
-    with pytest.raises(ValueError, match="timeout is a time in seconds, more than 0, or None; not 0"):
-        bk.Ranks(2, timeout=0)
-    if not torch.cuda.is_available():
-        with pytest.raises(ValueError, match="torch sees none here"):
-            bk.Ranks(2, cuda=True)
-    with pytest.raises(TypeError, match="run takes a function and its arguments, not 3; leave out the parentheses"):
-        ranks.run(3)
-    with pytest.raises(TypeError, match=r"bk.Comm\(\).rank and bk.Comm\(\).size say which it is"):
-        ranks.run(lambda: ranks.size)
-    with pytest.raises(TypeError, match="cannot be sent to the ranks: cannot pickle"):
-        ranks.run(print, threading.Lock())
-    with pytest.raises(RankError, match=r"what the function returned cannot be sent \(.*\); return tensors"):
-        ranks.run(lambda: (i for i in range(3)))
 
 
 SCRIPT = """

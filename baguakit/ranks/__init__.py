@@ -8,8 +8,8 @@
 
     ranks.run(mean_of_ranks)        # [tensor([1.5000]), tensor([1.5000]), tensor([1.5000]), tensor([1.5000])]
 
-Of its files, `live` is what the caller holds, `launcher` the process that makes ranks, `serving` the life of a rank,
-and `showing` what the caller sees of it.
+Of its files, `live` is what the caller holds, `crew` the processes and a call of theirs, `launcher` the process that
+makes them, `serving` the life of a rank, `lines` what the two sides speak over, and `showing` what the caller sees.
 """
 
 from .live import RankError, Ranks

@@ -9,10 +9,10 @@ import socket
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from multiprocessing.connection import Connection
 from typing import Any
 
 from .launcher import Launcher, launcher
+from .lines import CallersEnd
 from .serving import Answer, Progress, Start, Work
 from .showing import Screen, Stream
 
@@ -49,7 +49,7 @@ class Crew:
         self.size, self._owner = size, os.getpid()
         self._launcher: Launcher = launcher()
         self._pids: list[int] = []
-        self._pipes: list[Connection] = []
+        self._pipes: list[CallersEnd] = []
         self._streams: list[Stream] = []
         self.finalize: Callable[[], Any] = self.close
 
@@ -64,15 +64,16 @@ class Crew:
             pipe = self._fork(rank)
             told = Start(rank, self.size, threads, cuda, timeout, dict(os.environ), os.getcwd(), port)
             try:
-                pipe.send_bytes(pickle.dumps(told))
-                port = port or pickle.loads(pipe.recv_bytes())
+                pipe.send(pickle.dumps(told))
+                pipe.flush()
+                port = port or pickle.loads(pipe.receive())
             except (EOFError, OSError) as error:
                 self.finish(screen)
                 raise RuntimeError(f"rank {rank} could not start; what it said of it is above (on stderr)") from error
 
-    def _fork(self, rank: int) -> Connection:
+    def _fork(self, rank: int) -> CallersEnd:
         ours, theirs = socket.socketpair()
-        pipe = Connection(ours.detach())
+        pipe = CallersEnd(ours)
         self._pipes.append(pipe)
         writing = []
         for is_error in (False, True):
@@ -87,33 +88,22 @@ class Crew:
                 os.close(file)
         return pipe
 
-    def send(self, work: Work) -> None:
-        """Send all of them the same work. Who is gone is noticed by `collect`."""
-        message = pickle.dumps(work)
-        for pipe in self._pipes:
-            try:
-                pipe.send_bytes(message)
-            except OSError:
-                continue
+    def perform(self, work: Work, call: Call, screen: Screen, limit: float | None) -> None:
+        """Send all of them the same work, and wait for the answers.
 
-    def collect(self, call: Call, screen: Screen, limit: float | None) -> None:
-        """Wait for the answers, for `limit` seconds at most, and once one has failed for two seconds more."""
-        until = math.inf if limit is None else time.monotonic() + limit
-        hurried = False
+        All takes `limit` seconds at most, and once one has failed two seconds more.
+        """
+        until, hurried = math.inf if limit is None else time.monotonic() + limit, False
+        message = pickle.dumps(work)
         with selectors.DefaultSelector() as selector:
             for rank, pipe in enumerate(self._pipes):
-                selector.register(pipe, selectors.EVENT_READ, rank)
+                pipe.send(message)
+                selector.register(pipe, selectors.EVENT_READ | selectors.EVENT_WRITE, rank)
             for stream in self._streams:
                 selector.register(stream.file, selectors.EVENT_READ, stream)
             while call.waiting:
-                for key, _ in selector.select(None if until == math.inf else max(0.0, until - time.monotonic())):
-                    stream_or_rank = key.data
-                    if isinstance(stream_or_rank, Stream):
-                        goes_on = stream_or_rank.read(screen)
-                    else:
-                        goes_on = self._hear(stream_or_rank, call, screen)
-                    if not goes_on:
-                        selector.unregister(key.fileobj)
+                for key, events in selector.select(None if until == math.inf else max(0.0, until - time.monotonic())):
+                    self._attend(selector, key, events, call, screen)
                 if call.failures and not hurried:
                     hurried, until = True, min(until, time.monotonic() + GRACE)
                 if call.waiting and time.monotonic() >= until:
@@ -123,13 +113,29 @@ class Crew:
                     call.fail(range(self.size), f"it was still at work {late}")
         self.finish(screen)
 
+    def _attend(
+        self, selector: selectors.BaseSelector, key: selectors.SelectorKey, events: int, call: Call, screen: Screen
+    ) -> None:
+        """Do what a pipe or a stream is ready for."""
+        if isinstance(key.data, Stream):
+            goes_on = key.data.read(screen)
+        else:
+            if events & selectors.EVENT_WRITE and not self._pipes[key.data].write():
+                selector.modify(key.fileobj, selectors.EVENT_READ, key.data)
+            goes_on = not events & selectors.EVENT_READ or self._hear(key.data, call, screen)
+        if not goes_on:
+            selector.unregister(key.fileobj)
+
     def _hear(self, rank: int, call: Call, screen: Screen) -> bool:
-        """Take one message of a rank; False if it is gone."""
+        """Take what has come of a rank's message; False if it is gone."""
         try:
-            said = pickle.loads(self._pipes[rank].recv_bytes())
+            message = self._pipes[rank].read()
         except (EOFError, OSError):
             call.fail([rank], "its process has ended")
             return False
+        if message is None:
+            return True
+        said = pickle.loads(message)
         if said.number != call.number:  # of an earlier call, in which it was not waited for
             return True
         if isinstance(said, Progress):

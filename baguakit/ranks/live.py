@@ -6,15 +6,18 @@ import pickle
 import sys
 import threading
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 import torch
 
+from ..arguments import real, truth, whole
 from .crew import Call, Crew
 from .launcher import launcher
 from .serving import Work, pickler
 from .showing import Screen
+
+MOST_THREADS, MOST_SECONDS = 1 << 15, 1e8  # of torch; three years, beyond which clocks overflow
 
 
 class RankError(RuntimeError):
@@ -39,9 +42,10 @@ class Ranks:
             ranks.run(train)
 
     The processes are made by the first call and live until `close()`, until this object is dropped, or until the
-    caller's process ends, however it ends. Each is in torch's default process group, over gloo, so that `bk.Comm()` is
-    at hand. They have the caller's folder, environment and `sys.path`, and none of its state: a script needs no
-    `if __name__ == "__main__"`, and a notebook's functions are sent whole, with what they refer to.
+    caller's process ends, however it ends. Each is in torch's default process group, so that `bk.Comm()` is at hand,
+    over gloo on the loopback, which no other machine reaches. They have the caller's folder, environment and
+    `sys.path`, and none of its state: a script needs no `if __name__ == "__main__"`, and a notebook's functions are
+    sent whole, with what they refer to.
 
     Args:
         size: the number of ranks.
@@ -50,20 +54,17 @@ class Ranks:
         timeout: seconds for which gloo waits for another rank; None means torch's own 30 minutes.
 
     Raises:
-        ValueError: a number makes no sense, or there is no GPU to use.
+        ValueError, TypeError: a number makes no sense, or there is no GPU to use.
         OSError: processes cannot be forked here.
     """
 
     def __init__(self, size: int, *, threads: int = 1, cuda: bool = False, timeout: float | None = None) -> None:
-        for name, value in (("size", size), ("threads", threads)):
-            if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-                raise ValueError(f"{name} is a whole number, 1 or more, not {value!r}")
-        if timeout is not None and not timeout > 0:
-            raise ValueError(f"timeout is a time in seconds, more than 0, or None; not {timeout!r}")
+        self.size, self.threads = whole("size", size, 1), whole("threads", threads, 1, MOST_THREADS)
+        self.cuda, self.timeout = truth("cuda", cuda), seconds("timeout", timeout)
         if cuda and not torch.cuda.is_available():
             raise ValueError("cuda=True lets ranks use GPUs, and torch sees none here; leave it out")
-        self.size, self.threads, self.cuda, self.timeout = size, threads, cuda, timeout
         self._crew: Crew | None = None
+        self._closed = False
         self._calls, self._lock = 0, threading.Lock()
         launcher()  # so that it imports torch meanwhile
 
@@ -84,18 +85,22 @@ class Ranks:
             function: any function; closures, lambdas and functions of a notebook need cloudpickle.
             args: of the function, the same on all ranks.
             keep: call `function(kept, *args)`, `kept` being a dict that lives on the rank for as long as its process.
-            limit: seconds after which the call is given up, each rank showing where it stands; None: never.
+            limit: seconds after which the call is given up, each rank showing where it stands; None: never. They
+                count from when the ranks have started to the end of their answers' arrival.
             lost: ranks that are expected to die of this call: None stands for what they return, and nobody waits.
 
         Raises:
             RankError: the function raised on some rank, or a rank died or was late; with the rank's own traceback.
-            TypeError: the function cannot be sent.
+            TypeError: the function cannot be sent, or an argument is of another type.
+            ValueError: an argument is out of range.
             KeyboardInterrupt: the call was interrupted; the ranks have shown where they stood.
         """
-        packed = pack(function, args)
+        packed, limit = pack(function, args), seconds("limit", limit)
+        truth("keep", keep)
+        gone = {whole("a rank in lost", rank, 0, self.size - 1) for rank in ranks_of("lost", lost)}
         with self._lock:
             self._calls += 1
-            call = Call(self._calls, set(range(self.size)) - set(lost))
+            call = Call(self._calls, set(range(self.size)) - gone)
             work = Work(self._calls, [str(path) for path in sys.path], unfiled_sources(), keep, packed)
             with contextlib.closing(Screen()) as screen:
                 self._perform(work, call, screen, limit)
@@ -107,9 +112,8 @@ class Ranks:
         well = False
         try:
             crew = self._living() or self._start(screen)
-            crew.send(work)
             try:
-                crew.collect(call, screen, limit)
+                crew.perform(work, call, screen, limit)
             except KeyboardInterrupt:
                 crew.show_where(call)
                 crew.finish(screen)
@@ -121,7 +125,7 @@ class Ranks:
 
     def close(self) -> None:
         """End the processes. A later call makes new ones; calling it again does nothing."""
-        crew, self._crew = self._crew, None
+        crew, self._crew, self._closed = self._crew, None, True
         if crew is not None:
             crew.finalize()
 
@@ -132,6 +136,7 @@ class Ranks:
 
     def _start(self, screen: Screen) -> Crew:
         self._crew = crew = Crew(self.size)
+        self._closed = False
         crew.finalize = weakref.finalize(self, crew.close)
         crew.start(self.threads, self.cuda, self.timeout, screen)
         return crew
@@ -143,12 +148,24 @@ class Ranks:
         self.close()
 
     def __repr__(self) -> str:
-        return f"Ranks({self.size})"
+        return f"<Ranks({self.size}), closed: its processes have ended>" if self._closed else f"Ranks({self.size})"
 
     def __reduce__(self) -> Any:
         raise TypeError(
             "it refers to the Ranks, which are not there; on a rank, bk.Comm().rank and bk.Comm().size say which it is"
         )
+
+
+def seconds(name: str, value: Any) -> float | None:
+    """Return a time in seconds, or None, which stands for no limit."""
+    return None if value is None else real(name, value, above=0, most=MOST_SECONDS)
+
+
+def ranks_of(name: str, value: Any) -> Sequence[Any]:
+    """Return a sequence of ranks; TypeError for anything else."""
+    if not isinstance(value, Collection) or isinstance(value, (str, bytes, torch.Tensor)):
+        raise TypeError(f"{name} is a sequence of ranks, not {value!r}")
+    return list(value)
 
 
 def pack(function: Callable[..., Any], args: tuple[Any, ...]) -> bytes:

@@ -8,22 +8,24 @@ import linecache
 import os
 import pickle
 import signal
+import socket
 import sys
-import threading
 import time
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Sized
 from dataclasses import dataclass
 from datetime import timedelta
-from multiprocessing.connection import Connection
 from typing import Any, TextIO, TypeVar
 
 import torch
 import torch.distributed as dist
 from torch.distributed.constants import default_pg_timeout
 
+from ..arguments import said, whole
+from .lines import RanksEnd
+
 T = TypeVar("T")
-HOST = "127.0.0.1"
+HOST, LOOPBACKS = "127.0.0.1", ("lo", "lo0")
 BEAT = 0.1  # seconds between two reports of progress
 
 
@@ -95,27 +97,7 @@ def pickler() -> Any:
     return importlib.import_module("cloudpickle" if importlib.util.find_spec("cloudpickle") else "pickle")
 
 
-class Line:
-    """This rank's line to the caller; messages of several threads do not mix."""
-
-    def __init__(self, file: int) -> None:
-        self._pipe, self._lock = Connection(file), threading.Lock()
-        self.number = -1  # of the call under way
-
-    def send(self, message: Any) -> None:
-        """Send one message."""
-        with self._lock:
-            self._pipe.send_bytes(pickle.dumps(message))
-
-    def receive(self) -> Any:
-        """Wait for the next message; without the caller this rank has nothing to live for."""
-        try:
-            return pickle.loads(self._pipe.recv_bytes())
-        except (EOFError, OSError):
-            os._exit(0)
-
-
-_line: Line | None = None
+_line: RanksEnd | None = None
 _loops = itertools.count()
 
 
@@ -127,7 +109,7 @@ def live(control: int, out: int, err: int) -> None:
         os.close(file)
     sys.stdout, sys.stderr = (written_to(standard) for standard in (1, 2))
     faulthandler.register(signal.SIGUSR1, all_threads=False)  # asked for by a caller that has waited too long
-    line = _line = Line(control)
+    line = _line = RanksEnd(control)
     meet(line.receive(), line)
     kept: dict[str, Any] = {}
     while True:
@@ -144,24 +126,40 @@ def written_to(file: int) -> TextIO:
     return open(file, "w", buffering=1, encoding="utf-8", errors="backslashreplace", closefd=False)
 
 
-def meet(start: Start, line: Line) -> None:
+def meet(start: Start, line: RanksEnd) -> None:
     """Make the default process group with the other ranks."""
     os.environ.clear()
     os.environ.update(start.environment)
-    if sys.platform == "linux":
-        os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")  # all are here, whatever this machine's name resolves to
+    os.environ.update(stay_inside())
     os.chdir(start.folder)
     torch.set_num_threads(start.threads)
     timeout = default_pg_timeout if start.timeout is None else timedelta(seconds=start.timeout)
-    first = start.rank == 0
-    store = dist.TCPStore(HOST, start.port, is_master=first, wait_for_workers=False, timeout=timeout)  # type: ignore[attr-defined]
-    if first:
+    store = store_of(start, timeout)
+    if start.rank == 0:
         line.send(store.port)
     os.environ.update(as_torchrun_would(start, store.port))
     if start.cuda:
         take_gpu(start)
     backend = "cpu:gloo,cuda:nccl" if start.cuda else "gloo"
     dist.init_process_group(backend, store=store, rank=start.rank, world_size=start.size, timeout=timeout)
+
+
+def stay_inside() -> dict[str, str]:
+    """The variables that keep groups on the loopback: what comes over gloo is unpickled, and nobody signs it."""
+    inside = [name for _, name in socket.if_nameindex() if name in LOOPBACKS]
+    return {f"{library}_SOCKET_IFNAME": name for library in ("GLOO", "NCCL") for name in inside[:1]}
+
+
+def store_of(start: Start, timeout: timedelta) -> Any:
+    """Rank 0's store, or a way to it. torch would listen on all interfaces; so it is given a socket that listens."""
+    port, listening = start.port, None
+    if start.rank == 0:
+        door = socket.create_server((HOST, 0))
+        port, listening = door.getsockname()[1], door.detach()
+    make: Any = dist.TCPStore  # type: ignore[attr-defined]
+    return make(
+        HOST, port, is_master=start.rank == 0, wait_for_workers=False, timeout=timeout, master_listen_fd=listening
+    )
 
 
 def as_torchrun_would(start: Start, port: int) -> dict[str, str]:
@@ -177,7 +175,7 @@ def take_gpu(start: Start) -> None:
     if gpus < start.size:
         del os.environ["LOCAL_RANK"]  # a DeviceMesh would take it for the number of a GPU
         # NCCL refuses two ranks on one GPU unless each claims a host of its own; it then talks over its network code.
-        os.environ.update(NCCL_HOSTID=str(start.rank), NCCL_SOCKET_IFNAME="lo", NCCL_ALGO="Ring", NCCL_PROTO="Simple")
+        os.environ.update(NCCL_HOSTID=str(start.rank), NCCL_ALGO="Ring", NCCL_PROTO="Simple")
         os.environ.update(NCCL_MAX_NCHANNELS="2", NCCL_MULTI_RANK_GPU_ENABLE="1", NCCL_MNNVL_ENABLE="0")
     torch.cuda.set_device(start.rank % gpus)
 
@@ -227,20 +225,26 @@ def progress(steps: Iterable[T], label: str = "", total: int | None = None) -> I
     Raises:
         ModuleNotFoundError: tqdm, which draws the bars, is missing.
     """
-    if _line is None:
-        yield from steps
-        return
+    if not hasattr(steps, "__iter__") and not hasattr(steps, "__getitem__"):
+        raise TypeError(said("steps", "something to go through, such as a range or a loader", steps))
+    if not isinstance(label, str):
+        raise TypeError(said("label", "a string", label))
+    total = None if total is None else whole("total", total, 0)
+    return iter(steps) if _line is None else _shown(_line, steps, label, total)
+
+
+def _shown(line: RanksEnd, steps: Iterable[T], label: str, total: int | None) -> Iterator[T]:
     if importlib.util.find_spec("tqdm") is None:
         raise ModuleNotFoundError("progress bars need tqdm: pip install tqdm")
     if total is None and isinstance(steps, Sized):
         total = len(steps)
-    number, loop, done, last = _line.number, next(_loops), 0, -BEAT
+    number, loop, done, last = line.number, next(_loops), 0, -BEAT
     try:
         for step in steps:
             if time.monotonic() - last >= BEAT:
                 last = time.monotonic()
-                _line.send(Progress(number, loop, label, done, total, ended=False))
+                line.send(Progress(number, loop, label, done, total, ended=False))
             yield step
             done += 1
     finally:
-        _line.send(Progress(number, loop, label, done, total, ended=True))
+        line.send(Progress(number, loop, label, done, total, ended=True))

@@ -7,6 +7,8 @@ from typing import Any, TextIO
 
 from .serving import Progress
 
+PIPE = 1 << 20  # bytes that a pipe holds at most, unless an administrator says otherwise
+
 
 class Screen:
     """What one call shows."""
@@ -50,17 +52,18 @@ class Stream:
         self._rest = ""
 
     def read(self, screen: Screen) -> bool:
-        """Show the lines that have come; False at the end of the pipe."""
-        while True:
-            try:
-                data = os.read(self.file, 1 << 16)
-            except BlockingIOError:
-                return True
-            if not data:
-                return False
-            *lines, self._rest = (self._rest + self._decoder.decode(data)).split("\n")
-            for line in lines:
-                self._show(line, screen)
+        """Show the lines that have come; False at the end of the pipe.
+
+        Reads once, as much as a pipe can hold: a rank that writes without end must not keep the caller here.
+        """
+        try:
+            data = os.read(self.file, PIPE)
+        except BlockingIOError:
+            return True
+        *lines, self._rest = (self._rest + self._decoder.decode(data)).split("\n")
+        for line in lines:
+            self._show(line, screen)
+        return bool(data)
 
     def finish(self, screen: Screen) -> None:
         """Show what there is, a line without its end included."""
