@@ -8,12 +8,19 @@ where `zero_grad(set_to_none=False)` keeps the views.
 """
 
 from collections.abc import Iterable, Sequence
-from typing import Literal
+from itertools import pairwise
+from typing import Literal, get_args
 
 import torch
 from torch import Tensor
 
+from .arguments import every, one_of, said, several, shown, tensor, whole
+
 What = Literal["grad", "data"]
+WHAT = get_args(What)
+
+
+BOOLS = "a list of bool"
 
 
 class Bucket:
@@ -35,13 +42,16 @@ class Bucket:
     """
 
     def __init__(self, params: Iterable[Tensor], multiple_of: int = 1) -> None:
-        self.params: list[Tensor] = list(params)
+        self.params: list[Tensor] = [
+            tensor("each of params", p) for p in several("params", params, "a list of tensors")
+        ]
+        whole("multiple_of", multiple_of, 1)
         if not self.params:
-            raise ValueError("a Bucket holds at least one parameter, and this one was given none")
+            raise ValueError("params holds at least one parameter, and this Bucket was given none: []")
         first = self.params[0]
         for p in self.params:
             if not p.is_floating_point():
-                raise TypeError(f"parameters of dtype {p.dtype} cannot be averaged; a Bucket holds floating ones")
+                raise TypeError(f"params of dtype {p.dtype} cannot be averaged; a Bucket holds floating ones")
             if p.dtype != first.dtype:
                 raise TypeError(
                     f"a Bucket holds one dtype and was given {first.dtype} and {p.dtype}; make one for each"
@@ -50,6 +60,7 @@ class Bucket:
                 raise ValueError(
                     f"a Bucket lives on one device and was given parameters on {first.device} and {p.device}"
                 )
+        check_apart(self.params)
         used = sum(local(p).numel() for p in self.params)
         self.flat: Tensor = torch.zeros(used + -used % multiple_of, dtype=first.dtype, device=first.device)
         self.padding: Tensor = self.flat[used:]
@@ -58,10 +69,15 @@ class Bucket:
     @classmethod
     def of(cls, x: Tensor, params: Iterable[Tensor] = ()) -> "Bucket":
         """A flat tensor, as a bucket that shares its memory; `params` lie in it one after another."""
+        if tensor("x", x, floating=True).dim() != 1:
+            raise ValueError(said("x", "a flat tensor, of shape (n,)", x))
         bucket = cls.__new__(cls)
-        bucket.params, bucket.flat = list(params), x
+        listed = several("params", params, "a list of tensors")  # without values, too: they stand for shards
+        bucket.params, bucket.flat = list(every("params", listed, Tensor, "a list of tensors")), x
+        if (used := sum(local(p).numel() for p in bucket.params)) > x.numel():
+            raise ValueError(f"params hold {used} values, and x {x.numel()}: {shown(x)}")
         bucket.views = pieces(x, bucket.params)
-        bucket.padding = x[sum(view.numel() for view in bucket.views) :]
+        bucket.padding = x[sum(view.numel() for view in bucket.views) if bucket.params else x.numel() :]
         return bucket
 
     @property
@@ -72,6 +88,7 @@ class Bucket:
     @torch.no_grad()
     def load(self, what: What) -> Tensor:
         """Gather the gradients or the weights into `flat`, and return it. A gradient that is None counts as zero."""
+        one_of("what", what, WHAT)
         self.padding.zero_()
         if what == "data":
             torch._foreach_copy_(self.views, [local(p) for p in self.params])
@@ -99,6 +116,9 @@ class Bucket:
 
         `only` says of each parameter whether it takes part; the others stay as they are.
         """
+        one_of("what", what, WHAT)
+        if only is not None and [type(each) for each in several("only", only, BOOLS)] != [bool] * len(self.params):
+            raise ValueError(said("only", f"as many bool as there are parameters, {len(self.params)}", only))
         chosen = [i for i in range(len(self.params)) if only is None or only[i]]
         if what == "grad":
             for i in chosen:
@@ -137,6 +157,19 @@ def _is_dense(x: Tensor) -> bool:
             return False
         run *= length
     return x.numel() > 0
+
+
+def check_apart(params: Sequence[Tensor]) -> None:
+    """Raise a ValueError if two of `params` share memory: what is stored in one would be lost by the other."""
+    ends = []
+    for i, p in enumerate(map(local, params)):
+        if any(n > 1 and not s for n, s in zip(p.shape, p.stride(), strict=True)) and p.numel():
+            raise ValueError(f"params are tensors of their own, and values of {shown(p)} share memory: it was expanded")
+        if _is_dense(p):  # others may lie between each other
+            ends.append((p.data_ptr(), p.data_ptr() + p.nbytes, i))
+    for (_, end, _), (begin, _, i) in pairwise(sorted(ends)):
+        if begin < end:
+            raise ValueError(f"params are tensors of their own, and {shown(params[i])} shares memory with another one")
 
 
 def is_view(grad: Tensor | None, view: Tensor) -> bool:

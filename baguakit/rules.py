@@ -14,12 +14,15 @@ start ≤ s < stop; one with `every=k` exchanges in every k-th of them, the firs
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
+from inspect import signature
 from typing import Any, Literal
 
 from torch import Tensor
 
-from .stages import Hierarchical, Stage, check_stage
+from .arguments import check_fields, checked, function, real, said, whole
+from .expressions import formerly, written
+from .stages import Hierarchical, Stage
 
 
 @dataclass(frozen=True)
@@ -37,9 +40,11 @@ class Fragment:
     of: int
 
     def __post_init__(self) -> None:
+        check_fields(self)
         if whole("k", self.k, 0) >= whole("of", self.of, 1):
-            raise ValueError(f"the {self.of} parts are 0 to {self.of - 1}, and there is none of number {self.k}")
+            raise ValueError(f"k is one of the parts, 0 to {self.of - 1} for of={self.of}, not {self.k}")
 
+    @checked
     def choose(self, named: Mapping[str, Tensor]) -> set[str]:
         """The names of the parameters in this part."""
         modules: dict[str, list[str]] = {}
@@ -76,58 +81,59 @@ class Rule:
     where: Where | None = None
 
     def __post_init__(self) -> None:
-        check_stage(self.window, self.stage)
-        whole("every", self.every, 1)
-        whole("delay", self.delay, 0)
-        if whole("offset", self.offset, 0) >= self.every:
+        if self.where is not None and not isinstance(self.where, Fragment):
+            function("where", self.where, "a function (name, parameter) -> bool, or a Fragment")
+        check_fields(self)
+        for name, least in (("every", 1), ("delay", 0), ("offset", 0), ("start", 0)):
+            whole(name, getattr(self, name), least)
+        if self.offset >= self.every:
             raise ValueError(f"offset={self.offset} is a part of every={self.every}, and must be less")
-        whole("start", self.start, 0)
-        if self.stop is not None:
-            whole("stop", self.stop, 0)
-            if self.stop <= self.start:
-                raise ValueError(
-                    f"a rule with start={self.start} and stop={self.stop} never acts; stop must be greater than start"
-                )
+        if self.stop is not None and whole("stop", self.stop, 0) <= self.start:
+            raise ValueError(
+                f"a rule with start={self.start} and stop={self.stop} never acts; stop must be greater than start"
+            )
         if self.delay > self.every:
             raise ValueError(
                 f"delay={self.delay} would launch again before it has landed; it can be at most every={self.every}"
             )
-        if not self.interval >= 0:
-            raise ValueError(f"interval is a time in seconds, 0 or more, not {self.interval!r}")
-        if self.where is not None and not callable(self.where) and not isinstance(self.where, Fragment):
-            raise TypeError(f"where= is a function (name, parameter) -> bool, or a Fragment, not {self.where!r}")
+        real("interval", self.interval, 0)
 
     @property
     def what(self) -> Literal["grad", "data"]:
         """Whether the rule acts on gradients or on weights."""
         return "grad" if self.window == "during_backward" else "data"
 
+    @checked
     def acts(self, step: int) -> bool:
         """Whether the rule is in force at this step."""
         return self.start <= step and (self.stop is None or step < self.stop)
 
+    @checked
     def exchanges(self, step: int) -> bool:
         """Whether the rule has an exchange in this step."""
         return self.acts(step) and (step - self.start + 1) % self.every == self.offset
 
+    @checked
     def choose(self, named: Mapping[str, Tensor]) -> set[str]:
         """The names of the parameters that take part, of all that are trained."""
         if isinstance(self.where, Fragment):
             return self.where.choose(named)
         return {name for name, p in named.items() if self.where is None or self.where(name, p)}
 
+    @checked
     def meets(self, other: "Rule") -> bool:
         """Whether there is a step in which both rules act."""
         return self.acts(max(self.start, other.start)) and other.acts(max(self.start, other.start))
 
     def __repr__(self) -> str:
-        shown = [repr(self.stage)]
-        shown += [f"every={self.every}"] * (self.every != 1) + [f"delay={self.delay}"] * (self.delay != 0)
-        shown += [f"offset={self.offset}"] * (self.offset != 0)
-        shown += [f"interval={self.interval}"] * (self.interval != 0) + [f"start={self.start}"] * (self.start != 0)
-        shown += [f"stop={self.stop}"] * (self.stop is not None)
-        shown += [f"where={self.where if isinstance(self.where, Fragment) else '…'}"] * (self.where is not None)
-        return f"{self.window}({', '.join(shown)})"
+        values = {f.name: getattr(self, f.name) for f in fields(self)}
+        options = {f.name: written(values[f.name]) for f in fields(self)[2:] if values[f.name] != f.default}
+        if "where" in options and not isinstance(self.where, Fragment):
+            options["where"] = "…"
+        shown = [repr(self.stage), *(f"{name}={value}" for name, value in options.items())]
+        if formerly() or options.keys() <= signature(globals()[self.window]).parameters.keys():
+            return f"{self.window}({', '.join(shown)})"
+        return f"Rule({', '.join([repr(self.window), *shown])})"  # the function of the window takes no such option
 
 
 Algorithm = Rule | tuple[Rule, ...]
@@ -208,13 +214,13 @@ def free_running(
     Raises:
         TypeError, ValueError: as in `during_backward`; or the stage is no such average.
     """
-    check_stage("free_running", stage)
+    rule = Rule("free_running", stage, interval=interval, start=start, stop=stop, where=where)
     if not stage.agrees or stage.remembers():
         raise ValueError(
-            "free_running takes an average that leaves all ranks alike and remembers nothing, "
+            "the stage of free_running is an average that leaves all ranks alike and remembers nothing, "
             f"such as Mean(); not {stage!r}"
         )
-    return Rule("free_running", stage, interval=interval, start=start, stop=stop, where=where)
+    return rule
 
 
 def hierarchical(algorithm: Algorithm) -> Algorithm:
@@ -226,28 +232,22 @@ def hierarchical(algorithm: Algorithm) -> Algorithm:
     Raises:
         TypeError: it is neither, or works on the parameters' shapes (`power_sgd`), which shards have lost.
     """
-    if isinstance(algorithm, tuple):
+    if isinstance(algorithm, tuple) and algorithm and all(isinstance(rule, Rule) for rule in algorithm):
         return tuple(replace(rule, stage=Hierarchical(rule.stage)) for rule in algorithm)
     if not isinstance(algorithm, Rule):
-        raise TypeError(f"hierarchical takes an algorithm such as bytegrad(), not {algorithm!r}")
+        raise TypeError(said("algorithm", "a rule, or a tuple of rules, such as bytegrad()", algorithm))
     return replace(algorithm, stage=Hierarchical(algorithm.stage))
 
 
-def rules_of(*algorithms: Any) -> tuple[Rule, ...]:
+def rules_of(*algorithms: Any, name: str = "each of algorithms") -> tuple[Rule, ...]:
     """The rules of some algorithms, one after another."""
     rules: list[Rule] = []
     for algorithm in algorithms:
-        for rule in algorithm if isinstance(algorithm, tuple | list) else [algorithm]:
-            if not isinstance(rule, Rule):
-                raise TypeError(
-                    f"an algorithm is a rule or a tuple of rules, such as bk.algorithms.bytegrad(); not {rule!r}"
-                )
-            rules.append(rule)
+        several = isinstance(algorithm, tuple | list)
+        if not (
+            algorithm and all(isinstance(rule, Rule) for rule in algorithm) if several else isinstance(algorithm, Rule)
+        ):
+            wanted = "a rule or a tuple of rules, such as bk.algorithms.bytegrad()"
+            raise TypeError(said(name, wanted, algorithm))
+        rules += algorithm if several else [algorithm]
     return tuple(rules)
-
-
-def whole(name: str, value: Any, least: int) -> int:
-    """`value`, if it is a whole number of at least `least`."""
-    if not isinstance(value, int) or isinstance(value, bool) or value < least:
-        raise ValueError(f"{name} is a whole number, {least} or more, not {value!r}")
-    return value

@@ -71,6 +71,7 @@ REQUIRED = {
     "stages": ["CompressedMean", "ErrorFeedback", "Hierarchical", "Mean", "NeighborMean", "SparseMean", "Stage"],
     "topology": [
         "BaseK",
+        "Chosen",
         "Exponential",
         "FromDigraph",
         "FromGraph",

@@ -12,9 +12,11 @@ PACKAGE = ROOT / "baguakit"
 FILES = sorted(PACKAGE.rglob("*.py"))
 
 FLOORS = [
+    {"annotations"},
+    {"arguments"},
     {"kernels", "expressions"},
     {"compressors", "topology", "comm", "lanes", "buckets"},
-    {"primitives"},
+    {"primitives", "keeping"},
     {"stages"},
     {"rules"},
     {"algorithms", "attach"},

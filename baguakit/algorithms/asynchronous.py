@@ -7,10 +7,12 @@ x̂_j being the weights that rank j launched and A the ranks that still train. W
 kept. Gan et al. 2021, "BAGUA", arXiv:2107.01499, section 3; as AsyncModelAverage there.
 """
 
-from ..rules import Algorithm, during_backward, free_running, whole
+from ..arguments import checked, whole
+from ..rules import Algorithm, during_backward, free_running
 from ..stages import Mean
 
 
+@checked
 def async_model_average(warmup_steps: int = 0, interval: float = 0.0) -> Algorithm:
     """Average the weights as often as the network allows; a slow rank slows nobody down.
 

@@ -11,11 +11,13 @@ Takezawa et al. 2023, arXiv:2305.11420 (the exact mean for every number of ranks
 
 from typing import Literal
 
+from ..arguments import checked
 from ..rules import Rule, after_step, between_steps
 from ..stages import NeighborMean
 from ..topology import OnePeerExact, Topology
 
 
+@checked
 def decentralized(topology: Topology | None = None, order: Literal["awc", "atc"] = "awc", every: int = 1) -> Rule:
     """Average weights with this round's neighbours.
 
@@ -35,8 +37,4 @@ def decentralized(topology: Topology | None = None, order: Literal["awc", "atc"]
         TypeError: `topology` is not a topology.
     """
     stage = NeighborMean(OnePeerExact() if topology is None else topology)
-    if order == "awc":
-        return between_steps(stage, every=every)
-    if order == "atc":
-        return after_step(stage, every=every)
-    raise ValueError(f'order is "awc" (adapt while communicating) or "atc" (adapt, then communicate), not {order!r}')
+    return between_steps(stage, every=every) if order == "awc" else after_step(stage, every=every)

@@ -25,11 +25,14 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
+from ..arguments import checked, instance, real, said, shown, whole
 from ..buckets import Bucket
 from ..comm import Comm
+from ..expressions import written
+from ..keeping import finite, keep_
 from ..lanes import New, temporaries
-from ..rules import Algorithm, Fragment, after_step, whole
-from ..stages import Mean, Stage, State, check_stage, finite, keep_
+from ..rules import Algorithm, Fragment, after_step
+from ..stages import Mean, Stage, State
 
 NESTEROV = {"lr": 0.7, "momentum": 0.9, "nesterov": True}  # what the paper found best
 
@@ -53,14 +56,13 @@ class OuterStep(Stage):
     inner: Stage
     options: tuple[tuple[str, Any], ...]
 
+    keeps: ClassVar[bool] = True
     elementwise: ClassVar = {"anchor": "mean", "outer": "mean"}
     follows: ClassVar[tuple[str, ...]] = ("anchor",)
 
     def __init__(self, optimizer: type[torch.optim.Optimizer], inner: Stage = Mean(), **options: Any) -> None:
-        check_stage("OuterStep", inner)
-        if not (isinstance(optimizer, type) and issubclass(optimizer, torch.optim.Optimizer)):
-            raise TypeError(f"OuterStep takes a class such as torch.optim.SGD and its options, not {optimizer!r}")
-        optimizer([torch.zeros(1)], **options)  # raises what the optimizer has to say about its options
+        instance("inner", inner, Stage, "a stage such as Mean()")
+        check_options(optimizer, options)
         for f, value in zip(fields(self), (optimizer, inner, tuple(options.items())), strict=True):
             object.__setattr__(self, f.name, value)
 
@@ -99,10 +101,29 @@ class OuterStep(Stage):
         name = f"{self.optimizer.__module__}.{self.optimizer.__qualname__}"
         known = getattr(torch.optim, self.optimizer.__name__, None) is self.optimizer
         shown = [f"torch.optim.{self.optimizer.__name__}" if known else name]
-        shown += [repr(self.inner)] * (self.inner != Mean()) + [f"{key}={value!r}" for key, value in self.options]
+        shown += [repr(self.inner)] * (self.inner != Mean()) + [
+            f"{key}={written(value)}" for key, value in self.options
+        ]
         return f"OuterStep({', '.join(shown)})"
 
 
+def check_options(optimizer: Any, options: dict[str, Any]) -> None:
+    """Raise unless this is a class of optimizers that takes these options, each number of them being finite."""
+    if not (isinstance(optimizer, type) and issubclass(optimizer, torch.optim.Optimizer)):
+        raise TypeError(said("optimizer", "a class such as torch.optim.SGD", optimizer))
+    for name, value in options.items():
+        for number in value if isinstance(value, tuple | list) else [value]:
+            if isinstance(number, float):
+                real(name, number)
+    try:
+        optimizer([torch.zeros(1)], **options)
+    except Exception as error:  # whatever the optimizer has to say about its options, of torch or of others
+        kind = ValueError if isinstance(error, ValueError) else TypeError
+        given = ", ".join(f"{name}={shown(value)}" for name, value in options.items())
+        raise kind(f"{optimizer.__name__} cannot be made with the options {given}: {error}") from error
+
+
+@checked
 def diloco(
     every: int = 500,
     optimizer: type[torch.optim.Optimizer] = torch.optim.SGD,
@@ -133,7 +154,7 @@ def diloco(
     if whole("fragments", fragments, 1) == 1:
         return after_step(step, every=every, delay=delay)
     if fragments > whole("every", every, 1):
-        raise ValueError(f"{fragments} fragments cannot take turns within every={every} steps; every must be larger")
+        raise ValueError(f"fragments={fragments} cannot take turns within every={every} steps; every must be larger")
     return tuple(
         after_step(step, every=every, delay=delay, offset=k * every // fragments, where=Fragment(k, fragments))
         for k in range(fragments)

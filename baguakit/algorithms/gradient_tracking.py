@@ -19,11 +19,14 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
+from ..arguments import check_fields, checked
 from ..buckets import Bucket
 from ..comm import Comm
+from ..keeping import finite, keep_
+from ..lanes import temporaries
 from ..primitives import neighbor_mean_
 from ..rules import Algorithm, during_backward
-from ..stages import Stage, State, check_topology, finite
+from ..stages import Stage, State
 from ..topology import OnePeerExact, Topology
 from .decentralized import decentralized
 from .push_sum import push_sum
@@ -33,15 +36,17 @@ from .push_sum import push_sum
 class TrackedGradient(Stage):
     """q ← Σ_j w_rj q_j + g − g before;  q is put where the gradient was.
 
-    A gradient that is not finite is passed on, and counts as unchanged in what is kept: Σ q stays the sum of the
-    latest finite gradients. Only the rank that has it knows, so the others' q are mixed as in any step.
+    A gradient that is not finite is passed on. Attached, all ranks then keep q and g as they were. By hand, where only
+    the rank that has it knows, it counts as unchanged: the q are mixed, and Σ q stays the sum of the latest finite
+    gradients.
     """
 
     topology: Topology
+    keeps: ClassVar[bool] = True
     elementwise: ClassVar = {"q": "zero", "g": "zero"}  # over other ranks Σ q would no more be Σ g
 
     def __post_init__(self) -> None:
-        check_topology("TrackedGradient", self.topology)
+        check_fields(self)
 
     def check(self, comm: Comm) -> None:
         self.topology.check(comm.size)
@@ -59,15 +64,16 @@ class TrackedGradient(Stage):
         if comm.size == 1:
             return x
         q, before = state["q"], state["g"]
-        neighbor_mean_(q, self.topology, comm)
-        g = x.to(q.dtype)
-        change = g - before
-        whole = finite(g)
-        q.add_(torch.where(whole, change, 0.0))
-        before.copy_(torch.where(whole, g, before))
-        return x.copy_(torch.where(whole, q, g))
+        with temporaries() as new:
+            g, mixed = x.to(q.dtype), neighbor_mean_(new(q).copy_(q), self.topology, comm)
+            whole = finite(g)
+            mixed.add_(torch.where(whole, torch.sub(g, before, out=new(g)), 0.0))
+            keep_(q, mixed, where=finite(mixed))
+            keep_(before, g, where=whole)
+            return x.copy_(torch.where(whole, mixed, g))
 
 
+@checked
 def gradient_tracking(topology: Topology | None = None, order: Literal["awc", "atc", "push_sum"] = "awc") -> Algorithm:
     """Decentralized SGD that reaches the minimum of the mean loss, however unlike the ranks' data are.
 
@@ -83,8 +89,6 @@ def gradient_tracking(topology: Topology | None = None, order: Literal["awc", "a
         ValueError: there is no such `order`; from `attach`, the matrices do not fit it for as many ranks.
         TypeError: `topology` is not a topology.
     """
-    if order not in ("awc", "atc", "push_sum"):
-        raise ValueError(f'order is "awc", "atc" or, on directed graphs, "push_sum"; not {order!r}')
     chosen = OnePeerExact() if topology is None else topology
     weights = push_sum(chosen) if order == "push_sum" else decentralized(chosen, order)
     return during_backward(TrackedGradient(chosen)), weights

@@ -4,6 +4,7 @@ gradient_allreduce      x ← x − γ d( (1/n) Σ_r g_r )
 bytegrad                x ← x − γ d( Q( (1/n) Σ_r Q(g_r) ) )
 """
 
+from ..arguments import checked
 from ..compressors import Compressor, MinMaxUInt8
 from ..rules import Rule, during_backward
 from ..stages import CompressedMean, ErrorFeedback, Mean
@@ -17,6 +18,7 @@ def gradient_allreduce() -> Rule:
     return during_backward(Mean())
 
 
+@checked
 def bytegrad(compressor: Compressor = MinMaxUInt8(), error_feedback: bool = False) -> Rule:
     """Gradients averaged in 8 bits: scattered as codes, averaged in fp32, gathered as codes.
 

@@ -6,10 +6,12 @@
 Stich 2018, arXiv:1805.09767; post-local SGD: Lin et al. 2018, arXiv:1808.07217.
 """
 
-from ..rules import Algorithm, after_step, during_backward, whole
+from ..arguments import checked, whole
+from ..rules import Algorithm, after_step, during_backward
 from ..stages import Mean
 
 
+@checked
 def local_sgd(every: int = 8, start: int = 0) -> Algorithm:
     """Average the weights after every `every` steps; sends 2 (n − 1)/n times their size, divided by `every`, a step.
 

@@ -22,16 +22,19 @@ from typing import ClassVar, NamedTuple
 import torch
 from torch import Tensor
 
+from ..arguments import check_fields, checked, real
 from ..buckets import Bucket
 from ..comm import Comm
 from ..compressors import Compressor, MinMaxUInt8
+from ..keeping import finite
 from ..lanes import New, temporaries
 from ..primitives import neighbor_mean_
+from ..primitives.compressed import prepare
 from ..primitives.neighbors import links, round_of
 from ..primitives.pieces import cut
 from ..primitives.wires import letters
 from ..rules import Rule, after_step
-from ..stages import Stage, State, finite
+from ..stages import Stage, State
 from ..topology import Ring, Topology
 
 LONGEST = 64  # rounds of a period: of longer ones a rank would remember more than 128 copies of its weights
@@ -65,20 +68,18 @@ class Gossip(Stage):
     follows: ClassVar[tuple[str, ...]] = ("replica", "neighbors")
 
     def __post_init__(self) -> None:
-        if not isinstance(self.topology, Topology) or not isinstance(self.compressor, Compressor):
-            raise TypeError(
-                f"{type(self).__name__} takes a topology and a compressor, such as Ring() and MinMaxUInt8()"
-            )
+        check_fields(self)
 
     def multiple_of(self, comm: Comm) -> int:
         return 64
 
     def init(self, bucket: Bucket, comm: Comm) -> State:
         """For every round of the period, the replicas are what ranks hold now: they tell it here, uncompressed."""
+        prepare(self, bucket.flat, comm)
         x = bucket.flat.to(torch.promote_types(bucket.flat.dtype, torch.float32))
         state: State = {"replica": {}, "neighbors": {}}
         for k in range(self.topology.period(comm.size)):
-            own = self.topology.weights(comm.rank, comm.size, k)[comm.rank]
+            own = links(self.topology, comm.rank, comm.size, k)[0][comm.rank]
             state["replica"][str(k)] = x.clone()
             state["neighbors"][str(k)] = neighbor_mean_(x.clone(), self.topology, comm.at(k)).sub_(x, alpha=own)
         return state
@@ -175,8 +176,7 @@ class Choco(Gossip):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not 0 < self.gamma <= 1:
-            raise ValueError(f"gamma, the share of the way to go to the neighbours, is in (0, 1], not {self.gamma!r}")
+        real("gamma", self.gamma, most=1, above=0)
 
     def check(self, comm: Comm) -> None:
         t, n = self.topology, comm.size
@@ -199,6 +199,7 @@ class Choco(Gossip):
         x.add_(here.pull(new).to(x.dtype), alpha=self.gamma)
 
 
+@checked
 def low_precision_decentralized(
     topology: Topology = Ring(), compressor: Compressor = MinMaxUInt8(), every: int = 1
 ) -> Rule:
@@ -217,6 +218,7 @@ def low_precision_decentralized(
     return after_step(DifferenceCompression(topology, compressor), every=every)
 
 
+@checked
 def choco(
     topology: Topology = Ring(), compressor: Compressor = MinMaxUInt8(), gamma: float = 0.5, every: int = 1
 ) -> Rule:

@@ -21,11 +21,13 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from ..arguments import check_fields, checked
 from ..buckets import Bucket
 from ..comm import Comm
+from ..keeping import finite, keep_
 from ..primitives.neighbors import links, mixed, round_of
 from ..rules import Rule, after_step
-from ..stages import Stage, State, check_topology, finite, keep_
+from ..stages import Stage, State
 from ..topology import Topology
 
 
@@ -41,10 +43,11 @@ class PushSum(Stage):
     follows: ClassVar[tuple[str, ...]] = ("z",)
 
     def __post_init__(self) -> None:
-        check_topology("PushSum", self.topology)
+        check_fields(self)
 
     def check(self, comm: Comm) -> None:
         self.topology.check(comm.size)
+        self.topology.period(comm.size)  # raises where rounds are not known beforehand
         if not self.topology.column_stochastic(comm.size):
             raise ValueError(
                 f"the columns of {self.topology!r} do not sum to 1 for {comm.size} ranks, so its sum would drift; "
@@ -77,6 +80,7 @@ def matrix_of(topology: Topology, size: int, round: int) -> Tensor:
     return torch.from_numpy(topology.matrix(size, round))
 
 
+@checked
 def push_sum(topology: Topology, every: int = 1) -> Rule:
     """Decentralized SGD on a directed graph, which may change from round to round.
 

@@ -7,7 +7,8 @@ For g the mean gradient, g_r that of rank r, t = 1, 2 … the optimizer step, T 
     d ← m / (1 − β₁ᵗ) / ( √( v / (1 − β₂^min(t, T)) ) + ε )
 
 d is put where the gradient was, and a plain `SGD(lr)` behind it takes Adam's step: its `weight_decay` is then AdamW's,
-decoupled, and its parameter groups may have step sizes and decays of their own.
+decoupled, and its parameter groups may have step sizes and decays of their own. Adam's decay, which is added to the
+gradient before the moments, is ½ λ Σ w² added to the loss; Bagua had it in the warm-up, and none after it.
 
 Tang et al. 2021, "1-bit Adam", arXiv:2102.02888; Gan et al. 2021, "BAGUA", arXiv:2107.01499. The bound is ours: Adam
 itself never moves a value by more than (1 − β₁)/√(1 − β₂), but where the frozen v is small the error of the codes
@@ -20,13 +21,17 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from ..arguments import check_fields, checked, pair, real, whole
 from ..buckets import Bucket
 from ..comm import Comm
 from ..compressors import Compressor, MinMaxUInt8
+from ..compressors.base import check_dense
+from ..keeping import finite, keep_
 from ..lanes import New, temporaries
 from ..primitives import compressed_mean_, mean_
-from ..rules import Rule, during_backward, whole
-from ..stages import Stage, State, finite, keep_
+from ..primitives.compressed import prepare
+from ..rules import Rule, during_backward
+from ..stages import Stage, State
 
 
 @dataclass(frozen=True, repr=False)
@@ -40,19 +45,21 @@ class AdamDirection(Stage):
     error_feedback: bool = False
     bound: bool = True
     agrees: ClassVar[bool] = True
+    keeps: ClassVar[bool] = True
     elementwise: ClassVar = {"m": "keep", "v": "keep", "residual": "mean"}
 
     def __post_init__(self) -> None:
+        check_fields(self)
         whole("warmup_steps", self.warmup_steps, 1)
-        if not all(0 <= beta < 1 for beta in self.betas):
-            raise ValueError(f"betas are in [0, 1), not {self.betas!r}")
-        if not isinstance(self.compressor, Compressor):
-            raise TypeError(f"qadam takes a compressor such as MinMaxUInt8(), not {self.compressor!r}")
+        pair("betas", self.betas, 0, below=1)
+        real("eps", self.eps, above=0)
+        check_dense("compressor", self.compressor)
 
     def multiple_of(self, comm: Comm) -> int:
         return 64 * comm.size
 
     def init(self, bucket: Bucket, comm: Comm) -> State:
+        prepare(self, bucket.flat, comm)
         names = ["m", "v", *(["residual"] if self.error_feedback else [])]
         return {name: torch.zeros_like(bucket.flat, dtype=torch.float32) for name in names}
 
@@ -62,10 +69,13 @@ class AdamDirection(Stage):
             find = self._warming if t <= self.warmup_steps else self._averaged
             found = find(x, state, comm, new)
             m, v = found["m"], (state | found)["v"]
-            d, held = self._direction(m, v, t, new), finite(m)
+            d = self._direction(m, v, t, new)
+            held = finite(m) & finite(v) if "v" in found else finite(m)
             for name, value in found.items():
                 keep_(state[name], value, where=held)
-            return x.copy_(d)
+            if held.is_cpu and held:  # to ask waits for nothing
+                return x.copy_(d)
+            return x.copy_(torch.where(held, d, torch.nan))  # the bound would hide an infinite value
 
     def _warming(self, x: Tensor, state: State, comm: Comm, new: New) -> State:
         """Adam's moments after this step, of the averaged gradient."""
@@ -98,6 +108,7 @@ class AdamDirection(Stage):
         return d
 
 
+@checked
 def qadam(
     warmup_steps: int = 100,
     betas: tuple[float, float] = (0.9, 0.999),
@@ -119,7 +130,7 @@ def qadam(
         bound: let no value move further than Adam itself could.
 
     Raises:
-        ValueError: `warmup_steps` is less than 1, or a beta not in [0, 1).
+        ValueError: `warmup_steps` is less than 1, a beta not in [0, 1), or `eps` not greater than 0.
         TypeError: `compressor` is not a compressor.
     """
     return during_backward(AdamDirection(warmup_steps, betas, eps, compressor, error_feedback, bound))

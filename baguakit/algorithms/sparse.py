@@ -5,11 +5,13 @@
 Stich, Cordonnier and Jaggi 2018, arXiv:1809.07599; Lin et al. 2017, "Deep Gradient Compression", arXiv:1712.01887.
 """
 
+from ..arguments import checked
 from ..compressors import TopK
 from ..rules import Rule, during_backward
 from ..stages import ErrorFeedback, SparseMean
 
 
+@checked
 def top_k(ratio: float = 0.01) -> Rule:
     """Average the `ratio` of the gradient's entries that are largest on each rank, with error feedback.
 

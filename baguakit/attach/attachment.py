@@ -8,10 +8,12 @@ from typing import Any
 
 from torch import nn
 
-from ..comm import Comm
-from ..rules import Algorithm, Rule, whole
+from ..arguments import checked, truth, whole
+from ..comm import Comm, check_comm
+from ..rules import Algorithm, Rule
 from .consensus import consensus_distance, merge_
 from .engine import Engine
+from .joining import joined
 from .plan import Plan, make_plan
 from .recutting import flows_of, recut
 from .seeing.accounts import account, gathered
@@ -19,6 +21,7 @@ from .seeing.compression import Losses
 from .seeing.report import Report, make_report
 from .seeing.timeline import Timeline
 from .seeing.writing import written
+from .state_checks import check_state
 
 
 class Attachment:
@@ -50,18 +53,53 @@ class Attachment:
         finally:
             clock.synchronising = before
 
+    @checked
+    def join(
+        self, divide_by_initial_world_size: bool = True, throw_on_early_termination: bool = False
+    ) -> contextlib.AbstractContextManager[None]:
+        """Let ranks run out of batches at different times, as with `DistributedDataParallel.join`. Collective.
+
+            with att.join():
+                for x, y in batches:            # as many as this rank has, or none
+                    ...
+
+        All ranks enter. One whose body has ended answers the others until all have: with zero gradients in rules on
+        gradients, and with its weights as they are in rules on weights. At the end, rules on gradients leave the
+        weights, buffers and optimizer state of a rank that trained to the end on all ranks; with rules on weights each
+        rank keeps its own, for `merge()`. Ranks tell each other what comes before each averaged backward and, with
+        rules on weights, each step: a few bytes, and only here. `step` counts the steps of the others as well; a
+        learning-rate scheduler, which each rank steps by itself, does not.
+
+        An exception that leaves the body ends the attachment, on all ranks. Gradients that a rank has accumulated under
+        `no_sync` when it runs out are not averaged. What the model sends, as SyncBatchNorm does, is not answered.
+
+        Args:
+            divide_by_initial_world_size: divide by the number of all ranks, so that each batch weighs the same; False:
+                by that of the ranks at work, which rules on weights do not take.
+            throw_on_early_termination: raise a RuntimeError on all ranks as soon as the others hear that one has run
+                out; training may go on after it.
+
+        Raises:
+            ValueError: a rule cannot take part, such as free-running ones, which need no join.
+            RuntimeError: this is detached, or inside another `join()`.
+        """
+        return joined(self._engine, divide_by_initial_world_size, throw_on_early_termination)
+
     def merge(self) -> None:
         """Overwrite every parameter and floating buffer with its exact mean over all ranks. Collective.
 
         For evaluation and checkpoints, where ranks have weights of their own.
         """
         plan = self._engine.plan
-        self._engine.together("merge()", lambda comm: merge_(plan.model, comm, plan.device))
+        self._engine.together("merge()", lambda comm: merge_(plan.model, comm, plan.device), meet=True)
 
     def consensus_distance(self) -> float:
         """How far apart the ranks' weights are: sqrt( (1/n) Σ_r ‖x_r − x̄‖² ), x̄ being their mean. Collective."""
         params = list(self._engine.plan.names)
-        return float(self._engine.together("consensus_distance()", lambda comm: consensus_distance(params, comm)))
+        measured = self._engine.together(
+            "consensus_distance()", lambda comm: consensus_distance(params, comm), meet=True
+        )
+        return float(measured)
 
     def report(self) -> Report:
         """Bytes sent and seconds exposed, by rule and bucket, since the buckets were cut. Local; print it.
@@ -85,6 +123,7 @@ class Attachment:
             route.losses = Losses() if route.losses is None else route.losses
         return tuple(route.losses.error() for route in self._engine.routes if route.losses is not None)
 
+    @checked
     def log(
         self, writer: Any, step: int | None = None, *, consensus: bool = False, compression: bool = False
     ) -> dict[str, float]:
@@ -110,6 +149,7 @@ class Attachment:
             scalars |= {name: error for name, error in errors.items() if error == error}  # not NaN
         return written(scalars, writer, self.step if step is None else step)
 
+    @checked
     def timeline(self, steps: int | None = None) -> Timeline:
         """What happened when on all ranks in their latest steps: `save` it for Perfetto, or `draw` it. Collective.
 
@@ -130,7 +170,9 @@ class Attachment:
         if engine.over:
             raise RuntimeError("a timeline is gathered from all ranks by the attachment; ask for it before it detaches")
         spans = account(engine.tracks[0].comm.rank, engine.routes, engine.log, steps)
-        return engine.together("timeline()", lambda comm: gathered(comm, engine.plan.device, spans))  # type: ignore[no-any-return]
+        return engine.together(  # type: ignore[no-any-return]
+            "timeline()", lambda comm: gathered(comm, engine.plan.device, spans), meet=True
+        )
 
     def state_dict(self) -> dict[str, Any]:
         """What the rules remember: tensors by parameter name, and counters. Local.
@@ -148,8 +190,10 @@ class Attachment:
         another number of ranks what is elementwise is kept, averaged or zeroed as its stage declares, and the rest is
         made anew, which the log ("baguakit") says.
         """
+        check_state(state)
         self._engine.load_state_dict(state)
 
+    @checked
     def recut(self, bucket_bytes: int | None = None, flows: int | None = None) -> None:
         """Go on in buckets of another size, or over another number of flows, and carry over what is remembered.
 
@@ -157,6 +201,7 @@ class Attachment:
         cannot carry is made anew, which the log ("baguakit") says. None leaves it as it is.
         """
         engine = self._engine
+        engine.clock.outside("recut()")
         size = engine.plan.bucket_bytes if bucket_bytes is None else whole("bucket_bytes", bucket_bytes, 1)
         if any(rule.window == "free_running" for rule in self.rules):
             raise ValueError("with a free-running rule ranks are at different steps, and cannot cut their buckets anew")
@@ -219,10 +264,10 @@ def attach(
         ValueError, TypeError: something cannot work, or ranks attach differently; on every rank.
     """
     comm = Comm() if comm is None else comm
-    if not isinstance(comm, Comm):
-        raise TypeError(f"comm= takes a bk.Comm, not {type(comm).__name__}")
+    check_comm(comm)
 
     def make(bucket_bytes: int = bucket_bytes) -> Plan:
-        return make_plan(model, optimizer, algorithms, comm, bucket_bytes, timeout, scaler)
+        truth("broadcast", broadcast)
+        return make_plan(model, optimizer, algorithms, comm, bucket_bytes, timeout, scaler, broadcast)
 
-    return Attachment(Engine(make, comm, broadcast))
+    return Attachment(Engine(make, comm, timeout))

@@ -1,92 +1,52 @@
 """Gradients: buckets launched as backward makes them, in the same order on every rank, and landed when it ends."""
 
+import logging
+import weakref
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 from torch.autograd import Variable
 
 from ..buckets import is_view
-from ..comm import Comm
+from ..keeping import Joint, tensors_of
+from .clock import BACKWARD as A_BACKWARD
 from .clock import Clock
-from .routes import Route, through
+from .errands import Errand, end
+from .gradients import GradientRoute, decide
 from .seeing.logbook import BACKWARD, Logbook
 
-
-class GradientRoute(Route):
-    """A rule on gradients. Beside its last bucket travels a byte a parameter: whether any rank has a gradient."""
-
-    used: Tensor | None = None
-    untouched: list[tuple[Tensor, Tensor]]  # views that are gradients without being touched, and what they held
-
-    def launch_bucket(self, i: int, step: int, touched: set[Tensor], scale: Tensor | None) -> None:
-        """Launch bucket `i` with the gradients there are; one that is missing counts as zero."""
-        if i in self.air:  # of a backward that an exception ended: its result is forgotten
-            self.arrive(i)
-        if i == 0:
-            self.untouched = []
-        bucket, stage, state = self.buckets[i], self.stage(i), self.states[i]
-        flags = [has_gradient(p, touched) for p in self.params()] if i == len(self.buckets) - 1 else None
-        idle = [v for p, v in zip(bucket.params, bucket.views, strict=True) if p not in touched and is_view(p.grad, v)]
-
-        def work(flat: Tensor, comm: Comm) -> Tensor:
-            bucket.load("grad")
-            self.untouched += [(view, view.clone()) for view in idle]
-            self.used, later = begin_flags(flags, flat, comm)
-            through(stage, flat, state, comm, scale)
-            if later is not None:
-                later.wait()
-            return flat
-
-        self.launch(i, step, work)
-
-    def land(self, touched: set[Tensor]) -> None:
-        """Wait for all buckets; let the gradients that some rank has be views of them."""
-        for i in range(len(self.buckets)):
-            self.arrive(i)
-        mine = [has_gradient(p, touched) for p in self.params()]
-        # Only a rank that misses a gradient asks the device whether another has one.
-        used = mine if all(mine) or self.used is None else [bool(u) for u in self.used.tolist()]
-        for bucket in self.buckets:
-            here, used = used[: len(bucket.params)], used[len(bucket.params) :]
-            kept = {view.data_ptr() for view, here_used in zip(bucket.views, here, strict=True) if not here_used}
-            for view, held in self.untouched:
-                if view.data_ptr() in kept:
-                    view.copy_(held)
-            bucket.store("grad", only=None if all(here) else here)
-        self.round += 1
+log = logging.getLogger("baguakit")
 
 
-def has_gradient(p: Tensor, touched: set[Tensor]) -> bool:
-    """Whether this rank has a gradient for `p` to average."""
-    return p in touched and p.grad is not None
+@dataclass(frozen=True)
+class BackwardHooks:
+    """The questions and news of a backward.
 
+    Attributes:
+        check: called before the first gradient of a backward; raises if the buckets do not fit any more.
+        scale: the loss scale in force, or None.
+        landed: called when gradients have landed.
+    """
 
-def begin_flags(flags: list[bool] | None, like: Tensor, comm: Comm) -> tuple[Tensor | None, Any]:
-    """Begin to find out which parameters have a gradient on some rank: the flags, and the work to wait for."""
-    if flags is None or comm.size == 1:
-        return None, None
-    if all(flags):  # nearly always; and then nothing is copied to the device
-        used = torch.ones(len(flags), dtype=torch.uint8, device=like.device)
-    else:
-        used = torch.tensor(flags, dtype=torch.uint8).to(like.device, non_blocking=True)
-    return used, comm.all_reduce_later(used, dist.ReduceOp.MAX)
+    check: Callable[[], None]
+    scale: Callable[[], Tensor | None]
+    landed: Callable[[], None]
 
 
 class Backward:
-    """What has become of the backward under way.
+    """The state of the backward under way.
 
-    A backward is one task of autograd's engine, known by its number: an exception ends a task without a word, and the
-    next one begins afresh.
+    A backward is one task of autograd's engine, known by its number. An exception ends a task without a word: autograd
+    forgets its callbacks, which is noticed when the next one begins, or the optimizer steps.
 
     Args:
         routes: the rules on gradients, in order.
         names: of the trainable parameters, for messages.
         clock: read for the step and for `no_sync`.
-        scale: the loss scale in force, or None.
-        landed: called when gradients have landed.
+        hooks: what it asks and tells.
         log: told when backward begins and ends.
     """
 
@@ -95,30 +55,37 @@ class Backward:
         routes: Sequence[GradientRoute],
         names: dict[Tensor, str],
         clock: Clock,
-        scale: Callable[[], Tensor | None],
-        landed: Callable[[], None],
+        hooks: BackwardHooks,
         log: Logbook,
     ) -> None:
-        self.routes, self.names, self.clock, self.scale, self.landed = routes, names, clock, scale, landed
-        self.log = log
-        self.task = -1
+        self.routes, self.names, self.clock, self.hooks, self.log = routes, names, clock, hooks, log
+        self.task: int | None = None  # of the backward under way, or that has failed
+        self.mark: Callable[[], Any] = lambda: None  # returns None once autograd has forgotten that backward
+        self.acting: list[GradientRoute] = []
         self.order: list[tuple[GradientRoute, int]] = []  # the buckets of this backward, in the order of their launch
         self.next = 0
         self.missing: list[set[Tensor]] = []
         self.places: dict[Tensor, list[int]] = {}
+        self.joint: Joint | None = None  # decides what the flights of this backward keep, if they must together
+        self.decision: Errand | None = None
+        self.dropped = False  # the latest backward failed on some rank: no rank steps with it
+        self.passes = 0  # backward passes landed since the last step
+        self.reached: set[Tensor] = set()  # has a gradient of this backward
         self.touched: set[Tensor] = set()  # has a gradient since the last landing, under no_sync as well
         self.missed: set[Tensor] = set()  # had none at a landing since the last optimizer step
 
     def gradient_ready(self, p: Tensor) -> None:
         """A gradient has been accumulated into `p.grad`."""
-        self.touched.add(p)
         if not self.clock.synchronising:
+            self.touched.add(p)
             return
         task = torch._C._current_graph_task_id()
         if task != self.task:
             self.begin(task)
-        if p in self.missed:
-            self.refuse_another_round(p)
+        self.touched.add(p)
+        self.reached.add(p)
+        if self.passes:
+            self.check_another_pass(p)
         for place in self.places.get(p, ()):
             self.missing[place].discard(p)
         while self.next < len(self.order) and not self.missing[self.next]:
@@ -126,49 +93,195 @@ class Backward:
 
     def begin(self, task: int) -> None:
         """The first gradient of a backward."""
-        self.task, self.next = task, 0
+        self.hooks.check()
+        if self.task is not None and self.mark() is not None:  # this one runs within that one: reentrant checkpointing
+            self.start_over()
+        self.end_failed()
+        self.task, self.reached = task, set()
         self.log.begin(BACKWARD)
-        routes = [route for route in self.routes if route.rule.acts(self.clock.step)]
-        self.order = [(route, i) for route in routes for i in range(len(route.buckets))]
+        self.prepare()
         self.missing = [set(route.buckets[i].params) for route, i in self.order]
         self.places = {}
         for place, params in enumerate(self.missing):
             for p in params:
                 self.places.setdefault(p, []).append(place)
-        Variable._execution_engine.queue_callback(lambda: self.end(task))
+        self.mark = at_end(lambda: self.end(task))
+
+    def prepare(self) -> None:
+        """Find out which buckets will be launched, and whether they decide together."""
+        self.next = 0
+        self.acting = [route for route in self.routes if route.rule.acts(self.clock.step)]
+        self.order = [(route, i) for route in self.acting for i in range(len(route.buckets))]
+        if not self.must_decide_together():
+            self.joint = None
+        elif self.joint is None:
+            self.joint = Joint()
+
+    def must_decide_together(self) -> bool:
+        """Return whether what one flight of this backward keeps depends on the results of others."""
+        if not any(True for route in self.acting for _ in tensors_of(dict(enumerate(route.states)))):
+            return False
+        stages = [route.rule.stage for route in self.acting]
+        return len(self.order) > 1 or not all(stage.agrees and stage.guards() for stage in stages)
+
+    def announce(self) -> None:
+        """Tell ranks that have run out of batches what comes; if that raises, it does so on all ranks."""
+        try:
+            self.clock.ask(A_BACKWARD)
+        except BaseException:
+            self.touched = set()
+            self.start_over()
+            raise
 
     @torch.no_grad()
     def launch_next(self) -> None:
+        if self.next == 0:
+            self.announce()
         route, i = self.order[self.next]
         self.next += 1
-        route.launch_bucket(i, self.clock.step, self.touched, self.scale())
+        route.launch_bucket(i, self.clock.step, self.touched, self.hooks.scale(), self.joint)
 
     @torch.no_grad()
     def end(self, task: int) -> None:
         """Backward has ended: launch the buckets that miss a gradient, and land all."""
         if task != self.task:
             return
-        self.task = -1
         self.log.end(BACKWARD)
+        if not self.order:
+            self.announce()
         while self.next < len(self.order):
             self.launch_next()
-        routes = dict.fromkeys(route for route, _ in self.order)
-        for route in routes:
-            route.land(self.touched)
-            self.missed |= set(route.params()) - self.touched
+        self.settled()
+        self.decide()
+        self.task = None
+        failed = [route.arrive_all() for route in self.acting]
+        self.dropped = any(failed)
+        if self.dropped and self.hooks.scale() is None:
+            log.warning("a backward failed on another rank: this rank drops its gradients, and no rank steps with them")
+            self.drop_gradients()
+        else:
+            for route in self.acting:
+                route.land(self.touched)
+                self.missed |= set(route.params()) - self.touched
+            self.passes += 1
         self.touched.clear()
-        self.landed()
+        self.hooks.landed()
 
-    def refuse_another_round(self, p: Tensor) -> None:
-        """A gradient that an earlier backward had missed means another round, which only stages without memory bear."""
-        for route in self.routes:
-            if route.rule.stage.remembers() and any(p is q for q in route.params()):
+    def decide(self) -> None:
+        """Keep what the flights of this backward would, if all their results are finite. Nobody waits for it."""
+        if self.joint is not None:
+            self.decision = decide(self.joint, self.acting)
+
+    def settled(self) -> None:
+        """Wait until the states are those after the latest backward."""
+        decision, self.decision = self.decision, None
+        if decision is not None:
+            end(decision)
+
+    def drop_gradients(self) -> None:
+        """Drop all gradients: a backward has failed, here or on another rank, and no rank steps with it."""
+        for p in self.names:
+            p.grad = None
+
+    @torch.no_grad()
+    def end_failed(self) -> bool:
+        """If a backward has failed here, let the other ranks, which wait for its buckets, drop their step as well.
+
+        Returns whether they do.
+
+        Raises:
+            PeerError: they cannot: they may have stepped already.
+        """
+        if self.task is None:
+            return False
+        started, self.touched = self.next, set()
+        if started == 0:
+            self.announce()
+        if not self.order or self.acting[0].track.comm.size == 1:
+            self.start_over()
+            return False
+        self.task = None
+        if why := self.why_not_dropped():
+            raise self.acting[0].monitor.fail(
+                f"a backward failed on rank {self.acting[0].track.comm.rank} after {started} of {len(self.order)} "
+                f"buckets had been launched, and was caught; the step cannot be dropped on all ranks: {why}"
+            )
+        while self.next < len(self.order):
+            route, i = self.order[self.next]
+            self.next += 1
+            route.launch_failed(i, self.clock.step, self.joint)
+        self.settled()
+        self.decide()
+        for route in self.acting:
+            route.arrive_all()
+        log.warning("a backward failed on this rank: all ranks drop the step")
+        return True
+
+    def start_over(self) -> None:
+        """Forget what this backward has launched."""
+        self.task = None
+        for route in self.acting:
+            route.drop()
+        if self.joint is not None:
+            self.joint.forget()
+
+    def why_not_dropped(self) -> str:
+        """Return why the other ranks cannot be told to drop a step, or ""."""
+        views = [
+            is_view(p.grad, view)
+            for route, i in self.order[: self.next]
+            for p, view in zip(route.buckets[i].params, route.buckets[i].views, strict=True)
+        ]
+        if self.next == len(self.order):
+            return "they have all the gradients; let the exception end this rank, and resume from a checkpoint"
+        if any(views):
+            return "its gradients lie in the buckets; use zero_grad(set_to_none=True)"
+        if self.acting[0].buckets[0].flat.is_cuda and self.hooks.scale() is None:
+            return "on CUDA ranks run ahead of their gradients; pass attach a GradScaler, or do not catch the exception"
+        return ""
+
+    def check_another_pass(self, p: Tensor) -> None:
+        """Raise a RuntimeError if this backward, the second or later of a step, cannot be averaged after the first.
+
+        A gradient that the first has missed means another round, which only stages without memory bear. A rule that
+        puts something else in the place of the gradient wants it gone before gradients are added again.
+        """
+        for route in self.acting:
+            stage = route.rule.stage
+            if p in self.missed and stage.remembers() and any(p is q for q in route.params()):
                 raise RuntimeError(
                     f"{self.names[p]} got a gradient after a backward without it was averaged by {route.rule!r}, "
                     "which remembers what it did; use checkpoint(use_reentrant=False), or att.no_sync() for all but "
                     "the last backward of a step"
                 )
+            for place in self.places.get(p, ()) if route.flown and not stage.averages else ():
+                other, i = self.order[place]
+                if other is route and route.landed_on(i, self.reached):
+                    raise RuntimeError(
+                        f"a second backward has added gradients to what {route.rule!r} put in place of those of the "
+                        "first; use att.no_sync() for all but the last backward of a step, or zero_grad() between them"
+                    )
 
     def step_ended(self) -> None:
         """The optimizer has stepped."""
         self.missed.clear()
+        self.passes = 0
+        for route in self.routes:
+            route.step_ended()
+
+
+@dataclass(eq=False)
+class Callback:
+    """Called by autograd when a backward has ended."""
+
+    act: Callable[[], None]
+
+    def __call__(self) -> None:
+        self.act()
+
+
+def at_end(act: Callable[[], None]) -> "weakref.ref[Callback]":
+    """Let autograd call `act` when the backward under way has ended, and hold the only reference to it."""
+    callback = Callback(act)
+    Variable._execution_engine.queue_callback(callback)
+    return weakref.ref(callback)

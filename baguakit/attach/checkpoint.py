@@ -1,18 +1,22 @@
 """What an attachment remembers, by parameter name, so that it survives other buckets and other numbers of ranks.
 
 A tensor as long as the bucket is *elementwise*: it is saved in pieces, under the name and in the shape of each
-parameter, and may be put together again in buckets cut otherwise. Any other is the stage's *own*: it is good for the
-same buckets and ranks only, and is made anew for others. A flight in the air is saved as what it brings.
+parameter, and may be put together again in buckets cut otherwise. One of another shape that the stage calls
+elementwise, such as an outer optimizer's counter of steps, is *whole*: saved under the name of each parameter as it is.
+Any other is the stage's *own*: it is good for the same buckets and ranks only, and is made anew for others. A flight
+in the air is saved as what it brings.
 """
 
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+import re
+from collections.abc import Container, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from ..buckets import Bucket, pieces
+from ..buckets import Bucket, local, pieces
+from ..expressions import spellings
 from ..lanes import Flight
 from ..stages import Carry, Stage, State
 from .routes import Route, Trip
@@ -38,9 +42,12 @@ class Arrived(Flight):
 
 
 def remembered(stage: Stage, state: State, carried: bool = True, at: str = "") -> Iterator[tuple[str, Tensor, Any]]:
-    """Every tensor of a state: its path, itself, and what becomes of it with other ranks; None for the stage's own."""
+    """Every tensor of a state: its path, itself, and what becomes of it with other ranks; None for the stage's own.
+
+    What is derived from the bucket is left out.
+    """
     nested = stage.nested()
-    for name, value in state.items():
+    for name, value in ((name, value) for name, value in state.items() if name not in stage.derived):
         if name in nested and isinstance(value, dict):
             yield from remembered(nested[name], value, carried and not stage.shards, f"{at}{name}.")
         else:
@@ -85,7 +92,7 @@ def check_saved(routes: Sequence[Route], saved: Mapping[str, Any]) -> None:
     if len(saved) != len(routes):
         raise ValueError(f"this state is of {len(saved)} rules, and {len(routes)} are attached")
     for i, route in enumerate(routes):
-        if saved[str(i)]["rule"] != repr(route.rule):
+        if re.sub(r"np\.\w+\(([^()]*)\)", r"\1", saved[str(i)]["rule"]) not in spellings(route.rule):  # NumPy's numbers
             raise ValueError(f"this state is of {saved[str(i)]['rule']}, and the rule attached is {route.rule!r}")
 
 
@@ -107,6 +114,8 @@ def save_route(route: Route, names: Names) -> dict[str, Any]:
                 saved["own"][f"{i}.{path}"] = tensor.clone()
             else:
                 _save_pieces(saved["parameters"], bucket, names, path, tensor)
+                if tensor.shape != bucket.flat.shape:
+                    saved["whole"] = sorted({path, *saved.get("whole", ())})
         if i in route.air and route.rule.window != "free_running":
             trip = route.air[i]
             _save_pieces(saved["parameters"], bucket, names, "flight.result", trip.flight.result())
@@ -116,7 +125,7 @@ def save_route(route: Route, names: Names) -> dict[str, Any]:
 
 
 def _save_pieces(saved: dict[str, Any], bucket: Bucket, names: Names, path: str, x: Tensor) -> None:
-    parts = [x] * len(bucket.params) if x.dim() == 0 else pieces(x, bucket.params)
+    parts = [x] * len(bucket.params) if x.shape != bucket.flat.shape else pieces(x, bucket.params)
     for p, part in zip(bucket.params, parts, strict=True):
         saved[names[p]][path] = part.clone()
 
@@ -137,19 +146,46 @@ def load_bucket(route: Route, i: int, names: Names, saved: Mapping[str, Any], sa
     if missing := [name for name in held if name not in parameters]:
         log.warning("%r remembers nothing of %s: it is new", route.rule, ", ".join(missing))
     same = same_ranks and i < len(saved["cut"]) and saved["cut"][i] == held
-    _make_room(state, parameters, bucket, names)
+    _make_room(state, parameters, bucket, names, whole_of(saved, names))
     for path, tensor, carry in remembered(route.rule.stage, state):
         if carry is not None:
             _load_carried(route, tensor, _gathered(parameters, bucket, names, path, tensor), carry, same_ranks)
         elif same:
-            tensor.copy_(saved["own"][f"{i}.{path}"])
+            _load_own(route, tensor, saved["own"], f"{i}.{path}")
         else:
             log.warning("%r makes %s of bucket %d anew: buckets or ranks have changed", route.rule, path, i)
     if same_ranks:
         _load_flight(route, i, parameters, names)
 
 
-def _make_room(state: State, parameters: Mapping[str, Any], bucket: Bucket, names: Names) -> None:
+def _load_own(route: Route, tensor: Tensor, own: Mapping[str, Tensor], path: str) -> None:
+    found = own.get(path)
+    if found is None or found.shape != tensor.shape:
+        held = "nothing" if found is None else f"a tensor {tuple(found.shape)}"
+        raise ValueError(
+            f"this state holds {held} as {path} of {route.rule!r}, and {tuple(tensor.shape)} is here; "
+            "load it into a model of the same shapes, or begin without it"
+        )
+    tensor.copy_(found)
+
+
+def whole_of(saved: Mapping[str, Any], names: Names) -> set[str]:
+    """The paths of what was saved whole under the name of each parameter.
+
+    Earlier versions did not say: then it is what has not the shape of its parameter; and of scalars, which tell
+    nothing, an optimizer's "step".
+    """
+    if "whole" in saved:
+        return set(saved["whole"])
+    parts = [(path, part, p) for p, name in names.items() for path, part in saved["parameters"].get(name, {}).items()]
+    odd = {path for path, part, p in parts if part.shape != local(p).shape}
+    odd |= {path for path, _, _ in parts if path.endswith(".step")}
+    return {path for path in odd if all(part.dim() == 0 for other, part, _ in parts if other == path)}
+
+
+def _make_room(
+    state: State, parameters: Mapping[str, Any], bucket: Bucket, names: Names, whole: Container[str]
+) -> None:
     """Put a tensor wherever one was saved that a new stage has not: an optimizer in it makes its state as it steps."""
     for p in bucket.params:
         for path, part in parameters.get(names[p], {}).items():
@@ -159,7 +195,7 @@ def _make_room(state: State, parameters: Mapping[str, Any], bucket: Bucket, name
                 for name in way:
                     inside = inside.setdefault(name, {})
                 if last not in inside:
-                    shape = () if part.dim() < p.dim() else bucket.flat.shape  # a counter, or as long as the bucket
+                    shape = part.shape if path in whole else bucket.flat.shape
                     inside[last] = torch.zeros(shape, dtype=part.dtype, device=bucket.flat.device)
 
 
@@ -190,7 +226,7 @@ def _gathered(parameters: Mapping[str, Any], bucket: Bucket, names: Names, path:
     parts = [parameters.get(names[p], {}).get(path) for p in bucket.params]
     if all(part is None for part in parts):
         return None
-    if like.dim() == 0:
+    if like.shape != bucket.flat.shape:
         return torch.as_tensor(next(part for part in parts if part is not None), device=like.device)
     flat = like.clone()
     for p, view, part in zip(bucket.params, pieces(flat, bucket.params), parts, strict=True):

@@ -10,6 +10,8 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
 from ..rules import Rule
+from ..topology.chosen import chooses
+from .sharding import is_sharded
 
 
 class Claims(Protocol):
@@ -88,3 +90,36 @@ def check_others(plan: Claims, others: Iterable[Claims]) -> None:
 
 def _claims(plan: Claims) -> list[tuple[Rule, set[Tensor]]]:
     return [(rule, {p for bucket in cut for p in bucket}) for rule, cut in zip(plan.rules, plan.cuts, strict=True)]
+
+
+def check_join(plan: Claims, scaler: Any, by_all: bool) -> None:
+    """Raise a ValueError unless a rank that has run out of batches can answer the others in all that they do."""
+    for rule in plan.rules:
+        if rule.window == "free_running":
+            raise ValueError(
+                f"{rule!r} needs no join(): ranks may make different numbers of steps, and one that detaches answers "
+                "the others; leave join() out"
+            )
+        if rule.what == "grad" and not rule.stage.agrees:
+            raise ValueError(
+                f"{rule!r} gives each rank a gradient of its own, and one that has run out of batches would not step "
+                "with it; give all ranks the same number of batches"
+            )
+        if chooses(rule.stage):
+            raise ValueError(
+                f"in {rule!r} each rank chooses its weights, and one that has run out of batches would choose no more; "
+                "give all ranks the same number of batches"
+            )
+        if rule.what == "data" and not by_all:
+            raise ValueError(
+                f"divide_by_initial_world_size=False divides gradients by the number of ranks at work; in {rule!r} "
+                "ranks that have run out take part with their weights: leave it at True"
+            )
+    sharding = sys.modules.get("torch.distributed.fsdp.sharded_grad_scaler")  # importing it takes seconds
+    if sharding is not None and isinstance(scaler, sharding.ShardedGradScaler):
+        raise ValueError(
+            "ShardedGradScaler asks all ranks in each step, and one that has run out of batches would not answer; "
+            "train in bfloat16, or give all ranks the same number of batches"
+        )
+    if any(is_sharded(p) for p in plan.names):
+        raise ValueError("a sharded model is gathered from all ranks in each step; give all the same number of batches")

@@ -2,28 +2,32 @@
 
 import weakref
 from collections.abc import Callable
-from itertools import zip_longest
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.optim import Optimizer
+from torch.optim.optimizer import register_optimizer_step_post_hook
 
-from ..comm import Comm, store_of
+from ..comm import Comm
 from ..lanes import lane
-from ..primitives import mean_
-from .agreement import agree, broadcast_optimizers, broadcast_tensors
-from .backward import Backward, GradientRoute
+from .agreement import agree, take_from
+from .backward import Backward, BackwardHooks
 from .checkpoint import load_routes, save_routes
 from .clock import Clock
 from .conflicts import check_others
+from .errands import together
 from .freerunning import FreeRunner
-from .monitor import LEFT, RAISED, Monitor
+from .gradients import GradientRoute
 from .plan import Plan
-from .recutting import recut
-from .routes import Route, Track, WeightRoute, buckets_of, together
+from .records import LEFT, RAISED
+from .recutting import check_kinds, keep_up, recut
+from .routes import Route, Track, WeightRoute, buckets_of
 from .seeing.logbook import Logbook, part_of
+from .start import own_comm, start_monitor, warm_up
 from .steps import Steps, and_then
+from .strangers import Strangers
 
 _at_work: "weakref.WeakSet[Engine]" = weakref.WeakSet()
 
@@ -38,29 +42,29 @@ class Engine:
         host: a group that moves CPU tensors, for free-running rules.
         make: makes the plan, with `bucket_bytes=` for another size.
         comm: the group that was given.
+        strangers: optimizers that step the model's parameters and are not attached.
         since: the step at which the buckets were cut.
         log: what training did since then.
         tuned: the bucket size and the flows that tuning has ended with, if it has: part of the state.
         listeners: called whenever a step has ended.
     """
 
-    def __init__(self, make: Callable[..., Plan], comm: Comm, broadcast: bool) -> None:
-        self.make, self._broadcast, self.comm = make, broadcast, comm
+    def __init__(self, make: Callable[..., Plan], comm: Comm, timeout: Any) -> None:
+        self.make, self.comm = make, comm
         self.tuned: dict[str, int] | None = None
         self.listeners: list[Callable[[], None]] = []
-        self.plan, self.name = agree(comm, self.make_plan)
         self.clock, self.over = Clock(), False
         self._hooks: list[Any] = []
         self.tracks: list[Track] = []
         self.host: Comm | None = None
         self.runners: list[FreeRunner] = []
-        self.monitor = self._make_monitor(comm)
-        self.monitor.start()
+        self.name, self.monitor = start_monitor(comm, "attach", timeout, self._abort)
+        self.plan = self._agree()
         try:
             self._make_tracks(comm)
-            if broadcast:
-                self.together("broadcast", self._begin_as_rank_0)
-            self._hook()
+            if self.plan.broadcast:
+                self.together("broadcast", lambda comm: take_from(0, self.plan, comm))
+            self.hook()
             self.steps.launch_between()
         except BaseException as error:
             self.abandon(error)
@@ -69,38 +73,38 @@ class Engine:
 
     # Made once, in this order, alike on all ranks
 
-    def make_plan(self) -> Plan:
+    def make_plan(self, make: Callable[[], Plan] | None = None) -> Plan:
         """The plan of this rank, checked beside those of other attachments."""
-        plan = self.make()
+        plan = (make or self.make)()
         check_others(plan, [other.plan for other in _at_work if other is not self and not other.over])
         return plan
 
-    def _make_monitor(self, comm: Comm) -> Monitor:
-        store = store_of(comm.group, f"{self.name}/monitor") if comm.size > 1 else None
-        return Monitor(
-            store, comm.rank, comm.size, self.plan.timeout, self._abort, loud=self.plan.device.type == "cuda"
-        )
+    def _agree(self) -> Plan:
+        try:
+            plan = agree(self.monitor, self.make_plan)
+        except BaseException:  # which all ranks raise
+            self.over = True
+            self.monitor.leave(LEFT)
+            raise
+        self.monitor.loud = plan.device.type == "cuda"
+        return plan
 
     def _make_tracks(self, comm: Comm) -> None:
         plan = self.plan
-        flies_on = any(rule.delay or rule.window == "free_running" for rule in plan.rules)
+        free = any(rule.window == "free_running" for rule in plan.rules)
+        flies_on = free or any(rule.delay for rule in plan.rules)
         for number in range(1 + flies_on):
-            own = comm.own(f"{self.name}/{number}", plan.timeout, plan.device) if comm.size > 1 else comm
+            own = own_comm(comm, f"{self.name}/{number}", plan.timeout, plan.device, self.monitor)
             self.tracks.append(Track(number, lane(plan.device), own))
-        if any(rule.window == "free_running" for rule in plan.rules):
-            flat = Comm(comm.group)
-            self.host = flat.own(f"{self.name}/host", plan.timeout, torch.device("cpu")) if comm.size > 1 else flat
+        if free:
+            flat, cpu = Comm(comm.group), torch.device("cpu")
+            self.host = own_comm(flat, f"{self.name}/host", plan.timeout, cpu, self.monitor)
 
     def _make_route(self, i: int) -> Route:
         rule = self.plan.rules[i]
         track = self.tracks[-1 if rule.delay or rule.window == "free_running" else 0]
         kind = GradientRoute if rule.what == "grad" else WeightRoute
         return kind(i, rule, buckets_of(self.plan.cuts[i], rule, track.comm), track, self.monitor)
-
-    def _begin_as_rank_0(self, comm: Comm) -> None:
-        if comm.size > 1:
-            broadcast_tensors([*self.plan.model.parameters(), *self.plan.model.buffers()], comm, self.plan.device)
-            broadcast_optimizers(self.plan.optimizers, comm, self.plan.device)
 
     def cut(self) -> None:
         """Cut the buckets of the plan."""
@@ -115,51 +119,30 @@ class Engine:
         for runner, route in zip(self.runners, free, strict=True):
             runner.route = route  # new buckets; an agreement under way stays
         self.steps = Steps(weights, self.runners, plan.optimizers, self.clock, self.log)
-        self.backward = Backward(gradients, plan.names, self.clock, self._scale, self._gradients_landed, self.log)
+        hooks = BackwardHooks(partial(check_kinds, self), self._scale, self._gradients_landed)
+        self.backward = Backward(gradients, plan.names, self.clock, hooks, self.log)
+        for each in self.routes:
+            warm_up([each.rule.stage], [bucket.flat for bucket in each.buckets], each.track.comm, self.monitor)
+            each.make_states()
 
-    def _hook(self) -> None:
+    def hook(self) -> None:
         """Cut the buckets of the plan, and hook the parameters and optimizers that it speaks of."""
         self.cut()
+        plan = self.plan
         params = dict.fromkeys(p for route in self.backward.routes for p in route.params())
         self._hooks += [p.register_post_accumulate_grad_hook(self._gradient_ready) for p in params]
-        for optimizer in self.plan.optimizers:
+        for optimizer in plan.optimizers:
             before: Any = optimizer.register_step_pre_hook(self._before_step)
             hooks: Any = optimizer._optimizer_step_pre_hooks
             hooks.move_to_end(before.id, last=False)  # others must find what has landed
             self._hooks.append(before)
             self._hooks.append(optimizer.register_step_post_hook(self._after_step))
-
-    def _recut(self) -> None:
-        """The set of trainable parameters has changed, on all ranks: cut the buckets anew, and carry over the state.
-
-        New parameters begin as on rank 0, and the gradients that they already have are averaged exactly.
-        """
-        known, state = set(self.plan.names), self.state_dict()
-        for route in self.routes:
-            route.drop()
-        self.plan, _ = self.together("new buckets", lambda comm: agree(comm, self.make_plan))
-        self.remove_hooks()
-        self._hook()
-        self.load_state_dict(state)
-        new = [p for p in self.plan.names if p not in known]
-        acting = [r for r in self.routes if isinstance(r, GradientRoute) and r.rule.acts(self.clock.step)]
-        claimed = {p for route in acting for p in route.params()}
-
-        def catch_up(comm: Comm) -> None:
-            if self._broadcast and comm.size > 1:
-                broadcast_tensors(new, comm, self.plan.device)
-            mean_([p.grad for p in new if p in claimed and p.grad is not None], comm)
-
-        self.together("new parameters", catch_up)
-
-    def _keep_up(self) -> None:
-        """Notice parameters that have been unfrozen, frozen, added or removed since the buckets were cut."""
-        trainable = (p for p in self.plan.model.parameters() if p.requires_grad)
-        if any(p is not q for p, q in zip_longest(trainable, self.plan.names)):
-            self._recut()
+        self.strangers = Strangers(plan.model, plan.optimizers)
+        self._hooks.append(register_optimizer_step_post_hook(self.strangers.stepped))
 
     def state_dict(self) -> dict[str, Any]:
         """See `Attachment.state_dict`."""
+        self.backward.settled()
         ranks = self.tracks[0].comm.size
         return {
             "version": 1,
@@ -171,6 +154,8 @@ class Engine:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """See `Attachment.load_state_dict`."""
+        self.clock.outside("load_state_dict()")
+        self.backward.settled()
         same_ranks = state["ranks"] == self.tracks[0].comm.size
         if same_ranks and "tuned" in state:
             self.tuned = dict(state["tuned"])
@@ -180,36 +165,66 @@ class Engine:
         self.log.clear()
         self.steps.launch_between()
 
-    def together(self, what: str, work: Callable[[Comm], Any]) -> Any:
-        """Do `work(comm)` on the first lane, as all ranks do, and wait for it."""
-        return together(what, work, self.tracks[0], self.monitor)
+    def together(self, what: str, work: Callable[[Comm], Any], meet: bool = False) -> Any:
+        """Do `work(comm)` on the first lane, as all ranks do, and wait for it; `meet` those that may not come first."""
+        if meet:
+            self.clock.outside(what)
+            self._end_failed()
+        return together(what, work, self.tracks[0], self.monitor, meet)
 
     # What hooks do
 
     def _before_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> Any:
         """Returns the arguments for the step where it must take others: the optimizer is the first of them."""
+        if torch._C._current_graph_task_id() != -1:
+            raise RuntimeError(
+                f"{type(optimizer).__name__} steps within a backward, before the gradients of all ranks have landed; "
+                "step when backward has returned"
+            )
+        self.strangers.ours = True
         if not self.steps.begun:
-            self._keep_up()
+            self._end_failed()
+            check_kinds(self)
+            if not self.backward.dropped:
+                keep_up(self)
         closure = args[1] if len(args) > 1 else kwargs.get("closure")
         if not callable(closure):
-            self.steps.before(optimizer)
+            self._begin_step(optimizer)
             self.log.begin(part_of(optimizer))
             return None
         self.log.begin(part_of(optimizer))
-        followed = and_then(closure, lambda: self.steps.before(optimizer))
+        followed = and_then(closure, lambda: self._begin_step(optimizer))
         return ((args[0], followed, *args[2:]), kwargs) if len(args) > 1 else (args, {**kwargs, "closure": followed})
 
+    def _begin_step(self, optimizer: Optimizer) -> None:
+        if not self.backward.dropped:
+            self.steps.before()
+
     def _after_step(self, optimizer: Optimizer, *_: Any) -> None:
+        self.strangers.ours = False
         self.log.end(part_of(optimizer))
-        if self.steps.after(optimizer):
-            self._step_ended()
+        if not self.backward.dropped:
+            if self.steps.after(optimizer):
+                self._step_ended()
+        elif self.steps.skip(optimizer):
+            self.backward.dropped = False
+
+    def _end_failed(self) -> None:
+        """A backward that failed here and was caught costs all ranks the step, this one as well."""
+        if self.backward.end_failed():
+            self.backward.dropped = True
+            self.backward.drop_gradients()
 
     def _gradients_landed(self) -> None:
-        self._keep_up()
+        keep_up(self)
+        if self.backward.dropped:
+            return
         if not self.plan.optimizers:  # then every backward that lands is a step
             self.log.step_ended(self.clock.step)
             self.clock.step += 1
             self._step_ended()
+        else:
+            self.strangers.landed(self.backward.passes)
 
     def _gradient_ready(self, p: Tensor) -> None:
         self.backward.gradient_ready(p)
@@ -231,16 +246,21 @@ class Engine:
             return
         self.remove_hooks()
         try:
+            self.backward.end_failed()
+            self.backward.settled()
             for runner in self.runners:
                 runner.finish()
             for route in self.routes:
                 route.drop()
+            self.monitor.compare(self.comm.rank - 1, self.comm.rank + 1, sure=True)
+            self.monitor.check()
         except BaseException as error:
             self.abandon(error)
             raise
         self.over = True
         self.monitor.leave(LEFT)
         self._close(wait=True)
+        self.strangers.ended(self.clock.step, any(any(route.launches) for route in self.routes))
 
     def remove_hooks(self) -> None:
         """Take every hook out of the model and the optimizers."""

@@ -31,6 +31,7 @@ class Vote(Flight):
     rule: str
     ordinal: int
     error: BaseException | None = None
+    step: int | None = None  # ranks are at different ones
 
     @property
     def flight(self) -> Flight:
@@ -104,9 +105,9 @@ class FreeRunner:
         try:
             training = vote.result()
         except Exception as error:
-            raise self.monitor.explained(error, vote) from error
+            self.monitor.reraise(error, vote)
         finally:
-            self.monitor.landed(VOTES, vote)
+            self.monitor.landed(vote)
         if training == 0:
             self.over = True
         else:

@@ -6,15 +6,19 @@ from datetime import timedelta
 from itertools import combinations
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from ..arguments import instance, said, several, whole
 from ..buckets import split
 from ..comm import Comm, check_device
-from ..rules import Rule, rules_of, whole
+from ..rules import Rule, rules_of
 from .conflicts import check_dense, check_optimizers, check_wrappers
 from .sharding import check_shards, is_sharded, reshard
+
+LONGEST = timedelta(days=365)  # to wait for a flight
 
 
 @dataclass(frozen=True, eq=False)
@@ -30,6 +34,7 @@ class Plan:
     bucket_bytes: int
     timeout: timedelta
     scaler: Any
+    broadcast: bool
 
     def described(self) -> list[str]:
         """The plan in lines of text that must be the same on all ranks. Never contains a callable."""
@@ -37,7 +42,11 @@ class Plan:
             f"bucket_bytes={self.bucket_bytes}",
             f"optimizers={len(self.optimizers)}",
             f"scaler={self.scaler is not None}",
+            f"broadcast={self.broadcast}",
         ]
+        for optimizer in self.optimizers:
+            sizes = [len(group["params"]) for group in optimizer.param_groups]
+            lines.append(f"{type(optimizer).__name__} with groups of {sizes} parameters")
         for rule, cut in zip(self.rules, self.cuts, strict=True):
             lines.append(f"rule {rule!r}")
             for i, bucket in enumerate(cut):
@@ -46,11 +55,17 @@ class Plan:
 
 
 def make_plan(
-    model: Any, optimizer: Any, algorithms: Sequence[Any], comm: Comm, bucket_bytes: Any, timeout: Any, scaler: Any
+    model: Any,
+    optimizer: Any,
+    algorithms: Sequence[Any],
+    comm: Comm,
+    bucket_bytes: Any,
+    timeout: Any,
+    scaler: Any,
+    broadcast: Any,
 ) -> Plan:
     """Check everything that one rank can check alone, and decide what goes into which bucket."""
-    if not isinstance(model, nn.Module):
-        raise TypeError(f"attach takes an nn.Module, not {type(model).__name__}")
+    instance("model", model, nn.Module, "an nn.Module")
     rules, optimizers = rules_of(*algorithms), optimizers_of(optimizer)
     if not rules:
         raise ValueError("attach needs at least one algorithm, such as bk.algorithms.gradient_allreduce()")
@@ -75,16 +90,23 @@ def make_plan(
         rule.stage.check(comm)
     check_scaler(scaler, rules)
     cuts = tuple(tuple(tuple(bucket) for bucket in split(claim, bucket_bytes)) for claim in claims)
-    return Plan(model, optimizers, rules, names, cuts, device, bucket_bytes, as_time(timeout), scaler)
+    return Plan(model, optimizers, rules, names, cuts, device, bucket_bytes, as_time(timeout), scaler, bool(broadcast))
 
 
 def optimizers_of(optimizer: Any) -> tuple[Optimizer, ...]:
     """The optimizers in what the user gave: one, several, or None."""
-    found = () if optimizer is None else (optimizer,) if isinstance(optimizer, Optimizer) else tuple(optimizer)
+    wanted = "a torch.optim.Optimizer, a sequence of them, or None"
+    one = () if optimizer is None else (optimizer,) if isinstance(optimizer, Optimizer) else None
+    found = tuple(several("optimizer", optimizer, wanted)) if one is None else one
+    if one is None and not found:
+        raise ValueError(said("optimizer", wanted, optimizer))
     for each in found:
         if not isinstance(each, Optimizer):
+            raise TypeError(said("optimizer", wanted, each if each is not None else optimizer))
+        if not hasattr(each, "_optimizer_step_pre_hooks"):  # torch.optim.Optimizer.__init__ makes them
             raise TypeError(
-                f"optimizer is a torch.optim.Optimizer, a sequence of them, or None; not {type(each).__name__}"
+                f"{type(each).__name__} wraps another optimizer without being one itself (it never called "
+                "Optimizer.__init__); give attach the one inside, often its .optimizer"
             )
         if isinstance(each, torch.optim.LBFGS):
             raise TypeError(
@@ -153,7 +175,7 @@ def check_scaler(scaler: Any, rules: Sequence[Rule]) -> None:
     if scaler is None:
         return
     if not isinstance(scaler, torch.amp.GradScaler):
-        raise TypeError(f"scaler= takes a torch.amp.GradScaler, not {type(scaler).__name__}")
+        raise TypeError(said("scaler", "a torch.amp.GradScaler", scaler))
     from torch.distributed.fsdp.sharded_grad_scaler import ShardedGradScaler
 
     for rule in rules:
@@ -169,6 +191,10 @@ def as_time(timeout: Any) -> timedelta:
     if timeout is None:
         return timedelta(minutes=10)
     seconds = timeout.total_seconds() if isinstance(timeout, timedelta) else timeout
-    if not isinstance(seconds, int | float) or isinstance(seconds, bool) or not seconds > 0:
-        raise ValueError(f"timeout is a timedelta or a number of seconds greater than 0, not {timeout!r}")
-    return timedelta(seconds=seconds)
+    if isinstance(seconds, bool) or not isinstance(seconds, int | float | np.integer | np.floating):
+        raise TypeError(said("timeout", "a timedelta or a number of seconds", timeout))
+    if not 0 < seconds <= LONGEST.total_seconds():
+        raise ValueError(
+            said("timeout", f"a timedelta or a number of seconds, greater than 0 and at most {LONGEST}", timeout)
+        )
+    return timedelta(seconds=float(seconds))

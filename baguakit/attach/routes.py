@@ -16,7 +16,10 @@ from ..lanes import Flight, Lane
 from ..primitives import mean_
 from ..rules import Rule
 from ..stages import Stage, State, flown
+from ..topology.chosen import as_chosen
+from .errands import together
 from .monitor import Monitor
+from .padding import clear_padding_
 from .seeing.compression import Losses
 
 RECORDED = 100  # flights of a bucket, and steps, of which records are kept
@@ -66,16 +69,19 @@ class Route:
     launches: list[int] = field(default_factory=list)
     to_average: list[Tensor] = field(default_factory=list)  # of a checkpoint from another number of ranks
     losses: Losses | None = None  # of compression, where somebody has asked for them
+    flying: Stage | None = None  # the stage in this round
 
     def __post_init__(self) -> None:
         self.label, self.carries = repr(self.rule), outline(self.rule.stage)
         self.sent = [{} for _ in self.buckets]
         self.launches = [0] * len(self.buckets)
         self.records = [deque(maxlen=RECORDED) for _ in self.buckets]
-        self.make_states()
 
     def make_states(self) -> None:
-        """What the stage remembers before the first flight, from the weights as they are."""
+        """What the stage remembers before the first flight, from the weights as they are. Collective."""
+        together(f"the state of {self.label}", lambda comm: self._init_states(), self.track, self.monitor)
+
+    def _init_states(self) -> None:
         self.states = []
         for i, bucket in enumerate(self.buckets):
             if self.rule.what == "data":
@@ -92,8 +98,12 @@ class Route:
         return f"{self.carries}{which}, bucket {bucket}"
 
     def stage(self, i: int) -> Stage:
-        """What flies bucket `i` now: the rule's stage, or one that tells what compression loses."""
-        return self.rule.stage if self.losses is None else self.losses.watched(i, self.rule.stage)
+        """What flies bucket `i` now: the rule's stage, with the weights that were chosen when the first bucket was
+        launched, or one that tells what compression loses.
+        """
+        if i == 0 or self.flying is None:
+            self.flying = as_chosen(self.rule.stage)
+        return self.flying if self.losses is None else self.losses.watched(i, self.flying)
 
     def launch(
         self,
@@ -103,17 +113,19 @@ class Route:
         before: Tensor | None = None,
     ) -> Trip:
         """Put bucket `i` on the lane; `work` is what happens to it, the stage by default."""
-        state, flat, name = self.states[i], self.buckets[i].flat, self.name(i)
+        state, bucket, name = self.states[i], self.buckets[i], self.name(i)
         comm = self.track.comm.stand(self.round, step, self.number(i), self.sent[i])
         self.monitor.check()
         if self.to_average:
             averaged, self.to_average = self.to_average, []
             self.track.lane.run(lambda: mean_(averaged, comm))
-        if work is None:
-            stage = self.stage(i)
-            flight = self.track.lane.run(lambda: flown(stage, flat, state, comm), name)
-        else:
-            flight = self.track.lane.run(lambda: work(flat, comm), name)
+        stage = self.stage(i) if work is None else self.rule.stage
+
+        def fly() -> Any:
+            clear_padding_(stage, state, bucket, comm)
+            return flown(stage, bucket.flat, state, comm) if work is None else work(bucket.flat, comm)
+
+        flight = self.track.lane.run(fly, name)
         trip = Trip(self, i, self.round, step, time.time(), flight, before)
         self.air[i] = trip
         self.launches[i] += 1
@@ -128,9 +140,9 @@ class Route:
         try:
             return trip.flight.result()
         except Exception as error:
-            raise self.monitor.explained(error, trip) from error
+            self.monitor.reraise(error, trip)
         finally:
-            self.monitor.landed(self.track.number, trip)
+            self.monitor.landed(trip)
             trip.before = None  # a report keeps the trip
             trip.flight.forget()
             if self.losses is not None:
@@ -144,18 +156,6 @@ class Route:
     def params(self) -> list[Tensor]:
         """The parameters of all buckets."""
         return [p for bucket in self.buckets for p in bucket.params]
-
-
-@dataclass(eq=False)
-class Errand:
-    """Something else that all ranks do together on a lane: for the monitor, a trip like any other."""
-
-    what: str
-    flight: Flight
-    launched: float = field(default_factory=time.time)
-
-    def __str__(self) -> str:
-        return self.what
 
 
 def outline(stage: Stage) -> str:
@@ -172,19 +172,6 @@ def through(stage: Stage, x: Tensor, state: State, comm: Comm, scale: Tensor | N
     if result is not x:
         x.copy_(result)
     return x if scale is None else x.mul_(scale)
-
-
-def together(what: str, work: Callable[[Comm], Any], track: Track, monitor: Monitor) -> Any:
-    """Do `work(comm)` on a lane, as all ranks do, and wait for it; who is missing is named."""
-    monitor.check()
-    errand = Errand(what, track.lane.run(lambda: work(track.comm), what))
-    monitor.launched(track.number, errand)
-    try:
-        return errand.flight.result()
-    except Exception as error:
-        raise monitor.explained(error, errand) from error
-    finally:
-        monitor.landed(track.number, errand)
 
 
 class WeightRoute(Route):

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch.optim import Optimizer
 
-from .clock import Clock
+from .clock import BEGIN, END, Clock
 from .freerunning import FreeRunner
 from .routes import WeightRoute
 from .seeing.logbook import Logbook
@@ -33,15 +33,16 @@ class Steps:
         self.loaded: int | None = None  # the step of a checkpoint, which says what stages remember from there on
 
     @torch.no_grad()
-    def before(self, optimizer: Optimizer) -> None:
+    def before(self) -> None:
         """An optimizer is about to step."""
         if not self.begun:
             self.begun = True
             for route in self.routes:
                 if route.rule.window == "between_steps" and route.air:
                     route.land_all()
-            for route in self.routes:
-                if self.sets_out(route):
+            if setting_out := [route for route in self.routes if self.sets_out(route)]:
+                self.clock.ask(BEGIN)
+                for route in setting_out:
                     route.make_states()
 
     def sets_out(self, route: WeightRoute) -> bool:
@@ -54,7 +55,7 @@ class Steps:
     def after(self, optimizer: Optimizer) -> bool:
         """An optimizer has stepped; returns whether the step has ended."""
         if not self.begun:  # it was given a closure, and did not call it
-            self.before(optimizer)
+            self.before()
         self.stepped.add(id(optimizer))
         if len(self.stepped) < len(self.optimizers):
             return False
@@ -63,9 +64,19 @@ class Steps:
         self.end()
         return True
 
+    def skip(self, optimizer: Optimizer) -> bool:
+        """An optimizer has stepped without gradients, since a backward failed; returns whether that was the last."""
+        self.stepped.add(id(optimizer))
+        if len(self.stepped) < len(self.optimizers):
+            return False
+        self.stepped.clear()
+        return True
+
     def end(self) -> None:
         """The last optimizer has stepped: land what is due, exchange, and launch what flies on."""
         step = self.clock.step
+        if self.routes:
+            self.clock.ask(END)
         for route in self.routes:
             if route.rule.delay and route.air and route.rule.exchanges(step - route.rule.delay):
                 route.land_all()

@@ -17,8 +17,10 @@ from torch import Tensor
 from torch.distributed.constants import default_pg_timeout
 from torch.distributed.device_mesh import DeviceMesh
 
+from ..arguments import checked, instance, whole
+from . import groups
 from .flows import Flows
-from .groups import INTER, INTRA, check_mesh, flat_group
+from .groups import INTER, INTRA, check_mesh, flat_group, rotated
 from .own import flows_of, own_groups
 
 # torch 2.13 renamed these two and warns of the old names; older versions know only the old ones.
@@ -58,13 +60,13 @@ class Comm:
     def __post_init__(self) -> None:
         if not dist.is_initialized():
             raise RuntimeError("torch.distributed is not initialised: call init_process_group first (one rank will do)")
+        groups.check_group(self.group)
         if self.mesh is not None and self._parts is None:
             check_mesh(self.mesh, self.group)
             object.__setattr__(self, "_parts", (self.mesh.get_group(INTRA), self.mesh.get_group(INTER)))
         if self.group is None:
             object.__setattr__(self, "group", flat_group(self.mesh))
-        if not isinstance(self.flows, int) or not 1 <= self.flows <= 64:
-            raise ValueError(f"flows is the number of connections to each peer, 1 to 64, not {self.flows!r}")
+        whole("flows", self.flows, 1, 64)
         if self.flows > 1 and not self._flows and self.size > 1:
             name = self.gather_objects(uuid.uuid4().hex)[0]
             made = flows_of(self.group, self._parts, self.flows, name, default_pg_timeout)
@@ -100,6 +102,8 @@ class Comm:
 
     def at(self, round: int, step: int | None = None) -> "Comm":
         """The same group at another round (and step)."""
+        whole("round", round, 0)
+        whole("step", 0 if step is None else step, 0)
         return replace(self, _round=round, _step=step)
 
     def stand(self, round: int, step: int | None, bucket: int, sent: "dict[str, float]") -> "Comm":
@@ -128,10 +132,8 @@ class Comm:
 
     def _part_groups(self) -> "tuple[Any, Any]":
         if self._parts is None:
-            raise ValueError(
-                "this Comm knows no nodes; make it with "
-                'Comm(mesh=init_device_mesh(…, mesh_dim_names=("inter", "intra")))'
-            )
+            made = 'Comm(mesh=init_device_mesh(…, mesh_dim_names=("inter", "intra")))'
+            raise ValueError(f"this Comm knows no nodes; make it with {made}")
         return self._parts
 
     # Collectives on flat tensors. Each is called by all ranks of the group, in the same order.
@@ -181,16 +183,19 @@ class Comm:
 
     def all_gather_later(self, out: Tensor, x: Tensor) -> Any:
         """Begin to gather `x` (k, …) of all ranks into `out` (size · k, …); `.wait()` for it."""
+        groups.check_gathered(out, x, self.size)
         self._count((self.size - 1) * x.nbytes)
         return _all_gather(out, x, group=self.group, async_op=True)
 
     def all_to_all_later(self, out: Tensor, rows: Tensor) -> Any:
         """Begin to send row r of `rows` (size, k) to rank r, and to receive as many into `out`; `.wait()` for it."""
+        groups.check_gathered(out, rows, 1, "rows")
         self._count((self.size - 1) * rows[0].nbytes)
         return dist.all_to_all_single(out, rows, group=self.group, async_op=True)
 
     def broadcast(self, x: Tensor, source: int = 0) -> Tensor:
         """Overwrite `x` with that of rank `source`."""
+        whole("source", source, 0, self.size - 1)
         if self.size > 1:
             dist.broadcast(x, group=self.group, group_src=source)
         return x
@@ -204,8 +209,7 @@ class Comm:
 
     def settled(self) -> "Flows | None":
         """The flows if there are any, their shares agreed on. All ranks call it before messages that all send."""
-        flows = self._flows.get(self._part)
-        if flows is not None:
+        if (flows := self._flows.get(self._part)) is not None:
             flows.settle()
         return flows
 
@@ -213,12 +217,14 @@ class Comm:
 
     def receive_later(self, x: Tensor, peer: int, tag: int = 0) -> Any:
         """Begin to receive `x` from `peer`; `.wait()` for it."""
+        groups.check_peer(peer, self.group)
         if (flows := self._flows.get(self._part)) is not None:
             return flows.begin(x.view(-1), lambda part, group: group.recv([part], peer, tag))
         return self.group.recv([x], peer, tag)
 
     def send_later(self, x: Tensor, peer: int, tag: int = 0) -> Any:
         """Begin to send `x` to `peer`; `.wait()` before overwriting it."""
+        groups.check_peer(peer, self.group)
         self._count(x.nbytes)
         if (flows := self._flows.get(self._part)) is not None:
             return flows.begin(x.view(-1), lambda part, group: group.send([part], peer, tag))
@@ -232,10 +238,11 @@ class Comm:
     def exchange_each(self, outgoing: Mapping[int, Tensor], incoming: dict[int, Tensor]) -> dict[int, Tensor]:
         """Send each rank what `outgoing` has for it, and fill the tensors of `incoming`; waits for both."""
         self.settled()
-        if not outgoing and not incoming:
+        if not (outgoing or incoming):
             return incoming
         if next(iter((*outgoing.values(), *incoming.values()))).is_cuda:
-            return self._exchange_together(outgoing, incoming)
+            self._count(sum(x.nbytes for x in outgoing.values()))
+            return groups.exchange_together(self.group, outgoing, incoming)
         # Every receive is posted before any send: a peer that sends first and finds no receiver stalls the connection.
         works = [self.receive_later(buffer, peer) for peer, buffer in incoming.items()]
         works += [self.send_later(outgoing[peer], peer) for peer in rotated(outgoing, self.rank)]
@@ -243,29 +250,19 @@ class Comm:
             work.wait()
         return incoming
 
-    def _exchange_together(self, outgoing: Mapping[int, Tensor], incoming: dict[int, Tensor]) -> dict[int, Tensor]:
-        # NCCL pairs sends with receives only within one call of the whole group.
-        device = next(iter((*outgoing.values(), *incoming.values()))).device
-        self.group._start_coalescing(device)
-        for peer, x in outgoing.items():
-            self._count(x.nbytes)
-            self.group.send([x], peer, 0)
-        for peer, buffer in incoming.items():
-            self.group.recv([buffer], peer, 0)
-        self.group._end_coalescing(device).wait()
-        return incoming
-
     # Groups of one's own
 
-    def own(self, name: str, timeout: timedelta, device: torch.device, flows: int | None = None) -> "Comm":
-        """The same ranks in new process groups, that nothing else uses; `close()` them. All members call it.
+    def own(
+        self, name: str, timeout: timedelta, device: torch.device, flows: int | None = None, store: Any = None
+    ) -> "Comm":
+        """The same ranks, which all call it, in new process groups that nothing else uses; `close()` them.
 
-        The new groups have as many flows, or `flows`, and are warmed by a one-element all-reduce: NCCL wants every rank
-        in a group's first call. Their time limit is longer than `timeout`: who watches over them should speak first.
+        They meet in `store`, and are warmed: NCCL wants all ranks in a first call. Their limit exceeds `timeout`.
         """
-        timeout, count = timeout * 1.25 + timedelta(seconds=2), self.flows if flows is None else flows
-        group, parts = own_groups(self.group, self._parts, name, timeout, device)
-        made = flows_of(group, parts, count, name, timeout) if self.size > 1 else {}
+        timeout = timeout * 1.25 + timedelta(seconds=2)
+        count = self.flows if flows is None else whole("flows", flows, 1, 64)
+        group, parts = own_groups(self.group, self._parts, name, timeout, device, store)
+        made = flows_of(group, parts, count, name, timeout, store) if self.size > 1 else {}
         comm = replace(self, group=group, _parts=parts, flows=count if made else 1, _flows=made)
         for each in comm.groups():
             if each.size() > 1:
@@ -274,8 +271,7 @@ class Comm:
 
     def groups(self) -> list[Any]:
         """The process groups of this Comm: flat, then intra and inter where there are nodes, then further flows."""
-        further = [group for flows in self._flows.values() for group in flows.groups[1:]]
-        return [self.group, *(self._parts or ()), *further]
+        return [self.group, *(self._parts or ()), *(g for flows in self._flows.values() for g in flows.groups[1:])]
 
     def close(self) -> None:
         """Shut the groups that `own` made."""
@@ -294,7 +290,11 @@ class Comm:
             self._sent[self._part] = self._sent.get(self._part, 0) + nbytes
 
 
-def rotated(peers: Iterable[int], rank: int) -> list[int]:
-    """`peers` in order from `rank` on, so that ranks that send at once do not all send to the same one."""
-    peers = sorted(peers)
-    return [p for p in peers if p > rank] + [p for p in peers if p <= rank]
+def check_comm(comm: Any) -> None:
+    """Raise a TypeError unless `comm` is a Comm."""
+    instance("comm", comm, Comm, "a bk.Comm")
+
+
+_CHECKED = "all_reduce all_reduce_later reduce_scatter all_gather all_gather_later all_to_all_later broadcast key stand"
+for _name in (*_CHECKED.split(), "receive_later", "send_later", "exchange", "exchange_each", "own"):
+    setattr(Comm, _name, checked(getattr(Comm, _name)))

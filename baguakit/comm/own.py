@@ -12,9 +12,11 @@ Parts = tuple[Any, Any] | None
 """The intra and inter groups of this rank, where the nodes are known."""
 
 
-def own_groups(group: Any, parts: Parts, name: str, timeout: timedelta, device: torch.device) -> tuple[Any, Parts]:
-    """New groups of the same ranks, under a name that they agree on. All members call it."""
-    store = group.get_group_store()
+def own_groups(
+    group: Any, parts: Parts, name: str, timeout: timedelta, device: torch.device, store: Any = None
+) -> tuple[Any, Parts]:
+    """New groups of the same ranks, that meet in `store`, or the group's, under an agreed name. All members call it."""
+    store = group.get_group_store() if store is None else store
     own = own_group(group, store, f"{name}/flat", timeout, device)
     if parts is None:
         return own, None
@@ -25,7 +27,9 @@ def own_groups(group: Any, parts: Parts, name: str, timeout: timedelta, device: 
     )
 
 
-def flows_of(group: Any, parts: Parts, count: int, name: str, timeout: timedelta) -> dict[str, Flows]:
+def flows_of(
+    group: Any, parts: Parts, count: int, name: str, timeout: timedelta, store: Any = None
+) -> dict[str, Flows]:
     """`count` flows between all ranks, or, where the nodes are known, between nodes: by part. None for a count of 1.
 
     The first flow is the group that is there. All members call it.
@@ -33,6 +37,6 @@ def flows_of(group: Any, parts: Parts, count: int, name: str, timeout: timedelta
     if count == 1:
         return {}
     part, first, place = ("flat", group, "") if parts is None else (INTER, parts[1], f"/inter{parts[0].rank()}")
-    store, cpu = group.get_group_store(), torch.device("cpu")
+    store, cpu = group.get_group_store() if store is None else store, torch.device("cpu")
     further = [own_group(first, store, f"{name}/flow{i}{place}", timeout, cpu) for i in range(1, count)]
     return {part: Flows([first, *further])}

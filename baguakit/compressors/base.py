@@ -1,15 +1,19 @@
 """What all compressors have in common, and what they ask of their arguments."""
 
 from collections.abc import Sequence
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
+from ..arguments import instance, real, said, several, tensor, whole
 from ..expressions import expression
+from ..kernels import _compiled
 
+MOST = 1 << 48  # values of a row: what is more was not meant
 FLOATS = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 PROBE = (1 << 16) + 16  # values in each of five rows: enough for every compiled path, of whole blocks and of a rest
+FEW = (1 << 16) - (1 << 10)  # a CPU compiles nothing for fewer values, even if they are padded for a thousand ranks
 
 
 class Compressor:
@@ -58,15 +62,22 @@ class Compressor:
     def warm_up(self, device: torch.device | str, dtype: torch.dtype = torch.float32, values: int = PROBE) -> None:
         """Compile now what the first step would otherwise compile, for tensors of so many values on a device.
 
-        On a CPU nothing is compiled for fewer values than it would pay for.
+        So it is for values of `dtype`, and of float32, in which stages keep what they feed back and compare. On a CPU
+        nothing is compiled for fewer values than it would pay for; what is, once for all processes on a machine.
         """
-        if torch.device(device).type == "cpu" and values < PROBE:
+        kind = warmed(device, dtype, values)
+        if kind == "cpu" and values < FEW:
             return
-        x = torch.zeros(5, PROBE, dtype=dtype, device=device)
+        with torch.no_grad(), _compiled.together():
+            for each in dict.fromkeys((torch.float32, dtype)):
+                self._probe(torch.zeros(5, PROBE, dtype=each, device=device))
+
+    def _probe(self, x: Tensor) -> None:
+        """Do once everything that is done with such values."""
         residual = torch.zeros_like(x, dtype=torch.float32)
         packed = self.compress(x, residual)
         self.compress(x[:1])
-        self.decompress(packed, PROBE, dtype, out=x)
+        self.decompress(packed, PROBE, x.dtype, out=x)
         self.add_(x[0], packed, [0.2] * 5)
         self.reduce(packed, PROBE, residual[0])
         self.reduce(packed, PROBE)
@@ -75,36 +86,68 @@ class Compressor:
         return expression(self)
 
 
-def values_of(x: Tensor) -> Tensor:
-    """Rows of values, contiguous."""
-    check_dtype(x.dtype)
+def check_dense(name: str, compressor: Any) -> None:
+    """Raise a TypeError unless `compressor` is one that keeps all places."""
+    instance(name, compressor, Compressor, "a compressor such as MinMaxUInt8()")
+    if not compressor.dense:
+        raise TypeError(
+            f"{name} {compressor!r} keeps other places on each rank; use SparseMean({compressor!r}), or sparse_mean_"
+        )
+
+
+def warmed(device: Any, dtype: Any, values: Any) -> str:
+    """The kind of the device for which to compile; raises for what no compressor takes."""
+    check_dtype("dtype", dtype)
+    whole("values", values, 0)
+    try:
+        kind = torch.device(device).type
+    except (RuntimeError, TypeError, ValueError):
+        raise TypeError(said("device", "a torch.device, or the name of one", device)) from None
+    if kind == "meta":
+        raise ValueError(said("device", "one that holds values", device))
+    return kind
+
+
+def values_of(x: Tensor, key: int = 0) -> Tensor:
+    """Rows of values, contiguous, once they and their key have been checked."""
+    check_dtype("x", tensor("x", x).dtype)
+    whole("key", key, None)
     if x.dim() != 2:
-        raise ValueError(f"values come in rows, of shape (rows, n), not {tuple(x.shape)}; use x.view(rows, -1)")
+        raise ValueError(said("x", "values in rows, of shape (rows, n)", x) + "; use x.view(rows, -1)")
     return x.detach().contiguous()
 
 
-def check_dtype(dtype: torch.dtype) -> None:
+def check_dtype(name: str, dtype: Any) -> None:
     """Raise a TypeError unless compressors take values of this dtype."""
-    if dtype not in FLOATS:
-        raise TypeError(f"values are float32, bfloat16, float16 or float64, not {dtype}; convert them with .float()")
+    if not isinstance(dtype, torch.dtype) or dtype not in FLOATS:
+        raise TypeError(
+            said(name, "float32, bfloat16, float16 or float64", dtype) + "; convert other values with .float()"
+        )
 
 
 def packed_of(packed: Tensor, compressor: Compressor, n: int) -> Tensor:
     """Packed rows of `n` values, contiguous."""
-    if packed.dtype != torch.uint8:
-        raise TypeError(f"packed rows are uint8, as compress returned them, not {packed.dtype}")
+    if tensor("packed", packed).dtype != torch.uint8:
+        raise TypeError(said("packed", "rows in uint8, as compress returned them", packed))
     size = compressor.row_bytes(n)
     if packed.dim() != 2 or packed.shape[1] != size:
-        raise ValueError(f"{compressor!r} packs {n} values in rows of {size} bytes, not {tuple(packed.shape)}")
+        raise ValueError(said("packed", f"rows of {size} bytes, as {compressor!r} packs n={n} values", packed))
     return packed.contiguous()
+
+
+def check_rows(packed: Tensor, key: int) -> None:
+    """Raise unless there are rows to take the mean of, and a key."""
+    whole("key", key, None)
+    if not len(packed):
+        raise ValueError(said("packed", "one row or more, to take the mean of", packed))
 
 
 def room_for(out: Tensor | None, packed: Tensor, n: int, dtype: torch.dtype) -> Tensor:
     """Where rows are decompressed to: `out`, or room made for them."""
+    check_dtype("dtype", dtype)
     if out is None:
-        check_dtype(dtype)
         return torch.empty(packed.shape[0], n, dtype=dtype, device=packed.device)
-    check_dtype(out.dtype)
+    check_dtype("out", instance("out", out, Tensor, "a tensor").dtype)
     if out.shape != (packed.shape[0], n) or not out.is_contiguous():
         raise ValueError(f"out is contiguous, of shape {(packed.shape[0], n)}, not {described(out)}")
     check_device("out", out, packed)
@@ -113,18 +156,23 @@ def room_for(out: Tensor | None, packed: Tensor, n: int, dtype: torch.dtype) -> 
 
 def sum_into(out: Tensor, packed: Tensor) -> Tensor:
     """The row to which packed rows are added."""
-    check_dtype(out.dtype)
+    check_dtype("out", instance("out", out, Tensor, "a tensor").dtype)
     if out.dim() != 1 or not out.is_contiguous():
-        raise ValueError(f"rows are added to one contiguous row, of shape (n,), not {described(out)}; use out.view(-1)")
+        raise ValueError(f"out is one contiguous row, of shape (n,), not {described(out)}; use out.view(-1)")
+    tensor("packed", packed)
     check_device("out", out, packed)
     return out
 
 
 def weights_of(weights: Sequence[float] | Tensor, packed: Tensor) -> Tensor:
     """A weight for each packed row, on their device."""
-    weights = torch.as_tensor(weights, dtype=torch.float32, device=packed.device).contiguous()
-    if weights.shape != (packed.shape[0],):
-        raise ValueError(f"{packed.shape[0]} packed rows need as many weights, not {tuple(weights.shape)}")
+    if isinstance(weights, Tensor):
+        given = tensor("weights", weights)
+    else:
+        given = torch.tensor([real("weights", w) for w in several("weights", weights, "a list of numbers")])
+    if given.shape != (packed.shape[0],) or given.is_complex():
+        raise ValueError(said("weights", f"as many numbers as there are packed rows, {packed.shape[0]}", weights))
+    weights = given.to(packed.device, torch.float32).contiguous()
     return weights
 
 
@@ -132,7 +180,7 @@ def residual_of(residual: Tensor | None, shape: Sequence[int], beside: Tensor) -
     """The residual, of the shape wanted and on the device of the tensor it belongs to; None if there is none."""
     if residual is None:
         return None
-    if residual.dtype != torch.float32:
+    if instance("residual", residual, Tensor, "a tensor").dtype != torch.float32:
         raise TypeError(
             f"a residual is float32 whatever the values are, not {residual.dtype}, which would lose it again"
         )

@@ -6,8 +6,9 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from ..arguments import check_fields, shown, whole
 from ..kernels._operators import Operators
-from .base import Compressor, packed_of, residual_of, room_for, sum_into, values_of, weights_of
+from .base import MOST, Compressor, check_rows, packed_of, residual_of, room_for, sum_into, values_of, weights_of
 
 BLOCKS = tuple(1 << power for power in range(6, 14))
 
@@ -33,21 +34,22 @@ class Blockwise(Compressor):
         return getattr(self, "stochastic", False)
 
     def __post_init__(self) -> None:
-        if self.block in BLOCKS or (self.block is None and self.whole):
-            return
+        if self.block in BLOCKS if isinstance(self.block, int) else self.block is None and self.whole:
+            return check_fields(self)
         name, usual = type(self).__name__, type(self).block
         other = f", and {name}(block=None) one block a row" if self.whole else ""
         raise ValueError(
-            f"{name} takes a block of {BLOCKS[0]} to {BLOCKS[-1]} values, a power of two, not {self.block!r};"
+            f"{name} takes a block of {BLOCKS[0]} to {BLOCKS[-1]} values, a power of two, not {shown(self.block)};"
             f" {name}() takes {usual}{other}"
         )
 
     def row_bytes(self, n: int) -> int:
+        whole("n", n, 0, MOST)
         return self.operators.format.row_bytes(n, self.block)
 
     @torch.no_grad()
     def compress(self, x: Tensor, residual: Tensor | None = None, key: int = 0) -> Tensor:
-        x = values_of(x)
+        x = values_of(x, key)
         return self.operators.on(x).compress(x, self.block, residual_of(residual, x.shape, x), self._key(key))
 
     @torch.no_grad()
@@ -68,6 +70,7 @@ class Blockwise(Compressor):
     @torch.no_grad()
     def reduce(self, packed: Tensor, n: int, residual: Tensor | None = None, key: int = 0) -> Tensor:
         packed = packed_of(packed, self, n)
+        check_rows(packed, key)
         return self.operators.on(packed).reduce(
             packed, n, self.block, residual_of(residual, (n,), packed), self._key(key)
         )

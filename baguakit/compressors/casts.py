@@ -7,7 +7,8 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from .base import Compressor, packed_of, residual_of, room_for, sum_into, values_of, weights_of
+from ..arguments import whole
+from .base import MOST, Compressor, check_rows, packed_of, residual_of, room_for, sum_into, values_of, weights_of
 
 
 class Cast(Compressor):
@@ -16,11 +17,11 @@ class Cast(Compressor):
     dtype: ClassVar[torch.dtype]
 
     def row_bytes(self, n: int) -> int:
-        return 2 * n
+        return 2 * whole("n", n, 0, MOST)
 
     @torch.no_grad()
     def compress(self, x: Tensor, residual: Tensor | None = None, key: int = 0) -> Tensor:
-        x = values_of(x)
+        x = values_of(x, key)
         sent = x.to(self.dtype, copy=True)
         if (lost := residual_of(residual, x.shape, x)) is not None:
             lost.copy_(x.float() - sent.float())
@@ -44,6 +45,7 @@ class Cast(Compressor):
     @torch.no_grad()
     def reduce(self, packed: Tensor, n: int, residual: Tensor | None = None, key: int = 0) -> Tensor:
         rows = packed_of(packed, self, n).view(self.dtype)
+        check_rows(packed, key)
         total = torch.zeros(n, device=packed.device)
         for row in rows:
             total += row

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+from ..arguments import shown
 from ..kernels import float8
 from ..kernels._operators import Operators
 from .blockwise import Blockwise
@@ -33,10 +34,10 @@ class Float8(Blockwise):
     stochastic: bool = False
 
     def __post_init__(self) -> None:
-        if self.format not in FORMATS:
+        if not isinstance(self.format, str) or self.format not in FORMATS:
             raise ValueError(
-                f'Float8 knows the formats "e4m3", with more precision, and "e5m2", with more range, not '
-                f"{self.format!r}; Float8() takes {type(self).format!r}"
+                f'format of Float8 is "e4m3", with more precision, or "e5m2", with more range, not '
+                f"{shown(self.format)}; Float8() takes {type(self).format!r}"
             )
         super().__post_init__()
 

@@ -7,8 +7,9 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from ..arguments import real, whole
 from ..kernels import topk_ops
-from .base import PROBE, Compressor, packed_of, residual_of, room_for, sum_into, values_of, weights_of
+from .base import MOST, PROBE, Compressor, packed_of, residual_of, room_for, sum_into, values_of, warmed, weights_of
 
 
 @dataclass(frozen=True, repr=False)
@@ -31,19 +32,18 @@ class TopK(Compressor):
     dense: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
-        if not isinstance(self.ratio, int | float) or not 0 < self.ratio <= 1:
-            raise ValueError(f"TopK keeps a share of the values: ratio is in (0, 1], not {self.ratio!r}")
+        object.__setattr__(self, "ratio", real("ratio", self.ratio, most=1, above=0))
 
     def kept(self, n: int) -> int:
         """How many values of a row of `n` are kept."""
-        return min(n, max(1, round(self.ratio * n)))
+        return min(whole("n", n, 0, MOST), max(1, round(self.ratio * n)))
 
     def row_bytes(self, n: int) -> int:
         return 8 * self.kept(n)
 
     @torch.no_grad()
     def compress(self, x: Tensor, residual: Tensor | None = None, key: int = 0) -> Tensor:
-        x = values_of(x)
+        x = values_of(x, key)
         if x.shape[1] > torch.iinfo(torch.int32).max:
             raise ValueError(f"TopK counts places in 32 bits, and a row of {x.shape[1]} values is longer; cut it up")
         packed: Tensor = topk_ops.compress(x, self.kept(x.shape[1]), residual_of(residual, x.shape, x))
@@ -77,7 +77,7 @@ class TopK(Compressor):
 
     def warm_up(self, device: torch.device | str, dtype: torch.dtype = torch.float32, values: int = PROBE) -> None:
         """Compile now what the first step would otherwise compile on a GPU, for a row of so many values."""
-        if torch.device(device).type != "cpu" and values:
+        if warmed(device, dtype, values) != "cpu" and values:
             x = torch.zeros(1, values, dtype=dtype, device=device)
             self.compress(x, torch.empty_like(x, dtype=torch.float32))
             self.compress(x)

@@ -17,9 +17,10 @@ from torch import Tensor
 from torch.futures import Future
 from torch.nn.parallel import DistributedDataParallel
 
+from ..arguments import said
 from ..attach.plan import as_time, check_scaler
 from ..attach.routes import through
-from ..comm import Comm, check_device
+from ..comm import Comm, check_comm, check_device
 from ..stages import Stage, State
 from .handle import Handle, Scheme
 from .routes import rules_on_gradients
@@ -61,13 +62,10 @@ def ddp(
         TypeError, ValueError: something cannot work, or ranks differ; on every rank.
     """
     if not isinstance(ddp_model, DistributedDataParallel):
-        raise TypeError(
-            f"ddp takes a DistributedDataParallel, not {type(ddp_model).__name__}; use bk.attach for other modules"
-        )
+        raise TypeError(said("ddp_model", "a DistributedDataParallel", ddp_model) + "; use bk.attach for other modules")
     group = ddp_model.process_group
     comm = Comm(group) if comm is None else comm
-    if not isinstance(comm, Comm):
-        raise TypeError(f"comm= takes a bk.Comm, not {type(comm).__name__}")
+    check_comm(comm)
 
     def make() -> Scheme:
         rules = rules_on_gradients(stage)
@@ -88,15 +86,15 @@ def ddp(
         lines = tuple(f"{name} {tuple(p.shape)} {p.dtype}" for p, name in names.items())
         return Scheme(rules, names, device, as_time(timeout), scaler, lines)
 
-    return DataParallelHandle(make, comm, ddp_model)
+    return DataParallelHandle(make, comm, timeout, ddp_model)
 
 
 class DataParallelHandle(Handle):
     """Stages at work in the communication hook of a `DistributedDataParallel`."""
 
-    def __init__(self, make: Any, comm: Comm, ddp_model: DistributedDataParallel) -> None:
+    def __init__(self, make: Any, comm: Comm, timeout: Any, ddp_model: DistributedDataParallel) -> None:
         self._answers: list[Answer] = []
-        super().__init__(make, comm)
+        super().__init__(make, comm, timeout)
         with self._or_abandon():
             hook = _hooks.get(ddp_model)
             if hook is None:
@@ -125,7 +123,8 @@ class DataParallelHandle(Handle):
                 finally:
                     answer.give()
 
-            route.take_off(route.fit(i, flat, bucket.parameters()), self._clock.step, work)
+            place = route.fit(i, flat, bucket.parameters())
+            route.take_off(place, self._clock.step, work, self._joint if self._remembers else None)
         return answer.future
 
     def _abort(self) -> None:

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import timedelta
 from types import TracebackType
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -14,10 +14,15 @@ from torch.autograd import Variable
 from ..attach.agreement import agree
 from ..attach.checkpoint import check_saved
 from ..attach.clock import Clock
-from ..attach.monitor import LEFT, RAISED, Monitor
-from ..attach.routes import Track, together
+from ..attach.errands import Errand, end, together
+from ..attach.gradients import decide
+from ..attach.records import LEFT, RAISED
+from ..attach.routes import Track
 from ..attach.seeing.report import Report, make_report
-from ..comm import Comm, store_of
+from ..attach.start import own_comm, start_monitor, warm_up
+from ..attach.state_checks import check_state
+from ..comm import Comm
+from ..keeping import Joint
 from ..lanes import lane
 from ..rules import Rule
 from .routes import HookRoute
@@ -52,21 +57,33 @@ class Handle:
     Its clock: a *round*, and a *step*, is a backward whose gradients are averaged.
     """
 
-    def __init__(self, make: Callable[[], Scheme], comm: Comm) -> None:
-        self._scheme, self._name = agree(comm, make)
+    _alike: ClassVar[bool] = True  # a stage that agrees brings all ranks the same
+
+    def __init__(self, make: Callable[[], Scheme], comm: Comm, timeout: Any) -> None:
         self._clock, self._task, self._over = Clock(), -1, False
         self._ends: list[Callable[[], Any]] = []  # take hooks out
-        scheme = self._scheme
-        store = store_of(comm.group, f"{self._name}/monitor") if comm.size > 1 else None
-        loud = scheme.device.type == "cuda"
-        self._monitor = Monitor(store, comm.rank, comm.size, scheme.timeout, self._abort, loud)
-        self._track = Track(0, lane(scheme.device), comm)
         self._own: Comm | None = None
-        self._monitor.start()
+        self._joint = Joint()
+        self._decision: Errand | None = None  # on what the flights of the latest backward keep
+        name, self._monitor = start_monitor(comm, "hook", timeout, self._abort)
+        try:
+            self._scheme = scheme = agree(self._monitor, make)
+        except BaseException:  # which all ranks raise
+            self._over = True
+            self._monitor.leave(LEFT)
+            raise
+        self._monitor.loud = scheme.device.type == "cuda"
+        self._remembers = any(rule.stage.remembers() for rule in scheme.rules)
+        self._track = Track(0, lane(scheme.device), comm)
         with self._or_abandon():
             if comm.size > 1:
-                self._own = comm.own(f"{self._name}/0", scheme.timeout, scheme.device)
+                self._own = own_comm(comm, name, scheme.timeout, scheme.device, self._monitor)
                 self._track = Track(0, self._track.lane, self._own)
+            # What the buckets will be, nobody knows yet: no larger than all parameters of a dtype.
+            for dtype in {p.dtype for p in scheme.names}:
+                values = sum(p.numel() for p in scheme.names if p.dtype == dtype)
+                most = torch.empty((), dtype=dtype, device=scheme.device).expand(values)
+                warm_up([rule.stage for rule in scheme.rules], [most], self._track.comm, self._monitor)
         self._routes = [
             HookRoute(i, rule, [], self._track, self._monitor, names=scheme.names)
             for i, rule in enumerate(scheme.rules)
@@ -89,6 +106,7 @@ class Handle:
 
         Each rank saves its own.
         """
+        self._settled()
         rules = {str(i): route.saved() for i, route in enumerate(self._routes)}
         return {"version": 1, "ranks": self._track.comm.size, "step": self._clock.step, "rules": rules}
 
@@ -97,7 +115,9 @@ class Handle:
 
         The tensors are read when the buckets are next seen: leave them as they are until the next backward has ended.
         """
+        check_state(state)
         check_saved(self._routes, state["rules"])
+        self._settled()
         for i, route in enumerate(self._routes):
             route.recall(state["rules"][str(i)], state["ranks"] == self._track.comm.size)
         self._clock.step = int(state["step"])
@@ -107,6 +127,7 @@ class Handle:
         if self._over:
             return
         with self._or_abandon():
+            self._settled()
             for route in self._routes:
                 route.drop()
         self._end()
@@ -131,6 +152,9 @@ class Handle:
         self._monitor.check()
         task = torch._C._current_graph_task_id()
         if task != self._task:
+            self._settled()
+            if self._task != -1:  # an exception ended the backward before
+                self._joint.forget()
             self._task = task
             Variable._execution_engine.queue_callback(lambda: self._land(task))
         return next((route for route in self._routes if route.rule.acts(self._clock.step)), None)
@@ -140,10 +164,18 @@ class Handle:
         if task != self._task or self._over:
             return
         self._task = -1
-        for route in self._routes:
-            if route.rule.acts(self._clock.step):
-                route.land()
+        acting = [route for route in self._routes if route.rule.acts(self._clock.step)]
+        if self._remembers and acting:
+            self._decision = decide(self._joint, acting, self._alike)
+        for route in acting:
+            route.land()
         self._clock.step += 1
+
+    def _settled(self) -> None:
+        """Wait until what stages remember is as after the latest backward."""
+        decision, self._decision = self._decision, None
+        if decision is not None:
+            end(decision)
 
     def _scale(self) -> Tensor | None:
         scaler = self._scheme.scaler
@@ -174,8 +206,8 @@ class Handle:
     def _end(self) -> None:
         self._over = True
         ends, self._ends = self._ends, []
-        for end in ends:
-            end()
+        for take_out in ends:
+            take_out()
 
     def _abort(self) -> None:
         if self._own is not None:

@@ -1,5 +1,6 @@
 """A rule on gradients in somebody else's buckets, which are seen one by one and may be cut anew at any time."""
 
+import contextlib
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -7,12 +8,16 @@ from typing import Any
 
 from torch import Tensor
 
-from ..attach.checkpoint import load_bucket, save_route
-from ..attach.routes import RECORDED, Route, together
+from ..arguments import said
+from ..attach.checkpoint import load_bucket, save_route, whole_of
+from ..attach.errands import together
+from ..attach.routes import RECORDED, Route
 from ..buckets import Bucket
 from ..comm import Comm
+from ..keeping import Joint
 from ..rules import Rule, during_backward, rules_of
 from ..stages import Stage, State
+from ..topology.chosen import chooses
 
 
 def rules_on_gradients(stage: Any) -> tuple[Rule, ...]:
@@ -23,10 +28,10 @@ def rules_on_gradients(stage: Any) -> tuple[Rule, ...]:
         ValueError: it acts on some of the parameters only, or two rules act in one step.
     """
     if isinstance(stage, Stage):
-        return (during_backward(stage),)
-    if not isinstance(stage, Rule | tuple | list) or not stage:
-        raise TypeError(f"a hook takes a stage such as Mean(), or an algorithm on gradients; not {stage!r}")
-    rules = rules_of(stage)
+        stage = during_backward(stage)
+    elif not isinstance(stage, Rule | tuple | list) or not stage:
+        raise TypeError(said("stage", "a stage such as Mean(), or an algorithm on gradients", stage))
+    rules = rules_of(stage, name="stage")
     for i, rule in enumerate(rules):
         if rule.what == "data":
             raise TypeError(
@@ -35,6 +40,11 @@ def rules_on_gradients(stage: Any) -> tuple[Rule, ...]:
         if rule.where is not None:
             raise ValueError(
                 f"{rule!r} acts on some parameters, and a hook is given whole buckets; use bk.attach, or omit where="
+            )
+        if chooses(rule.stage):
+            raise ValueError(
+                f"{rule!r} takes what is chosen when the first bucket is launched, and a hook does not say which is "
+                "the first; use bk.attach"
             )
         for other in rules[:i]:
             if rule.meets(other):
@@ -97,6 +107,8 @@ class HookRoute(Route):
         saved = save_route(self, self.names)
         if self.memory is not None:  # of parameters that have not been seen since
             saved["parameters"] = {**self.memory["parameters"], **saved["parameters"]}
+            if whole := whole_of(self.memory, self.names) | set(saved.get("whole", ())):
+                saved["whole"] = sorted(whole)
             if not self.buckets:
                 saved["cut"], saved["own"] = self.memory["cut"], self.memory["own"]
         return saved
@@ -108,12 +120,19 @@ class HookRoute(Route):
         self.memory, self.same_ranks = saved, same_ranks
         self.round, self.to_average = int(saved["round"]), []
 
-    def take_off(self, i: int, step: int, work: Callable[[Stage, Tensor, State, Comm], Any]) -> None:
-        """Launch bucket `i`; `work(stage, x, state, comm)` is what happens to it."""
+    def take_off(
+        self, i: int, step: int, work: Callable[[Stage, Tensor, State, Comm], Any], joint: Joint | None
+    ) -> None:
+        """Launch bucket `i`; `work(stage, x, state, comm)` is what happens to it, and `joint` decides what it keeps."""
         if i in self.air:  # of a backward that an exception ended: its result is forgotten
             self.arrive(i)
         stage, state = self.rule.stage, self.states[i]
-        self.launch(i, step, lambda flat, comm: work(stage, flat, state, comm))
+
+        def fly(flat: Tensor, comm: Comm) -> Any:
+            with contextlib.nullcontext() if joint is None else joint.flight(state, stage.guards(), lambda: flat):
+                return work(stage, flat, state, comm)
+
+        self.launch(i, step, fly)
 
     def land(self) -> None:
         """Wait for every flight in the air: the round is over."""

@@ -13,8 +13,9 @@ from torch import Tensor
 
 from ..comm import Comm
 from ..compressors import Compressor
+from ..keeping import finite, keep_
 from ..primitives.compressed import pays
-from ..stages import CompressedMean, ErrorFeedback, Mean, Stage, State, finite, keep_
+from ..stages import CompressedMean, ErrorFeedback, Mean, Stage, State
 
 
 def check_scatter(stage: Stage) -> None:

@@ -14,9 +14,10 @@ from typing import Any
 import torch.distributed as dist
 from torch import nn
 
+from ..arguments import instance, truth
 from ..attach.plan import as_time, check_scaler
 from ..attach.sharding import reshard, shared
-from ..comm import Comm, check_device
+from ..comm import Comm, check_comm, check_device
 from ..compressors import Compressor
 from .handle import Handle, Scheme
 from .routes import rules_on_gradients
@@ -61,18 +62,17 @@ def fsdp(
     Raises:
         TypeError, ValueError: something cannot work, or ranks differ; on every rank.
     """
-    if not isinstance(model, nn.Module):
-        raise TypeError(f"fsdp takes an nn.Module, not {type(model).__name__}")
+    instance("model", model, nn.Module, "an nn.Module")
     reshard(model)
     units = units_of(model)
     comm = Comm(units[0].group) if comm is None else comm
-    if not isinstance(comm, Comm):
-        raise TypeError(f"comm= takes a bk.Comm, not {type(comm).__name__}")
+    check_comm(comm)
     across = dist.get_process_group_ranks(comm.group) != units[0].ranks
 
     layouts = [unit.scattered() if across else unit.unscattered() for unit in units]
 
     def make() -> Scheme:
+        truth("broadcast", broadcast)
         rules = rules_on_gradients(stage)
         device = next(model.parameters()).device
         check_device(comm.group, device)
@@ -89,8 +89,8 @@ def fsdp(
         return Scheme(rules, names, device, as_time(timeout), scaler, tuple(lines))
 
     if across:
-        return Across(make, comm, units, layouts, model if broadcast else None)
-    return Within(make, comm, units, layouts, weights)
+        return Across(make, comm, timeout, units, layouts, model if broadcast else None)
+    return Within(make, comm, timeout, units, layouts, weights)
 
 
 def check_units(units: list[Unit], comm: Comm, across: bool) -> None:

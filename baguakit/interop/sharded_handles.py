@@ -25,8 +25,10 @@ hooked: "weakref.WeakSet[nn.Module]" = weakref.WeakSet()  # modules with a stage
 class Sharded(Handle):
     """Stages at work in the hooks of an FSDP2 model."""
 
-    def __init__(self, make: Callable[[], Scheme], comm: Comm, units: list[Unit], layouts: Layouts) -> None:
-        super().__init__(make, comm)
+    def __init__(
+        self, make: Callable[[], Scheme], comm: Comm, timeout: Any, units: list[Unit], layouts: Layouts
+    ) -> None:
+        super().__init__(make, comm, timeout)
         self._units, self._layouts = units, [list(layout) for layout in layouts]
         with self._or_abandon():
             for i, unit in enumerate(units):
@@ -51,7 +53,7 @@ class Sharded(Handle):
                 "those that may go unused in a module of their own"
             )
         place = route.fit(i, x, layout)
-        route.take_off(place, self._clock.step, work)
+        route.take_off(place, self._clock.step, work, self._joint if self._remembers else None)
         route.arrive(place)
         return True
 
@@ -60,9 +62,15 @@ class Across(Sharded):
     """Stages between ranks that hold the same shards, in FSDP's all-reduce hooks."""
 
     def __init__(
-        self, make: Callable[[], Scheme], comm: Comm, units: list[Unit], layouts: Layouts, begin: nn.Module | None
+        self,
+        make: Callable[[], Scheme],
+        comm: Comm,
+        timeout: Any,
+        units: list[Unit],
+        layouts: Layouts,
+        begin: nn.Module | None,
     ) -> None:
-        super().__init__(make, comm, units, layouts)
+        super().__init__(make, comm, timeout, units, layouts)
         if begin is not None and comm.size > 1:
             tensors, device = [*begin.parameters(), *begin.buffers()], self._scheme.device
             with self._or_abandon():
@@ -83,11 +91,19 @@ class Across(Sharded):
 class Within(Sharded):
     """The first half of stages in the place of FSDP's reduce-scatter, and a compressor in that of its all-gather."""
 
+    _alike = False  # each rank has a shard of its own
+
     def __init__(
-        self, make: Callable[[], Scheme], comm: Comm, units: list[Unit], layouts: Layouts, weights: Compressor | None
+        self,
+        make: Callable[[], Scheme],
+        comm: Comm,
+        timeout: Any,
+        units: list[Unit],
+        layouts: Layouts,
+        weights: Compressor | None,
     ) -> None:
         self._weights = weights
-        super().__init__(make, comm, units, layouts)
+        super().__init__(make, comm, timeout, units, layouts)
 
     def _hook(self, i: int, module: Any) -> None:
         # Here, since it takes seconds to import; and torch says in no other way how to have its own again.

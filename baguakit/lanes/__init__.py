@@ -36,13 +36,14 @@ def lane(device: torch.device, name: str = "baguakit lane") -> Lane:
     return CudaLane(device) if device.type == "cuda" else CpuLane(name)
 
 
-_lanes: "weakref.WeakKeyDictionary[Any, Lane]" = weakref.WeakKeyDictionary()
+_lanes: "weakref.WeakKeyDictionary[Any, dict[torch.device, Lane]]" = weakref.WeakKeyDictionary()
 
 
 def lane_of(group: Any, device: torch.device) -> Lane:
-    """The lane on which work launched by hand in `group` flies: one for each group, so that its order is kept."""
-    if group not in _lanes:
-        _lanes[group] = lane(device)
-        if isinstance(_lanes[group], CpuLane):
-            weakref.finalize(group, _lanes[group].close, False)
-    return _lanes[group]
+    """The lane on which work launched by hand in `group` flies: one for each device, so that its order is kept."""
+    lanes = _lanes.setdefault(group, {})
+    if device not in lanes:
+        made = lanes[device] = lane(device)
+        if isinstance(made, CpuLane):
+            weakref.finalize(group, made.close, False)
+    return lanes[device]

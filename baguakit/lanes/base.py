@@ -58,5 +58,8 @@ class Lane:
         """Put `work` on the lane; a profiler knows it by its `name`."""
         raise NotImplementedError
 
+    def uses(self, value: Any) -> None:
+        """Let the memory of the tensors in `value`, made elsewhere, stay theirs until work launched now has used it."""
+
     def close(self, wait: bool = True) -> None:
         """Take no more work, and let what is under way end; without `wait`, also when it is stuck."""

@@ -1,16 +1,23 @@
 """A thread as a lane."""
 
+import atexit
+import contextlib
+import ctypes
 import queue
+import sys
 import threading
 import time
+import weakref
 from collections.abc import Callable
 from typing import Any
 
 import torch
 
-from . import temporaries
 from .base import Flight, Lane, Passage
 from .ranges import in_profile
+from .temporaries import keep
+
+LAST = 2.0  # seconds that threads have to end before the interpreter does
 
 
 class CpuLane(Lane):
@@ -28,6 +35,7 @@ class CpuLane(Lane):
             if self._thread is None:
                 self._thread = threading.Thread(target=_fly_all, args=(self._work,), name=self._name, daemon=True)
                 self._thread.start()
+                _threads[self._thread] = self._work
         return flight
 
     def close(self, wait: bool = True) -> None:
@@ -38,8 +46,40 @@ class CpuLane(Lane):
             self._thread = None
 
 
+_threads: "weakref.WeakKeyDictionary[threading.Thread, queue.SimpleQueue[CpuFlight | None]]" = (
+    weakref.WeakKeyDictionary()
+)
+
+
+@atexit.register
+def end_threads() -> None:
+    """Let the threads of all lanes end: one that comes out of torch once the interpreter ends aborts the process."""
+    until, threads = time.monotonic() + LAST, list(_threads.items())
+    for _, work in threads:
+        with contextlib.suppress(queue.Empty):
+            while True:
+                work.get_nowait()
+        work.put(None)
+    for thread, _ in threads:
+        thread.join(max(0.0, until - time.monotonic()))
+    if any(thread.is_alive() for thread, _ in threads):
+        pause_at_terminate()
+
+
+def pause_at_terminate() -> None:
+    """Let a thread pause that C++ would abort the process for.
+
+    One still waits in torch, for a peer that stands still. When it comes out, Python ends it, if it is older than 3.14;
+    C++ takes the end of a thread in the midst of its functions for an error.
+    """
+    if sys.platform == "linux":
+        with contextlib.suppress(OSError, AttributeError):  # another C++ library: it aborts as it did
+            set_terminate = ctypes.CDLL("libstdc++.so.6")._ZSt13set_terminatePFvvE
+            set_terminate(ctypes.cast(ctypes.CDLL(None).pause, ctypes.c_void_p))
+
+
 def _fly_all(work: "queue.SimpleQueue[CpuFlight | None]") -> None:
-    temporaries.keep()
+    keep()
     with torch.no_grad():
         while (flight := work.get()) is not None:
             flight.fly()
@@ -83,6 +123,10 @@ class CpuFlight(Flight):
 
     def done(self) -> bool:
         return self._finished.is_set()
+
+    def wait(self, seconds: float) -> bool:
+        """Wait for the end, for so many seconds at most; return whether it has come."""
+        return self._finished.wait(seconds)
 
     def result(self) -> Any:
         before = time.perf_counter()

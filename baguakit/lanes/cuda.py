@@ -28,6 +28,11 @@ class CudaLane(Lane):
                 ended = moment(self.device)
         return CudaFlight(self.device, value, (launched, began, ended), name)
 
+    def uses(self, value: Any) -> None:
+        for tensor in tensors_in(value):
+            if tensor.is_cuda:
+                tensor.record_stream(self.stream)
+
     def close(self, wait: bool = True) -> None:
         if wait:
             self.stream.synchronize()

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
+from ..arguments import checked
 from .flat import Flat
 from .layout import Layout, lay_out
 from .memory import State, Unfit
@@ -20,6 +21,7 @@ from .steppers import Groups, stepper
 from .twin import twin_of
 
 
+@checked
 def fuse(optimizer: Optimizer) -> Optimizer:
     """Let an element-wise optimizer step over a few flat tensors, and return it; `unfuse` undoes it.
 
@@ -47,6 +49,7 @@ def fuse(optimizer: Optimizer) -> Optimizer:
     return optimizer
 
 
+@checked
 def unfuse(optimizer: Optimizer) -> Optimizer:
     """Let a fused optimizer step its parameters one by one again, with the state it has, and return it.
 

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 from torch.optim import Optimizer
 
+from ..arguments import check_fields, checked
 from .fusion import fusion_of
 
 
@@ -27,6 +28,9 @@ class Report:
     copied: int
     layouts: int
 
+    def __post_init__(self) -> None:
+        check_fields(self)
+
     def __str__(self) -> str:
         return (
             f"{self.together} parameters in {self.flats} flat tensors ({self.copied} with copied gradients), "
@@ -34,6 +38,7 @@ class Report:
         )
 
 
+@checked
 def report(optimizer: Optimizer) -> Report:
     """How the latest step of a fused optimizer went.
 

@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
+from ..arguments import checked
 from ..topology import Topology
 from .style import blank, line_style, quieten
 
@@ -13,6 +14,7 @@ LONGEST = 4096  # rounds of a period whose matrices are multiplied to know the g
 ROUNDING = 1e-8  # of the first distance: what is smaller is fp32's rounding
 
 
+@checked
 def consensus_decay(distances: Mapping[Topology, Sequence[float]], size: int) -> "Figure":
     """Draw measured distances from the mean by round, and beside each the line that the spectral gap promises.
 

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from ..arguments import checked, shown
 from ..compressors import Compressor
 from .style import COLOURS, blank, quieten
 
@@ -15,6 +16,7 @@ ACROSS = 3
 BINS = 81
 
 
+@checked
 def error_histogram(x: Tensor, *compressors: Compressor) -> "Figure":
     """Draw for each compressor Q how its errors Q(x) − x are spread, in units of the root mean square of x.
 
@@ -33,7 +35,9 @@ def error_histogram(x: Tensor, *compressors: Compressor) -> "Figure":
     """
     norm = float(torch.linalg.vector_norm(x.float()))
     if not compressors or not norm > 0:
-        raise ValueError("a histogram of errors takes values, not all of them 0, and one compressor or more")
+        raise ValueError(
+            f"x has values, not all of them 0, and compressors names one or more; not {shown(x)} and {compressors!r}"
+        )
     rows = -(-len(compressors) // ACROSS)
     columns = min(ACROSS, len(compressors))
     figure = blank(2.9 * columns + 0.4, 2.3 * rows + 0.2)

@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from ..arguments import checked
 from .style import PALE, blank, line_style, quieten
 
 if TYPE_CHECKING:
@@ -11,6 +12,7 @@ if TYPE_CHECKING:
 Row = Mapping[str, Any]
 
 
+@checked
 def roofline(measured: Mapping[str, Any], families: Sequence[str] | None = None) -> "Figure":
     """Draw how near kernels come to the speed of a copy, and how long a call takes, by the number of values.
 

@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
+from ..arguments import checked
 from .style import blank, line_style, quieten
 
 if TYPE_CHECKING:
@@ -11,6 +12,7 @@ if TYPE_CHECKING:
 Curve = Sequence[tuple[float, float]]
 
 
+@checked
 def score_by_bytes(curves: Mapping[str, Curve], score: str = "test accuracy") -> "Figure":
     """Draw how far each way of training has come, by the bytes that a rank has sent: further up and left is better.
 

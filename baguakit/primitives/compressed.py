@@ -1,10 +1,15 @@
 """The mean of compressed values."""
 
+from dataclasses import fields
+from typing import Any
+
 import torch
 from torch import Tensor
 
-from ..comm import Comm
+from ..arguments import said, shown
+from ..comm import Comm, check_comm
 from ..compressors import Compressor
+from ..compressors.base import check_dense
 from .flat import on_flat
 from .means import mean_
 from .shards import mean_of_shards
@@ -46,8 +51,8 @@ def compressed_mean_(x: Tensor, compressor: Compressor, comm: Comm, residual: Te
         TypeError: a tensor is not floating, or is sparse; `compressor` keeps some places only.
         ValueError: `residual` is not contiguous, not fp32, or not as long as `x`.
     """
-    if not compressor.dense:
-        raise TypeError(f"{compressor!r} keeps other places of each rank's values; average them with sparse_mean_")
+    check_comm(comm)
+    check_dense("compressor", compressor)
     if residual is not None:
         check_residual(residual, x)
         residual = residual.view(-1)
@@ -60,12 +65,22 @@ def compressed_mean_(x: Tensor, compressor: Compressor, comm: Comm, residual: Te
     return mean_of_shards(x, compressor, comm, residual)
 
 
+def prepare(holder: Any, x: Tensor, comm: Comm) -> None:
+    """Compile what the compressors in the fields of `holder` do with tensors like `x`, so that no step waits for it."""
+    held = [getattr(holder, f.name) for f in fields(holder)] if comm.size > 1 else []
+    for compressor in held:
+        if isinstance(compressor, Compressor):
+            compressor.warm_up(x.device, x.dtype, x.numel())
+
+
 def check_residual(residual: Tensor, x: Tensor) -> None:
     """Raise unless `residual` is a contiguous fp32 tensor as long as `x`."""
+    if not isinstance(residual, Tensor):
+        raise TypeError(said("residual", "a tensor", residual))
     if residual.dtype != torch.float32 or residual.numel() != x.numel() or not residual.is_contiguous():
         raise ValueError(
-            f"a residual is a contiguous float32 tensor of {x.numel()} values, as many as are averaged; "
-            f"this one has {residual.numel()} of {residual.dtype}"
+            f"residual is a contiguous float32 tensor of {x.numel()} values, as many as are averaged; "
+            f"this one has {residual.numel()} of {residual.dtype}: {shown(residual)}"
         )
 
 

@@ -7,6 +7,8 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
+from ..arguments import said, several
+
 Tensors = TypeVar("Tensors", Tensor, Sequence[Tensor])
 
 
@@ -19,7 +21,7 @@ def on_flat(primitive: Callable[..., Tensor]) -> Callable[..., Any]:
     @wraps(primitive)
     @torch.no_grad()
     def wrapped(x: Any, *args: Any, **options: Any) -> Any:
-        tensors = [x] if isinstance(x, Tensor) else list(x)
+        tensors = [x] if isinstance(x, Tensor) else several("x", x, "a tensor or a list of tensors", ordered=True)
         for tensor in tensors:
             check_averageable(tensor)
         for alike in _alike(tensors):
@@ -37,11 +39,15 @@ def on_flat(primitive: Callable[..., Tensor]) -> Callable[..., Any]:
 def check_averageable(x: Tensor) -> None:
     """Raise a TypeError unless `x` is a dense floating tensor."""
     if not isinstance(x, Tensor):
-        raise TypeError(f"expected a tensor or a list of tensors, and found {type(x).__name__}")
+        raise TypeError(said("x", "a tensor or a list of tensors", x))
     if not x.is_floating_point():
-        raise TypeError(f"a tensor of dtype {x.dtype} cannot be averaged; convert it to a floating dtype first")
+        raise TypeError(f"x of dtype {x.dtype} cannot be averaged; convert it to a floating dtype first")
     if x.layout is not torch.strided:
-        raise TypeError(f"a tensor of layout {x.layout} cannot be averaged; call .to_dense() first")
+        raise TypeError(f"x of layout {x.layout} cannot be averaged; call .to_dense() first")
+    if not x.is_contiguous() and any(n > 1 and not s for n, s in zip(x.shape, x.stride(), strict=True)):
+        raise ValueError(said("x", "a tensor whose values lie apart", x) + "; it was expanded: clone it")
+    if x.is_meta:
+        raise ValueError(said("x", "a tensor that holds values", x))
 
 
 def _alike(tensors: Sequence[Tensor]) -> list[list[Tensor]]:

@@ -6,10 +6,12 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
+from ..arguments import instance, said
 from ..buckets import Bucket
-from ..comm import Comm
+from ..comm import Comm, check_comm
 from ..kernels import mixing_ops
 from ..lanes import Flight, lane_of
+from ..topology.chosen import as_chosen
 from .flat import check_averageable
 
 
@@ -21,33 +23,57 @@ class Stage(Protocol):
     def __call__(self, x: Tensor, state: dict[str, Any], comm: Comm) -> Tensor: ...
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(eq=False)
 class LaunchedFlight:
     """A tensor on its way through a stage; made by `launch`."""
 
     flight: Flight
-    before: Tensor  # what was launched
-    version: int  # of the tensor that was launched
+    shape: torch.Size
+    before: Tensor | None  # what was launched; None once it has landed
+    held: Any  # what the lane works on: kept, since a CUDA lane uses it after the host has let go of it
 
     def done(self) -> bool:
         """Whether the result has arrived; never waits."""
         return self.flight.done()
 
-    def land_(self, x: Tensor) -> Tensor:
-        """Wait for the result and bring it into `x`, keeping what changed there meanwhile.
+    def result(self) -> Tensor:
+        """Wait for the result and return it, in the shape of what was launched. Raises what the stage raised.
 
-        If `x` has not been written to since it was launched, x ← result; else x ← x + (result − what was launched).
+        It is the same tensor at every call, and the one that `land_` brings in: only read it before that.
         """
-        result = self.flight.result().view(x.shape)
-        return land_(x, result, None if x._version == self.version else self.before.view(x.shape))
+        found: Any = self.flight.result()
+        if not isinstance(found, Tensor) or found.numel() != self.shape.numel():
+            shown = f"a tensor {tuple(found.shape)}" if isinstance(found, Tensor) else repr(found)
+            raise TypeError(
+                f"the stage returned {shown}; a stage returns what becomes of x, {self.shape.numel()} values"
+            )
+        return found.view(self.shape)
 
+    @torch.no_grad()
+    def land_(self, x: Tensor) -> Tensor:
+        """Wait for the result and bring it into `x`, once, keeping what changed there meanwhile.
 
-def land_(x: Tensor, result: Tensor, before: Tensor | None) -> Tensor:
-    """x ← result; or, given what it was `before`, x ← x + (result − before) where `x` has moved since."""
-    with torch.no_grad():
-        if before is None:
-            return x.copy_(result)
-        mixing_ops.land_(x, result, before)
+        Where `x` is what was launched, x ← result; elsewhere x ← x + (result − what was launched): decided value by
+        value on the device, in the dtype of `x`, which may be another tensor than the one that was launched.
+
+        Raises:
+            TypeError: `x` is not a dense floating tensor.
+            ValueError: `x` is of another shape or device than what was launched, or is `result()` itself; or the flight
+                has landed before.
+        """
+        check_averageable(x)
+        if self.before is None:
+            raise ValueError("this flight has landed, and a second time would count twice; take flight.result()")
+        if x.shape != self.shape or x.device != self.before.device:
+            raise ValueError(
+                f"a tensor {tuple(self.shape)} on {self.before.device} was launched, and x, on which it lands, is one "
+                f"of the same shape and device, not {tuple(x.shape)} on {x.device}; take flight.result()"
+            )
+        result = self.result().to(x.dtype)
+        if x.numel() and x.data_ptr() == result.data_ptr():
+            raise ValueError("this tensor is the result of the flight itself; land it on the one that is trained on")
+        mixing_ops.land_(x, result, self.before.view(self.shape).to(x.dtype))
+        self.before = self.held = None
         return x
 
 
@@ -70,14 +96,23 @@ def launch(stage: Stage, x: Tensor, comm: Comm, state: dict[str, Any] | None = N
             anew for this one flight if None.
 
     Returns:
-        A `LaunchedFlight`: `done()`, `land_(x)`, which raises what the stage raised.
+        A `LaunchedFlight`: `done()`, `result()`, a tensor of its own, and `land_(x)`, which brings it into `x`. Both
+        raise what the stage raised.
 
     Raises:
         TypeError: `x` is not floating, or is sparse.
     """
     check_averageable(x)
+    check_comm(comm)
+    if not callable(stage) or not hasattr(stage, "init") or isinstance(stage, type):
+        raise TypeError(said("stage", "a stage such as Mean()", stage))
+    if state is not None:
+        instance("state", state, dict, "a dict, as stage.init returned it")
     flat = x.detach().reshape(-1).clone()
     before = flat.clone()
     remembered = stage.init(Bucket.of(flat), comm) if state is None else state
-    flight = lane_of(comm.group, x.device).run(lambda: stage(flat, remembered, comm))
-    return LaunchedFlight(flight, before, x._version)
+    lane = lane_of(comm.group, x.device)
+    lane.uses((flat, remembered))
+    flying = as_chosen(stage)
+    flight = lane.run(lambda: flying(flat, remembered, comm))
+    return LaunchedFlight(flight, x.shape, before, (flat, remembered))

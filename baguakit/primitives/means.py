@@ -2,7 +2,7 @@
 
 from torch import Tensor
 
-from ..comm import Comm
+from ..comm import Comm, check_comm
 from .flat import on_flat
 
 
@@ -22,6 +22,7 @@ def mean_(x: Tensor, comm: Comm) -> Tensor:
     Raises:
         TypeError: a tensor is not floating, or is sparse.
     """
+    check_comm(comm)
     if comm.size > 1:
         comm.all_reduce(x.mul_(1 / comm.size))
     return x

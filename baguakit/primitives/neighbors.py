@@ -6,9 +6,10 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
-from ..comm import Comm
+from ..arguments import instance, real, said, several, shown, tensor, truth
+from ..comm import Comm, check_comm
 from ..kernels import mixing_ops
-from ..topology import Topology
+from ..topology import Chosen, Topology
 from .flat import on_flat
 from .means import mean_
 from .peers import agreed_targets
@@ -45,7 +46,7 @@ def neighbor_mean_(
         dst_weights: the ranks that it sends to, and by what it multiplies what it sends to each; a list means 1, and
             None whoever hears this rank.
         check: let all ranks first tell whom they hear and send to: n bytes each, waited for. Without, ranks that
-            disagree hang, and each must name those it sends to.
+            disagree hang, and each must name those it sends to. A `Chosen` topology is checked always.
 
     Raises:
         ValueError: the topology changes from round to round and `comm` stands at none, or does not fit the group; or,
@@ -53,16 +54,28 @@ def neighbor_mean_(
         TypeError: a tensor is not floating, `comm` is missing, or peers are named in two ways or in none.
     """
     if comm is None:
-        raise TypeError("neighbor_mean_ is told its group: comm=bk.Comm()")
-    given = [name for name, w in zip(WEIGHTS, (self_weight, src_weights, dst_weights), strict=True) if w is not None]
+        raise TypeError("comm is a bk.Comm, not None: neighbor_mean_ is told its group")
+    check_comm(comm)
+    truth("check", check)
+    given = [
+        f"{name}={shown(w)}"
+        for name, w in zip(WEIGHTS, (self_weight, src_weights, dst_weights), strict=True)
+        if w is not None
+    ]
     if topology is None:
         if src_weights is None:
-            raise TypeError("neighbor_mean_ takes a topology, or src_weights={rank: weight} for whom this rank hears")
+            raise TypeError(
+                "neighbor_mean_ takes a topology, or src_weights={rank: weight} for whom this rank hears; "
+                "topology is None, and src_weights is None"
+            )
         return _mean_of(x, comm, self_weight, src_weights, dst_weights, check)
+    instance("topology", topology, Topology, "a topology such as Ring()")
     if given:
-        raise TypeError(f"the weights of {topology!r} are its own; leave out either it or {', '.join(given)}")
+        raise TypeError(f"the weights of topology {topology!r} are its own; leave out either it or {', '.join(given)}")
     if comm.size == 1:
         return x
+    if isinstance(topology, Chosen):
+        return _as_chosen(x, topology, comm)
     round = round_of(topology, comm)
     if is_mean(topology, comm.size, round):
         return mean_(x, comm)  # type: ignore[no-any-return]
@@ -74,6 +87,15 @@ def neighbor_mean_(
 WEIGHTS = ("self_weight", "src_weights", "dst_weights")
 
 
+def weights_in(name: str, given: Mapping[int, float] | Iterable[int], comm: Comm) -> dict[int, float]:
+    """What peers weigh, checked as far as a rank can check it alone: a list means 1 each."""
+    if isinstance(given, Mapping):
+        return {peer: real(f"each weight in {name}", weight) for peer, weight in given.items()}
+    if name == "src_weights":
+        raise TypeError(said(name, "a dict {rank: weight}", given))
+    return dict.fromkeys(several(name, given, "a dict {rank: weight}, or a list of ranks"), 1.0)
+
+
 def _mean_of(
     x: Tensor,
     comm: Comm,
@@ -82,10 +104,25 @@ def _mean_of(
     dst_weights: Mapping[int, float] | Iterable[int] | None,
     check: bool,
 ) -> Tensor:
-    sources = dict(sorted(src_weights.items()))
-    own = 1 - sum(sources.values()) if self_weight is None else self_weight
-    factors = dict(dst_weights) if isinstance(dst_weights, Mapping) else dict.fromkeys(dst_weights or (), 1.0)
+    sources = dict(sorted(weights_in("src_weights", src_weights, comm).items()))
+    own = 1 - sum(sources.values()) if self_weight is None else real("self_weight", self_weight)
+    factors = {} if dst_weights is None else weights_in("dst_weights", dst_weights, comm)
     targets = agreed_targets(comm, x.device, sources, None if dst_weights is None else factors, check)
+    return _exchanged(x, comm, own, sources, factors, targets)
+
+
+def _as_chosen(x: Tensor, topology: Chosen, comm: Comm) -> Tensor:
+    choice, targets = topology.choice, topology.agreed()
+    sources, factors = dict(choice.sources), dict(choice.factors or ())
+    if targets is None:
+        targets = agreed_targets(comm, x.device, sources, None if choice.factors is None else factors, check=True)
+        topology.agree(targets)
+    return _exchanged(x, comm, choice.own, sources, factors, targets)
+
+
+def _exchanged(
+    x: Tensor, comm: Comm, own: float, sources: dict[int, float], factors: dict[int, float], targets: list[int]
+) -> Tensor:
     sent = {w: x if w == 1 else x * w for w in {factors.get(peer, 1.0) for peer in targets}}
     received = {peer: torch.empty_like(x) for peer in sources}
     comm.exchange_each({peer: sent[factors.get(peer, 1.0)] for peer in targets}, received)
@@ -115,19 +152,31 @@ def neighbor_gather(
         ValueError, TypeError: as in `neighbor_mean_`, but for the dtype.
     """
     if comm is None or (topology is None) == (src_ranks is None):
-        raise TypeError("neighbor_gather takes comm=, and either a topology or src_ranks=, whom this rank hears")
-    x = x.detach().contiguous()
+        raise TypeError(
+            "neighbor_gather takes comm=, and either a topology or src_ranks=, whom this rank hears; "
+            f"comm is {shown(comm)}, topology is {shown(topology)} and src_ranks is {shown(src_ranks)}"
+        )
+    check_comm(comm)
+    truth("check", check)
+    x = tensor("x", x).detach().contiguous()
     if topology is None:
-        sources = sorted(src_ranks or ())
-        targets = agreed_targets(comm, x.device, sources, None if dst_ranks is None else list(dst_ranks), check)
-    elif comm.size == 1:
+        sources = several("src_ranks", src_ranks, "a list of ranks")
+        hearers = None if dst_ranks is None else several("dst_ranks", dst_ranks, "a list of ranks")
+        return comm.exchange(x, sorted(sources), agreed_targets(comm, x.device, sources, hearers, check))
+    instance("topology", topology, Topology, "a topology such as Ring()")
+    if dst_ranks is not None:
+        raise TypeError(
+            f"{topology!r} says to whom each rank sends; leave out either it or dst_ranks={shown(dst_ranks)}"
+        )
+    if comm.size == 1:
         return {}
-    else:
-        if dst_ranks is not None:
-            raise TypeError(f"{topology!r} says to whom each rank sends; leave out either it or dst_ranks")
-        weights, hearers = links(topology, comm.rank, comm.size, round_of(topology, comm))
-        sources, targets = sorted(set(weights) - {comm.rank}), list(hearers)
-    return comm.exchange(x, sources, targets)
+    if isinstance(topology, Chosen):
+        choice = topology.choice
+        heard, hearers = ([rank for rank, _ in part or ()] for part in (choice.sources, choice.factors))
+        dst_ranks = None if choice.factors is None else hearers
+        return neighbor_gather(x, comm=comm, src_ranks=heard, dst_ranks=dst_ranks)
+    weights, targets = links(topology, comm.rank, comm.size, round_of(topology, comm))
+    return comm.exchange(x, sorted(set(weights) - {comm.rank}), targets)
 
 
 def round_of(topology: Topology, comm: Comm) -> int:

@@ -3,7 +3,8 @@
 import torch
 from torch import Tensor
 
-from ..comm import Comm
+from ..arguments import instance
+from ..comm import Comm, check_comm
 from ..compressors import Compressor
 from .compressed import check_residual
 from .flat import on_flat
@@ -29,6 +30,8 @@ def sparse_mean_(x: Tensor, compressor: Compressor, comm: Comm, residual: Tensor
         TypeError: a tensor is not floating, or is sparse.
         ValueError: `residual` is not contiguous, not fp32, or not as long as `x`.
     """
+    check_comm(comm)
+    instance("compressor", compressor, Compressor, "a compressor such as TopK(0.01)")
     if residual is not None:
         check_residual(residual, x)
     if comm.size == 1 or x.numel() == 0:

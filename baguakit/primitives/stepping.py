@@ -32,7 +32,7 @@ def step_(
     if torch.compiler.is_compiling():
         _step_in_graph(rule, p, g, states, master, conditions, packed, compressor)
         return
-    weights = role_of(p)
+    weights = role_of("p", p)
     if not len(weights):
         return
     device = listed(weights)[0].device
@@ -40,10 +40,10 @@ def step_(
     row = packed_row(packed, compressor, p)
     if row is not None and device.type != "cuda":
         g, row = row.unpacked(), None
-    roles: dict[str, Role] = {"p": weights, "g": role_of([row.row] if row else g)}
-    roles |= {name: role_of(state) for name, state in zip("uv", states.values(), strict=False)}
+    roles: dict[str, Role] = {"p": weights, "g": role_of("g", [row.row] if row else g)}
+    roles |= {at: role_of(name, state) for at, (name, state) in zip("uv", states.items(), strict=False)}
     if master is not None:
-        roles["master"] = role_of(master)
+        roles["master"] = role_of("master", master)
 
     def check() -> Operands:
         lists = {name: listed(role) for name, role in roles.items()}
@@ -76,7 +76,7 @@ def _step_in_graph(
 
 
 def _list(tensors: Masters | None) -> list[Any]:
-    return [] if tensors is None else list(listed(role_of(tensors)))
+    return [] if tensors is None else list(listed(role_of("master", tensors)))
 
 
 def _tensor(number: Number) -> Tensor:

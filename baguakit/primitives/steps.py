@@ -29,13 +29,14 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from ..arguments import instance, pair, shown, truth
 from ..compressors import MinMaxUInt8
 from ..kernels import steps_ops
 from ..kernels.steps import SGD, Adam, Conditions, Lion
 from ..kernels.steps_check import check_gradients, check_number
 from ..kernels.steps_table import Role, listed
 from .stepping import step_
-from .steps_arguments import Number, Tensors, check_count, role_of
+from .steps_arguments import Number, Tensors, check_options, role_of
 
 
 @torch.no_grad()
@@ -60,13 +61,13 @@ def sgd_step_(
     Raises:
         TypeError, ValueError: the tensors do not go together, or an option has no meaning; nothing has been changed.
     """
-    check_count(step, found_inf)
-    rule = SGD(momentum, dampening, weight_decay, nesterov)
+    key = check_options(key, found_inf, step, momentum=momentum, dampening=dampening, weight_decay=weight_decay)
+    rule = SGD(momentum, dampening, weight_decay, truth("nesterov", nesterov))
     if (momentum_buffer is not None) != (momentum != 0):
-        given = "was given" if momentum_buffer is not None else "is missing"
-        raise ValueError(f"momentum={momentum}, and a momentum_buffer {given}; the one needs the other")
+        role_of("momentum_buffer", [] if momentum_buffer is None else momentum_buffer)
+        raise ValueError(f"momentum={momentum}, and momentum_buffer={shown(momentum_buffer)}; the one needs the other")
     if nesterov and (momentum <= 0 or dampening != 0):
-        raise ValueError(f"nesterov=True needs a momentum and no dampening, not {momentum} and {dampening}")
+        raise ValueError(f"nesterov=True needs a momentum and no dampening, not {momentum=} and {dampening=}")
     if dampening and momentum and step is None:
         raise ValueError(f"dampening={dampening} is left out at the first step; say how many went before with step=")
     states = {} if momentum_buffer is None else {"momentum_buffer": momentum_buffer}
@@ -97,9 +98,9 @@ def adam_step_(
     Raises:
         TypeError, ValueError: the tensors do not go together, or an option has no meaning; nothing has been changed.
     """
-    check_count(step, found_inf)
+    key = check_options(key, found_inf, step, eps=eps, weight_decay=weight_decay)
     conditions = Conditions(lr, step, grad_scale, clip, found_inf, key)
-    step_(Adam(*betas, eps, weight_decay), p, g, {"m": m, "v": v}, master, conditions)
+    step_(Adam(*pair("betas", betas, 0, below=1), eps, weight_decay), p, g, {"m": m, "v": v}, master, conditions)
 
 
 @torch.no_grad()
@@ -122,11 +123,14 @@ def adamw_step_(
     Raises:
         TypeError, ValueError: the tensors do not go together, or an option has no meaning; nothing has been changed.
     """
-    check_count(step, found_inf)
-    rule = Adam(*betas, eps, weight_decay, decoupled=True)
+    key = check_options(key, found_inf, step, eps=eps, weight_decay=weight_decay)
+    instance("compressor", compressor, MinMaxUInt8, "MinMaxUInt8(), the only one whose bytes a step reads")
+    rule = Adam(*pair("betas", betas, 0, below=1), eps, weight_decay, decoupled=True)
     conditions = Conditions(lr, step, grad_scale, clip, found_inf, key)
     if (g is None) == (packed is None):
-        raise ValueError("give gradients, or packed= with None in their place: one of the two")
+        raise ValueError(
+            f"give g, or packed= with None in its place: one of the two, not g={shown(g)} and packed={shown(packed)}"
+        )
     step_(rule, p, g, {"m": m, "v": v}, master, conditions, packed, compressor)
 
 
@@ -152,9 +156,9 @@ def lion_step_(
     Raises:
         TypeError, ValueError: the tensors do not go together, or an option has no meaning; nothing has been changed.
     """
-    check_count(step, found_inf)
+    key = check_options(key, found_inf, step, weight_decay=weight_decay)
     conditions = Conditions(lr, 1 if step is None else step, grad_scale, clip, found_inf, key)
-    step_(Lion(*betas, weight_decay), p, g, {"m": m}, master, conditions)
+    step_(Lion(*pair("betas", betas, 0, below=1), weight_decay), p, g, {"m": m}, master, conditions)
 
 
 @torch.no_grad()
@@ -172,15 +176,15 @@ def gradient_norm(grads: Tensors, found_inf: Tensor | None = None) -> Tensor:
         TypeError, ValueError: there are no gradients, they cannot be taken together, or `found_inf` is elsewhere.
     """
     if torch.compiler.is_compiling():
-        norm: Tensor = _norm(list(listed(role_of(grads))), found_inf)
+        norm: Tensor = _norm(list(listed(role_of("grads", grads))), found_inf)
         return norm
-    return _gradient_norm(role_of(grads), found_inf)
+    return _gradient_norm(role_of("grads", grads), found_inf)
 
 
 def _gradient_norm(role: Role, found_inf: Tensor | None) -> Tensor:
     tensors = listed(role)
     if not tensors:
-        raise ValueError("there are no gradients to take a norm of")
+        raise ValueError(f"there are no grads to take a norm of, only {shown(list(tensors))}")
     if found_inf is not None:
         if not isinstance(found_inf, Tensor):
             raise TypeError(f"found_inf is a tensor with one value, to be written to, not {found_inf!r}")

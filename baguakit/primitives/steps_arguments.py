@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..arguments import instance, real, said, several, whole
 from ..compressors import MinMaxUInt8
 from ..kernels.steps_table import Fixed, Role
 
@@ -14,11 +15,35 @@ Tensors = Tensor | Sequence[Tensor] | Fixed
 Number = float | Tensor
 
 
-def role_of(tensors: Any) -> Role:
-    """One tensor as a list of it; a list or what is fixed as it is."""
+def role_of(name: str, tensors: Any) -> Role:
+    """One tensor as a list of it; a list or what is fixed as it is. `name` is that of the argument."""
     if isinstance(tensors, Tensor):
-        return [tensors]
-    return tensors if isinstance(tensors, Fixed | list | tuple) else list(tensors)
+        tensors = [tensors]
+    if isinstance(tensors, Fixed):
+        return tensors
+    listed = (
+        tensors if isinstance(tensors, list | tuple) else several(name, tensors, "a tensor or a list of tensors", True)
+    )
+    for each in listed:
+        if not isinstance(each, Tensor) and (each is not None or name != "master"):
+            raise TypeError(
+                said(name, "a tensor or a list of tensors", tensors) + "; leave out parameters without a gradient"
+            )
+        if name == "p" and each is not None and each.is_meta:
+            raise ValueError(said(name, "a tensor that holds values", each))
+    return listed
+
+
+def check_options(key: int | None, found_inf: Any, step: Any, **numbers: Any) -> int | None:
+    """Return the key, if it is a whole number; raise unless the `numbers` are finite, and 0 or more."""
+    if key is not None:
+        key = whole("key", key, -(1 << 63), (1 << 63) - 1)
+    if step is not None and not isinstance(step, Tensor):
+        whole("step", step, 0, (1 << 31) - 2)
+    for name, value in numbers.items():
+        real(name, value, 0)
+    check_count(step, found_inf)
+    return key
 
 
 @dataclass(frozen=True, eq=False)
@@ -48,8 +73,11 @@ def packed_row(packed: Tensor | None, compressor: MinMaxUInt8, p: Tensors) -> Pa
     """
     if packed is None:
         return None
+    instance("packed", packed, Tensor, "a tensor of bytes, as compress returned them")
     if not isinstance(compressor, MinMaxUInt8) or compressor.block is None:
-        raise TypeError(f"packed gradients are read as MinMaxUInt8 in blocks packs them, not as {compressor!r} does")
+        raise TypeError(
+            f"packed gradients are read as MinMaxUInt8 in blocks packs them, not as compressor {compressor!r} does"
+        )
     if not isinstance(p, Tensor) or not p.is_contiguous():
         raise ValueError("packed gradients are those of one contiguous tensor; step the flat tensor of a bucket")
     if packed.dtype != torch.uint8:

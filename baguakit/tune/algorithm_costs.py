@@ -18,6 +18,7 @@ from ..algorithms.low_precision import Gossip
 from ..algorithms.power_sgd import LowRankMean
 from ..algorithms.push_sum import PushSum
 from ..algorithms.qadam import AdamDirection
+from ..arguments import checked
 from ..primitives.pieces import pieces_of
 from ..stages import Mean
 from .costs import FP32, Cost, Load, Place, compressed_mean, cost, degree, messages, neighbor_mean, piped
@@ -25,6 +26,7 @@ from .lines import neighbors
 
 
 @cost.register
+@checked
 def _(stage: Gossip, load: Load, place: Place) -> Cost:
     n, N, c = place.ranks, load.values, stage.compressor
     if n == 1:
@@ -37,6 +39,7 @@ def _(stage: Gossip, load: Load, place: Place) -> Cost:
 
 
 @cost.register
+@checked
 def _(stage: PushSum, load: Load, place: Place) -> Cost:
     n, S, t = place.ranks, FP32 * load.values, stage.topology
     if n == 1:
@@ -46,24 +49,28 @@ def _(stage: PushSum, load: Load, place: Place) -> Cost:
 
 
 @cost.register
+@checked
 def _(stage: TrackedGradient, load: Load, place: Place) -> Cost:
     wide = replace(load, value_bytes=max(FP32, load.value_bytes))
     return neighbor_mean(stage.topology, wide, place) + place.copies(7, wide.size)
 
 
 @cost.register
+@checked
 def _(stage: AdamDirection, load: Load, place: Place) -> Cost:
     wide = replace(load, value_bytes=FP32)
     return compressed_mean(stage.compressor, wide, place) + place.copies(10, wide.size)
 
 
 @cost.register
+@checked
 def _(stage: OuterStep, load: Load, place: Place) -> Cost:
     wide = replace(load, value_bytes=max(FP32, load.value_bytes))
     return cost(stage.inner, wide, place) + place.copies(11, wide.size)
 
 
 @cost.register
+@checked
 def _(stage: LowRankMean, load: Load, place: Place) -> Cost:
     if place.ranks == 1:
         return Cost()

@@ -9,6 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ..arguments import check_fields, checked
+
 WARM_UP, REPEATS = 2, 5
 
 
@@ -29,6 +31,7 @@ class Compute:
     ready: tuple[float, ...] = ()
 
     def __post_init__(self) -> None:
+        check_fields(self)
         if min(self.forward, self.backward, self.optimizer) < 0 or not all(0 <= r <= 1 for r in self.ready):
             raise ValueError(f"seconds are 0 or more and shares of backward from 0 to 1, unlike those of {self!r}")
 
@@ -37,6 +40,7 @@ class Compute:
         """Of the whole step."""
         return self.forward + self.backward + self.optimizer
 
+    @checked
     def gradients(self, params: Sequence[Tensor]) -> dict[Tensor, float]:
         """When the gradient of each parameter is there, in seconds since backward began."""
         if self.ready and len(self.ready) != len(params):

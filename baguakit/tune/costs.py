@@ -22,6 +22,7 @@ Copies are counted in passes over the values, a read and a write each, as the st
 from dataclasses import dataclass, replace
 from functools import singledispatch
 
+from ..arguments import check_fields, checked, shown, whole
 from ..compressors import Compressor
 from ..primitives.compressed import in_one_hop, pays
 from ..primitives.neighbors import is_mean
@@ -48,6 +49,9 @@ class Cost:
     busy: float = 0.0
     sent: float = 0.0
 
+    def __post_init__(self) -> None:
+        check_fields(self)
+
     def __add__(self, other: "Cost") -> "Cost":
         return Cost(self.seconds + other.seconds, self.busy + other.busy, self.sent + other.sent)
 
@@ -59,6 +63,9 @@ class Load:
     values: int
     value_bytes: int = FP32
     shapes: tuple[tuple[int, ...], ...] = ()
+
+    def __post_init__(self) -> None:
+        check_fields(self)
 
     @property
     def size(self) -> int:
@@ -74,6 +81,10 @@ class Place:
     part: str = "flat"
     flows: int = 1
 
+    def __post_init__(self) -> None:
+        check_fields(self)
+        whole("flows", self.flows, 1)
+
     @property
     def link(self) -> Link:
         """The link of the part; over one flow where flows make no difference, which with nodes is within them."""
@@ -86,6 +97,7 @@ class Place:
         """n."""
         return self.link.ranks if self.network.ranks > 1 else 1
 
+    @checked
     def copies(self, passes: float, S: float) -> Cost:
         """So many passes over S bytes."""
         q = passes * S * self.network.copy
@@ -100,6 +112,7 @@ def piped(q: float, w: float, u: float, P: int = 1) -> Cost:
 
 
 @singledispatch
+@checked
 def cost(stage: Stage, load: Load, place: Place) -> Cost:
     """What one flight of a stage costs.
 
@@ -112,12 +125,13 @@ def cost(stage: Stage, load: Load, place: Place) -> Cost:
         TypeError: the stage is not known.
     """
     raise TypeError(
-        f"what {stage!r} costs is not known; teach it: @bk.tune.cost.register on a function of "
+        f"what stage {shown(stage)} costs is not known; teach it: @bk.tune.cost.register on a function of "
         f"(stage: {type(stage).__name__}, load, place) that returns a bk.tune.Cost"
     )
 
 
 @cost.register
+@checked
 def _(stage: Mean, load: Load, place: Place) -> Cost:
     if place.ranks == 1:
         return Cost()
@@ -128,6 +142,7 @@ def _(stage: Mean, load: Load, place: Place) -> Cost:
 
 
 @cost.register
+@checked
 def _(stage: CompressedMean, load: Load, place: Place) -> Cost:
     return compressed_mean(stage.compressor, load, place)
 
@@ -151,6 +166,7 @@ def compressed_mean(c: Compressor, load: Load, place: Place) -> Cost:
 
 
 @cost.register
+@checked
 def _(stage: SparseMean, load: Load, place: Place) -> Cost:
     n, N, c = place.ranks, load.values, stage.compressor
     if n == 1:
@@ -162,6 +178,7 @@ def _(stage: SparseMean, load: Load, place: Place) -> Cost:
 
 
 @cost.register
+@checked
 def _(stage: NeighborMean, load: Load, place: Place) -> Cost:
     return neighbor_mean(stage.topology, load, place)
 
@@ -195,6 +212,7 @@ def messages(k: int, b: float, place: Place) -> Cost:
 
 
 @cost.register
+@checked
 def _(stage: ErrorFeedback, load: Load, place: Place) -> Cost:
     if place.ranks == 1:
         return cost(stage.inner, load, place)
@@ -202,6 +220,7 @@ def _(stage: ErrorFeedback, load: Load, place: Place) -> Cost:
 
 
 @cost.register
+@checked
 def _(stage: Hierarchical, load: Load, place: Place) -> Cost:
     inside, between = replace(place, part="intra"), replace(place, part="inter")
     L = inside.ranks

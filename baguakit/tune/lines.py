@@ -17,6 +17,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations
 
+from ..arguments import check_fields, checked
+
 NEAR = 0.25  # of a line, in logarithms: what noise does to a time
 
 
@@ -34,6 +36,10 @@ class Line:
     beta: float
     busy: float = 0.0
 
+    def __post_init__(self) -> None:
+        check_fields(self)
+
+    @checked
     def seconds(self, b: float) -> float:
         """α + β b."""
         return self.alpha + self.beta * b

@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from ..arguments import check_fields, checked, shown, whole
 from ..compressors import Compressor
 from .lines import Line
 
@@ -27,6 +28,10 @@ class Link:
     exchange: Line
     all_reduce: Line
 
+    def __post_init__(self) -> None:
+        check_fields(self)
+        whole("flows", self.flows, 1)
+
 
 @dataclass(frozen=True)
 class Codec:
@@ -42,6 +47,9 @@ class Codec:
     compress: float
     decompress: float
     reduce: float
+
+    def __post_init__(self) -> None:
+        check_fields(self)
 
 
 @dataclass(frozen=True, repr=False)
@@ -71,6 +79,10 @@ class Network:
     launch: float = 0.0
     crowding: float = 0.0
 
+    def __post_init__(self) -> None:
+        check_fields(self)
+
+    @checked
     def link(self, part: str, flows: int = 1) -> Link:
         """The link of a part of the network, used by so many flows.
 
@@ -90,6 +102,7 @@ class Network:
         """The numbers of flows that have been measured, in rising order."""
         return tuple(sorted({link.flows for link in self.links})) or (1,)
 
+    @checked
     def codec(self, compressor: Compressor) -> Codec:
         """How fast a compressor is.
 
@@ -108,6 +121,7 @@ class Network:
         return json.dumps(asdict(self), indent=1)
 
     @classmethod
+    @checked
     def from_json(cls, text: str) -> "Network":
         """What `to_json` wrote.
 
@@ -120,7 +134,9 @@ class Network:
             codecs = tuple(Codec(**each) for each in found.pop("codecs"))
             return cls(links=links, codecs=codecs, **found)
         except (ValueError, TypeError, KeyError, AttributeError) as error:
-            raise ValueError(f"this is not what Network.to_json wrote: {type(error).__name__} {error}") from error
+            raise ValueError(
+                f"this text is not what Network.to_json wrote: {shown(text)}; {type(error).__name__} {error}"
+            ) from error
 
     def __str__(self) -> str:
         nodes = f", {self.per_node} a node" if self.per_node > 1 else ""

@@ -6,8 +6,9 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from ..arguments import check_fields, checked, whole
 from ..comm import Comm
-from ..rules import Algorithm, whole
+from ..rules import Algorithm
 from .choices import choices_of, compressors_in, counted, counts_of, distinct, written
 from .compute import Compute, as_compute
 from .network import Network
@@ -36,6 +37,9 @@ class Plan:
     best: Prediction
     network: Network
     compute: Compute
+
+    def __post_init__(self) -> None:
+        check_fields(self)
 
     @property
     def why(self) -> str:
@@ -69,6 +73,7 @@ class Plan:
     __repr__ = __str__
 
 
+@checked
 def plan(
     model: nn.Module,
     comm: Comm | None = None,

@@ -19,6 +19,7 @@ from dataclasses import dataclass
 
 from torch import Tensor, nn
 
+from ..arguments import check_fields, checked, whole
 from ..buckets import local, split
 from ..rules import Algorithm, Rule, rules_of
 from .compute import Compute
@@ -49,6 +50,9 @@ class Prediction:
     exposed: float
     sent: float
 
+    def __post_init__(self) -> None:
+        check_fields(self)
+
 
 @dataclass(frozen=True, eq=False)
 class Flown:
@@ -65,6 +69,7 @@ class Flown:
         return sum(self.costs, Cost())
 
 
+@checked
 def predict(
     algorithm: Algorithm,
     model: nn.Module,
@@ -86,9 +91,13 @@ def predict(
         ValueError: the network has not been probed for what the algorithm uses.
         TypeError: it has a stage whose cost is not known.
     """
+    whole("bucket_bytes", bucket_bytes, 1)
+    whole("flows", flows, 1)
     named: dict[str, Tensor] = {name: p for name, p in model.named_parameters() if p.requires_grad}
     place = Place(network, flows=flows)
-    flown = [fly(rule, named, bucket_bytes, place) for rule in rules_of(algorithm) if rule.stop is None]
+    flown = [
+        fly(rule, named, bucket_bytes, place) for rule in rules_of(algorithm, name="algorithm") if rule.stop is None
+    ]
     step = Step(compute, compute.gradients(list(named.values())), network.copy, network.crowding)
     seconds, buckets = step.with_all(flown), sum(len(each.cut) for each in flown)
     sent = sum(each.total.sent * flights_per_step(each, seconds) for each in flown)

@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from ..arguments import checked, real
 from ..comm import Comm, check_device
 from ..comm.flows import SMALLEST
 from ..compressors import Compressor, MinMaxUInt8
@@ -27,6 +28,7 @@ PATIENCE = timedelta(seconds=60)  # for a message of a probe
 DENSE = (MinMaxUInt8(),)
 
 
+@checked
 def probe(
     comm: Comm | None = None,
     *,
@@ -63,8 +65,7 @@ def probe(
     comm = Comm() if comm is None else comm
     there = device_of(comm, device)
     counts = checked_flows(flows, there)
-    if not seconds > 0:
-        raise ValueError(f"seconds is how long a probe may take, more than 0, not {seconds!r}")
+    real("seconds", seconds, above=0)
     name = comm.gather_objects(uuid.uuid4().hex)[0]
 
     def meet() -> list[Any]:

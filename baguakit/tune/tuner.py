@@ -17,7 +17,8 @@ from typing import Any, Protocol
 
 import torch
 
-from ..rules import Rule, rules_of, whole
+from ..arguments import check_fields, checked, real, said, whole
+from ..rules import Rule, rules_of
 from .choices import counted, distinct
 from .planning import BUCKET_BYTES, Plan
 
@@ -46,6 +47,9 @@ class Trial:
     bucket_bytes: int
     flows: int
     seconds: float
+
+    def __post_init__(self) -> None:
+        check_fields(self)
 
     @property
     def setting(self) -> Setting:
@@ -169,6 +173,7 @@ class Tuner:
         log.info("%s", sentence)
 
 
+@checked
 def autotune(
     att: Attached,
     plan: Plan | None = None,
@@ -210,12 +215,11 @@ def autotune(
     """
     engine = getattr(att, "_engine", None)
     if engine is None or not hasattr(att, "recut"):
-        raise TypeError(f"autotune takes what bk.attach returned, not {type(att).__name__}")
+        raise TypeError(said("att", "an Attachment, which bk.attach returned", att))
     for rule in att.rules:
         if rule.window == "free_running":
             raise ValueError(f"under {rule!r} ranks are at different steps and nobody waits: there is nothing to tune")
-    if not 0 <= gain < 1:
-        raise ValueError(f"gain is a share of a step, 0 or more and less than 1, not {gain!r}")
+    real("gain", gain, 0, below=1)
     row = next((row for row in plan.rows if rules_of(row.algorithm) == att.rules), None) if plan is not None else None
     here = setting_of(engine)
     start = here if row is None else (row.bucket_bytes, row.flows)

@@ -39,6 +39,7 @@ def test_tracked_gradients_sum_to_the_gradients(order):
         topology = graph if order == "push_sum" else bk.topology.OnePeerExact()
 
         def state(att, model):
+            att._engine.backward.settled()
             s = att._engine.routes[0].states[0]
             return torch.stack([s["q"], s["g"]])
 
@@ -59,6 +60,7 @@ def test_push_sum_keeps_the_sum_and_finds_the_mean():
         graph = bk.topology.FromDigraph(rounds)
 
         def state(att, model):
+            att._engine.backward.settled()
             s = att._engine.routes[0].states[0]
             return float(s["p"][att._engine.tracks[0].comm.rank]), s["z"].clone(), model.x.detach().clone()
 

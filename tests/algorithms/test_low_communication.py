@@ -60,7 +60,7 @@ def test_diloco_prints_and_refuses():
         bk.algorithms.diloco(speed=3)
     with pytest.raises(ValueError, match="learning rate"):
         bk.algorithms.diloco(lr=-1.0)
-    with pytest.raises(TypeError, match=r"torch\.optim\.SGD and its options"):
+    with pytest.raises(TypeError, match=r"optimizer is a subclass of Optimizer, such as torch\.optim\.SGD, not 'SGD'"):
         bk.algorithms.diloco(optimizer="SGD")
 
 
@@ -68,17 +68,32 @@ GRAPHS = [(2, "Ring"), (3, "Ring"), (4, "Ring"), (4, "FullyConnected"), (4, "Exp
 CHANGING = [(3, "OnePeerExact"), (4, "OnePeerExact")]
 
 
-@pytest.mark.parametrize("n, topology", GRAPHS + CHANGING)
-def test_choco_without_loss_is_atc(n, topology):
-    """γ = 1 and a compressor that loses nothing of what it is given: CHOCO is ATC, on graphs that change as well."""
+WITHOUT_OWN = [  # some ranks, or all, give their own values no weight
+    (3, "FromMatrix([[0.5, 0.5, 0.0], [0.5, 0.0, 0.5], [0.0, 0.5, 0.5]])"),
+    (3, "FromMatrix([[0.0, 0.5, 0.5], [0.5, 0.0, 0.5], [0.5, 0.5, 0.0]])"),
+]
+SHIFTS = [(3, "FromMatrix([[[0, 1, 0], [0, 0, 1], [1, 0, 0]], [[0.5, 0.5, 0], [0, 0.5, 0.5], [0.5, 0, 0.5]]])")]
 
-    def run(name):
+
+@pytest.mark.parametrize(
+    "n, topology, order",
+    [(n, f"{t}()", "atc") for n, t in GRAPHS + CHANGING]
+    + [(n, t, order) for n, t in WITHOUT_OWN for order in ("atc", "awc")]
+    + [(n, t, "atc") for n, t in SHIFTS],
+)
+def test_without_loss_they_are_decentralized_sgd(n, topology, order):
+    """With a compressor that loses nothing, CHOCO at γ = 1 is ATC, on graphs that change as well, and DCD is AWC."""
+
+    def run(exact):
         import baguakit as bk
 
-        graph = getattr(bk.topology, topology)()
-        rule = (
-            bk.algorithms.choco(graph, Exact(), 1.0) if name == "choco" else bk.algorithms.decentralized(graph, "atc")
-        )
+        graph = eval(f"bk.topology.{topology}")
+        if not exact:
+            rule = bk.algorithms.decentralized(graph, order)
+        elif order == "atc":
+            rule = bk.algorithms.choco(graph, Exact(), 1.0)
+        else:
+            rule = bk.algorithms.low_precision_decentralized(graph, Exact())
         return train(lambda bk: [rule], 8, torch.float64)
 
     from dataclasses import dataclass
@@ -96,7 +111,7 @@ def test_choco_without_loss_is_atc(n, topology):
         def decompress(self, packed, n, dtype=torch.float64, out=None):
             return packed.view(dtype)
 
-    for a, b in zip(ranks(n, run, "choco"), ranks(n, run, "atc"), strict=True):
+    for a, b in zip(ranks(n, run, True), ranks(n, run, False), strict=True):
         torch.testing.assert_close(a, b, rtol=0, atol=1e-11)
 
 
@@ -202,6 +217,30 @@ def test_qadam_in_its_warm_up_is_adam(n):
             o.step()
     for x in ranks(n, ours):
         torch.testing.assert_close(x, flat(models[0]), rtol=0, atol=2e-6)
+
+
+def test_the_decay_of_adam_is_a_term_of_the_loss():
+    """½ λ Σ w² in the loss: qadam in its warm-up is Adam with that weight decay, which goes through the moments."""
+
+    def run(adam):
+        import torch.distributed as dist
+
+        import baguakit as bk
+
+        model = net()
+        rule = bk.algorithms.gradient_allreduce() if adam else bk.algorithms.qadam(warmup_steps=20)
+        kind, options = (torch.optim.Adam, {"weight_decay": 0.1}) if adam else (torch.optim.SGD, {})
+        optimizer = kind(model.parameters(), lr=0.01, **options)
+        with bk.attach(model, optimizer, rule):
+            for step in range(12):
+                optimizer.zero_grad()
+                decay = 0 if adam else 0.05 * sum(p.square().sum() for p in model.parameters())
+                (loss(model, dist.get_rank(), step) + decay).backward()
+                optimizer.step()
+        return flat(model)
+
+    for qadam, adam in zip(ranks(2, run, False), ranks(2, run, True), strict=True):
+        torch.testing.assert_close(qadam, adam, rtol=0, atol=2e-6)
 
 
 def test_qadam_takes_the_step_sizes_and_decays_of_its_groups():

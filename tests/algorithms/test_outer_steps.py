@@ -218,7 +218,7 @@ def test_fragments_print_and_refuse():
     )
     with pytest.raises(ValueError, match="cannot take turns within every=3"):
         bk.algorithms.diloco(every=3, fragments=4)
-    with pytest.raises(ValueError, match="the 2 parts are 0 to 1"):
+    with pytest.raises(ValueError, match="k is one of the parts, 0 to 1 for of=2, not 2"):
         bk.Fragment(2, 2)
     with pytest.raises(ValueError, match="offset=5 is a part of every=5"):
         bk.after_step(bk.stages.Mean(), every=5, offset=5)

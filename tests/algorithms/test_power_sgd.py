@@ -75,3 +75,70 @@ def test_power_sgd_wants_shapes():
 
     with pytest.raises(TypeError, match="needs the shapes"):
         bk.hierarchical(bk.algorithms.power_sgd())
+
+
+STRIDES = {
+    "contiguous": lambda: torch.zeros(40, 24),
+    "transposed": lambda: torch.zeros(24, 40).t(),
+    "transposed, many dimensions": lambda: torch.zeros(3, 5, 2, 12).permute(3, 2, 1, 0),
+    "channels_last": lambda: torch.zeros(12, 5, 3, 3).to(memory_format=torch.channels_last),
+    "channels_last_3d": lambda: torch.zeros(12, 5, 3, 1, 2).to(memory_format=torch.channels_last_3d),
+    "rows between": lambda: torch.zeros(5, 12, 3, 2).permute(1, 2, 0, 3),
+    "rows between, of one value": lambda: torch.zeros(5, 1, 7).transpose(0, 1),
+    "with gaps": lambda: torch.zeros(40, 48)[:, ::2],
+}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+def test_rows_and_columns_are_those_that_the_user_sees(dtype):
+    """Whatever the strides, all is as with contiguous parameters; and a gradient of rank one comes back as it was."""
+
+    def run(contiguous):
+        import baguakit as bk
+
+        comm, found = bk.Comm(), {}
+        for name, make in STRIDES.items():
+            param = make().to(dtype)
+            params = [torch.zeros(3, dtype=dtype), param.contiguous() if contiguous else param]
+            bucket = bk.Bucket(params, multiple_of=64)
+            stage = bk.algorithms.power_sgd(rank=2).stage
+            state = stage.init(bucket, comm)
+            draw = torch.Generator().manual_seed(1 + comm.rank)
+            results = []
+            for round in range(3):
+                bucket.views[1].copy_(torch.randn(param.shape, generator=draw, dtype=torch.float64))
+                result = stage(bucket.flat.clone(), state, comm.at(round))
+                for flat in (result, state["residual"]):
+                    results.append(bk.Bucket.of(flat, params).views[1].double().contiguous())
+            shape = (param.shape[0], -1)
+            exact = (torch.arange(1.0, 1 + shape[0]).view(-1, 1) * torch.ones(param.shape).view(shape)).view(
+                param.shape
+            )
+            bucket.views[1].copy_(exact)
+            fresh = stage.init(bucket, comm)
+            back = bk.Bucket.of(stage(bucket.flat.clone(), fresh, comm), params).views[1].double()
+            found[name] = results, float((back - bucket.views[1].double()).abs().max() / shape[0])
+        return found
+
+    for ours, plain in zip(ranks(2, run, False), ranks(2, run, True), strict=True):
+        for name, (results, wrong) in ours.items():
+            assert wrong < (2e-2 if dtype == torch.bfloat16 else 1e-5), name
+            for a, b in zip(results, plain[name][0], strict=True):
+                bound = 0.1 if dtype == torch.bfloat16 else 1e-4  # sums in another order; and the rounding of results
+                torch.testing.assert_close(a, b, rtol=0, atol=bound * float(b.abs().max()), msg=name)
+
+
+def test_matrices_are_multiplied_where_they_lie():
+    """Nothing is copied of contiguous, transposed or channels_last ones."""
+
+    def run():
+        import baguakit as bk
+        from baguakit.algorithms.power_sgd import cut, places
+
+        for name, make in STRIDES.items():
+            bucket = bk.Bucket([make()])
+            state = bk.algorithms.power_sgd().stage.init(bucket, bk.Comm())
+            [matrix], _ = cut(bucket.flat, places(state["inner"]["layout"]))
+            assert (matrix.data_ptr() == bucket.flat.data_ptr()) == (name != "rows between"), name
+
+    ranks(1, run)

@@ -15,6 +15,7 @@ GRADIENTS = {
     ),
     "top_k": lambda bk: bk.algorithms.top_k(0.1),
     "power_sgd": lambda bk: bk.algorithms.power_sgd(rank=2),
+    "sign": lambda bk: bk.algorithms.bytegrad(bk.compressors.Sign(), True),
     "bfloat16, error feedback": lambda bk: bk.algorithms.bytegrad(bk.compressors.BFloat16(), True),
 }
 WEIGHTS = {
@@ -31,8 +32,11 @@ WEIGHTS = {
 }
 
 
-def skips(rule, scaler, at, passed, steps=8):
-    """The steps that were skipped on this rank, and the weights, where rank 1 overflows at step `at`."""
+def skips(rule, scaler, at, passed, steps=8, without=False, bucket_bytes=25 << 20):
+    """The steps that were skipped on this rank, the weights, how far apart they are, and what is remembered.
+
+    Rank 1 overflows at step `at`; or, `without`, no rank ever sees that batch.
+    """
     import torch.distributed as dist
 
     import baguakit as bk
@@ -41,20 +45,31 @@ def skips(rule, scaler, at, passed, steps=8):
     optimizer = sgd(model.parameters())
     grad_scaler = scaler()
     skipped = []
-    with bk.attach(model, optimizer, rule(bk), scaler=grad_scaler if passed else None) as att:
+    options = {"scaler": grad_scaler if passed else None, "bucket_bytes": bucket_bytes}
+    with bk.attach(model, optimizer, rule(bk), **options) as att:
         for step in range(steps):
+            if without and step == at:
+                continue
             optimizer.zero_grad()
             value = loss(model, dist.get_rank(), step)
             if step == at and dist.get_rank() == 1:
-                value = value * float("inf")
+                where = model[4].bias if at else model[0].weight  # one value of one bucket
+                value = value + where.view(-1)[0] * float("inf")
             before = att.step
             grad_scaler.scale(value).backward()
             grad_scaler.step(optimizer)
-            grad_scaler.update()
+            grad_scaler.update(1024.0)  # stages that see scaled gradients remember them: the scale stays
             if att.step == before:
                 skipped.append(step)
         apart = att.consensus_distance()
-    return skipped, flat(model), apart
+        remembered = [tensor for rule in att.state_dict()["rules"].values() for tensor in tensors_in(rule)]
+    return skipped, flat(model), apart, remembered
+
+
+def tensors_in(value):
+    if isinstance(value, torch.Tensor):
+        return [value]
+    return [t for each in value.values() for t in tensors_in(each)] if isinstance(value, dict) else []
 
 
 def plain():
@@ -67,25 +82,31 @@ def sharded():
     return ShardedGradScaler(device="cpu", init_scale=1024.0)
 
 
-@pytest.mark.parametrize("passed", [False, True])
-@pytest.mark.parametrize("at", [0, 4])
-@pytest.mark.parametrize("rule", GRADIENTS)
-def test_one_overflow_costs_gradient_rules_one_step_on_all_ranks(rule, at, passed):
-    for skipped, weights, apart in ranks(3, skips, GRADIENTS[rule], plain, at, passed):
-        assert skipped == [at] and torch.isfinite(weights).all() and apart == 0.0
+EVERY = {**{name: (rule, plain) for name, rule in GRADIENTS.items()}, **{n: (r, sharded) for n, r in WEIGHTS.items()}}
 
 
+@pytest.mark.parametrize("bucket_bytes", [100, 25 << 20])
 @pytest.mark.parametrize("at", [0, 4])
-@pytest.mark.parametrize("rule", WEIGHTS)
-def test_one_overflow_costs_weight_rules_one_step_on_all_ranks(rule, at):
-    for skipped, weights, _ in ranks(3, skips, WEIGHTS[rule], sharded, at, True):
-        assert skipped == [at] and torch.isfinite(weights).all()
+@pytest.mark.parametrize("name", EVERY)
+def test_one_overflow_costs_one_step_on_all_ranks_and_leaves_no_trace(name, at, bucket_bytes):
+    """The run equals one in which that batch never was: in its weights, and in all that is remembered."""
+    rule, scaler = EVERY[name]
+
+    def run(passed, without):
+        return skips(rule, scaler, at, passed, without=without, bucket_bytes=bucket_bytes)
+
+    for passed in (True, False) if name in GRADIENTS and bucket_bytes > 100 else (True,):
+        pairs = zip(ranks(3, run, passed, False), ranks(3, run, passed, True), strict=True)
+        for (skipped, weights, apart, remembered), (_, expected, _, known) in pairs:
+            assert skipped == [at] and (name in WEIGHTS or apart == 0.0)
+            assert torch.equal(weights, expected) and torch.isfinite(weights).all()
+            assert len(remembered) == len(known) and all(map(torch.equal, remembered, known))
 
 
 def test_free_running_ranks_skip_alone():
     results = ranks(3, skips, lambda bk: bk.free_running(bk.stages.Mean()), plain, 4, True)
-    assert [skipped for skipped, _, _ in results] == [[], [4], []]
-    assert all(torch.isfinite(weights).all() for _, weights, _ in results)
+    assert [skipped for skipped, *_ in results] == [[], [4], []]
+    assert all(torch.isfinite(weights).all() for _, weights, *_ in results)
 
 
 @pytest.mark.parametrize("rule", ["bytegrad", "bytegrad, error feedback"])

@@ -245,7 +245,7 @@ def test_log_writes_what_it_returns():
 def test_a_writer_that_cannot_write_is_refused():
     writer = Writer()
     assert written({"a": 1.0}, writer, 3) == {"a": 1.0} and writer.given == {"a": (1.0, 3)}
-    with pytest.raises(TypeError, match=r"add_scalar.*SummaryWriter, and not list; .*scalars\(\)"):
+    with pytest.raises(TypeError, match=r"add_scalar.*SummaryWriter, and not \[\]; .*scalars\(\)"):
         written({"a": 1.0}, [], 3)
 
 

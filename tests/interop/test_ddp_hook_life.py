@@ -207,7 +207,7 @@ REFUSED = {
         "act in the same steps",
     ),
     "no nodes": (lambda bk, m: bk.interop.ddp(m, bk.hierarchical(bk.algorithms.bytegrad())), "must know the nodes"),
-    "no comm": (lambda bk, m: bk.interop.ddp(m, bk.stages.Mean(), "world"), "takes a bk.Comm, not str"),
+    "no comm": (lambda bk, m: bk.interop.ddp(m, bk.stages.Mean(), "world"), "a bk.Comm, not 'world'"),
     "different stages": (
         lambda bk, m: bk.interop.ddp(m, [bk.stages.Mean(), compressed(bk)][torch.distributed.get_rank()]),
         "rank 0 has during_backward.Mean.* where rank 1 has during_backward.CompressedMean",

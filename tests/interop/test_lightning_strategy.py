@@ -230,7 +230,7 @@ def test_a_rank_that_raises_is_named():
     "arguments, options, words",
     [
         (["bytegard"], {}, "there is no bk.algorithms.bytegard; there are .*bytegrad"),
-        ([3], {}, "an algorithm is a rule"),
+        ([3], {}, "is a rule or a tuple of rules"),
         ([], {"find_unused_parameters": True}, "does not wrap the model, and takes no find_unused_parameters="),
     ],
 )

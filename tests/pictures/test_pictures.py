@@ -82,10 +82,10 @@ def test_lines_differ_in_grey_print_too():
 
 def test_refusals_are_sentences():
     for wrong in ({}, {Ring(): []}, {Ring(): [1.0, -1.0]}, {Ring(): [float("nan")]}):
-        with pytest.raises(ValueError, match="distances are numbers, 0 or more, some for each topology"):
+        with pytest.raises(ValueError, match=r"distances (are numbers, 0 or more|is a finite number)"):
             consensus_decay(wrong, 4)
     for x, compressors in ((torch.ones(4), ()), (torch.zeros(4), (BFloat16(),)), (torch.ones(0), (BFloat16(),))):
-        with pytest.raises(ValueError, match="takes values, not all of them 0, and one compressor or more"):
+        with pytest.raises(ValueError, match="x has values, not all of them 0, and compressors names one or more"):
             error_histogram(x, *compressors)
     for wrong in ({}, {"none": []}):
         with pytest.raises(ValueError, match=r"a curve has points \(bytes, score\)"):

@@ -136,7 +136,7 @@ def test_a_stage_of_ones_own_is_taught_or_refused():
     class Mine(Stage):
         pass
 
-    with pytest.raises(TypeError, match=r"what Mine\(\) costs is not known; teach it: @bk\.tune\.cost\.register"):
+    with pytest.raises(TypeError, match=r"what stage Mine\(\) costs is not known; teach it: @bk\.tune\.cost\.register"):
         cost(Mine(), Load(N), Place(network()))
 
     @bk.tune.cost.register

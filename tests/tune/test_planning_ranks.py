@@ -132,7 +132,7 @@ def test_what_is_refused():
         return found
 
     network = bk.tune.Network(1, 1, "cpu", 1, (), ())
-    words = ["1 to 64", "more than 0", "travel", "list of what may", "list of what may", "names no size", "not '1 s'"]
+    words = ["1 to 64", "greater than 0", "travel", "list of what may", "is a list", "names no size", "not '1 s'"]
     for found in ranks(1, work):
         assert all(word in text for word, text in zip([*words, "must call the model"], found, strict=True))
 

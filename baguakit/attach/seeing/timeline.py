@@ -5,6 +5,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from ...arguments import checked
 from .logbook import STEP
 from .trace import save_trace
 
@@ -118,6 +119,7 @@ class Timeline:
             waiting += covered(((s.start, s.end) for s in self.spans if s.rank == rank and s.waits), window)
         return 1 - waiting / away if away else float("nan")
 
+    @checked
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write a trace that https://ui.perfetto.dev and chrome://tracing open. All ranks hold the same: one may save.
 

@@ -3,6 +3,8 @@
 from collections.abc import Mapping
 from typing import Any
 
+from ...arguments import shown
+
 
 def written(scalars: Mapping[str, float], writer: Any, step: int) -> dict[str, float]:
     """The scalars, after `writer.add_scalar(name, value, step)` for each, if there is a writer.
@@ -13,8 +15,8 @@ def written(scalars: Mapping[str, float], writer: Any, step: int) -> dict[str, f
     if writer is not None:
         if not callable(getattr(writer, "add_scalar", None)):
             raise TypeError(
-                "log() takes a writer with add_scalar(name, value, step), such as "
-                f"torch.utils.tensorboard.SummaryWriter, and not {type(writer).__name__}; "
+                "writer is one with add_scalar(name, value, step), such as "
+                f"torch.utils.tensorboard.SummaryWriter, and not {shown(writer)}; "
                 "give another logger att.report().scalars()"
             )
         for name, value in scalars.items():

@@ -1,0 +1,191 @@
+"""Annotations read as checks: what `int`, `Tensor | None` or `Sequence[float]` ask of an argument, in a sentence."""
+
+import math
+import types
+from collections import abc
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from inspect import isclass
+from typing import Any, Literal, TypeVar, Union, get_args, get_origin
+
+import numpy as np
+import torch
+from torch import Tensor
+
+SHOWN = 100  # characters of a value in a sentence
+EXAMPLES = {
+    "Comm": "a bk.Comm",
+    "Compressor": "a compressor such as MinMaxUInt8()",
+    "Rule": "a rule such as bk.algorithms.bytegrad()",
+    "Stage": "a stage such as Mean()",
+    "Topology": "a topology such as Ring()",
+}
+ELEMENTS = 1000  # of a collection, that are looked at
+
+
+@dataclass(frozen=True)
+class Kind:
+    """The meaning of an annotation: in words, as a test of a value, and as the value that is used."""
+
+    words: str
+    fits: Callable[[Any], bool]
+    use: Callable[[str, Any], Any] = lambda name, value: value
+
+    def take(self, name: str, value: Any) -> Any:
+        """The value as it is used; a TypeError of one sentence if it is not of this kind."""
+        if not self.fits(value):
+            raise TypeError(said(name, self.words, value))
+        return self.use(name, value)
+
+
+def said(name: str, wanted: str, value: Any) -> str:
+    """The sentence: what an argument is, and what it was given."""
+    return f"{name} is {wanted}, not {shown(value)}"
+
+
+def shown(value: Any) -> str:
+    """A value for a sentence: tensors and arrays by shape and dtype, and others as they print, shortened."""
+    if isinstance(value, Tensor):
+        layout = "" if value.layout is torch.strided else f" of layout {value.layout}"
+        return f"a tensor {tuple(value.shape)} of {value.dtype} on {value.device}{layout}"
+    if isinstance(value, np.ndarray):
+        return f"an array {value.shape} of {value.dtype}"
+    try:
+        printed = " ".join(repr(value).split())
+    except Exception:  # whatever it is, it is not what was wanted, and that is to be said
+        return f"a {type(value).__name__}"
+    return printed if len(printed) <= SHOWN else f"{printed[: SHOWN - 1]}…"
+
+
+def resolved(annotation: Any, names: Mapping[str, Any]) -> Any:
+    """An annotation that was written as text, as it is meant where these names are known."""
+    return eval(annotation, dict(names)) if isinstance(annotation, str) else annotation
+
+
+def kind_of(annotation: Any) -> Kind:
+    """Return the meaning of an annotation."""
+    if annotation in PLAIN:
+        return PLAIN[annotation]
+    origin, args = get_origin(annotation), get_args(annotation)
+    if origin is Literal:
+        return Kind(" or ".join(map(repr, args)), lambda value: isinstance(value, str), _chosen(args))
+    if origin in (Union, types.UnionType):
+        return _union([kind_of(each) for each in args])
+    if origin is abc.Callable:
+        return Kind("a function", callable)
+    if origin is type:
+        return Kind(
+            f"a subclass of {args[0].__name__}, such as torch.optim.SGD",
+            lambda v: isclass(v) and issubclass(v, args[0]),
+        )
+    if origin is tuple:
+        return _tuple([kind_of(each) for each in args if each is not ...], repeated=... in args)
+    if isclass(origin) and issubclass(origin, abc.Mapping):
+        return _mapping(kind_of(args[0]), kind_of(args[1]))
+    if isclass(origin) and issubclass(origin, abc.Iterable):
+        return _collection(origin, kind_of(args[0]))
+    if isclass(origin):
+        return Kind(_named(origin), lambda value: isinstance(value, origin))
+    if isclass(annotation) and not getattr(annotation, "_is_protocol", False):
+        return Kind(_named(annotation), lambda value: isinstance(value, annotation))
+    return ANYTHING  # a protocol, or a type variable
+
+
+def _named(kind: type) -> str:
+    if kind.__name__ in EXAMPLES and kind.__module__.startswith(__package__):
+        return EXAMPLES[kind.__name__]
+    article = "an" if kind.__name__[0] in "AEIO" else "a"
+    return f"{article} {kind.__name__}"
+
+
+def _union(kinds: list[Kind]) -> Kind:
+    def use(name: str, value: Any) -> Any:
+        return next(kind for kind in kinds if kind.fits(value)).use(name, value)
+
+    kinds = sorted(kinds, key=lambda kind: kind is NOTHING)
+    return Kind(" or ".join(kind.words for kind in kinds), lambda value: any(k.fits(value) for k in kinds), use)
+
+
+def _collection(origin: type, each: Kind) -> Kind:
+    def fits(values: Any) -> bool:
+        if not isinstance(values, origin) or isinstance(values, str | bytes | bytearray | Tensor | np.ndarray):
+            return False
+        return not isinstance(values, list | tuple) or all(map(each.fits, values[:ELEMENTS]))
+
+    def use(name: str, values: Any) -> Any:
+        if type(values) not in (list, tuple):
+            return values
+        used = [each.use(name, value) for value in values]
+        return values if all(a is b for a, b in zip(values, used, strict=True)) else type(values)(used)
+
+    kind = {"Sequence": "a list", "Iterable": "a list"}.get(origin.__name__, f"a {origin.__name__}")
+    return Kind(f"{kind}, each of it {each.words}" if each is not ANYTHING else kind, fits, use)
+
+
+def _tuple(kinds: list[Kind], repeated: bool) -> Kind:
+    if repeated:
+        return _collection(tuple, kinds[0])
+
+    def fits(values: Any) -> bool:
+        whole = isinstance(values, tuple | list) and len(values) == len(kinds)
+        return whole and all(kind.fits(value) for kind, value in zip(kinds, values, strict=True))
+
+    def use(name: str, values: Any) -> Any:
+        return tuple(kind.use(name, value) for kind, value in zip(kinds, values, strict=True))
+
+    return Kind(f"a tuple ({', '.join(kind.words for kind in kinds)})", fits, use)
+
+
+def _mapping(key: Kind, held: Kind) -> Kind:
+    def fits(values: Any) -> bool:
+        return isinstance(values, abc.Mapping) and all(key.fits(k) and held.fits(v) for k, v in values.items())
+
+    def use(name: str, values: Any) -> Any:
+        for k, value in values.items():  # which may be there to be written to: it is not copied
+            key.use(name, k)
+            held.use(name, value)
+        return values
+
+    return Kind(f"a dict of {key.words} to {held.words}", fits, use)
+
+
+def _chosen(choices: tuple[Any, ...]) -> Callable[[str, Any], Any]:
+    def use(name: str, value: Any) -> Any:
+        if value not in choices:
+            raise ValueError(said(name, " or ".join(map(repr, choices)), value))
+        return value
+
+    return use
+
+
+def _finite(name: str, value: Any) -> float | int:
+    if isinstance(value, float | np.floating) and not math.isfinite(value):
+        raise ValueError(said(name, "a finite number", value))
+    if isinstance(value, int | np.integer) and abs(int(value)) >= 1 << 1023:
+        raise ValueError(said(name, "a finite number", value))
+    return value if isinstance(value, int | float) and type(value) is not np.float64 else value.item()
+
+
+def _is_whole(value: Any) -> bool:
+    return type(value) is int or (isinstance(value, int | np.integer) and not isinstance(value, bool))
+
+
+def _is_real(value: Any) -> bool:
+    return type(value) is float or (isinstance(value, int | float | np.integer | np.floating) and value is not True
+                                    and value is not False)  # fmt: skip
+
+
+ANYTHING = Kind("anything", lambda value: True)
+NOTHING = Kind("None", lambda value: value is None)
+PLAIN: dict[Any, Kind] = {
+    Any: ANYTHING,
+    object: ANYTHING,
+    TypeVar: ANYTHING,
+    None: NOTHING,
+    type(None): NOTHING,
+    int: Kind("a whole number", _is_whole, lambda name, value: int(value)),
+    float: Kind("a finite number", _is_real, _finite),
+    bool: Kind("True or False", lambda value: isinstance(value, bool | np.bool_), lambda name, value: bool(value)),
+    str: Kind("a string", lambda value: isinstance(value, str)),
+    Tensor: Kind("a tensor", lambda value: isinstance(value, Tensor)),
+}

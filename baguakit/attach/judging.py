@@ -1,0 +1,118 @@
+"""Who is at fault when a flight does not arrive: a sentence, from what the ranks have written of themselves."""
+
+import time
+from dataclasses import dataclass, field
+
+from .records import GAVE_UP, LEFT, RAISED, History, Launch, Record, parted
+
+
+def store_gone(rank: int, error: Exception) -> str:
+    """Return the sentence on a store to which the connection has broken."""
+    why = str(error).splitlines()[0] if str(error) else type(error).__name__
+    return (
+        f"rank {rank} cannot reach the store any more: the process that holds it, rank 0 or torchrun, is gone ({why})"
+    )
+
+
+def store_silent(rank: int, silent: float, what: str, timeout: float) -> str:
+    """Return the sentence on a store that does not answer."""
+    return (
+        f"rank {rank} has had no answer from the store, which rank 0 or torchrun holds, for {silent:.1f} s, and "
+        f"{what} has not arrived within {timeout:g} s: the link between the two hosts is down, or that host stands "
+        "still"
+    )
+
+
+@dataclass(frozen=True)
+class Waiting:
+    """What a rank waits for.
+
+    Attributes:
+        what: in words.
+        lane, count: where it was launched, and as which.
+        late: whether the timeout is over.
+        patience: seconds without a heartbeat after which a rank is dead.
+    """
+
+    what: str
+    lane: int
+    count: int
+    late: bool
+    patience: float
+
+
+@dataclass(eq=False)
+class Judge:
+    """Names the rank at fault.
+
+    Args:
+        rank: this one.
+        timeout: seconds, for the sentences.
+        history: what this rank has launched.
+    """
+
+    rank: int
+    timeout: float
+    history: History
+    seen: dict[int, tuple[int, float]] = field(default_factory=dict)  # heartbeats of ranks, and when they last changed
+
+    def sentence(self, waiting: Waiting, records: dict[int, Record | None]) -> str:
+        """Return the sentence that names the rank at fault, or "" if none can be named yet.
+
+        Args:
+            waiting: for what.
+            records: of all other ranks; None for one that has not written any.
+        """
+        here = {r: record for r, record in records.items() if record is not None}
+        for r, record in here.items():
+            if said := self._gone(r, record, waiting):
+                return said
+        if said := parted(self.rank, 1 + len(records), self.history, here, waiting.late):
+            return said
+        for r, record in here.items():
+            if said := self._dead(r, record, waiting):
+                return said
+        return self._late(waiting, records) if waiting.late else ""
+
+    def _gone(self, r: int, record: Record, waiting: Waiting) -> str:
+        latest = record.on(waiting.lane)
+        waits = f"rank {self.rank} waits for it in {waiting.what}"
+        if record.how == GAVE_UP:
+            return record.why
+        if record.how == RAISED:
+            return f"rank {r} raised {record.why} after {latest.what}; {waits}"
+        if record.how == LEFT and latest.count < waiting.count:
+            return f"rank {r} has left after {latest.what}, and {waits}; give every rank the same number of steps"
+        return ""
+
+    def _dead(self, r: int, record: Record, waiting: Waiting) -> str:
+        now = time.monotonic()
+        if self.seen.get(r, (0, now))[0] != record.beats:
+            self.seen[r] = (record.beats, now)
+        elif not record.how and (silent := now - self.seen[r][1]) > waiting.patience:
+            return (
+                f"rank {r} is dead: no sign of it for {silent:.1f} s; its latest launch known is "
+                f"{record.on(waiting.lane).what}, and rank {self.rank} waits for it in {waiting.what}"
+            )
+        return ""
+
+    def _late(self, waiting: Waiting, records: dict[int, Record | None]) -> str:
+        absent = [r for r, record in records.items() if record is None]
+        if absent:
+            return (
+                f"rank {absent[0]} is late: it has not come to {waiting.what} within {self.timeout:g} s; "
+                "its process is dead, or does something else"
+            )
+        here = {r: record for r, record in records.items() if record is not None}
+        behind = [(record.on(waiting.lane).count, r) for r, record in here.items()]
+        behind = [(count, r) for count, r in behind if count < waiting.count]
+        if any(record.busy for record in here.values()):
+            return ""  # that rank says so itself
+        if behind:
+            r = min(behind)[1]
+            latest: Launch = here[r].on(waiting.lane)
+            return (
+                f"rank {r} is late: it has not launched {waiting.what} within {self.timeout:g} s; "
+                f"its latest launch known is {latest.what}"
+            )
+        return f"all ranks have launched {waiting.what}, and it has not arrived within {self.timeout:g} s"

@@ -1,0 +1,43 @@
+"""Padding is zero at every launch: in the bucket, and in all that is remembered of it.
+
+A coarse compressor makes something of zeros that lie in a block with other values, and what it loses or adds there
+would stay in residuals and replicas, weigh in the next flight's scales, and be missing from a checkpoint.
+"""
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+
+from ..buckets import Bucket
+from ..comm import Comm
+from ..keeping import tensors_of
+from ..stages import Hierarchical, Stage, State
+
+
+@torch.no_grad()
+def clear_padding_(stage: Stage, state: State, bucket: Bucket, comm: Comm) -> None:
+    """Zero the padding of a bucket and of every elementwise tensor that `stage` remembers of it, on the lane."""
+    length = bucket.flat.numel()
+    used = length - bucket.padding.numel()
+    kept = padding_of(stage, state, used, length, comm)
+    if padding := [each for each in (bucket.padding, *kept) if each.numel()]:
+        torch._foreach_zero_(padding)
+
+
+def padding_of(stage: Stage, state: State, used: int, length: int, comm: Comm) -> Iterator[Tensor]:
+    """The padding of what is remembered of `length` values, the first `used` of which are those of parameters.
+
+    Looked for at each launch, since a flight may put other tensors into the state.
+    """
+    nested = stage.nested()
+    for name, value in state.items():
+        if name not in nested or not isinstance(value, dict):
+            held = tensors_of(value) if used < length and name in stage.elementwise else ()
+            yield from (tensor[used:] for tensor in held if tensor.shape == (length,))
+        elif isinstance(stage, Hierarchical):
+            shard = -(-length // comm.intra.size)
+            mine = min(max(used - comm.intra.rank * shard, 0), shard)
+            yield from padding_of(nested[name], value, mine, shard, comm.inter)
+        elif not stage.shards:
+            yield from padding_of(nested[name], value, used, length, comm)

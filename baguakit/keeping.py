@@ -1,0 +1,134 @@
+"""Keep what stages remember from flight to flight, unless a result is not finite.
+
+    state ← new    where all is finite
+    state          stays as it was, else
+
+One flight decides for itself; the flights of one backward decide together (`Joint`), because an optimizer that finds
+one gradient not finite skips the step for all of them. Everything is decided on the device, without a synchronisation.
+"""
+
+import contextlib
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+
+class _Deciding(threading.local):
+    joint: "Joint | None" = None
+
+
+_deciding = _Deciding()
+
+
+def finite(x: Tensor) -> Tensor:
+    """Return whether every value of `x` is finite: a bool on the device of `x`, without a synchronisation."""
+    if x.numel() == 0:
+        return torch.ones((), dtype=torch.bool, device=x.device)
+    low, high = torch.aminmax(x)  # both are NaN if one value is
+    return torch.isfinite(torch.maximum(high, -low))
+
+
+def keep_(state: Tensor, new: Tensor, where: Tensor) -> Tensor:
+    """Set `state` to `new` where the bool `where` is true: at once, or when all flights of a `Joint` have ended."""
+    if _deciding.joint is not None:
+        _deciding.joint.hold(state, new, where)
+        return state
+    if where.is_cpu:  # to ask waits for nothing
+        return state.copy_(new) if where else state
+    return torch.where(where, new, state, out=state)
+
+
+def tensors_of(state: Any) -> Iterator[Tensor]:
+    """Yield the tensors of a nested dict."""
+    if isinstance(state, Tensor):
+        yield state
+    elif isinstance(state, Mapping):
+        for value in state.values():
+            yield from tensors_of(value)
+
+
+class Joint:
+    """What several flights would keep, until it is known whether the results of all of them are finite.
+
+    Holds one copy of each tensor of their states; on the CPU the two change places, and nothing is copied back. All
+    methods are called on one lane, in the order of the flights.
+    """
+
+    def __init__(self) -> None:
+        self._rooms: dict[int, tuple[Tensor, Tensor]] = {}  # by id: a tensor of a state, and room for its other value
+        self._new: list[tuple[Tensor, Tensor, Tensor]] = []  # state, the value to keep, and the one to go back to
+        self._flags: list[Tensor] = []
+
+    @contextlib.contextmanager
+    def flight(self, state: Mapping[str, Any], guarded: bool, result: Callable[[], Tensor]) -> Iterator[None]:
+        """Hold what the flight in the body keeps; without `keep_`, its state is copied first and may be restored.
+
+        Args:
+            state: what the stage remembers.
+            guarded: whether it changes that by `keep_` only.
+            result: what the flight brings, asked for when the body has ended.
+        """
+        before = [] if guarded else [(tensor, self._room(tensor)) for tensor in tensors_of(state)]
+        for tensor, room in before:
+            room.copy_(tensor)
+        flags, outer = len(self._flags), _deciding.joint
+        _deciding.joint = self if guarded else None
+        try:
+            yield
+        finally:
+            _deciding.joint = outer
+        self._new += [(tensor, tensor, room) for tensor, room in before]
+        if len(self._flags) == flags:
+            self._flags.append(finite(result()))
+
+    def hold(self, state: Tensor, new: Tensor, where: Tensor) -> None:
+        """Hold the new value of a tensor, and whether the flight that brought it would keep it."""
+        room = self._room(state)
+        self._new.append((state, room.copy_(new), state))
+        self._flags.append(where)
+
+    def note(self, ok: Tensor) -> None:
+        """Keep nothing unless this bool is true as well."""
+        self._flags.append(ok)
+
+    def settle(self, agreed: Callable[[Tensor], Tensor] | None = None) -> None:
+        """Keep everything if all flags are true, else nothing; `agreed` asks the other ranks where they may differ."""
+        new, flags, self._new, self._flags = self._new, self._flags, [], []
+        self._rooms = {id(state): self._rooms[id(state)] for state, _, _ in new}
+        if not new:  # on all ranks: their states are alike
+            return
+        device = flags[0].device
+        ok = torch.stack([flag.to(device) for flag in flags]).all()
+        if agreed is not None:
+            ok = agreed(ok)
+        for state, kept, old in new:
+            if ok.is_cpu:
+                if (chosen := kept if ok else old) is not state:
+                    _swap(state, chosen)
+            else:
+                torch.where(ok.to(state.device), kept, old, out=state)
+
+    def forget(self) -> None:
+        """Drop what is held: the flights belong to a backward that has failed. Their states are as before it."""
+        for state, _, old in self._new:
+            if old is not state:
+                state.copy_(old)
+        self._new, self._flags = [], []
+
+    def _room(self, state: Tensor) -> Tensor:
+        if id(state) not in self._rooms:
+            self._rooms[id(state)] = (state, torch.empty_like(state))
+        return self._rooms[id(state)][1]
+
+
+def _swap(a: Tensor, b: Tensor) -> None:
+    """Let `a` have the values of `b`: by changing their memory, unless `a` is a part of another tensor."""
+    if a._is_view():
+        a.copy_(b)
+        return
+    held = a.detach()  # stays where `a` was
+    a.set_(b)  # type: ignore[call-overload]
+    b.set_(held)  # type: ignore[call-overload]

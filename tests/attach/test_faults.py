@@ -1,0 +1,98 @@
+"""Ranks die at every point of an attachment's life: the others name the right one in time, or finish."""
+
+import re
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from cells import Cell, all_cells, run
+from lives import ALGORITHMS, TIMEOUT
+
+SLACK = 2.0  # seconds more, in which a busy machine may not have let a survivor run
+FEW = (
+    Cell("bytegrad", "before attach", 1, "rank 0"),
+    Cell("bytegrad", "its plan is told", 2, "parent"),
+    Cell("choco", "all have agreed", 0, "parent"),
+    Cell("choco", "before a stage's state", 1, "rank 0"),
+    Cell("tracking", "second message", 2, "rank 0"),
+    Cell("all-reduce", "recut makes groups", 1, "rank 0"),
+    Cell("all-reduce", "first line of attach", 0, "rank 0"),
+    Cell("awc", "first line of attach", 1, "rank 0", "asleep"),
+    Cell("atc", "last line of attach", 0, "rank 0", "ends"),  # and does not detach
+)
+IN_THE_OPEN = (  # where the host's own thread is, which may sleep while the others work
+    "before attach",
+    "after the monitor",
+    "all have agreed",
+    "last line of attach",
+    "first forward",
+    "before a step",
+    "before merge",
+    "before recut",
+    "before another parameter",
+)
+AT_FAULT = re.compile(
+    r"rank (\d+) (?:is dead|is late|has left|raised|has parted|could not)|failed on rank (\d+)|"
+    r"(which rank 0 or torchrun holds|the process that holds it, rank 0 or torchrun, is gone)"
+)
+
+
+def test_ranks_die_here_and_there():
+    check(FEW)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_ranks_die_everywhere(algorithm):
+    check(all_cells([algorithm]))
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("mishap", ["asleep", "stopped"])
+def test_ranks_stand_still(mishap):
+    check([replace(cell, mishap=mishap) for cell in all_cells(["bytegrad", "awc", "local_sgd"], IN_THE_OPEN)])
+
+
+def check(cells: Sequence[Cell]) -> None:
+    """Raise, with all that is wrong, unless every survivor names the right rank in time, or finishes."""
+    found = [f"{cell}: {said}" for cell, left in zip(cells, run(cells), strict=True) for said in wrong(cell, left)]
+    assert not found, "\n".join(found)
+
+
+def wrong(cell: Cell, left: dict[str, Any]) -> list[str]:
+    """What is wrong with a cell, in sentences."""
+    struck = left["struck"]
+    return [
+        f"rank {rank} {complaint}"
+        for rank, said in left["ranks"].items()
+        if rank != cell.victim or struck is None
+        for complaint in complaints(cell, struck, said)
+    ]
+
+
+def complaints(cell: Cell, struck: float | None, said: dict[str, Any]) -> list[str]:
+    """What is wrong with a survivor."""
+    found, error, blamed = [], said.get("error", ""), named(said.get("error", ""))
+    right = {str(cell.victim)} | ({"store"} if cell.victim == 0 and cell.holder == "rank 0" else set())
+    if said["status"] != 0:
+        found.append(f"ended with {said['status']}: {error} {said['stderr'][-400:]}")
+    if struck is None and error:
+        found.append(f"raised {error} though nothing happened")
+    elif error:
+        if not error.startswith("PeerError: ") or not blamed or not blamed <= right:
+            found.append(f"blames {sorted(blamed) or 'nobody'}: {error}")
+        if (seconds := said["at"] - struck) > 1.25 * TIMEOUT + SLACK:
+            found.append(f"spoke after {seconds:.1f} s: {error}")
+        if said["trace"].count("Traceback") != 1:
+            found.append(f"shows more than one traceback: {said['trace']}")
+    if "Traceback" in said["stderr"]:
+        found.append(f"wrote to stderr: {said['stderr'][-600:]}")
+    return found
+
+
+def named(sentence: str) -> set[str]:
+    """The ranks that a sentence says to be at fault; "store" for whoever holds that."""
+    return {rank or itself or "store" for rank, itself, _ in AT_FAULT.findall(sentence)}

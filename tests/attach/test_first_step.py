@@ -1,0 +1,43 @@
+"""The first step waits for no compiler: attach has seen to it."""
+
+import pytest
+from pool import ranks
+
+from baguakit.kernels import _libraries
+
+RULES = {
+    "bytegrad": lambda bk: bk.algorithms.bytegrad(error_feedback=True),
+    "qadam": lambda bk: bk.algorithms.qadam(warmup_steps=1),
+    "low_precision_decentralized": lambda bk: bk.algorithms.low_precision_decentralized(),
+    "choco": lambda bk: bk.algorithms.choco(),
+    "diloco": lambda bk: bk.algorithms.diloco(every=1, inner=bk.stages.ErrorFeedback(bk.stages.CompressedMean())),
+}
+
+
+def first_steps(rules, dtype_name):
+    """How many units attach compiled, and how many the steps after it, by algorithm."""
+    import torch
+
+    import baguakit as bk
+    from baguakit.kernels import _compiled
+
+    found = {}
+    for name, rule in rules.items():
+        _compiled._units.clear()
+        model = torch.nn.Linear(300, 300).to(getattr(torch, dtype_name))
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+        with bk.attach(model, optimizer, rule(bk)):
+            attached = len(_compiled._units)
+            for _ in range(3):
+                model(torch.ones(2, 300, dtype=model.weight.dtype)).sum().backward()
+                optimizer.step()
+                optimizer.zero_grad()
+        found[name] = attached, len(_compiled._units) - attached
+    return found
+
+
+@pytest.mark.skipif(not _libraries.compiler(), reason="no C++ compiler")
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_after_attach_no_step_compiles(dtype):
+    for found in ranks(2, first_steps, RULES, dtype):
+        assert all(attached > 0 and later == 0 for attached, later in found.values()), found

@@ -1,0 +1,155 @@
+"""What prints is an expression that evaluates to an equal value: every algorithm, stage, rule, compressor, topology."""
+
+import importlib
+import math
+import pkgutil
+from dataclasses import dataclass, field
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+import baguakit as bk
+from baguakit.compressors.base import Compressor
+from baguakit.rules import Rule
+from baguakit.stages import Stage
+from baguakit.topology import Topology
+
+for module in pkgutil.walk_packages(bk.algorithms.__path__, "baguakit.algorithms."):
+    importlib.import_module(module.name)
+
+
+def family(kind):
+    """All classes of the package that are of this kind, by name."""
+    found = {}
+    for cls in kind.__subclasses__():
+        found |= family(cls)
+        if cls.__module__.startswith("baguakit."):
+            found[cls.__name__] = cls
+    return found
+
+
+KNOWN = {
+    **family(Stage),
+    **family(Compressor),
+    **family(Topology),
+    **{name: getattr(bk, name) for name in bk.__all__ if callable(getattr(bk, name))},
+    "Rule": Rule,
+    "torch": torch,
+    "inf": math.inf,
+    "nan": math.nan,
+}
+
+
+def listed(text):
+    """Expressions with blanks between them, and none within."""
+    return text.split()
+
+
+COMPRESSORS = listed("""
+MinMaxUInt8() MinMaxUInt8(block=64,stochastic=True) MinMaxUInt8(block=None) UInt4() UInt4(stochastic=True)
+Float8() Float8('e5m2') Float8(block=256) Sign() Sign(block=64) TopK(0.01) TopK(0.1) BFloat16() Float16()
+""")
+TOPOLOGIES = listed("""
+FullyConnected() Ring() Star() Grid2D() Exponential() SymmetricExponential() SymmetricExponential(base=3)
+OnePeerExponential() Hypercube() ShiftOne() BaseK(1) BaseK(3) OnePeerExact() RandomMatching() RandomMatching(seed=3)
+FromMatrix([[1]]) FromMatrix([[0.75,0.25],[0.25,0.75]]) FromMatrix([[[0,1],[1,0]],[[0.5,0.5],[0.5,0.5]]])
+FromMatrix([[0.33333334,0.66666667],[0.66666667,0.33333334]]) FromGraph([(0,1),(1,2)]) FromGraph([(5,5)])
+FromGraph([('b','a'),('a','c')]) FromDigraph([(0,1),(1,2),(2,0)]) FromDigraph([[(0,1)],[(1,2),(2,0)]])
+FromDigraph([[(0,1),(1,0)],[(0,0)]]) FromDigraph([(1,1)]) FromGraph([(0,1),(0,2)],order=[2,1,0])
+""")
+STAGES = listed("""
+Mean() CompressedMean() CompressedMean(Sign()) SparseMean(TopK(0.01)) NeighborMean(Ring()) Hierarchical(Mean())
+ErrorFeedback(CompressedMean(UInt4())) Hierarchical(ErrorFeedback(SparseMean(TopK(0.5))))
+TrackedGradient(Ring()) PushSum(Exponential()) LowRankMean(4)
+DifferenceCompression(Ring()) DifferenceCompression(Ring(),Sign()) Choco(Ring()) Choco(Star(),TopK(0.1),gamma=0.3)
+Choco(Ring(),gamma=1) AdamDirection(3) AdamDirection(3,(0.8,0.9),1e-6) AdamDirection(3,eps=1e-6,compressor=Sign())
+AdamDirection(3,error_feedback=True) AdamDirection(3,(0.9,0.999),1e-8,UInt4(),False,False)
+OuterStep(torch.optim.SGD,lr=1) OuterStep(torch.optim.Adam) OuterStep(torch.optim.AdamW,betas=(0.8,0.9),lr=0.1)
+OuterStep(torch.optim.SGD,NeighborMean(Ring()),lr=0.7,momentum=0.9,nesterov=True)
+""")
+RULES = listed("""
+during_backward(Mean()) during_backward(Mean(),start=3,stop=9) between_steps(NeighborMean(Ring()),every=2)
+after_step(Mean(),every=4,delay=2,offset=1) free_running(Mean(),interval=0.5)
+after_step(Mean(),where=Fragment(1,3)) Rule('during_backward',Mean(),every=2)
+hierarchical(after_step(Mean()))
+""")
+ALGORITHMS = listed("""
+gradient_allreduce() bytegrad() bytegrad(error_feedback=True) bytegrad(UInt4()) qadam() qadam(5,(0.5,0.9),1e-6)
+qadam(compressor=Sign(),bound=False) qadam(error_feedback=True) decentralized()
+decentralized(Ring(),order='atc',every=3)
+low_precision_decentralized() low_precision_decentralized(Ring(),Sign(),every=2) choco() choco(OnePeerExact(),gamma=1.0)
+async_model_average() async_model_average(warmup_steps=3,interval=0.1) local_sgd() local_sgd(3,start=4) diloco()
+diloco(every=9,fragments=3,delay=1) diloco(optimizer=torch.optim.Adam,lr=0.1) power_sgd() power_sgd(2,warmup_steps=3)
+top_k() top_k(0.1) gradient_tracking() gradient_tracking(Ring(),order='atc') push_sum(Exponential())
+""")
+EVERY = COMPRESSORS + TOPOLOGIES + STAGES + RULES
+
+
+def made(text):
+    return eval(text, dict(KNOWN))
+
+
+def assert_prints_itself(value):
+    text = repr(value)
+    assert made(text) == value and repr(made(text)) == text, text
+    assert hash(made(text)) == hash(value), text
+
+
+@pytest.mark.parametrize("text", EVERY)
+def test_what_prints_evaluates_to_an_equal_value(text):
+    assert_prints_itself(made(text))
+
+
+@pytest.mark.parametrize("text", ALGORITHMS)
+def test_so_does_every_algorithm(text):
+    assert_prints_itself(
+        eval(text, {**KNOWN, **{name: getattr(bk.algorithms, name) for name in bk.algorithms.__all__}})
+    )
+
+
+def test_the_list_is_of_all_there_is():
+    shown = {repr(made(text)).partition("(")[0] for text in EVERY}
+    kinds = (family(Stage) | family(Compressor) | family(Topology)).items()
+    abstract = {"Blockwise", "Cast", "Given", "Gossip", "Watched", "WatchedStage", "_Pairs"}
+    no_value = {"Chosen"}  # equal to itself only: what it holds is set while it is used
+    assert {name for name, _ in kinds} - abstract - no_value <= shown
+    assert set(bk.algorithms.__all__) == {text.partition("(")[0] for text in ALGORITHMS}
+
+
+def test_functions_print_as_dots_and_large_matrices_as_their_digest():
+    assert repr(bk.after_step(bk.stages.Mean(), where=lambda name, p: True)) == "after_step(Mean(), where=…)"
+    large = bk.topology.FromMatrix(np.full((9, 9), 1 / 9))
+    assert repr(large).startswith("FromMatrix(<9 ranks, 1 round, sha256 ")
+
+
+def test_numbers_of_numpy_print_as_numbers():
+    assert repr(bk.compressors.TopK(np.float64(0.1))) == "TopK(0.1)"
+    assert_prints_itself(bk.algorithms.diloco(lr=np.float64(0.1)))
+
+
+@dataclass(frozen=True)
+class Inner:
+    a: int
+    b: float = 1.0
+
+    def __repr__(self):
+        return bk.compressors.base.expression(self)
+
+
+@dataclass(frozen=True, repr=False)
+class Outer(Inner):
+    c: Inner = Inner(0)
+    d: tuple = ()
+    e: Inner = field(default=Inner(1), kw_only=True)
+    f: float = math.inf
+
+
+inners = st.builds(Inner, st.integers(), st.floats(allow_nan=False))
+
+
+@given(st.builds(Outer, st.integers(), st.floats(allow_nan=False), inners, st.tuples(st.floats(0, 1)), inners))
+def test_any_dataclass_does(value):
+    assert eval(repr(value), {"Outer": Outer, "Inner": Inner, "inf": math.inf}) == value
