@@ -59,5 +59,7 @@ nitpicky = True
 ELSEWHERE = r"(torch|numpy|np|nn|dist|collections|matplotlib|networkx|lightning|datetime|os|pathlib|contextlib|abc)\b.*"
 INSIDE = r"baguakit\.(comm\.flows\.Flows|primitives\.flights\.Stage|interop\.handle\.Scheme"
 INSIDE += r"|attach\.seeing\.timeline\.\w*Span"
-INSIDE += r"|ranks\.serving\.T|tune\.tuner\.(Attached|Trial)|algorithms\.low_precision\.Gossip)"
+INSIDE += (
+    r"|ranks\.serving\.T|tune\.tuner\.(Attached|Trial)|algorithms\.low_precision\.Gossip|topology\.chosen\.Choice)"
+)
 nitpick_ignore_regex = [("py:.*", ELSEWHERE), ("py:.*", INSIDE), ("py:.*", r"Figure|dict\[str|tuple\[~typing\.Any")]
