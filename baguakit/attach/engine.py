@@ -119,7 +119,7 @@ class Engine:
         for runner, route in zip(self.runners, free, strict=True):
             runner.route = route  # new buckets; an agreement under way stays
         self.steps = Steps(weights, self.runners, plan.optimizers, self.clock, self.log)
-        hooks = BackwardHooks(partial(check_kinds, self), self._scale, self._gradients_landed)
+        hooks = BackwardHooks(partial(check_kinds, self, gradients), self._scale, self._gradients_landed)
         self.backward = Backward(gradients, plan.names, self.clock, hooks, self.log)
         for each in self.routes:
             warm_up([each.rule.stage], [bucket.flat for bucket in each.buckets], each.track.comm, self.monitor)
@@ -184,7 +184,7 @@ class Engine:
         self.strangers.ours = True
         if not self.steps.begun:
             self._end_failed()
-            check_kinds(self)
+            check_kinds(self, self.steps.routes)
             if not self.backward.dropped:
                 keep_up(self)
         closure = args[1] if len(args) > 1 else kwargs.get("closure")

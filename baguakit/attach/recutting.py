@@ -1,6 +1,7 @@
 """Other buckets on the way, of another size, over other flows or of other parameters: what is remembered is kept."""
 
 import uuid
+from collections.abc import Iterable
 from functools import partial
 from itertools import zip_longest
 from typing import TYPE_CHECKING
@@ -10,7 +11,7 @@ from ..primitives import mean_
 from .agreement import agree, broadcast_tensors
 from .checkpoint import load_routes
 from .gradients import GradientRoute
-from .routes import Track
+from .routes import Route, Track
 from .start import own_comm
 
 if TYPE_CHECKING:
@@ -92,9 +93,9 @@ def take_others(engine: "Engine") -> None:
     engine.together("new parameters", catch_up)
 
 
-def check_kinds(engine: "Engine") -> None:
-    """Raise a RuntimeError if a parameter has been converted since the buckets were cut."""
-    for bucket in (bucket for route in engine.routes for bucket in route.buckets):
+def check_kinds(engine: "Engine", routes: Iterable[Route]) -> None:
+    """Raise a RuntimeError if a parameter of these rules has been converted since the buckets were cut."""
+    for bucket in (bucket for route in routes for bucket in route.buckets):
         for p, view in zip(bucket.params, bucket.views, strict=True):
             if p.dtype is not view.dtype or p.device != view.device:
                 raise RuntimeError(

@@ -16,24 +16,11 @@ from .base import Carry, Stage, State
 
 
 @dataclass(frozen=True, repr=False)
-class Hierarchical(Stage):
-    """Average within each node; run `inner` between the nodes, each rank on its own shard; gather within the node.
-
-        s ← shard of (1/L) Σ x over the L ranks of a node;   s ← inner(s) between nodes;   x ← all s of the node
-
-    Every rank sends 1/L of what a flat algorithm would send between nodes.
-    """
+class Around(Stage):
+    """A stage that agrees and averages if the stage in it does."""
 
     inner: Stage
-    shards: ClassVar[bool] = True
     keeps: ClassVar[bool] = True
-
-    def __post_init__(self) -> None:
-        check_fields(self)
-        if self.inner.wants_shapes():
-            raise TypeError(
-                f"{self.inner!r} needs the shapes of the parameters, and Hierarchical gives it shards without any"
-            )
 
     @property
     def agrees(self) -> bool:  # type: ignore[override]
@@ -44,6 +31,25 @@ class Hierarchical(Stage):
     def averages(self) -> bool:  # type: ignore[override]
         """As the stage inside."""
         return self.inner.averages
+
+
+@dataclass(frozen=True, repr=False)
+class Hierarchical(Around):
+    """Average within each node; run `inner` between the nodes, each rank on its own shard; gather within the node.
+
+        s ← shard of (1/L) Σ x over the L ranks of a node;   s ← inner(s) between nodes;   x ← all s of the node
+
+    Every rank sends 1/L of what a flat algorithm would send between nodes.
+    """
+
+    shards: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+        if self.inner.wants_shapes():
+            raise TypeError(
+                f"{self.inner!r} needs the shapes of the parameters, and Hierarchical gives it shards without any"
+            )
 
     def check(self, comm: Comm) -> None:
         if not comm.hierarchical:
@@ -74,7 +80,7 @@ def _padded(x: Tensor, multiple_of: int) -> Tensor:
 
 
 @dataclass(frozen=True, repr=False)
-class ErrorFeedback(Stage):
+class ErrorFeedback(Around):
     """What `inner` loses in one flight is added to the next:  y ← x + e;  x ← inner(y);  e ← what that lost of y.
 
     Seide et al. 2014; Karimireddy et al. 2019, arXiv:1901.09847. The residual e is fp32 whatever x is. A flight with a
@@ -82,9 +88,7 @@ class ErrorFeedback(Stage):
     same on all ranks.
     """
 
-    inner: Stage
     elementwise: ClassVar[Mapping[str, Carry]] = {"residual": "mean"}
-    keeps: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         check_fields(self)
@@ -97,16 +101,6 @@ class ErrorFeedback(Stage):
             raise TypeError(
                 f"ErrorFeedback feeds back what a stage loses, and {self.inner!r} loses nothing; try CompressedMean()"
             )
-
-    @property
-    def agrees(self) -> bool:  # type: ignore[override]
-        """As the stage inside."""
-        return self.inner.agrees
-
-    @property
-    def averages(self) -> bool:  # type: ignore[override]
-        """As the stage inside."""
-        return self.inner.averages
 
     def init(self, bucket: Bucket, comm: Comm) -> State:
         return {"residual": torch.zeros_like(bucket.flat, dtype=torch.float32), "inner": self.inner.init(bucket, comm)}

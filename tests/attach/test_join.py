@@ -330,7 +330,7 @@ def test_an_exception_in_the_body_is_told_to_those_that_wait():
 
         import baguakit as bk
 
-        rank, model = dist.get_rank(), net()
+        rank, model, before = dist.get_rank(), net(), set(threading.enumerate())
         optimizer = sgd(model.parameters())
         att = bk.attach(model, optimizer, bk.algorithms.gradient_allreduce())
         try:
@@ -342,10 +342,10 @@ def test_an_exception_in_the_body_is_told_to_those_that_wait():
         except (KeyError, RuntimeError) as error:
             said = f"{type(error).__name__}: {error}"
         hooks = sum(len(p._post_accumulate_grad_hooks or {}) for p in model.parameters())
-        for thread in threading.enumerate():
-            if "monitor" in thread.name:
-                thread.join(30)
-        return said, hooks, sum("monitor" in thread.name for thread in threading.enumerate())
+        mine = [thread for thread in set(threading.enumerate()) - before if "monitor" in thread.name]
+        for thread in mine:
+            thread.join(30)
+        return said, hooks, sum(thread.is_alive() for thread in mine)
 
     mine, theirs = ranks(2, run)
     assert mine == ("KeyError: 'mine'", 0, 0)
