@@ -161,6 +161,8 @@ class LoadBalancedBatchSampler(Resumable[list[int]], Sampler[list[int]]):
 
 def _limit(budget: float | None, batch_size: int | None, padded: bool) -> Limit:
     if budget is None and batch_size is None:
-        raise ValueError("give budget= (cost per batch), batch_size= (samples per batch), or both")
+        raise ValueError(
+            "budget and batch_size are None; give budget= (cost per batch), batch_size= (samples per batch), or both"
+        )
     most = None if budget is None else real("budget", budget, above=0)
     return Limit(most, None if batch_size is None else whole("batch_size", batch_size, 1), truth("padded", padded))

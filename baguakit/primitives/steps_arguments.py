@@ -38,8 +38,10 @@ def check_options(key: int | None, found_inf: Any, step: Any, **numbers: Any) ->
     """Return the key, if it is a whole number; raise unless the `numbers` are finite, and 0 or more."""
     if key is not None:
         key = whole("key", key, -(1 << 63), (1 << 63) - 1)
-    if step is not None and not isinstance(step, Tensor):
-        whole("step", step, 0, (1 << 31) - 2)
+    if not isinstance(step, Tensor):
+        whole("step", 0 if step is None else step, 0, (1 << 31) - 2)
+    elif step.is_cpu and step.numel() == 1:  # to read another would wait for the device
+        real("step", step.item(), 0)
     for name, value in numbers.items():
         real(name, value, 0)
     check_count(step, found_inf)
