@@ -140,7 +140,8 @@ def cannot_fit(annotation: Any, value: Any) -> bool:
     if annotation is Any or isinstance(annotation, TypeVar) or getattr(annotation, "_is_protocol", False):
         return False
     if annotation is Tensor and (
-        isinstance(value, types.GeneratorType) or (isinstance(value, list | tuple) and not value)
+        isinstance(value, types.GeneratorType)
+        or (isinstance(value, list | tuple) and all(isinstance(v, Tensor) for v in value))
     ):
         return False  # where a tensor is taken, tensors often are
     kind = annotation if origin is None else origin

@@ -1,5 +1,6 @@
 """What optimizer steps are given: tensors or lists of them, and gradients as they came over the wire."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -7,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..arguments import instance, real, said, several, whole
+from ..arguments import instance, real, said, several, shown, whole
 from ..compressors import MinMaxUInt8
 from ..kernels.steps_table import Fixed, Role
 
@@ -40,8 +41,9 @@ def check_options(key: int | None, found_inf: Any, step: Any, **numbers: Any) ->
         key = whole("key", key, -(1 << 63), (1 << 63) - 1)
     if not isinstance(step, Tensor):
         whole("step", 0 if step is None else step, 0, (1 << 31) - 2)
-    elif step.is_cpu and step.numel() == 1:  # to read another would wait for the device
-        real("step", step.item(), 0)
+    elif step.is_cpu and not torch.compiler.is_compiling():  # the host need not wait to read it
+        if step.numel() == 1 and not 0 <= step.item() < math.inf:
+            raise ValueError(f"step is a whole number, 0 or more, not {step.item()} in {shown(step)}")
     for name, value in numbers.items():
         real(name, value, 0)
     check_count(step, found_inf)
