@@ -41,13 +41,18 @@ def check_options(key: int | None, found_inf: Any, step: Any, **numbers: Any) ->
         key = whole("key", key, -(1 << 63), (1 << 63) - 1)
     if not isinstance(step, Tensor):
         whole("step", 0 if step is None else step, 0, (1 << 31) - 2)
-    elif step.is_cpu and not torch.compiler.is_compiling():  # the host need not wait to read it
-        if step.numel() == 1 and not 0 <= step.item() < math.inf:
-            raise ValueError(f"step is a whole number, 0 or more, not {step.item()} in {shown(step)}")
+    elif not torch.compiler.is_compiling():
+        check_step(step)
     for name, value in numbers.items():
         real(name, value, 0)
     check_count(step, found_inf)
     return key
+
+
+def check_step(step: Tensor) -> None:
+    """Raise a ValueError if `step` is on the CPU, where the host need not wait to read it, and counts no steps."""
+    if step.is_cpu and step.numel() == 1 and not 0 <= step.item() < math.inf:
+        raise ValueError(f"step is a whole number, 0 or more, not {step.item()} in {shown(step)}")
 
 
 @dataclass(frozen=True, eq=False)
