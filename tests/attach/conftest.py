@@ -1,7 +1,24 @@
 """Ranks cannot import what lies here: they are sent it whole."""
 
+import pytest
+import saying
 import timelines
-from pool import pickle
+import uneven
+from pool import Pool, pickle
 
-if hasattr(pickle, "register_pickle_by_value"):
-    pickle.register_pickle_by_value(timelines)
+for module in (saying, timelines, uneven):
+    if hasattr(pickle, "register_pickle_by_value"):
+        pickle.register_pickle_by_value(module)
+
+
+@pytest.fixture(scope="module")
+def pools():
+    """Ranks whose groups may be broken, by their number."""
+    made = {}
+
+    def pool(size):
+        return made.setdefault(size, Pool(size))
+
+    yield pool
+    for each in made.values():
+        each.close()

@@ -1,0 +1,137 @@
+"""Optimizers and models that would train past what is attached: a warning, or one sentence."""
+
+import warnings
+
+import pytest
+import torch
+from pool import ranks
+from saying import said
+from torch import nn
+from training import loss, net, sgd
+
+# Optimizers
+
+
+def test_rules_that_never_fly_are_said():
+    def run(kind):
+        import baguakit as bk
+
+        model = net()
+        attached = sgd(model.parameters())
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            with bk.attach(model, attached, bk.algorithms.local_sgd(every=2)):
+                if kind == "replaced":
+                    state = {name: value.clone() for name, value in model.state_dict().items()}
+                    model.load_state_dict(state, assign=True)
+                stranger = torch.optim.AdamW(model.parameters())
+                for step in range(3):
+                    stranger.zero_grad()
+                    loss(model, 0, step).backward()
+                    stranger.step()
+        return [str(each.message) for each in caught]
+
+    def heard(kind):
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            sentence = said(run, kind)
+        return sentence, len(caught)
+
+    for kind in ("another optimizer", "replaced"):
+        for sentence, _ in ranks(2, heard, kind):
+            assert sentence.startswith("RuntimeError: AdamW has trained the model and is not the optimizer that was")
+
+
+def test_a_stranger_is_warned_of_once_and_backwards_without_steps_too():
+    def run():
+        import baguakit as bk
+
+        model = net()
+        attached, stranger = sgd(model.parameters()), torch.optim.AdamW(model.parameters())
+        texts = []
+        for passes, optimizer in ((3, stranger), (40, None)):
+            with warnings.catch_warnings(record=True) as caught:
+                warnings.simplefilter("always")
+                with bk.attach(model, attached, bk.algorithms.gradient_allreduce()):
+                    for step in range(passes):
+                        loss(model, 0, step).backward()
+                        if optimizer:
+                            optimizer.step()
+            texts.append([str(each.message) for each in caught])
+        return texts
+
+    for (stranger,), (passes,) in ranks(2, run):
+        assert stranger.startswith("AdamW steps parameters of the attached model and is not the optimizer that was")
+        assert passes.startswith("32 backward passes have been averaged since the attached optimizer stepped")
+
+
+def test_a_step_within_backward_is_refused():
+    def run():
+        import baguakit as bk
+
+        model = net()
+        optimizers = [torch.optim.SGD([p], lr=0.1) for p in model.parameters()]
+        with bk.attach(model, optimizers, bk.algorithms.gradient_allreduce()):
+            for p, optimizer in zip(model.parameters(), optimizers, strict=True):
+                p.register_post_accumulate_grad_hook(lambda _, optimizer=optimizer: optimizer.step())
+            loss(model, 0, 0).backward()
+
+    for sentence in ranks(2, said, run):
+        assert "SGD steps within a backward, before the gradients of all ranks have landed" in sentence
+
+
+def test_an_optimizer_that_only_wraps_another_is_refused():
+    class Wraps(torch.optim.Optimizer):
+        def __init__(self, optimizer):
+            self.optimizer = optimizer
+
+        param_groups = property(lambda self: self.optimizer.param_groups)
+
+    def run():
+        import baguakit as bk
+
+        model = net()
+        bk.attach(model, Wraps(sgd(model.parameters())), bk.algorithms.gradient_allreduce())
+
+    for sentence in ranks(2, said, run):
+        assert sentence.startswith("TypeError: Wraps wraps another optimizer") and ".optimizer" in sentence
+
+
+# Models
+
+
+def test_a_model_converted_while_attached_is_refused():
+    def run(name):
+        import baguakit as bk
+
+        model = net()
+        optimizer = sgd(model.parameters())
+        with bk.attach(model, optimizer, getattr(bk.algorithms, name)()):
+            model.double()
+            model(torch.ones(2, 6, dtype=torch.float64)).sum().backward()
+            optimizer.step()
+
+    for name in ("gradient_allreduce", "local_sgd"):
+        for sentence in ranks(2, said, run, name):
+            assert "is torch.float64 on cpu and was torch.float32 on cpu when it was attached" in sentence, sentence
+
+
+KINDS = ["int8", "int16", "uint16", "uint32", "int64", "bool", "complex64", "bfloat16", "float8_e4m3fn", "float8_e5m2"]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_buffers_of_every_dtype_begin_as_on_rank_0(kind):
+    def run():
+        import torch.distributed as dist
+
+        import baguakit as bk
+
+        model = nn.Linear(2, 2)
+        of = (torch.arange(6) % 2 + dist.get_rank()).view(2, 3).t().to(torch.float32).to(getattr(torch, kind))
+        model.register_buffer("held", of)
+        model.register_buffer("single", of[0, 0].clone())
+        bk.attach(model, None, bk.algorithms.gradient_allreduce()).detach()
+        return model.held.to(torch.complex64).real.tolist(), model.single.to(torch.complex64).real.item()
+
+    first, second = ranks(2, run)
+    assert first == second and first[0] == [[0, 1], [1, 0], [0, 1]]
