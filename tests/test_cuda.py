@@ -23,7 +23,11 @@ ALGORITHMS = {
     "atc": "bk.algorithms.decentralized(bk.topology.Ring(), order='atc')",
     "local_sgd": "bk.algorithms.local_sgd(every=3)",
     "delayed": "bk.after_step(bk.stages.Mean(), every=4, delay=2)",
+    "power_sgd": "bk.algorithms.power_sgd(rank=2)",
+    "top_k": "bk.algorithms.top_k(0.2)",
+    "diloco, AdamW": "bk.algorithms.diloco(every=2, optimizer=torch.optim.AdamW, lr=0.01, eps=1e-3)",
 }
+LOSSY = ("bytegrad", "power_sgd", "top_k")
 
 
 def trained(expression, device, steps=8, dtype=torch.float32, stream=False, strict=False):
@@ -37,7 +41,7 @@ def trained(expression, device, steps=8, dtype=torch.float32, stream=False, stri
     optimizer = sgd(model.parameters())
     data = [tuple(t.to(device) for t in batch(rank, step, dtype)) for step in range(steps)]
     side = torch.cuda.Stream() if stream else None
-    with bk.attach(model, optimizer, eval(expression, {"bk": bk}), bucket_bytes=200) as att:
+    with bk.attach(model, optimizer, eval(expression, {"bk": bk, "torch": torch}), bucket_bytes=200) as att:
         torch.cuda.synchronize()
         with torch.cuda.stream(side):
             for step, (x, y) in enumerate(data):
@@ -61,7 +65,7 @@ def on_cpu(expression, steps=8, dtype=torch.float32):
     rank = dist.get_rank()
     model = net(dtype)
     optimizer = sgd(model.parameters())
-    with bk.attach(model, optimizer, eval(expression, {"bk": bk}), bucket_bytes=200):
+    with bk.attach(model, optimizer, eval(expression, {"bk": bk, "torch": torch}), bucket_bytes=200):
         for step in range(steps):
             x, y = batch(rank, step, dtype)
             optimizer.zero_grad()
@@ -75,7 +79,7 @@ def test_cuda_means_what_the_cpu_means(name):
     there = ranks(2, trained, ALGORITHMS[name], "cuda", cuda=True)
     here = ranks(2, on_cpu, ALGORITHMS[name], cuda=True)
     for a, b in zip(there, here, strict=True):
-        torch.testing.assert_close(a, b, rtol=0, atol=2e-3 if "bytegrad" in name else 2e-5)
+        torch.testing.assert_close(a, b, rtol=0, atol=2e-3 if name.startswith(LOSSY) else 2e-5)
 
 
 @pytest.mark.parametrize("name", ["gradient_allreduce", "bytegrad, error feedback", "awc", "delayed"])
@@ -88,6 +92,95 @@ def test_a_stream_of_the_user_changes_nothing(name):
 @pytest.mark.parametrize("name", ALGORITHMS)
 def test_a_step_never_synchronises_the_host(name):
     ranks(2, trained, ALGORITHMS[name], "cuda", 8, torch.float32, False, True, cuda=True)
+
+
+def sharded_run(expression):
+    """Steps under FSDP2, of which those after the third may not wait."""
+    import torch.distributed as dist
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+
+    import baguakit as bk
+
+    model = net().cuda()
+    mesh = init_device_mesh("cuda", (dist.get_world_size(),), mesh_dim_names=("intra",))
+    for module in (model[0], model[2], model):
+        fully_shard(module, mesh=mesh)
+    optimizer = sgd(model.parameters())
+    data = [tuple(t.cuda() for t in batch(dist.get_rank(), step)) for step in range(8)]
+    stage, weights = eval(expression, {"bk": bk})
+    with bk.interop.fsdp(model, stage, weights=weights):
+        for step, (x, y) in enumerate(data):
+            if step == 3:
+                torch.cuda.synchronize()
+                torch.cuda.set_sync_debug_mode("error")
+            optimizer.zero_grad()
+            (model(x) - y).square().mean().backward()
+            optimizer.step()
+        torch.cuda.set_sync_debug_mode("default")
+        torch.cuda.synchronize()
+
+
+SHARDED = {
+    "mean": "bk.stages.Mean(), None",
+    "error feedback": "bk.stages.ErrorFeedback(bk.stages.CompressedMean(bk.compressors.MinMaxUInt8(block=64))), None",
+    "weights": "bk.stages.CompressedMean(bk.compressors.MinMaxUInt8(block=64)), bk.compressors.MinMaxUInt8(block=64)",
+}
+
+
+@pytest.mark.parametrize("name", SHARDED)
+def test_a_step_of_a_sharded_model_never_synchronises_the_host(name):
+    ranks(2, sharded_run, SHARDED[name], cuda=True)
+
+
+class SlowBackward(torch.autograd.Function):
+    """Nothing; but its backward keeps the stream of its forward busy."""
+
+    @staticmethod
+    def forward(ctx, x):
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx, g):
+        torch.cuda._sleep(50_000_000)
+        return g.clone()
+
+
+def branched(apart):
+    """Train two layers side by side, the later one on a stream of its own if they are `apart`: all in one bucket."""
+    import torch.distributed as dist
+
+    import baguakit as bk
+
+    torch.manual_seed(0)
+    model = torch.nn.ModuleList([torch.nn.Linear(6, 1), torch.nn.Linear(6, 1)]).cuda()
+    optimizer = sgd(model.parameters())
+    here = torch.cuda.current_stream()
+    side = torch.cuda.Stream() if apart else here
+    with bk.attach(model, optimizer, bk.algorithms.gradient_allreduce()):
+        for step in range(4):
+            x, y = (t.cuda() for t in batch(dist.get_rank(), step))
+            optimizer.zero_grad()
+            first = model[0](x)
+            side.wait_stream(here)
+            with torch.cuda.stream(side):
+                x.record_stream(side)
+                second = SlowBackward.apply(model[1](x))
+            here.wait_stream(side)
+            second.record_stream(here)
+            (first + second - y).square().mean().backward()
+            del first, second
+            optimizer.step()
+            with torch.cuda.stream(side):  # takes the memory of gradients, if it can have it
+                junk = [torch.full_like(p, 7.0) for p in model.parameters() for _ in range(8)]
+            del junk
+        torch.cuda.synchronize()
+    return flat(model).cpu()
+
+
+def test_a_bucket_waits_for_gradients_of_every_stream():
+    there, here = (ranks(2, branched, apart, cuda=True) for apart in (True, False))
+    assert all(torch.equal(a, b) for a, b in zip(there, here, strict=True))
 
 
 def free_running_run():

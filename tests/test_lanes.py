@@ -49,6 +49,26 @@ def test_a_flight_can_be_failed_while_it_is_stuck():
     stuck.set()
 
 
+class Stream:
+    """Of a device; keeps a list of the streams that it waits for."""
+
+    def __init__(self, device=None):
+        self.device, self.waits = device, []
+
+    def wait_stream(self, other):
+        self.waits.append(other)
+
+
+def test_a_cuda_lane_waits_for_the_streams_it_follows(monkeypatch):
+    """Besides the current one, for which every flight waits."""
+    here, other, third = Stream(), Stream(), Stream()
+    monkeypatch.setattr(torch.cuda, "Stream", Stream)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: here)
+    way = lane(torch.device("cuda", 0))
+    way.follow([here, other, third])
+    assert way.stream.waits == [other, third] and here.waits == []
+
+
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 def test_a_cuda_lane_sees_what_came_before_and_is_waited_for_on_the_stream():

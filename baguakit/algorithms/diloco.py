@@ -79,7 +79,7 @@ class OuterStep(Stage):
         with temporaries() as new:
             stepped = new(a).copy_(a)
             stepped.grad = self._distance(a, x, state["inner"], comm, new)
-            optimizer = self.optimizer([stepped], **dict(self.options))
+            optimizer = self._optimizer(stepped)
             optimizer.state[stepped] = {name: new(value).copy_(value) for name, value in outer.items()}
             optimizer.step()
             whole = finite(stepped)
@@ -90,6 +90,16 @@ class OuterStep(Stage):
                         outer[name] = torch.zeros_like(value)
                     keep_(outer[name], value, where=whole.to(value.device))
             return x.copy_(stepped)
+
+    def _optimizer(self, x: Tensor) -> torch.optim.Optimizer:
+        """Return an optimizer of `x` that counts its steps on the device of `x`, if it can.
+
+        Only the device knows whether a flight was finite and its step counts: a count on the host would wait for that.
+        """
+        optimizer = self.optimizer([x], **dict(self.options))
+        if x.is_cuda and "capturable" in optimizer.defaults and "capturable" not in dict(self.options):
+            optimizer.param_groups[0]["capturable"] = True
+        return optimizer
 
     def _distance(self, a: Tensor, x: Tensor, state: State, comm: Comm, new: New) -> Tensor:
         """Δ, from what the inner stage makes of a − x, or of x where it leaves ranks apart."""
@@ -139,7 +149,8 @@ def diloco(
 
     Args:
         every: H, the number of local steps.
-        optimizer: the class of the outer optimizer.
+        optimizer: the class of the outer optimizer. On CUDA it counts its steps on the device if it can (`capturable`);
+            at every flight of one that cannot, such as Adagrad, the host waits for the device.
         inner: how the distances are averaged; `ErrorFeedback(CompressedMean())` sends a quarter.
         delay: let the result land this many steps later, and train on meanwhile; the progress made is kept.
         fragments: cut the weights into so many fragments of like size, which take turns within the `every` steps.

@@ -16,6 +16,7 @@ from .clock import BACKWARD as A_BACKWARD
 from .clock import Clock
 from .errands import Errand, end
 from .gradients import GradientRoute, decide
+from .leaves import LeafStreams
 from .seeing.logbook import BACKWARD, Logbook
 
 log = logging.getLogger("baguakit")
@@ -73,9 +74,11 @@ class Backward:
         self.reached: set[Tensor] = set()  # has a gradient of this backward
         self.touched: set[Tensor] = set()  # has a gradient since the last landing, under no_sync as well
         self.missed: set[Tensor] = set()  # had none at a landing since the last optimizer step
+        self.leaves = LeafStreams()
 
     def gradient_ready(self, p: Tensor) -> None:
         """A gradient has been accumulated into `p.grad`."""
+        self.leaves.note(p)
         if not self.clock.synchronising:
             self.touched.add(p)
             return
@@ -139,6 +142,7 @@ class Backward:
             self.announce()
         route, i = self.order[self.next]
         self.next += 1
+        route.track.lane.follow(self.leaves.of(route.buckets[i].params))
         route.launch_bucket(i, self.clock.step, self.touched, self.hooks.scale(), self.joint)
 
     @torch.no_grad()
@@ -155,6 +159,7 @@ class Backward:
         self.decide()
         self.task = None
         failed = [route.arrive_all() for route in self.acting]
+        self.leaves.landed({route.track.lane for route in self.acting})
         self.dropped = any(failed)
         if self.dropped and self.hooks.scale() is None:
             log.warning("a backward failed on another rank: this rank drops its gradients, and no rank steps with them")

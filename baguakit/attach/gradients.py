@@ -12,6 +12,7 @@ from torch import Tensor
 from ..buckets import is_view
 from ..comm import Comm
 from ..keeping import Joint
+from ..kernels._uploads import uploaded
 from .errands import Errand, begin
 from .routes import Route, through
 
@@ -144,7 +145,7 @@ def begin_flags(flags: list[int] | None, like: Tensor, comm: Comm) -> tuple[Tens
     if all(flag == 1 for flag in flags):  # nearly always; and then nothing is copied to the device
         used = torch.ones(len(flags), dtype=torch.uint8, device=like.device)
     else:
-        used = torch.tensor(flags, dtype=torch.uint8).to(like.device, non_blocking=True)
+        used = uploaded(torch.tensor(flags, dtype=torch.uint8), like.device)
     return used, comm.all_reduce_later(used, dist.ReduceOp.MAX)
 
 

@@ -21,6 +21,7 @@ import torch
 from torch import Tensor
 
 from ..comm import Comm
+from ..kernels._uploads import uploaded
 from .agreement import take_from
 from .backward import Backward
 from .clock import BACKWARD, BEGIN, END, unasked
@@ -187,7 +188,7 @@ class Joining:
         engine, mine = self.engine, [what, self.engine.clock.step, self.answered]
 
         def said(comm: Comm) -> Tensor:
-            return comm.all_gather(torch.tensor([mine], dtype=torch.int64, device=engine.plan.device))
+            return comm.all_gather(uploaded(torch.tensor([mine], dtype=torch.int64), engine.plan.device))
 
         return begin("join(), what comes", said, engine.tracks[0], engine.monitor)
 

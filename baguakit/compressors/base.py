@@ -9,6 +9,7 @@ from torch import Tensor
 from ..arguments import instance, real, said, several, tensor, whole
 from ..expressions import expression
 from ..kernels import _compiled
+from ..kernels._uploads import uploaded
 
 MOST = 1 << 48  # values of a row: what is more was not meant
 FLOATS = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
@@ -172,8 +173,7 @@ def weights_of(weights: Sequence[float] | Tensor, packed: Tensor) -> Tensor:
         given = torch.tensor([real("weights", w) for w in several("weights", weights, "a list of numbers")])
     if given.shape != (packed.shape[0],) or given.is_complex():
         raise ValueError(said("weights", f"as many numbers as there are packed rows, {packed.shape[0]}", weights))
-    weights = given.to(packed.device, torch.float32).contiguous()
-    return weights
+    return uploaded(given.to(torch.float32), packed.device).contiguous()
 
 
 def residual_of(residual: Tensor | None, shape: Sequence[int], beside: Tensor) -> Tensor | None:

@@ -52,7 +52,7 @@ def _scatter(stage: Any, x: Tensor, comm: Comm, lost: Tensor | None) -> Tensor:
     received = torch.empty_like(packed)
     comm.all_to_all_later(received, packed).wait()
     mean = torch.zeros(rows.shape[1], device=x.device)
-    stage.compressor.add_(mean, received, [1 / comm.size] * comm.size)
+    stage.compressor.add_(mean, received, torch.full((comm.size,), 1 / comm.size, device=x.device))
     return mean.to(x.dtype)
 
 

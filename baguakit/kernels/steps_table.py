@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from ..arguments import every, several
+from ._uploads import uploaded
 
 FIELDS = ("p", "g", "u", "v", "master", "length", "start", "whole")
 NUMBERS = 16  # words on the device for the numbers of a step
@@ -154,7 +155,8 @@ def plan_of(kinds: Sequence[Kind], columns: dict[str, Sequence[Tensor | None]], 
     tables = []
     for kind in dict.fromkeys(kinds):
         at = np.array([i for i, other in enumerate(kinds) if other == kind])
-        tables.append(Table(kind, _on(device, _tiles(lengths[at], tile)), _on(device, records[at]), tile))
+        tiles, rows = (uploaded(torch.from_numpy(x), device) for x in (_tiles(lengths[at], tile), records[at]))
+        tables.append(Table(kind, tiles, rows, tile))
     partials = 0 if "p" in columns else sum(len(table.tiles) for table in tables)
     return Plan(
         tuple(tables),
@@ -170,7 +172,3 @@ def _tiles(lengths: Integers, tile: int) -> Integers:
     number = np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)
     tiles: Integers = record << 32 | number
     return tiles
-
-
-def _on(device: torch.device, values: Integers) -> Tensor:
-    return torch.from_numpy(values).to(device)

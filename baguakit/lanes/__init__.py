@@ -10,7 +10,7 @@ import torch
 
 from .base import Flight, Lane
 from .cpu import CpuLane
-from .cuda import CudaLane
+from .cuda import CudaLane, current_stream
 from .moments import Moment, between, moment, passed, reader
 from .temporaries import New, temporaries
 
@@ -22,6 +22,7 @@ __all__ = [
     "Moment",
     "New",
     "between",
+    "current_stream",
     "lane",
     "lane_of",
     "moment",

@@ -1,6 +1,6 @@
 """What lanes of both kinds are, to those who use them."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -57,6 +57,9 @@ class Lane:
     def run(self, work: Callable[[], Any], name: str = "") -> Flight:
         """Put `work` on the lane; a profiler knows it by its `name`."""
         raise NotImplementedError
+
+    def follow(self, streams: Iterable[Any]) -> None:
+        """Let work launched from now on see all that these streams have been given, besides the current one."""
 
     def uses(self, value: Any) -> None:
         """Let the memory of the tensors in `value`, made elsewhere, stay theirs until work launched now has used it."""

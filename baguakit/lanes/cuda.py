@@ -1,6 +1,6 @@
 """A stream as a lane: the host launches the work at once, and no thread is needed."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -9,6 +9,11 @@ from torch import Tensor
 from .base import Flight, Lane, Passage
 from .moments import moment
 from .ranges import in_profile
+
+
+def current_stream(device: torch.device) -> Any:
+    """Return the stream to which work on `device` is given now; None where there are no streams."""
+    return torch.cuda.current_stream(device) if device.type == "cuda" else None
 
 
 class CudaLane(Lane):
@@ -27,6 +32,12 @@ class CudaLane(Lane):
                 value = work()
                 ended = moment(self.device)
         return CudaFlight(self.device, value, (launched, began, ended), name)
+
+    def follow(self, streams: Iterable[Any]) -> None:
+        here = torch.cuda.current_stream(self.device)
+        for stream in streams:
+            if stream != here:  # for which every work waits
+                self.stream.wait_stream(stream)
 
     def uses(self, value: Any) -> None:
         for tensor in tensors_in(value):

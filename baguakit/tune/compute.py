@@ -1,7 +1,6 @@
 """What a rank computes in a step of training, alone: how long, and when each gradient is there."""
 
 import statistics
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -10,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from ..arguments import check_fields, checked
+from ..lanes import between, moment
 
 WARM_UP, REPEATS = 2, 5
 
@@ -110,16 +110,16 @@ class Watch:
     def look(self, step: Callable[[], Any]) -> Compute:
         """One step."""
         self.forward_ended, self.arrivals = None, {}
-        began = self._mark()
+        began = moment(self.device)
         step()
-        ended = self._mark()
+        ended = moment(self.device)
         if self.forward_ended is None or not self.arrivals:
             raise ValueError("step_seconds=… must call the model and its backward: one step of training, alone")
-        spans = [self._between(self.forward_ended, at) for at in self.arrivals.values()]
+        spans = [between(self.forward_ended, at) for at in self.arrivals.values()]
         backward = max(1e-9, *spans)
         last = list(self.arrivals.values())[spans.index(max(spans))]
         shares = dict(zip(self.arrivals, (max(0.0, span / backward) for span in spans), strict=True))
-        forward, rest = self._between(began, self.forward_ended), self._between(last, ended)
+        forward, rest = between(began, self.forward_ended), between(last, ended)
         return Compute(forward, backward, rest, tuple(shares.get(p, 1.0) for p in self.params))
 
     def close(self) -> None:
@@ -128,20 +128,7 @@ class Watch:
             hook.remove()
 
     def _forward(self, *_: Any) -> None:
-        self.forward_ended = self._mark()
+        self.forward_ended = moment(self.device)
 
     def _arrived(self, p: Tensor) -> None:
-        self.arrivals[p] = self._mark()
-
-    def _mark(self) -> Any:
-        if self.device.type != "cuda":
-            return time.perf_counter()
-        event = torch.cuda.Event(enable_timing=True)
-        event.record()
-        return event
-
-    def _between(self, begin: Any, end: Any) -> float:
-        if self.device.type != "cuda":
-            return float(end - begin)
-        end.synchronize()
-        return float(begin.elapsed_time(end)) / 1e3
+        self.arrivals[p] = moment(self.device)

@@ -1,12 +1,15 @@
 """The model of a step: closed forms where there are some, and a plan computed by hand."""
 
+from itertools import count
+
 import pytest
+import torch
 from torch import nn
 
 import baguakit as bk
 from baguakit.compressors import MinMaxUInt8
 from baguakit.stages import Mean, Stage
-from baguakit.tune import Codec, Compute, Cost, Line, Link, Load, Network, Place, cost, predict
+from baguakit.tune import Codec, Compute, Cost, Line, Link, Load, Network, Place, compute, cost, predict
 from baguakit.tune.costs import piped
 from baguakit.tune.overlap import overlapped
 from baguakit.tune.planning import plan_of
@@ -30,6 +33,16 @@ def model(layers=2):
 
 def costs(*seconds, busy=0.0):
     return [Cost(each, busy * each) for each in seconds]
+
+
+def test_a_step_is_timed_on_the_device_of_the_model(monkeypatch):
+    """Which need not be the current one."""
+    devices, ticks = set(), count()
+    monkeypatch.setattr(compute, "moment", lambda device: (devices.add(device), float(next(ticks)))[1])
+    there, x = model(), torch.empty(1, 1000, device="meta")
+    found = compute.measured(lambda: there(x).sum().backward(), there)
+    assert devices == {torch.device("meta")}
+    assert found == Compute(1.0, 2.0, 1.0, (1.0, 0.5))
 
 
 # What overlaps

@@ -1,0 +1,188 @@
+"""A GPU for machines without one: tensors that hold no values, so that whatever reads one on the host raises.
+
+They are torch's meta tensors, which say of themselves that they are on a GPU. A copy to one from memory that is not
+pinned raises as well: on a GPU the host might wait for it.
+"""
+
+from typing import Any
+
+import torch
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves, tree_map_only
+
+from baguakit import Comm
+from baguakit.lanes import Flight, Lane
+
+GPU = torch.device("cuda", 0)
+META = torch.device("meta")
+SAID = {
+    torch.Tensor.device.__get__: GPU,
+    torch.Tensor.is_cuda.__get__: True,
+    torch.Tensor.is_meta.__get__: False,
+}
+COPIES = {"_to_copy", "copy_", "_foreach_copy_", "where"}  # of a number on the host `where` makes a copy
+MAKERS = {torch.tensor, torch.as_tensor, torch.Tensor.new_tensor}  # of numbers in Python
+
+
+class Waited(AssertionError):
+    """The host would have waited for the GPU."""
+
+
+class Blind(TorchFunctionMode):
+    """Within it, tensors made on "cuda" hold no values; with `copies`, copies to them are looked at."""
+
+    def __init__(self, copies: bool = True) -> None:
+        super().__init__()
+        self.copies = Copies(copies)
+        self.places: dict[int, int] = {}  # of memory
+
+    def __enter__(self) -> "Blind":
+        self.copies.__enter__()
+        return super().__enter__()
+
+    def __exit__(self, *error: Any) -> None:
+        super().__exit__(*error)
+        self.copies.__exit__(*error)
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if func in SAID and args[0].is_meta:
+            return SAID[func]
+        if func is torch.Tensor.data_ptr and args[0].is_meta:  # which would be 0
+            place = self.places.setdefault(args[0].untyped_storage()._cdata, len(self.places) + 1)
+            return (place << 40) + args[0].storage_offset() * args[0].itemsize
+        if func is torch.Tensor.pin_memory:
+            self.copies.pinned.append(args[0])
+            return args[0]
+        if func is torch.device:
+            return func(*args, **kwargs)
+        args, kwargs = tree_map_only(torch.device, there, (args, kwargs))
+        if isinstance(kwargs.get("device"), str):
+            kwargs["device"] = there(torch.device(kwargs["device"]))
+        try:
+            out = func(*args, **kwargs)
+            if (
+                self.copies.seen
+                and func in MAKERS
+                and out.is_meta
+                and not isinstance(args[func is torch.Tensor.new_tensor], torch.Tensor)
+            ):
+                raise Waited(f"{func.__name__} copies from memory that is not pinned")
+            return out
+        except RuntimeError as error:
+            if "meta" in str(error):
+                raise Waited(f"{func.__name__}: {error}") from None
+            raise
+
+
+def there(device: torch.device) -> torch.device:
+    """The device of the tensors that stand for those on `device`."""
+    return META if device.type == "cuda" else device
+
+
+class Copies(TorchDispatchMode):
+    """Raises at a copy from memory that is not pinned."""
+
+    def __init__(self, seen: bool) -> None:
+        super().__init__()
+        self.seen = seen
+        self.pinned: list[torch.Tensor] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = func(*args, **(kwargs or {}))
+        given, made = ([x for x in tree_leaves(of) if isinstance(x, torch.Tensor)] for of in ((args, kwargs), out))
+        there = func.overloadpacket.__name__ in COPIES and any(x.is_meta for x in (*given, *made))
+        if self.seen and there and any(x.is_cpu and not any(x is y for y in self.pinned) for x in given):
+            raise Waited(f"{func} copies from memory that is not pinned")
+        return out
+
+
+class Work:
+    """A collective that is over."""
+
+    def wait(self) -> None:
+        pass
+
+
+class Two(Comm):
+    """The first of two ranks; its messages go nowhere."""
+
+    rank, size = 0, 2
+
+    def __post_init__(self) -> None:
+        pass
+
+    @property
+    def intra(self) -> "Two":
+        return Two()
+
+    inter = intra
+
+    def all_reduce(self, x: Any, op: Any = None) -> Any:
+        return x
+
+    def reduce_scatter(self, x: Any) -> Any:
+        return x.new_empty(x.numel() // 2)
+
+    def all_gather(self, x: Any) -> Any:
+        return x.new_empty(2 * x.shape[0], *x.shape[1:])
+
+    def all_reduce_later(self, x: Any, op: Any = None) -> Work:
+        return Work()
+
+    def all_gather_later(self, out: Any, x: Any) -> Work:
+        return Work()
+
+    def all_to_all_later(self, out: Any, rows: Any) -> Work:
+        return Work()
+
+    def exchange_each(self, outgoing: Any, incoming: Any) -> Any:
+        return incoming
+
+
+class Done(Flight):
+    """A flight that is over."""
+
+    def __init__(self, value: Any) -> None:
+        self.value = value
+
+    def done(self) -> bool:
+        return True
+
+    def result(self) -> Any:
+        return self.value
+
+
+class Inline(Lane):
+    """A lane to the host as a stream is: it goes through the work at once. Keeps a list of what else it was told."""
+
+    def __init__(self) -> None:
+        self.told: list[tuple[str, Any]] = []
+
+    def run(self, work: Any, name: str = "") -> Done:
+        self.told.append(("run", name))
+        with torch.no_grad():
+            return Done(work())
+
+    def follow(self, streams: Any) -> None:
+        self.told.append(("follow", list(streams)))
+
+    def uses(self, value: Any) -> None:
+        self.told.append(("uses", value))
+
+
+class Silent:
+    """A monitor of nobody."""
+
+    def check(self) -> None:
+        pass
+
+    def launched(self, number: int, what: Any) -> None:
+        pass
+
+    def landed(self, what: Any) -> None:
+        pass
+
+    def reraise(self, error: Exception, what: Any) -> None:
+        raise error

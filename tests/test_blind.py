@@ -1,0 +1,162 @@
+"""Nothing in a step reads a GPU's memory on the host, nor waits for a copy to it: shown without a GPU."""
+
+import pytest
+import torch
+from blind import Blind, Inline, Silent, Two, Waited
+from torch import nn
+
+import baguakit as bk
+from baguakit.attach.errands import end
+from baguakit.attach.gradients import GradientRoute, begin_flags, decide
+from baguakit.attach.routes import Track, WeightRoute
+from baguakit.interop.routes import HookRoute
+from baguakit.interop.scatter import gather, scatter
+from baguakit.keeping import Joint
+from baguakit.kernels.steps_table import plan_of
+from baguakit.rules import rules_of
+
+compressors, stages, topology = bk.compressors, bk.stages, bk.topology
+DENSE = [
+    compressors.MinMaxUInt8(),
+    compressors.UInt4(),
+    compressors.Float8(),
+    compressors.Sign(),
+    compressors.BFloat16(),
+]
+OUTER = ("SGD", "Adam", "AdamW", "NAdam", "RAdam", "Adamax", "Adadelta", "RMSprop", "ASGD", "Rprop")
+ALGORITHMS = {
+    "gradient_allreduce": bk.algorithms.gradient_allreduce(),
+    **{f"bytegrad, {each!r}": bk.algorithms.bytegrad(each) for each in DENSE},
+    "bytegrad, error feedback": bk.algorithms.bytegrad(error_feedback=True),
+    "hierarchical": bk.hierarchical(bk.algorithms.bytegrad(error_feedback=True)),
+    "top_k": bk.algorithms.top_k(0.1),
+    "power_sgd": bk.algorithms.power_sgd(2),
+    "qadam, warming": bk.algorithms.qadam(warmup_steps=9),
+    "qadam": bk.algorithms.qadam(warmup_steps=1, error_feedback=True),
+    "awc": bk.algorithms.decentralized(),
+    "atc": bk.algorithms.decentralized(topology.Ring(), order="atc"),
+    "dcd": bk.algorithms.low_precision_decentralized(),
+    "choco": bk.algorithms.choco(topology.OnePeerExact(), compressors.TopK(0.1)),
+    "push_sum": bk.algorithms.push_sum(topology.Exponential()),
+    "gradient_tracking": bk.algorithms.gradient_tracking(),
+    "delayed": bk.after_step(stages.Mean(), delay=1),
+    "diloco, compressed": bk.algorithms.diloco(5, inner=stages.ErrorFeedback(stages.CompressedMean())),
+    **{f"diloco, {name}": bk.algorithms.diloco(5, getattr(torch.optim, name), lr=0.1) for name in OUTER},
+}
+
+
+def routes(algorithm, dtype):
+    """The rules of an algorithm, each with one bucket of two parameters that no host can read."""
+    params = [nn.Parameter(torch.empty(shape, device="cuda", dtype=dtype)) for shape in ((60, 70), (71,))]
+    made = []
+    for i, rule in enumerate(rules_of(algorithm)):
+        buckets = [bk.Bucket(params, rule.stage.multiple_of(Two()))]
+        kind = GradientRoute if rule.what == "grad" else WeightRoute
+        made.append(kind(i, rule, buckets, Track(0, Inline(), Two()), Silent()))
+        made[-1].make_states()
+    return made
+
+
+def gradients(route, step):
+    """A backward through one bucket, under a loss scale."""
+    params, joint = route.params(), Joint()
+    for p in params:
+        p.grad = torch.ones_like(p)
+    route.launch_bucket(0, step, set(params), torch.ones((), device="cuda"), joint)
+    decision = decide(joint, [route], alike=step > 0)
+    assert not route.arrive_all()
+    route.land(set(params))
+    end(decision)
+    route.step_ended()
+
+
+def weights(route, step):
+    """An exchange of weights."""
+    route.launch_all(step, keep=route.rule.window != "after_step" or route.rule.delay > 0)
+    route.land_all()
+
+
+def train(made, step):
+    for route in made:
+        (gradients if route.rule.what == "grad" else weights)(route, step)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_no_algorithm_waits(name, dtype):
+    with Blind(copies=False), torch.no_grad():  # what is made once may be copied
+        made = routes(ALGORITHMS[name], dtype)
+        train(made, 0)
+    with Blind(), torch.no_grad():
+        train(made, 1)
+        train(made, 2)
+
+
+def test_an_outer_optimizer_that_can_only_count_on_the_host_waits_there():
+    with Blind(), torch.no_grad(), pytest.raises(Waited):
+        for route in routes(bk.algorithms.diloco(5, torch.optim.Adagrad, lr=0.1), torch.float32):
+            weights(route, 0)
+
+
+@pytest.mark.parametrize(
+    "stage", [stages.Mean(), stages.CompressedMean(), stages.ErrorFeedback(stages.CompressedMean())]
+)
+def test_no_sharded_model_waits(stage):
+    """As in the hooks of FSDP2: its gradients are scattered, and its weights gathered."""
+    route = HookRoute(0, bk.during_backward(stage), [], Track(0, Inline(), Two()), Silent())
+
+    def work(stage, x, state, comm):
+        assert scatter(stage, x, state, comm).shape == (1 << 11,)
+
+    with Blind(), torch.no_grad():
+        for step in range(3):
+            x, joint = torch.empty(1 << 12, device="cuda"), Joint()
+            place = route.fit(0, x, [])
+            route.take_off(place, step, work, joint)
+            route.arrive(place)
+            end(decide(joint, [route], alike=False))
+            route.land()
+            gather(compressors.MinMaxUInt8(), x[: 1 << 11], torch.empty_like(x), Two().at(step))
+
+
+def test_what_the_host_brings_is_pinned():
+    with Blind() as blind:
+        x = torch.empty(1 << 12, device="cuda")
+        plan_of([(x.dtype, x.dtype, False)], {"p": [x], "g": [torch.empty_like(x)]})
+        begin_flags([1, 0], x, Two())
+        for each in DENSE:
+            each.add_(x, torch.empty(2, each.row_bytes(len(x)), dtype=torch.uint8, device="cuda"), [0.5, 0.5])
+        assert len(blind.copies.pinned) == 2 + 1 + len(DENSE)
+
+
+READINGS = {
+    "item": lambda x: x[0].item(),
+    "float": lambda x: float(x[0]),
+    "if": lambda x: 1 if x[0] > 0 else 0,
+    "tolist": lambda x: x.tolist(),
+    "to the CPU": lambda x: x.to("cpu"),
+    "into a CPU tensor": lambda x: torch.empty(4).copy_(x),
+    "nonzero": lambda x: x.nonzero(),
+    "a mask": lambda x: x[x > 0],
+    "a list": lambda x: torch.tensor([1.0, 2.0], device=x.device),
+    "as_tensor": lambda x: torch.as_tensor([1.0, 2.0], device="cuda"),
+    "new_tensor": lambda x: x.new_tensor([1.0, 2.0]),
+    "from the CPU": lambda x: torch.ones(4).to(x.device, non_blocking=True),
+    "out of a CPU tensor": lambda x: x.copy_(torch.ones(4)),
+    "where": lambda x: torch.where(x > 0, x, torch.tensor(0.0)),
+}
+
+
+@pytest.mark.parametrize("name", READINGS)
+def test_the_blind_sees_who_waits(name):
+    with Blind(), pytest.raises(Waited):
+        READINGS[name](torch.empty(4, device="cuda"))
+
+
+def test_the_blind_lets_pass_what_waits_for_nothing():
+    with Blind():
+        x = torch.empty(4, device="cuda")
+        assert x.is_cuda and x.device == torch.device("cuda", 0) and not torch.ones(1).is_cuda
+        torch.where(x > 0, x, 0.0).add_(torch.tensor(2.0))  # a number of the host travels with the launch
+        x[1:] = 3.0
+        torch.ones(4).pin_memory().to(x.device, non_blocking=True)
