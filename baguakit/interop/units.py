@@ -71,7 +71,7 @@ def units_of(model: nn.Module) -> list[Unit]:
             units.append(_unit(name, module, groups[0], module_names))
     if not units:
         raise TypeError(
-            "no module of this model, a {type(model).__name__}, has been given to torch.distributed.fsdp.fully_shard"
+            f"no module of this model, a {type(model).__name__}, has been given to torch.distributed.fsdp.fully_shard"
         )
     return units
 
