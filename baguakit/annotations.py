@@ -110,7 +110,7 @@ def _collection(origin: type, each: Kind) -> Kind:
     def fits(values: Any) -> bool:
         if not isinstance(values, origin) or isinstance(values, str | bytes | bytearray | Tensor | np.ndarray):
             return False
-        return not isinstance(values, list | tuple) or all(map(each.fits, values[:ELEMENTS]))
+        return not isinstance(values, list | tuple | range) or all(map(each.fits, values[:ELEMENTS]))
 
     def use(name: str, values: Any) -> Any:
         if type(values) not in (list, tuple):

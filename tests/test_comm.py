@@ -100,3 +100,57 @@ def test_a_group_of_some_ranks():
         return x[0].item()
 
     assert ranks(3, run) == [1.0, 1.0, 1.0]
+
+
+def test_a_cold_group_meets_before_a_rank_without_peers_goes_on():
+    """NCCL makes a communicator in the first call, and waits there for all ranks: they send one byte, once."""
+
+    def run():
+        from unittest.mock import patch
+
+        import torch.distributed as dist
+        from torch._subclasses import FakeTensorMode
+
+        import baguakit as bk
+
+        class Recording(dist.ProcessGroup):
+            def __init__(self, rank, size):
+                super().__init__(rank, size)
+                self.calls = []
+
+            def send(self, tensors, peer, tag):
+                self.calls.append(f"send {peer}")
+
+            def recv(self, tensors, peer, tag):
+                self.calls.append(f"receive {peer}")
+
+            def _start_coalescing(self, device):
+                self.calls.append("start")
+
+            def _end_coalescing(self, device):
+                self.calls.append("end")
+                return self
+
+            def wait(self):
+                return True
+
+        def all_reduce(x, group):
+            group.calls.append(f"all-reduce {x.nbytes} B on {x.device}")
+
+        found = []
+        for rank in range(3):  # ranks 1 and 2 exchange; rank 0 has no peer
+            comm = bk.Comm(Recording(rank, 3))
+            peers = [3 - rank] if rank else []
+            with FakeTensorMode(), patch.object(dist, "all_reduce", all_reduce):
+                x = torch.empty(4, device="cuda:1")
+                comm.exchange(x, peers, peers)
+                comm.exchange_each(dict.fromkeys(peers, x), {}, x.device)
+            found.append(comm.group.calls)
+        return found
+
+    first = "all-reduce 1 B on cuda:1"
+    for alone, *others in ranks(1, run):
+        assert alone == [first]
+        for rank, calls in enumerate(others, 1):
+            peer = 3 - rank
+            assert calls == [first, "start", f"send {peer}", f"receive {peer}", "end", "start", f"send {peer}", "end"]

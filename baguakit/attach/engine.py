@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
-from ..comm import Comm
+from ..comm import FLAT, Comm, abort_all, error_in
 from ..lanes import lane
 from .agreement import agree, take_from
 from .backward import Backward, BackwardHooks
@@ -20,7 +20,7 @@ from .conflicts import check_others
 from .errands import together
 from .freerunning import FreeRunner
 from .gradients import GradientRoute
-from .plan import Plan
+from .plan import Plan, parts_of, track_of
 from .records import LEFT, RAISED
 from .recutting import check_kinds, keep_up, recut
 from .routes import Route, Track, WeightRoute, buckets_of
@@ -58,7 +58,7 @@ class Engine:
         self.tracks: list[Track] = []
         self.host: Comm | None = None
         self.runners: list[FreeRunner] = []
-        self.name, self.monitor = start_monitor(comm, "attach", timeout, self._abort)
+        self.name, self.monitor = start_monitor(comm, "attach", timeout, self._abort, self._broken)
         self.plan = self._agree()
         try:
             self._make_tracks(comm)
@@ -86,23 +86,23 @@ class Engine:
             self.over = True
             self.monitor.leave(LEFT)
             raise
-        self.monitor.loud = plan.device.type == "cuda"
+        self.monitor.device = plan.device
         return plan
 
     def _make_tracks(self, comm: Comm) -> None:
         plan = self.plan
         free = any(rule.window == "free_running" for rule in plan.rules)
-        flies_on = free or any(rule.delay for rule in plan.rules)
-        for number in range(1 + flies_on):
-            own = own_comm(comm, f"{self.name}/{number}", plan.timeout, plan.device, self.monitor)
+        for number in range(1 + any(map(track_of, plan.rules))):
+            name, parts = f"{self.name}/{number}", parts_of(plan, number)
+            own = own_comm(comm, name, plan.timeout, plan.device, self.monitor, parts)
             self.tracks.append(Track(number, lane(plan.device), own))
         if free:
             flat, cpu = Comm(comm.group), torch.device("cpu")
-            self.host = own_comm(flat, f"{self.name}/host", plan.timeout, cpu, self.monitor)
+            self.host = own_comm(flat, f"{self.name}/host", plan.timeout, cpu, self.monitor, {FLAT})
 
     def _make_route(self, i: int) -> Route:
         rule = self.plan.rules[i]
-        track = self.tracks[-1 if rule.delay or rule.window == "free_running" else 0]
+        track = self.tracks[track_of(rule)]
         kind = GradientRoute if rule.what == "grad" else WeightRoute
         return kind(i, rule, buckets_of(self.plan.cuts[i], rule, track.comm), track, self.monitor)
 
@@ -279,8 +279,10 @@ class Engine:
         self._close(wait=False)
 
     def _abort(self) -> None:
-        for comm in self._own_comms():
-            comm.abort()
+        abort_all(group for comm in self._own_comms() for group in comm.groups())
+
+    def _broken(self) -> str:
+        return error_in(group for comm in self._own_comms() for group in comm.groups())
 
     def _close(self, wait: bool) -> None:
         for track in self.tracks:

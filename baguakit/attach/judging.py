@@ -2,8 +2,24 @@
 
 import time
 from dataclasses import dataclass, field
+from typing import Protocol
 
+from ..lanes import Flight
 from .records import GAVE_UP, LEFT, RAISED, History, Launch, Record, parted
+
+
+class Traveller(Protocol):
+    """A flight, as far as the monitor knows it."""
+
+    @property
+    def flight(self) -> Flight: ...
+
+    launched: float
+
+    @property
+    def step(self) -> int | None: ...
+
+    def __str__(self) -> str: ...
 
 
 def store_gone(rank: int, error: Exception) -> str:

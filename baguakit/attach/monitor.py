@@ -11,30 +11,17 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from datetime import timedelta
-from typing import Any, NoReturn, Protocol
+from typing import Any, NoReturn
 
-from ..lanes import Flight
+import torch
+
 from .errors import PeerError as PeerError
 from .errors import again, from_network
-from .judging import Judge, Waiting, store_gone, store_silent
-from .records import GAVE_UP, History, Launch, Record, parted
+from .judging import Judge, Traveller, Waiting, store_gone, store_silent
+from .records import GAVE_UP, Board, History, Launch, Record, parted
 
 DOUBTS = 5  # how often launches may differ without a majority of ranks that agree
 POLL = (0.0005, 0.02)  # seconds between two questions to the store, at first and at most
-
-
-class Traveller(Protocol):
-    """What the monitor knows of a trip."""
-
-    @property
-    def flight(self) -> Flight: ...
-
-    launched: float
-
-    @property
-    def step(self) -> int | None: ...
-
-    def __str__(self) -> str: ...
 
 
 class Monitor:
@@ -45,26 +32,38 @@ class Monitor:
         rank, size: of the attachment's group.
         timeout: the age at which a flight is given up.
         abort: gives up whatever is under way in the attachment's groups, without waiting.
-        loud: print the sentence as well, where the host may be blocked in CUDA and no hook will come to raise it.
+        broken: returns the error that the network has noted in those groups, or "".
+
+    Attributes:
+        device: where flights are; that of the CPU until the ranks have agreed on a plan.
     """
 
     def __init__(
-        self, store: Any, rank: int, size: int, timeout: timedelta, abort: Callable[[], None], loud: bool = False
+        self,
+        store: Any,
+        rank: int,
+        size: int,
+        timeout: timedelta,
+        abort: Callable[[], None],
+        broken: Callable[[], str] = str,
     ) -> None:
-        self.store, self.rank, self.size, self.abort, self.loud = store, rank, size, abort, loud
+        self.store, self.rank, self.size, self.abort, self.broken = store, rank, size, abort, broken
+        self.device = torch.device("cpu")
         self.timeout = timeout.total_seconds()
         self.beat = min(1.0, self.timeout / 10)
         # A silent rank may be starved, compiling or saving. It is taken for dead soon if a connection has broken, too.
         self.patience, self.silence = max(4 * self.beat, min(60.0, self.timeout / 4)), 4 * self.beat
+        self.inquiry = min(self.timeout, 6 * self.beat + 1)  # seconds to find out whose fault an error is
         self.error: PeerError | None = None
         self._beats, self._doubts = 0, 0
         self._left: tuple[str, str] = ("", "")
         self._busy = ""
         self._history = History()
         self._air: dict[Traveller, tuple[int, Launch]] = {}  # lane, and the launches there up to this one
-        self._known: set[int] = set()  # ranks that have written a record
+        self._board = Board(store, rank, size)
         self._lock, self._over = threading.Lock(), threading.Event()
         self._asked: float | None = None  # since when the store owes an answer
+        self._broke: float | None = None  # since when the network has an error
         self._thread: threading.Thread | None = None
         self._clock: threading.Thread | None = None
 
@@ -152,12 +151,12 @@ class Monitor:
         with self._lock:
             lane, launch = self._air.get(trip, (0, self._history.latest().get(0, Launch())))
         judge = Judge(self.rank, self.timeout, self._history)
-        deadline = time.monotonic() + min(self.timeout, 6 * self.beat + 1)
+        deadline = time.monotonic() + self.inquiry
         while time.monotonic() < deadline and self.error is None:
             late = time.time() - trip.launched > self.timeout
             waiting = Waiting(str(trip), lane, launch.count, late, self.silence)
             try:
-                found = judge.sentence(waiting, self._records())
+                found = judge.sentence(waiting, self._board.others())
             except Exception as unreachable:
                 return self._lost(unreachable)
             if found:
@@ -176,7 +175,7 @@ class Monitor:
             return
 
         def differ(others: set[int], sure: bool) -> str:
-            return parted(self.rank, self.size, self._history, self._written(others - {self.rank}), sure)
+            return parted(self.rank, self.size, self._history, self._board.written(others - {self.rank}), sure)
 
         with contextlib.suppress(RuntimeError):  # the store went with its host: there is nothing to compare with
             if differ({r % self.size for r in ranks}, sure=True):
@@ -209,15 +208,23 @@ class Monitor:
     def alone(self) -> bool:
         """Return whether all others have left as well, or the store is gone."""
         try:
-            return all(record is not None and record.how for record in self._records().values())
+            return all(record is not None and record.how for record in self._board.others().values())
         except Exception:  # it died with its host
             return True
 
     # The threads
 
+    def _next(self) -> bool:
+        """Sleep until the next heartbeat; return whether to go on watching."""
+        if self._over.wait(self.beat) or self.error is not None:
+            return False
+        if self.device.type == "cuda":  # a thread that asks for an event would make a context on GPU 0
+            torch.cuda.set_device(self.device)
+        return True
+
     def _watch(self) -> None:
         judge = Judge(self.rank, self.timeout, self._history)
-        while not self._over.wait(self.beat) and self.error is None:
+        while self._next():
             self._asked = time.monotonic()
             try:
                 self._write()
@@ -233,7 +240,7 @@ class Monitor:
 
     def _watch_the_store(self) -> None:
         """Speak where the other thread cannot: it waits for a store from which no word comes."""
-        while not self._over.wait(self.beat) and self.error is None:
+        while self._next():
             asked, oldest = self._asked, self._oldest()
             if asked is None or oldest is None or time.time() - oldest[0].launched <= self.timeout:
                 continue
@@ -245,17 +252,27 @@ class Monitor:
         if oldest is None:
             return
         trip, lane, launch = oldest
-        age = time.time() - trip.launched
-        if age > 2 * self.beat:
-            waiting = Waiting(str(trip), lane, launch.count, age > self.timeout, self.patience)
-            found = judge.sentence(waiting, self._records())
-            if found and not self._over.is_set():
-                self.fail(found)
+        late = time.time() - trip.launched > self.timeout
+        broken = self.broken()
+        self._broke = (self._broke or time.monotonic()) if broken else None
+        waiting = Waiting(str(trip), lane, launch.count, late, self.silence if broken else self.patience)
+        found = judge.sentence(waiting, self._board.others())
+        if not found and self._broke is not None and time.monotonic() - self._broke > self.inquiry:
+            found = f"{trip} failed on rank {self.rank}: NCCL reports {broken}"
+        if found and not self._over.is_set():
+            self.fail(found)
 
     def _oldest(self) -> "tuple[Traveller, int, Launch] | None":
+        """Return the flight that has been in the air for longest, if for two heartbeats.
+
+        No younger one is asked whether it is done: on CUDA that queries an event, which would end a graph capture that
+        training has begun meanwhile. And no flight is asked after the first that is not done.
+        """
+        old = time.time() - 2 * self.beat
         with self._lock:
-            waiting = [(trip, *place) for trip, place in self._air.items() if not trip.flight.done()]
-        return min(waiting, key=lambda each: each[0].launched, default=None)
+            waiting = sorted((trip for trip in self._air if trip.launched < old), key=lambda trip: trip.launched)
+            trip = next((trip for trip in waiting if not trip.flight.done()), None)
+            return None if trip is None else (trip, *self._air[trip])
 
     def _lost(self, error: Exception) -> PeerError:
         return self.fail(store_gone(self.rank, error))
@@ -267,25 +284,11 @@ class Monitor:
             trips = list(self._air)
         for trip in trips:
             trip.flight.fail(self.error)
-        if self.loud:
+        if self.device.type == "cuda":  # the host may be blocked in CUDA, where no hook comes to raise it
             print(f"baguakit: {self.error}", file=sys.stderr, flush=True)
         self.abort()
         return self.error
 
-    # The records
-
     def _write(self) -> None:
         self._beats += 1
-        record = Record(self._beats, self._history.latest(), *self._left, self._busy)
-        self.store.set(str(self.rank), record.as_text())
-
-    def _records(self) -> dict[int, Record | None]:
-        """Those of all other ranks; None for one that has not written any."""
-        others = [r for r in range(self.size) if r != self.rank]
-        written = self._written(set(others))
-        return {r: written.get(r) for r in others}
-
-    def _written(self, ranks: set[int]) -> dict[int, Record]:
-        """The records of those among `ranks` that have written one."""
-        self._known |= {r for r in ranks - self._known if self.store.check([str(r)])}  # `get` would wait for a key
-        return {r: Record.of(self.store.get(str(r))) for r in sorted(ranks & self._known)}
+        self._board.write(Record(self._beats, self._history.latest(), *self._left, self._busy))

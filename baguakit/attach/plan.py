@@ -13,7 +13,7 @@ from torch.optim import Optimizer
 
 from ..arguments import instance, said, several, whole
 from ..buckets import split
-from ..comm import Comm, check_device
+from ..comm import FLAT, Comm, check_device
 from ..rules import Rule, rules_of
 from .conflicts import check_dense, check_optimizers, check_wrappers
 from .sharding import check_shards, is_sharded, reshard
@@ -91,6 +91,17 @@ def make_plan(
     check_scaler(scaler, rules)
     cuts = tuple(tuple(tuple(bucket) for bucket in split(claim, bucket_bytes)) for claim in claims)
     return Plan(model, optimizers, rules, names, cuts, device, bucket_bytes, as_time(timeout), scaler, bool(broadcast))
+
+
+def track_of(rule: Rule) -> int:
+    """Return the number of the track on which a rule flies: 1 if its flights outlast a step, else 0."""
+    return int(bool(rule.delay) or rule.window == "free_running")
+
+
+def parts_of(plan: Plan, track: int) -> frozenset[str]:
+    """Return which groups the work on a track uses; the first one also carries what no rule sends."""
+    used = [rule.stage.wants_groups() for rule in plan.rules if track_of(rule) == track]
+    return frozenset([] if track else [FLAT]).union(*used)
 
 
 def optimizers_of(optimizer: Any) -> tuple[Optimizer, ...]:

@@ -9,6 +9,7 @@ import threading
 import zlib
 from collections import deque
 from dataclasses import dataclass, field
+from typing import Any
 
 LEFT, RAISED, GAVE_UP = "left", "raised", "gave up"
 REMEMBERED = 4096  # launches of a lane whose digests a rank can compare with those of another
@@ -64,6 +65,34 @@ class Record:
         """The record in what was written."""
         beats, launches, how, why, busy = json.loads(text)
         return cls(beats, {int(lane): Launch(*each) for lane, each in launches.items()}, how, why, busy)
+
+
+class Board:
+    """Where ranks write their records, and read those of the others.
+
+    Args:
+        store: the attachment's part of the key-value store.
+        rank, size: of the attachment's group.
+    """
+
+    def __init__(self, store: Any, rank: int, size: int) -> None:
+        self.store, self.rank, self.size = store, rank, size
+        self._known: set[int] = set()  # ranks that have written a record
+
+    def write(self, record: Record) -> None:
+        """Put this rank's record in the place of its last one."""
+        self.store.set(str(self.rank), record.as_text())
+
+    def written(self, ranks: set[int]) -> dict[int, Record]:
+        """Return the records of those among `ranks` that have written one."""
+        self._known |= {r for r in ranks - self._known if self.store.check([str(r)])}  # `get` would wait for a key
+        return {r: Record.of(self.store.get(str(r))) for r in sorted(ranks & self._known)}
+
+    def others(self) -> dict[int, Record | None]:
+        """Return the records of all other ranks; None for one that has not written any."""
+        others = [r for r in range(self.size) if r != self.rank]
+        written = self.written(set(others))
+        return {r: written.get(r) for r in others}
 
 
 @dataclass(eq=False)

@@ -11,6 +11,7 @@ from ..primitives import mean_
 from .agreement import agree, broadcast_tensors
 from .checkpoint import load_routes
 from .gradients import GradientRoute
+from .plan import parts_of
 from .routes import Route, Track
 from .start import own_comm
 
@@ -53,7 +54,9 @@ def reflow(engine: "Engine", flows: int) -> None:
 
     def made(number: int) -> Comm:
         name_of_it = f"{engine.name}/{name}/{number}"
-        return own_comm(engine.comm, name_of_it, plan.timeout, plan.device, engine.monitor, flows)
+        return own_comm(
+            engine.comm, name_of_it, plan.timeout, plan.device, engine.monitor, parts_of(plan, number), flows
+        )
 
     engine.tracks = [Track(track.number, track.lane, made(track.number)) for track in before]
     for track in before:

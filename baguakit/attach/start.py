@@ -1,6 +1,6 @@
 """How hooks set out: the monitor first, and then groups of their own, so that a rank which never comes is named."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from datetime import timedelta
 from itertools import product
 from typing import Any
@@ -21,7 +21,9 @@ from .plan import as_time
 LEAST = 5.0  # seconds that the store may take to answer a new connection: it may look up a name first
 
 
-def start_monitor(comm: Comm, kind: str, timeout: Any, abort: Callable[[], None]) -> tuple[str, Monitor]:
+def start_monitor(
+    comm: Comm, kind: str, timeout: Any, abort: Callable[[], None], broken: Callable[[], str]
+) -> tuple[str, Monitor]:
     """Return a name that ranks agree on, for hooks of this kind, and a monitor that watches under it.
 
     A `timeout` that is none is left to the plan, which raises what is wrong with it on all ranks.
@@ -37,7 +39,7 @@ def start_monitor(comm: Comm, kind: str, timeout: Any, abort: Callable[[], None]
     def started() -> tuple[str, Monitor]:
         name = f"{kind}/{next_name(comm.group)}"
         store = store_of(comm.group, f"{name}/monitor") if comm.size > 1 else None
-        monitor = Monitor(store, comm.rank, comm.size, time_limit, abort)
+        monitor = Monitor(store, comm.rank, comm.size, time_limit, abort, broken)
         monitor.start()
         return name, monitor
 
@@ -57,9 +59,17 @@ def start_monitor(comm: Comm, kind: str, timeout: Any, abort: Callable[[], None]
 
 
 def own_comm(
-    comm: Comm, name: str, timeout: timedelta, device: torch.device, monitor: Monitor, flows: int | None = None
+    comm: Comm,
+    name: str,
+    timeout: timedelta,
+    device: torch.device,
+    monitor: Monitor,
+    parts: Collection[str],
+    flows: int | None = None,
 ) -> Comm:
     """Return the same ranks in groups of their own. Collective; with one rank, that is `comm` itself.
+
+    Of the nodes, groups are made if `parts`, which are going to be used, have one of them.
 
     A peer that never comes keeps the constructor of a group waiting, beyond all timeouts: on a thread that is not
     joined, and in a store that gives up when the monitor does. (NCCL waits in threads of its own, which Python must not
@@ -73,7 +83,7 @@ def own_comm(
     def made() -> Comm:
         if current is not None:
             torch.cuda.set_device(device if device.index is not None else current)
-        own = comm.own(name, timeout, device, flows, store)
+        own = comm.own(name, timeout, device, flows, store, parts)
         if store is not None:
             store.rest()
         return own

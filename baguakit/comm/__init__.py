@@ -1,6 +1,21 @@
 """A process group at a round: the only door to `torch.distributed`."""
 
 from .comm import Comm, check_comm
-from .groups import PatientStore, check_device, next_name, rotated, store_of
+from .groups import FLAT, INTER, INTRA, PatientStore, check_device, next_name, rotated, store_of
+from .nccl import error_in
+from .own import abort_all
 
-__all__ = ["Comm", "PatientStore", "check_comm", "check_device", "next_name", "rotated", "store_of"]
+__all__ = [
+    "FLAT",
+    "INTER",
+    "INTRA",
+    "Comm",
+    "PatientStore",
+    "abort_all",
+    "check_comm",
+    "check_device",
+    "error_in",
+    "next_name",
+    "rotated",
+    "store_of",
+]

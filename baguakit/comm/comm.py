@@ -6,7 +6,7 @@ that torch gives its collectives are each written once. With one rank nothing is
 
 import hashlib
 import uuid
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from typing import Any
@@ -20,12 +20,8 @@ from torch.distributed.device_mesh import DeviceMesh
 from ..arguments import checked, instance, whole
 from . import groups
 from .flows import Flows
-from .groups import INTER, INTRA, check_mesh, flat_group, rotated
-from .own import flows_of, own_groups
-
-# torch 2.13 renamed these two and warns of the old names; older versions know only the old ones.
-_all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
-_reduce_scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
+from .groups import FLAT, INTER, INTRA, all_gather_single, check_mesh, flat_group, reduce_scatter_single, rotated
+from .own import flows_of, own_groups, shut_all
 
 
 @dataclass(frozen=True, eq=False)
@@ -55,7 +51,7 @@ class Comm:
     _step: int | None = field(default=None, repr=False)
     _bucket: int = field(default=0, repr=False)
     _sent: "dict[str, float] | None" = field(default=None, repr=False)  # bytes by part, counted for a report
-    _part: str = field(default="flat", repr=False)
+    _part: str = field(default=FLAT, repr=False)
 
     def __post_init__(self) -> None:
         if not dist.is_initialized():
@@ -133,7 +129,7 @@ class Comm:
     def _part_groups(self) -> "tuple[Any, Any]":
         if self._parts is None:
             made = 'Comm(mesh=init_device_mesh(…, mesh_dim_names=("inter", "intra")))'
-            raise ValueError(f"this Comm knows no nodes; make it with {made}")
+            raise ValueError(f"this Comm knows no nodes; make it with {made}; a stage names them in `needs_groups`")
         return self._parts
 
     # Collectives on flat tensors. Each is called by all ranks of the group, in the same order.
@@ -164,9 +160,9 @@ class Comm:
         out = x.new_empty(x.numel() // self.size)
         self._count((self.size - 1) * out.nbytes)
         if (flows := self.settled()) is None:
-            _reduce_scatter(out, x, group=self.group)
+            reduce_scatter_single(out, x, group=self.group)
         else:
-            flows.reduce_scatter(out, x, _reduce_scatter)
+            flows.reduce_scatter(out, x, reduce_scatter_single)
         return out
 
     def all_gather(self, x: Tensor) -> Tensor:
@@ -176,16 +172,16 @@ class Comm:
         out = x.new_empty(self.size * x.shape[0], *x.shape[1:])
         self._count((self.size - 1) * x.nbytes)
         if (flows := self.settled()) is None:
-            _all_gather(out, x, group=self.group)
+            all_gather_single(out, x, group=self.group)
         else:
-            flows.all_gather(out.view(-1), x.view(-1), _all_gather)
+            flows.all_gather(out.view(-1), x.view(-1), all_gather_single)
         return out
 
     def all_gather_later(self, out: Tensor, x: Tensor) -> Any:
         """Begin to gather `x` (k, …) of all ranks into `out` (size · k, …); `.wait()` for it."""
         groups.check_gathered(out, x, self.size)
         self._count((self.size - 1) * x.nbytes)
-        return _all_gather(out, x, group=self.group, async_op=True)
+        return all_gather_single(out, x, group=self.group, async_op=True)
 
     def all_to_all_later(self, out: Tensor, rows: Tensor) -> Any:
         """Begin to send row r of `rows` (size, k) to rank r, and to receive as many into `out`; `.wait()` for it."""
@@ -202,10 +198,7 @@ class Comm:
 
     def gather_objects(self, value: Any) -> list[Any]:
         """The picklable `value` of every rank."""
-        values = [value] * self.size
-        if self.size > 1:
-            dist.all_gather_object(values, value, group=self.group)
-        return values
+        return groups.gather_pickled(value, self.group) if self.size > 1 else [value]
 
     def settled(self) -> "Flows | None":
         """The flows if there are any, their shares agreed on. All ranks call it before messages that all send."""
@@ -233,16 +226,21 @@ class Comm:
     def exchange(self, x: Tensor, sources: Iterable[int], targets: Iterable[int]) -> dict[int, Tensor]:
         """Send `x` to every target; return what each source sent, in the order of `sources`."""
         received = {peer: torch.empty_like(x) for peer in sources}
-        return self.exchange_each(dict.fromkeys(targets, x), received)
+        return self.exchange_each(dict.fromkeys(targets, x), received, x.device)
 
-    def exchange_each(self, outgoing: Mapping[int, Tensor], incoming: dict[int, Tensor]) -> dict[int, Tensor]:
-        """Send each rank what `outgoing` has for it, and fill the tensors of `incoming`; waits for both."""
+    def exchange_each(
+        self, outgoing: Mapping[int, Tensor], incoming: dict[int, Tensor], device: torch.device | None = None
+    ) -> dict[int, Tensor]:
+        """Send each rank what `outgoing` has for it, and fill the tensors of `incoming`; waits for both.
+
+        All ranks call it. One without a peer says on which `device` the tensors of the others are; None: of its own.
+        """
         self.settled()
-        if not (outgoing or incoming):
-            return incoming
-        if next(iter((*outgoing.values(), *incoming.values()))).is_cuda:
-            self._count(sum(x.nbytes for x in outgoing.values()))
-            return groups.exchange_together(self.group, outgoing, incoming)
+        device = next((x.device for x in (*outgoing.values(), *incoming.values())), device)
+        if device is not None and device.type == "cuda":
+            if outgoing:
+                self._count(sum(x.nbytes for x in outgoing.values()))
+            return groups.exchange_together(self.group, outgoing, incoming, device)
         # Every receive is posted before any send: a peer that sends first and finds no receiver stalls the connection.
         works = [self.receive_later(buffer, peer) for peer, buffer in incoming.items()]
         works += [self.send_later(outgoing[peer], peer) for peer in rotated(outgoing, self.rank)]
@@ -253,20 +251,27 @@ class Comm:
     # Groups of one's own
 
     def own(
-        self, name: str, timeout: timedelta, device: torch.device, flows: int | None = None, store: Any = None
+        self,
+        name: str,
+        timeout: timedelta,
+        device: torch.device,
+        flows: int | None = None,
+        store: Any = None,
+        parts: Collection[str] = (FLAT, INTRA, INTER),
     ) -> "Comm":
         """The same ranks, which all call it, in new process groups that nothing else uses; `close()` them.
 
-        They meet in `store`, and are warmed: NCCL wants all ranks in a first call. Their limit exceeds `timeout`.
+        They meet in `store`, and time out after `timeout`. Those in `parts` are warmed; nodes are made only if used.
         """
         timeout = timeout * 1.25 + timedelta(seconds=2)
-        count = self.flows if flows is None else whole("flows", flows, 1, 64)
-        group, parts = own_groups(self.group, self._parts, name, timeout, device, store)
-        made = flows_of(group, parts, count, name, timeout, store) if self.size > 1 else {}
-        comm = replace(self, group=group, _parts=parts, flows=count if made else 1, _flows=made)
+        count = whole("flows", self.flows if flows is None else flows, 1, 64)
+        nodes = self._parts if count > 1 or not {INTRA, INTER}.isdisjoint(parts) else None
+        group, nodes = own_groups(self.group, nodes, name, timeout, device, store)
+        made = flows_of(group, nodes, count, name, timeout, store) if self.size > 1 else {}
+        comm = replace(self, group=group, mesh=None, _parts=nodes, flows=count if made else 1, _flows=made)
         for each in comm.groups():
-            if each.size() > 1:
-                dist.all_reduce(torch.zeros(1, device=device), group=each)
+            if each is not group or FLAT in parts:
+                groups.warm(each, device)
         return comm
 
     def groups(self) -> list[Any]:
@@ -277,13 +282,7 @@ class Comm:
         """Shut the groups that `own` made."""
         for flows in self._flows.values():
             flows.close()
-        for group in self.groups():
-            group.shutdown()
-
-    def abort(self) -> None:
-        """Give up whatever is under way in the groups that `own` made; never waits."""
-        for group in self.groups():
-            group.abort()
+        shut_all(self.groups())
 
     def _count(self, nbytes: float) -> None:
         if self._sent is not None:

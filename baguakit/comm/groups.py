@@ -1,5 +1,6 @@
 """Process groups: which of them can move what, and how to make some of one's own."""
 
+import pickle
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import timedelta
 from typing import Any
@@ -12,13 +13,19 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.distributed_c10d import PrefixStore, Store
 
 from ..arguments import instance, shown, whole
+from .nccl import nccl_backend
 
-INTER, INTRA = "inter", "intra"
+FLAT, INTER, INTRA = "flat", "inter", "intra"
+
+# torch 2.13 renamed these two and warns of the old names; older versions know only the old ones.
+all_gather_single = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+reduce_scatter_single = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
 
 _stores: WeakKeyDictionary[Any, Any] = WeakKeyDictionary()  # by group made here: it does not keep its store alive
 _connections: WeakKeyDictionary[Any, Any] = WeakKeyDictionary()  # by group
 _named: WeakKeyDictionary[Any, int] = WeakKeyDictionary()  # how many names a group has been asked for
 _lives: WeakKeyDictionary[Any, int] = WeakKeyDictionary()  # the number of a group among those made over one store
+_warm: WeakKeyDictionary[Any, set[torch.device]] = WeakKeyDictionary()  # where a group has moved tensors, by group
 
 
 def check_device(group: Any, device: torch.device) -> None:
@@ -114,9 +121,9 @@ def own_group(like: Any, store: Any, name: str, timeout: timedelta, device: torc
     store = PrefixStore(f"baguakit/{name}", given)
     backend: Any
     if device.type == "cuda":
-        options = dist.ProcessGroupNCCL.Options()
-        options._timeout = timeout
-        backend, kind = dist.ProcessGroupNCCL(store, rank, size, options), dist.ProcessGroup.BackendType.NCCL
+        members = dist.get_process_group_ranks(like)
+        backend = nccl_backend(store, rank, members, f"baguakit/{name}", timeout)
+        kind = dist.ProcessGroup.BackendType.NCCL
     else:
         backend, kind = dist.ProcessGroupGloo(store, rank, size, timeout), dist.ProcessGroup.BackendType.GLOO
     backend._set_sequence_number_for_group()
@@ -125,6 +132,36 @@ def own_group(like: Any, store: Any, name: str, timeout: timedelta, device: torc
     group._register_backend(torch.device(device.type), kind, backend)
     _stores[group] = given
     return group
+
+
+def warm(group: Any, device: torch.device) -> None:
+    """Send one byte to everybody, if this group has never moved tensors of `device`. Collective.
+
+    NCCL makes a communicator in the first call, and waits there for all ranks: also for those that would send nothing.
+    """
+    if group.size() > 1 and device not in _warm.setdefault(group, set()):
+        dist.all_reduce(torch.zeros(1, dtype=torch.uint8, device=device), group=group)
+        _warm[group].add(device)
+
+
+def gather_pickled(value: Any, group: Any) -> list[Any]:
+    """Return the picklable `value` of every rank. Collective.
+
+    `dist.all_gather_object` is not used: with TORCH_DISTRIBUTED_DEBUG=DETAIL it looks a group up among those that torch
+    has made.
+    """
+    kinds = {each.type for each in group._device_types}
+    there = torch.device("cpu") if "cpu" in kinds else torch.device("cuda", torch.cuda.current_device())
+    mine = torch.frombuffer(bytearray(pickle.dumps(value)), dtype=torch.uint8)
+    sizes = torch.empty(group.size(), dtype=torch.int64, device=there)
+    all_gather_single(sizes, torch.tensor([mine.numel()], device=there), group=group)
+    counts = sizes.tolist()
+    padded = torch.zeros(max(counts), dtype=torch.uint8)
+    padded[: mine.numel()] = mine
+    landed = torch.empty(len(counts) * len(padded), dtype=torch.uint8, device=there)
+    all_gather_single(landed, padded.to(there), group=group)
+    rows = landed.cpu().view(len(counts), -1)
+    return [pickle.loads(row[:count].numpy().tobytes()) for row, count in zip(rows, counts, strict=True)]
 
 
 def check_group(group: Any) -> None:
@@ -179,9 +216,13 @@ def check_gathered(out: Tensor, x: Tensor, size: int, name: str = "x") -> None:
         raise ValueError(f"out has room for {size} tensors like {name}; out is {shown(out)}, and {name} is {shown(x)}")
 
 
-def exchange_together(group: Any, outgoing: Mapping[int, Tensor], incoming: dict[int, Tensor]) -> dict[int, Tensor]:
+def exchange_together(
+    group: Any, outgoing: Mapping[int, Tensor], incoming: dict[int, Tensor], device: torch.device
+) -> dict[int, Tensor]:
     """Send and receive at once: NCCL pairs sends with receives only within one call of the whole group."""
-    device = next(iter((*outgoing.values(), *incoming.values()))).device
+    warm(group, device)
+    if not (outgoing or incoming):
+        return incoming
     group._start_coalescing(device)
     for peer, x in outgoing.items():
         group.send([x], peer, 0)

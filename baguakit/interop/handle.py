@@ -21,7 +21,7 @@ from ..attach.routes import Track
 from ..attach.seeing.report import Report, make_report
 from ..attach.start import own_comm, start_monitor, warm_up
 from ..attach.state_checks import check_state
-from ..comm import Comm
+from ..comm import FLAT, Comm, abort_all, error_in
 from ..keeping import Joint
 from ..lanes import lane
 from ..rules import Rule
@@ -65,19 +65,20 @@ class Handle:
         self._own: Comm | None = None
         self._joint = Joint()
         self._decision: Errand | None = None  # on what the flights of the latest backward keep
-        name, self._monitor = start_monitor(comm, "hook", timeout, self._abort)
+        name, self._monitor = start_monitor(comm, "hook", timeout, self._abort, self._broken)
         try:
             self._scheme = scheme = agree(self._monitor, make)
         except BaseException:  # which all ranks raise
             self._over = True
             self._monitor.leave(LEFT)
             raise
-        self._monitor.loud = scheme.device.type == "cuda"
+        self._monitor.device = scheme.device
         self._remembers = any(rule.stage.remembers() for rule in scheme.rules)
         self._track = Track(0, lane(scheme.device), comm)
         with self._or_abandon():
             if comm.size > 1:
-                self._own = own_comm(comm, name, scheme.timeout, scheme.device, self._monitor)
+                parts = {FLAT}.union(*(rule.stage.wants_groups() for rule in scheme.rules))
+                self._own = own_comm(comm, name, scheme.timeout, scheme.device, self._monitor, parts)
                 self._track = Track(0, self._track.lane, self._own)
             # What the buckets will be, nobody knows yet: no larger than all parameters of a dtype.
             for dtype in {p.dtype for p in scheme.names}:
@@ -211,7 +212,10 @@ class Handle:
 
     def _abort(self) -> None:
         if self._own is not None:
-            self._own.abort()
+            abort_all(self._own.groups())
+
+    def _broken(self) -> str:
+        return "" if self._own is None else error_in(self._own.groups())
 
     def _close(self, wait: bool) -> None:
         self._track.lane.close(wait)

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from types import NoneType
 
-from ..arguments import text
+from ..arguments import said, text
 
 SOURCE = Path(__file__).with_name("baguanet.c")
 LIBRARY = "libnccl-net-baguanet.so"
@@ -35,11 +35,11 @@ def build(out: str | os.PathLike[str] | None = None, *, compiler: str | None = N
     and RuntimeError with the compiler's words if it fails.
     """
     if not isinstance(out, (str, os.PathLike, NoneType)):
-        raise TypeError(f"out is a directory or None, not {out!r}")
+        raise TypeError(said("out", "a directory or None", out))
     if compiler is not None:
         text("compiler", compiler)
     if isinstance(flags, str) or not isinstance(flags, Sequence) or not all(isinstance(f, str) for f in flags):
-        raise TypeError(f"flags is a list of strings, not {flags!r}")
+        raise TypeError(said("flags", "a list of strings", flags))
     if platform.system() != "Linux":
         raise ValueError(f"the NCCL plugin is for Linux, and this is {platform.system()}")
     command = [_find(compiler), *FLAGS, *WARNINGS, *HARDENING, *flags]

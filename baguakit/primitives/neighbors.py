@@ -125,7 +125,7 @@ def _exchanged(
 ) -> Tensor:
     sent = {w: x if w == 1 else x * w for w in {factors.get(peer, 1.0) for peer in targets}}
     received = {peer: torch.empty_like(x) for peer in sources}
-    comm.exchange_each({peer: sent[factors.get(peer, 1.0)] for peer in targets}, received)
+    comm.exchange_each({peer: sent[factors.get(peer, 1.0)] for peer in targets}, received, x.device)
     return mixed(x, own, [(sources[peer], theirs) for peer, theirs in received.items()])
 
 

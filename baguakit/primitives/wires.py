@@ -85,12 +85,12 @@ class Letters:
 class Exchanges:
     """The same over NCCL, which pairs sends with receives only within one call of the whole group."""
 
-    def __init__(self, comm: Comm, incoming: Sequence[dict[int, Tensor]]) -> None:
-        self.comm, self.incoming = comm, incoming
+    def __init__(self, comm: Comm, incoming: Sequence[dict[int, Tensor]], device: torch.device) -> None:
+        self.comm, self.incoming, self.device = comm, incoming, device
 
     def send(self, tag: int, outgoing: Mapping[int, Tensor]) -> None:
         """Send each rank what `outgoing` has for it, and receive what others send under this tag."""
-        self.comm.exchange_each(outgoing, self.incoming[tag])
+        self.comm.exchange_each(outgoing, self.incoming[tag], self.device)
 
     def arrived(self, tag: int) -> dict[int, Tensor]:
         """What came under `tag`, by the rank that sent it."""
@@ -113,4 +113,4 @@ def letters(comm: Comm, incoming: Sequence[dict[int, Tensor]], device: torch.dev
 
     Every rank makes it with as many, and sends once under every tag, though it be to nobody.
     """
-    return Exchanges(comm, incoming) if device.type == "cuda" else Letters(comm, incoming)
+    return Exchanges(comm, incoming, device) if device.type == "cuda" else Letters(comm, incoming)

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from ..arguments import checked
 from ..buckets import Bucket
-from ..comm import Comm
+from ..comm import FLAT, Comm
 from ..expressions import expression
 from ..primitives.compressed import prepare
 
@@ -36,6 +36,8 @@ class Stage:
         derived: the entries of the state that `init` finds out from the bucket alone: they are not saved.
         needs_shapes: it works on the parameters' shapes, and cannot be given a shard.
         shards: what it gives to the stages that it holds are shards of the bucket.
+        needs_groups: through which groups of a Comm it sends by itself: "flat", or "intra" and "inter", the nodes. An
+            attachment makes no groups for nodes that none of its stages names.
     """
 
     lossy: ClassVar[bool] = False
@@ -47,6 +49,7 @@ class Stage:
     derived: ClassVar[tuple[str, ...]] = ()
     needs_shapes: ClassVar[bool] = False
     shards: ClassVar[bool] = False
+    needs_groups: ClassVar[frozenset[str]] = frozenset({FLAT})
 
     def __init_subclass__(cls) -> None:
         """Check what the methods of every stage are given, once for all of them."""
@@ -82,6 +85,10 @@ class Stage:
     def wants_shapes(self) -> bool:
         """Whether it, or a stage in it, works on the parameters' shapes."""
         return self.needs_shapes or any(inner.wants_shapes() for inner in self.nested().values())
+
+    def wants_groups(self) -> frozenset[str]:
+        """Return through which groups of a Comm it, and the stages in it, send."""
+        return frozenset(self.needs_groups).union(*(inner.wants_groups() for inner in self.nested().values()))
 
     def copies_weights(self) -> bool:
         """Whether the state holds copies of the weights."""

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from ..arguments import check_fields
 from ..buckets import Bucket
-from ..comm import Comm
+from ..comm import INTER, INTRA, Comm
 from ..keeping import finite, keep_
 from ..lanes import temporaries
 from .base import Carry, Stage, State
@@ -21,6 +21,7 @@ class Around(Stage):
 
     inner: Stage
     keeps: ClassVar[bool] = True
+    needs_groups: ClassVar[frozenset[str]] = frozenset()
 
     @property
     def agrees(self) -> bool:  # type: ignore[override]
@@ -43,6 +44,7 @@ class Hierarchical(Around):
     """
 
     shards: ClassVar[bool] = True
+    needs_groups: ClassVar[frozenset[str]] = frozenset({INTRA, INTER})
 
     def __post_init__(self) -> None:
         check_fields(self)
@@ -50,6 +52,9 @@ class Hierarchical(Around):
             raise TypeError(
                 f"{self.inner!r} needs the shapes of the parameters, and Hierarchical gives it shards without any"
             )
+
+    def wants_groups(self) -> frozenset[str]:
+        return self.needs_groups  # the stage inside sends between nodes
 
     def check(self, comm: Comm) -> None:
         if not comm.hierarchical:

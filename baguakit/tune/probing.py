@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from ..arguments import checked, real
-from ..comm import Comm, check_device
+from ..comm import Comm, abort_all, check_device
 from ..comm.flows import SMALLEST
 from ..compressors import Compressor, MinMaxUInt8
 from . import machine
@@ -136,7 +136,7 @@ def borrowed(comm: Comm, name: str, device: torch.device, flows: int) -> Iterato
     try:
         yield own
     except BaseException:
-        own.abort()
+        abort_all(own.groups())
         raise
     own.close()
 

@@ -62,7 +62,7 @@ def test_two_hundred_cycles_leave_nothing(ending):
 
 
 def test_groups_and_threads_are_counted():
-    """One lane has one group, or three with a mesh; a rule that flies on has another; none more for more rules."""
+    """One lane has one group, or three if a rule works in nodes; one that flies on has another; none for more rules."""
 
     def run():
         from torch.distributed.device_mesh import init_device_mesh
@@ -78,12 +78,13 @@ def test_groups_and_threads_are_counted():
                 [bk.algorithms.bytegrad()],
                 [bk.algorithms.bytegrad(), bk.algorithms.local_sgd()],
                 [bk.algorithms.bytegrad(), bk.after_step(bk.stages.Mean(), delay=1)],
+                *([[bk.hierarchical(bk.algorithms.bytegrad())]] if comm else []),
             ):
                 with bk.attach(model, optimizer, *rules, comm=comm) as att:
                     counts.append(att.report().groups)
         return counts
 
-    assert ranks(2, run) == [[1, 1, 2, 3, 3, 6]] * 2
+    assert ranks(2, run) == [[1, 1, 2, 1, 1, 2, 3]] * 2
 
 
 def test_detach_may_be_called_twice_and_training_goes_on_alone():

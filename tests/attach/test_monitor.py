@@ -1,0 +1,119 @@
+"""The monitor by itself: whom it asks, on which device, and what it makes of an error of the network."""
+
+import threading
+import time
+from dataclasses import dataclass, field
+from datetime import timedelta
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from baguakit.attach.judging import Judge
+from baguakit.attach.monitor import Monitor
+from baguakit.attach.records import Board, Record
+from baguakit.lanes import Flight
+
+
+class CountingFlight(Flight):
+    def __init__(self, arrived=False):
+        self.arrived, self.asked, self.error = arrived, 0, None
+
+    def done(self):
+        self.asked += 1
+        return self.arrived
+
+    def fail(self, error):
+        self.error = error
+
+
+@dataclass(eq=False)
+class Trip:
+    age: float
+    flight: CountingFlight
+    step: int | None = None
+    launched: float = field(default=0.0, init=False)
+
+    def __post_init__(self):
+        self.launched = time.time() - self.age
+
+    def __str__(self):
+        return f"a flight of {self.age:g} s"
+
+
+def monitored(timeout=600.0, broken=str):
+    """Rank 0 of two, whose threads do not run, and how often it has given up. Rank 1 has written once."""
+    store, aborts = dist.HashStore(), []
+    monitor = Monitor(store, 0, 2, timedelta(seconds=timeout), lambda: aborts.append(1), broken)
+    Board(store, 1, 2).write(Record(1, {}))
+    return monitor, Judge(0, timeout, monitor._history), aborts
+
+
+def test_no_flight_is_asked_before_two_heartbeats():
+    """On CUDA the question is an event query, which ends a graph capture that the user has begun."""
+    monitor, judge, _ = monitored()
+    assert monitor.beat == 1.0
+    young = [Trip(age, CountingFlight()) for age in (0.0, 1.5)]
+    for trip in young:
+        monitor.launched(0, trip)
+    for _ in range(5):
+        monitor._look(judge)
+    assert [trip.flight.asked for trip in young] == [0, 0]
+
+
+def test_flights_are_asked_from_the_oldest_to_the_first_that_is_not_done():
+    monitor, _, _ = monitored()
+    trips = [Trip(4.0, CountingFlight()), Trip(5.0, CountingFlight(arrived=True)), Trip(3.0, CountingFlight())]
+    for trip in trips:
+        monitor.launched(0, trip)
+    found = monitor._oldest()
+    assert found is not None and found[0] is trips[0] and [trip.flight.asked for trip in trips] == [1, 1, 0]
+
+
+def test_an_error_of_the_network_is_told_once_nobody_is_found_to_blame():
+    error = [""]
+    monitor, judge, aborts = monitored(broken=lambda: error[0])
+    trip = Trip(10.0, CountingFlight())
+    monitor.launched(0, trip)
+    monitor._look(judge)
+    error[0] = "COMM_ERROR"
+    monitor._look(judge)
+    assert monitor.error is None and not aborts
+    monitor.inquiry = -1.0
+    monitor._look(judge)
+    assert str(monitor.error) == "a flight of 10 s failed on rank 0: NCCL reports COMM_ERROR"
+    assert trip.flight.error is monitor.error and len(aborts) == 1
+
+
+@pytest.mark.parametrize(("error", "named"), {"": False, "COMM_ERROR": True}.items())
+def test_with_an_error_of_the_network_a_silent_rank_is_dead_sooner(error, named):
+    monitor, judge, _ = monitored(broken=lambda: error)
+    monitor.launched(0, Trip(10.0, CountingFlight()))
+    monitor._look(judge)
+    beats, _ = judge.seen[1]
+    silent = (monitor.silence + monitor.patience) / 2
+    judge.seen[1] = (beats, time.monotonic() - silent)
+    monitor._look(judge)
+    assert (monitor.error is not None) == named
+    assert not named or str(monitor.error).startswith("rank 1 is dead: no sign of it for")
+
+
+def test_both_threads_ask_on_the_device_of_the_flights(monkeypatch, capfd):
+    devices, both = {}, threading.Event()
+
+    def set_device(device):
+        devices[threading.current_thread().name] = device
+        if len(devices) == 2:
+            both.set()
+
+    monkeypatch.setattr(torch.cuda, "set_device", set_device)
+    monitor, _, _ = monitored(timeout=0.1)
+    monitor.device = torch.device("cuda", 3)
+    monitor.start()
+    try:
+        assert both.wait(30)
+    finally:
+        monitor.leave("left")
+    assert devices == dict.fromkeys(("baguakit monitor", "baguakit monitor clock"), torch.device("cuda", 3))
+    monitor.fail("this is printed where the host may be blocked")
+    assert "baguakit: this is printed" in capfd.readouterr().err
