@@ -15,7 +15,7 @@ BLOCKS, LINE = 1 << 13, 64
 def pieces_of(values: int, gpu: bool) -> int:
     """Return in how many pieces so many values are cut.
 
-    A GPU takes one. There the codec is as fast as memory, which is far faster than a network, so that little could be
+    A GPU takes one. There the codec is bound by memory, which is far faster than a network, so that little could be
     hidden; and each piece costs the host three launches and two collectives on the thread that runs backward.
     """
     return 1 if gpu else max(1, min(PIECES, values // PIECE_VALUES))

@@ -144,7 +144,7 @@ def counted(work):
 
     def note(frame, event, argument):
         if event == "call":
-            calls[f"{frame.f_globals.get('__name__', '')}:{frame.f_code.co_qualname}"] += 1
+            calls[f"{frame.f_globals.get('__name__', '')}:{frame.f_code.co_name}"] += 1
 
     sys.setprofile(note)
     try:
@@ -186,7 +186,7 @@ def facts(name):
             "case": name,
             "launches": kernels,
             "collectives": collectives,
-            "custom_ops": calls["torch._library.custom_ops:CustomOpDef.__call__"],
+            "custom_ops": sum(n for name, n in ops.items() if name.startswith("baguakit::")),
             "calls": sum(calls.values()),
             "ops": ops,
             "own_calls": sum(n for name, n in calls.items() if name.startswith("baguakit")),
