@@ -111,8 +111,8 @@ class Gossip(Stage):
 
     def _exchanged(self, x: Tensor, here: Replicas, comm: Comm) -> Iterator[tuple[slice, Tensor, dict[int, Tensor]]]:
         """Send Q(change), piece by piece; then, of each piece, what was sent of it and what each neighbour sent."""
-        N, c = x.numel(), self.compressor
-        runs = list(cut(N)) if c.dense and x.is_cpu else [slice(0, N)]  # top-k is of the whole, and NCCL would wait
+        c = self.compressor
+        runs = list(cut(x)) if c.dense else [slice(0, x.numel())]  # top-k is of the whole
         rooms = [c.row_bytes(run.stop - run.start) for run in runs]
         incoming = [{p: torch.empty(1, b, dtype=torch.uint8, device=x.device) for p in here.weights} for b in rooms]
         way, sent = letters(comm, incoming, x.device), []

@@ -108,7 +108,7 @@ class LowRankMean(Stage):
         wide = [matrix.float() for matrix in matrices]
         p = [matrix @ state["q"][str(i)] for i, matrix in enumerate(wide)]
         mean_([*vectors, *p], comm)
-        p = [torch.linalg.qr(each).Q for each in p]
+        p = orthonormal(p, together=x.is_cuda)
         q = [each.T @ matrix for each, matrix in zip(p, wide, strict=True)]  # on CPUs Mᵀ P takes three times as long
         if residual is not None:
             lost, exact = cut(residual, layout)
@@ -117,11 +117,34 @@ class LowRankMean(Stage):
             for piece in exact:
                 piece.zero_()
         mean_(q, comm)
-        whole = torch.stack([finite(each) for each in (x[:0], *vectors, *q)]).all()  # of an empty bucket, too
+        whole = finite(torch.cat([each.flatten() for each in (x[:0], *vectors, *q)]))  # of an empty bucket, too
         for i, (place, matrix, full, each, new) in enumerate(zip(layout, matrices, wide, p, q, strict=True)):
             place.put_(x, matrix.copy_(torch.mm(each, new, out=full)))  # in fp32 they are one: nothing is copied
             keep_(state["q"][str(i)], new.T, where=whole)
         return x
+
+
+def orthonormal(matrices: list[Tensor], together: bool) -> list[Tensor]:
+    """Return matrices of orthonormal columns, those of each being a basis of the columns given.
+
+    Columns that depend on others, or are zero, become orthonormal ones too: reflections complete the basis, as the
+    roots of a Gram matrix would not, and a factor that was zero finds a direction again.
+
+    Args:
+        matrices: (m, k) with m ≥ k, in fp32.
+        together: factor those of one shape in one call. It saves calls on a GPU; a CPU factors them one by one either
+            way, and the last bits of its results depend on where in memory they lie.
+    """
+    if not together:
+        return [torch.linalg.qr(each).Q for each in matrices]
+    alike: dict[torch.Size, list[int]] = {}
+    for i, matrix in enumerate(matrices):
+        alike.setdefault(matrix.shape, []).append(i)
+    found = list(matrices)
+    for places in alike.values():
+        for i, factor in zip(places, torch.linalg.qr(torch.stack([matrices[i] for i in places])).Q, strict=True):
+            found[i] = factor
+    return found
 
 
 def around_first(view: Tensor) -> tuple[list[int], list[int]]:

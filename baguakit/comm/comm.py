@@ -186,7 +186,7 @@ class Comm:
     def all_to_all_later(self, out: Tensor, rows: Tensor) -> Any:
         """Begin to send row r of `rows` (size, k) to rank r, and to receive as many into `out`; `.wait()` for it."""
         groups.check_gathered(out, rows, 1, "rows")
-        self._count((self.size - 1) * rows[0].nbytes)
+        self._count((self.size - 1) * (rows.nbytes // self.size))
         return dist.all_to_all_single(out, rows, group=self.group, async_op=True)
 
     def broadcast(self, x: Tensor, source: int = 0) -> Tensor:

@@ -66,28 +66,44 @@ class Format:
 
     def row_bytes(self, n: int, block: int | None) -> int:
         """How many bytes a row of `n` values takes on the wire; without `block` the row is one block."""
-        return self.header_at(n, block) + aligned(self.header_bytes * blocks_of(n, block))
+        return self.layout(n, block).row
 
     def header_at(self, n: int, block: int | None) -> int:
         """Where in a row its headers begin."""
-        return aligned(bytes_of(n, block, self.bits))
+        return self.layout(n, block).header_at
 
     @property
     def header_bytes(self) -> int:
         return self.header[0].itemsize * self.header[1]
 
+    def layout(self, n: int, block: int | None) -> "Layout":
+        """Where in a row everything is."""
+        codes, headers = bytes_of(n, block, self.bits), self.header_bytes * blocks_of(n, block)
+        return Layout(codes, aligned(codes), aligned(codes) + headers, aligned(codes) + aligned(headers))
+
     def parts(self, packed: Tensor, n: int, block: int | None) -> tuple[Tensor, Tensor]:
         """Return the codes (rows, bytes) of packed rows and their headers (rows, blocks, numbers), as views."""
-        at, count = self.header_at(n, block), blocks_of(n, block)
-        headers = packed[:, at : at + self.header_bytes * count].view(self.header[0])
-        return packed[:, : bytes_of(n, block, self.bits)], headers.view(packed.shape[0], count, self.header[1])
+        at = self.layout(n, block)
+        headers = packed[:, at.header_at : at.header_end].view(self.header[0])
+        return packed[:, : at.code_end], headers.view(packed.shape[0], blocks_of(n, block), self.header[1])
 
     def empty(self, rows: int, n: int, block: int | None, device: torch.device) -> Tensor:
         """Room for packed rows; what no value or header fills is zero."""
-        row = self.row_bytes(n, block)
-        packed = torch.empty(rows, row, dtype=torch.uint8, device=device)
-        at, headers = self.header_at(n, block), self.header_bytes * blocks_of(n, block)
-        for begin, end in ((bytes_of(n, block, self.bits), at), (at + headers, row)):
+        return self.layout(n, block).empty(rows, device)
+
+
+class Layout(NamedTuple):
+    """The bytes of a row: where its codes end, where its headers begin and end, and how many there are."""
+
+    code_end: int
+    header_at: int
+    header_end: int
+    row: int
+
+    def empty(self, rows: int, device: torch.device) -> Tensor:
+        """Return room for rows; what no value or header fills is zero."""
+        packed = torch.empty(rows, self.row, dtype=torch.uint8, device=device)
+        for begin, end in ((self.code_end, self.header_at), (self.header_end, self.row)):
             if begin < end:
                 packed[:, begin:end].zero_()
         return packed

@@ -5,8 +5,8 @@ arithmetic for that; all others take the definition. No argument has a default, 
 arguments among those that are not.
 """
 
-import sys
 from collections.abc import Callable
+from functools import cache
 from typing import Any, NamedTuple
 
 import torch
@@ -15,8 +15,7 @@ from torch.autograd.graph import increment_version
 
 from . import blockwise, blockwise_numpy
 from ._format import Format
-
-FEW = 1 << 18  # values or bytes; a dispatch takes as long as a CPU compresses some ten thousands of them
+from ._tracing import recorded
 
 
 class Operations(NamedTuple):
@@ -36,12 +35,8 @@ class Operators(NamedTuple):
     direct: Operations
 
     def on(self, x: Tensor) -> Operations:
-        """Those to be called for `x`: directly for few values on a CPU, if nobody traces them.
-
-        So for many where Dynamo is not imported: the first dispatch would import it, for a second.
-        """
-        many = x.is_cuda or (x.numel() >= FEW and "torch._dynamo" in sys.modules)
-        return self.registered if many or torch.compiler.is_compiling() or type(x) is not Tensor else self.direct
+        """Return those to be called for `x`: the operators only where somebody records them."""
+        return self.registered if recorded(x) else self.direct
 
 
 def operators(format: Format) -> Operators:
@@ -96,11 +91,14 @@ def _check_apart(written: Tensor | None, its_name: str, read: Tensor, name: str)
 
 
 def _for(format: Format, values: Tensor, block: int | None, key: int | None = None) -> Any:
-    if key is None and blockwise_numpy.takes(format, values):
-        return blockwise_numpy
-    # One block for a whole row is there for comparison, and has no kernel.
-    if block is None or not values.is_cuda:
-        return blockwise
+    if values.is_cuda:
+        # One block for a whole row is there for comparison, and has no kernel.
+        return blockwise if block is None else _kernels()
+    return blockwise_numpy if key is None and blockwise_numpy.takes(format, values) else blockwise
+
+
+@cache
+def _kernels() -> Any:
     from . import blockwise_launch
 
     return blockwise_launch

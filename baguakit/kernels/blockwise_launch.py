@@ -3,14 +3,15 @@
 Launches turn off the fusion of multiplication and addition, which would round once where the definition rounds twice.
 """
 
-import contextlib
-from typing import Any
+from functools import lru_cache
+from typing import Any, NamedTuple
 
 import torch
 import triton.language as tl  # type: ignore[import-untyped]
 from torch import Tensor
 
-from ._format import Format
+from ._devices import on
+from ._format import Format, Layout
 from ._noise_triton import signed_words
 from ._rounding_triton import INTERPRETED
 from .blockwise_triton import add_kernel, compress_kernel, decompress_kernel, reduce_kernel
@@ -21,34 +22,62 @@ from .blockwise_triton import add_kernel, compress_kernel, decompress_kernel, re
 # a thread can hold the values of the very bytes it reads.
 WARP = 1024
 TILES = {compress_kernel: WARP, decompress_kernel: 2 * WARP, add_kernel: 2 * WARP, reduce_kernel: WARP}
+KERNELS = {"compress": compress_kernel, "decompress": decompress_kernel, "add": add_kernel, "reduce": reduce_kernel}
 
 
 def compress(format: Format, x: Tensor, block: int, residual: Tensor | None = None, key: int | None = None) -> Tensor:
     rows, n = x.shape
-    packed, constants = format.empty(rows, n, block, x.device), constants_of(compress_kernel, format, block, x.itemsize)
-    x = x.contiguous()
-    _launch(compress_kernel, rows, n, constants, _draws(key), x, residual, packed, _stride(x), *_row(format, n, block))
+    plan, x = plan_of("compress", format, n, block, x.itemsize), x.contiguous()
+    packed = plan.layout.empty(rows, x.device)
+    _launch(plan, rows, x.device, (x, residual, packed, _stride(x), *plan.place), _draws(key))
     return packed
 
 
 def decompress_(format: Format, out: Tensor, packed: Tensor, block: int) -> None:
-    (rows, n), constants = out.shape, constants_of(decompress_kernel, format, block, out.itemsize)
-    _launch(decompress_kernel, rows, n, constants, {}, out, _aligned(packed), _stride(out), *_row(format, n, block))
+    rows, n = out.shape
+    plan = plan_of("decompress", format, n, block, out.itemsize)
+    _launch(plan, rows, out.device, (out, _aligned(packed), _stride(out), *plan.place), {})
 
 
 def add_(format: Format, out: Tensor, packed: Tensor, weights: Tensor, block: int) -> None:
-    n, constants = len(out), constants_of(add_kernel, format, block, out.itemsize)
-    _launch(add_kernel, 1, n, constants, {}, out, _aligned(packed), weights, _count(packed), *_row(format, n, block))
+    plan = plan_of("add", format, len(out), block, out.itemsize)
+    _launch(plan, 1, out.device, (out, _aligned(packed), weights, _count(packed), *plan.place), {})
 
 
 def reduce(
     format: Format, packed: Tensor, n: int, block: int, residual: Tensor | None = None, key: int | None = None
 ) -> Tensor:
-    sent = format.empty(1, n, block, packed.device)
-    constants = constants_of(reduce_kernel, format, block, 1 if residual is None else 4)
-    tensors = sent, residual, _aligned(packed), _count(packed)
-    _launch(reduce_kernel, 1, n, constants, _draws(key), *tensors, *_row(format, n, block))
+    plan = plan_of("reduce", format, n, block, 1 if residual is None else 4)
+    sent = plan.layout.empty(1, packed.device)
+    _launch(plan, 1, sent.device, (sent, residual, _aligned(packed), _count(packed), *plan.place), _draws(key))
     return sent
+
+
+class Plan(NamedTuple):
+    """How rows of one length are launched.
+
+    Attributes:
+        place: the bytes of a packed row, and where in it its headers begin.
+        runs: (first, tiles, options) of a row: its tiles that hold values throughout, and then the last if it does not.
+    """
+
+    kernel: Any
+    n: int
+    layout: Layout
+    place: tuple[int, int]
+    runs: tuple[tuple[int, int, dict[str, Any]], ...]
+
+
+@lru_cache(maxsize=1024)  # the lengths of a model's buckets are few
+def plan_of(operation: str, format: Format, n: int, block: int, itemsize: int) -> Plan:
+    """Return how an operation on rows of `n` values, of so many bytes each, is launched."""
+    kernel, layout = KERNELS[operation], format.layout(n, block)
+    constants = constants_of(kernel, format, block, itemsize)
+    options = constants | options_of(constants)
+    whole, rest = divmod(n, block * constants["BLOCKS"])
+    tiles = ((0, whole, False), (whole, int(rest > 0), True))
+    runs = tuple((first, count, options | {"MASKED": masked}) for first, count, masked in tiles if count)
+    return Plan(kernel, n, layout, (layout.row, layout.header_at), runs)
 
 
 def constants_of(kernel: Any, format: Format, block: int, itemsize: int) -> dict[str, Any]:
@@ -67,10 +96,6 @@ def options_of(constants: dict[str, Any]) -> dict[str, Any]:
     return {"num_warps": constants["BLOCK"] * constants["BLOCKS"] // WARP, "enable_fp_fusion": False}
 
 
-def _row(format: Format, n: int, block: int) -> tuple[int, int]:
-    return format.row_bytes(n, block), format.header_at(n, block)
-
-
 def _aligned(packed: Tensor) -> Tensor:
     return packed if packed.data_ptr() % 16 == 0 else packed.clone()
 
@@ -85,20 +110,19 @@ def _stride(x: Tensor) -> int:
     return x.shape[1] if x.shape[0] > 1 else 0
 
 
+UNDRAWN = {"seed": 0, "seed_high": 0, "DRAWN": False}
+
+
 def _draws(key: int | None) -> dict[str, Any]:
-    seed, seed_high = signed_words(key or 0)
-    return {"seed": seed, "seed_high": seed_high, "DRAWN": key is not None}
+    if key is None:
+        return UNDRAWN
+    seed, seed_high = signed_words(key)
+    return {"seed": seed, "seed_high": seed_high, "DRAWN": True}
 
 
-def _launch(
-    kernel: Any, rows: int, n: int, constants: dict[str, Any], draws: dict[str, Any], *arguments: Tensor | int | None
-) -> None:
-    """Launch the tiles that lie wholly in their row, and then the last of each row if it does not."""
-    block = constants["BLOCK"]
-    whole, rest = divmod(n, block * constants["BLOCKS"])
-    options = constants | draws | options_of(constants)
-    device = next(argument.device for argument in arguments if isinstance(argument, Tensor))
-    with torch.cuda.device(device) if device.type == "cuda" else contextlib.nullcontext():
-        for first, tiles, masked in ((0, whole, False), (whole, int(rest > 0), True)):
-            if rows * tiles:
-                kernel[(rows * tiles,)](*arguments, n, first, tiles, MASKED=masked, **options)
+def _launch(plan: Plan, rows: int, device: torch.device, arguments: tuple[Any, ...], draws: dict[str, Any]) -> None:
+    if not rows:
+        return
+    with on(device):
+        for first, tiles, options in plan.runs:
+            plan.kernel[(rows * tiles,)](*arguments, plan.n, first, tiles, **draws, **options)

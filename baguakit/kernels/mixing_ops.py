@@ -5,22 +5,25 @@ because torch 2.11 looks for mutated arguments among those that are not.
 """
 
 from collections.abc import Sequence
+from functools import cache
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd.graph import increment_version
 
 from . import mixing as definition
+from ._tracing import operator
 
 
-@torch.library.custom_op("baguakit::mix_", mutates_args={"x"})
+@operator(mutates={"x"})
 def mix_(x: Tensor, others: Sequence[Tensor], weights: Sequence[float]) -> None:
     """x ← weights[0] · x + Σ weights[k] · others[k − 1], with a number for each."""
     _check_mix(x, others, len(weights))
     _for(x).mix_(x.view(-1), [other.reshape(-1) for other in others], weights)
 
 
-@torch.library.custom_op("baguakit::mix_by_", mutates_args={"x"})
+@operator(mutates={"x"})
 def mix_by_(x: Tensor, others: Sequence[Tensor], weights: Tensor) -> None:
     """`mix_` with weights (k + 1,) beside `x`, in fp32 (fp64 for fp64): no host reads them from a GPU."""
     _check_mix(x, others, weights.numel())
@@ -33,7 +36,7 @@ def mix_by_(x: Tensor, others: Sequence[Tensor], weights: Tensor) -> None:
     _for(x).mix_(x.view(-1), [other.reshape(-1) for other in others], weights.contiguous())
 
 
-@torch.library.custom_op("baguakit::land_", mutates_args={"x"})
+@operator(mutates={"x"})
 def land_(x: Tensor, result: Tensor, before: Tensor) -> None:
     """x ← result where x is what it was `before`, else x + (result − before)."""
     _check_alike(x, (result, before))
@@ -72,6 +75,12 @@ def _check_alike(x: Tensor, others: Sequence[Tensor]) -> None:
 def _for(x: Tensor) -> Any:
     if not x.is_cuda:
         return definition
+    increment_version(x)  # kernels write unseen
+    return _kernels()
+
+
+@cache
+def _kernels() -> Any:
     from . import mixing_triton
 
     return mixing_triton

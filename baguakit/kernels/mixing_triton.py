@@ -7,7 +7,6 @@ others move sixteen bytes at a time.
 # What Triton compiles has no Python types.
 # mypy: disable-error-code="no-untyped-def, untyped-decorator, no-untyped-call"
 
-import contextlib
 from collections.abc import Sequence
 from typing import Any
 
@@ -16,6 +15,7 @@ import triton  # type: ignore[import-untyped]
 import triton.language as tl  # type: ignore[import-untyped]
 from torch import Tensor
 
+from ._devices import on
 from ._rounding_triton import rounded
 from .mixing import WIDE
 
@@ -124,7 +124,7 @@ def _launch(kernel: Any, x: Tensor, arguments: Sequence[Any], **constants: bool)
     n = x.numel()
     whole, rest = divmod(n, TILE)
     options = constants | {"TILE": TILE, "num_warps": WARPS, "enable_fp_fusion": False}
-    with torch.cuda.device(x.device) if x.is_cuda else contextlib.nullcontext():
+    with on(x.device):
         for first, tiles, masked in ((0, whole, False), (whole, int(rest > 0), True)):
             if tiles:
                 kernel[(tiles,)](*arguments, n, first, MASKED=masked, **options)

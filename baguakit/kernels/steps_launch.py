@@ -1,11 +1,11 @@
 """The launchers of optimizer steps: a launch for each kind of tensors, and one before it for numbers on the device."""
 
-import contextlib
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from ._devices import on
 from ._noise_triton import signed_words
 from .steps import SGD, Adam, Conditions, Rule, numbers_of
 from .steps_numbers_triton import numbers_kernel
@@ -21,7 +21,7 @@ def step_(rule: Rule, plan: Plan, conditions: Conditions, block: int | None = No
     if held[-1] is None and float(conditions.found_inf) != 0:
         return
     constants = {"RULE": type(rule).__name__, "DECAY": _decay(rule)}
-    with torch.cuda.device(plan.device) if plan.device.type == "cuda" else contextlib.nullcontext():
+    with on(plan.device):
         numbers: tuple[Any, ...] = (plan.numbers, *(0.0,) * 8, 0, 0)
         if any(x is not None for x in held):
             _launch_numbers(rule, plan, conditions, held, constants)

@@ -3,13 +3,11 @@
 # What Triton compiles has no Python types.
 # mypy: disable-error-code="no-untyped-def, untyped-decorator, no-untyped-call"
 
-import contextlib
-
-import torch
 import triton  # type: ignore[import-untyped]
 import triton.language as tl  # type: ignore[import-untyped]
 from torch import Tensor
 
+from ._devices import on
 from .steps_table import Plan
 from .steps_triton import G_AT, LENGTH, RECORD, TYPES, WHOLE, column
 
@@ -57,7 +55,7 @@ def norm_kernel(norm_ptr, found_ptr, partials_ptr, count, TURN: tl.constexpr):
 def gradient_norm_(norm: Tensor, plan: Plan, found_inf: Tensor | None) -> None:
     """Write the norm of the gradients of a plan; and, in `found_inf`, 1 if it is not finite, else 0."""
     first = 0
-    with torch.cuda.device(plan.device) if plan.device.type == "cuda" else contextlib.nullcontext():
+    with on(plan.device):
         for table in plan.tables:
             programs = len(table.tiles)
             if programs:

@@ -6,20 +6,26 @@ because torch 2.11 looks for mutated arguments among those that are not.
 
 import torch
 from torch import Tensor
+from torch.autograd.graph import increment_version
 
 from . import topk as definition
+from ._tracing import operator
 
 
-@torch.library.custom_op("baguakit::topk_compress", mutates_args={"residual"})
+@operator(mutates={"residual"}, name="topk_compress")
 def compress(x: Tensor, k: int, residual: Tensor | None) -> Tensor:
     """Return the `k` largest of each row of `x` (rows, n), packed; `residual` (fp32, same shape) receives the rest."""
     if not x.is_cuda:
         return definition.compress(x, k, residual)
     from . import topk_triton
 
+    if residual is not None:
+        increment_version(residual)  # kernels write unseen
     return topk_triton.compress(x, k, residual)
 
 
-@compress.register_fake
-def _(x: Tensor, k: int, residual: Tensor | None) -> Tensor:
+def _fake_compress(x: Tensor, k: int, residual: Tensor | None) -> Tensor:
     return x.new_empty(x.shape[0], 8 * k, dtype=torch.uint8)
+
+
+compress.registered.register_fake(_fake_compress)

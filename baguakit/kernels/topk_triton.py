@@ -12,7 +12,6 @@ for each `TILE` of it.
 # What Triton compiles has no Python types.
 # mypy: disable-error-code="no-untyped-def, untyped-decorator, no-untyped-call"
 
-import contextlib
 from typing import Any
 
 import torch
@@ -21,6 +20,7 @@ import triton.language as tl  # type: ignore[import-untyped]
 from torch import Tensor
 
 from . import topk as definition
+from ._devices import on
 
 NAN = tl.constexpr(definition.NAN)
 
@@ -164,7 +164,7 @@ def compress(x: Tensor, k: int, residual: Tensor | None = None) -> Tensor:
     rows, n = x.shape
     message = torch.empty(rows, 2 * k, dtype=torch.int32, device=x.device)
     if message.numel():
-        with torch.cuda.device(x.device) if x.is_cuda else contextlib.nullcontext():
+        with on(x.device):
             # A single row begins where the tensor does, whatever its length: zero keeps its accesses wide.
             (_short if n <= SHORT else _long)(message, residual, x, n if rows > 1 else 0, k)
     return message.view(torch.uint8)

@@ -34,7 +34,7 @@ def _(stage: Gossip, load: Load, place: Place) -> Cost:
     t, line, speed, b = stage.topology, place.link.exchange, place.network.codec(c), c.row_bytes(N)
     k = max(degree(t, n, round) for round in range(t.period(n)))
     q = N * (speed.compress + (k + 1) * speed.decompress) + place.copies(7 + 2 * k, FP32 * N).busy
-    P = pieces_of(N) if c.dense else 1
+    P = pieces_of(N, place.network.device == "cuda") if c.dense else 1
     return replace(piped(q, neighbors(line, k, b), line.busy * k * b, P), sent=k * b)
 
 

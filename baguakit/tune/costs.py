@@ -16,7 +16,7 @@ which for one piece is q + w, one after the other. N values of e bytes, S = N e;
     NeighborMean(t)          S to each neighbour, the mean of a period                                          1
     Hierarchical(inner)      scattered and gathered in the node, and the inner stage on S/L between nodes
 
-Copies are counted in passes over the values, a read and a write each, as the stages make them.
+On a GPU P is 1. Copies are counted in passes over the values, a read and a write each, as the stages make them.
 """
 
 from dataclasses import dataclass, replace
@@ -158,7 +158,7 @@ def compressed_mean(c: Compressor, load: Load, place: Place) -> Cost:
         sent = (n - 1) * b
         q = N * (speed.compress + n * speed.decompress)
         return replace(piped(q, neighbors(line, n - 1, b), line.busy * sent), sent=sent)
-    P = pieces_of(N)
+    P = pieces_of(N, place.network.device == "cuda")
     b = c.row_bytes(-(-N // n))
     sent = 2 * (n - 1) * b
     q = N * (speed.compress + speed.reduce + speed.decompress)

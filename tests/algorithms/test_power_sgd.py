@@ -5,6 +5,10 @@ import torch
 from pool import ranks
 from training import net, train
 
+from baguakit.algorithms.power_sgd import orthonormal
+
+DEVICES = ["cpu", *(["cuda"] if torch.cuda.is_available() else [])]
+
 
 @pytest.mark.parametrize("n", [1, 2, 3])
 def test_full_rank_power_sgd_is_the_mean(n):
@@ -142,3 +146,79 @@ def test_matrices_are_multiplied_where_they_lie():
             assert (matrix.data_ptr() == bucket.flat.data_ptr()) == (name != "rows between"), name
 
     ranks(1, run)
+
+
+def columns(shape, kind):
+    """Columns of every rank that a step can bring."""
+    p = torch.randn(shape, generator=torch.Generator().manual_seed(sum(shape)))
+    if kind == "zero":
+        p.zero_()
+    elif kind == "dependent":
+        p[:, -1] = p[:, 0]
+    elif kind == "one column":
+        p[:, 1:] = 0
+    elif kind == "bfloat16":
+        p = p.bfloat16().float()
+    elif kind == "tiny":
+        p *= 1e-30
+    elif kind == "huge":
+        p *= 1e18
+    return p
+
+
+KINDS = ("random", "zero", "dependent", "one column", "bfloat16", "tiny", "huge")
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("together", [False, True])
+def test_factors_are_orthonormal_whatever_the_rank_of_the_gradients(together, device):
+    """QᵀQ = 1, and QQᵀP = P: columns that depend on others are completed, and nothing of the others is lost."""
+    shapes = [(40, 4), (1, 1), (31, 2), (40, 2), (3, 3), (1000, 4)]
+    given = [columns(shape, kind).to(device) for kind in KINDS for shape in shapes]
+    before = [p.clone() for p in given]
+    found = orthonormal(given, together)
+    assert all(torch.equal(p, copy) for p, copy in zip(given, before, strict=True))
+    for p, q in zip(given, found, strict=True):
+        assert q.shape == p.shape
+        p, q = p.double(), q.double()
+        assert (q.T @ q - torch.eye(q.shape[1], device=device)).abs().max() < 1e-5
+        assert (q @ (q.T @ p) - p).abs().max() <= 1e-5 * p.abs().max()
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_together_is_one_by_one_with_one_call_for_each_shape(monkeypatch, device):
+    given = [columns(shape, kind).to(device) for kind in KINDS for shape in [(40, 4), (31, 2), (64, 4)]]
+    alone = orthonormal(given, together=False)
+    factor, shapes = torch.linalg.qr, []
+    monkeypatch.setattr(torch.linalg, "qr", lambda a: (shapes.append(tuple(a.shape)), factor(a))[1])
+    together = orthonormal(given, together=True)
+    assert shapes == [(7, 40, 4), (7, 31, 2), (7, 64, 4)]
+    for a, b in zip(together, alone, strict=True):  # where memory lies changes the order of sums
+        torch.testing.assert_close(a, b, rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_a_broken_matrix_breaks_no_other_of_its_shape(device):
+    given = [columns((40, 4), "random").to(device) for _ in range(3)]
+    given[1][3, 2] = float("nan")
+    first, broken, last = orthonormal(given, together=True)
+    assert broken.isnan().any() and torch.equal(first, last) and first.isfinite().all()
+
+
+def test_a_factor_that_was_zero_finds_a_direction_again():
+    """After a step of zero gradients the next two bring a gradient of rank one back whole."""
+
+    def run():
+        import baguakit as bk
+
+        comm, bucket = bk.Comm(), bk.Bucket([torch.zeros(6, 5)])
+        stage = bk.algorithms.power_sgd(rank=2).stage.inner
+        state = stage.init(bucket, comm)
+        exact = torch.arange(1.0, 7).view(-1, 1) * torch.ones(6, 5)
+        wrong = []
+        for x in (torch.zeros(6, 5), exact, exact):
+            wrong.append(float((stage(x.flatten(), state, comm).view(6, 5) - x).abs().max()))
+        return wrong
+
+    for at_zero, _, again in ranks(2, run):
+        assert at_zero == 0 and again < 1e-5

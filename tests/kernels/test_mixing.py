@@ -224,9 +224,9 @@ def test_torch_compile_passes_over_the_operators(device):
 def test_operators_keep_the_rules_of_operators(device, monkeypatch):
     monkeypatch.undo()
     x, y, weights = torch.ones(9, device=device), torch.zeros(9, device=device), torch.ones(2, device=device)
-    torch.library.opcheck(operators.mix_, (x, [y], [0.5, 0.5]))
-    torch.library.opcheck(operators.mix_by_, (x, [y], weights))
-    torch.library.opcheck(operators.land_, (x, y, y.clone()))
+    torch.library.opcheck(operators.mix_.registered, (x, [y], [0.5, 0.5]))
+    torch.library.opcheck(operators.mix_by_.registered, (x, [y], weights))
+    torch.library.opcheck(operators.land_.registered, (x, y, y.clone()))
 
 
 def test_mistakes_are_named(device):

@@ -245,3 +245,26 @@ def test_places_of_ones_own_are_not_averaged_as_if_all_were_there(length):
             bk.primitives.compressed_mean_(torch.ones(length), bk.compressors.TopK(0.1), bk.Comm())
 
     ranks(2, run)
+
+
+def long_mean_on_a_gpu(length):
+    """The worst error of what the residuals say, and whether all ranks have the same result."""
+    import torch.distributed as dist
+
+    import baguakit as bk
+
+    comm = bk.Comm()
+    x, residual = draw(dist.get_rank(), length).cuda(), torch.full((length,), float("nan"), device="cuda")
+    result = bk.primitives.compressed_mean_(x.clone(), bk.compressors.MinMaxUInt8(), comm, residual=residual)
+    lost, total = (comm.all_reduce(each.double()) for each in (residual, x))
+    everyone = comm.all_gather(result.view(1, -1))
+    return float((lost - (total - comm.size * result.double())).abs().max()), bool((everyone == result).all())
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("length", [5 << 20, (5 << 20) + 3])
+def test_a_gpu_averages_a_long_tensor_in_one_piece(length):
+    """Σ_r residual_r = Σ_r x_r − n · result, as in several pieces, and replicas are equal."""
+    for error, alike in ranks(2, long_mean_on_a_gpu, length, cuda=True):
+        assert error < 1e-5 and alike

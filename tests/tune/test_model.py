@@ -108,6 +108,9 @@ def test_costs_by_hand():
         assert w > q
         packed = cost(bk.stages.CompressedMean(), Load(values), place)
         assert (packed.seconds, packed.busy, packed.sent) == pytest.approx((w + q / pieces, q, 6 * b))
+    gpu = Place(Network(**vars(network()) | {"device": "cuda"}))  # where nothing is cut in pieces
+    whole = cost(bk.stages.CompressedMean(), Load(8 * N), gpu)
+    assert whole.seconds == pytest.approx(w + q) and whole.sent == packed.sent
     few = cost(bk.stages.CompressedMean(), Load(1000), place)
     b, q = MinMaxUInt8().row_bytes(1000), 1000 * (CODEC.compress + 4 * CODEC.decompress)
     assert (few.seconds, few.busy, few.sent) == pytest.approx((q + A + 3 * B * b, q, 3 * b))  # in one hop

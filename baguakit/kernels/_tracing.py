@@ -1,0 +1,43 @@
+"""Functions that are operators of torch where somebody records them, and plain calls where nobody does.
+
+A dispatch costs the host more than the launch of a kernel, on a thread that backward waits for.
+"""
+
+from collections.abc import Callable, Iterable
+from functools import update_wrapper
+from typing import Any
+
+import torch
+from torch import Tensor
+
+
+def recorded(x: Tensor) -> bool:
+    """Return whether work on `x` is recorded, or stands for other work.
+
+    So it is under `torch.compile`, in a dispatch mode (`make_fx`, `FakeTensorMode`), and for a subclass of tensors.
+    """
+    modes: Callable[[], int] = torch._C._len_torch_dispatch_stack
+    return torch.compiler.is_compiling() or type(x) is not Tensor or modes() > 0
+
+
+class Operator:
+    """A function of a tensor and other arguments, called as an operator of torch where it is recorded.
+
+    It has no gradient: what calls it asks for none.
+
+    Attributes:
+        registered: the operator.
+    """
+
+    def __init__(self, function: Callable[..., Any], name: str, mutates: Iterable[str]) -> None:
+        update_wrapper(self, function)
+        self.function = function
+        self.registered: Any = torch.library.custom_op(f"baguakit::{name}", function, mutates_args=mutates)
+
+    def __call__(self, x: Tensor, *arguments: Any) -> Any:
+        return (self.registered if recorded(x) else self.function)(x, *arguments)
+
+
+def operator(mutates: Iterable[str], name: str = "") -> Callable[[Callable[..., Any]], Operator]:
+    """Make a function an `Operator`, of its own name or another, that overwrites the arguments in `mutates`."""
+    return lambda function: Operator(function, name or function.__name__, mutates)

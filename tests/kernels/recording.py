@@ -1,0 +1,201 @@
+"""Record what a step on GPUs asks of the device and of NCCL, on a machine that has neither.
+
+    python recording.py CASE…       prints a line of JSON for each
+
+Tensors lie on the CPU and say that they are on a GPU; kernels are compiled for an H100 and bound to their arguments by
+Triton's own launcher, which then only notes them; collectives go through torch.distributed to a group that does
+nothing. So no value means anything, and the time is that of the host. A program of its own, because Triton decides once
+in a process whether kernels are interpreted.
+"""
+
+import contextlib
+import json
+import statistics
+import sys
+import time
+from collections import Counter
+
+import torch
+import torch.distributed as dist
+
+VALUES = (25 << 20) // 4  # of a bucket, in fp32
+RANKS = 4
+COLLECTIVES = (
+    "all_reduce", "all_to_all_single", "all_gather_single", "all_gather_into_tensor", "reduce_scatter_single",
+    "reduce_scatter_tensor", "batch_isend_irecv",
+)  # fmt: skip
+LAUNCHED, CALLED = [], []  # (kernel, programs), and names: what has been noted
+
+
+def _noting(name, function):
+    def noting(*args, **options):
+        CALLED.append(name)
+        return function(*_few(args), **options)
+
+    return noting
+
+
+def _few(args):
+    """The same tensors with few values each, which the group that does nothing copies within a rank."""
+    lengths = [each.numel() for each in args if isinstance(each, torch.Tensor)]
+    least = min(lengths, default=1)
+    return [each.view(-1)[: RANKS * each.numel() // least] if isinstance(each, torch.Tensor) else each for each in args]
+
+
+for name in COLLECTIVES:
+    if hasattr(dist, name):
+        setattr(dist, name, _noting(name, getattr(dist, name)))
+
+import baguakit as bk  # noqa: E402 - takes some of these functions as it is imported
+
+
+class Driver:
+    """A GPU that notes the kernels it is given, with how many programs."""
+
+    def __init__(self):
+        self.utils = self
+
+    def get_current_target(self):
+        from triton.backends.compiler import GPUTarget
+
+        return GPUTarget("cuda", 90, 32)
+
+    def get_current_device(self):
+        return 0
+
+    def get_current_stream(self, device):
+        return 0
+
+    def get_device_properties(self, device):
+        return {"max_shared_mem": 232448}
+
+    def load_binary(self, name, kernel, shared, device):
+        return 1, 1, 32, 0, 1024  # a module, a function, registers, spills, threads
+
+    def launcher_cls(self, src, metadata):
+        name = metadata.name
+        return lambda *arguments: LAUNCHED.append((name, arguments[0]))
+
+
+@contextlib.contextmanager
+def recording(ranks=RANKS):
+    """Within this block: kernels and collectives are noted, and this is the first of some ranks."""
+    from torch.testing._internal.distributed.fake_pg import FakeStore
+    from triton.runtime import driver
+
+    driver.set_active(Driver())
+    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=ranks)
+    torch.Tensor.is_cuda = True  # hides the property of torch's own class
+    try:
+        yield
+    finally:
+        del torch.Tensor.is_cuda
+        dist.destroy_process_group()
+
+
+# What is recorded: each a function that makes the work of one flight.
+
+
+def bytegrad(values=VALUES, **options):
+    comm, rule = bk.Comm(), bk.algorithms.bytegrad(**options)
+    x = torch.zeros(values)
+    state = rule.stage.init(bk.Bucket([x]), comm)
+    return lambda: rule.stage(x, state, comm.at(0))
+
+
+def power_sgd(layers):
+    """Matrices of the shapes of a transformer's, and a vector for each."""
+    shapes = layers * ((96, 96), (288, 96), (384, 96), (96, 384))
+    comm, rule = bk.Comm(), bk.algorithms.power_sgd()
+    bucket = bk.Bucket([torch.randn(shape) for rows, columns in shapes for shape in ((rows, columns), (rows,))])
+    state = rule.stage.init(bucket, comm)
+    return lambda: rule.stage(bucket.flat, state, comm.at(0))
+
+
+def codec():
+    """The three calls of a compressor, and nothing else."""
+    c, x = bk.compressors.MinMaxUInt8(), torch.zeros(RANKS, VALUES // RANKS)
+
+    def work():
+        packed = c.compress(x)
+        c.reduce(packed, x.shape[1])
+        c.decompress(packed, x.shape[1], out=x)
+
+    return work
+
+
+CASES = {
+    "bytegrad": bytegrad,
+    "bytegrad, error feedback": lambda: bytegrad(error_feedback=True),
+    "bytegrad, 100 MiB": lambda: bytegrad(4 * VALUES),
+    "bytegrad, no whole tiles": lambda: bytegrad(VALUES + 64 * RANKS),
+    "codec": codec,
+    "power_sgd, 1 layer": lambda: power_sgd(1),
+    "power_sgd, 3 layers": lambda: power_sgd(3),
+}
+
+
+# How: counts of one flight, and the time of many.
+
+
+def counted(work):
+    """The Python functions that one call of `work` calls, by their names."""
+    calls = Counter()
+
+    def note(frame, event, argument):
+        if event == "call":
+            calls[f"{frame.f_globals.get('__name__', '')}:{frame.f_code.co_name}"] += 1
+
+    sys.setprofile(note)
+    try:
+        work()
+    finally:
+        sys.setprofile(None)
+    return calls
+
+
+def dispatched(work):
+    """The operators of torch that `work` calls, those that only make or view tensors left out."""
+    with torch.autograd.profiler.profile(use_cpu=True) as profile:
+        work()
+    plain = {"empty", "view", "detach", "slice", "as_strided", "empty_strided", "unbind", "select", "alias", "reshape"}
+    names = [event.name for event in profile.function_events if event.cpu_parent is None]
+    return Counter(name for name in names if name.removeprefix("aten::") not in plain)
+
+
+def microseconds(work, times=100):
+    """What the host needs for `work`: the median of some, and the least."""
+    taken = []
+    for _ in range(times):
+        began = time.perf_counter()
+        work()
+        taken.append(time.perf_counter() - began)
+    return {"median": 1e6 * statistics.median(taken), "least": 1e6 * min(taken)}
+
+
+def facts(name):
+    with recording():
+        work = CASES[name]()
+        work()  # kernels are compiled
+        LAUNCHED.clear()
+        CALLED.clear()
+        work()
+        kernels, collectives = [*LAUNCHED], [*CALLED]
+        calls, ops = counted(work), dispatched(work)
+        return {
+            "case": name,
+            "launches": kernels,
+            "collectives": collectives,
+            "custom_ops": sum(n for name, n in ops.items() if name.startswith("baguakit::")),
+            "calls": sum(calls.values()),
+            "ops": ops,
+            "own_calls": sum(n for name, n in calls.items() if name.startswith("baguakit")),
+            "most_called": calls.most_common(12),
+            "microseconds": microseconds(work),
+        }
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    for name in sys.argv[1:] or CASES:
+        print(json.dumps(facts(name)), flush=True)

@@ -1,0 +1,132 @@
+"""A flight on a GPU costs the host a few calls, however long the bucket is. No GPU is needed; see `recording.py`."""
+
+import functools
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from formats import FORMATS, sample
+from torch.utils._python_dispatch import TorchDispatchMode
+
+import baguakit as bk
+from baguakit.kernels import mixing_ops, topk_ops
+from baguakit.primitives.pieces import cut
+
+HERE = Path(__file__).parent
+CASES = ("bytegrad", "bytegrad, error feedback", "bytegrad, 100 MiB", "bytegrad, no whole tiles")
+CASES += ("power_sgd, 1 layer", "power_sgd, 3 layers")
+every = pytest.mark.parametrize("name", FORMATS)
+
+
+@functools.cache
+def recorded():
+    """What `recording.py` prints, by case: torch is imported anew, which takes most of the time."""
+    pytest.importorskip("triton")
+    environment = os.environ | {"TRITON_INTERPRET": "0", "PYTHONPATH": str(HERE.parents[1])}
+    done = subprocess.run([sys.executable, HERE / "recording.py", *CASES], env=environment, capture_output=True)
+    assert done.returncode == 0, done.stderr.decode()
+    return {facts["case"]: facts for facts in map(json.loads, done.stdout.splitlines())}
+
+
+@pytest.mark.parametrize("case", ["bytegrad", "bytegrad, error feedback"])
+def test_a_bucket_of_25_mib_is_three_launches_and_two_collectives(case):
+    """4 ranks: shards of 1,638,400 values, in tiles of 1024 to compress and of 2048 to decompress."""
+    facts = recorded()[case]
+    assert facts["launches"] == [["compress_kernel", 6400], ["reduce_kernel", 1600], ["decompress_kernel", 3200]]
+    assert len(facts["collectives"]) == 2 and facts["collectives"][0] == "all_to_all_single"
+    assert facts["custom_ops"] == 0
+
+
+def test_what_no_tile_divides_takes_a_second_launch_each():
+    facts = recorded()["bytegrad, no whole tiles"]
+    kernels = ["compress_kernel", "reduce_kernel", "decompress_kernel"]
+    assert [name for name, _ in facts["launches"]] == [name for name in kernels for _ in range(2)]
+    assert [programs for _, programs in facts["launches"]] == [6400, 4, 1600, 1, 3200, 4]
+    assert len(facts["collectives"]) == 2
+
+
+def test_the_host_does_the_same_for_a_bucket_four_times_as_long():
+    short, long = recorded()["bytegrad"], recorded()["bytegrad, 100 MiB"]
+    assert (short["calls"], short["ops"], len(short["launches"])) == (long["calls"], long["ops"], len(long["launches"]))
+
+
+def test_power_sgd_factors_the_matrices_of_one_shape_in_one_call():
+    one, three = recorded()["power_sgd, 1 layer"]["ops"], recorded()["power_sgd, 3 layers"]["ops"]
+    assert one["aten::linalg_qr"] == three["aten::linalg_qr"] == 3
+    assert one["aten::aminmax"] == three["aten::aminmax"]
+
+
+# What the tests above rest on.
+
+
+@pytest.fixture
+def on_gpu(monkeypatch):
+    """Tensors say that they are on a GPU, and so take the kernels."""
+    monkeypatch.setattr(torch.Tensor, "is_cuda", True)
+
+
+@pytest.mark.parametrize("values", [4, 1 << 20, 40 << 20])
+def test_a_gpu_takes_one_piece(on_gpu, values):
+    assert list(cut(torch.zeros(1).expand(values), 4)) == [slice(0, values)]
+
+
+class Seen(TorchDispatchMode):
+    """The operators called within it."""
+
+    def __init__(self):
+        super().__init__()
+        self.names = []
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        self.names.append(str(func))
+        return func(*args, **(kwargs or {}))
+
+
+def calls(name):
+    """The results of all operations on rows of values, by what they are seen as."""
+    operators, block, _ = FORMATS[name]
+    x = sample(2, 3 * block)
+    on = operators.on(x)
+    packed, out = on.compress(x, block, None, None), torch.empty_like(x)
+    on.decompress_(out, packed, block)
+    on.add_(out[0], packed, torch.ones(2), block)
+    mixing_ops.mix_(out[0], [x[1]], [0.5, 0.5])
+    mixing_ops.mix_by_(out[0], [x[0]], torch.tensor([0.5, 0.5]))
+    mixing_ops.land_(out[0], x[0], x[1])
+    return packed, out, on.reduce(packed, x.shape[1], block, None, None), topk_ops.compress(x, 3, None)
+
+
+@every
+def test_who_records_sees_operators_and_nobody_else_pays_for_them(name):
+    with Seen() as mode:
+        seen = calls(name)
+    kinds = [f"{name}_{kind}" for kind in ("compress", "decompress_", "add_", "reduce")]
+    wanted = {f"baguakit.{kind}.default" for kind in (*kinds, "mix_", "mix_by_", "land_", "topk_compress")}
+    assert wanted <= set(mode.names)
+    with torch.autograd.profiler.profile(use_cpu=True) as profile:
+        direct = calls(name)
+    assert not [event.name for event in profile.function_events if event.name.startswith("baguakit::")]
+    assert all(torch.equal(a, b) for a, b in zip(seen, direct, strict=True))
+
+
+def test_what_kernels_overwrite_is_counted(on_gpu, device):
+    """Autograd asks for it; a kernel that no operator stands for writes unseen."""
+    x, out, residual = sample(2, 1024), torch.zeros(2, 1024), torch.zeros(2, 1024)
+    c = bk.compressors.MinMaxUInt8()
+
+    def counted(written, work):
+        before = written._version
+        work()
+        return written._version > before
+
+    assert counted(residual, lambda: c.compress(x, residual))
+    assert counted(out, lambda: c.decompress(c.compress(x), 1024, out=out))
+    assert counted(out, lambda: c.add_(out[0], c.compress(x), [1.0, 1.0]))
+    assert counted(residual, lambda: c.reduce(c.compress(x), 1024, residual[0]))
+    assert counted(residual, lambda: bk.compressors.TopK(0.01).compress(x, residual))
+    assert counted(x, lambda: mixing_ops.mix_(x, [out], [0.5, 0.5]))
+    assert counted(x, lambda: mixing_ops.land_(x, out, residual))
