@@ -48,11 +48,11 @@ def main(words: Sequence[str], programs: Sequence[Sequence[str]] = PROGRAMS) -> 
 
 
 def here() -> str:
-    """The target of the GPU that is here: the greatest known of no higher capability."""
+    """The target of the GPU that is here: the greatest known of no higher capability, or else the least."""
     import torch
 
     major, minor = torch.cuda.get_device_capability()
-    return f"cuda:{max(known for known in SHARED if known <= 10 * major + minor)}"
+    return f"cuda:{max((known for known in SHARED if known <= 10 * major + minor), default=min(SHARED))}"
 
 
 def facts_of(program: Sequence[str]) -> Sequence[Facts]:

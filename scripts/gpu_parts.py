@@ -1,9 +1,20 @@
 """The parts of `scripts/gpu`, in the order in which they tell most: what fails early makes the later ones idle."""
 
 from dataclasses import dataclass, field
+from pathlib import Path
 
+ROOT = Path(__file__).resolve().parents[1]
 PYTEST = ("-m", "pytest", "-v", "-p", "no:cacheprovider", "--tb=short", "--record={facts}")
 NCCL = "tests/test_cuda.py"
+# Of the tests of kernels, those that a GPU decides, steps and formats before all others.
+FIRST = ("test_steps", "test_blockwise.py", "test_minmax", "test_uint4", "test_float8", "test_sign", "test_topk")
+
+
+def kernel_tests() -> tuple[str, ...]:
+    """Their files, in the order in which they tell most."""
+    paths = sorted(ROOT.glob("tests/kernels/test_*.py"))
+    paths.sort(key=lambda path: [path.name.startswith(name) for name in FIRST], reverse=True)
+    return tuple(str(path.relative_to(ROOT)) for path in paths)
 
 
 @dataclass(frozen=True)
@@ -40,7 +51,7 @@ PARTS = (
         ("scripts/gpu_kernels.py", "{facts}"),
         needed=True,
     ),
-    Part("kernels", "steps, formats, mixing and top-k equal their definitions", 140, (*PYTEST, "tests/kernels")),
+    Part("kernels", "steps, formats, mixing and top-k equal their definitions", 140, (*PYTEST, *kernel_tests())),
     Part(
         "pair",
         "two ranks over NCCL share a GPU: forks, duplicates, transport, warnings",

@@ -9,6 +9,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+ROOT = Path(__file__).resolve().parents[1]
 OPTIONAL = ("hypothesis", "sklearn", "matplotlib", "tqdm")
 SHOWN = 20  # lines of a kind in the table
 
@@ -26,7 +27,7 @@ def machine() -> dict[str, Any] | None:
         print(f"scripts/gpu needs a GPU, and torch {torch.__version__} sees none", file=sys.stderr)
         return None
     missing = [name for name in OPTIONAL if find_spec(name) is None]
-    tests = sorted(Path(__file__).resolve().parents[1].glob("tests/**/test_*.py"))
+    tests = sorted(ROOT.glob("tests/**/test_*.py"))
     found = {
         "gpu": [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())],
         "torch": torch.__version__,
@@ -34,7 +35,7 @@ def machine() -> dict[str, Any] | None:
         "triton": triton.__version__,
         "python": platform.python_version(),
         "missing": missing,
-        "skipped": {str(path): need for path in tests if (need := needs(path, missing))},
+        "skipped": {str(path.relative_to(ROOT)): need for path in tests if (need := needs(path, missing))},
     }
     print(title(found))
     for path, need in found["skipped"].items():

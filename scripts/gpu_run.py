@@ -18,9 +18,8 @@ from pathlib import Path
 from typing import Any
 
 import gpu_report
-from gpu_parts import PARTS, SECONDS, Part
+from gpu_parts import PARTS, ROOT, SECONDS, Part
 
-ROOT = Path(__file__).resolve().parents[1]
 GRACE = 10.0  # seconds from the interrupt of a part to its end
 
 

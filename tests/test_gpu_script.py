@@ -18,7 +18,7 @@ import gpu_pair  # noqa: E402
 import gpu_peer  # noqa: E402
 import gpu_report  # noqa: E402
 import gpu_run  # noqa: E402
-from gpu_parts import PARTS, PYTEST, SECONDS, Part  # noqa: E402
+from gpu_parts import PARTS, PYTEST, SECONDS, Part, kernel_tests  # noqa: E402
 
 from bench import step_profile  # noqa: E402
 
@@ -51,7 +51,10 @@ def test_every_part_fits_into_a_call_and_what_later_ones_need_comes_first():
 def test_what_parts_name_is_there():
     words = [word for part in PARTS for word in part.command]
     assert all((ROOT / word).exists() for word in words if word.startswith(("tests/", "scripts/")))
-    assert not [word for word in words if "ahead_of_time" in word]  # no part leaves those tests out
+    named = {*kernel_tests()}
+    assert named == {str(path.relative_to(ROOT)) for path in ROOT.glob("tests/kernels/test_*.py")} <= {*words}
+    assert [Path(path).name.startswith("test_steps") for path in kernel_tests()[:4]] == [True] * 3 + [False]
+    assert not [word for word in words if word.startswith("--ignore") and "ahead_of_time" in word]
 
 
 def test_a_part_leaves_what_it_found_and_another_call_adds_to_it(run, tmp_path, capsys):
@@ -189,6 +192,12 @@ def test_occupancy_is_that_of_the_vendors_table():
     assert occupied(32, 4) == 1 and occupied(32, 1) == 0.5  # at most 32 programs
     assert occupied(128, 4) == 0.25 and occupied(247, 1) == 0.125 and occupied(168, 4) == 0.1875
     assert occupied(32, 4, 100 << 10) == 2 * 4 / 64  # two programs' shared memory
+
+
+@pytest.mark.parametrize("capability, target", [((7, 5), 80), ((8, 9), 80), ((9, 0), 90), ((12, 0), 100)])
+def test_kernels_are_compiled_for_the_gpu_that_is_here(monkeypatch, capability, target):
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: capability)
+    assert gpu_kernels.here() == f"cuda:{target}"
 
 
 def test_a_killed_peer_is_named_and_the_other_lives_on(tmp_path):
