@@ -5,12 +5,13 @@ PYTHON ?= python3
 export PYTHON
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-all check bench notebooks docs setup clean
+.PHONY: help demo test test-all test-triton check bench notebooks docs setup clean
 
 help:
 	@echo "make demo      train on handwritten digits with one algorithm after another, four ranks on this machine"
 	@echo "make test      the tests, in less than ten minutes on two cores"
 	@echo "make test-all  the slow ones too"
+	@echo "make test-triton  kernels compile with the oldest Triton that is supported, too"
 	@echo "make check     format, lint and types"
 	@echo "make bench     the benchmarks"
 	@echo "make notebooks run the notebooks and keep what they show"
@@ -25,6 +26,9 @@ test: setup
 
 test-all: setup
 	@scripts/test -m "" $(ARGS)
+
+test-triton: setup
+	@scripts/oldest-triton $(ARGS)
 
 check: setup
 	@scripts/check

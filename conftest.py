@@ -11,6 +11,7 @@ import pytest
 
 def pytest_addoption(parser, pluginmanager):
     parser.addoption("--benchmark", action="store_true", help="run the benchmarks in bench/ instead of the tests")
+    parser.addoption("--record", type=Path, metavar="PATH", help="append a line of JSON as a test begins and ends")
     # What pyproject.toml and scripts/gpu name must be known, whichever plugins the machine has.
     if not pluginmanager.hasplugin("benchmark"):
         parser.addoption("--benchmark-json", type=Path, metavar="PATH", help="write the timings to PATH")
@@ -22,6 +23,8 @@ def pytest_configure(config):
     # A shell lets what it runs in the background ignore interrupts, and the processes that tests interrupt inherit it.
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
+    if config.getoption("record"):
+        config.pluginmanager.register(Record(config.getoption("record")), "record")
     plugin = config.pluginmanager.hasplugin("benchmark")
     if not plugin:
         config.pluginmanager.register(Stopwatch(config.getoption("benchmark_json")), "stopwatch")
@@ -30,6 +33,27 @@ def pytest_configure(config):
             config.option.benchmark_only = True
         if config.args_source is not pytest.Config.ArgsSource.ARGS:
             config.args = [str(config.rootpath / "bench")]
+
+
+class Record:
+    """A line of JSON for each test as it begins and as it ends: it is there even if pytest is killed."""
+
+    def __init__(self, path):
+        self.path = path
+
+    def pytest_runtest_logstart(self, nodeid):
+        self.write(test=nodeid, outcome="begun")
+
+    def pytest_runtest_logreport(self, report):
+        # Set up and torn down, a test has ended only if that did not pass.
+        if report.when == "call" or report.outcome != "passed":
+            crash = getattr(report.longrepr, "reprcrash", None)
+            said = crash.message.strip() if crash else report.longreprtext.strip()
+            self.write(test=report.nodeid, outcome=report.outcome, seconds=report.duration, said=said[:500])
+
+    def write(self, **line):
+        with open(self.path, "a") as file:
+            print(json.dumps(line), file=file)
 
 
 class Stopwatch:

@@ -17,7 +17,8 @@ This page is written by `python -m bench.roofline --page` from the JSON in `benc
 
     make bench                        every benchmark: pytest --benchmark
     python -m bench.roofline          every kernel, from 2^10 values on, against the speed of a copy
-    scripts/gpu OUTDIR                on a GPU: the tests, the benchmarks and the roofline; JSON in OUTDIR
+    scripts/gpu OUTDIR [PART…]        on a GPU: the tests, the benchmarks and the roofline; JSON in OUTDIR
+    python -m bench.step_profile      where a step of bytegrad spends its time, on the host and on the device
     python -m bench.network           steps of training over slow links, on hosts that are network namespaces (root)
     python -m bench.netlab -- CMD     such hosts for a program of your own (root)
     python -m bench.memory            memory that each algorithm takes beside the model

@@ -1,9 +1,12 @@
 """Live ranks, kept from test to test: `baguakit.Ranks`, on which warnings are errors."""
 
+import contextlib
 import sys
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
+
+import torch
 
 from baguakit.ranks import Ranks
 
@@ -34,6 +37,19 @@ def strictly(function: Callable[..., Any], *args: Any) -> Any:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         return function(*args)
+
+
+@contextlib.contextmanager
+def never_waiting() -> Iterator[None]:
+    """Within this block an operation that waits for the GPU is an error."""
+    with warnings.catch_warnings():
+        # What torch says of the mode, in each process once: that it does not yet see all.
+        warnings.filterwarnings("ignore", "Synchronization debug mode is a prototype feature", UserWarning)
+        torch.cuda.set_sync_debug_mode("error")
+    try:
+        yield
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
 
 
 _pools: dict[tuple[int, bool], Pool] = {}

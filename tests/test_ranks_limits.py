@@ -3,6 +3,7 @@
 import os
 import signal
 import socket
+import subprocess
 import sys
 import threading
 import time
@@ -136,3 +137,20 @@ def test_refusals_are_sentences(ranks):
         ranks.run(print, threading.Lock())
     with pytest.raises(RankError, match=r"what the function returned cannot be sent \(.*\); return tensors"):
         ranks.run(lambda: (i for i in range(3)))
+
+
+ASKS = """
+import importlib, torch
+def asked(*args, **options):
+    raise AssertionError("a process that has asked CUDA anything cannot be forked for ranks on GPUs")
+for name in ("is_available", "device_count", "current_device", "get_device_properties", "_lazy_init"):
+    setattr(torch.cuda, name, asked)
+from baguakit.ranks.launcher import PRELOADED
+for name in PRELOADED:
+    importlib.import_module(name)
+"""
+
+
+def test_the_launcher_asks_cuda_nothing_before_it_forks():
+    done = subprocess.run([sys.executable, "-c", ASKS], capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "")

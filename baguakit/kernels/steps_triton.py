@@ -30,14 +30,17 @@ COUPLED, DECOUPLED = tl.constexpr(1), tl.constexpr(2)  # what a decay is added t
 TYPES = {torch.float32: tl.float32, torch.bfloat16: tl.bfloat16, torch.float16: tl.float16, torch.uint8: tl.uint8}
 
 
-# The arithmetic of fp32 values. `u` and `v` are what the optimizer remembers; those that a rule has not are None.
+# The arithmetic of fp32 values. `u` and `v` are what the optimizer remembers, `STATES` of them; in place of one that it
+# lacks stands any tensor, unused and returned as it came: Triton 3.6 cannot return None beside a tensor.
 
 
 @triton.jit
-def sgd(p, g, b, decay, kept, taken, momentum, rate, DECAY: tl.constexpr, NESTEROV: tl.constexpr):
+def sgd(
+    p, g, b, decay, kept, taken, momentum, rate, DECAY: tl.constexpr, NESTEROV: tl.constexpr, STATES: tl.constexpr
+):  # fmt: skip
     if DECAY == COUPLED:
         g = g + p * decay
-    if b is not None:
+    if STATES > 0:
         b = b * kept + g * taken
         g = g + b * momentum if NESTEROV else b
     return p + g * rate, b
@@ -62,9 +65,11 @@ def lion(p, g, m, decay, old, new, kept, taken, rate):
 
 
 @triton.jit
-def update(p, g, u, v, n, RULE: tl.constexpr, DECAY: tl.constexpr, NESTEROV: tl.constexpr):
+def update(
+    p, g, u, v, n, RULE: tl.constexpr, DECAY: tl.constexpr, NESTEROV: tl.constexpr, STATES: tl.constexpr
+):  # fmt: skip
     if RULE == "SGD":
-        p, u = sgd(p, g, u, n[0], n[1], n[2], n[3], n[4], DECAY, NESTEROV)
+        p, u = sgd(p, g, u, n[0], n[1], n[2], n[3], n[4], DECAY, NESTEROV, STATES)
     elif RULE == "Adam":
         p, u, v = adam(p, g, u, v, n[0], n[1], n[2], n[3], n[4], n[5], n[6], DECAY)
     else:
@@ -141,9 +146,10 @@ def step_tile(
     u_at = column(record, U_AT, tl.float32, WIDE) + at if STATES > 0 else None
     v_at = column(record, V_AT, tl.float32, WIDE) + at if STATES > 1 else None
     g = gradients(record, tile, at, inside, G, WIDE, BLOCK, TILE) * factor
-    u = load(u_at, inside) if STATES > 0 else None
-    v = load(v_at, inside) if STATES > 1 else None
-    p, u, v = update(load(weights_at, inside).to(tl.float32), g, u, v, n, RULE, DECAY, NESTEROV)
+    p = load(weights_at, inside).to(tl.float32)
+    u = load(u_at, inside) if STATES > 0 else p
+    v = load(v_at, inside) if STATES > 1 else p
+    p, u, v = update(p, g, u, v, n, RULE, DECAY, NESTEROV, STATES)
     if STATES > 0:
         tl.store(u_at, u, inside)
     if STATES > 1:

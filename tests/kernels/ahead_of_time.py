@@ -2,8 +2,9 @@
 
     python ahead_of_time.py FAMILY TARGET…
 
-`variants_FAMILY.py` beside this file lists what is compiled; `variants.py` says what is printed. A program of its own,
-because Triton decides once in a process whether kernels are interpreted.
+`variants_FAMILY.py` beside this file lists what is compiled; `variants.py` says what is printed. A variant that does
+not compile is a line with an `error`, and the program then ends with 1. A program of its own, because Triton decides
+once in a process whether kernels are interpreted.
 """
 
 import importlib
@@ -18,6 +19,7 @@ from collections import Counter
 import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
+from variants import why
 
 TARGETS = {
     "cuda:80": GPUTarget("cuda", 80, 32),
@@ -59,6 +61,7 @@ def cuda_facts(binary, values):
         "spilled": [int(n) for n in re.findall(r"(?:STACK|LOCAL):(\d+)", usage)],
         "registers": int(re.findall(r"REG:(\d+)", usage)[-1]),
         "shared": binary.metadata.shared,
+        "warps": binary.metadata.num_warps,
     }
 
 
@@ -75,12 +78,25 @@ def hip_facts(binary, values):
     return {"accesses": accesses, "spilled": spilled}
 
 
+def facts_of(name, variant):
+    """What is printed of a variant."""
+    target = TARGETS[name]
+    described = {"target": name, "kernel": variant.kernel.__name__, **variant.facts}
+    try:
+        binary = compile_for(target, variant)
+    except Exception as error:  # Triton raises many kinds, its own and those of the tools that it runs
+        return described | {"error": why(error)}
+    values = variant.values // (binary.metadata.num_warps * target.warp_size)
+    found = (cuda_facts if name.startswith("cuda") else hip_facts)(binary, values)
+    return described | {"values": values} | found
+
+
 if __name__ == "__main__":
     family, *targets = sys.argv[1:]
+    failed = False
     for name in targets:
         for variant in importlib.import_module(f"variants_{family}").variants():
-            binary = compile_for(TARGETS[name], variant)
-            values = variant.values // (binary.metadata.num_warps * TARGETS[name].warp_size)
-            found = (cuda_facts if name.startswith("cuda") else hip_facts)(binary, values)
-            described = {"target": name, "kernel": variant.kernel.__name__, **variant.facts, "values": values}
-            print(json.dumps(described | found), flush=True)
+            facts = facts_of(name, variant)
+            failed = failed or "error" in facts
+            print(json.dumps(facts), flush=True)
+    sys.exit(failed)

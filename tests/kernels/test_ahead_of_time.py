@@ -83,4 +83,5 @@ def test_bytes_moved_are_those_of_the_format(codec):
 def test_streaming_programs_leave_room_for_many(codec):
     for facts in codec:
         if facts["target"].startswith("cuda") and not facts["masked"]:
-            assert facts["registers"] <= 128, name_of(facts)
+            # Triton 3.6 takes 142 to add up two rows in fp64 on an A100.
+            assert facts["registers"] <= (168 if facts["dtype"] == "fp64" else 128), name_of(facts)

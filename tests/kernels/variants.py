@@ -54,15 +54,43 @@ def compiled(family: str, target: str) -> tuple[dict[str, Any], ...]:
         flushing (cuda): instructions that take subnormals for zero.
         registers (cuda): of a thread.
         shared (cuda): bytes of a program.
+        warps (cuda): of a program.
+
+    Raises:
+        AssertionError: some do not compile; it lists them.
     """
-    environment = os.environ | {"TRITON_INTERPRET": "0", "PYTHONPATH": str(HERE.parents[1])}
-    command = [sys.executable, str(HERE / "ahead_of_time.py"), family, target]
+    return without_errors(printed_by("ahead_of_time.py", family, target))
+
+
+def printed_by(program: str, *arguments: str) -> tuple[dict[str, Any], ...]:
+    """Return the lines of JSON that a program beside this file prints, run where kernels are not interpreted."""
+    path = os.pathsep.join(filter(None, [str(HERE.parents[1]), os.environ.get("PYTHONPATH")]))
+    environment = os.environ | {"TRITON_INTERPRET": "0", "PYTHONPATH": path}
+    command = [sys.executable, str(HERE / program), *arguments]
     done = subprocess.run(command, env=environment, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    return tuple(json.loads(line) for line in done.stdout.splitlines())
+    lines = tuple(json.loads(line) for line in done.stdout.splitlines())
+    assert done.returncode == 0 or any("error" in line for line in lines), done.stderr
+    return lines
+
+
+def without_errors(facts: tuple[dict[str, Any], ...]) -> tuple[dict[str, Any], ...]:
+    """Return facts; raise an AssertionError that lists those with an error, if there are any."""
+    failed = [f"{name_of(each)}: {each['error']}" for each in facts if "error" in each]
+    assert not failed, "\n".join([f"{len(failed)} of {len(facts)} failed:", *failed])
+    return facts
+
+
+def why(error: BaseException) -> str:
+    """The kind of an error and, behind all that it says, the first cause: Triton raises one error from another."""
+    first = error
+    while first.__cause__ is not None:
+        first = first.__cause__
+    causes = [] if first is error else [f"{type(first).__name__}: {first}"]
+    return "\n".join([f"{type(error).__name__}: {error}", *causes])
 
 
 def name_of(facts: Mapping[str, Any]) -> str:
     """A variant in words, for the message of an assertion."""
-    found = ("values", "accesses", "spilled", "moved", "fused", "flushing", "registers", "shared")
+    found = ("error", "values", "accesses", "spilled", "moved", "fused", "flushing", "registers", "shared", "warps")
+    found += ("occupancy",)  # scripts/gpu_kernels.py adds it
     return " ".join(f"{key}={value}" for key, value in facts.items() if key not in found)

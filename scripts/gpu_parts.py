@@ -1,0 +1,101 @@
+"""The parts of `scripts/gpu`, in the order in which they tell most: what fails early makes the later ones idle."""
+
+from dataclasses import dataclass, field
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+PYTEST = ("-m", "pytest", "-v", "-p", "no:cacheprovider", "--tb=short", "--record={facts}")
+NCCL = "tests/test_cuda.py"
+# Of the tests of kernels, those that a GPU decides, steps and formats before all others.
+FIRST = ("test_steps", "test_blockwise.py", "test_minmax", "test_uint4", "test_float8", "test_sign", "test_topk")
+
+
+def kernel_tests() -> tuple[str, ...]:
+    """Their files, in the order in which they tell most."""
+    paths = sorted(ROOT.glob("tests/kernels/test_*.py"))
+    paths.sort(key=lambda path: [path.name.startswith(name) for name in FIRST], reverse=True)
+    return tuple(str(path.relative_to(ROOT)) for path in paths)
+
+
+@dataclass(frozen=True)
+class Part:
+    """A program of this Python.
+
+    Attributes:
+        name: by which it is called for.
+        about: what it finds out.
+        seconds: that it may take; it is interrupted then, and killed if it does not listen.
+        command: the arguments of Python. {out} is the folder of results, {facts} a file for what it finds: JSON, or
+            lines of it. A test run leaves out the files that need missing modules.
+        environment: what it adds to the environment.
+        needed: nothing else is begun if it fails.
+    """
+
+    name: str
+    about: str
+    seconds: int
+    command: tuple[str, ...]
+    environment: dict[str, str] = field(default_factory=dict)
+    needed: bool = False
+
+    @property
+    def tests(self) -> bool:
+        return self.command[: len(PYTEST)] == PYTEST
+
+
+PARTS = (
+    Part(
+        "compile",
+        "every kernel compiles with this Triton; registers and occupancy of each",
+        60,
+        ("scripts/gpu_kernels.py", "{facts}"),
+        needed=True,
+    ),
+    Part("kernels", "steps, formats, mixing and top-k equal their definitions", 140, (*PYTEST, *kernel_tests())),
+    Part(
+        "pair",
+        "two ranks over NCCL share a GPU: forks, duplicates, transport, warnings",
+        40,
+        ("scripts/gpu_pair.py", "{facts}"),
+    ),
+    Part("waits", "no step waits for the device", 60, (*PYTEST, NCCL, "-k", "never_synchronises")),
+    Part(
+        "streams",
+        "streams, free running and overflow mean what they mean on CPUs",
+        60,
+        (*PYTEST, NCCL, "tests/test_lanes.py", "-k", "not never_synchronises"),
+    ),
+    Part(
+        "uncached",
+        "the same where freed memory is handed out at once",
+        80,
+        (*PYTEST, NCCL, "-k", "not never_synchronises"),
+        {"PYTORCH_NO_CUDA_MEMORY_CACHING": "1"},
+    ),
+    Part("peer", "one of two ranks is killed: what the other says, and when", 150, ("scripts/gpu_peer.py", "{facts}")),
+    Part(
+        "roofline",
+        "every kernel against the speed of a copy",
+        100,
+        ("-m", "bench.roofline", "--out", "{out}", "--seconds", "60"),
+    ),
+    Part(
+        "profile",
+        "where a step of bytegrad with 350 MB of gradients spends its time",
+        60,
+        ("-m", "bench.step_profile", "--out", "{out}", "--facts", "{facts}"),
+    ),
+    Part(
+        "benchmarks",
+        "bench/, each checked before it is timed",
+        170,
+        ("-m", "pytest", "--benchmark", "-q", "-p", "no:cacheprovider", "--benchmark-json={out}/benchmarks.json"),
+    ),
+    Part(
+        "rest",
+        "all other tests, the slow ones too",
+        460,
+        (*PYTEST, "-m", "", f"--ignore={NCCL}", "tests"),
+    ),
+)
+SECONDS = 480  # that a call may take

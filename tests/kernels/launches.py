@@ -1,0 +1,175 @@
+"""Launch every kernel as its launcher does, on a GPU that is not there, and print a line of JSON for each.
+
+    python launches.py TARGET
+
+Triton binds the arguments to the kernel's own and says which code it needs; that code is made as far as Triton's own
+language, where what a version of it does not know is found out, and nothing runs. What fails is a line with an `error`,
+and the program then ends with 1. A program of its own, because Triton decides once in a process whether kernels are
+interpreted.
+"""
+
+import importlib
+import itertools
+import json
+import pkgutil
+import sys
+
+import torch
+from ahead_of_time import TARGETS
+from formats import FORMATS, KEY
+from triton._C.libtriton import ir
+from triton.compiler import ASTSource, make_backend
+from triton.runtime import JITFunction, driver
+from variants import why
+
+import baguakit.kernels
+from baguakit.kernels import blockwise_launch, mixing_triton, steps_launch, steps_norm_triton, steps_table, topk_triton
+from baguakit.kernels.steps import SGD, Adam, Conditions, Lion
+
+DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
+RULES = (SGD(), SGD(0.9, 0.1, 0.01, nesterov=True), Adam(weight_decay=0.1), Adam(decoupled=True), Lion())
+FORMS = (  # p, g, master, key, block of packed gradients
+    (torch.float32, torch.float32, False, None, None),
+    (torch.float32, torch.bfloat16, False, None, None),
+    (torch.float16, torch.float16, True, None, None),
+    (torch.bfloat16, torch.bfloat16, True, None, None),
+    (torch.bfloat16, torch.bfloat16, False, KEY, None),
+    (torch.float32, torch.uint8, False, None, 512),
+)
+LENGTH = 3 * 4096 + 77  # whole tiles of every kernel, and a rest
+
+
+class Absent:
+    """A GPU of which Triton is told no more than its kind."""
+
+    def __init__(self, target):
+        self.target = target
+
+    def get_current_target(self):
+        return self.target
+
+    def get_current_device(self):
+        return 0
+
+    def get_current_stream(self, device):
+        return 0
+
+
+class Asked:
+    """The code that launches ask for, each once; nothing is launched. `within` says which launch it is."""
+
+    def __init__(self, target):
+        self.target, self.within, self.seen = target, "", {}
+        driver.set_active(Absent(target))
+        JITFunction._do_compile = lambda kernel, key, *asked: self.note(kernel, key, *asked)
+
+    def note(self, kernel, key, signature, device, constants, options, attrs, warmup):
+        # None tells Triton that there is nothing to run.
+        self.seen.setdefault((kernel, key), (self.within, options, ASTSource(kernel, signature, constants, attrs)))
+
+    def facts(self):
+        for within, options, source in self.seen.values():
+            kinds = " ".join(str(kind) for kind in source.signature.values() if kind != "constexpr")
+            facts = {"kernel": source.name, "launch": within, "signature": kinds}
+            try:
+                self.translate(options, source)
+            except Exception as error:
+                facts["error"] = why(error)
+            yield facts
+
+    def translate(self, options, source):
+        backend, context = make_backend(self.target), ir.context()
+        ir.load_dialects(context)
+        backend.load_dialects(context)
+        functions = backend.get_codegen_implementation(options)
+        source.make_ir(self.target, options, functions, backend.get_module_map(), context)
+
+
+# Each a launch by its name, and what makes it.
+
+
+def launches():
+    yield from stepping()
+    yield "norm", lambda: norm(None)
+    yield "norm, found_inf", lambda: norm(torch.zeros(()))
+    for (name, (operators, block, _)), dtype in itertools.product(FORMATS.items(), DTYPES[:2]):
+        full = dtype == torch.bfloat16  # draws, and keeps what was lost
+        described = f"{name}, {dtype}, drawn and residual: {full}"
+        yield described, lambda args=(operators.format, dtype, block, full): coding(*args)
+    for dtype in DTYPES:
+        yield f"land, {dtype}", lambda dtype=dtype: mixing_triton.land_(*values(dtype, 3))
+        for others, held in ((1, False), (1, True), (9, False)):
+            yield f"mix {others}, {dtype}, {held=}", lambda args=(dtype, others, held): mixing(*args)
+        for n, lost in ((100, False), (9999, True), (topk_triton.MANY, False)):
+            yield f"top k, {dtype}, {n=}, {lost=}", lambda args=(dtype, n, lost): keeping(*args)
+
+
+def values(dtype, count=1, length=LENGTH):
+    return [torch.zeros(length, dtype=dtype) for _ in range(count)]
+
+
+def stepping():
+    held = {name: torch.ones(()) for name in ("lr", "taken", "grad_scale", "clip", "found_inf")}
+    for rule, form in itertools.product(RULES, FORMS):
+        yield f"{rule}, {form}", lambda args=(rule, *form, {"lr": 0.1}): step(*args)
+    for rule, names in itertools.product(RULES, (["found_inf"], held)):
+        conditions = {"lr": 0.1} | {name: held[name] for name in names}
+        yield f"{rule}, on the device: {[*names]}", lambda args=(rule, *FORMS[0], conditions): step(*args)
+
+
+def step(rule, p, g, mastered, key, block, conditions):
+    columns = {"p": values(p), "g": values(g, length=2 * LENGTH if block else LENGTH)}
+    columns |= {name: values(torch.float32) for name in "uv"[: rule.states]}
+    columns |= {"master": values(torch.float32)} if mastered else {}
+    plan = steps_table.plan_of([(p, g, mastered)], columns)
+    steps_launch.step_(rule, plan, Conditions(**({"taken": 3} | conditions), key=key), block)
+
+
+def norm(found):
+    grads = [*values(torch.float32), *values(torch.bfloat16)]
+    kinds = [(g.dtype, g.dtype, False) for g in grads]
+    plan = steps_table.plan_of(kinds, {"g": grads}, steps_table.SUM_TILE)
+    steps_norm_triton.gradient_norm_(torch.zeros(()), plan, found)
+
+
+def coding(format, dtype, block, full):
+    x, key = torch.zeros(2, LENGTH, dtype=dtype), KEY if full else None
+    packed = blockwise_launch.compress(format, x, block, torch.zeros(2, LENGTH) if full else None, key)
+    blockwise_launch.decompress_(format, x, packed, block)
+    blockwise_launch.add_(format, x[0], packed, torch.ones(2), block)
+    blockwise_launch.reduce(format, packed, LENGTH, block, torch.zeros(LENGTH) if full else None, key)
+
+
+def mixing(dtype, others, held):
+    weights = torch.ones(others + 1, dtype=torch.promote_types(dtype, torch.float32)) if held else [0.5] * (others + 1)
+    x, *ys = values(dtype, others + 1)
+    mixing_triton.mix_(x, ys, weights)
+
+
+def keeping(dtype, n, lost):
+    x = torch.zeros(1 + lost, n, dtype=dtype)
+    topk_triton.compress(x, 7, torch.zeros(x.shape) if lost else None)
+
+
+def kernels():
+    """The names of all kernels there are."""
+    names = [module.name for module in pkgutil.iter_modules(baguakit.kernels.__path__)]
+    modules = [importlib.import_module(f"baguakit.kernels.{name}") for name in names]
+    return {x.__name__ for module in modules for x in vars(module).values() if isinstance(x, JITFunction)}
+
+
+if __name__ == "__main__":
+    asked = Asked(TARGETS[sys.argv[1]])
+    failed = []
+    for described, launch in launches():
+        asked.within = described
+        try:
+            launch()
+        except Exception as error:
+            failed.append({"launch": described, "error": why(error)})
+    facts = [*asked.facts(), *failed]
+    missing = {name for name in kernels() if name.endswith("_kernel")} - {each.get("kernel") for each in facts}
+    facts += [{"kernel": name, "error": "no launcher was seen to launch it"} for name in sorted(missing)]
+    for each in facts:
+        print(json.dumps(each), flush=True)
+    sys.exit(any("error" in each for each in facts))

@@ -1,0 +1,250 @@
+"""`scripts/gpu`: its parts fit into a call, and what is cut off or fails is told."""
+
+import json
+import shutil
+import signal
+import sys
+import textwrap
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+ROOT = Path(__file__).parents[1]
+sys.path.append(str(ROOT / "scripts"))
+import gpu_kernels  # noqa: E402 there it lies
+import gpu_pair  # noqa: E402
+import gpu_peer  # noqa: E402
+import gpu_report  # noqa: E402
+import gpu_run  # noqa: E402
+from gpu_parts import PARTS, PYTEST, SECONDS, Part, kernel_tests  # noqa: E402
+
+from bench import step_profile  # noqa: E402
+
+MACHINE = {"gpu": ["none"], "torch": "-", "triton": "-", "python": "-", "skipped": {}}
+
+
+@pytest.fixture
+def run(tmp_path, monkeypatch):
+    """Take parts within some seconds, and return the status and results.json."""
+    monkeypatch.setattr(gpu_run, "GRACE", 0.5)
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+
+    def take(*parts, seconds=100.0):
+        status = gpu_run.Run(tmp_path, MACHINE, time.monotonic() + seconds).take(parts)
+        return status, json.loads((tmp_path / "results.json").read_text())["parts"]
+
+    return take
+
+
+def program(name, code, seconds=30, **options):
+    return Part(name, "a part", seconds, ("-c", textwrap.dedent(code), "{facts}", "{out}"), **options)
+
+
+def test_every_part_fits_into_a_call_and_what_later_ones_need_comes_first():
+    assert SECONDS <= 480 and all(part.seconds + gpu_run.GRACE <= SECONDS for part in PARTS)
+    assert len({part.name for part in PARTS}) == len(PARTS)
+    assert [part.name for part in PARTS if part.needed] == [PARTS[0].name] == ["compile"]
+
+
+def test_what_parts_name_is_there():
+    words = [word for part in PARTS for word in part.command]
+    assert all((ROOT / word).exists() for word in words if word.startswith(("tests/", "scripts/")))
+    named = {*kernel_tests()}
+    assert named == {str(path.relative_to(ROOT)) for path in ROOT.glob("tests/kernels/test_*.py")} <= {*words}
+    assert [Path(path).name.startswith("test_steps") for path in kernel_tests()[:4]] == [True] * 3 + [False]
+    assert not [word for word in words if word.startswith("--ignore") and "ahead_of_time" in word]
+
+
+def test_a_part_leaves_what_it_found_and_another_call_adds_to_it(run, tmp_path, capsys):
+    code = "import json, sys; print('said'); json.dump({'found': 7}, open(sys.argv[1], 'w'))"
+    assert run(program("first", code))[0] == 0
+    status, results = run(program("second", "import sys; sys.exit(3)"))
+    assert status == 1 and results["first"]["found"] == {"found": 7} and results["first"]["status"] == "passed"
+    assert results["second"] | {"seconds": 0} == {"status": "failed with 3", "seconds": 0, "found": None}
+    assert "said" in (tmp_path / "log.txt").read_text().splitlines()
+    assert "first       passed" in capsys.readouterr().out
+
+
+def test_a_late_part_is_interrupted_then_killed_and_what_does_not_fit_is_not_begun(run, tmp_path, monkeypatch, capsys):
+    deaf = """
+        import signal, sys, time
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        open(sys.argv[1], "w").write('{"half": true}')
+        open(sys.argv[2] + "/ready", "w")
+        time.sleep(600)
+    """
+    ended = gpu_run.ended
+
+    def late_when_ready(process, seconds):
+        while seconds == 1 and not (tmp_path / "ready").exists():
+            time.sleep(0.01)
+        return seconds != 1 and ended(process, seconds)
+
+    monkeypatch.setattr(gpu_run, "ended", late_when_ready)
+    parts = program("deaf", deaf, seconds=1), program("long", "", seconds=99.6), program("short", "", seconds=50)
+    status, results = run(*parts)
+    assert {name: each["status"] for name, each in results.items()} == {"deaf": "out of time", "short": "passed"}
+    assert status == 1 and results["deaf"]["found"] == {"half": True}
+    assert "not begun: long; call scripts/gpu OUTDIR long" in capsys.readouterr().out
+
+
+def test_nothing_is_begun_after_a_part_that_is_needed_has_failed(run, capsys):
+    status, results = run(program("needed", "1 / 0", needed=True), program("next", ""))
+    assert status == 1 and [*results] == ["needed"]
+    assert "not begun: next" in capsys.readouterr().out
+
+
+def test_tests_are_counted_and_those_that_failed_or_were_cut_off_are_named(run, tmp_path):
+    path = tmp_path / "test_some.py"
+    path.write_text(
+        textwrap.dedent("""
+        import os, signal, pytest
+
+        def test_good(): pass
+        def test_bad(): assert 1 == 2, "one is not two"
+        def test_skipped(): pytest.skip()
+        @pytest.fixture
+        def broken():
+            yield
+            raise KeyError("end")
+        def test_ends_badly(broken): pass
+        def test_killed(): os.kill(os.getpid(), signal.SIGKILL)
+        """)
+    )
+    shutil.copy(ROOT / "conftest.py", tmp_path)
+    _, results = run(Part("tests", "a test run", 60, (*PYTEST, "-c", str(ROOT / "pyproject.toml"), str(path))))
+    found = results["tests"]["found"]
+    assert results["tests"]["status"] == f"failed with {-signal.SIGKILL}"
+    assert (found["passed"], found["skipped"]) == (1, 1)
+    assert [name.rpartition("::")[2] for name in found["failed"]] == ["test_bad", "test_ends_badly"]
+    assert "one is not two" in next(iter(found["failed"].values()))
+    assert [name.rpartition("::")[2] for name in found["cut off"]] == ["test_killed"]
+
+
+def test_files_that_need_missing_modules_are_left_out_of_test_runs(run, tmp_path, monkeypatch):
+    """And of test runs only: no other program would know the option."""
+    seen = []
+    monkeypatch.setattr(gpu_run.Run, "program", lambda self, command, part: (seen.append(command), (0, False))[1])
+    monkeypatch.setitem(MACHINE, "skipped", {"tests/test_x.py": "sklearn"})
+    run(Part("tests", "", 1, (*PYTEST, "tests")), program("other", ""))
+    assert "--ignore=tests/test_x.py" in seen[0] and "--ignore=tests/test_x.py" not in seen[1]
+    path = tmp_path / "test_y.py"
+    path.write_text("import os\nfrom sklearn.datasets import load_digits\n")
+    assert gpu_report.needs(path, ["sklearn"]) == "sklearn" and gpu_report.needs(path, ["tqdm"]) is None
+
+
+@pytest.mark.parametrize("words", [[], ["out", "no such"], ["out", "rest", "--seconds", "100"]])
+def test_wrong_usage_is_told_before_anything_is_begun(words, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(SystemExit, match="2"):
+        gpu_run.main(words)
+    assert "scripts/gpu: error: " in capsys.readouterr().err and not [*tmp_path.iterdir()]
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without a GPU")
+def test_a_machine_without_a_gpu_is_refused(tmp_path, capsys):
+    assert gpu_run.main([str(tmp_path / "out")]) == 1
+    assert "scripts/gpu needs a GPU" in capsys.readouterr().err
+
+
+# The programs of the parts.
+
+BROKEN = """
+    import triton
+    import triton.language as tl
+    from variants import Variant
+
+    @triton.jit
+    def broken_kernel(x_ptr):
+        tl.store(x_ptr, tl.no_such_function(1))
+
+    @triton.jit
+    def good_kernel(x_ptr):
+        tl.store(x_ptr, 1.0)
+
+    def variants():
+        for kernel in (broken_kernel, good_kernel):
+            yield Variant(kernel, {"x_ptr": "*fp32"}, options={"num_warps": 1}, values=32, facts={"p": "fp32"})
+"""
+
+
+def test_a_kernel_that_does_not_compile_is_listed_and_the_others_are_measured(tmp_path, monkeypatch, capsys):
+    pytest.importorskip("triton")
+    (tmp_path / "variants_broken.py").write_text(textwrap.dedent(BROKEN))
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    programs = [("ahead_of_time.py", "broken"), ("no_such_program.py",)]
+    assert gpu_kernels.main([str(tmp_path / "facts"), "cuda:90"], programs) == 1
+    facts = json.loads((tmp_path / "facts").read_text())
+    assert [each["kernel"] for each in facts["compiled"]] == ["good_kernel"]
+    broken, missing = facts["failed"].items()
+    assert broken[0] == "target=cuda:90 kernel=broken_kernel p=fp32" and "no_such_function" in broken[1]
+    assert "no_such_program.py" in missing[0] and "\n" not in broken[1] + missing[1]
+    said = capsys.readouterr().out
+    assert "cuda:90: 1 compiled, 2 failed" in said and f"  failed: {broken[0]}: {broken[1]}" in said
+
+
+def test_occupancy_is_that_of_the_vendors_table():
+    def occupied(registers, warps, shared=0):
+        return gpu_kernels.occupancy({"target": "cuda:90", "registers": registers, "warps": warps, "shared": shared})
+
+    assert occupied(32, 4) == 1 and occupied(32, 1) == 0.5  # at most 32 programs
+    assert occupied(128, 4) == 0.25 and occupied(247, 1) == 0.125 and occupied(168, 4) == 0.1875
+    assert occupied(32, 4, 100 << 10) == 2 * 4 / 64  # two programs' shared memory
+
+
+@pytest.mark.parametrize("capability, target", [((7, 5), 80), ((8, 9), 80), ((9, 0), 90), ((12, 0), 100)])
+def test_kernels_are_compiled_for_the_gpu_that_is_here(monkeypatch, capability, target):
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: capability)
+    assert gpu_kernels.here() == f"cuda:{target}"
+
+
+def test_a_killed_peer_is_named_and_the_other_lives_on(tmp_path):
+    """Ranks start for it, and one is dead only after two seconds without a sign."""
+    path = tmp_path / "facts"
+    assert gpu_peer.main([str(path), "--cpu", "--after", "0"]) == 0
+    facts = json.loads(path.read_text())
+    assert facts["sentence"].startswith("PeerError: rank 1 is dead") and facts["alive"] and facts["error"] is None
+    assert 0 < facts["seconds to the sentence"] < gpu_peer.TIMEOUT + 2
+
+
+def test_a_process_that_ends_with_its_peer_still_leaves_what_it_noted():
+    facts = gpu_peer.facts_of(['["killed", 1.0, ""]', '["said", 3.5, "PeerError: rank 1 is dead"]'], "rank 0 ended")
+    assert facts["named"] and not facts["alive"] and facts["seconds to the sentence"] == 2.5
+    assert facts["seconds to detach"] is None and not gpu_peer.facts_of([], "rank 0 ended")["named"]
+
+
+NCCL = """
+host:1:2 [0] NCCL INFO NET/Socket : Using [0]lo:127.0.0.1<0>
+host:1:2 [0] NCCL INFO Using network Socket
+host:1:2 [0] NCCL INFO Channel 00/0 : 1[0] -> 0[0] [send] via NET/Socket/0
+host:1:2 [0] init.cc:904 NCCL WARN Duplicate GPU detected : rank 0 and rank 1 both on CUDA device 1000
+"""
+
+
+def test_what_nccl_says_is_read():
+    assert gpu_pair.heard(NCCL.splitlines()) == {
+        "networks": ["Socket"],
+        "transports": ["NET/Socket/0"],
+        "duplicate GPU": True,
+        "NCCL warns": ["Duplicate GPU detected : rank 0 and rank 1 both on CUDA device 1000"],
+    }
+
+
+def test_two_ranks_speak(tmp_path, monkeypatch):
+    for name in ("NCCL_DEBUG", "NCCL_DEBUG_FILE"):  # which the program sets; so they are forgotten
+        monkeypatch.setenv(name, "")
+    assert gpu_pair.main([str(tmp_path / "facts"), "--cpu"]) == 0
+    facts = json.loads((tmp_path / "facts").read_text())
+    assert facts["sums right"] and [each["warnings"] for each in facts["ranks"]] == [[], []]
+
+
+def test_a_step_is_profiled(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(step_profile, "WIDTH", 64)
+    words = ["--out", str(tmp_path), "--facts", str(tmp_path / "facts"), "--megabytes", "0.05", "--cpu"]
+    assert step_profile.main(words) == 0
+    facts = json.loads((tmp_path / "facts").read_text())
+    assert facts["megabytes"] == 3 * 64 * 64 * 4 / 2**20 and 0 < facts["host seconds a step"] <= facts["seconds a step"]
+    assert "baguakit: launch CompressedMean, bucket 0" in capsys.readouterr().out
+    assert (tmp_path / "step_profile.json.gz").stat().st_size > 0
