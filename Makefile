@@ -9,7 +9,7 @@ export PYTHON
 
 help:
 	@echo "make demo      train on handwritten digits with one algorithm after another, four ranks on this machine"
-	@echo "make test      the tests, in less than ten minutes on two cores"
+	@echo "make test      the tests, in about a quarter of an hour on two cores"
 	@echo "make test-all  the slow ones too"
 	@echo "make test-triton  kernels compile with the oldest Triton that is supported, too"
 	@echo "make check     format, lint and types"
