@@ -25,11 +25,16 @@ ELEMENTS = 1000  # of a collection, that are looked at
 
 @dataclass(frozen=True)
 class Kind:
-    """The meaning of an annotation: in words, as a test of a value, and as the value that is used."""
+    """The meaning of an annotation: in words, as a test of a value, and as the value that is used.
+
+    Attributes:
+        by_type: whether the type of a value alone decides if it fits.
+    """
 
     words: str
     fits: Callable[[Any], bool]
     use: Callable[[str, Any], Any] = lambda name, value: value
+    by_type: bool = False
 
     def take(self, name: str, value: Any) -> Any:
         """The value as it is used; a TypeError of one sentence if it is not of this kind."""
@@ -72,7 +77,7 @@ def kind_of(annotation: Any) -> Kind:
     if origin in (Union, types.UnionType):
         return _union([kind_of(each) for each in args])
     if origin is abc.Callable:
-        return Kind("a function", callable)
+        return Kind("a function", callable, by_type=True)
     if origin is type:
         return Kind(
             f"a subclass of {args[0].__name__}, such as torch.optim.SGD",
@@ -85,9 +90,9 @@ def kind_of(annotation: Any) -> Kind:
     if isclass(origin) and issubclass(origin, abc.Iterable):
         return _collection(origin, kind_of(args[0]))
     if isclass(origin):
-        return Kind(_named(origin), lambda value: isinstance(value, origin))
+        return Kind(_named(origin), lambda value: isinstance(value, origin), by_type=True)
     if isclass(annotation) and not getattr(annotation, "_is_protocol", False):
-        return Kind(_named(annotation), lambda value: isinstance(value, annotation))
+        return Kind(_named(annotation), lambda value: isinstance(value, annotation), by_type=True)
     return ANYTHING  # a protocol, or a type variable
 
 
@@ -103,7 +108,8 @@ def _union(kinds: list[Kind]) -> Kind:
         return next(kind for kind in kinds if kind.fits(value)).use(name, value)
 
     kinds = sorted(kinds, key=lambda kind: kind is NOTHING)
-    return Kind(" or ".join(kind.words for kind in kinds), lambda value: any(k.fits(value) for k in kinds), use)
+    words, by_type = " or ".join(kind.words for kind in kinds), all(kind.by_type for kind in kinds)
+    return Kind(words, lambda value: any(kind.fits(value) for kind in kinds), use, by_type)
 
 
 def _collection(origin: type, each: Kind) -> Kind:
@@ -175,17 +181,19 @@ def _is_real(value: Any) -> bool:
                                     and value is not False)  # fmt: skip
 
 
-ANYTHING = Kind("anything", lambda value: True)
-NOTHING = Kind("None", lambda value: value is None)
+ANYTHING = Kind("anything", lambda value: True, by_type=True)
+NOTHING = Kind("None", lambda value: value is None, by_type=True)
 PLAIN: dict[Any, Kind] = {
     Any: ANYTHING,
     object: ANYTHING,
     TypeVar: ANYTHING,
     None: NOTHING,
     type(None): NOTHING,
-    int: Kind("a whole number", _is_whole, lambda name, value: int(value)),
+    int: Kind("a whole number", _is_whole, lambda name, value: int(value), by_type=True),
     float: Kind("a finite number", _is_real, _finite),
-    bool: Kind("True or False", lambda value: isinstance(value, bool | np.bool_), lambda name, value: bool(value)),
-    str: Kind("a string", lambda value: isinstance(value, str)),
-    Tensor: Kind("a tensor", lambda value: isinstance(value, Tensor)),
+    bool: Kind(
+        "True or False", lambda value: isinstance(value, bool | np.bool_), lambda _, value: bool(value), by_type=True
+    ),
+    str: Kind("a string", lambda value: isinstance(value, str), by_type=True),
+    Tensor: Kind("a tensor", lambda value: isinstance(value, Tensor), by_type=True),
 }

@@ -11,6 +11,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from dataclasses import fields
 from functools import wraps
 from inspect import Parameter, signature, unwrap
+from operator import is_
 from typing import Any, ParamSpec, TypeVar, get_type_hints
 
 import numpy as np
@@ -19,6 +20,7 @@ from torch import Tensor
 
 from .annotations import Kind, kind_of, resolved, said, shown
 
+MEMORY = 256  # combinations of types that a function remembers
 P = ParamSpec("P")
 R = TypeVar("R")
 T = TypeVar("T")
@@ -158,11 +160,13 @@ def checked(called: Callable[P, R], like: Callable[..., Any] | None = None) -> C
     """Check the arguments of every call against the annotations: what is wrong is a TypeError of one sentence.
 
     Numbers are finite, and those of NumPy become Python's. Ranges are for the function to check. `like` is the function
-    that has the annotations, if another.
+    that has the annotations, if another. Types that have passed once, and decide alone, pass at once.
     """
     home = called if like is None else like
     kinds: dict[str, Kind] = {}
     names: list[str] = []
+    lasting: set[str] = set()  # arguments that the type alone decides on
+    passed: set[tuple[Any, ...]] = set()
 
     def learn() -> None:  # at the first call: by then every name in the annotations is known
         for name, parameter in signature(home).parameters.items():
@@ -170,17 +174,29 @@ def checked(called: Callable[P, R], like: Callable[..., Any] | None = None) -> C
                 kinds[name] = kind_of(resolved(parameter.annotation, getattr(unwrap(home), "__globals__", {})))
             if parameter.kind is not Parameter.KEYWORD_ONLY:
                 names.append(name)
+            if name not in kinds or kinds[name].by_type:
+                lasting.add(name)
         if not kinds:
             kinds[""] = kind_of(Any)
 
-    @wraps(called)
-    def call(*args: P.args, **options: P.kwargs) -> R:
+    def look(types: tuple[Any, ...], args: Any, options: dict[str, Any]) -> tuple[Any, Any]:
         if not kinds:
             learn()
         last = len(names) - 1
-        given = [_taken(kinds, names[min(i, last)], value) for i, value in enumerate(args)] if names else args
+        taken = [_taken(kinds, names[min(i, last)], value) for i, value in enumerate(args)] if names else list(args)
         named = {name: _taken(kinds, name, value) for name, value in options.items()}
-        return called(*given, **named)
+        by_type = lasting.issuperset(names[: len(args)]) and lasting.issuperset(options)
+        if by_type and len(passed) < MEMORY and all(map(is_, [*taken, *named.values()], [*args, *options.values()])):
+            passed.add(types)
+        return taken, named
+
+    @wraps(called)
+    def call(*args: P.args, **options: P.kwargs) -> R:
+        types = (*map(type, args), *options, *map(type, options.values()))
+        if types in passed:
+            return called(*args, **options)
+        taken, named = look(types, args, options)
+        return called(*taken, **named)
 
     return call
 

@@ -53,6 +53,26 @@ def test_ranges_are_said():
     assert arguments.real("x", np.float32(0.5)) == 0.5 and type(arguments.real("x", 1)) is float
 
 
+def test_what_has_passed_once_passes_by_its_type_only_where_that_decides():
+    looked = []
+
+    @arguments.checked
+    def function(k: int, x: float, y: torch.Tensor | None = None, **options: int):
+        looked.append((k, x, y, options))
+        return k
+
+    y = torch.ones(2)
+    for _ in range(3):
+        assert function(1, 0.5, y) == 1 and function(1, 0.5, y=y) == 1 and type(function(np.int64(1), 1)) is int
+        with pytest.raises(ValueError, match="x is a finite number, not inf"):
+            function(1, math.inf, y)
+        with pytest.raises(TypeError, match="y is a tensor or None, not 'y'"):
+            function(1, 0.5, "y")
+        with pytest.raises(TypeError, match="k is a whole number, not True"):
+            function(True, 0.5)
+    assert len(looked) == 9
+
+
 def test_values_are_shown_in_a_line():
     with pytest.raises(TypeError, match=r"^x is a finite number, not a tensor \(2, 3\) of torch.float32 on cpu$"):
         arguments.real("x", torch.zeros(2, 3))

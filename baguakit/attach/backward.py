@@ -124,8 +124,7 @@ class Backward:
         """Return whether what one flight of this backward keeps depends on the results of others."""
         if not any(True for route in self.acting for _ in tensors_of(dict(enumerate(route.states)))):
             return False
-        stages = [route.rule.stage for route in self.acting]
-        return len(self.order) > 1 or not all(stage.agrees and stage.guards() for stage in stages)
+        return len(self.order) > 1 or not all(route.rule.stage.agrees and route.guards for route in self.acting)
 
     def announce(self) -> None:
         """Tell ranks that have run out of batches what comes; if that raises, it does so on all ranks."""

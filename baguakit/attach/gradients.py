@@ -81,8 +81,7 @@ class GradientRoute(Route):
             flat: Tensor = load()
             used, later = begin_flags(flags, flat, comm)
             self.used = used if flags is not None else self.used
-            guards = self.rule.stage.guards()
-            with contextlib.nullcontext() if joint is None else joint.flight(state, guards, lambda: flat):
+            with contextlib.nullcontext() if joint is None else joint.flight(state, self.guards, lambda: flat):
                 through(stage, flat, state, comm, scale)
             if later is not None:
                 later.wait()

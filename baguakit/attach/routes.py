@@ -16,7 +16,7 @@ from ..lanes import Flight, Lane
 from ..primitives import mean_
 from ..rules import Rule
 from ..stages import Stage, State, flown
-from ..topology.chosen import as_chosen
+from ..topology.chosen import as_chosen, chooses
 from .errands import together
 from .monitor import Monitor
 from .padding import clear_padding_
@@ -70,9 +70,12 @@ class Route:
     to_average: list[Tensor] = field(default_factory=list)  # of a checkpoint from another number of ranks
     losses: Losses | None = None  # of compression, where somebody has asked for them
     flying: Stage | None = None  # the stage in this round
+    guards: bool = False  # whether the stage changes what it remembers by `keep_` only
+    chosen: bool = False  # whether its weights may be others in each round
 
     def __post_init__(self) -> None:
         self.label, self.carries = repr(self.rule), outline(self.rule.stage)
+        self.guards, self.chosen = self.rule.stage.guards(), chooses(self.rule.stage)
         self.sent = [{} for _ in self.buckets]
         self.launches = [0] * len(self.buckets)
         self.records = [deque(maxlen=RECORDED) for _ in self.buckets]
@@ -102,7 +105,7 @@ class Route:
         launched, or one that tells what compression loses.
         """
         if i == 0 or self.flying is None:
-            self.flying = as_chosen(self.rule.stage)
+            self.flying = as_chosen(self.rule.stage) if self.chosen else self.rule.stage
         return self.flying if self.losses is None else self.losses.watched(i, self.flying)
 
     def launch(
