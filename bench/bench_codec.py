@@ -16,9 +16,10 @@ import torch
 
 from baguakit.compressors import Float8, MinMaxUInt8, Sign, UInt4
 from baguakit.compressors.blockwise import Blockwise
-from baguakit.kernels import _compiled, blockwise
-from baguakit.kernels._blocks import join
-from baguakit.kernels._format import Format
+from baguakit.kernels.blockwise import definition as blockwise
+from baguakit.kernels.blockwise.format import Format
+from baguakit.kernels.blockwise.layout import join
+from baguakit.kernels.cpu import units
 from bench.measuring import DEVICE, GPU, measure
 
 N = (64 if GPU else 16) << 20
@@ -49,7 +50,7 @@ def in_eager(work: Callable[[], object]) -> Callable[[], object]:
     """Work as the definition is written."""
 
     def eagerly():
-        with _compiled.eager():
+        with units.eager():
             return work()
 
     return eagerly

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from baguakit.compressors import MinMaxUInt8
-from baguakit.kernels import steps_ops
+from baguakit.kernels.steps import operators as steps_ops
 from baguakit.primitives import Fixed, adamw_step_, gradient_norm
 from bench.measuring import DEVICE, GPU, seconds
 

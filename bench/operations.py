@@ -9,7 +9,9 @@ from torch import Tensor
 
 import baguakit as bk
 from baguakit.compressors.blockwise import Blockwise
-from baguakit.kernels import _compiled, mixing, mixing_ops
+from baguakit.kernels.cpu import units
+from baguakit.kernels.mixing import definition as mixing
+from baguakit.kernels.mixing import operators as mixing_ops
 
 from .measuring import DEVICE, Work
 
@@ -54,7 +56,7 @@ def equal(result: Tensor, expected: Tensor) -> None:
 
 
 def by_definition(work: Callable[[], Tensor]) -> Tensor:
-    with _compiled.eager():
+    with units.eager():
         return work()
 
 

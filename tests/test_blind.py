@@ -12,7 +12,7 @@ from baguakit.attach.routes import Track, WeightRoute
 from baguakit.interop.routes import HookRoute
 from baguakit.interop.scatter import gather, scatter
 from baguakit.keeping import Joint
-from baguakit.kernels.steps_table import plan_of
+from baguakit.kernels.steps.table import plan_of
 from baguakit.rules import rules_of
 
 compressors, stages, topology = bk.compressors, bk.stages, bk.topology

@@ -9,7 +9,7 @@ from pool import ranks
 from training import flat, loss, net, train
 
 from baguakit.compressors import BFloat16, Compressor, Float8, Float16, MinMaxUInt8, Sign, UInt4
-from baguakit.kernels import _compiled, _libraries
+from baguakit.kernels.cpu import libraries, units
 
 ALL = (
     MinMaxUInt8(),
@@ -155,9 +155,9 @@ def test_torch_compile_passes_over_them(compressor):
 def test_warm_up_leaves_nothing_to_compile(caplog):
     with caplog.at_level(logging.WARNING, "baguakit"):
         MinMaxUInt8().warm_up("cpu")
-    if not _libraries.compiler():
+    if not libraries.compiler():
         pytest.skip("no C++ compiler")
-    before = dict(_compiled._units)
+    before = dict(units._units)
     said = [record.message for record in caplog.records if record.name == "baguakit"]
     assert before and not [message for message in said if "compiles its CPU codec" not in message]
     n = 300_001
@@ -166,8 +166,8 @@ def test_warm_up_leaves_nothing_to_compile(caplog):
     values = MinMaxUInt8().decompress(packed, n)
     MinMaxUInt8().add_(residual[0], packed, [1.0] * 6)
     MinMaxUInt8().reduce(packed, n, residual[0])
-    assert _compiled._units == before
-    with _compiled.eager():
+    assert units._units == before
+    with units.eager():
         assert torch.equal(MinMaxUInt8().compress(x), packed)
         assert torch.equal(MinMaxUInt8().decompress(packed, n), values)
 
@@ -175,7 +175,7 @@ def test_warm_up_leaves_nothing_to_compile(caplog):
 @every
 @pytest.mark.parametrize("device", ["cpu", torch.device("cpu")])
 def test_warm_up_is_for_any_dtype(compressor, device, monkeypatch):
-    monkeypatch.setattr(_compiled, "WORTHWHILE", 1 << 60)
+    monkeypatch.setattr(units, "WORTHWHILE", 1 << 60)
     compressor.warm_up(device, torch.bfloat16)
 
 

@@ -33,7 +33,7 @@ NOTED = {("comm", "lanes"): "each flow of a divided message is waited for on a l
 
 
 def room(path):
-    """The room of a file: baguakit/comm.py is comm, baguakit/kernels/minmax.py is kernels."""
+    """The room of a file: baguakit/buckets.py is buckets, baguakit/kernels/steps/table.py is kernels."""
     return path.relative_to(PACKAGE).with_suffix("").parts[0]
 
 
@@ -116,6 +116,11 @@ def test_no_room_is_called_utils():
 def test_files_fit_on_three_screens():
     lengths = {str(path.relative_to(ROOT)): len(path.read_text().splitlines()) for path in FILES}
     assert {path: length for path, length in lengths.items() if length > 300} == {}
+
+
+def test_a_family_of_kernels_is_a_folder_of_ten_files_at_most():
+    folders = {path.parent for path in FILES if room(path) == "kernels"}
+    assert {str(each.relative_to(ROOT)): n for each in folders if (n := len(list(each.glob("*.py")))) > 10} == {}
 
 
 def test_every_file_says_what_it_is():

@@ -12,7 +12,7 @@ from torch import Tensor
 from ..buckets import is_view
 from ..comm import Comm
 from ..keeping import Joint
-from ..kernels._uploads import uploaded
+from ..kernels.shared.uploads import uploaded
 from .errands import Errand, begin
 from .routes import Route, through
 

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from ..comm import Comm
-from ..kernels._uploads import uploaded
+from ..kernels.shared.uploads import uploaded
 from .agreement import take_from
 from .backward import Backward
 from .clock import BACKWARD, BEGIN, END, unasked

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from ..buckets import Bucket, local
 from ..comm import Comm
-from ..kernels.mixing_ops import land_
+from ..kernels.mixing.operators import land_
 from ..lanes import Flight, Lane
 from ..primitives import mean_
 from ..rules import Rule

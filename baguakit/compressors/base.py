@@ -8,8 +8,8 @@ from torch import Tensor
 
 from ..arguments import instance, real, said, several, tensor, whole
 from ..expressions import expression
-from ..kernels import _compiled
-from ..kernels._uploads import uploaded
+from ..kernels.cpu import units
+from ..kernels.shared.uploads import uploaded
 
 MOST = 1 << 48  # values of a row: what is more was not meant
 FLOATS = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
@@ -69,7 +69,7 @@ class Compressor:
         kind = warmed(device, dtype, values)
         if kind == "cpu" and values < FEW:
             return
-        with torch.no_grad(), _compiled.together():
+        with torch.no_grad(), units.together():
             for each in dict.fromkeys((torch.float32, dtype)):
                 self._probe(torch.zeros(5, PROBE, dtype=each, device=device))
 

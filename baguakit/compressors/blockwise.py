@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from ..arguments import check_fields, shown, whole
-from ..kernels._operators import Operators
+from ..kernels.blockwise.operators import Operators
 from .base import MOST, Compressor, check_rows, packed_of, residual_of, room_for, sum_into, values_of, weights_of
 
 BLOCKS = tuple(1 << power for power in range(6, 14))

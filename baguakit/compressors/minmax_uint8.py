@@ -2,8 +2,8 @@
 
 from dataclasses import dataclass
 
-from ..kernels import minmax_uint8
-from ..kernels._operators import Operators
+from ..kernels.blockwise.operators import Operators
+from ..kernels.formats import minmax_uint8
 from .blockwise import Blockwise
 
 

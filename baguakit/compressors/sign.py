@@ -2,8 +2,8 @@
 
 from dataclasses import dataclass
 
-from ..kernels import sign
-from ..kernels._operators import Operators
+from ..kernels.blockwise.operators import Operators
+from ..kernels.formats import sign
 from .blockwise import Blockwise
 
 

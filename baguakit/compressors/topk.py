@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from ..arguments import real, whole
-from ..kernels import topk_ops
+from ..kernels.topk import operators as topk_ops
 from .base import MOST, PROBE, Compressor, packed_of, residual_of, room_for, sum_into, values_of, warmed, weights_of
 
 

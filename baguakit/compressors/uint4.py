@@ -2,8 +2,8 @@
 
 from dataclasses import dataclass
 
-from ..kernels import uint4
-from ..kernels._operators import Operators
+from ..kernels.blockwise.operators import Operators
+from ..kernels.formats import uint4
 from .blockwise import Blockwise
 
 

@@ -14,9 +14,10 @@ import torch
 from torch import Tensor
 from torch.optim import SGD, Adam, AdamW, Optimizer
 
-from ..kernels import steps, steps_ops
-from ..kernels.steps_check import check_operands, is_dense
-from ..kernels.steps_table import Role
+from ..kernels.steps import definition as steps
+from ..kernels.steps import operators as steps_ops
+from ..kernels.steps.check import check_operands, is_dense
+from ..kernels.steps.table import Role
 from .members import PLAIN
 from .memory import State
 

@@ -5,7 +5,7 @@ means that the tensors given are overwritten. All ranks of the group call the sa
 Optimizer steps and `gradient_norm` are local: they know no group.
 """
 
-from ..kernels.steps_table import Fixed
+from ..kernels.steps.table import Fixed
 from .compressed import compressed_mean_
 from .flights import launch
 from .means import mean_

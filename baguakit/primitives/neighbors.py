@@ -8,7 +8,7 @@ from torch import Tensor
 
 from ..arguments import instance, real, said, several, shown, tensor, truth
 from ..comm import Comm, check_comm
-from ..kernels import mixing_ops
+from ..kernels.mixing import operators as mixing_ops
 from ..topology import Chosen, Topology
 from .flat import on_flat
 from .means import mean_

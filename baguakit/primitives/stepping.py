@@ -7,10 +7,10 @@ import torch
 from torch import Tensor
 
 from ..compressors import MinMaxUInt8
-from ..kernels import steps_ops
-from ..kernels.steps import SGD, Adam, Conditions, Lion, Operands, Rule
-from ..kernels.steps_check import check_conditions, check_operands
-from ..kernels.steps_table import Role, listed
+from ..kernels.steps import operators as steps_ops
+from ..kernels.steps.check import check_conditions, check_operands
+from ..kernels.steps.definition import SGD, Adam, Conditions, Lion, Operands, Rule
+from ..kernels.steps.table import Role, listed
 from .steps_arguments import Number, Tensors, packed_row, role_of
 
 Masters = Tensors | Sequence[Tensor | None]

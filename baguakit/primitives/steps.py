@@ -31,10 +31,10 @@ from torch import Tensor
 
 from ..arguments import instance, pair, shown, truth
 from ..compressors import MinMaxUInt8
-from ..kernels import steps_ops
-from ..kernels.steps import SGD, Adam, Conditions, Lion
-from ..kernels.steps_check import check_gradients, check_number
-from ..kernels.steps_table import Role, listed
+from ..kernels.steps import operators as steps_ops
+from ..kernels.steps.check import check_gradients, check_number
+from ..kernels.steps.definition import SGD, Adam, Conditions, Lion
+from ..kernels.steps.table import Role, listed
 from .stepping import step_
 from .steps_arguments import Number, Tensors, check_options, role_of
 

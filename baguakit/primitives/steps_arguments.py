@@ -10,7 +10,7 @@ from torch import Tensor
 
 from ..arguments import instance, real, said, several, shown, whole
 from ..compressors import MinMaxUInt8
-from ..kernels.steps_table import Fixed, Role
+from ..kernels.steps.table import Fixed, Role
 
 Tensors = Tensor | Sequence[Tensor] | Fixed
 Number = float | Tensor

@@ -12,7 +12,7 @@ for module in (saying, timelines, uneven):
 
 
 @pytest.fixture(scope="module")
-def pools():
+def own_pools():
     """Ranks whose groups may be broken, by their number."""
     made = {}
 

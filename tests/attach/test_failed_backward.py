@@ -66,7 +66,7 @@ def test_a_failed_backward_costs_all_ranks_the_same_step(name, scaled):
         assert torch.equal(weights, expected) and step == wanted == 7
 
 
-def test_a_failed_backward_whose_gradients_lie_in_the_buckets_is_told_to_all(pools):
+def test_a_failed_backward_whose_gradients_lie_in_the_buckets_is_told_to_all(own_pools):
     def run():
         import torch.distributed as dist
 
@@ -86,6 +86,6 @@ def test_a_failed_backward_whose_gradients_lie_in_the_buckets_is_told_to_all(poo
                     continue
                 optimizer.step()
 
-    for sentence in pools(3).run(said, run):
+    for sentence in own_pools(3).run(said, run):
         assert sentence.startswith("PeerError: a backward failed on rank 1 after "), sentence
         assert sentence.endswith("use zero_grad(set_to_none=True)")

@@ -3,7 +3,7 @@
 import pytest
 from pool import ranks
 
-from baguakit.kernels import _libraries
+from baguakit.kernels.cpu import libraries
 
 RULES = {
     "bytegrad": lambda bk: bk.algorithms.bytegrad(error_feedback=True),
@@ -19,24 +19,24 @@ def first_steps(rules, dtype_name):
     import torch
 
     import baguakit as bk
-    from baguakit.kernels import _compiled
+    from baguakit.kernels.cpu import units
 
     found = {}
     for name, rule in rules.items():
-        _compiled._units.clear()
+        units._units.clear()
         model = torch.nn.Linear(300, 300).to(getattr(torch, dtype_name))
         optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
         with bk.attach(model, optimizer, rule(bk)):
-            attached = len(_compiled._units)
+            attached = len(units._units)
             for _ in range(3):
                 model(torch.ones(2, 300, dtype=model.weight.dtype)).sum().backward()
                 optimizer.step()
                 optimizer.zero_grad()
-        found[name] = attached, len(_compiled._units) - attached
+        found[name] = attached, len(units._units) - attached
     return found
 
 
-@pytest.mark.skipif(not _libraries.compiler(), reason="no C++ compiler")
+@pytest.mark.skipif(not libraries.compiler(), reason="no C++ compiler")
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_after_attach_no_step_compiles(dtype):
     for found in ranks(2, first_steps, RULES, dtype):

@@ -42,18 +42,18 @@ def test_a_second_backward_after_the_gradient_was_replaced_is_refused(name):
 
 @pytest.mark.parametrize("name", ALGORITHMS)
 @pytest.mark.parametrize("size", [2, 3])
-def test_a_collective_call_on_one_rank_only_is_named(pools, name, size):
+def test_a_collective_call_on_one_rank_only_is_named(own_pools, name, size):
     def each(att, model, optimizer, step, rank):
         if step == 4 and rank == 0:
             att.merge()
 
-    for sentence in pools(size).run(said, train, ALGORITHMS[name], each):
+    for sentence in own_pools(size).run(said, train, ALGORITHMS[name], each):
         assert sentence.startswith("PeerError: rank") and "merge()" in sentence, sentence
         if size == 3:
             assert sentence.startswith("PeerError: rank 0 has parted from ranks 1, 2:"), sentence
 
 
-def test_a_collective_call_on_one_rank_at_the_end_is_named(pools):
+def test_a_collective_call_on_one_rank_at_the_end_is_named(own_pools):
     def run():
         import torch.distributed as dist
 
@@ -64,18 +64,18 @@ def test_a_collective_call_on_one_rank_at_the_end_is_named(pools):
             if dist.get_rank() == 1:
                 att.consensus_distance()
 
-    first, second = pools(2).run(said, run)
+    first, second = own_pools(2).run(said, run)
     assert first == "" and second.startswith("PeerError: rank 0 has left after") and "consensus_distance()" in second
 
 
-def test_a_parameter_that_one_rank_alone_unfreezes_is_named(pools):
+def test_a_parameter_that_one_rank_alone_unfreezes_is_named(own_pools):
     def each(att, model, optimizer, step, rank):
         if step == 0:
             model[0].bias.requires_grad_(False)
         if step == 3 or rank == 1:
             model[0].bias.requires_grad_(step == 3 and rank == 1)
 
-    for sentence in pools(3).run(said, train, ALGORITHMS["bytegrad"], each):
+    for sentence in own_pools(3).run(said, train, ALGORITHMS["bytegrad"], each):
         assert sentence.startswith("PeerError: rank 1 has parted from ranks 0, 2:"), sentence
         assert "other parameters" in sentence
 
@@ -99,7 +99,7 @@ def test_options_that_differ_between_ranks_are_refused(difference):
 
 
 @pytest.mark.parametrize("name", ["bytegrad", "gossip"])
-def test_a_rank_that_loads_an_older_state_is_named(pools, name):
+def test_a_rank_that_loads_an_older_state_is_named(own_pools, name):
     def run():
         held = {}
 
@@ -111,16 +111,16 @@ def test_a_rank_that_loads_an_older_state_is_named(pools, name):
 
         train(ALGORITHMS[name], each, steps=40)
 
-    sentences = pools(3).run(said, run)
+    sentences = own_pools(3).run(said, run)
     for sentence in sentences:
         assert sentence.startswith("PeerError: rank 2 has parted from ranks 0, 1:"), sentences
 
 
-def test_a_rank_that_steps_without_a_backward_is_named(pools):
+def test_a_rank_that_steps_without_a_backward_is_named(own_pools):
     def each(att, model, optimizer, step, rank):
         if step == 3 and rank == 1:
             optimizer.step()
             return "skip"
 
-    for sentence in pools(3).run(said, train, ALGORITHMS["bytegrad"], each, 40):
+    for sentence in own_pools(3).run(said, train, ALGORITHMS["bytegrad"], each, 40):
         assert sentence.startswith("PeerError: rank 1 has parted from ranks 0, 2:"), sentence

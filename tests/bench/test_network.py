@@ -11,7 +11,7 @@ from pool import ranks
 
 import baguakit as bk
 from baguakit.compressors import BFloat16, MinMaxUInt8, TopK
-from baguakit.kernels import _compiled
+from baguakit.kernels.cpu import units
 from baguakit.topology import OnePeerExponential, Ring
 from bench.network import exchanges, few, flows, formulas, page, reports, runs, steps
 from bench.network.contenders import ALONE, CONTENDERS, WARM_UP, contender
@@ -113,7 +113,7 @@ def test_exchanges_are_checked_and_counted():
 
     def work():
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
-        with _compiled.eager():  # what is compiled, and how, is not asked here
+        with units.eager():  # what is compiled, and how, is not asked here
             return exchanges.measure({"hosts": 2, "rate": "unshaped", "mib": 1, "repeats": 2})
 
     here, there = ranks(2, work)

@@ -4,7 +4,8 @@ import functools
 
 import torch
 
-from baguakit.kernels import blockwise, float8, minmax_uint8, sign, uint4
+from baguakit.kernels.blockwise import definition as blockwise
+from baguakit.kernels.formats import float8, minmax_uint8, sign, uint4
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 KEY = 0x123456789ABCDEF
@@ -33,7 +34,7 @@ def definition(operators):
 
 
 def kernels(operators):
-    from baguakit.kernels import blockwise_launch
+    from baguakit.kernels.blockwise import launch as blockwise_launch
 
     return Bound(blockwise_launch, operators.format)
 

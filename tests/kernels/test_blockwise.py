@@ -4,7 +4,8 @@ import pytest
 import torch
 from formats import DTYPES, FORMATS, KEY, bits, definition, kernels, round_trip, sample, without_nan
 
-from baguakit.kernels import _blocks, _compiled, _libraries
+from baguakit.kernels.blockwise import layout
+from baguakit.kernels.cpu import libraries, units
 
 LENGTHS = [(2, 0), (1, 1), (3, 63), (3, 65), (2, 1000), (1, 4500)]
 every = pytest.mark.parametrize("name", FORMATS)
@@ -17,17 +18,17 @@ every = pytest.mark.parametrize("name", FORMATS)
 @pytest.mark.parametrize("width", [1, 7, 8, 9, 64])
 def test_split_undoes_join(count, width):
     codes = torch.randint(0, 1 << count, (3, width), dtype=torch.uint8)
-    joined = _blocks.join(codes, count)
+    joined = layout.join(codes, count)
     assert joined.shape == (3, -(-width * count // 8))
-    assert torch.equal(_blocks.split(joined, count).to(torch.uint8), _blocks.stripes(codes, count))
-    assert torch.equal(_blocks.stripes(codes, count).flatten(-2)[:, :width], codes)
+    assert torch.equal(layout.split(joined, count).to(torch.uint8), layout.stripes(codes, count))
+    assert torch.equal(layout.stripes(codes, count).flatten(-2)[:, :width], codes)
 
 
 def test_a_byte_holds_a_value_of_every_stripe():
     codes = torch.arange(16, dtype=torch.uint8)
-    assert _blocks.join(codes, 4).tolist() == [low | (low + 8) << 4 for low in range(8)]
-    assert _blocks.join(codes % 2, 1).tolist() == [0, 255]
-    assert _blocks.join(codes[:5], 4).tolist() == [0 | 3 << 4, 1 | 4 << 4, 2]
+    assert layout.join(codes, 4).tolist() == [low | (low + 8) << 4 for low in range(8)]
+    assert layout.join(codes % 2, 1).tolist() == [0, 255]
+    assert layout.join(codes[:5], 4).tolist() == [0 | 3 << 4, 1 | 4 << 4, 2]
 
 
 @every
@@ -118,7 +119,7 @@ def test_a_broken_block_reads_as_nan_throughout(name, value, at):
     codec.decompress_(decoded, packed, block)
     assert torch.equal(decoded.isnan()[0], broken) and torch.equal(residual.isnan()[0], broken)
     codes, _ = operators.format.parts(packed, 130, block)
-    assert not codes[0, _blocks.bytes_of(at // 64 * 64, 64, operators.format.bits) :][: operators.format.bits].any()
+    assert not codes[0, layout.bytes_of(at // 64 * 64, 64, operators.format.bits) :][: operators.format.bits].any()
 
 
 @every
@@ -217,14 +218,14 @@ def test_kernels_pass_broken_blocks_on_in_the_same_bytes(name, value, device):
 
 @pytest.fixture
 def all_compiled(monkeypatch):
-    if not _libraries.compiler():
+    if not libraries.compiler():
         pytest.skip("no C++ compiler")
-    monkeypatch.setattr(_compiled, "WORTHWHILE", 1)
-    monkeypatch.setattr(_compiled, "SHORTEST", 1)
+    monkeypatch.setattr(units, "WORTHWHILE", 1)
+    monkeypatch.setattr(units, "SHORTEST", 1)
 
 
 def assert_none_fell_back():
-    assert all(made is not key[0] for key, made in _compiled._units.items()), "a unit fell back to eager"
+    assert all(made is not key[0] for key, made in units._units.items()), "a unit fell back to eager"
 
 
 @pytest.mark.parametrize("name", ["uint4", "float8_e4m3", "sign"])
@@ -232,9 +233,9 @@ def test_compiled_equals_eager(name, all_compiled):
     operators, block, _ = FORMATS[name]
     codec, x = definition(operators), sample(2, 4 * block)
     x[1, 5] = float("nan")
-    with _compiled.eager():
+    with units.eager():
         packed, values = codec.compress(x, block), round_trip(operators, x, block)
-    with _compiled.together():
+    with units.together():
         round_trip(operators, x, block)
     assert torch.equal(codec.compress(x, block), packed)
     assert torch.equal(bits(without_nan(round_trip(operators, x, block))), bits(without_nan(values)))
@@ -259,9 +260,9 @@ def test_every_operation_compiled_equals_eager(name, dtype, key, all_compiled):
         sent = codec.reduce(packed, n, block, mean_residual, key)
         return [packed, sent, *map(without_nan, (residual, values, total, mean_residual))]
 
-    with _compiled.eager():
+    with units.eager():
         expected = work()
-    with _compiled.together():
+    with units.together():
         work()
     assert all(torch.equal(bits(a), bits(b)) for a, b in zip(work(), expected, strict=True))
     assert_none_fell_back()

@@ -10,7 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from baguakit.compressors import MinMaxUInt8
-from baguakit.kernels import _compiled, blockwise_numpy
+from baguakit.kernels.blockwise import few as blockwise_numpy
+from baguakit.kernels.cpu import units
 
 few = Bound(blockwise_numpy, MINMAX.format)
 SPECIAL = [0.0, -0.0, 1.0, -1.0, 1e-45, -1e-40, 2.0**-126, 1e-36, 0.1, 3e38, -3.4e38]
@@ -30,7 +31,7 @@ def everything(codec: Bound, x: torch.Tensor, block: int | None) -> list[torch.T
 
 
 def same(x: torch.Tensor, block: int | None) -> bool:
-    with _compiled.eager():
+    with units.eager():
         expected = everything(definition(MINMAX), x, block)
     return all(torch.equal(bits(a), bits(b)) for a, b in zip(everything(few, x, block), expected, strict=True))
 
@@ -96,10 +97,10 @@ def test_draws_do_not(asked):
 
 
 def test_many_values_do_not_nor_none_at_all(asked, monkeypatch):
-    monkeypatch.setattr(_compiled, "WORTHWHILE", 1 << 60)  # which is another matter, and takes seconds
+    monkeypatch.setattr(units, "WORTHWHILE", 1 << 60)  # which is another matter, and takes seconds
     use(MinMaxUInt8(), blockwise_numpy.MOST // 2 + 1)
     use(MinMaxUInt8(), 0)
-    with _compiled.eager():
+    with units.eager():
         use(MinMaxUInt8(), 100)
     assert asked == []
 

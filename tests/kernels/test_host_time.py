@@ -13,7 +13,8 @@ from formats import FORMATS, sample
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import baguakit as bk
-from baguakit.kernels import mixing_ops, topk_ops
+from baguakit.kernels.mixing import operators as mixing_ops
+from baguakit.kernels.topk import operators as topk_ops
 from baguakit.primitives.pieces import cut
 
 HERE = Path(__file__).parent

@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from baguakit.kernels import _compiled, _libraries
+from baguakit.kernels.cpu import libraries, units
 
-pytestmark = pytest.mark.skipif(not _libraries.compiler(), reason="no C++ compiler")
+pytestmark = pytest.mark.skipif(not libraries.compiler(), reason="no C++ compiler")
 
 SOURCE = 'extern "C" int unit_0(float *out, const float *x, long rows) { out[0] = 2 * x[0] + rows; return 0; }'
 
@@ -29,9 +29,9 @@ CALL = (double_, (torch.zeros(2, 1), torch.zeros(2, 1)))
 def home(tmp_path, monkeypatch):
     """A cache of one's own, and a compiler that takes no time and counts what it has made."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    monkeypatch.setattr(_libraries, "_make", make)
+    monkeypatch.setattr(libraries, "_make", make)
     monkeypatch.setenv("MADE", str(tmp_path / "made"))
-    _libraries._once.cache_clear()
+    libraries._once.cache_clear()
     return tmp_path / "cache" / "baguakit" / "cpu"
 
 
@@ -40,7 +40,7 @@ def make(calls, room):
         file.write("*")
     source, library = Path(room, "units.cpp"), Path(room, "units.so")
     source.write_text(SOURCE)
-    subprocess.run([_libraries.compiler(), "-shared", "-fPIC", "-o", library, source], check=True)
+    subprocess.run([libraries.compiler(), "-shared", "-fPIC", "-o", library, source], check=True)
     return library
 
 
@@ -50,7 +50,7 @@ def made() -> int:
 
 def works() -> bool:
     out, x = torch.zeros(2, 1), torch.ones(2, 1)
-    (unit,) = _libraries.load([CALL])
+    (unit,) = libraries.load([CALL])
     unit(out, x)
     return out[0].item() == 4.0  # that of the library, which counts rows
 
@@ -96,9 +96,9 @@ def test_without_a_place_to_keep_it_a_process_makes_its_own(home, monkeypatch, c
 @pytest.mark.parametrize("what", ["_machine", "_described"])
 def test_another_machine_or_unit_has_another_library(home, monkeypatch, what):
     assert works()
-    before = getattr(_libraries, what)
+    before = getattr(libraries, what)
     other = {"_machine": lambda: [*before(), "other"], "_described": lambda *call: before(*call) + "other"}[what]
-    monkeypatch.setattr(_libraries, what, other)
+    monkeypatch.setattr(libraries, what, other)
     assert works() and made() == 2 and len([*home.glob("*.so")]) == 2
 
 
@@ -130,14 +130,14 @@ def test_a_lock_ends_with_its_process(home, caplog, monkeypatch):
         stdout=subprocess.PIPE,
     )
     assert holder.stdout.readline() == b"held\n"
-    monkeypatch.setattr(_libraries, "QUIET", 0.0)
+    monkeypatch.setattr(libraries, "QUIET", 0.0)
     heard = Listener(holder.kill)
-    _libraries._log.addHandler(heard)
-    monkeypatch.setattr(_libraries._log, "level", logging.INFO)
+    libraries._log.addHandler(heard)
+    monkeypatch.setattr(libraries._log, "level", logging.INFO)
     try:
         assert works() and made() == 2 and heard.said == 1
     finally:
-        _libraries._log.removeHandler(heard)
+        libraries._log.removeHandler(heard)
         holder.kill()
         holder.communicate()
 
@@ -156,8 +156,8 @@ class Listener(logging.Handler):
 
 
 def test_a_unit_that_differs_from_its_definition_is_not_used(home, monkeypatch, caplog):
-    monkeypatch.setattr(_compiled, "_units", {})
-    assert _compiled.compiled(*CALL) is double_
+    monkeypatch.setattr(units, "_units", {})
+    assert units.compiled(*CALL) is double_
     assert "its result differs" in caplog.text
 
 
@@ -168,9 +168,9 @@ began = time.process_time()
 MinMaxUInt8().warm_up("cpu")
 packed = MinMaxUInt8().compress(torch.randn(1, 1 << 20))
 took = time.process_time() - began
-from baguakit.kernels import _compiled
-assert all(made is not key[0] for key, made in _compiled._units.items()), "a unit runs as written"
-assert len(_compiled._units) == 7 and "torch._dynamo" not in sys.modules and "torch._inductor" not in sys.modules
+from baguakit.kernels.cpu import units
+assert all(made is not key[0] for key, made in units._units.items()), "a unit runs as written"
+assert len(units._units) == 7 and "torch._dynamo" not in sys.modules and "torch._inductor" not in sys.modules
 print(took)
 """
 

@@ -11,7 +11,8 @@ from formats import KEY, MINMAX, bits, definition, sample, without_nan
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from baguakit.kernels import _compiled, _libraries, _noise
+from baguakit.kernels.cpu import libraries, units
+from baguakit.kernels.shared import noise
 
 codec = definition(MINMAX)
 LARGEST = float(np.float32(3.38e38))  # a level half a step beyond is still finite
@@ -118,8 +119,8 @@ def test_stochastic_rounding_is_unbiased():
 
 def test_draws_are_even_and_depend_on_key_and_position():
     position = torch.arange(1 << 16)
-    draws = [_noise.uniform(position, torch.tensor(_noise.seed_words(key))) for key in (1, 2)]
-    far = _noise.uniform(position + (1 << 32), torch.tensor(_noise.seed_words(1)))
+    draws = [noise.uniform(position, torch.tensor(noise.seed_words(key))) for key in (1, 2)]
+    far = noise.uniform(position + (1 << 32), torch.tensor(noise.seed_words(1)))
     for a, b in ((draws[0], draws[1]), (draws[0], far), (draws[0][1:], draws[1][:-1])):
         assert abs(float(torch.corrcoef(torch.stack([a, b]))[0, 1])) < 0.02
     counts = torch.histc(draws[0], 64, 0, 1)
@@ -163,13 +164,13 @@ def test_the_bytes_on_the_wire_stay(key, digest):
 
 # The compiled definition.
 
-needs_compiler = pytest.mark.skipif(not _libraries.compiler(), reason="no C++ compiler")
+needs_compiler = pytest.mark.skipif(not libraries.compiler(), reason="no C++ compiler")
 
 
 @pytest.fixture
 def all_compiled(monkeypatch):
-    monkeypatch.setattr(_compiled, "WORTHWHILE", 1)
-    monkeypatch.setattr(_compiled, "SHORTEST", 1)
+    monkeypatch.setattr(units, "WORTHWHILE", 1)
+    monkeypatch.setattr(units, "SHORTEST", 1)
 
 
 def work(block: int = 512, key: int | None = None) -> list[torch.Tensor]:
@@ -192,20 +193,20 @@ def same(a: list[torch.Tensor], b: list[torch.Tensor]) -> bool:
 @needs_compiler
 @pytest.mark.parametrize("block, key", [(512, None), (512, KEY), (64, None)])
 def test_compiled_equals_eager(block, key, all_compiled):
-    with _compiled.eager():
+    with units.eager():
         expected = work(block, key)
-    with _compiled.together():
+    with units.together():
         work(block, key)
     assert same(work(block, key), expected)
-    assert all(compiled is not key[0] for key, compiled in _compiled._units.items()), "a unit fell back to eager"
+    assert all(compiled is not key[0] for key, compiled in units._units.items()), "a unit fell back to eager"
 
 
 @needs_compiler
 def test_compiled_outlives_dynamo_resets_threads_modes_and_subnormals(all_compiled):
-    with _compiled.eager():
+    with units.eager():
         expected = work()
     work()
-    before = len(_compiled._units)
+    before = len(units._units)
     torch._dynamo.reset()
     assert same(work(), expected)
     results = []
@@ -222,13 +223,13 @@ def test_compiled_outlives_dynamo_resets_threads_modes_and_subnormals(all_compil
         assert same(work(), expected)
     finally:
         torch.set_num_threads(1)
-    assert len(_compiled._units) == before, "something was compiled again"
+    assert len(units._units) == before, "something was compiled again"
     assert torch.tensor([1e-40]).mul(1.0).item() != 0, "compiled code made this thread flush subnormals"
 
 
 @needs_compiler
 def test_compiling_leaves_the_random_state_alone(all_compiled, monkeypatch):
-    monkeypatch.setattr(_compiled, "_units", {})
+    monkeypatch.setattr(units, "_units", {})
     state = torch.get_rng_state()
     codec.compress(sample(1, 1000), 128)
     assert torch.equal(torch.get_rng_state(), state)
@@ -236,13 +237,13 @@ def test_compiling_leaves_the_random_state_alone(all_compiled, monkeypatch):
 
 def test_without_a_compiler_the_definition_runs_and_says_so(all_compiled, monkeypatch, caplog):
     expected = work()
-    _libraries._once.cache_clear()
-    monkeypatch.setattr(_libraries.shutil, "which", lambda name: None)
-    monkeypatch.setattr(_compiled, "_units", {})
+    libraries._once.cache_clear()
+    monkeypatch.setattr(libraries.shutil, "which", lambda name: None)
+    monkeypatch.setattr(units, "_units", {})
     assert same(work(), expected)
     work(64)
     assert sum("no C++ compiler" in record.message for record in caplog.records) == 1
-    _libraries._once.cache_clear()
+    libraries._once.cache_clear()
 
 
 # The operators.

@@ -9,8 +9,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from baguakit.kernels import mixing
-from baguakit.kernels import mixing_ops as operators
+from baguakit.kernels.mixing import definition as mixing
+from baguakit.kernels.mixing import operators
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 LENGTHS = (0, 1, 2047, 2048, 2049, 5000)  # a tile is 2048
@@ -65,7 +65,7 @@ def _exactly(a: float, b: float, c: float) -> float:
 def kernels(monkeypatch):
     from triton.runtime import interpreter
 
-    from baguakit.kernels import mixing_triton
+    from baguakit.kernels.mixing import gpu as mixing_triton
 
     def create_fma(self, x, y, z):
         return interpreter.TensorHandle(fused(x.data, y.data, z.data), z.dtype.scalar)

@@ -5,8 +5,9 @@ import itertools
 import pytest
 import torch
 
-from baguakit.kernels import steps, steps_table
-from baguakit.kernels.steps import SGD, Adam, Conditions, Lion, Operands
+from baguakit.kernels.steps import definition as steps
+from baguakit.kernels.steps import table as steps_table
+from baguakit.kernels.steps.definition import SGD, Adam, Conditions, Lion, Operands
 
 pytest.importorskip("triton")
 RULES = [
@@ -81,7 +82,7 @@ HELD = {name: torch.tensor(value) for name, value in (HOST | {"taken": 6.0, "fou
 
 
 def equal_after_a_step(rule, form, conditions, device, lengths=LENGTHS) -> bool:
-    from baguakit.kernels import steps_launch
+    from baguakit.kernels.steps import launch as steps_launch
 
     theirs = operands(rule, form, lengths)
     ours = moved(theirs, device)
@@ -118,7 +119,7 @@ def test_numbers_of_which_only_one_lies_on_the_device(device):
 
 
 def test_mixed_lists_make_one_launch_for_each_kind(device, monkeypatch):
-    from baguakit.kernels import steps_launch
+    from baguakit.kernels.steps import launch as steps_launch
 
     launched = counting(monkeypatch, steps_launch)
     rule, forms = Adam(), [FORMS[0], FORMS[4], FORMS[0], FORMS[4]]
@@ -140,7 +141,7 @@ def test_mixed_lists_make_one_launch_for_each_kind(device, monkeypatch):
 def test_packed_gradients_are_read_as_they_decompress(block, device):
     """Tiles of several blocks, and blocks of several tiles."""
     from baguakit.compressors import MinMaxUInt8
-    from baguakit.kernels import steps_launch
+    from baguakit.kernels.steps import launch as steps_launch
 
     compressor, rule, n = MinMaxUInt8(block), Adam(decoupled=True), 2100
     theirs = operands(rule, FORMS[4], [n])
@@ -173,7 +174,7 @@ def counting(monkeypatch, steps_launch) -> list[int]:
 
 
 def test_ten_thousand_tensors_are_one_launch(device, monkeypatch):
-    from baguakit.kernels import steps_launch
+    from baguakit.kernels.steps import launch as steps_launch
 
     launched = counting(monkeypatch, steps_launch)
     if device == "cpu":  # interpreted, ten thousand programs take a minute: it is enough that they are launched
@@ -195,7 +196,7 @@ def test_tiles_cover_every_value_once_even_beyond_2_to_the_31():
 
 def test_addresses_and_positions_are_64_bits_wide(device):
     """A tile far beyond 2³¹ of a tensor that begins as far before its memory: the same values are reached."""
-    from baguakit.kernels import steps_launch
+    from baguakit.kernels.steps import launch as steps_launch
 
     theirs = operands(SGD(), FORMS[5], [1024])
     ours = moved(theirs, device)
@@ -215,7 +216,7 @@ def test_addresses_and_positions_are_64_bits_wide(device):
 
 @pytest.mark.parametrize("rule", [SGD(0.9), Adam(), Lion()], ids=str)
 def test_what_is_not_finite_leaves_everything_as_it_was(rule, device):
-    from baguakit.kernels import steps_launch
+    from baguakit.kernels.steps import launch as steps_launch
 
     for where in ("cpu", device):
         x = moved(operands(rule, FORMS[4], [700, 9]), where)
@@ -233,7 +234,7 @@ def test_nan_is_passed_on(device):
         x = operands(rule, FORMS[0], [40])
         x.g[0][7] = float("nan")
         ours = moved(x, device)
-        from baguakit.kernels import steps_launch
+        from baguakit.kernels.steps import launch as steps_launch
 
         steps.step_(rule, x, Conditions(0.1, 3))
         steps_launch.step_(rule, plan_of(ours), Conditions(0.1, 3))

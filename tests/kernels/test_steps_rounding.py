@@ -2,7 +2,7 @@
 
 import torch
 
-from baguakit.kernels import steps
+from baguakit.kernels.steps import definition as steps
 
 
 def neighbours(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -28,7 +28,7 @@ def test_draws_are_one_of_the_two_neighbours_each_with_its_chance():
 
 def test_the_chance_of_the_upper_neighbour_is_exact_over_all_draws(monkeypatch):
     """Of the 65,536 possible draws exactly x − below, in units of their distance, raise x: the mean of all is x."""
-    monkeypatch.setattr(steps._noise, "uniform", lambda position, seed: position.float() / 65536)
+    monkeypatch.setattr(steps.noise, "uniform", lambda position, seed: position.float() / 65536)
     for value in (1.2345678, -3.7e-5, 6.1e-39, 1.0, 65504.0001):
         x = torch.full((65536,), value)
         assert steps.drawn(x, 0, (0, 0)).double().mean() == x[0].double()

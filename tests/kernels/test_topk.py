@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from pool import never_waiting
 
 from baguakit.compressors import TopK
-from baguakit.kernels import topk
-from baguakit.kernels import topk_ops as operators
+from baguakit.kernels.topk import definition as topk
+from baguakit.kernels.topk import operators
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 NAN, INFINITY = float("nan"), float("inf")
@@ -206,7 +206,7 @@ def test_guesses_are_good_for_what_is_drawn_and_forgotten_where_they_mislead(mon
 
 
 def kernels_agree(x: torch.Tensor, k: int, device: str) -> bool:
-    from baguakit.kernels import topk_triton as kernels
+    from baguakit.kernels.topk import gpu as kernels
 
     residual, ours = torch.empty(x.shape), torch.empty(x.shape, device=device)
     packed = topk.compress(x, k, residual)
@@ -222,7 +222,7 @@ def test_short_kernel_equals_the_definition(dtype, rows, n, k, device):
 
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_long_kernels_equal_the_definition(dtype, device, monkeypatch):
-    from baguakit.kernels import topk_triton as kernels
+    from baguakit.kernels.topk import gpu as kernels
 
     monkeypatch.setattr(kernels, "SHORT", 0)
     assert kernels_agree(drawn(2, 4099, dtype), 100, device)
@@ -231,7 +231,7 @@ def test_long_kernels_equal_the_definition(dtype, device, monkeypatch):
 @pytest.mark.parametrize("rows, n, k", [(1, 16385, 160), (2, 70001, 60000), (3, 4096, 4096)])
 @pytest.mark.slow  # the interpreter takes seconds for each
 def test_long_kernels_equal_the_definition_whatever_the_tiles(rows, n, k, device, monkeypatch):
-    from baguakit.kernels import topk_triton as kernels
+    from baguakit.kernels.topk import gpu as kernels
 
     monkeypatch.setattr(kernels, "SHORT", 0)
     for many in (0, 1 << 40):
@@ -243,7 +243,7 @@ def test_long_kernels_equal_the_definition_whatever_the_tiles(rows, n, k, device
 @pytest.mark.parametrize("short", [0, 1 << 12])
 @pytest.mark.parametrize("k", [3, 12, 700])
 def test_kernels_keep_what_is_not_finite_and_break_ties_by_place(short, k, device, monkeypatch):
-    from baguakit.kernels import topk_triton as kernels
+    from baguakit.kernels.topk import gpu as kernels
 
     monkeypatch.setattr(kernels, "SHORT", short)
     x = torch.full((1, 4000), -2.0)

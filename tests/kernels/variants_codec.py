@@ -2,9 +2,9 @@
 
 from variants import Variant
 
-from baguakit.kernels import blockwise_launch as launch
-from baguakit.kernels import blockwise_triton as kernels
-from baguakit.kernels import float8, minmax_uint8, sign, uint4
+from baguakit.kernels.blockwise import gpu as kernels
+from baguakit.kernels.blockwise import launch
+from baguakit.kernels.formats import float8, minmax_uint8, sign, uint4
 
 POINTERS = {"packed_ptr": "*u8", "sent_ptr": "*u8", "residual_ptr": "*fp32", "weights_ptr": "*fp32"}
 SIZES = {"fp32": 4, "bf16": 2, "fp16": 2, "fp64": 8}

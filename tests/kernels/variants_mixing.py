@@ -2,7 +2,7 @@
 
 from variants import Variant
 
-from baguakit.kernels import mixing_triton as kernels
+from baguakit.kernels.mixing import gpu as kernels
 
 DTYPES = ("fp32", "bf16", "fp16", "fp64")
 

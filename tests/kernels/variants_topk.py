@@ -2,7 +2,7 @@
 
 from variants import Variant
 
-from baguakit.kernels import topk_triton as kernels
+from baguakit.kernels.topk import gpu as kernels
 
 POINTERS = {"residual_ptr": "*fp32"}
 LONG = {"TILE": kernels.TILE, "TILES": 8}

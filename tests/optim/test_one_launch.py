@@ -7,7 +7,7 @@ import torch
 from torch import nn
 from toys import Gradients, alike, groups, parameters
 
-from baguakit.kernels import steps_ops
+from baguakit.kernels.steps import operators as steps_ops
 from baguakit.optim import fuse, report, steppers, unfuse
 
 COVERED = [

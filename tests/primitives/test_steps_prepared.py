@@ -7,7 +7,8 @@ import torch
 from drawn import values
 
 import baguakit as bk
-from baguakit.kernels import steps_ops, steps_table
+from baguakit.kernels.steps import operators as steps_ops
+from baguakit.kernels.steps import table as steps_table
 from baguakit.primitives import Fixed, adamw_step_, gradient_norm, sgd_step_
 
 # Tables: of addresses, made once.

@@ -1,0 +1,128 @@
+"""The operations of `blockwise.py` for GPUs, with the same arguments.
+
+Launches turn off the fusion of multiplication and addition, which would round once where the definition rounds twice.
+"""
+
+from functools import lru_cache
+from typing import Any, NamedTuple
+
+import torch
+import triton.language as tl  # type: ignore[import-untyped]
+from torch import Tensor
+
+from ..shared.devices import on
+from ..shared.noise_gpu import signed_words
+from ..shared.rounding_gpu import INTERPRETED
+from .format import Format, Layout
+from .gpu import add_kernel, compress_kernel, decompress_kernel, reduce_kernel
+
+# Values of a tile; a warp takes WARP of it, so that each thread has eight 16-byte loads of fp32 in flight. What looks
+# for the range of a block keeps blocks of up to 1024 within one warp, which then waits for no other; what only
+# streams fills a multiprocessor, which holds 32 programs, with two; unless a byte holds several codes: within one warp
+# a thread can hold the values of the very bytes it reads.
+WARP = 1024
+TILES = {compress_kernel: WARP, decompress_kernel: 2 * WARP, add_kernel: 2 * WARP, reduce_kernel: WARP}
+KERNELS = {"compress": compress_kernel, "decompress": decompress_kernel, "add": add_kernel, "reduce": reduce_kernel}
+
+
+def compress(format: Format, x: Tensor, block: int, residual: Tensor | None = None, key: int | None = None) -> Tensor:
+    rows, n = x.shape
+    plan, x = plan_of("compress", format, n, block, x.itemsize), x.contiguous()
+    packed = plan.layout.empty(rows, x.device)
+    _launch(plan, rows, x.device, (x, residual, packed, _stride(x), *plan.place), _draws(key))
+    return packed
+
+
+def decompress_(format: Format, out: Tensor, packed: Tensor, block: int) -> None:
+    rows, n = out.shape
+    plan = plan_of("decompress", format, n, block, out.itemsize)
+    _launch(plan, rows, out.device, (out, _aligned(packed), _stride(out), *plan.place), {})
+
+
+def add_(format: Format, out: Tensor, packed: Tensor, weights: Tensor, block: int) -> None:
+    plan = plan_of("add", format, len(out), block, out.itemsize)
+    _launch(plan, 1, out.device, (out, _aligned(packed), weights, _count(packed), *plan.place), {})
+
+
+def reduce(
+    format: Format, packed: Tensor, n: int, block: int, residual: Tensor | None = None, key: int | None = None
+) -> Tensor:
+    plan = plan_of("reduce", format, n, block, 1 if residual is None else 4)
+    sent = plan.layout.empty(1, packed.device)
+    _launch(plan, 1, sent.device, (sent, residual, _aligned(packed), _count(packed), *plan.place), _draws(key))
+    return sent
+
+
+class Plan(NamedTuple):
+    """How rows of one length are launched.
+
+    Attributes:
+        place: the bytes of a packed row, and where in it its headers begin.
+        runs: (first, tiles, options) of a row: its tiles that hold values throughout, and then the last if it does not.
+    """
+
+    kernel: Any
+    n: int
+    layout: Layout
+    place: tuple[int, int]
+    runs: tuple[tuple[int, int, dict[str, Any]], ...]
+
+
+@lru_cache(maxsize=1024)  # the lengths of a model's buckets are few
+def plan_of(operation: str, format: Format, n: int, block: int, itemsize: int) -> Plan:
+    """Return how an operation on rows of `n` values, of so many bytes each, is launched."""
+    kernel, layout = KERNELS[operation], format.layout(n, block)
+    constants = constants_of(kernel, format, block, itemsize)
+    options = constants | options_of(constants)
+    whole, rest = divmod(n, block * constants["BLOCKS"])
+    tiles = ((0, whole, False), (whole, int(rest > 0), True))
+    runs = tuple((first, count, options | {"MASKED": masked}) for first, count, masked in tiles if count)
+    return Plan(kernel, n, layout, (layout.row, layout.header_at), runs)
+
+
+def constants_of(kernel: Any, format: Format, block: int, itemsize: int) -> dict[str, Any]:
+    """The constants with which a kernel is compiled for a format and for values of so many bytes, besides MASKED."""
+    device = format.device()
+    tile = max(block, WARP if device["STRIPES"] > 1 else TILES[kernel])
+    return {name: value for name, value in device.items() if name in kernel.arg_names} | {
+        "BLOCK": block,
+        "BLOCKS": tile // block,
+        "WIDTH": min(16 // itemsize, 32 // device["STRIPES"]),  # a thread's part of what a warp of 32 holds
+    }
+
+
+def options_of(constants: dict[str, Any]) -> dict[str, Any]:
+    """The options with which a kernel of these constants is launched."""
+    return {"num_warps": constants["BLOCK"] * constants["BLOCKS"] // WARP, "enable_fp_fusion": False}
+
+
+def _aligned(packed: Tensor) -> Tensor:
+    return packed if packed.data_ptr() % 16 == 0 else packed.clone()
+
+
+def _count(packed: Tensor) -> Any:
+    # The interpreter of Triton 3.6 cannot count to an argument, only to a constant.
+    return tl.constexpr(len(packed)) if INTERPRETED.value else len(packed)
+
+
+def _stride(x: Tensor) -> int:
+    # A single row begins where the tensor does, whatever its length: zero keeps its accesses wide.
+    return x.shape[1] if x.shape[0] > 1 else 0
+
+
+UNDRAWN = {"seed": 0, "seed_high": 0, "DRAWN": False}
+
+
+def _draws(key: int | None) -> dict[str, Any]:
+    if key is None:
+        return UNDRAWN
+    seed, seed_high = signed_words(key)
+    return {"seed": seed, "seed_high": seed_high, "DRAWN": True}
+
+
+def _launch(plan: Plan, rows: int, device: torch.device, arguments: tuple[Any, ...], draws: dict[str, Any]) -> None:
+    if not rows:
+        return
+    with on(device):
+        for first, tiles, options in plan.runs:
+            plan.kernel[(rows * tiles,)](*arguments, plan.n, first, tiles, **draws, **options)

@@ -1,0 +1,1 @@
+"""Definitions compiled for the CPU, and kept in libraries."""

@@ -1,0 +1,201 @@
+"""Units in C++, as Inductor writes it: the only part of the codec that needs Dynamo, and takes seconds.
+
+Inductor writes kernels, and Python that makes temporaries and calls the kernels. The kernels are taken as text. The
+Python is run twice, for different numbers of rows, with kernels that only note their operands; so it becomes C++, too,
+and a library of units needs neither Python nor torch.
+"""
+
+import contextlib
+import logging
+import threading
+import types
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.fx
+from torch import Tensor
+
+from .examples import Unit, examples
+
+ROWS = 1 << 12  # of the example that is traced: enough for Inductor to divide the work among threads
+FEW, MANY = 37, 54  # rows for which operands are noted; whatever number differs grows in proportion
+
+# Only what is marked is dynamic, whatever shapes were seen before.
+DYNAMO_SETTINGS = {"assume_static_by_default": True, "automatic_dynamic_shapes": False, "suppress_errors": False}
+INDUCTOR_SETTINGS = {
+    "cpp.dynamic_threads": True,  # as many threads as torch.set_num_threads says when it runs, not when it was compiled
+    "cpp.enable_floating_point_contract_flag": "off",
+    "cpp.enable_unsafe_math_opt_flag": False,
+    "cpp_wrapper": False,
+    "compile_threads": 1,  # a few small functions are not worth a pool of processes
+    "realize_reads_threshold": 64,  # else rows summed in one pass go through a temporary as large as their sum
+    "realize_acc_reads_threshold": 64,
+    "realize_opcount_threshold": 256,
+    "force_disable_caches": True,  # what comes from a cache does not come as text
+    "cpp_cache_precompile_headers": False,  # they are read once
+}
+
+_log = logging.getLogger("baguakit")
+
+Call = tuple["Kernel", list[tuple[str, int]]]  # operands: the place in C++ that they count from, and how far
+
+
+class Kernel:
+    """Stands in for a compiled kernel, and notes what it is called with."""
+
+    def __init__(self, operand_types: list[str], source: str, calls: list[tuple["Kernel", tuple[Any, ...]]]) -> None:
+        self.types, self.calls, self.name = operand_types, calls, ""
+        lines = source.splitlines()
+        self.includes = {line for line in lines if line.startswith("#include")}
+        self.body = "\n".join(line for line in lines if line not in self.includes)
+
+    def __call__(self, *operands: Any) -> None:
+        self.calls.append((self, operands))
+
+
+def write(calls: list[tuple[Unit, tuple[Any, ...]]]) -> str:
+    """Return C++ with a function `unit_0`, `unit_1` … for each unit, compiled for arguments like those beside it.
+
+    It takes the addresses of the unit's tensors and the number of rows, and returns 0 if there was memory enough.
+    """
+    includes, bodies = {"#include <memory>", "#include <cstdint>"}, []
+    for i, (unit, like) in enumerate(calls):
+        try:
+            found, body = _function(f"unit_{i}", unit, like)
+        except Exception as error:  # the others need not do without it
+            _log.warning("%s: %s: %s", unit.__name__, type(error).__name__, " ".join(str(error).split())[:300])
+        else:
+            includes |= found
+            bodies.append(body)
+    return "\n".join([*sorted(includes), *bodies])
+
+
+def build(source: str, folder: str) -> Path:
+    """Compile C++ in `folder` to a shared library, with the flags that Inductor has for this machine."""
+    from torch._inductor.cpp_builder import CppBuilder, CppTorchDeviceOptions
+    from torch._inductor.cpu_vec_isa import pick_vec_isa
+
+    written = Path(folder, "units.cpp")
+    written.write_text(source)
+    with torch._inductor.config.patch(INDUCTOR_SETTINGS):
+        options = CppTorchDeviceOptions(vec_isa=pick_vec_isa(), device_type="cpu", include_pytorch=False)
+        builder = CppBuilder(name="units", sources=str(written), output_dir=folder, BuildOption=options)
+        builder.build()
+    return Path(builder.get_target_file_path())
+
+
+def _function(name: str, unit: Unit, like: tuple[Any, ...]) -> tuple[set[str], str]:
+    """A unit in C++, and what it includes."""
+    with _kernels() as kernels:
+        run = _trace(unit, examples(like, ROWS))
+    for i, kernel in enumerate(kernels):
+        kernel.name = f"{name}_kernel_{i}"
+    takes = ", ".join(f"char *a{i}" for i, part in enumerate(like) if isinstance(part, Tensor))
+    body = "\n        ".join(_statements(*(_noted(run, kernels, examples(like, rows)) for rows in (FEW, MANY))))
+    return (
+        {line for kernel in kernels for line in kernel.includes},
+        "\n".join(f"#define kernel {kernel.name}\n{kernel.body}\n#undef kernel" for kernel in kernels)
+        + f"""
+extern "C" int {name}({takes}, int64_t rows)
+{{
+    try {{
+        {body}
+        return 0;
+    }} catch (...) {{
+        return 1;
+    }}
+}}
+""",
+    )
+
+
+@contextlib.contextmanager
+def _kernels() -> Iterator[list[Kernel]]:
+    """Take the kernels that Inductor writes in this thread, in place of compiling them."""
+    from torch._inductor.async_compile import AsyncCompile
+
+    found: list[Kernel] = []
+    before, here = AsyncCompile.cpp_pybinding, threading.get_ident()
+
+    def take(self: AsyncCompile, argtypes: list[str], source_code: str) -> Any:
+        if threading.get_ident() != here:  # the user's own
+            return before(self, argtypes, source_code)
+        found.append(Kernel(argtypes, source_code, found[0].calls if found else []))
+        return found[-1]
+
+    AsyncCompile.cpp_pybinding = take  # type: ignore[method-assign]
+    try:
+        yield found
+    finally:
+        AsyncCompile.cpp_pybinding = before  # type: ignore[method-assign]
+
+
+def _trace(unit: Unit, arguments: list[Any]) -> Unit:
+    """The Python that Inductor writes for a unit."""
+    taken: list[tuple[Unit, list[int | None]]] = []
+
+    def take(graph: torch.fx.GraphModule, inputs: list[Any]) -> Unit:
+        with torch._inductor.config.patch(INDUCTOR_SETTINGS):
+            made = torch._dynamo.lookup_backend("inductor")(graph, inputs)
+        taken.append((made, [next((i for i, a in enumerate(arguments) if a is given), None) for given in inputs]))
+        return made
+
+    for argument in arguments:
+        if isinstance(argument, Tensor) and argument.dim() == 2:
+            torch._dynamo.mark_dynamic(argument, 0)
+    # A code object of its own keeps Dynamo's records, and its limit on them, apart from those of other widths.
+    copy = types.FunctionType(unit.__code__.replace(), unit.__globals__, unit.__name__)
+    with torch._dynamo.config.patch(DYNAMO_SETTINGS):
+        torch.compile(copy, backend=take, fullgraph=True)(*arguments)
+    if not taken:
+        raise RuntimeError("torch.compile is disabled")
+    made, order = taken[0]
+
+    def run(*arguments: Any) -> None:
+        # The only input that is no argument is the number of rows, the one size that was not fixed.
+        made(*[arguments[0].shape[0] if i is None else arguments[i] for i in order])
+
+    return run
+
+
+def _noted(run: Unit, kernels: list[Kernel], arguments: list[Any]) -> tuple[list[Call], list[int]]:
+    """The calls of kernels in one run, and how many bytes each temporary has."""
+    for kernel in kernels:
+        kernel.calls.clear()
+    run(*arguments)
+    begins = {part.data_ptr(): f"a{i}" for i, part in enumerate(arguments) if isinstance(part, Tensor)}
+    sizes: list[int] = []
+
+    def place(operand: Any) -> tuple[str, int]:
+        if not isinstance(operand, Tensor):
+            return "", int(operand)
+        memory = operand.untyped_storage()
+        if memory.data_ptr() not in begins:
+            begins[memory.data_ptr()] = f"t{len(sizes)}.get()"
+            sizes.append(memory.nbytes())
+        return begins[memory.data_ptr()], operand.data_ptr() - memory.data_ptr()
+
+    return [(kernel, [*map(place, operands)]) for kernel, operands in kernels[0].calls], sizes
+
+
+def _statements(few: tuple[list[Call], list[int]], many: tuple[list[Call], list[int]]) -> Iterator[str]:
+    """The C++ that does for any number of rows what two runs did for theirs."""
+    for i, sizes in enumerate(zip(few[1], many[1], strict=True)):
+        yield f"std::unique_ptr<char[]> t{i}(new char[{_in_rows(*sizes)}]);"
+    for (kernel, operands), (same, others) in zip(few[0], many[0], strict=True):
+        given = []
+        for type, (place, number), (its, other) in zip(kernel.types, operands, others, strict=True):
+            if kernel is not same or place != its:
+                raise RuntimeError(f"what {kernel.name} is called with depends on the number of rows")
+            given.append(f"({type})({place or 0} + {_in_rows(number, other)})")
+        yield f"{kernel.name}({', '.join(given)});"
+
+
+def _in_rows(few: int, many: int) -> str:
+    """A number that was this for few rows and that for many, as C++."""
+    each, odd = divmod(many - few, MANY - FEW)
+    if odd:
+        raise RuntimeError(f"{few} for {FEW} rows and {many} for {MANY} are not in proportion")
+    return f"rows * {each} + {few - each * FEW}"

@@ -1,0 +1,188 @@
+"""Libraries of compiled units: made once, by one process for all others of this user on this machine.
+
+They lie in a folder that nobody else can write to, each under a name made of all that its code depends on and of a
+digest of its bytes, so that what was cut short or changed is made anew. One process compiles at a time; those that
+waited for it find what it made.
+"""
+
+import contextlib
+import ctypes
+import functools
+import hashlib
+import logging
+import os
+import platform
+import shutil
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from . import inductor
+from .examples import Unit
+
+Call = tuple[Unit, tuple[Any, ...]]
+
+PATIENCE = 600.0  # seconds after which a process compiles beside one that comes to no end
+QUIET = 2.0  # seconds that a process waits before it says so
+# What tells one processor from another where code is made for the one that it is made on.
+PROCESSOR = ("vendor_id", "model name", "flags", "CPU implementer", "CPU part", "Features", "isa", "cpu")
+
+_log = logging.getLogger("baguakit")
+_once = functools.cache(_log.warning)
+
+
+def load(calls: list[Call]) -> list[Unit | None]:
+    """Return each unit compiled for arguments like those beside it; None for one that could not be."""
+    names = [_described(*call) for call in calls]
+    places = sorted(range(len(calls)), key=names.__getitem__)  # one library for a set, whatever its order
+    library = _open([calls[i] for i in places])
+    return [_caller(library, f"unit_{places.index(i)}", *call) for i, call in enumerate(calls)]
+
+
+def compiler() -> str | None:
+    """The C++ compiler that Inductor takes; said once if there is none."""
+    names = [name for name in (os.environ.get("CXX"), "g++", "clang++") if name]
+    found = next(filter(None, map(shutil.which, names)), None)
+    if found is None:
+        _once(f"no C++ compiler ({', '.join(names)}) was found: compression on the CPU will be many times slower")
+    return found
+
+
+def _described(unit: Unit, like: tuple[Any, ...]) -> str:
+    parts = [f"{part.dtype}{tuple(part.shape[1:])}" if isinstance(part, Tensor) else repr(part) for part in like]
+    return " ".join([unit.__module__, unit.__name__, *parts])
+
+
+def _caller(library: ctypes.PyDLL, name: str, unit: Unit, like: tuple[Any, ...]) -> Unit | None:
+    """A unit in a library."""
+    function = getattr(library, name, None)
+    if function is None:
+        _once(f"{unit.__name__} runs as written, many times slower than compiled: Inductor could not write it")
+        return None
+    tensors = [i for i, part in enumerate(like) if isinstance(part, Tensor)]
+    function.argtypes = [ctypes.c_void_p] * len(tensors) + [ctypes.c_int64]
+
+    def run(*arguments: Any) -> None:
+        if function(*[arguments[i].data_ptr() for i in tensors], arguments[0].shape[0]):
+            raise MemoryError("a compiled unit found no memory for its temporaries")
+
+    return run
+
+
+def _open(calls: list[Call]) -> ctypes.PyDLL:
+    """The library of these units, kept or made."""
+    name = _name(calls)
+    try:
+        with _folder() as folder:
+            if (found := _kept(folder, name)) is not None:
+                return found
+            with _alone(folder):
+                return _kept(folder, name) or _keep(folder, name, calls)
+    except (OSError, RuntimeError) as error:  # RuntimeError: there is no home
+        _once(f"the CPU codec is compiled by each process for itself, since no folder can keep it: {error}")
+    with tempfile.TemporaryDirectory(prefix="baguakit-") as room:
+        return ctypes.PyDLL(str(_make(calls, room)))
+
+
+def _name(calls: list[Call]) -> str:
+    """What the code of a library depends on."""
+    said = [*_machine(), *(_described(*call) for call in calls)]
+    return hashlib.sha256("\0".join(said).encode()).hexdigest()[:24]
+
+
+@functools.cache
+def _machine() -> list[str]:
+    """This torch, Python, processor, compiler and source."""
+    at = os.path.realpath(compiler() or "")
+    seen = os.stat(at)
+    source = b"".join(file.read_bytes() for file in sorted(Path(__file__).parents[1].rglob("*.py")))
+    return [
+        *(torch.__version__, str(torch.version.git_version), torch.backends.cpu.get_cpu_capability()),
+        *(sys.implementation.cache_tag or sys.version, sys.platform, platform.machine(), *_processor()),
+        *(at, str(seen.st_size), str(seen.st_mtime_ns)),
+        hashlib.sha256(source).hexdigest(),
+    ]
+
+
+def _processor() -> list[str]:
+    try:
+        with open("/proc/cpuinfo", encoding="utf-8", errors="replace") as file:
+            first = file.read(1 << 14).split("\n\n")[0]
+    except OSError:
+        return [platform.processor(), platform.node()]  # such machines seldom share a home
+    return [line for line in first.splitlines() if line.split(":")[0].strip() in PROCESSOR]
+
+
+@contextlib.contextmanager
+def _folder() -> Iterator[str]:
+    """Where libraries are kept; raises an OSError unless it is this user's, and nobody else can write to it."""
+    base = os.environ.get("XDG_CACHE_HOME", "")
+    path = (Path(base) if os.path.isabs(base) else Path.home() / ".cache") / "baguakit" / "cpu"
+    path.mkdir(mode=0o700, parents=True, exist_ok=True)
+    handle = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        seen = os.fstat(handle)
+        if seen.st_uid != os.geteuid() or seen.st_mode & 0o077:
+            raise PermissionError(f"{path} must be a folder of your own with mode 0700; chmod 700 it, or remove it")
+        # By its handle the folder is the one that was looked at, whatever is done to its path meanwhile.
+        held = f"/proc/self/fd/{handle}"
+        yield held if os.path.isdir(held) else str(path)
+    finally:
+        os.close(handle)
+
+
+def _kept(folder: str, name: str) -> ctypes.PyDLL | None:
+    """The library of that name, if it is there and whole."""
+    for path in sorted(Path(folder).glob(f"{name}-*.so")):
+        if path.stem == f"{name}-{_digest(path)}":
+            return ctypes.PyDLL(str(path))
+    return None
+
+
+def _keep(folder: str, name: str, calls: list[Call]) -> ctypes.PyDLL:
+    """Make a library and put it into the folder, where it appears whole or not at all."""
+    with tempfile.TemporaryDirectory(prefix="baguakit-") as room, tempfile.TemporaryDirectory(dir=folder) as beside:
+        made = _make(calls, room)
+        unfinished = shutil.copyfile(made, Path(beside, "unfinished"))
+        for broken in Path(folder).glob(f"{name}-*.so"):
+            broken.unlink()
+        path = Path(folder, f"{name}-{_digest(made)}.so")
+        os.replace(unfinished, path)
+    return ctypes.PyDLL(str(path))
+
+
+def _digest(path: Path) -> str:
+    return hashlib.sha256(path.read_bytes()).hexdigest()[:24]
+
+
+def _make(calls: list[Call], room: str) -> Path:
+    # Loud enough to be seen without logging being set up: whoever waits for the first time should know for what.
+    _log.warning("baguakit compiles its CPU codec for this machine, which takes about 20 seconds the first time")
+    return inductor.build(inductor.write(calls), room)
+
+
+@contextlib.contextmanager
+def _alone(folder: str) -> Iterator[None]:
+    """Wait until no other process compiles. A lock goes with its process, however that ends."""
+    import fcntl
+
+    with open(Path(folder, "lock"), "w") as file:
+        began, said = time.monotonic(), False
+        while (waited := time.monotonic() - began) < PATIENCE:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                time.sleep(0.05)
+            except OSError:  # a file system without locks: several may compile, and what they make is the same
+                break
+            if waited > QUIET and not said:
+                said = True
+                _log.info("baguakit waits for another process, which compiles the CPU codec for this machine")
+        yield

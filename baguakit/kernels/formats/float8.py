@@ -1,0 +1,110 @@
+"""Eight bits a value: a float8 number, and a power of two for each block of them.
+
+    s    = the smallest power of two with max |x| / s ≤ largest, within the bounds below
+    code = float8(x / s)                             to the nearest, ties to even; past the largest, the largest
+    x′   = the number that the code means · s        |x′ − x| ≤ max(|x| / 2ᵐ⁺¹, s · 2ᵉ⁻ᵐ / 2)
+
+    format   m   e     largest          least number, 2ᵉ⁻ᵐ
+    e4m3     3   −6    448 = 1.75·2⁸    2⁻⁹                    (torch.float8_e4m3fn)
+    e5m2     2   −14   57344 = 1.75·2¹⁵ 2⁻¹⁶                   (torch.float8_e5m2)
+
+A power of two divides without rounding, so the cast is the only thing that is lost, and takes one byte, s · 2¹²⁷ as an
+exponent (E8M0 of the OCP Microscaling Formats, v1.0, 2023): 8.0625 bits a value in blocks of 128. It costs at most one
+of the format's 18 (e5m2: 32) powers of two below the largest, and no precision above. Zeros keep their sign. s is at
+least 2ᵐ⁻ᵉ⁻¹²⁶, so that every x′ but zero is a normal number, which devices that flush subnormals read the same; and at
+most 2¹¹⁹ (2¹¹²), so that a finite value reads as a finite one: what exceeds 1.75 · 2¹²⁷ reads as that. A block that
+holds a NaN or an infinity takes the byte 255 and codes 0, and reads as NaN throughout.
+
+Rounding by draws is unbiased: of the two neighbours of |x| / s the larger one is taken with a probability that is
+|x| / s's distance from the smaller in parts of theirs.
+
+This file is the definition, with torch's casts; `float8_gpu.py` does the same by integers, because neither older
+GPUs nor Triton's interpreter cast as torch does:
+
+    f    = max(exponent of |x / s| − e + 1, 1)       the exponent's field
+    k    = |x / s| · 2ᵐ⁻ᵉ⁻ᶠ⁺¹, rounded               2ᵐ ≤ k ≤ 2ᵐ⁺¹, or less where f = 1
+    code = (f − 1) · 2ᵐ + k                          a carry into the exponent is the next power of two
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..blockwise.format import Format
+from ..blockwise.operators import operators
+
+BIAS = 127  # of an exponent's field in fp32
+NAN_FIELD = 255
+MANTISSA = 0x600000  # of 1.75, that of the largest number in both formats
+
+
+@dataclass(frozen=True)
+class Float8(Format):
+    """The formats of this file.
+
+    Attributes:
+        dtype: torch's float8.
+        m: bits of the mantissa.
+        e: exponent of the smallest normal number.
+    """
+
+    dtype: torch.dtype
+    m: int
+    e: int
+
+    bits = 8
+    header = (torch.uint8, 1)
+
+    @property
+    def name(self) -> str:
+        return f"float8_e{7 - self.m}m{self.m}"
+
+    @property
+    def fields(self) -> tuple[int, int]:
+        """Bounds of the field of s: that 2ᵉ⁻ᵐ · s is normal, and the largest number times s finite."""
+        return 1 + self.m - self.e, BIAS + 127 - self.exponent
+
+    @property
+    def exponent(self) -> int:
+        """The exponent of the largest number."""
+        return round(torch.finfo(self.dtype).max / 1.75).bit_length() - 1
+
+    def measure(self, x: Tensor, drawn: bool) -> tuple[Tensor, Tensor]:
+        top = x.abs().amax(-1, keepdim=True)
+        broken = top - top != 0  # amax passes NaN on
+        field = ((top.view(torch.int32) + 0x7FFFFF - MANTISSA) >> 23) - self.exponent
+        field = field.clamp(*self.fields)
+        scale = ((2 * BIAS - field) << 23).view(torch.float32)
+        return field.masked_fill(broken, NAN_FIELD).to(torch.uint8), scale.masked_fill(broken, float("nan"))
+
+    def encode(self, x: Tensor, header: Tensor, scale: Tensor, draw: Tensor | None) -> Tensor:
+        largest = torch.finfo(self.dtype).max
+        y = (x * scale).clamp(-largest, largest)
+        y = torch.where(scale == scale, y, 0.0)
+        if draw is not None:
+            y = self._drawn(y, draw)
+        return y.to(self.dtype).view(torch.uint8)
+
+    def _drawn(self, y: Tensor, draw: Tensor) -> Tensor:
+        field = ((y.view(torch.int32) >> 23) & 0xFF).clamp(min=BIAS + self.e)
+        unit = ((field - self.m) << 23).view(torch.float32)  # the distance of the neighbours
+        level = y.abs() / unit
+        below = level.floor()
+        return torch.copysign((below + (level - below > draw).float()) * unit, y)
+
+    def decode(self, codes: Tensor, header: Tensor) -> Tensor:
+        s = (header.int() << 23).view(torch.float32)
+        s = torch.where(header == NAN_FIELD, float("nan"), s)
+        return codes.view(self.dtype).float() * s
+
+    def device(self) -> Mapping[str, Any]:
+        from . import float8_gpu
+
+        return float8_gpu.E4M3 if self.m == 3 else float8_gpu.E5M2
+
+
+E4M3 = operators(Float8(torch.float8_e4m3fn, m=3, e=-6))
+E5M2 = operators(Float8(torch.float8_e5m2, m=2, e=-14))

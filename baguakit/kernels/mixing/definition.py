@@ -1,0 +1,46 @@
+"""Received tensors brought into a tensor in one pass: a weighted mix, and the landing of an asynchronous result.
+
+    mix    x ← w₀ x + Σ_k w_k y_k                              4 (k + 2) bytes a value in fp32
+    land   x ← r where x = b, else x + (r − b)                 16 bytes a value in fp32
+
+Mixing is done in fp32 (fp64 for fp64), in the order of the tensors: w₀ x is rounded, then each product is added to the
+sum with one rounding for both (a fused multiply-add), and a narrower dtype is rounded to at the very end. Landing is
+done in the dtype of x, each operation rounded to it: where nothing has moved x since it was b, it becomes r to the
+bit; elsewhere what moved it is kept. A NaN equals nothing, so that it stays one.
+
+This file is the definition, and what CPU tensors take; `gpu.py` holds the same arithmetic for GPUs.
+"""
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+RUN = 1 << 17  # values whose temporaries stay in cache
+
+WIDE = (torch.float32, torch.float64)
+
+
+def mix_(x: Tensor, others: Sequence[Tensor], weights: Sequence[float] | Tensor) -> None:
+    """x ← weights[0] · x + Σ weights[k] · others[k − 1], all of one length and dtype."""
+    factors = weights.tolist() if isinstance(weights, Tensor) else weights
+    for run in _runs(x, x.numel() if x.dtype in WIDE else RUN):  # without temporaries the longest run is the fastest
+        total = x[run] if x.dtype in WIDE else x[run].float()
+        total.mul_(factors[0])
+        for y, weight in zip(others, factors[1:], strict=True):
+            total.add_(y[run], alpha=weight)
+        if x.dtype not in WIDE:
+            x[run].copy_(total)
+
+
+def land_(x: Tensor, result: Tensor, before: Tensor) -> None:
+    """x ← result where x is what it was `before`, else x + (result − before): what moved it meanwhile is kept."""
+    for run in _runs(x, RUN):
+        now, then = x[run], before[run]
+        now.copy_(torch.where(now == then, result[run], now + (result[run] - then)))
+
+
+def _runs(x: Tensor, length: int) -> Iterator[Any]:
+    """Runs of a row; a tensor of any other shape is one."""
+    yield from (slice(i, i + length) for i in range(0, len(x), max(length, 1))) if x.dim() == 1 else [...]

@@ -1,0 +1,130 @@
+"""The arithmetic of `mixing.py` for GPUs: the same roundings in the same order. Its docstring states the equations.
+
+A program holds a tile of each tensor. Only the last tile, where it reaches past the end, has a mask, so that all
+others move sixteen bytes at a time.
+"""
+
+# What Triton compiles has no Python types.
+# mypy: disable-error-code="no-untyped-def, untyped-decorator, no-untyped-call"
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+import triton  # type: ignore[import-untyped]
+import triton.language as tl  # type: ignore[import-untyped]
+from torch import Tensor
+
+from ..shared.devices import on
+from ..shared.rounding_gpu import rounded
+from .definition import WIDE
+
+TILE = 2048  # values
+WARPS = 4  # with 16 values a thread: of each tensor four 16-byte loads in flight in fp32
+MOST = 8  # tensors mixed in by one launch
+
+
+# Values in the type in which they are added, and back.
+
+
+@triton.jit
+def wide(x):
+    return x if x.dtype == tl.float64 else x.to(tl.float32)
+
+
+@triton.jit
+def load(ptr, inside):
+    return wide(tl.load(ptr) if inside is None else tl.load(ptr, inside, 0))
+
+
+@triton.jit
+def store(ptr, value, inside):
+    tl.store(ptr, rounded(value, ptr.dtype.element_ty), inside)
+
+
+# Mixing. The weights are numbers of the launch, or lie on the device.
+
+
+@triton.jit
+def add(total, y_ptr, at, inside, weights_ptr, weight, k: tl.constexpr):
+    if y_ptr is None:
+        return total
+    else:
+        return tl.fma(load(y_ptr + at, inside), factor(weights_ptr, weight, k), total)
+
+
+@triton.jit
+def factor(weights_ptr, weight, k: tl.constexpr):
+    return tl.full((1,), weight, tl.float32) if weights_ptr is None else tl.load(weights_ptr + k)
+
+
+@triton.jit(do_not_specialize=["n", "first"], do_not_specialize_on_alignment=["weights_ptr"])
+def mix_kernel(
+    out_ptr, x_ptr, y1_ptr, y2_ptr, y3_ptr, y4_ptr, y5_ptr, y6_ptr, y7_ptr, y8_ptr,
+    weights_ptr, w0, w1, w2, w3, w4, w5, w6, w7, w8, n, first,
+    SCALED: tl.constexpr, TILE: tl.constexpr, MASKED: tl.constexpr,
+):  # fmt: skip
+    """out ← w₀ x + Σ w_k y_k, or x + Σ w_k y_k where x is a sum already begun; absent tensors are None."""
+    at = (first + tl.program_id(0)).to(tl.int64) * TILE + tl.arange(0, TILE)
+    inside = at < n if MASKED else None
+    total = load(x_ptr + at, inside)
+    if SCALED:
+        total *= factor(weights_ptr, w0, 0)
+    total = add(total, y1_ptr, at, inside, weights_ptr, w1, 1)
+    total = add(total, y2_ptr, at, inside, weights_ptr, w2, 2)
+    total = add(total, y3_ptr, at, inside, weights_ptr, w3, 3)
+    total = add(total, y4_ptr, at, inside, weights_ptr, w4, 4)
+    total = add(total, y5_ptr, at, inside, weights_ptr, w5, 5)
+    total = add(total, y6_ptr, at, inside, weights_ptr, w6, 6)
+    total = add(total, y7_ptr, at, inside, weights_ptr, w7, 7)
+    total = add(total, y8_ptr, at, inside, weights_ptr, w8, 8)
+    store(out_ptr + at, total, inside)
+
+
+@triton.jit(do_not_specialize=["n", "first"])
+def land_kernel(x_ptr, result_ptr, before_ptr, n, first, TILE: tl.constexpr, MASKED: tl.constexpr):
+    dtype: tl.constexpr = x_ptr.dtype.element_ty
+    at = (first + tl.program_id(0)).to(tl.int64) * TILE + tl.arange(0, TILE)
+    inside = at < n if MASKED else None
+    x, result, before = load(x_ptr + at, inside), load(result_ptr + at, inside), load(before_ptr + at, inside)
+    change = wide(rounded(result - before, dtype))
+    store(x_ptr + at, tl.where(x == before, result, x + change), inside)
+
+
+# The launchers, with the arguments of the definition's functions.
+
+
+def mix_(x: Tensor, others: Sequence[Tensor], weights: Sequence[float] | Tensor) -> None:
+    """Any number of tensors, `MOST` to a launch; a sum that goes on is kept in the type in which it is added."""
+    if x.dtype == torch.float64 and not isinstance(weights, Tensor):
+        # Triton takes a number for fp32. These are written by the device: a copy from the host would wait for it.
+        weights = torch.stack([x.new_full((), weight) for weight in weights])
+    begun = x
+    for start in range(0, max(len(others), 1), MOST):
+        some = others[start : start + MOST]
+        last = start + MOST >= len(others)
+        out = x if last or x.dtype in WIDE else torch.empty_like(x, dtype=torch.float32) if begun is x else begun
+        absent: list[None] = [None] * (MOST - len(some))
+        factors: list[Any]
+        if isinstance(weights, Tensor):
+            factors = [weights[start:], *[None] * (MOST + 1)]  # what they weigh is read from there
+        else:
+            own = weights[0] if start == 0 else None
+            factors = [None, own, *weights[start + 1 : start + 1 + len(some)], *absent]
+        _launch(mix_kernel, x, (out, begun, *some, *absent, *factors), SCALED=start == 0)
+        begun = out
+
+
+def land_(x: Tensor, result: Tensor, before: Tensor) -> None:
+    _launch(land_kernel, x, (x, result, before))
+
+
+def _launch(kernel: Any, x: Tensor, arguments: Sequence[Any], **constants: bool) -> None:
+    """Launch the tiles that lie wholly in the tensors, and then the last if it does not."""
+    n = x.numel()
+    whole, rest = divmod(n, TILE)
+    options = constants | {"TILE": TILE, "num_warps": WARPS, "enable_fp_fusion": False}
+    with on(x.device):
+        for first, tiles, masked in ((0, whole, False), (whole, int(rest > 0), True)):
+            if tiles:
+                kernel[(tiles,)](*arguments, n, first, MASKED=masked, **options)

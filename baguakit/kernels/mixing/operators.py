@@ -1,0 +1,86 @@
+"""`mixing` as operators of torch, which `torch.compile` passes over.
+
+CUDA tensors take the kernels, and import them at the first; all others take the definition. No argument has a default,
+because torch 2.11 looks for mutated arguments among those that are not.
+"""
+
+from collections.abc import Sequence
+from functools import cache
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.graph import increment_version
+
+from ..shared.tracing import operator
+from . import definition
+
+
+@operator(mutates={"x"})
+def mix_(x: Tensor, others: Sequence[Tensor], weights: Sequence[float]) -> None:
+    """x ← weights[0] · x + Σ weights[k] · others[k − 1], with a number for each."""
+    _check_mix(x, others, len(weights))
+    _for(x).mix_(x.view(-1), [other.reshape(-1) for other in others], weights)
+
+
+@operator(mutates={"x"})
+def mix_by_(x: Tensor, others: Sequence[Tensor], weights: Tensor) -> None:
+    """`mix_` with weights (k + 1,) beside `x`, in fp32 (fp64 for fp64): no host reads them from a GPU."""
+    _check_mix(x, others, weights.numel())
+    wanted = torch.promote_types(x.dtype, torch.float32)
+    if weights.device != x.device or weights.dtype != wanted or weights.dim() != 1:
+        raise ValueError(
+            f"weights are one row of {wanted} on {x.device}, not {tuple(weights.shape)} of {weights.dtype} on "
+            f"{weights.device}; numbers of Python go to mix_"
+        )
+    _for(x).mix_(x.view(-1), [other.reshape(-1) for other in others], weights.contiguous())
+
+
+@operator(mutates={"x"})
+def land_(x: Tensor, result: Tensor, before: Tensor) -> None:
+    """x ← result where x is what it was `before`, else x + (result − before)."""
+    _check_alike(x, (result, before))
+    if all(t.is_contiguous() and t.dtype == x.dtype for t in (x, result, before)):
+        _for(x).land_(x.view(-1), result.view(-1), before.view(-1))
+    else:  # the definition takes any strides, and promotes
+        definition.land_(x, result, before)
+
+
+def _check_mix(x: Tensor, others: Sequence[Tensor], weights: int) -> None:
+    _check_alike(x, others)
+    if weights != len(others) + 1:
+        raise ValueError(
+            f"{len(others) + 1} tensors are mixed with as many weights, the first one's first, not {weights}"
+        )
+    for other in others:
+        if other.dtype != x.dtype:
+            raise TypeError(f"tensors are mixed in one dtype, that of the first, {x.dtype}, not {other.dtype}")
+        if other.numel() and other.data_ptr() == x.data_ptr():
+            raise ValueError("a tensor is mixed into itself: it would be read after it was written; clone it first")
+    if not x.is_contiguous():
+        raise ValueError("the tensor that others are mixed into is contiguous; this one has gaps: use .contiguous()")
+
+
+def _check_alike(x: Tensor, others: Sequence[Tensor]) -> None:
+    if not x.is_floating_point():
+        raise TypeError(f"tensors of a floating dtype are mixed, not of {x.dtype}; convert them with .float()")
+    for other in others:
+        if other.shape != x.shape or other.device != x.device:
+            raise ValueError(
+                f"all have the shape and the device of the first, {tuple(x.shape)} on {x.device}, not "
+                f"{tuple(other.shape)} on {other.device}"
+            )
+
+
+def _for(x: Tensor) -> Any:
+    if not x.is_cuda:
+        return definition
+    increment_version(x)  # kernels write unseen
+    return _kernels()
+
+
+@cache
+def _kernels() -> Any:
+    from . import gpu
+
+    return gpu

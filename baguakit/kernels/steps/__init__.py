@@ -1,0 +1,1 @@
+"""Fused steps of optimizers."""

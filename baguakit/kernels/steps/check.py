@@ -1,0 +1,164 @@
+"""What tensors must be to be stepped together: asked before anything is launched, where they are new."""
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ...arguments import real, shown
+from .definition import SGD, Adam, Conditions, Operands, Rule
+
+CPU = torch.device("cpu")
+WEIGHTS = (torch.float32, torch.bfloat16, torch.float16)
+
+
+def check_operands(operands: Operands, names: Sequence[str], drawn: bool, packed: bool = False) -> None:
+    """Raise unless the tensors go together.
+
+    Args:
+        operands: what is to be stepped.
+        names: what its states are called.
+        drawn: whether bf16 weights are rounded at random.
+        packed: whether gradients are packed, and so were looked at by themselves.
+
+    Raises:
+        TypeError: a tensor is not dense, or has a dtype that cannot be stepped.
+        ValueError: numbers, sizes, layouts or devices differ, or what is written shares memory with another.
+    """
+    columns: dict[str, Sequence[Tensor | None]] = {"p": operands.p}
+    columns |= {} if packed else {"g": operands.g}
+    columns |= dict(zip(names, operands.states, strict=True))
+    columns |= {"master": operands.master} if operands.master else {}
+    for name, column in columns.items():
+        if len(column) != len(operands.p):
+            raise ValueError(
+                f"{len(operands.p)} parameters need as many tensors {name}, not {len(column)}: {shown(column)}"
+            )
+        for i, (x, p) in enumerate(zip(column, operands.p, strict=True)):
+            if x is not None or name != "master":
+                _check_like(
+                    _checked(f"{name}[{i}]", x, WEIGHTS if name in "pg" else (torch.float32,)), f"{name}[{i}]", p
+                )
+    _check_masters(operands, drawn)
+    check_apart({f"{name}[{i}]": x for name, column in columns.items() for i, x in enumerate(column) if x is not None})
+
+
+def check_gradients(grads: Sequence[Tensor]) -> None:
+    """Raise unless a norm can be taken of all these together."""
+    for i, g in enumerate(grads):
+        _checked(f"grads[{i}]", g, WEIGHTS)
+        if g.device != grads[0].device:
+            raise ValueError(f"grads[{i}] is on {g.device} and grads[0] on {grads[0].device}; take a norm for each")
+
+
+def check_conditions(rule: Rule, conditions: Conditions, device: torch.device) -> None:
+    """Raise unless the options have a meaning for tensors on this device."""
+    betas = {} if isinstance(rule, SGD) else {"betas[0]": rule.beta1, "betas[1]": rule.beta2}
+    for name, beta in betas.items():
+        if not 0 <= beta < 1:
+            raise ValueError(f"{name} is {beta!r}, and must be at least 0 and less than 1")
+    others = (
+        {"momentum": rule.momentum} if isinstance(rule, SGD) else {"eps": rule.eps} if isinstance(rule, Adam) else {}
+    )
+    for name, value in {**others, "weight_decay": rule.weight_decay}.items():
+        if not value >= 0:
+            raise ValueError(f"{name} is {value!r}, and must be at least 0")
+    c = conditions
+    numbers = {
+        "lr": (c.lr, 0.0),
+        "clip": (c.clip, 0.0),
+        "grad_scale": (c.grad_scale, None),
+        "found_inf": (c.found_inf, None),
+    }
+    for name, (number, least) in numbers.items():
+        check_number(name, number, device, least)
+    if isinstance(c.taken, Tensor):
+        if c.taken.numel() != 1 or c.taken.device not in (device, CPU) or c.taken.is_complex():
+            raise ValueError(f"step is a number or a tensor with one value on {device}, not {_words(c.taken)}")
+    elif isinstance(c.taken, bool) or not isinstance(c.taken, int) or not 0 <= c.taken < 2**31 - 1:
+        raise ValueError(f"step is {shown(c.taken)}; it says how many steps were taken before this one: 0 at first")
+
+
+def check_number(name: str, number: object, device: torch.device, least: float | None = None) -> None:
+    """Raise unless this is a finite number, or a floating tensor with one value that can be read without waiting."""
+    if isinstance(number, Tensor):
+        if number.numel() != 1 or not number.is_floating_point() or number.device not in (device, CPU):
+            raise ValueError(f"{name} is a floating tensor with one value on {device}, not {_words(number)}")
+    else:
+        real(name, number, least, above=0 if name == "grad_scale" else None)
+
+
+def _words(x: Tensor) -> str:
+    return f"{tuple(x.shape)} of {x.dtype} on {x.device}"
+
+
+def _checked(name: str, x: object, dtypes: Sequence[torch.dtype]) -> Tensor:
+    if not isinstance(x, Tensor):
+        raise TypeError(f"{name} is a {type(x).__name__}; give tensors, and leave out parameters without a gradient")
+    if x.layout is not torch.strided:
+        raise TypeError(f"{name} has the layout {x.layout}; call .to_dense() first")
+    if x.dtype not in dtypes:
+        allowed = " or ".join(str(dtype).removeprefix("torch.") for dtype in dtypes)
+        raise TypeError(f"{name} is {x.dtype}, and must be {allowed}; convert it with .to(…)")
+    if not is_dense(x):
+        raise TypeError(f"{name} has gaps (shape {tuple(x.shape)}, strides {x.stride()}); call .contiguous() first")
+    return x
+
+
+def _check_like(x: Tensor, name: str, p: Tensor) -> None:
+    if x.device != p.device:
+        raise ValueError(f"{name} is on {x.device} and its parameter on {p.device}; move one to the other")
+    if x.numel() != p.numel():
+        raise ValueError(f"{name} has {x.numel()} values and its parameter p {p.numel()}: {shown(x)} beside {shown(p)}")
+    if not (x.is_contiguous() and p.is_contiguous()) and (x.shape, x.stride()) != (p.shape, p.stride()):
+        raise ValueError(
+            f"{name} lies in memory otherwise than its parameter (strides {x.stride()} and {p.stride()}); "
+            "make it with torch.empty_like(p)"
+        )
+
+
+def _check_masters(operands: Operands, drawn: bool) -> None:
+    for i, p in enumerate(operands.p):
+        mastered = bool(operands.master) and operands.master[i] is not None
+        if p.device != operands.p[0].device:
+            raise ValueError(f"p[{i}] is on {p.device} and p[0] on {operands.p[0].device}; step each device by itself")
+        if mastered and p.dtype == torch.float32:
+            raise ValueError(f"p[{i}] is float32 and needs no master; put None in its place")
+        if mastered and drawn:
+            raise ValueError(f"p[{i}] has a master, which loses nothing to rounding; leave key= out, or the master")
+        if drawn and p.dtype == torch.float16:
+            raise TypeError(f"p[{i}] is float16, and only bfloat16 is rounded at random; give it a master instead")
+
+
+def is_dense(x: Tensor) -> bool:
+    """Whether the values of a tensor fill its memory without gaps or overlaps, in whatever order."""
+    if x.is_contiguous():
+        return True
+    reach = 1
+    for stride, size in sorted(zip(x.stride(), x.shape, strict=True)):
+        if size == 1:
+            continue
+        if stride != reach:
+            return False
+        reach *= size
+    return True
+
+
+def check_apart(tensors: dict[str, Tensor]) -> None:
+    """Raise if one shares memory with another; two gradients may, since they are only read."""
+    names = [name for name, x in tensors.items() if x.numel()]
+    starts = np.array([tensors[name].data_ptr() for name in names], np.int64)
+    stops = starts + np.array([tensors[name].nbytes for name in names], np.int64)
+    read = np.array([name.startswith("g[") for name in names], bool)
+    order = np.argsort(starts, kind="stable")
+    reach: dict[bool, tuple[int, str]] = {True: (0, ""), False: (0, "")}  # how far those read, and written, have come
+    for i in order.tolist():
+        for other in (False,) if read[i] else (False, True):
+            if starts[i] < reach[other][0]:
+                raise ValueError(
+                    f"{names[i]} and {reach[other][1]} share memory, and one of them is overwritten; clone one, and "
+                    "give a shared parameter once"
+                )
+        key = bool(read[i])
+        reach[key] = max(reach[key], (int(stops[i]), names[i]))

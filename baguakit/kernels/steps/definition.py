@@ -1,0 +1,221 @@
+"""Optimizer steps: what becomes of weights p and of what the optimizer remembers of them, value by value.
+
+With gradients g, rate η, decay λ and t = 1 at the first step, after g ← factor · g:
+
+    SGD     g ← g + λ p     b ← μ b + (1 − d) g  (at t = 1: g)     p ← p − η (g + μ b  with Nesterov, else b)
+    Adam    g ← g + λ p     AdamW instead:  p ← (1 − η λ) p
+            m ← m + (1 − β₁) (g − m)     v ← β₂ v + ((1 − β₂) g) g
+            p ← p + (−η / (1 − β₁ᵗ) m) / (√v / √(1 − β₂ᵗ) + ε)
+    Lion    c = β₁ m + (1 − β₁) g     p ← (1 − η λ) p − η sign(c)     m ← β₂ m + (1 − β₂) g
+
+SGD, Adam and AdamW are those of `torch.optim`; Lion is that of Chen et al. 2023, arXiv:2302.06675. The *numbers* that
+stand before g, m, v, p are made in fp64 (βᵗ by repeated squaring) and rounded to fp32 once; the values are fp32, and
+each operation rounds by itself. torch's code fuses some products with sums, so the two are bitwise equal where such
+products are exact (gradients with at most 12 significant bits, as those in bf16, and η, λ, μ, 1 − d and 1 − β that are
+powers of two), and within rounding elsewhere.
+
+Weights in bf16 or fp16 are read and rounded to nearest at each step, which loses updates far smaller than they are;
+with a fp32 `master` of them, which is what is stepped, nothing is lost. With a `key`, bf16 weights are rounded up or
+down at random without bias, drawn from key, t and the position of the value among all: the upper neighbour is taken
+with probability (x − below) / (above − below), to 16 bits, which are all that fp32 has beyond bf16.
+
+This file is the definition, and what CPU tensors take; `gpu.py` holds the same arithmetic for GPUs.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from ..shared import noise
+
+Numbers = tuple[float, ...]
+PAYLOAD = 0xFFFF  # the bits that fp32 has beyond bf16
+
+
+def power(base: float, t: int) -> float:
+    """baseᵗ in fp64 for 0 ≤ t < 2³¹, by repeated squaring."""
+    result = 1.0
+    for bit in range(31):
+        result = result * base if t >> bit & 1 else result
+        base = base * base
+    return result
+
+
+def exact_sqrt(x: Tensor) -> Tensor:
+    """√x in fp32, correctly rounded; on CPUs torch's own may be that of a library, an ulp off."""
+    return x.double().sqrt().float()
+
+
+@dataclass(frozen=True)
+class SGD:
+    """b is there with a momentum only."""
+
+    momentum: float = 0.0
+    dampening: float = 0.0
+    weight_decay: float = 0.0
+    nesterov: bool = False
+
+    @property
+    def states(self) -> int:
+        return int(self.momentum != 0)
+
+    def numbers(self, lr: float, t: int) -> Numbers:
+        kept, taken = (0.0, 1.0) if t == 1 else (self.momentum, 1 - self.dampening)
+        return self.weight_decay, kept, taken, self.momentum, -lr
+
+    def update(self, p: Tensor, g: Tensor, states: Sequence[Tensor], numbers: Sequence[Tensor]) -> Tensor:
+        decay, kept, taken, momentum, rate = numbers
+        if self.weight_decay:
+            g = g + p * decay
+        for b in states:
+            b.copy_(b * kept + g * taken)
+            g = g + b * momentum if self.nesterov else b
+        return p + g * rate
+
+
+@dataclass(frozen=True)
+class Adam:
+    """`decoupled` makes it AdamW."""
+
+    beta1: float = 0.9
+    beta2: float = 0.999
+    eps: float = 1e-8
+    weight_decay: float = 0.0
+    decoupled: bool = False
+
+    @property
+    def states(self) -> int:
+        return 2
+
+    def numbers(self, lr: float, t: int) -> Numbers:
+        size = -(lr / (1 - power(self.beta1, t)))
+        root = math.sqrt(1 - power(self.beta2, t))
+        decay = 1 - lr * self.weight_decay if self.decoupled else self.weight_decay
+        return decay, 1 - self.beta1, self.beta2, 1 - self.beta2, root, self.eps, size
+
+    def update(self, p: Tensor, g: Tensor, states: Sequence[Tensor], numbers: Sequence[Tensor]) -> Tensor:
+        (m, v), (decay, first, kept, second, root, eps, size) = states, numbers
+        if self.decoupled:
+            p = p * decay
+        elif self.weight_decay:
+            g = g + p * decay
+        m.copy_(m + (g - m) * first)
+        v.copy_(v * kept + g * second * g)
+        return p + m * size / (exact_sqrt(v) / root + eps)
+
+
+@dataclass(frozen=True)
+class Lion:
+    """The sign of a NaN is NaN."""
+
+    beta1: float = 0.9
+    beta2: float = 0.99
+    weight_decay: float = 0.0
+
+    @property
+    def states(self) -> int:
+        return 1
+
+    def numbers(self, lr: float, t: int) -> Numbers:
+        return 1 - lr * self.weight_decay, self.beta1, 1 - self.beta1, self.beta2, 1 - self.beta2, -lr
+
+    def update(self, p: Tensor, g: Tensor, states: Sequence[Tensor], numbers: Sequence[Tensor]) -> Tensor:
+        (m,), (decay, old, new, kept, taken, rate) = states, numbers
+        c = m * old + g * new
+        sign = torch.where(c > 0, 1.0, torch.where(c < 0, -1.0, c))
+        m.copy_(m * kept + g * taken)
+        return p * decay + sign * rate
+
+
+Rule = SGD | Adam | Lion
+
+
+@dataclass(frozen=True)
+class Conditions:
+    """What changes from step to step.
+
+    Attributes:
+        lr: η, a number or a tensor with one value.
+        taken: how many steps were taken before: t − 1. A tensor is advanced by the step.
+        grad_scale: what gradients are divided by.
+        clip: what they are then multiplied by: factor = clip / grad_scale, rounded to fp32 once.
+        found_inf: if not zero, nothing is changed.
+        key: of the draws; None rounds to nearest.
+    """
+
+    lr: float | Tensor
+    taken: int | Tensor = 1
+    grad_scale: float | Tensor = 1.0
+    clip: float | Tensor = 1.0
+    found_inf: float | Tensor = 0.0
+    key: int | None = None
+
+
+@dataclass(frozen=True)
+class Operands:
+    """The tensors of a step, one of each kind for each parameter: dense, and laid out as the parameter is.
+
+    Attributes:
+        p: fp32, bf16 or fp16.
+        g: likewise.
+        states: as many lists of fp32 as the rule has states.
+        master: fp32 or None for each parameter; empty if there are none.
+    """
+
+    p: Sequence[Tensor]
+    g: Sequence[Tensor]
+    states: tuple[Sequence[Tensor], ...] = ()
+    master: Sequence[Tensor | None] = field(default=())
+
+
+def numbers_of(rule: Rule, conditions: Conditions) -> tuple[Numbers, float, tuple[int, int]]:
+    """The numbers of a step on the host: the rule's own, the factor of gradients, and the seed of draws."""
+    t = int(conditions.taken) + 1
+    factor = float(conditions.clip) / float(conditions.grad_scale)
+    return rule.numbers(float(conditions.lr), t), factor, step_seed(conditions.key, t)
+
+
+def step_seed(key: int | None, t: int) -> tuple[int, int]:
+    """The two words from which step t draws, if it does."""
+    if key is None:
+        return 0, 0
+    low, high = noise.seed_words(key)
+    return low, high ^ int(noise._mix(torch.tensor(t)))
+
+
+def step_(rule: Rule, operands: Operands, conditions: Conditions) -> None:
+    """Step every parameter, overwriting weights, masters and states; advance the count of steps."""
+    if float(conditions.found_inf) != 0:
+        return
+    values, factor, seed = numbers_of(rule, conditions)
+    device = operands.p[0].device if operands.p else None
+    numbers = torch.tensor((*values, factor), dtype=torch.float32, device=device).unbind()
+    start = 0
+    for i, p in enumerate(operands.p):
+        target = operands.master[i] if operands.master else None
+        weights = dense(p if target is None else target)
+        states = [dense(state[i]) for state in operands.states]
+        new = rule.update(weights.float(), dense(operands.g[i]).float() * numbers[-1], states, numbers[:-1])
+        weights.copy_(new if conditions.key is None or p.dtype != torch.bfloat16 else drawn(new, start, seed))
+        if target is not None:
+            dense(p).copy_(weights)
+        start += p.numel()
+    if isinstance(conditions.taken, Tensor):
+        conditions.taken.add_(1)
+
+
+def dense(x: Tensor) -> Tensor:
+    """The values of a tensor without gaps, in the order in which they lie in memory."""
+    return x.as_strided((x.numel(),), (1,))
+
+
+def drawn(x: Tensor, start: int, seed: tuple[int, int]) -> Tensor:
+    """fp32 values rounded to one of their two neighbours in bf16 at random; NaN stays NaN."""
+    position = torch.arange(start, start + x.numel(), device=x.device)
+    chance = (noise.uniform(position, torch.tensor(seed, device=x.device)) * (PAYLOAD + 1)).long()
+    bits = (x.view(torch.int32).long() & noise.WORD) + chance >> 16
+    rounded = torch.where(x == x, bits, 0x7FC0).to(torch.int32) << 16
+    return rounded.view(torch.float32).to(torch.bfloat16)

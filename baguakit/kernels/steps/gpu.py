@@ -1,0 +1,193 @@
+"""The arithmetic of `steps.py` for GPUs: the same roundings in the same order, so the same bits.
+
+One launch steps all tensors: a program takes a tile of one of them, and finds in tables on the device which (see
+`steps_table.py`). Tiles that are whole, of tensors whose addresses are all multiples of 16, have no masks and move 16
+bytes of fp32 a thread. The numbers of the step are arguments, or lie on the device (see `numbers_gpu.py`).
+"""
+
+# What Triton compiles has no Python types.
+# mypy: disable-error-code="no-untyped-def, untyped-decorator, no-untyped-call"
+
+import torch
+import triton  # type: ignore[import-untyped]
+import triton.language as tl  # type: ignore[import-untyped]
+
+from ..blockwise.gpu import store
+from ..formats.minmax_uint8_gpu import decode
+from ..shared.noise_gpu import uniform
+from .table import FIELDS
+
+FACTOR = tl.constexpr(7)  # places among the numbers on the device: seven of the rule go before
+SKIP = tl.constexpr(8)
+SEED = tl.constexpr(9)
+SEED_HIGH = tl.constexpr(10)
+RECORD = tl.constexpr(len(FIELDS))
+LENGTH = tl.constexpr(FIELDS.index("length"))
+START = tl.constexpr(FIELDS.index("start"))
+WHOLE = tl.constexpr(FIELDS.index("whole"))
+P_AT, G_AT, U_AT, V_AT, MASTER_AT = (tl.constexpr(FIELDS.index(name)) for name in ("p", "g", "u", "v", "master"))
+COUPLED, DECOUPLED = tl.constexpr(1), tl.constexpr(2)  # what a decay is added to: gradients, or weights
+TYPES = {torch.float32: tl.float32, torch.bfloat16: tl.bfloat16, torch.float16: tl.float16, torch.uint8: tl.uint8}
+
+
+# The arithmetic of fp32 values. `u` and `v` are what the optimizer remembers, `STATES` of them; in place of one that it
+# lacks stands any tensor, unused and returned as it came: Triton 3.6 cannot return None beside a tensor.
+
+
+@triton.jit
+def sgd(
+    p, g, b, decay, kept, taken, momentum, rate, DECAY: tl.constexpr, NESTEROV: tl.constexpr, STATES: tl.constexpr
+):  # fmt: skip
+    if DECAY == COUPLED:
+        g = g + p * decay
+    if STATES > 0:
+        b = b * kept + g * taken
+        g = g + b * momentum if NESTEROV else b
+    return p + g * rate, b
+
+
+@triton.jit
+def adam(p, g, m, v, decay, first, kept, second, root, eps, size, DECAY: tl.constexpr):
+    if DECAY == DECOUPLED:
+        p = p * decay
+    elif DECAY == COUPLED:
+        g = g + p * decay
+    m = m + (g - m) * first
+    v = v * kept + g * second * g
+    return p + tl.div_rn(m * size, tl.div_rn(tl.sqrt_rn(v), root) + eps), m, v
+
+
+@triton.jit
+def lion(p, g, m, decay, old, new, kept, taken, rate):
+    c = m * old + g * new
+    sign = tl.where(c > 0, 1.0, tl.where(c < 0, -1.0, c))
+    return p * decay + sign * rate, m * kept + g * taken
+
+
+@triton.jit
+def update(
+    p, g, u, v, n, RULE: tl.constexpr, DECAY: tl.constexpr, NESTEROV: tl.constexpr, STATES: tl.constexpr
+):  # fmt: skip
+    if RULE == "SGD":
+        p, u = sgd(p, g, u, n[0], n[1], n[2], n[3], n[4], DECAY, NESTEROV, STATES)
+    elif RULE == "Adam":
+        p, u, v = adam(p, g, u, v, n[0], n[1], n[2], n[3], n[4], n[5], n[6], DECAY)
+    else:
+        p, u = lion(p, g, u, n[0], n[1], n[2], n[3], n[4], n[5])
+    return p, u, v
+
+
+@triton.jit
+def drawn(x, at, seed, seed_high):
+    """fp32 values rounded to one of their neighbours in bf16 at random."""
+    chance = (uniform(at, seed, seed_high) * 65536).to(tl.uint32)
+    bits = (x.to(tl.uint32, bitcast=True) + chance) >> 16
+    return tl.where(x == x, bits, 0x7FC0).to(tl.uint16).to(tl.bfloat16, bitcast=True)
+
+
+# Moving a tile.
+
+
+@triton.jit
+def column(record, FIELD: tl.constexpr, TYPE: tl.constexpr, WIDE: tl.constexpr):
+    # Four values a thread whatever their type, so that those of all columns meet in one thread without being moved.
+    pointer = tl.load(record + FIELD).to(tl.pointer_type(TYPE))
+    return tl.multiple_of(pointer, 4 * (TYPE.primitive_bitwidth // 8)) if WIDE else pointer
+
+
+@triton.jit
+def load(ptr, inside):
+    return tl.load(ptr) if inside is None else tl.load(ptr, inside, 0)
+
+
+@triton.jit
+def places(tile, BLOCK: tl.constexpr, TILE: tl.constexpr):
+    """The places of a tile's values; where gradients are packed, those of one block to a line."""
+    if BLOCK is None:
+        at = tile * TILE + tl.arange(0, TILE)
+    else:
+        at = lines(tile, BLOCK, TILE)[:, None] + tl.arange(0, BLOCK if BLOCK < TILE else TILE)[None, :]
+    return at
+
+
+@triton.jit
+def lines(tile, BLOCK: tl.constexpr, TILE: tl.constexpr):
+    """Where the lines of a tile begin: a block each, or the whole tile, which then is a part of one."""
+    LINE: tl.constexpr = BLOCK if BLOCK < TILE else TILE
+    return tile * TILE + tl.arange(0, TILE // LINE) * LINE
+
+
+@triton.jit
+def gradients(record, tile, at, inside, G: tl.constexpr, WIDE: tl.constexpr, BLOCK: tl.constexpr, TILE: tl.constexpr):
+    if BLOCK is None:
+        g = load(column(record, G_AT, G, WIDE) + at, inside).to(tl.float32)
+    else:
+        row, n = column(record, G_AT, tl.uint8, False), tl.load(record + LENGTH)
+        begin = lines(tile, BLOCK, TILE)
+        words = (row + (n + 15) // 16 * 16 + begin // BLOCK * 8).to(tl.pointer_type(tl.uint64))
+        word = load(words, None if inside is None else begin < n)
+        # As many codes a thread as it has fp32 weights in 16 bytes. A row begins on such an address by itself.
+        codes = load(tl.multiple_of(row + at, [4, 4]) if WIDE else row + at, inside)
+        g = decode(codes, word)
+    return g
+
+
+@triton.jit
+def step_tile(
+    record, tile, n, factor, seed, seed_high,
+    RULE: tl.constexpr, DECAY: tl.constexpr, NESTEROV: tl.constexpr, STATES: tl.constexpr, P: tl.constexpr,
+    G: tl.constexpr, MASTER: tl.constexpr, DRAWN: tl.constexpr, BLOCK: tl.constexpr, TILE: tl.constexpr,
+    WIDE: tl.constexpr,
+):  # fmt: skip
+    at = places(tile, BLOCK, TILE)
+    inside = None if WIDE else at < tl.load(record + LENGTH)
+    p_at = column(record, P_AT, P, WIDE) + at
+    weights_at = column(record, MASTER_AT, tl.float32, WIDE) + at if MASTER else p_at
+    u_at = column(record, U_AT, tl.float32, WIDE) + at if STATES > 0 else None
+    v_at = column(record, V_AT, tl.float32, WIDE) + at if STATES > 1 else None
+    g = gradients(record, tile, at, inside, G, WIDE, BLOCK, TILE) * factor
+    p = load(weights_at, inside).to(tl.float32)
+    u = load(u_at, inside) if STATES > 0 else p
+    v = load(v_at, inside) if STATES > 1 else p
+    p, u, v = update(p, g, u, v, n, RULE, DECAY, NESTEROV, STATES)
+    if STATES > 0:
+        tl.store(u_at, u, inside)
+    if STATES > 1:
+        tl.store(v_at, v, inside)
+    if MASTER:
+        tl.store(weights_at, p, inside)
+    if DRAWN:
+        tl.store(p_at, drawn(p, tl.load(record + START) + at, seed, seed_high), inside)
+    else:
+        store(p_at, p, inside, not WIDE)
+
+
+@triton.jit(do_not_specialize=["seed", "seed_high"])
+def step_kernel(
+    tiles_ptr, records_ptr, numbers_ptr, n0, n1, n2, n3, n4, n5, n6, factor, seed, seed_high,
+    RULE: tl.constexpr, DECAY: tl.constexpr, NESTEROV: tl.constexpr, STATES: tl.constexpr, P: tl.constexpr,
+    G: tl.constexpr, MASTER: tl.constexpr, DRAWN: tl.constexpr, BLOCK: tl.constexpr, TILE: tl.constexpr,
+):  # fmt: skip
+    """BLOCK is that of packed gradients; None if they are not."""
+    if numbers_ptr is not None:
+        words = numbers_ptr.to(tl.pointer_type(tl.int32))
+        if tl.load(words + SKIP) != 0:
+            return
+        n0, n1, n2 = tl.load(numbers_ptr), tl.load(numbers_ptr + 1), tl.load(numbers_ptr + 2)
+        n3, n4, n5 = tl.load(numbers_ptr + 3), tl.load(numbers_ptr + 4), tl.load(numbers_ptr + 5)
+        n6, factor = tl.load(numbers_ptr + 6), tl.load(numbers_ptr + FACTOR)
+        seed, seed_high = tl.load(words + SEED), tl.load(words + SEED_HIGH)
+    n = (n0, n1, n2, n3, n4, n5, n6)
+    entry = tl.load(tiles_ptr + tl.program_id(0))
+    record = records_ptr + (entry >> 32) * RECORD
+    tile = entry & 0xFFFFFFFF
+    if tile < tl.load(record + WHOLE):
+        step_tile(
+            record, tile, n, factor, seed, seed_high,
+            RULE, DECAY, NESTEROV, STATES, P, G, MASTER, DRAWN, BLOCK, TILE, True,
+        )  # fmt: skip
+    else:
+        step_tile(
+            record, tile, n, factor, seed, seed_high,
+            RULE, DECAY, NESTEROV, STATES, P, G, MASTER, DRAWN, BLOCK, TILE, False,
+        )  # fmt: skip

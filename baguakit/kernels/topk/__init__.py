@@ -1,0 +1,1 @@
+"""The k largest values of each row."""
