@@ -130,7 +130,7 @@ class Bucket:
 
 @torch.no_grad()
 def local(x: Tensor) -> Tensor:
-    """What this rank holds of `x`, sharing its memory: its shard, if `x` is sharded over ranks; else all of it."""
+    """Return this rank's part of `x`, sharing its memory: its shard, if `x` is sharded over ranks; else all of it."""
     shard = getattr(x, "to_local", None)
     return x.detach() if shard is None else shard()
 

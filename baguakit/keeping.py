@@ -51,7 +51,7 @@ def tensors_of(state: Any) -> Iterator[Tensor]:
 
 
 class Joint:
-    """What several flights would keep, until it is known whether the results of all of them are finite.
+    """The values that several flights would keep, until it is known whether the results of all of them are finite.
 
     Holds one copy of each tensor of their states; on the CPU the two change places, and nothing is copied back. All
     methods are called on one lane, in the order of the flights.

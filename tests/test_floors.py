@@ -127,6 +127,18 @@ def test_every_file_says_what_it_is():
     assert not [str(path.relative_to(ROOT)) for path in FILES if not ast.get_docstring(ast.parse(path.read_text()))]
 
 
+def test_no_docstring_begins_with_what():
+    """They say what a thing is ("The record of …") or does ("Return …")."""
+    kinds = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
+    wrong = [
+        where(path, getattr(node, "lineno", 1))
+        for path in FILES
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, kinds) and (ast.get_docstring(node) or "").startswith("What ")
+    ]
+    assert not wrong
+
+
 IMPORT = """
 import sys, threading, os
 import torch, torch.distributed

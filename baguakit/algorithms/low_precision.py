@@ -41,7 +41,7 @@ LONGEST = 64  # rounds of a period: of longer ones a rank would remember more th
 
 
 class Replicas(NamedTuple):
-    """What a rank holds for one round of the period, and who hears whom in it."""
+    """The replicas of a rank for one round of the period, and who hears whom in it."""
 
     r: Tensor  # its own replica
     s: Tensor  # Σ_{j ≠ i} w_ij r_j
@@ -60,7 +60,7 @@ class Replicas(NamedTuple):
 
 @dataclass(frozen=True, repr=False)
 class Gossip(Stage):
-    """What DCD and CHOCO share: replicas, kept up to date by compressed changes."""
+    """The common part of DCD and CHOCO: replicas, kept up to date by compressed changes."""
 
     topology: Topology
     compressor: Compressor = MinMaxUInt8()
@@ -95,7 +95,7 @@ class Gossip(Stage):
         return x
 
     def _change(self, x: Tensor, here: Replicas, new: New) -> Tensor:
-        """What is compressed and sent, of a piece."""
+        """Return the part of a piece that is compressed and sent."""
         raise NotImplementedError
 
     def _mix_(self, x: Tensor, here: Replicas, q: Tensor, received: dict[int, Tensor], new: New) -> None:
@@ -126,7 +126,7 @@ class Gossip(Stage):
         way.close()
 
     def _decompressed(self, packed: Tensor, like: Tensor, new: New) -> Tensor:
-        """What a piece of changes was sent as."""
+        """Return a piece of changes as it was sent."""
         return self.compressor.decompress(packed, like.numel(), out=new(like).view(1, -1))[0]
 
     def _follow(self, here: Replicas, q: Tensor, received: dict[int, Tensor], new: New) -> None:

@@ -1,4 +1,4 @@
-"""What ranks tell each other when they attach: that they mean the same, and what rank 0's model holds."""
+"""The agreement of ranks when they attach: they compare their plans, and take the model of rank 0."""
 
 import json
 import zlib

@@ -1,4 +1,4 @@
-"""What a user can ask of an attachment, and how to make one."""
+"""The attachment as the user sees it, and how to make one."""
 
 import contextlib
 from collections.abc import Iterator
@@ -111,7 +111,7 @@ class Attachment:
         return make_report(engine.routes, engine.tracks, engine.host, steps, seconds)
 
     def compression_error(self) -> tuple[float, ...]:
-        """What compression loses:  ε = √( Σ ‖x − Q(x)‖² / Σ ‖x‖² ), one for each of `rules`. Local.
+        """Return the loss of compression:  ε = √( Σ ‖x − Q(x)‖² / Σ ‖x‖² ), one for each of `rules`. Local.
 
         The sums are over all x that this rank compressed in the latest flight of each bucket: the gradients or the
         differences that the rule compresses, with what error feedback adds to them. It is measured in the flights, from
@@ -151,7 +151,7 @@ class Attachment:
 
     @checked
     def timeline(self, steps: int | None = None) -> Timeline:
-        """What happened when on all ranks in their latest steps: `save` it for Perfetto, or `draw` it. Collective.
+        """Return a timeline of the latest steps of all ranks: `save` it for Perfetto, or `draw` it. Collective.
 
         From the attachment's own records, of which it keeps those of the latest 100 steps, and of the latest 100
         flights of each bucket. Steps and flights that have not ended are left out. The clocks of the ranks are compared
@@ -175,7 +175,7 @@ class Attachment:
         )
 
     def state_dict(self) -> dict[str, Any]:
-        """What the rules remember: tensors by parameter name, and counters. Local.
+        """Return the state of the rules: tensors by parameter name, and counters. Local.
 
         Each rank saves its own. The tensors are copies, which `torch.load(weights_only=True)` accepts. Waits for
         flights in the air, and saves what they bring; but those of free-running rules are left out.

@@ -1,4 +1,4 @@
-"""What an attachment remembers, by parameter name, so that it survives other buckets and other numbers of ranks.
+"""The state of an attachment, by parameter name, so that it survives other buckets and other numbers of ranks.
 
 A tensor as long as the bucket is *elementwise*: it is saved in pieces, under the name and in the shape of each
 parameter, and may be put together again in buckets cut otherwise. One of another shape that the stage calls
@@ -64,7 +64,7 @@ def _leaves(value: Any, at: str) -> Iterator[tuple[str, Tensor]]:
 
 
 def save_routes(routes: Sequence[Route], names: Names) -> dict[str, Any]:
-    """What every rule remembers, by its number."""
+    """Return the state of every rule, by its number."""
     return {str(i): save_route(route, names) for i, route in enumerate(routes)}
 
 
@@ -97,7 +97,7 @@ def check_saved(routes: Sequence[Route], saved: Mapping[str, Any]) -> None:
 
 
 def save_route(route: Route, names: Names) -> dict[str, Any]:
-    """What a rule remembers, as copies. Waits for its flights; those of a free-running rule are left out."""
+    """Return copies of the state of a rule. Waits for its flights; those of a free-running rule are left out."""
     if route.rule.window != "free_running":
         for trip in route.air.values():  # what they bring, and what they change in the states
             trip.flight.result()

@@ -12,7 +12,7 @@ def unasked(what: int) -> None:
 
 @dataclass
 class Clock:
-    """What hooks read and write.
+    """The state that hooks share.
 
     Attributes:
         step: optimizer steps made since the attachment was made.

@@ -1,4 +1,4 @@
-"""What else may be at work on a model: a wrapper that averages, another attachment, an optimizer of other tensors."""
+"""Conflicts with others at work on a model: a wrapper that averages, another attachment, a foreign optimizer."""
 
 import sys
 from collections.abc import Iterable, Sequence

@@ -41,7 +41,7 @@ def store_silent(rank: int, silent: float, what: str, timeout: float) -> str:
 
 @dataclass(frozen=True)
 class Waiting:
-    """What a rank waits for.
+    """The flight that a rank waits for.
 
     Attributes:
         what: in words.

@@ -1,4 +1,4 @@
-"""What an attachment will do, found out on each rank alone, before anything is sent."""
+"""The plan of an attachment, found out on each rank alone, before anything is sent."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

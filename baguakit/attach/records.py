@@ -1,4 +1,4 @@
-"""What each rank writes of itself to the store, and what the others read there.
+"""The record of each rank in the store, which the others read.
 
 A record holds a heartbeat, and for each lane the number of launches, the latest one in words, and a digest of all of
 them in order: two ranks whose digests differ after as many launches have parted, even if every message has arrived.
@@ -97,7 +97,7 @@ class Board:
 
 @dataclass(eq=False)
 class History:
-    """What this rank has launched on each lane; threads may share it."""
+    """The launches of this rank on each lane; threads may share it."""
 
     before: dict[int, deque[Launch]] = field(default_factory=dict)
     lock: threading.Lock = field(default_factory=threading.Lock)

@@ -81,7 +81,7 @@ class Route:
         self.records = [deque(maxlen=RECORDED) for _ in self.buckets]
 
     def make_states(self) -> None:
-        """What the stage remembers before the first flight, from the weights as they are. Collective."""
+        """Make the state before the first flight, from the weights as they are. Collective."""
         together(f"the state of {self.label}", lambda comm: self._init_states(), self.track, self.monitor)
 
     def _init_states(self) -> None:
@@ -101,7 +101,7 @@ class Route:
         return f"{self.carries}{which}, bucket {bucket}"
 
     def stage(self, i: int) -> Stage:
-        """What flies bucket `i` now: the rule's stage, with the weights that were chosen when the first bucket was
+        """Return the stage of bucket `i` now: the rule's, with the weights that were chosen when the first bucket was
         launched, or one that tells what compression loses.
         """
         if i == 0 or self.flying is None:

@@ -1,4 +1,4 @@
-"""What all compressors have in common, and what they ask of their arguments."""
+"""The base of all compressors, and the checks of their arguments."""
 
 from collections.abc import Sequence
 from typing import Any, ClassVar

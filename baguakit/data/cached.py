@@ -71,7 +71,7 @@ class CachedDataset(Dataset[Any]):
         self._enter()
 
     def cache_identity(self) -> str:
-        """What a cache of this cache is a cache of."""
+        """Return the identity of the cached samples, for a cache of this cache."""
         return self.namespace.hex()
 
     def __len__(self) -> int:

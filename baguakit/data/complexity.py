@@ -1,4 +1,4 @@
-"""What each sample costs: given as numbers, read from a file, or measured once by all ranks together."""
+"""The cost of each sample: given as numbers, read from a file, or measured once by all ranks together."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ def _load(path: Path) -> npt.NDArray[Any]:
 
 
 def _kept(file: Path | None, ranks: Ranks) -> Any:
-    """What rank 0 finds in its file, on all ranks; None if there is none."""
+    """Return on all ranks the costs that rank 0 finds in its file; None if there are none."""
     which = ranks.share[0]
     return _together(ranks, lambda: _load(file) if which == 0 and file and file.exists() else None)[0]
 

@@ -1,4 +1,4 @@
-"""What a cache did, counted by all loader workers of a process together."""
+"""The events of a cache, counted by all loader workers of a process together."""
 
 from __future__ import annotations
 

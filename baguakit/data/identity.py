@@ -1,4 +1,4 @@
-"""What tells one dataset's samples from another's: sixteen bytes that every stored sample's key begins with."""
+"""The identity of a dataset: sixteen bytes that every stored sample's key begins with."""
 
 from __future__ import annotations
 

@@ -56,7 +56,7 @@ def deal(groups: Indices, costs: Costs, rng: np.random.Generator | None) -> Indi
 
 @dataclass(frozen=True)
 class Limit:
-    """What one rank's batch may hold: `batch_size` samples, and `budget` of cost.
+    """The limit of one rank's batch: `batch_size` samples, and `budget` of cost.
 
     The cost of a batch is the sum of its samples' or, when `padded`, its length times its costliest sample's.
     """

@@ -30,7 +30,7 @@ class Position:
 
 @dataclass(frozen=True)
 class Order:
-    """What decides the order of an epoch beside its number: the same on all ranks, checked when resuming."""
+    """The settings that, with its number, decide the order of an epoch: equal on all ranks, checked when resuming."""
 
     costs: Costs = field(repr=False)
     shuffle: bool
@@ -86,7 +86,7 @@ class Resumable(Generic[T]):
 
     @abstractmethod
     def _item(self, batch: Indices) -> T:
-        """What the iterator gives for one rank's batch."""
+        """Return what the iterator gives for one rank's batch."""
 
     def _signature(self) -> dict[str, Any]:
         return self.order.signature()

@@ -162,7 +162,7 @@ class Hook:
         return self.mean(bucket) if self.handle is None else self.handle._fly(bucket)
 
     def mean(self, bucket: GradBucket) -> Future[Tensor]:
-        """What DDP does without a hook."""
+        """Average as DDP does without a hook."""
         flat = bucket.buffer()
         work = dist.all_reduce(flat.mul_(1 / self.group.size()), group=self.group, async_op=True)
         return work.get_future().then(lambda done: done.value()[0])  # type: ignore[no-any-return]

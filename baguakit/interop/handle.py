@@ -1,4 +1,4 @@
-"""What a user holds of stages at work in somebody else's hooks, and what all such hooks share."""
+"""The handle of stages at work in the hooks of DDP or FSDP2, and the parts that all such hooks share."""
 
 import contextlib
 from collections.abc import Callable
@@ -30,7 +30,7 @@ from .routes import HookRoute
 
 @dataclass(frozen=True, eq=False)
 class Scheme:
-    """What hooks will do, found out on each rank alone.
+    """The plan of hooks, found out on each rank alone.
 
     Attributes:
         rules: on gradients, none in the same steps as another.
@@ -103,7 +103,7 @@ class Handle:
         return make_report(self._routes, [self._track], None, steps)
 
     def state_dict(self) -> dict[str, Any]:
-        """What the stages remember: tensors by parameter name, and counters, as of `bk.attach`. Local.
+        """Return the state of the stages: tensors by parameter name, and counters, as of `bk.attach`. Local.
 
         Each rank saves its own.
         """

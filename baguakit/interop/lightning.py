@@ -67,7 +67,7 @@ class BaguaStrategy(DDPStrategy):
 
     @property
     def attachment(self) -> Attachment | None:
-        """What `bk.attach` returned, while the trainer fits: `merge()`, `report()`, `consensus_distance()`."""
+        """The attachment, while the trainer fits: `merge()`, `report()`, `consensus_distance()`."""
         return self._attachment
 
     # Training

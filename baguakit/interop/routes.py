@@ -102,7 +102,7 @@ class HookRoute(Route):
         self.places = {called: place for called, place in self.places.items() if place < i}
 
     def saved(self) -> dict[str, Any]:
-        """What is remembered, as `attach` saves it."""
+        """Return the state, as `attach` saves it."""
         self.drop()
         saved = save_route(self, self.names)
         if self.memory is not None:  # of parameters that have not been seen since

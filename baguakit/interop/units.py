@@ -1,4 +1,4 @@
-"""What FSDP2 reduces together, read from it. Nothing else in the package knows FSDP2's own objects.
+"""The parameters that FSDP2 reduces together, read from it. No other module knows FSDP2's own objects.
 
 torch says in public how to hook a module, but neither which modules share one reduction (`fully_shard([a, b])`) nor
 how parameters lie in the tensor that a hook is given. Both are read here, as torch 2.13 has them.

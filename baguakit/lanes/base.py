@@ -1,4 +1,4 @@
-"""What lanes of both kinds are, to those who use them."""
+"""The interface of lanes of both kinds."""
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -28,7 +28,7 @@ class Flight:
         raise NotImplementedError
 
     def result(self) -> Any:
-        """What the work returned, or what it raised. On CUDA the current stream waits, and the host does not."""
+        """Return what the work returned, or raise what it raised. On CUDA the stream waits, and the host does not."""
         raise NotImplementedError
 
     def fail(self, error: BaseException) -> None:

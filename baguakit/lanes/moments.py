@@ -34,7 +34,7 @@ def between(a: Moment, b: Moment) -> float:
 
 
 def reader(device: torch.device) -> Callable[[Moment], float]:
-    """What reads the moments of a device so far as seconds of `time.perf_counter`; synchronises on CUDA.
+    """Return a function from moments of a device to seconds of `time.perf_counter`; synchronises on CUDA.
 
     An event is read by its distance to one whose host time is known: this one, because CUDA gives distances in fp32
     milliseconds, 8 µs apart at 100 s.

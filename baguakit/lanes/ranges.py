@@ -1,4 +1,4 @@
-"""What a profiler is shown of a flight: its launch and its wait where they happen, and its work on the lane's thread.
+"""The ranges of a flight in a profiler: its launch and its wait where they happen, and its work on the lane's thread.
 
 On CPU that is a thread of its own, and `torch.profiler` looks there if it is told to profile all threads. No range is
 opened on one thread and closed on another: a flight may outlive a profiler, and with it what the range would write to.

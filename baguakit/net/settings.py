@@ -39,7 +39,7 @@ class SocketSettings:
         return self.threads * self.sockets_per_thread
 
     def environment(self) -> dict[str, str]:
-        """What to export before the program starts; NCCL reads it once."""
+        """Return the variables to export before the program starts; NCCL reads them once."""
         return {
             "NCCL_SOCKET_NTHREADS": str(self.threads),
             "NCCL_NSOCKS_PERTHREAD": str(self.sockets_per_thread),

@@ -62,7 +62,7 @@ def unfuse(optimizer: Optimizer) -> Optimizer:
 
 
 def fusion_of(optimizer: Optimizer) -> "Fusion | None":
-    """What fuses an optimizer; None if nothing does."""
+    """Return the fusion of an optimizer; None if it has none."""
     owners = (getattr(hook, "fusion", None) for hook in optimizer._optimizer_step_pre_hooks.values())
     return next((owner for owner in owners if isinstance(owner, Fusion)), None)
 

@@ -15,7 +15,7 @@ PLAIN = (Tensor, nn.Parameter)
 
 
 def local(x: Tensor) -> Tensor:
-    """What this rank holds of `x`: its shard if `x` is distributed (a DTensor, as FSDP2 makes them), else `x`."""
+    """Return this rank's part of `x`: its shard if `x` is distributed (a DTensor, as FSDP2 makes them), else `x`."""
     return x if type(x) in PLAIN else x.to_local()  # type: ignore[attr-defined]
 
 

@@ -1,4 +1,4 @@
-"""What an optimizer remembers of parameters that are stepped as one: flat for it, by parameter for its user.
+"""The state of an optimizer whose parameters are stepped as one: flat for it, by parameter for its user.
 
 The user's `optimizer.state` is the truth. A tensor as long as the flat one is *elementwise*, and the user sees pieces
 of it. One with a *single* value (`step`) is the same for all that are stepped as one, and each sees a copy in a tensor
@@ -20,7 +20,7 @@ NUMBERS = (bool, int, float, complex, str, type(None))
 
 
 class Unfit(TypeError):
-    """What keeps an optimizer from stepping parameters as one; the message is about "it"."""
+    """The reason why an optimizer cannot step parameters as one; the message is about "it"."""
 
 
 def is_elementwise(value: Tensor, like: Tensor) -> bool:
@@ -89,7 +89,7 @@ class Memory:
         return all(rows._version == self.versions[key] for key, rows in self.single.items())
 
     def rows(self) -> list[tuple[Any, ...]]:
-        """What must be equal for members to be stepped as one, by member. Reads the device."""
+        """Return, by member, the values that must be equal for members to be stepped as one. Reads the device."""
         columns = [rows.reshape(-1).tolist() for rows in self.single.values()]
         columns += [seen for key, seen in self.seen.items() if key not in self.flat and key not in self.single]
         return list(zip(*columns, strict=True)) if columns else [()] * len(self.members.params)

@@ -61,7 +61,7 @@ def _devices(optimizer: Optimizer) -> set[torch.device]:
 
 
 def _difference(optimizer: Optimizer, together: Callable[[Optimizer], Step]) -> str | None:
-    """What differs between toys stepped apart and together; None if nothing does."""
+    """Return the difference between toys stepped apart and together; None if there is none."""
     try:
         return _compared(optimizer, together, with_state=False)
     except KeyError:  # a class that makes its state when it is constructed

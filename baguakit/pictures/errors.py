@@ -1,4 +1,4 @@
-"""What compressors lose."""
+"""Pictures of the errors of compressors."""
 
 from typing import TYPE_CHECKING
 

@@ -1,4 +1,4 @@
-"""What training reaches for the bytes that it sends."""
+"""Pictures of the accuracy that training reaches for the bytes that it sends."""
 
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING

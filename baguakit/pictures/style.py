@@ -1,4 +1,4 @@
-"""What the pictures have in common."""
+"""The style of all pictures."""
 
 from typing import TYPE_CHECKING, Any
 

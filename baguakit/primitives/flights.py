@@ -16,7 +16,7 @@ from .flat import check_averageable
 
 
 class Stage(Protocol):
-    """What `launch` needs of a stage (see `baguakit.stages`)."""
+    """The part of a stage that `launch` needs (see `baguakit.stages`)."""
 
     def init(self, bucket: Bucket, comm: Comm) -> dict[str, Any]: ...
 

@@ -88,7 +88,7 @@ WEIGHTS = ("self_weight", "src_weights", "dst_weights")
 
 
 def weights_in(name: str, given: Mapping[int, float] | Iterable[int], comm: Comm) -> dict[int, float]:
-    """What peers weigh, checked as far as a rank can check it alone: a list means 1 each."""
+    """Return the weights of peers, checked as far as a rank can check them alone: a list means 1 each."""
     if isinstance(given, Mapping):
         return {peer: real(f"each weight in {name}", weight) for peer, weight in given.items()}
     if name == "src_weights":
@@ -139,7 +139,7 @@ def neighbor_gather(
     dst_ranks: Iterable[int] | None = None,
     check: bool = True,
 ) -> dict[int, Tensor]:
-    """What this round's neighbours hold: {rank: its x} for each that this rank hears, in rising order, itself left out.
+    """Return the tensors of this round's neighbours: {rank: its x} for each that this rank hears, in rising order.
 
     Args:
         x: a dense tensor of any dtype, of one shape on all ranks. It is only read.
@@ -194,7 +194,7 @@ def mixed(x: Tensor, weight: float, others: list[tuple[float, Tensor]]) -> Tenso
 
 @lru_cache(maxsize=4096)
 def links(topology: Topology, rank: int, size: int, round: int) -> tuple[dict[int, float], tuple[int, ...]]:
-    """What a rank hears, with weights (its own first), and the ranks that hear it."""
+    """Return the ranks that a rank hears, with weights (its own first), and the ranks that hear it."""
     row = topology.weights(rank, size, round)
     weights = {rank: row.get(rank, 0.0), **{peer: w for peer, w in sorted(row.items()) if peer != rank}}
     return weights, tuple(peer for peer in topology.targets(rank, size, round) if peer != rank)

@@ -1,4 +1,4 @@
-"""What every optimizer step comes down to, and the same as an operator of torch, which `torch.compile` passes over."""
+"""The step of every optimizer, and the same as an operator of torch, which `torch.compile` passes over."""
 
 from collections.abc import Sequence
 from typing import Any

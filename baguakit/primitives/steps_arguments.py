@@ -1,4 +1,4 @@
-"""What optimizer steps are given: tensors or lists of them, and gradients as they came over the wire."""
+"""The arguments of optimizer steps: tensors or lists of them, and gradients as they came over the wire."""
 
 import math
 from collections.abc import Sequence

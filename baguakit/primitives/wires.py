@@ -25,7 +25,7 @@ class Collectives:
         self.works[tag] = self.comm.all_gather_later(self.incoming[tag], row)
 
     def arrived(self, tag: int) -> Tensor:
-        """What `tag` brought: row r came from rank r."""
+        """Return the rows that `tag` brought: row r came from rank r."""
         self.works[tag].wait()
         return self.incoming[tag]
 
@@ -71,7 +71,7 @@ class Letters:
         self.sends += [self.comm.send_later(outgoing[p], p, tag) for p in rotated(outgoing, self.comm.rank)]
 
     def arrived(self, tag: int) -> dict[int, Tensor]:
-        """What came under `tag`, by the rank that sent it."""
+        """Return the messages that came under `tag`, by the rank that sent them."""
         for work in self.receives[tag]:
             work.wait()
         return self.incoming[tag]
@@ -93,7 +93,7 @@ class Exchanges:
         self.comm.exchange_each(outgoing, self.incoming[tag], self.device)
 
     def arrived(self, tag: int) -> dict[int, Tensor]:
-        """What came under `tag`, by the rank that sent it."""
+        """Return the messages that came under `tag`, by the rank that sent them."""
         return self.incoming[tag]
 
     def close(self) -> None:
@@ -101,7 +101,7 @@ class Exchanges:
 
 
 def wire(comm: Comm, incoming: Sequence[Tensor]) -> Collectives | Messages:
-    """What moves rows into the tensors `incoming` (size, bytes), each named by its place as `tag`.
+    """Return what moves rows into the tensors `incoming` (size, bytes), each named by its place as `tag`.
 
     Every rank makes it with as many and as large ones; each is scattered or gathered once.
     """
@@ -109,7 +109,7 @@ def wire(comm: Comm, incoming: Sequence[Tensor]) -> Collectives | Messages:
 
 
 def letters(comm: Comm, incoming: Sequence[dict[int, Tensor]], device: torch.device) -> Letters | Exchanges:
-    """What moves messages into the tensors `incoming`, {rank: room for what it sends}, each set named by its place.
+    """Return what moves messages into the tensors `incoming`, {rank: room}, each set named by its place.
 
     Every rank makes it with as many, and sends once under every tag, though it be to nobody.
     """

@@ -22,7 +22,7 @@ LOOK = 0.3  # seconds for a rank to say where it stands
 
 @dataclass
 class Call:
-    """What is known of a call: who is waited for, and by rank the values that have come and the reasons of failures."""
+    """The state of a call: the ranks waited for, and by rank the values that have come and the reasons of failures."""
 
     number: int
     waiting: set[int]

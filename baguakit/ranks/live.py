@@ -185,5 +185,5 @@ def pack(function: Callable[..., Any], args: tuple[Any, ...]) -> bytes:
 
 
 def unfiled_sources() -> dict[str, Any]:
-    """What `linecache` knows of code that is in no file: the cells of a notebook. Tracebacks of ranks show it."""
+    """Return the code in `linecache` that is in no file: the cells of a notebook. Tracebacks of ranks show it."""
     return {name: entry for name, entry in linecache.cache.items() if len(entry) == 4 and entry[1] is None}

@@ -31,7 +31,7 @@ BEAT = 0.1  # seconds between two reports of progress
 
 @dataclass(frozen=True)
 class Start:
-    """What a rank is told before anything else.
+    """The first message to a rank.
 
     Attributes:
         rank, size: which it is, of how many.
@@ -73,7 +73,7 @@ class Work:
 
 @dataclass(frozen=True)
 class Answer:
-    """What became of a call: a pickled value, or the text of an error."""
+    """The answer to a call: a pickled value, or the text of an error."""
 
     number: int
     value: bytes | None = None
@@ -93,7 +93,7 @@ class Progress:
 
 
 def pickler() -> Any:
-    """What functions are pickled by: cloudpickle, which takes closures, or where it is missing pickle."""
+    """Return the module that pickles functions: cloudpickle, which takes closures, or where it is missing pickle."""
     return importlib.import_module("cloudpickle" if importlib.util.find_spec("cloudpickle") else "pickle")
 
 

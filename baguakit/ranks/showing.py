@@ -1,4 +1,4 @@
-"""What the caller sees of ranks at work: their lines, each with the rank in front, and bars of their progress."""
+"""The output of ranks as the caller sees it: their lines, each with the rank in front, and bars of their progress."""
 
 import codecs
 import os
@@ -11,7 +11,7 @@ PIPE = 1 << 20  # bytes that a pipe holds at most, unless an administrator says 
 
 
 class Screen:
-    """What one call shows."""
+    """The output of one call."""
 
     def __init__(self) -> None:
         self._bars: dict[tuple[int, int], Any] = {}
@@ -43,7 +43,7 @@ class Screen:
 
 
 class Stream:
-    """What one rank writes to stdout or stderr: `file`, the reading end of a pipe, cut in lines."""
+    """The output of one rank to stdout or stderr: `file`, the reading end of a pipe, cut in lines."""
 
     def __init__(self, file: int, rank: int, is_error: bool) -> None:
         os.set_blocking(file, False)

@@ -66,7 +66,7 @@ class Stage:
         return max([1, *(inner.multiple_of(comm) for inner in self.nested().values())])
 
     def init(self, bucket: Bucket, comm: Comm) -> State:
-        """What is remembered about this bucket before its first flight. All ranks call it together."""
+        """Return the state of this bucket before its first flight. All ranks call it together."""
         prepare(self, bucket.flat, comm)
         return {name: inner.init(bucket, comm) for name, inner in self.nested().items()}
 

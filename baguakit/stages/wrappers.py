@@ -86,7 +86,7 @@ def _padded(x: Tensor, multiple_of: int) -> Tensor:
 
 @dataclass(frozen=True, repr=False)
 class ErrorFeedback(Around):
-    """What `inner` loses in one flight is added to the next:  y ← x + e;  x ← inner(y);  e ← what that lost of y.
+    """Add to each flight what `inner` lost in the one before:  y ← x + e;  x ← inner(y);  e ← what that lost of y.
 
     Seide et al. 2014; Karimireddy et al. 2019, arXiv:1901.09847. The residual e is fp32 whatever x is. A flight with a
     value that is not finite passes it on and leaves e as it was, decided on the device from the result, which is the

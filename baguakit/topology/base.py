@@ -1,4 +1,4 @@
-"""What every topology can be asked."""
+"""The base of all topologies."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable

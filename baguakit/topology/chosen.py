@@ -99,7 +99,7 @@ class Chosen(Topology):
 
     @property
     def choice(self) -> Choice:
-        """What is chosen now."""
+        """The present choice."""
         if "choice" not in self._held:
             raise ValueError(
                 "nothing has been chosen for Chosen(): call its choose(src_weights=…) before the exchange, which with "

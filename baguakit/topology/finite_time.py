@@ -182,7 +182,7 @@ def _at_once(some: tuple[Edges, ...], others: tuple[Edges, ...]) -> Iterator[Edg
 
 @lru_cache(maxsize=256)
 def _rows(k: int, n: int) -> tuple[tuple[Row, ...], ...]:
-    """What each rank hears in each round. Fractions until here, so that every weight is rounded once."""
+    """Return what each rank hears in each round. Fractions until here, so that every weight is rounded once."""
     rounds = []
     for edges in _edges(k, n):
         rows: list[dict[int, Fraction]] = [{rank: Fraction(1)} for rank in range(n)]

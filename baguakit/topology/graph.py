@@ -95,7 +95,7 @@ def nodes_and_edges(graph: Any, taker: str) -> tuple[list[Any], list[tuple[Any, 
 
 
 def _value(attribute: Any) -> Any:
-    """What a method returns, or the attribute itself: libraries differ in which it is."""
+    """Return the result of a method, or the attribute itself: libraries differ in which it is."""
     return attribute() if callable(attribute) else attribute
 
 

@@ -1,4 +1,4 @@
-"""What the stages of single algorithms cost; see `costs`.
+"""The costs of the stages of single algorithms; see `costs`.
 
 stage                    w                                          q, beside copies
 DCD, CHOCO               row(N) to each of k neighbours, in pieces  N (compress + (k + 1) decompress)

@@ -1,4 +1,4 @@
-"""What there is to choose from: algorithms, bucket sizes that make a difference, and numbers of flows."""
+"""The choices of a plan: algorithms, bucket sizes that make a difference, and numbers of flows."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import fields, is_dataclass
@@ -29,7 +29,7 @@ def distinct(algorithm: Algorithm, named: Mapping[str, Tensor], sizes: Sequence[
 
 
 def choices_of(algorithms: Sequence[Algorithm] | None, comm: Comm) -> list[Algorithm]:
-    """What may be chosen in this group: with nodes, between them as well."""
+    """Return the algorithms to choose from in this group: with nodes, between them as well."""
     named = [gradient_allreduce(), bytegrad()] if algorithms is None else algorithms
     if isinstance(named, Rule) or not isinstance(named, Sequence) or not named:
         raise TypeError(

@@ -1,4 +1,4 @@
-"""What a rank computes in a step of training, alone: how long, and when each gradient is there."""
+"""The computation of a training step on one rank, alone: how long it takes, and when each gradient is there."""
 
 import statistics
 from collections.abc import Callable, Sequence
@@ -55,7 +55,7 @@ class Compute:
 
 
 def as_compute(step: "float | Compute | Callable[[], Any] | None", model: nn.Module) -> Compute:
-    """What the user knows of a step: its parts, or its seconds, of which forward takes a third; or measure it.
+    """Return the computation of a step: its parts, or its seconds, of which forward takes a third; or measure it.
 
     Raises:
         TypeError, ValueError: it is none of these.

@@ -1,4 +1,4 @@
-"""What one flight of a stage costs: seconds of the link, seconds of the machine, bytes sent.
+"""The cost of one flight of a stage: seconds of the link, seconds of the machine, bytes sent.
 
 For w seconds on the link, u of them work of this machine's processor as well, q seconds of compressing, adding and
 copying, and P pieces that follow each other through both:
@@ -58,7 +58,7 @@ class Cost:
 
 @dataclass(frozen=True)
 class Load:
-    """What flies: so many `values`, of `value_bytes` each, and the `shapes` that they make up."""
+    """The tensors of a flight: so many `values`, of `value_bytes` each, and the `shapes` that they make up."""
 
     values: int
     value_bytes: int = FP32
@@ -114,7 +114,7 @@ def piped(q: float, w: float, u: float, P: int = 1) -> Cost:
 @singledispatch
 @checked
 def cost(stage: Stage, load: Load, place: Place) -> Cost:
-    """What one flight of a stage costs.
+    """Return the cost of one flight of a stage.
 
     `cost.register` teaches it stages of your own:
 

@@ -24,7 +24,7 @@ NEAR = 0.25  # of a line, in logarithms: what noise does to a time
 
 @dataclass(frozen=True)
 class Line:
-    """What a message costs: α + β b seconds for b bytes.
+    """The cost of a message: α + β b seconds for b bytes.
 
     Attributes:
         alpha: α, seconds that any message takes.

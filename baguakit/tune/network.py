@@ -1,4 +1,4 @@
-"""What has been measured of a network and of the machines on it: nouns that print as tables and travel as JSON."""
+"""Measurements of a network and of the machines on it: they print as tables and travel as JSON."""
 
 import json
 from collections.abc import Mapping
@@ -54,7 +54,7 @@ class Codec:
 
 @dataclass(frozen=True, repr=False)
 class Network:
-    """What `probe` has measured. The same on all ranks: each time is that of the slowest.
+    """The measurements of `probe`. The same on all ranks: each time is that of the slowest.
 
     Attributes:
         ranks: n.
@@ -123,7 +123,7 @@ class Network:
     @classmethod
     @checked
     def from_json(cls, text: str) -> "Network":
-        """What `to_json` wrote.
+        """Read the text that `to_json` wrote.
 
         Raises:
             ValueError: the text is something else.

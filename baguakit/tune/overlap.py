@@ -1,4 +1,4 @@
-"""What flies while training computes, and what of it training waits for.
+"""The flights that overlap computation, and the part of them that training waits for.
 
 The machine works on W seconds of its own. Flight i, on one lane with the others and in their order, may set out when
 r_i of them are done; it takes T_i seconds, z_i of them the machine's own work. While both go on, the processor is

@@ -121,7 +121,7 @@ def plan(
 
 
 def from_all(comm: Comm, make: Callable[[], Compute]) -> list[Compute]:
-    """What every rank makes; an error on one is raised on all."""
+    """Return the values that the ranks make; an error on one is raised on all."""
     made, error = None, None
     try:
         made = make()

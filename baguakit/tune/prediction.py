@@ -78,7 +78,7 @@ def predict(
     bucket_bytes: int = 25 << 20,
     flows: int = 1,
 ) -> Prediction:
-    """What a step of training takes.
+    """Return the time of a training step.
 
     Args:
         algorithm: what would be attached.
@@ -111,7 +111,7 @@ def cut_of(rule: Rule, named: Mapping[str, Tensor], bucket_bytes: int) -> tuple[
 
 
 def fly(rule: Rule, named: Mapping[str, Tensor], bucket_bytes: int, place: Place) -> Flown:
-    """What the flights of a rule cost."""
+    """Return the cost of the flights of a rule."""
     cut = cut_of(rule, named, bucket_bytes)
     loads = [load_of(bucket) for bucket in cut]
     launched = Cost(place.network.launch, place.network.launch)

@@ -213,7 +213,7 @@ class Survey:
 
 
 def slowest(told: Sequence[Network]) -> Network:
-    """What all ranks go by: the links, on which they have agreed, and the slowest machine."""
+    """Return the measurement that all ranks use: the links, on which they have agreed, and the slowest machine."""
     first = told[0]
     codecs = tuple(
         type(first.codecs[i])(

@@ -30,7 +30,7 @@ Setting = tuple[int, int]
 
 
 class Attached(Protocol):
-    """What is tuned: an attachment."""
+    """The attachment that is tuned."""
 
     _engine: Any
 
@@ -53,7 +53,7 @@ class Trial:
 
     @property
     def setting(self) -> Setting:
-        """What was tried."""
+        """The settings that were tried."""
         return self.bucket_bytes, self.flows
 
     def __str__(self) -> str:

@@ -1,1 +1,1 @@
-"""What an attachment tells of itself: reports, timelines, scalars, and what compression loses."""
+"""Reports, timelines, scalars and losses of compression of an attachment."""

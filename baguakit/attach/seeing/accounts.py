@@ -28,7 +28,7 @@ Account = tuple[list[Span], list[Ping]]
 
 
 def account(rank: int, routes: Sequence[Route], log: Logbook, steps: int | None) -> list[Span]:
-    """What this rank did in its latest `steps` (None: all recorded). Waits for the device."""
+    """Return the spans of this rank in its latest `steps` (None: all recorded). Waits for the device."""
     records = list(log.steps)[-steps if steps else None :]
     if not records:
         return []

@@ -1,4 +1,4 @@
-"""What compression loses, measured in the flights themselves.
+"""The loss of compression, measured in the flights themselves.
 
     ε = √( Σ ‖x − Q(x)‖² / Σ ‖x‖² )
 
@@ -37,7 +37,7 @@ class Tally:
 
 @dataclass(eq=False)
 class Losses:
-    """What the compression of a rule has lost, flight by flight."""
+    """The loss of a rule's compression, flight by flight."""
 
     air: dict[int, Tally] = field(default_factory=dict)  # by bucket
     done: dict[int, Tally] = field(default_factory=dict)

@@ -133,7 +133,7 @@ def draw_frame(axes: "Axes", rows: dict[Row, float], spans: Iterable[Span], begi
 
 
 def draw_legend(figure: "Figure", styles: dict[str, Style], spans: Iterable[Span]) -> None:
-    """What the colours mean: of training on the left, of the rules on the right."""
+    """Draw the legend of colours: of training on the left, of the rules on the right."""
     from matplotlib.patches import Patch
 
     training = [

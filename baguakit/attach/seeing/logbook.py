@@ -1,4 +1,4 @@
-"""What training did and when, on this rank: marks made by hooks in passing, kept for the latest steps.
+"""The times of training on this rank: marks made by hooks in passing, kept for the latest steps.
 
 A mark costs a reading of the clock, or on CUDA an event in the stream of training; nothing is waited for. With one rank
 nothing is recorded.

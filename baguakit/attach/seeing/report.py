@@ -1,4 +1,4 @@
-"""What an attachment has sent, and how long training stood still for it."""
+"""The report of an attachment: the bytes it has sent, and how long training stood still for them."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
@@ -57,7 +57,7 @@ class Row:
 
 @dataclass(frozen=True, eq=False)
 class Report:
-    """What an attachment has done so far. Print it.
+    """A report of an attachment so far. Print it.
 
     Attributes:
         steps: optimizer steps since the buckets were cut.

@@ -1,4 +1,4 @@
-"""What happened when, on all ranks: training, the flights on its lanes, and where it waited for them."""
+"""A timeline of all ranks: training, the flights on its lanes, and where it waited for them."""
 
 import os
 from collections.abc import Iterable
@@ -59,7 +59,7 @@ class FlightSpan(Span):
 
 @dataclass(frozen=True, repr=False)
 class Timeline:
-    """What happened when on all ranks; made by `Attachment.timeline`.
+    """A timeline of all ranks; made by `Attachment.timeline`.
 
     Attributes:
         ranks: how many.

@@ -1,4 +1,4 @@
-"""What a store of samples does: bytes by key, each computed once, within a limit."""
+"""The interface of stores of samples: bytes by key, each computed once, within a limit."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class Store(ABC):
 
     @abstractmethod
     def get(self, key: bytes) -> bytes | None:
-        """What was put under `key`, or None."""
+        """Return the bytes that were put under `key`, or None."""
 
     @abstractmethod
     def put(self, key: bytes, value: bytes) -> bool:

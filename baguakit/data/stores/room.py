@@ -76,7 +76,7 @@ def leave_room(path: Path, user: object) -> None:
 
 
 def boot_id() -> str | None:
-    """What tells one boot of this machine from the next; None where the system does not say: commits are synced."""
+    """Return the identity of this boot of the machine; None where the system does not say: commits are synced."""
     try:
         return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     except OSError:
@@ -211,7 +211,7 @@ class Room:
 
 
 def read_state(path: Path) -> dict[str, Any] | None:
-    """What the directory says of itself; None where no store was there."""
+    """Return the directory's description of itself; None where no store was there."""
     try:
         state = json.loads((path / "state.json").read_bytes())
     except (OSError, ValueError):

@@ -1,6 +1,6 @@
-"""What the blockwise formats share: packing, unpacking, adding and averaging rows of values.
+"""The operations of all blockwise formats: packing, unpacking, adding and averaging rows of values.
 
-This file is the definition, and what CPU tensors take; `blockwise_launch.py` does the same on GPUs, and gives the same
+This file is the definition, and what CPU tensors take; `launch.py` does the same on GPUs, and gives the same
 bytes. The definition divides by tensors, because CUDA multiplies by the inverse of a number.
 """
 
@@ -167,7 +167,7 @@ def _add_rows_(
 
 
 def _runner(rows: int, n: int, run: Run) -> Do:
-    """What runs units on a run: on the rest, one block of each row, they run as written."""
+    """Return the function that runs units on a run: on the rest, one block of each row, they run as written."""
     return units.plain if run.rest else units.runner(rows, n)
 
 

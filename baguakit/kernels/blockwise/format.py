@@ -1,4 +1,4 @@
-"""What tells one blockwise format from another."""
+"""The description of a blockwise format."""
 
 from collections.abc import Callable, Mapping
 from typing import Any, ClassVar, NamedTuple
@@ -42,7 +42,7 @@ class Format:
 
     @property
     def name(self) -> str:
-        """What its operators are called by."""
+        """The name of its operators."""
         raise NotImplementedError
 
     def measure(self, x: Tensor, drawn: bool) -> tuple[Tensor, Tensor]:

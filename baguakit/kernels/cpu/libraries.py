@@ -91,7 +91,7 @@ def _open(calls: list[Call]) -> ctypes.PyDLL:
 
 
 def _name(calls: list[Call]) -> str:
-    """What the code of a library depends on."""
+    """Return a name that changes with everything that the code of a library depends on."""
     said = [*_machine(), *(_described(*call) for call in calls)]
     return hashlib.sha256("\0".join(said).encode()).hexdigest()[:24]
 

@@ -1,4 +1,4 @@
-"""What tensors must be to be stepped together: asked before anything is launched, where they are new."""
+"""Checks of tensors that are stepped together: made before anything is launched, where they are new."""
 
 from collections.abc import Sequence
 

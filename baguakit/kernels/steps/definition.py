@@ -135,7 +135,7 @@ Rule = SGD | Adam | Lion
 
 @dataclass(frozen=True)
 class Conditions:
-    """What changes from step to step.
+    """The numbers that change from step to step.
 
     Attributes:
         lr: η, a number or a tensor with one value.

@@ -69,7 +69,7 @@ def written(role: Role) -> None:
 
 
 def key_of(name: str, role: Role) -> object:
-    """What changes when the tensors of a role come to lie elsewhere; of p and g, also when they have other sizes.
+    """Return a key that changes when the tensors of a role lie elsewhere; of p and g, also when they have other sizes.
 
     What an optimizer remembers is as long as p: sizes of p and g tell of it, too.
     """

@@ -58,7 +58,7 @@ def kept_of(row: Bits, k: int) -> Places:
 
 
 def largest(row: Bits, k: int) -> Places:
-    """What `kept_of` finds, as the equations say it."""
+    """Return what `kept_of` returns, computed as the equations say it."""
     sizes = sizes_of(row)
     threshold = np.partition(sizes, len(row) - k)[len(row) - k]
     kept = sizes > threshold

@@ -1,4 +1,4 @@
-"""What `topk.py` defines, for GPUs: the same bytes, without a copy of the values and without a wait for the host.
+"""The k largest values on GPUs: the bytes of the definition, without a copy of the values or a wait for the host.
 
 A short row is held by one program, which finds the threshold bit by bit. In a long one it is found digit by digit: the
 values that begin like the threshold, as far as it is known, are counted by their next digit, and a program for each
