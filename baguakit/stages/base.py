@@ -19,8 +19,9 @@ CHECKED = {"check", "multiple_of", "init", "__call__"}  # what is checked of eve
 
 @dataclass(frozen=True)
 class Stage:
-    """One thing that happens to a flat tensor of a bucket. What the rest of the package must know, classes declare.
-    What a stage cannot be made of raises a TypeError as it is made; a group that it cannot work in, a ValueError.
+    """One thing that happens to the flat tensor of a bucket. Each class declares what the rest of the package needs.
+
+    The constructor raises a TypeError for arguments that cannot work, and `check` a ValueError for a group that cannot.
 
     Attributes:
         lossy: the call takes `residual=`, an fp32 tensor as long as `x`, and writes there what it lost.

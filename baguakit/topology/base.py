@@ -4,7 +4,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable
 from dataclasses import dataclass
 from math import cos, fsum, pi, sin
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -30,10 +30,15 @@ class Topology(ABC):
     group size is impossible, `check` says so. The other methods follow from these two. They read the matrices, which
     is right and slow: a topology that knows an answer in closed form overrides them.
 
+    Attributes:
+        facts: those of "symmetric", "doubly_stochastic" and "column_stochastic" that hold for every size.
+
     `round` is the ordinal of the exchange, 0, 1, 2 …, equal on all ranks. It is never optional: a time-varying
     topology asked for the same round again and again would never mix. A rank, a size or a round that there cannot be
     raises a ValueError.
     """
+
+    facts: ClassVar[tuple[str, ...]] = ()
 
     def __init_subclass__(cls) -> None:
         """Check what the methods of every topology are given, once for all of them; NumPy's numbers become Python's."""
@@ -96,17 +101,24 @@ class Topology(ABC):
 
     def symmetric(self, size: int) -> bool:
         """Whether Wᵀ = W in every round: whoever hears is heard, with the same weight."""
+        self.check(size)
+        if "symmetric" in self.facts:
+            return True
         rounds = (self.matrix(size, round) for round in range(self.period(size)))
         return all(np.array_equal(mixing, mixing.T) for mixing in rounds)
 
     def doubly_stochastic(self, size: int) -> bool:
         """Whether rows and columns sum to 1 and no weight is negative, in every round: then the mean is kept."""
+        self.check(size)
+        if "doubly_stochastic" in self.facts:
+            return True
         rounds = (self.matrix(size, round) for round in range(self.period(size)))
         return all(is_doubly_stochastic(mixing) for mixing in rounds)
 
     def column_stochastic(self, size: int) -> bool:
         """Whether columns sum to 1 and no weight is negative, in every round: then the sum over the ranks is kept."""
-        if self.doubly_stochastic(size):
+        self.check(size)
+        if "column_stochastic" in self.facts or self.doubly_stochastic(size):
             return True
         rounds = (self.matrix(size, round) for round in range(self.period(size)))
         return all(bool((w >= 0).all()) and bool(np.abs(line_sums(w)[size:] - 1).max() <= 1e-15) for w in rounds)

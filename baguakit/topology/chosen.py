@@ -52,6 +52,7 @@ class Chosen(Topology):
     """
 
     _held: dict[str, Any] = field(default_factory=dict, init=False)  # "choice"; "targets", once ranks have agreed
+    facts = ("doubly_stochastic",)  # for which those who choose answer
 
     def choose(
         self,
@@ -146,11 +147,6 @@ class Chosen(Topology):
     def symmetric(self, size: int) -> bool:
         """False: nothing says so."""
         return False
-
-    def doubly_stochastic(self, size: int) -> bool:
-        """True, for which those who choose answer."""
-        self.check(size)
-        return True
 
 
 def chooses(stage: Any) -> bool:

@@ -39,6 +39,7 @@ class FromDigraph(Given):
 
     rounds: tuple[Edges, ...]
     size: int
+    facts = ("column_stochastic",)  # what a rank gives away and what it keeps are all that it has
 
     def __init__(self, graph: Any, order: Iterable[Hashable] | None = None) -> None:
         if isinstance(graph, str | bytes):
@@ -87,11 +88,6 @@ class FromDigraph(Given):
     def doubly_stochastic(self, size: int) -> bool:
         """Whether every rank hears as much as it gives: the graph is as regular as a ring."""
         return super(Given, self).doubly_stochastic(size)
-
-    def column_stochastic(self, size: int) -> bool:
-        """True: what a rank gives away and what it keeps are all that it has."""
-        self.check(size)
-        return True
 
     @cached_property
     def _by_rank(self) -> list[tuple[list[list[int]], list[list[int]]]]:

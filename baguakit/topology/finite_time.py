@@ -50,6 +50,7 @@ class BaseK(Topology):
     """
 
     k: int
+    facts = ("symmetric", "doubly_stochastic")  # whom a rank hears, hears it; rows sum to 1
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "k", whole("k", self.k, 1))
@@ -67,16 +68,6 @@ class BaseK(Topology):
         """T(n), and 0 for one rank."""
         self.check(size)
         return _fewest(self.k, size)[0]
-
-    def symmetric(self, size: int) -> bool:
-        """True: whom a rank hears, hears it."""
-        self.check(size)
-        return True
-
-    def doubly_stochastic(self, size: int) -> bool:
-        """True: rows sum to 1, and it is symmetric."""
-        self.check(size)
-        return True
 
 
 @dataclass(frozen=True)

@@ -26,6 +26,8 @@ _SHORT = 64
 class Given(Topology):
     """For one number of ranks. Large values are compared and hashed at every step: the hash is remembered."""
 
+    facts = ("doubly_stochastic",)  # anything else is refused at the beginning
+
     @property
     @abstractmethod
     def ranks(self) -> int:
@@ -37,11 +39,6 @@ class Given(Topology):
         if size not in (1, self.ranks):
             name = type(self).__name__
             raise ValueError(f"this {name} was given for {self.ranks} ranks and the group has {size}")
-
-    def doubly_stochastic(self, size: int) -> bool:
-        """True: anything else is refused at the beginning."""
-        self.check(size)
-        return True
 
     @cached_property
     def _hash(self) -> int:

@@ -35,6 +35,7 @@ class FromGraph(Given):
     """
 
     edges: tuple[tuple[int, int], ...]
+    facts = ("symmetric",)  # the graph is undirected
 
     def __init__(self, graph: Any, order: Iterable[Hashable] | None = None) -> None:
         if _value(getattr(graph, "is_directed", False)):
@@ -59,11 +60,6 @@ class FromGraph(Given):
         """Yield the rank and its neighbours in the graph."""
         near = (rank, *self._neighbors[rank])
         return metropolis(rank, {peer: 1 + len(self._neighbors[peer]) for peer in near})
-
-    def symmetric(self, size: int) -> bool:
-        """True: the graph is undirected."""
-        self.check(size)
-        return True
 
     @cached_property
     def _neighbors(self) -> list[list[int]]:

@@ -55,6 +55,7 @@ class Grid2D(Topology):
 
     rows: int | None = None
     columns: int | None = None
+    facts = ("symmetric", "doubly_stochastic")  # whom a rank hears, hears it; rows sum to 1
 
     def __post_init__(self) -> None:
         for name, count in (("rows", self.rows), ("columns", self.columns)):
@@ -88,16 +89,6 @@ class Grid2D(Topology):
         shape = self.shape(size)
         near = (rank, *_beside(rank, *shape))
         return metropolis(rank, {peer: 1 + len(_beside(peer, *shape)) for peer in near})
-
-    def symmetric(self, size: int) -> bool:
-        """True: whom a rank hears, hears it."""
-        self.check(size)
-        return True
-
-    def doubly_stochastic(self, size: int) -> bool:
-        """True: rows sum to 1, and it is symmetric."""
-        self.check(size)
-        return True
 
     def layout(self, size: int) -> list[tuple[float, float]]:
         """Rows from the top, columns from the left."""

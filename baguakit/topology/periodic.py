@@ -22,6 +22,8 @@ class OnePeerExponential(Topology):
     Assran et al. 2019, "Stochastic Gradient Push for Distributed Deep Learning", arXiv:1811.10792.
     """
 
+    facts = ("doubly_stochastic",)  # half the identity and half a permutation
+
     def links(self, rank: int, size: int, round: int) -> Iterator[tuple[int, float]]:
         """Yield the rank and its peer of this round, ½ each."""
         yield rank, 1 / 2
@@ -42,11 +44,6 @@ class OnePeerExponential(Topology):
         self.check(size)
         return size <= 2
 
-    def doubly_stochastic(self, size: int) -> bool:
-        """True: half the identity and half a permutation."""
-        self.check(size)
-        return True
-
     def rounds_to_exactness(self, size: int) -> int | None:
         """log₂ n, whichever round comes first, for n = 2^k; never otherwise."""
         self.check(size)
@@ -60,23 +57,15 @@ class OnePeerExponential(Topology):
 class _Pairs(Topology):
     """Ranks that meet in pairs:  W = (I + P) / 2,  P a permutation that undoes itself.
 
-    Who is its own peer stays as it is in that round.
+    A rank that is its own peer keeps its values in that round.
     """
+
+    facts = ("symmetric", "doubly_stochastic")  # both of a pair hear each other, half and half
 
     def links(self, rank: int, size: int, round: int) -> Iterator[tuple[int, float]]:
         """Yield the rank and its peer of this round, ½ each."""
         yield rank, 1 / 2
         yield self._peer(rank, size, round), 1 / 2
-
-    def symmetric(self, size: int) -> bool:
-        """True: both of a pair hear each other."""
-        self.check(size)
-        return True
-
-    def doubly_stochastic(self, size: int) -> bool:
-        """True: half the identity and half a permutation."""
-        self.check(size)
-        return True
 
     @abstractmethod
     def _peer(self, rank: int, size: int, round: int) -> int: ...

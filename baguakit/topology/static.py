@@ -16,19 +16,11 @@ class FullyConnected(Topology):
     Symmetric, static, doubly stochastic.
     """
 
+    facts = ("symmetric", "doubly_stochastic")
+
     def links(self, rank: int, size: int, round: int) -> Iterator[tuple[int, float]]:
         """Yield every rank with weight 1/n."""
         return ((peer, 1 / size) for peer in range(size))
-
-    def symmetric(self, size: int) -> bool:
-        """True."""
-        self.check(size)
-        return True
-
-    def doubly_stochastic(self, size: int) -> bool:
-        """True."""
-        self.check(size)
-        return True
 
     def rounds_to_exactness(self, size: int) -> int:
         """1, and 0 for one rank."""
@@ -48,20 +40,12 @@ class Ring(Topology):
     Lian et al. 2017, "Can Decentralized Algorithms Outperform Centralized Algorithms?" (D-PSGD), arXiv:1705.09056.
     """
 
+    facts = ("symmetric", "doubly_stochastic")  # whom a rank hears, hears it; every row is the one above it, shifted
+
     def links(self, rank: int, size: int, round: int) -> Iterator[tuple[int, float]]:
         """Yield the rank and its neighbours with equal weights."""
         near = {(rank - 1) % size, rank, (rank + 1) % size}
         return ((peer, 1 / len(near)) for peer in near)
-
-    def symmetric(self, size: int) -> bool:
-        """True: whom a rank hears, hears it."""
-        self.check(size)
-        return True
-
-    def doubly_stochastic(self, size: int) -> bool:
-        """True: every row is the one above it, shifted."""
-        self.check(size)
-        return True
 
 
 @dataclass(frozen=True)
@@ -74,6 +58,8 @@ class Exponential(Topology):
 
     Ying et al. 2021, "Exponential Graph is Provably Efficient for Decentralized Deep Training", arXiv:2110.13363.
     """
+
+    facts = ("doubly_stochastic",)  # every row is the one above it, shifted
 
     def links(self, rank: int, size: int, round: int) -> Iterator[tuple[int, float]]:
         """Yield the rank and those 2^k < n places back, with equal weights."""
@@ -89,11 +75,6 @@ class Exponential(Topology):
         """Whether n ≤ 3: there one step back is two steps ahead, and everyone hears everyone."""
         self.check(size)
         return size <= 3
-
-    def doubly_stochastic(self, size: int) -> bool:
-        """True: every row is the one above it, shifted."""
-        self.check(size)
-        return True
 
 
 @dataclass(frozen=True, repr=False)
@@ -118,6 +99,7 @@ class SymmetricExponential(Topology):
     """
 
     base: int = 4
+    facts = ("symmetric", "doubly_stochastic")  # whom a rank hears, hears it; every row is the one above it, shifted
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "base", whole("base", self.base, 2))
@@ -129,16 +111,6 @@ class SymmetricExponential(Topology):
             near |= {(rank + places) % size, (rank - places) % size}
             places *= self.base
         return ((peer, 1 / len(near)) for peer in near)
-
-    def symmetric(self, size: int) -> bool:
-        """True: whom a rank hears, hears it."""
-        self.check(size)
-        return True
-
-    def doubly_stochastic(self, size: int) -> bool:
-        """True: every row is the one above it, shifted."""
-        self.check(size)
-        return True
 
 
 @dataclass(frozen=True)
@@ -154,21 +126,13 @@ class Star(Topology):
     Control Letters 53.
     """
 
+    facts = ("symmetric", "doubly_stochastic")  # whom a rank hears, hears it; rows sum to 1
+
     def links(self, rank: int, size: int, round: int) -> Iterator[tuple[int, float]]:
         """Yield everyone for rank 0; rank 0 and the rank itself for the others."""
         if rank == 0:
             return ((peer, 1 / size) for peer in range(size))
         return iter([(0, 1 / size), (rank, (size - 1) / size)])
-
-    def symmetric(self, size: int) -> bool:
-        """True: whom a rank hears, hears it."""
-        self.check(size)
-        return True
-
-    def doubly_stochastic(self, size: int) -> bool:
-        """True: rows sum to 1, and it is symmetric."""
-        self.check(size)
-        return True
 
     def layout(self, size: int) -> list[tuple[float, float]]:
         """Rank 0 in the middle of a circle of the others."""

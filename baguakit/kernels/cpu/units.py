@@ -90,7 +90,7 @@ def ready(unit: Unit, *arguments: Any) -> None:
 
 
 def _all_suit(arguments: tuple[Any, ...]) -> bool:
-    torch.get_num_threads()  # a thread learns of torch.set_num_threads at its first question
+    torch.get_num_threads()  # a new thread takes the number that was set when it first asks
     return all(map(_suits, arguments))
 
 
