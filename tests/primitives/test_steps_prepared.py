@@ -24,7 +24,7 @@ def made(monkeypatch):
 
 
 def plan_for(p, g):
-    operands = steps_ops.steps.Operands(*(x.tensors if isinstance(x, Fixed) else x for x in (p, g)))
+    operands = steps_ops.definition.Operands(*(x.tensors if isinstance(x, Fixed) else x for x in (p, g)))
     return steps_ops.plan_for({"p": p, "g": g}, None, lambda: operands)
 
 
