@@ -5,21 +5,24 @@ PYTHON ?= python3
 export PYTHON
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-all test-triton check bench notebooks docs setup clean
+.PHONY: help demo test test-all test-third test-triton test-versions check bench notebooks docs wheel setup clean
 
 help:
-	@echo "make demo      train on handwritten digits with one algorithm after another, four ranks on this machine"
-	@echo "make test      the tests, in about a quarter of an hour on two cores"
+	@echo "make demo      train on printed digits with one algorithm after another, four ranks on this machine"
+	@echo "make test      the tests, in about seven minutes on two cores"
 	@echo "make test-all  the slow ones too"
+	@echo "make test-third  a third of the slow ones, another every day; THIRD=1, 2 or 3 chooses"
 	@echo "make test-triton  kernels compile with the oldest Triton that is supported, too"
+	@echo "make test-versions  tests in environments of other versions of Python, torch, triton and numpy"
 	@echo "make check     format, lint and types"
 	@echo "make bench     the benchmarks"
 	@echo "make notebooks run the notebooks and keep what they show"
 	@echo "make docs      the documentation, in docs/_build/html"
+	@echo "make wheel     the sdist and the wheel, in dist, built, checked and tried"
 	@echo "make clean     remove .venv and everything else that git ignores"
 
 demo: setup
-	@OMP_NUM_THREADS=1 .venv/bin/torchrun --standalone --nproc_per_node=4 examples/digits.py $(ARGS)
+	@.venv/bin/python -m baguakit demo --all --out digits.png $(ARGS)
 
 test: setup
 	@scripts/test $(ARGS)
@@ -27,14 +30,20 @@ test: setup
 test-all: setup
 	@scripts/test -m "" $(ARGS)
 
+test-third: setup
+	@scripts/test -m slow --third $(or $(THIRD),today) $(ARGS)
+
 test-triton: setup
-	@scripts/oldest-triton $(ARGS)
+	@scripts/versions triton -- $(ARGS)
+
+test-versions: setup
+	@scripts/versions $(ARGS)
 
 check: setup
 	@scripts/check
 
 bench: setup
-	@scripts/test --benchmark $(ARGS)
+	@scripts/test --benchmark bench $(ARGS)
 
 notebooks: setup
 	@.venv/bin/python notebooks/execute.py $(ARGS)
@@ -42,9 +51,12 @@ notebooks: setup
 docs: setup
 	@scripts/docs
 
+wheel: setup
+	@scripts/wheel
+
 setup:
 	@scripts/setup
 
 clean:
-	rm -rf .venv .benchmarks .hypothesis .mypy_cache .pytest_cache .ruff_cache build dist baguakit.egg-info docs/_build
+	rm -rf .venv .benchmarks .hypothesis .mypy_cache .ptx_cache .pytest_cache .ruff_cache build dist docs/_build
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

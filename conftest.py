@@ -2,6 +2,7 @@
 
 import json
 import signal
+from datetime import datetime, timezone
 from pathlib import Path
 from statistics import mean, median, stdev
 from time import perf_counter
@@ -11,6 +12,17 @@ import pytest
 
 def pytest_addoption(parser, pluginmanager):
     parser.addoption("--benchmark", action="store_true", help="run the benchmarks in bench/ instead of the tests")
+    parser.addoption(
+        "--third", type=third_of_today_or, metavar="1|2|3|today", help="of the tests marked slow, run only this third"
+    )
+    parser.addoption("--first", action="store_true", help="of the tests chosen, run only the first of each file")
+    parser.addoption(
+        "--ptx",
+        type=int,
+        choices=(80, 90, 100),
+        metavar="ARCH",
+        help="kernels run neither interpreted nor on a GPU: the PTX that Triton generates for sm_ARCH is executed",
+    )
     parser.addoption("--record", type=Path, metavar="PATH", help="append a line of JSON as a test begins and ends")
     # What pyproject.toml and scripts/gpu name must be known, whichever plugins the machine has.
     if not pluginmanager.hasplugin("benchmark"):
@@ -25,14 +37,60 @@ def pytest_configure(config):
         signal.signal(signal.SIGINT, signal.default_int_handler)
     if config.getoption("record"):
         config.pluginmanager.register(Record(config.getoption("record")), "record")
+    if config.getoption("first"):
+        config.pluginmanager.register(First(), "first")
     plugin = config.pluginmanager.hasplugin("benchmark")
     if not plugin:
         config.pluginmanager.register(Stopwatch(config.getoption("benchmark_json")), "stopwatch")
     if config.getoption("benchmark"):
         if plugin:
             config.option.benchmark_only = True
+            config.option.benchmark_quiet = True  # bench/conftest.py prints a table that fits a terminal
+            config.addinivalue_line("filterwarnings", "ignore:Benchmark fixture was not used at all")  # it has failed
+        # A failure is short: torch's compiler logs thousands of lines at DEBUG, and pytest would show all of them.
+        config.option.log_level = config.option.log_level or "WARNING"
+        config.option.tbstyle = "short" if config.option.tbstyle == "auto" else config.option.tbstyle
         if config.args_source is not pytest.Config.ArgsSource.ARGS:
             config.args = [str(config.rootpath / "bench")]
+
+
+def third_of_today_or(text):
+    """Return which third is meant, 1 to 3; `today` is another one every day."""
+    if text == "today":
+        return datetime.now(timezone.utc).toordinal() % 3 + 1
+    if text not in ("1", "2", "3"):
+        raise ValueError
+    return int(text)
+
+
+def pytest_report_header(config):
+    if third := config.getoption("third"):
+        return f"slow tests: third {third} of 3 (--third {third})"
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(config, items):
+    """Keep every third of the slow tests, so that the cases of one test are spread over the thirds.
+
+    Those marked `release` are in none of them.
+    """
+    if third := config.getoption("third"):
+        slow = [item for item in items if item.get_closest_marker("slow")]
+        shared = [item for item in slow if not item.get_closest_marker("release")]
+        left_out = set(slow) - set(shared[third - 1 :: 3])
+        config.hook.pytest_deselected(items=[item for item in items if item in left_out])
+        items[:] = [item for item in items if item not in left_out]
+
+
+class First:
+    """Keep the first test of each file that is not slow, or the first if all are: a trial of how tests start."""
+
+    @pytest.hookimpl(trylast=True)  # when -m and -k have chosen
+    def pytest_collection_modifyitems(self, config, items):
+        kept = {item.path: item for item in reversed(items)}
+        kept |= {item.path: item for item in reversed(items) if item.get_closest_marker("slow") is None}
+        config.hook.pytest_deselected(items=[item for item in items if item is not kept[item.path]])
+        items[:] = [item for item in items if item is kept[item.path]]
 
 
 class Record:
@@ -48,8 +106,10 @@ class Record:
         # Set up and torn down, a test has ended only if that did not pass.
         if report.when == "call" or report.outcome != "passed":
             crash = getattr(report.longrepr, "reprcrash", None)
-            said = crash.message.strip() if crash else report.longreprtext.strip()
-            self.write(test=report.nodeid, outcome=report.outcome, seconds=report.duration, said=said[:500])
+            said = crash.message if crash else report.longreprtext
+            if report.skipped and isinstance(report.longrepr, tuple):
+                said = report.longrepr[2].removeprefix("Skipped: ")
+            self.write(test=report.nodeid, outcome=report.outcome, seconds=report.duration, said=said.strip()[:500])
 
     def write(self, **line):
         with open(self.path, "a") as file:
@@ -72,9 +132,6 @@ class Stopwatch:
 
     def pytest_terminal_summary(self, terminalreporter):
         rows = [timing.as_json() for timing in self.timings]
-        for row in rows:
-            stats = row["stats"]
-            terminalreporter.write_line(f"{row['name']}: {stats['median'] * 1e3:.4f} ms, {stats['rounds']} rounds")
         if self.path:
             self.path.write_text(json.dumps({"benchmarks": rows}, indent=2))
 

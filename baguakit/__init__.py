@@ -1,22 +1,33 @@
 """baguakit: communication primitives for data-parallel PyTorch training on slow networks.
 
-An algorithm says what is exchanged, with whom, how it looks on the wire, and when in the training step:
+An algorithm is an expression of the exchange, its peers, its compression and its time in the training step:
 
     bytegrad = during_backward(CompressedMean(MinMaxUInt8()))
 """
 
+import sys
+
 from . import algorithms, compressors, data, interop, net, optim, pictures, primitives, ranks, stages, topology, tune
-from .attach import attach
+from .attach import Attachment, PeerError, Report, Timeline, attach
 from .buckets import Bucket
 from .comm import Comm
-from .ranks import Ranks
-from .rules import Fragment, after_step, between_steps, during_backward, free_running, hierarchical
+from .interop import Handle
+from .namespaces import show_public
+from .ranks import RankError, Ranks
+from .rules import Fragment, Rule, after_step, between_steps, during_backward, free_running, hierarchical
 
 __all__ = [
+    "Attachment",
     "Bucket",
     "Comm",
     "Fragment",
+    "Handle",
+    "PeerError",
+    "RankError",
     "Ranks",
+    "Report",
+    "Rule",
+    "Timeline",
     "after_step",
     "algorithms",
     "attach",
@@ -36,4 +47,6 @@ __all__ = [
     "topology",
     "tune",
 ]
-__version__ = "0.1.0"
+__version__ = "0.2.0"
+
+show_public(sys.modules[__name__])

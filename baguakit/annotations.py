@@ -1,4 +1,4 @@
-"""Annotations read as checks: what `int`, `Tensor | None` or `Sequence[float]` ask of an argument, in a sentence."""
+"""Checks of arguments derived from annotations such as `int`, `Tensor | None` or `Sequence[float]`."""
 
 import math
 import types
@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-SHOWN = 100  # characters of a value in a sentence
+SHOWN = 100  # characters of a value in an error message
 EXAMPLES = {
     "Comm": "a bk.Comm",
     "Compressor": "a compressor such as MinMaxUInt8()",
@@ -20,14 +20,17 @@ EXAMPLES = {
     "Stage": "a stage such as Mean()",
     "Topology": "a topology such as Ring()",
 }
-ELEMENTS = 1000  # of a collection, that are looked at
+ELEMENTS = 1000  # the first elements of a collection, which are checked
 
 
 @dataclass(frozen=True)
 class Kind:
-    """The meaning of an annotation: in words, as a test of a value, and as the value that is used.
+    """The check of an annotation.
 
     Attributes:
+        words: the annotation in words, for errors.
+        fits: a test of a value.
+        use: the conversion of a value that fits.
         by_type: whether the type of a value alone decides if it fits.
     """
 
@@ -37,19 +40,19 @@ class Kind:
     by_type: bool = False
 
     def take(self, name: str, value: Any) -> Any:
-        """The value as it is used; a TypeError of one sentence if it is not of this kind."""
+        """Return the converted value; raise TypeError if it does not fit."""
         if not self.fits(value):
             raise TypeError(said(name, self.words, value))
         return self.use(name, value)
 
 
 def said(name: str, wanted: str, value: Any) -> str:
-    """The sentence: what an argument is, and what it was given."""
+    """Return the error message for an argument: the wanted value and the given one."""
     return f"{name} is {wanted}, not {shown(value)}"
 
 
 def shown(value: Any) -> str:
-    """A value for a sentence: tensors and arrays by shape and dtype, and others as they print, shortened."""
+    """Return a value for an error message: shape and dtype of tensors and arrays; else the repr, shortened."""
     if isinstance(value, Tensor):
         layout = "" if value.layout is torch.strided else f" of layout {value.layout}"
         return f"a tensor {tuple(value.shape)} of {value.dtype} on {value.device}{layout}"
@@ -57,18 +60,18 @@ def shown(value: Any) -> str:
         return f"an array {value.shape} of {value.dtype}"
     try:
         printed = " ".join(repr(value).split())
-    except Exception:  # whatever it is, it is not what was wanted, and that is to be said
+    except Exception:  # the message is more important than the error of the repr
         return f"a {type(value).__name__}"
     return printed if len(printed) <= SHOWN else f"{printed[: SHOWN - 1]}…"
 
 
 def resolved(annotation: Any, names: Mapping[str, Any]) -> Any:
-    """An annotation that was written as text, as it is meant where these names are known."""
+    """Return an annotation; one in a string is evaluated with these names."""
     return eval(annotation, dict(names)) if isinstance(annotation, str) else annotation
 
 
 def kind_of(annotation: Any) -> Kind:
-    """Return the meaning of an annotation."""
+    """Return the check of an annotation."""
     if annotation in PLAIN:
         return PLAIN[annotation]
     origin, args = get_origin(annotation), get_args(annotation)
@@ -133,8 +136,8 @@ def _tuple(kinds: list[Kind], repeated: bool) -> Kind:
         return _collection(tuple, kinds[0])
 
     def fits(values: Any) -> bool:
-        whole = isinstance(values, tuple | list) and len(values) == len(kinds)
-        return whole and all(kind.fits(value) for kind, value in zip(kinds, values, strict=True))
+        as_long = isinstance(values, tuple | list) and len(values) == len(kinds)
+        return as_long and all(kind.fits(value) for kind, value in zip(kinds, values, strict=True))
 
     def use(name: str, values: Any) -> Any:
         return tuple(kind.use(name, value) for kind, value in zip(kinds, values, strict=True))
@@ -147,7 +150,7 @@ def _mapping(key: Kind, held: Kind) -> Kind:
         return isinstance(values, abc.Mapping) and all(key.fits(k) and held.fits(v) for k, v in values.items())
 
     def use(name: str, values: Any) -> Any:
-        for k, value in values.items():  # which may be there to be written to: it is not copied
+        for k, value in values.items():  # not copied: the function may write to the mapping
             key.use(name, k)
             held.use(name, value)
         return values

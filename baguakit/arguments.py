@@ -1,9 +1,9 @@
-"""Checks of arguments: each returns the value as it is used, or raises one sentence that names both.
+"""Checks of arguments: each returns the value to use, or raises an error that names the argument and its value.
 
-    every = whole("every", every, 1)         TypeError: every is a whole number, 1 or more, not '8'
+    every = integer("every", every, 1)         TypeError: every is a whole number, 1 or more, not '8'
 
-A wrong type is a TypeError and a wrong value a ValueError. `checked` reads the types from a function's annotations,
-`check_fields` those of a dataclass; ranges are said by name, as above. A check takes less than a microsecond.
+A wrong type raises a TypeError, a wrong value a ValueError. `checked` reads the types from a function's annotations,
+`check_fields` those of a dataclass; ranges need a call as above. A check takes less than a microsecond.
 """
 
 import math
@@ -20,14 +20,14 @@ from torch import Tensor
 
 from .annotations import Kind, kind_of, resolved, said, shown
 
-MEMORY = 256  # combinations of types that a function remembers
+MEMORY = 256  # combinations of types that are stored per function
 P = ParamSpec("P")
 R = TypeVar("R")
 T = TypeVar("T")
 
 
-def whole(name: str, value: Any, least: int | None, most: int | None = None) -> int:
-    """`value`, if it is a whole number of at least `least` and at most `most`."""
+def integer(name: str, value: Any, least: int | None, most: int | None = None) -> int:
+    """Return `value` if it is a whole number from `least` to `most`; else raise."""
     if isinstance(value, bool) or not isinstance(value, int | np.integer):
         raise TypeError(said(name, _range("a whole number", least, most), value))
     if (least is not None and value < least) or (most is not None and value > most):
@@ -44,7 +44,7 @@ def real(
     above: float | None = None,
     below: float | None = None,
 ) -> float:
-    """`value`, if it is a finite number: from `least` to `most`, and greater than `above` and less than `below`."""
+    """Return `value` if it is a finite number from `least` to `most`, and between `above` and `below`; else raise."""
     if type(value) is not float:
         if isinstance(value, bool) or not isinstance(value, int | float | np.integer | np.floating):
             raise TypeError(said(name, _range("a finite number", least, most, above, below), value))
@@ -63,14 +63,14 @@ def real(
 
 
 def truth(name: str, value: Any) -> bool:
-    """`value`, if it is True or False."""
+    """Return `value` if it is True or False; else raise."""
     if not isinstance(value, bool | np.bool_):
         raise TypeError(said(name, "True or False", value))
     return bool(value)
 
 
 def text(name: str, value: Any) -> str:
-    """`value`, if it is a string and not empty."""
+    """Return `value` if it is a string that is not empty; else raise."""
     if not isinstance(value, str):
         raise TypeError(said(name, "a string", value))
     if not value:
@@ -79,7 +79,7 @@ def text(name: str, value: Any) -> str:
 
 
 def one_of(name: str, value: Any, choices: Collection[Any]) -> Any:
-    """`value`, if it is one of the choices; of another type than they are, it is a TypeError."""
+    """Return `value` if it is one of the choices; else raise, TypeError if its type is not that of a choice."""
     if isinstance(value, str | int | float | None) and value in choices:
         return value
     kind = TypeError if not isinstance(value, tuple(map(type, choices))) else ValueError
@@ -87,14 +87,14 @@ def one_of(name: str, value: Any, choices: Collection[Any]) -> Any:
 
 
 def instance(name: str, value: Any, kinds: type[T] | tuple[type[T], ...], example: str) -> T:
-    """`value`, if it is of one of the classes, of which `example` says how to get one: "a topology such as Ring()"."""
+    """Return `value` if it is an instance; else raise with the example, such as "a topology such as Ring()"."""
     if not isinstance(value, kinds):
         raise TypeError(said(name, example, value))
     return value
 
 
 def pair(name: str, values: Any, least: float, *, below: float) -> tuple[float, float]:
-    """`values`, if they are two finite numbers, each at least `least` and less than `below`."""
+    """Return `values` if they are two finite numbers from `least` to less than `below`; else raise."""
     listed = several(name, values, "a pair of numbers")
     if len(listed) != 2:
         raise ValueError(said(name, "a pair of numbers", values))
@@ -103,38 +103,38 @@ def pair(name: str, values: Any, least: float, *, below: float) -> tuple[float, 
 
 
 def function(name: str, value: Any, example: str) -> Any:
-    """`value`, if it can be called; `example` says with what: "a function (name, parameter) -> bool"."""
+    """Return `value` if it is callable; else raise with the example, such as "a function (name, parameter) -> bool"."""
     if not callable(value):
         raise TypeError(said(name, example, value))
     return value
 
 
-def wholes(name: str, values: Any, least: int, most: int | None = None) -> list[int]:
-    """`values`, if they are some whole numbers, and at least one."""
+def integers(name: str, values: Any, least: int, most: int | None = None) -> list[int]:
+    """Return `values` if they are one or more whole numbers; else raise."""
     listed = several(name, values, _range("whole numbers", least, most))
     if not listed:
         raise ValueError(said(name, _range("at least one whole number", least, most), values))
-    return [whole(name, value, least, most) for value in listed]
+    return [integer(name, value, least, most) for value in listed]
 
 
 def several(name: str, values: Any, example: str, ordered: bool = False) -> list[Any]:
-    """`values` in a list, if they are a collection or a generator, but not text or a tensor; `ordered`: nor a set."""
+    """Return `values` as a list; raise if they are not iterable, text, a tensor, a mapping or, if `ordered`, a set."""
     wrong = isinstance(values, str | bytes | Tensor | Mapping) or (ordered and isinstance(values, Set))
     if wrong or not isinstance(values, Iterable):
         raise TypeError(said(name, example, values))
     try:
         return list(values)
-    except TypeError:  # an array without dimensions says that it can be iterated over
+    except TypeError:  # an array without dimensions is an Iterable, but raises
         raise TypeError(said(name, example, values)) from None
 
 
 def every(name: str, values: Iterable[Any], kind: type[T], example: str) -> Iterable[T]:
-    """`values`, each of which is of a class, of which `example` says how to get one."""
+    """Return `values` if each is an instance; else raise with the example."""
     return [instance(f"each of {name}", value, kind, example) for value in values]
 
 
 def tensor(name: str, value: Any, *, floating: bool = False, dtype: torch.dtype | None = None) -> Tensor:
-    """`value`, if it is a dense tensor that holds values; `floating`, or of a `dtype`."""
+    """Return `value` if it is a dense tensor with data, `floating` or of a `dtype` if required; else raise."""
     if not isinstance(value, Tensor):
         raise TypeError(said(name, "a tensor", value))
     if value.layout is not torch.strided:
@@ -149,7 +149,7 @@ def tensor(name: str, value: Any, *, floating: bool = False, dtype: torch.dtype 
 
 
 def tensors(name: str, values: Any, *, floating: bool = False) -> list[Tensor]:
-    """`values`, if they are dense tensors; one alone is a list of it."""
+    """Return a list of `values` if they are dense tensors, or one; else raise."""
     listed = (
         [values] if isinstance(values, Tensor) else several(name, values, "a tensor or a list of tensors", ordered=True)
     )
@@ -157,18 +157,22 @@ def tensors(name: str, values: Any, *, floating: bool = False) -> list[Tensor]:
 
 
 def checked(called: Callable[P, R], like: Callable[..., Any] | None = None) -> Callable[P, R]:
-    """Check the arguments of every call against the annotations: what is wrong is a TypeError of one sentence.
+    """Return the function with a check of its arguments: a wrong type raises a TypeError of one sentence.
 
-    Numbers are finite, and those of NumPy become Python's. Ranges are for the function to check. `like` is the function
-    that has the annotations, if another. Types that have passed once, and decide alone, pass at once.
+    Numbers must be finite; numbers of NumPy are converted to Python's. The function checks ranges itself. Combinations
+    of types that have passed are stored and pass faster, if their types alone decide.
+
+    Args:
+        called: the function.
+        like: the function with the annotations; None for `called`.
     """
     home = called if like is None else like
     kinds: dict[str, Kind] = {}
     names: list[str] = []
-    lasting: set[str] = set()  # arguments that the type alone decides on
+    lasting: set[str] = set()  # arguments whose type alone decides
     passed: set[tuple[Any, ...]] = set()
 
-    def learn() -> None:  # at the first call: by then every name in the annotations is known
+    def learn() -> None:  # at the first call, when all names in the annotations are defined
         for name, parameter in signature(home).parameters.items():
             if parameter.kind is not Parameter.VAR_KEYWORD and parameter.annotation is not Parameter.empty:
                 kinds[name] = kind_of(resolved(parameter.annotation, getattr(unwrap(home), "__globals__", {})))
@@ -207,7 +211,7 @@ def _taken(kinds: dict[str, Kind], name: str, value: Any) -> Any:
 
 
 def check_fields(declared: Any) -> None:
-    """Check the public fields of a dataclass against their annotations, in its `__post_init__`, as `checked` does."""
+    """Check the public fields of a dataclass as `checked` does arguments; for its `__post_init__`."""
     for name, kind in _fields_of(type(declared)):
         value = getattr(declared, name)
         taken = kind.take(name, value)
@@ -232,7 +236,7 @@ def _read_fields(kind: Any) -> Iterator[tuple[str, Kind]]:
 def _range(
     what: str, least: float | None, most: float | None, above: float | None = None, below: float | None = None
 ) -> str:
-    """ "a whole number, 1 to 64", for a sentence."""
+    """Return the words for a range, such as "a whole number, 1 to 64"."""
     if least is not None and most is not None:
         return f"{what}, {least} to {most}"
     parts = [f"{least} or more"] * (least is not None) + [f"at most {most}"] * (most is not None)
@@ -246,6 +250,8 @@ __all__ = [
     "every",
     "function",
     "instance",
+    "integer",
+    "integers",
     "one_of",
     "pair",
     "real",
@@ -256,6 +262,4 @@ __all__ = [
     "tensors",
     "text",
     "truth",
-    "whole",
-    "wholes",
 ]

@@ -1,10 +1,10 @@
-"""Buckets: parameters or gradients as one flat tensor, and back.
+"""Buckets: parameters or gradients as one flat tensor.
 
-Weights are copied into the bucket and out of it. Gradients become views of the bucket when they are stored, as with
-DDP's `gradient_as_bucket_view`: what is then accumulated into them is already in the bucket, their memory is held once,
-and their addresses stay the same from step to step. Loading and storing the gradients of 10 M fp32 values takes 2.4 ms
-with views and 3.7 ms with copies back (40 tensors, one CPU thread; a copy of 10 M values takes 2.3 ms), and 0.04 ms
-where `zero_grad(set_to_none=False)` keeps the views.
+Weights are copied to the bucket and back. Gradients become views of the bucket when they are stored, as with DDP's
+`gradient_as_bucket_view`: backward then accumulates directly into the bucket, the gradients take no further memory, and
+their addresses are the same in every step. Loading and storing 10 M fp32 gradients takes 2.4 ms with views, 3.7 ms with
+copies back (40 tensors, one CPU thread; a copy of 10 M values takes 2.3 ms), and 0.04 ms if
+`zero_grad(set_to_none=False)` keeps the views.
 """
 
 from collections.abc import Iterable, Sequence
@@ -14,7 +14,7 @@ from typing import Literal, get_args
 import torch
 from torch import Tensor
 
-from .arguments import every, one_of, said, several, shown, tensor, whole
+from .arguments import every, integer, one_of, said, several, shown, tensor
 
 What = Literal["grad", "data"]
 WHAT = get_args(What)
@@ -24,28 +24,28 @@ BOOLS = "a list of bool"
 
 
 class Bucket:
-    """Parameters that travel together, and the flat tensor in which they do.
+    """Parameters that are exchanged together, and the flat tensor that holds them.
 
     Args:
-        params: parameters of one floating dtype, on one device. Of a sharded one (a DTensor, as FSDP2 has them) the
-            bucket holds this rank's shard, by its weights only.
-        multiple_of: the flat tensor is padded with zeros to a multiple of this many values.
+        params: parameters of one floating dtype, on one device. Of a sharded parameter (a DTensor, as with FSDP2) the
+            bucket holds this rank's shard of the weights; it holds no sharded gradients.
+        multiple_of: the flat tensor is padded with zeros to a multiple of this number of values.
 
     Attributes:
-        params: the parameters, as given.
-        flat: (n,) in the dtype of the parameters, n being the sum of their sizes, padded.
-        views: pieces of `flat` that look like the parameters, one each.
+        params: the given parameters.
+        flat: the flat tensor (n,) in the dtype of the parameters; n is the sum of their sizes, padded.
+        views: views of `flat` with the shapes of the parameters.
 
     Raises:
-        TypeError: a parameter is not floating, or two differ in dtype.
-        ValueError: two parameters are on different devices, or there are none.
+        TypeError: a parameter is not floating, or two parameters have different dtypes.
+        ValueError: two parameters are on different devices, or there are no parameters.
     """
 
     def __init__(self, params: Iterable[Tensor], multiple_of: int = 1) -> None:
         self.params: list[Tensor] = [
             tensor("each of params", p) for p in several("params", params, "a list of tensors")
         ]
-        whole("multiple_of", multiple_of, 1)
+        integer("multiple_of", multiple_of, 1)
         if not self.params:
             raise ValueError("params holds at least one parameter, and this Bucket was given none: []")
         first = self.params[0]
@@ -57,9 +57,7 @@ class Bucket:
                     f"a Bucket holds one dtype and was given {first.dtype} and {p.dtype}; make one for each"
                 )
             if p.device != first.device:
-                raise ValueError(
-                    f"a Bucket lives on one device and was given parameters on {first.device} and {p.device}"
-                )
+                raise ValueError(f"a Bucket has one device and was given parameters on {first.device} and {p.device}")
         check_apart(self.params)
         used = sum(local(p).numel() for p in self.params)
         self.flat: Tensor = torch.zeros(used + -used % multiple_of, dtype=first.dtype, device=first.device)
@@ -68,11 +66,11 @@ class Bucket:
 
     @classmethod
     def of(cls, x: Tensor, params: Iterable[Tensor] = ()) -> "Bucket":
-        """A flat tensor, as a bucket that shares its memory; `params` lie in it one after another."""
+        """Return a bucket that shares the memory of a flat tensor, in which `params` follow each other."""
         if tensor("x", x, floating=True).dim() != 1:
             raise ValueError(said("x", "a flat tensor, of shape (n,)", x))
         bucket = cls.__new__(cls)
-        listed = several("params", params, "a list of tensors")  # without values, too: they stand for shards
+        listed = several("params", params, "a list of tensors")  # shards may be meta tensors
         bucket.params, bucket.flat = list(every("params", listed, Tensor, "a list of tensors")), x
         if (used := sum(local(p).numel() for p in bucket.params)) > x.numel():
             raise ValueError(f"params hold {used} values, and x {x.numel()}: {shown(x)}")
@@ -80,31 +78,51 @@ class Bucket:
         bucket.padding = x[sum(view.numel() for view in bucket.views) if bucket.params else x.numel() :]
         return bucket
 
+    def __repr__(self) -> str:
+        padding, kind = self.padding.numel(), f"{self.flat.dtype} on {self.flat.device}".removeprefix("torch.")
+        padded, n = f", {padding} of them padding" * (padding > 0), len(self.params)
+        return f"<Bucket of {n} parameter{'s' * (n != 1)}: {self.flat.numel():,} values{padded}, {kind}>"
+
     @property
     def shapes(self) -> list[torch.Size]:
-        """The shapes of the parameters, in order; empty for a bare tensor."""
+        """The shapes of the parameters, in order; empty for a bucket of a tensor without parameters."""
         return [view.shape for view in self.views]
 
-    @torch.no_grad()
     def load(self, what: What) -> Tensor:
-        """Gather the gradients or the weights into `flat`, and return it. A gradient that is None counts as zero."""
-        one_of("what", what, WHAT)
+        """Copy the gradients or the weights to `flat`, and return it. A gradient of None counts as zero."""
+        if torch.is_grad_enabled():
+            with torch.no_grad():
+                return self.load(what)
+        if what != "grad":
+            one_of("what", what, WHAT)
+        if what == "grad":
+            return self._load_gradients([p.grad for p in self.params])
         self.padding.zero_()
-        if what == "data":
-            torch._foreach_copy_(self.views, [local(p) for p in self.params])
-            return self.flat
-        moved = [(view, p.grad) for view, p in zip(self.views, self.params, strict=True) if not is_view(p.grad, view)]
-        absent = [view for view, grad in moved if grad is None]
-        present = [(view, grad) for view, grad in moved if grad is not None]
+        torch._foreach_copy_(self.views, [local(p) for p in self.params])
+        return self.flat
+
+    def _load_gradients(self, grads: Sequence[Tensor | None]) -> Tensor:
+        """Copy `grads`, those of `params`, to `flat`, and return it.
+
+        A lane must not read `p.grad`: after a backward that failed, the user may set it to None at the same time.
+        """
+        self.padding.zero_()
+        absent, copied, sources = [], [], []
+        for view, grad in zip(self.views, grads, strict=True):
+            if grad is None:
+                absent.append(view)
+            elif not is_view(grad, view):
+                copied.append(view)
+                sources.append(dense(grad))
         if absent:
             torch._foreach_zero_(absent)
-        if present:
-            torch._foreach_copy_([view for view, _ in present], [dense(grad) for _, grad in present])
+        if copied:
+            torch._foreach_copy_(copied, sources)
         return self.flat
 
     @torch.no_grad()
     def now(self) -> Tensor:
-        """The weights as they are, in a new flat tensor; `flat` stays as it is."""
+        """Return the present weights in a new flat tensor, without a change of `flat`."""
         flat = torch.empty_like(self.flat)
         flat[flat.numel() - self.padding.numel() :].zero_()
         torch._foreach_copy_(pieces(flat, self.params), [local(p) for p in self.params])
@@ -112,9 +130,11 @@ class Bucket:
 
     @torch.no_grad()
     def store(self, what: What, only: Sequence[bool] | None = None) -> None:
-        """Give `flat` back to the weights, or let the gradients be views of it.
+        """Copy `flat` to the weights, or make the gradients views of it.
 
-        `only` says of each parameter whether it takes part; the others stay as they are.
+        Args:
+            what: "grad" or "data".
+            only: for each parameter, whether to store it; None for all.
         """
         one_of("what", what, WHAT)
         if only is not None and [type(each) for each in several("only", only, BOOLS)] != [bool] * len(self.params):
@@ -130,16 +150,16 @@ class Bucket:
 
 @torch.no_grad()
 def local(x: Tensor) -> Tensor:
-    """Return this rank's part of `x`, sharing its memory: its shard, if `x` is sharded over ranks; else all of it."""
+    """Return this rank's shard of `x`, or `x` itself if it is not sharded, sharing its memory."""
     shard = getattr(x, "to_local", None)
     return x.detach() if shard is None else shard()
 
 
 def pieces(flat: Tensor, like: Sequence[Tensor]) -> list[Tensor]:
-    """Views of the beginning of `flat`, one after another, with the shapes of `like`.
+    """Return consecutive views of `flat` with the shapes of `like`.
 
-    A tensor that is dense in memory in another order (channels_last) gets a view in that order, so that its values
-    are copied as one run and a gradient keeps the layout that autograd wants.
+    A tensor with another dense memory format (channels_last) gets a view in that format, so that copies are contiguous
+    and a gradient has the layout that autograd expects.
     """
     views, at = [], 0
     for x in map(local, like):
@@ -150,7 +170,7 @@ def pieces(flat: Tensor, like: Sequence[Tensor]) -> list[Tensor]:
 
 
 def _is_dense(x: Tensor) -> bool:
-    """Whether the values of `x` fill one run of memory, in whatever order of dimensions."""
+    """Return whether the values of `x` fill contiguous memory, in any order of dimensions."""
     run = 1
     for stride, length in sorted((s, n) for s, n in zip(x.stride(), x.shape, strict=True) if n != 1):
         if stride != run:
@@ -160,20 +180,20 @@ def _is_dense(x: Tensor) -> bool:
 
 
 def check_apart(params: Sequence[Tensor]) -> None:
-    """Raise a ValueError if two of `params` share memory: what is stored in one would be lost by the other."""
+    """Raise a ValueError if two of `params` share memory: a store to one would overwrite the other."""
     ends = []
     for i, p in enumerate(map(local, params)):
         if any(n > 1 and not s for n, s in zip(p.shape, p.stride(), strict=True)) and p.numel():
-            raise ValueError(f"params are tensors of their own, and values of {shown(p)} share memory: it was expanded")
-        if _is_dense(p):  # others may lie between each other
+            raise ValueError(f"params have separate memory, but values of {shown(p)} share memory: it was expanded")
+        if _is_dense(p):  # others may be interleaved without sharing memory
             ends.append((p.data_ptr(), p.data_ptr() + p.nbytes, i))
     for (_, end, _), (begin, _, i) in pairwise(sorted(ends)):
         if begin < end:
-            raise ValueError(f"params are tensors of their own, and {shown(params[i])} shares memory with another one")
+            raise ValueError(f"params have separate memory, but {shown(params[i])} shares memory with another one")
 
 
 def is_view(grad: Tensor | None, view: Tensor) -> bool:
-    """Whether a gradient is this piece of a bucket."""
+    """Return whether a gradient is this view of a bucket."""
     return (
         grad is not None
         and grad.layout is torch.strided
@@ -184,31 +204,31 @@ def is_view(grad: Tensor | None, view: Tensor) -> bool:
 
 
 def dense(grad: Tensor) -> Tensor:
-    """`grad`, unless it is sparse or sharded: that is refused."""
+    """Return `grad`; raise a TypeError if it is sparse or sharded."""
     if hasattr(grad, "to_local"):
-        raise TypeError("a sharded gradient (a DTensor) cannot travel in a bucket; use bk.interop.fsdp")
+        raise TypeError("a bucket cannot hold a sharded gradient (a DTensor); use bk.interop.fsdp")
     if grad.layout is not torch.strided:
         raise TypeError(
-            "a sparse gradient cannot travel in a bucket; use sparse=False in the embedding, or leave it out by where="
+            "a bucket cannot hold a sparse gradient; use sparse=False in the embedding, or leave it out with where="
         )
     return grad.detach()
 
 
 def split(params: Sequence[Tensor], bucket_bytes: int) -> list[list[Tensor]]:
-    """Parameters in groups of about `bucket_bytes`, in the order in which backward reaches them.
+    """Return the parameters in groups of about `bucket_bytes`, in the order of backward.
 
-    Each group has one dtype and device. A parameter larger than `bucket_bytes` has a group to itself.
+    Each group has one dtype and device. A parameter larger than `bucket_bytes` has its own group.
     """
     groups: list[list[Tensor]] = []
     kinds: dict[tuple[torch.dtype, torch.device], int] = {}
-    room: dict[int, int] = {}
+    free: dict[int, int] = {}
     for p in reversed(params):
         kind = (p.dtype, p.device)
         at = kinds.get(kind)
-        if at is None or (groups[at] and room[at] < p.nbytes):
+        if at is None or (groups[at] and free[at] < p.nbytes):
             at = kinds[kind] = len(groups)
             groups.append([])
-            room[at] = bucket_bytes
+            free[at] = bucket_bytes
         groups[at].append(p)
-        room[at] -= p.nbytes
+        free[at] -= p.nbytes
     return groups

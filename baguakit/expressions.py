@@ -1,7 +1,7 @@
-"""Declarations print as the expressions that build them: what you wrote is what you read.
+"""Reprs of declarations: the expressions that build them.
 
-Evaluated where the names of this package, `torch`, `inf` and `nan` are known, what prints is an equal value, but for
-functions, which print as …, and matrices and graphs too large to print, of which a digest stands for the numbers.
+Evaluated with the names of this package, `torch`, `inf` and `nan`, a repr gives an equal value. Exceptions are
+functions, which print as …, and large matrices and graphs, which print as a digest.
 """
 
 from contextvars import ContextVar
@@ -12,9 +12,10 @@ _formerly: ContextVar[bool] = ContextVar("_formerly", default=False)
 
 
 def expression(value: Any) -> str:
-    """A dataclass as the expression that builds it: what it is made of, by position where that can be, and options.
+    """Return the expression that builds a dataclass.
 
-    Options are shown where they are not the default, and by name, as is all that follows one that is not shown.
+    Fields without a default, and fields that are dataclasses, are positional. Other fields are printed by name, if they
+    do not have their default, and so are all fields after one that is left out.
     """
     shown, in_order = [], True
     for f in (f for f in fields(value) if f.init):
@@ -29,7 +30,7 @@ def expression(value: Any) -> str:
 
 
 def written(value: Any) -> str:
-    """A value as it is written in an expression: numbers of other libraries as those of Python, functions as …."""
+    """Return a value as an expression: floats of NumPy as those of Python, functions as …."""
     if _formerly.get():
         return repr(value)
     if isinstance(value, float):
@@ -42,7 +43,7 @@ def written(value: Any) -> str:
 
 
 def spellings(value: Any) -> set[str]:
-    """Return how a value prints, and how it printed in earlier versions: their states name their rules so."""
+    """Return the repr of a value, and that of earlier versions, which is in their states."""
     token = _formerly.set(True)
     try:
         former = repr(value)
@@ -52,5 +53,5 @@ def spellings(value: Any) -> set[str]:
 
 
 def formerly() -> bool:
-    """Return whether to print as earlier versions did."""
+    """Return whether to print the repr of earlier versions."""
     return _formerly.get()

@@ -58,7 +58,9 @@ class Joint:
     """
 
     def __init__(self) -> None:
-        self._rooms: dict[int, tuple[Tensor, Tensor]] = {}  # by id: a tensor of a state, and room for its other value
+        self._copies: dict[
+            int, tuple[Tensor, Tensor]
+        ] = {}  # by id: a tensor of a state, and memory for the other value
         self._new: list[tuple[Tensor, Tensor, Tensor]] = []  # state, the value to keep, and the one to go back to
         self._flags: list[Tensor] = []
 
@@ -71,23 +73,23 @@ class Joint:
             guarded: whether it changes that by `keep_` only.
             result: what the flight brings, asked for when the body has ended.
         """
-        before = [] if guarded else [(tensor, self._room(tensor)) for tensor in tensors_of(state)]
-        for tensor, room in before:
-            room.copy_(tensor)
+        before = [] if guarded else [(tensor, self._copy_of(tensor)) for tensor in tensors_of(state)]
+        for tensor, copy in before:
+            copy.copy_(tensor)
         flags, outer = len(self._flags), _deciding.joint
         _deciding.joint = self if guarded else None
         try:
             yield
         finally:
             _deciding.joint = outer
-        self._new += [(tensor, tensor, room) for tensor, room in before]
+        self._new += [(tensor, tensor, copy) for tensor, copy in before]
         if len(self._flags) == flags:
             self._flags.append(finite(result()))
 
     def hold(self, state: Tensor, new: Tensor, where: Tensor) -> None:
         """Hold the new value of a tensor, and whether the flight that brought it would keep it."""
-        room = self._room(state)
-        self._new.append((state, room.copy_(new), state))
+        copy = self._copy_of(state)
+        self._new.append((state, copy.copy_(new), state))
         self._flags.append(where)
 
     def note(self, ok: Tensor) -> None:
@@ -97,7 +99,7 @@ class Joint:
     def settle(self, agreed: Callable[[Tensor], Tensor] | None = None) -> None:
         """Keep everything if all flags are true, else nothing; `agreed` asks the other ranks where they may differ."""
         new, flags, self._new, self._flags = self._new, self._flags, [], []
-        self._rooms = {id(state): self._rooms[id(state)] for state, _, _ in new}
+        self._copies = {id(state): self._copies[id(state)] for state, _, _ in new}
         if not new:  # on all ranks: their states are alike
             return
         device = flags[0].device
@@ -118,10 +120,10 @@ class Joint:
                 state.copy_(old)
         self._new, self._flags = [], []
 
-    def _room(self, state: Tensor) -> Tensor:
-        if id(state) not in self._rooms:
-            self._rooms[id(state)] = (state, torch.empty_like(state))
-        return self._rooms[id(state)][1]
+    def _copy_of(self, state: Tensor) -> Tensor:
+        if id(state) not in self._copies:
+            self._copies[id(state)] = (state, torch.empty_like(state))
+        return self._copies[id(state)][1]
 
 
 def _swap(a: Tensor, b: Tensor) -> None:

@@ -3,14 +3,14 @@
               forward               backward                  optimizer.step
        ├────────────────────┼─────────────────────────────┤├──────────────────┤
     during_backward          b1───────▶ b2──────▶ b3─▶ land                        gradients, bucket by bucket
-    between_steps   ◀── launched when the last step ended … lands when the next begins      weights: x ← W x − γ g(x)
+    between_steps   ◀── launch when the last step ends … land when the next begins          weights: x ← W x − γ g(x)
     after_step                                                    launch+land      weights: x ← W (x − γ g(x))
     after_step(delay=d)                                           launch ──▶ … d steps … ──▶ land
-    free_running                                                  launch ──▶ … when all have come … ──▶ land, again
+    free_running                                                  launch ──▶ … when all are ready … ──▶ land, again
 
-Steps are counted from 0, in optimizer steps since the attachment was made. A rule acts in the steps s with
-start ≤ s < stop; one with `every=k` exchanges in every k-th of them, the first time in step start + k − 1; with
-`offset=o` as well, o steps after each of these, the first time in step start + o − 1.
+Steps are optimizer steps since the attachment was made, counted from 0. A rule acts in the steps s with
+start ≤ s < stop. With `every=k` it exchanges in every k-th of them, first in step start + k − 1; with `offset=o` o
+steps after each of these, first in step start + o − 1.
 """
 
 from collections.abc import Callable, Mapping
@@ -20,17 +20,21 @@ from typing import Any, Literal
 
 from torch import Tensor
 
-from .arguments import check_fields, checked, function, real, said, whole
+from .arguments import check_fields, checked, function, integer, real, said
 from .expressions import formerly, written
 from .stages import Hierarchical, Stage
 
 
 @dataclass(frozen=True)
 class Fragment:
-    """Part `k` of the parameters, of `of` parts of like size: what `where=` takes to let parts take turns.
+    """Part `k` of the parameters, divided into `of` parts of similar size: a value of `where=`.
 
-    Parameters of one module stay together. The largest module goes first, each to the smallest part so far: modules
-    of one size, such as the layers of a transformer, go to the parts in turn.
+    Parameters of one module stay together. Modules are assigned in the order of decreasing size, each to the smallest
+    part so far: modules of equal size, such as the layers of a transformer, are assigned in turn.
+
+    Args:
+        k: the number of the part, 0 to `of` − 1.
+        of: the number of parts.
 
     Raises:
         ValueError: `k` is not 0 to `of` − 1.
@@ -41,12 +45,12 @@ class Fragment:
 
     def __post_init__(self) -> None:
         check_fields(self)
-        if whole("k", self.k, 0) >= whole("of", self.of, 1):
+        if integer("k", self.k, 0) >= integer("of", self.of, 1):
             raise ValueError(f"k is one of the parts, 0 to {self.of - 1} for of={self.of}, not {self.k}")
 
     @checked
     def choose(self, named: Mapping[str, Tensor]) -> set[str]:
-        """The names of the parameters in this part."""
+        """Return the names of the parameters in this part."""
         modules: dict[str, list[str]] = {}
         for name in named:
             modules.setdefault(name.rpartition(".")[0], []).append(name)
@@ -65,9 +69,19 @@ Window = Literal["during_backward", "between_steps", "after_step", "free_running
 
 @dataclass(frozen=True)
 class Rule:
-    """A stage, the window in which it flies, and the steps and parameters that it acts on.
+    """A stage, its window in the training step, and the steps and parameters that it acts on.
 
-    Made by `during_backward`, `between_steps`, `after_step` and `free_running`.
+    `during_backward`, `between_steps`, `after_step` and `free_running` make rules.
+
+    Args:
+        window: the name of one of these four functions.
+        stage: the exchange.
+        every, delay, offset: as in `after_step`.
+        interval: as in `free_running`.
+        start, stop, where: as in `during_backward`.
+
+    Raises:
+        TypeError, ValueError: as in these functions.
     """
 
     window: Window
@@ -85,44 +99,44 @@ class Rule:
             function("where", self.where, "a function (name, parameter) -> bool, or a Fragment")
         check_fields(self)
         for name, least in (("every", 1), ("delay", 0), ("offset", 0), ("start", 0)):
-            whole(name, getattr(self, name), least)
+            integer(name, getattr(self, name), least)
         if self.offset >= self.every:
-            raise ValueError(f"offset={self.offset} is a part of every={self.every}, and must be less")
-        if self.stop is not None and whole("stop", self.stop, 0) <= self.start:
+            raise ValueError(f"offset={self.offset} must be less than every={self.every}")
+        if self.stop is not None and integer("stop", self.stop, 0) <= self.start:
             raise ValueError(
                 f"a rule with start={self.start} and stop={self.stop} never acts; stop must be greater than start"
             )
         if self.delay > self.every:
             raise ValueError(
-                f"delay={self.delay} would launch again before it has landed; it can be at most every={self.every}"
+                f"delay={self.delay} must be at most every={self.every}: one exchange lands before the next is launched"
             )
         real("interval", self.interval, 0)
 
     @property
     def what(self) -> Literal["grad", "data"]:
-        """Whether the rule acts on gradients or on weights."""
+        """ "grad" if the rule acts on gradients, "data" if it acts on weights."""
         return "grad" if self.window == "during_backward" else "data"
 
     @checked
     def acts(self, step: int) -> bool:
-        """Whether the rule is in force at this step."""
+        """Return whether the rule acts in this step."""
         return self.start <= step and (self.stop is None or step < self.stop)
 
     @checked
     def exchanges(self, step: int) -> bool:
-        """Whether the rule has an exchange in this step."""
+        """Return whether the rule exchanges in this step."""
         return self.acts(step) and (step - self.start + 1) % self.every == self.offset
 
     @checked
     def choose(self, named: Mapping[str, Tensor]) -> set[str]:
-        """The names of the parameters that take part, of all that are trained."""
+        """Return the names of the trained parameters that the rule acts on."""
         if isinstance(self.where, Fragment):
             return self.where.choose(named)
         return {name for name, p in named.items() if self.where is None or self.where(name, p)}
 
     @checked
     def meets(self, other: "Rule") -> bool:
-        """Whether there is a step in which both rules act."""
+        """Return whether there is a step in which both rules act."""
         return self.acts(max(self.start, other.start)) and other.acts(max(self.start, other.start))
 
     def __repr__(self) -> str:
@@ -133,23 +147,23 @@ class Rule:
         shown = [repr(self.stage), *(f"{name}={value}" for name, value in options.items())]
         if formerly() or options.keys() <= signature(globals()[self.window]).parameters.keys():
             return f"{self.window}({', '.join(shown)})"
-        return f"Rule({', '.join([repr(self.window), *shown])})"  # the function of the window takes no such option
+        return f"Rule({', '.join([repr(self.window), *shown])})"  # an option that the function of the window lacks
 
 
 Algorithm = Rule | tuple[Rule, ...]
 
 
 def during_backward(stage: Stage, *, start: int = 0, stop: int | None = None, where: Where | None = None) -> Rule:
-    """On gradients: launched bucket by bucket as backward makes them, landed when backward ends.
+    """Return a rule on gradients: each bucket is launched when backward has computed it; all land when backward ends.
 
     Args:
-        stage: what happens to the gradients.
-        start, stop: the optimizer steps in which the rule acts, start included and stop not.
-        where: `where(name, parameter)` says whether a parameter takes part, or `Fragment(k, of)` which of so many parts
-            does; None means all.
+        stage: the exchange of the gradients.
+        start, stop: the first optimizer step in which the rule acts, and the first in which it does not any more.
+        where: a function (name, parameter) -> bool that selects parameters, or `Fragment(k, of)` for one of several
+            parts; None for all parameters.
 
     Raises:
-        TypeError: `stage` is no stage, or `where` neither a function nor a `Fragment`.
+        TypeError: `stage` is not a stage, or `where` neither a function nor a `Fragment`.
         ValueError: a number is impossible, such as a stop that is not after the start.
     """
     return Rule("during_backward", stage, start=start, stop=stop, where=where)
@@ -158,13 +172,14 @@ def during_backward(stage: Stage, *, start: int = 0, stop: int | None = None, wh
 def between_steps(
     stage: Stage, *, every: int = 1, start: int = 0, stop: int | None = None, where: Where | None = None
 ) -> Rule:
-    """On weights: launched when one optimizer step ends, landed when the next begins; overlaps everything between.
+    """Return a rule on weights, launched when an optimizer step ends; it lands when the next begins.
 
-    Adapt while communicating (AWC):  x ← W x − γ g(x), the gradient being that at the x before the exchange.
+    The exchange overlaps forward and backward. Adapt while communicating (AWC):  x ← W x − γ g(x), with the gradient at
+    the x before the exchange.
 
     Args:
-        stage: what happens to the weights.
-        every: exchange only in every so many steps.
+        stage: the exchange of the weights.
+        every: the number of steps per exchange.
         start, stop, where: as in `during_backward`.
 
     Raises:
@@ -183,13 +198,13 @@ def after_step(
     stop: int | None = None,
     where: Where | None = None,
 ) -> Rule:
-    """On weights, once the optimizer has moved them:  x ← W (x − γ g(x)).
+    """Return a rule on weights, after the optimizer step:  x ← W (x − γ g(x)).
 
     Args:
-        stage: what happens to the weights.
-        every: only after every so many steps (local SGD, DiLoCo).
-        delay: let the result land this many steps later, and train on meanwhile:  x ← x + (result − x at launch).
-        offset: exchange this many steps after the others of the same `every`, to take turns; less than `every`.
+        stage: the exchange of the weights.
+        every: the number of steps per exchange (local SGD, DiLoCo).
+        delay: the number of steps after which the result lands; training continues:  x ← x + (result − x at launch).
+        offset: the number of steps after other rules with the same `every`, to take turns; less than `every`.
         start, stop, where: as in `during_backward`.
 
     Raises:
@@ -201,14 +216,14 @@ def after_step(
 def free_running(
     stage: Stage, *, interval: float = 0.0, start: int = 0, stop: int | None = None, where: Where | None = None
 ) -> Rule:
-    """On weights, as often as the network allows; training never waits:  x ← x + (result − x at launch).
+    """Return a rule on weights that exchanges continuously, without waits of training:  x ← x + (result − x at launch).
 
-    All buckets fly together. Ranks agree on each flight on the host, in passing, at the ends of their steps; one that
-    has finished answers with weight 0 until all have. The stage must be an average that all ranks end with alike.
+    One flight has all buckets. Ranks agree on each flight on the host at the ends of their steps; a rank that has ended
+    takes part with weight 0 until all have ended. The stage must be an average with an equal result on all ranks.
 
     Args:
-        stage: what happens to the weights: `Mean()`, `CompressedMean()`, or one of them in `Hierarchical`.
-        interval: seconds to let pass between a landing and the next flight.
+        stage: the exchange of the weights: `Mean()`, `CompressedMean()`, or one of them in `Hierarchical`.
+        interval: the seconds between a landing and the next launch.
         start, stop, where: as in `during_backward`.
 
     Raises:
@@ -217,20 +232,22 @@ def free_running(
     rule = Rule("free_running", stage, interval=interval, start=start, stop=stop, where=where)
     if not stage.agrees or stage.remembers():
         raise ValueError(
-            "the stage of free_running is an average that leaves all ranks alike and remembers nothing, "
-            f"such as Mean(); not {stage!r}"
+            "the stage of free_running is an average with an equal result on all ranks and without state, "
+            f"such as Mean(), not {stage!r}"
         )
     return rule
 
 
 def hierarchical(algorithm: Algorithm) -> Algorithm:
-    """The same algorithm, its averaging within nodes and then between them; attach it with `Comm(mesh=…)`.
+    """Return the same algorithm with hierarchical averaging, within nodes and then between them.
+
+    Attach it with `Comm(mesh=…)`.
 
     Args:
         algorithm: a rule, or a tuple of rules.
 
     Raises:
-        TypeError: it is neither, or works on the parameters' shapes (`power_sgd`), which shards have lost.
+        TypeError: it is neither, or it needs the shapes of parameters (`power_sgd`), which shards do not have.
     """
     if isinstance(algorithm, tuple) and algorithm and all(isinstance(rule, Rule) for rule in algorithm):
         return tuple(replace(rule, stage=Hierarchical(rule.stage)) for rule in algorithm)
@@ -240,7 +257,7 @@ def hierarchical(algorithm: Algorithm) -> Algorithm:
 
 
 def rules_of(*algorithms: Any, name: str = "each of algorithms") -> tuple[Rule, ...]:
-    """The rules of some algorithms, one after another."""
+    """Return the rules of all algorithms, in order."""
     rules: list[Rule] = []
     for algorithm in algorithms:
         several = isinstance(algorithm, tuple | list)

@@ -1,4 +1,4 @@
-"""How fast are the wire formats, beside a copy of the same values? `pytest bench/bench_codec.py --benchmark-only`
+"""Speed of the wire formats, next to a copy of the same values: `pytest --benchmark bench/bench_codec.py`
 
 Every result is checked before it is timed. A GPU takes 64 Mi values, a CPU 16 Mi on one thread. `extra_info` holds the
 bytes that an operation must read and write, its GB/s, and the share it reaches of the speed of the copy, timed in the
@@ -18,7 +18,7 @@ from baguakit.compressors import Float8, MinMaxUInt8, Sign, UInt4
 from baguakit.compressors.blockwise import Blockwise
 from baguakit.kernels.blockwise import definition as blockwise
 from baguakit.kernels.blockwise.format import Format
-from baguakit.kernels.blockwise.layout import join
+from baguakit.kernels.blockwise.layout import join_
 from baguakit.kernels.cpu import units
 from bench.measuring import DEVICE, GPU, measure
 
@@ -132,8 +132,8 @@ def bench_reduce(benchmark, codec, how):
 def compiled_unit(codec: Blockwise) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Room for a row of whole blocks: its packed bytes, and codes and headers as views of them."""
     format = codec.operators.format
-    packed = format.empty(1, N, codec.block, values().device)
-    codes, headers = format.parts(packed, N, codec.block)
+    packed = format.layout(N, codec.block).empty(1, values().device)
+    (codes,), headers = format.layout(N, codec.block).parts(packed)
     return packed, codes.view(N // codec.block, -1), headers[0]
 
 
@@ -141,7 +141,7 @@ def pack_(codes: torch.Tensor, headers: torch.Tensor, x: torch.Tensor, format: F
     """The definition of compression as one graph."""
     found, scale = format.measure(x, False)
     headers.copy_(found)
-    codes.copy_(join(format.encode(x, found, scale, None), format.bits))
+    join_([codes], format.encode(x, found, scale, None), format.bits)
 
 
 @pytest.mark.skipif(not GPU, reason="on a CPU the codec is what torch.compile makes of its definition")
@@ -163,7 +163,7 @@ def bench_decompress_by_torch_compile(benchmark, codec):
     packed, codes, headers = compiled_unit(codec)
     packed.copy_(packed_rows(codec)[:1])
     out = torch.empty(N // codec.block, codec.block, device=DEVICE)
-    work = functools.partial(torch.compile(blockwise.unpack_), out, codes, headers, codec.operators.format)
+    work = functools.partial(torch.compile(blockwise.unpack_), out, headers, codec.operators.format, codes)
     work()
     torch.testing.assert_close(out.view(1, N), codec.decompress(packed, N))
     measure(benchmark, work, N, packed.shape[1] + 4 * N)

@@ -1,4 +1,4 @@
-"""How far from perfectly balanced is the work, what does a sampler's epoch cost, and what does a cached sample?
+"""Balance of the work of ranks, and the cost of a sampler's epoch and of a cached sample.
 
     pytest --benchmark bench/bench_data.py --benchmark-json data.json
 
@@ -35,6 +35,11 @@ def random_balance(costs, batch):
     )
 
 
+def said_of(info):
+    """Return how the balance compares to the ideal, and to random samples."""
+    return f"longest / mean work of a step: {info['balance']:.3f}; random samples: {info['random']:.3f}"
+
+
 @pytest.mark.parametrize("n", [10_000, 1_000_000])
 def bench_sampler(benchmark, n):
     """One epoch of one rank of eight; balance over all ranks is checked first."""
@@ -49,6 +54,7 @@ def bench_sampler(benchmark, n):
         largest_deviation_of_a_share=float(abs(work.sum(axis=1) / work.sum() * RANKS - 1).max()),
     )
     assert benchmark.extra_info["balance"] <= 1.02
+    benchmark.extra_info["beside"] = said_of(benchmark.extra_info)
 
     def epoch():
         sampler.set_epoch(sampler.epoch + 1)
@@ -71,6 +77,7 @@ def bench_batch_sampler(benchmark, limit, level):
     benchmark.extra_info.update(balance=balance(work), random=random_balance(costs, 16), steps=len(plan))
     if "budget" in limit:
         benchmark.extra_info["filled"] = float(work.mean() / limit["budget"])
+    benchmark.extra_info["beside"] = said_of(benchmark.extra_info)
 
     def epoch():
         sampler.set_epoch(sampler.epoch + 1)
@@ -96,6 +103,7 @@ def bench_hit(benchmark, tmp_path, store, side):
         copy = (perf_counter() - begun) / 1000
         benchmark(lambda: [cached[i] for i in range(64)])
     benchmark.extra_info.update(samples=64, bytes=image.nbytes, seconds_of_a_copy=copy)
+    benchmark.extra_info["beside"] = f"64 samples; 64 copies: {64 * copy * 1e6:.0f} µs"
     print(f"\n{store}, {image.nbytes} bytes: one copy {copy * 1e6:.1f} µs; the time above is of 64 samples")
 
 
@@ -107,4 +115,5 @@ def bench_slow_dataset(benchmark, tmp_path):
     seconds, computed, _ = benchmark.pedantic(slow_epochs.epochs, (tmp_path, 501, 3))
     assert sorted(computed) == list(range(501))
     benchmark.extra_info.update(seconds_by_epoch=seconds, second_epoch_speedup=seconds[0] / seconds[1])
+    benchmark.extra_info["beside"] = f"first epoch / second: {seconds[0] / seconds[1]:.1f}"
     print(f"\n{benchmark.extra_info}")

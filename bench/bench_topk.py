@@ -1,4 +1,4 @@
-"""How fast are the k largest values found? `pytest bench/bench_topk.py --benchmark-only`
+"""Speed of finding the k largest values: `pytest --benchmark bench/bench_topk.py`
 
 The result is checked, to the byte, against a stable sort by magnitude. A GPU takes 64 Mi values, a CPU 16 Mi on one
 thread, and 1 % of them are kept. The peers make the same bytes with `torch.topk` (but of equals any), as it is and

@@ -1,4 +1,4 @@
-"""How long a piece of work takes, and which share that is of the speed of a copy timed in the same run."""
+"""Time of a piece of work, and the share that it reaches of the speed of a copy timed in the same run."""
 
 import datetime
 import platform
@@ -63,6 +63,7 @@ def measure(benchmark: Any, work: Work, values: int, count: int, repeats: int = 
         "copy_gb_per_s": round(8 * values / copied / 1e9, 2),
         "share_of_copy_in_bytes": round(count / taken / (8 * values / copied), 3),
         "share_of_copy_in_values": round(copied / taken, 3),
+        "beside": f"{count / taken / (8 * values / copied):.2f} of the bytes a second of a copy",
     }
     info = benchmark.extra_info
     print(
@@ -79,7 +80,7 @@ def device_name() -> str:
 
 
 def machine() -> dict[str, Any]:
-    """What a figure must say of where it was measured."""
+    """Return the hardware and versions that a figure was measured with."""
     try:
         import triton
 

@@ -1,4 +1,4 @@
-"""How much memory does each algorithm take beyond plain training, in copies of the model? `python -m bench.memory`
+"""Memory that each algorithm takes beyond plain training, in copies of the model: `python -m bench.memory`
 
 Each rank trains a model of 128 MB (32 layers of 1024 × 1024 in fp32) with plain SGD, on the CPU over gloo, and reads
 the most memory that its process ever held resident: first without communication, then with each algorithm, once it
@@ -27,27 +27,16 @@ import baguakit as bk
 RESULTS = Path(__file__).parent / "results" / "memory-cpu.json"
 WIDTH, LAYERS = 1024, 32
 MODEL = 4 * LAYERS * WIDTH * WIDTH
-MinMax = bk.compressors.MinMaxUInt8
-ALGORITHMS = {
-    "gradient_allreduce()": bk.algorithms.gradient_allreduce(),
-    "bytegrad()": bk.algorithms.bytegrad(),
-    "bytegrad(error_feedback=True)": bk.algorithms.bytegrad(error_feedback=True),
-    "qadam(1)": bk.algorithms.qadam(1),
-    "power_sgd()": bk.algorithms.power_sgd(),
-    "top_k()": bk.algorithms.top_k(),
-    "decentralized()": bk.algorithms.decentralized(),
-    'decentralized(order="atc")': bk.algorithms.decentralized(order="atc"),
-    "low_precision_decentralized()": bk.algorithms.low_precision_decentralized(),
-    "choco()": bk.algorithms.choco(),
-    "choco(OnePeerExact(), gamma=1.0)": bk.algorithms.choco(bk.topology.OnePeerExact(), gamma=1.0),
-    "gradient_tracking()": bk.algorithms.gradient_tracking(),
-    "push_sum(Exponential())": bk.algorithms.push_sum(bk.topology.Exponential()),
-    "local_sgd(2)": bk.algorithms.local_sgd(2),
-    "diloco(2)": bk.algorithms.diloco(2),
-    "diloco(2, delay=1)": bk.algorithms.diloco(2, delay=1),
-    "diloco(4, fragments=4, delay=1)": bk.algorithms.diloco(4, fragments=4, delay=1),
-    "async_model_average()": bk.algorithms.async_model_average(),
-}
+SHORT = ("qadam(1)", "local_sgd(2)", "diloco(2)", "push_sum(Exponential())")  # which exchange in every second step
+VARIANTS = (
+    "bytegrad(error_feedback=True)",
+    'decentralized(order="atc")',
+    "choco(OnePeerExact(), gamma=1.0)",
+    "diloco(2, delay=1)",
+    "diloco(4, fragments=4, delay=1)",
+)
+USUAL = [f"{name}()" for name in bk.algorithms.__all__ if not any(each.startswith(f"{name}(") for each in SHORT)]
+ALGORITHMS = {each: eval(each, vars(bk.algorithms) | vars(bk.topology)) for each in (*USUAL, *SHORT, *VARIANTS)}
 
 
 def resident(most: bool) -> int:
@@ -88,10 +77,10 @@ def measure(rule: bk.rules.Algorithm) -> float:
 
 
 def ranks_main() -> None:
-    """What each rank does; rank 0 prints one line of JSON for each algorithm."""
+    """Train on each rank; rank 0 prints one line of JSON for each algorithm."""
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
-    MinMax().warm_up("cpu")  # the compiler's own memory is the same for any model
+    bk.compressors.MinMaxUInt8().warm_up("cpu")  # the compiler's own memory is the same for any model
     for name, rule in ALGORITHMS.items():
         copies = measure(rule)
         if dist.get_rank() == 0:

@@ -38,12 +38,11 @@ class Ready:
 
 @dataclass(frozen=True)
 class Operation:
-    """`ready(n)` makes it ready for n values in fp32; `moves` is what its kernels move of each, where that is more."""
+    """`ready(n)` makes it ready for n values in fp32."""
 
     family: str
     name: str
     ready: Callable[[int], Ready]
-    moves: float | None = None
 
 
 @functools.lru_cache(maxsize=16)
@@ -219,8 +218,7 @@ def operations() -> Iterator[Operation]:
     yield Operation("mixing", "land", land)
     for residual in (False, True):
         ready = functools.partial(top_k, residual=residual)
-        moves = 24 + 4 * residual + 8 * RATIO  # six readings
-        yield Operation("top-k", f"keep {RATIO:.0%}{', residual' * residual}", ready, moves)
+        yield Operation("top-k", f"keep {RATIO:.0%}{', residual' * residual}", ready)
     for name in STEPS:
         if hasattr(bk.primitives, name):
             yield Operation("optimizer", name, functools.partial(step, name=name))

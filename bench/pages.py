@@ -1,4 +1,4 @@
-"""What is shown of measurements: a picture of shares and latencies, and the page bench/README.md."""
+"""Presentation of measurements: a picture of shares and latencies, and the page bench/README.md."""
 
 import json
 from pathlib import Path
@@ -6,10 +6,9 @@ from typing import Any
 
 from baguakit.pictures import roofline
 
-Rows = list[dict[str, Any]]
+from .predicted import table
 
-PREDICTED_SPEED = 4.3e12  # bytes a second of a large copy on an H200
-PREDICTED_VALUES = 1 << 26
+Rows = list[dict[str, Any]]
 
 PAGE = """# Benchmarks
 
@@ -17,6 +16,7 @@ This page is written by `python -m bench.roofline --page` from the JSON in `benc
 
     make bench                        every benchmark: pytest --benchmark
     python -m bench.roofline          every kernel, from 2^10 values on, against the speed of a copy
+    python -m bench.roofline --predicted   what an H200 would take, from the code that it would execute
     scripts/gpu OUTDIR [PART…]        on a GPU: the tests, the benchmarks and the roofline; JSON in OUTDIR
     python -m bench.step_profile      where a step of bytegrad spends its time, on the host and on the device
     python -m bench.network           steps of training over slow links, on hosts that are network namespaces (root)
@@ -48,9 +48,11 @@ def write_page(results: Path) -> Path:
     parts = [PAGE]
     for path in sorted(results.glob("*.json")):
         measured = json.loads(path.read_text())
-        if isinstance(measured, dict) and measured.get("kind") == "roofline":
+        kind = measured.get("kind") if isinstance(measured, dict) else None
+        if kind == "roofline":
             parts.append(_measured(path, measured))
-    parts.append(_predicted())
+        elif kind == "predicted":
+            parts.append("\n".join(table.lines(measured, picture=path.with_suffix(".png").exists())))
     page = results.parent / "README.md"
     page.write_text("\n".join(parts))
     return page
@@ -88,25 +90,4 @@ def _measured(path: Path, measured: dict[str, Any]) -> str:
                 f"({first['values']:,} values) | {last['bytes'] / last['seconds'] / 1e9:.2f} GB/s "
                 f"({last['values']:,} values) | {last['share']:.2f} |"
             )
-    return "\n".join([*lines, ""])
-
-
-def _predicted() -> str:
-    from .operations import operations
-
-    lines = [
-        "## *Predicted*, not measured: an H200",
-        "",
-        f"Bytes that the kernels move for a value in fp32, and how long {PREDICTED_VALUES >> 20} Mi values take at "
-        f"{PREDICTED_SPEED / 1e12} TB/s,",
-        "which is a large copy's speed there. A kernel takes at least this long; none of these times was measured.",
-        "",
-        "| | bytes a value | *predicted* |",
-        "|---|---|---|",
-    ]
-    for operation in operations():
-        n = 1 << 16
-        moved = operation.moves or operation.ready(n).bytes / n
-        taken = moved * PREDICTED_VALUES / PREDICTED_SPEED
-        lines.append(f"| {operation.family}: {operation.name} | {moved:.2f} | *{taken * 1e3:.3f} ms* |")
     return "\n".join([*lines, ""])

@@ -1,17 +1,22 @@
-"""How near does every kernel come to the speed of a copy, from a thousand values to hundreds of millions?
+"""The speed of every kernel relative to that of a copy, from a thousand values to hundreds of millions.
 
     python -m bench.roofline [--out FOLDER] [--largest 28] [--seconds 240]     measure, write JSON, draw
+    python -m bench.roofline --predicted [--out FOLDER] [--largest 16]         execute and predict, where no GPU is
     python -m bench.roofline --page                                            write bench/README.md from bench/results
 
 Each operation is checked against its definition at every size up to 2²⁰, and then timed: the median of some readings,
 each of a millisecond or more, one call after another on the same tensors. The roof is a copy of 2²⁶ values on a GPU and
 2²⁴ on a CPU, before and after all else. Tensors that fit in a cache are read from there, so that a small size may lie
 above the roof. Sizes grow until `--seconds` have passed.
+
+`--predicted` executes every kernel's PTX on 2¹⁶ values, or 2 to the power of `--largest` if that is less, and predicts
+what an H200 takes: see `bench.predicted.model`.
 """
 
 import argparse
 import gc
 import json
+import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -21,10 +26,12 @@ import torch
 from .measuring import GPU, copy_of, machine, seconds
 from .operations import drawn, operations
 from .pages import draw, write_page
+from .predicted import table
 
 RESULTS = Path(__file__).parent / "results"
 SMALLEST, STEP = 10, 2  # exponents of two
 CHECKED = 20
+PREDICTED = 16
 ROOF = 26 if GPU else 24
 
 
@@ -33,6 +40,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=RESULTS, help="where JSON and picture go")
     parser.add_argument("--largest", type=int, default=28 if GPU else 22, help="the largest size, as a power of two")
     parser.add_argument("--seconds", type=float, default=240.0, help="begin nothing new after so long")
+    parser.add_argument("--predicted", action="store_true", help="measure nothing; predict from executed PTX")
     parser.add_argument("--page", action="store_true", help="measure nothing; write bench/README.md")
     asked = parser.parse_args()
     if asked.page:
@@ -40,7 +48,13 @@ def main() -> None:
         return
     asked.out.mkdir(parents=True, exist_ok=True)
     torch.set_num_threads(1)
+    if asked.predicted:
+        found = table.predictions(1 << min(PREDICTED, asked.largest))
+        print("\n".join(table.lines(found, picture=False)), f"wrote {table.save(found, asked.out)}", sep="\n")
+        return
     measured = measure_all(asked.largest, asked.seconds)
+    if not measured["rows"]:
+        sys.exit(f"nothing was measured in {asked.seconds:g} s; give --seconds more")
     path = asked.out / f"roofline-{'gpu' if GPU else 'cpu'}.json"
     path.write_text(json.dumps(measured, indent=1) + "\n")
     print(f"wrote {path}")

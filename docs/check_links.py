@@ -12,7 +12,7 @@ LOADED = {"script": "src", "img": "src", "link": "href", "iframe": "src", "sourc
 
 
 class Page(HTMLParser):
-    """What a page links to, what it loads, and the anchors it has."""
+    """The links of a page, the files it loads, and its anchors."""
 
     def __init__(self, path: Path) -> None:
         super().__init__()
@@ -31,7 +31,7 @@ class Page(HTMLParser):
 
 
 def faults(root: Path) -> tuple[list[str], set[str]]:
-    """What is wrong, a sentence each; and the links to other sites."""
+    """Return a sentence for each error, and the links to other sites."""
     pages = {path.resolve(): Page(path) for path in sorted(root.rglob("*.html")) if "_static" not in path.parts}
     wrong, outside = [], set()
     for path, page in pages.items():

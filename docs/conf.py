@@ -1,4 +1,4 @@
-"""How the documentation is made: `make docs`. Everything is read offline: no CDN, no foreign inventories."""
+"""The settings of the documentation: `make docs`. Everything is read offline: no CDN, no foreign inventories."""
 
 import shutil
 import sys
@@ -20,12 +20,11 @@ version = release = installed("baguakit")
 
 extensions = [
     "sphinx.ext.autodoc",
-    "sphinx.ext.napoleon",
     "sphinx.ext.viewcode",
     "sphinx_copybutton",
     "sphinx-mathjax-offline",
     "myst_nb",
-    "docstrings",  # beside this file: the house's docstrings as reStructuredText
+    "docstrings",  # beside this file: docstrings as Markdown
     "pages",  # likewise: README and others as they stand
 ]
 html_theme = "furo"
@@ -34,22 +33,22 @@ html_theme_options = {"navigation_with_keys": True}
 html_show_sphinx = False
 html_static_path = ["static"]
 html_css_files = ["wide.css"]
+html_js_files = [("tables.js", {"defer": "defer"})]
 exclude_patterns = ["_build", "notebooks/.ipynb_checkpoints"]
 
 # Notebooks are shown with the outputs they were committed with: tests run them.
 nb_execution_mode = "off"
 nb_merge_streams = True
-myst_enable_extensions = ["dollarmath", "colon_fence"]
+myst_enable_extensions = ["dollarmath", "colon_fence", "fieldlist"]
 myst_heading_anchors = 3
 copybutton_exclude = ".linenos, .gp, .go"
 
+default_role = "code"  # single backticks around autodoc's directives, as in Markdown
 autodoc_member_order = "bysource"
 autodoc_typehints = "signature"
 autodoc_typehints_format = "short"
 autodoc_preserve_defaults = True
 autodoc_default_options = {"members": True, "special-members": "__call__", "exclude-members": "operators"}
-napoleon_google_docstring, napoleon_numpy_docstring = True, False
-napoleon_use_rtype = napoleon_use_ivar = False
 python_maximum_signature_line_length = 88
 add_module_names = False
 toc_object_entries_show_parents = "hide"
@@ -57,9 +56,12 @@ toc_object_entries_show_parents = "hide"
 # Every name that a page mentions has to be found, but for those that live elsewhere and what only signatures know.
 nitpicky = True
 ELSEWHERE = r"(torch|numpy|np|nn|dist|collections|matplotlib|networkx|lightning|datetime|os|pathlib|contextlib|abc)\b.*"
-INSIDE = r"baguakit\.(comm\.flows\.Flows|primitives\.flights\.Stage|interop\.handle\.Scheme"
-INSIDE += r"|attach\.seeing\.timeline\.\w*Span"
-INSIDE += (
-    r"|ranks\.serving\.T|tune\.tuner\.(Attached|Trial)|algorithms\.low_precision\.Gossip|topology\.chosen\.Choice)"
-)
-nitpick_ignore_regex = [("py:.*", ELSEWHERE), ("py:.*", INSIDE), ("py:.*", r"Figure|dict\[str|tuple\[~typing\.Any")]
+INSIDE = r"baguakit\.(comm\.flows\.Flows|primitives\.flights\.StageLike|attach\.setup\.setup\.Setup"
+INSIDE += r"|attach\.seeing\.spans\.\w*Span|attach\.tuning\.Tunable"
+INSIDE += r"|ranks\.(live|serving)\.T|tune\.tuner\.(Attached|Trial)"
+INSIDE += r"|algorithms\.gossip\.replicas\.Gossip|topology\.chosen\.Choice)"
+nitpick_ignore_regex = [
+    ("py:.*", ELSEWHERE),
+    ("py:.*", INSIDE),
+    ("py:.*", r"Figure|Args|T|dict\[str|tuple\[~typing\.Any"),
+]

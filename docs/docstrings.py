@@ -1,47 +1,41 @@
-"""Docstrings as they are written in this package, turned into reStructuredText for Sphinx.
+"""Docstrings are Markdown: Napoleon turns their sections into lists, and MyST parses the rest."""
 
-They are plain text for people at a prompt: `single backticks` hold code, and an indented paragraph is code or an
-equation, in which spaces count. Here a backtick becomes a link where it names something public, a literal elsewhere,
-and an indented paragraph a literal block. Sections such as Args are Napoleon's business, which comes after.
-"""
-
-import re
 from typing import Any
 
-SECTION = re.compile(r"^(Args|Attributes|Returns|Raises|Yields|Example|Examples|Note):$")
-CODE = re.compile(r"(?<!`)`([^`]+)`(?!`)")
+from docutils import nodes
+from docutils.utils import new_document
+from myst_parser.parsers.sphinx_ import MystParser
+from papers import linked
+from sphinx.application import Sphinx
+from sphinx.ext.napoleon import Config, GoogleDocstring
+from sphinx.util.docutils import SphinxDirective
+
+# A line of Args or Attributes may name several, which Sphinx's own fields for them cannot.
+SECTIONS = Config(
+    napoleon_use_param=False, napoleon_use_rtype=False, napoleon_custom_sections=[("Attributes", "params_style")]
+)
 
 
-def rewritten(lines: list[str]) -> list[str]:
-    """The lines of a docstring, as reStructuredText."""
-    written: list[str] = []
-    literal = section = False
-    for i, line in enumerate(lines):
-        if SECTION.match(line):
-            section = True
-        elif line and not line.startswith(" "):
-            section = False
-        indented = line.startswith("    ") and not section
-        begins = indented and not literal and (i == 0 or not lines[i - 1].strip())
-        if begins:
-            written += ["::", ""]
-        literal = indented or (literal and not line.strip())
-        written.append(line if literal else _prose(line))
-    return written
+class Markdown(SphinxDirective):
+    """Markdown inside of reStructuredText, which is what autodoc writes."""
+
+    has_content = True
+
+    def run(self) -> list[nodes.Node]:
+        document = new_document(self.get_source_info()[0], self.state.document.settings)
+        document.reporter = self.state.document.reporter
+        MystParser().parse("\n".join(self.content), document)
+        return document.children
 
 
-def _prose(line: str) -> str:
-    line = CODE.sub(lambda found: f"``{found[1]}``", line)
-    parts = line.split("``")  # what is outside of code may hold characters that mean something to reStructuredText
-    return "``".join(part if i % 2 else part.replace("*", r"\*").replace("|", r"\|") for i, part in enumerate(parts))
+def _process(app: Sphinx, what: str, name: str, obj: Any, options: Any, lines: list[str]) -> None:
+    # Napoleon takes what stands before a colon in a property's first line for its type: all are classes to it.
+    fields = GoogleDocstring(linked(lines), SECTIONS, what="class", obj=obj).lines()
+    lines[:] = [".. markdown::", "", *(f"   {line}" for line in fields)]
 
 
-def _process(app: Any, what: str, name: str, obj: Any, options: Any, lines: list[str]) -> None:
-    # Napoleon takes what stands before a colon in a property's first line for its type; an empty comment hides it.
-    lines[:] = [*(["..", ""] if what in ("property", "attribute") else []), *rewritten(lines)]
-
-
-def setup(app: Any) -> dict[str, Any]:
-    """Come before Napoleon, whose priority is 500."""
-    app.connect("autodoc-process-docstring", _process, priority=400)
+def setup(app: Sphinx) -> dict[str, Any]:
+    """Parse each docstring that autodoc finds."""
+    app.add_directive("markdown", Markdown)
+    app.connect("autodoc-process-docstring", _process)
     return {"parallel_read_safe": True}

@@ -1,9 +1,11 @@
-"""Pages of the repository that are shown as they stand: their links are made to hold from here."""
+"""Pages as they stand in the repository, whose links are made to hold here, and parts of pages that are generated."""
 
 import os
 import re
 from pathlib import Path
 from typing import Any
+
+from papers import papers
 
 HERE = Path(__file__).parent
 ROOT = HERE.parent
@@ -18,30 +20,61 @@ SHOWN = {
 LINK = re.compile(r"(!?\[[^\]]*\])\(([^)#\s]+)\)")
 
 
-def shown(name: str) -> str:
-    """The text of a page; links to other shown pages lead to them, and all others to the files in the repository."""
-    file = ROOT / SHOWN[name]
-    pages = {(ROOT / path).resolve(): page for page, path in SHOWN.items()}
+def mended(name: str, text: str) -> str:
+    """Return the text of a page: links to shown pages lead to them, and all others to the files in the repository."""
+    file = ROOT / SHOWN.get(name, f"docs/{name}.md")
+    folder = HERE if name in SHOWN else file.parent
+    pages = {(ROOT / path).resolve(): HERE / f"{page}.md" for page, path in SHOWN.items()}
 
-    def mended(link: re.Match[str]) -> str:
-        if "://" in link[2]:
-            return link[0]
-        target = (file.parent / link[2]).resolve()
+    def link(found: re.Match[str]) -> str:
+        if "://" in found[2]:
+            return found[0]
+        target = (file.parent / found[2]).resolve()
         if not target.exists():
-            raise FileNotFoundError(f"{SHOWN[name]} links to {link[2]}, which is not there")
+            raise FileNotFoundError(f"{file.relative_to(ROOT)} links to {found[2]}, which is not there")
         if target.is_dir():
-            return link[1][1:-1]  # words alone: there is no page of a folder
-        if HERE in target.parents and target.suffix == ".md":
-            return f"{link[1]}({target.relative_to(HERE)})"
-        return f"{link[1]}({pages[target]}.md)" if target in pages else f"{link[1]}({os.path.relpath(target, HERE)})"
+            return found[1][1:-1]  # words alone: there is no page of a folder
+        return f"{found[1]}({os.path.relpath(pages.get(target, target), folder)})"
 
-    return LINK.sub(mended, file.read_text())
+    return LINK.sub(link, text)
+
+
+def about() -> str:
+    """Return the beginning of README.md, as far as its second heading."""
+    return mended("readme", (ROOT / SHOWN["readme"]).read_text().split("\n## ")[0].removeprefix("# baguakit"))
+
+
+def equations() -> str:
+    """Return a section for each algorithm, with the docstring of its module."""
+    import baguakit as bk
+
+    modules = {name: getattr(bk.algorithms, name).__module__ for name in bk.algorithms.__all__}
+    return "\n\n".join(
+        f"### {name}\n\n```{{eval-rst}}\n.. automodule:: {module}\n   :no-members:\n   :noindex:\n```"
+        for name, module in modules.items()
+    )
+
+
+def classes() -> str:
+    """Return a line for each exported compressor, their base first."""
+    import baguakit as bk
+
+    names = sorted(bk.compressors.__all__, key=lambda name: (name != "Compressor", name))
+    return "\n".join(f".. autoclass:: {name}" for name in names)
+
+
+MADE = {"{about}": about, "{equations}": equations, "{classes}": classes, "{papers}": papers}
 
 
 def _read(app: Any, name: str, source: list[str]) -> None:
     if name in SHOWN:
-        source[0] = shown(name)
+        source[0] = (ROOT / SHOWN[name]).read_text()
         app.env.note_dependency(str(ROOT / SHOWN[name]))
+    if not name.startswith("notebooks/"):
+        source[0] = mended(name, source[0])
+    for mark, text in MADE.items():
+        if mark in source[0] and name not in SHOWN:
+            source[0] = source[0].replace(mark, text())
 
 
 def setup(app: Any) -> dict[str, Any]:

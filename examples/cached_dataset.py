@@ -1,7 +1,9 @@
 """A slow dataset read by loader workers: computed once, by any of them, and read from one file of the node by all.
 
-python examples/cached_dataset.py                         # a second run finds the samples of the first
-torchrun --nproc_per_node=2 examples/cached_dataset.py    # ranks share them, too
+Run it twice: the second run finds the samples of the first. Ranks share them, too:
+
+    python examples/cached_dataset.py
+    torchrun --standalone --nproc_per_node=2 examples/cached_dataset.py
 """
 
 import os

@@ -4,8 +4,9 @@
     torchrun --standalone --nproc_per_node=4 --max-restarts=9 examples/elastic.py --folder checkpoints
 
 Kill a rank (`kill -9`), or all and start them again, as many or others. With `--nnodes=1:4 --rdzv_backend=c10d
---rdzv_endpoint=HOST:PORT` in place of `--standalone`, on up to four machines, those that are left go on. The variable
-gives each attempt a store of its own: in torchrun's, ranks may find the addresses of those that have died.
+--rdzv_endpoint=HOST:PORT` in place of `--standalone`, on up to four machines, those that are left go on; HOST is the
+address to which the first one's own name resolves. The variable gives each attempt a store of its own: in torchrun's,
+ranks may find the addresses of those that have died.
 
 A checkpoint is a folder `000040` with a file `0-of-4.pt` of each rank: what a rank remembers (residuals, momenta,
 weights under gossip) is its own. A file is there whole or not at all; a checkpoint counts once all its files are there.
@@ -113,6 +114,8 @@ if __name__ == "__main__":
     parser.add_argument("--steps", type=int, default=400, help="optimizer steps in all (%(default)s)")
     parser.add_argument("--every", type=int, default=20, help="steps between checkpoints (%(default)s)")
     options = parser.parse_args()
+    if "RANK" not in os.environ:
+        parser.error("start it with torchrun --standalone --nproc_per_node=4 examples/elastic.py --folder checkpoints")
     dist.init_process_group("gloo")
     train(options.folder, options.steps, options.every)
     dist.destroy_process_group()

@@ -5,9 +5,11 @@
 
 Yuan, Ying, Zhao and Sayed 2019, arXiv:1702.05122. Only the correction x − ψ of the last step is remembered. Run it:
 
-    torchrun --nproc_per_node=4 examples/exact_diffusion.py
+    torchrun --standalone --nproc_per_node=4 examples/exact_diffusion.py
 """
 
+import os
+import sys
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -43,7 +45,7 @@ def exact_diffusion(topology):
 
 
 def distance_from_minimum(rule, steps=300):
-    """How far this rank ends from the minimum of the mean of the f_r(x) = a_r/2 ‖x − c_r‖²."""
+    """Return how far this rank ends from the minimum of the mean of the f_r(x) = a_r/2 ‖x − c_r‖²."""
     n, r = dist.get_world_size(), dist.get_rank()
     a, c = torch.linspace(0.5, 1.5, n, dtype=torch.float64), torch.arange(n, dtype=torch.float64)
     model = torch.nn.Linear(1, 1, bias=False, dtype=torch.float64)
@@ -57,6 +59,8 @@ def distance_from_minimum(rule, steps=300):
 
 
 if __name__ == "__main__":
+    if "RANK" not in os.environ:
+        sys.exit("start it with torchrun --standalone --nproc_per_node=4 examples/exact_diffusion.py")
     dist.init_process_group("gloo")
     ring = bk.topology.Ring()
     for name, rule in [

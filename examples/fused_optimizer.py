@@ -1,6 +1,8 @@
 """A thousand small tensors, stepped as a few flat ones: the same numbers, sooner.
 
-python examples/fused_optimizer.py
+Run it:
+
+    python examples/fused_optimizer.py
 """
 
 import time

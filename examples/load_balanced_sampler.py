@@ -1,7 +1,12 @@
 """Texts of unequal length on several ranks: a token budget per batch, equal work at every step.
 
-torchrun --nproc_per_node=2 examples/load_balanced_sampler.py
+Run it:
+
+    torchrun --standalone --nproc_per_node=2 examples/load_balanced_sampler.py
 """
+
+import os
+import sys
 
 import torch
 import torch.distributed as dist
@@ -10,6 +15,8 @@ from torch.utils.data import DataLoader
 
 import baguakit as bk
 
+if "RANK" not in os.environ:
+    sys.exit("start it with torchrun --standalone --nproc_per_node=2 examples/load_balanced_sampler.py")
 dist.init_process_group("gloo")
 torch.manual_seed(0)
 lengths = torch.empty(2000).log_normal_(5, 1).long() + 1

@@ -1,13 +1,19 @@
-"""How many images a second does an algorithm train on, when the images cost nothing to load?
+r"""Measure images a second that an algorithm trains on, without loading any.
 
     torchrun --standalone --nproc_per_node=4 examples/synthetic_benchmark.py --algorithm bytegrad
-    torchrun --nnodes=2 --nproc_per_node=8 --rdzv_endpoint=HOST:29500 examples/synthetic_benchmark.py --model resnet50
 
-Random images, one batch again and again: what is measured is computing and communication alone. Prints images a second
-of a rank and of all ranks, mean ± 1.96 standard deviations over the iterations, and what the attachment has to report.
+On two machines, HOST being the first one's address, and `--node_rank=1` on the second:
 
-Uses a GPU for each rank and NCCL where there are enough, otherwise the CPU and gloo. The model is a small ResNet
-written below, or any of torchvision by its name, where that is installed.
+    export GLOO_SOCKET_IFNAME=eth0
+    torchrun --nnodes=2 --node_rank=0 --nproc_per_node=8 --master_addr=HOST --master_port=29400 \
+        examples/synthetic_benchmark.py --model resnet50
+
+The images are random, and each rank uses one batch again and again: only computation and communication are measured.
+Prints images a second of each rank and of all ranks, mean ± 1.96 standard deviations over the iterations, and the
+attachment's report.
+
+Each rank has a GPU and NCCL where there are enough, otherwise the CPU and gloo. The model is a small ResNet written
+below, or any model of torchvision by its name, if torchvision is installed.
 """
 
 import argparse

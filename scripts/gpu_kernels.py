@@ -1,10 +1,10 @@
 """Compile every kernel with the Triton that is there, and say what its code takes of a multiprocessor.
 
-    python scripts/gpu_kernels.py FACTS [TARGET]
+    python scripts/gpu_kernels.py FACTS [TARGET [FAMILY]]
 
-TARGET is one of `tests/kernels/ahead_of_time.py`, and the GPU that is here if none is named. Writes JSON to FACTS,
-prints a line for each kernel, those last that leave a multiprocessor emptiest, and ends with 1 and a list if some do
-not compile.
+TARGET is one of `tests/kernels/ahead_of_time.py`, and the GPU that is here if none is named; FAMILY is one of kernels,
+all if none is named. Writes JSON to FACTS, prints a line for each kernel, those last that leave a multiprocessor
+emptiest, and ends with 1 and a list if some do not compile.
 """
 
 import json
@@ -25,12 +25,13 @@ Facts = Mapping[str, Any]
 
 # Of a multiprocessor of NVIDIA GPUs: registers and warps of each of its quarters, programs, and bytes of shared memory
 # by compute capability, of which each program takes 1024 more than it asks for.
-REGISTERS, WARPS, PROGRAMS = 16384, 16, 32
+REGISTERS, WARPS, RESIDENT = 16384, 16, 32
 SHARED = {80: 164 << 10, 90: 228 << 10, 100: 228 << 10}
 
 
 def main(words: Sequence[str], programs: Sequence[Sequence[str]] = PROGRAMS) -> int:
     target = words[1] if len(words) > 1 else here()
+    programs = [each for each in programs if not words[2:] or each[1:] == (words[2],)]
     with ThreadPoolExecutor(len(programs)) as threads:  # a process each, side by side
         facts = [
             each for found in threads.map(facts_of, [(*program, target) for program in programs]) for each in found
@@ -69,11 +70,11 @@ def occupancy(facts: Facts) -> float:
     registers = -(-max(facts["registers"], 1) // 8) * 8 * 32  # of a warp: eight at a time for each thread
     by_registers = 4 * min(REGISTERS // registers, WARPS) // warps
     by_shared = SHARED[capability] // (facts["shared"] + 1024)
-    return min(by_registers, by_shared, PROGRAMS) * warps / (4 * WARPS)
+    return min(by_registers, by_shared, RESIDENT) * warps / (4 * WARPS)
 
 
 def errors(failed: Sequence[Facts]) -> dict[str, str]:
-    """What failed, by the name of the kernel's variant, and the line of each error that says most."""
+    """Return the most telling line of each error, by the name of the kernel's variant."""
     return {name_of(each): said_by(each["error"]) for each in failed}
 
 

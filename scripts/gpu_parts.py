@@ -4,7 +4,16 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
-PYTEST = ("-m", "pytest", "-v", "-p", "no:cacheprovider", "--tb=short", "--record={facts}")
+PYTEST = (
+    "-m",
+    "pytest",
+    "-v",
+    "-p",
+    "no:cacheprovider",
+    "--tb=short",
+    "--record={facts}",
+    "--continue-on-collection-errors",
+)
 NCCL = "tests/test_cuda.py"
 # Of the tests of kernels, those that a GPU decides, steps and formats before all others.
 FIRST = ("test_steps", "test_blockwise.py", "test_minmax", "test_uint4", "test_float8", "test_sign", "test_topk")
@@ -29,6 +38,7 @@ class Part:
             lines of it. A test run leaves out the files that need missing modules.
         environment: what it adds to the environment.
         needed: nothing else is begun if it fails.
+        dry: arguments that make it small and let it run without a GPU. Tests that need one are skipped and say so.
     """
 
     name: str
@@ -37,6 +47,7 @@ class Part:
     command: tuple[str, ...]
     environment: dict[str, str] = field(default_factory=dict)
     needed: bool = False
+    dry: tuple[str, ...] = ("--first",)
 
     @property
     def tests(self) -> bool:
@@ -50,6 +61,7 @@ PARTS = (
         60,
         ("scripts/gpu_kernels.py", "{facts}"),
         needed=True,
+        dry=("cuda:90", "steps"),
     ),
     Part("kernels", "steps, formats, mixing and top-k equal their definitions", 140, (*PYTEST, *kernel_tests())),
     Part(
@@ -57,6 +69,7 @@ PARTS = (
         "two ranks over NCCL share a GPU: forks, duplicates, transport, warnings",
         40,
         ("scripts/gpu_pair.py", "{facts}"),
+        dry=("--cpu",),
     ),
     Part("waits", "no step waits for the device", 60, (*PYTEST, NCCL, "-k", "never_synchronises")),
     Part(
@@ -72,18 +85,33 @@ PARTS = (
         (*PYTEST, NCCL, "-k", "not never_synchronises"),
         {"PYTORCH_NO_CUDA_MEMORY_CACHING": "1"},
     ),
-    Part("peer", "one of two ranks is killed: what the other says, and when", 150, ("scripts/gpu_peer.py", "{facts}")),
+    Part(
+        "peer",
+        "one of two ranks is killed: what the other says, and when",
+        150,
+        ("scripts/gpu_peer.py", "{facts}"),
+        dry=("--cpu", "--after", "0"),
+    ),
     Part(
         "roofline",
         "every kernel against the speed of a copy",
         100,
         ("-m", "bench.roofline", "--out", "{out}", "--seconds", "60"),
+        dry=("--largest", "10", "--seconds", "600"),
+    ),
+    Part(
+        "comparison",
+        "each kernel's share of a copy's speed beside the predicted one",
+        80,
+        ("scripts/gpu_compare.py", "{out}", "--facts", "{facts}"),
+        dry=("--cpu",),
     ),
     Part(
         "profile",
         "where a step of bytegrad with 350 MB of gradients spends its time",
         60,
         ("-m", "bench.step_profile", "--out", "{out}", "--facts", "{facts}"),
+        dry=("--cpu", "--megabytes", "1"),
     ),
     Part(
         "benchmarks",
@@ -96,6 +124,7 @@ PARTS = (
         "all other tests, the slow ones too",
         460,
         (*PYTEST, "-m", "", f"--ignore={NCCL}", "tests"),
+        dry=("--collect-only", "-qqq"),
     ),
 )
 SECONDS = 480  # that a call may take

@@ -181,8 +181,5 @@ class Silent:
     def launched(self, number: int, what: Any) -> None:
         pass
 
-    def landed(self, what: Any) -> None:
-        pass
-
-    def reraise(self, error: Exception, what: Any) -> None:
-        raise error
+    def wait_for(self, what: Any) -> Any:
+        return what.flight.result()

@@ -1,19 +1,31 @@
-"""What all tests share."""
+"""Fixtures and settings of all tests."""
 
 import os
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 import torch
+import without_hypothesis
 from pool import close_all
 
-# Triton reads this when it is imported, by whichever test comes first: kernels run compiled where there is a GPU, and
-# elsewhere interpreted.
-if not torch.cuda.is_available():
-    os.environ["TRITON_INTERPRET"] = "1"
-
 HERE = Path(__file__).parent
+PTX_CACHE = HERE.parent / ".ptx_cache"
+if find_spec("hypothesis") is None:
+    without_hypothesis.install()
 DECIDED_BY_GPU = ("test_cuda.py", "kernels", "test_compressors.py", "primitives", "optim")
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_configure(config: pytest.Config) -> None:
+    """Kernels run compiled where there is a GPU, and elsewhere interpreted, or with `--ptx` as PTX that is executed.
+
+    Triton reads the environment when it is imported, by whichever test or other conftest.py comes first.
+    """
+    if config.getoption("ptx"):
+        os.environ |= {"TRITON_INTERPRET": "0", "TRITON_CACHE_DIR": str(PTX_CACHE)}
+    elif not torch.cuda.is_available():
+        os.environ["TRITON_INTERPRET"] = "1"
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

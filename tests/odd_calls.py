@@ -115,7 +115,7 @@ def plain(world: World, target: Target, called: Any, signature: inspect.Signatur
 
 
 def called_with(called: Any, values: dict[str, Any]) -> Any:
-    """What a call returns, arguments given by name where they can be."""
+    """Make a call, with arguments by name where they can be, and return its result."""
     signature = inspect.signature(called)
     args, options, positional = [], {}, any(p.kind is p.VAR_POSITIONAL for p in signature.parameters.values())
     positional = positional or hasattr(called, "registry")  # of functools.singledispatch
@@ -142,7 +142,7 @@ class OddCall:
         return f"{self.target.name}({self.argument}={self.odd})"
 
     def impossible(self) -> bool:
-        """Whether the value can never work."""
+        """Return whether the value can never work."""
         with World() as world:
             value = ODD[self.odd](world)
         return cannot_fit(self.target.hints.get(self.argument, Any), value) or never(
@@ -150,7 +150,7 @@ class OddCall:
         )
 
     def fault(self) -> str:
-        """What is wrong with how the call ends; empty if nothing is."""
+        """Return the fault in how the call ends; "" if there is none."""
         with World() as world:
             called = self.target.get(world)
             values = plain(world, self.target, called, inspect.signature(called))
@@ -180,7 +180,7 @@ def odd_calls(found: list[Target]) -> list[OddCall]:
 
 
 def own(target: Target, argument: str, odd: str) -> bool:
-    """Whether only another argument can be at fault.
+    """Return whether only another argument can be at fault.
 
     What is in a dict for the state of a stage, its own `init` alone knows; and anything with a length is a dataset,
     for which there are then too many or too few costs. A class may be called as a function, and raise for itself.
@@ -197,7 +197,7 @@ def own(target: Target, argument: str, odd: str) -> bool:
 
 
 def obscurity(error: Exception, argument: str, value: Any) -> str:
-    """What is obscure about an error; empty if it is a sentence of ours that names the argument and the value."""
+    """Return the fault of an error; "" if it is a sentence of ours that names the argument and the value."""
     said, where = str(error), traceback.extract_tb(error.__traceback__)[-1].filename
     what = f"{type(error).__name__}: {said[:200]}"
     if isinstance(error, OSError) and argument == "path" and error.filename is not None:
@@ -212,7 +212,7 @@ def obscurity(error: Exception, argument: str, value: Any) -> str:
 
 
 def shows(said: str, value: Any) -> bool:
-    """Whether a sentence shows a value, or its type, shape, dtype, device or layout."""
+    """Return whether a sentence shows a value, or its type, shape, dtype, device or layout."""
     signs = [type(value).__name__]
     try:
         signs.append(repr(value)[:16])

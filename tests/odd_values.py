@@ -109,7 +109,7 @@ NEVER: dict[str, tuple[Any, ...]] = {
 
 
 def never(name: str, argument: str, value: Any) -> bool:
-    """Whether no argument of this name can work with a value."""
+    """Return whether no argument of this name can work with a value."""
     if name in ("tune.Cost", "tune.Prediction", "tune.Trial"):
         return False  # results, which users only read
     return any(
@@ -118,7 +118,7 @@ def never(name: str, argument: str, value: Any) -> bool:
 
 
 def cannot_fit(annotation: Any, value: Any) -> bool:
-    """Whether a value can never be what an annotation asks for; in doubt it can."""
+    """Return whether a value can never be what an annotation asks for; in doubt it can."""
     origin, args = get_origin(annotation), get_args(annotation)
     if origin in (Union, types.UnionType):
         return all(cannot_fit(each, value) for each in args)

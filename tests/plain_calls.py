@@ -28,7 +28,7 @@ MEASURED = {
 
 
 class World:
-    """What one call works on, made when asked for, and all that is to be undone after it."""
+    """The arguments of one call, made when asked for; they are closed when the block ends."""
 
     def __init__(self) -> None:
         self.kept: list[Any] = []
@@ -201,8 +201,9 @@ SPECIAL |= {
     ("data.LoadBalancedSampler", "rank"): lambda w, called: 0,
     ("optim.report", "optimizer"): lambda w, called: bk.optim.fuse(w.optimizer),
     ("optim.unfuse", "optimizer"): lambda w, called: bk.optim.fuse(w.optimizer),
+    ("baguakit.Rule", "window"): lambda w, called: "during_backward",
     ("stages.ErrorFeedback", "inner"): lambda w, called: CompressedMean(),
-    ("stages.flown", "state"): lambda w, called: {},
+    ("stages.call_stage", "state"): lambda w, called: {},
     ("stages.keep_", "state"): flat_too,
     ("stages.CompressedMean", "compressor"): lambda w, called: MinMaxUInt8(),
     ("stages.SparseMean", "compressor"): lambda w, called: MinMaxUInt8(),
@@ -240,14 +241,15 @@ SPECIAL |= {
 }
 # Called by what makes them, and by no user.
 MADE_BY_OTHERS = {
-    "interop.Handle",
     "tune.Tuner",
     "data.Codec",
     "data.Store",
+    "interop.Handle",
+    "ranks.RankError",
     "data.StoreError",
     "data.StoreStats",
     "data.CacheReport",
-    "ranks.RankError",
+    *(f"baguakit.{name}" for name in ("Attachment", "Handle", "PeerError", "RankError", "Report", "Timeline")),
     "compressors.Compressor",
     "topology.Topology",
     "stages.Stage",

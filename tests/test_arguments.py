@@ -4,6 +4,8 @@ Whatever is odd either works, or is one sentence of ours that names the argument
 work is not accepted; nothing hangs and nothing crashes. The callables are read off the package.
 """
 
+import faulthandler
+import logging
 import math
 import os
 import random
@@ -30,18 +32,18 @@ CHUNK = 500  # calls that a process makes
 
 @pytest.mark.parametrize("value", [3, np.int64(3), np.uint8(3)])
 def test_whole_numbers_become_ints(value):
-    assert type(arguments.whole("k", value, 1)) is int and arguments.whole("k", value, 3, 3) == 3
+    assert type(arguments.integer("k", value, 1)) is int and arguments.integer("k", value, 3, 3) == 3
 
 
 @pytest.mark.parametrize("value", [True, 1.0, "1", None, math.nan, torch.tensor(1), np.array(1), np.float32(1)])
 def test_what_is_no_whole_number_is_a_type_error(value):
     with pytest.raises(TypeError, match=r"^k is a whole number, 1 or more, not "):
-        arguments.whole("k", value, 1)
+        arguments.integer("k", value, 1)
 
 
 def test_ranges_are_said():
     with pytest.raises(ValueError, match=r"^k is a whole number, 1 to 64, not 65$"):
-        arguments.whole("k", 65, 1, 64)
+        arguments.integer("k", 65, 1, 64)
     with pytest.raises(ValueError, match=r"^x is a finite number, greater than 0 and less than 1, not 1.0$"):
         arguments.real("x", 1.0, above=0, below=1)
     for value in (math.nan, math.inf, -math.inf, 10**400):
@@ -77,7 +79,7 @@ def test_values_are_shown_in_a_line():
     with pytest.raises(TypeError, match=r"^x is a finite number, not a tensor \(2, 3\) of torch.float32 on cpu$"):
         arguments.real("x", torch.zeros(2, 3))
     with pytest.raises(TypeError) as caught:
-        arguments.whole("k", "a" * 1000, 1)
+        arguments.integer("k", "a" * 1000, 1)
     assert len(str(caught.value)) < 150
 
 
@@ -98,7 +100,7 @@ def test_annotations_are_what_is_asked_for():
             wrong()
 
 
-# What was accepted in silence.
+# Arguments that used to be accepted in silence.
 
 
 def test_a_typo_never_overwrites_weights():
@@ -114,7 +116,7 @@ def test_a_typo_never_overwrites_weights():
 def test_a_bucket_holds_tensors_that_lie_apart():
     x = torch.zeros(6)
     for params in ([x, x], [x[:4], x[3:]], [x, x.view(2, 3)], [torch.zeros(1).expand(4)]):
-        with pytest.raises(ValueError, match="params are tensors of their own"):
+        with pytest.raises(ValueError, match="params have separate memory"):
             bk.Bucket(params)
     bk.Bucket([x[:3], x[3:], torch.zeros(0), torch.zeros(0)])
     with pytest.raises(ValueError, match="multiple_of is a whole number, 1 or more, not 0"):
@@ -145,7 +147,7 @@ def test_what_cannot_work_is_refused_at_once(declare):
 
 
 def broken_states():
-    """What of a saved state can be missing, or of the wrong kind; and what of an attachment's arguments."""
+    """Check that a state, and arguments of attach, that are missing or of the wrong kind are refused."""
     model = nn.Linear(2, 1)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     for wrong, words in [
@@ -188,9 +190,6 @@ def test_what_attach_and_a_saved_state_lack_is_said():
 
 def faults(numbers, note):
     """The faults of some odd calls, by their numbers; `note` says at any moment which is under way."""
-    import faulthandler
-    import logging
-
     logging.disable(logging.CRITICAL)
     os.chdir(note.parent)  # where files are written that have odd names
     calls, found = chosen(), {}
@@ -236,7 +235,7 @@ def in_words(found):
 
 @pytest.mark.timeout(300)
 def test_some_odd_calls_work_or_are_refused_in_a_sentence(tmp_path):
-    found = all_faults(1, range(1000), tmp_path)
+    found = all_faults(1, range(CHUNK), tmp_path)
     assert not found, in_words(found)
 
 
@@ -257,7 +256,7 @@ def test_an_obscure_error_would_be_found():
     assert "not allowed" in odd_calls.obscurity(raised(KeyError("k")), "k", 1)
     assert "from test_arguments.py" in odd_calls.obscurity(raised(ValueError("k is 1")), "k", 1)
     try:
-        arguments.whole("k", -1, 0)
+        arguments.integer("k", -1, 0)
     except ValueError as error:
         assert not odd_calls.obscurity(error, "k", -1)
         assert "does not name" in odd_calls.obscurity(error, "other", -1)

@@ -3,99 +3,87 @@
 import pytest
 import torch
 from blind import Blind, Inline, Silent, Two, Waited
+from everything import COMPRESSORS, made, runs_free, usual
 from torch import nn
 
 import baguakit as bk
-from baguakit.attach.errands import end
-from baguakit.attach.gradients import GradientRoute, begin_flags, decide
-from baguakit.attach.routes import Track, WeightRoute
-from baguakit.interop.routes import HookRoute
+from baguakit.attach.runners.gradients import GradientRunner, begin_flags
+from baguakit.attach.runners.weights import WeightRunner
+from baguakit.attach.runtime.channels import Channel
+from baguakit.attach.training.decisions import Decisions
+from baguakit.interop.runners import HookRunner
 from baguakit.interop.scatter import gather, scatter
 from baguakit.keeping import Joint
-from baguakit.kernels.steps.table import plan_of
+from baguakit.kernels.steps.table import tables_of
 from baguakit.rules import rules_of
 
 compressors, stages, topology = bk.compressors, bk.stages, bk.topology
-DENSE = [
-    compressors.MinMaxUInt8(),
-    compressors.UInt4(),
-    compressors.Float8(),
-    compressors.Sign(),
-    compressors.BFloat16(),
-]
+DENSE = [each for each in map(made, usual(COMPRESSORS).values()) if each.dense]
 OUTER = ("SGD", "Adam", "AdamW", "NAdam", "RAdam", "Adamax", "Adadelta", "RMSprop", "ASGD", "Rprop")
-ALGORITHMS = {
-    "gradient_allreduce": bk.algorithms.gradient_allreduce(),
-    **{f"bytegrad, {each!r}": bk.algorithms.bytegrad(each) for each in DENSE},
-    "bytegrad, error feedback": bk.algorithms.bytegrad(error_feedback=True),
-    "hierarchical": bk.hierarchical(bk.algorithms.bytegrad(error_feedback=True)),
-    "top_k": bk.algorithms.top_k(0.1),
-    "power_sgd": bk.algorithms.power_sgd(2),
-    "qadam, warming": bk.algorithms.qadam(warmup_steps=9),
-    "qadam": bk.algorithms.qadam(warmup_steps=1, error_feedback=True),
-    "awc": bk.algorithms.decentralized(),
-    "atc": bk.algorithms.decentralized(topology.Ring(), order="atc"),
-    "dcd": bk.algorithms.low_precision_decentralized(),
-    "choco": bk.algorithms.choco(topology.OnePeerExact(), compressors.TopK(0.1)),
-    "push_sum": bk.algorithms.push_sum(topology.Exponential()),
-    "gradient_tracking": bk.algorithms.gradient_tracking(),
-    "delayed": bk.after_step(stages.Mean(), delay=1),
-    "diloco, compressed": bk.algorithms.diloco(5, inner=stages.ErrorFeedback(stages.CompressedMean())),
-    **{f"diloco, {name}": bk.algorithms.diloco(5, getattr(torch.optim, name), lr=0.1) for name in OUTER},
-}
+ALGORITHMS = [each for each in usual().values() if not runs_free(made(each))]
+ALGORITHMS += [f"bytegrad({each!r})" for each in DENSE]
+ALGORITHMS += [f"diloco(5, torch.optim.{name}, lr=0.1)" for name in OUTER]
+ALGORITHMS += [
+    "decentralized(order='atc')",
+    "hierarchical(bytegrad(error_feedback=True))",
+    "qadam(1, error_feedback=True)",
+    "choco(OnePeerExact(), TopK(0.1))",
+    "after_step(Mean(), delay=1)",
+    "diloco(5, inner=ErrorFeedback(CompressedMean()))",
+]
 
 
-def routes(algorithm, dtype):
+def runners(algorithm, dtype):
     """The rules of an algorithm, each with one bucket of two parameters that no host can read."""
     params = [nn.Parameter(torch.empty(shape, device="cuda", dtype=dtype)) for shape in ((60, 70), (71,))]
     made = []
     for i, rule in enumerate(rules_of(algorithm)):
         buckets = [bk.Bucket(params, rule.stage.multiple_of(Two()))]
-        kind = GradientRoute if rule.what == "grad" else WeightRoute
-        made.append(kind(i, rule, buckets, Track(0, Inline(), Two()), Silent()))
+        kind = GradientRunner if rule.what == "grad" else WeightRunner
+        made.append(kind(i, rule, buckets, Channel(0, Inline(), Two(), Silent())))
         made[-1].make_states()
     return made
 
 
-def gradients(route, step):
+def gradients(runner, step):
     """A backward through one bucket, under a loss scale."""
-    params, joint = route.params(), Joint()
+    params, decisions = runner.params(), Decisions(Joint(), alike=step > 0)
     for p in params:
         p.grad = torch.ones_like(p)
-    route.launch_bucket(0, step, set(params), torch.ones((), device="cuda"), joint)
-    decision = decide(joint, [route], alike=step > 0)
-    assert not route.arrive_all()
-    route.land(set(params))
-    end(decision)
-    route.step_ended()
+    runner.launch_bucket(0, step, set(params), torch.ones((), device="cuda"), decisions.joint)
+    decisions.begin([runner])
+    assert not runner.arrive_all()
+    runner.land(set(params))
+    decisions.settle()
+    runner.step_ended()
 
 
-def weights(route, step):
+def weights(runner, step):
     """An exchange of weights."""
-    route.launch_all(step, keep=route.rule.window != "after_step" or route.rule.delay > 0)
-    route.land_all()
+    runner.launch_all(step, keep=runner.rule.window != "after_step" or runner.rule.delay > 0)
+    runner.land_all()
 
 
 def train(made, step):
-    for route in made:
-        (gradients if route.rule.what == "grad" else weights)(route, step)
+    for runner in made:
+        (gradients if runner.rule.what == "grad" else weights)(runner, step)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("name", ALGORITHMS)
 def test_no_algorithm_waits(name, dtype):
     with Blind(copies=False), torch.no_grad():  # what is made once may be copied
-        made = routes(ALGORITHMS[name], dtype)
-        train(made, 0)
+        rules = runners(made(name), dtype)
+        train(rules, 0)
     with Blind(), torch.no_grad():
-        train(made, 1)
-        train(made, 2)
+        train(rules, 1)
+        train(rules, 2)
 
 
 def test_an_outer_optimizer_that_can_only_count_on_the_host_waits_there():
     with Blind(), torch.no_grad(), pytest.raises(Waited):
-        for route in routes(bk.algorithms.diloco(5, torch.optim.Adagrad, lr=0.1), torch.float32):
-            weights(route, 0)
+        for runner in runners(bk.algorithms.diloco(5, torch.optim.Adagrad, lr=0.1), torch.float32):
+            weights(runner, 0)
 
 
 @pytest.mark.parametrize(
@@ -103,26 +91,27 @@ def test_an_outer_optimizer_that_can_only_count_on_the_host_waits_there():
 )
 def test_no_sharded_model_waits(stage):
     """As in the hooks of FSDP2: its gradients are scattered, and its weights gathered."""
-    route = HookRoute(0, bk.during_backward(stage), [], Track(0, Inline(), Two()), Silent())
+    runner = HookRunner(0, bk.during_backward(stage), [], Channel(0, Inline(), Two(), Silent()))
 
     def work(stage, x, state, comm):
         assert scatter(stage, x, state, comm).shape == (1 << 11,)
 
     with Blind(), torch.no_grad():
         for step in range(3):
-            x, joint = torch.empty(1 << 12, device="cuda"), Joint()
-            place = route.fit(0, x, [])
-            route.take_off(place, step, work, joint)
-            route.arrive(place)
-            end(decide(joint, [route], alike=False))
-            route.land()
+            x, decisions = torch.empty(1 << 12, device="cuda"), Decisions(Joint(), alike=False)
+            place = runner.fit(0, x, [])
+            runner.take_off(place, step, work, decisions.joint)
+            runner.arrive(place)
+            decisions.begin([runner])
+            decisions.settle()
+            runner.land()
             gather(compressors.MinMaxUInt8(), x[: 1 << 11], torch.empty_like(x), Two().at(step))
 
 
 def test_what_the_host_brings_is_pinned():
     with Blind() as blind:
         x = torch.empty(1 << 12, device="cuda")
-        plan_of([(x.dtype, x.dtype, False)], {"p": [x], "g": [torch.empty_like(x)]})
+        tables_of([(x.dtype, x.dtype, False)], {"p": [x], "g": [torch.empty_like(x)]})
         begin_flags([1, 0], x, Two())
         for each in DENSE:
             each.add_(x, torch.empty(2, each.row_bytes(len(x)), dtype=torch.uint8, device="cuda"), [0.5, 0.5])

@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from baguakit import Bucket
-from baguakit.attach.routes import roomy
+from baguakit.attach.runners.runner import padded_multiple
 from baguakit.buckets import split
 
 
@@ -80,7 +80,7 @@ def test_split_keeps_everything_in_backward_order(bucket_bytes):
 @pytest.mark.parametrize("multiple", [1, 2, 64, 256, 448])
 @pytest.mark.parametrize("values", [1, 6_400, 12_801, 300_000, 4_000_000])
 def test_room_for_whole_blocks_is_less_than_a_hundredth_of_a_bucket(multiple, values):
-    found = roomy(multiple, [nn.Parameter(torch.empty(values, device="meta"))])
+    found = padded_multiple(multiple, [nn.Parameter(torch.empty(values, device="meta"))])
     times = found // multiple
     assert found == times * multiple and times in (1, 2, 4, 8, 16, 32, 64, 128)
     assert times == 1 or 100 * found < values

@@ -32,7 +32,7 @@ def root(node):
 
 
 def resolved(node):
-    """What a chain of attributes stands for; an AttributeError if there is no such thing."""
+    """Return the object of a chain of attributes, or raise an AttributeError."""
     if isinstance(node, ast.Name):
         return OURS[node.id]
     if ast.unparse(node).startswith("bk.interop.lightning"):

@@ -4,11 +4,18 @@ The functions that ranks run stand at the top of this file, so that they can be 
 """
 
 import contextlib
+import time
 
 import pytest
 import torch
+import torch.distributed as dist
+from everything import exact, made, runs_free, usual
 from pool import never_waiting, ranks
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
 from training import batch, flat, net, sgd
+
+import baguakit as bk
 
 pytestmark = [
     pytest.mark.gpu,
@@ -16,34 +23,21 @@ pytestmark = [
     pytest.mark.timeout(300),
 ]
 
-# Each as an expression, evaluated on the rank.
-ALGORITHMS = {
-    "gradient_allreduce": "bk.algorithms.gradient_allreduce()",
-    "bytegrad": "bk.algorithms.bytegrad(bk.compressors.MinMaxUInt8(block=64))",
-    "bytegrad, error feedback": "bk.algorithms.bytegrad(bk.compressors.MinMaxUInt8(block=64), error_feedback=True)",
-    "awc": "bk.algorithms.decentralized()",
-    "atc": "bk.algorithms.decentralized(bk.topology.Ring(), order='atc')",
-    "local_sgd": "bk.algorithms.local_sgd(every=3)",
-    "delayed": "bk.after_step(bk.stages.Mean(), every=4, delay=2)",
-    "power_sgd": "bk.algorithms.power_sgd(rank=2)",
-    "top_k": "bk.algorithms.top_k(0.2)",
-    "diloco, AdamW": "bk.algorithms.diloco(every=2, optimizer=torch.optim.AdamW, lr=0.01, eps=1e-3)",
-}
-LOSSY = ("bytegrad", "power_sgd", "top_k")
+DELAYED = "after_step(Mean(), every=4, delay=2)"
+FEEDBACK = "bytegrad(MinMaxUInt8(block=64), error_feedback=True)"
+ALGORITHMS = [each for each in usual().values() if not runs_free(made(each))]
+ALGORITHMS += [FEEDBACK, "decentralized(order='atc')", DELAYED]
+ALGORITHMS += ["diloco(every=2, optimizer=torch.optim.AdamW, lr=0.01, eps=1e-3)"]
 
 
 def trained(expression, device, steps=8, dtype=torch.float32, stream=False, strict=False):
     """The weights after some steps on this rank. `strict`: any synchronisation of the host is an error."""
-    import torch.distributed as dist
-
-    import baguakit as bk
-
     rank = dist.get_rank()
     model = net(dtype).to(device)
     optimizer = sgd(model.parameters())
     data = [tuple(t.to(device) for t in batch(rank, step, dtype)) for step in range(steps)]
     side = torch.cuda.Stream() if stream else None
-    with bk.attach(model, optimizer, eval(expression, {"bk": bk, "torch": torch}), bucket_bytes=200) as att:
+    with bk.attach(model, optimizer, made(expression), bucket_bytes=200) as att:
         torch.cuda.synchronize()
         with torch.cuda.stream(side), contextlib.ExitStack() as from_here:
             for step, (x, y) in enumerate(data):
@@ -59,14 +53,10 @@ def trained(expression, device, steps=8, dtype=torch.float32, stream=False, stri
 
 
 def on_cpu(expression, steps=8, dtype=torch.float32):
-    import torch.distributed as dist
-
-    import baguakit as bk
-
     rank = dist.get_rank()
     model = net(dtype)
     optimizer = sgd(model.parameters())
-    with bk.attach(model, optimizer, eval(expression, {"bk": bk, "torch": torch}), bucket_bytes=200):
+    with bk.attach(model, optimizer, made(expression), bucket_bytes=200):
         for step in range(steps):
             x, y = batch(rank, step, dtype)
             optimizer.zero_grad()
@@ -77,32 +67,26 @@ def on_cpu(expression, steps=8, dtype=torch.float32):
 
 @pytest.mark.parametrize("name", ALGORITHMS)
 def test_cuda_means_what_the_cpu_means(name):
-    there = ranks(2, trained, ALGORITHMS[name], "cuda", cuda=True)
-    here = ranks(2, on_cpu, ALGORITHMS[name], cuda=True)
+    there = ranks(2, trained, name, "cuda", cuda=True)
+    here = ranks(2, on_cpu, name, cuda=True)
     for a, b in zip(there, here, strict=True):
-        torch.testing.assert_close(a, b, rtol=0, atol=2e-3 if name.startswith(LOSSY) else 2e-5)
+        torch.testing.assert_close(a, b, rtol=0, atol=2e-5 if exact(made(name)) else 2e-3)
 
 
-@pytest.mark.parametrize("name", ["gradient_allreduce", "bytegrad, error feedback", "awc", "delayed"])
+@pytest.mark.parametrize("name", ["gradient_allreduce()", FEEDBACK, "decentralized()", DELAYED])
 def test_a_stream_of_the_user_changes_nothing(name):
-    there = ranks(2, trained, ALGORITHMS[name], "cuda", 8, torch.float32, True, cuda=True)
-    here = ranks(2, trained, ALGORITHMS[name], "cuda", cuda=True)
+    there = ranks(2, trained, name, "cuda", 8, torch.float32, True, cuda=True)
+    here = ranks(2, trained, name, "cuda", cuda=True)
     assert all(torch.equal(a, b) for a, b in zip(there, here, strict=True))
 
 
 @pytest.mark.parametrize("name", ALGORITHMS)
 def test_a_step_never_synchronises_the_host(name):
-    ranks(2, trained, ALGORITHMS[name], "cuda", 8, torch.float32, False, True, cuda=True)
+    ranks(2, trained, name, "cuda", 8, torch.float32, False, True, cuda=True)
 
 
 def sharded_run(expression):
     """Steps under FSDP2, of which those after the third may not wait."""
-    import torch.distributed as dist
-    from torch.distributed.device_mesh import init_device_mesh
-    from torch.distributed.fsdp import fully_shard
-
-    import baguakit as bk
-
     model = net().cuda()
     mesh = init_device_mesh("cuda", (dist.get_world_size(),), mesh_dim_names=("intra",))
     for module in (model[0], model[2], model):
@@ -149,10 +133,6 @@ class SlowBackward(torch.autograd.Function):
 
 def branched(apart):
     """Train two layers side by side, the later one on a stream of its own if they are `apart`: all in one bucket."""
-    import torch.distributed as dist
-
-    import baguakit as bk
-
     torch.manual_seed(0)
     model = torch.nn.ModuleList([torch.nn.Linear(6, 1), torch.nn.Linear(6, 1)]).cuda()
     optimizer = sgd(model.parameters())
@@ -185,12 +165,6 @@ def test_a_bucket_waits_for_gradients_of_every_stream():
 
 
 def free_running_run():
-    import time
-
-    import torch.distributed as dist
-
-    import baguakit as bk
-
     model = torch.nn.Linear(64, 64, bias=False).cuda()
     torch.nn.init.constant_(model.weight, float(dist.get_rank()))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
@@ -209,10 +183,6 @@ def test_free_running_over_nccl():
 
 
 def overflow_run():
-    import torch.distributed as dist
-
-    import baguakit as bk
-
     model = net().cuda()
     optimizer = sgd(model.parameters())
     scaler = torch.amp.GradScaler("cuda", init_scale=1024.0)

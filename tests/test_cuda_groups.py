@@ -3,14 +3,18 @@
 The functions that ranks run stand at the top of this file, so that they can be sent where cloudpickle is missing.
 """
 
+import gc
 import os
 import signal
 import time
 
 import pytest
 import torch
+import torch.distributed as dist
 from pool import Pool, ranks
 from training import batch, net, sgd
+
+import baguakit as bk
 
 pytestmark = [
     pytest.mark.gpu,
@@ -23,10 +27,6 @@ TIMEOUT = 6.0
 
 def first_message_of_two():
     """Ranks 1 and 2 exchange through a group that nobody has used; rank 0 has no peer, and goes on."""
-    import torch.distributed as dist
-
-    import baguakit as bk
-
     comm, x = bk.Comm(dist.new_group()), torch.full((4,), float(dist.get_rank()), device="cuda")
     peers = [3 - comm.rank] if comm.rank else []
     received = comm.exchange(x, peers, peers)
@@ -38,10 +38,6 @@ def test_a_first_message_that_not_all_ranks_send():
 
 
 def trained_under_detail():
-    import torch.distributed as dist
-
-    import baguakit as bk
-
     before = dist.get_debug_level()
     dist.set_debug_level(dist.DebugLevel.DETAIL)
     group = dist.new_group()
@@ -67,12 +63,6 @@ def test_debugging_breaks_nothing():
 
 def killed():
     """Train on GPUs until rank 1 is killed: what rank 0 raises, and the seconds until it has, and has let go."""
-    import gc
-
-    import torch.distributed as dist
-
-    import baguakit as bk
-
     rank, model = dist.get_rank(), net().cuda()
     optimizer = sgd(model.parameters())
     began, sentence = time.monotonic(), ""

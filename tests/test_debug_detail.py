@@ -1,20 +1,21 @@
 """TORCH_DISTRIBUTED_DEBUG=DETAIL: torch wraps its groups, checks their messages, and looks up what it logs."""
 
 import contextlib
+from datetime import timedelta
+from unittest.mock import patch
 
 import pytest
 import torch
+import torch.distributed as dist
 from pool import ranks
 from training import train
+
+import baguakit as bk
 
 
 @contextlib.contextmanager
 def detail():
     """A group made under DETAIL, on a torch that says it has NCCL, of which it then logs more."""
-    from unittest.mock import patch
-
-    import torch.distributed as dist
-
     before = dist.get_debug_level()
     dist.set_debug_level(dist.DebugLevel.DETAIL)
     group = dist.new_group()
@@ -27,7 +28,7 @@ def detail():
 
 
 def everything(comm):
-    """What every method of a Comm of two ranks brings."""
+    """Return the results of every method of a Comm of two ranks."""
     r, other = comm.rank, 1 - comm.rank
     x, sums, rows, landed = torch.arange(4.0) + r, torch.arange(4.0) - r, torch.empty(2, 4), torch.empty(8)
     comm.all_reduce_later(sums).wait()
@@ -54,10 +55,6 @@ def everything(comm):
 
 def test_every_message_arrives_as_without():
     def run():
-        from datetime import timedelta
-
-        import baguakit as bk
-
         plain = everything(bk.Comm())
         with detail() as group:
             comm = bk.Comm(group)
@@ -73,8 +70,6 @@ def test_every_message_arrives_as_without():
 @pytest.mark.parametrize("name", ["bytegrad()", "decentralized()", "async_model_average()"])
 def test_an_attachment_lives(name):
     def run():
-        import baguakit as bk
-
         with detail() as group:
             return train(lambda bk: [eval(f"bk.algorithms.{name}", {"bk": bk})], steps=3, comm=bk.Comm(group))
 

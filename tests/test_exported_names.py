@@ -2,6 +2,9 @@
 
 import inspect
 import re
+import rlcompleter
+import sys
+from itertools import count, takewhile
 from types import ModuleType
 
 import pytest
@@ -10,10 +13,17 @@ import baguakit as bk
 
 REQUIRED = {
     "": [
+        "Attachment",
         "Bucket",
         "Comm",
         "Fragment",
+        "Handle",
+        "PeerError",
+        "RankError",
         "Ranks",
+        "Report",
+        "Rule",
+        "Timeline",
         "after_step",
         "algorithms",
         "attach",
@@ -48,8 +58,19 @@ REQUIRED = {
         "qadam",
         "top_k",
     ],
-    "compressors": ["BFloat16", "Compressor", "Float8", "Float16", "MinMaxUInt8", "Sign", "TopK", "UInt4"],
-    "interop": ["Handle", "ddp", "fsdp"],
+    "compressors": [
+        "BFloat16",
+        "Compressor",
+        "Float8",
+        "Float16",
+        "MinMaxUInt8",
+        "Sign",
+        "TopK",
+        "UInt2",
+        "UInt4",
+        "Uniform",
+    ],
+    "interop": ["Handle", "ddp", "fsdp", "lightning"],
     "net": ["SocketSettings", "build", "measure", "nccl_socket_settings", "serve"],
     "pictures": ["consensus_decay", "error_histogram", "roofline", "score_by_bytes"],
     "primitives": [
@@ -68,7 +89,17 @@ REQUIRED = {
     ],
     "optim": ["Report", "fuse", "report", "unfuse"],
     "ranks": ["RankError", "Ranks", "progress"],
-    "stages": ["CompressedMean", "ErrorFeedback", "Hierarchical", "Mean", "NeighborMean", "SparseMean", "Stage"],
+    "stages": [
+        "CompressedMean",
+        "ErrorFeedback",
+        "Hierarchical",
+        "Mean",
+        "NeighborMean",
+        "SparseMean",
+        "Stage",
+        "finite",
+        "keep_",
+    ],
     "topology": [
         "BaseK",
         "Chosen",
@@ -154,8 +185,44 @@ def test_all_is_sorted_and_true(name):
     assert not [each for each in names if not hasattr(module(name), each)]
 
 
-def test_the_package_says_what_is_public():
-    assert bk.__all__
+def namespaces(home=bk):
+    """Yield the public modules: the package, and every module that a public one exports."""
+    yield home
+    for name in home.__all__:
+        if isinstance(inner := vars(home).get(name), ModuleType):
+            yield from namespaces(inner)
+
+
+@pytest.mark.parametrize("home", [*namespaces()], ids=lambda home: home.__name__)
+def test_dir_shows_what_is_public_and_nothing_else(home):
+    """So do rlcompleter, IPython and pydoc, which ask it."""
+    assert [name for name in dir(home) if not name.startswith("_")] == sorted(home.__all__)
+    assert {"__all__", "__doc__", "__name__"} <= set(dir(home))
+    with pytest.raises(AttributeError, match=f"module '{home.__name__}' has no attribute 'no_such_name'"):
+        home.no_such_name  # noqa: B018 to ask for it is the test
+
+
+def test_every_promised_namespace_is_one():
+    names = {home.__name__.removeprefix("baguakit").removeprefix(".") for home in namespaces()}
+    assert names >= {*REQUIRED, "data", "interop.lightning"}
+    assert callable(bk.attach)  # and no namespace: the function has the name of its folder
+
+
+def test_completion_shows_an_extra_without_importing_it(monkeypatch):
+    for name in [
+        name for name in sys.modules if name.split(".")[0] == "lightning" or name.endswith("interop.strategy")
+    ]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "lightning", None)  # as where it is not installed
+    assert "bk.interop.lightning" in completions("bk.interop.") and "bk.primitives.pieces" not in completions("bk.")
+    with pytest.raises(ImportError, match=r"^BaguaStrategy needs Lightning: pip install 'lightning>=2\.5'$"):
+        bk.interop.lightning.BaguaStrategy  # noqa: B018
+
+
+def completions(text):
+    """Return what a terminal completes a text with."""
+    completer = rlcompleter.Completer({"bk": bk})
+    return list(takewhile(bool, (completer.complete(text, i) for i in count())))
 
 
 def test_everything_public_is_documented():
@@ -174,7 +241,12 @@ def test_every_public_method_is_documented():
     ]
 
 
-MADE_FOR_USERS = {"bk.interop.Handle", "bk.tune.Tuner"}  # not by them: their arguments are nobody's business
+MADE_FOR_USERS = {
+    "bk.Attachment",
+    "bk.Handle",
+    "bk.interop.Handle",
+    "bk.tune.Tuner",
+}  # not by them: their arguments are nobody's business
 AS_IN = {  # "all else as in"
     "bk.primitives.adamw_step_": bk.primitives.adam_step_,
     "bk.data.LoadBalancedBatchSampler": bk.data.LoadBalancedSampler,
@@ -219,5 +291,5 @@ def test_promised_arguments(name):
     assert list(ours) == [argument for argument in promised if argument in ours]
     for argument, parameter in ours.items():
         assert parameter.default == promised[argument].default
-        # What was promised by position works by position; to allow more than was promised breaks nobody.
+        # A promised positional argument stays positional; to allow more breaks nobody.
         assert parameter.kind == promised[argument].kind or promised[argument].kind is inspect.Parameter.KEYWORD_ONLY

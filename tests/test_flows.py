@@ -1,22 +1,24 @@
 """Messages divided over several connections: the same results, shares that follow rates, and nothing left behind."""
 
+import gc
 import os
+import threading
 import time
+from datetime import timedelta
 
 import pytest
 import torch
+import torch.distributed as dist
 from pool import ranks
 from training import train
+
+import baguakit as bk
 
 LONG = (1 << 20) + 24  # values: enough to be divided, and not evenly
 
 
 def one_of_everything(flows):
-    """What every kind of message brings, with messages large and small."""
-    import torch.distributed as dist
-
-    import baguakit as bk
-
+    """Return the results of every kind of message, large and small."""
     comm, r, found = bk.Comm(flows=flows), dist.get_rank(), []
     for n in (LONG, 24, 0):
         x = torch.randn(n, generator=torch.Generator().manual_seed(r))
@@ -60,10 +62,10 @@ def test_the_parts_are_all_of_it():
     for shares in ([0.2] * 5, [0.9, 0.025, 0.025, 0.025, 0.025], [0.1, 0.2, 0.3, 0.25, 0.15]):
         flows.shares = shares
         for n in (SMALLEST // 4, SMALLEST // 4 + 1, LONG, 10_000_019):
-            parts = flows.cut(n, 4 * n)
+            parts = flows.parts(n, 4 * n)
             assert [p.start for p in parts] == [0, *(p.stop for p in parts[:-1])] and parts[-1].stop == n
             assert all(p.start % 64 == 0 for p in parts)
-        assert flows.cut(100, 400) == [slice(0, 100)]
+        assert flows.parts(100, 400) == [slice(0, 100)]
 
 
 def exchanges(caps, nbytes, enough, limit):
@@ -71,9 +73,6 @@ def exchanges(caps, nbytes, enough, limit):
 
     Every result is checked. Shares are agreed on, and so all ranks stop after the same message; the time is rank 0's.
     """
-    from datetime import timedelta
-
-    import baguakit as bk
     from bench.netlab.capped import with_caps
 
     comm = bk.Comm()
@@ -88,7 +87,7 @@ def exchanges(caps, nbytes, enough, limit):
 
 
 def less_than_half(shares):
-    """Whether flow 1 carries less than half of what the others do on average."""
+    """Return whether flow 1 carries less than half of the average of the others."""
     return shares[1] < (1 - shares[1]) / (len(shares) - 1) / 2
 
 
@@ -104,11 +103,6 @@ def test_a_slow_flow_carries_less():
 
 def test_an_attachment_takes_its_flows_along_and_leaves_nothing():
     def run():
-        import gc
-        import threading
-
-        import baguakit as bk
-
         def held():
             gc.collect()
             return len(os.listdir("/proc/self/fd")), threading.active_count()
@@ -134,8 +128,6 @@ def test_an_attachment_takes_its_flows_along_and_leaves_nothing():
 
 def test_flows_are_counted_in_words():
     def run():
-        import baguakit as bk
-
         for flows in (0, 65, 2.5):
             with pytest.raises((TypeError, ValueError), match="flows is a whole number, 1 to 64, not"):
                 bk.Comm(flows=flows)

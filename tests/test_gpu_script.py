@@ -60,9 +60,11 @@ def test_what_parts_name_is_there():
 def test_a_part_leaves_what_it_found_and_another_call_adds_to_it(run, tmp_path, capsys):
     code = "import json, sys; print('said'); json.dump({'found': 7}, open(sys.argv[1], 'w'))"
     assert run(program("first", code))[0] == 0
-    status, results = run(program("second", "import sys; sys.exit(3)"))
+    status, results = run(program("second", "import sys; print('this\\nand that'); sys.exit(3)"))
     assert status == 1 and results["first"]["found"] == {"found": 7} and results["first"]["status"] == "passed"
-    assert results["second"] | {"seconds": 0} == {"status": "failed with 3", "seconds": 0, "found": None}
+    failed = {"status": "failed with 3", "seconds": 0, "found": None, "said last": ["this", "and that"]}
+    assert results["second"] | {"seconds": 0} == failed
+    assert "  second" not in (report := (tmp_path / "report.txt").read_text()) and "  kernels     not run" in report
     assert "said" in (tmp_path / "log.txt").read_text().splitlines()
     assert "first       passed" in capsys.readouterr().out
 
@@ -104,7 +106,7 @@ def test_tests_are_counted_and_those_that_failed_or_were_cut_off_are_named(run, 
 
         def test_good(): pass
         def test_bad(): assert 1 == 2, "one is not two"
-        def test_skipped(): pytest.skip()
+        def test_skipped(): pytest.skip("no reason")
         @pytest.fixture
         def broken():
             yield
@@ -117,7 +119,7 @@ def test_tests_are_counted_and_those_that_failed_or_were_cut_off_are_named(run, 
     _, results = run(Part("tests", "a test run", 60, (*PYTEST, "-c", str(ROOT / "pyproject.toml"), str(path))))
     found = results["tests"]["found"]
     assert results["tests"]["status"] == f"failed with {-signal.SIGKILL}"
-    assert (found["passed"], found["skipped"]) == (1, 1)
+    assert (found["passed"], found["skipped"], found["reasons"]) == (1, 1, {"no reason": 1})
     assert [name.rpartition("::")[2] for name in found["failed"]] == ["test_bad", "test_ends_badly"]
     assert "one is not two" in next(iter(found["failed"].values()))
     assert [name.rpartition("::")[2] for name in found["cut off"]] == ["test_killed"]
@@ -133,6 +135,7 @@ def test_files_that_need_missing_modules_are_left_out_of_test_runs(run, tmp_path
     path = tmp_path / "test_y.py"
     path.write_text("import os\nfrom sklearn.datasets import load_digits\n")
     assert gpu_report.needs(path, ["sklearn"]) == "sklearn" and gpu_report.needs(path, ["tqdm"]) is None
+    assert gpu_report.needs(ROOT / "tests" / "bench" / "test_network_page.py", ["tqdm"]) == "tqdm"  # by way of bench
 
 
 @pytest.mark.parametrize("words", [[], ["out", "no such"], ["out", "rest", "--seconds", "100"]])
@@ -147,6 +150,12 @@ def test_wrong_usage_is_told_before_anything_is_begun(words, tmp_path, monkeypat
 def test_a_machine_without_a_gpu_is_refused(tmp_path, capsys):
     assert gpu_run.main([str(tmp_path / "out")]) == 1
     assert "scripts/gpu needs a GPU" in capsys.readouterr().err
+
+
+def test_a_dry_run_is_not_added_to_a_real_one(run, tmp_path, monkeypatch):
+    run(program("first", ""))
+    monkeypatch.setitem(MACHINE, "dry", True)
+    assert [*run(program("second", ""))[1]] == ["second"]
 
 
 # The programs of the parts.

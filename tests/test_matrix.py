@@ -6,14 +6,19 @@ One cell of each algorithm runs in `make test`, all of them in `make test-all`.
 import contextlib
 import time
 import warnings
-from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
+from everything import ALGORITHMS, family, made, runs_free, scaler, usual, waits_for_weights
 from pool import ranks
 from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.nn.functional import cross_entropy
+from training import net
+
+import baguakit as bk
 
 pytest.importorskip("sklearn")
 
@@ -24,20 +29,18 @@ LIMIT = 60  # seconds that a cell may take on its ranks
 
 @dataclass(frozen=True)
 class Way:
-    """How an algorithm is trained with.
+    """The settings that an algorithm is trained with.
 
     Attributes:
-        make: what gives the algorithm, from the package.
         lr, momentum: of the optimizer, a plain SGD.
-        reaches: the share of the test images that the mean of the networks reads.
-        ranks: how many; rank r has the digits d with d mod ranks = r.
-        pace: seconds that a step takes at least, and ranks keep within ten steps of one another: flights that nobody
+        reaches: the accuracy on the test images that the mean of the networks must reach.
+        ranks: the number of ranks; rank r has the digits d with d mod ranks = r.
+        pace: seconds that a step takes at least; ranks keep within ten steps of one another. Flights that nobody
             waits for must have time to come, however busy the machine is.
-        nodes: whether they are divided into nodes of two.
+        nodes: the ranks are divided into nodes of two.
     """
 
-    make: Callable[[Any], Any]
-    lr: float = 0.3
+    lr: float = 0.2
     momentum: float = 0.9
     reaches: float = 0.93
     ranks: int = 2
@@ -45,68 +48,50 @@ class Way:
     nodes: bool = False
 
 
-WAYS = {
-    "gradient_allreduce": Way(lambda bk: bk.algorithms.gradient_allreduce()),
-    "bytegrad": Way(lambda bk: bk.algorithms.bytegrad()),
-    "bytegrad-feedback": Way(lambda bk: bk.algorithms.bytegrad(error_feedback=True)),
-    "bytegrad-nodes": Way(lambda bk: bk.hierarchical(bk.algorithms.bytegrad()), ranks=4, nodes=True),
-    "qadam": Way(lambda bk: bk.algorithms.qadam(warmup_steps=30), lr=0.01, momentum=0),
-    "power_sgd": Way(lambda bk: bk.algorithms.power_sgd(rank=4)),
-    "top_k": Way(lambda bk: bk.algorithms.top_k(ratio=0.05), lr=0.2),
-    "decentralized-awc": Way(lambda bk: bk.algorithms.decentralized(), lr=0.2),
-    "decentralized-atc": Way(lambda bk: bk.algorithms.decentralized(order="atc"), lr=0.2),
-    "low_precision_decentralized": Way(lambda bk: bk.algorithms.low_precision_decentralized(), lr=0.2),
-    "choco": Way(lambda bk: bk.algorithms.choco(), lr=0.2),
-    "gradient_tracking": Way(lambda bk: bk.algorithms.gradient_tracking(), lr=0.2),
-    "push_sum": Way(
-        lambda bk: bk.algorithms.push_sum(bk.topology.FromDigraph([(0, 1), (1, 2), (2, 0), (0, 2)])),
-        lr=0.2,
-        reaches=0.92,
-        ranks=3,
-    ),
-    "local_sgd": Way(lambda bk: bk.algorithms.local_sgd(every=4), lr=0.2),
-    "diloco": Way(lambda bk: bk.algorithms.diloco(every=5), lr=0.1, reaches=0.89),
-    "diloco-fragments": Way(lambda bk: bk.algorithms.diloco(every=6, fragments=2, delay=1), 0.1, reaches=0.89),
-    "async_model_average": Way(
-        lambda bk: bk.algorithms.async_model_average(warmup_steps=5), lr=0.1, reaches=0.85, pace=0.01
-    ),
+WAYS = {  # of algorithms, or of entries, that want other settings than most
+    "qadam": Way(lr=0.01, momentum=0),
+    "diloco": Way(lr=0.1, reaches=0.89),
+    "push_sum": Way(ranks=3, reaches=0.92),
+    "async_model_average": Way(lr=0.1, reaches=0.85, pace=0.01),
+    "bytegrad(Sign(), error_feedback=True)": Way(lr=0.3, momentum=0.0, reaches=0.87),
+    "diloco(every=4, delay=2)": Way(lr=0.05, reaches=0.85),
 }
+INSTEAD = {  # of entries whose small arguments fit a toy and not this task
+    "qadam(3, compressor=MinMaxUInt8(block=64))": "qadam(30)",
+    "qadam(3, compressor=MinMaxUInt8(block=64), error_feedback=True)": "qadam(30, error_feedback=True)",
+    "power_sgd(rank=2)": "power_sgd(rank=4)",
+    "diloco(every=2)": "diloco(every=5)",
+    "diloco(every=4, fragments=3, delay=1)": "diloco(every=6, fragments=2, delay=1)",
+}
+NODES = "hierarchical(bytegrad())"
+CELLS = {INSTEAD.get(each, each): WAYS.get(each, WAYS.get(family(each), Way())) for each in ALGORITHMS}
+CELLS[NODES] = Way(ranks=4, nodes=True)
+FEW = [*(INSTEAD.get(each, each) for each in usual().values()), NODES]
 PRECISIONS = {"fp32": None, "bf16": torch.bfloat16, "fp16": torch.float16}
 FAST = ("fp16", 3, "eager")
 
 
 def cells():
-    """(algorithm, precision, micro-batches, backend), those marked slow that `make test` leaves out."""
-    for name in WAYS:
+    """Yield (algorithm, precision, micro-batches, backend); those that `make test` leaves out are marked slow."""
+    for name in CELLS:
         for precision in PRECISIONS:
             for parts in (1, 3):
                 for backend in ("eager", "aot_eager"):
-                    marks = [] if (precision, parts, backend) == FAST else [pytest.mark.slow]
-                    yield pytest.param(name, precision, parts, backend, marks=marks)
-    for name in ("bytegrad", "decentralized-awc", "diloco"):
+                    fast = name in FEW and (precision, parts, backend) == FAST
+                    yield pytest.param(name, precision, parts, backend, marks=[] if fast else [pytest.mark.slow])
+    for name in ("bytegrad(MinMaxUInt8(block=64))", "decentralized()", "diloco(every=5)"):
         marks = [pytest.mark.slow, pytest.mark.timeout(300)]  # Inductor calls a C++ compiler
         yield pytest.param(name, "bf16", 3, "inductor", marks=marks)
 
 
-def scaler_for(rules):
-    """The gradient scaler that a script takes with these rules."""
-    if all(rule.window in ("during_backward", "free_running") for rule in rules):
-        return torch.amp.GradScaler("cpu", init_scale=1024.0)
-    from torch.distributed.fsdp.sharded_grad_scaler import ShardedGradScaler
-
-    return ShardedGradScaler(device="cpu", init_scale=1024.0)
-
-
-def data(rank, size):
-    """((images, labels) of this rank, (images, labels) to test on)."""
+@pytest.fixture(scope="module")
+def digits():
+    """All images and labels, in an order of chance: ranks are sent them, since to import scikit-learn takes long."""
     from sklearn.datasets import load_digits
 
     digits = load_digits()
-    images, labels = torch.tensor(digits.data, dtype=torch.float32) / 16, torch.tensor(digits.target)
-    order = torch.randperm(len(labels), generator=torch.Generator().manual_seed(0))
-    tested, trained = order[:360], order[360:]
-    mine = trained[labels[trained] % size == rank]
-    return (images[mine], labels[mine]), (images[tested], labels[tested])
+    order = torch.randperm(len(digits.target), generator=torch.Generator().manual_seed(0))
+    return torch.tensor(digits.data, dtype=torch.float32)[order] / 16, torch.tensor(digits.target)[order]
 
 
 def accuracy(model, tested):
@@ -129,29 +114,29 @@ def compiled(model, backend):
     return torch.compile(model, backend=backend, fullgraph=True)
 
 
-def train(way, precision, parts, backend):
-    """Train on this rank; accuracy alone and merged, the steps made, whether all weights are finite, and the graphs."""
-    import torch.distributed as dist
-    from torch._dynamo.utils import counters
-    from torch.distributed.device_mesh import init_device_mesh
-    from torch.nn.functional import cross_entropy
+def train(name, way, precision, parts, backend, images, labels):
+    """Train on this rank.
 
-    import baguakit as bk
+    Returns:
+        The accuracy alone and merged, the steps made, whether all weights are finite, the distance, and the graphs.
+    """
+    from torch._dynamo.utils import counters
 
     rank, size = dist.get_rank(), dist.get_world_size()
-    (images, labels), tested = data(rank, size)
+    tested, mine = (images[:360], labels[:360]), labels[360:] % size == rank
+    images, labels = images[360:][mine], labels[360:][mine]
     draw = torch.Generator().manual_seed(rank)
     model = network()
     forward = compiled(model, backend)
     optimizer = torch.optim.SGD(model.parameters(), lr=way.lr, momentum=way.momentum)
     schedule = torch.optim.lr_scheduler.LinearLR(optimizer, 1, 0.05, STEPS)
-    algorithm = way.make(bk)
+    algorithm = made(name)
     mesh = init_device_mesh("cpu", (size // 2, 2), mesh_dim_names=("inter", "intra")) if way.nodes else None
-    scaler = scaler_for(bk.rules.rules_of(algorithm)) if precision == "fp16" else None
+    grad_scaler = scaler(algorithm, init_scale=1024.0) if precision == "fp16" else None
     dtype = PRECISIONS[precision]
 
     counters.clear()
-    with bk.attach(model, optimizer, algorithm, comm=bk.Comm(mesh=mesh), scaler=scaler, timeout=30) as att:
+    with bk.attach(model, optimizer, algorithm, comm=bk.Comm(mesh=mesh), scaler=grad_scaler, timeout=30) as att:
         for step in range(STEPS):
             optimizer.zero_grad()
             for part in range(parts):
@@ -159,73 +144,59 @@ def train(way, precision, parts, backend):
                 with contextlib.nullcontext() if part == parts - 1 else att.no_sync():
                     with torch.autocast("cpu", dtype=dtype or torch.bfloat16, enabled=dtype is not None):
                         loss = cross_entropy(forward(images[rows]), labels[rows]) / parts
-                    if scaler is not None and step == OVERFLOW and rank == 1 and part == 0:
+                    if grad_scaler is not None and step == OVERFLOW and rank == 1 and part == 0:
                         loss = loss * float("inf")
-                    (loss if scaler is None else scaler.scale(loss)).backward()
-            if scaler is None:
+                    (loss if grad_scaler is None else grad_scaler.scale(loss)).backward()
+            if grad_scaler is None:
                 nn.utils.clip_grad_norm_(model.parameters(), 100.0)
                 optimizer.step()
             else:
-                scaler.unscale_(optimizer)
+                grad_scaler.unscale_(optimizer)
                 nn.utils.clip_grad_norm_(model.parameters(), 100.0)
-                scaler.step(optimizer)
-                scaler.update()
+                grad_scaler.step(optimizer)
+                grad_scaler.update()
             schedule.step()
             time.sleep(way.pace)
             if way.pace and step % 10 == 9:
                 dist.barrier()
-        made = att.step
+        steps = att.step
         alone = accuracy(model, tested)
         att.merge()
         apart = att.consensus_distance()
     finite = all(bool(torch.isfinite(p).all()) for p in model.parameters())
-    return alone, accuracy(model, tested), made, finite, apart, counters["stats"]["unique_graphs"]
+    return alone, accuracy(model, tested), steps, finite, apart, counters["stats"]["unique_graphs"]
 
 
 @pytest.mark.parametrize("name, precision, parts, backend", list(cells()))
-def test_digits_are_learnt(name, precision, parts, backend):
+def test_digits_are_learnt(name, precision, parts, backend, digits):
     """The mean of the networks reads them; an overflow on one rank costs one step, and nothing else."""
-    import baguakit as bk
-
-    way = WAYS[name]
+    way = CELLS[name]
     limit = LIMIT if backend != "inductor" else 4 * LIMIT
-    results = ranks(way.ranks, train, way, precision, parts, backend, limit=limit)
-    skips_alone = any(rule.window == "free_running" for rule in bk.rules.rules_of(way.make(bk)))
-    for rank, (_, merged, made, finite, apart, graphs) in enumerate(results):
+    results = ranks(way.ranks, train, name, way, precision, parts, backend, *digits, limit=limit)
+    for rank, (_, merged, steps, finite, apart, graphs) in enumerate(results):
         assert merged >= way.reaches and finite and apart < 1e-6
-        skipped = precision == "fp16" and (rank == 1 or not skips_alone)
-        assert made == STEPS - skipped
+        skipped = precision == "fp16" and (rank == 1 or not runs_free(made(name)))
+        assert steps == STEPS - skipped
         assert graphs == (0 if backend == "eager" else 1)
 
 
-def test_no_rank_learns_them_alone():
+def test_no_rank_learns_them_alone(digits):
     """Without communication a rank reads half of them at most: the cells above show that it was there."""
-    way = Way(lambda bk: bk.algorithms.local_sgd(every=10**9), lr=0.2)
-    for alone, merged, *_ in ranks(2, train, way, "fp32", 1, "eager"):
-        assert alone <= 0.55 and merged < min(way.reaches for way in WAYS.values())
+    for alone, merged, *_ in ranks(2, train, f"local_sgd(every={10**9})", Way(), "fp32", 1, "eager", *digits):
+        assert alone <= 0.55 and merged < min(way.reaches for way in CELLS.values())
 
 
-def test_rules_on_weights_are_refused_with_a_scaler_that_skips_alone():
-    """Each algorithm that waits for others when it averages weights, on both ranks, before anything hangs."""
+@pytest.mark.parametrize("algorithm", [each for each in ALGORITHMS if waits_for_weights(made(each))])
+def test_rules_on_weights_are_refused_with_a_scaler_that_skips_alone(algorithm):
+    """On both ranks, before anything hangs."""
 
-    def run(algorithm):
-        import baguakit as bk
-
-        model = network()
+    def run():
+        model = net()
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
         with pytest.raises(ValueError) as caught:
-            bk.attach(model, optimizer, algorithm(bk), scaler=torch.amp.GradScaler("cpu"))
+            bk.attach(model, optimizer, made(algorithm), scaler=torch.amp.GradScaler("cpu"))
         return str(caught.value)
 
-    import baguakit as bk
-
-    waits = [
-        way
-        for way in WAYS.values()
-        if {"between_steps", "after_step"} & {rule.window for rule in bk.rules.rules_of(way.make(bk))}
-    ]
-    assert len(waits) == 9
-    for way in waits:
-        for said in ranks(way.ranks, run, way.make):
-            assert said.startswith("with a plain GradScaler a rank skips a step alone, and ")
-            assert said.endswith("ShardedGradScaler, with which all ranks skip together")
+    for said in ranks(2, run):
+        assert said.startswith("with a plain GradScaler a rank skips a step alone, and ")
+        assert said.endswith("ShardedGradScaler, with which all ranks skip together")

@@ -2,6 +2,7 @@
 
 import os
 import threading
+from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
 from types import SimpleNamespace
@@ -10,8 +11,10 @@ import pytest
 import torch
 import torch.distributed as dist
 from pool import ranks
+from torch.distributed.device_mesh import init_device_mesh
 from training import train
 
+import baguakit as bk
 from baguakit.comm import abort_all, error_in
 from baguakit.comm.nccl import SETTINGS, nccl_backend
 from baguakit.comm.own import shut_all
@@ -106,11 +109,7 @@ def test_a_group_that_cannot_be_given_up_holds_nobody_up(monkeypatch):
 
 
 def made(expression):
-    """How many groups each track of an attachment on 2 nodes of 2 ranks has, and how many of them are warm."""
-    import torch.distributed as dist
-    from torch.distributed.device_mesh import init_device_mesh
-
-    import baguakit as bk
+    """Return the number of groups of each channel on 2 nodes of 2 ranks, and how many are warm."""
     from baguakit.comm.groups import _warm
 
     comm = bk.Comm(mesh=init_device_mesh("cpu", (2, 2), mesh_dim_names=("inter", "intra")))
@@ -122,8 +121,8 @@ def made(expression):
             model(torch.full((1, 3), 1.0 + dist.get_rank())).sum().backward()
             optimizer.step()
             optimizer.zero_grad()
-        for track in att._engine.tracks:
-            groups = track.comm.groups()
+        for channel in att._engine.runtime.channels:
+            groups = channel.comm.groups()
             found.append((len(groups), sum(torch.device("cpu") in _warm.get(group, ()) for group in groups)))
         att.merge()
         weights = model.weight.detach().clone()
@@ -147,12 +146,6 @@ def test_only_groups_that_rules_use_are_made(expression, expected):
 
 def test_a_stage_of_ones_own_names_the_nodes_that_it_uses():
     def run():
-        from dataclasses import dataclass
-
-        from torch.distributed.device_mesh import init_device_mesh
-
-        import baguakit as bk
-
         @dataclass(frozen=True)
         class WithinNodes(bk.stages.Stage):
             def __call__(self, x, state, comm):
@@ -171,4 +164,4 @@ def test_a_stage_of_ones_own_names_the_nodes_that_it_uses():
         return said
 
     for (sentence,) in ranks(4, run):
-        assert "this Comm knows no nodes" in sentence and "a stage names them in `needs_groups`" in sentence
+        assert "this Comm has no mesh" in sentence and "stages name both in `needs_groups`" in sentence

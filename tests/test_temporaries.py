@@ -16,7 +16,7 @@ def way():
 
 
 def places(*likes):
-    """Where temporaries like these lie."""
+    """Return the addresses of temporaries like these."""
     with temporaries() as new:
         return [new(like).data_ptr() for like in likes]
 

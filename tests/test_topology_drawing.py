@@ -26,7 +26,7 @@ def titles(figure):
 
 
 @pytest.mark.parametrize("topology", EVERY, ids=repr)
-@pytest.mark.parametrize("size", [1, 8])
+@pytest.mark.parametrize("size", [1, 4])
 def test_every_topology_draws_itself(topology, size):
     figure = topology.draw(size)
     assert isinstance(figure, matplotlib.figure.Figure)
@@ -41,7 +41,7 @@ def test_every_topology_draws_itself(topology, size):
 
 
 @pytest.mark.parametrize(
-    "topology, size", [(BaseK(1), 7), (Exponential(), 12), (Grid2D(), 6), (FromGraph([(0, 1), (1, 2)]), 3)], ids=repr
+    "topology, size", [(BaseK(1), 5), (Exponential(), 7), (Grid2D(), 6), (FromGraph([(0, 1), (1, 2)]), 3)], ids=repr
 )
 def test_a_drawing_can_be_saved(topology, size, tmp_path):
     topology.draw(size).savefig(tmp_path / "topology.png", dpi=40)
@@ -74,12 +74,12 @@ def test_one_line_for_each_link_and_arrows_where_it_is_one_way():
 
 def test_as_many_rounds_as_are_asked_for():
     assert titles(RandomMatching().draw(6, rounds=3)) == ["round 0", "round 1", "round 2"]
-    assert len(titles(ShiftOne().draw(32))) == 8
-    assert "first 8 rounds of 16" in ShiftOne().draw(32).get_suptitle()
+    figure = ShiftOne().draw(18)
+    assert len(titles(figure)) == 8 and "first 8 rounds of 9" in figure.get_suptitle()
     assert "repeats after 3 rounds · exact after 3" in OnePeerExponential().draw(8).get_suptitle()
     with pytest.raises(ValueError, match="rounds is a whole number, 1 to 256, not 0"):
         Ring().draw(4, rounds=0)
-    with pytest.raises(ValueError, match="ShiftOne pairs ranks off"):
+    with pytest.raises(ValueError, match="ShiftOne needs an even number of ranks"):
         ShiftOne().draw(5)
 
 

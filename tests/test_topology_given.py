@@ -118,7 +118,7 @@ def test_what_is_doubly_stochastic_already_is_not_touched():
             assert (FromMatrix(topology.matrix(size, 0)).matrix(size, 0) == topology.matrix(size, 0)).all()
 
 
-# What is refused.
+# Refusals.
 
 
 @pytest.mark.parametrize(
@@ -252,13 +252,13 @@ def test_from_graph_is_a_value():
 
 def test_graphs_that_are_refused():
     nx = pytest.importorskip("networkx")
-    with pytest.raises(ValueError, match=r"takes an undirected graph, .* give graph.to_undirected\(\)"):
+    with pytest.raises(ValueError, match=r"takes an undirected graph, .* pass graph.to_undirected\(\)"):
         FromGraph(nx.DiGraph([(0, 1)]))
-    with pytest.raises(ValueError, match="several parts: node 'z' never hears of node 'a'"):
+    with pytest.raises(ValueError, match="not connected: there is no path between node 'z' and node 'a'"):
         FromGraph([("a", "b"), ("z", "y")])
-    with pytest.raises(ValueError, match="several parts: node 2 never hears of node 0"):
+    with pytest.raises(ValueError, match="not connected: there is no path between node 2 and node 0"):
         FromGraph(SimpleNamespace(nodes=range(3), edges=[(0, 1)]))
-    with pytest.raises(ValueError, match="a graph with a node or more"):
+    with pytest.raises(ValueError, match="a graph with at least one node"):
         FromGraph(nx.Graph())
     with pytest.raises(ValueError, match="ends at 7, which is not among its nodes"):
         FromGraph(SimpleNamespace(nodes=range(3), edges=[(0, 7)]))

@@ -1,4 +1,4 @@
-"""What each topology is, and how fast it mixes. No processes."""
+"""The definition of each topology, and how fast it mixes. No processes."""
 
 from itertools import permutations
 from math import ceil, cos, log2, pi
@@ -21,7 +21,7 @@ from baguakit.topology import (
     Topology,
 )
 
-# What each one is.
+# The matrix of each one.
 
 
 def test_two_ranks_meet_halfway_everywhere():

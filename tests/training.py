@@ -1,14 +1,17 @@
 """A toy problem that every rank can learn, and the loops that train it."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
+
+import baguakit as bk
 
 
 def net(dtype: torch.dtype = torch.float32, bias: bool = True) -> nn.Module:
-    """The same small network on every rank."""
+    """Return a small network, the same on every rank."""
     torch.manual_seed(0)
     layers = [
         nn.Linear(6, 10, bias=bias),
@@ -21,7 +24,7 @@ def net(dtype: torch.dtype = torch.float32, bias: bool = True) -> nn.Module:
 
 
 def batch(rank: int, step: int, dtype: torch.dtype = torch.float32, rows: int = 8) -> tuple[Tensor, Tensor]:
-    """The data of a rank at a step: each rank has its own."""
+    """Return the data of a rank at a step: each rank has its own."""
     draw = torch.Generator().manual_seed(1000 * step + rank)
     x = torch.randn(rows, 6, generator=draw, dtype=torch.float64)
     return x.to(dtype), (x[:, :3].sum(1, keepdim=True) + rank).to(dtype)
@@ -33,12 +36,28 @@ def loss(model: nn.Module, rank: int, step: int) -> Tensor:
 
 
 def flat(model: nn.Module) -> Tensor:
-    """All weights as one tensor."""
+    """Return all weights as one tensor."""
     return torch.cat([p.detach().flatten() for p in model.parameters()]).clone()
 
 
 def sgd(params: Any, lr: float = 0.05) -> torch.optim.Optimizer:
     return torch.optim.SGD(params, lr=lr, momentum=0.9)
+
+
+def net_and_sgd() -> tuple[nn.Module, torch.optim.Optimizer]:
+    """Return the network and its optimizer."""
+    model = net()
+    return model, sgd(model.parameters())
+
+
+def run_steps(
+    model: nn.Module, optimizer: torch.optim.Optimizer, steps: Iterable[int], rank: int | None = None
+) -> None:
+    """Train with the batches of `rank`, by default this one."""
+    for step in steps:
+        optimizer.zero_grad()
+        loss(model, dist.get_rank() if rank is None else rank, step).backward()
+        optimizer.step()
 
 
 def train(
@@ -49,23 +68,16 @@ def train(
     bias: bool = True,
     **options: Any,
 ) -> Tensor:
-    """Train on this rank with what `algorithms(baguakit)` returns, and return the weights."""
-    import torch.distributed as dist
-
-    import baguakit as bk
-
+    """Train on this rank with the rules of `algorithms(baguakit)`; return the weights."""
     model = net(dtype, bias)
     opt = optimizer(model.parameters())
     with bk.attach(model, opt, *algorithms(bk), **options):
-        for step in range(steps):
-            opt.zero_grad()
-            loss(model, dist.get_rank(), step).backward()
-            opt.step()
+        run_steps(model, opt, range(steps))
     return flat(model)
 
 
 def simulate(n: int, exchange: Callable[[int, Tensor, Tensor], Tensor], steps: int, momentum: float = 0.9) -> Tensor:
-    """n ranks in one process and in fp64:  X ← exchange(step, X, γ d), rows being ranks, d the direction of SGD."""
+    """Simulate n ranks in fp64:  X ← exchange(step, X, γ d), where rows are ranks and d is the direction of SGD."""
     models = [net(torch.float64) for _ in range(n)]
     x = torch.stack([flat(model) for model in models])
     d = torch.zeros_like(x)
@@ -88,7 +100,7 @@ def mean_loop(
     optimizer: Callable[[nn.Module], torch.optim.Optimizer] = lambda model: sgd(model.parameters()),
     prepare: Callable[[nn.Module, torch.optim.Optimizer], Any] = lambda model, optimizer: None,
 ) -> nn.Module:
-    """n ranks in one process: gradients averaged by hand. `backward(model, rank, step)`, `prepare` before each step."""
+    """Train n ranks in one process, averaging gradients by hand; return the model of rank 0."""
     models = [model() for _ in range(n)]
     optimizers = [optimizer(m) for m in models]
     for step in range(steps):
@@ -115,11 +127,7 @@ def attached(
     prepare: Callable[[nn.Module, torch.optim.Optimizer], Any] = lambda model, optimizer: None,
     **options: Any,
 ) -> Tensor:
-    """The same on this rank, the algorithm (all-reduce by default) doing the averaging."""
-    import torch.distributed as dist
-
-    import baguakit as bk
-
+    """Train like `mean_loop` on this rank, with an algorithm (all-reduce by default); return the weights."""
     m = model()
     o = optimizer(m)
     with bk.attach(m, o, (algorithm or bk.algorithms.gradient_allreduce()), **options):

@@ -3,30 +3,19 @@
 A function here returns a rule, or a tuple of rules, to be given to `baguakit.attach`. Print it to see what it is.
 """
 
-from .asynchronous import async_model_average
-from .decentralized import decentralized
-from .diloco import diloco
-from .gradient_tracking import gradient_tracking
-from .gradients import bytegrad, gradient_allreduce
-from .local import local_sgd
-from .low_precision import choco, low_precision_decentralized
-from .power_sgd import power_sgd
-from .push_sum import push_sum
-from .qadam import qadam
-from .sparse import top_k
+from .gossip.choco import choco as choco
+from .gossip.decentralized import decentralized as decentralized
+from .gossip.gradient_tracking import gradient_tracking as gradient_tracking
+from .gossip.low_precision import low_precision_decentralized as low_precision_decentralized
+from .gossip.push_sum import push_sum as push_sum
+from .gradients.allreduce import gradient_allreduce as gradient_allreduce
+from .gradients.bytegrad import bytegrad as bytegrad
+from .gradients.power_sgd import power_sgd as power_sgd
+from .gradients.qadam import qadam as qadam
+from .gradients.top_k import top_k as top_k
+from .local.asynchronous import async_model_average as async_model_average
+from .local.diloco import diloco as diloco
+from .local.local_sgd import local_sgd as local_sgd
 
-__all__ = [
-    "async_model_average",
-    "bytegrad",
-    "choco",
-    "decentralized",
-    "diloco",
-    "gradient_allreduce",
-    "gradient_tracking",
-    "local_sgd",
-    "low_precision_decentralized",
-    "power_sgd",
-    "push_sum",
-    "qadam",
-    "top_k",
-]
+# The functions imported above: an algorithm is listed by its line there.
+__all__ = sorted(name for name, value in vars().items() if getattr(value, "__module__", "").startswith(f"{__name__}."))

@@ -3,41 +3,42 @@
 import contextlib
 from collections.abc import Iterator
 from datetime import timedelta
-from types import TracebackType
+from functools import partial
 from typing import Any
 
 from torch import nn
 
-from ..arguments import checked, truth, whole
+from ..arguments import checked, integer, truth
 from ..comm import Comm, check_comm
 from ..rules import Algorithm, Rule
 from .consensus import consensus_distance, merge_
 from .engine import Engine
+from .hooks import Hooks
 from .joining import joined
-from .plan import Plan, make_plan
-from .recutting import flows_of, recut
+from .runners.losses import Losses
 from .seeing.accounts import account, gathered
-from .seeing.compression import Losses
-from .seeing.report import Report, make_report
+from .seeing.report import Report, make_report, written
 from .seeing.timeline import Timeline
-from .seeing.writing import written
-from .state_checks import check_state
+from .setup.model import make_setup
+from .setup.setup import AttachSetup
+from .state.checks import check_state
+from .tuning import Tunable
 
 
 class Attachment:
-    """Rules at work on a model; made by `attach`. A context manager: leaving it detaches."""
+    """Rules that work on a model; made by `attach`. A context manager: leaving it detaches."""
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
 
     @property
     def rules(self) -> tuple[Rule, ...]:
-        """The rules at work."""
-        return self._engine.plan.rules
+        """Return the rules at work."""
+        return self._engine.setup.rules
 
     @property
     def step(self) -> int:
-        """Optimizer steps made since the attachment was made."""
+        """Return the number of optimizer steps made since the attachment was made."""
         return self._engine.clock.step
 
     @contextlib.contextmanager
@@ -90,25 +91,23 @@ class Attachment:
 
         For evaluation and checkpoints, where ranks have weights of their own.
         """
-        plan = self._engine.plan
-        self._engine.together("merge()", lambda comm: merge_(plan.model, comm, plan.device), meet=True)
+        setup = self._engine.setup
+        self._engine.together("merge()", lambda comm: merge_(setup.model, comm, setup.device), meet=True)
 
     def consensus_distance(self) -> float:
-        """How far apart the ranks' weights are: sqrt( (1/n) Σ_r ‖x_r − x̄‖² ), x̄ being their mean. Collective."""
-        params = list(self._engine.plan.names)
-        measured = self._engine.together(
-            "consensus_distance()", lambda comm: consensus_distance(params, comm), meet=True
-        )
-        return float(measured)
+        """Return the distance of the ranks' weights from their mean x̄: sqrt( (1/n) Σ_r ‖x_r − x̄‖² ). Collective."""
+        params = list(self._engine.setup.names)
+        distance = partial(consensus_distance, params)
+        return float(self._engine.together("consensus_distance()", distance, meet=True))
 
     def report(self) -> Report:
-        """Bytes sent and seconds exposed, by rule and bucket, since the buckets were cut. Local; print it.
+        """Return bytes sent and seconds exposed, by rule and bucket, since the buckets were made. Local; print it.
 
-        Waits for nothing: times are those of flights that the device is done with. `report().scalars()` is for loggers.
+        Waits for nothing: only flights that the device has finished are timed. `report().scalars()` is for loggers.
         """
         engine = self._engine
         steps, seconds = engine.clock.step - engine.since, engine.log.seconds_per_step()
-        return make_report(engine.routes, engine.tracks, engine.host, steps, seconds)
+        return make_report(engine.runners, engine.runtime.channels, engine.runtime.host, steps, seconds)
 
     def compression_error(self) -> tuple[float, ...]:
         """Return the loss of compression:  ε = √( Σ ‖x − Q(x)‖² / Σ ‖x‖² ), one for each of `rules`. Local.
@@ -119,21 +118,21 @@ class Attachment:
         values once more in each flight, and takes an fp32 copy of them where there is no error feedback. On CUDA, a
         call synchronises.
         """
-        for route in self._engine.routes:
-            route.losses = Losses() if route.losses is None else route.losses
-        return tuple(route.losses.error() for route in self._engine.routes if route.losses is not None)
+        for runner in self._engine.runners:
+            runner.losses = Losses() if runner.losses is None else runner.losses
+        return tuple(runner.losses.error() for runner in self._engine.runners if runner.losses is not None)
 
     @checked
     def log(
         self, writer: Any, step: int | None = None, *, consensus: bool = False, compression: bool = False
     ) -> dict[str, float]:
-        """Give TensorBoard, or what is like it, the scalars of `report()`, and return them.
+        """Write the scalars of `report()` to TensorBoard or a similar logger, and return them.
 
-        Local, and nothing is waited for; but with `consensus` it is collective, and either option synchronises on CUDA.
+        Local, and waits for nothing. With `consensus` it is collective, and either option synchronises on CUDA.
 
         Args:
-            writer: has `add_scalar(name, value, step)`, as torch.utils.tensorboard.SummaryWriter has; None only
-                returns them, as on the ranks that have no writer.
+            writer: has `add_scalar(name, value, step)`, as torch.utils.tensorboard.SummaryWriter has; None: only
+                return them, as on ranks without a writer.
             step: None: the number of steps made.
             consensus: also `baguakit/consensus_distance`.
             compression: also `baguakit/rule_0/compression_error`, for each rule that has one.
@@ -153,12 +152,12 @@ class Attachment:
     def timeline(self, steps: int | None = None) -> Timeline:
         """Return a timeline of the latest steps of all ranks: `save` it for Perfetto, or `draw` it. Collective.
 
-        From the attachment's own records, of which it keeps those of the latest 100 steps, and of the latest 100
-        flights of each bucket. Steps and flights that have not ended are left out. The clocks of the ranks are compared
-        first, which takes a few messages. On CUDA, times are those of the device, which a call waits for.
+        An attachment records its latest 100 steps, and the latest 100 flights of each bucket. Steps and flights that
+        have not ended are left out. The clocks of the ranks are compared first, which takes a few messages. On CUDA,
+        times are those of the device, and a call waits for it.
 
         Args:
-            steps: the latest so many; None: all.
+            steps: the number of latest steps; None: all.
 
         Raises:
             ValueError: `steps` is not a whole number of at least 1.
@@ -166,12 +165,12 @@ class Attachment:
         """
         engine = self._engine
         if steps is not None:
-            whole("steps", steps, 1)
-        if engine.over:
+            integer("steps", steps, 1)
+        if engine.runtime.over:
             raise RuntimeError("a timeline is gathered from all ranks by the attachment; ask for it before it detaches")
-        spans = account(engine.tracks[0].comm.rank, engine.routes, engine.log, steps)
+        spans = account(engine.runtime.comm.rank, engine.runners, engine.log, steps)
         return engine.together(  # type: ignore[no-any-return]
-            "timeline()", lambda comm: gathered(comm, engine.plan.device, spans), meet=True
+            "timeline()", lambda comm: gathered(comm, engine.setup.device, spans), meet=True
         )
 
     def state_dict(self) -> dict[str, Any]:
@@ -183,47 +182,55 @@ class Attachment:
         return self._engine.state_dict()
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on where `state_dict` was taken. Local, but every rank calls it.
+        """Continue from the point where `state_dict` was called. Local, but every rank calls it.
 
-        The order of a resume is: attach, load the model, load the optimizer, and then this. Buckets may be cut
-        otherwise; if `bk.tune.autotune` had come to its end, they are cut as it found best, by all ranks together. With
-        another number of ranks what is elementwise is kept, averaged or zeroed as its stage declares, and the rest is
-        made anew, which the log ("baguakit") says.
+        The order of a resume is: attach, load the model, load the optimizer, and then this. The buckets may differ; if
+        `bk.tune.autotune` had ended, all ranks make those that it found best. With another number of ranks, elementwise
+        tensors are kept, averaged or zeroed as their stage declares, and the rest is made anew, which is logged
+        ("baguakit").
         """
         check_state(state)
         self._engine.load_state_dict(state)
 
     @checked
     def recut(self, bucket_bytes: int | None = None, flows: int | None = None) -> None:
-        """Go on in buckets of another size, or over another number of flows, and carry over what is remembered.
+        """Continue with buckets of another size, or over another number of flows, and carry over the state.
 
-        Collective, between two steps; `bk.tune.autotune` calls it. What is elementwise is carried, and what a stage
-        cannot carry is made anew, which the log ("baguakit") says. None leaves it as it is.
+        Collective, between two steps; `bk.tune.autotune` calls it. Elementwise tensors are carried over, and what a
+        stage cannot carry over is made anew, which is logged ("baguakit"). None leaves a setting as it is.
         """
         engine = self._engine
         engine.clock.outside("recut()")
-        size = engine.plan.bucket_bytes if bucket_bytes is None else whole("bucket_bytes", bucket_bytes, 1)
+        size = engine.setup.bucket_bytes if bucket_bytes is None else integer("bucket_bytes", bucket_bytes, 1)
         if any(rule.window == "free_running" for rule in self.rules):
-            raise ValueError("with a free-running rule ranks are at different steps, and cannot cut their buckets anew")
-        recut(engine, size, flows_of(engine) if flows is None else whole("flows", flows, 1))
+            raise ValueError(
+                "with a free-running rule ranks are at different steps, and cannot make new buckets together"
+            )
+        engine.recut(size, engine.flows if flows is None else integer("flows", flows, 1))
+
+    @property
+    def tunable(self) -> Tunable:
+        """Return the settings that a tuner such as `bk.tune.autotune` changes, and what it needs to know for that."""
+        return Tunable(self._engine)
 
     def detach(self) -> None:
         """Remove every hook, wait for what is in the air (weights under way are dropped), and close groups and threads.
 
-        Free-running rules answer the other ranks until all have detached. Calling it again does nothing.
+        Free-running rules answer the other ranks until all have detached. Idempotent.
         """
         self._engine.finish()
+
+    def __repr__(self) -> str:
+        return self._engine.runtime.shown("Attachment", self._engine.runners, self.step)
 
     def __enter__(self) -> "Attachment":
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
         if error is None:
             self._engine.finish()
         else:
-            self._engine.abandon(error)
+            self._engine.runtime.abandon(error)
 
 
 def attach(
@@ -236,20 +243,20 @@ def attach(
     scaler: Any = None,
     timeout: float | timedelta | None = None,
 ) -> Attachment:
-    """Let algorithms work on a model while it trains. Nothing else changes: not the model, not the optimizer.
+    """Let algorithms work on a model while it trains. The model and the optimizer stay as they are.
 
         with bk.attach(model, optimizer, bk.algorithms.bytegrad()):
             train()
 
     Collective: all ranks of the group attach the same, in the same order. An error on one rank is raised on all. In
-    training, a rank that is dead, late, gone or has raised is named on the others by a RuntimeError, the `PeerError`
-    of `baguakit.attach.monitor`.
+    training, if a rank is dead, late, gone or has raised, the others raise a RuntimeError that names it,
+    `bk.PeerError`.
 
     Args:
         model: any module; its trainable parameters are on one device.
         optimizer: the optimizer; or a sequence of them, and a step ends when the last has stepped; or None for rules
             on gradients only.
-        algorithms: what to do, such as `bk.algorithms.bytegrad()`: rules, or tuples of rules.
+        algorithms: such as `bk.algorithms.bytegrad()`: rules, or tuples of rules.
         comm: the group; None means all ranks. With a mesh, `hierarchical` algorithms know the nodes.
         bucket_bytes: parameters travel together in buckets of about so many bytes.
         broadcast: begin with the weights, buffers and optimizer state of rank 0.
@@ -266,8 +273,10 @@ def attach(
     comm = Comm() if comm is None else comm
     check_comm(comm)
 
-    def make(bucket_bytes: int = bucket_bytes) -> Plan:
+    def make(bucket_bytes: int = bucket_bytes) -> AttachSetup:
         truth("broadcast", broadcast)
-        return make_plan(model, optimizer, algorithms, comm, bucket_bytes, timeout, scaler, broadcast)
+        return make_setup(model, optimizer, algorithms, comm, bucket_bytes, timeout, scaler, broadcast)
 
-    return Attachment(Engine(make, comm, timeout))
+    engine = Engine(make, comm, timeout)
+    Hooks(engine)
+    return Attachment(engine)

@@ -1,4 +1,4 @@
-"""Where ranks have weights of their own: how far apart they are, and their mean."""
+"""The consensus of ranks with different weights: their distance from the mean, and the mean itself."""
 
 from collections.abc import Iterator, Sequence
 
@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from ..buckets import local
 from ..comm import Comm
-from .sharding import reshard
+from .setup.sharding import reshard
 
 CHUNK = 1 << 24  # values at a time, so that the fp32 copies stay small
 
@@ -29,7 +29,7 @@ def merge_(model: nn.Module, comm: Comm, device: torch.device) -> None:
 
 @torch.no_grad()
 def consensus_distance(params: Sequence[Tensor], comm: Comm) -> float:
-    """sqrt( (1/n) Σ_r ‖x_r − x̄‖² ), summed in fp64; of a sharded model, over this rank's shards."""
+    """Return sqrt( (1/n) Σ_r ‖x_r − x̄‖² ), summed in fp64; of a sharded model, over this rank's shards."""
     if comm.size == 1:
         return 0.0
     squares = torch.zeros((), dtype=torch.float64, device=params[0].device)
@@ -41,7 +41,7 @@ def consensus_distance(params: Sequence[Tensor], comm: Comm) -> float:
 
 
 def chunks(tensors: Sequence[Tensor]) -> Iterator[list[Tensor]]:
-    """The tensors in lists of about `CHUNK` values."""
+    """Yield the tensors in lists of about `CHUNK` values."""
     held: list[Tensor] = []
     for x in tensors:
         if held and sum(h.numel() for h in held) + x.numel() > CHUNK:

@@ -1,296 +1,198 @@
-"""The works of an attachment: its groups, lanes, hooks and monitor, from their making to their end."""
+"""The engine of an attachment: its runners, made from its setup, and made anew with their state when that changes."""
 
 import weakref
 from collections.abc import Callable
 from functools import partial
+from operator import is_
 from typing import Any
 
-import torch
-from torch import Tensor
-from torch.optim import Optimizer
-from torch.optim.optimizer import register_optimizer_step_post_hook
+from ..comm import Comm
+from ..primitives import mean_
+from .runners.freerunning import FreeRunner
+from .runners.gradients import GradientRunner
+from .runners.runner import RuleRunner, buckets_of
+from .runners.weights import WeightRunner
+from .runtime.agreement import agree, broadcast_tensors, take_from
+from .runtime.runtime import Runtime
+from .runtime.start import warm_up
+from .setup.conflicts import check_others
+from .setup.setup import AttachSetup, channel_of
+from .state.checkpoint import load_runners, save_runner
+from .training.backward import Backward
+from .training.clock import Clock
+from .training.logbook import Logbook
+from .training.other_optimizers import OtherOptimizers
+from .training.steps import Steps
 
-from ..comm import FLAT, Comm, abort_all, error_in
-from ..lanes import lane
-from .agreement import agree, take_from
-from .backward import Backward, BackwardHooks
-from .checkpoint import load_routes, save_routes
-from .clock import Clock
-from .conflicts import check_others
-from .errands import together
-from .freerunning import FreeRunner
-from .gradients import GradientRoute
-from .plan import Plan, parts_of, track_of
-from .records import LEFT, RAISED
-from .recutting import check_kinds, keep_up, recut
-from .routes import Route, Track, WeightRoute, buckets_of
-from .seeing.logbook import Logbook, part_of
-from .start import own_comm, start_monitor, warm_up
-from .steps import Steps, and_then
-from .strangers import Strangers
-
-_at_work: "weakref.WeakSet[Engine]" = weakref.WeakSet()
+_engines: "weakref.WeakSet[Engine]" = weakref.WeakSet()
 
 
 class Engine:
-    """Everything that carries out a plan on this rank.
+    """The parts of an attachment that carry out its setup on this rank.
 
     Attributes:
-        plan: what is carried out; another one when parameters come or go.
-        routes: a rule with its buckets, each.
-        tracks: a lane and its groups, each: one for what stays within a step, another for what flies on.
-        host: a group that moves CPU tensors, for free-running rules.
-        make: makes the plan, with `bucket_bytes=` for another size.
-        comm: the group that was given.
-        strangers: optimizers that step the model's parameters and are not attached.
-        since: the step at which the buckets were cut.
-        log: what training did since then.
-        tuned: the bucket size and the flows that tuning has ended with, if it has: part of the state.
-        listeners: called whenever a step has ended.
+        make: makes the setup, with `bucket_bytes=` for another size.
+        runtime: monitor, groups and lanes.
+        runners: one for each rule.
+        free_runners: those of free-running rules.
+        other_optimizers: optimizers that step the model's parameters and are not attached.
+        since: the step at which the buckets were made.
+        log: the times of training since then.
+        tuned: the bucket size and the flows that tuning has found, if it has ended: part of the state.
+        listeners: called after each step.
+        rebuilt: called when new buckets have been made.
     """
 
-    def __init__(self, make: Callable[..., Plan], comm: Comm, timeout: Any) -> None:
-        self.make, self.comm = make, comm
+    def __init__(self, make: Callable[..., AttachSetup], comm: Comm, timeout: Any) -> None:
+        self.make, self.clock = make, Clock()
         self.tuned: dict[str, int] | None = None
         self.listeners: list[Callable[[], None]] = []
-        self.clock, self.over = Clock(), False
-        self._hooks: list[Any] = []
-        self.tracks: list[Track] = []
-        self.host: Comm | None = None
-        self.runners: list[FreeRunner] = []
-        self.name, self.monitor = start_monitor(comm, "attach", timeout, self._abort, self._broken)
-        self.plan = self._agree()
-        try:
-            self._make_tracks(comm)
-            if self.plan.broadcast:
-                self.together("broadcast", lambda comm: take_from(0, self.plan, comm))
-            self.hook()
+        self.rebuilt: Callable[[], None] = lambda: None
+        self.free_runners: list[FreeRunner] = []
+        self.runtime = Runtime("attach", lambda: self.make_setup(make), comm, timeout)
+        self.other_optimizers = OtherOptimizers(self.setup.model, self.setup.optimizers)
+        with self.runtime.or_abandon():
+            if self.setup.broadcast:
+                self.together("broadcast", lambda comm: take_from(0, self.setup, comm))
+            self.make_buckets()
             self.steps.launch_between()
-        except BaseException as error:
-            self.abandon(error)
-            raise
-        _at_work.add(self)
+        _engines.add(self)
 
-    # Made once, in this order, alike on all ranks
+    @property
+    def setup(self) -> AttachSetup:
+        """Return the setup that is carried out."""
+        return self.runtime.setup
 
-    def make_plan(self, make: Callable[[], Plan] | None = None) -> Plan:
-        """The plan of this rank, checked beside those of other attachments."""
-        plan = (make or self.make)()
-        check_others(plan, [other.plan for other in _at_work if other is not self and not other.over])
-        return plan
+    @property
+    def flows(self) -> int:
+        """Return the number of connections over which messages are divided."""
+        return self.runtime.channels[0].comm.flows
 
-    def _agree(self) -> Plan:
-        try:
-            plan = agree(self.monitor, self.make_plan)
-        except BaseException:  # which all ranks raise
-            self.over = True
-            self.monitor.leave(LEFT)
-            raise
-        self.monitor.device = plan.device
-        return plan
+    def make_setup(self, make: Callable[[], AttachSetup]) -> AttachSetup:
+        """Make the setup of this rank, and check that it fits those of other attachments."""
+        setup = make()
+        check_others(setup, [each.setup for each in _engines if each is not self and not each.runtime.over])
+        return setup
 
-    def _make_tracks(self, comm: Comm) -> None:
-        plan = self.plan
-        free = any(rule.window == "free_running" for rule in plan.rules)
-        for number in range(1 + any(map(track_of, plan.rules))):
-            name, parts = f"{self.name}/{number}", parts_of(plan, number)
-            own = own_comm(comm, name, plan.timeout, plan.device, self.monitor, parts)
-            self.tracks.append(Track(number, lane(plan.device), own))
-        if free:
-            flat, cpu = Comm(comm.group), torch.device("cpu")
-            self.host = own_comm(flat, f"{self.name}/host", plan.timeout, cpu, self.monitor, {FLAT})
+    def together(self, label: str, work: Callable[[Comm], Any], meet: bool = False) -> Any:
+        """Do `work(comm)` on the first lane, on all ranks, and return its result. See `Channel.begin`."""
+        if meet:
+            self.clock.outside(label)
+            self.backward.drop_failed()
+        return self.runtime.channels[0].together(label, work, meet)
 
-    def _make_route(self, i: int) -> Route:
-        rule = self.plan.rules[i]
-        track = self.tracks[track_of(rule)]
-        kind = GradientRoute if rule.what == "grad" else WeightRoute
-        return kind(i, rule, buckets_of(self.plan.cuts[i], rule, track.comm), track, self.monitor)
+    # Buckets
 
-    def cut(self) -> None:
-        """Cut the buckets of the plan."""
-        plan, host, self.since = self.plan, self.host, self.clock.step
-        self.log = Logbook(plan.device, on=self.tracks[0].comm.size > 1)
-        self.routes = [self._make_route(i) for i in range(len(plan.rules))]
-        gradients = [r for r in self.routes if isinstance(r, GradientRoute)]
-        weights = [r for r in self.routes if isinstance(r, WeightRoute)]
-        free = [r for r in weights if r.rule.window == "free_running"]
-        if host and not self.runners:
-            self.runners = [FreeRunner(route, host, self.monitor) for route in free]
-        for runner, route in zip(self.runners, free, strict=True):
-            runner.route = route  # new buckets; an agreement under way stays
-        self.steps = Steps(weights, self.runners, plan.optimizers, self.clock, self.log)
-        hooks = BackwardHooks(partial(check_kinds, self, gradients), self._scale, self._gradients_landed)
-        self.backward = Backward(gradients, plan.names, self.clock, hooks, self.log)
-        for each in self.routes:
-            warm_up([each.rule.stage], [bucket.flat for bucket in each.buckets], each.track.comm, self.monitor)
+    def make_buckets(self) -> None:
+        """Make the buckets of the setup, and the runners that launch and land them."""
+        setup, channels, self.since = self.setup, self.runtime.channels, self.clock.step
+        self.log = Logbook(setup.device, on=self.runtime.comm.size > 1)
+        self.runners: list[RuleRunner] = []
+        for i, (rule, params_of_buckets) in enumerate(zip(setup.rules, setup.buckets_of_rules, strict=True)):
+            channel, kind = channels[channel_of(rule)], GradientRunner if rule.what == "grad" else WeightRunner
+            self.runners.append(kind(i, rule, buckets_of(params_of_buckets, rule, channel.comm), channel))
+        on_gradients = [runner for runner in self.runners if isinstance(runner, GradientRunner)]
+        on_weights = [runner for runner in self.runners if isinstance(runner, WeightRunner)]
+        free = [runner for runner in on_weights if runner.rule.window == "free_running"]
+        if self.runtime.host and not self.free_runners:
+            self.free_runners = [FreeRunner(runner, self.runtime.host) for runner in free]
+        for free_runner, runner in zip(self.free_runners, free, strict=True):
+            free_runner.runner = runner  # new buckets; an agreement under way continues
+        self.steps = Steps(on_weights, self.free_runners, setup.optimizers, self.clock, self.log)
+        self.backward = Backward(on_gradients, setup.names, self.clock, setup.loss_scale, self.log)
+        for each in self.runners:
+            warm_up([each.rule.stage], [bucket.flat for bucket in each.buckets], each.channel)
             each.make_states()
+        self.rebuilt()
 
-    def hook(self) -> None:
-        """Cut the buckets of the plan, and hook the parameters and optimizers that it speaks of."""
-        self.cut()
-        plan = self.plan
-        params = dict.fromkeys(p for route in self.backward.routes for p in route.params())
-        self._hooks += [p.register_post_accumulate_grad_hook(self._gradient_ready) for p in params]
-        for optimizer in plan.optimizers:
-            before: Any = optimizer.register_step_pre_hook(self._before_step)
-            hooks: Any = optimizer._optimizer_step_pre_hooks
-            hooks.move_to_end(before.id, last=False)  # others must find what has landed
-            self._hooks.append(before)
-            self._hooks.append(optimizer.register_step_post_hook(self._after_step))
-        self.strangers = Strangers(plan.model, plan.optimizers)
-        self._hooks.append(register_optimizer_step_post_hook(self.strangers.stepped))
+    def recut(self, bucket_bytes: int, flows: int) -> None:
+        """Continue with buckets of another size and over other flows. Collective, unless nothing changes."""
+        flows = flows if self.runtime.comm.size > 1 else self.flows
+        if (bucket_bytes, flows) == (self.setup.bucket_bytes, self.flows):
+            return
+        if flows > 1 and self.setup.device.type == "cuda":
+            raise ValueError(f"flows={flows} divide what travels over gloo, and these parameters travel by NCCL; use 1")
+        self._rebuild(partial(self.make, bucket_bytes=bucket_bytes), f"new buckets over {flows} flows", flows)
+
+    def follow_parameters(self) -> None:
+        """Make new buckets if parameters have been unfrozen, frozen, added or removed, on all ranks.
+
+        New parameters begin as on rank 0, and the gradients that they already have are averaged exactly.
+        """
+        known = self.runtime.setup.names
+        trainable = [p for p in self.runtime.setup.model.parameters() if p.requires_grad]
+        if len(trainable) == len(known) and all(map(is_, trainable, known)):
+            return
+        self.clock.outside("a change of the trainable parameters")
+        self._rebuild(self.make, "other parameters", self.flows)
+        new = [p for p in self.setup.names if p not in known]
+        acting = [runner for runner in self.backward.runners if runner.rule.acts(self.clock.step)]
+        averaged = {p for runner in acting for p in runner.params()}
+
+        def catch_up(comm: Comm) -> None:
+            if self.setup.broadcast and comm.size > 1:
+                broadcast_tensors(new, comm, self.setup.device)
+            mean_([p.grad for p in new if p in averaged and p.grad is not None], comm)
+
+        self.together("new parameters", catch_up)
+
+    def _rebuild(self, make: Callable[..., AttachSetup], label: str, flows: int) -> None:
+        """Agree on a new setup, make its buckets and groups, and carry over the state. Collective."""
+        setup = agree(self.runtime.monitor, lambda: self.make_setup(make), label)  # nothing has changed if this raises
+        state, touched = self.state_dict(), self.backward.touched
+        for runner in self.runners:
+            runner.drop()
+        if flows != self.flows:
+            self.runtime.use_flows(flows)
+        self.make, self.runtime.setup = make, setup
+        self.make_buckets()
+        self.backward.touched = touched
+        self._load_rules(state, same_ranks=True)
+
+    # The state
 
     def state_dict(self) -> dict[str, Any]:
         """See `Attachment.state_dict`."""
-        self.backward.settled()
-        ranks = self.tracks[0].comm.size
+        self.backward.decisions.settle()
         return {
             "version": 1,
-            "ranks": ranks,
+            "ranks": self.runtime.comm.size,
             "step": self.clock.step,
-            "rules": save_routes(self.routes, self.plan.names),
+            "rules": {str(i): save_runner(runner, self.setup.names) for i, runner in enumerate(self.runners)},
             **({} if self.tuned is None else {"tuned": dict(self.tuned)}),
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """See `Attachment.load_state_dict`."""
         self.clock.outside("load_state_dict()")
-        self.backward.settled()
-        same_ranks = state["ranks"] == self.tracks[0].comm.size
+        self.backward.decisions.settle()
+        same_ranks = state["ranks"] == self.runtime.comm.size
         if same_ranks and "tuned" in state:
             self.tuned = dict(state["tuned"])
-            recut(self, **self.tuned)
-        load_routes(self.routes, self.plan.names, state["rules"], same_ranks)
-        self.clock.step = self.steps.loaded = int(state["step"])
+            self.recut(**self.tuned)
+        self._load_rules(state, same_ranks)
         self.log.clear()
+
+    def _load_rules(self, state: dict[str, Any], same_ranks: bool) -> None:
+        load_runners(self.runners, self.setup.names, state["rules"], same_ranks)
+        self.clock.step = self.steps.loaded = int(state["step"])
         self.steps.launch_between()
-
-    def together(self, what: str, work: Callable[[Comm], Any], meet: bool = False) -> Any:
-        """Do `work(comm)` on the first lane, as all ranks do, and wait for it; `meet` those that may not come first."""
-        if meet:
-            self.clock.outside(what)
-            self._end_failed()
-        return together(what, work, self.tracks[0], self.monitor, meet)
-
-    # What hooks do
-
-    def _before_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> Any:
-        """Returns the arguments for the step where it must take others: the optimizer is the first of them."""
-        if torch._C._current_graph_task_id() != -1:
-            raise RuntimeError(
-                f"{type(optimizer).__name__} steps within a backward, before the gradients of all ranks have landed; "
-                "step when backward has returned"
-            )
-        self.strangers.ours = True
-        if not self.steps.begun:
-            self._end_failed()
-            check_kinds(self, self.steps.routes)
-            if not self.backward.dropped:
-                keep_up(self)
-        closure = args[1] if len(args) > 1 else kwargs.get("closure")
-        if not callable(closure):
-            self._begin_step(optimizer)
-            self.log.begin(part_of(optimizer))
-            return None
-        self.log.begin(part_of(optimizer))
-        followed = and_then(closure, lambda: self._begin_step(optimizer))
-        return ((args[0], followed, *args[2:]), kwargs) if len(args) > 1 else (args, {**kwargs, "closure": followed})
-
-    def _begin_step(self, optimizer: Optimizer) -> None:
-        if not self.backward.dropped:
-            self.steps.before()
-
-    def _after_step(self, optimizer: Optimizer, *_: Any) -> None:
-        self.strangers.ours = False
-        self.log.end(part_of(optimizer))
-        if not self.backward.dropped:
-            if self.steps.after(optimizer):
-                self._step_ended()
-        elif self.steps.skip(optimizer):
-            self.backward.dropped = False
-
-    def _end_failed(self) -> None:
-        """A backward that failed here and was caught costs all ranks the step, this one as well."""
-        if self.backward.end_failed():
-            self.backward.dropped = True
-            self.backward.drop_gradients()
-
-    def _gradients_landed(self) -> None:
-        keep_up(self)
-        if self.backward.dropped:
-            return
-        if not self.plan.optimizers:  # then every backward that lands is a step
-            self.log.step_ended(self.clock.step)
-            self.clock.step += 1
-            self._step_ended()
-        else:
-            self.strangers.landed(self.backward.passes)
-
-    def _gradient_ready(self, p: Tensor) -> None:
-        self.backward.gradient_ready(p)
-
-    def _step_ended(self) -> None:
-        self.backward.step_ended()
-        for listener in list(self.listeners):
-            listener()
-
-    def _scale(self) -> Tensor | None:
-        scaler = self.plan.scaler
-        return scaler._scale if scaler is not None and scaler.is_enabled() else None
 
     # The end
 
     def finish(self) -> None:
-        """Wait for what is in the air (weights under way are dropped), and close groups and threads."""
-        if self.over:
-            return
-        self.remove_hooks()
-        try:
-            self.backward.end_failed()
-            self.backward.settled()
-            for runner in self.runners:
-                runner.finish()
-            for route in self.routes:
-                route.drop()
-            self.monitor.compare(self.comm.rank - 1, self.comm.rank + 1, sure=True)
-            self.monitor.check()
-        except BaseException as error:
-            self.abandon(error)
-            raise
-        self.over = True
-        self.monitor.leave(LEFT)
-        self._close(wait=True)
-        self.strangers.ended(self.clock.step, any(any(route.launches) for route in self.routes))
+        """Wait for what is in the air (weights under way are dropped), and close groups and threads. Idempotent."""
+        if not self.runtime.over:
+            self.runtime.finish(self._drain)
+            self.other_optimizers.ended(self.clock.step, any(any(runner.launches) for runner in self.runners))
 
-    def remove_hooks(self) -> None:
-        """Take every hook out of the model and the optimizers."""
-        hooks, self._hooks = self._hooks, []
-        for hook in hooks:
-            hook.remove()
-
-    def abandon(self, error: BaseException) -> None:
-        """End without waiting for anybody, and tell the others why."""
-        if self.over:
-            return
-        self.over = True
-        self.remove_hooks()
-        self.monitor.leave(RAISED, f"{type(error).__name__}: {error}")
-        self._abort()
-        self._close(wait=False)
-
-    def _abort(self) -> None:
-        abort_all(group for comm in self._own_comms() for group in comm.groups())
-
-    def _broken(self) -> str:
-        return error_in(group for comm in self._own_comms() for group in comm.groups())
-
-    def _close(self, wait: bool) -> None:
-        for track in self.tracks:
-            track.lane.close(wait)
-        for comm in self._own_comms():
-            comm.close()
-
-    def _own_comms(self) -> list[Comm]:
-        """The groups that were made for this attachment: none with one rank, which uses the one it was given."""
-        comms = [*(track.comm for track in self.tracks), *([self.host] if self.host else [])]
-        return [comm for comm in comms if comm.size > 1]
+    def _drain(self) -> None:
+        self.backward.end_failed()
+        self.backward.decisions.settle()
+        for free_runner in self.free_runners:
+            free_runner.finish()
+        for runner in self.runners:
+            runner.drop()
+        monitor = self.runtime.monitor
+        monitor.compare(monitor.rank - 1, monitor.rank + 1, sure=True)
+        monitor.check()

@@ -1,122 +1,119 @@
 """Uneven inputs: a rank that has run out of batches answers the others until all have run out.
 
-    at work      says what comes, a backward of step s or the start or end of that step, and does it
-    run out      says that it has run out, hears what the others do, and does the same: it launches the same buckets in
-                 the same order, zeros for gradients, and its weights as they are
+    at work      announces its next event, a backward of step s or the start or end of that step, and does it
+    run out      announces that it has run out, reads the announcements of the others, and does the same: it launches
+                 the same buckets in the same order, with zeros for gradients, and with its weights as they are
 
-So all ranks launch alike. What a rank says travels as a flight of its own, ahead of those that it speaks of. Ranks at
-work need not wait for it, unless the number of them is the divisor.
+So all ranks launch alike. Announcements are exchanged in a flight of their own, before the flights of the event. Ranks
+at work need not wait for it, unless the mean is over the ranks at work.
 
-Where gradients are averaged, all that work have the same weights, and the others take them at the end, or before
-another rule follows that averages weights. In rules on weights a rank that has run out makes no progress of its own,
-which is to divide by the number of all ranks.
+Where gradients are averaged, all ranks at work have the same weights. The others take these at the end, or before
+another rule follows that averages weights. In rules on weights, a rank that has run out does not change its weights by
+itself: that equals a division by the number of all ranks.
 """
 
 import contextlib
 from collections import Counter, deque
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from ..comm import Comm
 from ..kernels.shared.uploads import uploaded
-from .agreement import take_from
-from .backward import Backward
-from .clock import BACKWARD, BEGIN, END, unasked
-from .conflicts import check_join
-from .errands import Errand, begin, end
-from .recutting import keep_up
+from .engine import Engine
+from .monitor import Collective
+from .runtime.agreement import take_from
+from .setup.conflicts import check_join
+from .training.backward import Backward
+from .training.clock import BACKWARD, BEGIN, END, announce_nothing
 
-if TYPE_CHECKING:
-    from .engine import Engine
-
-NOTHING = 0  # in the place of what comes, BACKWARD, BEGIN or END: this rank has run out
+NOTHING = 0  # instead of an event, BACKWARD, BEGIN or END: this rank has run out
 IN_WORDS = {BACKWARD: "a backward pass", BEGIN: "the start of a step", END: "the end of a step"}
 
 
 class RanOut(RuntimeError):
-    """A rank has run out of batches, and the others were to stop: they all do, between two launches."""
+    """A rank has run out of batches, and all ranks stop, between two launches."""
 
 
-class Said(NamedTuple):
-    """One rank's word.
+class Announcement(NamedTuple):
+    """The announcement of one rank.
 
     Attributes:
-        what: comes next.
-        step: the optimizer steps that it has made.
+        event: its next.
+        step: the number of optimizer steps that it has made.
         answered: it has answered others, so that its weights may be old.
     """
 
-    what: int
+    event: int
     step: int
     answered: int
 
 
 @contextlib.contextmanager
-def joined(engine: "Engine", by_all: bool, throw: bool) -> Iterator[None]:
+def joined(engine: Engine, by_all: bool, throw: bool) -> Iterator[None]:
     """See `Attachment.join`."""
-    if engine.over:
+    if engine.runtime.over:
         raise RuntimeError("this attachment is detached; call join() before it is")
-    check_join(engine.plan, engine.plan.scaler, by_all)
+    check_join(engine.setup, by_all)
     if engine.listeners:
         raise ValueError("bk.tune.autotune tunes with all ranks at work; let it end before join()")
-    keep_up(engine)
+    engine.follow_parameters()
     call = f"join(divide_by_initial_world_size={by_all}, throw_on_early_termination={throw})"
     engine.together(call, lambda comm: None, meet=True)
     clock, joining = engine.clock, Joining(engine, by_all, throw)
-    clock.joined, clock.ask = call, joining.tell if engine.comm.size > 1 else unasked
+    clock.joined, clock.announce = call, joining.announce if engine.runtime.comm.size > 1 else announce_nothing
     try:
         yield
-        if not engine.over and engine.backward.end_failed():  # the last batch was skipped
+        if not engine.runtime.over and engine.backward.end_failed():  # the last batch was skipped
             engine.backward.drop_gradients()
-        clock.ask = unasked
-        if not engine.over and engine.comm.size > 1:
+        clock.announce = announce_nothing
+        if not engine.runtime.over and engine.runtime.comm.size > 1:
             joining.answer()
     except RanOut:
         raise
     except BaseException as error:
-        engine.abandon(error)
+        engine.runtime.abandon(error)
         raise
     finally:
-        clock.joined, clock.ask = "", unasked
+        clock.joined, clock.announce = "", announce_nothing
 
 
 class Joining:
-    """The talk of ranks with each other inside one `join()`.
+    """The exchange of announcements inside one `join()`.
 
     Args:
         engine: of the attachment.
-        by_all: gradients are divided by the number of all ranks, and not of those at work.
+        by_all: gradients are divided by the number of all ranks, not of those at work.
         throw: raise a RuntimeError when a rank has run out.
     """
 
-    def __init__(self, engine: "Engine", by_all: bool, throw: bool) -> None:
+    def __init__(self, engine: Engine, by_all: bool, throw: bool) -> None:
         self.engine, self.by_all, self.throw = engine, by_all, throw
         self.answered = False
-        self.unread: deque[Errand] = deque()  # what has been said and need not be waited for
+        self.unread: deque[Collective] = deque()  # exchanges that need not be waited for
 
     # At work
 
-    def tell(self, what: int) -> None:
-        """Say what comes; wait for what the others say only where it matters."""
-        self.unread.append(self._say(what))
+    def announce(self, event: int) -> None:
+        """Announce the next event of this rank. Wait for the announcements of the others only where they matter."""
+        self.unread.append(self._exchange(event))
         backward, step = self.engine.backward, self.engine.clock.step
-        again, switches = what == BACKWARD and backward.passes > 0, what == END and self._weights_part(step)
+        again, switches = event == BACKWARD and backward.passes > 0, event == END and self._weights_part(step)
         if self.by_all and not (self.throw or again or switches):
             self._read_arrived()
             return
-        said = self._read_all()
-        at_work = [rank for rank, each in enumerate(said) if each.what != NOTHING]
-        if len(at_work) == len(said):
+        announced = self._read_all()
+        at_work = [rank for rank, each in enumerate(announced) if each.event != NOTHING]
+        if len(at_work) == len(announced):
             return
         if self.throw:
-            raise self._ran_out(said)
+            raise self._ran_out(announced)
         if not self.by_all:
-            for route in backward.routes:
-                route.factor = len(said) / len(at_work)
-        elif again and any(route.flown and route.landed_on(i, backward.reached) for route, i in backward.order):
+            for runner in backward.runners:
+                runner.factor = len(announced) / len(at_work)
+        elif again and any(runner.flown and runner.landed_on(i, backward.reached) for runner, i in backward.order):
             raise RuntimeError(
                 "a second backward has added gradients to averaged ones, to which the ranks that have run out of "
                 "batches would add none; use att.no_sync() for all but the last backward of a step"
@@ -125,106 +122,106 @@ class Joining:
             self._take_from(at_work[0])
 
     def _weights_part(self, step: int) -> bool:
-        """Return whether step `step` ends a time in which gradients are averaged, and weights are the same."""
-        rules = self.engine.plan.rules
+        """Return True if averages of weights may follow step `step`, and only gradients were averaged in it."""
+        rules = self.engine.setup.rules
         exchanged = any(
             rule.exchanges(step + (rule.window == "between_steps")) for rule in rules if rule.what == "data"
         )
         return self._shared(step) and (exchanged or not self._shared(step + 1))
 
     def _shared(self, step: int) -> bool:
-        return any(rule.what == "grad" and rule.acts(step) for rule in self.engine.plan.rules)
+        return any(rule.what == "grad" and rule.acts(step) for rule in self.engine.setup.rules)
 
     # Run out
 
     def answer(self) -> None:
-        """Do as the others do, until all have run out."""
+        """Do as the others do until all have run out."""
         while True:
-            self.unread.append(self._say(NOTHING))
-            said = self._read_all()
-            at_work = [rank for rank, each in enumerate(said) if each.what != NOTHING]
-            self._catch_up(max(each.step for each in said))
+            self.unread.append(self._exchange(NOTHING))
+            announced = self._read_all()
+            at_work = [rank for rank, each in enumerate(announced) if each.event != NOTHING]
+            self._catch_up(max(each.step for each in announced))
             if not at_work:
                 break
             if self.throw:
-                raise self._ran_out(said)
+                raise self._ran_out(announced)
             self.answered = True
-            self._do_as(at_work[0], said[at_work[0]].what)
-        self._end(said)
+            self._do_as(at_work[0], announced[at_work[0]].event)
+        self._end(announced)
 
     @torch.no_grad()
-    def _do_as(self, rank: int, what: int) -> None:
+    def _do_as(self, rank: int, event: int) -> None:
         engine = self.engine
-        if what == BACKWARD:
+        if event == BACKWARD:
             shadow(engine.backward)
-        elif what == BEGIN:
+        elif event == BEGIN:
             engine.steps.before()
         else:
             if self._weights_part(engine.clock.step):
                 self._take_from(rank)
             engine.steps.before()  # what flew between the steps lands
-            engine.steps.begun = False
             engine.steps.end()
             engine.backward.step_ended()
 
     def _catch_up(self, step: int) -> None:
-        """The others have made steps that nobody had to be told of."""
+        """Count the steps that the others have made without announcing them."""
         if step != self.engine.clock.step:
             self.engine.backward.step_ended()
             self.engine.clock.step = step
 
-    def _end(self, said: list[Said]) -> None:
-        """All have run out: let ranks whose weights should be the same have those of one that trained to the end."""
-        for route in self.engine.backward.routes:
-            route.factor = 1.0
-        last = max(each.step for each in said)
-        trained = [rank for rank, each in enumerate(said) if each.step == last and not each.answered]
-        if len(trained) < len(said) and self._shared(last - 1):
+    def _end(self, announced: list[Announcement]) -> None:
+        """Take the weights of a rank that trained to the end, if the weights of all ranks should be the same."""
+        for runner in self.engine.backward.runners:
+            runner.factor = 1.0
+        last = max(each.step for each in announced)
+        trained = [rank for rank, each in enumerate(announced) if each.step == last and not each.answered]
+        if len(trained) < len(announced) and self._shared(last - 1):
             self._take_from(trained[0])
 
     # Both
 
-    def _say(self, what: int) -> Errand:
-        engine, mine = self.engine, [what, self.engine.clock.step, self.answered]
+    def _exchange(self, event: int) -> Collective:
+        engine, mine = self.engine, [event, self.engine.clock.step, self.answered]
 
-        def said(comm: Comm) -> Tensor:
-            return comm.all_gather(uploaded(torch.tensor([mine], dtype=torch.int64), engine.plan.device))
+        def exchanged(comm: Comm) -> Tensor:
+            return comm.all_gather(uploaded(torch.tensor([mine], dtype=torch.int64), engine.setup.device))
 
-        return begin("join(), what comes", said, engine.tracks[0], engine.monitor)
+        return engine.runtime.channels[0].begin("join(), what comes", exchanged)
 
     def _read_arrived(self) -> None:
         while self.unread and self.unread[0].flight.done():
-            said = end(self.unread.popleft())
-            if said.is_cpu:  # else the host would wait for the device
-                self._heard(said)
+            announced = self.engine.runtime.monitor.wait_for(self.unread.popleft())
+            if announced.is_cpu:  # else the host would wait for the device
+                self._parsed(announced)
 
-    def _read_all(self) -> list[Said]:
-        said = [self._heard(end(self.unread.popleft())) for _ in range(len(self.unread))]
-        return said[-1]
+    def _read_all(self) -> list[Announcement]:
+        monitor = self.engine.runtime.monitor
+        announced = [self._parsed(monitor.wait_for(self.unread.popleft())) for _ in range(len(self.unread))]
+        return announced[-1]
 
-    def _heard(self, table: Tensor) -> list[Said]:
-        """Return what each rank says; raise a PeerError on all if those at work are about to do different things."""
-        said = [Said(*row) for row in table.tolist()]
-        known = Counter((each.what, each.step) for each in said if each.what != NOTHING).most_common()
+    def _parsed(self, table: Tensor) -> list[Announcement]:
+        """Return the announcements, or raise a PeerError on all ranks if those of ranks at work differ."""
+        announced = [Announcement(*row) for row in table.tolist()]
+        known = Counter((each.event, each.step) for each in announced if each.event != NOTHING).most_common()
         if len(known) > 1:
-            rank = next(r for r, each in enumerate(said) if (each.what, each.step) == known[-1][0])
+            rank = next(r for r, each in enumerate(announced) if (each.event, each.step) == known[-1][0])
             (odd, at), (usual, there) = known[-1][0], known[0][0]
-            raise self.engine.monitor.fail(
+            raise self.engine.runtime.monitor.fail(
                 f"rank {rank} has come to {IN_WORDS[odd]} in step {at}, and others to {IN_WORDS[usual]} in step "
                 f"{there}; inside att.join() ranks that have batches make the same passes and steps"
             )
-        return said
+        return announced
 
-    def _ran_out(self, said: list[Said]) -> RanOut:
-        out = next(rank for rank, each in enumerate(said) if each.what == NOTHING)
+    def _ran_out(self, announced: list[Announcement]) -> RanOut:
+        out = next(rank for rank, each in enumerate(announced) if each.event == NOTHING)
         return RanOut(f"rank {out} has run out of batches, and others have not; throw_on_early_termination=True")
 
     def _take_from(self, source: int) -> None:
         engine = self.engine
-        scaler = engine.plan.scaler
+        scaler = engine.setup.scaler
 
         def take(comm: Comm) -> None:
-            take_from(source, engine.plan, comm)
+            take_from(source, engine.setup, comm)
             if scaler is not None:
                 scaler.load_state_dict(comm.gather_objects(scaler.state_dict())[source])
 
@@ -232,12 +229,12 @@ class Joining:
 
 
 def shadow(backward: Backward) -> None:
-    """Launch zeros for a backward that other ranks make, and let nothing land."""
+    """Launch zeros for a backward of other ranks, and land nothing."""
     backward.prepare()
-    for route, i in backward.order:
-        route.launch_zeros(i, backward.clock.step, backward.joint)
-    backward.settled()
-    backward.decide()
-    failed = [route.arrive_all() for route in backward.acting]
-    for route in backward.acting:
-        route.flown = route.flown or not any(failed)
+    for runner, i in backward.order:
+        runner.launch_filled(i, backward.clock.step, backward.decisions.joint, failed=False)
+    backward.decisions.settle()
+    backward.decisions.begin(backward.acting)
+    failed = [runner.arrive_all() for runner in backward.acting]
+    for runner in backward.acting:
+        runner.flown = runner.flown or not any(failed)

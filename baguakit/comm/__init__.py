@@ -1,4 +1,4 @@
-"""A process group at a round: the only door to `torch.distributed`."""
+"""Process groups and the messages over them: the only module that calls `torch.distributed` for exchanges."""
 
 from .comm import Comm, check_comm
 from .groups import FLAT, INTER, INTRA, PatientStore, check_device, next_name, rotated, store_of

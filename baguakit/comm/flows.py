@@ -1,12 +1,12 @@
-"""Several connections side by side: a message travels in shares, for networks that cap what one TCP flow may carry.
+"""Parallel connections: messages are divided into shares, for networks that limit the bandwidth of one TCP flow.
 
-Every share has a process group of its own, and so its own connections. Shares follow what the flows turn out to carry:
-for T_i the time that flow i took for its share s_i, summed over messages and ranks since the last agreement,
+Each flow has its own process group, and so its own connections. Its share s_i of a message follows the bandwidth of
+the flow: with T_i the time that flow i took, summed over messages and ranks since the last agreement,
 
     s_i ← s_i / T_i,  scaled so that Σ s_i = 1
 
-which stays where it is once all flows end together. All ranks agree on the T_i, and so on the shares, in one small
-all-reduce after every so many messages.
+The fixed point is that all flows end at the same time. All ranks agree on the T_i, and so on the shares, in one small
+all-reduce per `PERIOD` messages.
 """
 
 import time
@@ -19,31 +19,31 @@ from torch import Tensor
 
 from ..lanes import CpuLane
 
-SMALLEST = 1 << 18  # bytes of a message that is worth dividing
-PERIOD = 16  # divided messages between two agreements
-LEAST = 1 / 8  # of an even share: what a flow carries at least, so that its recovery is seen
-LINE = 64  # shares are multiples of so many values, so that they begin on whole lines of memory
+SMALLEST = 1 << 18  # bytes of the smallest message that is divided
+PERIOD = 16  # messages between two agreements
+LEAST = 1 / 8  # of an equal share: the smallest share of a flow, so that its recovery is measured
+LINE = 64  # shares are multiples of this many values, so that they are aligned to cache lines
 
 Begin = Callable[[Tensor, Any], Any]
-"""Begins to move a piece over a group, and returns the work to wait for."""
+"""A function that begins to send or receive a tensor in a group, and returns the work to wait for."""
 
 
 class Flows:
     """Process groups of the same ranks, over which messages are divided.
 
     Args:
-        groups: one for each flow; the first also carries what is too small to be divided.
+        groups: one for each flow; the first also carries the messages that are too small to divide.
     """
 
     def __init__(self, groups: Sequence[Any]) -> None:
-        self.groups = list(groups)
-        self.shares = [1 / len(self.groups)] * len(self.groups)
-        self.seconds = [0.0] * len(self.groups)  # since the last agreement
+        self.groups: list[Any] = list(groups)
+        self.shares: list[float] = [1 / len(self.groups)] * len(self.groups)
+        self.seconds: list[float] = [0.0] * len(self.groups)  # since the last agreement
         self._lanes = [CpuLane("baguakit flow") for _ in self.groups[1:]]
         self._settled = 0
 
-    def cut(self, n: int, nbytes: int) -> list[slice]:
-        """The part of `n` values that each flow carries: alike on all ranks. Only the first if the message is small."""
+    def parts(self, n: int, nbytes: int) -> list[slice]:
+        """Return the part of `n` values for each flow, equal on all ranks; one part for a small message."""
         if nbytes < SMALLEST:
             return [slice(0, n)]
         ends, total = [], 0.0
@@ -54,12 +54,12 @@ class Flows:
         return [slice(begin, end) for begin, end in zip([0, *ends], ends, strict=False)]
 
     def begin(self, x: Tensor, begin: Begin) -> "Shares":
-        """Begin to move a flat tensor, each part over its flow."""
+        """Begin to send or receive a flat tensor, each part over its flow."""
         if x.is_cuda:
             raise ValueError(
-                "flows divide what travels over gloo; NCCL has connections of its own: see baguakit.net for how many"
+                "flows divide messages over gloo; for NCCL, set the number of connections with baguakit.net"
             )
-        parts = self.cut(x.numel(), x.nbytes)
+        parts = self.parts(x.numel(), x.nbytes)
         works = [
             (i, begin(x[s], group))
             for i, (s, group) in enumerate(zip(parts, self.groups, strict=False))
@@ -69,7 +69,7 @@ class Flows:
 
     def all_gather(self, out: Tensor, x: Tensor, gather: Callable[..., Any]) -> None:
         """Gather the flat `x` of all ranks into the rows of `out`."""
-        rows, parts = out.view(self.groups[0].size(), x.numel()), self.cut(x.numel(), x.nbytes)
+        rows, parts = out.view(self.groups[0].size(), x.numel()), self.parts(x.numel(), x.nbytes)
         landed = [x.new_empty(len(rows), s.stop - s.start) for s in parts]
         works = [
             (i, gather(landed[i].view(-1), x[s], group=self.groups[i], async_op=True))
@@ -81,8 +81,8 @@ class Flows:
             rows[:, s] = piece
 
     def reduce_scatter(self, out: Tensor, x: Tensor, scatter: Callable[..., Any]) -> None:
-        """Sum the rows of `x` over the ranks, each rank's own into the flat `out`."""
-        rows, parts = x.view(self.groups[0].size(), out.numel()), self.cut(out.numel(), out.nbytes)
+        """Sum the rows of `x` over the ranks, and write this rank's row to the flat `out`."""
+        rows, parts = x.view(self.groups[0].size(), out.numel()), self.parts(out.numel(), out.nbytes)
         works = [
             (i, scatter(out[s], rows[:, s].reshape(-1), group=self.groups[i], async_op=True))
             for i, s in enumerate(parts)
@@ -91,18 +91,18 @@ class Flows:
         Shares(self, works).wait()
 
     def settle(self) -> None:
-        """Every so many messages, let all ranks agree on new shares. Collective: every rank calls it as often."""
+        """Agree on new shares in every `PERIOD`-th call. Collective: all ranks call it equally often."""
         self._settled += 1
         if self._settled % PERIOD:
             return
         taken = torch.tensor(self.seconds, dtype=torch.float64)
         dist.all_reduce(taken, group=self.groups[0])
         self.seconds = [0.0] * len(self.groups)
-        if (taken > 0).all():  # otherwise nothing was divided
+        if (taken > 0).all():  # otherwise no message was divided
             self.shares = reweighed(self.shares, taken.tolist())
 
     def wait_all(self, works: Sequence[tuple[int, Any]], began: float) -> None:
-        """Wait for the work of each flow, all of them at once, and note how long each took."""
+        """Wait for the work of all flows at the same time, and record the time of each."""
 
         def wait(flow: int, work: Any) -> None:
             work.wait()
@@ -122,19 +122,19 @@ class Flows:
 
 
 class Shares:
-    """A divided message under way."""
+    """The work of a divided message."""
 
     def __init__(self, flows: Flows, works: Sequence[tuple[int, Any]]) -> None:
         self._flows, self._works, self._began = flows, works, time.perf_counter()
 
     def wait(self) -> None:
-        """Wait until all of it has arrived."""
+        """Wait for all shares."""
         works, self._works = self._works, []
         self._flows.wait_all(works, self._began)
 
 
 def reweighed(shares: Sequence[float], seconds: Sequence[float]) -> list[float]:
-    """s_i ← s_i / T_i, none less than `LEAST` of an even share, scaled so that their sum is 1."""
+    """Return s_i / T_i, at least `LEAST` of an equal share, scaled to the sum 1."""
     rates = [share / taken for share, taken in zip(shares, seconds, strict=True)]
     even, total = 1 / len(rates), sum(rates)
     floored = [max(rate / total, LEAST * even) for rate in rates]

@@ -1,4 +1,4 @@
-"""Process groups: which of them can move what, and how to make some of one's own."""
+"""Process groups: their checks, and the creation of separate ones."""
 
 import pickle
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -12,24 +12,25 @@ from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.distributed_c10d import PrefixStore, Store
 
-from ..arguments import instance, shown, whole
+from ..arguments import instance, integer, shown
 from .nccl import nccl_backend
 
 FLAT, INTER, INTRA = "flat", "inter", "intra"
 
-# torch 2.13 renamed these two and warns of the old names; older versions know only the old ones.
+# torch 2.13 renamed these two, and warns for the old names; older versions have only the old names.
 all_gather_single = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 reduce_scatter_single = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
 
-_stores: WeakKeyDictionary[Any, Any] = WeakKeyDictionary()  # by group made here: it does not keep its store alive
-_connections: WeakKeyDictionary[Any, Any] = WeakKeyDictionary()  # by group
-_named: WeakKeyDictionary[Any, int] = WeakKeyDictionary()  # how many names a group has been asked for
-_lives: WeakKeyDictionary[Any, int] = WeakKeyDictionary()  # the number of a group among those made over one store
-_warm: WeakKeyDictionary[Any, set[torch.device]] = WeakKeyDictionary()  # where a group has moved tensors, by group
+# By group:
+_stores: WeakKeyDictionary[Any, Any] = WeakKeyDictionary()  # the stores of groups made here, which need a reference
+_connections: WeakKeyDictionary[Any, Any] = WeakKeyDictionary()  # second connections to the stores
+_named: WeakKeyDictionary[Any, int] = WeakKeyDictionary()  # the number of names given out
+_lives: WeakKeyDictionary[Any, int] = WeakKeyDictionary()  # the number of the group among those of the same store
+_warm: WeakKeyDictionary[Any, set[torch.device]] = WeakKeyDictionary()  # the devices whose tensors it has sent
 
 
 def check_device(group: Any, device: torch.device) -> None:
-    """Raise unless the group moves tensors of `device` in a way that this package knows."""
+    """Raise ValueError unless the group sends CPU tensors by gloo, or CUDA tensors by NCCL."""
     wanted = {"cpu": "gloo", "cuda": "nccl"}.get(device.type)
     if wanted is None:
         raise ValueError(f"baguakit trains on CPU (gloo) and CUDA (NCCL); these parameters are on {device}")
@@ -39,17 +40,31 @@ def check_device(group: Any, device: torch.device) -> None:
         found = "nothing"
     if found != wanted:
         raise ValueError(
-            f"tensors on {device} travel by {wanted} and this group has {found} for them; "
+            f"tensors on {device} need the backend {wanted}, and this group has {found} for them; "
             "init_process_group('cpu:gloo,cuda:nccl') has both"
         )
 
 
-def store_of(group: Any, name: str) -> Any:
-    """A part, named by its users, of the key-value store through which the ranks of a group found each other.
+def described(comm: Any) -> str:
+    """Return the `repr` of a Comm."""
+    parts = {FLAT: "", INTRA: " within the node", INTER: " between nodes"}
+    names = {str(comm.group._get_backend(device).name()).lower() for device in comm.group._device_types}
+    said = [f"rank {comm.rank} of {comm.size}{parts[comm._part]}", " and ".join(sorted(names))]
+    if comm.hierarchical:
+        nodes, each = comm._parts[1].size(), comm._parts[0].size()
+        said.append(f"{nodes} node{'s' * (nodes != 1)} of {each}")
+    if comm.flows > 1:
+        said.append(f"{comm.flows} flows")
+    times = (("round", comm._round), ("step", comm._step))
+    return f"<Comm: {', '.join(said + [f'{name} {at}' for name, at in times if at is not None])}>"
 
-    Its users never wait in a call, and so share a connection, which is the group's second: somebody who waits on the
-    first, for a key that is not there yet, holds nobody up. It is made once, since TCPStore looks up the name of
-    whoever connects, and where a name server is slow that takes seconds for which all its clients stand still.
+
+def store_of(group: Any, name: str) -> Any:
+    """Return the part with the prefix `name` of the key-value store by which the ranks of a group connected.
+
+    Its users never block in a call, so they share a connection, the group's second one: a wait for a missing key on the
+    first connection does not block them. It is made once, since TCPStore resolves the name of every new client, which
+    can block all clients for seconds if the name server is slow.
     """
     if group not in _connections:
         store = group.get_group_store()
@@ -58,12 +73,13 @@ def store_of(group: Any, name: str) -> Any:
 
 
 class PatientStore(Store):
-    """A store whose users wait for keys as long as `wait_until` does, and no longer: a group's constructor takes long
-    when a rank is missing, and cannot be ended from outside.
+    """A store whose waits for keys are made by `wait_until`, which may give up.
+
+    The constructor of a process group waits in the store for missing ranks, and cannot be interrupted otherwise.
 
     Args:
-        group: through whose store.
-        wait_until: is given what is waited for, and returns once that is true, or raises.
+        group: the group whose store to use.
+        wait_until: a function that waits until the condition that it is given is true, or raises.
     """
 
     def __init__(self, group: Any, wait_until: Callable[[Callable[[], bool]], None]) -> None:
@@ -73,7 +89,7 @@ class PatientStore(Store):
         self._wait_until: Callable[[Callable[[], bool]], None] | None = wait_until
 
     def rest(self) -> None:
-        """The groups are made: forget who waited for them, and wait as the store itself does."""
+        """Wait as the store itself does from now on."""
         self._wait_until = None
 
     def set(self, key: str, value: Any) -> None:
@@ -97,10 +113,10 @@ class PatientStore(Store):
 
 
 def next_name(group: Any) -> str:
-    """Return a name that no other call has returned, the same on all ranks: they call it equally often for a group.
+    """Return a new name, equal on all ranks, which call this equally often for a group.
 
-    A group that was destroyed and made again over the same store gets other names: each rank adds 1 to a counter when
-    it first asks, so that the sum tells how many groups have been there.
+    A group that was destroyed and made again over the same store gets other names: each rank adds 1 to a counter in the
+    store at its first call, so that the sum gives the number of earlier groups.
     """
     if group.size() == 1:
         return "0"
@@ -111,11 +127,11 @@ def next_name(group: Any) -> str:
 
 
 def own_group(like: Any, store: Any, name: str, timeout: timedelta, device: torch.device) -> Any:
-    """A new process group of the ranks of `like`, made by its members only, under a name that they agree on.
+    """Return a new process group of the ranks of `like`. Its members only call this, with the same unique name.
 
-    `dist.new_group` is not used: a sub-group made by its members shifts torch's group counter for the whole job, and
-    with `use_local_synchronization` a group made, destroyed and made again finds the first one's addresses in the
-    store and hangs. Here the store's prefix is the agreed, unique name, and nothing global is touched.
+    `dist.new_group` is not used: if only the members call it, it changes torch's group counter on these ranks only; and
+    with `use_local_synchronization`, a group that is destroyed and made again finds the addresses of the first one in
+    the store and hangs. Here the unique name is the prefix in the store, and no global state changes.
     """
     given, rank, size = store, like.rank(), like.size()
     store = PrefixStore(f"baguakit/{name}", given)
@@ -135,9 +151,9 @@ def own_group(like: Any, store: Any, name: str, timeout: timedelta, device: torc
 
 
 def warm(group: Any, device: torch.device) -> None:
-    """Send one byte to everybody, if this group has never moved tensors of `device`. Collective.
+    """All-reduce one byte, if this group has never sent tensors of `device`. Collective.
 
-    NCCL makes a communicator in the first call, and waits there for all ranks: also for those that would send nothing.
+    NCCL makes its communicator in the first call, which waits for all ranks, including those that have no message.
     """
     if group.size() > 1 and device not in _warm.setdefault(group, set()):
         dist.all_reduce(torch.zeros(1, dtype=torch.uint8, device=device), group=group)
@@ -147,8 +163,7 @@ def warm(group: Any, device: torch.device) -> None:
 def gather_pickled(value: Any, group: Any) -> list[Any]:
     """Return the picklable `value` of every rank. Collective.
 
-    `dist.all_gather_object` is not used: with TORCH_DISTRIBUTED_DEBUG=DETAIL it looks a group up among those that torch
-    has made.
+    `dist.all_gather_object` is not used: with TORCH_DISTRIBUTED_DEBUG=DETAIL it knows only groups that torch made.
     """
     kinds = {each.type for each in group._device_types}
     there = torch.device("cpu") if "cpu" in kinds else torch.device("cuda", torch.cuda.current_device())
@@ -165,7 +180,7 @@ def gather_pickled(value: Any, group: Any) -> list[Any]:
 
 
 def check_group(group: Any) -> None:
-    """Raise a TypeError unless `group` is a process group that this rank is in, or None."""
+    """Raise a TypeError unless `group` is a process group with this rank, or None."""
     if group is not None:
         instance(
             "group", group, dist.ProcessGroup, "a ProcessGroup of which this rank is a member, or None for all ranks"
@@ -173,7 +188,7 @@ def check_group(group: Any) -> None:
 
 
 def check_mesh(mesh: DeviceMesh, group: Any) -> None:
-    """Raise unless the mesh has the two dimensions, and the ranks of the group if there is one."""
+    """Raise unless the mesh has the two dimensions and, if there is a group, its ranks."""
     instance("mesh", mesh, DeviceMesh, f'a DeviceMesh with the dimensions ("{INTER}", "{INTRA}")')
     names = mesh.mesh_dim_names or ()
     if set(names) != {INTER, INTRA}:
@@ -191,7 +206,7 @@ def check_mesh(mesh: DeviceMesh, group: Any) -> None:
 
 
 def flat_group(mesh: DeviceMesh | None) -> Any:
-    """The group of all ranks of a mesh; the default group without one."""
+    """Return the group of all ranks of a mesh; the default group without a mesh."""
     world = dist.group.WORLD
     if mesh is None or mesh.size() == dist.get_world_size():
         return world
@@ -199,19 +214,19 @@ def flat_group(mesh: DeviceMesh | None) -> Any:
 
 
 def rotated(peers: Iterable[int], rank: int) -> list[int]:
-    """`peers` in order from `rank` on, so that ranks that send at once do not all send to the same one."""
+    """Return `peers` in the order that begins after `rank`, so that ranks do not all send to the same peer first."""
     peers = sorted(peers)
     return [p for p in peers if p > rank] + [p for p in peers if p <= rank]
 
 
 def check_peer(peer: int, group: Any) -> None:
     """Raise unless `peer` is another rank of the group."""
-    if whole("peer", peer, 0, group.size() - 1) == group.rank():
+    if integer("peer", peer, 0, group.size() - 1) == group.rank():
         raise ValueError(f"peer is another rank of the group, 0 to {group.size() - 1}, not {peer}, which is this one")
 
 
 def check_gathered(out: Tensor, x: Tensor, size: int, name: str = "x") -> None:
-    """Raise a ValueError unless `out` has room for as many tensors like `x`, which is called `name`."""
+    """Raise a ValueError unless `out` has the size of `size` tensors `x`; `name` is that of `x` in the error."""
     if out.numel() != size * x.numel() or out.dtype != x.dtype:
         raise ValueError(f"out has room for {size} tensors like {name}; out is {shown(out)}, and {name} is {shown(x)}")
 
@@ -219,7 +234,7 @@ def check_gathered(out: Tensor, x: Tensor, size: int, name: str = "x") -> None:
 def exchange_together(
     group: Any, outgoing: Mapping[int, Tensor], incoming: dict[int, Tensor], device: torch.device
 ) -> dict[int, Tensor]:
-    """Send and receive at once: NCCL pairs sends with receives only within one call of the whole group."""
+    """Send and receive in one call of the whole group: NCCL matches sends and receives only within a call."""
     warm(group, device)
     if not (outgoing or incoming):
         return incoming

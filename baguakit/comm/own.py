@@ -1,4 +1,4 @@
-"""Groups of one's own: the same ranks again, used by nothing else, and further ones for the flows of their messages."""
+"""Separate groups: the same ranks in new process groups, and further groups for flows."""
 
 import contextlib
 import threading
@@ -13,18 +13,18 @@ import torch
 from .flows import Flows
 from .groups import INTER, own_group
 
-ENDING = 5.0  # seconds that giving up may take
+ENDING = 5.0  # seconds that an abort may take
 
 _aborted: WeakSet[Any] = WeakSet()
 
 Parts = tuple[Any, Any] | None
-"""The intra and inter groups of this rank, where the nodes are known."""
+"""The intra and inter groups of this rank; None without a mesh."""
 
 
 def own_groups(
     group: Any, parts: Parts, name: str, timeout: timedelta, device: torch.device, store: Any = None
 ) -> tuple[Any, Parts]:
-    """New groups of the same ranks, that meet in `store`, or the group's, under an agreed name. All members call it."""
+    """Return new groups of the same ranks, made by `store` or that of the group, under an agreed name. Collective."""
     store = group.get_group_store() if store is None else store
     own = own_group(group, store, f"{name}/flat", timeout, device)
     if parts is None:
@@ -39,9 +39,9 @@ def own_groups(
 def flows_of(
     group: Any, parts: Parts, count: int, name: str, timeout: timedelta, store: Any = None
 ) -> dict[str, Flows]:
-    """`count` flows between all ranks, or, where the nodes are known, between nodes: by part. None for a count of 1.
+    """Return {part: flows}, `count` flows between all ranks or, with a mesh, between nodes; {} for one. Collective.
 
-    The first flow is the group that is there. All members call it.
+    The first flow uses the given group.
     """
     if count == 1:
         return {}
@@ -52,10 +52,10 @@ def flows_of(
 
 
 def abort_all(groups: Iterable[Any]) -> None:
-    """Give up whatever is under way in groups that were made here, in all of them at once.
+    """Abort all messages of groups that were made here, in all groups at the same time.
 
-    At once, because NCCL ends a communicator when the device is through with what was launched before, and that may be
-    a message of another one, which waits for a rank that is gone. What takes longer than `ENDING` is left to itself.
+    NCCL ends a communicator when the device has completed earlier launches. One of these may be a message of another
+    communicator that waits for a rank that has ended: one abort after another would block. It waits at most `ENDING`.
     """
     alive = [group for group in groups if group not in _aborted]
     _aborted.update(alive)
@@ -68,12 +68,12 @@ def abort_all(groups: Iterable[Any]) -> None:
 
 
 def _abort(group: Any) -> None:
-    with contextlib.suppress(RuntimeError):  # it took too long, which torch logs; a sentence on the cause is under way
+    with contextlib.suppress(RuntimeError):  # it took too long, which torch logs; the cause is raised elsewhere
         group.abort()
 
 
 def shut_all(groups: Iterable[Any]) -> None:
-    """End groups that were made here; of those that were given up nothing is left to end, nor to wait for."""
+    """Shut down groups that were made here, except those that were aborted."""
     for group in groups:
         if group not in _aborted:
             group.shutdown()

@@ -6,9 +6,8 @@ A compressor turns rows of values into rows of bytes: a row for each rank that a
 from .base import Compressor
 from .casts import BFloat16, Float16
 from .float8 import Float8
-from .minmax_uint8 import MinMaxUInt8
 from .sign import Sign
 from .topk import TopK
-from .uint4 import UInt4
+from .uniform import MinMaxUInt8, UInt2, UInt4, Uniform
 
-__all__ = ["BFloat16", "Compressor", "Float8", "Float16", "MinMaxUInt8", "Sign", "TopK", "UInt4"]
+__all__ = ["BFloat16", "Compressor", "Float8", "Float16", "MinMaxUInt8", "Sign", "TopK", "UInt2", "UInt4", "Uniform"]

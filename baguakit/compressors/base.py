@@ -1,28 +1,38 @@
 """The base of all compressors, and the checks of their arguments."""
 
-from collections.abc import Sequence
-from typing import Any, ClassVar
+from collections.abc import Callable, Sequence
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
 
-from ..arguments import instance, real, said, several, tensor, whole
+from ..arguments import instance, integer, real, said, several, tensor
 from ..expressions import expression
 from ..kernels.cpu import units
+from ..kernels.cpu.units import COMPILED_VALUES
 from ..kernels.shared.uploads import uploaded
 
 MOST = 1 << 48  # values of a row: what is more was not meant
 FLOATS = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
-PROBE = (1 << 16) + 16  # values in each of five rows: enough for every compiled path, of whole blocks and of a rest
-FEW = (1 << 16) - (1 << 10)  # a CPU compiles nothing for fewer values, even if they are padded for a thousand ranks
+PROBE = COMPILED_VALUES + 16  # values in each of five rows: enough for every compiled path, whole blocks and a rest
+UNPADDED = COMPILED_VALUES - 1024  # of fewer values a CPU compiles nothing, even if they are padded for 1024 ranks
+
+
+class Unchecked(NamedTuple):
+    """The operations of a compressor for arguments that fit, and need no gradient; none has a default."""
+
+    row_bytes: Callable[[int], int]
+    compress: Callable[[Tensor, Tensor | None, int], Tensor]
+    decompress: Callable[[Tensor, int, torch.dtype, Tensor | None], Tensor]
+    reduce: Callable[[Tensor, int, Tensor | None, int], Tensor]
 
 
 class Compressor:
     """Rows (rows, n) of floating-point values as rows of bytes (rows, row_bytes(n)), in one contiguous uint8 tensor.
 
-    All arithmetic is fp32, whatever the dtype of the values. A NaN or an infinity is passed on: what it touches reads
-    as not finite. Values are float32, bfloat16, float16 or float64: another dtype raises a TypeError, and a shape that
-    does not fit a ValueError.
+    All arithmetic is fp32, whatever the dtype of the values. A NaN or an infinity is passed on: every value that it
+    touches decompresses to a value that is not finite. Values are float32, bfloat16, float16 or float64: another dtype
+    raises a TypeError, and a shape that does not fit a ValueError.
 
     Attributes:
         dense: packed rows hold all places, and so can be averaged packed, by `reduce`.
@@ -31,7 +41,7 @@ class Compressor:
     dense: ClassVar[bool] = True
 
     def row_bytes(self, n: int) -> int:
-        """How many bytes a row of `n` values takes."""
+        """Return how many bytes a row of `n` values takes."""
         raise NotImplementedError
 
     def compress(self, x: Tensor, residual: Tensor | None = None, key: int = 0) -> Tensor:
@@ -60,21 +70,25 @@ class Compressor:
         """
         raise NotImplementedError
 
-    def warm_up(self, device: torch.device | str, dtype: torch.dtype = torch.float32, values: int = PROBE) -> None:
-        """Compile now what the first step would otherwise compile, for tensors of so many values on a device.
+    def _unchecked(self, x: Tensor) -> Unchecked:
+        """Return the operations on values like `x`, for primitives, which have checked their arguments themselves."""
+        return Unchecked(self.row_bytes, self.compress, self.decompress, self.reduce)
 
-        So it is for values of `dtype`, and of float32, in which stages keep what they feed back and compare. On a CPU
-        nothing is compiled for fewer values than it would pay for; what is, once for all processes on a machine.
+    def warm_up(self, device: torch.device | str, dtype: torch.dtype = torch.float32, values: int = PROBE) -> None:
+        """Compile before the first step all that it needs, for tensors of so many values on a device.
+
+        Compile for values of `dtype`, and of float32, the dtype of residuals and replicas. On a CPU nothing is compiled
+        for few values, and everything once for all processes on a machine.
         """
         kind = warmed(device, dtype, values)
-        if kind == "cpu" and values < FEW:
+        if kind == "cpu" and values < UNPADDED:
             return
         with torch.no_grad(), units.together():
             for each in dict.fromkeys((torch.float32, dtype)):
                 self._probe(torch.zeros(5, PROBE, dtype=each, device=device))
 
     def _probe(self, x: Tensor) -> None:
-        """Do once everything that is done with such values."""
+        """Call every operation once with such values."""
         residual = torch.zeros_like(x, dtype=torch.float32)
         packed = self.compress(x, residual)
         self.compress(x[:1])
@@ -89,7 +103,8 @@ class Compressor:
 
 def check_dense(name: str, compressor: Any) -> None:
     """Raise a TypeError unless `compressor` is one that keeps all places."""
-    instance(name, compressor, Compressor, "a compressor such as MinMaxUInt8()")
+    if not isinstance(compressor, Compressor):
+        raise TypeError(said(name, "a compressor such as MinMaxUInt8()", compressor))
     if not compressor.dense:
         raise TypeError(
             f"{name} {compressor!r} keeps other places on each rank; use SparseMean({compressor!r}), or sparse_mean_"
@@ -97,9 +112,9 @@ def check_dense(name: str, compressor: Any) -> None:
 
 
 def warmed(device: Any, dtype: Any, values: Any) -> str:
-    """The kind of the device for which to compile; raises for what no compressor takes."""
+    """Return the type of the device for which to compile; raise for arguments that no compressor takes."""
     check_dtype("dtype", dtype)
-    whole("values", values, 0)
+    integer("values", values, 0)
     try:
         kind = torch.device(device).type
     except (RuntimeError, TypeError, ValueError):
@@ -110,9 +125,9 @@ def warmed(device: Any, dtype: Any, values: Any) -> str:
 
 
 def values_of(x: Tensor, key: int = 0) -> Tensor:
-    """Rows of values, contiguous, once they and their key have been checked."""
+    """Return rows of values, contiguous, once they and their key have been checked."""
     check_dtype("x", tensor("x", x).dtype)
-    whole("key", key, None)
+    integer("key", key, None)
     if x.dim() != 2:
         raise ValueError(said("x", "values in rows, of shape (rows, n)", x) + "; use x.view(rows, -1)")
     return x.detach().contiguous()
@@ -127,7 +142,7 @@ def check_dtype(name: str, dtype: Any) -> None:
 
 
 def packed_of(packed: Tensor, compressor: Compressor, n: int) -> Tensor:
-    """Packed rows of `n` values, contiguous."""
+    """Return packed rows of `n` values, contiguous, once they have been checked."""
     if tensor("packed", packed).dtype != torch.uint8:
         raise TypeError(said("packed", "rows in uint8, as compress returned them", packed))
     size = compressor.row_bytes(n)
@@ -138,13 +153,13 @@ def packed_of(packed: Tensor, compressor: Compressor, n: int) -> Tensor:
 
 def check_rows(packed: Tensor, key: int) -> None:
     """Raise unless there are rows to take the mean of, and a key."""
-    whole("key", key, None)
+    integer("key", key, None)
     if not len(packed):
         raise ValueError(said("packed", "one row or more, to take the mean of", packed))
 
 
-def room_for(out: Tensor | None, packed: Tensor, n: int, dtype: torch.dtype) -> Tensor:
-    """Where rows are decompressed to: `out`, or room made for them."""
+def output_for(out: Tensor | None, packed: Tensor, n: int, dtype: torch.dtype) -> Tensor:
+    """Return the tensor to decompress into: `out`, or a new one."""
     check_dtype("dtype", dtype)
     if out is None:
         return torch.empty(packed.shape[0], n, dtype=dtype, device=packed.device)
@@ -156,7 +171,7 @@ def room_for(out: Tensor | None, packed: Tensor, n: int, dtype: torch.dtype) -> 
 
 
 def sum_into(out: Tensor, packed: Tensor) -> Tensor:
-    """The row to which packed rows are added."""
+    """Return the row to which packed rows are added, once it has been checked."""
     check_dtype("out", instance("out", out, Tensor, "a tensor").dtype)
     if out.dim() != 1 or not out.is_contiguous():
         raise ValueError(f"out is one contiguous row, of shape (n,), not {described(out)}; use out.view(-1)")
@@ -166,18 +181,19 @@ def sum_into(out: Tensor, packed: Tensor) -> Tensor:
 
 
 def weights_of(weights: Sequence[float] | Tensor, packed: Tensor) -> Tensor:
-    """A weight for each packed row, on their device."""
+    """Return a weight for each packed row, on their device."""
     if isinstance(weights, Tensor):
         given = tensor("weights", weights)
     else:
-        given = torch.tensor([real("weights", w) for w in several("weights", weights, "a list of numbers")])
+        listed = [real("weights", w) for w in several("weights", weights, "a list of numbers")]
+        given = torch.tensor(listed, dtype=torch.float32)
     if given.shape != (packed.shape[0],) or given.is_complex():
         raise ValueError(said("weights", f"as many numbers as there are packed rows, {packed.shape[0]}", weights))
     return uploaded(given.to(torch.float32), packed.device).contiguous()
 
 
 def residual_of(residual: Tensor | None, shape: Sequence[int], beside: Tensor) -> Tensor | None:
-    """The residual, of the shape wanted and on the device of the tensor it belongs to; None if there is none."""
+    """Return the residual, once its shape, dtype and device have been checked; None if there is none."""
     if residual is None:
         return None
     if instance("residual", residual, Tensor, "a tensor").dtype != torch.float32:
@@ -197,5 +213,5 @@ def check_device(name: str, x: Tensor, beside: Tensor) -> None:
 
 
 def described(x: Tensor) -> str:
-    """A shape in words."""
+    """Return a shape in words."""
     return f"{tuple(x.shape)}{'' if x.is_contiguous() else ' with gaps'}"

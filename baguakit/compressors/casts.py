@@ -7,8 +7,8 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from ..arguments import whole
-from .base import MOST, Compressor, check_rows, packed_of, residual_of, room_for, sum_into, values_of, weights_of
+from ..arguments import integer
+from .base import MOST, Compressor, check_rows, output_for, packed_of, residual_of, sum_into, values_of, weights_of
 
 
 class Cast(Compressor):
@@ -17,7 +17,7 @@ class Cast(Compressor):
     dtype: ClassVar[torch.dtype]
 
     def row_bytes(self, n: int) -> int:
-        return 2 * whole("n", n, 0, MOST)
+        return 2 * integer("n", n, 0, MOST)
 
     @torch.no_grad()
     def compress(self, x: Tensor, residual: Tensor | None = None, key: int = 0) -> Tensor:
@@ -32,7 +32,7 @@ class Cast(Compressor):
         self, packed: Tensor, n: int, dtype: torch.dtype = torch.float32, out: Tensor | None = None
     ) -> Tensor:
         packed = packed_of(packed, self, n)
-        return room_for(out, packed, n, dtype).copy_(packed.view(self.dtype))
+        return output_for(out, packed, n, dtype).copy_(packed.view(self.dtype))
 
     @torch.no_grad()
     def add_(self, out: Tensor, packed: Tensor, weights: Sequence[float] | Tensor) -> Tensor:
@@ -46,7 +46,7 @@ class Cast(Compressor):
     def reduce(self, packed: Tensor, n: int, residual: Tensor | None = None, key: int = 0) -> Tensor:
         rows = packed_of(packed, self, n).view(self.dtype)
         check_rows(packed, key)
-        total = torch.zeros(n, device=packed.device)
+        total = torch.zeros(n, dtype=torch.float32, device=packed.device)
         for row in rows:
             total += row
         mean = total / total.new_full((1,), len(rows))

@@ -9,7 +9,9 @@ from .blockwise import Blockwise
 
 @dataclass(frozen=True, repr=False)
 class Sign(Blockwise):
-    """One bit a value: its sign, times the mean magnitude of the block (Karimireddy et al. 2019, arXiv:1901.09847).
+    """One bit a value: its sign, times the mean magnitude of the block.
+
+    Karimireddy et al. 2019, "Error Feedback Fixes SignSGD and other Gradient Compression Schemes", arXiv:1901.09847.
 
     Of all that a block can be with one magnitude and these signs it is the nearest, and yet far: use it with error
     feedback, and with plain SGD or a smaller step, since momentum amplifies what returns. Zeros read as positive,

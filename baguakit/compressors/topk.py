@@ -7,9 +7,9 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from ..arguments import real, whole
+from ..arguments import integer, real
 from ..kernels.topk import operators as topk_ops
-from .base import MOST, PROBE, Compressor, packed_of, residual_of, room_for, sum_into, values_of, warmed, weights_of
+from .base import MOST, PROBE, Compressor, output_for, packed_of, residual_of, sum_into, values_of, warmed, weights_of
 
 
 @dataclass(frozen=True, repr=False)
@@ -35,8 +35,8 @@ class TopK(Compressor):
         object.__setattr__(self, "ratio", real("ratio", self.ratio, most=1, above=0))
 
     def kept(self, n: int) -> int:
-        """How many values of a row of `n` are kept."""
-        return min(whole("n", n, 0, MOST), max(1, round(self.ratio * n)))
+        """Return how many values of a row of `n` are kept."""
+        return min(integer("n", n, 0, MOST), max(1, round(self.ratio * n)))
 
     def row_bytes(self, n: int) -> int:
         return 8 * self.kept(n)
@@ -55,7 +55,7 @@ class TopK(Compressor):
     ) -> Tensor:
         packed = packed_of(packed, self, n)
         values, index = self._parts(packed, n)
-        out = room_for(out, packed, n, dtype)
+        out = output_for(out, packed, n, dtype)
         return out.zero_().scatter_(1, index.long(), values.to(out.dtype))
 
     @torch.no_grad()
@@ -76,7 +76,7 @@ class TopK(Compressor):
         raise TypeError(f"{self!r} keeps other places of each rank's values; average them with SparseMean({self!r})")
 
     def warm_up(self, device: torch.device | str, dtype: torch.dtype = torch.float32, values: int = PROBE) -> None:
-        """Compile now what the first step would otherwise compile on a GPU, for a row of so many values."""
+        """Compile before the first step all that it needs on a GPU, for a row of so many values."""
         if warmed(device, dtype, values) != "cpu" and values:
             x = torch.zeros(1, values, dtype=dtype, device=device)
             self.compress(x, torch.empty_like(x, dtype=torch.float32))

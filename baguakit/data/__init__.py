@@ -1,8 +1,6 @@
 """Load-balanced sampling and cached datasets."""
 
-from .cached import CachedDataset
-from .codec import Codec, Pickle, Plain
-from .counters import CacheReport
+from .cache import CachedDataset, CacheReport, Codec, Pickle, Plain
 from .samplers import LoadBalancedBatchSampler, LoadBalancedSampler
 from .stores import LMDBStore, MemoryStore, RedisStore, Store, StoreError, StoreStats
 

@@ -1,4 +1,4 @@
-"""Files that are either the old one or the new one, whatever dies in between."""
+"""Atomic replacement of files, and a check of who may write to them."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from pathlib import Path
 
 
 def others_may_write(path: Path, names: Iterable[str]) -> str:
-    """Return a sentence if others may write to the directory `path` or these files in it, "" if not.
+    """Return an error text if other users may write to the directory `path` or to these files in it, else "".
 
-    The superuser may anywhere, and does not count; nor does what is missing.
+    The superuser may always, and is ignored, as are missing files.
     """
     if not hasattr(os, "geteuid"):
         return ""
@@ -25,14 +25,14 @@ def others_may_write(path: Path, names: Iterable[str]) -> str:
         if not mine:
             who = f"it is user {found.st_uid}'s and its mode is {stat.S_IMODE(found.st_mode):04o}"
             return (
-                f"{place} can be written by others ({who}), who could put there what this process then reads or runs;"
-                f" give a directory of your own, or empty {path}, chown it to user {os.geteuid()} and chmod it to 0700"
+                f"{place} can be written by others ({who}), who could add data that this process would read or run;"
+                f" pass a directory of your own, or empty {path}, chown it to user {os.geteuid()} and chmod it to 0700"
             )
     return ""
 
 
 def replace_file(path: Path, content: bytes) -> None:
-    """Write `content` to `path` by way of a synced temporary file beside it; OSError where that cannot be done."""
+    """Replace the file at `path` atomically, by a synced temporary file; raise OSError if that fails."""
     handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     try:
         with os.fdopen(handle, "wb") as file:

@@ -1,4 +1,4 @@
-"""Locks among threads that a fork does not leave locked."""
+"""Locks between threads that are free in a forked child."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from types import TracebackType
 
 
 class ThreadLock:
-    """A lock that is new, and free, in a forked child, whoever held it in the parent.
+    """A lock that is free in a forked child, even if a thread of the parent held it.
 
-    Reentrant: finalizers run wherever the collector strikes, in a thread that holds it, too.
+    It is reentrant, since the garbage collector may run a finalizer in the thread that holds it.
     """
 
     def __init__(self) -> None:
@@ -28,7 +28,7 @@ class ThreadLock:
 
 
 class KeyedLocks:
-    """One lock per key among the threads of a process; keys not in use cost nothing."""
+    """One lock per key between the threads of a process; unused keys take no memory."""
 
     def __init__(self) -> None:
         self._guard, self._pid = ThreadLock(), os.getpid()
@@ -36,6 +36,7 @@ class KeyedLocks:
 
     @contextmanager
     def hold(self, key: bytes) -> Iterator[None]:
+        """Hold the lock of this key."""
         with self._guard:
             if self._pid != os.getpid():
                 self._pid, self._locks = os.getpid(), {}

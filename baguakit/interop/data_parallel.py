@@ -2,8 +2,8 @@
 
     g of a bucket is ready → launched on the lane, in the order of the buckets → landed when backward ends
 
-DDP asks its hook for a future of each bucket and goes on with backward; so the stage flies beside it, on a CUDA stream
-or a thread. After the first backward DDP cuts its buckets anew: what a stage remembers moves with the parameters.
+DDP asks its hook for a future of each bucket and continues with backward; so the stage overlaps it, on a CUDA stream or
+a thread. After the first backward DDP makes new buckets: the state of a stage follows the parameters.
 """
 
 import threading
@@ -18,12 +18,12 @@ from torch.futures import Future
 from torch.nn.parallel import DistributedDataParallel
 
 from ..arguments import said
-from ..attach.plan import as_time, check_scaler
-from ..attach.routes import through
+from ..attach.runners.runner import call_unscaled
+from ..attach.setup.setup import Setup
 from ..comm import Comm, check_comm, check_device
 from ..stages import Stage, State
-from .handle import Handle, Scheme
-from .routes import rules_on_gradients
+from .handle import Handle, make_hook_setup
+from .runners import rules_on_gradients
 
 if TYPE_CHECKING:
     GradBucket = Any  # torch leaves it without a type; at run time DDP asks for this very annotation
@@ -67,7 +67,7 @@ def ddp(
     comm = Comm(group) if comm is None else comm
     check_comm(comm)
 
-    def make() -> Scheme:
+    def make() -> Setup:
         rules = rules_on_gradients(stage)
         names: dict[Tensor, str] = {p: n for n, p in ddp_model.module.named_parameters() if p.requires_grad}
         device = next(iter(names)).device
@@ -79,12 +79,11 @@ def ddp(
             )
         for rule in rules:
             rule.stage.check(comm)
-        check_scaler(scaler, rules)
         held = _hooks.get(ddp_model)
         if held is not None and held.handle is not None:
             raise ValueError("this model has a stage already: call detach() on its handle before giving it another")
-        lines = tuple(f"{name} {tuple(p.shape)} {p.dtype}" for p, name in names.items())
-        return Scheme(rules, names, device, as_time(timeout), scaler, lines)
+        lines = [f"{name} {tuple(p.shape)} {p.dtype}" for p, name in names.items()]
+        return make_hook_setup(rules, names, device, timeout, scaler, lines)
 
     return DataParallelHandle(make, comm, timeout, ddp_model)
 
@@ -93,83 +92,76 @@ class DataParallelHandle(Handle):
     """Stages at work in the communication hook of a `DistributedDataParallel`."""
 
     def __init__(self, make: Any, comm: Comm, timeout: Any, ddp_model: DistributedDataParallel) -> None:
-        self._answers: list[Answer] = []
+        self._futures: list[BucketFuture] = []
         super().__init__(make, comm, timeout)
-        with self._or_abandon():
+        with self._runtime.or_abandon():
             hook = _hooks.get(ddp_model)
             if hook is None:
                 hook = Hook(ddp_model.process_group)
-                ddp_model.register_comm_hook(None, hook.answer)
+                ddp_model.register_comm_hook(None, hook.average)
                 _hooks[ddp_model] = hook
         hook.handle = self
-        self._ends.append(hook.rest)
+        self._runtime.unhook.append(lambda: setattr(hook, "handle", None))
 
     def _fly(self, bucket: GradBucket) -> Future[Tensor]:
         flat, i = bucket.buffer(), bucket.index()
         if flat.layout is not torch.strided:
             raise TypeError("a sparse gradient cannot travel in a bucket; use sparse=False in the embedding")
-        route, answer = self._begin(), Answer(flat)
+        runner, future = self._begin(), BucketFuture(flat)
         if i == 0:
-            self._answers = []
-        self._answers.append(answer)
-        if route is None:
-            answer.give()
+            self._futures = []
+        self._futures.append(future)
+        if runner is None:
+            future.set()
         else:
-            scale = self._scale()
+            scale = self._setup.loss_scale()
 
             def work(stage: Stage, x: Tensor, state: State, comm: Comm) -> None:
                 try:
-                    through(stage, x, state, comm, scale)
+                    call_unscaled(stage, x, state, comm, scale)
                 finally:
-                    answer.give()
+                    future.set()
 
-            place = route.fit(i, flat, bucket.parameters())
-            route.take_off(place, self._clock.step, work, self._joint if self._remembers else None)
-        return answer.future
+            place = runner.fit(i, flat, bucket.parameters())
+            runner.take_off(place, self._clock.step, work, self._decisions.joint)
+        return future.future
 
-    def _abort(self) -> None:
-        super()._abort()
-        for answer in self._answers:
-            answer.give()
+    def _aborted(self) -> None:
+        for future in self._futures:
+            future.set()
 
 
-class Answer:
-    """The future of a bucket. It is given on a failure too, so that DDP never waits in vain: `_land` raises the error.
+class BucketFuture:
+    """The future of a bucket. It is set after a failure too, so that DDP does not wait forever: `_land` raises.
 
-    On CUDA it is given on the lane's stream, of which the future takes note.
+    On CUDA it is set on the lane's stream, which the future records.
     """
 
     def __init__(self, flat: Tensor) -> None:
         self.flat, self.lock = flat, threading.Lock()
         self.future: Future[Tensor] = Future(devices=[flat.device]) if flat.is_cuda else Future()
 
-    def give(self) -> None:
-        """Answer, once."""
+    def set(self) -> None:
+        """Set the future, once."""
         with self.lock:
             if not self.future.done():
                 self.future.set_result(self.flat)
 
 
 class Hook:
-    """DDP takes one communication hook in its life: this one, which a handle uses for a while."""
+    """The communication hook of a DDP model. DDP takes only one, ever, so successive handles share it."""
 
     def __init__(self, group: Any) -> None:
         self.group = group
-        self.handle: DataParallelHandle | None = None
+        self.handle: DataParallelHandle | None = None  # the one that is attached
 
-    def answer(self, state: Any, bucket: GradBucket) -> Future[Tensor]:
-        """The future of a bucket that DDP has filled."""
-        return self.mean(bucket) if self.handle is None else self.handle._fly(bucket)
-
-    def mean(self, bucket: GradBucket) -> Future[Tensor]:
-        """Average as DDP does without a hook."""
+    def average(self, state: Any, bucket: GradBucket) -> Future[Tensor]:
+        """Return the future of a bucket that DDP has filled; without a handle average it as DDP does."""
+        if self.handle is not None:
+            return self.handle._fly(bucket)
         flat = bucket.buffer()
         work = dist.all_reduce(flat.mul_(1 / self.group.size()), group=self.group, async_op=True)
         return work.get_future().then(lambda done: done.value()[0])  # type: ignore[no-any-return]
-
-    def rest(self) -> None:
-        """Its handle is detached."""
-        self.handle = None
 
 
 _hooks: "weakref.WeakKeyDictionary[DistributedDataParallel, Hook]" = weakref.WeakKeyDictionary()

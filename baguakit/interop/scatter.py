@@ -1,4 +1,4 @@
-"""The first half of a mean: each rank gets its own shard of it, and nobody sends what the others do not need.
+"""The first half of a mean: each rank gets its own shard of it, and sends only what the others need.
 
 s_r ← (1/n) Σ_q shard r of x_q                      Mean()
 s_r ← (1/n) Σ_q Q(shard r of x_q)                   CompressedMean(Q): one loss, where an all-reduce has two
@@ -19,7 +19,7 @@ from ..stages import CompressedMean, ErrorFeedback, Mean, Stage, State
 
 
 def check_scatter(stage: Stage) -> None:
-    """Raise unless `stage` has a first half."""
+    """Raise a TypeError unless `stage` has a first half."""
     inner = stage.inner if isinstance(stage, ErrorFeedback) else stage
     if not isinstance(inner, Mean | CompressedMean):
         raise TypeError(
@@ -30,15 +30,15 @@ def check_scatter(stage: Stage) -> None:
 
 
 def scatter(stage: Stage, x: Tensor, state: State, comm: Comm) -> Tensor:
-    """This rank's shard (n / size,) of what `stage` makes of `x` (n,), n being a multiple of the ranks."""
+    """Return this rank's shard (n / size,) of the result of `stage` for `x` (n,), n being a multiple of the ranks."""
     if not isinstance(stage, ErrorFeedback):
         return _scatter(stage, x, comm, None)
     e = state["residual"]
     lost = torch.empty_like(e)
     shard = _scatter(stage.inner, x + e, comm, lost)
     # A shard that is not finite is known to one rank only, and all must keep what they had.
-    whole = finite(shard).float()
-    keep_(e, lost, where=comm.all_reduce(whole, dist.ReduceOp.MIN) > 0)
+    is_finite = finite(shard).float()
+    keep_(e, lost, where=comm.all_reduce(is_finite, dist.ReduceOp.MIN) > 0)
     return shard.to(x.dtype)
 
 
@@ -51,8 +51,8 @@ def _scatter(stage: Any, x: Tensor, comm: Comm, lost: Tensor | None) -> Tensor:
     packed = stage.compressor.compress(rows, None if lost is None else lost.view(rows.shape), key=comm.key())
     received = torch.empty_like(packed)
     comm.all_to_all_later(received, packed).wait()
-    mean = torch.zeros(rows.shape[1], device=x.device)
-    stage.compressor.add_(mean, received, torch.full((comm.size,), 1 / comm.size, device=x.device))
+    mean = torch.zeros(rows.shape[1], dtype=torch.float32, device=x.device)
+    stage.compressor.add_(mean, received, torch.full((comm.size,), 1 / comm.size, dtype=torch.float32, device=x.device))
     return mean.to(x.dtype)
 
 

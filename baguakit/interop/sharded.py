@@ -3,9 +3,8 @@
     comm: ranks with the same shards      gradients are scattered by FSDP, and then averaged by the stage over `comm`
     comm: None, or the shards' own group  gradients are scattered by the first half of the stage
 
-The first is sharding within nodes and any stage between them. FSDP gives its reductions a stream of their own, and a
-hook works on the current one: what it launches on its lane is waited for by that stream, and backward goes on. On a
-CPU there is one stream, and backward waits.
+The first is sharding within nodes and any stage between them. FSDP runs its reductions and their hooks on a stream of
+their own: that stream waits for the flight of a hook, and backward continues. On a CPU backward waits.
 """
 
 from datetime import timedelta
@@ -14,15 +13,15 @@ from typing import Any
 import torch.distributed as dist
 from torch import nn
 
-from ..arguments import instance, truth
-from ..attach.plan import as_time, check_scaler
-from ..attach.sharding import reshard, shared
+from ..arguments import instance, said, truth
+from ..attach.setup.setup import Setup
+from ..attach.setup.sharding import reshard
 from ..comm import Comm, check_comm, check_device
 from ..compressors import Compressor
-from .handle import Handle, Scheme
-from .routes import rules_on_gradients
+from .handle import Handle, make_hook_setup
+from .runners import rules_on_gradients
 from .scatter import check_scatter
-from .sharded_handles import Across, Within, hooked
+from .sharded_handles import AcrossShards, WithinShards, hooked
 from .units import Unit, units_of
 
 
@@ -71,30 +70,29 @@ def fsdp(
 
     layouts = [unit.scattered() if across else unit.unscattered() for unit in units]
 
-    def make() -> Scheme:
+    def make() -> Setup:
         truth("broadcast", broadcast)
         rules = rules_on_gradients(stage)
         device = next(model.parameters()).device
         check_device(comm.group, device)
         check_units(units, comm, across)
         if weights is not None and (across or not isinstance(weights, Compressor)):
-            raise TypeError(f"weights= is a compressor such as MinMaxUInt8(), and only without comm=; not {weights!r}")
+            wanted = "a compressor such as MinMaxUInt8(), and only without comm="
+            raise TypeError(said("weights", wanted, weights))
         for rule in rules:
             rule.stage.check(comm)
             if not across:
                 check_scatter(rule.stage)
-        check_scaler(scaler, rules)
         names = {shard: name for layout in layouts for shard, name in layout.items()}
         lines = [f"weights={weights!r}", *(f"{name} {tuple(shard.shape)}" for shard, name in names.items())]
-        return Scheme(rules, names, device, as_time(timeout), scaler, tuple(lines))
+        return make_hook_setup(rules, names, device, timeout, scaler, lines)
 
-    if across:
-        return Across(make, comm, timeout, units, layouts, model if broadcast else None)
-    return Within(make, comm, timeout, units, layouts, weights)
+    kind = AcrossShards if across else WithinShards
+    return kind(make, comm, timeout, units, layouts, weights, model if across and broadcast else None)
 
 
 def check_units(units: list[Unit], comm: Comm, across: bool) -> None:
-    """Raise unless all units are sharded over one group, and `comm` is that or one of ranks with the same shards."""
+    """Raise a ValueError unless all units are sharded over one group, and `comm` is that or one across it."""
     first, ours = units[0], dist.get_process_group_ranks(comm.group)
     for unit in units:
         if unit.ranks != first.ranks:
@@ -104,7 +102,7 @@ def check_units(units: list[Unit], comm: Comm, across: bool) -> None:
             )
         if unit.module in hooked:
             raise ValueError("this model has a stage already: call detach() on its handle before giving it another")
-    both = shared(ours, first.ranks)
+    both = sorted(set(ours) & set(first.ranks))
     if across and both != [dist.get_rank()]:
         raise ValueError(
             f"ranks {both} of this group hold shards of the same parameters; shard within one dimension of a mesh and "

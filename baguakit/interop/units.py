@@ -1,7 +1,7 @@
-"""The parameters that FSDP2 reduces together, read from it. No other module knows FSDP2's own objects.
+"""The parameters that FSDP2 reduces together. No other module reads FSDP2's own objects.
 
-torch says in public how to hook a module, but neither which modules share one reduction (`fully_shard([a, b])`) nor
-how parameters lie in the tensor that a hook is given. Both are read here, as torch 2.13 has them.
+torch documents how to hook a module, but neither the modules that share one reduction (`fully_shard([a, b])`) nor the
+layout of parameters in the tensor that a hook gets. Both are read here, as torch 2.13 has them.
 """
 
 from dataclasses import dataclass
@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from ..attach.sharding import fsdp_modules
+from ..attach.setup.sharding import fsdp_modules
 
 
 @dataclass(frozen=True, eq=False)
@@ -35,21 +35,21 @@ class Unit:
 
     @property
     def ranks(self) -> list[int]:
-        """The ranks over which it is sharded."""
+        """Return the ranks over which it is sharded."""
         return dist.get_process_group_ranks(self.group)
 
     def scattered(self) -> dict[Tensor, str]:
-        """How its gradients lie once they are scattered: a stand-in without memory for each shard, and its name."""
+        """Return the layout of its scattered gradients: a stand-in without memory for each shard, and its name."""
         return {torch.empty(shape, device="meta"): name for name, shape in zip(self.names, self.shards, strict=True)}
 
     def unscattered(self) -> dict[Tensor, str]:
-        """How they lie before: the shards of the first rank, then those of the second, and so on."""
+        """Return the layout before: the shards of the first rank, then those of the second, and so on."""
         n = len(self.ranks)
         return {shard: f"{name}[{r}/{n}]" for r in range(n) for shard, name in self.scattered().items()}
 
 
 def units_of(model: nn.Module) -> list[Unit]:
-    """The units of a model, in the order of its modules.
+    """Return the units of a model, in the order of its modules.
 
     Raises:
         TypeError: `fully_shard` has not been called on any of its modules.

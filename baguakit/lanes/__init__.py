@@ -1,6 +1,6 @@
-"""Lanes: where work flies while training goes on. A CUDA stream; on CPU, a thread.
+"""Lanes: a CUDA stream or, on CPU, a thread, on which work overlaps with training.
 
-Work put on a lane runs in the order in which it was put there. `Flight` is one piece of it under way.
+A lane runs its work in the order of the launches. A `Flight` is one piece of work under way.
 """
 
 import weakref
@@ -33,7 +33,7 @@ __all__ = [
 
 
 def lane(device: torch.device, name: str = "baguakit lane") -> Lane:
-    """A new lane for tensors on `device`."""
+    """Return a new lane for tensors on `device`."""
     return CudaLane(device) if device.type == "cuda" else CpuLane(name)
 
 
@@ -41,7 +41,7 @@ _lanes: "weakref.WeakKeyDictionary[Any, dict[torch.device, Lane]]" = weakref.Wea
 
 
 def lane_of(group: Any, device: torch.device) -> Lane:
-    """The lane on which work launched by hand in `group` flies: one for each device, so that its order is kept."""
+    """Return the lane of work that is launched by hand in `group`: one for each device, so that its order is kept."""
     lanes = _lanes.setdefault(group, {})
     if device not in lanes:
         made = lanes[device] = lane(device)

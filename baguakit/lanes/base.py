@@ -1,17 +1,20 @@
 """The interface of lanes of both kinds."""
 
+import contextlib
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
+
+from torch.autograd import profiler
 
 from .moments import Moment, between
 
 
 @dataclass(frozen=True)
-class Passage:
-    """When a flight was launched, when its work began and ended on the lane, and from when to when it was waited for.
+class FlightTimes:
+    """The times of a flight: its launch, the begin and end of its work on the lane, and the waits for it.
 
-    A wait that begins after the end has taken no time, and may read as ending before it began.
+    A wait that starts after the work has ended has zero length (its end may precede its start).
     """
 
     launched: Moment
@@ -21,10 +24,13 @@ class Passage:
 
 
 class Flight:
-    """Work on a lane: `done()` asks, `result()` waits for it."""
+    """Work on a lane: `done()` queries it, `result()` waits for it."""
+
+    _value: Any = None
+    _error: BaseException | None = None
 
     def done(self) -> bool:
-        """Whether the work has been finished; never waits."""
+        """Return True if the work has ended. Never waits."""
         raise NotImplementedError
 
     def result(self) -> Any:
@@ -33,36 +39,54 @@ class Flight:
 
     def fail(self, error: BaseException) -> None:
         """End the flight with `error`, unless it is done."""
+        self._error = error
 
     def forget(self) -> None:
-        """Let go of the result: who keeps the flight for its times need not keep its memory."""
+        """Drop the result: a flight may be kept for its times without that memory."""
+        self._value = None
 
     def over(self) -> bool:
-        """Whether all moments of the passage so far have passed, so that nothing is waited for in reading them."""
+        """Return True if all moments so far have passed, so that reading them waits for nothing."""
         return self.done()
 
-    def passage(self) -> Passage:
-        """When all this happened; of a flight that is done."""
+    def times(self) -> FlightTimes:
+        """Return the times of a flight that is done."""
         raise NotImplementedError
 
     def seconds(self) -> tuple[float, float]:
-        """How long the work took on its lane, and how long training stood still for it; waits unless it is over."""
-        p = self.passage()
-        return between(p.begun, p.arrived), sum(max(0.0, between(*wait)) for wait in p.waits)
+        """Return the seconds of work on the lane, and those for which training waited. Waits unless it is over."""
+        times = self.times()
+        return between(times.begun, times.arrived), sum(max(0.0, between(*wait)) for wait in times.waits)
 
 
 class Lane:
-    """Runs work in order, beside the training loop."""
+    """A queue of work that runs in order, beside the training loop."""
 
     def run(self, work: Callable[[], Any], name: str = "") -> Flight:
-        """Put `work` on the lane; a profiler knows it by its `name`."""
+        """Put `work` on the lane; `name` is for profilers."""
         raise NotImplementedError
 
     def follow(self, streams: Iterable[Any]) -> None:
-        """Let work launched from now on see all that these streams have been given, besides the current one."""
+        """Let work launched from now on wait for these streams, besides the current one."""
 
     def uses(self, value: Any) -> None:
-        """Let the memory of the tensors in `value`, made elsewhere, stay theirs until work launched now has used it."""
+        """Keep the memory of the tensors in `value`, made elsewhere, until work launched now has used it."""
 
     def close(self, wait: bool = True) -> None:
-        """Take no more work, and let what is under way end; without `wait`, also when it is stuck."""
+        """Take no more work, and wait for the work under way; without `wait`, which may be stuck, return at once."""
+
+
+_NO_RANGE: contextlib.AbstractContextManager[None] = contextlib.nullcontext()
+
+
+def in_profile(what: str, name: str) -> contextlib.AbstractContextManager[Any]:
+    """Return a range for the active profiler: of a launch, of work on the lane, or of the wait for it.
+
+    It is empty without a profiler or a name. On CPU the work is on another thread, which `torch.profiler` records if it
+    profiles all threads. A range is opened and closed on one thread: a flight may outlive a profiler, and with it the
+    memory to which the range would write.
+    """
+    # Checked first, because a range costs microseconds even without a profiler.
+    if not name or not getattr(profiler, "_is_profiler_enabled", True):
+        return _NO_RANGE
+    return profiler.record_function(f"baguakit: {what} {name}" if what else f"baguakit: {name}")

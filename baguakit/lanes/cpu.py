@@ -13,11 +13,10 @@ from typing import Any
 
 import torch
 
-from .base import Flight, Lane, Passage
-from .ranges import in_profile
+from .base import Flight, FlightTimes, Lane, in_profile
 from .temporaries import keep
 
-LAST = 2.0  # seconds that threads have to end before the interpreter does
+TIME_TO_END = 2.0  # seconds that threads have to end before the interpreter does
 
 
 class CpuLane(Lane):
@@ -53,8 +52,8 @@ _threads: "weakref.WeakKeyDictionary[threading.Thread, queue.SimpleQueue[CpuFlig
 
 @atexit.register
 def end_threads() -> None:
-    """Let the threads of all lanes end: one that comes out of torch once the interpreter ends aborts the process."""
-    until, threads = time.monotonic() + LAST, list(_threads.items())
+    """End the threads of all lanes: one that returns from torch after the interpreter has ended aborts the process."""
+    until, threads = time.monotonic() + TIME_TO_END, list(_threads.items())
     for _, work in threads:
         with contextlib.suppress(queue.Empty):
             while True:
@@ -67,13 +66,13 @@ def end_threads() -> None:
 
 
 def pause_at_terminate() -> None:
-    """Let a thread pause that C++ would abort the process for.
+    """Let a thread pause where C++ would abort the process.
 
-    One still waits in torch, for a peer that stands still. When it comes out, Python ends it, if it is older than 3.14;
-    C++ takes the end of a thread in the midst of its functions for an error.
+    The thread still waits in torch, for a peer that does not answer. When it returns, Python before 3.14 ends it, and
+    C++ treats the end of a thread within its functions as an error.
     """
     if sys.platform == "linux":
-        with contextlib.suppress(OSError, AttributeError):  # another C++ library: it aborts as it did
+        with contextlib.suppress(OSError, AttributeError):  # another C++ library: it aborts as before
             set_terminate = ctypes.CDLL("libstdc++.so.6")._ZSt13set_terminatePFvvE
             set_terminate(ctypes.cast(ctypes.CDLL(None).pause, ctypes.c_void_p))
 
@@ -90,15 +89,15 @@ class CpuFlight(Flight):
     def __init__(self, work: Callable[[], Any], name: str) -> None:
         self._work: Callable[[], Any] | None = work
         self._name = name
-        self._finished, self._lock = threading.Event(), threading.Lock()
-        self._value: Any = None
-        self._error: BaseException | None = None
+        self._lock, self._over = threading.Lock(), False
+        self._gate = threading.Lock()  # held until it is over: an Event takes several Python calls to be set
+        self._gate.acquire()
         self._launched = self._began = self._ended = time.perf_counter()
         self._waits: list[tuple[float, float]] = []
 
     def fly(self) -> None:
         """Do the work; on the lane's thread."""
-        if self._finished.is_set() or self._work is None:
+        if self._over or self._work is None:
             return
         self._began = time.perf_counter()
         try:
@@ -110,32 +109,31 @@ class CpuFlight(Flight):
 
     def _finish(self, value: Any = None, error: BaseException | None = None) -> None:
         with self._lock:
-            if not self._finished.is_set():
+            if not self._over:
                 self._value, self._error, self._work = value, error, None
-                self._ended = time.perf_counter()
-                self._finished.set()
+                self._ended, self._over = time.perf_counter(), True
+                self._gate.release()
 
     def fail(self, error: BaseException) -> None:
         self._finish(error=error)
 
-    def forget(self) -> None:
-        self._value = None
-
     def done(self) -> bool:
-        return self._finished.is_set()
+        return self._over
 
     def wait(self, seconds: float) -> bool:
-        """Wait for the end, for so many seconds at most; return whether it has come."""
-        return self._finished.wait(seconds)
+        """Wait for the end, at most so many seconds. Return True if the work has ended."""
+        if passed := self._gate.acquire(timeout=seconds):
+            self._gate.release()
+        return passed
 
     def result(self) -> Any:
         before = time.perf_counter()
-        with in_profile("wait for", self._name):
-            self._finished.wait()
+        with in_profile("wait for", self._name), self._gate:
+            pass
         self._waits.append((before, time.perf_counter()))
         if self._error is not None:
             raise self._error
         return self._value
 
-    def passage(self) -> Passage:
-        return Passage(self._launched, self._began, self._ended, tuple(self._waits))
+    def times(self) -> FlightTimes:
+        return FlightTimes(self._launched, self._began, self._ended, tuple(self._waits))

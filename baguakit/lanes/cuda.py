@@ -1,4 +1,4 @@
-"""A stream as a lane: the host launches the work at once, and no thread is needed."""
+"""A CUDA stream as a lane: the host launches the work at once, without a thread."""
 
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -6,18 +6,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .base import Flight, Lane, Passage
+from .base import Flight, FlightTimes, Lane, in_profile
 from .moments import moment
-from .ranges import in_profile
 
 
 def current_stream(device: torch.device) -> Any:
-    """Return the stream to which work on `device` is given now; None where there are no streams."""
+    """Return the current stream of `device`; None where there are no streams."""
     return torch.cuda.current_stream(device) if device.type == "cuda" else None
 
 
 class CudaLane(Lane):
-    """A stream of its own. Work sees all that the current stream did before it was launched."""
+    """A lane with a stream of its own. Work waits for all that the current stream was given before the launch."""
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
@@ -36,7 +35,7 @@ class CudaLane(Lane):
     def follow(self, streams: Iterable[Any]) -> None:
         here = torch.cuda.current_stream(self.device)
         for stream in streams:
-            if stream != here:  # for which every work waits
+            if stream != here:  # for which all work waits
                 self.stream.wait_stream(stream)
 
     def uses(self, value: Any) -> None:
@@ -54,16 +53,9 @@ class CudaFlight(Flight):
         self._device, self._value, self._name = device, value, name
         self._launched, self._began, self._ended = moments
         self._waited: Any = None
-        self._error: BaseException | None = None
 
     def done(self) -> bool:
         return self._error is not None or bool(self._ended.query())
-
-    def fail(self, error: BaseException) -> None:
-        self._error = error
-
-    def forget(self) -> None:
-        self._value = None
 
     def result(self) -> Any:
         if self._error is not None:
@@ -82,13 +74,13 @@ class CudaFlight(Flight):
     def over(self) -> bool:
         return bool(self._ended.query()) and (self._waited is None or bool(self._waited.query()))
 
-    def passage(self) -> Passage:
+    def times(self) -> FlightTimes:
         waits = () if self._waited is None else ((self._waited, self._ended),)
-        return Passage(self._launched, self._began, self._ended, waits)
+        return FlightTimes(self._launched, self._began, self._ended, waits)
 
 
 def tensors_in(value: Any) -> list[Tensor]:
-    """The tensors in a tensor, or in nested lists, tuples and dicts of them."""
+    """Return the tensors in a tensor, or in nested lists, tuples and dicts of them."""
     if isinstance(value, Tensor):
         return [value]
     if isinstance(value, dict):

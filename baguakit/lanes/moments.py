@@ -1,6 +1,6 @@
-"""When something happened: seconds of `time.perf_counter`, or on CUDA an event in a stream.
+"""Moments: seconds of `time.perf_counter`, or on CUDA an event in a stream.
 
-Nobody waits for an event until its time is asked for.
+An event is waited for only when its time is read.
 """
 
 import time
@@ -13,19 +13,19 @@ Moment = Any
 
 
 def moment(device: torch.device) -> Moment:
-    """Now, for the host or for the current stream of `device`; nothing is waited for."""
+    """Return the current moment of the host or of the current stream of `device`, without waiting."""
     if device.type != "cuda":
         return time.perf_counter()
     return torch.cuda.current_stream(device).record_event(torch.cuda.Event(enable_timing=True))
 
 
 def passed(when: Moment) -> bool:
-    """Whether a moment has come, so that `between` does not wait for it."""
+    """Return True if a moment has passed, so that `between` does not wait for it."""
     return isinstance(when, float) or bool(when.query())
 
 
 def between(a: Moment, b: Moment) -> float:
-    """Seconds from one moment to another of the same device; waits until both have passed."""
+    """Return the seconds from one moment to another of the same device. Waits until both have passed."""
     if isinstance(a, float):
         return float(b - a)
     for event in (a, b):

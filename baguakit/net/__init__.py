@@ -1,18 +1,20 @@
-"""TCP for NCCL: a network plugin of several flows a connection, and settings for NCCL's own sockets that suit a link.
+"""TCP for NCCL: a network plugin with several flows per connection, and settings of NCCL's own sockets for a link.
 
-Clouds limit what one TCP flow may carry, and one core cannot fill a fast NIC, so NCCL wants several flows. Either give
-it the plugin, which lets a slow flow take less (`baguanet.c` says how, calls them streams, and lists its settings):
+Clouds limit the bandwidth of one TCP flow, and one core cannot saturate a fast NIC, so NCCL needs several flows. Either
+use the plugin, which sends less over slow flows (`baguanet.c` explains it, calls flows streams, and lists its
+settings):
 
-    python -m baguakit.net build                     # with this machine's C compiler; prints what to export
+    python -m baguakit.net build                     # with this machine's C compiler; prints the variables to export
 
-or measure the link between two machines, and let NCCL's own sockets have as many flows as it is worth:
+or measure the link between two machines, to choose the number of flows of NCCL's own sockets:
 
     python -m baguakit.net measure --server --bind ADDRESS     # on one machine, with its address on that link
-    python -m baguakit.net measure --client ADDRESS            # on another; prints what to export
+    python -m baguakit.net measure --client ADDRESS            # on another; prints the variables to export
 
-While it runs, whoever reaches that address can send to it, and is counted and forgotten: end it after measuring.
+While the server runs, everybody who reaches the address can send to it; it counts the bytes and discards them. End it
+after the measurement.
 
-Nothing here writes environment variables: they are read by NCCL when it starts, and are the user's to export.
+This package sets no environment variables. NCCL reads them when it starts: export them before.
 """
 
 from .link import measure, serve

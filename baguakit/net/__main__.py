@@ -2,35 +2,37 @@
 
 import argparse
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
-from .link import PORT, Layout, measure, serve
+from .link import PORT, measure, serve
 from .plugin import build
-from .settings import SocketSettings, nccl_socket_settings
+from .settings import nccl_socket_settings
 
 HERE = "127.0.0.1"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command line; returns the exit status."""
+    """Run the command line, and return the exit status."""
     options = _parser().parse_args(arguments)
     try:
-        options.run(options)
-    except (OSError, RuntimeError, ValueError) as error:
-        print(error, file=sys.stderr)
-        return 1
+        return int(options.run(options))
     except KeyboardInterrupt:
         return 130
-    return 0
 
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser("python -m baguakit.net", description="TCP for NCCL")
-    commands = parser.add_subparsers(required=True)
+    fill(parser)
+    return parser
+
+
+def fill(parser: argparse.ArgumentParser) -> None:
+    """Add the subcommands `build` and `measure`; their `run(options)` returns the exit status."""
+    commands = parser.add_subparsers(required=True, title="subcommands")
 
     one = commands.add_parser("build", help="compile the NCCL network plugin")
-    one.add_argument("--out", metavar="DIR", help="where to put it (default: ~/.cache/baguakit)")
-    one.set_defaults(run=_build)
+    one.add_argument("--out", metavar="DIR", help="the directory of the library (default: ~/.cache/baguakit)")
+    one.set_defaults(run=lambda options: _told(_build, options))
 
     two = commands.add_parser("measure", help="measure the link between two machines")
     side = two.add_mutually_exclusive_group(required=True)
@@ -39,8 +41,17 @@ def _parser() -> argparse.ArgumentParser:
     two.add_argument("--port", type=int, default=PORT, help="of the server (default: %(default)s)")
     two.add_argument("--bind", metavar="ADDRESS", default=HERE, help="of the server (default: %(default)s)")
     two.add_argument("--seconds", type=float, default=1.0, help="for each measurement (default: %(default)s)")
-    two.set_defaults(run=_measure)
-    return parser
+    two.set_defaults(run=lambda options: _told(_measure, options))
+
+
+def _told(run: Callable[[argparse.Namespace], None], options: argparse.Namespace) -> int:
+    """Run a subcommand; print an error as a sentence, and return the exit status."""
+    try:
+        run(options)
+    except (OSError, RuntimeError, ValueError) as error:
+        print(error, file=sys.stderr)
+        return 1
+    return 0
 
 
 def _build(options: argparse.Namespace) -> None:
@@ -54,22 +65,15 @@ def _measure(options: argparse.Namespace) -> None:
         serve(options.bind, options.port, ready=_announce)
         return
     rates = measure(options.client, options.port, seconds=options.seconds)
-    print(_table(rates), file=sys.stderr)
-    print(_exports(nccl_socket_settings(rates)))
+    rows = [f"{t:>7}  {s:>14}  {rate / 1e6:>10.1f}" for (t, s), rate in sorted(rates.items())]
+    print("threads  sockets/thread        MB/s", *rows, sep="\n", file=sys.stderr)
+    for name, value in nccl_socket_settings(rates).environment().items():
+        print(f"export {name}={value}")
 
 
 def _announce(address: str, port: int) -> None:
-    alone = ", for this machine alone; --bind ADDRESS lets others in" * (address == HERE)
-    print(f"waiting on {address} port {port}{alone}; end with Ctrl-C", flush=True)
-
-
-def _table(rates: dict[Layout, float]) -> str:
-    rows = [f"{t:>7}  {s:>14}  {rate / 1e6:>10.1f}" for (t, s), rate in sorted(rates.items())]
-    return "\n".join(["threads  sockets/thread        MB/s", *rows])
-
-
-def _exports(settings: SocketSettings) -> str:
-    return "\n".join(f"export {name}={value}" for name, value in settings.environment().items())
+    local = ", for this machine only; pass --bind ADDRESS for others" * (address == HERE)
+    print(f"waiting on {address} port {port}{local}; end with Ctrl-C", flush=True)
 
 
 if __name__ == "__main__":

@@ -1,8 +1,8 @@
-"""Measures what TCP carries between two machines, by the number of threads and sockets.
+"""A measurement of TCP's bandwidth between two machines, by the number of threads and sockets.
 
     client: hello, bytes … end  →  server counts  →  client: the count; then rate = all bytes / time until all counts
 
-so bytes that only lie in buffers are not taken for carried.
+Bytes in buffers thus do not count as received.
 """
 
 import selectors
@@ -16,7 +16,7 @@ from contextlib import suppress
 from socketserver import BaseRequestHandler, ThreadingTCPServer
 from typing import Any
 
-from ..arguments import real, said, text, whole
+from ..arguments import integer, real, said, text
 
 Layout = tuple[int, int]
 PARTS = ("threads", "sockets of each thread")
@@ -25,21 +25,32 @@ LAYOUTS: tuple[Layout, ...] = tuple(
 )
 PORT = 29640
 HELLO, COUNT = b"baguakit link 1\n", struct.Struct("!Q")
-BUFFER, PATIENCE = 1 << 18, 30.0  # bytes of a flow; seconds without news from the other side
-MOST_FLOWS, GREETING = 128, 5.0  # that a server has at a time: twice what NCCL takes; seconds that a hello may take
+BUFFER, TIMEOUT = 1 << 18, 30.0  # bytes of a flow; seconds to wait for the other side
+MOST_FLOWS, HELLO_TIMEOUT = 128, 5.0  # flows of a server, twice as many as NCCL uses; seconds to wait for a hello
 
 
 def measure(
     host: str, port: int = PORT, *, layouts: Sequence[Layout] = LAYOUTS, seconds: float = 1.0
 ) -> dict[Layout, float]:
-    """Bytes a second to `host`, where `serve` runs, for each of the `layouts` (threads, sockets of each thread).
+    """Return the bandwidth to `host`, where `serve` runs, in bytes per second, for each layout.
 
-    Each is measured for `seconds` and until the last byte has arrived. Nobody else should use the link meanwhile.
-    A layout has at most 128 flows. Raises ConnectionError, naming host and port, if nobody answers there or the other
-    side goes away; ValueError or TypeError for a layout, a port or a time that cannot be.
+    Each measurement takes `seconds`, and the time until the last byte has arrived. Nothing else should use the link.
+
+    Args:
+        host: the name or address of the server.
+        port: the port of the server.
+        layouts: pairs (threads, sockets of each thread), each of at most 128 sockets in all.
+        seconds: the seconds for each layout.
+
+    Returns:
+        A dict of bytes per second, by layout.
+
+    Raises:
+        ConnectionError: the server does not answer or ends; the message names host and port.
+        TypeError, ValueError: a layout, the port or the time is impossible.
     """
     text("host", host)
-    port, seconds = whole("port", port, 1, 65535), real("seconds", seconds, above=0, most=86400)
+    port, seconds = integer("port", port, 1, 65535), real("seconds", seconds, above=0, most=86400)
     if not isinstance(layouts, Sequence) or isinstance(layouts, str):
         raise TypeError(f"layouts is a list of pairs (threads, sockets of each thread), not {layouts!r}")
     asked = [_layout(layout) for layout in layouts]
@@ -49,41 +60,44 @@ def measure(
         raise ValueError(f"host is a name or an address, not {host!r}") from None
     except OSError as error:
         raise ConnectionError(
-            f"cannot measure the link to {host} port {port} ({error}); is `python -m baguakit.net measure --server "
-            "--bind ADDRESS` running there, with an address that this machine reaches, and does the firewall let the "
-            "port through?"
+            f"cannot measure the link to {host} port {port} ({error}); run `python -m baguakit.net measure --server "
+            "--bind ADDRESS` there, with an address that this machine reaches, and open the port in the firewall"
         ) from error
 
 
 def _layout(given: object) -> Layout:
     if not isinstance(given, (tuple, list)) or len(given) != 2:
         raise TypeError(f"a layout is a pair (threads, sockets of each thread), not {given!r}")
-    threads, sockets = (whole(f"{what} of the layout {given!r}", n, 1) for what, n in zip(PARTS, given, strict=True))
-    whole(f"the number of flows of the layout {given!r}", threads * sockets, 1, MOST_FLOWS)
+    threads, sockets = (integer(f"{what} of the layout {given!r}", n, 1) for what, n in zip(PARTS, given, strict=True))
+    integer(f"the number of flows of the layout {given!r}", threads * sockets, 1, MOST_FLOWS)
     return threads, sockets
 
 
 def serve(address: str = "127.0.0.1", port: int = PORT, *, ready: Callable[[str, int], None] | None = None) -> None:
-    """Receive what `measure` sends, until interrupted (KeyboardInterrupt passes through).
+    """Receive the messages of `measure`, until a KeyboardInterrupt.
 
-    `address` is the one to listen on, IPv4 or IPv6: this machine's on the link to be measured. By default only this
-    machine itself is let in, since nobody has to prove who they are; "0.0.0.0" lets in all that reach any of its
-    addresses. Port 0 takes a free one. `ready` is called once with the address and port when clients may come.
+    At most 128 flows are received at a time, each by a thread with 256 KiB (32 MiB in all); other flows wait. A client
+    is disconnected if it does not send the right hello within 5 seconds, or later nothing for 30 seconds.
 
-    At most 128 flows are received at a time, each by a thread with 256 KiB (32 MiB in all); others wait until one ends.
-    Whoever does not begin with the right hello within 5 seconds, or is silent for 30 later, is sent away.
+    Args:
+        address: the IPv4 or IPv6 address to listen on: that of this machine on the link. There is no authentication,
+            so by default only this machine can connect; "0.0.0.0" accepts connections to all its addresses.
+        port: the port to listen on; 0 for a free one.
+        ready: a function that is called with the address and the port when clients may connect.
 
-    Raises OSError if the address cannot be had, ValueError or TypeError for an address or a port that cannot be.
+    Raises:
+        OSError: the server cannot listen on the address.
+        TypeError, ValueError: the address or the port is impossible.
     """
     text("address", address)
-    whole("port", port, 0, 65535)
+    integer("port", port, 0, 65535)
     if ready is not None and not callable(ready):
         raise TypeError(said("ready", "a function of an address and a port", ready))
     try:
         server = _server(address)((address, port), _Count)
     except (OSError, UnicodeError) as error:
         raise OSError(
-            f"cannot listen on address {address!r} port {port} ({error}); give one of this machine"
+            f"cannot listen on address {address!r} port {port} ({error}); pass an address of this machine"
         ) from error
     with server:
         if ready:
@@ -97,34 +111,36 @@ def _server(address: str) -> type[ThreadingTCPServer]:
         allow_reuse_address = True
         daemon_threads = True
         request_queue_size = socket.SOMAXCONN
-        room = threading.BoundedSemaphore(MOST_FLOWS)
+        free_flows = threading.BoundedSemaphore(MOST_FLOWS)
 
         def get_request(self) -> tuple[socket.socket, Any]:
-            self.room.acquire()  # until then whoever comes waits in the system's queue
+            """Accept a flow when one is free; others wait in the queue of the system."""
+            self.free_flows.acquire()
             try:
                 return super().get_request()
             except BaseException:
-                self.room.release()
+                self.free_flows.release()
                 raise
 
         def shutdown_request(self, request: Any) -> None:
-            """End a flow. Called once for each that came, however it went."""
+            """End a flow. It is called once for each."""
             super().shutdown_request(request)
-            self.room.release()
+            self.free_flows.release()
 
         def handle_error(self, request: object, client_address: object) -> None:
-            """A client that goes away is no news."""
+            """Ignore errors of clients that disconnect."""
 
     return Server
 
 
 class _Count(BaseRequestHandler):
-    """One flow at the server."""
+    """The server's end of a flow."""
 
     def handle(self) -> None:
-        if _read(self.request, len(HELLO), GREETING) != HELLO:
+        """Count the bytes of the flow, and reply with the count."""
+        if _read(self.request, len(HELLO), HELLO_TIMEOUT) != HELLO:
             return
-        self.request.settimeout(PATIENCE)
+        self.request.settimeout(TIMEOUT)
         buffer, count = bytearray(BUFFER), 0
         while received := self.request.recv_into(buffer):
             count += received
@@ -136,10 +152,10 @@ def _rate(address: tuple[str, int], layout: Layout, seconds: float) -> float:
     flows: list[socket.socket] = []
     try:
         for _ in range(threads * sockets):
-            flows.append(socket.create_connection(address, timeout=PATIENCE))
+            flows.append(socket.create_connection(address, timeout=TIMEOUT))
             flows[-1].setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             flows[-1].sendall(HELLO)
-        start = threading.Barrier(threads, timeout=PATIENCE)
+        start = threading.Barrier(threads, timeout=TIMEOUT)
         with ThreadPoolExecutor(threads) as pool:
             spans = list(pool.map(lambda i: _fill(flows[i::threads], start, seconds), range(threads)))
     finally:
@@ -150,7 +166,7 @@ def _rate(address: tuple[str, int], layout: Layout, seconds: float) -> float:
 
 
 def _fill(flows: list[socket.socket], start: threading.Barrier, seconds: float) -> tuple[float, float, int]:
-    """One thread keeps its flows full for some seconds. Returns when it began and ended, and the bytes that arrived."""
+    """Send over the flows of one thread for some seconds; return the begin, the end and the bytes that arrived."""
     payload = bytes(BUFFER)
     with selectors.DefaultSelector() as selector:
         for flow in flows:
@@ -168,8 +184,8 @@ def _fill(flows: list[socket.socket], start: threading.Barrier, seconds: float) 
     return begin, time.perf_counter(), sum(counts)
 
 
-def _read(flow: socket.socket, size: int, within: float = PATIENCE) -> bytes:
-    """`size` bytes; ConnectionResetError if there are fewer, TimeoutError if they take too long."""
+def _read(flow: socket.socket, size: int, within: float = TIMEOUT) -> bytes:
+    """Return `size` bytes; raise ConnectionResetError if the flow ends before, TimeoutError if they take too long."""
     data, until = b"", time.monotonic() + within
     while len(data) < size:
         flow.settimeout(max(until - time.monotonic(), 1e-3))

@@ -1,4 +1,4 @@
-"""Builds the NCCL network plugin with the C compiler of this machine."""
+"""The build of the NCCL network plugin by the C compiler of this machine."""
 
 import hashlib
 import os
@@ -17,7 +17,7 @@ LIBRARY = "libnccl-net-baguanet.so"
 COMPILERS = ("cc", "gcc", "clang")
 FLAGS = ("-std=c11", "-O2", "-fPIC", "-shared", "-fvisibility=hidden", "-pthread")
 WARNINGS = ("-Wall", "-Wextra", "-Wformat=2", "-Werror=format-security", "-Wshadow", "-Wvla", "-Wstrict-prototypes")
-# The library reads what a network brings into a program that holds a model: the compiler and the linker watch over it.
+# The library parses data from the network: the compiler and the linker add protection.
 HARDENING = (
     *("-fstack-protector-strong", "-fstack-clash-protection", "-U_FORTIFY_SOURCE", "-D_FORTIFY_SOURCE=2"),
     *("-Wl,-z,relro", "-Wl,-z,now", "-Wl,-z,noexecstack"),
@@ -27,12 +27,18 @@ HARDENING = (
 def build(out: str | os.PathLike[str] | None = None, *, compiler: str | None = None, flags: Sequence[str] = ()) -> Path:
     """Compile the plugin and return the absolute path of `libnccl-net-baguanet.so`, for `NCCL_NET_PLUGIN`.
 
-    `out` is the directory to put it in, made if need be. Without one it goes to `~/.cache/baguakit`, under a name made
-    of the source, the compiler and the flags, and is compiled only if it is not there yet. `compiler` is a command;
-    by default the first of cc, gcc and clang. `flags` come after ours. Several processes may build at the same time.
+    Several processes may build at the same time.
 
-    Raises ValueError where no compiler is found or the system is not Linux, TypeError for arguments of another type,
-    and RuntimeError with the compiler's words if it fails.
+    Args:
+        out: the directory of the library, created if it is missing; None for a directory in `~/.cache/baguakit` whose
+            name is a hash of the source, the compiler and the flags: if it has the library, nothing is compiled.
+        compiler: a command; None for the first of cc, gcc and clang.
+        flags: further flags of the compiler.
+
+    Raises:
+        TypeError: an argument has another type.
+        ValueError: there is no compiler, or the system is not Linux.
+        RuntimeError: the compiler failed; with its output.
     """
     if not isinstance(out, (str, os.PathLike, NoneType)):
         raise TypeError(said("out", "a directory or None", out))
@@ -55,17 +61,17 @@ def _find(compiler: str | None) -> str:
     for name in names:
         if path := shutil.which(name):
             return path
-    raise ValueError(f"no C compiler: {' or '.join(names)} is not on the PATH; install one, or name it by compiler=")
+    raise ValueError(f"no C compiler: {' or '.join(names)} is not on the PATH; install one, or pass compiler=")
 
 
 def _cache(command: list[str]) -> Path:
-    said = "\0".join([platform.machine(), *platform.libc_ver(), *command]).encode()
-    return Path.home() / ".cache" / "baguakit" / hashlib.sha256(said + SOURCE.read_bytes()).hexdigest()[:16]
+    key = "\0".join([platform.machine(), *platform.libc_ver(), *command]).encode()
+    return Path.home() / ".cache" / "baguakit" / hashlib.sha256(key + SOURCE.read_bytes()).hexdigest()[:16]
 
 
 def _compile(command: list[str], library: Path) -> None:
     library.parent.mkdir(parents=True, exist_ok=True)
-    # NCCL of another process may load the library while this one writes it: it appears whole, or not at all.
+    # Another process may load the library now: replace the file atomically.
     with tempfile.TemporaryDirectory(dir=library.parent) as folder:
         unfinished = Path(folder) / LIBRARY
         result = subprocess.run(

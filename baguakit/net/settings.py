@@ -1,22 +1,26 @@
-"""How many threads and sockets NCCL's own TCP transport should use on a link."""
+"""The number of threads and sockets of NCCL's own TCP transport for a link."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from ..arguments import real, whole
+from ..arguments import integer, real
 from .link import Layout, measure
 
-MOST_THREADS, MOST_FLOWS = 16, 64  # what NCCL allows of a connection
-NEAR = 0.95  # of the best rate: what two measurements of the same may differ by
+MOST_THREADS, MOST_FLOWS = 16, 64  # NCCL's limits for a connection
+NEAR = 0.95  # of the best rate: repeated measurements differ by about 5 %
 
 
 @dataclass(frozen=True)
 class SocketSettings:
-    """Threads of a connection of NCCL, sockets of each thread, and the rate that they reached, in bytes a second.
+    """Settings of the sockets of a connection of NCCL, which opens one connection for each channel and peer.
 
-    `threads` is 1 to 16 and `threads × sockets_per_thread` at most 64, as NCCL has it. NCCL opens a connection for
-    each channel and peer, and each has as many flows. Raises ValueError or TypeError for numbers beyond these, and for
-    a rate that is not positive.
+    Args:
+        threads: the threads of a connection, 1 to 16.
+        sockets_per_thread: the sockets of each thread; `threads × sockets_per_thread` is at most 64.
+        rate: the measured bytes per second, greater than 0.
+
+    Raises:
+        TypeError, ValueError: a number is out of these ranges.
     """
 
     threads: int
@@ -24,37 +28,40 @@ class SocketSettings:
     rate: float
 
     def __post_init__(self) -> None:
-        whole("threads", self.threads, 1, MOST_THREADS)
-        whole("sockets_per_thread", self.sockets_per_thread, 1, MOST_FLOWS)
+        integer("threads", self.threads, 1, MOST_THREADS)
+        integer("sockets_per_thread", self.sockets_per_thread, 1, MOST_FLOWS)
         if self.flows > MOST_FLOWS:
             raise ValueError(
-                f"NCCL takes 1 to {MOST_FLOWS} sockets a connection, and {self.threads} threads of "
+                f"NCCL uses 1 to {MOST_FLOWS} sockets per connection, and {self.threads} threads of "
                 f"{self.sockets_per_thread} are {self.flows}"
             )
         real("rate", self.rate, above=0)
 
     @property
     def flows(self) -> int:
-        """TCP flows of a connection; a good value for the plugin's BAGUANET_STREAMS as well."""
+        """Return the number of TCP flows of a connection; also a good value of the plugin's BAGUANET_STREAMS."""
         return self.threads * self.sockets_per_thread
 
     def environment(self) -> dict[str, str]:
-        """Return the variables to export before the program starts; NCCL reads them once."""
-        return {
-            "NCCL_SOCKET_NTHREADS": str(self.threads),
-            "NCCL_NSOCKS_PERTHREAD": str(self.sockets_per_thread),
-        }
+        """Return the environment variables to export before the program starts."""
+        return {"NCCL_SOCKET_NTHREADS": str(self.threads), "NCCL_NSOCKS_PERTHREAD": str(self.sockets_per_thread)}
 
 
 def nccl_socket_settings(link: str | Mapping[Layout, float]) -> SocketSettings:
-    """The fewest flows, and the fewest threads for them, that carry 95 % of the most that was measured on a link.
+    """Return the fewest flows, with the fewest threads, that reach 95 % of the best bandwidth measured on a link.
 
-    `link` is either the rates in bytes a second by (threads, sockets of each thread), as `measure` returns them, or the
-    host on which `python -m baguakit.net measure --server --bind ADDRESS` waits, which is then measured for about half
-    a minute. More flows than needed cost memory and a core for every busy thread, and take bandwidth from others.
+    More flows than necessary take memory, one core per busy thread, and bandwidth of other users of the link.
 
-    Raises ValueError if nothing was measured or a layout is none that NCCL takes, ConnectionError if the host does not
-    answer.
+    Args:
+        link: the bytes per second by (threads, sockets of each thread), as `measure` returns them; or the host on which
+            `python -m baguakit.net measure --server --bind ADDRESS` runs, which is then measured for about 30 seconds.
+
+    Returns:
+        The settings.
+
+    Raises:
+        ValueError: there is no measurement, or NCCL does not support a layout.
+        ConnectionError: the host does not answer.
     """
     rates = measure(link) if isinstance(link, str) else link
     if not isinstance(rates, Mapping):

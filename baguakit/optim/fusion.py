@@ -1,11 +1,12 @@
 """`fuse`: the step of an optimizer, on a few flat tensors.
 
-torch lets a step pre-hook replace the arguments of `step`, the optimizer itself included. The hook here puts a twin in
-its place (twin.py), whose parameters are flat; the post-hook brings back what the twin has made of them. Between steps
-the optimizer is what it was: its groups, its state by parameter, and its methods are torch's own.
+torch lets a step pre-hook replace the arguments of `step`, the optimizer itself included. The hook here passes a view
+of the optimizer whose parameters are flat; the post-hook copies the results back. Between steps the optimizer
+is unchanged: its groups, its state by parameter, and its methods are torch's own.
 """
 
 from collections import defaultdict
+from types import new_class
 from typing import Any
 
 import torch
@@ -13,12 +14,11 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from ..arguments import checked
-from .flat import Flat
-from .layout import Layout, lay_out
-from .memory import State, Unfit
+from .flat.layout import GroupLayout, lay_out
+from .flat.memory import CannotFuse, OptimizerState
+from .flat.tensor import Flat
 from .probe import check_element_wise, own_step
-from .steppers import Groups, stepper
-from .twin import twin_of
+from .steppers import Groups, step_in_launches
 
 
 @checked
@@ -72,19 +72,18 @@ class Fusion:
 
     Attributes:
         layouts: of each group, as of the latest step.
-        laid_out, copied: for the report.
+        laid_out, copied: counts for the report.
     """
 
     def __init__(self, optimizer: Optimizer) -> None:
         self.optimizer = optimizer
-        self.layouts: list[Layout] = []
+        self.layouts: list[GroupLayout] = []
         self.laid_out = self.copied = 0
-        self._stepper = stepper(type(optimizer))
-        self._twin = twin_of(optimizer, self)
+        self._view = self._flat_view()
         self._looked_at: list[dict[str, Any]] = []
         self._groups: Groups = []
         self._left: Groups = []
-        self._state: State = {}
+        self._state: OptimizerState = {}
         self._gathered = self._asked = self._stale = False
         self._handles: list[Any] = []
 
@@ -115,17 +114,17 @@ class Fusion:
             self._looked_at = list(groups)
 
     def step(self, *args: Any) -> None:
-        """A step without anybody's hooks."""
+        """Step without any hooks."""
         args, kwargs = self._begin((self.optimizer, *args), {})
         own_step(type(self.optimizer))(*args, **kwargs)
         if not self._gathered:
-            raise Unfit("its step does not look at its groups; fuse the one inside if it wraps another optimizer")
+            raise CannotFuse("its step does not look at its groups; fuse the one inside if it wraps another optimizer")
         self.after(self.optimizer, args, kwargs)
 
-    # What hooks do
+    # The hooks
 
     def before(self, optimizer: Optimizer, args: Any, kwargs: Any) -> Any:
-        """A step begins: it will be the twin's."""
+        """Begin a step: return the arguments with the view in place of the optimizer."""
         if optimizer is not self.optimizer:  # a step within a step
             return None
         self.look_at_groups()
@@ -136,17 +135,17 @@ class Fusion:
         self._stale = self._gathered  # an earlier step has not ended: the state of parameters is what counts
         self._gathered = self._asked = False
         self._groups = [{"params": []} for _ in optimizer.param_groups]
-        self._twin.__dict__ = optimizer.__dict__
+        self._view.__dict__ = optimizer.__dict__
         rest = tuple(self._followed(x) for x in args[1:])
-        return (self._twin, *rest), {key: self._followed(x) for key, x in kwargs.items()}
+        return (self._view, *rest), {key: self._followed(x) for key, x in kwargs.items()}
 
     def after(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
-        """A step has ended: the user's parameters and state become what the twin's are."""
+        """End a step: copy the parameters and the state of the view into the user's."""
         if optimizer is self.optimizer and self._gathered:
             self._scatter()
 
     def _followed(self, argument: Any) -> Any:
-        """A closure moves gradients, and may look at weights."""
+        """Return a closure wrapped so that it sees the user's weights and may change gradients."""
         if not callable(argument):
             return argument
         self._asked = True
@@ -161,16 +160,33 @@ class Fusion:
 
         return closure
 
-    # What the twin sees
+    # The view
+
+    def _flat_view(self) -> Optimizer:
+        """Return an optimizer whose `step` acts on flat parameters.
+
+        Its class is derived from the user's, and the two share all attributes (what one sets, the other has) except
+        `param_groups` and `state`, which are gathered when they are first read.
+        """
+        kind = type(self.optimizer)
+        body = {
+            "param_groups": property(lambda _: self.groups()),
+            "state": property(lambda _: self.state()),
+            "__module__": kind.__module__,
+            "__qualname__": kind.__qualname__,
+        }
+        view: Optimizer = object.__new__(new_class(kind.__name__, (kind,), None, lambda names: names.update(body)))
+        view.__dict__ = self.optimizer.__dict__
+        return view
 
     def groups(self) -> Groups:
-        """The groups, with flat parameters."""
+        """Return the groups, with flat parameters."""
         if not self._gathered:
             self._gather()
         return self._left
 
-    def state(self) -> State:
-        """The state of flat parameters, and of those apart."""
+    def state(self) -> OptimizerState:
+        """Return the state of flat parameters, and of those apart."""
         if not self._gathered:
             self._gather()
         return self._state
@@ -190,10 +206,12 @@ class Fusion:
             shown["params"] = params
             params[:] = [p for flat in layout.flats for p in self._load(flat)] + layout.apart
             self._state.update((p, state[p]) for p in layout.apart if p in state)
-        self._left = self._groups if self._asked else self._stepper(self._groups, self._state)
+        self._left = self._groups
+        if not self._asked:
+            self._left = step_in_launches(type(self.optimizer), self._groups, self._state)
         self._gathered = True
 
-    def _layout(self, group: dict[str, Any], before: Layout | None) -> Layout:
+    def _layout(self, group: dict[str, Any], before: GroupLayout | None) -> GroupLayout:
         params, fused, state = group["params"], bool(group.get("fused")), self.optimizer.state
         if {g.layout for p in params if (g := p.grad) is not None} - {torch.strided}:
             raise TypeError("a sparse gradient cannot be part of a flat tensor; use sparse=False, or unfuse(optimizer)")
@@ -221,7 +239,7 @@ class Fusion:
         for group, shown in zip(self.optimizer.param_groups, self._groups, strict=True):
             group.update((key, x) for key, x in shown.items() if key != "params" and group.get(key) is not x)
 
-    def _release(self, layouts: list[Layout]) -> None:
+    def _release(self, layouts: list[GroupLayout]) -> None:
         for layout in layouts:
             for flat in layout.flats:
                 flat.memory.release(self.optimizer.state)

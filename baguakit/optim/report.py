@@ -1,4 +1,4 @@
-"""How the parameters of a fused optimizer are stepped."""
+"""The report of a fused optimizer."""
 
 from dataclasses import dataclass
 
@@ -10,7 +10,7 @@ from .fusion import fusion_of
 
 @dataclass(frozen=True)
 class Report:
-    """The latest step of a fused optimizer. Print it.
+    """The report of the latest step of a fused optimizer. Print it.
 
     Attributes:
         flats: flat tensors.
@@ -18,7 +18,7 @@ class Report:
         apart: parameters stepped as always: large ones, and those that go with no other.
         absent: parameters without a gradient.
         copied: flat tensors whose gradients had to be copied, because they did not lie one after another.
-        layouts: how often parameters have been laid out anew.
+        layouts: the number of times that parameters have been laid out anew.
     """
 
     flats: int
@@ -40,7 +40,7 @@ class Report:
 
 @checked
 def report(optimizer: Optimizer) -> Report:
-    """How the latest step of a fused optimizer went.
+    """Return the report of the latest step of a fused optimizer.
 
     Raises:
         ValueError: it is not fused.

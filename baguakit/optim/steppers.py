@@ -1,13 +1,13 @@
-"""Who steps the flat tensors of an optimizer.
+"""The code that steps the flat tensors of an optimizer: one launch, or the optimizer's own.
 
 On CUDA, torch's own SGD, Adam and AdamW are stepped by one launch for all tensors of a group that have taken as many
 steps, the large ones that are stepped apart included. Whatever that does not cover is left to the optimizer's own
 code: other classes (subclasses, too), tensors that are not plain fp32, and the options amsgrad, capturable, fused and
-differentiable. State stays in torch's terms and places.
+differentiable. The state stays in torch's terms and places.
 """
 
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -18,39 +18,25 @@ from ..kernels.steps import definition as steps
 from ..kernels.steps import operators as steps_ops
 from ..kernels.steps.check import check_operands, is_dense
 from ..kernels.steps.table import Role
-from .members import PLAIN
-from .memory import State
+from .flat.members import PLAIN
+from .flat.memory import OptimizerState
 
 Groups = list[dict[str, Any]]
-Stepper = Callable[[Groups, State], Groups]
-"""Steps what it can of groups whose parameters are flat, keeping their state in the optimizer's own terms, and
-returns the groups with what is left for the optimizer's own code."""
-
 NOT_COVERED = ("amsgrad", "capturable", "fused", "differentiable")
 OURS = {"momentum_buffer"}, {"exp_avg", "exp_avg_sq", "step"}  # the states of SGD, and of Adam
 
 
-def own_code(groups: Groups, state: State) -> Groups:
-    """Leave all to the optimizer's own `step`."""
-    return groups
-
-
-def stepper(kind: type[Optimizer]) -> Stepper:
-    """The stepper for optimizers of a class."""
-    return one_launch if kind in (SGD, Adam, AdamW) else own_code
-
-
-def one_launch(groups: Groups, state: State) -> Groups:
-    """Step what lies on CUDA devices."""
-    return [_step_group(group, state) for group in groups]
+def step_in_launches(kind: type[Optimizer], groups: Groups, state: OptimizerState) -> Groups:
+    """Step what launches can of groups for an optimizer of class `kind`; return what is left for its own code."""
+    return [_step_group(group, state) for group in groups] if kind in (SGD, Adam, AdamW) else groups
 
 
 def is_launched(p: Tensor) -> bool:
-    """Whether kernels step a parameter, as far as its device tells."""
+    """Return whether the device of a parameter is one on which kernels step it."""
     return p.is_cuda
 
 
-def _step_group(group: dict[str, Any], state: State) -> dict[str, Any]:
+def _step_group(group: dict[str, Any], state: OptimizerState) -> dict[str, Any]:
     if any(group.get(option) for option in NOT_COVERED) or not _has_numbers(group):
         return group
     ours = [p for p in group["params"] if _is_ours(p, state.get(p, {}), _adam(group))]
@@ -68,7 +54,7 @@ def _adam(group: dict[str, Any]) -> bool:
 
 
 def _has_numbers(group: dict[str, Any]) -> bool:
-    """Whether all options but the rate, which may lie on a device, are plain numbers."""
+    """Return whether all options are plain numbers, except the rate, which may lie on a device."""
     options = [*group.get("betas", ()), group.get("momentum", 0), group.get("dampening", 0), group["weight_decay"]]
     return not any(isinstance(x, Tensor) for x in options)
 
@@ -88,8 +74,8 @@ def _is_ours(p: Tensor, known: dict[str, Any], adam: bool) -> bool:
     )
 
 
-def _taken(p: Tensor, state: State, group: dict[str, Any]) -> int:
-    """How many steps a parameter has taken; of SGD, whether it has taken any. Makes the state where there is none."""
+def _taken(p: Tensor, state: OptimizerState, group: dict[str, Any]) -> int:
+    """Return the number of steps that a parameter has taken (SGD: 0 or 1); make its state if there is none."""
     if not _adam(group) and not group["momentum"]:
         return 1
     known = state[p]
@@ -99,20 +85,17 @@ def _taken(p: Tensor, state: State, group: dict[str, Any]) -> int:
         known["momentum_buffer"] = torch.zeros_like(p)
         return 0
     if not known:
-        known["step"] = torch.tensor(0.0, dtype=_count_dtype(), device="cpu")
+        dtype = torch.float64 if torch.get_default_dtype() == torch.float64 else torch.float32
+        known["step"] = torch.tensor(0.0, dtype=dtype, device="cpu")
         known["exp_avg"], known["exp_avg_sq"] = torch.zeros_like(p), torch.zeros_like(p)
     return int(known["step"])
 
 
-def _count_dtype() -> torch.dtype:
-    return torch.float64 if torch.get_default_dtype() == torch.float64 else torch.float32
-
-
-def _step(params: Sequence[Tensor], taken: int, group: dict[str, Any], state: State) -> None:
-    """Step parameters that have taken as many steps."""
-    rule = _rule(group)
-    known = [state[p] for p in params] if rule.states else []
-    names = ("exp_avg", "exp_avg_sq") if _adam(group) else ("momentum_buffer",)[: rule.states]
+def _step(params: Sequence[Tensor], taken: int, group: dict[str, Any], state: OptimizerState) -> None:
+    """Step parameters that have all taken `taken` steps."""
+    update = _update_of(group)
+    known = [state[p] for p in params] if update.states else []
+    names = ("exp_avg", "exp_avg_sq") if _adam(group) else ("momentum_buffer",)[: update.states]
     lists = tuple([each[name] for each in known] for name in names)
     operands = steps.Operands(params, [p.grad for p in params if p.grad is not None], lists)
     # Gradients that are climbed are scaled by −1, which rounds nothing.
@@ -123,12 +106,12 @@ def _step(params: Sequence[Tensor], taken: int, group: dict[str, Any], state: St
         return operands
 
     roles: dict[str, Role] = {"p": operands.p, "g": operands.g, **dict(zip("uv", lists, strict=False))}
-    steps_ops.step_(rule, roles, conditions, None, check)
+    steps_ops.step_(update, roles, conditions, None, check)
     for each in known if _adam(group) else ():
         each["step"] += 1
 
 
-def _rule(group: dict[str, Any]) -> steps.Rule:
+def _update_of(group: dict[str, Any]) -> steps.Update:
     if _adam(group):
         (beta1, beta2), decoupled = group["betas"], bool(group.get("decoupled_weight_decay"))
         return steps.Adam(beta1, beta2, group["eps"], group["weight_decay"], decoupled)

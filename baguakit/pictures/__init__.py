@@ -1,16 +1,16 @@
-"""Pictures, where one would rather look than read: each a function that returns a matplotlib Figure.
+"""Plots: functions that return a matplotlib Figure.
 
-| picture                                | of what                                                             |
+| function                               | plot                                                                |
 |----------------------------------------|---------------------------------------------------------------------|
-| `consensus_decay(distances, size)`     | how ranks approach their mean, and what the spectral gap promises   |
-| `error_histogram(x, *compressors)`     | what compressors lose of a tensor                                   |
-| `score_by_bytes(curves)`               | what training reaches for the bytes that it sends                   |
-| `roofline(measured)`                   | kernels against the speed of a copy, as `bench.roofline` records it |
-| `topology.Ring().draw(size)`           | who hears whom, and the mixing matrix (every topology)              |
+| `consensus_decay(distances, size)`     | the distance from the mean by round, and the spectral gap's bound   |
+| `error_histogram(x, *compressors)`     | the errors of compressors on a tensor                               |
+| `score_by_bytes(curves)`               | the accuracy of training by the bytes sent                          |
+| `roofline(measured)`                   | kernels compared to the speed of a copy, from `bench.roofline`      |
+| `topology.Ring().draw(size)`           | the graph and the mixing matrix (every topology)                    |
 
-matplotlib is imported when something is drawn. Figures stand alone (no pyplot): `.savefig("decay.png")`; in a notebook
-they show themselves after `%matplotlib inline`. Colours are Okabe and Ito's, which the colour-blind tell apart; markers
-and dashes tell the same things apart in grey print.
+The functions import matplotlib when they are called. Figures are independent of pyplot: `.savefig("decay.png")`; a
+notebook displays them after `%matplotlib inline`. Colours are those of Okabe and Ito, which colour-blind readers can
+distinguish; markers and dashes distinguish the lines in grey print.
 """
 
 from .consensus import consensus_decay

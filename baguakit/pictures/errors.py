@@ -1,4 +1,4 @@
-"""Pictures of the errors of compressors."""
+"""Plots of the errors of compressors."""
 
 from typing import TYPE_CHECKING
 
@@ -7,7 +7,7 @@ from torch import Tensor
 
 from ..arguments import checked, shown
 from ..compressors import Compressor
-from .style import COLOURS, blank, quieten
+from .style import COLOURS, blank, set_frame
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -18,20 +18,20 @@ BINS = 81
 
 @checked
 def error_histogram(x: Tensor, *compressors: Compressor) -> "Figure":
-    """Draw for each compressor Q how its errors Q(x) − x are spread, in units of the root mean square of x.
+    """Draw a histogram of the errors Q(x) − x of each compressor Q, in units of the root mean square of x.
 
-    Each panel has its own scale, three times the error's root mean square to either side, and says how many bits a
-    value takes on the wire and how large the error is in all:  ‖Q(x) − x‖ / ‖x‖.
+    Each panel has its own scale, three times the root mean square of the error on both sides. Its title has the bits
+    per value on the wire and the relative error  ‖Q(x) − x‖ / ‖x‖.
 
     Args:
-        x: a floating tensor of any shape, on any device; taken as one row.
-        compressors: such as `compressors.MinMaxUInt8(), compressors.TopK(0.01)`.
+        x: a floating tensor of any shape, on any device; it is compressed as one row.
+        compressors: compressors such as `compressors.MinMaxUInt8(), compressors.TopK(0.01)`.
 
     Returns:
         A `matplotlib.figure.Figure`.
 
     Raises:
-        ValueError: there is no compressor, or x is empty or zero throughout.
+        ValueError: there is no compressor, or x is empty or has only zeros.
     """
     norm = float(torch.linalg.vector_norm(x.float()))
     if not compressors or not norm > 0:
@@ -53,14 +53,14 @@ def error_histogram(x: Tensor, *compressors: Compressor) -> "Figure":
         axes.set_title(f"{compressor!r}\n{bits:.3g} bits a value, error {size:.2%}", fontsize=9)
         axes.set(xlim=(-reach, reach), yticks=[])
         axes.locator_params(axis="x", nbins=5)
-        quieten(axes)
+        set_frame(axes)
         axes.spines["left"].set_visible(False)
     figure.supxlabel("error, in units of the root mean square of the values", fontsize=9)
     return figure
 
 
 def loss(x: Tensor, compressor: Compressor) -> tuple[Tensor, float]:
-    """Q(x) − x, flat, fp32 and on the CPU; and the bits that a value takes."""
+    """Return Q(x) − x, flat, in fp32 and on the CPU, and the bits per value."""
     row = x.detach().reshape(1, -1)
     packed = compressor.compress(row)
     error = compressor.decompress(packed, row.shape[1]).float() - row.float()

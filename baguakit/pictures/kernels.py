@@ -1,10 +1,10 @@
-"""Kernels against the speed of a copy."""
+"""Plots of the speed of kernels, compared to a copy."""
 
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ..arguments import checked
-from .style import PALE, blank, line_style, quieten
+from .style import PALE, blank, line_style, set_frame
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -14,28 +14,28 @@ Row = Mapping[str, Any]
 
 @checked
 def roofline(measured: Mapping[str, Any], families: Sequence[str] | None = None) -> "Figure":
-    """Draw how near kernels come to the speed of a copy, and how long a call takes, by the number of values.
+    """Draw the bandwidth of kernels relative to a copy, and the time of a call, by the number of values.
 
-    A copy is the roof: a kernel that reads and writes as many bytes can hardly be faster. Small tensors may lie above
-    it, since they are read from a cache.
+    A kernel that reads and writes as many bytes as a copy is rarely faster. Small tensors are an exception, since they
+    are read from a cache.
 
     Args:
-        measured: what `python -m bench.roofline` writes: a dict with "machine" and "rows", each of them with "family",
-            "name", "values", "seconds" and "share" (of the copy's bytes a second).
-        families: which to draw; None means all.
+        measured: the output of `python -m bench.roofline`: a dict with "machine" and "rows". A row has "family",
+            "name", "values", "seconds" and "share" (of the bandwidth of a copy).
+        families: the families to draw; None for all.
 
     Returns:
-        A `matplotlib.figure.Figure`, a line of two panels for each family.
+        A `matplotlib.figure.Figure` with two panels for each family.
 
     Raises:
-        ValueError: there is no row of a family asked for.
+        ValueError: there is no row of one of the families.
     """
     groups: dict[str, dict[str, list[Row]]] = {}
     for row in measured["rows"]:
         groups.setdefault(row["family"], {}).setdefault(row["name"], []).append(row)
     chosen = list(groups) if families is None else list(families)
     if not chosen or not set(chosen) <= groups.keys():
-        raise ValueError(f"nothing was measured of {families!r}; there are {', '.join(groups) or 'no rows'}")
+        raise ValueError(f"measured has no rows of families {families!r}; it has {', '.join(groups) or 'no rows'}")
     figure = blank(8.5, 2.2 * len(chosen) + 0.4)
     panels = figure.subplots(len(chosen), 2, sharex=True, squeeze=False)
     for family, (left, right) in zip(chosen, panels, strict=True):
@@ -51,8 +51,8 @@ def roofline(measured: Mapping[str, Any], families: Sequence[str] | None = None)
         right.set(yscale="log")
         right.set_ylabel("µs a call", fontsize=8)
         right.legend(*left.get_legend_handles_labels(), fontsize=7, frameon=False)
-        quieten(left)
-        quieten(right)
+        set_frame(left)
+        set_frame(right)
     for axes in panels[-1]:
         axes.set_xlabel("values", fontsize=8)
     machine = measured["machine"]

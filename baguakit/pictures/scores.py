@@ -1,10 +1,10 @@
-"""Pictures of the accuracy that training reaches for the bytes that it sends."""
+"""Plots of the accuracy of training by the bytes sent."""
 
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from ..arguments import checked
-from .style import blank, line_style, quieten
+from .style import blank, line_style, set_frame
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -14,12 +14,12 @@ Curve = Sequence[tuple[float, float]]
 
 @checked
 def score_by_bytes(curves: Mapping[str, Curve], score: str = "test accuracy") -> "Figure":
-    """Draw how far each way of training has come, by the bytes that a rank has sent: further up and left is better.
+    """Draw the score of training runs by the bytes that a rank has sent: the best curves are high and far left.
 
     Args:
-        curves: for each name points (bytes sent so far, score) in the order of training; one point is enough. A way
-            that sends nothing has no place on a logarithmic axis: the score that it ends with is drawn as a level.
-        score: what the score is called.
+        curves: points (bytes sent so far, score) by name, in the order of training; one point is enough. The axis of
+            bytes is logarithmic: a run that sends nothing is drawn as a horizontal line at its last score.
+        score: the label of the score.
 
     Returns:
         A `matplotlib.figure.Figure`.
@@ -28,7 +28,7 @@ def score_by_bytes(curves: Mapping[str, Curve], score: str = "test accuracy") ->
         ValueError: a curve has no points.
     """
     if not curves or not all(curves.values()):
-        raise ValueError(f"a curve has points (bytes, score), and there is at least one; not {dict(curves)!r}")
+        raise ValueError(f"curves has at least one point (bytes, score) for each name; not {dict(curves)!r}")
     figure = blank(7.5, 3.9)
     from matplotlib.ticker import EngFormatter
 
@@ -42,6 +42,6 @@ def score_by_bytes(curves: Mapping[str, Curve], score: str = "test accuracy") ->
             axes.axhline(points[-1][1], label=f"{name} (sends nothing)", **style)
     axes.set(xscale="log", xlabel="sent by a rank", ylabel=score)
     axes.xaxis.set_major_formatter(EngFormatter("B"))
-    quieten(axes)
+    set_frame(axes)
     figure.legend(*axes.get_legend_handles_labels(), loc="outside right center", fontsize=8, frameon=False)
     return figure

@@ -2,16 +2,15 @@
 
 Each is usable alone, in any training loop, on gradients, weights or anything else that is floating. A trailing `_`
 means that the tensors given are overwritten. All ranks of the group call the same primitives in the same order.
-Optimizer steps and `gradient_norm` are local: they know no group.
+Optimizer steps and `gradient_norm`, which are local, come from `baguakit.optim.steps`.
 """
 
-from ..kernels.steps.table import Fixed
+from ..optim.steps import Fixed, adam_step_, adamw_step_, gradient_norm, lion_step_, sgd_step_
 from .compressed import compressed_mean_
 from .flights import launch
 from .means import mean_
 from .neighbors import neighbor_gather, neighbor_mean_
 from .sparse import sparse_mean_
-from .steps import adam_step_, adamw_step_, gradient_norm, lion_step_, sgd_step_
 
 __all__ = [
     "Fixed",

@@ -9,15 +9,15 @@ from torch import Tensor
 from ..arguments import said, shown
 from ..comm import Comm, check_comm
 from ..compressors import Compressor
-from ..compressors.base import check_dense
+from ..compressors.base import Unchecked, check_dense
+from ..kernels.cpu.units import COMPILED_VALUES
 from .flat import on_flat
 from .means import mean_
 from .shards import mean_of_shards
-from .wires import wire
+from .transports import row_transport
 
 # A rank that sends no more than this sends it at once: at 100 Mb/s it takes 2.6 ms, about what a second hop would.
 ONE_HOP_BYTES = 1 << 15
-ONE_HOP_VALUES = (1 << 16) - 1  # the most that are decompressed without a compiler, for which a first step would wait
 
 
 @on_flat
@@ -56,17 +56,18 @@ def compressed_mean_(x: Tensor, compressor: Compressor, comm: Comm, residual: Te
     if residual is not None:
         check_residual(residual, x)
         residual = residual.view(-1)
-    if comm.size == 1 or not pays(x.numel(), x.element_size(), compressor, comm.size):
+    codec, n = compressor._unchecked(x), comm.size
+    if n == 1 or not pays(x.numel(), x.element_size(), codec, n):
         if residual is not None:
             residual.zero_()
-        return mean_(x, comm)  # type: ignore[no-any-return]
-    if in_one_hop(x.numel(), compressor, comm.size):
-        return _mean_of_rows(x, compressor, comm, residual)
-    return mean_of_shards(x, compressor, comm, residual)
+        return mean_(x, comm)
+    if in_one_hop(x.numel(), codec, n):
+        return _mean_of_rows(x, codec, comm, residual)
+    return mean_of_shards(x, codec, comm, residual)
 
 
 def prepare(holder: Any, x: Tensor, comm: Comm) -> None:
-    """Compile what the compressors in the fields of `holder` do with tensors like `x`, so that no step waits for it."""
+    """Warm up the compressors in the fields of `holder` for tensors like `x`, so that no step waits for a compiler."""
     held = [getattr(holder, f.name) for f in fields(holder)] if comm.size > 1 else []
     for compressor in held:
         if isinstance(compressor, Compressor):
@@ -84,27 +85,27 @@ def check_residual(residual: Tensor, x: Tensor) -> None:
         )
 
 
-def pays(values: int, value_bytes: int, compressor: Compressor, size: int) -> bool:
-    """Whether a compressed mean of `values` over `size` ranks sends, in two hops, no more bytes than a plain one."""
+def pays(values: int, value_bytes: int, compressor: Compressor | Unchecked, size: int) -> bool:
+    """Return whether a compressed mean of `values` over `size` ranks, in two hops, sends no more than a plain one."""
     shard = -(-values // size)
     return values > 0 and compressor.row_bytes(shard) <= shard * value_bytes
 
 
-def in_one_hop(values: int, compressor: Compressor, size: int) -> bool:
-    """Whether a compressed mean of `values` over `size` ranks is small enough to be sent to all at once."""
+def in_one_hop(values: int, compressor: Compressor | Unchecked, size: int) -> bool:
+    """Return whether a compressed mean of `values` over `size` ranks is small enough to be sent to all at once."""
     sent, decompressed = (size - 1) * compressor.row_bytes(values), size * values
-    return sent <= ONE_HOP_BYTES and decompressed <= ONE_HOP_VALUES
+    return sent <= ONE_HOP_BYTES and decompressed < COMPILED_VALUES  # else a first step would wait for a compiler
 
 
-def _mean_of_rows(x: Tensor, compressor: Compressor, comm: Comm, residual: Tensor | None) -> Tensor:
-    """x ← (1/n) Σ_r Q(x_r), and residual ← x − Q(x)."""
+def _mean_of_rows(x: Tensor, codec: Unchecked, comm: Comm, residual: Tensor | None) -> Tensor:
+    """Average in one hop:  x ← (1/n) Σ_r Q(x_r), and residual ← x − Q(x)."""
     n, N = comm.size, x.numel()
-    way = wire(comm, [torch.empty(n, compressor.row_bytes(N), dtype=torch.uint8, device=x.device)])
+    transport = row_transport(comm, [torch.empty(n, codec.row_bytes(N), dtype=torch.uint8, device=x.device)])
     lost = None if residual is None else residual.view(1, N)
-    way.gather(0, compressor.compress(x.view(1, N), residual=lost, key=comm.key()))
-    total, *others = compressor.decompress(way.arrived(0), N).unbind()
+    transport.gather(0, codec.compress(x.view(1, N), lost, comm.key()))
+    total, *others = codec.decompress(transport.arrived(0), N, torch.float32, None).unbind()
     for row in others:  # one by one, because torch's sums have an order of their own
         total += row
     x.copy_(total.div_(total.new_full((1,), n)))
-    way.close()
+    transport.close()
     return x

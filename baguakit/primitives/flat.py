@@ -1,30 +1,33 @@
-"""One flat tensor out of whatever the user has: a primitive is written for that and takes the rest through here."""
+"""Primitives for flat tensors, which take any tensor or a list of tensors."""
 
 from collections.abc import Callable, Sequence
 from functools import wraps
-from typing import Any, TypeVar
+from typing import Concatenate, ParamSpec, TypeVar, cast
 
 import torch
 from torch import Tensor
 
 from ..arguments import said, several
 
-Tensors = TypeVar("Tensors", Tensor, Sequence[Tensor])
+P = ParamSpec("P")
+Tensors = TypeVar("Tensors", bound=Tensor | Sequence[Tensor])
 
 
-def on_flat(primitive: Callable[..., Tensor]) -> Callable[..., Any]:
+def on_flat(primitive: Callable[Concatenate[Tensor, P], Tensor]) -> Callable[Concatenate[Tensors, P], Tensors]:
     """Let `primitive(x, …)`, written for a contiguous 1-D tensor, take any tensor or a list of tensors.
 
     A list travels as one message for each dtype and device in it. Tensors are overwritten in place and returned.
     """
 
     @wraps(primitive)
-    @torch.no_grad()
-    def wrapped(x: Any, *args: Any, **options: Any) -> Any:
+    def wrapped(x: Tensors, *args: P.args, **options: P.kwargs) -> Tensors:
+        if torch.is_grad_enabled():
+            with torch.no_grad():
+                return wrapped(x, *args, **options)
         tensors = [x] if isinstance(x, Tensor) else several("x", x, "a tensor or a list of tensors", ordered=True)
         for tensor in tensors:
             check_averageable(tensor)
-        for alike in _alike(tensors):
+        for alike in _alike(tensors) if len(tensors) != 1 else [tensors]:
             if len(alike) == 1 and alike[0].is_contiguous():
                 primitive(alike[0].view(-1), *args, **options)
             else:
@@ -33,7 +36,7 @@ def on_flat(primitive: Callable[..., Tensor]) -> Callable[..., Any]:
                 torch._foreach_copy_(alike, [p.view(t.shape) for p, t in zip(flat.split(sizes), alike, strict=True)])
         return x
 
-    return wrapped
+    return cast(Callable[Concatenate[Tensors, P], Tensors], wrapped)
 
 
 def check_averageable(x: Tensor) -> None:
@@ -51,6 +54,7 @@ def check_averageable(x: Tensor) -> None:
 
 
 def _alike(tensors: Sequence[Tensor]) -> list[list[Tensor]]:
+    """Return the tensors in groups of one dtype and device."""
     groups: dict[tuple[torch.dtype, torch.device], list[Tensor]] = {}
     for tensor in tensors:
         groups.setdefault((tensor.dtype, tensor.device), []).append(tensor)

@@ -15,7 +15,7 @@ from ..topology.chosen import as_chosen
 from .flat import check_averageable
 
 
-class Stage(Protocol):
+class StageLike(Protocol):
     """The part of a stage that `launch` needs (see `baguakit.stages`)."""
 
     def init(self, bucket: Bucket, comm: Comm) -> dict[str, Any]: ...
@@ -33,7 +33,7 @@ class LaunchedFlight:
     held: Any  # what the lane works on: kept, since a CUDA lane uses it after the host has let go of it
 
     def done(self) -> bool:
-        """Whether the result has arrived; never waits."""
+        """Return whether the result has arrived; never wait."""
         return self.flight.done()
 
     def result(self) -> Tensor:
@@ -77,7 +77,7 @@ class LaunchedFlight:
         return x
 
 
-def launch(stage: Stage, x: Tensor, comm: Comm, state: dict[str, Any] | None = None) -> LaunchedFlight:
+def launch(stage: StageLike, x: Tensor, comm: Comm, state: dict[str, Any] | None = None) -> LaunchedFlight:
     """Start `stage` on a copy of `x`, on a lane beside the training loop, and return its flight.
 
         flight = launch(Mean(), x, comm)

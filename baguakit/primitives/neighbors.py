@@ -8,11 +8,11 @@ from torch import Tensor
 
 from ..arguments import instance, real, said, several, shown, tensor, truth
 from ..comm import Comm, check_comm
+from ..comm.peers import agreed_targets
 from ..kernels.mixing import operators as mixing_ops
 from ..topology import Chosen, Topology
 from .flat import on_flat
 from .means import mean_
-from .peers import agreed_targets
 
 
 @on_flat
@@ -78,7 +78,7 @@ def neighbor_mean_(
         return _as_chosen(x, topology, comm)
     round = round_of(topology, comm)
     if is_mean(topology, comm.size, round):
-        return mean_(x, comm)  # type: ignore[no-any-return]
+        return mean_(x, comm)
     weights, targets = links(topology, comm.rank, comm.size, round)
     received = comm.exchange(x, [peer for peer in weights if peer != comm.rank], targets)
     return mixed(x, weights[comm.rank], [(weights[peer], theirs) for peer, theirs in received.items()])
@@ -180,14 +180,13 @@ def neighbor_gather(
 
 
 def round_of(topology: Topology, comm: Comm) -> int:
-    """The round that `comm` stands at, within the topology's period; 0 for one that never changes."""
-    topology.check(comm.size)
+    """Return the round of `comm` within the topology's period; 0 for one that never changes."""
     period = topology.period(comm.size)
     return comm.round % period if period > 1 else 0
 
 
 def mixed(x: Tensor, weight: float, others: list[tuple[float, Tensor]]) -> Tensor:
-    """x ← weight · x + Σ w · other, in one pass, accumulated in fp32 at least; returns `x`."""
+    """Compute x ← weight · x + Σ w · other in one pass, accumulated in fp32 at least, and return `x`."""
     mixing_ops.mix_(x, [theirs for _, theirs in others], [weight, *(w for w, _ in others)])
     return x
 
@@ -202,7 +201,7 @@ def links(topology: Topology, rank: int, size: int, round: int) -> tuple[dict[in
 
 @lru_cache(maxsize=4096)
 def is_mean(topology: Topology, size: int, round: int) -> bool:
-    """Whether one round is the exact mean over all ranks."""
+    """Return whether one round is the exact mean over all ranks."""
     if len(topology.weights(0, size, round)) < size:  # then the matrix need not be made
         return False
     return bool((topology.matrix(size, round) == 1 / size).all())

@@ -1,6 +1,6 @@
-"""How a long tensor is cut, so that one piece is computed with while another is on the wire."""
+"""Pieces of a long tensor: one is computed with while another is on the wire."""
 
-from collections.abc import Iterator
+from functools import lru_cache
 
 from torch import Tensor
 
@@ -21,10 +21,14 @@ def pieces_of(values: int, gpu: bool) -> int:
     return 1 if gpu else max(1, min(PIECES, values // PIECE_VALUES))
 
 
-def cut(x: Tensor, rows: int = 1) -> Iterator[slice]:
-    """Yield the pieces of a flat tensor, each of so many rows of equal length."""
-    values = x.numel()
-    width = -(-values // (pieces_of(values, x.is_cuda) * rows))
+def pieces(x: Tensor, rows: int = 1) -> tuple[slice, ...]:
+    """Return the pieces of a flat tensor, each of so many rows of equal length."""
+    return _pieces(x.numel(), rows, x.is_cuda)
+
+
+@lru_cache(maxsize=1024)  # the lengths of a model's buckets are few
+def _pieces(values: int, rows: int, gpu: bool) -> tuple[slice, ...]:
+    width = -(-values // (pieces_of(values, gpu) * rows))
     width += -width % (BLOCKS if width >= 2 * BLOCKS else LINE)
-    for start in range(0, values, rows * width):
-        yield slice(start, min(start + rows * width, values))
+    starts = range(0, values, rows * width) if values else ()
+    return tuple(slice(start, min(start + rows * width, values)) for start in starts)

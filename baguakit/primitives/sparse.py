@@ -41,5 +41,5 @@ def sparse_mean_(x: Tensor, compressor: Compressor, comm: Comm, residual: Tensor
     row = x.view(1, -1)
     packed = compressor.compress(row, residual=None if residual is None else residual.view(1, -1), key=comm.key())
     everyone = comm.all_gather(packed)
-    weights = torch.full((comm.size,), 1 / comm.size, device=x.device)
+    weights = torch.full((comm.size,), 1 / comm.size, dtype=torch.float32, device=x.device)
     return compressor.add_(x.zero_(), everyone, weights)

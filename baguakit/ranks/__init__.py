@@ -1,4 +1,4 @@
-"""Live ranks on this machine: processes that speak gloo to each other, kept for a notebook, a script or a test.
+"""Live ranks: processes on this machine that run functions of a notebook, a script or a test over gloo.
 
     ranks = bk.Ranks(4)
 
@@ -8,8 +8,8 @@
 
     ranks.run(mean_of_ranks)        # [tensor([1.5000]), tensor([1.5000]), tensor([1.5000]), tensor([1.5000])]
 
-Of its files, `live` is what the caller holds, `crew` the processes and a call of theirs, `launcher` the process that
-makes them, `serving` the life of a rank, `lines` what the two sides speak over, and `showing` what the caller sees.
+Files: `live` has the public class, `processes` one call of all ranks, `launcher` the process that forks them, `serving`
+the code of a rank, `connections` the messages between the two, and `display` the output that the caller sees.
 """
 
 from .live import RankError, Ranks

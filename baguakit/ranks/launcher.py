@@ -1,10 +1,10 @@
-"""The launcher: a process that has imported what ranks need, and forks them.
+"""The launcher: a process that imports the libraries of ranks once, and forks the ranks.
 
-To import torch takes seconds, and to fork takes none. The user's own process is not forked, since it may hold threads,
-CUDA or the kernel of a notebook; nor does multiprocessing's fork server do, since each of its children runs the user's
-script once more. The launcher leads a session of its own, so that an interrupt at the keyboard reaches the user's
-process and no rank. However that process ends, its end of the socket closes: then the launcher ends all ranks, and
-itself. Should the launcher be killed, its ranks go with it.
+Importing torch takes seconds; forking takes milliseconds. The user's process is not forked, since it may have threads,
+CUDA or a notebook kernel. The fork server of multiprocessing is not used, since its children run the user's script
+again. The launcher runs in its own session, so that a keyboard interrupt reaches the user's process only. When the
+user's process ends for any reason, its end of the socket closes: the launcher then ends all ranks and itself. If the
+launcher is killed, its ranks end too.
 """
 
 import atexit
@@ -24,18 +24,18 @@ from collections.abc import Sequence
 
 PRELOADED = ("numpy", "torch", "torch.distributed", "torch._dynamo", "baguakit")
 FORK, END, ALIVE = range(3)
-REQUEST, ANSWER = struct.Struct("<3q"), struct.Struct("<2q")  # number, what, process id; number, answer
-FILES = 3  # that a rank is given
+REQUEST, REPLY = struct.Struct("<3q"), struct.Struct("<2q")  # (number, action, process id) and (number, result)
+FILES = 3  # that a rank receives
 DIE_WITH_PARENT = 1  # PR_SET_PDEATHSIG of Linux's prctl
 
 
 class Launcher:
-    """The launcher, as seen by the process that asks it. Ask `launcher()` for the one that there is."""
+    """The launcher, as the user's process sees it. `launcher()` returns the one of this process."""
 
     def __init__(self) -> None:
         if not hasattr(os, "fork"):
-            raise OSError(f"live ranks are forked, which {sys.platform} cannot do; start the program with torchrun")
-        self._door, theirs = socket.socketpair()
+            raise OSError(f"live ranks need os.fork, which {sys.platform} lacks; start the program with torchrun")
+        self._socket, theirs = socket.socketpair()
         program = (
             f"import sys; sys.path[:] = {[str(path) for path in sys.path]!r}; "
             f"from {__name__} import serve; serve({theirs.fileno()})"
@@ -49,52 +49,52 @@ class Launcher:
                 env={**os.environ, "OMP_NUM_THREADS": "1"},  # a library that has started threads cannot be forked
             )
         self._numbers, self._lock, self._owner = itertools.count(), threading.Lock(), os.getpid()
-        self._asked = False
+        self._used = False
         atexit.register(self.close)
 
     @property
     def usable(self) -> bool:
-        """Whether it runs, and this process is the one that started it."""
-        return self._door.fileno() >= 0 and self._owner == os.getpid() and self._process.poll() is None
+        """True if the launcher runs, and this process started it."""
+        return self._socket.fileno() >= 0 and self._owner == os.getpid() and self._process.poll() is None
 
     def fork(self, files: Sequence[int]) -> int:
-        """Make a rank, which is given `files`: its control socket, and where its stdout and stderr go."""
+        """Start a rank and return its process id; `files` are its control socket, and pipes for stdout and stderr."""
         return self._ask(FORK, 0, files)
 
     def end(self, pid: int) -> None:
-        """Kill a rank, and wait until it has ended. Without a launcher there is no rank either."""
+        """Kill a rank, and wait until it has ended. If the launcher has ended, so have its ranks."""
         if self.usable:
             with contextlib.suppress(RuntimeError):
                 self._ask(END, pid)
 
     def alive(self, pid: int) -> bool:
-        """Whether a rank runs."""
+        """Return whether a rank runs."""
         return self.usable and bool(self._ask(ALIVE, pid))
 
     def close(self) -> None:
-        """End all ranks, and the launcher."""
+        """End all ranks and the launcher."""
         atexit.unregister(self.close)
-        self._door.close()
+        self._socket.close()
         if self._owner == os.getpid():
-            if not self._asked:  # it has no ranks, and may still be importing
+            if not self._used:  # it has no ranks, and may still be importing
                 self._process.kill()
             self._process.wait()
 
-    def _ask(self, what: int, pid: int, files: Sequence[int] = ()) -> int:
+    def _ask(self, action: int, pid: int, files: Sequence[int] = ()) -> int:
         with self._lock:
-            number, self._asked = next(self._numbers), True
+            number, self._used = next(self._numbers), True
             try:
-                socket.send_fds(self._door, [REQUEST.pack(number, what, pid)], files)
+                socket.send_fds(self._socket, [REQUEST.pack(number, action, pid)], files)
                 while True:
-                    data = self._door.recv(ANSWER.size)
+                    data = self._socket.recv(REPLY.size)
                     if not data:
-                        raise ConnectionError("the launcher is gone")
-                    answered, answer = ANSWER.unpack(data)
-                    if answered == number:  # others are those of questions that were interrupted
-                        return int(answer)
+                        raise ConnectionError("the launcher has ended")
+                    replied, result = REPLY.unpack(data)
+                    if replied == number:  # other replies are to requests that were interrupted
+                        return int(result)
             except OSError as error:
                 raise RuntimeError(
-                    "the process that launches ranks has ended; if it said why, that is above (on stderr)"
+                    "the process that launches ranks has ended; its error, if any, is above (on stderr)"
                 ) from error
 
 
@@ -102,7 +102,7 @@ _launcher: Launcher | None = None
 
 
 def launcher() -> Launcher:
-    """The launcher of this process, started if there is none. It is ready some seconds later; asking it waits."""
+    """Return the launcher of this process; start it if there is none. Requests wait until it is ready."""
     global _launcher
     if _launcher is not None and not _launcher.usable:
         _launcher.close()
@@ -112,43 +112,43 @@ def launcher() -> Launcher:
     return _launcher
 
 
-def serve(door_file: int) -> None:
-    """The life of the launcher, in its own process."""
+def serve(socket_file: int) -> None:
+    """Run the launcher in its own process, until the user's process ends."""
     for name in PRELOADED:
         importlib.import_module(name)
-    door = socket.socket(fileno=door_file)
+    user = socket.socket(fileno=socket_file)
     pids: set[int] = set()
     while True:
-        message, files, _, _ = socket.recv_fds(door, REQUEST.size, FILES)
+        message, files, _, _ = socket.recv_fds(user, REQUEST.size, FILES)
         if not message:
             break
-        number, what, pid = REQUEST.unpack(message)
-        if what == FORK:
-            answer = _fork(door, files)
-            pids.add(answer)
-        elif what == END:
-            answer = _end(pids, pid)
+        number, action, pid = REQUEST.unpack(message)
+        if action == FORK:
+            result = _fork(user, files)
+            pids.add(result)
+        elif action == END:
+            result = _end(pids, pid)
         else:
-            answer = _alive(pids, pid)
-        door.sendall(ANSWER.pack(number, answer))
+            result = _alive(pids, pid)
+        user.sendall(REPLY.pack(number, result))
     for pid in list(pids):
         os.kill(pid, signal.SIGKILL)
     for pid in list(pids):
         _end(pids, pid)
 
 
-def _fork(door: socket.socket, files: Sequence[int]) -> int:
+def _fork(user: socket.socket, files: Sequence[int]) -> int:
     parent, pid = os.getpid(), os.fork()
     if pid:
         for file in files:
             os.close(file)
         return pid
     try:
-        door.close()
+        user.close()
         _die_with(parent)
-        from .serving import live
+        from .serving import run
 
-        live(*files)
+        run(*files)
     except BaseException:
         traceback.print_exc()
     finally:
@@ -156,14 +156,14 @@ def _fork(door: socket.socket, files: Sequence[int]) -> int:
 
 
 def _die_with(parent: int) -> None:
-    """Let this process be killed when its parent ends, where the system can."""
+    """Let the system kill this process when its parent ends, on Linux."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(DIE_WITH_PARENT, signal.SIGKILL)
-        if os.getppid() != parent:  # it had ended before
+        if os.getppid() != parent:  # it ended before the call
             os._exit(1)
 
 
-# A child that has ended keeps its process id until it is waited for, which happens here alone: no other process is hit.
+# An ended child keeps its process id until waitpid, which only these functions call: they never kill another process.
 
 
 def _end(pids: set[int], pid: int) -> int:

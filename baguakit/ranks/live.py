@@ -1,4 +1,4 @@
-"""Live ranks, as the caller holds them."""
+"""The public class of live ranks."""
 
 import contextlib
 import linecache
@@ -7,26 +7,33 @@ import sys
 import threading
 import weakref
 from collections.abc import Callable, Collection, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any, Literal, TypeVar, overload
 
 import torch
 
-from ..arguments import real, truth, whole
-from .crew import Call, Crew
+from ..arguments import integer, real, truth
+from .display import Screen
 from .launcher import launcher
+from .processes import Call, Processes
 from .serving import Work, pickler
-from .showing import Screen
 
-MOST_THREADS, MOST_SECONDS = 1 << 15, 1e8  # of torch; three years, beyond which clocks overflow
+if TYPE_CHECKING:
+    from typing_extensions import TypeVarTuple, Unpack  # Python 3.10 has them there only
+
+    Args = TypeVarTuple("Args")
+T = TypeVar("T")
+MOST_THREADS, MOST_SECONDS = 1 << 15, 1e8  # of torch; about three years: longer times may overflow clocks
 
 
 class RankError(RuntimeError):
-    """A call failed on some ranks. `failures` has the reason of each; the message tells all of them."""
+    """The failure of a call on some ranks. `failures` has the reason by rank; the message has all reasons."""
+
+    __module__ = "baguakit"  # tracebacks show the public name
 
     def __init__(self, failures: dict[int, str]) -> None:
         self.failures = failures
         alike: dict[str, list[int]] = {}
-        for rank, reason in failures.items():  # the first to fail comes first
+        for rank, reason in failures.items():  # in the order of the failures
             alike.setdefault(reason, []).append(rank)
         super().__init__("\n\n".join(f"{_names(ranks)}: {reason}" for reason, ranks in alike.items()))
 
@@ -36,39 +43,67 @@ def _names(ranks: list[int]) -> str:
 
 
 class Ranks:
-    """`size` ranks on this machine, each a process, that run the caller's functions. A context manager.
+    """Processes on this machine, one per rank, that run the caller's functions. A context manager.
 
         with bk.Ranks(4) as ranks:
             ranks.run(train)
 
-    The processes are made by the first call and live until `close()`, until this object is dropped, or until the
-    caller's process ends, however it ends. Each is in torch's default process group, so that `bk.Comm()` is at hand,
-    over gloo on the loopback, which no other machine reaches. They have the caller's folder, environment and
-    `sys.path`, and none of its state: a script needs no `if __name__ == "__main__"`, and a notebook's functions are
-    sent whole, with what they refer to.
+    The first call starts the processes. They run until `close()`, until this object is deleted, or until the caller's
+    process ends for any reason. They form torch's default process group, which `bk.Comm()` uses, over gloo on the
+    loopback interface, which other machines cannot reach. They have the caller's working directory, environment and
+    `sys.path`, but none of its variables: a script needs no `if __name__ == "__main__"`, and a function of a notebook
+    is sent with the values that it refers to.
 
     Args:
         size: the number of ranks.
-        threads: that torch computes with, on each.
-        cuda: let rank r use GPU r, and NCCL between GPUs. Where these are too few ranks share them, which is slow.
-        timeout: seconds for which gloo waits for another rank; None means torch's own 30 minutes.
+        threads: the number of torch's threads on each rank.
+        cuda: let rank r use GPU r, and NCCL between GPUs. Ranks share GPUs if there are fewer, which is slow.
+        timeout: the seconds that gloo waits for another rank; None for torch's default, 30 minutes.
 
     Raises:
-        ValueError, TypeError: a number makes no sense, or there is no GPU to use.
-        OSError: processes cannot be forked here.
+        TypeError, ValueError: a number is impossible, or `cuda` is True and there is no GPU.
+        OSError: the system cannot fork processes.
     """
 
     def __init__(self, size: int, *, threads: int = 1, cuda: bool = False, timeout: float | None = None) -> None:
-        self.size, self.threads = whole("size", size, 1), whole("threads", threads, 1, MOST_THREADS)
+        self.size, self.threads = integer("size", size, 1), integer("threads", threads, 1, MOST_THREADS)
         self.cuda, self.timeout = truth("cuda", cuda), seconds("timeout", timeout)
         if cuda and not torch.cuda.is_available():
-            raise ValueError("cuda=True lets ranks use GPUs, and torch sees none here; leave it out")
-        self._crew: Crew | None = None
+            raise ValueError("cuda=True lets ranks use GPUs, but torch finds none; leave it out")
+        self._processes: Processes | None = None
         self._closed = False
         self._calls, self._lock = 0, threading.Lock()
-        launcher()  # so that it imports torch meanwhile
+        launcher()  # it imports torch while the caller goes on
 
+    @overload
     def run(
+        self,
+        function: "Callable[[Unpack[Args]], T]",
+        *args: "Unpack[Args]",
+        keep: Literal[False] = ...,
+        limit: float | None = ...,
+    ) -> list[T]: ...
+
+    @overload
+    def run(
+        self,
+        function: "Callable[[dict[str, Any], Unpack[Args]], T]",
+        *args: "Unpack[Args]",
+        keep: Literal[True],
+        limit: float | None = ...,
+    ) -> list[T]: ...
+
+    @overload
+    def run(
+        self,
+        function: Callable[..., T],
+        *args: Any,
+        keep: bool = ...,
+        limit: float | None = ...,
+        lost: Sequence[int],
+    ) -> list[T | None]: ...
+
+    def run(  # type: ignore[misc]  # mypy compares *args: Any with a TypeVarTuple, and finds it narrower
         self,
         function: Callable[..., Any],
         *args: Any,
@@ -76,28 +111,32 @@ class Ranks:
         limit: float | None = None,
         lost: Sequence[int] = (),
     ) -> list[Any]:
-        """Call `function(*args)` on every rank, and return what it returns, by rank.
+        """Call `function(*args)` on every rank, and return the results by rank.
 
-        What ranks print is shown as it comes, with the rank in front. If a rank raises, the others have two seconds to
-        end as well. After an error, an interrupt or a loss all ranks are ended, and the next call makes new ones.
+        The output of ranks is printed at once, with the rank in front. If a rank raises, the others have two seconds to
+        return. After an error, an interrupt or the end of a rank all processes end, and the next call starts new ones.
 
         Args:
             function: any function; closures, lambdas and functions of a notebook need cloudpickle.
-            args: of the function, the same on all ranks.
-            keep: call `function(kept, *args)`, `kept` being a dict that lives on the rank for as long as its process.
-            limit: seconds after which the call is given up, each rank showing where it stands; None: never. They
-                count from when the ranks have started to the end of their answers' arrival.
-            lost: ranks that are expected to die of this call: None stands for what they return, and nobody waits.
+            args: the arguments of the function, the same on all ranks.
+            keep: call `function(kept, *args)`, where `kept` is a dict on the rank that lasts as long as its process.
+            limit: the seconds after which the call fails and each rank prints its stack; None for no limit. The time
+                begins when the ranks have started, and includes the transfer of the results.
+            lost: ranks that are expected to die in this call: the call does not wait for them, and their result is
+                None.
+
+        Returns:
+            The results of the function, by rank.
 
         Raises:
-            RankError: the function raised on some rank, or a rank died or was late; with the rank's own traceback.
-            TypeError: the function cannot be sent, or an argument is of another type.
+            RankError: the function raised on some rank, or a rank died or was late; with the traceback of the rank.
+            TypeError: the function cannot be pickled, or an argument has another type.
             ValueError: an argument is out of range.
-            KeyboardInterrupt: the call was interrupted; the ranks have shown where they stood.
+            KeyboardInterrupt: the call was interrupted; the ranks have printed their stacks.
         """
         packed, limit = pack(function, args), seconds("limit", limit)
         truth("keep", keep)
-        gone = {whole("a rank in lost", rank, 0, self.size - 1) for rank in ranks_of("lost", lost)}
+        gone = {integer("a rank in lost", rank, 0, self.size - 1) for rank in ranks_of("lost", lost)}
         with self._lock:
             self._calls += 1
             call = Call(self._calls, set(range(self.size)) - gone)
@@ -109,37 +148,37 @@ class Ranks:
         return [call.values.get(rank) for rank in range(self.size)]
 
     def _perform(self, work: Work, call: Call, screen: Screen, limit: float | None) -> None:
-        well = False
+        succeeded = False
         try:
-            crew = self._living() or self._start(screen)
+            processes = self._living() or self._start(screen)
             try:
-                crew.perform(work, call, screen, limit)
+                processes.perform(work, call, screen, limit)
             except KeyboardInterrupt:
-                crew.show_where(call)
-                crew.finish(screen)
+                processes.show_stacks(call)
+                processes.finish(screen)
                 raise
-            well = len(call.values) == self.size
+            succeeded = len(call.values) == self.size
         finally:
-            if not well:
+            if not succeeded:
                 self.close()
 
     def close(self) -> None:
-        """End the processes. A later call makes new ones; calling it again does nothing."""
-        crew, self._crew, self._closed = self._crew, None, True
-        if crew is not None:
-            crew.finalize()
+        """End the processes. A later `run` starts new ones. Idempotent."""
+        processes, self._processes, self._closed = self._processes, None, True
+        if processes is not None:
+            processes.finalize()
 
-    def _living(self) -> Crew | None:
-        if self._crew is not None and not self._crew.alive():
+    def _living(self) -> Processes | None:
+        if self._processes is not None and not self._processes.alive():
             self.close()
-        return self._crew
+        return self._processes
 
-    def _start(self, screen: Screen) -> Crew:
-        self._crew = crew = Crew(self.size)
+    def _start(self, screen: Screen) -> Processes:
+        self._processes = processes = Processes(self.size)
         self._closed = False
-        crew.finalize = weakref.finalize(self, crew.close)
-        crew.start(self.threads, self.cuda, self.timeout, screen)
-        return crew
+        processes.finalize = weakref.finalize(self, processes.close)
+        processes.start(self.threads, self.cuda, self.timeout, screen)
+        return processes
 
     def __enter__(self) -> "Ranks":
         return self
@@ -148,31 +187,31 @@ class Ranks:
         self.close()
 
     def __repr__(self) -> str:
-        return f"<Ranks({self.size}), closed: its processes have ended>" if self._closed else f"Ranks({self.size})"
+        return f"<Ranks({self.size}), closed: run() starts new processes>" if self._closed else f"Ranks({self.size})"
 
     def __reduce__(self) -> Any:
         raise TypeError(
-            "it refers to the Ranks, which are not there; on a rank, bk.Comm().rank and bk.Comm().size say which it is"
+            "it refers to the Ranks, which do not exist on a rank; use bk.Comm().rank and bk.Comm().size there"
         )
 
 
 def seconds(name: str, value: Any) -> float | None:
-    """Return a time in seconds, or None, which stands for no limit."""
+    """Return a time in seconds, or None for no limit."""
     return None if value is None else real(name, value, above=0, most=MOST_SECONDS)
 
 
 def ranks_of(name: str, value: Any) -> Sequence[Any]:
-    """Return a sequence of ranks; TypeError for anything else."""
+    """Return a list of the ranks; raise TypeError if they are no collection."""
     if not isinstance(value, Collection) or isinstance(value, (str, bytes, torch.Tensor)):
         raise TypeError(f"{name} is a sequence of ranks, not {value!r}")
     return list(value)
 
 
 def pack(function: Callable[..., Any], args: tuple[Any, ...]) -> bytes:
-    """A call, pickled.
+    """Return a call, pickled.
 
     Raises:
-        TypeError: it cannot be.
+        TypeError: the call cannot be pickled.
     """
     if not callable(function):
         raise TypeError(f"run takes a function and its arguments, not {function!r}; leave out the parentheses")
@@ -185,5 +224,5 @@ def pack(function: Callable[..., Any], args: tuple[Any, ...]) -> bytes:
 
 
 def unfiled_sources() -> dict[str, Any]:
-    """Return the code in `linecache` that is in no file: the cells of a notebook. Tracebacks of ranks show it."""
+    """Return the code in `linecache` that is not in a file, such as notebook cells, for tracebacks of ranks."""
     return {name: entry for name, entry in linecache.cache.items() if len(entry) == 4 and entry[1] is None}

@@ -1,4 +1,4 @@
-"""The life of a rank: it meets the others, and then runs what it is sent until the one who sends is gone."""
+"""The code of a rank: it joins the other ranks, then runs calls until the caller ends."""
 
 import faulthandler
 import importlib
@@ -21,8 +21,8 @@ import torch
 import torch.distributed as dist
 from torch.distributed.constants import default_pg_timeout
 
-from ..arguments import said, whole
-from .lines import RanksEnd
+from ..arguments import integer, said
+from .connections import RankConnection
 
 T = TypeVar("T")
 HOST, LOOPBACKS = "127.0.0.1", ("lo", "lo0")
@@ -34,12 +34,12 @@ class Start:
     """The first message to a rank.
 
     Attributes:
-        rank, size: which it is, of how many.
-        threads: of torch.
-        cuda: whether it uses a GPU.
-        timeout: seconds that gloo waits for another rank; None means torch's own.
-        environment, folder: those of the caller at this moment.
-        port: where rank 0 can be met; 0 for rank 0 itself, which chooses and tells it.
+        rank, size: the rank and the number of ranks.
+        threads: the number of torch's threads.
+        cuda: whether the rank uses a GPU.
+        timeout: the seconds that gloo waits for another rank; None for torch's default.
+        environment, folder: the caller's environment and working directory.
+        port: the port of rank 0; 0 for rank 0 itself, which chooses it and replies with it.
     """
 
     rank: int
@@ -54,13 +54,13 @@ class Start:
 
 @dataclass(frozen=True)
 class Work:
-    """A call.
+    """The message of a call.
 
     Attributes:
-        number: of the call; an answer carries it.
-        path: where modules are looked for.
-        sources: what `linecache` knows of code that is in no file, such as the cells of a notebook.
-        keeping: whether the function is given what this rank has kept.
+        number: the number of the call, which the reply repeats.
+        path: the caller's `sys.path`.
+        sources: the caller's entries of `linecache` for code that is not in a file, such as notebook cells.
+        keeping: whether the first argument is the dict that this rank keeps.
         call: the pickled function and its arguments.
     """
 
@@ -72,8 +72,8 @@ class Work:
 
 
 @dataclass(frozen=True)
-class Answer:
-    """The answer to a call: a pickled value, or the text of an error."""
+class Reply:
+    """The reply to a call: a pickled value, or the text of an error."""
 
     number: int
     value: bytes | None = None
@@ -82,7 +82,15 @@ class Answer:
 
 @dataclass(frozen=True)
 class Progress:
-    """How far the loop `loop` of a call has come: `done` of `total` steps, if that is known; `ended` says the last."""
+    """The progress of a loop.
+
+    Attributes:
+        number: the number of the call.
+        loop: the number of the loop in this process.
+        label: the text before the bar.
+        done, total: the steps done and in all; `total` is None if it is unknown.
+        ended: whether this is the last report of the loop.
+    """
 
     number: int
     loop: int
@@ -93,118 +101,116 @@ class Progress:
 
 
 def pickler() -> Any:
-    """Return the module that pickles functions: cloudpickle, which takes closures, or where it is missing pickle."""
+    """Return the module that pickles functions: cloudpickle, which supports closures, or pickle without it."""
     return importlib.import_module("cloudpickle" if importlib.util.find_spec("cloudpickle") else "pickle")
 
 
-_line: RanksEnd | None = None
+_connection: RankConnection | None = None
 _loops = itertools.count()
 
 
-def live(control: int, out: int, err: int) -> None:
-    """All of a rank's life; never returns."""
-    global _line
+def run(control: int, out: int, err: int) -> None:
+    """Run a rank until the caller ends; never returns."""
+    global _connection
     for file, standard in ((out, 1), (err, 2)):
         os.dup2(file, standard)
         os.close(file)
-    sys.stdout, sys.stderr = (written_to(standard) for standard in (1, 2))
-    faulthandler.register(signal.SIGUSR1, all_threads=False)  # asked for by a caller that has waited too long
-    line = _line = RanksEnd(control)
-    meet(line.receive(), line)
+    sys.stdout, sys.stderr = (line_buffered(standard) for standard in (1, 2))
+    faulthandler.register(signal.SIGUSR1, all_threads=False)  # the caller sends it to ranks that are late
+    connection = _connection = RankConnection(control)
+    join(connection.receive(), connection)
     kept: dict[str, Any] = {}
     while True:
-        work = line.receive()
-        line.number = work.number
-        answer = perform(work, kept)
+        work = connection.receive()
+        connection.number = work.number
+        reply = perform(work, kept)
         for stream in (sys.stdout, sys.stderr):
             stream.flush()
-        line.send(answer)
+        connection.send(reply)
 
 
-def written_to(file: int) -> TextIO:
-    """A file as a stream of text that passes on each line at once."""
+def line_buffered(file: int) -> TextIO:
+    """Return a text stream that writes each line to `file` at once."""
     return open(file, "w", buffering=1, encoding="utf-8", errors="backslashreplace", closefd=False)
 
 
-def meet(start: Start, line: RanksEnd) -> None:
+def join(start: Start, connection: RankConnection) -> None:
     """Make the default process group with the other ranks."""
     os.environ.clear()
     os.environ.update(start.environment)
-    os.environ.update(stay_inside())
+    os.environ.update(loopback_only())
     os.chdir(start.folder)
     torch.set_num_threads(start.threads)
     timeout = default_pg_timeout if start.timeout is None else timedelta(seconds=start.timeout)
     store = store_of(start, timeout)
     if start.rank == 0:
-        line.send(store.port)
-    os.environ.update(as_torchrun_would(start, store.port))
+        connection.send(store.port)
+    os.environ.update(torchrun_variables(start, store.port))
     if start.cuda:
         take_gpu(start)
     backend = "cpu:gloo,cuda:nccl" if start.cuda else "gloo"
     dist.init_process_group(backend, store=store, rank=start.rank, world_size=start.size, timeout=timeout)
 
 
-def stay_inside() -> dict[str, str]:
-    """The variables that keep groups on the loopback: what comes over gloo is unpickled, and nobody signs it."""
-    inside = [name for _, name in socket.if_nameindex() if name in LOOPBACKS]
-    return {f"{library}_SOCKET_IFNAME": name for library in ("GLOO", "NCCL") for name in inside[:1]}
+def loopback_only() -> dict[str, str]:
+    """Return the variables that keep groups on the loopback: ranks unpickle messages without authentication."""
+    loopbacks = [name for _, name in socket.if_nameindex() if name in LOOPBACKS]
+    return {f"{library}_SOCKET_IFNAME": name for library in ("GLOO", "NCCL") for name in loopbacks[:1]}
 
 
 def store_of(start: Start, timeout: timedelta) -> Any:
-    """Rank 0's store, or a way to it. torch would listen on all interfaces; so it is given a socket that listens."""
+    """Return the store of rank 0, or a connection to it. It gets a socket, since torch listens on all interfaces."""
     port, listening = start.port, None
     if start.rank == 0:
-        door = socket.create_server((HOST, 0))
-        port, listening = door.getsockname()[1], door.detach()
+        server = socket.create_server((HOST, 0))
+        port, listening = server.getsockname()[1], server.detach()
     make: Any = dist.TCPStore  # type: ignore[attr-defined]
     return make(
         HOST, port, is_master=start.rank == 0, wait_for_workers=False, timeout=timeout, master_listen_fd=listening
     )
 
 
-def as_torchrun_would(start: Start, port: int) -> dict[str, str]:
-    """The variables that torchrun sets."""
+def torchrun_variables(start: Start, port: int) -> dict[str, str]:
+    """Return the environment variables that torchrun sets."""
     rank, size = str(start.rank), str(start.size)
-    told = {"RANK": rank, "WORLD_SIZE": size, "LOCAL_RANK": rank, "LOCAL_WORLD_SIZE": size}
-    return {**told, "MASTER_ADDR": HOST, "MASTER_PORT": str(port)}
+    ranks = {"RANK": rank, "WORLD_SIZE": size, "LOCAL_RANK": rank, "LOCAL_WORLD_SIZE": size}
+    return {**ranks, "MASTER_ADDR": HOST, "MASTER_PORT": str(port)}
 
 
 def take_gpu(start: Start) -> None:
-    """Use the GPU of this rank; where they are too few, ranks share them."""
+    """Use the GPU of this rank; ranks share GPUs if there are fewer."""
     gpus = torch.cuda.device_count()
     if gpus < start.size:
-        del os.environ["LOCAL_RANK"]  # a DeviceMesh would take it for the number of a GPU
-        # NCCL refuses two ranks on one GPU unless each claims a host of its own; it then talks over its network code.
+        del os.environ["LOCAL_RANK"]  # a DeviceMesh would use it as the number of a GPU
+        # NCCL refuses two ranks on one GPU unless they name different hosts; it then uses its network transport.
         os.environ.update(NCCL_HOSTID=str(start.rank), NCCL_ALGO="Ring", NCCL_PROTO="Simple")
         os.environ.update(NCCL_MAX_NCHANNELS="2", NCCL_MULTI_RANK_GPU_ENABLE="1", NCCL_MNNVL_ENABLE="0")
     torch.cuda.set_device(start.rank % gpus)
 
 
-def perform(work: Work, kept: dict[str, Any]) -> Answer:
-    """Call the function, and answer with its value or its error."""
+def perform(work: Work, kept: dict[str, Any]) -> Reply:
+    """Call the function, and return its value or its error."""
     try:
         sys.path[:] = work.path
         linecache.cache.update(work.sources)
         function, args = pickle.loads(work.call)
         value = call(function, ([kept] if work.keeping else []) + list(args))
     except BaseException as error:
-        return Answer(work.number, error=told(error))
+        return Reply(work.number, error=traceback_of(error))
     try:
-        return Answer(work.number, value=pickler().dumps(value))
+        return Reply(work.number, value=pickler().dumps(value))
     except Exception as error:
-        return Answer(
-            work.number,
-            error=f"TypeError: what the function returned cannot be sent ({error}); return tensors, numbers or text",
-        )
+        message = f"TypeError: the result of the function cannot be sent ({error}); return tensors, numbers or text"
+        return Reply(work.number, error=message)
 
 
 def call(function: Callable[..., Any], args: list[Any]) -> Any:
-    """A frame that marks in a traceback where the function begins."""
+    """Call the function; its frame marks in a traceback the beginning of the user's code."""
     return function(*args)
 
 
-def told(error: BaseException) -> str:
-    """The traceback of an error, from the function on."""
+def traceback_of(error: BaseException) -> str:
+    """Return the traceback of an error, without the frames of this package."""
     trace = error.__traceback__
     while trace is not None and trace.tb_frame.f_code is not call.__code__:
         trace = trace.tb_next
@@ -213,38 +219,41 @@ def told(error: BaseException) -> str:
 
 
 def progress(steps: Iterable[T], label: str = "", total: int | None = None) -> Iterator[T]:
-    """Yield from `steps`; inside of `Ranks.run` the caller sees a bar, one for each rank whose loop this is.
+    """Yield from `steps`, and show a progress bar for each rank in the caller's process.
 
-    Elsewhere it only yields, so that the same function runs under torchrun.
+    Outside of `Ranks.run` it only yields, so that the same function runs under torchrun.
 
     Args:
-        steps: what to go through.
-        label: stands before the bar, behind the rank.
-        total: how many steps there are, if `steps` has no length.
+        steps: the iterable.
+        label: the text before the bar, after the rank.
+        total: the number of steps, if `steps` has no length.
+
+    Returns:
+        An iterator over `steps`.
 
     Raises:
-        ModuleNotFoundError: tqdm, which draws the bars, is missing.
+        ModuleNotFoundError: tqdm, which draws the bars, is not installed.
     """
     if not hasattr(steps, "__iter__") and not hasattr(steps, "__getitem__"):
-        raise TypeError(said("steps", "something to go through, such as a range or a loader", steps))
+        raise TypeError(said("steps", "an iterable such as a range or a loader", steps))
     if not isinstance(label, str):
         raise TypeError(said("label", "a string", label))
-    total = None if total is None else whole("total", total, 0)
-    return iter(steps) if _line is None else _shown(_line, steps, label, total)
+    total = None if total is None else integer("total", total, 0)
+    return iter(steps) if _connection is None else _reported(_connection, steps, label, total)
 
 
-def _shown(line: RanksEnd, steps: Iterable[T], label: str, total: int | None) -> Iterator[T]:
+def _reported(connection: RankConnection, steps: Iterable[T], label: str, total: int | None) -> Iterator[T]:
     if importlib.util.find_spec("tqdm") is None:
         raise ModuleNotFoundError("progress bars need tqdm: pip install tqdm")
     if total is None and isinstance(steps, Sized):
         total = len(steps)
-    number, loop, done, last = line.number, next(_loops), 0, -BEAT
+    number, loop, done, last = connection.number, next(_loops), 0, -BEAT
     try:
         for step in steps:
             if time.monotonic() - last >= BEAT:
                 last = time.monotonic()
-                line.send(Progress(number, loop, label, done, total, ended=False))
+                connection.send(Progress(number, loop, label, done, total, ended=False))
             yield step
             done += 1
     finally:
-        line.send(Progress(number, loop, label, done, total, ended=True))
+        connection.send(Progress(number, loop, label, done, total, ended=True))

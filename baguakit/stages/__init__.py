@@ -1,4 +1,4 @@
-"""Stages: what happens to a flat tensor, and what is remembered from flight to flight.
+"""Stages: functions on the flat tensor of a bucket, with a state that is kept from flight to flight.
 
     state = stage.init(bucket, comm)
     x     = stage(x, state, comm.at(round, step))      # may overwrite x; updates state in place
@@ -8,13 +8,26 @@ built it. Its state is a nested dict of tensors, one level for each nested stage
 holds it. Time is an argument: `comm.round` is the ordinal of the flight, `comm.step` the number of optimizer steps.
 """
 
-from ..keeping import finite as finite
-from ..keeping import keep_ as keep_
+from .. import keeping
+from ..arguments import checked
 from .base import Carry as Carry
 from .base import Stage
 from .base import State as State
-from .base import flown as flown
+from .base import call_stage as call_stage
+from .base import cost as cost
 from .means import CompressedMean, Mean, NeighborMean, SparseMean
 from .wrappers import ErrorFeedback, Hierarchical
 
-__all__ = ["CompressedMean", "ErrorFeedback", "Hierarchical", "Mean", "NeighborMean", "SparseMean", "Stage"]
+finite, keep_ = checked(keeping.finite), checked(keeping.keep_)
+
+__all__ = [
+    "CompressedMean",
+    "ErrorFeedback",
+    "Hierarchical",
+    "Mean",
+    "NeighborMean",
+    "SparseMean",
+    "Stage",
+    "finite",
+    "keep_",
+]

@@ -1,44 +1,46 @@
 """A stage, and its state."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
+from functools import singledispatch
 from typing import Any, ClassVar, Literal
 
 from torch import Tensor
 
-from ..arguments import checked
+from ..arguments import checked, shown
 from ..buckets import Bucket
 from ..comm import FLAT, Comm
+from ..costs import Cost, Load, Place
 from ..expressions import expression
 from ..primitives.compressed import prepare
 
 Carry = Literal["keep", "mean", "zero", "anew"]
 State = dict[str, Any]
-CHECKED = {"check", "multiple_of", "init", "__call__"}  # what is checked of every stage
+CHECKED = {"check", "multiple_of", "init", "cost", "__call__"}  # methods whose arguments are checked
 
 
 @dataclass(frozen=True)
 class Stage:
-    """One thing that happens to the flat tensor of a bucket. Each class declares what the rest of the package needs.
+    """A function on the flat tensor of a bucket. Each class declares what the rest of the package needs to know.
 
-    The constructor raises a TypeError for arguments that cannot work, and `check` a ValueError for a group that cannot.
+    The constructor raises a TypeError for invalid arguments, and `check` a ValueError if the group does not fit.
 
     Attributes:
-        lossy: the call takes `residual=`, an fp32 tensor as long as `x`, and writes there what it lost.
-        agrees: all ranks end with the same bits, whatever they began with.
+        lossy: the call takes `residual=`, an fp32 tensor as long as `x`, and writes the compression error there.
+        agrees: all ranks end with the same bits, for any values at the start.
         averages: the result is an average of `x` over ranks, to which a second backward may add its gradients. If not,
-            that is refused.
-        keeps: what it remembers changes by `keep_` only, which keeps nothing where a result is not finite. What other
-            stages remember is copied before a flight of gradients.
-        elementwise: the entries of the state that are as long as the bucket, and what becomes of each when the number
-            of ranks changes: "keep" this rank's, the "mean" of all ranks', "zero", or "anew": `init` makes the state
-            again from the weights as they are. Entries not named are made anew when the buckets or the ranks change.
+            a second backward raises.
+        keeps: its state changes by `keep_` only, which keeps the state if a result is not finite. The state of other
+            stages is copied before a flight of gradients.
+        elementwise: the entries of the state that are as long as the bucket, and how each is carried over when the
+            number of ranks changes: "keep" this rank's, the "mean" of all ranks', "zero", or "anew": `init` makes the
+            state again from the present weights. Other entries are made again when the buckets or the ranks change.
         follows: the entries of the state that are copies of the weights, and so follow an outside load of the model.
-        derived: the entries of the state that `init` finds out from the bucket alone: they are not saved.
-        needs_shapes: it works on the parameters' shapes, and cannot be given a shard.
-        shards: what it gives to the stages that it holds are shards of the bucket.
-        needs_groups: through which groups of a Comm it sends by itself: "flat", or "intra" and "inter", the nodes. An
-            attachment makes no groups for nodes that none of its stages names.
+        derived: the entries of the state that `init` computes from the bucket alone: they are not saved.
+        needs_shapes: it works on the parameters' shapes, and cannot work on a shard.
+        shards: the stages in it work on shards of the bucket.
+        needs_groups: the groups of a Comm that it sends through by itself: "flat", or "intra" and "inter", the nodes.
+            An attachment makes groups only for those that its stages name.
     """
 
     lossy: ClassVar[bool] = False
@@ -51,19 +53,22 @@ class Stage:
     needs_shapes: ClassVar[bool] = False
     shards: ClassVar[bool] = False
     needs_groups: ClassVar[frozenset[str]] = frozenset({FLAT})
+    _unchecked: ClassVar[Callable[..., Tensor]]  # `__call__` without the check of types, for calls from the package
 
     def __init_subclass__(cls) -> None:
-        """Check what the methods of every stage are given, once for all of them."""
+        """Let the methods of every stage check the types of their arguments."""
         for name in CHECKED & vars(cls).keys():
+            if name == "__call__":
+                cls._unchecked = vars(cls)[name]
             setattr(cls, name, checked(vars(cls)[name], like=getattr(Stage, name)))
 
     def check(self, comm: Comm) -> None:
-        """Raise a ValueError, in words, if this stage cannot work in this group."""
+        """Raise a ValueError if this stage cannot work in this group."""
         for inner in self.nested().values():
             inner.check(comm)
 
     def multiple_of(self, comm: Comm) -> int:
-        """The number of values of which a bucket should be a multiple, so that nothing need be copied."""
+        """Return the number of values of which a bucket should be a multiple to avoid copies."""
         return max([1, *(inner.multiple_of(comm) for inner in self.nested().values())])
 
     def init(self, bucket: Bucket, comm: Comm) -> State:
@@ -72,31 +77,42 @@ class Stage:
         return {name: inner.init(bucket, comm) for name, inner in self.nested().items()}
 
     def __call__(self, x: Tensor, state: State, comm: Comm) -> Tensor:
-        """One flight of `x` (n,): what becomes of it. All ranks call it."""
+        """Return the result of one flight of `x` (n,). All ranks call it."""
         raise NotImplementedError
 
+    def cost(self, load: Load, place: Place) -> Cost:
+        """Return the cost of one flight of `load` over `place`, which `bk.tune` predicts steps from.
+
+        Raises:
+            TypeError: this stage declares none.
+        """
+        raise TypeError(
+            f"what stage {shown(self)} costs is not known; teach it: @bk.tune.cost.register on a function of "
+            f"(stage: {type(self).__name__}, load, place) that returns a bk.tune.Cost"
+        )
+
     def nested(self) -> dict[str, "Stage"]:
-        """The stages that this one holds, by the names of their fields."""
+        """Return the stages in this one, by the names of their fields."""
         return {f.name: held for f in fields(self) if isinstance(held := getattr(self, f.name), Stage)}
 
     def remembers(self) -> bool:
-        """Whether a flight depends on the flights before it."""
+        """Return whether a flight depends on the flights before it."""
         return bool(self.elementwise) or any(inner.remembers() for inner in self.nested().values())
 
     def wants_shapes(self) -> bool:
-        """Whether it, or a stage in it, works on the parameters' shapes."""
+        """Return whether it, or a stage in it, works on the parameters' shapes."""
         return self.needs_shapes or any(inner.wants_shapes() for inner in self.nested().values())
 
     def wants_groups(self) -> frozenset[str]:
-        """Return through which groups of a Comm it, and the stages in it, send."""
+        """Return the groups of a Comm that it, and the stages in it, send through."""
         return frozenset(self.needs_groups).union(*(inner.wants_groups() for inner in self.nested().values()))
 
     def copies_weights(self) -> bool:
-        """Whether the state holds copies of the weights."""
+        """Return whether the state holds copies of the weights."""
         return bool(self.follows) or any(inner.copies_weights() for inner in self.nested().values())
 
     def guards(self) -> bool:
-        """Return whether it, and every stage in it, changes what it remembers by `keep_` only."""
+        """Return whether it, and every stage in it, changes its state by `keep_` only."""
         return self.keeps and all(inner.guards() for inner in self.nested().values())
 
     def __repr__(self) -> str:
@@ -107,14 +123,30 @@ for _name in CHECKED:
     setattr(Stage, _name, checked(getattr(Stage, _name)))
 
 
-def flown(stage: Stage, x: Tensor, state: State, comm: Comm) -> Tensor:
-    """`stage(x, state, comm)`.
+def call_stage(stage: Stage, x: Tensor, state: State, comm: Comm) -> Tensor:
+    """Return `stage(x, state, comm)`.
 
     Raises:
-        TypeError: that is no tensor of the shape of `x`; names the stage.
+        TypeError: the result is not a tensor of the shape of `x`.
     """
-    result: Any = stage(x, state, comm)
+    result: Any = type(stage)._unchecked(stage, x, state, comm)
     if not isinstance(result, Tensor) or result.shape != x.shape:
         found = f"a tensor {tuple(result.shape)}" if isinstance(result, Tensor) else repr(result)
         raise TypeError(f"{stage!r} returned {found}; a stage returns what becomes of x, a tensor {tuple(x.shape)}")
     return result
+
+
+@singledispatch
+@checked
+def cost(stage: Stage, load: Load, place: Place) -> Cost:
+    """Return the cost of one flight of a stage: what its method `cost` declares, or the function registered for it.
+
+    Write the method in a stage of your own, or register a function for one that has none:
+
+        @bk.tune.cost.register
+        def _(stage: MyStage, load: bk.tune.Load, place: bk.tune.Place) -> bk.tune.Cost: ...
+
+    Raises:
+        TypeError: the stage declares no cost.
+    """
+    return stage.cost(load, place)

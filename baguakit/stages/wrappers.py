@@ -1,7 +1,7 @@
 """Stages around another stage."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import torch
@@ -10,9 +10,10 @@ from torch import Tensor
 from ..arguments import check_fields
 from ..buckets import Bucket
 from ..comm import INTER, INTRA, Comm
+from ..costs import Cost, Load, Place, all_gather, exchange
 from ..keeping import finite, keep_
 from ..lanes import temporaries
-from .base import Carry, Stage, State
+from .base import Carry, Stage, State, cost
 
 
 @dataclass(frozen=True, repr=False)
@@ -25,18 +26,16 @@ class Around(Stage):
 
     @property
     def agrees(self) -> bool:  # type: ignore[override]
-        """As the stage inside."""
         return self.inner.agrees
 
     @property
     def averages(self) -> bool:  # type: ignore[override]
-        """As the stage inside."""
         return self.inner.averages
 
 
 @dataclass(frozen=True, repr=False)
 class Hierarchical(Around):
-    """Average within each node; run `inner` between the nodes, each rank on its own shard; gather within the node.
+    """The average within each node, `inner` between nodes on each rank's own shard, and a gather within the node.
 
         s ← shard of (1/L) Σ x over the L ranks of a node;   s ← inner(s) between nodes;   x ← all s of the node
 
@@ -78,6 +77,17 @@ class Hierarchical(Around):
         shard = self.inner(shard, state["inner"], comm.inter)
         return x.copy_(intra.all_gather(shard)[: x.numel()]) if intra.size > 1 else shard
 
+    def cost(self, load: Load, place: Place) -> Cost:
+        """Return the cost of S/L scattered and gathered in a node of L ranks, and of `inner` on S/L between nodes."""
+        inside, between = replace(place, part="intra"), replace(place, part="inter")
+        L = inside.ranks
+        shard = Load(-(-load.values // L), load.value_bytes)
+        if L == 1:
+            return place.copies(1, load.size) + cost(self.inner, shard, between)
+        line, b = inside.link.exchange, shard.size
+        within = exchange(line, 2 * all_gather(line, L, b), 2 * (L - 1) * b)
+        return within + place.copies(3, load.size) + cost(self.inner, shard, between)
+
 
 def _padded(x: Tensor, multiple_of: int) -> Tensor:
     missing = -x.numel() % multiple_of
@@ -86,11 +96,14 @@ def _padded(x: Tensor, multiple_of: int) -> Tensor:
 
 @dataclass(frozen=True, repr=False)
 class ErrorFeedback(Around):
-    """Add to each flight what `inner` lost in the one before:  y ← x + e;  x ← inner(y);  e ← what that lost of y.
+    """Error feedback:  y ← x + e;  x ← inner(y);  e ← the compression error of inner(y).
 
-    Seide et al. 2014; Karimireddy et al. 2019, arXiv:1901.09847. The residual e is fp32 whatever x is. A flight with a
-    value that is not finite passes it on and leaves e as it was, decided on the device from the result, which is the
-    same on all ranks.
+    The residual e is fp32 for any dtype of x. A result that is not finite is passed on, and e is kept; the device
+    decides from the result, which is equal on all ranks.
+
+    Seide et al. 2014, "1-Bit Stochastic Gradient Descent and its Application to Data-Parallel Distributed Training of
+    Speech DNNs", doi:10.21437/Interspeech.2014-274; Karimireddy et al. 2019, "Error Feedback Fixes SignSGD and other
+    Gradient Compression Schemes", arXiv:1901.09847.
     """
 
     elementwise: ClassVar[Mapping[str, Carry]] = {"residual": "mean"}
@@ -119,3 +132,9 @@ class ErrorFeedback(Around):
             y = self.inner(fed, state["inner"], comm, residual=lost)  # type: ignore[call-arg]
             keep_(e, lost, where=finite(y))
             return x.copy_(y)  # nothing, where that is x
+
+    def cost(self, load: Load, place: Place) -> Cost:
+        """Return the cost of `inner` in fp32 and of 5 copies."""
+        if place.ranks == 1:
+            return cost(self.inner, load, place)
+        return cost(self.inner, load.fp32, place) + place.copies(5, load.fp32.size)

@@ -1,75 +1,75 @@
 """The base of all topologies."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from functools import wraps
+from inspect import signature
 from math import cos, fsum, pi, sin
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ..arguments import checked, whole
+from ..arguments import checked, integer
 from ..expressions import expression
+from .drawing import draw
 
-if TYPE_CHECKING:  # matplotlib is needed to draw, and by nothing else
+if TYPE_CHECKING:  # matplotlib is optional: only drawings need it
     from matplotlib.figure import Figure
 
 CHECKED = {"check", "period", "weights", "targets", "matrix", "static", "symmetric", "doubly_stochastic"}
 CHECKED |= {"column_stochastic", "rounds_to_exactness", "spectral_gap", "layout", "draw"}
-MOST_RANKS = 1 << 20  # in a group: who asks for more has made a mistake, and would wait for ever
-# Products of rounds end at the mean up to this, if they end there; what comes this close and no closer only converges.
+MOST_RANKS = 1 << 20  # a larger group is a mistake in the call, and its matrices would take for ever
+MOST_ROUNDS, MOST_DRAWN = 8, 256  # the most rounds that a drawing shows by default, and at all
+# A product of rounds is exact below the first distance. One that stays between the two only converges.
 _AT_THE_MEAN, _NEAR_THE_MEAN = 1e-13, 1e-8
 
 
 @dataclass(frozen=True)
 class Topology(ABC):
-    """A mixing matrix for every group size and every round, asked for row by row.
+    """The base of topologies: a mixing matrix for every group size and every round, row by row.
 
-    A new topology is a frozen dataclass with `links`; where its rounds differ it also says its `period`, and where a
-    group size is impossible, `check` says so. The other methods follow from these two. They read the matrices, which
-    is right and slow: a topology that knows an answer in closed form overrides them.
+    A new topology is a frozen dataclass with `links`. It overrides `period` if its rounds differ, and `check` if some
+    group sizes are impossible. The other methods are computed from the matrices, which is slow: override those that
+    have a closed form.
 
     Attributes:
-        facts: those of "symmetric", "doubly_stochastic" and "column_stochastic" that hold for every size.
+        facts: the properties among "symmetric", "doubly_stochastic" and "column_stochastic" that hold for every size.
 
-    `round` is the ordinal of the exchange, 0, 1, 2 …, equal on all ranks. It is never optional: a time-varying
-    topology asked for the same round again and again would never mix. A rank, a size or a round that there cannot be
-    raises a ValueError.
+    `round` is the number of the exchange, 0, 1, 2 …, equal on all ranks. It has no default: a time-varying topology
+    that is always given the same round never mixes. Every method, also of a subclass, checks its arguments first: an
+    impossible rank, size or round raises a ValueError.
     """
 
     facts: ClassVar[tuple[str, ...]] = ()
 
     def __init_subclass__(cls) -> None:
-        """Check what the methods of every topology are given, once for all of them; NumPy's numbers become Python's."""
+        """Let the methods of the class check their arguments, and convert numbers of NumPy."""
         for name in CHECKED & vars(cls).keys():
-            setattr(cls, name, checked(vars(cls)[name], like=getattr(Topology, name)))
+            setattr(cls, name, _checked(vars(cls)[name], name, like=getattr(Topology, name)))
 
     @abstractmethod
     def links(self, rank: int, size: int, round: int) -> Iterable[tuple[int, float]]:
-        """Yield (peer, weight) for what `rank` hears, itself included; a peer met twice is yielded twice.
+        """Yield (peer, weight) for each rank that `rank` hears, itself included; the weights of one peer are added.
 
-        Called with arguments already checked, and with at least two ranks.
+        The arguments have been checked, and there are at least two ranks.
         """
 
     def check(self, size: int) -> None:
-        """Raise ValueError, naming what to use instead, if a group of `size` ranks is impossible."""
-        whole("size", size, 1, MOST_RANKS)
+        """Raise ValueError, which names an alternative, if a group of `size` ranks is impossible."""
+        integer("size", size, 1, MOST_RANKS)
 
     def period(self, size: int) -> int:
-        """The number of rounds after which the matrices repeat; 1 if they are all the same."""
-        self.check(size)
+        """Return the number of rounds after which the matrices repeat; 1 if they are all the same."""
         return 1
 
     def weights(self, rank: int, size: int, round: int) -> dict[int, float]:
-        """Row `rank` of the mixing matrix, {peer: weight}: what `rank` hears, itself included.
+        """Return row `rank` of the mixing matrix, {peer: weight}: the ranks that `rank` hears, itself included.
 
-        Peers come in rising order. Ranks that hear the same peers then add them in the same order, so that their
-        means are equal bit for bit.
+        Peers are in rising order. Ranks that hear the same peers add them in the same order, so that their means are
+        equal bit for bit.
         """
-        self.check(size)
-        whole("rank", rank, 0, size - 1)
-        whole("round", round, 0)
         if size == 1:
             return {0: 1.0}
         row: dict[int, float] = {}
@@ -78,7 +78,7 @@ class Topology(ABC):
         return row
 
     def targets(self, rank: int, size: int, round: int) -> tuple[int, ...]:
-        """The other ranks that hear from `rank`, in rising order: to whom it sends."""
+        """Return the other ranks that hear `rank`, in rising order: it sends to them."""
         if self.symmetric(size):
             hearers = self.weights(rank, size, round)
         else:
@@ -86,9 +86,7 @@ class Topology(ABC):
         return tuple(peer for peer in hearers if peer != rank)
 
     def matrix(self, size: int, round: int) -> NDArray[np.float64]:
-        """The mixing matrix W of one round, (size, size): x ← W x, one row per rank."""
-        self.check(size)
-        whole("round", round, 0)
+        """Return the mixing matrix W of one round, (size, size): x ← W x, one row per rank."""
         mixing = np.zeros((size, size))
         for rank in range(size):
             for peer, weight in self.weights(rank, size, round).items():
@@ -96,43 +94,36 @@ class Topology(ABC):
         return mixing
 
     def static(self, size: int) -> bool:
-        """Whether every round has the same matrix."""
+        """Return whether every round has the same matrix."""
         return self.period(size) == 1
 
     def symmetric(self, size: int) -> bool:
-        """Whether Wᵀ = W in every round: whoever hears is heard, with the same weight."""
-        self.check(size)
-        if "symmetric" in self.facts:
-            return True
-        rounds = (self.matrix(size, round) for round in range(self.period(size)))
-        return all(np.array_equal(mixing, mixing.T) for mixing in rounds)
+        """Return whether Wᵀ = W in every round: two ranks hear each other with the same weight."""
+        return self._holds("symmetric", size, lambda mixing: np.array_equal(mixing, mixing.T))
 
     def doubly_stochastic(self, size: int) -> bool:
-        """Whether rows and columns sum to 1 and no weight is negative, in every round: then the mean is kept."""
-        self.check(size)
-        if "doubly_stochastic" in self.facts:
-            return True
-        rounds = (self.matrix(size, round) for round in range(self.period(size)))
-        return all(is_doubly_stochastic(mixing) for mixing in rounds)
+        """Return whether in every round rows and columns sum to 1 and no weight is negative: W preserves the mean."""
+        return self._holds("doubly_stochastic", size, is_doubly_stochastic)
 
     def column_stochastic(self, size: int) -> bool:
-        """Whether columns sum to 1 and no weight is negative, in every round: then the sum over the ranks is kept."""
-        self.check(size)
-        if "column_stochastic" in self.facts or self.doubly_stochastic(size):
-            return True
-        rounds = (self.matrix(size, round) for round in range(self.period(size)))
-        return all(bool((w >= 0).all()) and bool(np.abs(line_sums(w)[size:] - 1).max() <= 1e-15) for w in rounds)
+        """Return whether in every round columns sum to 1 and no weight is negative: W preserves the sum."""
+        return "doubly_stochastic" in self.facts or self._holds(
+            "column_stochastic", size, lambda mixing: has_unit_sums(mixing, line_sums(mixing)[size:])
+        )
+
+    def _holds(self, fact: str, size: int, holds: Callable[[NDArray[np.float64]], bool]) -> bool:
+        """Return whether a property is declared in `facts`, or `holds` returns True for the matrix of every round."""
+        return fact in self.facts or all(holds(self.matrix(size, round)) for round in range(self.period(size)))
 
     def rounds_to_exactness(self, size: int) -> int | None:
-        """The fewest rounds m, counted from round 0, after which every rank has the exact mean: W_m−1 ⋯ W_1 W_0 = J.
+        """Return the smallest m such that rounds 0 … m − 1 give every rank the exact mean: W_m−1 ⋯ W_1 W_0 = J.
 
         J = 11ᵀ/n. None if no number of rounds gives it; 0 for one rank.
         """
-        self.check(size)
         if size == 1:
             return 0
         rounds = [self.matrix(size, round) for round in range(self.period(size))]
-        # If the rounds of a period multiply to P, then P − J must vanish in some power, and so by the (n − 1)th.
+        # P, the product of a period: if any power of P − J is 0, the (n − 1)th power is.
         laps = 1 if self.static(size) and self.symmetric(size) else size - 1
         product = np.eye(size)
         for count in range(1, laps * len(rounds) + 1):
@@ -143,66 +134,89 @@ class Topology(ABC):
         return None
 
     def spectral_gap(self, size: int) -> float:
-        """1 − ρ, where ρ is the factor by which one round shrinks the distance from the mean, at worst.
+        """Return 1 − ρ, where a round multiplies the distance from the mean by at most ρ.
 
             ρ = ‖W_τ−1 ⋯ W_1 W_0 − J‖₂ ^ (1/τ),     τ the period, J = 11ᵀ/n
 
-        If the matrix is always the same, ρ = ‖W − J‖₂. Otherwise it is the geometric mean over the rounds of one
-        period: a single round of these may not shrink the distance at all. 1 means the exact mean within one period,
-        0 that some distance stays for ever.
+        For a static topology ρ = ‖W − J‖₂. Otherwise ρ is the geometric mean over the rounds of a period, since single
+        rounds may not reduce the distance. A gap of 1 means the exact mean within one period; 0 means that some
+        distances never shrink.
 
         Raises:
-            ValueError: the matrices are not doubly stochastic, so that the mean itself would move.
+            ValueError: the matrices are not doubly stochastic, so they do not preserve the mean.
         """
         if not self.doubly_stochastic(size):
-            raise ValueError(f"{self!r} is not doubly stochastic for {size} ranks: it moves the mean that it seeks")
+            raise ValueError(f"{self!r} is not doubly stochastic for {size} ranks: it does not preserve the mean")
         period, exact = self.period(size), self.rounds_to_exactness(size)
         if exact is not None and exact <= period:
             return 1.0
         left = np.eye(size)
-        for round in range(period):  # ∏ W − J = ∏ (W − J), which loses no digits when it is small
+        for round in range(period):  # ∏ W − J = ∏ (W − J), which keeps its precision when it is small
             left = (self.matrix(size, round) - 1 / size) @ left
         distance = float(np.linalg.norm(left, ord=2))
         return max(0.0, 1 - float(distance ** (1 / period)))
 
     def layout(self, size: int) -> list[tuple[float, float]]:
-        """Where a drawing puts the ranks, (x, y): clockwise on a circle, rank 0 at the top."""
-        self.check(size)
+        """Return the place (x, y) of each rank in a drawing: clockwise on a circle, rank 0 at the top."""
         return [(sin(2 * pi * rank / size), cos(2 * pi * rank / size)) for rank in range(size)]
 
     def draw(self, size: int, rounds: int | None = None) -> "Figure":
-        """Draw who hears whom, and the mixing matrix, round by round.
+        """Draw the graph and the mixing matrix of each round.
 
         Args:
             size: the number of ranks.
-            rounds: how many rounds to draw; by default one period, or its first eight.
+            rounds: the number of rounds to draw, at most 256; by default one period, at most 8.
 
         Returns:
-            A `matplotlib.figure.Figure` that stands alone (no pyplot): `.savefig("ring.png")`. In a notebook it shows
-            itself after `%matplotlib inline`.
+            A `matplotlib.figure.Figure`, independent of pyplot: `.savefig("ring.png")`. A notebook displays it after
+            `%matplotlib inline`.
 
         Raises:
             ModuleNotFoundError: matplotlib is not installed.
-            ValueError: the group is impossible, or `rounds` is less than 1.
+            ValueError: the group size is impossible, or `rounds` is less than 1 or more than 256.
         """
-        from .drawing import draw
-
-        return draw(self, size, rounds)
+        period = self.period(size)
+        count = min(period, MOST_ROUNDS) if rounds is None else integer("rounds", rounds, 1, MOST_DRAWN)
+        matrices = [self.matrix(size, round) for round in range(count)]
+        return draw(repr(self), matrices, self.layout(size), period, self.rounds_to_exactness(size))
 
     def __repr__(self) -> str:
         return expression(self)
 
 
+def _checked(method: Callable[..., Any], name: str, like: Callable[..., Any]) -> Callable[..., Any]:
+    """Return the method with a check of its arguments: their types, and the ranges of `size`, `rank` and `round`."""
+    names = list(signature(like).parameters)[1:]
+
+    @wraps(method)
+    def call(self: Topology, *args: Any, **options: Any) -> Any:
+        given = {**dict(zip(names, args, strict=False)), **options}
+        if "size" in given:
+            self.check(given["size"])
+        if "rank" in given:
+            integer("rank", given["rank"], 0, given["size"] - 1)
+        if "round" in given:
+            integer("round", given["round"], 0)
+        return method(self, *args, **options)
+
+    return checked(method if name == "check" else call, like=like)
+
+
 for _name in CHECKED:
-    setattr(Topology, _name, checked(getattr(Topology, _name)))
+    setattr(Topology, _name, _checked(getattr(Topology, _name), _name, like=getattr(Topology, _name)))
 
 
 def is_doubly_stochastic(mixing: NDArray[np.float64]) -> bool:
-    """Whether no weight is negative and every row and column sums to 1."""
-    return bool((mixing >= 0).all()) and bool(np.abs(line_sums(mixing) - 1).max() <= 1e-15)
+    """Return whether no weight is negative and every row and column sums to 1."""
+    return has_unit_sums(mixing, line_sums(mixing))
+
+
+def has_unit_sums(mixing: NDArray[np.float64], sums: NDArray[np.float64]) -> bool:
+    """Return whether no weight is negative and the given sums are 1."""
+    return bool((mixing >= 0).all()) and bool(np.abs(sums - 1).max() <= 1e-15)
 
 
 def line_sums(mixing: NDArray[np.float64]) -> NDArray[np.float64]:
-    """The sums of the rows, then of the columns."""
-    # fsum rounds once: what it reports is the weights' own error, not that of adding them.
+    """Return the sums of the rows, then of the columns."""
+    # fsum rounds once: the sum has the error of the weights, and none of the additions.
     return np.array([fsum(line) for line in (*mixing, *mixing.T)])

@@ -1,4 +1,4 @@
-"""Weights that each rank chooses for itself, round by round."""
+"""A topology whose weights each rank sets before each round."""
 
 import copy
 from collections.abc import Iterable, Iterator, Mapping
@@ -10,19 +10,20 @@ from ..arguments import instance, real, several, shown
 from .base import Topology
 
 RANKS = "a list of ranks, or a mapping such as {3: 0.5}"
-_ROUNDING = 1e-6  # as far as single precision may be off
+_ROUNDING = 1e-6  # the error of single precision
 
 AnyStage = TypeVar("AnyStage")
 
 
 @dataclass(frozen=True)
 class Choice:
-    """One rank's part of one round.
+    """The weights of one rank in one round.
 
     Attributes:
-        own: the weight of what the rank itself has.
-        sources: the ranks that it hears, in rising order, and what each weighs.
-        factors: the ranks that it sends to, and by what it multiplies what it sends to each; None: whoever hears it.
+        own: the weight of the rank's own values.
+        sources: (rank, weight) for the ranks that it hears, in rising order.
+        factors: (rank, factor) for the ranks that it sends to, where the values sent are multiplied by the factor;
+            None: it sends its values to all ranks that hear it.
     """
 
     own: float
@@ -32,7 +33,7 @@ class Choice:
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Chosen(Topology):
-    """Weights that each rank sets for itself before an exchange, in a loop of its own:
+    """Weights that each rank sets for itself, in the user's training loop:
 
         graph = Chosen()
         with bk.attach(model, optimizer, bk.algorithms.decentralized(graph, order="atc")):
@@ -40,19 +41,20 @@ class Chosen(Topology):
                 graph.choose(self_weight=0.5, src_weights={left: 0.5}, dst_weights=[right])
                 ...
 
-    All ranks choose so that what one hears another sends: before each round they tell each other, in a byte for each
-    rank, for which the host waits; where two disagree, all raise and name these two. What is chosen holds until
-    something else is. An exchange takes what is chosen when it is launched: with `order="atc"` at the end of the
-    optimizer step, with "awc" before, for the next step, and for the first as the attachment is made.
+    The choices of all ranks must match: a rank sends to the ranks that hear it. Before each round the ranks exchange
+    one byte per pair of ranks, for which the host waits; if two choices do not match, all ranks raise an error that
+    names both ranks. A choice is valid until the next one. An exchange uses the choice at its launch: with
+    `order="atc"` the choice at the end of the optimizer step; with "awc" the one before the optimizer step, for the
+    next step, and for the first step the one when the attachment is made.
 
-    A rank knows its own row only. That the columns of the matrix sum to 1 as well, so that the mean is kept, is for the
-    caller to see to: one who is heard with the weights w is to keep 1 − Σ w for itself. There is no matrix to draw and
-    no period; stages that must know what others do refuse it. It is no value: two of them are never equal, and no
-    checkpoint holds what was chosen.
+    A rank knows its own row only. The caller must make the columns of the matrix sum to 1 as well, so that the mean is
+    preserved: a rank that others hear with the weights w gives itself the weight 1 − Σ w. There is no matrix to draw
+    and no period; stages that need the whole matrix refuse it. Two `Chosen` are never equal, and checkpoints do not
+    hold the choices.
     """
 
     _held: dict[str, Any] = field(default_factory=dict, init=False)  # "choice"; "targets", once ranks have agreed
-    facts = ("doubly_stochastic",)  # for which those who choose answer
+    facts = ("doubly_stochastic",)  # the caller's responsibility
 
     def choose(
         self,
@@ -61,17 +63,17 @@ class Chosen(Topology):
         src_weights: Mapping[int, float],
         dst_weights: Mapping[int, float] | Iterable[int] | None = None,
     ) -> None:
-        """Set this rank's weights, for all exchanges that are launched from now on. Local.
+        """Set this rank's weights for all exchanges that are launched from now on. Local.
 
         Args:
-            self_weight: of what this rank has; None means 1 − Σ src_weights.
-            src_weights: the ranks that this one hears, and what each weighs here; {} hears nobody.
-            dst_weights: the ranks that it sends to, and by what it multiplies what it sends to each; a list means 1,
-                and None whoever hears this rank.
+            self_weight: the weight of this rank's own values; None means 1 − Σ src_weights.
+            src_weights: {rank: weight} for the ranks that this rank hears; {} for none.
+            dst_weights: {rank: factor} for the ranks that this rank sends to, where the values sent are multiplied by
+                the factor; a list of ranks means factors of 1; None means all ranks that hear this one.
 
         Raises:
             TypeError: `src_weights` is not a mapping, a rank not a whole number, or a weight not a number.
-            ValueError: a weight is not finite; or weights do not sum to 1, unless `dst_weights` multiplies.
+            ValueError: a weight is not finite; or the weights do not sum to 1 and `dst_weights` has no factors.
         """
         instance("src_weights", src_weights, Mapping, "a mapping such as {3: 0.5}, or {}")
         sources = _weights("src_weights", src_weights)
@@ -82,11 +84,11 @@ class Chosen(Topology):
             factors = _weights("dst_weights", named)
         heard = fsum(weight for _, weight in sources)
         own = 1 - heard if self_weight is None else real("self_weight", self_weight)
-        multiplied = isinstance(dst_weights, Mapping)  # by others as well, of which this rank does not know
+        multiplied = isinstance(dst_weights, Mapping)  # then others multiply as well, by factors unknown here
         if not multiplied and abs(own + heard - 1) > _ROUNDING:
             raise ValueError(
-                f"self_weight={own} and src_weights={dict(sources)} sum to {own + heard}, and those of a mean to 1; "
-                "leave out self_weight= for the rest"
+                f"self_weight={own} and src_weights={dict(sources)} sum to {own + heard}, not 1; "
+                "leave out self_weight= to use the rest"
             )
         self._held["choice"] = Choice(own, sources, factors)
 
@@ -100,79 +102,79 @@ class Chosen(Topology):
 
     @property
     def choice(self) -> Choice:
-        """The present choice."""
+        """Return the present choice."""
         if "choice" not in self._held:
             raise ValueError(
-                "nothing has been chosen for Chosen(): call its choose(src_weights=…) before the exchange, which with "
-                'order="awc" means before attach'
+                "Chosen() has no weights yet: call its choose(src_weights=…) before the exchange; "
+                'with order="awc" before attach'
             )
         chosen: Choice = self._held["choice"]
         return chosen
 
     def fixed(self) -> "Chosen":
-        """One round of this: it holds what is chosen now, whatever is chosen later."""
+        """Return a topology for one round, which keeps the present choice."""
         round = Chosen()
         round._held.update(choice=self.choice, targets=None)
         return round
 
     def agreed(self) -> list[int] | None:
-        """To whom this rank sends, if ranks have agreed on this round."""
+        """Return the ranks that this rank sends to, if ranks have agreed on this round; else None."""
         return self._held.get("targets")
 
     def agree(self, targets: list[int]) -> None:
-        """Ranks have agreed: other buckets of one round need not ask again."""
+        """Store the agreed ranks to send to, so that further buckets of this round need no agreement."""
         if "targets" in self._held:
             self._held["targets"] = targets
 
-    # What no rank can tell
+    # Unknown to every rank
 
     def links(self, rank: int, size: int, round: int) -> Iterator[tuple[int, float]]:
-        """Raise a ValueError: each rank chooses its own."""
+        """Raise a ValueError: the other ranks' weights are unknown."""
         self._unknown()
 
     def period(self, size: int) -> int:
-        """Raise a ValueError: rounds come as they are chosen."""
+        """Raise a ValueError: future rounds are unknown."""
         self._unknown()
 
     def _unknown(self) -> NoReturn:
         raise ValueError(
-            "each rank sets its own weights of Chosen(), round by round, and none knows those of others; "
-            "decentralized(Chosen()) and neighbor_mean_ can do without: use FromMatrix([first, second, …]) here"
+            "each rank sets its own weights of Chosen() in each round and does not know the weights of other ranks; "
+            "use it in decentralized(Chosen()) or neighbor_mean_, and FromMatrix([first, second, …]) here"
         )
 
     def static(self, size: int) -> bool:
-        """False: rounds differ as they are chosen."""
+        """Return False: rounds may differ."""
         return False
 
     def symmetric(self, size: int) -> bool:
-        """False: nothing says so."""
+        """Return False: it is unknown."""
         return False
 
 
 def chooses(stage: Any) -> bool:
-    """Return whether a stage, or one in it, averages with weights that are chosen round by round."""
+    """Return whether a stage, or a stage within it, averages over a `Chosen`."""
     if not is_dataclass(stage):
         return False
     return isinstance(stage, Chosen) or any(chooses(getattr(stage, f.name)) for f in fields(stage))
 
 
 def as_chosen(stage: AnyStage) -> AnyStage:
-    """Return the stage for the flights of one round: with the weights that are chosen now, whatever is chosen later.
+    """Return the stage with the weights chosen now, for the flights of one round.
 
-    For the thread that trains to call, at launch: a lane would read what is chosen for another round.
+    The training thread calls it at launch. On a lane, the next round's weights may have been chosen already.
     """
     if not chooses(stage):
         return stage
     if isinstance(stage, Chosen):
         return stage.fixed()  # type: ignore[return-value]
-    twin = copy.copy(stage)
+    fixed = copy.copy(stage)
     for f in fields(stage):  # type: ignore[arg-type]
-        object.__setattr__(twin, f.name, as_chosen(getattr(stage, f.name)))
-    return twin
+        object.__setattr__(fixed, f.name, as_chosen(getattr(stage, f.name)))
+    return fixed
 
 
 def _weights(name: str, given: Mapping[int, float]) -> tuple[tuple[int, float], ...]:
     for rank in given:
         if not isinstance(rank, int) or isinstance(rank, bool):
-            raise TypeError(f"the ranks in {name} are whole numbers, and {shown(rank)} is none")
+            raise TypeError(f"each rank in {name} is a whole number, not {shown(rank)}")
     return tuple((rank, real(f"{name}[{rank}]", given[rank])) for rank in sorted(given))

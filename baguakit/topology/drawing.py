@@ -1,4 +1,4 @@
-"""A topology drawn: who hears whom, and the mixing matrix, round by round."""
+"""Drawings of a topology: its graph and its mixing matrix, round by round."""
 
 from fractions import Fraction
 from math import ceil, dist, hypot
@@ -7,24 +7,30 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ..arguments import whole
-
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-    from .base import Topology
-
 Place = tuple[float, float]
 
-# One hue from white to dark reads the same to every eye, and on paper.
+# A single hue from white to dark is readable with every kind of colour vision, and in grey print.
 SHADES, INK, IDLE, GRID = "Blues", "#0b3c6f", "#8a8a8a", "#c8c8c8"
-MOST_ROUNDS, MOST_ACROSS, MOST_DRAWN = 8, 5, 256
-SMALL = 8  # up to so many ranks, weights are written as fractions; above, a bar tells the shades
+MOST_ACROSS = 5
+SMALL = 8  # up to this number of ranks weights are printed as fractions; above it a colour bar shows them
 
 
-def draw(topology: "Topology", size: int, rounds: int | None = None) -> "Figure":
-    """The figure of `Topology.draw`: each round's graph above its matrix, or beside it where there is one round."""
+def draw(
+    name: str, matrices: list[NDArray[np.float64]], places: list[Place], period: int, exact: int | None
+) -> "Figure":
+    """Draw the graph and the mixing matrix of each round: below each other, or side by side for one round.
+
+    Args:
+        name: the expression that builds the topology.
+        matrices: the mixing matrices of the rounds 0, 1, 2, … to draw.
+        places: where to draw each rank.
+        period: the period of the matrices.
+        exact: the number of rounds that give the exact mean; None for none.
+    """
     try:
         from matplotlib.colors import PowerNorm
         from matplotlib.figure import Figure
@@ -32,11 +38,7 @@ def draw(topology: "Topology", size: int, rounds: int | None = None) -> "Figure"
     except ModuleNotFoundError as missing:
         raise ModuleNotFoundError("drawing a topology needs matplotlib: pip install matplotlib") from missing
 
-    period = topology.period(size)
-    count = min(period, MOST_ROUNDS) if rounds is None else rounds
-    whole("rounds", count, 1, MOST_DRAWN)
-    matrices = [topology.matrix(size, round) for round in range(count)]
-
+    count, size = len(matrices), len(places)
     panel = 2.6 if size <= 16 else 3.4  # inches
     down = ceil(count / MOST_ACROSS)
     across = ceil(count / down)
@@ -52,22 +54,22 @@ def draw(topology: "Topology", size: int, rounds: int | None = None) -> "Figure"
             left_over.set_axis_off()
         pairs = pairs[:count]
 
-    # Square roots, so that 1/n can be told from 0.
+    # The square root keeps 1/n distinguishable from 0.
     shades = PowerNorm(0.5, vmin=0, vmax=1 if size <= SMALL else 1.2 * max(float(w.max()) for w in matrices))
     for round, (mixing, (graph, table)) in enumerate(zip(matrices, pairs, strict=True)):
         if count > 1:
             graph.set_title(f"round {round}", fontsize=10)
-        _draw_graph(graph, topology.layout(size), mixing)
+        _draw_graph(graph, places, mixing)
         image = _draw_matrix(table, mixing, shades)
     if size > SMALL:
         figure.colorbar(image, ax=[table for _, table in pairs], shrink=0.75, label="weight", pad=0.02, format="%.2g")
-    figure.suptitle(_title(topology, size, count, period), fontsize=11)
+    short = name if len(name) <= 40 else f"{name.partition('(')[0]}(…)"
+    ranks = f"{size} rank{'s' * (size > 1)}"
+    figure.suptitle(f"{short} on {ranks}\n{_facts(count, period, exact)}", fontsize=11)
     return figure
 
 
-def _title(topology: "Topology", size: int, count: int, period: int) -> str:
-    name, exact = repr(topology), topology.rounds_to_exactness(size)
-    short = name if len(name) <= 40 else f"{type(topology).__name__}(…)"
+def _facts(count: int, period: int, exact: int | None) -> str:
     if period == 1:
         facts = "the same in every round"
     elif count >= period:
@@ -76,11 +78,11 @@ def _title(topology: "Topology", size: int, count: int, period: int) -> str:
         facts = f"first {count} rounds" + (f" of {period}" if period < 1 << 32 else "")
     if exact:
         facts += f" · exact after {exact}" if period > 1 else " · exact after one"
-    return f"{short} on {size} rank{'s' * (size > 1)}\n{facts}"
+    return facts
 
 
 def _draw_graph(axes: "Axes", places: list[Place], mixing: NDArray[np.float64]) -> None:
-    """Lines between those who hear each other alike, else arrows to the hearer; thicker for more weight."""
+    """Draw a line between ranks that hear each other with equal weights, else an arrow to the receiver."""
     from matplotlib.collections import LineCollection
     from matplotlib.patches import Circle, FancyArrowPatch
     from matplotlib.path import Path
@@ -88,7 +90,7 @@ def _draw_graph(axes: "Axes", places: list[Place], mixing: NDArray[np.float64]) 
     size = len(places)
     radius = min(0.2, 0.38 * min((dist(a, b) for i, a in enumerate(places) for b in places[:i]), default=1.0))
     others = mixing - np.diag(np.diag(mixing))
-    crowd = min(1.0, 50 / max(1, int(np.count_nonzero(others))))  # many links are drawn thin and pale
+    crowd = min(1.0, 50 / max(1, int(np.count_nonzero(others))))  # many edges are drawn thin and pale
     width = {weight: (0.3 + 2.2 * weight**0.5) * max(0.3, crowd) for weight in np.unique(others).tolist()}
     mutual = (others != 0) & (others == others.T)
     alpha = 0.35 + 0.65 * crowd
@@ -104,28 +106,21 @@ def _draw_graph(axes: "Axes", places: list[Place], mixing: NDArray[np.float64]) 
 
     for rank, (x, y) in enumerate(places):
         idle = size > 1 and not others[rank].any() and not others[:, rank].any()
-        color = IDLE if idle else INK
-        line: dict[str, Any] = {
-            "facecolor": "white",
-            "edgecolor": color,
-            "linewidth": 1.1,
-            "linestyle": ":" if idle else "-",
-        }
-        axes.add_patch(Circle((x, y), radius, zorder=2, **line))
+        color, style = (IDLE, ":") if idle else (INK, "-")
+        circle = Circle((x, y), radius, facecolor="white", edgecolor=color, linewidth=1.1, linestyle=style, zorder=2)
+        axes.add_patch(circle)
         label: dict[str, Any] = {"ha": "center", "va": "center", "color": color, "zorder": 3}
         if radius > 0.09:
             axes.text(x, y, str(rank), fontsize=8 + 10 * (radius - 0.1), **label)
-        elif rank % ceil(size / 16) == 0 and hypot(x, y) > 0.9:  # no room inside: some, outside
+        elif rank % ceil(size / 16) == 0 and hypot(x, y) > 0.9:  # no space in the circles: label some outside
             away = 1 + (radius + 0.09) / hypot(x, y)
             axes.text(away * x, away * y, str(rank), fontsize=7, **label)
-    axes.set_xlim(-1.25, 1.25)
-    axes.set_ylim(-1.25, 1.25)
-    axes.set_aspect("equal")
+    axes.set(xlim=(-1.25, 1.25), ylim=(-1.25, 1.25), aspect="equal")
     axes.set_axis_off()
 
 
 def _way(places: list[Place], start: int, end: int, radius: float) -> NDArray[np.float64]:
-    """Points of a line from one circle to the other, bent towards the middle where another circle is in the way."""
+    """Return points of a line from one circle to the other, bent towards the centre if it would cross a third one."""
     ends, circles = np.array([places[start], places[end]]), np.delete(places, [start, end], axis=0)
     along = (ends[1] - ends[0]) / np.linalg.norm(ends[1] - ends[0])
     reach = np.clip((circles - ends[0]) @ along, 0, np.linalg.norm(ends[1] - ends[0]))
@@ -142,12 +137,11 @@ def _way(places: list[Place], start: int, end: int, radius: float) -> NDArray[np
 
 
 def _draw_matrix(axes: "Axes", mixing: NDArray[np.float64], shades: Any) -> Any:
-    """Rows hear columns: the weights as shades, and as fractions where there is room."""
+    """Draw a matrix, whose rows hear its columns: weights as shades, and as fractions if it is small."""
     size = len(mixing)
     image = axes.imshow(mixing, cmap=SHADES, norm=shades)
     ticks = range(0, size, ceil(size / 8))
-    axes.set_xticks(ticks)
-    axes.set_yticks(ticks)
+    axes.set(xticks=ticks, yticks=ticks)
     axes.tick_params(length=0, labelsize=8)
     axes.set_ylabel("rank", fontsize=8)
     axes.set_xlabel("hears rank", fontsize=8)

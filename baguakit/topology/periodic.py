@@ -1,69 +1,26 @@
-"""One-peer topologies: one message per rank and round, to a peer that changes from round to round."""
+"""One-peer topologies: one message per rank and round, to a peer that changes every round."""
 
 from abc import abstractmethod
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 from math import sqrt
+from typing import ClassVar
 
-from ..arguments import whole
+from ..arguments import integer
 from .base import Topology
 
 
-@dataclass(frozen=True)
-class OnePeerExponential(Topology):
-    """In round t each rank hears the one 2^(t mod τ) places back, τ = ⌈log₂ n⌉:  W = (I + S^(2^(t mod τ))) / 2.
-
-    S shifts by one place. One message per rank; for n = 2^k any τ consecutive rounds give the exact mean, whichever
-    comes first, since ∏ (I + S^(2^k)) / 2 = Σ S^j / n and shifts commute. Otherwise the mean is approached but never
-    reached. Period τ, doubly stochastic, symmetric and static for n ≤ 2 only.
-
-    Ying et al. 2021, "Exponential Graph is Provably Efficient for Decentralized Deep Training", arXiv:2110.13363;
-    Assran et al. 2019, "Stochastic Gradient Push for Distributed Deep Learning", arXiv:1811.10792.
-    """
-
-    facts = ("doubly_stochastic",)  # half the identity and half a permutation
-
-    def links(self, rank: int, size: int, round: int) -> Iterator[tuple[int, float]]:
-        """Yield the rank and its peer of this round, ½ each."""
-        yield rank, 1 / 2
-        yield (rank - self._distance(size, round)) % size, 1 / 2
-
-    def period(self, size: int) -> int:
-        """τ = ⌈log₂ n⌉, and 1 for one rank."""
-        self.check(size)
-        return max(1, (size - 1).bit_length())
-
-    def targets(self, rank: int, size: int, round: int) -> tuple[int, ...]:
-        """The rank 2^(t mod τ) places ahead."""
-        self.weights(rank, size, round)  # checks the arguments
-        return ((rank + self._distance(size, round)) % size,) if size > 1 else ()
-
-    def symmetric(self, size: int) -> bool:
-        """Whether n ≤ 2: only there is one place back one place ahead."""
-        self.check(size)
-        return size <= 2
-
-    def rounds_to_exactness(self, size: int) -> int | None:
-        """log₂ n, whichever round comes first, for n = 2^k; never otherwise."""
-        self.check(size)
-        return None if size & (size - 1) else size.bit_length() - 1
-
-    def _distance(self, size: int, round: int) -> int:
-        return 1 << (round % self.period(size))
-
-
 @dataclass(frozen=True, repr=False)
-class _Pairs(Topology):
-    """Ranks that meet in pairs:  W = (I + P) / 2,  P a permutation that undoes itself.
+class _OnePeer(Topology):
+    """A topology in which each rank hears one peer a round:  W = (I + P) / 2,  P a permutation.
 
     A rank that is its own peer keeps its values in that round.
     """
 
-    facts = ("symmetric", "doubly_stochastic")  # both of a pair hear each other, half and half
+    facts: ClassVar[tuple[str, ...]] = ("symmetric", "doubly_stochastic")  # for P² = I: ranks average in pairs
 
     def links(self, rank: int, size: int, round: int) -> Iterator[tuple[int, float]]:
-        """Yield the rank and its peer of this round, ½ each."""
         yield rank, 1 / 2
         yield self._peer(rank, size, round), 1 / 2
 
@@ -72,12 +29,51 @@ class _Pairs(Topology):
 
 
 @dataclass(frozen=True)
-class Hypercube(_Pairs):
-    """In round t rank i meets the rank whose number differs in bit t:  peer = i XOR 2^(t mod log₂ n).
+class OnePeerExponential(_OnePeer):
+    """The one-peer exponential graph: in round t each rank hears the rank 2^(t mod τ) places back, τ = ⌈log₂ n⌉.
+
+        W = (I + S^(2^(t mod τ))) / 2,     S the shift by one place
+
+    One message per rank. For n = 2^k any τ consecutive rounds give the exact mean, in any order, since
+    ∏ (I + S^(2^t)) / 2 = Σ S^j / n and shifts commute. For other n the values converge to the mean without reaching
+    it. Period τ, doubly stochastic, symmetric and static for n ≤ 2 only.
+
+    Ying et al. 2021, "Exponential Graph is Provably Efficient for Decentralized Deep Training", arXiv:2110.13363;
+    Assran et al. 2019, "Stochastic Gradient Push for Distributed Deep Learning", arXiv:1811.10792.
+    """
+
+    facts = ("doubly_stochastic",)
+
+    def period(self, size: int) -> int:
+        """Return τ = ⌈log₂ n⌉; 1 for one rank."""
+        return max(1, (size - 1).bit_length())
+
+    def targets(self, rank: int, size: int, round: int) -> tuple[int, ...]:
+        return ((rank + self._distance(size, round)) % size,) if size > 1 else ()
+
+    def symmetric(self, size: int) -> bool:
+        return size <= 2
+
+    def rounds_to_exactness(self, size: int) -> int | None:
+        """Return log₂ n for n = 2^k; None for other n."""
+        return None if size & (size - 1) else size.bit_length() - 1
+
+    def _peer(self, rank: int, size: int, round: int) -> int:
+        return (rank - self._distance(size, round)) % size
+
+    def _distance(self, size: int, round: int) -> int:
+        return 1 << (round % self.period(size))
+
+
+@dataclass(frozen=True)
+class Hypercube(_OnePeer):
+    """The hypercube: in round t rank i averages with the rank whose number differs in one bit.
+
+        peer = i XOR 2^(t mod log₂ n)
 
     The group is a cube of log₂ n dimensions and each round averages along one of them, so any log₂ n consecutive
-    rounds give the exact mean, whichever comes first. Needs n = 2^k: pairs that share half and half reach the mean in
-    finite time for no other n. Symmetric, doubly stochastic, period log₂ n, static for n ≤ 2 only.
+    rounds give the exact mean, in any order. Needs n = 2^k: for other n averaging in pairs does not reach the mean in
+    finite time. Symmetric, doubly stochastic, period log₂ n, static for n ≤ 2 only.
 
     Shi, Li, Johansson and Johansson 2016, "Finite-Time Convergent Gossiping", arXiv:1206.0992.
     """
@@ -87,18 +83,16 @@ class Hypercube(_Pairs):
         super().check(size)
         if size & (size - 1):
             raise ValueError(
-                f"Hypercube pairs ranks by the bits of their numbers and this group has {size}, which is no power of "
-                f"two; use OnePeerExponential() or BaseK(1)"
+                f"Hypercube needs a power of two as the number of ranks and this group has {size}; "
+                f"use OnePeerExponential() or BaseK(1)"
             )
 
     def period(self, size: int) -> int:
-        """log₂ n, and 1 for one rank."""
-        self.check(size)
+        """Return log₂ n; 1 for one rank."""
         return max(1, (size - 1).bit_length())
 
     def rounds_to_exactness(self, size: int) -> int:
-        """log₂ n, whichever round comes first."""
-        self.check(size)
+        """Return log₂ n."""
         return size.bit_length() - 1
 
     def _peer(self, rank: int, size: int, round: int) -> int:
@@ -106,35 +100,34 @@ class Hypercube(_Pairs):
 
 
 @dataclass(frozen=True)
-class ShiftOne(_Pairs):
-    """The lower half of the group meets the upper half, one place further on in each round.
+class ShiftOne(_OnePeer):
+    """Pairs of the lower and the upper half of the group, shifted by one place in each round.
 
         peer(r) = h + (r + t) mod h   for r < h,      (r − h − t) mod h   for r ≥ h,      h = n/2
 
-    Everyone of one half has met everyone of the other after h rounds. The halves never mix within themselves except
-    through the other, so that it is slow in large groups: after its h rounds the distance from the mean has shrunk to
-    0 for n = 4, 0.35 for n = 8 and 0.57 for n = 16, where `Hypercube` is exact after 2, 3 and 4. Needs an even n.
+    After h rounds each rank has averaged with every rank of the other half. Ranks of one half never average directly,
+    so it is slow in large groups: h rounds multiply the distance from the mean by 0 for n = 4, 0.35 for n = 8 and 0.57
+    for n = 16, while `Hypercube` is exact after 2, 3 and 4 rounds. Needs an even n.
     Symmetric, doubly stochastic, period h, static for n ≤ 2 only.
 
     Gan et al. 2021, "BAGUA: Scaling up Distributed Learning with System Relaxations", arXiv:2107.01499.
     """
 
     def check(self, size: int) -> None:
-        """Raise ValueError if `size` is odd; one rank alone is allowed."""
+        """Raise ValueError if `size` is odd; a group of one rank is allowed."""
         super().check(size)
         if size % 2 and size > 1:
             raise ValueError(
-                f"ShiftOne pairs ranks off and this group has {size}; use OnePeerExponential() or BaseK(1)"
+                f"ShiftOne needs an even number of ranks and this group has {size}; "
+                f"use OnePeerExponential() or BaseK(1)"
             )
 
     def period(self, size: int) -> int:
-        """n/2, and 1 for one rank."""
-        self.check(size)
+        """Return n/2; 1 for one rank."""
         return max(1, size // 2)
 
     def rounds_to_exactness(self, size: int) -> int | None:
-        """n/2 for n ≤ 4, and never for more."""
-        self.check(size)
+        """Return n/2 for n ≤ 4; None for more."""
         return size // 2 if size <= 4 else None
 
     def _peer(self, rank: int, size: int, round: int) -> int:
@@ -143,45 +136,43 @@ class ShiftOne(_Pairs):
 
 
 @dataclass(frozen=True, repr=False)
-class RandomMatching(_Pairs):
-    """In each round the ranks are paired off at random, anew, the same way on all ranks.
+class RandomMatching(_OnePeer):
+    """A new random matching in each round, the same on all ranks.
 
-        rank order of round t = the ranks sorted by hash(seed, t, rank);    the first meets the second, the third the
-        fourth, …;    W = (I + P) / 2
+        order of round t = the ranks sorted by hash(seed, t, rank);    the first and second rank of the order average,
+        then the third and fourth, …;    W = (I + P) / 2
 
-    Every matching is equally likely. With an odd n the last of the order stays idle: it sends nothing and keeps what
-    it has. The squared distance from the mean shrinks in expectation by (n − 2) / (2(n − 1)) in each round, and by ½
-    for odd n: whatever n is, a round halves it, and nobody knows the way by heart. The mean is approached and exact
-    only by luck. Symmetric, doubly stochastic; the rounds do not repeat before 2^64 of them (one matrix for n ≤ 2).
+    All matchings are equally likely. For odd n the last rank of the order is idle: it sends nothing and keeps its
+    values. A round multiplies the expected squared distance from the mean by (n − 2) / (2(n − 1)), and by ½ for odd n.
+    The values converge to the mean, without a number of rounds that makes it exact. Symmetric, doubly stochastic; the
+    period is 2^64 (1 for n ≤ 2).
 
     Args:
-        seed: a whole number, of which 64 bits count; the same on all ranks.
+        seed: a whole number, the same on all ranks; its lowest 64 bits are used.
 
     Raises:
-        TypeError: `seed` is no whole number.
+        TypeError: `seed` is not a whole number.
 
-    Boyd, Ghosh, Prabhakar and Shah 2006, "Randomized gossip algorithms", IEEE Transactions on Information Theory 52.
-    Between outer optimizers it makes NoLoCo: Kolehmainen et al. 2025, arXiv:2506.10911.
+    Boyd, Ghosh, Prabhakar and Shah 2006, "Randomized gossip algorithms", doi:10.1109/TIT.2006.874516. With an outer
+    optimizer this is NoLoCo: Kolehmainen et al. 2025, "NoLoCo: No-all-reduce Low Communication Training Method for
+    Large Models", arXiv:2506.10911.
     """
 
     seed: int = 0
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "seed", whole("seed", self.seed, None))
+        object.__setattr__(self, "seed", integer("seed", self.seed, None))
 
     def period(self, size: int) -> int:
-        """2^64, which is never, and 1 for n ≤ 2."""
-        self.check(size)
+        """Return 2^64; 1 for n ≤ 2."""
         return 1 << 64 if size > 2 else 1
 
     def rounds_to_exactness(self, size: int) -> int | None:
-        """n − 1 for n ≤ 2; for more nothing is promised."""
-        self.check(size)
+        """Return n − 1 for n ≤ 2; None for more."""
         return size - 1 if size <= 2 else None
 
     def spectral_gap(self, size: int) -> float:
-        """1 − √(E ‖W x − x̄‖² / ‖x − x̄‖²): the root mean square over all matchings, for the rounds have no period."""
-        self.check(size)
+        """Return 1 − √(E ‖W x − x̄‖² / ‖x − x̄‖²), the root mean square over all matchings."""
         if size == 1:
             return 1.0
         return 1 - sqrt(1 / 2 if size % 2 else (size - 2) / (2 * (size - 1)))
@@ -192,7 +183,7 @@ class RandomMatching(_Pairs):
 
 @lru_cache(maxsize=256)
 def _matching(seed: int, size: int, round: int) -> tuple[int, ...]:
-    """The peer of each rank; its own number for the idle one."""
+    """Return the peer of each rank; an idle rank is its own peer."""
     key = _hashed(_hashed(seed) + round)
     order = sorted(range(size), key=lambda rank: (_hashed(key + rank), rank))
     peers = list(range(size))
@@ -202,7 +193,7 @@ def _matching(seed: int, size: int, round: int) -> tuple[int, ...]:
 
 
 def _hashed(number: int) -> int:
-    """64 well-mixed bits of any whole number (SplitMix64), the same in every process."""
+    """Return 64 well-mixed bits of any whole number (SplitMix64), the same in every process."""
     mask = (1 << 64) - 1
     z = (number + 1) * 0x9E3779B97F4A7C15 & mask
     z = (z ^ z >> 30) * 0xBF58476D1CE4E5B9 & mask

@@ -4,15 +4,13 @@
     plan = bk.tune.plan(model, comm, network, step_seconds)    # algorithms × bucket sizes × flows, predicted
     tuner = bk.tune.autotune(att, plan)                        # bucket size and flows, in the first steps of training
 
-What the model of a step leaves out: switches that many ranks overload, other users of the network, ranks of different
-speed, and the start of training, where buffers and connections are new.
+The model of a step leaves out congestion of switches, other users of the network, ranks of different speed, and the
+start of training, when buffers and connections are new.
 """
 
-from . import algorithm_costs  # noqa: F401  (teaches `cost` their stages)
+from ..costs import Codec, Cost, Line, Link, Load, Network, Place
+from ..stages import cost
 from .compute import Compute
-from .costs import Cost, Load, Place, cost
-from .lines import Line
-from .network import Codec, Link, Network
 from .planning import Plan, plan
 from .prediction import Prediction, predict
 from .probing import probe

@@ -1,7 +1,8 @@
-"""The computation of a training step on one rank, alone: how long it takes, and when each gradient is there."""
+"""The computation of a training step on one rank: its time, and the time at which each gradient is ready."""
 
 import statistics
 from collections.abc import Callable, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,10 +20,10 @@ class Compute:
     """A step without communication, in seconds.
 
     Attributes:
-        forward, backward, optimizer: its parts; forward is all that comes before backward.
+        forward, backward, optimizer: its parts; forward is everything before backward.
         ready: of each trainable parameter, in the model's order, the share of backward after which its gradient is
-            there. Empty: backward goes through the parameters from the last to the first, and takes time for
-            each in proportion to its size.
+            ready. Empty: backward goes through the parameters from the last to the first, and each takes time in
+            proportion to its size.
     """
 
     forward: float
@@ -37,12 +38,12 @@ class Compute:
 
     @property
     def seconds(self) -> float:
-        """Of the whole step."""
+        """Return the seconds of the whole step."""
         return self.forward + self.backward + self.optimizer
 
     @checked
     def gradients(self, params: Sequence[Tensor]) -> dict[Tensor, float]:
-        """When the gradient of each parameter is there, in seconds since backward began."""
+        """Return the time at which each gradient is ready, in seconds since backward began."""
         if self.ready and len(self.ready) != len(params):
             raise ValueError(f"this Compute tells of {len(self.ready)} gradients, and the model has {len(params)}")
         if self.ready:
@@ -75,7 +76,7 @@ def as_compute(step: "float | Compute | Callable[[], Any] | None", model: nn.Mod
 
 
 def measured(step: Callable[[], Any], model: nn.Module) -> Compute:
-    """Make some steps and look on: the median of each part.
+    """Make some steps, time them, and return the median of each part.
 
     `step()` is one step of training without communication: forward, backward, and the optimizer's step.
 
@@ -83,22 +84,19 @@ def measured(step: Callable[[], Any], model: nn.Module) -> Compute:
         ValueError: it called no forward or no backward of the model.
     """
     params = [p for p in model.parameters() if p.requires_grad]
-    watch = Watch(model, params)
-    try:
+    with closing(Watch(model, params)) as watch:
         for _ in range(WARM_UP):
             step()
-        looks = [watch.look(step) for _ in range(REPEATS)]
-    finally:
-        watch.close()
-    ready = tuple(map(statistics.median, zip(*(look.ready for look in looks), strict=True)))
+        timings = [watch.timed(step) for _ in range(REPEATS)]
+    ready = tuple(map(statistics.median, zip(*(each.ready for each in timings), strict=True)))
     forward, backward, optimizer = (
-        statistics.median(getattr(look, part) for look in looks) for part in ("forward", "backward", "optimizer")
+        statistics.median(getattr(each, part) for each in timings) for part in ("forward", "backward", "optimizer")
     )
     return Compute(forward, backward, optimizer, ready)
 
 
 class Watch:
-    """Hooks that note when the model's forward has ended and when each gradient is there; `close()` removes them."""
+    """Hooks that record when forward has ended and when each gradient is ready; `close()` removes them."""
 
     def __init__(self, model: nn.Module, params: Sequence[Tensor]) -> None:
         self.params, self.device = params, params[0].device if params else torch.device("cpu")
@@ -107,8 +105,8 @@ class Watch:
         self._hooks: list[Any] = [model.register_forward_hook(self._forward)]
         self._hooks += [p.register_post_accumulate_grad_hook(self._arrived) for p in params]
 
-    def look(self, step: Callable[[], Any]) -> Compute:
-        """One step."""
+    def timed(self, step: Callable[[], Any]) -> Compute:
+        """Make one step and return its times."""
         self.forward_ended, self.arrivals = None, {}
         began = moment(self.device)
         step()

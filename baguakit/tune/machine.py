@@ -1,43 +1,44 @@
-"""How fast this rank's own machine is: copies, compressors, lanes, and what a second thread costs the first.
+"""The speed of this rank's machine: copies, compressors, lanes, and the slowdown by a second thread.
 
-Ranks of one machine share its cores and its memory, and in training they are at the same work at the same time. So all
-begin together and repeat a work for as long as it takes that each has had its turns on the cores; what counts is the
-mean. A median of single works would be that of those during which nobody else had a turn.
+Ranks of one machine share its cores and its memory, and in training they do the same work at the same time. So all
+begin together and repeat a work for long enough that each has had turns on the cores; the mean counts. The median would
+be that of the repetitions during which no other rank had a turn.
 """
 
 import time
 from collections.abc import Callable, Sequence
+from contextlib import closing
 
 import torch
 from torch import Tensor
 
 from ..compressors import Compressor
+from ..costs import Codec
 from ..lanes import lane
-from .network import Codec
 
-VALUES, ROWS = 1 << 22, 4  # 16 MiB of fp32: more than a core keeps to itself
-LEAST, WINDOW = 3, 0.1  # how often a work is repeated at least, and for how many seconds
-SIDE, PRODUCTS = 192, 16  # matrices that stay in cache, multiplied often enough to be timed
+VALUES, ROWS = 1 << 22, 4  # 16 MiB of fp32: more than the cache of a core
+LEAST, WINDOW = 3, 0.1  # the least number of repetitions, and the least seconds of them
+SIDE, PRODUCTS = 192, 16  # of matrices that fit in the cache; products long enough to be timed
 
 Work = Callable[[], object]
 Meet = Callable[[], object]
-"""Waits for all ranks."""
+"""A function that waits for all ranks."""
 
 
 def now(device: torch.device) -> float:
-    """Seconds, once the device has done what it was given."""
+    """Return the time in seconds, after the device has finished its work."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
     return time.perf_counter()
 
 
 def timed(work: Work, device: torch.device, meet: Meet) -> float:
-    """Seconds that `work()` takes with all ranks at it: the mean over a window. Collective."""
+    """Return the seconds of `work()` with all ranks at it: the mean over a window. Collective."""
     return watched(work, device, meet)[0]
 
 
 def watched(work: Work, device: torch.device, meet: Meet) -> tuple[float, float]:
-    """`timed`, and the seconds of those for which this thread had a core."""
+    """Return the seconds of `work()` as `timed` does, and the seconds for which this thread had a core."""
     work()
     meet()
     cpu, began, times = time.thread_time(), now(device), 0
@@ -48,23 +49,20 @@ def watched(work: Work, device: torch.device, meet: Meet) -> tuple[float, float]
 
 
 def copy_seconds(device: torch.device, meet: Meet) -> float:
-    """Seconds that copying a byte takes: it is read once and written once."""
+    """Return the seconds to copy a byte: one read and one write."""
     x = torch.ones(VALUES, device=device)
     y = torch.empty_like(x)
     return timed(lambda: y.copy_(x), device, meet) / x.nbytes
 
 
 def launch_seconds(device: torch.device, meet: Meet) -> float:
-    """Seconds to put work on a lane and to have it back."""
-    beside = lane(device, "baguakit probe")
-    try:
+    """Return the seconds to put work on a lane and to get its result."""
+    with closing(lane(device, "baguakit probe")) as beside:
         return timed(lambda: beside.run(lambda: None).result(), device, meet)
-    finally:
-        beside.close()
 
 
 def codec(compressor: Compressor, device: torch.device, meet: Meet) -> Codec:
-    """How fast a compressor is; it is warmed up first."""
+    """Return the speed of a compressor, after a warm-up."""
     rows = ROWS if compressor.dense else 1
     x = torch.randn(rows, VALUES // rows, device=device)
     n = x.shape[1]
@@ -75,35 +73,28 @@ def codec(compressor: Compressor, device: torch.device, meet: Meet) -> Codec:
     def average() -> Tensor:
         return compressor.reduce(packed, n) if compressor.dense else compressor.add_(total, packed, [1.0])
 
-    works: Sequence[Work] = (
-        lambda: compressor.compress(x),
-        lambda: compressor.decompress(packed, n, out=out),
-        average,
-    )
+    works: Sequence[Work] = (lambda: compressor.compress(x), lambda: compressor.decompress(packed, n, out=out), average)
     return Codec(repr(compressor), *(timed(work, device, meet) / x.numel() for work in works))
 
 
 def crowding(device: torch.device, meet: Meet) -> tuple[float, float]:
-    """κ = T₂/T₁ − 1, from 0 to 1, and how many seconds pass in a second of a processor's time.
+    """Return κ = T₂/T₁ − 1, from 0 to 1, and the seconds that pass in a second of processor time.
 
-    T₁ is how long products of matrices take with every rank at them, T₂ how long if each does as many on its lane
-    meanwhile.
+    T₁ is the time of matrix products on all ranks at once, T₂ their time while each rank computes as many on its lane.
     """
     x = torch.randn(SIDE, SIDE, device=device)
-    beside = lane(device, "baguakit probe")
 
     def products() -> None:
         for _ in range(PRODUCTS):
             x @ x
 
-    def both() -> None:
-        flight = beside.run(products)
-        products()
-        flight.result()
+    with closing(lane(device, "baguakit probe")) as beside:
 
-    try:
+        def both() -> None:
+            flight = beside.run(products)
+            products()
+            flight.result()
+
         one, had = watched(products, device, meet)
         two = timed(both, device, meet)
-    finally:
-        beside.close()
     return min(1.0, max(0.0, two / one - 1)), max(1.0, one / max(1e-9, had))

@@ -1,4 +1,4 @@
-"""Which algorithm, in which buckets, over how many flows: every combination predicted, and one picked."""
+"""The plan: every combination of algorithm, bucket size and number of flows predicted, and one picked."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -6,20 +6,20 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from ..arguments import check_fields, checked, whole
+from ..arguments import check_fields, checked, integer
 from ..comm import Comm
+from ..costs import Network
 from ..rules import Algorithm
 from .choices import choices_of, compressors_in, counted, counts_of, distinct, written
 from .compute import Compute, as_compute
-from .network import Network
 from .prediction import Prediction, predict
 from .probing import probe
 
 BUCKET_BYTES = (1 << 20, 4 << 20, 10 << 20, 25 << 20, 100 << 20)
-NEAR = 0.02  # of the fastest: what a prediction does not tell apart
+NEAR = 0.02  # of the fastest: predictions do not resolve smaller differences
 SHOWN, NAMED = 16, 2  # rows of a table; algorithms that the pick is compared with in words
 
-Step = float | Compute | Callable[[], Any] | None
+StepSeconds = float | Compute | Callable[[], Any] | None
 
 
 @dataclass(frozen=True, repr=False, eq=False)
@@ -30,7 +30,7 @@ class Plan:
         rows: of every combination.
         best: the one picked: of those within 2 % of the fastest that whose algorithm was named first, and of these the
             one with the fewest flows and then the fewest buckets.
-        network, compute: what they follow from.
+        network, compute: the measurements that they follow from.
     """
 
     rows: tuple[Prediction, ...]
@@ -43,7 +43,7 @@ class Plan:
 
     @property
     def why(self) -> str:
-        """The pick in words, beside the next best of the other algorithms."""
+        """Return the pick in words, compared with the next best of the other algorithms."""
         best = self.best
         text = (
             f"{written(best.algorithm)} in {counted(best.buckets, 'bucket')} over {counted(best.flows, 'flow')}: "
@@ -78,7 +78,7 @@ def plan(
     model: nn.Module,
     comm: Comm | None = None,
     network: Network | None = None,
-    step_seconds: Step = None,
+    step_seconds: StepSeconds = None,
     algorithms: Sequence[Algorithm] | None = None,
     bucket_bytes: Sequence[int] = BUCKET_BYTES,
     flows: Sequence[int] | None = None,
@@ -92,16 +92,16 @@ def plan(
             ...
 
     Args:
-        model: with the parameters that will be trained.
+        model: the model to train.
         comm: the ranks; with a mesh each algorithm is tried between nodes as well, by `bk.hierarchical`.
-        network: what `probe` found; None means to probe now, for the compressors that the algorithms name.
-        step_seconds: of one step without communication, with all ranks at work: seconds, of which forward takes a
-            third; or a `Compute`; or a function that makes one such step, which is then called seven times and looked
-            at (it moves this rank's weights: plan before `attach`, which begins as rank 0, or give it a copy). The
-            slowest rank's counts. None counts communication alone.
-        algorithms: what may be chosen, what you like best first: numerics are for you to decide. None means
-            `gradient_allreduce()` and `bytegrad()`, which keep the loss.
-        bucket_bytes: bucket sizes to try, in bytes. One that cuts the model as a smaller one does is left out.
+        network: the result of `probe`; None means to probe now, for the compressors that the algorithms name.
+        step_seconds: the time of one step without communication, with all ranks at work: seconds, of which forward
+            takes a third; or a `Compute`; or a function that makes one such step, which is then called and timed seven
+            times (it moves this rank's weights: plan before `attach`, which broadcasts rank 0's, or pass it a copy).
+            The slowest rank counts. None counts communication alone.
+        algorithms: the algorithms to choose from, in order of preference: which numerics are acceptable is for you to
+            decide. None means `gradient_allreduce()` and `bytegrad()`, which keep the loss.
+        bucket_bytes: bucket sizes to try, in bytes. A size that gives the buckets of a smaller one is left out.
         flows: numbers of flows to try; None means all that the network was probed for.
 
     Raises:
@@ -110,30 +110,31 @@ def plan(
     """
     comm = Comm() if comm is None else comm
     choices = choices_of(algorithms, comm)
-    sizes = [whole("bucket_bytes", size, 1) for size in sorted(set(bucket_bytes))]
+    sizes = [integer("bucket_bytes", size, 1) for size in sorted(set(bucket_bytes))]
     if not sizes:
         raise ValueError("bucket_bytes names no size to try; leave it out, or give some, such as (1 << 20, 25 << 20)")
     if network is None:
-        network = probe(comm, flows=flows, compressors=list(compressors_in(choices)), device=device_of(model))
-    told = from_all(comm, lambda: as_compute(step_seconds, model))
-    compute = max(told, key=lambda each: each.seconds)  # the slowest; of equals that of the lowest rank
+        device = next((p.device for p in model.parameters()), None)
+        network = probe(comm, flows=flows, compressors=compressors_in(choices), device=device)
+    gathered = from_all(comm, lambda: as_compute(step_seconds, model))
+    compute = max(gathered, key=lambda each: each.seconds)  # the slowest; of equals that of the lowest rank
     return plan_of(model, network, compute, choices, sizes, network.flows() if flows is None else flows)
 
 
 def from_all(comm: Comm, make: Callable[[], Compute]) -> list[Compute]:
-    """Return the values that the ranks make; an error on one is raised on all."""
+    """Return the values of `make()` on all ranks; an error on one is raised on all."""
     made, error = None, None
     try:
         made = make()
     except Exception as caught:
         error = caught
-    told = comm.gather_objects(made if error is None else f"{type(error).__name__}: {error}")
+    gathered = comm.gather_objects(made if error is None else f"{type(error).__name__}: {error}")
     if error is not None:
         raise error
-    for rank, each in enumerate(told):
+    for rank, each in enumerate(gathered):
         if isinstance(each, str):
             raise ValueError(f"rank {rank} could not plan: {each}")
-    return told
+    return gathered
 
 
 def plan_of(
@@ -144,7 +145,7 @@ def plan_of(
     sizes: Sequence[int],
     flows: Sequence[int],
 ) -> Plan:
-    """The plan, from what is known."""
+    """Return the plan for given measurements."""
     named: dict[str, Tensor] = {name: p for name, p in model.named_parameters() if p.requires_grad}
     if not named:
         raise ValueError("the model has no trainable parameter, so that there is nothing to plan")
@@ -158,8 +159,3 @@ def plan_of(
     candidates = [row for row in rows if row.seconds <= near]
     best = min(candidates, key=lambda row: (choices.index(row.algorithm), row.flows, row.buckets, row.seconds))
     return Plan(tuple(sorted(rows, key=lambda row: row.seconds)), best, network, compute)
-
-
-def device_of(model: nn.Module) -> Any:
-    """Where the model is; None if it has no parameters."""
-    return next((p.device for p in model.parameters()), None)

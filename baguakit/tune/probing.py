@@ -1,10 +1,10 @@
-"""Measures a network: what messages and all-reduces of growing size take on each class of links, by number of flows."""
+"""The probe of a network: times of messages and all-reduces of growing size on each class of links, by flows."""
 
 import time
 import uuid
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from statistics import median
 from typing import Any
@@ -15,16 +15,16 @@ from ..arguments import checked, real
 from ..comm import Comm, abort_all, check_device
 from ..comm.flows import SMALLEST
 from ..compressors import Compressor, MinMaxUInt8
+from ..costs import FREE, Line, Link, Network, ring
 from . import machine
-from .lines import FREE, Line, fit, ring
-from .network import Link, Network
+from .fitting import fit
 
 SIZES = tuple(1 << power for power in range(10, 27, 2))  # bytes: 1 KiB to 64 MiB
-LEAST = 3  # sizes that are measured whatever they take; 2 of messages that are divided
+LEAST = 3  # sizes that are measured however long they take; 2 with several flows
 SMALL = 1 << 17  # bytes; such messages are noisy and cheap
 REPEATS = ((SMALL, 20), (1 << 20, 5), (SIZES[-1] + 1, 3))  # messages below so many bytes
-OVERDRAWN = 4  # times the share that a series may take until large messages take longer than small ones
-PATIENCE = timedelta(seconds=60)  # for a message of a probe
+OVERDRAWN = 4  # shares of time that a series may take until large messages take longer than small ones
+TIMEOUT = timedelta(seconds=60)  # of a message of a probe
 DENSE = (MinMaxUInt8(),)
 
 
@@ -41,20 +41,20 @@ def probe(
 
         print(bk.tune.probe(bk.Comm()))
 
-    On each link all ranks send a message to the next, and then reduce a tensor, of 1 KiB and then of four times as
-    much, again and again, until the time is used up; lines are fitted to the medians. Compressing is measured with all
-    ranks at it, since those of one machine share its cores. Groups are made for it, and closed: one set for each
-    number of flows. Nobody else should use the network meanwhile.
+    On each link all ranks send a message to the next rank, and then reduce a tensor, of 1 KiB, 4 KiB and so on, until
+    the time is used up; lines are fitted to the medians. Compression is measured on all ranks together, because those
+    of one machine share its cores. Groups are made for the probe and closed: one set for each number of flows. Nobody
+    else should use the network meanwhile.
 
     Args:
         comm: the ranks, and with a mesh their nodes; None means all.
         flows: numbers of connections to try, such as (1, 2, 4, 8), which is the default on CPUs; on CUDA only 1.
             With nodes, those between them.
-        compressors: whose speed is wanted.
-        device: where the tensors are; by default the GPU, if the group moves its tensors, and else the CPU.
-        seconds: about how long the messages may take in all; the longer, the larger the largest of them, and the
-            better β is known. Three sizes are measured on each link however slow it is; what compiles a compressor
-            comes on top, and a tenth of a second for each speed of the machine: three for a compressor, and four more.
+        compressors: the compressors to measure.
+        device: the device of the tensors; by default the GPU if the group moves its tensors, else the CPU.
+        seconds: about how long all messages may take; with more time messages are larger and β is more exact. Three
+            sizes are measured on each link however slow it is. The compilation of compressors is not included, nor a
+            tenth of a second for each speed of the machine: three for a compressor, and four more.
 
     Returns:
         A `Network`: print it, or keep its `to_json()`.
@@ -81,35 +81,26 @@ def probe(
     for count in counts if comm.size > 1 else ():
         with borrowed(comm, f"probe/{name}/{count}", there, count) as own:
             links += [survey.link(part, count, each) for part, each in parts_of(own, count)]
+    per_node, threads = comm.intra.size if comm.hierarchical else 1, torch.get_num_threads()
     mine = Network(
-        comm.size,
-        comm.intra.size if comm.hierarchical else 1,
-        there.type,
-        torch.get_num_threads(),
-        tuple(links),
-        tuple(codecs),
-        copy,
-        launch,
-        kappa,
+        comm.size, per_node, there.type, threads, tuple(links), tuple(codecs), copy=copy, launch=launch, crowding=kappa
     )
     return slowest(comm.gather_objects(mine))
 
 
 def device_of(comm: Comm, device: torch.device | str | None) -> torch.device:
-    """The device that is asked for, or else the best that the group serves."""
+    """Return `device`, or if that is None the GPU if the group serves it, else the CPU."""
     if device is None and torch.cuda.is_available():
-        try:
+        with suppress(ValueError):  # else it is a group for CPU tensors
             check_device(comm.group, torch.device("cuda"))
             device = torch.device("cuda", torch.cuda.current_device())
-        except ValueError:  # then it is a group for CPU tensors
-            device = None
     there = torch.device("cpu" if device is None else device)
     check_device(comm.group, there)
     return there
 
 
 def checked_flows(flows: Sequence[int] | None, device: torch.device) -> tuple[int, ...]:
-    """The numbers of flows to measure, in rising order."""
+    """Return the numbers of flows to measure, in rising order."""
     if flows is None:
         return (1,) if device.type == "cuda" else (1, 2, 4, 8)
     counts = tuple(sorted(set(flows)))
@@ -121,7 +112,7 @@ def checked_flows(flows: Sequence[int] | None, device: torch.device) -> tuple[in
 
 
 def parts_of(comm: Comm, flows: int) -> list[tuple[str, Comm]]:
-    """The classes of links that so many flows make a difference to."""
+    """Return the classes of links that are measured over so many flows."""
     parts = [("flat", comm)]
     if comm.hierarchical:
         parts += [("intra", comm.intra), ("inter", comm.inter)]
@@ -131,8 +122,8 @@ def parts_of(comm: Comm, flows: int) -> list[tuple[str, Comm]]:
 
 @contextmanager
 def borrowed(comm: Comm, name: str, device: torch.device, flows: int) -> Iterator[Comm]:
-    """The same ranks in groups of their own, for as long as the block lasts; given up at once if it fails."""
-    own = comm.own(name, PATIENCE, device, flows)
+    """Yield the same ranks in groups of their own, closed after the block, or aborted if it fails."""
+    own = comm.own(name, TIMEOUT, device, flows)
     try:
         yield own
     except BaseException:
@@ -143,12 +134,12 @@ def borrowed(comm: Comm, name: str, device: torch.device, flows: int) -> Iterato
 
 @dataclass(frozen=True, eq=False)
 class Survey:
-    """How links are measured.
+    """The measurement of links.
 
     Attributes:
         comm: all ranks, which agree on times.
         device: of the tensors.
-        stretch: seconds that pass in a second of a processor's time with all ranks at work; 0: it is not asked.
+        stretch: seconds that pass in a second of processor time with all ranks at work; 0: processor time is ignored.
         share: seconds for each series of messages.
     """
 
@@ -163,14 +154,14 @@ class Survey:
         if n == 1:
             return Link(part, flows, n, FREE, FREE)
         sizes = [b for b in SIZES if flows == 1 or b >= SMALLEST or b == SIZES[0]]  # smaller ones are not divided
-        room = torch.zeros(SIZES[-1] // 4, device=self.device)
+        buffer = torch.zeros(SIZES[-1] // 4, device=self.device)
 
         def exchange(b: int) -> float:
-            there.exchange(room[: b // 4], [(r - 1) % n], [(r + 1) % n])
+            there.exchange(buffer[: b // 4], [(r - 1) % n], [(r + 1) % n])
             return b
 
         def reduce(b: int) -> float:
-            there.all_reduce(room[: b // 4])
+            there.all_reduce(buffer[: b // 4])
             return ring(n) * b
 
         least = LEAST if flows == 1 else LEAST - 1
@@ -179,23 +170,23 @@ class Survey:
         return Link(part, flows, n, messages, Line(alpha, beta, min(beta, reductions.busy)))
 
     def series(self, send: Callable[[int], float], sizes: Sequence[int], least: int) -> Line:
-        """The line through messages of growing size, `least` sizes or more. All ranks agree when it is enough.
+        """Return the line through messages of growing size, `least` sizes or more; all ranks measure the same sizes.
 
-        `send(b)` sends a message of b bytes, or what belongs to it, and returns how many bytes it sent.
+        `send(b)` sends a message of b bytes, or reduces as many, and returns the number of bytes sent.
         """
         times: dict[int, list[float]] = {}
         cpu: dict[float, float] = {}  # the processor's time for a message, by the bytes that it sent
         spent, seen = 0.0, False
         for before, b in zip([0, *sizes], sizes, strict=False):
-            # Time is overdrawn where the messages so far tell nothing of their bytes.
+            # A series may overdraw its share while the times so far do not depend on the size.
             allowed = self.share if seen else OVERDRAWN * self.share
             repeats = next(count for below, count in REPEATS if b < below)
             if len(times) >= least and spent + (1 + repeats) * b / before * median(times[before]) > allowed:
                 break
             sent = send(b)
-            told = self.comm.gather_objects([self.once(send, b) for _ in range(repeats)])
-            times[b] = [max(each[i][0] for each in told) for i in range(repeats)]
-            cpu[sent] = max(median(busy for _, busy in each) for each in told)
+            gathered = self.comm.gather_objects([self.once(send, b) for _ in range(repeats)])
+            times[b] = [max(each[i][0] for each in gathered) for i in range(repeats)]
+            cpu[sent] = max(median(busy for _, busy in each) for each in gathered)
             spent += sum(times[b]) if b > SMALL else 0.0  # else a busy machine would spend all of it on noise
             seen = median(times[b]) > 2 * median(times[sizes[0]])
         line, largest = fit(times), max(times)
@@ -205,33 +196,23 @@ class Survey:
         return Line(line.alpha, beta, min(beta, max(0.0, busy)))
 
     def once(self, send: Callable[[int], float], b: int) -> tuple[float, float]:
-        """Seconds of one message, and for how many this machine computed for it, with all ranks at work."""
+        """Return the seconds of one message, and those of the processor's work for it, with all ranks at work."""
         cpu, began = time.process_time(), machine.now(self.device)
         send(b)
         ended = machine.now(self.device)
         return ended - began, (time.process_time() - cpu) * self.stretch
 
 
-def slowest(told: Sequence[Network]) -> Network:
-    """Return the measurement that all ranks use: the links, on which they have agreed, and the slowest machine."""
-    first = told[0]
+def slowest(networks: Sequence[Network]) -> Network:
+    """Return the measurements that all ranks use: the links, equal on all, and the times of the slowest machine."""
     codecs = tuple(
-        type(first.codecs[i])(
-            first.codecs[i].name,
-            max(each.codecs[i].compress for each in told),
-            max(each.codecs[i].decompress for each in told),
-            max(each.codecs[i].reduce for each in told),
-        )
-        for i in range(len(first.codecs))
+        replace(measured[0], **largest(measured, "compress", "decompress", "reduce"))
+        for measured in zip(*(each.codecs for each in networks), strict=True)
     )
-    return Network(
-        first.ranks,
-        first.per_node,
-        first.device,
-        min(each.threads for each in told),
-        first.links,
-        codecs,
-        max(each.copy for each in told),
-        max(each.launch for each in told),
-        max(each.crowding for each in told),
-    )
+    threads = min(each.threads for each in networks)
+    return replace(networks[0], threads=threads, codecs=codecs, **largest(networks, "copy", "launch", "crowding"))
+
+
+def largest(measured: Sequence[Any], *names: str) -> dict[str, Any]:
+    """Return the largest value of each attribute among some measurements."""
+    return {name: max(getattr(each, name) for each in measured) for name in names}

@@ -1,6 +1,6 @@
 """A network laboratory on one machine: hosts as network namespaces, whose links are as slow as one likes.
 
-    python -m bench.netlab --hosts 4 --rate 500mbit -- python examples/digits.py
+    python -m bench.netlab --hosts 4 --rate 500mbit -- python -m baguakit demo
 
 runs the command on four hosts, as `torchrun` would: RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT are set, and
 GLOO_SOCKET_IFNAME names the link. What is shaped is real TCP between real processes. From Python:

@@ -11,8 +11,7 @@ import torch.distributed as dist
 import baguakit as bk
 from baguakit.comm.flows import Flows
 from baguakit.comm.groups import own_group
-
-from .connections import at, cap, connections
+from baguakit.command.pacing.connections import at, cap, connections
 
 CPU = torch.device("cpu")
 

@@ -4,7 +4,7 @@ import subprocess
 
 
 def run(*command: str, input: str | None = None) -> str:
-    """What a command prints.
+    """Run a command and return what it prints.
 
     Raises:
         RuntimeError: it failed; with what it said.

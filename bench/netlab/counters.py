@@ -1,4 +1,4 @@
-"""What an interface has counted: the kernel's numbers, those of /sys/class/net/*/statistics."""
+"""Counters of an interface: the kernel's numbers, from /sys/class/net/*/statistics."""
 
 import json
 from dataclasses import dataclass

@@ -11,12 +11,13 @@ from contextlib import contextmanager, suppress
 from types import TracebackType
 from typing import TextIO
 
+from baguakit.command.pacing.rates import bytes_per_second
+
 from . import owners
 from .commands import batch, run
 from .counters import Counters, of_namespace
 from .pacing import Pacer, residents
 from .ranks import Hosts, Ranks, say
-from .rates import bytes_per_second
 from .wires import LINK, Wires, build, has_netem, host_name, shape
 
 PORT = 29500  # every laboratory has all ports to itself
@@ -125,7 +126,7 @@ class Lab(Hosts):
 
     @property
     def hosts(self) -> int:
-        """How many hosts there are."""
+        """The number of hosts."""
         return self.wires.hosts
 
     def start(
@@ -143,7 +144,7 @@ class Lab(Hosts):
         return ranks
 
     def environment(self, host: int) -> dict[str, str]:
-        """What `torchrun` would set on a host with one rank; the hosts of a node are local to one another."""
+        """Return the variables that `torchrun` would set for one rank a host; those of a node are local ranks."""
         return {
             "RANK": str(host),
             "WORLD_SIZE": str(self.hosts),
@@ -158,7 +159,7 @@ class Lab(Hosts):
     # Looking at the network, and meddling with it
 
     def bytes(self) -> list[Counters]:
-        """What each host's link has counted so far."""
+        """Return the counters of each host's link."""
         return [of_namespace(self._name(host), LINK) for host in range(self.hosts)]
 
     def set_rate(self, host: int, rate: str | None) -> None:

@@ -1,4 +1,4 @@
-"""Where there is no root: the same ranks over the loopback device, which nothing shapes."""
+"""The same ranks over the loopback device, for users who are not root; nothing limits its speed."""
 
 import socket
 from collections.abc import Callable, Mapping, Sequence
@@ -43,5 +43,5 @@ class Loopback(Hosts):
         return Ranks([list(command(r) if callable(command) else command) for r in ranks], environments, echo)
 
     def bytes(self) -> list[Counters]:
-        """What the loopback device has counted: one number for all ranks, and for whoever else uses it."""
+        """Return the counters of the loopback device, which all ranks and other programs share."""
         return [of_interface("lo")]

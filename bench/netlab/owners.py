@@ -1,4 +1,4 @@
-"""Whose a laboratory is, and how it goes when its owner does.
+"""The owner of a laboratory, and its removal when the owner ends.
 
 Namespaces are called netlab.PID.START.NUMBER.WHAT after the process that made them; PID alone would be used again.
 Whatever becomes of the owner, the laboratory goes: an undertaker, a shell in a session of its own, reads from a pipe
@@ -30,7 +30,7 @@ true
 
 
 def new_prefix() -> str:
-    """What the names of a new laboratory's namespaces begin with."""
+    """Return the prefix of the names of a new laboratory's namespaces."""
     return f"netlab.{os.getpid()}.{started(os.getpid())}.{next(_numbers)}"
 
 

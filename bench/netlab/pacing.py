@@ -12,7 +12,7 @@ import threading
 from collections.abc import Sequence
 from pathlib import Path
 
-from .connections import cap
+from baguakit.command.pacing.connections import cap
 
 LOOK = 0.02  # seconds
 _PIDFD_GETFD = 438  # on every architecture
@@ -58,7 +58,7 @@ class Pacer:
             os.close(process)
 
     def _cap(self, process: int, fd: int) -> bool:
-        """Whether a descriptor of another process is now capped, or needs no cap."""
+        """Cap a descriptor of another process; return whether it is capped now or needs no cap."""
         borrowed = _libc.syscall(_PIDFD_GETFD, process, fd, 0)
         if borrowed < 0:
             return False

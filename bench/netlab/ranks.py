@@ -17,7 +17,7 @@ LOOK = 0.05
 
 @dataclass(frozen=True)
 class Ended:
-    """What became of a command.
+    """The outcome of a command.
 
     Attributes:
         status: the worst of those that ended by themselves; a process killed by signal s counts as 128 + s, and 124
@@ -74,7 +74,7 @@ class Ranks:
         return Ended(max(own), final, tuple("".join(lines) for lines in self.lines))
 
     def over(self, keep_going: bool = False) -> bool:
-        """Whether all have ended, or one has failed (and is not to be kept going without)."""
+        """Return whether all have ended, or one has failed and the others are not to go on without it."""
         statuses = [process.poll() for process in self.processes]
         return None not in statuses or (any(statuses) and not keep_going)
 
@@ -105,7 +105,7 @@ class Ranks:
 
 
 class Hosts:
-    """What can start a command on every host, and so can run one."""
+    """Hosts on which a command can be started, and so be run."""
 
     def start(
         self,

@@ -2,8 +2,9 @@
 
 from dataclasses import dataclass
 
+from baguakit.command.pacing.rates import bits_per_second
+
 from .commands import batch, run
-from .rates import bits_per_second
 
 LINK = "eth0"  # what every host calls its link
 QUEUE_MS = 50  # how long a packet may wait for its turn before it is dropped
@@ -111,7 +112,7 @@ def queue(interface: str, rate: str | None, delay: str | None = None) -> list[st
 
 
 def has_netem(prefix: str) -> bool:
-    """Whether this kernel can delay packets."""
+    """Return whether this kernel can delay packets."""
     try:
         batch("tc", f"{prefix}.switch", ["qdisc replace dev lo root netem delay 1ms", "qdisc del dev lo root"])
     except RuntimeError:

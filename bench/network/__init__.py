@@ -1,4 +1,4 @@
-"""What do algorithms gain on a slow network, and how far are they from what physics allows?
+"""Gains of algorithms on slow networks, and their distance from the physical limit.
 
     python -m bench.network                  # steps of training: every algorithm, network and task; hours
     python -m bench.network --quick          # some of them; minutes

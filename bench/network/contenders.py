@@ -1,4 +1,4 @@
-"""Who takes part: algorithms of this package, torch's own DDP with its hooks, and hivemind where it is installed."""
+"""The contenders: algorithms of this package, torch's own DDP with its hooks, and hivemind if it is installed."""
 
 import contextlib
 from collections.abc import Callable, Iterator
@@ -145,5 +145,5 @@ def contender(name: str) -> Contender:
 
 
 def parameters_shapes(model: nn.Module) -> list[torch.Size]:
-    """What the formulas ask for."""
+    """Return the shapes of the parameters that are trained, for the formulas."""
     return [p.shape for p in model.parameters() if p.requires_grad]

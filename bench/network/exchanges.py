@@ -115,7 +115,7 @@ EXCHANGES = {
 
 
 def cells(quick: bool) -> list[dict[str, Any]]:
-    """What is measured; quick: four hosts, 16 MiB, two rates."""
+    """Return the cases to measure; quick: four hosts, 16 MiB, two rates."""
     rates, hosts, sizes = (("100mbit", "500mbit"), (4,), (16,)) if quick else (RATES, HOSTS, SIZES)
     return [
         {"hosts": n, "rate": rate, "mib": mib, "repeats": REPEATS}
@@ -156,7 +156,7 @@ def measure(cell: dict[str, Any]) -> dict[str, Any]:
 
 
 def told(seconds: Sequence[float]) -> dict[str, Any]:
-    """What is kept of repeated times: the median and the quartiles."""
+    """Return the median and the quartiles of repeated times."""
     return {"seconds": statistics.median(seconds), "quartiles": statistics.quantiles(seconds, n=4, method="inclusive")}
 
 

@@ -1,4 +1,4 @@
-"""What a bucket of few values waits for, a compressed mean beside a plain one: `python -m bench.network few`.
+"""Latency of a bucket of few values, with a compressed mean and with a plain one: `python -m bench.network few`.
 
 Few values take as long as their hops and calls do, whatever their bytes are. Both means take turns, and every result is
 checked. A time is what the slowest rank waits, from a barrier on: its calls come out of cold caches, as they do between
@@ -22,7 +22,7 @@ PLAIN, COMPRESSED = NAMES = ("mean_", "compressed_mean_")
 
 
 def cells(quick: bool) -> list[dict[str, Any]]:
-    """What is measured; quick: two hosts at one rate."""
+    """Return the cases to measure; quick: two hosts at one rate."""
     rates, hosts = (("500mbit",), (2,)) if quick else (RATES, HOSTS)
     return [
         {"hosts": n, "rate": rate, "values": list(VALUES), "repeats": REPEATS}

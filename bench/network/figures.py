@@ -1,42 +1,46 @@
-"""What has been measured, drawn: throughput by bandwidth, scaling by hosts, loss against time, stragglers, exchanges.
+"""Figures of the measurements: throughput by bandwidth, scaling by hosts, loss against time, stragglers, exchanges.
 
-A line of a figure is told by its colour (of Okabe and Ito, apart for colour-blind eyes), its dashes and its marker.
+Contenders are drawn by families, so that no panel has more than six curves. The name of a curve stands beside its end,
+in its colour; the colours are those of Okabe and Ito, which colour-blind readers can tell apart.
 """
 
 import itertools
-import textwrap
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from matplotlib import rc_context
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.patches import Patch
 
 from .contenders import ALONE, LOCAL
 from .exchanges import EXCHANGES
+from .panels import COLOURS, DDP, GREY, MOST, WIDTH, Curves, Panel, multiples, tidy
 from .reports import line_of, names_with, throughput
-from .steps import HOSTS, RATES, SCALED_RATE, SLOWNESS
+from .steps import HOSTS, RATES, SCALED_RATE, SLOWNESS, STEPS
 from .table import Table
 from .tasks import TASKS, task
 
-COLOURS = ("#000000", "#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00")
-STYLES = list(
-    itertools.islice(zip(*map(itertools.cycle, (COLOURS, ["-", "--", "-.", ":"], "osD^vPX*")), strict=False), 40)
-)
-SHORT = (  # those of the figure that README.md shows, the first being what the others are compared to
-    "DDP",
-    "DDP, bf16 hook",
-    "DDP, PowerSGD hook",
-    "hivemind",
-    "bytegrad",
-    "power_sgd",
-    "top_k",
-    "decentralized, AWC",
-    "choco, one peer",
-    "local_sgd",
-    "diloco",
-)
+THEIRS = (DDP, "DDP, bf16 hook", "DDP, PowerSGD hook", "hivemind")
+FAMILIES = {
+    "DDP, its hooks, hivemind": (ALONE, *THEIRS, "gradient_allreduce"),
+    "Compressed gradients": (DDP, "bytegrad", "bytegrad, BFloat16", "qadam", "power_sgd", "top_k"),
+    "Gossip": (
+        *(DDP, "decentralized, AWC", "decentralized, ATC"),
+        *("low_precision_decentralized", "choco", "choco, one peer"),
+    ),
+    "Local steps, asynchrony": (
+        *(ALONE, DDP, "local_sgd", "diloco"),
+        *("async_model_average", "async_model_average, 0.5 s"),
+    ),
+}
+SHORT = (*THEIRS, "bytegrad", "power_sgd", "top_k", "decentralized, AWC", "choco, one peer", "local_sgd", "diloco")
 NICE = {"100mbit": "100 Mb/s", "500mbit": "500 Mb/s", "1gbit": "1 Gb/s", "unshaped": "unshaped"}
+TEXT = {"font.size": 9, "axes.titlesize": 9, "figure.titlesize": 9.5, "axes.labelsize": 8.5}
+TEXT |= {"xtick.labelsize": 8, "ytick.labelsize": 8}
+
+Cells = list[tuple[dict[str, Any], Any]]
 
 
 def draw(trained: Table, exchanged: Table, folder: Path) -> list[Path]:
@@ -52,15 +56,13 @@ def draw(trained: Table, exchanged: Table, folder: Path) -> list[Path]:
     ]
     paths = []
     for name, paint in made:
-        figure = Figure(figsize=(11, 4.8), layout="constrained")
-        if paint(figure):
-            path = folder / f"{name}.png"
-            figure.savefig(path, dpi=150)
-            paths.append(path)
+        with rc_context(TEXT):
+            figure = Figure(figsize=(WIDTH, 4), layout="constrained")
+            if paint(figure):
+                path = folder / f"{name}.png"
+                figure.savefig(path, dpi=150)
+                paths.append(path)
     return paths
-
-
-Cells = list[tuple[dict[str, Any], Any]]
 
 
 def longest(table: Table) -> Cells:
@@ -71,13 +73,11 @@ def longest(table: Table) -> Cells:
     return list(found.values())
 
 
-def styles(cells: Cells, without: str | None = None) -> dict[str, dict[str, Any]]:
-    """How the line of each contender, but one perhaps, is drawn: the same in all figures of these cells."""
-    return {
-        name: {"color": colour, "linestyle": dashes, "marker": marker, "markersize": 4, "linewidth": 1.3}
-        for name, (colour, dashes, marker) in zip(names_with(cells), STYLES, strict=False)
-        if name != without
-    }
+def families(cells: Cells) -> dict[str, Sequence[str]]:
+    """Return the names of each family; those in the cells that are in none come last, a few at a time."""
+    known = set(itertools.chain(*FAMILIES.values()))
+    others = [name for name in names_with(cells) if name not in known]
+    return FAMILIES | {f"Others{', more' * (at > 0)}": others[at : at + MOST] for at in range(0, len(others), MOST)}
 
 
 def chosen(cells: Cells, **asked: Any) -> Iterator[tuple[dict[str, Any], Any]]:
@@ -86,86 +86,92 @@ def chosen(cells: Cells, **asked: Any) -> Iterator[tuple[dict[str, Any], Any]]:
 
 
 def in_short(figure: Figure, cells: Cells) -> bool:
-    """How many times as fast as DDP, at the two slower rates: a bar for each of some contenders."""
-    figure.set_size_inches(8, 3.6)
+    """Draw the speedup over DDP at the two slower rates, a bar for each of some contenders, and their losses."""
     panels = figure.subplots(1, 2, sharey=True)
-    drawn = False
+    losses: dict[str, float] = {}
     for axes, rate in zip(panels, RATES[:2], strict=True):
         asked = {"task": "wide", "rate": rate, "straggler": False, "hosts": HOSTS}
-        steps = {cell["algorithm"]: r["step"] for cell, r in chosen(cells, **asked)}
-        names = [name for name in SHORT if name in steps and SHORT[0] in steps]
-        speeds = [steps[SHORT[0]] / steps[name] for name in names]
-        theirs = [name.startswith(("DDP", "hivemind")) for name in names]
-        bars = axes.barh(names, speeds, color=[COLOURS[0] if other else COLOURS[1] for other in theirs])
-        axes.bar_label(bars, [f"{speed:.1f} ×" for speed in speeds], padding=3, fontsize="small")
-        axes.set(title=f"{HOSTS} hosts, links of {NICE[rate]}", xlabel="steps in the time of one of DDP")
-        axes.margins(x=0.15)
-        axes.grid(axis="x", alpha=0.3)
-        axes.set_axisbelow(True)
-        axes.spines[["top", "right"]].set_visible(False)
-        drawn = drawn or bool(names)
+        found = {cell["algorithm"]: r for cell, r in chosen(cells, **asked)}
+        names = [name for name in SHORT if name in found and DDP in found]
+        losses |= {name: found[name]["test_loss"] for name in names}
+        speeds = [found[DDP]["step"] / found[name]["step"] for name in names]
+        bars = axes.barh(names, speeds, color=[GREY if name in THEIRS else COLOURS[0] for name in names])
+        axes.bar_label(bars, [f"{speed:.1f} ×" for speed in speeds], padding=3)
+        axes.set(title=f"{HOSTS} hosts, links of {NICE[rate]}", xlabel="steps in the time of one step of DDP")
+        axes.margins(x=0.17)
+        tidy(axes)
+        axes.grid(visible=False, axis="y")
     panels[0].invert_yaxis()
-    about = f"{task('wide').about}; hivemind, local_sgd and diloco average every {LOCAL} steps"
-    figure.suptitle(about, fontsize="small")
-    return drawn
+    at = panels[1].get_yaxis_transform()
+    for place, loss in enumerate(losses.values()):
+        panels[1].text(1.2, place, f"{loss:.2f}", transform=at, ha="right", va="center")
+    panels[1].annotate(f"test loss\nafter {STEPS} steps", (1.2, 1.02), xycoords="axes fraction", ha="right")
+    figure.suptitle(f"{headline('wide')}\nhivemind, local_sgd and diloco average every {LOCAL} steps")
+    kinds = [Patch(color=GREY, label="torch and hivemind"), Patch(color=COLOURS[0], label="baguakit")]
+    figure.legend(handles=kinds, loc="outside lower center", ncols=2, frameon=False)
+    return bool(losses)
 
 
 def by_bandwidth(figure: Figure, cells: Cells) -> bool:
-    """Images a second at each rate, a line for each algorithm and a panel for each task."""
-    tasks = [each for each in TASKS if any(chosen(cells, task=each.name, straggler=False, hosts=HOSTS))]
-    panels = figure.subplots(1, max(1, len(tasks)), squeeze=False)[0]
-    for axes, each in zip(panels, tasks, strict=False):
-        for name, style in styles(cells).items():
-            found = {
-                cell["rate"]: throughput(r)
-                for cell, r in chosen(cells, task=each.name, algorithm=name, straggler=False, hosts=HOSTS)
-            }
-            at = [i for i, rate in enumerate(RATES) if rate in found]
-            if at:
-                axes.plot(at, [found[RATES[i]] for i in at], label=name, **style)
-        axes.set_xticks(range(len(RATES)), [NICE[rate] for rate in RATES], rotation=35, ha="right")
-        axes.set(title=textwrap.fill(each.about, 40), xlabel="each host's link", yscale="log")
-        tidy(axes)
-    panels[0].set_ylabel(f"images a second, {HOSTS} hosts")
-    return named(figure, panels[0])
+    """Images a second at each rate: panels for each task and family."""
+    panels = []
+    ticks = {float(place): NICE[rate] for place, rate in enumerate(RATES)}
+    for family, each in itertools.product(families(cells), TASKS):
+        curves: Curves = {}
+        for cell, r in chosen(cells, task=each.name, straggler=False, hosts=HOSTS):
+            curves.setdefault(cell["algorithm"], {})[RATES.index(cell["rate"])] = throughput(r)
+        curves = {name: curves[name] for name in families(cells)[family] if name in curves}
+        title, place = f"{family}\n{each.about.split(':')[0]}", f"link of each of {HOSTS} hosts"
+        if set(curves) - {DDP, ALONE}:
+            panels.append(Panel(title, place, "images a second", curves, each.name, ticks))
+    panels.sort(key=lambda panel: panel.like == TASKS[-1].name)  # the last has two families, which stand side by side
+    return bool(multiples(figure, panels))
 
 
 def by_hosts(figure: Figure, cells: Cells) -> bool:
     """Throughput by the number of hosts, as a share of that of as many hosts with nothing to exchange."""
-    axes, times = figure.subplots(1, 2)
     asked = {"task": "wide", "rate": SCALED_RATE, "straggler": False}
     alone = {cell["hosts"]: throughput(r) for cell, r in chosen(cells, algorithm=ALONE, **asked)}
-    for name, style in styles(cells, without=ALONE).items():
-        found = sorted((cell["hosts"], r) for cell, r in chosen(cells, algorithm=name, **asked))
-        found = [(n, r) for n, r in found if n in alone]
-        if len(found) > 1:
-            hosts = [n for n, _ in found]
-            efficiency = [throughput(r) / alone[n] for n, r in found]
-            axes.plot(hosts, efficiency, label=name, **style)
-            exposed = [1e3 * (r["step"] - r["compute"]) for _, r in found]
-            times.plot(hosts, exposed, label=name, **style)
-    for each, words in ((axes, "throughput to that of as many hosts alone"), (times, "ms a step beyond computing")):
-        each.set(xlabel=f"hosts, each on {NICE[SCALED_RATE]}", ylabel=words, yscale="log", title=task("wide").about)
-        each.set_xticks([2, 4, 8], ["2", "4", "8"])
-        tidy(each)
-    return named(figure, axes)
+    shares: Curves = {}
+    beyond: Curves = {}
+    for cell, r in sorted(chosen(cells, **asked), key=lambda row: row[0]["hosts"]):
+        if cell["hosts"] in alone and cell["algorithm"] != ALONE:
+            shares.setdefault(cell["algorithm"], {})[cell["hosts"]] = throughput(r) / alone[cell["hosts"]]
+            beyond.setdefault(cell["algorithm"], {})[cell["hosts"]] = 1e3 * (r["step"] - r["compute"])
+    panels = []
+    ticks = {float(hosts): str(hosts) for hosts in sorted(alone)}
+    for (family, names), (curves, words) in itertools.product(
+        families(cells).items(), ((shares, "throughput / without exchange"), (beyond, "ms a step beyond computing"))
+    ):
+        found = {name: curves[name] for name in names if len(curves.get(name, ())) > 1}
+        if set(found) - {DDP}:
+            panels.append(Panel(family, f"hosts, each on {NICE[SCALED_RATE]}", words, found, words, ticks))
+    figure.suptitle(headline("wide"))
+    return bool(multiples(figure, panels))
 
 
 def by_time(figure: Figure, cells: Cells) -> bool:
-    """How the training loss falls, smoothed over eight steps, at the two slower rates."""
-    rates = [rate for rate in RATES[:2] if any(chosen(cells, task="wide", rate=rate, straggler=False, hosts=HOSTS))]
-    panels = figure.subplots(1, max(1, len(rates)), sharey=True, squeeze=False)[0]
-    for axes, rate in zip(panels, rates, strict=False):
+    """Draw the training loss, smoothed over eight steps, at the two slower rates."""
+    panels = []
+    for (family, names), rate in itertools.product(families(cells).items(), RATES[:2]):
         asked = {"task": "wide", "rate": rate, "straggler": False, "hosts": HOSTS}
-        for name, style in styles(cells, without=ALONE).items():
-            for _, r in chosen(cells, algorithm=name, **asked):
-                bare = style | {"marker": "", "linewidth": 1.5}
-                axes.plot(r["seconds"], smooth(r["losses"]), label=name, **bare)
-        axes.set(xlabel="seconds", title=NICE[rate], xscale="log", yscale="log")
-        tidy(axes)
-    figure.suptitle(task("wide").about, fontsize="small")
-    panels[0].set_ylabel("training loss, the mean over hosts")
-    return named(figure, panels[0])
+        found = {cell["algorithm"]: r for cell, r in chosen(cells, **asked)}
+        curves = {
+            name: dict(zip(found[name]["seconds"], smooth(found[name]["losses"]), strict=True))
+            for name in names
+            if name in found and name != ALONE
+        }
+        if set(curves) - {DDP}:
+            title = f"{family}: {NICE[rate]}"
+            panels.append(Panel(title, "seconds", "training loss", curves, family))
+    figure.suptitle(f"{headline('wide')}\n{STEPS} steps; the loss is a mean over hosts and eight steps")
+    return bool(multiples(figure, panels))
+
+
+def headline(name: str) -> str:
+    """Say what a task is, as a title."""
+    about = task(name).about
+    return about[0].upper() + about[1:]
 
 
 def smooth(values: list[float], width: int = 8) -> list[float]:
@@ -177,21 +183,28 @@ def with_straggler(figure: Figure, cells: Cells) -> bool:
     """Speed that the other hosts keep when the last one is slow: a panel for each rate, a mark for each task."""
     slowed = list(chosen(cells, straggler=True, hosts=HOSTS))
     rates = [rate for rate in RATES if any(chosen(slowed, rate=rate, algorithm=ALONE))]
-    names = [name for name in styles(slowed, without=ALONE) if any(chosen(slowed, algorithm=name))]
-    panels = figure.subplots(1, max(1, len(rates)), sharex=True, sharey=True, squeeze=False)[0]
+    names = [name for name in names_with(slowed) if name != ALONE and any(chosen(slowed, algorithm=name))]
+    high = max(1, (len(rates) + 1) // 2)
+    figure.set_size_inches(WIDTH, 1 + high * (0.6 + 0.15 * len(names)))
+    panels = figure.subplots(high, 2, sharex=True, sharey=True, squeeze=False).flat
     for axes, rate in zip(panels, rates, strict=False):
-        for each, (colour, _, marker) in zip(TASKS, STYLES[1:], strict=False):
+        for each, colour, marker in zip(TASKS, COLOURS, "sDo", strict=False):
             kept = speeds_kept({cell["algorithm"]: r for cell, r in chosen(slowed, rate=rate, task=each.name)})
             at = [y for y, name in enumerate(names) if name in kept]
             if at:
-                axes.plot([kept[names[y]] for y in at], at, marker, color=colour, label=each.about)
+                axes.plot([kept[names[y]] for y in at], at, marker, color=colour, markersize=4.5, label=each.about)
         axes.axvline(1, color="black", linewidth=0.8)
-        axes.set(xlabel="speed kept by the others", title=NICE[rate])
+        axes.set_title(NICE[rate])
+        axes.tick_params(labelbottom=True)
         tidy(axes)
+    for axes in panels[len(rates) :]:
+        axes.set_visible(False)
     panels[0].set_yticks(range(len(names)), names)
     panels[0].invert_yaxis()
-    figure.suptitle(f"One of {HOSTS} hosts computes {SLOWNESS} times slower", fontsize="small")
-    return named(figure, panels[0], "outside lower center")
+    figure.suptitle(
+        f"One of {HOSTS} hosts computes {SLOWNESS} times slower: speed that the others keep (without exchange: 1)"
+    )
+    return named(figure, panels[0])
 
 
 def speeds_kept(results: dict[str, Any]) -> dict[str, float]:
@@ -208,40 +221,30 @@ def others(result: Any) -> float:
 
 
 def of_exchanges(figure: Figure, exchanged: Table) -> bool:
-    """Times to their ideal lines, a panel for each size."""
-    sizes = sorted({cell["mib"] for cell, _ in exchanged})
-    panels = figure.subplots(1, max(1, len(sizes)), sharey=True, squeeze=False)[0]
-    hosts = sorted({cell["hosts"] for cell, _ in exchanged})
-    places = list(itertools.product(RATES[:-1], hosts))
-    for axes, mib in zip(panels, sizes, strict=False):
-        for name, (colour, dashes, marker) in zip(EXCHANGES, STYLES, strict=False):
-            at, ratios = [], []
-            for cell, result in exchanged:
+    """Times to their ideal lines, a panel for each size and number of hosts."""
+    panels = []
+    ticks = {float(place): NICE[rate] for place, rate in enumerate(RATES[:-1])}
+    for hosts, mib in sorted({(cell["hosts"], cell["mib"]) for cell, _ in exchanged}):
+        curves: Curves = {}
+        for cell, result in sorted(exchanged, key=lambda row: RATES.index(row[0]["rate"])):
+            for name in EXCHANGES:
                 line = line_of(result[name]["formula"], cell["rate"]) if name in result else None
-                if cell["mib"] == mib and line:
-                    at.append(places.index((cell["rate"], cell["hosts"])))
-                    ratios.append(result[name]["seconds"] / line)
-            order = sorted(zip(at, ratios, strict=True))
-            xs, ys = [x for x, _ in order], [y for _, y in order]
-            axes.plot(xs, ys, color=colour, linestyle=dashes, marker=marker, linewidth=1, label=name)
-        axes.axhline(1, color="black", linewidth=0.8)
-        axes.axhline(1514 / 1448, color="grey", linewidth=0.8, linestyle=":")
-        axes.set_xticks(range(len(places)), [f"{n} × {NICE[rate]}" for rate, n in places], rotation=35, ha="right")
-        axes.set(title=f"{mib} MiB; the dotted line is what frames' headers cost", ylabel="time to the ideal line")
-        tidy(axes)
-    return named(figure, panels[0])
+                if (cell["hosts"], cell["mib"]) == (hosts, mib) and line:
+                    at = RATES.index(cell["rate"])
+                    curves.setdefault(name, {})[at] = result[name]["seconds"] / line
+        panels.append(
+            Panel(f"{hosts} hosts, {mib} MiB", "each host's link", "time / (bytes / rate)", curves, "", ticks, "linear")
+        )
+    drawn = multiples(figure, panels)
+    for axes in drawn:
+        axes.axhline(1514 / 1448, color=GREY, linewidth=0.8, linestyle=":")
+    figure.suptitle("Exchanges beside their ideal lines; headers of frames alone cost the dotted line")
+    return bool(drawn)
 
 
-def tidy(axes: Axes) -> None:
-    """Fewer strokes."""
-    axes.grid(alpha=0.3)
-    axes.spines[["top", "right"]].set_visible(False)
-    axes.title.set_fontsize("small")
-
-
-def named(figure: Figure, axes: Axes, where: str = "outside right center") -> bool:
-    """Put one legend beside all panels; False if nothing has been drawn."""
+def named(figure: Figure, axes: Axes) -> bool:
+    """Put one legend below all panels; False if nothing has been drawn."""
     handles, labels = axes.get_legend_handles_labels()
     if handles:
-        figure.legend(handles, labels, loc=where, frameon=False, fontsize="small")
+        figure.legend(handles, labels, loc="outside lower center", frameon=False)
     return bool(handles)

@@ -24,9 +24,9 @@ import torch.distributed as dist
 
 import baguakit as bk
 from baguakit.comm.flows import PERIOD
+from baguakit.command.pacing.connections import connections, uncapped
+from baguakit.command.pacing.rates import bytes_per_second
 from bench.netlab.capped import new_name, with_caps
-from bench.netlab.connections import connections, uncapped
-from bench.netlab.rates import bytes_per_second
 
 from .exchanges import EXCHANGES, Exchange, check, told
 from .train import on_every_host
@@ -40,7 +40,7 @@ CPU = torch.device("cpu")
 
 
 def cells(quick: bool) -> list[dict[str, Any]]:
-    """What is measured; quick: two hosts, 16 MiB."""
+    """Return the cases to measure; quick: two hosts, 16 MiB."""
     hosts, mib = (HOSTS[:1], 16) if quick else (HOSTS, MIB)
     networks = ({"rate": "unshaped", "flow_cap": CAP}, {"rate": RATE}, {"rate": "unshaped"})
     even = [

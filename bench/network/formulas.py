@@ -71,5 +71,5 @@ def low_rank_where_it_pays(shapes: Shapes, n: int, rank: int, least_gain: float 
 
 
 def sparse(shapes: Shapes, n: int, compressor: Compressor) -> float:
-    """What a sparse compressor keeps, gathered by all."""
+    """Return the bytes of the values that a sparse compressor keeps, gathered by all."""
     return (n - 1) * compressor.row_bytes(count(shapes))

@@ -1,4 +1,4 @@
-"""What has been measured on networks, as a page to read: bench/network/README.md."""
+"""The page of measurements on networks: bench/network/README.md."""
 
 import os
 from collections.abc import Callable, Mapping
@@ -17,8 +17,8 @@ This page is written by `python -m bench.network figures` from the lines of JSON
 What the words of its tables mean, and how to measure again, is said in `bench/network/__init__.py`.
 
 Hosts are network namespaces of one machine, joined by links that token buckets slow down. All share its cores: a
-step that computes or compresses while others do takes longer than it would on a machine of its own, and a ratio to the
-line (bytes / rate, headers not counted) says at fast links as much of the cores as of the network.
+step that computes or compresses while others do takes longer than it would on a machine of its own. A ratio to the
+line (bytes / rate, headers not counted) reflects, on fast links, contention for these cores as much as bandwidth.
 
 What is trained:
 

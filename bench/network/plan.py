@@ -1,4 +1,4 @@
-"""How well are steps predicted? `python -m bench.network plan`.
+"""Accuracy of predicted steps: `python -m bench.network plan`.
 
 Each network on which steps have been measured (`python -m bench.network`) is probed, by `bk.tune.probe` on as many
 hosts; each step is predicted from that, and from what the same ranks computed alone, and set beside the measured one.
@@ -86,7 +86,7 @@ def compared(trained: Table, probed: Table) -> list[Compared]:
 
 
 def compute_of(results: Mapping[str, Mapping[str, Any]]) -> bk.tune.Compute:
-    """What ranks compute alone: the median over the runs of a place, a third of it before backward."""
+    """Return the computation of ranks without exchanges: the median of the runs of a place, a third before backward."""
     both = statistics.median(result["forward_backward"] for result in results.values())
     whole = statistics.median(result["compute"] for result in results.values())
     return bk.tune.Compute(both / 3, 2 * both / 3, max(0.0, whole - both))
@@ -94,7 +94,7 @@ def compute_of(results: Mapping[str, Mapping[str, Any]]) -> bk.tune.Compute:
 
 @dataclass(frozen=True)
 class Pick:
-    """What the predictions take for the fastest at a place, and what was."""
+    """The algorithm that is predicted to be the fastest at a place, and the one that was."""
 
     place: Place
     among: str
@@ -136,7 +136,7 @@ def report(rows: list[Compared]) -> str:
 
 
 def summary(rows: list[Compared]) -> str:
-    """What the errors and the picks come to, in a sentence each."""
+    """Return a sentence about the errors and one about the picks."""
     errors, chosen = [abs(row.error) for row in rows], picks(rows)
     good = sum(pick.regret <= 0.05 for pick in chosen)
     return (

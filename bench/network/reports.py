@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from bench.netlab.rates import bytes_per_second
+from baguakit.command.pacing.rates import bytes_per_second
 
 from .contenders import CONTENDERS
 from .runs import UNSHAPED

@@ -50,7 +50,7 @@ def measure(cells: Sequence[Cell], table: Table, module: str) -> int:
 
 
 def network(cell: Cell) -> tuple[int, str | None, str | None]:
-    """What a cell is measured on: hosts, the rate of their links, and the cap of a connection; None is unlimited."""
+    """The network of a cell: hosts, the rate of their links, and the cap of a connection; None is unlimited."""
     return cell["hosts"], None if cell["rate"] == UNSHAPED else cell["rate"], cell.get("flow_cap")
 
 

@@ -74,7 +74,7 @@ def _key(cell: Mapping[str, Any]) -> str:
 
 
 def machine() -> dict[str, Any]:
-    """What a result was measured on."""
+    """Return the machine and versions that a result was measured with."""
     models = [line for line in Path("/proc/cpuinfo").read_text().splitlines() if line.startswith("model name")]
     return {
         "cpu": models[0].partition(":")[2].strip() if models else platform.processor(),

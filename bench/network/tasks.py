@@ -1,4 +1,4 @@
-"""What is learned: handwritten digits, by networks of opposite nature. Every rank draws from all images."""
+"""The tasks: handwritten digits, learned by networks of opposite nature. Every rank draws from all images."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""What a host runs to measure cells: `python -m bench.network.train '[{"task": "wide", …}, …]'`.
+"""The program of a host, which measures cells: `python -m bench.network.train '[{"task": "wide", …}, …]'`.
 
 A step is timed from the end of the one before. Before anything is measured the same ranks compute alone for a while,
 and `WARM_UP` steps of the algorithm pass, in which connections are made and codecs compiled.
@@ -140,12 +140,12 @@ def tested(model: nn.Module, digits: Digits) -> tuple[float, float]:
 
 
 def counted() -> Counters:
-    """What the interface of this host has counted so far."""
+    """Return the counters of this host's interface."""
     return of_interface(os.environ["GLOO_SOCKET_IFNAME"])
 
 
 def share(ranks: int) -> int:
-    """How many ranks an interface counts together: all of them on loopback, and else each has its own."""
+    """Return how many ranks share an interface: all of them on loopback, otherwise one."""
     return ranks if os.environ["GLOO_SOCKET_IFNAME"] == "lo" else 1
 
 

@@ -1,4 +1,4 @@
-"""What is known of a cluster and of training on it: assumed numbers, and measured ones in their place."""
+"""Numbers that describe a cluster and training on it: assumed ones, and measured ones in their place."""
 
 import json
 from collections.abc import Sequence

@@ -3,8 +3,8 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from baguakit.costs import all_reduce, neighbors, scatter_gather
 from baguakit.tune import Cost, Line
-from baguakit.tune.lines import all_reduce, neighbors, scatter_gather
 from baguakit.tune.overlap import overlapped
 
 CODEC_BYTES = 12  # a value, read and written by a compressed mean
@@ -69,7 +69,7 @@ class Training:
 
 @dataclass(frozen=True)
 class Exchange:
-    """What an exchange takes, and how much of it can hide, in seconds."""
+    """The seconds that an exchange takes, and how many of them computation can hide."""
 
     seconds: float
     hides: float

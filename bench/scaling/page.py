@@ -1,4 +1,4 @@
-"""What the model says, as a page to read: bench/scaling/README.md."""
+"""The page of the model's results: bench/scaling/README.md."""
 
 import os
 from pathlib import Path

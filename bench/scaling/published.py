@@ -1,4 +1,4 @@
-"""What others published, in images a second, and the model's inputs beside it."""
+"""Results that others published, in images a second, and the model's inputs for them."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace

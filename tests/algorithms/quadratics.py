@@ -5,7 +5,10 @@ from typing import Any
 
 import numpy as np
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
+
+import baguakit as bk
 
 DIMENSIONS = 3
 
@@ -51,10 +54,6 @@ def descend(
     comm: Any = None,
 ) -> Any:
     """Run on a rank; returns its x, or what `each(attachment, model)` said after every step."""
-    import torch.distributed as dist
-
-    import baguakit as bk
-
     n, r = dist.get_world_size(), dist.get_rank()
     a, c, said = float(curvatures(n)[r]), optima(n)[r], []
     model = Point(starts(n)[r])

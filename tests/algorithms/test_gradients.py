@@ -2,31 +2,30 @@
 
 import pytest
 import torch
+import torch.distributed as dist
 from pool import ranks
-from training import batch, flat, loss, net, sgd, train
+from torch.distributed.device_mesh import init_device_mesh
+from training import batch, flat, loss, net, net_and_sgd, run_steps, sgd, train
+
+import baguakit as bk
 
 SIZES = (2, 3, 4)
 
 
 def ddp(steps: int, **options) -> torch.Tensor:
     """The weights that torch's own data parallelism arrives at."""
-    import torch.distributed as dist
-
     model = net()
     wrapped = torch.nn.parallel.DistributedDataParallel(model, **options)
     optimizer = sgd(model.parameters())
     loss(wrapped, dist.get_rank(), 0).backward()  # only after one backward has DDP made the buckets that it keeps
-    for step in range(steps):
-        optimizer.zero_grad()
-        loss(wrapped, dist.get_rank(), step).backward()
-        optimizer.step()
+    run_steps(wrapped, optimizer, range(steps))
     return flat(model)
 
 
 @pytest.mark.parametrize("n", SIZES)
 def test_gradient_allreduce_is_ddp(n):
-    ours = ranks(n, train, lambda bk: [bk.algorithms.gradient_allreduce()], 20)
-    theirs = ranks(n, ddp, 20)
+    ours = ranks(n, train, lambda bk: [bk.algorithms.gradient_allreduce()], 8)
+    theirs = ranks(n, ddp, 8)
     torch.testing.assert_close(ours[0], theirs[0], rtol=0, atol=1e-6)
     assert all(torch.equal(ours[0], other) for other in ours)
 
@@ -34,8 +33,8 @@ def test_gradient_allreduce_is_ddp(n):
 @pytest.mark.parametrize("n", SIZES)
 def test_gradient_allreduce_is_ddp_bit_for_bit_in_equal_buckets(n):
     # A bucket for each parameter: within a larger one the rounding of a sum depends on where a value stands.
-    ours = ranks(n, lambda: train(lambda bk: [bk.algorithms.gradient_allreduce()], 20, bucket_bytes=1))
-    theirs = ranks(n, lambda: ddp(20, bucket_cap_mb=1e-6))
+    ours = ranks(n, lambda: train(lambda bk: [bk.algorithms.gradient_allreduce()], 8, bucket_bytes=1))
+    theirs = ranks(n, lambda: ddp(8, bucket_cap_mb=1e-6))
     assert all(torch.equal(a, b) for a, b in zip(ours, theirs, strict=True))
 
 
@@ -50,8 +49,8 @@ def test_the_size_of_buckets_changes_nothing_for_two_ranks(bucket_bytes):
 @pytest.mark.parametrize("n", SIZES)
 @pytest.mark.parametrize("error_feedback", [False, True])
 def test_bytegrad_keeps_replicas_equal_and_near_the_mean(n, error_feedback):
-    ours = ranks(n, train, lambda bk: [bk.algorithms.bytegrad(error_feedback=error_feedback)], 20)
-    exact = ranks(n, train, lambda bk: [bk.algorithms.gradient_allreduce()], 20)
+    ours = ranks(n, train, lambda bk: [bk.algorithms.bytegrad(error_feedback=error_feedback)], 8)
+    exact = ranks(n, train, lambda bk: [bk.algorithms.gradient_allreduce()], 8)
     assert all(torch.equal(ours[0], other) for other in ours)
     assert 0 < (ours[0] - exact[0]).norm() < 0.02 * exact[0].norm()
 
@@ -61,10 +60,6 @@ def test_error_feedback_loses_nothing_for_ever(n):
     """Σ_t result_t = Σ_t mean(x_t) + mean(e_0) − mean(e_T), so that the mean of what is sent tends to the true mean."""
 
     def run():
-        import torch.distributed as dist
-
-        import baguakit as bk
-
         comm = bk.Comm()
         x = torch.randn(n * 640, generator=torch.Generator().manual_seed(dist.get_rank()))
         stage = bk.stages.ErrorFeedback(bk.stages.CompressedMean(bk.compressors.MinMaxUInt8(block=64)))
@@ -89,12 +84,7 @@ def test_micro_batches_are_the_hand_loop(n, algorithm):
     """J backward passes under no_sync equal, bit for bit, the sum of J local gradients given once to the stage."""
 
     def attached():
-        import torch.distributed as dist
-
-        import baguakit as bk
-
-        model = net()
-        optimizer = sgd(model.parameters())
+        model, optimizer = net_and_sgd()
         with bk.attach(model, optimizer, getattr(bk.algorithms, algorithm)()) as att:
             for step in range(4):
                 optimizer.zero_grad()
@@ -106,10 +96,6 @@ def test_micro_batches_are_the_hand_loop(n, algorithm):
         return flat(model)
 
     def by_hand():
-        import torch.distributed as dist
-
-        import baguakit as bk
-
         model, comm = net(), bk.Comm()
         optimizer = sgd(model.parameters())
         stage = getattr(bk.algorithms, algorithm)().stage
@@ -128,10 +114,6 @@ def test_micro_batches_are_the_hand_loop(n, algorithm):
 
 def test_micro_batches_are_one_big_batch():
     def small():
-        import torch.distributed as dist
-
-        import baguakit as bk
-
         model = net(torch.float64)
         optimizer = sgd(model.parameters())
         with bk.attach(model, optimizer, bk.algorithms.gradient_allreduce()) as att:
@@ -145,10 +127,6 @@ def test_micro_batches_are_one_big_batch():
         return flat(model)
 
     def big():
-        import torch.distributed as dist
-
-        import baguakit as bk
-
         model = net(torch.float64)
         optimizer = sgd(model.parameters())
         with bk.attach(model, optimizer, bk.algorithms.gradient_allreduce()):
@@ -165,10 +143,6 @@ def test_micro_batches_are_one_big_batch():
 @pytest.mark.parametrize("algorithm", ["gradient_allreduce", "bytegrad"])
 def test_hierarchical_is_flat(algorithm):
     def run(nodes: bool):
-        from torch.distributed.device_mesh import init_device_mesh
-
-        import baguakit as bk
-
         comm = bk.Comm(mesh=init_device_mesh("cpu", (2, 2), mesh_dim_names=("inter", "intra"))) if nodes else None
         chosen = getattr(bk.algorithms, algorithm)()
         return train(lambda bk: [bk.hierarchical(chosen) if nodes else chosen], comm=comm)
@@ -193,12 +167,8 @@ def test_hierarchical_is_flat(algorithm):
 )
 def test_one_rank_is_the_plain_optimizer(algorithm):
     def plain():
-        model = net()
-        optimizer = sgd(model.parameters())
-        for step in range(8):
-            optimizer.zero_grad()
-            loss(model, 0, step).backward()
-            optimizer.step()
+        model, optimizer = net_and_sgd()
+        run_steps(model, optimizer, range(8), rank=0)
         return flat(model)
 
     assert torch.equal(ranks(1, train, algorithm)[0], ranks(1, plain)[0])

@@ -1,10 +1,14 @@
-"""What holds in every single step: sums that are kept, ranks that may be renamed, nodes of one rank."""
+"""Invariants of every step: sums do not change, ranks may be renamed, nodes of one rank change nothing."""
 
 import pytest
 import torch
+import torch.distributed as dist
 from pool import ranks
 from quadratics import curvatures, descend, optima, starts
+from torch.distributed.device_mesh import init_device_mesh
 from training import train
+
+import baguakit as bk
 
 N = 4
 
@@ -33,14 +37,12 @@ def test_tracked_gradients_sum_to_the_gradients(order):
     """Σ_r q_r = Σ_r g_r in every step."""
 
     def run():
-        import baguakit as bk
-
         graph = bk.topology.FromDigraph([(0, 1), (1, 2), (2, 3), (3, 0), (0, 2)])
         topology = graph if order == "push_sum" else bk.topology.OnePeerExact()
 
         def state(att, model):
-            att._engine.backward.settled()
-            s = att._engine.routes[0].states[0]
+            att._engine.backward.decisions.settle()
+            s = att._engine.runners[0].states[0]
             return torch.stack([s["q"], s["g"]])
 
         return torch.stack(descend(lambda bk: bk.algorithms.gradient_tracking(topology, order), 12, each=state))
@@ -55,14 +57,12 @@ def test_push_sum_keeps_the_sum_and_finds_the_mean():
     rounds = [[(0, 1), (1, 2)], [(2, 3), (3, 0)], [(0, 3), (3, 1), (1, 0)]]
 
     def run():
-        import baguakit as bk
-
         graph = bk.topology.FromDigraph(rounds)
 
         def state(att, model):
-            att._engine.backward.settled()
-            s = att._engine.routes[0].states[0]
-            return float(s["p"][att._engine.tracks[0].comm.rank]), s["z"].clone(), model.x.detach().clone()
+            att._engine.backward.decisions.settle()
+            s = att._engine.runners[0].states[0]
+            return float(s["p"][att._engine.runtime.channels[0].comm.rank]), s["z"].clone(), model.x.detach().clone()
 
         return descend(lambda bk: bk.algorithms.push_sum(graph), steps=150, lr=0.0, each=state)
 
@@ -103,8 +103,6 @@ def test_one_round_shrinks_the_distance_by_the_spectral_gap():
     topologies = ["Ring", "Star", "Grid2D", "Exponential", "SymmetricExponential"]
 
     def run():
-        import baguakit as bk
-
         found = []
         for name in topologies:
             topology = getattr(bk.topology, name)()
@@ -127,10 +125,6 @@ def test_ranks_may_be_renamed():
     names = [2, 0, 3, 1]  # rank r plays what rank names[r] plays in the first run
 
     def run(renamed):
-        import torch.distributed as dist
-
-        import baguakit as bk
-
         w = torch.tensor([[0.5, 0.5, 0, 0], [0.25, 0.25, 0.5, 0], [0.25, 0, 0.25, 0.5], [0, 0.25, 0.25, 0.5]])
         if renamed:
             w = w[names][:, names]
@@ -147,10 +141,6 @@ def test_ranks_may_be_renamed():
 
 def test_hierarchical_with_nodes_of_one_rank_is_flat():
     def run(nodes):
-        from torch.distributed.device_mesh import init_device_mesh
-
-        import baguakit as bk
-
         rule = bk.algorithms.decentralized(bk.topology.Ring(), "atc")
         if not nodes:
             return train(lambda bk: [rule], 4, torch.float64)
@@ -165,10 +155,6 @@ def test_hierarchical_gossip_is_the_product_of_its_matrices():
     """W = W_nodes ⊗ 11ᵀ/L."""
 
     def run():
-        from torch.distributed.device_mesh import init_device_mesh
-
-        import baguakit as bk
-
         comm = bk.Comm(mesh=init_device_mesh("cpu", (3, 2), mesh_dim_names=("inter", "intra")))
         topology = bk.topology.FromMatrix([[0.5, 0.5, 0], [0.25, 0.25, 0.5], [0.25, 0.25, 0.5]])
         rule = bk.hierarchical(bk.algorithms.decentralized(topology, "atc"))
@@ -183,8 +169,6 @@ def test_hierarchical_gossip_is_the_product_of_its_matrices():
 @pytest.mark.parametrize("algorithm", ["gradient_tracking", "push_sum"])
 def test_one_rank_is_the_plain_optimizer(algorithm):
     def run():
-        import baguakit as bk
-
         return train(lambda _: [getattr(bk.algorithms, algorithm)(bk.topology.Ring())], 5), train(
             lambda _: [bk.algorithms.gradient_allreduce()], 5
         )

@@ -1,9 +1,15 @@
-"""DiLoCo, DCD, CHOCO and QAdam against their equations."""
+"""DiLoCo, DCD and CHOCO against their equations."""
+
+from dataclasses import dataclass
 
 import pytest
 import torch
+import torch.distributed as dist
 from pool import ranks
-from training import flat, loss, net, sgd, simulate, train
+from torch import nn
+from training import flat, net, net_and_sgd, run_steps, sgd, simulate, train
+
+import baguakit as bk
 
 
 def test_diloco_with_sgd_of_one_is_local_sgd():
@@ -51,8 +57,6 @@ def test_one_rank_keeps_the_outer_optimizer():
 
 
 def test_diloco_prints_and_refuses():
-    import baguakit as bk
-
     rule = bk.algorithms.diloco()
     assert repr(rule) == "after_step(OuterStep(torch.optim.SGD, lr=0.7, momentum=0.9, nesterov=True), every=500)"
     assert rule == bk.algorithms.diloco() and hash(rule) == hash(bk.algorithms.diloco())
@@ -85,8 +89,6 @@ def test_without_loss_they_are_decentralized_sgd(n, topology, order):
     """With a compressor that loses nothing, CHOCO at γ = 1 is ATC, on graphs that change as well, and DCD is AWC."""
 
     def run(exact):
-        import baguakit as bk
-
         graph = eval(f"bk.topology.{topology}")
         if not exact:
             rule = bk.algorithms.decentralized(graph, order)
@@ -95,8 +97,6 @@ def test_without_loss_they_are_decentralized_sgd(n, topology, order):
         else:
             rule = bk.algorithms.low_precision_decentralized(graph, Exact())
         return train(lambda bk: [rule], 8, torch.float64)
-
-    from dataclasses import dataclass
 
     from baguakit.compressors import Compressor
 
@@ -121,20 +121,12 @@ def test_replicas_are_the_same_wherever_they_are_held(n, algorithm):
     """s_i = Σ_{j ≠ i} w_ij r_j for the r_j that the neighbours hold, whatever was lost on the way."""
 
     def run():
-        import torch.distributed as dist
-
-        import baguakit as bk
-
         name, _, one_peer = algorithm.partition(", ")
         graph = bk.topology.OnePeerExact() if one_peer else bk.topology.Ring()
-        model = net()
-        optimizer = sgd(model.parameters())
+        model, optimizer = net_and_sgd()
         with bk.attach(model, optimizer, getattr(bk.algorithms, name)(graph)) as att:
-            for step in range(6):
-                optimizer.zero_grad()
-                loss(model, dist.get_rank(), step).backward()
-                optimizer.step()
-            state = att._engine.routes[0].states[0]
+            run_steps(model, optimizer, range(6))
+            state = att._engine.runners[0].states[0]
         everyone = bk.Comm().gather_objects(state["replica"])
         assert len(state["replica"]) == graph.period(n)
         for k, s in state["neighbors"].items():
@@ -150,11 +142,6 @@ def test_choco_moves_no_mean(topology):
     """Σ_r x_r is what it was before the exchange, for any compressor."""
 
     def run():
-        import torch.distributed as dist
-        from torch import nn
-
-        import baguakit as bk
-
         model = nn.Linear(40, 30)
         torch.manual_seed(dist.get_rank())
         for p in model.parameters():
@@ -180,8 +167,6 @@ def test_choco_moves_no_mean(topology):
 
 def test_graphs_that_would_not_converge_are_refused():
     def run():
-        import baguakit as bk
-
         m, a, t = net(), bk.algorithms, bk.topology
         one_way = t.FromDigraph([(0, 1), (1, 2), (2, 3), (3, 0), (0, 2)])
         with pytest.raises(ValueError, match=r"static and symmetric; OnePeerExponential\(\) is not .* or choco\(\)"):
@@ -192,110 +177,3 @@ def test_graphs_that_would_not_converge_are_refused():
             bk.attach(m, sgd(m.parameters()), a.choco(t.RandomMatching(0)))
 
     ranks(4, run)
-
-
-@pytest.mark.parametrize("n", [1, 3])
-def test_qadam_in_its_warm_up_is_adam(n):
-    def ours():
-        return train(
-            lambda bk: [bk.algorithms.qadam(warmup_steps=20)],
-            20,
-            optimizer=lambda ps: torch.optim.SGD(ps, lr=0.01, weight_decay=0.1),
-        )
-
-    models = [net() for _ in range(n)]
-    optimizers = [torch.optim.AdamW(m.parameters(), lr=0.01, weight_decay=0.1) for m in models]
-    for step in range(20):
-        for rank, m in enumerate(models):
-            m.zero_grad()
-            loss(m, rank, step).backward()
-        for ps in zip(*(m.parameters() for m in models), strict=True):
-            g = sum(p.grad for p in ps) / n
-            for p in ps:
-                p.grad = g.clone()
-        for o in optimizers:
-            o.step()
-    for x in ranks(n, ours):
-        torch.testing.assert_close(x, flat(models[0]), rtol=0, atol=2e-6)
-
-
-def test_the_decay_of_adam_is_a_term_of_the_loss():
-    """½ λ Σ w² in the loss: qadam in its warm-up is Adam with that weight decay, which goes through the moments."""
-
-    def run(adam):
-        import torch.distributed as dist
-
-        import baguakit as bk
-
-        model = net()
-        rule = bk.algorithms.gradient_allreduce() if adam else bk.algorithms.qadam(warmup_steps=20)
-        kind, options = (torch.optim.Adam, {"weight_decay": 0.1}) if adam else (torch.optim.SGD, {})
-        optimizer = kind(model.parameters(), lr=0.01, **options)
-        with bk.attach(model, optimizer, rule):
-            for step in range(12):
-                optimizer.zero_grad()
-                decay = 0 if adam else 0.05 * sum(p.square().sum() for p in model.parameters())
-                (loss(model, dist.get_rank(), step) + decay).backward()
-                optimizer.step()
-        return flat(model)
-
-    for qadam, adam in zip(ranks(2, run, False), ranks(2, run, True), strict=True):
-        torch.testing.assert_close(qadam, adam, rtol=0, atol=2e-6)
-
-
-def test_qadam_takes_the_step_sizes_and_decays_of_its_groups():
-    """In the warm-up it is AdamW with the same groups; after it, a group without a step size stays where it is."""
-
-    def groups(model):
-        layers = list(model.children())
-        return [
-            {"params": layers[0].parameters(), "lr": 0.01, "weight_decay": 0.1},
-            {"params": layers[2].parameters(), "lr": 0.002, "weight_decay": 0.0},
-            {"params": layers[4].parameters(), "lr": 0.0, "weight_decay": 0.0},
-        ]
-
-    def run(name, steps=12):
-        import torch.distributed as dist
-
-        import baguakit as bk
-
-        model = net()
-        adam = name == "adam"
-        rule = bk.algorithms.gradient_allreduce() if adam else bk.algorithms.qadam(warmup_steps=8)
-        optimizer = (torch.optim.AdamW if adam else torch.optim.SGD)(groups(model), lr=0.1)
-        early = None
-        with bk.attach(model, optimizer, rule):
-            for step in range(steps):
-                early = flat(model) if step == 8 else early
-                optimizer.zero_grad()
-                loss(model, dist.get_rank(), step).backward()
-                optimizer.step()
-        return early, flat(model)
-
-    for (qadam, later), (adam, _) in zip(ranks(2, run, "qadam"), ranks(2, run, "adam"), strict=True):
-        torch.testing.assert_close(qadam, adam, rtol=0, atol=2e-6)
-        assert torch.equal(later[-8:], flat(net())[-8:]) and not torch.equal(later, qadam)
-
-
-@pytest.mark.parametrize("warmup_steps", range(1, 11))
-def test_qadam_stays_finite_after_any_warm_up(warmup_steps):
-    def run():
-        return [
-            train(
-                lambda bk: [
-                    bk.algorithms.qadam(
-                        warmup_steps,
-                        compressor=bk.compressors.MinMaxUInt8(block=64),
-                        error_feedback=warmup_steps % 2 == 0,
-                    )
-                ],
-                40,
-                optimizer=lambda ps, seed=seed: torch.optim.SGD(ps, lr=0.003 * (1 + seed)),
-            )
-            for seed in range(2)
-        ]
-
-    results = ranks(2, run)
-    for seed in range(2):
-        assert torch.isfinite(results[0][seed]).all() and torch.equal(results[0][seed], results[1][seed])
-        assert results[0][seed].norm() < 20

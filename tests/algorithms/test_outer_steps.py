@@ -2,14 +2,18 @@
 
 import pytest
 import torch
+import torch.distributed as dist
 from pool import ranks
 from training import flat, net, simulate, train
+
+import baguakit as bk
+from baguakit import Fragment
 
 N = 4
 
 
 def weights(rule, steps, momentum=0.9):
-    """What each rank ends with, in fp64, under an expression `rule(baguakit)`."""
+    """Return the final weights of each rank, in fp64, under an expression `rule(baguakit)`."""
 
     def run():
         def sgd(params):
@@ -118,10 +122,6 @@ def test_a_compressed_outer_difference_loses_nothing_for_ever():
     """SGD(lr=1): x_T = x_0 + Σ_t mean of the ranks' progress + mean of what is still owed."""
 
     def run():
-        import torch.distributed as dist
-
-        import baguakit as bk
-
         comm = bk.Comm()
         inner = bk.stages.ErrorFeedback(bk.stages.CompressedMean(bk.compressors.MinMaxUInt8(block=64)))
         stage = bk.algorithms.diloco(1, inner=inner, lr=1.0).stage
@@ -144,8 +144,6 @@ def test_a_compressed_outer_difference_loses_nothing_for_ever():
 
 def parts_of(model, of):
     """The positions of each fragment's values among all weights."""
-    from baguakit import Fragment
-
     named = dict(model.named_parameters())
     owner = torch.empty(sum(p.numel() for p in named.values()), dtype=torch.long)
     for k in range(of):
@@ -188,8 +186,6 @@ def test_fragments_take_turns(delay):
 
 
 def test_fragments_are_all_there_is_and_of_like_size():
-    from baguakit import Fragment
-
     class Layers(torch.nn.Module):
         def __init__(self):
             super().__init__()
@@ -209,8 +205,6 @@ def test_fragments_are_all_there_is_and_of_like_size():
 
 
 def test_fragments_print_and_refuse():
-    import baguakit as bk
-
     first, second = bk.algorithms.diloco(every=10, fragments=2, lr=1.0)
     assert repr(first) == "after_step(OuterStep(torch.optim.SGD, lr=1.0), every=10, where=Fragment(k=0, of=2))"
     assert (
@@ -220,12 +214,10 @@ def test_fragments_print_and_refuse():
         bk.algorithms.diloco(every=3, fragments=4)
     with pytest.raises(ValueError, match="k is one of the parts, 0 to 1 for of=2, not 2"):
         bk.Fragment(2, 2)
-    with pytest.raises(ValueError, match="offset=5 is a part of every=5"):
+    with pytest.raises(ValueError, match="offset=5 must be less than every=5"):
         bk.after_step(bk.stages.Mean(), every=5, offset=5)
 
     def run():
-        import torch.distributed as dist
-
         assert dist.is_initialized()
         model = torch.nn.Linear(2, 2)
         with pytest.raises(ValueError, match="selects none"):

@@ -2,10 +2,12 @@
 
 import pytest
 import torch
+import torch.distributed as dist
 from pool import ranks
 from training import net, train
 
-from baguakit.algorithms.power_sgd import orthonormal
+import baguakit as bk
+from baguakit.algorithms.gradients.power_sgd import orthonormal
 
 DEVICES = ["cpu", *(["cuda"] if torch.cuda.is_available() else [])]
 
@@ -23,10 +25,6 @@ def test_power_sgd_loses_nothing_for_ever():
     """x̄ + mean(e) = result + mean(e′) in every step, and replicas are equal."""
 
     def run():
-        import torch.distributed as dist
-
-        import baguakit as bk
-
         comm, model = bk.Comm(), net()
         bucket = bk.Bucket(model.parameters())
         stage = bk.algorithms.power_sgd(rank=1).stage
@@ -52,8 +50,6 @@ def test_power_sgd_says_of_each_value_what_it_lost(n, dtype):
     """mean(x − lost) = result. Nothing is lost of vectors, of padding, of two rows, and by a single rank."""
 
     def run():
-        import baguakit as bk
-
         comm = bk.Comm()
         shapes = [(3,), (6, 5), (4,), (2, 7), (40, 1), (3, 2, 2)]
         bucket = bk.Bucket([torch.zeros(shape, dtype=dtype) for shape in shapes], multiple_of=64)
@@ -75,8 +71,6 @@ def test_power_sgd_says_of_each_value_what_it_lost(n, dtype):
 
 
 def test_power_sgd_wants_shapes():
-    import baguakit as bk
-
     with pytest.raises(TypeError, match="needs the shapes"):
         bk.hierarchical(bk.algorithms.power_sgd())
 
@@ -95,11 +89,9 @@ STRIDES = {
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
 def test_rows_and_columns_are_those_that_the_user_sees(dtype):
-    """Whatever the strides, all is as with contiguous parameters; and a gradient of rank one comes back as it was."""
+    """Results do not depend on strides, and a gradient of rank one comes back unchanged."""
 
     def run(contiguous):
-        import baguakit as bk
-
         comm, found = bk.Comm(), {}
         for name, make in STRIDES.items():
             param = make().to(dtype)
@@ -136,13 +128,12 @@ def test_matrices_are_multiplied_where_they_lie():
     """Nothing is copied of contiguous, transposed or channels_last ones."""
 
     def run():
-        import baguakit as bk
-        from baguakit.algorithms.power_sgd import cut, places
+        from baguakit.algorithms.gradients.power_sgd import divided, spans_of
 
         for name, make in STRIDES.items():
             bucket = bk.Bucket([make()])
             state = bk.algorithms.power_sgd().stage.init(bucket, bk.Comm())
-            [matrix], _ = cut(bucket.flat, places(state["inner"]["layout"]))
+            [matrix], _ = divided(bucket.flat, spans_of(state["inner"]["layout"]))
             assert (matrix.data_ptr() == bucket.flat.data_ptr()) == (name != "rows between"), name
 
     ranks(1, run)
@@ -209,8 +200,6 @@ def test_a_factor_that_was_zero_finds_a_direction_again():
     """After a step of zero gradients the next two bring a gradient of rank one back whole."""
 
     def run():
-        import baguakit as bk
-
         comm, bucket = bk.Comm(), bk.Bucket([torch.zeros(6, 5)])
         stage = bk.algorithms.power_sgd(rank=2).stage.inner
         state = stage.init(bucket, comm)

@@ -7,6 +7,7 @@ The store is held by rank 0, or by a process beside the ranks, as torchrun's is.
 """
 
 import ctypes
+import faulthandler
 import gc
 import importlib
 import json
@@ -18,11 +19,15 @@ import sys
 import tempfile
 import time
 import traceback
+import warnings
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, field
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
+
+import torch
+import torch.distributed as dist
 
 HERE = Path(__file__).parent
 sys.path[:0] = [str(HERE)]
@@ -68,7 +73,7 @@ def run(cells: Sequence[Cell], at_once: int = AT_ONCE) -> list[dict[str, Any]]:
 
 
 def outcome(folder: Path, cell: Cell) -> dict[str, Any]:
-    """What a cell left behind."""
+    """Return the outcome of a cell: when its victim was struck, and the words and exit status of each rank."""
     struck = folder / "struck"
     ended = json.loads((folder / "ended.json").read_text())
     said = {}
@@ -95,7 +100,7 @@ class Job:
     ended: dict[int, str | int] = field(default_factory=dict)
 
     def limit(self) -> float:
-        """Until when it may run."""
+        """Return the time until which it may run."""
         struck = self.folder / "struck"
         if not struck.exists():
             return self.began + LONG
@@ -122,8 +127,6 @@ def serve(folder: Path, cells: Sequence[Cell], at_once: int) -> None:
 
 def warm_up() -> None:
     """Have torch import and make what it does in the first step."""
-    import torch
-
     model = torch.nn.Linear(2, 2)
     optimizer = torch.optim.SGD(model.parameters(), momentum=0.9)
     model(torch.ones(1, 2)).sum().backward()
@@ -147,8 +150,6 @@ def forked(act: Callable[[], None]) -> int:
 
 def hold_a_store(folder: Path) -> Any:
     """A store, in this process, whose port the others find in the folder. It listens where no name is looked up."""
-    import torch.distributed as dist
-
     listener = socket.create_server((HOST, 0))
     port = listener.getsockname()[1]
     told = {"is_master": True, "wait_for_workers": False, "master_listen_fd": listener.detach()}
@@ -173,7 +174,7 @@ def begin(number: int, cell: Cell, folder: Path) -> Job:
 
 
 def over(job: Job) -> bool:
-    """Whether all of its ranks have ended; those that hang are ended, by a signal that no rank ends with itself."""
+    """Return whether all of its ranks have ended; end those that hang, by a signal that no rank ends with itself."""
     for rank, pid in job.pids.items():
         if rank not in job.ended:
             found, status = os.waitpid(pid, os.WNOHANG)
@@ -203,9 +204,6 @@ def over(job: Job) -> bool:
 
 def live(rank: int, cell: Cell, folder: Path) -> None:
     """A rank's life: it meets the others, trains, and writes down what was raised, and when."""
-    import faulthandler
-    import warnings
-
     file = os.open(folder / f"{rank}.txt", os.O_CREAT | os.O_WRONLY)
     os.dup2(file, 1)
     os.dup2(file, 2)
@@ -226,8 +224,6 @@ def live(rank: int, cell: Cell, folder: Path) -> None:
 
 def meet(rank: int, cell: Cell, folder: Path) -> None:
     """Make the default group, over a store that rank 0 holds, or a process beside it."""
-    import torch.distributed as dist
-
     if rank == 0 and cell.holder == "rank 0":
         store = hold_a_store(folder)
     else:

@@ -15,7 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from lives import FREE
+from everything import runs_free
+from lives import algorithm_of
 
 MESSAGES = tuple(
     f"baguakit.comm.comm:Comm.{name}"
@@ -72,56 +73,56 @@ def message(nth: int, since: str, **options: Any) -> Point:
 
 POINTS: dict[str, Point] = {
     "before attach": at(":attached"),
-    "first line of attach": at("attach.start:start_monitor"),
+    "first line of attach": at("attach.runtime.start:start_monitor"),
     "before the monitor": at("attach.monitor:Monitor.start"),
     "after the monitor": after("attach.monitor:Monitor.start"),
-    "before its plan is told": at("attach.agreement:_compared"),
+    "before its plan is told": at("attach.runtime.agreement:_compared"),
     "its plan is told": at("attach.monitor:Monitor.wait_until"),
-    "rank 0 compares": at("attach.agreement:difference", victim=0),
-    "rank 0 has compared": after("attach.agreement:difference", victim=0),
-    "all have agreed": after("attach.agreement:agree"),
+    "rank 0 compares": at("attach.runtime.agreement:difference", victim=0),
+    "rank 0 has compared": after("attach.runtime.agreement:difference", victim=0),
+    "all have agreed": after("attach.runtime.agreement:agree"),
     "before its group": at("comm.own:own_group"),
     "before warming its group": after("comm.own:own_groups"),
     "after its group": after("comm:Comm.own"),
-    "before broadcast": at("attach.agreement:broadcast_tensors"),
-    "within broadcast": at("attach.agreement:broadcast_into", 3),
-    "broadcast of optimizers": at("attach.agreement:broadcast_optimizers"),
-    "within that": after("comm:Comm.gather_objects", since="baguakit.attach.agreement:broadcast_optimizers"),
-    "before a stage's state": at("attach.routes:Route._init_states"),
+    "before broadcast": at("attach.runtime.agreement:broadcast_tensors"),
+    "within broadcast": at("attach.runtime.agreement:broadcast_into", 3),
+    "broadcast of optimizers": at("attach.runtime.agreement:broadcast_optimizers"),
+    "within that": after("comm:Comm.gather_objects", since="baguakit.attach.runtime.agreement:broadcast_optimizers"),
+    "before a stage's state": at("attach.runners.runner:RuleRunner._init_states"),
     "last line of attach": after(":attached"),
     "first forward": at(":forward"),
-    "first gradient": at("attach.backward:Backward.gradient_ready"),
-    "launch of a bucket": at("attach.routes:Route.launch", 2, since="lives:forward"),
-    "after a launch": after("attach.routes:Route.launch", 1, since="lives:forward"),
+    "first gradient": at("attach.training.backward:Backward.gradient_ready"),
+    "launch of a bucket": at("attach.runners.runner:RuleRunner.launch", 2, since="lives:forward"),
+    "after a launch": after("attach.runners.runner:RuleRunner.launch", 1, since="lives:forward"),
     "first message of a step": message(1, "second"),
     "second message": message(2, "second"),
     "after it": message(2, "second", after=True),
     "fourth message": message(4, "second"),
-    "a flight lands": at("attach.routes:Route.arrive", 2, since="lives:second"),
+    "a flight lands": at("attach.runners.runner:RuleRunner.arrive", 2, since="lives:second"),
     "what is kept": at("keeping:Joint.settle", 2),
     "before a step": at(":step", 2),
-    "within a step": at("attach.steps:Steps.end", 2),
+    "within a step": at("attach.training.steps:Steps.end", 2),
     "after a step": after(":step", 3),
     "before merge": at(":merge"),
     "within merge": message(1, "merge"),
     "after merge": after(":merge"),
     "within consensus": message(2, "consensus"),
     "state_dict": after("attach.engine:Engine.state_dict"),
-    "load_state_dict": at("attach.checkpoint:load_routes"),
+    "load_state_dict": at("attach.state.checkpoint:load_runners"),
     "before recut": at(":recut"),
-    "recut agrees": at("attach.agreement:_compared", 2),
+    "recut agrees": at("attach.runtime.agreement:_compared", 2),
     "recut makes groups": at("comm.own:own_groups", since="lives:recut"),
-    "recut makes states": at("attach.routes:Route._init_states", since="lives:recut"),
+    "recut makes states": at("attach.runners.runner:RuleRunner._init_states", since="lives:recut"),
     "before another parameter": at(":unfreeze"),
-    "another parameter": at("attach.recutting:take_others"),
+    "another parameter": at("attach.engine:Engine._rebuild", since="lives:unfreeze"),
     "its gradient": message(2, "unfreeze"),
     "before detach": at(":detach"),
     "within detach": at("attach.monitor:Monitor.leave"),
     "has left": after("attach.monitor:Monitor.leave"),
     "last line of detach": after(":detach"),
-    "a vote": at("attach.freerunning:FreeRunner.join", 2),
-    "after a vote": after("attach.freerunning:FreeRunner.join", 2),
-    "the last vote": at("attach.freerunning:FreeRunner.finish"),
+    "a vote": at("attach.runners.freerunning:FreeRunner.join", 2),
+    "after a vote": after("attach.runners.freerunning:FreeRunner.join", 2),
+    "the last vote": at("attach.runners.freerunning:FreeRunner.finish"),
 }
 
 IN_DDP = (
@@ -143,10 +144,11 @@ IN_DDP = (
 
 
 def reaches(point: str, algorithm: str) -> bool:
-    """Whether a program with this algorithm comes to this point."""
+    """Return whether a program with this algorithm comes to this point."""
+    free = runs_free(algorithm_of(algorithm))
     if "vote" in point:
-        return algorithm in FREE
-    if algorithm in FREE:
+        return free
+    if free:
         return "recut" not in point and "parameter" not in point and point != "its gradient"
     if algorithm == "ddp":
         return point in IN_DDP
@@ -207,7 +209,7 @@ def wrap(where: str, before: Callable[[], None], behind: Callable[[], None]) -> 
 
 
 def mishap(kind: str, note: Path) -> Callable[[], None]:
-    """What befalls the victim, which notes when first: it is "killed", "stopped", "asleep", or its program "ends"."""
+    """Return a function that notes the time, and by which this rank is "killed", "stopped" or "asleep", or "ends"."""
 
     def act() -> None:
         note.with_suffix(".new").write_text(repr(time.monotonic()))  # the clock is that of all processes

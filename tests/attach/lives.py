@@ -1,35 +1,31 @@
 """A life of an attachment, from its first line to its last: every part that a fault may strike in is a function."""
 
 import contextlib
-from collections.abc import Callable
 from typing import Any
 
-TIMEOUT = 4.0  # seconds that attach() is given
-FREE = ("async",)  # with these ranks are at different steps, and buckets stay as they are
+import torch
+from everything import made, runs_free, usual
+from torch import nn
 
-ALGORITHMS: dict[str, Callable[[Any], Any]] = {
-    "all-reduce": lambda bk: bk.algorithms.gradient_allreduce(),
-    "bytegrad": lambda bk: bk.algorithms.bytegrad(error_feedback=True),
-    "qadam": lambda bk: bk.algorithms.qadam(warmup_steps=1),
-    "power_sgd": lambda bk: bk.algorithms.power_sgd(rank=2),
-    "top_k": lambda bk: bk.algorithms.top_k(0.1),
-    "awc": lambda bk: bk.algorithms.decentralized(bk.topology.Ring()),
-    "atc": lambda bk: bk.algorithms.decentralized(order="atc"),
-    "low_precision": lambda bk: bk.algorithms.low_precision_decentralized(),
-    "choco": lambda bk: bk.algorithms.choco(),
-    "tracking": lambda bk: bk.algorithms.gradient_tracking(bk.topology.Ring()),
-    "local_sgd": lambda bk: bk.algorithms.local_sgd(every=2),
-    "diloco": lambda bk: bk.algorithms.diloco(every=2, delay=1),
-    "async": lambda bk: bk.algorithms.async_model_average(warmup_steps=1),
-    "two at once": lambda bk: bk.algorithms.bytegrad(),  # and another on another model
-    "ddp": lambda bk: bk.algorithms.bytegrad(error_feedback=True),  # in DDP's hook
+import baguakit as bk
+
+TIMEOUT = 4.0  # seconds that attach() is given
+PLACES = {  # with one more attachment on another model, and in DDP's hook
+    "two at once": "bytegrad(MinMaxUInt8(block=64))",
+    "ddp": "bytegrad(MinMaxUInt8(block=64), error_feedback=True)",
 }
+ALGORITHMS = (*usual().values(), "decentralized(order='atc')", "diloco(every=2, delay=1)", *PLACES)
+
+
+def algorithm_of(name: str) -> Any:
+    """Return the algorithm of an entry of `ALGORITHMS`."""
+    return made(PLACES.get(name, name))
 
 
 def program(rank: int, algorithm: str) -> None:
     """Attach, train, merge, measure, save, load, recut, unfreeze, train, detach."""
     model, optimizer = trained(rank)
-    free = algorithm in FREE
+    free = runs_free(algorithm_of(algorithm))  # ranks are at different steps, and buckets stay as they are
     if algorithm == "ddp":
         in_ddp(model, optimizer, rank)
         return
@@ -37,7 +33,7 @@ def program(rank: int, algorithm: str) -> None:
     with contextlib.ExitStack() as ended:
         if algorithm == "two at once":
             other, its_optimizer = trained(rank)
-            ended.enter_context(attached(other, its_optimizer, "awc"))
+            ended.enter_context(attached(other, its_optimizer, "decentralized()"))
             model.register_forward_hook(lambda *_: train(other, its_optimizer, rank))
         att = ended.enter_context(attached(model, optimizer, algorithm))
         for step in range(3):
@@ -70,9 +66,6 @@ def in_ddp(model: Any, optimizer: Any, rank: int) -> None:
 
 def trained(rank: int) -> tuple[Any, Any]:
     """A model, and its optimizer, which has a state to broadcast."""
-    import torch
-    from torch import nn
-
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(6, 20), nn.BatchNorm1d(20), nn.Tanh(), nn.Linear(20, 8), nn.Linear(8, 1))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
@@ -82,11 +75,9 @@ def trained(rank: int) -> tuple[Any, Any]:
 
 
 def attached(model: Any, optimizer: Any, algorithm: str) -> Any:
-    import baguakit as bk
-
     if algorithm == "ddp":
-        return bk.interop.ddp(model, ALGORITHMS[algorithm](bk), timeout=TIMEOUT)
-    return bk.attach(model, optimizer, ALGORITHMS[algorithm](bk), bucket_bytes=256, timeout=TIMEOUT)
+        return bk.interop.ddp(model, algorithm_of(algorithm), timeout=TIMEOUT)
+    return bk.attach(model, optimizer, algorithm_of(algorithm), bucket_bytes=256, timeout=TIMEOUT)
 
 
 def forward(model: Any, rank: int) -> Any:
@@ -94,8 +85,6 @@ def forward(model: Any, rank: int) -> Any:
 
 
 def loss(model: Any, rank: int) -> Any:
-    import torch
-
     x = torch.randn(8, 6)
     return (model(x) - x.sum(1, keepdim=True) - rank).square().mean()
 

@@ -2,13 +2,17 @@
 
 import time
 
+import torch.distributed as dist
+from everything import made
 from training import flat, loss, net, sgd
+
+import baguakit as bk
 
 TIMEOUT = 3.0
 
 
 def said(run, *args):
-    """The sentence that `run` raises, with what kind of error it is; "" if none."""
+    """Return the kind and the sentence of the error that `run` raises; "" if none."""
     try:
         run(*args)
     except Exception as error:
@@ -16,15 +20,11 @@ def said(run, *args):
     return ""
 
 
-def train(rule, each, steps=8, timeout=TIMEOUT, **options):
+def train(algorithm, each, steps=8, timeout=TIMEOUT, **options):
     """Train; `each(att, model, optimizer, step, rank)` comes before a step's backward, and may say to skip it."""
-    import torch.distributed as dist
-
-    import baguakit as bk
-
     rank, model = dist.get_rank(), net()
     optimizer = sgd(model.parameters())
-    with bk.attach(model, optimizer, rule(bk), timeout=timeout, bucket_bytes=200, **options) as att:
+    with bk.attach(model, optimizer, made(algorithm), timeout=timeout, bucket_bytes=200, **options) as att:
         for step in range(steps):
             optimizer.zero_grad()
             if each(att, model, optimizer, step, rank) != "skip":

@@ -2,9 +2,12 @@
 
 import pytest
 import torch
+import torch.distributed as dist
 from pool import ranks
 from torch import nn
 from training import flat, loss, net, simulate
+
+import baguakit as bk
 
 N, STEPS = 3, 6
 
@@ -34,10 +37,6 @@ def optimizer_of(model):
 
 def train(rule, before_attach=False, **options):
     """Train with `rule(bk, graph)`; every second choice holds for two rounds, and junk is chosen in between."""
-    import torch.distributed as dist
-
-    import baguakit as bk
-
     rank, graph, model = dist.get_rank(), bk.topology.Chosen(), net(torch.float64)
     optimizer = optimizer_of(model)
     if before_attach:
@@ -74,10 +73,6 @@ def test_gradients_and_results_that_land_later():
     """On gradients all buckets of a backward take what was chosen at the first; a delayed flight what it left with."""
 
     def run():
-        import torch.distributed as dist
-
-        import baguakit as bk
-
         rank, graph, model = dist.get_rank(), bk.topology.Chosen(), net(torch.float64)
         late = bk.topology.Chosen()
         optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
@@ -110,10 +105,6 @@ def test_gradients_and_results_that_land_later():
 
 def test_by_hand():
     def run():
-        import torch.distributed as dist
-
-        import baguakit as bk
-
         rank, graph = dist.get_rank(), bk.topology.Chosen()
         x, heard = torch.tensor([2.0**rank], dtype=torch.float64), []
         for round in range(4):
@@ -138,10 +129,6 @@ def test_by_hand():
 
 def test_ranks_that_disagree_are_named_on_all():
     def run():
-        import torch.distributed as dist
-
-        import baguakit as bk
-
         rank, graph, model = dist.get_rank(), bk.topology.Chosen(), net()
         optimizer = optimizer_of(model)
         choose(graph, rank, 0)
@@ -160,10 +147,6 @@ def test_ranks_that_disagree_are_named_on_all():
 
 def test_a_round_for_which_nobody_has_chosen():
     def run():
-        import torch.distributed as dist
-
-        import baguakit as bk
-
         said = []
         for order in ("atc", "awc"):
             model = net()
@@ -177,13 +160,11 @@ def test_a_round_for_which_nobody_has_chosen():
         return said
 
     for said in ranks(2, run):
-        assert all(each.startswith("nothing has been chosen for Chosen()") for each in said), said
+        assert all(each.startswith("Chosen() has no weights yet") for each in said), said
 
 
 def test_who_has_run_out_would_not_choose():
     def run():
-        import baguakit as bk
-
         model, graph = net(), bk.topology.Chosen()
         rule = bk.algorithms.decentralized(graph, order="atc")
         att, says = bk.attach(model, optimizer_of(model), rule), "one that has run out of batches would choose no more"

@@ -1,22 +1,22 @@
-"""What else may be at work on a model: each conflict is one sentence, on every rank, and undone by what it says."""
+"""Conflicts with others that work on the same model: each is one sentence on every rank, and its advice works."""
+
+import warnings
 
 import pytest
 import torch
+import torch.distributed as dist
 from pool import ranks
 from torch import nn
-from training import flat, loss, net, sgd
+from training import flat, loss, net, net_and_sgd, run_steps, sgd
+
+import baguakit as bk
 
 
 def test_two_attachments_on_one_model():
     """In one window they would average twice. In two windows, or on other parameters, they work side by side."""
 
     def run():
-        import torch.distributed as dist
-
-        import baguakit as bk
-
-        m = net()
-        o = sgd(m.parameters())
+        m, o = net_and_sgd()
         gradients, matrices = bk.algorithms.gradient_allreduce(), lambda name, p: p.ndim > 1
         with bk.attach(m, o, bk.algorithms.bytegrad()) as att:
             said = []
@@ -36,10 +36,7 @@ def test_two_attachments_on_one_model():
             bk.attach(m, o, bk.during_backward(bk.stages.Mean(), where=matrices)),
             bk.attach(m, o, bk.during_backward(bk.stages.Mean(), where=lambda name, p: not matrices(name, p))) as rest,
         ):
-            for step in range(3):
-                o.zero_grad()
-                loss(m, dist.get_rank(), step).backward()
-                o.step()
+            run_steps(m, o, range(3))
             return said, rest.consensus_distance()
 
     sentence = (
@@ -53,10 +50,7 @@ def test_two_attachments_on_one_model():
 
 def test_an_attachment_that_ended_badly_is_in_nobodys_way():
     def run():
-        import baguakit as bk
-
-        m = net()
-        o = sgd(m.parameters())
+        m, o = net_and_sgd()
         with pytest.raises(KeyError), bk.attach(m, o, bk.algorithms.bytegrad()):
             raise KeyError
         bk.Comm().gather_objects(0)  # where all raise, nobody waits for anybody
@@ -71,10 +65,6 @@ def test_a_model_in_ddp(inside):
     """DDP averages gradients itself; rules on weights act on it as on any model."""
 
     def run():
-        import torch.distributed as dist
-
-        import baguakit as bk
-
         m = nn.parallel.DistributedDataParallel(net())
         m = nn.ModuleDict({"net": m}) if inside else m
         o = sgd(m.parameters())
@@ -95,13 +85,9 @@ def test_fsdp_of_old():
     def run():
         from torch.distributed.fsdp import FullyShardedDataParallel
 
-        import baguakit as bk
-
         m = FullyShardedDataParallel(net(), device_id=torch.device("cpu"))
         with pytest.raises(TypeError, match=r"use fully_shard\(module\)"):
             bk.attach(m, sgd(m.parameters()), bk.algorithms.local_sgd())
-
-    import warnings
 
     def quietly():
         with warnings.catch_warnings():
@@ -115,8 +101,6 @@ def test_an_optimizer_of_other_tensors():
     """Nobody would average what it steps: the head of another module, or weights before they were replaced."""
 
     def run():
-        import baguakit as bk
-
         m, head = net(), nn.Linear(1, 3)
         both = torch.optim.AdamW([*m.parameters(), *head.parameters()])
         said = []

@@ -1,57 +1,61 @@
-"""What an attachment leaves behind: nothing."""
+"""An attachment leaves nothing behind."""
 
+import gc
 import os
 import threading
+import time
 
 import pytest
+import torch.distributed as dist
+from everything import made, usual
 from pool import ranks
-from training import loss, net, sgd
+from torch.distributed.device_mesh import init_device_mesh
+from training import loss, net_and_sgd, run_steps
+
+import baguakit as bk
 
 
 def belongings():
-    """Descriptors and threads of this process."""
-    import gc
-
+    """Return how many descriptors and threads this process has."""
     gc.collect()
     return len(os.listdir("/proc/self/fd")), len(os.listdir("/proc/self/task")), threading.active_count()
 
 
 @pytest.mark.parametrize("ending", ["detach", "exception", "refusal"])
-def test_two_hundred_cycles_leave_nothing(ending):
+def test_cycles_leave_nothing(ending):
+    """Three rounds with every algorithm; where ranks raise, which they wait for, with one of each window."""
+    some = [*usual().values()] if ending != "exception" else ["gradient_allreduce()", "after_step(Mean(), delay=1)"]
+    rounds = 3 if ending != "exception" else 10
+
     def run():
-        import time
+        model, optimizer = net_and_sgd()
 
-        import torch.distributed as dist
-
-        import baguakit as bk
-
-        model = net()
-        optimizer = sgd(model.parameters())
-        rules = [bk.algorithms.gradient_allreduce(), bk.after_step(bk.stages.Mean(), every=2, delay=1)]
-
-        def cycle():
+        def cycle(algorithm):
             if ending == "refusal":
                 with pytest.raises(ValueError):
-                    bk.attach(model, optimizer, *rules, bucket_bytes=0)
+                    bk.attach(model, optimizer, made(algorithm), bucket_bytes=0)
                 return
             try:
-                with bk.attach(model, optimizer, *rules):
-                    loss(model, dist.get_rank(), 0).backward()
-                    optimizer.step()
+                with bk.attach(model, optimizer, made(algorithm)):
+                    for step in range(3):
+                        loss(model, dist.get_rank(), step).backward()
+                        optimizer.step()
+                        optimizer.zero_grad()
                     if ending == "exception":
                         raise KeyError("mine")
             except KeyError:
                 # Where ranks raise, nobody waits for anybody: give the slowest time before groups are made again.
                 bk.Comm().gather_objects(0)
 
-        cycle()
+        for algorithm in some:
+            cycle(algorithm)
         before, known = belongings(), len(dist.distributed_c10d._world.pg_map)
-        for _ in range(200 if ending != "exception" else 30):
-            cycle()
-        for _ in range(100):  # threads and sockets end a moment after they are told to
+        for algorithm in some * rounds:
+            cycle(algorithm)
+        for _ in range(500):  # threads and sockets end a moment after they are told to
             if all(now <= then for now, then in zip(belongings(), before, strict=True)):
                 break
-            time.sleep(0.05)
+            time.sleep(0.01)
         hooks = [len(p._post_accumulate_grad_hooks or {}) for p in model.parameters()]
         hooks += [len(optimizer._optimizer_step_pre_hooks), len(optimizer._optimizer_step_post_hooks)]
         return before, belongings(), sum(hooks), len(dist.distributed_c10d._world.pg_map) - known
@@ -65,12 +69,7 @@ def test_groups_and_threads_are_counted():
     """One lane has one group, or three if a rule works in nodes; one that flies on has another; none for more rules."""
 
     def run():
-        from torch.distributed.device_mesh import init_device_mesh
-
-        import baguakit as bk
-
-        model = net()
-        optimizer = sgd(model.parameters())
+        model, optimizer = net_and_sgd()
         mesh = init_device_mesh("cpu", (2, 1), mesh_dim_names=("inter", "intra"))
         counts = []
         for comm in (None, bk.Comm(mesh=mesh)):
@@ -89,12 +88,7 @@ def test_groups_and_threads_are_counted():
 
 def test_detach_may_be_called_twice_and_training_goes_on_alone():
     def run():
-        import torch.distributed as dist
-
-        import baguakit as bk
-
-        model = net()
-        optimizer = sgd(model.parameters())
+        model, optimizer = net_and_sgd()
         att = bk.attach(model, optimizer, bk.algorithms.decentralized())
         loss(model, dist.get_rank(), 0).backward()
         optimizer.step()
@@ -111,14 +105,9 @@ def test_attached_to_some_ranks_only():
     """A group of some ranks attaches, and afterwards everybody can still make groups."""
 
     def run():
-        import torch.distributed as dist
-
-        import baguakit as bk
-
         pair = dist.new_group([0, 1])
         if dist.get_rank() < 2:
-            model = net()
-            optimizer = sgd(model.parameters())
+            model, optimizer = net_and_sgd()
             with bk.attach(model, optimizer, bk.algorithms.gradient_allreduce(), comm=bk.Comm(pair)):
                 loss(model, dist.get_rank(), 0).backward()
                 optimizer.step()
@@ -134,21 +123,13 @@ def test_a_report_keeps_no_weights():
     """Flights are remembered for their times, and not with the tensors that they carried."""
 
     def run():
-        import torch.distributed as dist
-
-        import baguakit as bk
-
-        model = net()
-        optimizer = sgd(model.parameters())
+        model, optimizer = net_and_sgd()
         rules = (bk.algorithms.decentralized(), bk.after_step(bk.stages.Mean(), every=2, delay=1))
         with bk.attach(model, optimizer, *rules) as att:
-            for step in range(6):
-                optimizer.zero_grad()
-                loss(model, dist.get_rank(), step).backward()
-                optimizer.step()
+            run_steps(model, optimizer, range(6))
             report = att.report()
-        trips = [trip for row in report.rows for trip in row._trips]
-        assert all(trip.before is None and trip.flight._value is None for trip in trips)
-        return len(trips), all(row.seconds > 0 and row.exposed >= 0 for row in report.rows)
+        flights = [flight for row in report.rows for flight in row._flights]
+        assert all(flight.before is None and flight.flight._value is None for flight in flights)
+        return len(flights), all(row.seconds > 0 and row.exposed >= 0 for row in report.rows)
 
     assert ranks(2, run) == [(8, True)] * 2

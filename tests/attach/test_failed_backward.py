@@ -2,44 +2,29 @@
 
 import pytest
 import torch
+import torch.distributed as dist
+from everything import ALGORITHMS, made, runs_free, variants_slow, waits_for_weights
+from failing import Fails
 from pool import ranks
 from saying import TIMEOUT, said
-from training import flat, net, sgd
+from training import flat, net, net_and_sgd, sgd
 
-# A backward that fails on one rank
+import baguakit as bk
+from baguakit.rules import rules_of
 
-
-class Fails(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, x):
-        return x.clone()
-
-    @staticmethod
-    def backward(ctx, g):
-        raise MemoryError("out of memory")
+WITH_GRADIENTS = [  # of which a rule acts on gradients at the step that fails
+    each
+    for each in ALGORITHMS
+    if not runs_free(made(each)) and any(rule.what == "grad" and rule.acts(3) for rule in rules_of(made(each)))
+]
 
 
-RULES = {
-    "all-reduce": lambda bk: bk.algorithms.gradient_allreduce(),
-    "bytegrad": lambda bk: bk.algorithms.bytegrad(bk.compressors.MinMaxUInt8(block=64), True),
-    "qadam": lambda bk: bk.algorithms.qadam(3),
-    "power_sgd": lambda bk: bk.algorithms.power_sgd(2),
-    "top_k": lambda bk: bk.algorithms.top_k(0.1),
-    "gradient_tracking": lambda bk: bk.algorithms.gradient_tracking(),
-    "post-local": lambda bk: bk.algorithms.local_sgd(every=2, start=5),
-}
-
-
-def skipping(rule, at, without, scaled=False, steps=8):
+def skipping(algorithm, at, without, scaled=False, steps=6):
     """Train, and skip a batch whose backward fails: rank 1's at step `at`; or, `without`, no rank sees that batch."""
-    import torch.distributed as dist
-
-    import baguakit as bk
-
     rank, model = dist.get_rank(), net()
     optimizer = sgd(model.parameters())
     scaler = torch.amp.GradScaler("cpu", init_scale=1024.0, enabled=scaled)
-    with bk.attach(model, optimizer, rule(bk), bucket_bytes=200, scaler=scaler if scaled else None) as att:
+    with bk.attach(model, optimizer, made(algorithm), bucket_bytes=200, scaler=scaler if scaled else None) as att:
         for step in range(steps):
             if without and step == at:
                 continue
@@ -56,24 +41,21 @@ def skipping(rule, at, without, scaled=False, steps=8):
         return flat(model), att.step
 
 
-@pytest.mark.parametrize("scaled", [False, True])
-@pytest.mark.parametrize("name", RULES)
-def test_a_failed_backward_costs_all_ranks_the_same_step(name, scaled):
-    if scaled and name in ("gradient_tracking", "post-local"):
-        pytest.skip("rules on weights want a ShardedGradScaler")
-    here, there = (ranks(3, skipping, RULES[name], 3, without, scaled) for without in (False, True))
-    for (weights, step), (expected, wanted) in zip(here, there, strict=True):
-        assert torch.equal(weights, expected) and step == wanted == 7
+@pytest.mark.parametrize("algorithm", variants_slow(WITH_GRADIENTS))
+def test_a_failed_backward_costs_all_ranks_the_same_step(algorithm):
+    """With a gradient scaler, too, where rules on weights do not want another."""
+
+    def run(scaled):
+        return skipping(algorithm, 3, False, scaled), skipping(algorithm, 3, True, scaled)
+
+    for scaled in (False,) if waits_for_weights(made(algorithm)) else (False, True):
+        for (weights, step), (expected, wanted) in ranks(2 if scaled else 3, run, scaled):
+            assert torch.equal(weights, expected) and step == wanted == 5, scaled
 
 
 def test_a_failed_backward_whose_gradients_lie_in_the_buckets_is_told_to_all(own_pools):
     def run():
-        import torch.distributed as dist
-
-        import baguakit as bk
-
-        model = net()
-        optimizer = sgd(model.parameters())
+        model, optimizer = net_and_sgd()
         with bk.attach(model, optimizer, bk.algorithms.gradient_allreduce(), timeout=TIMEOUT, bucket_bytes=200):
             for step in range(4):
                 optimizer.zero_grad(set_to_none=False)

@@ -2,72 +2,108 @@
 
 import os
 import signal
+import threading
 import time
 
 import pytest
+import torch.distributed as dist
+from everything import made, runs_free, usual
 from pool import Pool
-from training import loss, net, sgd
+from training import loss, net_and_sgd
+
+import baguakit as bk
 
 TIMEOUT = 3.0
-RULES = {
-    "gradients": lambda bk: bk.algorithms.gradient_allreduce(),
-    "awc": lambda bk: bk.algorithms.decentralized(bk.topology.Ring()),
-    "local": lambda bk: bk.algorithms.local_sgd(every=2),
-}
+MEAN = "gradient_allreduce()"
 
 
 @pytest.fixture
 def pool():
-    pool = Pool(3)
-    yield pool
-    pool.close()
+    with Pool(3) as pool:
+        yield pool
 
 
-def train(rule, mishap, steps=6):
-    """Train; `mishap(rank, step)` happens in the middle. Returns what was raised, and how long after the mishap."""
-    import torch.distributed as dist
-
-    import baguakit as bk
-
+def train(algorithm, mishap, steps=6, pace=0.2, timeout=TIMEOUT):
+    """Train; `mishap(rank)` happens at step 3. Return the error that was raised, and the seconds since the mishap."""
     rank = dist.get_rank()
-    model = net()
-    optimizer = sgd(model.parameters())
+    model, optimizer = net_and_sgd()
     began = time.monotonic()
     try:
-        with bk.attach(model, optimizer, rule(bk), timeout=TIMEOUT):
+        with bk.attach(model, optimizer, made(algorithm), timeout=timeout):
             for step in range(steps):
                 if step == 3:
                     began = time.monotonic()
-                    mishap(rank, step)
+                    mishap(rank)
                 optimizer.zero_grad()
                 loss(model, rank, step).backward()
                 optimizer.step()
-                time.sleep(0.2)  # a step that heartbeats (every 0.3 s here) can keep up with
+                time.sleep(pace)  # the default is a step that heartbeats (every 0.3 s here) can keep up with
     except Exception as error:
         return f"{type(error).__name__}: {error}", time.monotonic() - began
     return "", time.monotonic() - began
 
 
-@pytest.mark.parametrize("rule", RULES)
-def test_a_rank_that_raises(pool, rule):
-    def mishap(rank, step):
-        if rank == 1:
-            raise KeyError("my own mistake")
+def raises(rank):
+    if rank == 1:
+        raise KeyError("my own mistake")
 
-    said = pool.run(train, RULES[rule], mishap)
+
+def threads_left(seconds):
+    """Return the names of the threads of attachments that have not ended in time."""
+    deadline, names = time.monotonic() + seconds, ["?"]
+    while names and time.monotonic() < deadline:
+        names = [t.name for t in threading.enumerate() if t.name.startswith("baguakit")]
+        time.sleep(0.01)
+    return names
+
+
+def test_a_rank_that_raises_is_named_with_its_launches_and_all_threads_end(pool):
+    def run():
+        return *train(MEAN, raises), threads_left(3 * TIMEOUT)
+
+    said = pool.run(run)
     assert said[1][0] == "KeyError: 'my own mistake'" and said[1][1] < TIMEOUT - 0.5
-    for sentence, seconds in (said[0], said[2]):
+    for sentence, seconds, _ in (said[0], said[2]):
         assert sentence.startswith("PeerError: rank 1 raised KeyError: 'my own mistake' after")
         assert "waits for it in" in sentence and "round" in sentence and "bucket 0" in sentence
         assert seconds < TIMEOUT + 2
+    assert [names for *_, names in said] == [[], [], []]
+
+
+def test_a_rank_that_raises_is_named_whatever_the_algorithm(pool):
+    waiting = [each for each in usual().values() if not runs_free(made(each))]
+
+    def run():
+        found = {}
+        for algorithm in waiting:
+            found[algorithm] = train(algorithm, raises, 50, pace=0, timeout=2.0)
+            bk.Comm().gather_objects(0)  # where ranks raise, nobody waits for anybody
+        return found
+
+    said = pool.run(run)
+    for algorithm in waiting:
+        for rank in (0, 2):
+            sentence, seconds = said[rank][algorithm]
+            assert sentence.startswith("PeerError: rank 1 raised KeyError: 'my own mistake' after"), (
+                algorithm,
+                sentence,
+            )
+            assert seconds < TIMEOUT + 2, (algorithm, seconds)
 
 
 def test_a_rank_asleep(pool):
-    def mishap(rank, step):
-        if rank == 2:
-            time.sleep(2 * TIMEOUT + 2)
+    def run():
+        store = dist.distributed_c10d._get_default_store()
 
-    said = pool.run(train, RULES["gradients"], mishap)
+        def sleeps(rank):
+            if rank == 2:
+                store.wait(["0 has raised", "1 has raised"])
+
+        found = train(MEAN, sleeps)
+        store.set(f"{dist.get_rank()} has raised", "")
+        return found
+
+    said = pool.run(run)
     for sentence, seconds in said[:2]:
         assert sentence.startswith(
             "PeerError: rank 2 is late: it has not launched during_backward(Mean()), bucket 0, round 3 within 3 s; "
@@ -78,11 +114,11 @@ def test_a_rank_asleep(pool):
 
 @pytest.mark.parametrize("victim", [1, 2])
 def test_a_rank_killed(pool, victim):
-    def mishap(rank, step):
+    def mishap(rank):
         if rank == victim:
             os.kill(os.getpid(), signal.SIGKILL)
 
-    said = pool.run(train, RULES["gradients"], mishap, lost=(victim,))
+    said = pool.run(train, MEAN, mishap, lost=(victim,))
     for sentence, seconds in (said[0], said[3 - victim]):
         assert sentence.startswith(f"PeerError: rank {victim} is dead: no sign of it for"), sentence
         assert "launch known is during_backward(Mean()), bucket 0, round" in sentence and seconds < TIMEOUT + 2, (
@@ -94,11 +130,11 @@ def test_a_rank_killed(pool, victim):
 def test_the_rank_that_holds_the_store_is_killed(pool):
     """Nobody can look up who is missing: that is what the sentence says."""
 
-    def mishap(rank, step):
+    def mishap(rank):
         if rank == 0:
             os.kill(os.getpid(), signal.SIGKILL)
 
-    said = pool.run(train, RULES["gradients"], mishap, lost=(0,))
+    said = pool.run(train, MEAN, mishap, lost=(0,))
     for rank in (1, 2):
         sentence, seconds = said[rank]
         assert sentence.startswith(f"PeerError: rank {rank} cannot reach the store any more: the process that holds it")
@@ -107,31 +143,10 @@ def test_the_rank_that_holds_the_store_is_killed(pool):
 
 def test_a_rank_that_has_fewer_steps(pool):
     def run():
-        import torch.distributed as dist
-
-        return train(RULES["gradients"], lambda rank, step: None, steps=4 if dist.get_rank() == 0 else 6)
+        return train(MEAN, lambda rank: None, steps=4 if dist.get_rank() == 0 else 6)
 
     said = pool.run(run)
     assert said[0][0] == ""
     for sentence, _ in said[1:]:
         assert sentence.startswith("PeerError: rank 0 has left after during_backward(Mean()), bucket 0, round 3")
         assert sentence.endswith("give every rank the same number of steps")
-
-
-def test_threads_end_after_a_failure(pool):
-    def run():
-        import threading
-
-        def mishap(rank, step):
-            if rank == 1:
-                raise KeyError
-
-        train(RULES["gradients"], mishap)
-        deadline = time.monotonic() + 3 * TIMEOUT
-        names = ["?"]
-        while names and time.monotonic() < deadline:
-            names = [t.name for t in threading.enumerate() if t.name.startswith("baguakit")]
-            time.sleep(0.1)
-        return names
-
-    assert pool.run(run) == [[], [], []]

@@ -1,8 +1,10 @@
 """The first step waits for no compiler: attach has seen to it."""
 
 import pytest
+import torch
 from pool import ranks
 
+import baguakit as bk
 from baguakit.kernels.cpu import libraries
 
 RULES = {
@@ -15,10 +17,7 @@ RULES = {
 
 
 def first_steps(rules, dtype_name):
-    """How many units attach compiled, and how many the steps after it, by algorithm."""
-    import torch
-
-    import baguakit as bk
+    """Return, by algorithm, the number of units that attach compiled, and of those that the steps after it did."""
     from baguakit.kernels.cpu import units
 
     found = {}
@@ -37,7 +36,7 @@ def first_steps(rules, dtype_name):
 
 
 @pytest.mark.skipif(not libraries.compiler(), reason="no C++ compiler")
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("dtype", ["float32", pytest.param("bfloat16", marks=pytest.mark.slow)])
 def test_after_attach_no_step_compiles(dtype):
     for found in ranks(2, first_steps, RULES, dtype):
         assert all(attached > 0 and later == 0 for attached, later in found.values()), found

@@ -2,18 +2,19 @@
 
 import pytest
 import torch
+import torch.distributed as dist
 from pool import ranks
 from torch import nn
 from training import close, flat, loss, mean_loop, net, sgd
 from uneven import BATCHES, GRADIENTS, LONGEST, WEIGHTS, equal_states, even, everything, same, step_of, uneven
 
+import baguakit as bk
+
 
 @pytest.mark.parametrize("by_all", [True, False])
 def test_gradients_are_divided_by_all_ranks_or_by_those_at_work(by_all):
     """As one process would: the mean over all ranks counts who has run out as zero; or it is over the others."""
-    found = ranks(
-        3, lambda: uneven(lambda bk: [bk.algorithms.gradient_allreduce()], divide_by_initial_world_size=by_all)
-    )
+    found = ranks(3, lambda: uneven("gradient_allreduce()", divide_by_initial_world_size=by_all))
 
     def backward(model, rank, step):
         at_work = sum(step < batches for batches in BATCHES)
@@ -33,8 +34,6 @@ def test_weights_are_those_of_ddp(by_all):
     batches = [5, 2, 1]
 
     def ddp():
-        import torch.distributed as dist
-
         rank, model = dist.get_rank(), nn.parallel.DistributedDataParallel(net())
         optimizer = sgd(model.parameters())
         with model.join(divide_by_initial_world_size=by_all):
@@ -43,8 +42,7 @@ def test_weights_are_those_of_ddp(by_all):
         return flat(model)
 
     def ours():
-        rule = [lambda bk: [bk.algorithms.gradient_allreduce()]]
-        return uneven(*rule, batches, divide_by_initial_world_size=by_all)[0][:6]
+        return uneven("gradient_allreduce()", batches, divide_by_initial_world_size=by_all)[0][:6]
 
     for held, expected in zip(ranks(3, ours), ranks(3, ddp), strict=True):
         close(torch.cat([x.flatten() for x in held]), expected)
@@ -53,7 +51,7 @@ def test_weights_are_those_of_ddp(by_all):
 @pytest.mark.parametrize("name", GRADIENTS)
 def test_who_has_run_out_counts_as_zero_gradients(name):
     """Bit for bit, weights, optimizers and what is remembered, of all ranks, are those of a run with zero gradients."""
-    there, expected = ranks(3, uneven, GRADIENTS[name]), ranks(3, even, GRADIENTS[name])
+    there, expected = ranks(3, uneven, name), ranks(3, even, name)
     for (held, state, (step, launched, rounds)), (held_even, state_even, step_even) in zip(
         there, expected, strict=True
     ):
@@ -65,7 +63,7 @@ def test_who_has_run_out_counts_as_zero_gradients(name):
 @pytest.mark.parametrize("name", WEIGHTS)
 def test_who_has_run_out_takes_part_with_its_weights(name):
     """Bit for bit, a rank that has run out is one that steps without gradients."""
-    there, expected = ranks(3, uneven, WEIGHTS[name]), ranks(3, lambda: even(WEIGHTS[name], lambda step: True))
+    there, expected = ranks(3, uneven, name), ranks(3, lambda: even(name, lambda step: True))
     for (held, state, (step, launched, rounds)), (held_even, state_even, step_even) in zip(
         there, expected, strict=True
     ):
@@ -76,10 +74,7 @@ def test_who_has_run_out_takes_part_with_its_weights(name):
 
 def test_weights_are_taken_before_a_rule_on_weights_follows():
     """Gradients are averaged in three steps, and weights from then on: old weights do not pull the others back."""
-
-    def rules(bk):
-        return [bk.algorithms.local_sgd(every=2, start=3)]
-
+    rules = "local_sgd(every=2, start=3)"
     there = ranks(3, lambda: uneven(rules, [9, 2, 0]))
     expected = ranks(3, lambda: even(rules, lambda step: step >= 3, [9, 2, 0]))
     for (held, _, (step, *_)), (held_even, _, step_even) in zip(there, expected, strict=True):
@@ -88,10 +83,6 @@ def test_weights_are_taken_before_a_rule_on_weights_follows():
 
 def test_accumulation_several_optimizers_and_two_joins_in_a_row():
     def run():
-        import torch.distributed as dist
-
-        import baguakit as bk
-
         rank, model = dist.get_rank(), net()
         optimizers = [sgd(model[0].parameters()), torch.optim.Adam(list(model[2:].parameters()), lr=0.01)]
         with bk.attach(model, optimizers, bk.algorithms.gradient_allreduce(), bucket_bytes=200) as att:
@@ -142,10 +133,6 @@ def test_without_an_optimizer_and_with_a_scaler():
     """A scaler's factor is the same on all ranks afterwards; without optimizers each backward is a step."""
 
     def run(scaled):
-        import torch.distributed as dist
-
-        import baguakit as bk
-
         rank, model = dist.get_rank(), net()
         optimizer = sgd(model.parameters())
         scaler = torch.amp.GradScaler("cpu", init_scale=256.0, growth_interval=2) if scaled else None
@@ -177,13 +164,9 @@ def test_without_an_optimizer_and_with_a_scaler():
 
 
 def test_parameters_without_a_gradient_and_buffers():
-    """What nobody at work uses keeps no gradient; buffers are those of the rank that trained to the end."""
+    """Parameters that nobody at work uses get no gradient; buffers are those of the rank that trained to the end."""
 
     def run():
-        import torch.distributed as dist
-
-        import baguakit as bk
-
         rank = dist.get_rank()
         model = nn.ModuleDict(
             {"net": net(), "norm": nn.BatchNorm1d(6), "first": nn.Linear(6, 1), "never": nn.Linear(1, 1)}

@@ -1,25 +1,32 @@
 """Inside `att.join()`: ranks that stop, raise, skip or never come, and what cannot be joined."""
 
+import contextlib
+import logging
+import os
 import threading
 
 import pytest
 import torch
+import torch.distributed as dist
+from everything import ALGORITHMS, joins, made, runs_free
+from failing import Fails
 from pool import Pool, ranks
-from training import close, flat, loss, mean_loop, net, sgd
-from uneven import GRADIENTS, WEIGHTS, step_of, uneven
+from saying import TIMEOUT
+from training import close, flat, loss, mean_loop, net, net_and_sgd, sgd
+from uneven import step_of, uneven
+
+import baguakit as bk
+
+LOCAL = "local_sgd(every=2)"
 
 
 def test_throwing_on_all_ranks_and_going_on():
     """All ranks hear it before the same exchange; what follows is as if nobody had come that far."""
 
-    def run(algorithms):
-        import torch.distributed as dist
-
-        import baguakit as bk
-
+    def run(algorithm):
         rank, model = dist.get_rank(), net()
         optimizer = sgd(model.parameters())
-        with bk.attach(model, optimizer, *algorithms(bk)) as att:
+        with bk.attach(model, optimizer, made(algorithm)) as att:
             with (
                 pytest.raises(RuntimeError, match="rank 1 has run out of batches"),
                 att.join(throw_on_early_termination=True),
@@ -31,20 +38,16 @@ def test_throwing_on_all_ranks_and_going_on():
                     step_of(model, optimizer, rank, step)
             return flat(model), att.step
 
-    found = ranks(2, run, GRADIENTS["bytegrad"])
+    found = ranks(2, run, "bytegrad(MinMaxUInt8(block=64), error_feedback=True)")
     assert torch.equal(found[0][0], found[1][0]) and [step for _, step in found] == [3, 3]
-    assert [step for _, step in ranks(2, run, WEIGHTS["atc"])] == [3, 3]
+    assert [step for _, step in ranks(2, run, "decentralized(order='atc')")] == [3, 3]
 
 
 def test_an_exception_in_the_body_is_told_to_those_that_wait():
     def run():
-        import torch.distributed as dist
-
-        import baguakit as bk
-
         rank, model, before = dist.get_rank(), net(), set(threading.enumerate())
         optimizer = sgd(model.parameters())
-        att = bk.attach(model, optimizer, bk.algorithms.gradient_allreduce())
+        att = bk.attach(model, optimizer, bk.algorithms.gradient_allreduce(), timeout=TIMEOUT)
         try:
             with att.join():
                 for step in range([4, 1][rank]):
@@ -66,15 +69,11 @@ def test_an_exception_in_the_body_is_told_to_those_that_wait():
 
 def test_a_rank_that_never_enters_is_named():
     def run():
-        import torch.distributed as dist
-
-        import baguakit as bk
-
         rank, model = dist.get_rank(), net()
         optimizer = sgd(model.parameters())
         with (
             pytest.raises(RuntimeError) as caught,
-            bk.attach(model, optimizer, bk.algorithms.bytegrad(), timeout=20) as att,
+            bk.attach(model, optimizer, bk.algorithms.bytegrad(), timeout=2 * TIMEOUT) as att,
         ):
             if rank == 1:
                 step_of(model, optimizer, rank, 0)
@@ -90,12 +89,6 @@ def test_a_rank_that_never_enters_is_named():
 @pytest.mark.slow
 def test_a_rank_that_dies_is_named_by_those_at_work_and_by_those_that_answer():
     def run():
-        import os
-
-        import torch.distributed as dist
-
-        import baguakit as bk
-
         rank, model = dist.get_rank(), net()
         optimizer = sgd(model.parameters())
         rule = bk.algorithms.gradient_allreduce()
@@ -117,10 +110,6 @@ def test_a_rank_that_dies_is_named_by_those_at_work_and_by_those_that_answer():
 @pytest.mark.slow
 def test_ranks_that_train_differently_inside_are_named():
     def run():
-        import torch.distributed as dist
-
-        import baguakit as bk
-
         rank, model = dist.get_rank(), net()
         optimizer = sgd(model.parameters())
         rules = bk.during_backward(bk.stages.Mean()), bk.after_step(bk.stages.Mean())
@@ -139,13 +128,9 @@ def test_a_second_backward_before_a_step():
     """Added to averaged gradients it is refused once somebody has run out; alone, or under no_sync, it is not."""
 
     def run(by_all, zeroed):
-        import torch.distributed as dist
-
-        import baguakit as bk
-
         rank, model = dist.get_rank(), net()
         optimizer = sgd(model.parameters())
-        with bk.attach(model, optimizer, bk.algorithms.gradient_allreduce()) as att:
+        with bk.attach(model, optimizer, bk.algorithms.gradient_allreduce(), timeout=TIMEOUT) as att:
             with att.join(divide_by_initial_world_size=by_all):
                 for step in range([3, 1][rank]):
                     optimizer.zero_grad()
@@ -182,23 +167,7 @@ def test_a_second_backward_before_a_step():
 def test_a_batch_that_is_skipped_last(bucket_bytes):
     """The last backward of a rank fails, before buckets or after some, and it leaves: the others drop that step."""
 
-    class Failing(torch.autograd.Function):
-        @staticmethod
-        def forward(ctx, x):
-            return x
-
-        @staticmethod
-        def backward(ctx, g):
-            raise MemoryError("mine")
-
     def run():
-        import contextlib
-        import logging
-
-        import torch.distributed as dist
-
-        import baguakit as bk
-
         logging.getLogger("baguakit").setLevel(logging.ERROR)
         rank, model = dist.get_rank(), net()
         optimizer = sgd(model.parameters())
@@ -207,7 +176,7 @@ def test_a_batch_that_is_skipped_last(bucket_bytes):
                 for step in range([4, 2][rank]):
                     optimizer.zero_grad()
                     if (rank, step) == (1, 1):
-                        y = model[2:](Failing.apply(model[:2](torch.ones(1, 6))))
+                        y = model[2:](Fails.apply(model[:2](torch.ones(1, 6))))
                         with contextlib.suppress(MemoryError):
                             y.sum().backward()
                         break
@@ -228,21 +197,14 @@ def test_a_batch_that_is_skipped_last(bucket_bytes):
 
 
 def test_what_cannot_be_joined_is_refused():
+    refused = [each for each in ALGORITHMS if not joins(made(each))]
+
     def run():
-        import torch.distributed as dist
-
-        import baguakit as bk
-
-        model = net()
-        optimizer = sgd(model.parameters())
+        model, optimizer = net_and_sgd()
         said = []
-        for algorithm, options in (
-            (bk.algorithms.async_model_average(), {}),
-            (bk.algorithms.gradient_tracking(), {}),
-            (bk.algorithms.local_sgd(), {"divide_by_initial_world_size": False}),
-        ):
-            with bk.attach(model, optimizer, algorithm) as att:
-                with pytest.raises(ValueError) as caught, att.join(**options):
+        for algorithm in [*refused, LOCAL]:
+            with bk.attach(model, optimizer, made(algorithm)) as att:
+                with pytest.raises(ValueError) as caught, att.join(divide_by_initial_world_size=algorithm != LOCAL):
                     pass
                 said.append(str(caught.value))
         with bk.attach(model, optimizer, bk.algorithms.gradient_allreduce()) as att:
@@ -255,15 +217,16 @@ def test_what_cannot_be_joined_is_refused():
         dist.barrier()
         return [*said, str(caught.value)]
 
-    for said in ranks(2, run):
-        assert "needs no join()" in said[0]
-        assert "give all ranks the same number of batches" in said[1]
-        assert "divide_by_initial_world_size=False divides gradients" in said[2]
-        assert "all ranks make merge() together, and inside att.join()" in said[3]
+    for *said, local, merged in ranks(2, run):
+        for algorithm, sentence in zip(refused, said, strict=True):
+            free = runs_free(made(algorithm))
+            assert ("needs no join()" if free else "give all ranks the same number of batches") in sentence
+        assert "divide_by_initial_world_size=False divides gradients" in local
+        assert "all ranks make merge() together, and inside att.join()" in merged
 
 
 def test_one_rank_alone():
     def run():
-        return uneven(lambda bk: [bk.algorithms.bytegrad(), bk.algorithms.local_sgd()], [3])[2][0]
+        return uneven("(bytegrad(), local_sgd())", [3])[2][0]
 
     assert ranks(1, run) == [3]

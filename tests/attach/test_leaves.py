@@ -6,7 +6,8 @@ from blind import Inline
 from pool import ranks
 from torch import nn
 
-from baguakit.attach import leaves
+import baguakit as bk
+from baguakit.attach.training import leaves
 
 
 class Stream:
@@ -36,13 +37,12 @@ class Engine:
 
 def trained(patch, apart, backward, bucket_bytes):
     """The model, what its lane was told in a backward, and the streams, by name."""
-    import baguakit as bk
-    from baguakit.attach import engine as engine_module
+    from baguakit.attach.runtime import runtime
 
     model, lane = nn.Sequential(nn.Linear(3, 4, bias=False), nn.Linear(4, 2, bias=False)), Inline()
     weights = [layer.weight for layer in model]
     engine = Engine(patch, [weights[i] for i in apart])
-    patch.setattr(engine_module, "lane", lambda device: lane)
+    patch.setattr(runtime, "lane", lambda device: lane)
     with bk.attach(model, None, bk.algorithms.gradient_allreduce(), bucket_bytes=bucket_bytes) as att:
         for p in weights:
             p.register_post_accumulate_grad_hook(engine.accumulated)

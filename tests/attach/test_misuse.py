@@ -2,28 +2,30 @@
 
 import pytest
 import torch
+import torch.distributed as dist
+from everything import ALGORITHMS, made
 from pool import ranks
 from saying import TIMEOUT, said, train
 from training import loss, net, sgd
 
-ALGORITHMS = {
-    "bytegrad": lambda bk: bk.algorithms.bytegrad(error_feedback=True),
-    "local_sgd": lambda bk: bk.algorithms.local_sgd(every=3),
-    "gossip": lambda bk: bk.algorithms.decentralized(),
-}
+import baguakit as bk
+from baguakit.rules import rules_of
+
+FEEDBACK = "bytegrad(MinMaxUInt8(block=64), error_feedback=True)"
+UNLIKE_AN_AVERAGE = [
+    each for each in ALGORITHMS if any(rule.what == "grad" and not rule.stage.averages for rule in rules_of(made(each)))
+]
 
 
 # A second backward before a step
 
 
-@pytest.mark.parametrize("name", ["qadam", "gradient_tracking"])
-def test_a_second_backward_after_the_gradient_was_replaced_is_refused(name):
+@pytest.mark.parametrize("algorithm", UNLIKE_AN_AVERAGE)
+def test_a_second_backward_after_the_gradient_was_replaced_is_refused(algorithm):
     def run(zeroed):
-        import baguakit as bk
-
         model = net()
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-        with bk.attach(model, optimizer, getattr(bk.algorithms, name)()):
+        with bk.attach(model, optimizer, made(algorithm)):
             loss(model, 0, 0).backward()
             if zeroed is not None:
                 optimizer.zero_grad(set_to_none=zeroed)
@@ -40,14 +42,15 @@ def test_a_second_backward_after_the_gradient_was_replaced_is_refused(name):
 # Calls that all ranks must make
 
 
-@pytest.mark.parametrize("name", ALGORITHMS)
-@pytest.mark.parametrize("size", [2, 3])
-def test_a_collective_call_on_one_rank_only_is_named(own_pools, name, size):
+@pytest.mark.parametrize(
+    "size, algorithm", [(2, FEEDBACK), (3, FEEDBACK), (3, "local_sgd(every=3)"), (3, "decentralized()")]
+)
+def test_a_collective_call_on_one_rank_only_is_named(own_pools, size, algorithm):
     def each(att, model, optimizer, step, rank):
         if step == 4 and rank == 0:
             att.merge()
 
-    for sentence in own_pools(size).run(said, train, ALGORITHMS[name], each):
+    for sentence in own_pools(size).run(said, train, algorithm, each):
         assert sentence.startswith("PeerError: rank") and "merge()" in sentence, sentence
         if size == 3:
             assert sentence.startswith("PeerError: rank 0 has parted from ranks 1, 2:"), sentence
@@ -55,10 +58,6 @@ def test_a_collective_call_on_one_rank_only_is_named(own_pools, name, size):
 
 def test_a_collective_call_on_one_rank_at_the_end_is_named(own_pools):
     def run():
-        import torch.distributed as dist
-
-        import baguakit as bk
-
         model = net()
         with bk.attach(model, sgd(model.parameters()), bk.algorithms.local_sgd(), timeout=TIMEOUT) as att:
             if dist.get_rank() == 1:
@@ -75,7 +74,7 @@ def test_a_parameter_that_one_rank_alone_unfreezes_is_named(own_pools):
         if step == 3 or rank == 1:
             model[0].bias.requires_grad_(step == 3 and rank == 1)
 
-    for sentence in own_pools(3).run(said, train, ALGORITHMS["bytegrad"], each):
+    for sentence in own_pools(3).run(said, train, FEEDBACK, each):
         assert sentence.startswith("PeerError: rank 1 has parted from ranks 0, 2:"), sentence
         assert "other parameters" in sentence
 
@@ -83,10 +82,6 @@ def test_a_parameter_that_one_rank_alone_unfreezes_is_named(own_pools):
 @pytest.mark.parametrize("difference", ["broadcast", "optimizer"])
 def test_options_that_differ_between_ranks_are_refused(difference):
     def run():
-        import torch.distributed as dist
-
-        import baguakit as bk
-
         odd = dist.get_rank() == 1
         model = net()
         kind = torch.optim.Adam if odd and difference == "optimizer" else torch.optim.SGD
@@ -98,8 +93,8 @@ def test_options_that_differ_between_ranks_are_refused(difference):
         assert sentence.startswith("ValueError: ranks must attach the same: ") and wanted[difference] in sentence
 
 
-@pytest.mark.parametrize("name", ["bytegrad", "gossip"])
-def test_a_rank_that_loads_an_older_state_is_named(own_pools, name):
+@pytest.mark.parametrize("algorithm", [FEEDBACK, "decentralized()"])
+def test_a_rank_that_loads_an_older_state_is_named(own_pools, algorithm):
     def run():
         held = {}
 
@@ -109,7 +104,7 @@ def test_a_rank_that_loads_an_older_state_is_named(own_pools, name):
             if step == 6 and rank == 2:
                 att.load_state_dict(held)
 
-        train(ALGORITHMS[name], each, steps=40)
+        train(algorithm, each, steps=40)
 
     sentences = own_pools(3).run(said, run)
     for sentence in sentences:
@@ -122,5 +117,5 @@ def test_a_rank_that_steps_without_a_backward_is_named(own_pools):
             optimizer.step()
             return "skip"
 
-    for sentence in own_pools(3).run(said, train, ALGORITHMS["bytegrad"], each, 40):
+    for sentence in own_pools(3).run(said, train, FEEDBACK, each, 40):
         assert sentence.startswith("PeerError: rank 1 has parted from ranks 0, 2:"), sentence

@@ -2,16 +2,15 @@
 
 import threading
 import time
-from dataclasses import dataclass, field
 from datetime import timedelta
 
 import pytest
 import torch
 import torch.distributed as dist
 
-from baguakit.attach.judging import Judge
-from baguakit.attach.monitor import Monitor
-from baguakit.attach.records import Board, Record
+from baguakit.attach.monitor import Collective, Monitor
+from baguakit.attach.monitor.judging import Judge
+from baguakit.attach.monitor.records import Board, Record
 from baguakit.lanes import Flight
 
 
@@ -27,18 +26,9 @@ class CountingFlight(Flight):
         self.error = error
 
 
-@dataclass(eq=False)
-class Trip:
-    age: float
-    flight: CountingFlight
-    step: int | None = None
-    launched: float = field(default=0.0, init=False)
-
-    def __post_init__(self):
-        self.launched = time.time() - self.age
-
-    def __str__(self):
-        return f"a flight of {self.age:g} s"
+def launched(age, flight):
+    """A flight that was launched `age` seconds ago."""
+    return Collective(label=f"a flight of {age:g} s", flight=flight, launched=time.time() - age)
 
 
 def monitored(timeout=600.0, broken=str):
@@ -53,28 +43,32 @@ def test_no_flight_is_asked_before_two_heartbeats():
     """On CUDA the question is an event query, which ends a graph capture that the user has begun."""
     monitor, judge, _ = monitored()
     assert monitor.beat == 1.0
-    young = [Trip(age, CountingFlight()) for age in (0.0, 1.5)]
-    for trip in young:
-        monitor.launched(0, trip)
+    young = [launched(age, CountingFlight()) for age in (0.0, 1.5)]
+    for each in young:
+        monitor.launched(0, each)
     for _ in range(5):
         monitor._look(judge)
-    assert [trip.flight.asked for trip in young] == [0, 0]
+    assert [each.flight.asked for each in young] == [0, 0]
 
 
 def test_flights_are_asked_from_the_oldest_to_the_first_that_is_not_done():
     monitor, _, _ = monitored()
-    trips = [Trip(4.0, CountingFlight()), Trip(5.0, CountingFlight(arrived=True)), Trip(3.0, CountingFlight())]
-    for trip in trips:
-        monitor.launched(0, trip)
+    flights = [
+        launched(4.0, CountingFlight()),
+        launched(5.0, CountingFlight(arrived=True)),
+        launched(3.0, CountingFlight()),
+    ]
+    for each in flights:
+        monitor.launched(0, each)
     found = monitor._oldest()
-    assert found is not None and found[0] is trips[0] and [trip.flight.asked for trip in trips] == [1, 1, 0]
+    assert found is not None and found[0] is flights[0] and [each.flight.asked for each in flights] == [1, 1, 0]
 
 
 def test_an_error_of_the_network_is_told_once_nobody_is_found_to_blame():
     error = [""]
     monitor, judge, aborts = monitored(broken=lambda: error[0])
-    trip = Trip(10.0, CountingFlight())
-    monitor.launched(0, trip)
+    late = launched(10.0, CountingFlight())
+    monitor.launched(0, late)
     monitor._look(judge)
     error[0] = "COMM_ERROR"
     monitor._look(judge)
@@ -82,13 +76,13 @@ def test_an_error_of_the_network_is_told_once_nobody_is_found_to_blame():
     monitor.inquiry = -1.0
     monitor._look(judge)
     assert str(monitor.error) == "a flight of 10 s failed on rank 0: NCCL reports COMM_ERROR"
-    assert trip.flight.error is monitor.error and len(aborts) == 1
+    assert late.flight.error is monitor.error and len(aborts) == 1
 
 
 @pytest.mark.parametrize(("error", "named"), {"": False, "COMM_ERROR": True}.items())
 def test_with_an_error_of_the_network_a_silent_rank_is_dead_sooner(error, named):
     monitor, judge, _ = monitored(broken=lambda: error)
-    monitor.launched(0, Trip(10.0, CountingFlight()))
+    monitor.launched(0, launched(10.0, CountingFlight()))
     monitor._look(judge)
     beats, _ = judge.seen[1]
     silent = (monitor.silence + monitor.patience) / 2

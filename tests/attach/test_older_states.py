@@ -1,29 +1,25 @@
 """States saved by earlier versions are resumed from, or refused in one sentence."""
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 import torch
 from pool import ranks
-from training import flat, loss, net, sgd
+from training import flat, net_and_sgd, run_steps
+
+import baguakit as bk
 
 
 def resumed(make, older, steps=(3, 6)):
     """The weights after some steps, taken up in the middle from what `older` makes of the state."""
-    import torch.distributed as dist
-
-    import baguakit as bk
-
-    model = net()
-    optimizer = sgd(model.parameters())
+    model, optimizer = net_and_sgd()
     state = None
     for start, stop in zip((0, *steps), steps, strict=False):
         with bk.attach(model, optimizer, make(bk), broadcast=False) as att:
             if state is not None:
                 att.load_state_dict(older(state))
-            for step in range(start, stop):
-                optimizer.zero_grad()
-                loss(model, dist.get_rank(), step).backward()
-                optimizer.step()
+            run_steps(model, optimizer, range(start, stop))
             state = att.state_dict()
     return flat(model)
 
@@ -74,10 +70,7 @@ FORMER = {
 
 @pytest.mark.parametrize("rule", FORMER)
 def test_a_rule_is_known_by_how_it_printed(rule):
-    from types import SimpleNamespace
-
-    import baguakit as bk
-    from baguakit.attach.checkpoint import check_saved
+    from baguakit.attach.state.checkpoint import check_saved
 
     make, text = FORMER[rule]
     assert repr(make(bk)) != text

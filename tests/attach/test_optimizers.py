@@ -2,19 +2,15 @@
 
 import pytest
 import torch
+import torch.distributed as dist
+from everything import ALGORITHMS, averages_gradients, exact, made, runs_free, usual
 from pool import ranks
 from torch import nn
-from training import attached, close, flat, loss, mean_loop, net, sgd
+from training import attached, close, flat, loss, mean_loop, net, run_steps, sgd
 
-RULES = {
-    "all-reduce": lambda bk: bk.algorithms.gradient_allreduce(),
-    "bytegrad": lambda bk: bk.algorithms.bytegrad(bk.compressors.MinMaxUInt8(block=64), error_feedback=True),
-    "awc": lambda bk: bk.algorithms.decentralized(),
-    "atc": lambda bk: bk.algorithms.decentralized(order="atc"),
-    "tracking": lambda bk: bk.algorithms.gradient_tracking(),
-    "dcd": lambda bk: bk.algorithms.low_precision_decentralized(),
-    "diloco": lambda bk: bk.algorithms.diloco(every=2, delay=1),
-}
+import baguakit as bk
+
+REPEATABLE = [each for each in usual().values() if not runs_free(made(each))]
 
 
 def backward(model, rank, step):
@@ -32,27 +28,26 @@ def scheduled(model, optimizer=torch.optim.SGD, **options):
 # Clipping
 
 
-@pytest.mark.parametrize("rule", ["all-reduce", "bytegrad"])
-def test_clipping_sees_the_mean_of_the_gradients(rule):
-    """The norms are those of the mean, the same on all ranks to the last bit, and so is what they leave."""
+@pytest.mark.parametrize("algorithm", [each for each in ALGORITHMS if averages_gradients(made(each))])
+def test_clipping_sees_the_same_gradients_on_all_ranks(algorithm):
+    """The norms are the same to the last bit, and so is what they leave; those of an exact mean are the mean's."""
 
     def clip_into(norms):
         return lambda model, optimizer: norms.append(float(nn.utils.clip_grad_norm_(model.parameters(), 0.5)))
 
     def run():
-        import baguakit as bk
-
         norms = []
-        return attached(backward, algorithm=RULES[rule](bk), prepare=clip_into(norms)), norms
+        return attached(backward, algorithm=made(algorithm), prepare=clip_into(norms)), norms
 
     norms = []
     expected = flat(mean_loop(3, backward, prepare=clip_into(norms)))
     results = ranks(3, run)
     for weights, found in results:
         assert torch.equal(weights, results[0][0]) and found == results[0][1]
-    if rule == "all-reduce":
+    if exact(made(algorithm)):
         close(results[0][0], expected)
-    assert results[0][1] == pytest.approx(norms[::3], rel=1e-5 if rule == "all-reduce" else 0.02)
+    if algorithm.startswith(("gradient_allreduce", "bytegrad(MinMaxUInt8")):
+        assert results[0][1] == pytest.approx(norms[::3], rel=1e-5 if exact(made(algorithm)) else 0.02)
     assert min(norms) > 0.5
 
 
@@ -85,8 +80,6 @@ def test_a_schedule_reaches_qadam_as_it_reaches_adam():
             p.data.mul_(1 - optimizer.param_groups[0]["lr"] * 0.1)
 
     def run():
-        import baguakit as bk
-
         return attached(backward, 6, algorithm=bk.algorithms.qadam(10), optimizer=plain, prepare=decayed)
 
     for weights in ranks(2, run):
@@ -97,8 +90,6 @@ def test_a_schedule_reaches_the_inner_steps_of_diloco_and_not_the_outer():
     """With an outer SGD(lr=1) it is local SGD under the same schedule; at step size 0 the anchor stays."""
 
     def run(algorithm, prepare=lambda model, optimizer: None):
-        import baguakit as bk
-
         return attached(backward, 8, algorithm=algorithm(bk), optimizer=lambda m: scheduled(m, lr=0.1), prepare=prepare)
 
     def outer(bk, lr):
@@ -119,18 +110,14 @@ def test_a_schedule_reaches_the_inner_steps_of_diloco_and_not_the_outer():
 # Closures
 
 
-def with_closures(rule, kind, fused, closures):
-    """Train on this rank, the loss being evaluated within the optimizer's step or before it."""
-    import torch.distributed as dist
-
-    import baguakit as bk
-
+def with_closures(algorithm, kind, fused, closures):
+    """Train on this rank; the loss is evaluated in the optimizer's step, or before it."""
     model = net()
     optimizer = kind(model.parameters(), lr=0.02)
     if fused:
         bk.optim.fuse(optimizer)
     losses = []
-    with bk.attach(model, optimizer, rule(bk)) as att:
+    with bk.attach(model, optimizer, made(algorithm)) as att:
         for step in range(6):
 
             def closure(step=step):
@@ -148,26 +135,23 @@ def with_closures(rule, kind, fused, closures):
         return flat(model), losses, att.step
 
 
-@pytest.mark.parametrize("fused", [False, True])
-@pytest.mark.parametrize("rule", RULES)
-def test_a_closure_is_the_loop(rule, fused):
+@pytest.mark.parametrize("algorithm", REPEATABLE)
+def test_a_closure_is_the_loop(algorithm):
     """To the last bit: what lands when a step begins finds the gradients taken, as where there is no closure."""
-    kind = torch.optim.Adam if rule == "awc" else torch.optim.SGD
-    theirs = ranks(2, with_closures, RULES[rule], kind, fused, False)
-    ours = ranks(2, with_closures, RULES[rule], kind, fused, True)
-    for (a, losses, steps), (b, expected, _) in zip(ours, theirs, strict=True):
-        assert torch.equal(a, b) and losses == expected and steps == 6
+
+    def run(kind, fused):
+        return [with_closures(algorithm, kind, fused, closures) for closures in (True, False)]
+
+    for kind, fused in ((torch.optim.SGD, False), (torch.optim.Adam, True)):
+        for (a, losses, steps), (b, expected, _) in ranks(2, run, kind, fused):
+            assert torch.equal(a, b) and losses == expected and steps == 6, (kind, fused)
 
 
 @pytest.mark.parametrize("calls", [0, 2])
 def test_optimizers_that_call_their_closure_never_or_twice(calls):
-    """What is in the air lands once: at step size 0, AWC over all ranks is the mean."""
+    """An exchange under way lands once: at step size 0, AWC over all ranks is the mean."""
 
     def run():
-        import torch.distributed as dist
-
-        import baguakit as bk
-
         class Calls(torch.optim.SGD):
             def step(self, closure=None):
                 for _ in range(calls):
@@ -210,19 +194,12 @@ def test_masters_in_fp32_of_weights_in_bf16():
             self.model.zero_grad()
 
     def run():
-        import torch.distributed as dist
-
-        import baguakit as bk
-
         model = net(torch.bfloat16)
         optimizer = Masters(model)
         with pytest.raises(ValueError, match=r"Masters steps a tensor \(10, 6\) in group 0 .* None for the optimizer"):
             bk.attach(model, optimizer, bk.algorithms.gradient_allreduce())
         with bk.attach(model, None, bk.algorithms.gradient_allreduce()):
-            for step in range(4):
-                optimizer.zero_grad()
-                loss(model, dist.get_rank(), step).backward()
-                optimizer.step()
+            run_steps(model, optimizer, range(4))
         return torch.cat([master.flatten() for master in optimizer.param_groups[0]["params"]])
 
     expected = mean_loop(2, backward, model=lambda: net(torch.bfloat16), optimizer=Masters)
@@ -234,10 +211,6 @@ def test_masters_stepped_by_a_primitive():
     """`adamw_step_(…, master=…)` behind an attachment keeps fp32 weights that are alike on all ranks."""
 
     def run():
-        import torch.distributed as dist
-
-        import baguakit as bk
-
         model = net(torch.bfloat16)
         weights = list(model.parameters())
         masters = [p.detach().float() for p in weights]
@@ -261,10 +234,6 @@ def test_an_optimizer_of_half_of_the_weights():
     """Parameters that no optimizer steps are averaged by rules on weights, and stay as they are."""
 
     def run():
-        import torch.distributed as dist
-
-        import baguakit as bk
-
         model = net()
         optimizer = sgd(model[0].parameters())
         with bk.attach(model, optimizer, bk.algorithms.local_sgd(every=1)) as att:

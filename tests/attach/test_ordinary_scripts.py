@@ -1,10 +1,14 @@
-"""What training scripts do beside a plain loop, and what must not change for it."""
+"""Training scripts that do more than a plain loop: nothing else changes."""
 
 import pytest
 import torch
+import torch.distributed as dist
+from everything import ALGORITHMS, made, stages
 from pool import ranks
 from torch import nn
-from training import flat, loss, net, sgd
+from training import flat, loss, net, net_and_sgd, run_steps, sgd
+
+import baguakit as bk
 
 GOSSIP = [lambda bk: bk.algorithms.decentralized(), lambda bk: bk.algorithms.decentralized(order="atc")]
 
@@ -17,10 +21,6 @@ def test_weights_written_between_steps_are_kept(algorithm, write):
     """Loading a checkpoint, swapping in averaged weights or clamping: what an exchange brings is added to it."""
 
     def run():
-        import torch.distributed as dist
-
-        import baguakit as bk
-
         m = nn.Linear(8, 8, bias=False)
         o = torch.optim.SGD(m.parameters(), lr=0.0)
         with bk.attach(m, o, algorithm(bk)):
@@ -40,10 +40,6 @@ def test_what_a_flight_brings_is_added_to_an_outside_write():
     """AWC with a write of +10 while the exchange is in the air:  x ← (x + 10) + (W x − x)."""
 
     def run():
-        import torch.distributed as dist
-
-        import baguakit as bk
-
         m = nn.Linear(1, 1, bias=False)
         nn.init.constant_(m.weight, float(dist.get_rank()))
         o = torch.optim.SGD(m.parameters(), lr=0.0)
@@ -60,10 +56,6 @@ def test_two_optimizers_on_one_model():
     """The step ends when the last has stepped: after every step replicas are equal."""
 
     def run():
-        import torch.distributed as dist
-
-        import baguakit as bk
-
         m = net()
         a = sgd([p for p in m.parameters() if p.ndim > 1])
         b = torch.optim.AdamW([p for p in m.parameters() if p.ndim == 1])
@@ -82,10 +74,6 @@ def test_two_optimizers_on_one_model():
 
 def test_several_models_and_attachments():
     def run():
-        import torch.distributed as dist
-
-        import baguakit as bk
-
         a, b = net(), net()
         oa, ob = sgd(a.parameters()), sgd(b.parameters())
         with bk.attach(a, oa, bk.algorithms.gradient_allreduce()), bk.attach(b, ob, bk.algorithms.local_sgd(1)):
@@ -104,12 +92,7 @@ def test_rules_with_a_range_and_a_choice():
     """All-reduce for two steps, then gossip; biases are averaged on their own."""
 
     def run():
-        import torch.distributed as dist
-
-        import baguakit as bk
-
-        m = net()
-        o = sgd(m.parameters())
+        m, o = net_and_sgd()
         rules = (
             bk.during_backward(bk.stages.Mean(), stop=2),
             bk.after_step(bk.stages.Mean(), start=2, every=2, where=lambda name, p: p.ndim > 1),
@@ -130,28 +113,18 @@ def test_rules_with_a_range_and_a_choice():
 
 
 @pytest.mark.parametrize(
-    "algorithm",
-    [
-        lambda bk: bk.algorithms.diloco(every=2),
-        lambda bk: bk.algorithms.low_precision_decentralized(),
-        lambda bk: bk.algorithms.choco(),
-    ],
+    "algorithm", [each for each in ALGORITHMS if any(stage.copies_weights() for stage in stages(made(each)))]
 )
 def test_copies_of_the_weights_follow_a_checkpoint_loaded_after_attach(algorithm):
     """At lr 0 the loaded weights stay: no stale anchor or replica pulls them back."""
 
     def run():
-        import baguakit as bk
-
         m = net()
         o = torch.optim.SGD(m.parameters(), lr=0.0)
-        with bk.attach(m, o, algorithm(bk)):
+        with bk.attach(m, o, made(algorithm)):
             m.load_state_dict({name: value + 1 for name, value in net().state_dict().items()})
             before = flat(m)
-            for step in range(4):
-                o.zero_grad()
-                loss(m, 0, step).backward()
-                o.step()
+            run_steps(m, o, range(4), rank=0)
         return float((flat(m) - before).abs().max())
 
     assert max(ranks(2, run)) < 1e-5
@@ -161,22 +134,14 @@ def test_two_rules_that_look_alike():
     """Rules are told apart by their place: equal ones on other parameters do not share flights or state."""
 
     def run():
-        import torch.distributed as dist
-
-        import baguakit as bk
-
-        m = net()
-        o = sgd(m.parameters())
+        m, o = net_and_sgd()
         mean = bk.stages.CompressedMean(bk.compressors.MinMaxUInt8(block=64))
         rules = [
             bk.during_backward(bk.stages.ErrorFeedback(mean), where=lambda name, p: p.ndim > 1),
             bk.during_backward(bk.stages.ErrorFeedback(mean), where=lambda name, p: p.ndim == 1),
         ]
         with bk.attach(m, o, rules) as att:
-            for step in range(3):
-                o.zero_grad()
-                loss(m, dist.get_rank(), step).backward()
-                o.step()
+            run_steps(m, o, range(3))
             return (
                 att.consensus_distance(),
                 [row.rule for row in att.report().rows],

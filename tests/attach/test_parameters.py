@@ -1,9 +1,12 @@
 """Parameters as models have them: shared, frozen, unused, empty, of several dtypes, come and gone."""
 
 import torch
+import torch.distributed as dist
 from pool import ranks
 from torch import nn
 from training import attached, batch, close, flat, loss, mean_loop, net, sgd
+
+import baguakit as bk
 
 
 class Odd(nn.Module):
@@ -33,10 +36,6 @@ def test_shared_frozen_unused_and_mixed_parameters():
     expected = mean_loop(3, odd_backward, model=Odd)
 
     def run():
-        import torch.distributed as dist
-
-        import baguakit as bk
-
         m = Odd()
         o = torch.optim.SGD(m.parameters(), lr=0.05, momentum=0.9)
         missing = []
@@ -55,10 +54,6 @@ def test_shared_frozen_unused_and_mixed_parameters():
 
 def test_an_unused_parameter_is_not_decayed():
     def run():
-        import torch.distributed as dist
-
-        import baguakit as bk
-
         m = Odd()
         before = m.never.detach().clone()
         o = torch.optim.AdamW(m.parameters(), lr=0.1, weight_decay=0.5)
@@ -74,10 +69,6 @@ def test_an_unused_parameter_is_not_decayed():
 
 def test_everything_begins_as_on_rank_0():
     def run():
-        import torch.distributed as dist
-
-        import baguakit as bk
-
         torch.manual_seed(dist.get_rank())
         m = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4), nn.Linear(4, 1))
         m[0].bias.requires_grad = False
@@ -95,10 +86,6 @@ def test_everything_begins_as_on_rank_0():
 
 def test_broadcast_may_be_declined():
     def run():
-        import torch.distributed as dist
-
-        import baguakit as bk
-
         m = nn.Linear(1, 1)
         nn.init.constant_(m.weight, dist.get_rank())
         with bk.attach(m, sgd(m.parameters()), bk.algorithms.decentralized(order="atc"), broadcast=False) as att:
@@ -125,10 +112,6 @@ def test_channels_last_parameters():
 
 def test_empty_parameter_groups_and_parameters():
     def run():
-        import torch.distributed as dist
-
-        import baguakit as bk
-
         m = net()
         m.register_parameter("empty", nn.Parameter(torch.empty(0)))
         o = torch.optim.SGD([{"params": []}, {"params": list(m.parameters())}], lr=0.1)
@@ -160,10 +143,6 @@ def test_parameters_unfrozen_frozen_and_added_on_the_way():
         return m
 
     def run(algorithm):
-        import torch.distributed as dist
-
-        import baguakit as bk
-
         m = start()
         o = sgd(m.parameters())
         with bk.attach(m, o, algorithm(bk), bucket_bytes=300) as att:
@@ -193,3 +172,20 @@ def test_parameters_unfrozen_frozen_and_added_on_the_way():
         assert apart == 0.0
     for _, apart in ranks(3, run, lambda bk: bk.algorithms.local_sgd(every=1)):
         assert apart == 0.0
+
+
+def test_a_bucket_of_new_parameters_joins_others_in_the_air():
+    def run():
+        m = net()
+        m[0].weight.requires_grad_(False)
+        o = sgd(m.parameters())
+        with bk.attach(m, o, bk.algorithms.decentralized(bk.topology.FullyConnected()), bucket_bytes=1) as att:
+            for step in range(4):
+                m[0].weight.requires_grad_(step >= 2)
+                o.zero_grad()
+                loss(m, dist.get_rank(), step).backward()
+                o.step()
+            rows = att.report().rows
+            return [row.flights for row in rows] == [2] * len(list(m.parameters()))
+
+    assert ranks(2, run) == [True] * 2

@@ -1,22 +1,24 @@
 """Bad input: one sentence, on every rank, within seconds."""
 
 import time
+from dataclasses import dataclass
 
 import pytest
 import torch
+import torch.distributed as dist
+from everything import ALGORITHMS, made
 from pool import ranks
 from torch import nn
-from training import loss, net, sgd
+from training import loss, net, net_and_sgd, sgd
+
+import baguakit as bk
+from baguakit.rules import rules_of
 
 
 def refused(n, arguments, words, kind=Exception):
     """`arguments(bk, rank)` -> (model, optimizer, rules, options) must be refused with `words` on all ranks."""
 
     def run():
-        import torch.distributed as dist
-
-        import baguakit as bk
-
         began = time.monotonic()
         with pytest.raises(kind, match=words) as caught:
             model, optimizer, rules, options = arguments(bk, dist.get_rank())
@@ -44,7 +46,7 @@ CASES = {
     "an odd group of pairs": (
         3,
         lambda bk, r: plain(bk.algorithms.decentralized(bk.topology.ShiftOne())),
-        "ShiftOne pairs ranks off and this group has 3",
+        "ShiftOne needs an even number of ranks and this group has 3",
     ),
     "different models": (
         2,
@@ -91,11 +93,6 @@ CASES = {
         lambda bk, r: plain(bk.during_backward(bk.stages.Mean(), where=lambda name, p: False)),
         "selects none of the 6",
     ),
-    "weights without an optimizer": (
-        2,
-        lambda bk, r: plain(bk.algorithms.local_sgd(), optimizer=None),
-        "give attach the optimizer",
-    ),
     "no optimizer at all": (2, lambda bk, r: (net(), 3.0, [bk.algorithms.bytegrad()], {}), "not iterable|Optimizer"),
     "LBFGS": (2, lambda bk, r: plain(bk.algorithms.bytegrad(), optimizer=torch.optim.LBFGS), "LBFGS evaluates"),
     "nodes that are not known": (
@@ -123,12 +120,23 @@ def test_bad_input_is_refused_on_every_rank(case):
     refused(*CASES[case])
 
 
+def test_every_rule_on_weights_wants_the_optimizer():
+    on_weights = [each for each in ALGORITHMS if any(rule.what == "data" for rule in rules_of(made(each)))]
+
+    def run():
+        said = {}
+        for algorithm in on_weights:
+            with pytest.raises(ValueError) as caught:
+                bk.attach(net(), None, made(algorithm))
+            said[algorithm] = str(caught.value)
+        return said
+
+    for said in ranks(2, run):
+        assert all("give attach the optimizer" in sentence and "\n" not in sentence for sentence in said.values()), said
+
+
 def test_a_rank_that_raises_is_named_on_the_others():
     def run():
-        import torch.distributed as dist
-
-        import baguakit as bk
-
         m = nn.Linear(2, 2) if dist.get_rank() != 1 else nn.Linear(2, 2).requires_grad_(False)
         with pytest.raises(ValueError) as caught:
             bk.attach(m, None, bk.algorithms.bytegrad())
@@ -157,7 +165,10 @@ def test_a_rank_that_raises_is_named_on_the_others():
         (lambda bk: bk.after_step(bk.stages.Mean(), every=2, delay=3), "delay=3"),
         (lambda bk: bk.during_backward(bk.stages.Mean(), start=4, stop=4), "never acts"),
         (lambda bk: bk.during_backward(bk.stages.Mean(), where="weight"), "where is a function"),
-        (lambda bk: bk.free_running(bk.stages.NeighborMean(bk.topology.Ring())), "leaves all ranks alike"),
+        (
+            lambda bk: bk.free_running(bk.stages.NeighborMean(bk.topology.Ring())),
+            "an average with an equal result on all ranks",
+        ),
         (lambda bk: bk.algorithms.decentralized(order="cta"), "order is 'awc' or 'atc', not 'cta'"),
         (lambda bk: bk.hierarchical(bk.stages.Mean()), "algorithm is a rule, or a tuple of rules"),
         (lambda bk: bk.Bucket([]), "at least one"),
@@ -166,22 +177,16 @@ def test_a_rank_that_raises_is_named_on_the_others():
     ],
 )
 def test_nonsense_is_refused_where_it_is_declared(declare, words):
-    import baguakit as bk
-
     with pytest.raises((ValueError, TypeError), match=words):
         declare(bk)
 
 
 def test_without_a_process_group():
-    import baguakit as bk
-
     with pytest.raises(RuntimeError, match="call init_process_group"):
         bk.Comm()
 
 
 def test_algorithms_print_as_the_expressions_they_are():
-    import baguakit as bk
-
     assert repr(bk.algorithms.bytegrad()) == "during_backward(CompressedMean(MinMaxUInt8()))"
     assert repr(bk.hierarchical(bk.algorithms.bytegrad(bk.compressors.MinMaxUInt8(block=64), error_feedback=True))) == (
         "during_backward(Hierarchical(ErrorFeedback(CompressedMean(MinMaxUInt8(block=64)))))"
@@ -193,13 +198,9 @@ def test_algorithms_print_as_the_expressions_they_are():
 
 
 def test_a_stage_that_returns_something_else_is_named():
-    """Whatever broadcasts would otherwise land without a word."""
+    """A result that broadcasts would otherwise be taken without a word."""
 
     def run():
-        from dataclasses import dataclass
-
-        import baguakit as bk
-
         @dataclass(frozen=True, repr=False)
         class Odd(bk.stages.Stage):
             forgets: bool = False
@@ -218,8 +219,7 @@ def test_a_stage_that_returns_something_else_is_named():
         said = []
         for window in (bk.during_backward, bk.after_step, bk.between_steps):
             for stage in (Odd(False), Odd(True), Broken()):
-                model = net()
-                optimizer = sgd(model.parameters())
+                model, optimizer = net_and_sgd()
                 with pytest.raises(RuntimeError) as error, bk.attach(model, optimizer, window(stage)):
                     for step in range(2):
                         loss(model, 0, step).backward()

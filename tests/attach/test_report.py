@@ -1,14 +1,17 @@
-"""What an attachment tells of bytes and times: the figures agree with each other and with the formulas."""
+"""Reports of bytes and times: the figures agree with each other and with the formulas."""
 
 import math
 
 import pytest
 import torch
+import torch.distributed as dist
 from pool import ranks
-from training import flat, loss, net, sgd
+from torch.distributed.device_mesh import init_device_mesh
+from training import flat, loss, net, net_and_sgd, run_steps, sgd
 
-from baguakit.attach.seeing.logbook import Logbook
-from baguakit.attach.seeing.writing import written
+import baguakit as bk
+from baguakit.attach.seeing.report import written
+from baguakit.attach.training.logbook import Logbook
 
 VALUES, PARAMETERS = 155, 6  # of the toy network
 # Each as an expression, evaluated on the rank.
@@ -25,17 +28,11 @@ LOSSY = [
 
 
 def algorithm(expression):
-    import baguakit as bk
-
     return eval(f"bk.algorithms.{expression}", {"bk": bk, "UInt8": bk.compressors.MinMaxUInt8(block=64)})
 
 
 def attached(expression, steps, look=lambda att, step: None, **options):
-    """What `look(att, step)` returned after each step, and the weights."""
-    import torch.distributed as dist
-
-    import baguakit as bk
-
+    """Train; return the values of `look(att, step)` after each step, and the weights."""
     model = net()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     seen = []
@@ -78,20 +75,11 @@ def test_scalars_of_rules_add_up_and_parts_too():
     """Two rules on 2 × 2 ranks: between nodes travels half of what a flat mean of two would send."""
 
     def run():
-        import torch.distributed as dist
-        from torch.distributed.device_mesh import init_device_mesh
-
-        import baguakit as bk
-
         mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("inter", "intra"))
-        model = net()
-        optimizer = sgd(model.parameters())
+        model, optimizer = net_and_sgd()
         rules = bk.hierarchical(bk.algorithms.local_sgd(every=1)), bk.hierarchical(bk.algorithms.bytegrad())
         with bk.attach(model, optimizer, *rules, comm=bk.Comm(mesh=mesh)) as att:
-            for step in range(2):
-                optimizer.zero_grad()
-                loss(model, dist.get_rank(), step).backward()
-                optimizer.step()
+            run_steps(model, optimizer, range(2))
             report = att.report()
         return report.scalars(), str(report), report.rows[0].bytes["inter"] / 2
 
@@ -138,10 +126,6 @@ def test_a_step_is_as_long_as_the_steps_were():
 
 def test_alone_nothing_is_sent_and_nothing_recorded():
     def run():
-        import torch.distributed as dist
-
-        import baguakit as bk
-
         alone = dist.new_group([dist.get_rank()], use_local_synchronization=True)
 
         def look(att, step):
@@ -166,12 +150,8 @@ def test_the_compression_error_is_what_the_compressor_loses(expression):
     """One step of an SGD without momentum: what is compressed is the gradient at the first weights."""
 
     def run():
-        import torch.distributed as dist
-
-        import baguakit as bk
-
         def look(att, step):
-            bucket = att._engine.routes[0].buckets[0]
+            bucket = att._engine.runners[0].buckets[0]
             return att.compression_error(), [id(p) for p in bucket.params], bucket.flat.numel()
 
         rank = dist.get_rank()
@@ -179,7 +159,7 @@ def test_the_compression_error_is_what_the_compressor_loses(expression):
         rule = algorithm(expression)
         with bk.attach(model, sgd(model.parameters(), lr=0.01), rule) as att:
             nothing_yet = att.compression_error()
-            bucket = att._engine.routes[0].buckets[0]
+            bucket = att._engine.runners[0].buckets[0]
             mine = torch.autograd.grad(loss(model, rank, 0), bucket.params)
             loss(model, rank, 0).backward()
             measured = att.compression_error()
@@ -225,8 +205,6 @@ class Writer:
 
 def test_log_writes_what_it_returns():
     def run():
-        import torch.distributed as dist
-
         def look(att, step):
             writer = Writer() if dist.get_rank() == 0 else None
             plain = att.log(writer)

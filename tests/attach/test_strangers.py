@@ -4,20 +4,20 @@ import warnings
 
 import pytest
 import torch
+import torch.distributed as dist
 from pool import ranks
 from saying import said
 from torch import nn
-from training import loss, net, sgd
+from training import loss, net, net_and_sgd, run_steps, sgd
+
+import baguakit as bk
 
 # Optimizers
 
 
 def test_rules_that_never_fly_are_said():
     def run(kind):
-        import baguakit as bk
-
-        model = net()
-        attached = sgd(model.parameters())
+        model, attached = net_and_sgd()
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
             with bk.attach(model, attached, bk.algorithms.local_sgd(every=2)):
@@ -25,10 +25,7 @@ def test_rules_that_never_fly_are_said():
                     state = {name: value.clone() for name, value in model.state_dict().items()}
                     model.load_state_dict(state, assign=True)
                 stranger = torch.optim.AdamW(model.parameters())
-                for step in range(3):
-                    stranger.zero_grad()
-                    loss(model, 0, step).backward()
-                    stranger.step()
+                run_steps(model, stranger, range(3), rank=0)
         return [str(each.message) for each in caught]
 
     def heard(kind):
@@ -44,8 +41,6 @@ def test_rules_that_never_fly_are_said():
 
 def test_a_stranger_is_warned_of_once_and_backwards_without_steps_too():
     def run():
-        import baguakit as bk
-
         model = net()
         attached, stranger = sgd(model.parameters()), torch.optim.AdamW(model.parameters())
         texts = []
@@ -67,8 +62,6 @@ def test_a_stranger_is_warned_of_once_and_backwards_without_steps_too():
 
 def test_a_step_within_backward_is_refused():
     def run():
-        import baguakit as bk
-
         model = net()
         optimizers = [torch.optim.SGD([p], lr=0.1) for p in model.parameters()]
         with bk.attach(model, optimizers, bk.algorithms.gradient_allreduce()):
@@ -88,8 +81,6 @@ def test_an_optimizer_that_only_wraps_another_is_refused():
         param_groups = property(lambda self: self.optimizer.param_groups)
 
     def run():
-        import baguakit as bk
-
         model = net()
         bk.attach(model, Wraps(sgd(model.parameters())), bk.algorithms.gradient_allreduce())
 
@@ -102,10 +93,7 @@ def test_an_optimizer_that_only_wraps_another_is_refused():
 
 def test_a_model_converted_while_attached_is_refused():
     def run(name):
-        import baguakit as bk
-
-        model = net()
-        optimizer = sgd(model.parameters())
+        model, optimizer = net_and_sgd()
         with bk.attach(model, optimizer, getattr(bk.algorithms, name)()):
             model.double()
             model(torch.ones(2, 6, dtype=torch.float64)).sum().backward()
@@ -122,10 +110,6 @@ KINDS = ["int8", "int16", "uint16", "uint32", "int64", "bool", "complex64", "bfl
 @pytest.mark.parametrize("kind", KINDS)
 def test_buffers_of_every_dtype_begin_as_on_rank_0(kind):
     def run():
-        import torch.distributed as dist
-
-        import baguakit as bk
-
         model = nn.Linear(2, 2)
         of = (torch.arange(6) % 2 + dist.get_rank()).view(2, 3).t().to(torch.float32).to(getattr(torch, kind))
         model.register_buffer("held", of)

@@ -6,12 +6,15 @@ from itertools import pairwise
 
 import pytest
 import torch
+import torch.distributed as dist
 from pool import ranks
 from timelines import STEPS, every_rule, of, timed
-from training import loss, net, sgd
+from training import loss, net_and_sgd
 
+import baguakit as bk
 from baguakit.attach.seeing.accounts import ahead, gathered, shifted
-from baguakit.attach.seeing.timeline import FlightSpan, Span, Timeline
+from baguakit.attach.seeing.spans import FlightSpan, Span
+from baguakit.attach.seeing.timeline import Timeline
 
 
 @every_rule
@@ -163,13 +166,8 @@ def test_windows_and_overlap_by_hand():
 
 def test_a_timeline_is_asked_for_in_time():
     def run():
-        import torch.distributed as dist
-
-        import baguakit as bk
-
         errors = []
-        model = net()
-        optimizer = sgd(model.parameters())
+        model, optimizer = net_and_sgd()
         with bk.attach(model, optimizer, bk.algorithms.gradient_allreduce()) as att:
             loss(model, dist.get_rank(), 0).backward()
             between = att.timeline()  # the step has not ended

@@ -1,14 +1,16 @@
 """The timeline as it is shown: as a trace, as a picture, and as the ranges that a profiler sees."""
 
 import json
+import math
 
 import pytest
 import torch
 from pool import ranks
 from timelines import STEPS, every_rule, of
-from training import loss, net, sgd
+from training import net_and_sgd, run_steps
 
-from baguakit.lanes.ranges import in_profile
+import baguakit as bk
+from baguakit.lanes.base import in_profile
 
 
 @every_rule
@@ -41,6 +43,9 @@ def test_a_picture_has_a_row_for_every_thread(name, tmp_path):
     figure = timeline.draw(slice(None))
     rows = [label.get_text() for label in figure.axes[0].get_yticklabels()]
     assert len(rows) == len({(s.rank, s.thread) for s in timeline.spans})
+    hidden = timeline.overlap()
+    share = "" if math.isnan(hidden) else f"; {100 * hidden:.0f} % of communication hidden"
+    assert figure.get_suptitle() == f"2 ranks{share}"
     assert rows[0] == "rank 0  training" and "rank 1  training" in rows
     legend = [text.get_text() for text in figure.legends[0].get_texts()]
     assert {f.rule for f in timeline.flights} <= set(legend)
@@ -53,20 +58,13 @@ def test_a_picture_has_a_row_for_every_thread(name, tmp_path):
 @pytest.mark.parametrize("all_threads", [False, True])
 def test_a_profiler_is_shown_launches_and_waits_and_on_request_the_lane(all_threads):
     def run():
-        import torch.distributed as dist
         from torch.profiler import ProfilerActivity, profile
 
-        import baguakit as bk
-
-        model = net()
-        optimizer = sgd(model.parameters())
+        model, optimizer = net_and_sgd()
         config = torch._C._profiler._ExperimentalConfig(profile_all_threads=all_threads)
         with bk.attach(model, optimizer, bk.algorithms.gradient_allreduce(), bucket_bytes=300) as att:
-            with profile(activities=[ProfilerActivity.CPU], experimental_config=config) as seen:
-                for step in range(3):
-                    optimizer.zero_grad()
-                    loss(model, dist.get_rank(), step).backward()
-                    optimizer.step()
+            with profile(activities=[ProfilerActivity.CPU], experimental_config=config, acc_events=True) as seen:
+                run_steps(model, optimizer, range(3))
             buckets = len(att.report().rows)
         return {e.key: e.count for e in seen.key_averages() if e.key.startswith("baguakit: ")}, buckets
 

@@ -3,8 +3,11 @@
 from functools import cache
 
 import pytest
+import torch.distributed as dist
 from pool import ranks
 from training import batch, net, sgd
+
+import baguakit as bk
 
 STEPS = 6
 # Each as an expression, evaluated on the rank.
@@ -19,10 +22,6 @@ RULES = {
 
 def timed(device="cpu"):
     """On a rank, for each of `RULES`: the timeline, that of the latest two steps, and the flights that have landed."""
-    import torch.distributed as dist
-
-    import baguakit as bk
-
     results = {}
     for name, expression in RULES.items():
         model = net().to(device)

@@ -1,4 +1,4 @@
-"""What a host runs in `test_network_failures`: trainings, one after another, that print what became of them.
+"""The program of a host in `test_network_failures`: trainings, one after another, each of which prints how it ended.
 
     python failing_host.py '[{"flows": 1, "timeout": 3.0, "steps": 30}, …]'
 
@@ -20,7 +20,7 @@ import torch.distributed as dist
 from torch import nn
 
 import baguakit as bk
-from bench.netlab.connections import links
+from baguakit.command.pacing.connections import links
 
 NAP = 0.05  # seconds that a step takes beside what it computes
 SETTLE = 20.0  # seconds after which what is still there has been left behind

@@ -1,4 +1,4 @@
-"""What the tests of the network laboratory share: that it needs root, and how long they wait."""
+"""Helpers of the tests of the network laboratory: a mark for tests that need root, and a wait with a limit."""
 
 import time
 from pathlib import Path
@@ -13,7 +13,7 @@ needs_root = pytest.mark.skipif(OBSTACLE is not None, reason=str(OBSTACLE))
 
 
 def within(seconds, truth):
-    """Whether something comes true in time."""
+    """Return whether a condition becomes true in time."""
     until = time.monotonic() + seconds
     while not truth() and time.monotonic() < until:
         time.sleep(0.02)

@@ -7,8 +7,8 @@ import sys
 import pytest
 from laboratory import ROOT, needs_root, within
 
+from baguakit.command.pacing.rates import bits_per_second
 from bench.netlab import Lab, Loopback
-from bench.netlab.rates import bits_per_second
 
 MIB = 1 << 20
 
@@ -75,7 +75,7 @@ def transfer(lab, count, flows=1, capped=0):
 
 
 def takes(line, rel, once):
-    """Whether something takes `line` seconds: never less, and no more in one try of five, the machine being shared."""
+    """Return whether a call takes `line` seconds: never less, and no more in one try of five."""
     for _ in range(5):
         seconds = once()
         assert seconds > (1 - rel) * line

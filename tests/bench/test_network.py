@@ -58,8 +58,6 @@ def test_formulas_are_what_attachments_count(name):
     each = contender(name)
 
     def work():
-        import torch
-
         torch.manual_seed(0)
         model = torch.nn.Sequential(torch.nn.Linear(96, 192), torch.nn.Linear(192, 96))
         optimizer = torch.optim.SGD(model.parameters(), lr=0.01)

@@ -1,11 +1,15 @@
 """The page of networks shows whoever has been measured, installed here or not."""
 
+from itertools import pairwise
+
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from bench.network import page, steps
 from bench.network.contenders import ALONE
 from bench.network.reports import of_steps
-from bench.network.table import Table
+from bench.network.table import RESULTS, Table
 
 STRANGER = "one that is not installed"
 NAMES = [ALONE, "DDP", "diloco", STRANGER]  # as they must be told
@@ -26,6 +30,14 @@ def table(tmp_path):
     return table
 
 
+@pytest.fixture
+def figure():
+    pytest.importorskip("matplotlib")
+    from matplotlib.figure import Figure
+
+    return Figure(layout="constrained")
+
+
 def test_rows_of_strangers_are_told_behind_the_others(table, tmp_path):
     lines = of_steps(table).splitlines()[1:]
     assert [next(name for name in NAMES if f" {name} " in line) for line in lines] == NAMES * 4
@@ -35,31 +47,61 @@ def test_rows_of_strangers_are_told_behind_the_others(table, tmp_path):
 
 
 @pytest.mark.parametrize("name", ["by_bandwidth", "by_hosts", "by_time"])
-def test_lines_of_strangers_are_drawn_alike_in_all_figures(table, name):
-    pytest.importorskip("matplotlib")
-    from matplotlib.figure import Figure
-
+def test_strangers_have_panels_of_their_own(table, figure, name):
     from bench.network import figures
 
-    figure, cells = Figure(), figures.longest(table)
-    assert getattr(figures, name)(figure, cells)
-    axes = figure.axes[0]
-    assert axes.get_legend_handles_labels()[1] == (NAMES if name == "by_bandwidth" else NAMES[1:])
-    (line,) = [line for line in axes.lines if line.get_label() == STRANGER]
-    styles = figures.styles(cells)
-    assert (line.get_color(), line.get_linestyle()) == (styles[STRANGER]["color"], styles[STRANGER]["linestyle"])
-    assert sum(style == styles[STRANGER] for style in styles.values()) == 1
+    assert getattr(figures, name)(figure, figures.longest(table))
+    shown = {axes.get_title(loc="left"): [line.get_label() for line in axes.lines] for axes in figure.axes}
+    others = [names for title, names in shown.items() if title.startswith("Others")]
+    assert others and all(names == [STRANGER] for names in others)
+    assert sum(STRANGER in names for names in shown.values()) == len(others)
 
 
-def test_marks_of_strangers_are_drawn_below_the_others(table):
-    pytest.importorskip("matplotlib")
-    from matplotlib.figure import Figure
-
+def test_of_the_committed_results_each_contender_is_drawn_in_panels_of_few_curves_with_their_names(figure):
     from bench.network import figures
 
-    figure = Figure()
+    cells = figures.longest(Table(RESULTS / "network-steps.jsonl"))
+    assert figures.by_hosts(figure, cells)
+    shown = [[line.get_label() for line in axes.lines] for axes in figure.axes]
+    assert max(map(len, shown)) <= 6
+    assert set().union(*shown) == {cell["algorithm"] for cell, _ in cells} - {ALONE}
+    for axes in figure.axes:
+        colours = {line.get_label(): line.get_color() for line in axes.lines}
+        assert len(set(colours.values())) == len(colours)
+        written = {text.get_text().replace("\n", " ").replace("_ ", "_"): text.get_color() for text in axes.texts}
+        assert written == colours
+
+
+def test_the_front_picture_shows_the_loss_of_each_bar(table, figure):
+    from bench.network import figures
+
+    assert figures.in_short(figure, figures.longest(table))
+    assert [text.get_text() for axes in figure.axes for text in axes.texts] == [
+        *("1.0 ×", "2.0 ×"),  # at 100 Mb/s
+        *("1.0 ×", "2.0 ×"),  # at 500 Mb/s
+        *("0.50", "0.50", "test loss\nafter 24 steps"),
+    ]
+
+
+@given(st.lists(st.tuples(st.floats(0, 1), st.sampled_from([0.1, 0.2])), min_size=1, max_size=6))
+def test_names_beside_curves_do_not_overlap(asked):
+    from bench.network.panels import spread
+
+    wanted, heights = map(list, zip(*asked, strict=True))
+    places = spread(wanted, heights)
+    order = sorted(range(len(wanted)), key=lambda i: wanted[i])
+    for lower, upper in pairwise(order):
+        assert places[upper] - places[lower] >= (heights[lower] + heights[upper]) / 2 - 1e-9
+    assert max(places) <= 1
+    if len(wanted) == 1:
+        assert places == wanted
+
+
+def test_marks_of_strangers_are_drawn_below_the_others(table, figure):
+    from bench.network import figures
+
     assert figures.with_straggler(figure, figures.longest(table))
-    (axes,) = figure.axes
+    (axes,) = [axes for axes in figure.axes if axes.get_visible()]
     assert [label.get_text() for label in axes.get_yticklabels()] == NAMES[1:]
     marks, _ = axes.lines  # and the line of those that nobody slows
     assert list(marks.get_ydata()) == [0, 1, 2] and axes.yaxis_inverted()

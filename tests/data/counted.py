@@ -20,7 +20,7 @@ class Numbers(Dataset):
 
 
 class Tally(Dataset):
-    """What is computed of `dataset`, in this process."""
+    """A dataset that records which samples this process computes."""
 
     def __init__(self, dataset):
         self.dataset, self.computed = dataset, []

@@ -66,7 +66,7 @@ def test_a_sample_in_trouble_counts_once_however_often_the_store_is_asked(troubl
 def test_a_full_store_recomputes_with_one_warning():
     tally = Tally([bytes([i]) * 1000 for i in range(10)])
     cached = CachedDataset(tally, MemoryStore(capacity_bytes=5000))
-    with pytest.warns(RuntimeWarning, match="is full; what it does not hold is computed in every epoch") as warned:
+    with pytest.warns(RuntimeWarning, match="is full; samples beyond are computed in every epoch") as warned:
         for _ in range(3):
             assert list(cached) == tally.dataset
     assert len(warned) == 1

@@ -1,4 +1,4 @@
-"""What samples cost: given, kept in a file, or measured once by all ranks."""
+"""Costs of samples: given, kept in a file, or measured once by all ranks."""
 
 import logging
 import os
@@ -10,6 +10,7 @@ import torch
 from pool import ranks as on_ranks
 
 from baguakit.data import LoadBalancedSampler
+from baguakit.data import LoadBalancedSampler as Sampler
 
 
 class Counted:
@@ -72,11 +73,11 @@ def test_without_tqdm_the_log_says_what_takes_so_long(monkeypatch, caplog):
         (torch.ones(3, 1), ValueError, "shape"),
         (["a", "b", "c"], TypeError, "holds list"),
         (None, ValueError, "complexity has shape"),
-        ("nowhere.npy", ValueError, "no complexity file 'nowhere.npy'"),
-        (__file__, ValueError, "no .npy array of numbers"),
-        (lambda x: 1 / 0, ValueError, "could not be had on rank 0: ZeroDivisionError"),
+        ("nowhere.npy", ValueError, "complexity file 'nowhere.npy' does not exist"),
+        (__file__, ValueError, "not an .npy array of numbers"),
+        (lambda x: 1 / 0, ValueError, "rank 0 could not determine the complexity of the dataset: ZeroDivisionError"),
     ],
-    ids=str,
+    ids=lambda x: getattr(x, "__name__", str(x)),
 )
 def test_costs_are_refused_in_words(given, error, text):
     with pytest.raises(error, match=text):
@@ -95,8 +96,6 @@ def test_a_stale_file_is_named_and_what_to_do_about_it(tmp_path):
     """By all ranks, which do not share its folder's reader."""
 
     def resumed(path, n):
-        from baguakit.data import LoadBalancedSampler as Sampler
-
         try:
             return len(Sampler(Counted(n), float, complexity_file=path))
         except ValueError as error:
@@ -106,8 +105,8 @@ def test_a_stale_file_is_named_and_what_to_do_about_it(tmp_path):
     assert on_ranks(2, resumed, path, 6) == [3, 3]
     for text in on_ranks(2, resumed, path, 7):
         assert text == (
-            f"the complexity file {str(path)!r} has shape (6,) and the dataset 7 samples; it was kept for another"
-            " dataset: delete it to measure anew, or give another complexity_file"
+            f"the complexity file {str(path)!r} has shape (6,) and the dataset 7 samples; it is of another"
+            " dataset: delete it to measure again, or pass another complexity_file"
         )
 
 
@@ -121,8 +120,6 @@ def test_costs_that_cannot_be_are_not_kept(tmp_path):
 @pytest.mark.parametrize("n", [9, 1, 0])
 def test_ranks_share_the_pass_and_one_writes_the_file(tmp_path, n):
     def measured(path):
-        from baguakit.data import LoadBalancedSampler as Sampler
-
         data = Counted(n)
         first = Sampler(data, lambda x: x * x, complexity_file=path)
         return (
@@ -139,26 +136,22 @@ def test_ranks_share_the_pass_and_one_writes_the_file(tmp_path, n):
 
 def test_a_failure_on_one_rank_is_raised_on_all():
     def failing():
-        from baguakit.data import LoadBalancedSampler as Sampler
-
         try:
             Sampler(Counted(4), lambda x: 1 / (3 - x))
         except ValueError as error:
             return str(error)
 
-    assert on_ranks(2, failing) == ["the complexity of the dataset could not be had on rank 1: ZeroDivisionError: " + m
+    assert on_ranks(2, failing) == ["rank 1 could not determine the complexity of the dataset: ZeroDivisionError: " + m
                                     for m in ["division by zero"] * 2]  # fmt: skip
 
 
 def test_a_file_for_numbers_is_refused(tmp_path):
-    with pytest.raises(ValueError, match=r"complexity_file=.* keeps what a function measured"):
+    with pytest.raises(ValueError, match=r"complexity_file=.* stores the results of a function"):
         LoadBalancedSampler(range(2), [1, 2], complexity_file=tmp_path / "x.npy")
 
 
 def test_alone_in_its_group_a_rank_may_play_any_other():
     def played():
-        from baguakit.data import LoadBalancedSampler as Sampler
-
         return sorted(i for rank in range(4) for i in Sampler(range(8), float, num_replicas=4, rank=rank))
 
     assert on_ranks(1, played) == [list(range(8))]
@@ -166,12 +159,10 @@ def test_alone_in_its_group_a_rank_may_play_any_other():
 
 def test_ranks_numbered_by_hand_cannot_share_a_pass():
     def by_hand():
-        from baguakit.data import LoadBalancedSampler as Sampler
-
         assert len(Sampler(range(4), [1, 2, 3, 4], num_replicas=4, rank=3)) == 1
         try:
             Sampler(Counted(4), float, num_replicas=4, rank=3)
         except ValueError as error:
             return str(error)
 
-    assert all("not known which processes share the pass" in text for text in on_ranks(2, by_hand))
+    assert all("that divide the pass over the dataset are unknown" in text for text in on_ranks(2, by_hand))

@@ -23,7 +23,7 @@ def test_a_directory_that_others_may_write_to_is_refused(path, mode):
     path.mkdir()
     path.chmod(mode)
     with pytest.raises(
-        ValueError, match=rf"store can be written by others .* {mode:04o}\), .*; give a directory of your own"
+        ValueError, match=rf"store can be written by others .* {mode:04o}\), .*; pass a directory of your own"
     ):
         LMDBStore(path)
     path.chmod(0o755)

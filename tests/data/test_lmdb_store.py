@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from baguakit.data import CachedDataset, LMDBStore, StoreError
-from baguakit.data.stores import embedded, room
+from baguakit.data.stores import environment, lmdb_store
 
 lmdb = pytest.importorskip("lmdb")
 
@@ -84,8 +84,8 @@ def test_a_claim_excludes_other_processes_until_its_holder_dies(path, method):
         process = context.Process(target=hold, args=(path, A, theirs), daemon=True)
         process.start()
         ours.recv()
-        number = room.CLAIMS + room._number(A, 61)
-        assert not store._room()._locks.take(number, wait=False)
+        number = environment.CLAIMS + environment._number(A, 61)
+        assert not store._environment()._locks.take(number, wait=False)
         with store.claim(A + b"another"):
             pass
         process.kill()
@@ -122,7 +122,7 @@ def test_two_stores_of_a_process_share_what_is_open(path):
     assert second.get(A) == b"x" and first.get(A) == b"x"
     first.close()
     second.close()
-    assert path not in room._rooms
+    assert path not in environment._environments
 
 
 def reboot(path, **changes):
@@ -139,7 +139,7 @@ def test_closed_it_survives_a_reboot_and_open_it_starts_anew(path):
     with LMDBStore(path) as store:
         assert store.get(A) == b"x"
     reboot(path, clean=False)
-    with LMDBStore(path) as store, pytest.warns(RuntimeWarning, match="emptied: the machine went down"):
+    with LMDBStore(path) as store, pytest.warns(RuntimeWarning, match="emptied: the machine crashed"):
         assert store.get(A) is None
 
 
@@ -189,9 +189,9 @@ def test_places_are_refused_in_words(tmp_path, monkeypatch):
     with pytest.raises(ValueError, match="is a file"):
         LMDBStore(tmp_path / "file")
     lmdb.open(str(tmp_path / "other")).close()
-    with pytest.raises(ValueError, match="holds an LMDB that is no store of samples"):
+    with pytest.raises(ValueError, match="holds an LMDB file that is not a store of samples"):
         LMDBStore(tmp_path / "other")
-    monkeypatch.setattr(embedded, "_file_system", lambda path: "nfs4")
+    monkeypatch.setattr(lmdb_store, "_file_system", lambda path: "nfs4")
     with pytest.raises(ValueError, match="is on nfs4"):
         LMDBStore(tmp_path / "far")
 
@@ -232,7 +232,7 @@ def test_without_the_package_one_sentence_says_what_to_install(monkeypatch, tmp_
 
 
 def test_a_hundred_cycles_of_eviction_stay_within_the_limit(path):
-    """What is dropped is used again: the file does not grow."""
+    """The space of dropped samples is used again: the file does not grow."""
     capacity = 4 << 20
     with LMDBStore(path, capacity) as store:
         for round in range(20):

@@ -44,12 +44,12 @@ def test_tls_is_spoken_and_strangers_are_not_trusted(tmp_path):
             RedisStore(server.address, password=server.password, tls=True).get(A)
         with pytest.raises(StoreError):
             RedisStore(server.address, password=server.password, timeout=0.5).get(A)
-    with pytest.raises(ValueError, match="without TLS and TLS was asked for; write rediss://"):
+    with pytest.raises(ValueError, match="without TLS, but TLS is required; write rediss://"):
         RedisStore("redis://:secret@far:6379", **known)
 
 
 def test_addresses_are_refused_in_words():
-    with pytest.raises(ValueError, match="far:1 is no Redis address") as failure:
+    with pytest.raises(ValueError, match="far:1 is not a Redis address") as failure:
         RedisStore("http://user:secret@far:1")
     assert "secret" not in str(failure.value)
     for hosts in ([], ["a:1", "redis://a:1"]):
@@ -70,7 +70,7 @@ def test_no_error_shows_a_password_whatever_its_characters(form, special):
             store = RedisStore(form.format(secret))
         except ValueError as error:
             text = "".join(traceback.format_exception(error))
-            assert "hosts is no Redis address (it is not shown, as it may hold a password)" in str(error)
+            assert "hosts is not a Redis address (not shown, since it may hold a password)" in str(error)
         else:
             text = repr(store) + str(store.hosts)
             assert store._clients[0].connection_pool.connection_kwargs["password"] == secret
@@ -85,14 +85,14 @@ def test_no_error_shows_a_password_whatever_its_characters(form, special):
 @pytest.mark.parametrize(
     "options, text",
     [
-        ({"hosts": ""}, "hosts is no Redis address"),
-        ({"hosts": "redis://"}, "hosts is no Redis address"),
-        ({"hosts": ["far:1", ":2"]}, r"hosts\[1\] is no Redis address"),
+        ({"hosts": ""}, "hosts is not a Redis address"),
+        ({"hosts": "redis://"}, "hosts is not a Redis address"),
+        ({"hosts": ["far:1", ":2"]}, r"hosts\[1\] is not a Redis address"),
         ({"hosts": ["far:1", None]}, r"hosts\[1\] is a Redis address, .*, not of type NoneType"),
         ({"hosts": 6379}, "hosts is a Redis address or a list of them, not of type int"),
         ({"hosts": b"far:1"}, "hosts is a Redis address or a list of them, not of type bytes"),
         ({"hosts": "far:65536"}, "the port of far:65536 is a whole number, 1 to 65535, not 65536"),
-        ({"hosts": "redis://far:1?color=red"}, r"the \? in the address of far:1 is not for Redis"),
+        ({"hosts": "redis://far:1?color=red"}, r"the \? in the address of far:1 are not for Redis"),
         ({"password": 1234567}, "password is a string or None, not of type int"),
         ({"password": "1234567\ud800"}, "password has characters that UTF-8 cannot write"),
         ({"username": ""}, "username is a string that is not empty"),

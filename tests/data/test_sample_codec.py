@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as npst
 
 from baguakit.data import Pickle, Plain
-from baguakit.data.codec import PLAIN, Corrupt, _framed
+from baguakit.data.cache.codec import PLAIN, Corrupt, _framed
 
 DTYPES = npst.scalar_dtypes() | npst.array_dtypes() | npst.unicode_string_dtypes()
 LEAVES = (
@@ -66,7 +66,7 @@ def test_samples_come_back_as_they_were(sample):
 TENSORS = [dtype for dtype in vars(torch).values() if isinstance(dtype, torch.dtype)]
 
 
-@pytest.mark.filterwarnings("ignore:ComplexHalf")
+@pytest.mark.filterwarnings("ignore:(ComplexHalf|BComplex32)")
 @pytest.mark.parametrize("dtype", sorted({str(d) for d in TENSORS}))
 def test_tensors_of_every_dtype_come_back_or_are_refused(dtype):
     dtype = getattr(torch, dtype.removeprefix("torch."))

@@ -82,7 +82,7 @@ def test_eight_ranks_on_lognormal_lengths_wait_two_percent_at_most():
 
 
 def shares(sampler, epochs):
-    """What each rank had to do, relative to the mean, over the first `epochs` epochs."""
+    """Return the work of each rank relative to the mean, over the first `epochs` epochs."""
     work = np.zeros(sampler.num_replicas)
     for epoch in range(epochs):
         sampler.set_epoch(epoch)
@@ -158,7 +158,7 @@ def test_padded_batches_keep_the_padded_budget():
 def test_the_limit_is_refused_in_words_where_it_cannot_be_kept():
     with pytest.raises(ValueError, match="sample 3 alone costs 9 and the budget is 8; raise budget"):
         LoadBalancedBatchSampler(range(5), [1, 2, 3, 9, 4], budget=8)
-    with pytest.raises(ValueError, match="give budget="):
+    with pytest.raises(ValueError, match="pass budget="):
         LoadBalancedBatchSampler(range(5), [1, 2, 3, 4, 5])
     for budget in (0, -1, float("nan"), float("inf"), True, "8", [8]):
         with pytest.raises((TypeError, ValueError), match="budget is a finite number, greater than 0, not "):

@@ -13,6 +13,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from torch.utils.data.distributed import DistributedSampler
 
 from baguakit.data import LoadBalancedSampler
+from baguakit.data import LoadBalancedSampler as Sampler
 
 # Going on in mid-epoch
 
@@ -88,7 +89,7 @@ def test_what_is_no_state_is_refused_in_words():
     sampler = samplers(20, 2)[0]
     state = sampler.state_dict()
     for wrong, text in [
-        (None, "state is what state_dict\\(\\) returned, not None"),
+        (None, "state is the result of state_dict\\(\\), not None"),
         ({}, "state has no epoch, done, ranks, step"),
         ({k: v for k, v in state.items() if k != "done"}, "state has no done;"),
         ({**state, "step": -7}, "step in the state is a whole number, 0 or more, not -7"),
@@ -139,8 +140,6 @@ def test_trainers_find_a_distributed_sampler_and_set_epoch():
 
 def test_ranks_come_from_the_process_group():
     def taken():
-        from baguakit.data import LoadBalancedSampler as Sampler
-
         sampler = Sampler(range(10), list(range(10)))
         return sampler.rank, sampler.num_replicas, list(sampler)
 

@@ -1,4 +1,4 @@
-"""What every store does."""
+"""Behaviour that all stores share."""
 
 import copy
 import pickle

@@ -4,8 +4,11 @@ import io
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import nn
-from training import flat, loss, net, sgd
+from training import flat, loss, net, run_steps, sgd
+
+import baguakit as bk
 
 SMALL = 2e-4  # MiB: DDP makes two buckets of the toy net after its first backward
 BLOCKS = 64  # values in a block of the compressor, so that the toy net has several
@@ -19,20 +22,8 @@ def feedback(bk):
     return bk.stages.ErrorFeedback(compressed(bk))
 
 
-def train(module, optimizer, steps, begin=0):
-    """Train on this rank from step `begin` to step `steps`."""
-    import torch.distributed as dist
-
-    for step in range(begin, steps):
-        optimizer.zero_grad()
-        loss(module, dist.get_rank(), step).backward()
-        optimizer.step()
-
-
 def come_and_gone(put, wrapped, bk):
     """Let two stages come and go: beside one there is no place for another, and to detach twice is to detach once."""
-    import torch.distributed as dist
-
     for stage in (compressed(bk), bk.stages.Mean()):
         handle = put(wrapped, stage)
         with pytest.raises(ValueError, match="has a stage already"):
@@ -45,8 +36,6 @@ def come_and_gone(put, wrapped, bk):
 
 def hooked(stage, steps=8, begin=0, saved=None, **options):
     """Train in DDP with `stage(bk)` in its hook, if there is one; return the weights, and what a checkpoint holds."""
-    import baguakit as bk
-
     options = {"bucket_cap_mb": SMALL, **options}
     module = net()
     ddp = nn.parallel.DistributedDataParallel(module, **options)
@@ -57,7 +46,7 @@ def hooked(stage, steps=8, begin=0, saved=None, **options):
         module.load_state_dict(loaded["model"])
         optimizer.load_state_dict(loaded["optimizer"])
         handle.load_state_dict(loaded["handle"])
-    train(ddp, optimizer, steps, begin)
+    run_steps(ddp, optimizer, range(begin, steps))
     buffer = io.BytesIO()
     if handle is not None:
         state = {"model": module.state_dict(), "optimizer": optimizer.state_dict(), "handle": handle.state_dict()}

@@ -1,13 +1,14 @@
 """The toy net under FSDP2, on a line or a grid of ranks."""
 
 import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
 from training import net
 
 
 def sharded(mesh, module=None):
     """The toy net in three FSDP modules: two layers, and what is left."""
-    from torch.distributed.fsdp import fully_shard
-
     module = net() if module is None else module
     for layer in (module[0], module[2]):
         fully_shard(layer, mesh=mesh)
@@ -21,13 +22,8 @@ def full(module):
 
 
 def grid():
-    from torch.distributed.device_mesh import init_device_mesh
-
     return init_device_mesh("cpu", (2, 2), mesh_dim_names=("inter", "intra"))
 
 
 def line():
-    import torch.distributed as dist
-    from torch.distributed.device_mesh import init_device_mesh
-
     return init_device_mesh("cpu", (dist.get_world_size(),), mesh_dim_names=("intra",))

@@ -1,13 +1,18 @@
 """Any stage as the communication hook of `DistributedDataParallel`: what is computed, and when."""
 
+import threading
 import time
 
 import pytest
 import torch
-from hooking import SMALL, compressed, feedback, hooked, train
+import torch.distributed as dist
+from hooking import SMALL, compressed, feedback, hooked
 from pool import ranks
 from torch import nn
-from training import batch, flat, loss, net, sgd
+from torch.distributed.device_mesh import init_device_mesh
+from training import batch, flat, loss, net, run_steps, sgd
+
+import baguakit as bk
 
 
 @pytest.mark.parametrize("n, view", [(2, False), (3, False), (4, False), (2, True)])
@@ -24,10 +29,6 @@ def test_static_graphs_and_unused_parameters(n, option):
     """A layer that no rank uses, and one that only rank 0 uses, are DDP's as before."""
 
     def run(hook):
-        import torch.distributed as dist
-
-        import baguakit as bk
-
         class Branches(nn.Module):
             def __init__(self):
                 super().__init__()
@@ -68,26 +69,20 @@ def test_stages_are_what_attach_makes_of_them_in_equal_buckets(n, stage):
     """A stage of `attach` and the same in DDP's hook: one bucket each, its parameters in one order."""
 
     def attached():
-        import baguakit as bk
-
         module = whole_lines()
         optimizer = sgd(module.parameters())
         with bk.attach(module, optimizer, bk.during_backward(stage(bk))):
-            train(module, optimizer, 6)
+            run_steps(module, optimizer, range(6))
         return flat(module)
 
     def in_ddp():
         """DDP orders parameters forwards until its first backward has ended, and backwards from then on."""
-        import torch.distributed as dist
-
-        import baguakit as bk
-
         module = whole_lines()
         ddp = nn.parallel.DistributedDataParallel(module)
         loss(ddp, dist.get_rank(), 0).backward()
         optimizer = sgd(module.parameters())
         with bk.interop.ddp(ddp, stage(bk)):
-            train(ddp, optimizer, 6)
+            run_steps(ddp, optimizer, range(6))
         return flat(module)
 
     assert all(torch.equal(a, b) for a, b in zip(ranks(n, attached), ranks(n, in_ddp), strict=True))
@@ -97,10 +92,6 @@ def test_no_sync_accumulates():
     """J micro-batches under DDP's no_sync are one flight, of their sum."""
 
     def run(attached):
-        import torch.distributed as dist
-
-        import baguakit as bk
-
         module = net()
         model = module if attached else nn.parallel.DistributedDataParallel(module)
         optimizer = sgd(module.parameters())
@@ -124,16 +115,12 @@ def test_no_sync_accumulates():
 
 def test_hierarchical_stages_know_the_nodes():
     def run():
-        from torch.distributed.device_mesh import init_device_mesh
-
-        import baguakit as bk
-
         mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("inter", "intra"))
         module = net()
         ddp = nn.parallel.DistributedDataParallel(module)
         optimizer = sgd(module.parameters())
         with bk.interop.ddp(ddp, bk.stages.Hierarchical(bk.stages.Mean()), bk.Comm(mesh=mesh)) as handle:
-            train(ddp, optimizer, 4)
+            run_steps(ddp, optimizer, range(4))
             sent = handle.report().rows[0].bytes
         return flat(module), sorted(sent)
 
@@ -148,12 +135,6 @@ def test_flights_overlap_backward():
     """The hook returns before its flight is over: DDP goes on with backward."""
 
     def run():
-        import threading
-
-        import torch.distributed as dist
-
-        import baguakit as bk
-
         seen = []
 
         class Slow(bk.stages.Mean):
@@ -179,10 +160,6 @@ def test_flights_overlap_backward():
 
 def test_scaled_gradients_are_seen_without_their_factor():
     def run():
-        import torch.distributed as dist
-
-        import baguakit as bk
-
         module = net()
         ddp = nn.parallel.DistributedDataParallel(module)
         optimizer = sgd(module.parameters())

@@ -5,10 +5,13 @@ import time
 
 import pytest
 import torch
-from hooking import BLOCKS, SMALL, come_and_gone, compressed, feedback, hooked, train
+import torch.distributed as dist
+from hooking import BLOCKS, SMALL, come_and_gone, compressed, feedback, hooked
 from pool import ranks
 from torch import nn
-from training import flat, loss, net, sgd
+from training import flat, loss, net, net_and_sgd, run_steps, sgd
+
+import baguakit as bk
 
 RULES = {
     "feedback": feedback,
@@ -25,10 +28,6 @@ def test_replicas_are_equal_and_the_residuals_follow_the_parameters(rule):
     """DDP cuts its buckets anew after the first backward: no residual is lost, and every rank ends with the same."""
 
     def run():
-        import torch.distributed as dist
-
-        import baguakit as bk
-
         module = net()
         ddp = nn.parallel.DistributedDataParallel(module, bucket_cap_mb=SMALL)
         optimizer = sgd(module.parameters())
@@ -57,8 +56,6 @@ def test_a_resumed_run_is_the_uninterrupted_one(rule):
     """Resumed in a new DDP, whose first buckets are others: those are a part of the run, so compare like with like."""
 
     def whole():
-        import baguakit as bk
-
         module, saved = net(), None
         optimizer = sgd(module.parameters())
         for begin, end in ((0, 4), (4, 8)):
@@ -66,7 +63,7 @@ def test_a_resumed_run_is_the_uninterrupted_one(rule):
             with bk.interop.ddp(ddp, RULES[rule](bk)) as handle:
                 if saved is not None:
                     handle.load_state_dict(saved)
-                train(ddp, optimizer, end, begin)
+                run_steps(ddp, optimizer, range(begin, end))
                 saved = handle.state_dict()
         return flat(module)
 
@@ -82,10 +79,6 @@ def test_a_residual_is_what_was_lost_across_the_new_cut():
     """Σ_t result_t = Σ_t mean(g_t) − mean(e_T): what the first cut's residual held is in the second's flights."""
 
     def run():
-        import torch.distributed as dist
-
-        import baguakit as bk
-
         comm = bk.Comm()
         module, exact = net(), net()
         ddp = nn.parallel.DistributedDataParallel(module, bucket_cap_mb=SMALL)
@@ -109,12 +102,7 @@ def test_a_residual_is_what_was_lost_across_the_new_cut():
 
 def test_a_checkpoint_of_attach_is_one_of_ddp():
     def run():
-        import torch.distributed as dist
-
-        import baguakit as bk
-
-        module = net()
-        optimizer = sgd(module.parameters())
+        module, optimizer = net_and_sgd()
         with bk.attach(module, optimizer, bk.during_backward(feedback(bk))) as att:
             loss(module, dist.get_rank(), 0).backward()
             optimizer.step()
@@ -133,10 +121,6 @@ def test_a_checkpoint_of_attach_is_one_of_ddp():
 
 def test_detach_gives_ddp_back_and_another_stage_may_come():
     def run():
-        import torch.distributed as dist
-
-        import baguakit as bk
-
         ddp = nn.parallel.DistributedDataParallel(net())
         theirs = nn.parallel.DistributedDataParallel(net())
         threads = len(__import__("threading").enumerate())
@@ -157,10 +141,6 @@ def test_detach_gives_ddp_back_and_another_stage_may_come():
 @pytest.mark.parametrize("static_graph", [False, True])
 def test_an_error_in_a_flight_is_the_exception_of_backward(static_graph):
     def run():
-        import torch.distributed as dist
-
-        import baguakit as bk
-
         class Broken(bk.stages.Mean):
             def __call__(self, x, state, comm):
                 raise ArithmeticError("the stage is broken")
@@ -177,10 +157,6 @@ def test_an_error_in_a_flight_is_the_exception_of_backward(static_graph):
 
 def test_a_rank_that_raises_is_named():
     def run():
-        import torch.distributed as dist
-
-        import baguakit as bk
-
         ddp = nn.parallel.DistributedDataParallel(net())
         with pytest.raises(Exception) as caught, bk.interop.ddp(ddp, bk.stages.Mean(), timeout=20):
             for step in range(3):
@@ -220,8 +196,6 @@ def test_what_cannot_work_is_refused_in_words(case):
     make, words = REFUSED[case]
 
     def run():
-        import baguakit as bk
-
         ddp = nn.parallel.DistributedDataParallel(net())
         with pytest.raises((TypeError, ValueError), match=words) as caught:
             make(bk, ddp)

@@ -2,43 +2,39 @@
 
 import pytest
 import torch
-from hooking import BLOCKS, compressed, feedback, train
+import torch.distributed as dist
+from hooking import BLOCKS, compressed, feedback
 from pool import ranks
 from sharding import full, grid, line, sharded
-from training import flat, loss, net, sgd
+from training import batch, flat, loss, net, net_and_sgd, run_steps, sgd
+
+import baguakit as bk
 
 
 def exact(steps=6):
     """The weights of the exact mean over all ranks."""
-    import baguakit as bk
-
-    module = net()
-    optimizer = sgd(module.parameters())
+    module, optimizer = net_and_sgd()
     with bk.attach(module, optimizer, bk.algorithms.gradient_allreduce()):
-        train(module, optimizer, steps)
+        run_steps(module, optimizer, range(steps))
     return flat(module)
 
 
 def across(stage, steps=6, **options):
     """Shard over two, average over two with the stage; the weights, and what it remembers."""
-    import baguakit as bk
-
     mesh = grid()
     module = sharded(mesh["intra"])
     optimizer = sgd(module.parameters())
     with bk.interop.fsdp(module, stage(bk), bk.Comm(mesh.get_group("inter")), **options) as handle:
-        train(module, optimizer, steps)
+        run_steps(module, optimizer, range(steps))
         return full(module), handle.state_dict(), handle.report().bytes_sent
 
 
 def within(stage, steps=6, **options):
     """Shard over all ranks, with the stage's first half in the place of the reduce-scatter."""
-    import baguakit as bk
-
     module = sharded(line())
     optimizer = sgd(module.parameters())
     with bk.interop.fsdp(module, stage(bk), **options) as handle:
-        train(module, optimizer, steps)
+        run_steps(module, optimizer, range(steps))
         return full(module), handle.state_dict(), handle.report().bytes_sent
 
 
@@ -53,7 +49,7 @@ def test_mean_across_nodes_is_the_exact_mean():
 def test_mean_within_is_fsdp(n):
     def plain():
         module = sharded(line())
-        train(module, sgd(module.parameters()), 6)
+        run_steps(module, sgd(module.parameters()), range(6))
         return full(module)
 
     for (weights, _, _), wanted in zip(ranks(n, within, lambda bk: bk.stages.Mean()), ranks(n, plain), strict=True):
@@ -105,10 +101,6 @@ def test_error_feedback_within_a_group_loses_nothing_for_ever():
     """Σ_t result_t + mean(e_T) = Σ_t mean(g_t), shard by shard."""
 
     def run():
-        import torch.distributed as dist
-
-        import baguakit as bk
-
         comm, size, rank = bk.Comm(), dist.get_world_size(), dist.get_rank()
         module, plain = sharded(line()), net()
         total, owed = 0, 0
@@ -134,11 +126,6 @@ def test_error_feedback_within_a_group_loses_nothing_for_ever():
 
 def test_gradients_accumulate_without_communication():
     def run(big):
-        import torch.distributed as dist
-        from training import batch
-
-        import baguakit as bk
-
         module = sharded(line(), net(torch.float64))
         optimizer = sgd(module.parameters())
         with bk.interop.fsdp(module, bk.stages.Mean()) as handle:
@@ -160,8 +147,6 @@ def test_weights_are_gathered_compressed_and_alike():
     """Ranks compute with rounded weights, the same on all; what the optimizer steps is not rounded."""
 
     def run():
-        import baguakit as bk
-
         module = sharded(line())
         x = torch.linspace(-1, 1, 12).view(2, 6)
         before, wanted = full(module), module(x).detach()

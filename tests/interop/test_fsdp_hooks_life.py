@@ -4,17 +4,20 @@ import time
 
 import pytest
 import torch
-from hooking import come_and_gone, compressed, feedback, train
+import torch.distributed as dist
+from hooking import come_and_gone, compressed, feedback
 from pool import ranks
 from sharding import full, grid, line, sharded
-from training import flat, loss, net, sgd
+from torch import nn
+from torch.distributed.fsdp import fully_shard
+from training import flat, loss, net, run_steps, sgd
+
+import baguakit as bk
 
 
 @pytest.mark.parametrize("way", ["across", "within"])
 def test_a_resumed_run_is_the_uninterrupted_one(way):
     def run(stops):
-        import baguakit as bk
-
         mesh = grid() if way == "across" else line()
         comm = bk.Comm(mesh.get_group("inter")) if way == "across" else None
         module = sharded(mesh["intra"])
@@ -24,7 +27,7 @@ def test_a_resumed_run_is_the_uninterrupted_one(way):
             with bk.interop.fsdp(module, feedback(bk), comm, broadcast=False) as handle:
                 if saved is not None:
                     handle.load_state_dict(saved)
-                train(module, optimizer, end, begin)
+                run_steps(module, optimizer, range(begin, end))
                 saved = handle.state_dict()
         return full(module), saved["step"]
 
@@ -35,10 +38,6 @@ def test_a_resumed_run_is_the_uninterrupted_one(way):
 
 def test_replicas_begin_as_the_first():
     def run():
-        import torch.distributed as dist
-
-        import baguakit as bk
-
         mesh = grid()
         module = net()
         with torch.no_grad():
@@ -53,10 +52,6 @@ def test_replicas_begin_as_the_first():
 
 def test_detach_gives_fsdp_back():
     def run():
-        import torch.distributed as dist
-
-        import baguakit as bk
-
         module, other = sharded(line()), sharded(line())
         come_and_gone(bk.interop.fsdp, module, bk)
         for each in (module, other):
@@ -72,10 +67,6 @@ def test_detach_gives_fsdp_back():
 
 def test_an_overflow_is_passed_on_and_never_kept():
     def run():
-        import torch.distributed as dist
-
-        import baguakit as bk
-
         module = sharded(line())
         finite = []
         with bk.interop.fsdp(module, feedback(bk)) as handle:
@@ -93,10 +84,6 @@ def test_an_overflow_is_passed_on_and_never_kept():
 
 def test_an_error_is_raised_by_backward_on_all_ranks():
     def run():
-        import torch.distributed as dist
-
-        import baguakit as bk
-
         class Broken(bk.stages.Mean):
             def __call__(self, x, state, comm):
                 raise ArithmeticError("the stage is broken")
@@ -116,8 +103,6 @@ def test_an_error_is_raised_by_backward_on_all_ranks():
 
 def native(bk):
     """A model that FSDP replicates itself."""
-    from torch.distributed.fsdp import fully_shard
-
     mesh = grid()
     return bk.interop.fsdp(fully_shard(net(), mesh=mesh), bk.stages.Mean(), bk.Comm(mesh.get_group("inter")))
 
@@ -159,8 +144,6 @@ def test_what_cannot_work_is_refused_in_words(case):
     make, words = REFUSED[case]
 
     def run():
-        import baguakit as bk
-
         with pytest.raises((TypeError, ValueError), match=words) as caught:
             make(bk)
         assert bk.Comm().gather_objects(1) == [1] * 4
@@ -171,12 +154,6 @@ def test_what_cannot_work_is_refused_in_words(case):
 
 def test_a_stage_that_remembers_wants_every_gradient():
     def run():
-        import torch.distributed as dist
-        from torch import nn
-        from torch.distributed.fsdp import fully_shard
-
-        import baguakit as bk
-
         class Two(nn.Module):
             def __init__(self):
                 super().__init__()

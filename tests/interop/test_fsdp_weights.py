@@ -4,9 +4,12 @@ import io
 
 import pytest
 import torch
+import torch.distributed as dist
 from pool import ranks
 from sharding import full, grid, line, sharded
 from training import batch, flat, net, sgd
+
+import baguakit as bk
 
 RULES = {
     "local_sgd": lambda bk: bk.algorithms.local_sgd(every=2),
@@ -27,10 +30,6 @@ def rows(step, place, of):
 
 def over_nodes(rule, steps=STEPS, begin=0, saved=None):
     """Two nodes of two ranks: shard within, and let the rule act between them."""
-    import torch.distributed as dist
-
-    import baguakit as bk
-
     mesh = grid()
     module = sharded(mesh["intra"], net(torch.float64))
     optimizer = sgd(module.parameters())
@@ -60,10 +59,6 @@ def over_nodes(rule, steps=STEPS, begin=0, saved=None):
 
 def over_ranks(rule):
     """Two ranks, each with a node's batch."""
-    import torch.distributed as dist
-
-    import baguakit as bk
-
     module = net(torch.float64)
     optimizer = sgd(module.parameters())
     with bk.attach(module, optimizer, rule(bk)) as att:
@@ -102,10 +97,6 @@ def test_an_evaluation_before_attach_leaves_whole_parameters_behind():
     """After a forward FSDP keeps the root's parameters whole; the rule must act on the shards all the same."""
 
     def run():
-        import torch.distributed as dist
-
-        import baguakit as bk
-
         mesh = grid()
         module = sharded(mesh["intra"])
         optimizer = sgd(module.parameters(), lr=0.0)
@@ -128,10 +119,6 @@ def test_an_evaluation_before_attach_leaves_whole_parameters_behind():
 
 def test_optimizers_begin_alike_or_say_so():
     def run(all_stepped):
-        import torch.distributed as dist
-
-        import baguakit as bk
-
         mesh = grid()
         module = sharded(mesh["intra"])
         optimizer = sgd(module.parameters())
@@ -156,8 +143,6 @@ def test_optimizers_begin_alike_or_say_so():
 
 def test_other_numbers_of_shards_are_refused():
     def run():
-        import baguakit as bk
-
         module, other = sharded(line()), net()
         comm = bk.Comm(torch.distributed.new_group([torch.distributed.get_rank()], use_local_synchronization=True))
         optimizer, plain = sgd(module.parameters()), sgd(other.parameters())

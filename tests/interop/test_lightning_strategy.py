@@ -1,16 +1,21 @@
 """`BaguaStrategy` in Lightning's Trainer, which runs on the live ranks as if torchrun had started them."""
 
 import contextlib
+import logging
 import os
 import subprocess
 import sys
 import warnings
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
+import torch.distributed as dist
 from pool import ranks
-from training import batch, flat, loss, net, sgd
+from training import batch, flat, loss, net, net_and_sgd, sgd
+
+import baguakit as bk
 
 pytest.importorskip("lightning", reason="Lightning is not installed: pip install 'lightning>=2.5'")
 
@@ -20,11 +25,7 @@ BATCHES = 4  # in an epoch
 
 @contextlib.contextmanager
 def launched():
-    """What torchrun tells its processes, without Lightning's warnings."""
-    import logging
-
-    import torch.distributed as dist
-
+    """The environment that torchrun gives its processes, without Lightning's warnings."""
     rank, size = str(dist.get_rank()), str(dist.get_world_size())
     told = {"LOCAL_RANK": rank, "GROUP_RANK": "0", "LOCAL_WORLD_SIZE": size, "RANK": rank, "WORLD_SIZE": size}
     before = dict(os.environ)
@@ -42,7 +43,6 @@ def launched():
 def toy(dtype=torch.float32, fails=lambda rank, step: False):
     """The toy problem as a LightningModule, and this rank's own batches of every epoch."""
     import lightning
-    import torch.distributed as dist
 
     class Toy(lightning.LightningModule):
         def __init__(self):
@@ -66,10 +66,7 @@ def toy(dtype=torch.float32, fails=lambda rank, step: False):
 def fit(algorithm, epochs=1, ckpt=None, save=None, strategy=None, dtype=torch.float32, fails=None, **options):
     """Train the toy problem; return the weights and the number of steps that the attachment counted."""
     import lightning
-    import torch.distributed as dist
     from lightning.fabric.plugins.environments import TorchElasticEnvironment
-
-    import baguakit as bk
 
     with launched():
         make = bk.interop.lightning.BaguaStrategy if strategy is None else strategy
@@ -100,12 +97,7 @@ def ddp(**options):
 
 def by_hand(rule, epochs=1, before=lambda model: None):
     """The same training in a loop of one's own."""
-    import torch.distributed as dist
-
-    import baguakit as bk
-
-    model = net()
-    optimizer = sgd(model.parameters())
+    model, optimizer = net_and_sgd()
     with bk.attach(model, optimizer, rule(bk)):
         for step in range(epochs * BATCHES):
             optimizer.zero_grad()
@@ -172,8 +164,6 @@ def test_where_ranks_are_alike_a_checkpoint_is_one_file(tmp_path):
 
 def test_a_part_of_a_checkpoint_that_is_missing_is_named(tmp_path):
     def resume():
-        import torch.distributed as dist
-
         fit(RULES["awc"], 1, save=str(tmp_path))
         dist.barrier()
         if dist.get_rank() == 1:
@@ -183,12 +173,8 @@ def test_a_part_of_a_checkpoint_that_is_missing_is_named(tmp_path):
         return True
 
     def part(path):
-        from types import SimpleNamespace
-
         from lightning.fabric.plugins.environments import TorchElasticEnvironment
         from lightning.pytorch.trainer.states import TrainerFn
-
-        import baguakit as bk
 
         with launched():
             strategy = bk.interop.lightning.BaguaStrategy(
@@ -235,8 +221,6 @@ def test_a_rank_that_raises_is_named():
     ],
 )
 def test_what_cannot_work_is_refused_in_words(arguments, options, words):
-    import baguakit as bk
-
     with pytest.raises((TypeError, ValueError), match=words):
         bk.interop.lightning.BaguaStrategy(*arguments, **options)
 

@@ -79,7 +79,7 @@ def hip_facts(binary, values):
 
 
 def facts_of(name, variant):
-    """What is printed of a variant."""
+    """Return the facts to print about a variant."""
     target = TARGETS[name]
     described = {"target": name, "kernel": variant.kernel.__name__, **variant.facts}
     try:

@@ -1,9 +1,46 @@
 """Kernels run where their tensors are; memory that was never written holds NaN."""
 
+from collections.abc import Iterator
+from typing import Any
+
 import pytest
 import torch
 
 torch.set_num_threads(1)
+GPU = pytest.StashKey[Any]()
+
+
+@pytest.fixture(scope="session")
+def fresh(request: pytest.FixtureRequest) -> Any:
+    """The memory that nothing was written to, if the tests are run with `--ptx`."""
+    if not request.config.getoption("ptx"):
+        return None
+    from ptx.watching import Fresh
+
+    return Fresh()
+
+
+@pytest.fixture(scope="session", autouse=True)
+def executed_gpu(request: pytest.FixtureRequest, fresh: Any) -> Iterator[Any]:
+    """The GPU whose PTX is executed, if the tests are run with `--ptx`; races and the like fail there."""
+    if not request.config.getoption("ptx"):
+        yield None
+        return
+    from ptx.driver import executed
+    from ptx.watching import WATCHERS
+
+    with executed(request.config.getoption("ptx"), watchers=(*WATCHERS, fresh.watcher)) as gpu:
+        request.config.stash[GPU] = gpu
+        yield gpu
+
+
+def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:
+    """Say how much was executed."""
+    if gpu := config.stash.get(GPU, None):
+        from variants import key_of_launch
+
+        variants = len({key_of_launch(each) for each in gpu.launches})
+        terminalreporter.write_line(f"sm_{gpu.arch} executed {len(gpu.launches)} launches of {variants} variants")
 
 
 @pytest.fixture
@@ -18,14 +55,19 @@ def dynamo_started() -> None:
 
 
 @pytest.fixture(autouse=True)
-def poisoned(dynamo_started: None, monkeypatch: pytest.MonkeyPatch) -> None:
+def poisoned(dynamo_started: None, fresh: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     for home, name in ((torch, "empty"), (torch, "empty_like"), (torch.Tensor, "new_empty")):
-        monkeypatch.setattr(home, name, _poisoning(getattr(home, name)))
+        monkeypatch.setattr(home, name, _poisoning(getattr(home, name), fresh))
 
 
-def _poisoning(make):
+def _poisoning(make, fresh):
     def poisoned_empty(*args, **kwargs):
         made = make(*args, **kwargs)
-        return made.fill_(float("nan") if made.is_floating_point() else 0xAB) if made.dtype != torch.bool else made
+        if made.dtype == torch.bool:
+            return made
+        if fresh is not None and type(made) is torch.Tensor and made.device.type == "cpu":
+            fresh.poison(made)
+            return made
+        return made.fill_(float("nan") if made.is_floating_point() else 0xAB)
 
     return poisoned_empty

@@ -4,19 +4,25 @@ import functools
 
 import torch
 
+from baguakit import compressors
+from baguakit.compressors.blockwise import Blockwise
 from baguakit.kernels.blockwise import definition as blockwise
-from baguakit.kernels.formats import float8, minmax_uint8, sign, uint4
+from baguakit.kernels.formats import minmax_uint8
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 KEY = 0x123456789ABCDEF
 MINMAX = minmax_uint8.OPERATORS
-FORMATS = {  # with two lengths of blocks: the usual one, and the least
-    "minmax_uint8": (MINMAX, 512, 64),
-    "uint4": (uint4.OPERATORS, 256, 64),
-    "float8_e4m3": (float8.E4M3, 128, 64),
-    "float8_e5m2": (float8.E5M2, 128, 64),
-    "sign": (sign.OPERATORS, 1024, 64),
+KINDS = [kind for kind in map(vars(compressors).get, compressors.__all__) if issubclass(kind, Blockwise)]
+BLOCKWISE = [kind() for kind in KINDS if kind is not compressors.Uniform]
+SELDOM = [  # tried where time does not matter
+    *(compressors.Uniform(bits) for bits in (1, 3, 4, 5, 6, 7, 8)),
+    *(compressors.Uniform(bits, rotate=False) for bits in (1, 2, 3, 6)),
+]
+FORMATS = {  # of every compressor in blocks, with two lengths of blocks: the usual one, and the least
+    each.operators.format.name: (each.operators, each.block, 64)
+    for each in (*BLOCKWISE, compressors.Float8("e5m2"), *SELDOM)
 }
+NAMES = [name for name in FORMATS if name not in {each.operators.format.name for each in SELDOM}]
 
 
 class Bound:

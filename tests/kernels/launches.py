@@ -15,8 +15,9 @@ import pkgutil
 import sys
 
 import torch
+from absent_gpu import AbsentGPU
 from ahead_of_time import TARGETS
-from formats import FORMATS, KEY
+from formats import FORMATS, KEY, NAMES
 from triton._C.libtriton import ir
 from triton.compiler import ASTSource, make_backend
 from triton.runtime import JITFunction, driver
@@ -44,28 +45,12 @@ FORMS = (  # p, g, master, key, block of packed gradients
 LENGTH = 3 * 4096 + 77  # whole tiles of every kernel, and a rest
 
 
-class Absent:
-    """A GPU of which Triton is told no more than its kind."""
-
-    def __init__(self, target):
-        self.target = target
-
-    def get_current_target(self):
-        return self.target
-
-    def get_current_device(self):
-        return 0
-
-    def get_current_stream(self, device):
-        return 0
-
-
 class Asked:
     """The code that launches ask for, each once; nothing is launched. `within` says which launch it is."""
 
     def __init__(self, target):
         self.target, self.within, self.seen = target, "", {}
-        driver.set_active(Absent(target))
+        driver.set_active(AbsentGPU(target))
         JITFunction._do_compile = lambda kernel, key, *asked: self.note(kernel, key, *asked)
 
     def note(self, kernel, key, signature, device, constants, options, attrs, warmup):
@@ -97,8 +82,8 @@ def launches():
     yield from stepping()
     yield "norm", lambda: norm(None)
     yield "norm, found_inf", lambda: norm(torch.zeros(()))
-    for (name, (operators, block, _)), dtype in itertools.product(FORMATS.items(), DTYPES[:2]):
-        full = dtype == torch.bfloat16  # draws, and keeps what was lost
+    for name, dtype in itertools.product(NAMES, DTYPES[:2]):
+        (operators, block, _), full = FORMATS[name], dtype == torch.bfloat16  # draws, and keeps what was lost
         described = f"{name}, {dtype}, drawn and residual: {full}"
         yield described, lambda args=(operators.format, dtype, block, full): coding(*args)
     for dtype in DTYPES:
@@ -126,14 +111,14 @@ def step(rule, p, g, mastered, key, block, conditions):
     columns = {"p": values(p), "g": values(g, length=2 * LENGTH if block else LENGTH)}
     columns |= {name: values(torch.float32) for name in "uv"[: rule.states]}
     columns |= {"master": values(torch.float32)} if mastered else {}
-    plan = steps_table.plan_of([(p, g, mastered)], columns)
+    plan = steps_table.tables_of([(p, g, mastered)], columns)
     steps_launch.step_(rule, plan, Conditions(**({"taken": 3} | conditions), key=key), block)
 
 
 def norm(found):
     grads = [*values(torch.float32), *values(torch.bfloat16)]
     kinds = [(g.dtype, g.dtype, False) for g in grads]
-    plan = steps_table.plan_of(kinds, {"g": grads}, steps_table.SUM_TILE)
+    plan = steps_table.tables_of(kinds, {"g": grads}, steps_table.SUM_TILE)
     steps_norm_triton.gradient_norm_(torch.zeros(()), plan, found)
 
 

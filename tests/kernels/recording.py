@@ -17,6 +17,7 @@ from collections import Counter
 
 import torch
 import torch.distributed as dist
+from absent_gpu import AbsentGPU
 
 VALUES = (25 << 20) // 4  # of a bucket, in fp32
 RANKS = 4
@@ -49,41 +50,14 @@ for name in COLLECTIVES:
 import baguakit as bk  # noqa: E402 - takes some of these functions as it is imported
 
 
-class Driver:
-    """A GPU that notes the kernels it is given, with how many programs."""
-
-    def __init__(self):
-        self.utils = self
-
-    def get_current_target(self):
-        from triton.backends.compiler import GPUTarget
-
-        return GPUTarget("cuda", 90, 32)
-
-    def get_current_device(self):
-        return 0
-
-    def get_current_stream(self, device):
-        return 0
-
-    def get_device_properties(self, device):
-        return {"max_shared_mem": 232448}
-
-    def load_binary(self, name, kernel, shared, device):
-        return 1, 1, 32, 0, 1024  # a module, a function, registers, spills, threads
-
-    def launcher_cls(self, src, metadata):
-        name = metadata.name
-        return lambda *arguments: LAUNCHED.append((name, arguments[0]))
-
-
 @contextlib.contextmanager
 def recording(ranks=RANKS):
     """Within this block: kernels and collectives are noted, and this is the first of some ranks."""
     from torch.testing._internal.distributed.fake_pg import FakeStore
+    from triton.backends.compiler import GPUTarget
     from triton.runtime import driver
 
-    driver.set_active(Driver())
+    driver.set_active(AbsentGPU(GPUTarget("cuda", 90, 32), lambda *launch: LAUNCHED.append(launch)))
     dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=ranks)
     torch.Tensor.is_cuda = True  # hides the property of torch's own class
     try:
@@ -93,7 +67,7 @@ def recording(ranks=RANKS):
         dist.destroy_process_group()
 
 
-# What is recorded: each a function that makes the work of one flight.
+# The recorded functions: each makes the work of one flight.
 
 
 def bytegrad(values=VALUES, **options):
@@ -164,7 +138,7 @@ def dispatched(work):
 
 
 def microseconds(work, times=100):
-    """What the host needs for `work`: the median of some, and the least."""
+    """Return the microseconds that the host needs for `work`: the median and the minimum of some calls."""
     taken = []
     for _ in range(times):
         began = time.perf_counter()

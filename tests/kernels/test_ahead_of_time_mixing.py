@@ -67,6 +67,7 @@ def test_streaming_programs_leave_room_for_many(mixing):
             assert facts["registers"] <= 128, (name_of(facts), facts["registers"])
 
 
+@pytest.mark.slow
 def test_the_k_largest_are_found_without_spills_and_read_in_sixteen_bytes(topk):
     for facts in topk:
         assert not any(facts["spilled"][-2:]), name_of(facts)  # AMD's scalars may go to lanes of vector registers

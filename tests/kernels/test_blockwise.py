@@ -1,14 +1,20 @@
-"""What the wire formats share: kernels and compiled definition equal the definition, and so do the operators."""
+"""Properties of all wire formats: kernels, the compiled definition and operators equal the definition."""
 
 import pytest
 import torch
-from formats import DTYPES, FORMATS, KEY, bits, definition, kernels, round_trip, sample, without_nan
+from formats import DTYPES, FORMATS, KEY, NAMES, bits, definition, kernels, round_trip, sample, without_nan
 
+from baguakit.kernels.blockwise import definition as blockwise
 from baguakit.kernels.blockwise import layout
 from baguakit.kernels.cpu import libraries, units
+from baguakit.kernels.shared import rotation
 
-LENGTHS = [(2, 0), (1, 1), (3, 63), (3, 65), (2, 1000), (1, 4500)]
-every = pytest.mark.parametrize("name", FORMATS)
+# Less than a block, a block and a rest, and tiles of every kernel that are full, besides one that is not.
+LONG = (2, 2500)
+LENGTHS = [(2, 0), (1, 1), (2, 63), (3, 65), LONG]
+every = pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[pytest.mark.slow] * (name not in NAMES)) for name in FORMATS]
+)
 
 
 # The layout.
@@ -18,17 +24,35 @@ every = pytest.mark.parametrize("name", FORMATS)
 @pytest.mark.parametrize("width", [1, 7, 8, 9, 64])
 def test_split_undoes_join(count, width):
     codes = torch.randint(0, 1 << count, (3, width), dtype=torch.uint8)
-    joined = layout.join(codes, count)
-    assert joined.shape == (3, -(-width * count // 8))
-    assert torch.equal(layout.split(joined, count).to(torch.uint8), layout.stripes(codes, count))
+    planes = joined(codes, count)
+    assert torch.equal(layout.split(planes, count).to(torch.uint8), layout.stripes(codes, count))
     assert torch.equal(layout.stripes(codes, count).flatten(-2)[:, :width], codes)
+
+
+def joined(codes, count):
+    planes = [
+        torch.empty(*codes.shape[:-1], -(-codes.shape[-1] * plane // 8), dtype=torch.uint8)
+        for plane in layout.planes_of(count)
+    ]
+    layout.join_(planes, codes, count)
+    return planes
+
+
+@pytest.mark.parametrize("count", [3, 5, 6, 7])
+def test_codes_of_other_lengths_are_cut_in_planes(count):
+    codes = torch.randint(0, 1 << count, (3, 64), dtype=torch.uint8)
+    planes = joined(codes, count)
+    assert sum(8 * plane.shape[1] for plane in planes) == 64 * count
+    low = layout.planes_of(count)[0]
+    assert torch.equal(planes[0], joined(codes & (1 << low) - 1, low)[0])
+    assert torch.equal(layout.split(planes, count).flatten(-2).to(torch.uint8), codes)
 
 
 def test_a_byte_holds_a_value_of_every_stripe():
     codes = torch.arange(16, dtype=torch.uint8)
-    assert layout.join(codes, 4).tolist() == [low | (low + 8) << 4 for low in range(8)]
-    assert layout.join(codes % 2, 1).tolist() == [0, 255]
-    assert layout.join(codes[:5], 4).tolist() == [0 | 3 << 4, 1 | 4 << 4, 2]
+    assert joined(codes, 4)[0].tolist() == [low | (low + 8) << 4 for low in range(8)]
+    assert joined(codes % 2, 1)[0].tolist() == [0, 255]
+    assert joined(codes[:5], 4)[0].tolist() == [0 | 3 << 4, 1 | 4 << 4, 2]
 
 
 @every
@@ -37,10 +61,10 @@ def test_a_row_is_codes_and_headers_in_sixteens(name):
     format = operators.format
     assert format.row_bytes(0, block) == 0
     for blocks, rest in ((0, 1), (0, 9), (1, 0), (3, 5), (1 << 12, 0)):
-        n = blocks * block + rest
-        codes = blocks * block * format.bits // 8 + -(-rest * format.bits // 8)
-        headers = (blocks + (rest > 0)) * format.header_bytes
-        assert format.row_bytes(n, block) == -(-codes // 16) * 16 + -(-headers // 16) * 16
+        n, stored = blocks * block + rest, block if format.padded and rest else rest
+        codes = [(blocks * block + stored) * plane / 8 for plane in layout.planes_of(format.bits)]
+        parts = [*codes, (blocks + (rest > 0)) * format.header_bytes]
+        assert format.row_bytes(n, block) == format.layout(n, block).row == sum(-(-part // 16) * 16 for part in parts)
 
 
 def test_a_million_values_in_bits():
@@ -52,18 +76,49 @@ def test_a_million_values_in_bits():
         "float8_e4m3": 8.0625,
         "float8_e5m2": 8.0625,
         "sign": 1.03125,
+        **{f"uint{bits}_rotated": bits + 0.125 for bits in (1, 3, 4, 5, 6, 7, 8)},
+        **{f"uint{bits}": bits + 0.125 for bits in (1, 2, 3, 6)},
+        "uint2_rotated": 2.25,
     }
 
 
 # The definition.
 
 
+@pytest.fixture
+def unrotated(monkeypatch):
+    """Formats that rotate do not: rows are added rotated, so that sums are not those of what they restore to."""
+    for name in ("rotate", "restore"):
+        monkeypatch.setattr(blockwise, name, lambda x: x)
+
+
+@every
+def test_to_compress_is_to_rotate_and_compress(name, monkeypatch):
+    operators, _, block = FORMATS[name]
+    if not operators.format.rotated:
+        pytest.skip("it does not rotate")
+    codec, x = definition(operators), sample(3, 8 * block)
+    packed = codec.compress(x, block, None, KEY)
+    monkeypatch.setattr(blockwise, "rotate", lambda x: x)
+    assert torch.equal(codec.compress(rotation.rotate(x.view(3, 8, block)).view(3, -1), block, None, KEY), packed)
+
+
+@pytest.mark.parametrize("width", [64, 128, 256, 8192])
+def test_a_rotation_restored_is_exact_for_integers(width):
+    x = torch.randint(-1000, 1000, (5, width)).float()
+    rotated = rotation.rotate(x)
+    assert torch.equal(rotation.restore(rotated), x)
+    assert torch.equal((rotated.double() * 2 * width).square().sum(1), x.double().square().sum(1) * width)
+    spread = rotation.rotate(torch.eye(width))  # its rows are those of H D
+    assert torch.equal(spread.abs(), torch.full((width, width), 0.5 / width))
+
+
 @every
 @pytest.mark.parametrize("rows, n", [(1, 1), (3, 1000), (8, 65)])
 @pytest.mark.parametrize("key", [None, KEY])
-def test_reduce_is_decompress_sum_divide_compress(name, rows, n, key):
+def test_reduce_is_decompress_sum_divide_compress(name, rows, n, key, unrotated):
     operators, _, block = FORMATS[name]
-    codec = definition(operators)
+    codec, n = definition(operators), -(-n // block) * block if operators.format.rotated else n  # zeros need no level
     packed = codec.compress(sample(rows, n), block)
     values = torch.empty(rows, n)
     codec.decompress_(values, packed, block)
@@ -79,14 +134,17 @@ def test_reduce_is_decompress_sum_divide_compress(name, rows, n, key):
 
 @every
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_add_is_a_loop_in_fp32(name, dtype):
+def test_add_is_a_loop_in_fp32(name, dtype, unrotated):
     operators, _, block = FORMATS[name]
     codec = definition(operators)
     packed, out, weights = codec.compress(sample(5, 300), block), sample(1, 300, dtype, 1)[0], torch.rand(5)
-    values, expected = torch.empty(5, 300), out.float()
+    begun = torch.zeros(300) if operators.format.rotated else out.float()
+    values, expected = torch.empty(5, 300), begun
     codec.decompress_(values, packed, block)
     for value, weight in zip(values, weights, strict=True):
         expected = expected + value * weight
+    if operators.format.rotated:
+        expected = out.float() + expected
     codec.add_(out, packed, weights, block)
     assert torch.equal(out, expected.to(dtype))
 
@@ -118,8 +176,9 @@ def test_a_broken_block_reads_as_nan_throughout(name, value, at):
     decoded = torch.empty_like(x)
     codec.decompress_(decoded, packed, block)
     assert torch.equal(decoded.isnan()[0], broken) and torch.equal(residual.isnan()[0], broken)
-    codes, _ = operators.format.parts(packed, 130, block)
-    assert not codes[0, layout.bytes_of(at // 64 * 64, 64, operators.format.bits) :][: operators.format.bits].any()
+    row = operators.format.layout(130, block)
+    codes = layout.split(row.runs[-(at >= 128)].codes_of(row.parts(packed)[0]), operators.format.bits)
+    assert not codes[0, at // 64 % 2].any()
 
 
 @every
@@ -135,13 +194,19 @@ def test_finite_values_never_read_as_nan(name, key):
 
 
 @every
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("key", [None, KEY])
+@pytest.mark.parametrize(
+    "dtype, key",
+    [
+        (torch.float32, None),
+        *((dtype, KEY) for dtype in DTYPES),
+        *(pytest.param(dtype, None, marks=pytest.mark.slow) for dtype in DTYPES[1:]),
+    ],
+)
 def test_kernels_equal_the_definition(name, dtype, key, device):
     operators, usual, least = FORMATS[name]
     codec, kernel, wide = definition(operators), kernels(operators), dtype == torch.float32
     for block in (usual, least) if wide else (least,):
-        for rows, n in LENGTHS if wide else LENGTHS[2:5]:  # only loads and stores know other dtypes
+        for rows, n in LENGTHS if wide and block == least else [(2, 63), LONG]:  # only loads and stores know dtypes
             x, lost, kernel_lost = sample(rows, n, dtype), torch.empty(rows, n), torch.empty(rows, n, device=device)
             packed = codec.compress(x, block, lost, key)
             kernel_packed = kernel.compress(x.to(device), block, kernel_lost, key)
@@ -196,21 +261,22 @@ def test_kernels_equal_the_definition_at_the_ends_of_fp32(name, key, device):
 
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")  # NumPy's, from the interpreter
 @every
-@pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])
-def test_kernels_pass_broken_blocks_on_in_the_same_bytes(name, value, device):
+def test_kernels_pass_broken_blocks_on_in_the_same_bytes(name, device):
+    """A row without any, and one for each value that breaks a block; each breaks another block."""
     operators, _, block = FORMATS[name]
     codec, kernel = definition(operators), kernels(operators)
     for dtype in DTYPES:
-        for n, at in ((130, 129), (2048, 100)):
-            x = sample(2, n, dtype)
-            x[1, at] = value
-            packed = codec.compress(x, block)
-            assert torch.equal(kernel.compress(x.to(device), block).cpu(), packed)
-            assert torch.equal(kernel.reduce(packed.to(device), n, block).cpu(), codec.reduce(packed, n, block))
-            out, kernel_out = torch.empty(2, n, dtype=dtype), torch.empty(2, n, dtype=dtype, device=device)
-            codec.decompress_(out, packed, block)
-            kernel.decompress_(kernel_out, packed.to(device), block)
-            torch.testing.assert_close(kernel_out.cpu(), out, rtol=0, atol=0, equal_nan=True)
+        n = 2500 if dtype == torch.float32 else 130
+        x = sample(4, n, dtype)
+        for row, (at, value) in enumerate([(5, torch.nan), (70, torch.inf), (n - 1, -torch.inf)], 1):
+            x[row, at] = value
+        packed = codec.compress(x, block)
+        assert torch.equal(kernel.compress(x.to(device), block).cpu(), packed)
+        assert torch.equal(kernel.reduce(packed.to(device), n, block).cpu(), codec.reduce(packed, n, block))
+        out, kernel_out = torch.empty(4, n, dtype=dtype), torch.empty(4, n, dtype=dtype, device=device)
+        codec.decompress_(out, packed, block)
+        kernel.decompress_(kernel_out, packed.to(device), block)
+        torch.testing.assert_close(kernel_out.cpu(), out, rtol=0, atol=0, equal_nan=True)
 
 
 # The compiled definition.
@@ -220,15 +286,15 @@ def test_kernels_pass_broken_blocks_on_in_the_same_bytes(name, value, device):
 def all_compiled(monkeypatch):
     if not libraries.compiler():
         pytest.skip("no C++ compiler")
-    monkeypatch.setattr(units, "WORTHWHILE", 1)
-    monkeypatch.setattr(units, "SHORTEST", 1)
+    monkeypatch.setattr(units, "COMPILED_VALUES", 1)
+    monkeypatch.setattr(units, "COMPILED_ROW", 1)
 
 
 def assert_none_fell_back():
     assert all(made is not key[0] for key, made in units._units.items()), "a unit fell back to eager"
 
 
-@pytest.mark.parametrize("name", ["uint4", "float8_e4m3", "sign"])
+@pytest.mark.parametrize("name", [pytest.param("uint4", marks=pytest.mark.slow), "float8_e4m3", "sign"])
 def test_compiled_equals_eager(name, all_compiled):
     operators, block, _ = FORMATS[name]
     codec, x = definition(operators), sample(2, 4 * block)
@@ -243,7 +309,8 @@ def test_compiled_equals_eager(name, all_compiled):
 
 
 @pytest.mark.slow  # a compilation for each dtype, width and operation
-@every
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("name", [*NAMES, "uint5_rotated"])
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("key", [None, KEY])
 def test_every_operation_compiled_equals_eager(name, dtype, key, all_compiled):

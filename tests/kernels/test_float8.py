@@ -9,7 +9,7 @@ BLOCK = 8192
 
 
 def fields(operators, packed: torch.Tensor, n: int, block: int) -> torch.Tensor:
-    return operators.format.parts(packed, n, block)[1][..., 0]
+    return operators.format.layout(n, block).parts(packed)[1][..., 0]
 
 
 def every_pattern(format) -> torch.Tensor:
@@ -43,7 +43,7 @@ def test_every_code_means_torchs_number_times_the_power(name, field, device):
     operators = FORMATS[name][0]
     numbers = torch.arange(256, dtype=torch.uint8).view(operators.format.dtype).float()
     codes = torch.arange(256, dtype=torch.uint8)[numbers.isfinite()]
-    packed = operators.format.empty(1, 256, 256, torch.device("cpu"))
+    packed = operators.format.layout(256, 256).empty(1, torch.device("cpu"))
     packed[0, : len(codes)] = codes
     packed[0, len(codes) : 256] = 0
     fields(operators, packed, 256, 256)[...] = field

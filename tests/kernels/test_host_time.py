@@ -9,23 +9,23 @@ from pathlib import Path
 
 import pytest
 import torch
-from formats import FORMATS, sample
+from formats import FORMATS, NAMES, sample
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import baguakit as bk
 from baguakit.kernels.mixing import operators as mixing_ops
 from baguakit.kernels.topk import operators as topk_ops
-from baguakit.primitives.pieces import cut
+from baguakit.primitives.pieces import pieces
 
 HERE = Path(__file__).parent
 CASES = ("bytegrad", "bytegrad, error feedback", "bytegrad, 100 MiB", "bytegrad, no whole tiles")
 CASES += ("power_sgd, 1 layer", "power_sgd, 3 layers")
-every = pytest.mark.parametrize("name", FORMATS)
+every = pytest.mark.parametrize("name", NAMES)
 
 
 @functools.cache
 def recorded():
-    """What `recording.py` prints, by case: torch is imported anew, which takes most of the time."""
+    """Return the facts that `recording.py` prints, by case. Most of the time goes into importing torch again."""
     pytest.importorskip("triton")
     environment = os.environ | {"TRITON_INTERPRET": "0", "PYTHONPATH": str(HERE.parents[1])}
     done = subprocess.run([sys.executable, HERE / "recording.py", *CASES], env=environment, capture_output=True)
@@ -61,7 +61,7 @@ def test_power_sgd_factors_the_matrices_of_one_shape_in_one_call():
     assert one["aten::aminmax"] == three["aten::aminmax"]
 
 
-# What the tests above rest on.
+# The facts that the tests above rely on.
 
 
 @pytest.fixture
@@ -72,7 +72,7 @@ def on_gpu(monkeypatch):
 
 @pytest.mark.parametrize("values", [4, 1 << 20, 40 << 20])
 def test_a_gpu_takes_one_piece(on_gpu, values):
-    assert list(cut(torch.zeros(1).expand(values), 4)) == [slice(0, values)]
+    assert pieces(torch.zeros(1).expand(values), 4) == (slice(0, values),)
 
 
 class Seen(TorchDispatchMode):
@@ -96,7 +96,6 @@ def calls(name):
     on.decompress_(out, packed, block)
     on.add_(out[0], packed, torch.ones(2), block)
     mixing_ops.mix_(out[0], [x[1]], [0.5, 0.5])
-    mixing_ops.mix_by_(out[0], [x[0]], torch.tensor([0.5, 0.5]))
     mixing_ops.land_(out[0], x[0], x[1])
     return packed, out, on.reduce(packed, x.shape[1], block, None, None), topk_ops.compress(x, 3, None)
 
@@ -106,7 +105,7 @@ def test_who_records_sees_operators_and_nobody_else_pays_for_them(name):
     with Seen() as mode:
         seen = calls(name)
     kinds = [f"{name}_{kind}" for kind in ("compress", "decompress_", "add_", "reduce")]
-    wanted = {f"baguakit.{kind}.default" for kind in (*kinds, "mix_", "mix_by_", "land_", "topk_compress")}
+    wanted = {f"baguakit.{kind}.default" for kind in (*kinds, "mix_", "land_", "topk_compress")}
     assert wanted <= set(mode.names)
     with torch.autograd.profiler.profile(use_cpu=True) as profile:
         direct = calls(name)

@@ -204,28 +204,25 @@ def test_what_is_not_one_run_of_memory_lands_as_well(device):
     assert point == 3
 
 
-def both(x: torch.Tensor, y: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+def both(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
     operators.mix_(x, [y, y], [0.5, 0.25, 0.25])
-    operators.mix_by_(x, [y, y], weights)
     operators.land_(x, y, x * 1.0)
     return x * 2
 
 
 def test_torch_compile_passes_over_the_operators(device):
-    weights = torch.tensor([0.2, 0.3, 0.5], device=device)
     x, y = drawn(300, torch.float32, 0).to(device), drawn(300, torch.float32, 1).to(device)
-    expected = both(copy := x.clone(), y, weights)
+    expected = both(copy := x.clone(), y)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # torch's own
-        result = torch.compile(both, fullgraph=True, backend="aot_eager")(x, y, weights)
+        result = torch.compile(both, fullgraph=True, backend="aot_eager")(x, y)
     assert torch.equal(result, expected) and torch.equal(x, copy)
 
 
 def test_operators_keep_the_rules_of_operators(device, monkeypatch):
     monkeypatch.undo()
-    x, y, weights = torch.ones(9, device=device), torch.zeros(9, device=device), torch.ones(2, device=device)
+    x, y = torch.ones(9, device=device), torch.zeros(9, device=device)
     torch.library.opcheck(operators.mix_.registered, (x, [y], [0.5, 0.5]))
-    torch.library.opcheck(operators.mix_by_.registered, (x, [y], weights))
     torch.library.opcheck(operators.land_.registered, (x, y, y.clone()))
 
 
@@ -241,7 +238,5 @@ def test_mistakes_are_named(device):
         operators.mix_(x, [x], [0.5, 0.5])
     with pytest.raises(ValueError, match=r"has gaps: use .contiguous\(\)"):
         operators.mix_(torch.ones(8, device=device)[::2], [y], [0.5, 0.5])
-    with pytest.raises(ValueError, match=r"one row of torch\.float32 .* of torch\.float64 .* go to mix_"):
-        operators.mix_by_(x, [y], torch.ones(2, dtype=torch.float64, device=device))
     with pytest.raises(TypeError, match=r"floating dtype are mixed, not of torch\.int64"):
         operators.land_(x.long(), y, y)

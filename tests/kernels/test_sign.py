@@ -10,7 +10,7 @@ OPERATORS = FORMATS["sign"][0]
 
 
 def means(x: torch.Tensor, block: int) -> torch.Tensor:
-    _, headers = OPERATORS.format.parts(definition(OPERATORS).compress(x, block), x.shape[1], block)
+    _, headers = OPERATORS.format.layout(x.shape[1], block).parts(definition(OPERATORS).compress(x, block))
     return headers[..., 0]
 
 

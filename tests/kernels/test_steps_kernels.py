@@ -5,11 +5,14 @@ import itertools
 import pytest
 import torch
 
+from baguakit.compressors import MinMaxUInt8
 from baguakit.kernels.steps import definition as steps
 from baguakit.kernels.steps import table as steps_table
 from baguakit.kernels.steps.definition import SGD, Adam, Conditions, Lion, Operands
 
 pytest.importorskip("triton")
+from baguakit.kernels.steps import launch as steps_launch
+
 RULES = [
     SGD(),
     SGD(weight_decay=0.01),
@@ -63,12 +66,12 @@ def moved(x: Operands, device: str) -> Operands:
     return Operands(copies(x.p), g, tuple(map(copies, x.states)), copies(x.master))
 
 
-def plan_of(x: Operands) -> steps_table.Plan:
+def tables_of(x: Operands) -> steps_table.StepTables:
     masters = x.master or [None] * len(x.p)
     columns = {"p": x.p, "g": x.g, **dict(zip("uv", x.states, strict=False))}
     columns |= {"master": x.master} if x.master else {}
     kinds = [(p.dtype, g.dtype, m is not None) for p, g, m in zip(x.p, x.g, masters, strict=True)]
-    return steps_table.plan_of(kinds, columns)
+    return steps_table.tables_of(kinds, columns)
 
 
 def on(device, conditions: dict) -> Conditions:
@@ -82,13 +85,11 @@ HELD = {name: torch.tensor(value) for name, value in (HOST | {"taken": 6.0, "fou
 
 
 def equal_after_a_step(rule, form, conditions, device, lengths=LENGTHS) -> bool:
-    from baguakit.kernels.steps import launch as steps_launch
-
     theirs = operands(rule, form, lengths)
     ours = moved(theirs, device)
     mine, other = on(device, conditions | {"key": form[3]}), on("cpu", conditions | {"key": form[3]})
     steps.step_(rule, theirs, other)
-    steps_launch.step_(rule, plan_of(ours), mine)
+    steps_launch.step_(rule, tables_of(ours), mine)
     counted = not isinstance(mine.taken, torch.Tensor) or int(mine.taken) == int(other.taken)
     states = all(same(a, b) for a, b in zip(ours.states, theirs.states, strict=True))
     return counted and states and same(ours.p, theirs.p) and same(ours.master, theirs.master)
@@ -119,8 +120,6 @@ def test_numbers_of_which_only_one_lies_on_the_device(device):
 
 
 def test_mixed_lists_make_one_launch_for_each_kind(device, monkeypatch):
-    from baguakit.kernels.steps import launch as steps_launch
-
     launched = counting(monkeypatch, steps_launch)
     rule, forms = Adam(), [FORMS[0], FORMS[4], FORMS[0], FORMS[4]]
     theirs = [operands(rule, form, [700], i) for i, form in enumerate(forms)]
@@ -133,16 +132,13 @@ def test_mixed_lists_make_one_launch_for_each_kind(device, monkeypatch):
     )
     ours = moved(both, device)
     steps.step_(rule, both, Conditions(0.1, 3))
-    steps_launch.step_(rule, plan_of(ours), Conditions(0.1, 3))
+    steps_launch.step_(rule, tables_of(ours), Conditions(0.1, 3))
     assert same(ours.p, both.p) and same(ours.master, both.master) and len(launched) == 2
 
 
 @pytest.mark.parametrize("block", [64, 512, 2048])
 def test_packed_gradients_are_read_as_they_decompress(block, device):
     """Tiles of several blocks, and blocks of several tiles."""
-    from baguakit.compressors import MinMaxUInt8
-    from baguakit.kernels.steps import launch as steps_launch
-
     compressor, rule, n = MinMaxUInt8(block), Adam(decoupled=True), 2100
     theirs = operands(rule, FORMS[4], [n])
     packed = compressor.compress(theirs.g[0].view(1, -1))
@@ -150,7 +146,7 @@ def test_packed_gradients_are_read_as_they_decompress(block, device):
     ours = moved(theirs, device)
     ours.g[0] = packed.view(-1).to(device)
     steps.step_(rule, theirs, Conditions(**HOST))
-    steps_launch.step_(rule, plan_of(ours), Conditions(**HOST), block)
+    steps_launch.step_(rule, tables_of(ours), Conditions(**HOST), block)
     assert same(ours.p, theirs.p) and same(ours.master, theirs.master)
     assert all(same(a, b) for a, b in zip(ours.states, theirs.states, strict=True))
 
@@ -174,13 +170,11 @@ def counting(monkeypatch, steps_launch) -> list[int]:
 
 
 def test_ten_thousand_tensors_are_one_launch(device, monkeypatch):
-    from baguakit.kernels.steps import launch as steps_launch
-
     launched = counting(monkeypatch, steps_launch)
     if device == "cpu":  # interpreted, ten thousand programs take a minute: it is enough that they are launched
         monkeypatch.setattr(steps_launch.step_kernel, "kernel", {(10_000,): lambda *args, **options: None})
     x = operands(SGD(), FORMS[0], [3] * 10_000)
-    steps_launch.step_(SGD(), plan_of(moved(x, device)), Conditions(0.1))
+    steps_launch.step_(SGD(), tables_of(moved(x, device)), Conditions(0.1))
     assert launched == [10_000]
 
 
@@ -196,35 +190,31 @@ def test_tiles_cover_every_value_once_even_beyond_2_to_the_31():
 
 def test_addresses_and_positions_are_64_bits_wide(device):
     """A tile far beyond 2³¹ of a tensor that begins as far before its memory: the same values are reached."""
-    from baguakit.kernels.steps import launch as steps_launch
-
     theirs = operands(SGD(), FORMS[5], [1024])
     ours = moved(theirs, device)
-    plan, tile = plan_of(ours), 3 << 21  # 3 · 2³¹ values of 1024
-    records = plan.tables[0].records
+    tables, tile = tables_of(ours), 3 << 21  # 3 · 2³¹ values of 1024
+    records = tables.by_kind[0].records
     records[0, 0] -= 2 * 1024 * tile
     records[0, 1] -= 2 * 1024 * tile
     records[0, 5] = records[0, 7] = 0
     records[0, 5] += 1024 * (tile + 1)
-    plan.tables[0].tiles[0] = tile
+    tables.by_kind[0].tiles[0] = tile
     weights = steps.dense(theirs.p[0])
-    new = SGD().update(weights.float(), theirs.g[0].float(), [], [torch.tensor(x) for x in SGD().numbers(0.5, 2)])
+    new = SGD().apply(weights.float(), theirs.g[0].float(), [], [torch.tensor(x) for x in SGD().numbers(0.5, 2)])
     expected = steps.drawn(new, 1024 * tile, steps.step_seed(9, 2))
-    steps_launch.step_(SGD(), plan, Conditions(0.5, key=9))
+    steps_launch.step_(SGD(), tables, Conditions(0.5, key=9))
     assert torch.equal(bits(ours.p[0]), bits(expected))
 
 
 @pytest.mark.parametrize("rule", [SGD(0.9), Adam(), Lion()], ids=str)
 def test_what_is_not_finite_leaves_everything_as_it_was(rule, device):
-    from baguakit.kernels.steps import launch as steps_launch
-
     for where in ("cpu", device):
         x = moved(operands(rule, FORMS[4], [700, 9]), where)
         before = moved(x, where)
         conditions = on(where, HELD | {"found_inf": torch.tensor(1.0)})
         run = steps.step_ if where == "cpu" else steps_launch.step_
-        run(rule, x if where == "cpu" else plan_of(x), conditions)
-        steps_launch.step_(rule, plan_of(x), conditions)
+        run(rule, x if where == "cpu" else tables_of(x), conditions)
+        steps_launch.step_(rule, tables_of(x), conditions)
         assert same(x.p, before.p) and same(x.master, before.master) and int(conditions.taken) == 6
         assert all(same(a, b) for a, b in zip(x.states, before.states, strict=True))
 
@@ -234,8 +224,6 @@ def test_nan_is_passed_on(device):
         x = operands(rule, FORMS[0], [40])
         x.g[0][7] = float("nan")
         ours = moved(x, device)
-        from baguakit.kernels.steps import launch as steps_launch
-
         steps.step_(rule, x, Conditions(0.1, 3))
-        steps_launch.step_(rule, plan_of(ours), Conditions(0.1, 3))
+        steps_launch.step_(rule, tables_of(ours), Conditions(0.1, 3))
         assert x.p[0].isnan().nonzero().tolist() == ours.p[0].isnan().nonzero().tolist() == [[7]]

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from baguakit.kernels.steps import norm as steps_norm
+from baguakit.kernels.steps import definition
 from baguakit.kernels.steps import table as steps_table
 
 pytest.importorskip("triton")
@@ -17,9 +17,9 @@ def test_the_norm_is_that_of_fp64(dtype, device):
     grads = [(torch.randn(n, generator=source) * 10.0 ** (i - 3)).to(dtype) for i, n in enumerate([0, 3, 20_000, 1])]
     exact = torch.cat([g.double() for g in grads]).norm().float()
     norms, found = [torch.empty(()), torch.empty((), device=device)], torch.empty((), device=device)
-    steps_norm.gradient_norm_(norms[0], grads, None)
+    definition.gradient_norm_(norms[0], grads, None)
     there = [g.to(device) for g in grads]
-    plan = steps_table.plan_of([(dtype, dtype, False)] * len(there), {"g": there}, steps_table.SUM_TILE)
+    plan = steps_table.tables_of([(dtype, dtype, False)] * len(there), {"g": there}, steps_table.SUM_TILE)
     for _ in range(2):
         steps_norm_triton.gradient_norm_(norms[1], plan, found)
         assert torch.equal(norms[0], exact) and torch.equal(norms[1].cpu(), exact) and found == 0
@@ -32,8 +32,8 @@ def test_what_the_norm_finds(value, device):
 
     grads = [torch.ones(5), torch.full((2,), value)]
     there = [g.to(device) for g in grads]
-    plan = steps_table.plan_of([(torch.float32, torch.float32, False)] * 2, {"g": there}, steps_table.SUM_TILE)
-    for run, x, home in ((steps_norm.gradient_norm_, grads, "cpu"), (steps_norm_triton.gradient_norm_, plan, device)):
+    plan = steps_table.tables_of([(torch.float32, torch.float32, False)] * 2, {"g": there}, steps_table.SUM_TILE)
+    for run, x, home in ((definition.gradient_norm_, grads, "cpu"), (steps_norm_triton.gradient_norm_, plan, device)):
         norm, found = torch.empty((), device=home), torch.empty((), device=home)
         run(norm, x, found)
         assert found == 1 and not norm.isfinite()

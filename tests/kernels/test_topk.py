@@ -33,7 +33,7 @@ def same(a: torch.Tensor, b: torch.Tensor) -> bool:
     return torch.equal(a.cpu().nan_to_num(12345.0), b.cpu().nan_to_num(12345.0))
 
 
-# What is kept.
+# The values that are kept.
 
 
 def by_sorting(row: list[float], k: int) -> list[int]:

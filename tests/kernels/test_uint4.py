@@ -20,7 +20,7 @@ lists = st.lists(wild, min_size=1, max_size=130) | st.builds(
 
 
 def steps(packed: torch.Tensor, n: int, block: int) -> torch.Tensor:
-    _, headers = OPERATORS.format.parts(packed, n, block)
+    _, headers = OPERATORS.format.layout(n, block).parts(packed)
     return (headers[..., 0] << 16).view(torch.float32)
 
 

@@ -1,4 +1,4 @@
-"""What a kernel is compiled as ahead of time, and what its code was found to do.
+"""Variants that a kernel is compiled as ahead of time, and the facts found in their code.
 
 A family of kernels lists what it is compiled as in a file `variants_FAMILY.py` beside this one, whose `variants()`
 yields a `Variant` for each; its tests read the code's facts from `compiled(family, target)`.
@@ -10,11 +10,12 @@ import os
 import pathlib
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 HERE = pathlib.Path(__file__).parent
+FAMILIES = tuple(sorted(path.stem.removeprefix("variants_") for path in HERE.glob("variants_*.py")))
 TARGETS = ("cuda:80", "cuda:90", "cuda:100", "hip:gfx942")
 
 
@@ -39,6 +40,45 @@ class Variant:
     options: Mapping[str, Any] = field(default_factory=dict)
     values: int = 1
     facts: Mapping[str, Any] = field(default_factory=dict)
+
+
+Key = tuple[str, tuple[str, ...], int, bool]
+
+
+def key_of(variant: Variant) -> Key:
+    """Return all that Triton compiles a variant by, in words: two with one key are the same code."""
+    return _key(variant.kernel, variant.signature, variant.constants, variant.aligned, variant.options)
+
+
+def key_of_launch(launched: Any) -> Key:
+    """Return the same of a `Launched` of the executor of PTX."""
+    source, names = launched.source, launched.source.fn.arg_names
+    signature = {name: kind for name, kind in source.signature.items() if kind != "constexpr"}
+    constants = {names[place[0]]: value for place, value in source.constants.items()}
+    aligned = [names[place[0]] for place, facts in source.attrs.items() if ["tt.divisibility", 16] in facts]
+    options = {name: getattr(launched.metadata, name) for name in DEFAULTS}
+    return _key(source.fn, signature, constants, aligned, options)
+
+
+DEFAULTS = {"num_warps": 4, "enable_fp_fusion": True}
+
+
+def _key(
+    kernel: Any, signature: Mapping[str, str], constants: Mapping[str, Any], aligned: Iterable[str], options: Any
+) -> Key:
+    arguments = [
+        f"{name}: {signature[name]}{', aligned' * (name in aligned)}"
+        if name in signature
+        else f"{name} = {_word(constants[name])}"
+        for name in kernel.arg_names
+    ]
+    return kernel.__name__, tuple(arguments), *(DEFAULTS | dict(options)).values()
+
+
+def _word(constant: Any) -> str:
+    """A constant in words: a function of Triton's by its name."""
+    constant = getattr(constant, "value", constant)
+    return getattr(constant, "__name__", str(constant))
 
 
 @functools.cache

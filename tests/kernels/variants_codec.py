@@ -1,40 +1,43 @@
 """The kernels of the wire formats, as they are launched for a length and tensors on multiples of sixteen."""
 
+from formats import BLOCKWISE, MINMAX
 from variants import Variant
 
 from baguakit.kernels.blockwise import gpu as kernels
 from baguakit.kernels.blockwise import launch
-from baguakit.kernels.formats import float8, minmax_uint8, sign, uint4
 
 POINTERS = {"packed_ptr": "*u8", "sent_ptr": "*u8", "residual_ptr": "*fp32", "weights_ptr": "*fp32"}
 SIZES = {"fp32": 4, "bf16": 2, "fp16": 2, "fp64": 8}
-MINMAX = minmax_uint8.OPERATORS.format
-OTHERS = {uint4.OPERATORS.format: 256, float8.E4M3.format: 128, sign.OPERATORS.format: 1024}  # e5m2 is e4m3's code
+OTHERS = [(each.operators.format, each.block) for each in BLOCKWISE if each.operators is not MINMAX]
 
 
 def variants():
     for block, masked in ((512, False), (512, True), (2048, False), (2048, True)):
         for dtype in SIZES if block == 512 and not masked else ("fp32",):
-            yield from of_format(MINMAX, dtype, block, masked, residuals=(False, True))
-    for format, block in OTHERS.items():
+            yield from of_format(MINMAX.format, dtype, block, masked, residuals=(False, True))
+    for format, block in OTHERS:
         yield from of_format(format, "fp32", block, False, residuals=(True,))
         yield from of_format(format, "bf16", block, False, residuals=(False,))
         yield variant(kernels.reduce_kernel, format, "fp32", block, True, True, {"DRAWN": True})
+
+    for dtype in ("fp32", "bf16"):  # of several rows whose length is odd
+        yield variant(kernels.compress_kernel, MINMAX.format, dtype, 512, False, True, {"DRAWN": False}, stride=1)
+        yield variant(kernels.decompress_kernel, MINMAX.format, dtype, 512, False, False, {}, stride=1)
 
 
 def of_format(format, dtype, block, masked, residuals):
     yield variant(kernels.decompress_kernel, format, dtype, block, masked, False, {})
     yield variant(kernels.add_kernel, format, dtype, block, masked, False, {})
     for residual in residuals:
-        drawn = {"DRAWN": dtype == "fp16" or (dtype == "bf16" and format is not MINMAX)}
+        drawn = {"DRAWN": dtype == "fp16" or (dtype == "bf16" and format is not MINMAX.format)}
         yield variant(kernels.compress_kernel, format, dtype, block, masked, residual, drawn)
     for residual in residuals if dtype == "fp32" else ():
         yield variant(kernels.reduce_kernel, format, "fp32", block, masked, residual, {"DRAWN": masked})
 
 
-def variant(kernel, format, dtype, block, masked, residual, drawn):
+def variant(kernel, format, dtype, block, masked, residual, drawn, stride=16):
     size = SIZES[dtype] if kernel is not kernels.reduce_kernel else 4 if residual else 1
-    constants = launch.constants_of(kernel, format, block, size) | {"MASKED": masked} | drawn
+    constants = launch.constants_of(kernel, format, block, size, masked, stride) | drawn
     if not residual and "residual_ptr" in kernel.arg_names:
         constants["residual_ptr"] = None
     signature = {
@@ -42,12 +45,13 @@ def variant(kernel, format, dtype, block, masked, residual, drawn):
         for name in kernel.arg_names
         if name not in constants
     }
-    wide = [name for name, kind in signature.items() if kind[0] == "*" and kind != "*u8"]
+    wide = [name for name, kind in signature.items() if kind[0] == "*" and name != "packed_ptr"]
+    wide += ["stride"] * (stride % 16 == 0)
     return Variant(
         kernel,
         signature,
         constants,
-        aligned=tuple(name for name in signature if name in (*wide, "stride", "row_bytes", "header_at")),
+        aligned=tuple(name for name in signature if name in (*wide, "row_bytes", "header_at")),
         options=launch.options_of(constants),
         values=constants["BLOCK"] * constants["BLOCKS"],
         facts={
@@ -55,6 +59,7 @@ def variant(kernel, format, dtype, block, masked, residual, drawn):
             "dtype": dtype,
             "block": block,
             "masked": masked,
+            "narrow": constants["NARROW"],
             "residual": residual,
             "bits": format.bits,
             "header": format.header_bytes,

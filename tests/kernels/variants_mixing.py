@@ -29,7 +29,8 @@ def mixing(dtype, out, begun, count, masked):
     pointers |= {f"y{k}_ptr": f"*{dtype}" if k <= count else None for k in range(1, 9)}
     by_pointer = dtype == "fp64"
     weights = {"weights_ptr": "*fp64" if by_pointer else None}
-    weights |= {f"w{k}": None if by_pointer or k > count else "fp32" for k in range(9)}
+    first = 0 if begun == dtype else 1  # a sum that goes on has its first weight in it
+    weights |= {f"w{k}": None if by_pointer or not first <= k <= count else "fp32" for k in range(9)}
     facts = {"dtype": dtype, "out": out, "begun": begun, "count": count}
     return variant(kernels.mix_kernel, pointers | weights, {"SCALED": begun == dtype}, masked, facts)
 

@@ -16,7 +16,7 @@ RULES = {  # rule: (DECAY, NESTEROV, STATES)
     "SGD with momentum": (1, True, 1),
     "Adam": (1, False, 2),
     "AdamW": (2, False, 2),
-    "Lion": (2, False, 1),
+    "Lion": (1, False, 1),
 }
 FORMS = (  # p, g, master, drawn, block of packed gradients
     ("fp32", "fp32", False, False, None),
@@ -80,7 +80,7 @@ def numbers(rule, held):
     signature = dict.fromkeys(("lr", "scale", "clip", "o0", "o1", "o2", "o3"), "fp64") | {"taken": "i64"}
     signature |= {"numbers_ptr": "*fp32", "seed": "i32", "seed_high": "i32", **pointers}
     absent = {} if held else {name: None for name in pointers if name != "taken_ptr"}
-    constants = {"RULE": rule, "DECAY": 2} | absent
+    constants = {"RULE": rule, "DECAY": 2 if rule == "Adam" else 1} | absent
     return Variant(
         steps_numbers_triton.numbers_kernel,
         {name: kind for name, kind in signature.items() if name not in constants},

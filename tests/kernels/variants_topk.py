@@ -11,11 +11,11 @@ KEPT = {"TILE": kernels.KEPT_TILE, "TILES": 32}
 
 def variants():
     for dtype in ("fp32", "bf16", "fp64"):
-        yield variant(kernels.digits_kernel, dtype, LONG | {"SHIFT": 23, "BITS": 8})
+        yield variant(kernels.digits_kernel, dtype, LONG | {"SHIFT": 26, "BITS": 5})
         yield variant(kernels.keep_kernel, dtype, KEPT, warps=kernels.KEPT_WARPS)
     yield variant(kernels.keep_kernel, "fp32", KEPT | {"residual_ptr": None}, warps=kernels.KEPT_WARPS)
-    yield variant(kernels.digits_kernel, "fp32", LONG | {"SHIFT": 0, "BITS": 7})
-    yield variant(kernels.choose_kernel, "fp32", {"SHIFT": 23, "BITS": 8}, warps=4)
+    yield variant(kernels.digits_kernel, "fp32", LONG | {"SHIFT": 0, "BITS": 8})
+    yield variant(kernels.choose_kernel, "fp32", {"SHIFT": 26, "BITS": 5}, warps=4)
     yield variant(kernels.count_kernel, "fp32", LONG)
     yield variant(kernels.short_kernel, "fp32", {"TILE": kernels.SHORT}, warps=kernels.SHORT // 512)
 

@@ -21,38 +21,33 @@ class NetError(Exception):
         self.code = code
 
 
+IDENTITY = (
+    ("name", c_char_p),
+    ("pciPath", c_char_p),
+    ("guid", c_uint64),
+    ("ptrSupport", c_int),
+    ("regIsGlobal", c_int),
+)
+LIMITS = (
+    ("speed", c_int),
+    ("port", c_int),
+    ("latency", c_float),
+    ("maxComms", c_int),
+    ("maxRecvs", c_int),
+    ("netDeviceType", c_int),
+    ("netDeviceVersion", c_int),
+)
+
+
 class PropertiesV8(Structure):
-    _fields_ = (
-        ("name", c_char_p),
-        ("pciPath", c_char_p),
-        ("guid", c_uint64),
-        ("ptrSupport", c_int),
-        ("regIsGlobal", c_int),
-        ("speed", c_int),
-        ("port", c_int),
-        ("latency", c_float),
-        ("maxComms", c_int),
-        ("maxRecvs", c_int),
-        ("netDeviceType", c_int),
-        ("netDeviceVersion", c_int),
-    )
+    _fields_ = IDENTITY + LIMITS
 
 
 class PropertiesV11(Structure):
     _fields_ = (
-        ("name", c_char_p),
-        ("pciPath", c_char_p),
-        ("guid", c_uint64),
-        ("ptrSupport", c_int),
-        ("regIsGlobal", c_int),
+        *IDENTITY,
         ("forceFlush", c_int),
-        ("speed", c_int),
-        ("port", c_int),
-        ("latency", c_float),
-        ("maxComms", c_int),
-        ("maxRecvs", c_int),
-        ("netDeviceType", c_int),
-        ("netDeviceVersion", c_int),
+        *LIMITS,
         ("ndevs", c_int),
         ("devs", c_int * 4),
         ("maxP2pBytes", c_size_t),

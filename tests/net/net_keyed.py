@@ -9,7 +9,7 @@ CHUNK = struct.Struct("=QQQQ")  # message, its size, offset, length
 
 
 def address(handle):
-    """Where a listener listens: the handle holds a magic number, a key, and the address."""
+    """Return the address of a listener: its handle holds a magic number, a key, and the address."""
     magic, key, _, port, host = struct.unpack_from("=QQH2s4s", handle)
     return magic, key, (socket.inet_ntoa(host), int.from_bytes(port, "big"))
 
@@ -31,7 +31,7 @@ class Keyed:
         return self
 
     def welcomed(self):
-        """Whether every stream was welcomed."""
+        """Return whether every stream was welcomed."""
         return [len(stream.recv(WELCOME.size, socket.MSG_WAITALL)) for stream in self.streams] == [WELCOME.size] * len(
             self.streams
         )

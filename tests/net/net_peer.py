@@ -19,7 +19,7 @@ BYTES_ACKED = 120  # where tcpi_bytes_acked begins in Linux' struct tcp_info
 
 
 class Here:
-    """What the parent calls, by name."""
+    """The functions that the parent calls, by name."""
 
     def __init__(self, library, version):
         self.library, self.version = library, int(version)
@@ -195,12 +195,12 @@ class Here:
         signal.signal(signal.SIGPIPE, signal.SIG_DFL)
 
     def descriptors(self):
-        """How many sockets are open."""
+        """Return the number of open sockets."""
         return len(sockets())
 
 
 def answer(function):
-    """What the function returns, or the error it raises."""
+    """Return the result of the function, or the error that it raises."""
     try:
         return function()
     except (NetError, TimeoutError, AssertionError) as error:

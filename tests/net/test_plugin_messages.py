@@ -1,4 +1,4 @@
-"""What is sent through the plugin arrives: every byte, in order, whatever the sizes and the number of streams."""
+"""Messages sent through the plugin arrive: every byte, in order, for all sizes and numbers of streams."""
 
 import pytest
 from nccl_net import PTR_CUDA, NetError

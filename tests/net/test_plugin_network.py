@@ -96,6 +96,7 @@ def seconds(pairs, streams, size):
     return pair.carry([size])
 
 
+@pytest.mark.slow
 def test_eight_streams_carry_seven_times_what_one_does(pairs):
     one = 4 * MIB / seconds(pairs, 1, 4 * MIB)  # so much that what is left in buffers at the end is little
     assert one <= 1.2 * RATE  # or the limit would not have been one

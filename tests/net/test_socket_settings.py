@@ -11,9 +11,9 @@ from contextlib import ExitStack
 
 import pytest
 
+from baguakit.command.pacing.connections import cap
 from baguakit.net import SocketSettings, build, link, measure, nccl_socket_settings, serve
 from baguakit.net.__main__ import _parser, main
-from bench.netlab.connections import cap
 
 
 def given(one_flow, most, one_thread=float("inf")):
@@ -58,7 +58,7 @@ def test_only_layouts_that_nccl_takes_are_measured():
         (17, 1, 1.0, "threads is a whole number, 1 to 16, not 17"),
         (0, 1, 1.0, "threads is a whole number, 1 to 16, not 0"),
         (1, 0, 1.0, "sockets_per_thread is a whole number, 1 to 64, not 0"),
-        (16, 5, 1.0, "NCCL takes 1 to 64 sockets a connection, and 16 threads of 5 are 80"),
+        (16, 5, 1.0, "NCCL uses 1 to 64 sockets per connection, and 16 threads of 5 are 80"),
         (1, 1, 0.0, "rate is a finite number, greater than 0, not 0.0"),
         (1, 1, float("nan"), "rate is a finite number, greater than 0, not nan"),
     ],
@@ -149,7 +149,7 @@ def test_errors_of_measuring_are_sentences(server):
     with socket.create_server(("127.0.0.1", 0)) as other:
         port = other.getsockname()[1]
     with pytest.raises(
-        ConnectionError, match=f"the link to 127.0.0.1 port {port} .*is `python -m baguakit.net measure"
+        ConnectionError, match=f"the link to 127.0.0.1 port {port} .*run `python -m baguakit.net measure"
     ):
         measure("127.0.0.1", port)
 
@@ -179,7 +179,7 @@ def test_odd_arguments_are_refused_in_one_sentence(server):
             serve(host, 0)
     with pytest.raises(ValueError, match=r"host is a name or an address, not 'a\.\.b'"):
         measure("a..b", server)
-    with pytest.raises(OSError, match=r"cannot listen on address 'a\.\.b' port 0 .*; give one of this machine"):
+    with pytest.raises(OSError, match=r"cannot listen on address 'a\.\.b' port 0 .*; pass an address of this machine"):
         serve("a..b", 0)
     for given in (None, 3, [1]):
         with pytest.raises(TypeError, match="link is a host, or rates by"):

@@ -84,6 +84,10 @@ def test_it_is_committed_as_it_ran_from_top_to_bottom(notebook):
     assert all(o.output_type != "error" and o.get("name") != "stderr" for o in outputs(notebook))
 
 
+def test_it_says_at_its_top_how_long_it_takes(notebook):
+    assert re.findall(r"^\*Runs in about \d+ seconds on two CPU cores\.\*$", notebook.cells[0].source, re.MULTILINE)
+
+
 def test_it_has_a_picture_of_decent_size(notebook):
     pictures = [o.data["image/png"] for o in outputs(notebook) if "image/png" in o.get("data", {})]
     assert pictures and all(len(base64.b64decode(picture)) <= LARGEST for picture in pictures)

@@ -1,4 +1,4 @@
-"""What is not element-wise is refused by name, and looking for it disturbs nothing."""
+"""Optimizers that are not element-wise are refused by name, and the probe changes nothing."""
 
 import contextlib
 import copy

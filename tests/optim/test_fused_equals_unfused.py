@@ -1,6 +1,6 @@
 """Fused equals unfused: every element-wise optimizer of torch, with all flags that change arithmetic.
 
-Bitwise in float32 where torch's own loop or `foreach` code runs: over 100 steps, with two groups, parameters without
+Bitwise in float32 where torch's own loop or `foreach` code runs: over 30 steps, with two groups, parameters without
 gradients at some steps, and the state that each parameter has. Elsewhere torch's kernels treat the last few values of
 a tensor otherwise than the rest, and a value that is last among a parameter's is not last among the flat tensor's: from
 equal weights and state, one step differs by at most one rounding of the dtype.
@@ -8,13 +8,14 @@ equal weights and state, one step differs by at most one rounding of the dtype.
 
 import pytest
 import torch
-from toys import Gradients, equal, groups, parameters, plain_groups, same_state
+from toys import Gradients, equal, groups, parameters, plain_groups, same_state, train
 from zoo import CASES, CODE, ELEMENT_WISE, HAVE_FUSED, KeepsGradients, MasterWeights, name
 
 from baguakit.optim import fuse, report, unfuse
 
 CODED = [(case, code) for case in CASES for code in CODE if code != "fused" or case[0] in HAVE_FUSED]
 IDS = [f"{name(case)}-{code}" for case, code in CODED]
+STEPS = 30  # RAdam's rectification begins at the sixth step, ASGD's average after the twentieth (t0)
 
 
 def make(case, params, code):
@@ -29,23 +30,20 @@ def pair(case, code, dtype):
 
 
 @pytest.mark.parametrize("case, code", [x for x in CODED if x[1] != "fused"], ids=[i for i in IDS if "fused" not in i])
-def test_bitwise_over_a_hundred_steps(case, code):
+def test_bitwise_over_thirty_steps(case, code):
     ours, theirs, fused, plain = pair(case, code, torch.float32)
-    gradients = Gradients()
-    for _ in range(100):
-        gradients.give(ours, theirs)
-        fused.step()
-        plain.step()
+    train(STEPS, Gradients(), ours, theirs, fused, plain)
     assert equal(ours, theirs)
     assert same_state(fused, plain)
     assert report(fused).together > 0
 
 
+HALVES = (torch.bfloat16, torch.float16)
 SUMS_OF_GRADIENTS = ("momentum_buffer", "exp_avg", "grad_avg")
 
 
 def roundings(key, a, b, before, grad):
-    """How far apart a and b are, in roundings of the largest number that a step made them from and into.
+    """Return the distance of a and b, in roundings of the largest number that a step made them from and into.
 
     `before` has all that was known of the parameter before the step.
     """
@@ -68,7 +66,7 @@ def snapshot(optimizer, params):
 
 @torch.no_grad()
 def farthest(case, code, dtype, steps):
-    """Step from equal weights and state again and again; the most roundings that weights and states came to differ."""
+    """Step from equal weights and state many times; return the largest differences, in roundings."""
     ours, theirs, fused, plain = pair(case, code, dtype)
     gradients, worst = Gradients(), {"weights": 0.0, "state": 0.0}
     for _ in range(steps):
@@ -88,12 +86,12 @@ def farthest(case, code, dtype, steps):
 
 @pytest.mark.parametrize("case, code", [x for x in CODED if x[1] == "fused"], ids=[i for i in IDS if "fused" in i])
 def test_torchs_fused_kernels_within_one_rounding(case, code):
-    worst = farthest(case, code, torch.float32, 100)
+    worst = farthest(case, code, torch.float32, STEPS)
     assert worst["weights"] <= 1 and worst["state"] <= 1
 
 
 def torch_skips_values():
-    """Whether torch's fused SGD leaves out values of half precision (pytorch/pytorch#191763)."""
+    """Return whether torch's fused SGD leaves out values of half precision (pytorch/pytorch#191763)."""
     x = torch.ones(64, dtype=torch.bfloat16, requires_grad=True)
     x.grad = torch.ones_like(x)
     torch.optim.SGD([x], lr=0.5, fused=True).step()
@@ -101,10 +99,12 @@ def torch_skips_values():
 
 
 @pytest.mark.parametrize(
-    "dtype", [torch.bfloat16, pytest.param(torch.float16, marks=pytest.mark.slow)], ids=["bfloat16", "float16"]
+    "dtype, steps",
+    [(torch.bfloat16, STEPS), *(pytest.param(dtype, 100, marks=pytest.mark.slow) for dtype in HALVES)],
+    ids=lambda x: str(x).removeprefix("torch."),
 )
 @pytest.mark.parametrize("case, code", CODED, ids=IDS)
-def test_half_precision_within_one_rounding(case, code, dtype):
+def test_half_precision_within_one_rounding(case, code, dtype, steps):
     """A weight is at most one rounding away; a state at most one for each of the up to three operations behind it.
 
     SGD with momentum and weight decay puts such a state into the weights in the same step.
@@ -113,7 +113,7 @@ def test_half_precision_within_one_rounding(case, code, dtype):
         with pytest.raises(ValueError, match="SGD cannot be fused: it is not element-wise"):
             pair(case, code, dtype)
         return
-    worst = farthest(case, code, dtype, 100)
+    worst = farthest(case, code, dtype, steps)
     through_state = case[0] is torch.optim.SGD and "weight_decay" in case[1]
     assert worst["weights"] <= (3 if through_state else 1) and worst["state"] <= 3
 
@@ -124,7 +124,7 @@ def test_optimizers_of_users(kind, dtype):
     ours, theirs = parameters(dtype), parameters(dtype)
     fused, plain = fuse(kind(groups(ours))), kind(groups(theirs))
     gradients = Gradients(absent=kind is not KeepsGradients)
-    for _ in range(60):
+    for _ in range(20):
         gradients.give(ours, theirs)
         fused.step()
         plain.step()
@@ -141,7 +141,7 @@ def test_float32_masters_of_bfloat16_weights():
     masters = [[p.detach().float().requires_grad_() for p in half] for half in (ours, theirs)]
     optimizers = [fuse(torch.optim.AdamW(masters[0])), torch.optim.AdamW(masters[1])]
     gradients = Gradients(absent=False)
-    for step in range(60):
+    for step in range(20):
         gradients.give(ours, theirs)
         if step % 2:
             fused.step()
@@ -161,22 +161,14 @@ def test_float32_masters_of_bfloat16_weights():
 def test_rates_that_are_tensors(lr):
     ours, theirs = parameters(), parameters()
     fused, plain = fuse(torch.optim.Adam(ours, lr=lr)), torch.optim.Adam(theirs, lr=lr)
-    gradients = Gradients()
-    for _ in range(20):
-        gradients.give(ours, theirs)
-        fused.step()
-        plain.step()
+    train(20, Gradients(), ours, theirs, fused, plain)
     assert equal(ours, theirs) and same_state(fused, plain)
 
 
 def test_complex_parameters():
     ours, theirs = parameters(torch.complex64), parameters(torch.complex64)
     fused, plain = fuse(torch.optim.Adam(ours)), torch.optim.Adam(theirs)
-    gradients = Gradients()
-    for _ in range(20):
-        gradients.give(ours, theirs)
-        fused.step()
-        plain.step()
+    train(20, Gradients(), ours, theirs, fused, plain)
     assert equal(ours, theirs) and same_state(fused, plain) and report(fused).together > 0
 
 
@@ -187,11 +179,7 @@ def test_several_dtypes_and_large_parameters_in_one_group():
 
     (ours, mine), (theirs, other) = made(), made()
     fused, plain = fuse(torch.optim.AdamW([mine, *ours])), torch.optim.AdamW([other, *theirs])
-    gradients = Gradients()
-    for _ in range(20):
-        gradients.give([*ours, mine], [*theirs, other])
-        fused.step()
-        plain.step()
+    train(20, Gradients(), [*ours, mine], [*theirs, other], fused, plain)
     # A step of Adam in half precision happens to be the same bits: nothing in it is rounded twice.
     exact = [p.dtype is not torch.bfloat16 for p in ours]
     assert equal(
@@ -206,7 +194,7 @@ def test_unfused_again():
     ours, theirs = parameters(), parameters()
     fused, plain = torch.optim.NAdam(groups(ours)), torch.optim.NAdam(groups(theirs))
     gradients = Gradients()
-    for step in range(60):
+    for step in range(30):
         if step % 7 == 3:
             assert fuse(fused) is fused and fuse(fused) is fused
         if step % 7 == 6:

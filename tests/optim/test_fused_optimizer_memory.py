@@ -1,4 +1,4 @@
-"""Where the numbers of a fused optimizer lie: weights where they were, states together, and nothing held for long."""
+"""The memory of a fused optimizer: weights stay in place, states lie together, and nothing else is held for long."""
 
 import gc
 import weakref
@@ -20,7 +20,7 @@ def test_parameters_stay_where_they_are():
 
 
 def test_each_parameter_counts_for_itself():
-    """What the user sees of one parameter shares nothing that a step of another would change."""
+    """The state that a user sees of one parameter shares nothing that a step of another would change."""
     ours, _, fused, _ = pair()
     Gradients(absent=False).give(ours)
     fused.step()

@@ -2,9 +2,14 @@
 
 import pytest
 import torch
+import torch.distributed as dist
 from pool import ranks
 from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from training import batch, loss
 
+import baguakit as bk
 from baguakit.optim import fuse, report
 
 RULES = {
@@ -17,10 +22,6 @@ RULES = {
 
 def attached(rule, order, split):
     """Train on this rank with an attachment and an optimizer fused before it, after it, or not at all."""
-    import torch.distributed as dist
-    from training import loss
-
-    import baguakit as bk
     from baguakit.optim import fuse, report
 
     torch.manual_seed(dist.get_rank())
@@ -63,12 +64,8 @@ def test_gradients_in_a_bucket_are_not_copied(order, split):
 
 def sharded(fused, kind, options):
     """Train on this rank with FSDP2; the weights and the state dict, gathered."""
-    import torch.distributed as dist
     from torch.distributed.checkpoint.state_dict import StateDictOptions, get_state_dict
-    from torch.distributed.device_mesh import init_device_mesh
-    from torch.distributed.fsdp import fully_shard
     from torch.distributed.tensor import DTensor
-    from training import batch
 
     from baguakit.optim import fuse, report
 

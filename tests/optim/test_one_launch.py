@@ -5,7 +5,7 @@ import copy
 import pytest
 import torch
 from torch import nn
-from toys import Gradients, alike, groups, parameters
+from toys import Gradients, alike, groups, parameters, train
 
 from baguakit.kernels.steps import operators as steps_ops
 from baguakit.optim import fuse, report, steppers, unfuse
@@ -25,7 +25,7 @@ ULPS = 16 * 2.0**-24
 
 @pytest.fixture
 def launched(monkeypatch) -> list[int]:
-    """How many tensors each launch steps; from now on, CPU tensors are launched, too."""
+    """Launch steps of CPU tensors too; return a list that grows by the number of tensors of each launch."""
     sizes: list[int] = []
     step_ = steps_ops.step_
 
@@ -54,10 +54,7 @@ def test_they_are_torchs(kind, options, launched):
     ours, theirs, fused, plain = pair(kind, options)
     gradients = Gradients()
     launched.clear()
-    for _ in range(40):
-        gradients.give(ours, theirs)
-        fused.step()
-        plain.step()
+    train(40, gradients, ours, theirs, fused, plain)
     assert launched and close([p.detach() for p in ours], [p.detach() for p in theirs], 40)
     a, b = fused.state_dict(), plain.state_dict()
     assert a["state"].keys() == b["state"].keys() and alike(a["param_groups"], b["param_groups"])
@@ -151,9 +148,5 @@ def test_a_rate_may_be_a_tensor(launched):
     ours, theirs = parameters(), parameters()
     fused = fuse(torch.optim.Adam(ours, lr=torch.tensor(0.01), foreach=False))
     plain = torch.optim.Adam(theirs, lr=torch.tensor(0.01), foreach=False)
-    gradients = Gradients()
-    for _ in range(5):
-        gradients.give(ours, theirs)
-        fused.step()
-        plain.step()
+    train(5, Gradients(), ours, theirs, fused, plain)
     assert launched and close([p.detach() for p in ours], [p.detach() for p in theirs], 5)

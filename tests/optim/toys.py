@@ -60,7 +60,7 @@ def train(steps, gradients, ours, theirs, *optimizers):
 
 
 def same_state(a, b):
-    """Whether two optimizers have bitwise equal state dicts, types and shapes included."""
+    """Return whether two optimizers have bitwise equal state dicts, types and shapes included."""
     a, b = a.state_dict(), b.state_dict()
     return alike(a, b)
 

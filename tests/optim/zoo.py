@@ -47,7 +47,7 @@ def name(case):
 
 
 class Custom(Optimizer):
-    """What all optimizers of users have in common: `update` sees one parameter, its gradient, state and group."""
+    """Base of the optimizers of users: `update` sees one parameter, its gradient, state and group."""
 
     options: ClassVar = {}
 

@@ -1,5 +1,6 @@
 """Pictures show the numbers that they were given. What cannot be tested here is whether they look well."""
 
+import math
 import subprocess
 import sys
 
@@ -29,12 +30,13 @@ def test_consensus_is_drawn_as_measured_beside_what_the_gap_promises():
     rho = 1 - Ring().spectral_gap(4)
     assert drawn[0] == [[t, rho**t] for t in range(3)]
     assert drawn[1] == [[0, 1.0], [1, 0.7], [2, 0.5]]
-    assert drawn[2][:2] == [[0, 1.0], [1, 0.6]] and drawn[2][2] == [2, axes.get_ylim()[0]]  # 0 lies at the bottom
-    assert drawn[3] == [[0, 1.0], [1, 0.8], [2, 0.7]] and len(drawn) == 4
+    assert drawn[2][:2] == [[0, 1.0], [1, 0.6]] and math.isnan(drawn[2][2][1])  # 0 has no point
+    assert drawn[3] == [[1, 0.6], [2, axes.get_ylim()[0]]]  # a line falls to the bottom instead
+    assert drawn[4] == [[0, 1.0], [1, 0.8], [2, 0.7]] and len(drawn) == 5
     assert legend(axes.figure) == [
         f"Ring(): ρ = {rho:.3f}",
         "OnePeerExact(): exact after 2",
-        "RandomMatching(): no promise for a round",
+        "RandomMatching(): no bound for a round",
     ]
 
 
@@ -82,15 +84,17 @@ def test_lines_differ_in_grey_print_too():
 
 def test_refusals_are_sentences():
     for wrong in ({}, {Ring(): []}, {Ring(): [1.0, -1.0]}, {Ring(): [float("nan")]}):
-        with pytest.raises(ValueError, match=r"distances (are numbers, 0 or more|is a finite number)"):
+        with pytest.raises(ValueError, match=r"distances (has numbers, 0 or more|is a finite number)"):
             consensus_decay(wrong, 4)
     for x, compressors in ((torch.ones(4), ()), (torch.zeros(4), (BFloat16(),)), (torch.ones(0), (BFloat16(),))):
         with pytest.raises(ValueError, match="x has values, not all of them 0, and compressors names one or more"):
             error_histogram(x, *compressors)
     for wrong in ({}, {"none": []}):
-        with pytest.raises(ValueError, match=r"a curve has points \(bytes, score\)"):
+        with pytest.raises(ValueError, match=r"curves has at least one point \(bytes, score\)"):
             score_by_bytes(wrong)
-    with pytest.raises(ValueError, match=r"nothing was measured of \['top-k'\]; there are MinMaxUInt8\(\), mixing"):
+    with pytest.raises(
+        ValueError, match=r"measured has no rows of families \['top-k'\]; it has MinMaxUInt8\(\), mixing"
+    ):
         roofline(MEASURED, ["top-k"])
 
 
@@ -103,7 +107,7 @@ def test_matplotlib_is_imported_to_draw_and_pyplot_never():
         "sys.modules['matplotlib'] = sys.modules['matplotlib.figure'] = None\n"
         "try:\n    bk.pictures.score_by_bytes({'a': [(1, 1)]})\n"
         "except ModuleNotFoundError as error:\n"
-        "    assert str(error) == 'a picture needs matplotlib: pip install matplotlib'\n"
+        "    assert str(error) == 'plots need matplotlib: pip install matplotlib'\n"
         "else:\n    raise AssertionError\n"
     )
     subprocess.run([sys.executable, "-c", program], check=True)

@@ -5,15 +5,14 @@ import weakref
 
 import pytest
 import torch
+import torch.distributed as dist
 from pool import ranks
+
+import baguakit as bk
 
 
 def launched():
     """A tensor (2, 3), and its flight through a mean over the ranks."""
-    import torch.distributed as dist
-
-    import baguakit as bk
-
     x = torch.arange(6.0).view(2, 3) * (1 + dist.get_rank())
     return x, bk.primitives.launch(bk.stages.Mean(), x, bk.Comm())
 
@@ -73,8 +72,6 @@ def test_what_cannot_land_is_refused_in_words():
 
 def test_a_stage_that_returns_something_else_is_named():
     def run():
-        import baguakit as bk
-
         class Strange:
             def init(self, bucket, comm):
                 return {}
@@ -93,7 +90,6 @@ def test_what_flies_is_kept_until_it_has_landed():
     """A CUDA lane gets its work at once and does it later, when the host has forgotten what it was done on."""
 
     def run():
-        import baguakit as bk
         from baguakit.lanes import Flight, Lane
         from baguakit.primitives import flights
 

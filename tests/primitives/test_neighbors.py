@@ -2,7 +2,10 @@
 
 import pytest
 import torch
+import torch.distributed as dist
 from pool import ranks
+
+import baguakit as bk
 
 
 def test_weights_of_one_s_own_are_the_rows_of_a_matrix():
@@ -14,10 +17,6 @@ def test_weights_of_one_s_own_are_the_rows_of_a_matrix():
     dst = {(i, j): float(torch.rand((), generator=draw)) for i, j in sorted(edges)}
 
     def run(dtype):
-        import torch.distributed as dist
-
-        import baguakit as bk
-
         r, comm = dist.get_rank(), bk.Comm()
         x = [torch.arange(6, dtype=dtype).view(2, 3) + r, torch.full((2,), 2.0**r, dtype=dtype)]
         bk.primitives.neighbor_mean_(
@@ -44,10 +43,6 @@ def test_weights_of_one_s_own_are_the_rows_of_a_matrix():
 @pytest.mark.parametrize("check", [False, True])
 def test_the_weights_of_a_topology_given_by_hand_are_the_topology(check):
     def run():
-        import torch.distributed as dist
-
-        import baguakit as bk
-
         comm, x = bk.Comm(), torch.randn(1000, generator=torch.Generator().manual_seed(dist.get_rank()))
         same = []
         for topology in (bk.topology.Ring(), bk.topology.Star(), bk.topology.OnePeerExponential()):
@@ -78,10 +73,6 @@ def test_ranks_that_disagree_are_named_on_every_rank():
     ]
 
     def run(hears, sends, words):
-        import torch.distributed as dist
-
-        import baguakit as bk
-
         r, x = dist.get_rank(), torch.ones(3)
         with pytest.raises(ValueError, match=words):
             bk.primitives.neighbor_mean_(
@@ -98,10 +89,6 @@ def test_ranks_that_disagree_are_named_on_every_rank():
 @pytest.mark.parametrize("peer", [-1, 3, 7, "1", True])
 def test_a_peer_that_cannot_be_is_an_error_on_every_rank(peer):
     def run():
-        import torch.distributed as dist
-
-        import baguakit as bk
-
         sources = {peer: 0.5} if dist.get_rank() == 1 else {}
         if peer is True and dist.get_rank() == 1:
             words = "not True"
@@ -115,8 +102,6 @@ def test_a_peer_that_cannot_be_is_an_error_on_every_rank(peer):
 
 def test_one_way_of_saying_it_at_a_time():
     def run():
-        import baguakit as bk
-
         comm, ring, x = bk.Comm(), bk.topology.Ring(), torch.ones(2)
         with pytest.raises(TypeError, match="leave out either it or self_weight"):
             bk.primitives.neighbor_mean_(x, ring, comm, self_weight=0.5)
@@ -137,10 +122,6 @@ def test_one_way_of_saying_it_at_a_time():
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int64, torch.bool])
 def test_what_neighbors_hold(dtype):
     def run():
-        import torch.distributed as dist
-
-        import baguakit as bk
-
         r, comm = dist.get_rank(), bk.Comm()
         x = torch.full((2, 3), r % 2 if dtype is torch.bool else r, dtype=dtype)
         ring = bk.primitives.neighbor_gather(x.t(), bk.topology.Ring(), comm)
@@ -160,8 +141,6 @@ def test_what_neighbors_hold(dtype):
 
 def test_one_rank_hears_nobody():
     def run():
-        import baguakit as bk
-
         comm, x = bk.Comm(), torch.arange(3.0)
         assert bk.primitives.neighbor_gather(x, bk.topology.Ring(), comm) == {}
         assert bk.primitives.neighbor_gather(x, comm=comm, src_ranks=[]) == {}

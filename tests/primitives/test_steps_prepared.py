@@ -16,51 +16,51 @@ from baguakit.primitives import Fixed, adamw_step_, gradient_norm, sgd_step_
 
 @pytest.fixture
 def made(monkeypatch):
-    """The plans that are made from here on; addresses of CPU tensors make as good tables as any."""
-    plans, make = [], steps_ops.plan_of
-    monkeypatch.setattr(steps_ops, "PLANS", steps_table.Plans())
-    monkeypatch.setattr(steps_ops, "plan_of", lambda *args: plans.append(make(*args)) or plans[-1])
-    return plans
+    """The tables that are made from here on; addresses of CPU tensors make as good tables as any."""
+    tables, make = [], steps_ops.tables_of
+    monkeypatch.setattr(steps_ops, "TABLES", steps_table.TableCache())
+    monkeypatch.setattr(steps_ops, "tables_of", lambda *args: tables.append(make(*args)) or tables[-1])
+    return tables
 
 
-def plan_for(p, g):
+def tables_for(p, g):
     operands = steps_ops.definition.Operands(*(x.tensors if isinstance(x, Fixed) else x for x in (p, g)))
-    return steps_ops.plan_for({"p": p, "g": g}, None, lambda: operands)
+    return steps_ops.tables_for({"p": p, "g": g}, None, lambda: operands)
 
 
 def test_a_table_is_kept_while_addresses_hold_and_made_anew_when_they_change(made):
     p, g = values(), values(1)
-    assert plan_for(p, g) is plan_for(list(p), list(g)) and len(made) == 1
-    record = made[0].tables[0].records
+    assert tables_for(p, g) is tables_for(list(p), list(g)) and len(made) == 1
+    record = made[0].by_kind[0].records
     assert record[:, 0].tolist() == [x.data_ptr() for x in p] and record[:, 1].tolist() == [x.data_ptr() for x in g]
     p[1].data = torch.randn(p[1].shape)
-    assert plan_for(p, g).tables[0].records[1, 0] == p[1].data_ptr() and len(made) == 2
+    assert tables_for(p, g).by_kind[0].records[1, 0] == p[1].data_ptr() and len(made) == 2
     bucket = torch.randn(40)
-    plan_for([p[0]], [bucket[:35].view(7, 5)])
-    plan_for([p[0][:3]], [bucket[:15].view(3, 5)])  # the same addresses, and other lengths
-    assert len(made) == 4 and made[3].tables[0].records[0, 5] == 15
+    tables_for([p[0]], [bucket[:35].view(7, 5)])
+    tables_for([p[0][:3]], [bucket[:15].view(3, 5)])  # the same addresses, and other lengths
+    assert len(made) == 4 and made[3].by_kind[0].records[0, 5] == 15
 
 
 def test_what_is_fixed_is_not_read_again(made, monkeypatch):
     p, g = Fixed(values()), Fixed(values(1))
-    first = plan_for(p, g)
+    first = tables_for(p, g)
     monkeypatch.setattr(torch.Tensor, "data_ptr", None)
-    assert plan_for(p, g) is first and len(made) == 1
+    assert tables_for(p, g) is first and len(made) == 1
 
 
 def test_old_tables_are_forgotten_but_not_those_of_graphs(made, monkeypatch):
     tensors = [(torch.randn(4), torch.randn(4)) for _ in range(steps_table.KEPT + 1)]
-    kept = plan_for([tensors[0][0]], [tensors[0][1]])
-    key = next(iter(steps_ops.PLANS.latest))
+    kept = tables_for([tensors[0][0]], [tensors[0][1]])
+    key = next(iter(steps_ops.TABLES.latest))
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
-    assert steps_ops.PLANS.find(key, torch.device("cuda")) is kept
+    assert steps_ops.TABLES.find(key, torch.device("cuda")) is kept
     with pytest.raises(RuntimeError, match="take one step"):
-        steps_ops.PLANS.find("another", torch.device("cuda"))
+        steps_ops.TABLES.find("another", torch.device("cuda"))
     monkeypatch.undo()
-    plans = steps_table.Plans()
+    tables = steps_table.TableCache()
     for i in range(steps_table.KEPT + 1):
-        plans.keep(i, kept)
-    assert len(plans.latest) == steps_table.KEPT and plans.find(0, torch.device("cpu")) is None
+        tables.keep(i, kept)
+    assert len(tables.latest) == steps_table.KEPT and tables.find(0, torch.device("cpu")) is None
 
 
 # Refusals: before anything has changed, in one sentence.
@@ -102,8 +102,8 @@ REFUSED = [
     (wrong(g=None, packed=torch.zeros(31, dtype=torch.uint8)), ValueError, "one contiguous row of 32 bytes"),
     (wrong(g=None, packed=torch.zeros(32)), TypeError, "packed gradients are uint8"),
     (wrong(p=[X], g=None, packed=torch.zeros(32, dtype=torch.uint8)), ValueError, "those of one contiguous tensor"),
-    (wrong(g=None, packed=torch.zeros(32, dtype=torch.uint8), compressor=bk.compressors.MinMaxUInt8(block=None)),
-     TypeError, "MinMaxUInt8 in blocks"),
+    (wrong(g=None, packed=torch.zeros(32, dtype=torch.uint8), compressor=bk.compressors.UInt4()),
+     TypeError, "the only one whose bytes a step reads, not UInt4"),
 ]  # fmt: skip
 
 

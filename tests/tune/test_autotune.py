@@ -1,11 +1,16 @@
 """Tuning while training: the same choice on all ranks, saved and resumed, and no result changed."""
 
+import gc
 import io
+import os
+import threading
 
 import pytest
 import torch
+import torch.distributed as dist
+from everything import exact, made, runs_free, usual
 from pool import ranks
-from training import flat, loss, net, sgd
+from training import flat, loss, net, net_and_sgd, run_steps
 
 import baguakit as bk
 from baguakit.tune.tuner import Trial, best_of, next_of
@@ -14,7 +19,7 @@ SIZES = (1, 300, 1 << 20)  # a bucket for each parameter, some, and one for all
 
 
 def searched(seconds, start, sizes, flows, gain=0.02):
-    """The trials of a search where a setting takes `seconds(size, flows)`."""
+    """Return the trials of a search where a setting takes `seconds(size, flows)`."""
     trials, setting = [], start
     while setting is not None:
         trials.append(Trial(*setting, seconds(*setting)))
@@ -40,22 +45,16 @@ def test_noise_below_the_gain_moves_nothing():
     assert [trial.setting[0] for trial in trials] == [4, 8, 2] and best_of(trials, 0.02) == trials[0]
 
 
-def trained(rule, tune, steps=40, state=None):
-    """Train, tuning or not: the weights, the attachment's state, and the tuner."""
-    import torch.distributed as dist
-
-    model = net()
-    optimizer = sgd(model.parameters())
-    with bk.attach(model, optimizer, rule(bk)) as att:
+def trained(algorithm, tune, steps=40, state=None):
+    """Train, tuning or not; return the weights, the state of the attachment, the tuner and the sizes of its buckets."""
+    model, optimizer = net_and_sgd()
+    with bk.attach(model, optimizer, made(algorithm)) as att:
         if state is not None:
             loaded = torch.load(io.BytesIO(state), weights_only=True)
             model.load_state_dict(loaded["model"])
             att.load_state_dict(loaded["att"])
         tuner = bk.tune.autotune(att, bucket_bytes=SIZES, flows=(1, 2), steps=2) if tune else None
-        for step in range(steps):
-            optimizer.zero_grad()
-            loss(model, dist.get_rank(), step).backward()
-            optimizer.step()
+        run_steps(model, optimizer, range(steps))
         buffer = io.BytesIO()
         torch.save({"model": model.state_dict(), "att": att.state_dict()}, buffer)
         cut = sorted(len(row) for row in att.state_dict()["rules"]["0"]["cut"])
@@ -66,21 +65,16 @@ def log_of(tuner):
     return [sentence.partition(":")[0] for sentence in tuner.log]
 
 
-RULES = {
-    "all-reduce": lambda bk: bk.algorithms.gradient_allreduce(),
-    "awc": lambda bk: bk.algorithms.decentralized(),
-    "local": lambda bk: bk.algorithms.local_sgd(every=2),
-    "delayed": lambda bk: bk.after_step(bk.stages.Mean(), every=2, delay=1),
-    "tracking": lambda bk: bk.algorithms.gradient_tracking(),
-}
+MEAN = "gradient_allreduce()"
+EXACT = [each for each in usual().values() if exact(made(each)) and not runs_free(made(each))]
 
 
-@pytest.mark.parametrize("rule", RULES)
-def test_tuning_changes_no_result(rule):
+@pytest.mark.parametrize("algorithm", [*EXACT, "after_step(Mean(), every=2, delay=1)"])
+def test_tuning_changes_no_result(algorithm):
     """The sum of two numbers does not depend on their place in a bucket: bitwise the run without tuning."""
 
     def work():
-        plain, (tuned, _, tuner, _) = trained(RULES[rule], False)[0], trained(RULES[rule], True)
+        plain, (tuned, _, tuner, _) = trained(algorithm, False)[0], trained(algorithm, True)
         return plain, tuned, log_of(tuner)
 
     for plain, tuned, log in ranks(2, work):
@@ -90,7 +84,7 @@ def test_tuning_changes_no_result(rule):
 
 def test_on_three_ranks_only_the_order_of_sums_changes():
     def work():
-        return [trained(RULES["all-reduce"], tune)[0] for tune in (False, True)]
+        return [trained(MEAN, tune)[0] for tune in (False, True)]
 
     told = ranks(3, work)
     for plain, tuned in told:
@@ -100,9 +94,9 @@ def test_on_three_ranks_only_the_order_of_sums_changes():
 
 def test_all_ranks_choose_the_same_and_a_resumed_run_does_not_tune_again():
     def work():
-        _, state, tuner, cut = trained(RULES["all-reduce"], True)
-        again = trained(RULES["all-reduce"], True, steps=2, state=state)
-        untuned = trained(RULES["all-reduce"], False, steps=2, state=state)
+        _, state, tuner, cut = trained(MEAN, True)
+        again = trained(MEAN, True, steps=2, state=state)
+        untuned = trained(MEAN, False, steps=2, state=state)
         return tuner.log, tuner.over, tuner.best, cut, (again[2].log, again[3]), untuned[3]
 
     told = ranks(2, work)
@@ -115,12 +109,9 @@ def test_all_ranks_choose_the_same_and_a_resumed_run_does_not_tune_again():
 
 def test_a_state_that_is_loaded_ends_tuning():
     def work():
-        import torch.distributed as dist
-
-        _, state, _, _ = trained(RULES["all-reduce"], True)
-        model = net()
-        optimizer = sgd(model.parameters())
-        with bk.attach(model, optimizer, RULES["all-reduce"](bk)) as att:
+        _, state, _, _ = trained(MEAN, True)
+        model, optimizer = net_and_sgd()
+        with bk.attach(model, optimizer, made(MEAN)) as att:
             tuner = bk.tune.autotune(att, bucket_bytes=SIZES, steps=2)
             att.load_state_dict(torch.load(io.BytesIO(state), weights_only=True)["att"])
             loss(model, dist.get_rank(), 0).backward()
@@ -134,8 +125,6 @@ def test_buckets_and_flows_are_changed_by_hand_and_nothing_is_left():
     changes = [{}, {"bucket_bytes": 1}, {"flows": 2}, {"bucket_bytes": 1 << 20, "flows": 1}]
 
     def cycle():
-        import torch.distributed as dist
-
         model, seen = net(), []
         with bk.attach(model, None, bk.algorithms.bytegrad(error_feedback=True)) as att:
             for step, change in enumerate(changes):
@@ -145,10 +134,6 @@ def test_buckets_and_flows_are_changed_by_hand_and_nothing_is_left():
         return seen, [p.grad.sum().item() for p in model.parameters()]
 
     def work():
-        import gc
-        import os
-        import threading
-
         done, held = [], []
         for _ in range(4):
             done.append(cycle())
@@ -168,8 +153,7 @@ def test_a_plan_is_where_tuning_begins():
     def work():
         link = bk.tune.Link("flat", 1, 2, bk.tune.Line(1e-4, 1e-8), bk.tune.Line(1e-4, 1e-8))
         network = bk.tune.Network(2, 1, "cpu", 1, (link,))
-        model = net()
-        optimizer = sgd(model.parameters())
+        model, optimizer = net_and_sgd()
         plan = plan_of(model, network, bk.tune.Compute(0.0, 1.0), [bk.algorithms.gradient_allreduce()], [300], [1])
         with bk.attach(model, optimizer, bk.algorithms.gradient_allreduce()) as att:
             tuner = bk.tune.autotune(att, plan)
@@ -183,10 +167,7 @@ def test_a_plan_is_where_tuning_begins():
 
 def test_tuning_waits_for_warm_ups_and_gives_way():
     def work():
-        import torch.distributed as dist
-
-        model = net()
-        optimizer = sgd(model.parameters())
+        model, optimizer = net_and_sgd()
         with bk.attach(model, optimizer, bk.algorithms.local_sgd(every=2, start=4)) as att:
             tuner, seen = bk.tune.autotune(att, bucket_bytes=SIZES, steps=1), []
             for step in range(9):
@@ -207,7 +188,7 @@ def test_tuning_waits_for_warm_ups_and_gives_way():
 
 def test_one_rank_tunes_its_buckets():
     def work():
-        _, _, tuner, _ = trained(RULES["all-reduce"], True)
+        _, _, tuner, _ = trained(MEAN, True)
         return tuner.over, {trial.flows for trial in tuner.trials}
 
     assert ranks(1, work) == [(True, {1})]
@@ -215,8 +196,7 @@ def test_one_rank_tunes_its_buckets():
 
 def test_what_cannot_be_tuned_is_refused():
     def work():
-        model = net()
-        optimizer = sgd(model.parameters())
+        model, optimizer = net_and_sgd()
         found = []
         with bk.attach(model, optimizer, bk.algorithms.async_model_average()) as att:
             for attempt in (lambda: bk.tune.autotune(att), lambda: att.recut(1), lambda: bk.tune.autotune(model)):

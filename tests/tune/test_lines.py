@@ -4,8 +4,9 @@ import random
 
 import pytest
 
+from baguakit.costs import all_gather, all_reduce, neighbors, scatter_gather
 from baguakit.tune import Codec, Line, Link, Network
-from baguakit.tune.lines import all_gather, all_reduce, fit, neighbors, scatter_gather
+from baguakit.tune.fitting import fit
 
 SIZES = [1 << power for power in range(10, 25, 2)]
 

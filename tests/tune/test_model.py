@@ -2,15 +2,16 @@
 
 from itertools import count
 
+import everything
 import pytest
 import torch
 from torch import nn
 
 import baguakit as bk
 from baguakit.compressors import MinMaxUInt8
+from baguakit.costs import piped
 from baguakit.stages import Mean, Stage
 from baguakit.tune import Codec, Compute, Cost, Line, Link, Load, Network, Place, compute, cost, predict
-from baguakit.tune.costs import piped
 from baguakit.tune.overlap import overlapped
 from baguakit.tune.planning import plan_of
 
@@ -36,7 +37,7 @@ def costs(*seconds, busy=0.0):
 
 
 def test_a_step_is_timed_on_the_device_of_the_model(monkeypatch):
-    """Which need not be the current one."""
+    """It need not be the current device."""
     devices, ticks = set(), count()
     monkeypatch.setattr(compute, "moment", lambda device: (devices.add(device), float(next(ticks)))[1])
     there, x = model(), torch.empty(1, 1000, device="meta")
@@ -45,7 +46,7 @@ def test_a_step_is_timed_on_the_device_of_the_model(monkeypatch):
     assert found == Compute(1.0, 2.0, 1.0, (1.0, 0.5))
 
 
-# What overlaps
+# Overlap
 
 
 def test_without_computing_a_step_is_the_sum_of_the_flights():
@@ -96,7 +97,7 @@ def test_pieces_overlap_the_machine_and_the_link():
     assert piped(2.0, 3.0, 0.0, 10**9).seconds == pytest.approx(3.0)
 
 
-# What flights cost
+# Costs of flights
 
 
 def test_costs_by_hand():
@@ -120,11 +121,11 @@ def test_costs_by_hand():
     assert (peer.seconds, peer.sent) == pytest.approx((A + B * 8 * N, 8 * N))
 
 
-@pytest.mark.parametrize("name", [name for name in bk.algorithms.__all__ if name != "push_sum"])
-def test_every_algorithm_has_a_cost_and_one_rank_sends_nothing(name):
-    every = [MinMaxUInt8(), bk.compressors.TopK(0.01)]
-    codecs = tuple(Codec(repr(each), 1e-9, 1e-9, 1e-9) for each in every)
-    algorithm = getattr(bk.algorithms, name)()
+@pytest.mark.parametrize("algorithm", everything.ALGORITHMS)
+def test_every_algorithm_has_a_cost_and_one_rank_sends_nothing(algorithm):
+    algorithm = everything.made(algorithm)
+    used = {stage.compressor for stage in everything.stages(algorithm) if hasattr(stage, "compressor")}
+    codecs = tuple(Codec(repr(each), 1e-9, 1e-9, 1e-9) for each in used)
     for ranks in (1, 4):
         links = (Link("flat", 1, ranks, LINE, LINE),) if ranks > 1 else ()
         row = predict(algorithm, model(), Network(ranks, 1, "cpu", 1, links, codecs), COMPUTE)
@@ -229,7 +230,7 @@ def test_the_plan_is_the_predictions_sorted():
 
 
 def test_on_a_fast_network_exact_means_are_picked():
-    """Where both hide behind backward alike, the algorithm that was named first and the fewest flows and buckets."""
+    """If both hide behind backward, the plan takes the algorithm named first and the fewest flows and buckets."""
     free = Line(0.0, 1e-15)
     found = the_plan(network(line=free))
     assert (found.best.algorithm, found.best.buckets) == (bk.algorithms.gradient_allreduce(), 1)

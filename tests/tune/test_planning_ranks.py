@@ -1,11 +1,16 @@
 """Probing and planning on live ranks: all of them find, and pick, the same."""
 
+import os
+import threading
+import time
 from dataclasses import replace
 
 import pytest
 import torch
+import torch.distributed as dist
 from pool import ranks
 from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
 
 import baguakit as bk
 
@@ -17,10 +22,6 @@ def small():
 
 def test_probes_agree_across_ranks_and_leave_nothing_behind():
     def work():
-        import os
-        import threading
-        import time
-
         def held():
             return len(os.listdir("/proc/self/fd")), threading.active_count()
 
@@ -29,19 +30,19 @@ def test_probes_agree_across_ranks_and_leave_nothing_behind():
 
         comm = bk.Comm()
         kinds = [bk.compressors.BFloat16(), bk.compressors.TopK(0.1)]
-        bk.tune.probe(comm, flows=(2, 1), compressors=kinds, seconds=0.1)  # what torch opens once and keeps is open
+        bk.tune.probe(comm, flows=(2, 1), compressors=kinds, seconds=0.02)  # what torch opens once and keeps is open
         before = held()
-        found = bk.tune.probe(comm, flows=(2, 1), compressors=kinds, seconds=0.5)
+        found = bk.tune.probe(comm, flows=(2, 1), compressors=kinds, seconds=0.2)
         until = time.monotonic() + 20
         while more(before) and time.monotonic() < until:  # threads that have been told to end may take a while
             time.sleep(0.01)
         return found, f"{before} were held, and {held()} are" if more(before) else None
 
-    told = ranks(3, work)
+    told = ranks(2, work)
     found = told[0][0]
-    assert [left for _, left in told] == [None] * 3
+    assert [left for _, left in told] == [None] * 2
     assert all(each == found for each, _ in told)
-    assert [(link.part, link.flows, link.ranks) for link in found.links] == [("flat", 1, 3), ("flat", 2, 3)]
+    assert [(link.part, link.flows, link.ranks) for link in found.links] == [("flat", 1, 2), ("flat", 2, 2)]
     assert [codec.name for codec in found.codecs] == ["BFloat16()", "TopK(0.1)"]
     for link in found.links:
         for line in (link.exchange, link.all_reduce):
@@ -52,11 +53,9 @@ def test_probes_agree_across_ranks_and_leave_nothing_behind():
 
 def test_nodes_have_links_of_their_own():
     def work():
-        from torch.distributed.device_mesh import init_device_mesh
-
         mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("inter", "intra"))
         comm = bk.Comm(mesh=mesh)
-        found = bk.tune.probe(comm, flows=(1, 2), compressors=[bk.compressors.BFloat16()], seconds=0.2)
+        found = bk.tune.probe(comm, flows=(1, 2), compressors=[bk.compressors.BFloat16()], seconds=0.05)
         algorithms = [bk.algorithms.bytegrad(bk.compressors.BFloat16())]
         return found, bk.tune.plan(small(), comm, found, 0.01, algorithms)
 
@@ -81,7 +80,7 @@ def test_all_ranks_pick_the_same_and_train_with_it():
 
         kind = bk.compressors.BFloat16()
         algorithms = [bk.algorithms.gradient_allreduce(), bk.algorithms.bytegrad(kind)]
-        network = bk.tune.probe(flows=(1, 2), compressors=[kind], seconds=0.2)
+        network = bk.tune.probe(flows=(1, 2), compressors=[kind], seconds=0.05)
         plan = bk.tune.plan(model, None, network, step, algorithms, (1, 1 << 20))
         best = plan.best
         comm = bk.Comm(flows=best.flows)
@@ -100,7 +99,7 @@ def test_all_ranks_pick_the_same_and_train_with_it():
 
 def test_one_rank_plans_too():
     def work():
-        network = bk.tune.probe(seconds=0.1, compressors=[])
+        network = bk.tune.probe(seconds=0.02, compressors=[])
         at_no_cost = replace(network, copy=0.0, launch=0.0)
         return network, *(
             bk.tune.plan(small(), None, each, 0.01, [bk.algorithms.gradient_allreduce()]).best
@@ -132,15 +131,21 @@ def test_what_is_refused():
         return found
 
     network = bk.tune.Network(1, 1, "cpu", 1, (), ())
-    words = ["1 to 64", "greater than 0", "travel", "list of what may", "is a list", "names no size", "not '1 s'"]
+    words = [
+        "1 to 64",
+        "greater than 0",
+        "need the backend nccl",
+        "list of the algorithms",
+        "is a list",
+        "names no size",
+        "not '1 s'",
+    ]
     for found in ranks(1, work):
         assert all(word in text for word, text in zip([*words, "must call the model"], found, strict=True))
 
 
 def test_an_error_on_one_rank_is_raised_on_all():
     def work():
-        import torch.distributed as dist
-
         network = bk.tune.Network(1, 1, "cpu", 1, ())
         with pytest.raises(ValueError) as error:
             bk.tune.plan(small(), None, network, 0.01 if dist.get_rank() else -1.0)

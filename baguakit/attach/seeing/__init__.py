@@ -1,1 +1,1 @@
-"""Reports, timelines, scalars and losses of compression of an attachment."""
+"""Reports, timelines and scalars of an attachment."""

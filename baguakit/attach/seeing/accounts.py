@@ -1,12 +1,12 @@
-"""Each rank's account of its latest steps, on its own clock; and all of them put together on one.
+"""The account of each rank of its latest steps, on its own clock; and the timeline of all ranks on one clock.
 
-The clocks of two ranks are compared by collectives that all leave only after all have entered. If rank 0 entered and
-left at a and b on its clock, and rank r at c and d on its own, then what r's clock is ahead lies in
+The clocks of two ranks are compared by collectives that no rank leaves before all have entered. If rank 0 enters and
+leaves at a and b on its clock, and rank r at c and d on its own, then the lead θ of r's clock lies in
 
     c − b  ≤  θ  ≤  d − a
 
-and in the intersection of these intervals over several collectives. Its middle is taken for θ, and half of its length
-is the error.
+and in the intersection of these intervals over several collectives. The middle of that is taken for θ, and half of its
+length is the error.
 """
 
 import time
@@ -17,17 +17,18 @@ import torch
 
 from ...comm import Comm
 from ...lanes import Moment, reader
-from ..routes import Route, Trip
-from .logbook import STEP, Logbook, StepRecord
-from .timeline import TRAINING, FlightSpan, Span, Timeline
+from ..runners.runner import BucketFlight, RuleRunner
+from ..training.logbook import STEP, Logbook, StepRecord
+from .spans import TRAINING, FlightSpan, Span
+from .timeline import Timeline
 
-PINGS = 16  # collectives by which clocks are compared
+PINGS = 16  # collectives that compare the clocks
 
-Ping = tuple[float, float]  # when a rank entered a collective, and when it left
+Ping = tuple[float, float]  # the times when a rank entered and left a collective
 Account = tuple[list[Span], list[Ping]]
 
 
-def account(rank: int, routes: Sequence[Route], log: Logbook, steps: int | None) -> list[Span]:
+def account(rank: int, runners: Sequence[RuleRunner], log: Logbook, steps: int | None) -> list[Span]:
     """Return the spans of this rank in its latest `steps` (None: all recorded). Waits for the device."""
     records = list(log.steps)[-steps if steps else None :]
     if not records:
@@ -35,37 +36,37 @@ def account(rank: int, routes: Sequence[Route], log: Logbook, steps: int | None)
     read = reader(log.device)
     begin, end = read(records[0].begin), read(records[-1].end)
     spans = [span for record in records for span in training_spans(rank, record, read)]
-    for route in routes:
-        for i, trips in enumerate(route.records):
-            for trip in list(trips):
-                if trip is not route.air.get(i) and trip.flight.passage().waits:
-                    flight, waits = flight_spans(rank, trip, read)
-                    if flight.launched < end and flight.landed > begin:
-                        spans += [flight, *(wait for wait in waits if wait.start >= begin)]
+    for runner in runners:
+        for i, flights in enumerate(runner.records):
+            for flight in list(flights):
+                if flight is not runner.air.get(i) and flight.flight.times().waits:
+                    span, waits = flight_spans(rank, flight, read)
+                    if span.launched < end and span.landed > begin:
+                        spans += [span, *(wait for wait in waits if wait.start >= begin)]
     return spans
 
 
 def training_spans(rank: int, record: StepRecord, read: Callable[[Moment], float]) -> list[Span]:
-    """A step, and what training did in it."""
-    parts = [(STEP, record.begin, record.end), *((part.name, part.begin, part.end) for part in record.parts)]
+    """Return the span of a step, and those of its parts."""
+    parts = [(STEP, record.begin, record.end), *record.parts]
     return [Span(rank, TRAINING, name, read(begin), read(end), record.step) for name, begin, end in parts]
 
 
-def flight_spans(rank: int, trip: Trip, read: Callable[[Moment], float]) -> tuple[FlightSpan, list[Span]]:
-    """A flight, and the waits for it."""
-    passage, route = trip.flight.passage(), trip.route
-    name, which = route.name(trip.bucket), (route.label, trip.bucket, trip.round)
+def flight_spans(rank: int, flight: BucketFlight, read: Callable[[Moment], float]) -> tuple[FlightSpan, list[Span]]:
+    """Return the span of a flight, and those of the waits for it."""
+    times, runner = flight.flight.times(), flight.runner
+    name, which = runner.name(flight.bucket), (runner.label, flight.bucket, flight.round)
     waits = []
-    for since, until in passage.waits:
+    for since, until in times.waits:
         start = read(since)
-        waits.append(Span(rank, TRAINING, f"wait for {name}", start, max(start, read(until)), trip.step, *which))
-    start, end, launched = read(passage.begun), read(passage.arrived), read(passage.launched)
-    lane, landed = f"lane {route.track.number}", waits[-1].end
-    return FlightSpan(rank, lane, name, start, end, trip.step, *which, launched, landed), waits
+        waits.append(Span(rank, TRAINING, f"wait for {name}", start, max(start, read(until)), flight.step, *which))
+    start, end, launched = read(times.begun), read(times.arrived), read(times.launched)
+    lane, landed = f"lane {runner.channel.number}", waits[-1].end
+    return FlightSpan(rank, lane, name, start, end, flight.step, *which, launched, landed), waits
 
 
 def gathered(comm: Comm, device: torch.device, spans: list[Span]) -> Timeline:
-    """The timeline of all ranks from the account of each. Collective."""
+    """Return the timeline of all ranks from the account of each. Collective."""
     one = torch.zeros(1, device=device)
     mine: list[Ping] = []
     for _ in range(PINGS):
@@ -85,14 +86,14 @@ def gathered(comm: Comm, device: torch.device, spans: list[Span]) -> Timeline:
 
 
 def ahead(reference: Sequence[Ping], pings: Sequence[Ping]) -> tuple[float, float]:
-    """How many seconds one clock is ahead of another, and by how many this may be wrong."""
+    """Return the lead of one clock over another in seconds, and the error of that."""
     least = max(c - b for (_, b), (c, _) in zip(reference, pings, strict=True))
     most = min(d - a for (a, _), (_, d) in zip(reference, pings, strict=True))
     return (least + most) / 2, abs(most - least) / 2
 
 
 def shifted(span: Span, by: float) -> Span:
-    """The same, `by` seconds later."""
+    """Return the span moved by `by` seconds."""
     start, end = span.start + by, span.end + by
     if isinstance(span, FlightSpan):
         return replace(span, start=start, end=end, launched=span.launched + by, landed=span.landed + by)

@@ -1,42 +1,45 @@
-"""A timeline drawn: a row for training on each rank and one for each of its lanes, time running to the right."""
+"""A figure of a timeline: a row for training on each rank and one for each of its lanes; time runs to the right."""
 
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from .logbook import BACKWARD, STEP
-from .timeline import TRAINING, FlightSpan, Span
+from ..training.logbook import BACKWARD, STEP
+from .spans import TRAINING, FlightSpan, Span, flights_of
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-    from .timeline import Timeline
-
-# Colours of Okabe and Ito (2008), which all eyes tell apart; on paper the hatches do.
+# Colours of Okabe and Ito (2008), which the colour-blind can tell apart; in grey print the hatches do.
 RULES = (("#0072B2", ""), ("#E69F00", "////"), ("#009E73", "...."), ("#CC79A7", "\\\\\\\\"), ("#56B4E9", "xxxx"))
 WAITING, IDLE, COMPUTING, STEPPING = "#D55E00", ("#ececec", "#dadada"), "#b0b0b0", "#303030"
-LATEST = 6  # steps drawn if none are asked for
 TOP, TALL = 0.1, 0.8  # of a bar in its row
 WIDEST = 84  # letters of a rule in the legend
-LABEL = 0.07  # of the width of the picture, that the number of a step takes
-READABLE = 0.022  # of the width of the picture, that a bar must have to bear a number
+LABEL = 0.07  # share of the width of the figure that the number of a step takes
+READABLE = 0.022  # share of the width of the figure that a bar with a number needs
 
 Row = tuple[int, str]
 Style = tuple[str, str]  # colour and hatch
 
 
-def draw(timeline: "Timeline", steps: slice | None) -> "Figure":
-    """The figure of `Timeline.draw`."""
+def draw(ranks: int, spans: Sequence[Span], window: tuple[float, float], hidden: float) -> "Figure":
+    """Return the figure of `Timeline.draw`.
+
+    Args:
+        ranks: the number of ranks.
+        spans: of all ranks.
+        window: when the figure begins and ends.
+        hidden: the share of communication that is hidden, of `Timeline.overlap`; NaN if nothing flew.
+    """
     try:
         from matplotlib.figure import Figure
     except ModuleNotFoundError as missing:
         raise ModuleNotFoundError("drawing a timeline needs matplotlib: pip install matplotlib") from missing
 
-    steps = slice(-LATEST, None) if steps is None else steps
-    begin, end = timeline.window(steps)
-    seen = [span for span in timeline.spans if in_sight(span, begin, end)]
+    begin, end = window
+    seen = [span for span in spans if in_sight(span, begin, end)]
     rows = places(seen)
-    rules = list(dict.fromkeys(flight.rule or "" for flight in timeline.flights))
+    rules = list(dict.fromkeys(flight.rule or "" for flight in flights_of(spans)))
     styles = {rule: RULES[i % len(RULES)] for i, rule in enumerate(rules)}
 
     figure = Figure(figsize=(10, 1.8 + 0.28 * max(rows.values()) + 0.2 * max(0, len(rules) - 4)), layout="constrained")
@@ -46,34 +49,33 @@ def draw(timeline: "Timeline", steps: slice | None) -> "Figure":
         if row[1] == TRAINING:
             draw_training(axes, y, here, begin)
         else:
-            draw_lane(axes, y, [span for span in here if isinstance(span, FlightSpan)], styles, begin, end)
+            draw_lane(axes, y, flights_of(here), styles, begin, end)
     draw_frame(axes, rows, seen, begin, end)
     draw_legend(figure, {rule: style for rule, style in styles.items() if any(s.rule == rule for s in seen)}, seen)
-    kept = timeline.overlap(steps)
-    told = "" if kept != kept else f"; {kept:.0%} of the time of flights hidden behind training"
-    figure.suptitle(f"{timeline.ranks} ranks{told}", fontsize=10)
+    share = "" if hidden != hidden else f"; {100 * hidden:.0f} % of communication hidden"
+    figure.suptitle(f"{ranks} ranks{share}", fontsize=10)
     return figure
 
 
 def in_sight(span: Span, begin: float, end: float) -> bool:
-    """Whether some of a span, or of the way of a flight from launch to landing, lies in the window."""
+    """Return True if a part of a span, or of a flight from launch to landing, lies in the window."""
     first, last = (span.launched, span.landed) if isinstance(span, FlightSpan) else (span.start, span.end)
     return first < end and last > begin
 
 
 def places(spans: Iterable[Span]) -> dict[Row, float]:
-    """The rows from the top down: for each rank training and then its lanes; ranks stand a little apart."""
+    """Return the places of rows from the top down: for each rank training, then its lanes, then a gap."""
     rows = sorted({(span.rank, span.thread) for span in spans}, key=lambda row: (row[0], row[1] != TRAINING, row[1]))
     return {row: i + 0.5 * row[0] for i, row in enumerate(rows)}
 
 
 def bars(spans: Iterable[Span], begin: float) -> list[tuple[float, float]]:
-    """Where spans begin, and how long they are, in ms."""
+    """Return the beginnings and lengths of spans in ms."""
     return [(1e3 * (span.start - begin), 1e3 * (span.end - span.start)) for span in spans]
 
 
 def draw_training(axes: "Axes", y: float, spans: Sequence[Span], begin: float) -> None:
-    """Steps in turns of two greys, what is known of them in darker ones, and above all where training waits."""
+    """Draw steps in two alternating greys, their parts in darker ones, and the waits on top."""
     place = (y + TOP, TALL)
     steps = [span for span in spans if span.name == STEP]
     for shade in (0, 1):
@@ -89,7 +91,7 @@ def draw_training(axes: "Axes", y: float, spans: Sequence[Span], begin: float) -
 def draw_lane(
     axes: "Axes", y: float, flights: Sequence[FlightSpan], styles: dict[str, Style], begin: float, end: float
 ) -> None:
-    """Flights at work as bars with the number of their bucket; a line from launch to landing."""
+    """Draw the work of flights as bars with the number of their bucket, and a line from launch to landing."""
     for rule, (colour, hatch) in styles.items():
         ours = [flight for flight in flights if flight.rule == rule]
         if not ours:
@@ -111,7 +113,7 @@ def draw_lane(
 
 
 def draw_frame(axes: "Axes", rows: dict[Row, float], spans: Iterable[Span], begin: float, end: float) -> None:
-    """The axes, with the numbers of rank 0's steps above."""
+    """Draw the axes, with the numbers of rank 0's steps above."""
     axes.set_xlim(0, 1e3 * (end - begin))
     axes.set_ylim(max(rows.values()) + 1, 0)
     axes.set_yticks([y + 0.5 for y in rows.values()])
@@ -152,5 +154,5 @@ def draw_legend(figure: "Figure", styles: dict[str, Style], spans: Iterable[Span
 
 
 def shortened(rule: str) -> str:
-    """A rule in words, without the middle if it is long."""
+    """Return the label of a rule, without the middle if it is long."""
     return rule if len(rule) <= WIDEST else f"{rule[: WIDEST // 2]} … {rule[-WIDEST // 2 :]}"

@@ -1,13 +1,15 @@
-"""The report of an attachment: the bytes it has sent, and how long training stood still for them."""
+"""The report of an attachment: bytes sent, and the time that they were exposed."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import groupby
 from typing import Any
 
+from ...arguments import shown
 from ...comm import Comm
-from ..routes import Route, Track, Trip
+from ..runners.runner import BucketFlight, RuleRunner
+from ..runtime.channels import Channel
 
 HEAD = ("", "values", "dtype", "flights", "sent each", "on the lane", "exposed")
 
@@ -17,10 +19,10 @@ class Row:
     """One bucket of one rule.
 
     Attributes:
-        rule, number, bucket: which: the rule in words and by its number in `att.rules`, and the number of the bucket.
-        values, dtype: how many values it holds, padding included, and of what dtype.
-        flights, landed: how many times it has been launched, and has landed.
-        bytes: what this rank has sent in all of them, by part of the network ("flat", "intra", "inter").
+        rule, number, bucket: the rule in words and its number in `att.rules`, and the number of the bucket.
+        values, dtype: of the bucket, padding included.
+        flights, landed: the number of flights launched, and landed.
+        bytes: sent by this rank in all of them, by part of the network ("flat", "intra", "inter").
     """
 
     rule: str
@@ -31,27 +33,27 @@ class Row:
     flights: int
     landed: int
     bytes: dict[str, float]
-    _trips: tuple[Trip, ...] = field(repr=False)
+    _flights: tuple[BucketFlight, ...] = field(repr=False)
 
     @property
     def bytes_sent(self) -> float:
-        """Bytes that this rank has sent in all flights, over all parts of the network."""
+        """Return the bytes sent by this rank in all flights, over all parts of the network."""
         return sum(self.bytes.values())
 
     @cached_property
     def _seconds(self) -> tuple[float, float]:
-        known = [trip.flight.seconds() for trip in self._trips if trip.flight.over()]
+        known = [flight.flight.seconds() for flight in self._flights if flight.flight.over()]
         air, exposed = (sum(each) / max(1, len(known)) for each in zip(*known, strict=True)) if known else (0.0, 0.0)
         return air, exposed
 
     @property
     def seconds(self) -> float:
-        """Seconds of work on the lane, the mean over those of the latest flights that the device is done with."""
+        """Return the seconds of work on the lane: the mean over the latest flights that the device has finished."""
         return self._seconds[0]
 
     @property
     def exposed(self) -> float:
-        """Seconds for which training stood still for a flight, likewise."""
+        """Return the seconds for which training waited for a flight, likewise."""
         return self._seconds[1]
 
 
@@ -60,8 +62,8 @@ class Report:
     """A report of an attachment so far. Print it.
 
     Attributes:
-        steps: optimizer steps since the buckets were cut.
-        ranks, groups: how many ranks there are, and how many process groups the attachment has made.
+        steps: optimizer steps since the buckets were made.
+        ranks, groups: the number of ranks, and of process groups that the attachment has made.
         rows: one for each bucket of each rule.
         seconds_per_step: of the latest steps, the mean; None with one rank, or before the first step.
     """
@@ -74,31 +76,31 @@ class Report:
 
     @property
     def bytes_sent(self) -> float:
-        """Bytes that this rank has sent, all in all."""
+        """Return the bytes sent by this rank."""
         return sum(row.bytes_sent for row in self.rows)
 
     @property
     def bytes_per_step(self) -> float:
-        """Bytes that this rank has sent for each optimizer step."""
+        """Return the bytes sent by this rank in each optimizer step."""
         return self.bytes_sent / max(1, self.steps)
 
     @property
     def exposed_per_step(self) -> float:
-        """Seconds for which training stood still in each optimizer step:  Σ_rows exposed · landed / steps."""
+        """Return the seconds for which training waited in each optimizer step:  Σ_rows exposed · landed / steps."""
         return self._per_step(row.exposed * row.landed for row in self.rows)
 
     @property
     def exposed_share(self) -> float | None:
-        """`exposed_per_step` in parts of a step; None where the length of a step is not known."""
+        """Return the ratio of `exposed_per_step` to the length of a step; None if that is not known."""
         return self.exposed_per_step / self.seconds_per_step if self.seconds_per_step else None
 
     @property
     def parts(self) -> tuple[str, ...]:
-        """The parts of the network in which anything was sent: "flat", or "intra" and "inter"."""
+        """Return the parts of the network in which anything was sent: "flat", or "intra" and "inter"."""
         return tuple(sorted({part for row in self.rows for part in row.bytes}))
 
     def scalars(self) -> dict[str, float]:
-        """The figures by names for a logger, such as TensorBoard's, wandb's or Lightning's `log_dict`.
+        """Return the figures by name, for TensorBoard, wandb or Lightning's `log_dict`.
 
         `baguakit/…` of `bytes_per_step`, `exposed_seconds_per_step`, `air_seconds_per_step`, and `exposed_share` once
         it is known; of `bytes_per_step_intra` and `_inter` where both are used; and of the first three for each of
@@ -143,9 +145,9 @@ class Report:
 
 
 def table(report: Report) -> list[str]:
-    """A line for each bucket, under the rule in words; what is sent and how long it takes is of one flight.
+    """Return a line for each bucket, under the rule in words; bytes and times are of one flight.
 
-    A rule of several buckets has a line for all of them: they fly equally often.
+    A rule of several buckets has a line for all of them: they are launched equally often.
     """
     parts = report.parts if len(report.parts) > 1 else ()
     lines: list[str | tuple[str, ...]] = [("", *HEAD[1:5], *parts, *HEAD[5:])]
@@ -156,11 +158,12 @@ def table(report: Report) -> list[str]:
         lines += [cells("all", rows, parts)] * (len(rows) > 1)
     columns = zip(*(line for line in lines if isinstance(line, tuple)), strict=True)
     widths = [max(map(len, column)) for column in columns]
-    return [line if isinstance(line, str) else aligned(line, widths) for line in lines]
+    widths[0] += 2
+    return [line if isinstance(line, str) else "   ".join(map(str.rjust, line, widths)) for line in lines]
 
 
 def cells(name: str, rows: Sequence[Row], parts: Iterable[str]) -> tuple[str, ...]:
-    """One line: of a bucket, or of several that fly together."""
+    """Return the cells of one line: of a bucket, or of several that are launched together."""
 
     def sent(part: str | None) -> str:
         each = (row.bytes_sent if part is None else row.bytes.get(part, 0) for row in rows)
@@ -178,41 +181,57 @@ def cells(name: str, rows: Sequence[Row], parts: Iterable[str]) -> tuple[str, ..
     )
 
 
-def aligned(line: Sequence[str], widths: Sequence[int]) -> str:
-    """Cells in columns, flush right."""
-    return "   ".join(cell.rjust(width) for cell, width in zip(line, (widths[0] + 2, *widths[1:]), strict=True))
-
-
 def make_report(
-    routes: Sequence[Route], tracks: Sequence[Track], host: Any, steps: int, seconds_per_step: float | None = None
+    runners: Sequence[RuleRunner],
+    channels: Sequence[Channel],
+    host: Comm | None,
+    steps: int,
+    seconds_per_step: float | None = None,
 ) -> Report:
-    """The report of an attachment at this moment; nothing is waited for."""
+    """Return the report of an attachment at this moment, without waiting."""
     rows = []
-    for route in routes:
-        for i, bucket in enumerate(route.buckets):
+    for runner in runners:
+        for i, bucket in enumerate(runner.buckets):
             dtype = str(bucket.flat.dtype).removeprefix("torch.")
-            flown = tuple(trip for trip in route.records[i] if trip is not route.air.get(i))
-            which = (route.label, route.index, i, bucket.flat.numel(), dtype)
-            landed = route.launches[i] - (len(route.records[i]) - len(flown))
-            rows.append(Row(*which, route.launches[i], landed, dict(route.sent[i]), flown))
-    comms: list[Comm] = [track.comm for track in tracks] + ([host] if host else [])
-    ranks = tracks[0].comm.size
-    groups = sum(len(c.groups()) for c in comms) if ranks > 1 else 0
+            flown = tuple(flight for flight in runner.records[i] if flight is not runner.air.get(i))
+            which = (runner.label, runner.index, i, bucket.flat.numel(), dtype)
+            landed = runner.launches[i] - (len(runner.records[i]) - len(flown))
+            rows.append(Row(*which, runner.launches[i], landed, dict(runner.sent[i]), flown))
+    comms, ranks = [*(channel.comm for channel in channels), *([host] if host else [])], channels[0].comm.size
+    groups = sum(len(comm.groups()) for comm in comms) if ranks > 1 else 0
     return Report(steps, ranks, groups, tuple(rows), seconds_per_step)
 
 
+def written(scalars: Mapping[str, float], writer: Any, step: int) -> dict[str, float]:
+    """Return the scalars, after `writer.add_scalar(name, value, step)` for each, if there is a writer.
+
+    Raises:
+        TypeError: the writer has no `add_scalar`.
+    """
+    if writer is not None:
+        if not callable(getattr(writer, "add_scalar", None)):
+            raise TypeError(
+                "writer is one with add_scalar(name, value, step), such as "
+                f"torch.utils.tensorboard.SummaryWriter, and not {shown(writer)}; "
+                "give another logger att.report().scalars()"
+            )
+        for name, value in scalars.items():
+            writer.add_scalar(name, value, step)
+    return dict(scalars)
+
+
 def counted(number: int, noun: str) -> str:
-    """A number of things."""
+    """Return a number with a noun."""
     return f"{number:,} {noun}{'s' * (number != 1)}"
 
 
 def milliseconds(seconds: float) -> str:
-    """Seconds, as a reader of tables wants them."""
+    """Return seconds as text in ms."""
     return f"{1e3 * seconds:,.2f} ms"
 
 
 def size(nbytes: float) -> str:
-    """Bytes, with three or four digits."""
+    """Return bytes as text with three or four digits."""
     for unit in ("B", "kB", "MB"):
         if nbytes < 1000:
             return f"{nbytes:.4g} {unit}"

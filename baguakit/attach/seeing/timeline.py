@@ -1,60 +1,19 @@
-"""A timeline of all ranks: training, the flights on its lanes, and where it waited for them."""
+"""A timeline of all ranks: training, the flights on its lanes, and the waits for them."""
 
 import os
-from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ...arguments import checked
-from .logbook import STEP
+from ..training.logbook import STEP
+from .drawing import draw
+from .spans import TRAINING, FlightSpan, Span, covered, flights_of
 from .trace import save_trace
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-TRAINING = "training"
-
-
-@dataclass(frozen=True)
-class Span:
-    """Something that took time on one rank. Times are in seconds from the beginning of the timeline.
-
-    Attributes:
-        rank, thread: where: "training", or a lane such as "lane 0".
-        name: of training "step"; "backward", from its first gradient, where a rule acts on gradients; "SGD.step", as
-            the optimizer is called; "wait for …". Of a flight what it carries, such as "CompressedMean, bucket 3".
-        start, end: of a flight, its work on the lane.
-        step: of a flight, and of the wait for it, the step in which it was launched; None if it is free-running.
-        rule, bucket, round: of a flight, and of the wait for it; None for what else training does.
-    """
-
-    rank: int
-    thread: str
-    name: str
-    start: float
-    end: float
-    step: int | None
-    rule: str | None = None
-    bucket: int | None = None
-    round: int | None = None
-
-    @property
-    def waits(self) -> bool:
-        """Whether training stood still here for a flight."""
-        return self.thread == TRAINING and self.rule is not None
-
-
-@dataclass(frozen=True)
-class FlightSpan(Span):
-    """A flight: launched ≤ start ≤ end ≤ landed.
-
-    Attributes:
-        launched: when training put it on the lane.
-        landed: when training had what it brought.
-    """
-
-    launched: float = 0.0
-    landed: float = 0.0
+LATEST = 6  # steps drawn if none are asked for
 
 
 @dataclass(frozen=True, repr=False)
@@ -62,9 +21,9 @@ class Timeline:
     """A timeline of all ranks; made by `Attachment.timeline`.
 
     Attributes:
-        ranks: how many.
+        ranks: the number of ranks.
         spans: in the order of ranks and times. On one thread of one rank they nest or lie apart.
-        error: seconds by which the clocks of two ranks may be apart here; their offsets were measured.
+        error: seconds by which the clocks of two ranks may differ here; their offsets were measured.
     """
 
     ranks: int
@@ -73,12 +32,12 @@ class Timeline:
 
     @property
     def flights(self) -> tuple[FlightSpan, ...]:
-        """The flights among the spans."""
-        return tuple(span for span in self.spans if isinstance(span, FlightSpan))
+        """Return the flights among the spans."""
+        return flights_of(self.spans)
 
     @property
     def steps(self) -> tuple[int, ...]:
-        """The steps of rank 0, by number."""
+        """Return the steps of rank 0, by number."""
         return tuple(step for step, _, _ in self._steps())
 
     def _steps(self) -> list[tuple[int, float, float]]:
@@ -86,7 +45,10 @@ class Timeline:
         return [(s.step, s.start, s.end) for s in ours if s.name == STEP and s.step is not None]
 
     def window(self, steps: slice | None = None) -> tuple[float, float]:
-        """From when to when rank 0 was in some steps: a slice of their numbers, counted from the end where negative.
+        """Return the times when rank 0 began and ended some steps.
+
+        Args:
+            steps: a slice of their numbers, counted from the end where negative; None: all.
 
         Raises:
             ValueError: there is no such step, or none at all.
@@ -108,9 +70,9 @@ class Timeline:
         return chosen[0][1], chosen[-1][2]
 
     def overlap(self, steps: slice | None = None) -> float:
-        """The part of the time with a flight under way, from launch to landing, in which training did not wait.
+        """Return the share of the time of flights, from launch to landing, in which training did not wait.
 
-        Over all ranks, and over the time in which rank 0 was in these steps. 1: nothing was exposed; NaN: nothing flew.
+        Over all ranks, and over the time in which rank 0 made these steps. 1: nothing was exposed; NaN: nothing flew.
         """
         window = self.window(steps)
         away = waiting = 0.0
@@ -121,15 +83,15 @@ class Timeline:
 
     @checked
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write a trace that https://ui.perfetto.dev and chrome://tracing open. All ranks hold the same: one may save.
+        """Write a trace for https://ui.perfetto.dev and chrome://tracing. All ranks have the same: one may save.
 
-        Each rank is a process with a thread for training and one for each lane; arrows go from where a flight was
-        launched over the lane to where it landed.
+        Each rank is a process with a thread for training and one for each lane. An arrow goes from the launch of a
+        flight over its lane to its landing.
         """
-        save_trace(self, path)
+        save_trace(path, self.ranks, self.spans, self.error)
 
     def draw(self, steps: slice | None = None) -> "Figure":
-        """A matplotlib figure of what all ranks did while rank 0 was in some steps; needs matplotlib.
+        """Return a matplotlib figure of all ranks, over the time in which rank 0 made some steps; needs matplotlib.
 
         Args:
             steps: as in `window`; None: the latest six.
@@ -138,20 +100,9 @@ class Timeline:
             ModuleNotFoundError: matplotlib is not installed.
             ValueError, TypeError: as in `window`.
         """
-        from .drawing import draw
-
-        return draw(self, steps)
+        steps = slice(-LATEST, None) if steps is None else steps
+        return draw(self.ranks, self.spans, self.window(steps), self.overlap(steps))
 
     def __repr__(self) -> str:
         steps = f"steps {self.steps[0]} to {self.steps[-1]}" if self.steps else "no step"
         return f"<Timeline: {self.ranks} ranks, {steps}, {len(self.flights)} flights, clocks within {self.error:.2g} s>"
-
-
-def covered(intervals: Iterable[tuple[float, float]], window: tuple[float, float]) -> float:
-    """The length of a union of intervals within a window."""
-    total, reached = 0.0, window[0]
-    for start, end in sorted(intervals):
-        start, end = max(start, reached), min(end, window[1])
-        if end > start:
-            total, reached = total + end - start, end
-    return total

@@ -1,51 +1,43 @@
-"""A timeline in the format of Chrome's tracing, which Perfetto opens as well: JSON, with times in microseconds."""
+"""Traces in the format of Chrome's tracing, which Perfetto opens as well: JSON, with times in microseconds."""
 
 import json
 import os
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-if TYPE_CHECKING:
-    from .timeline import FlightSpan, Span, Timeline
+from .spans import FlightSpan, Span, flights_of
 
 Event = dict[str, Any]
 
 
-def save_trace(timeline: "Timeline", path: str | os.PathLike[str]) -> None:
-    """Write `trace_of(timeline)`."""
-    Path(path).write_text(json.dumps(trace_of(timeline), allow_nan=False), encoding="utf-8")
-
-
-def trace_of(timeline: "Timeline") -> dict[str, Any]:
-    """The trace: ranks are processes; training is their thread 0, and lanes are the threads from 1 on."""
-    threads = {(s.rank, s.thread): s.thread for s in timeline.spans}
-    events = [event for rank in range(timeline.ranks) for event in named(rank, "process", 0, f"rank {rank}")]
-    for rank, thread in sorted(threads):
+def save_trace(path: str | os.PathLike[str], ranks: int, spans: Sequence[Span], error: float) -> None:
+    """Write a trace: ranks are processes; training is their thread 0, and lanes are the threads from 1 on."""
+    events = [event for rank in range(ranks) for event in named(rank, "process", 0, f"rank {rank}")]
+    for rank, thread in sorted({(s.rank, s.thread) for s in spans}):
         events += named(rank, "thread", tid(thread), thread)
-    events += [slice_of(span) for span in timeline.spans]
-    for number, flight in enumerate(timeline.flights):
+    events += [slice_of(span) for span in spans]
+    for number, flight in enumerate(flights_of(spans)):
         events += arrow(number, flight)
-    about = {"what": "baguakit timeline", "clocks agree within (s)": timeline.error}
-    return {"traceEvents": events, "displayTimeUnit": "ms", "otherData": about}
+    about = {"what": "baguakit timeline", "clocks agree within (s)": error}
+    trace = {"traceEvents": events, "displayTimeUnit": "ms", "otherData": about}
+    Path(path).write_text(json.dumps(trace, allow_nan=False), encoding="utf-8")
 
 
 def tid(thread: str) -> int:
-    """The number of a thread: 0 for training, 1 for lane 0."""
+    """Return the number of a thread: 0 for training, 1 for lane 0."""
     return int(thread.split()[-1]) + 1 if thread.startswith("lane") else 0
 
 
 def named(pid: int, kind: str, tid: int, name: str) -> list[Event]:
-    """A process or a thread has this name, and stands at its place."""
+    """Return the events that name a process or a thread, and place it."""
     at = {"ph": "M", "pid": pid, "tid": tid}
-    place = pid if kind == "process" else tid
-    return [
-        {**at, "name": f"{kind}_name", "args": {"name": name}},
-        {**at, "name": f"{kind}_sort_index", "args": {"sort_index": place}},
-    ]
+    about = {"name": {"name": name}, "sort_index": {"sort_index": pid if kind == "process" else tid}}
+    return [{**at, "name": f"{kind}_{what}", "args": args} for what, args in about.items()]
 
 
-def slice_of(span: "Span") -> Event:
-    """A span as a slice."""
+def slice_of(span: Span) -> Event:
+    """Return the event of a span."""
     about = {"step": span.step, "rule": span.rule, "bucket": span.bucket, "round": span.round}
     start, end = microseconds(span.start), microseconds(span.end)
     return {
@@ -60,8 +52,8 @@ def slice_of(span: "Span") -> Event:
     }
 
 
-def arrow(number: int, flight: "FlightSpan") -> list[Event]:
-    """From the launch of a flight over its work on the lane to its landing."""
+def arrow(number: int, flight: FlightSpan) -> list[Event]:
+    """Return the events of an arrow from the launch of a flight over its work on the lane to its landing."""
     same = {"name": flight.name, "cat": "flight", "id": number, "pid": flight.rank}
     # An arrow ends at the slice that holds its time, and the wait that the flight ends is over when it has landed.
     landed = max(microseconds(flight.end), round(microseconds(flight.landed) - 0.001, 3))
@@ -73,5 +65,5 @@ def arrow(number: int, flight: "FlightSpan") -> list[Event]:
 
 
 def microseconds(seconds: float) -> float:
-    """Microseconds to three digits: nanoseconds."""
+    """Return microseconds, rounded to nanoseconds."""
     return round(seconds * 1e6, 3)

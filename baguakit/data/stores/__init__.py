@@ -1,8 +1,8 @@
-"""Where cached samples live: in memory, in a file of the node, or in Redis servers."""
+"""Stores of cached samples: in memory, in an LMDB file of the node, or in Redis servers."""
 
 from .base import Store, StoreError, StoreStats
-from .embedded import LMDBStore
+from .lmdb_store import LMDBStore
 from .memory import MemoryStore
-from .servers import RedisStore
+from .redis_store import RedisStore
 
 __all__ = ["LMDBStore", "MemoryStore", "RedisStore", "Store", "StoreError", "StoreStats"]

@@ -1,4 +1,4 @@
-"""The interface of stores of samples: bytes by key, each computed once, within a limit."""
+"""The interface of stores of samples: bytes by key, within a limit."""
 
 from __future__ import annotations
 
@@ -12,16 +12,17 @@ from typing import TypeVar
 from ...arguments import checked
 
 Opened = TypeVar("Opened", bound="Store")
-CHECKED = {"get", "put", "claim", "clear", "get_many", "enter", "leave"}  # what is checked of every store
+CHECKED = {"get", "put", "claim", "clear", "get_many", "enter", "leave"}  # methods whose arguments are checked
+DATASET = 16  # bytes of a key that identify its dataset
 
 
 class StoreError(RuntimeError):
-    """The store is broken or away; samples are recomputed."""
+    """An error of a store; samples are computed without it."""
 
 
 @dataclass(frozen=True)
 class StoreStats:
-    """`entries` samples in `bytes` of `capacity` bytes (None: no limit of its own), over all datasets."""
+    """The contents of a store: `entries` samples of all datasets take `bytes` of `capacity` bytes (None: no limit)."""
 
     entries: int
     bytes: int
@@ -29,57 +30,63 @@ class StoreStats:
 
 
 class Store(ABC):
-    """Bytes by key. The first 16 bytes of a key name the dataset. Methods raise StoreError, and nothing else.
+    """The base of stores: bytes by key. The first 16 bytes of a key identify the dataset.
 
-    Safe in threads; goes to forked and spawned processes, each of which opens it anew.
+    Methods raise StoreError only. They are thread-safe. A store can be passed to forked and spawned processes, each of
+    which opens it again.
+
+    Attributes:
+        shared: whether all processes see the same samples.
     """
 
     def __init_subclass__(cls) -> None:
-        """Check what the methods of every store are given, once for all of them."""
+        """Let the methods of every store check their arguments."""
         for name in CHECKED & vars(cls).keys():
             setattr(cls, name, checked(vars(cls)[name], like=getattr(Store, name)))
 
-    shared = True  # whether other processes see what this one puts
+    shared = True
 
     @abstractmethod
     def get(self, key: bytes) -> bytes | None:
-        """Return the bytes that were put under `key`, or None."""
+        """Return the bytes stored under `key`, or None."""
 
     @abstractmethod
     def put(self, key: bytes, value: bytes) -> bool:
-        """Keep `value`; False where the store is full."""
+        """Store `value`; return False if the store is full."""
 
     @abstractmethod
     def claim(self, key: bytes) -> AbstractContextManager[None]:
-        """Held by one at a time of all who share the store; freed when its holder dies. Where it cannot be had in a
-        broken store, goes on without: a sample may then be computed twice, never wrongly."""
+        """Hold the lock of `key` among all processes that share the store; it is released if the process dies.
+
+        If the store fails, the body runs without the lock: a sample may then be computed twice, but is never wrong.
+        """
 
     @abstractmethod
     def stats(self) -> StoreStats:
-        """How much is stored."""
+        """Return the number of samples and the bytes that they take."""
 
     @abstractmethod
     def clear(self, namespace: bytes = b"") -> None:
-        """Drop the samples of one dataset, or all that this store holds."""
+        """Delete the samples of one dataset, or of all datasets."""
 
     @checked
     def get_many(self, keys: Sequence[bytes]) -> list[bytes | None]:
-        """`get` for each key, in order."""
+        """Return `get` for each key, in order."""
         return [self.get(key) for key in keys]
 
     @checked  # noqa: B027
     def enter(self, namespace: bytes) -> None:
-        """This process uses the dataset: its samples are not dropped for another's."""
+        """Register that this process uses the dataset: its samples are not deleted to store others."""
 
     @checked  # noqa: B027
     def leave(self, namespace: bytes) -> None:
-        """This process no longer uses the dataset."""
+        """Register that this process no longer uses the dataset."""
 
     def flush(self) -> None:  # noqa: B027
-        """Bring what was put to where it outlives this machine, if the store can."""
+        """Write the samples to persistent storage, if the store has any."""
 
     def close(self) -> None:  # noqa: B027
-        """Flush and let go; opens by itself when used again."""
+        """Flush and release all resources; the next use opens the store again."""
 
     def __enter__(self: Opened) -> Opened:
         return self

@@ -1,7 +1,7 @@
-"""Locks among the processes of a node: bytes of one file, freed by the kernel when their holder dies.
+"""Locks between the processes of a node: bytes of one file, released by the kernel when the process ends.
 
-POSIX record locks belong to a process: a forked child holds none of its parent's, and closing any descriptor of the
-file drops all of a process's own. Each process therefore opens the file once.
+POSIX record locks belong to a process: a forked child does not inherit them, and closing any descriptor of the file
+releases all locks of the process. Each process therefore opens the file once.
 """
 
 from __future__ import annotations
@@ -12,18 +12,18 @@ from pathlib import Path
 
 try:
     import fcntl
-except ImportError:  # no POSIX: threads still exclude each other, processes do not
+except ImportError:  # no POSIX: there are locks between threads, but not between processes
     fcntl = None  # type: ignore[assignment]
 
 
 class ByteLocks:
-    """Locks numbered 0 … 2**62 in the file `path`, made if missing."""
+    """Locks with the numbers 0 … 2**62 in the file `path`, which is created if it is missing."""
 
     def __init__(self, path: Path) -> None:
         self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
 
     def take(self, number: int, shared: bool = False, wait: bool = True) -> bool:
-        """Lock a byte; False where it cannot be had: held elsewhere (without `wait`), or waiting would never end."""
+        """Lock a byte; return False if another process holds it (without `wait`), or if waiting would deadlock."""
         if fcntl is None:
             return True
         how = (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | (0 if wait else fcntl.LOCK_NB)
@@ -36,8 +36,10 @@ class ByteLocks:
         return True
 
     def free(self, number: int) -> None:
+        """Release a byte."""
         if fcntl is not None:
             fcntl.lockf(self._file, fcntl.LOCK_UN, 1, number)
 
     def close(self) -> None:
+        """Release all bytes, and close the file."""
         os.close(self._file)

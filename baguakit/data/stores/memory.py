@@ -1,4 +1,4 @@
-"""Samples in the memory of one process."""
+"""A store in the memory of one process."""
 
 from __future__ import annotations
 
@@ -6,28 +6,29 @@ from collections import Counter
 from contextlib import AbstractContextManager
 from typing import Any
 
-from ...arguments import whole
+from ...arguments import integer
 from ..locks import KeyedLocks, ThreadLock
-from .base import Store, StoreStats
-
-DATASET = 16  # bytes of a key that name its dataset
+from .base import DATASET, Store, StoreStats
 
 
 class MemoryStore(Store):
-    """Samples in this process: for data read without loader workers (each worker would keep its own).
+    """A store in the memory of this process, for data that is read without loader workers (each would have its own).
 
-    A full store drops the samples of datasets that no open cache uses, then keeps what it has and takes no more:
-    epochs sweep over a dataset, so the least recently used sample is the next to be needed.
+    A full store deletes the samples of datasets that no open cache uses. After that it keeps its samples and takes no
+    new ones: an epoch reads each sample once, so the least recently used sample is the next to be needed.
 
-        capacity_bytes   of encoded samples; None for no limit
+    Args:
+        capacity_bytes: the limit, in bytes of encoded samples; None for no limit.
 
-    Raises ValueError for a capacity of less than 1, TypeError for one that is no whole number.
+    Raises:
+        TypeError: `capacity_bytes` is not a whole number.
+        ValueError: `capacity_bytes` is less than 1.
     """
 
     shared = False
 
     def __init__(self, capacity_bytes: int | None = None) -> None:
-        self.capacity_bytes = None if capacity_bytes is None else whole("capacity_bytes", capacity_bytes, 1)
+        self.capacity_bytes = None if capacity_bytes is None else integer("capacity_bytes", capacity_bytes, 1)
         self._empty()
 
     def _empty(self) -> None:

@@ -4,173 +4,252 @@ This file is the definition, and what CPU tensors take; `launch.py` does the sam
 bytes. The definition divides by tensors, because CUDA multiplies by the inverse of a number.
 """
 
-from collections.abc import Callable
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from ..cpu import units
 from ..shared import noise
+from ..shared.rotation import restore, rotate
 from .format import Format
-from .layout import Run, join, runs_of, split, stripes
+from .layout import Run, join_, planes_of, split, stripes
 
-Do = Callable[..., None]
-
-
-# What is done to a run of blocks, overwriting the first arguments: the units that a CPU compiles. To measure is one of
-# its own because Inductor would otherwise do again for each value what is done once for a block.
+# What is done to a run of blocks, overwriting tensors: the units that a CPU compiles. To measure is one of its own
+# because Inductor would otherwise do again for each value what is done once for a block. Codes come by plane.
 
 
-def measure_(header: Tensor, scale: Tensor, x: Tensor, format: Format, drawn: bool) -> None:
-    found = format.measure(x.float(), drawn)
-    header.copy_(found[0])
-    scale.copy_(found[1])
+def measure_(header: Tensor, scale: Tensor, x: Tensor, format: Format) -> None:
+    _measure_(header, scale, format.measure(x.float(), False))
 
 
-def encode_(codes: Tensor, header: Tensor, scale: Tensor, x: Tensor, format: Format) -> None:
-    codes.copy_(join(format.encode(x.float(), header, scale, None), format.bits))
+def measure_for_draws_(header: Tensor, scale: Tensor, x: Tensor, format: Format) -> None:
+    _measure_(header, scale, format.measure(x.float(), True))
+
+
+def _measure_(header: Tensor, scale: Tensor, measured: tuple[Tensor, Tensor]) -> None:
+    header.copy_(measured[0])
+    scale.copy_(measured[1])
+
+
+def encode_(header: Tensor, scale: Tensor, x: Tensor, format: Format, *codes: Tensor) -> None:
+    join_(codes, format.encode(x.float(), header, scale, None), format.bits)
 
 
 def encode_by_draws_(
-    codes: Tensor, header: Tensor, scale: Tensor, x: Tensor, start_and_seed: Tensor, format: Format
+    header: Tensor, scale: Tensor, x: Tensor, start_and_seed: Tensor, format: Format, *codes: Tensor
 ) -> None:
     position = start_and_seed[0] + torch.arange(x.numel(), device=x.device).view(x.shape)
     draw = noise.uniform(position, start_and_seed[1:])
-    codes.copy_(join(format.encode(x.float(), header, scale, draw), format.bits))
+    join_(codes, format.encode(x.float(), header, scale, draw), format.bits)
 
 
-def unpack_(out: Tensor, codes: Tensor, header: Tensor, format: Format) -> None:
-    _write_(out, _values(codes, header, format), format)
+def unpack_(out: Tensor, header: Tensor, format: Format, *codes: Tensor) -> None:
+    _write_(out, _values(header, format, codes), format)
 
 
 def accumulate_(total: Tensor, weights: Tensor, format: Format, *rows: Tensor) -> None:
-    """Add rows, given as codes and headers in turn, each times its weight."""
+    """Add rows, given as headers and codes in turn, each times its weight."""
     value = stripes(total, format.bits)
-    for row in range(len(rows) // 2):
-        value = value + _values(rows[2 * row], rows[2 * row + 1], format) * weights[row]
+    parts = 1 + len(planes_of(format.bits))
+    for row in range(len(rows) // parts):
+        header, *codes = rows[row * parts : (row + 1) * parts]
+        value = value + _values(header, format, codes) * weights[row]
     _write_(total, value, format)
 
 
-def keep_loss_(residual: Tensor, x: Tensor, codes: Tensor, header: Tensor, format: Format) -> None:
-    _write_(residual, stripes(x.float(), format.bits) - _values(codes, header, format), format)
+def keep_loss_(residual: Tensor, x: Tensor, header: Tensor, format: Format, *codes: Tensor) -> None:
+    _write_(residual, stripes(x.float(), format.bits) - _values(header, format, codes), format)
 
 
-def add_loss_(residual: Tensor, x: Tensor, codes: Tensor, header: Tensor, times: Tensor, format: Format) -> None:
-    lost = stripes(x, format.bits) - _values(codes, header, format)
+def add_loss_(residual: Tensor, x: Tensor, times: Tensor, header: Tensor, format: Format, *codes: Tensor) -> None:
+    lost = stripes(x, format.bits) - _values(header, format, codes)
     _write_(residual, stripes(residual, format.bits) + lost * times, format)
 
 
-def _values(codes: Tensor, header: Tensor, format: Format) -> Tensor:
-    """The values of blocks in the stripes of their codes: so seen, neighbours in memory are neighbours for a CPU."""
+def _values(header: Tensor, format: Format, codes: Sequence[Tensor]) -> Tensor:
+    """Return the values of blocks in the stripes of their codes: neighbours in memory are neighbours for a CPU."""
     return format.decode(split(codes, format.bits), header.unsqueeze(-2))
 
 
 def _write_(out: Tensor, striped: Tensor, format: Format) -> None:
-    if out.shape[-1] % striped.shape[-2]:
+    if out.shape[-1] < striped.shape[-2] * striped.shape[-1]:
         out.copy_(striped.flatten(-2)[..., : out.shape[-1]])
     else:
         stripes(out, format.bits).copy_(striped)
 
 
-# The operations on rows: each walks over runs of whole blocks, then over the block of what remains.
+# The operations on rows: each walks over the runs of the layout.
 
 
-def compress(
-    format: Format, x: Tensor, block: int | None, residual: Tensor | None = None, key: int | None = None
-) -> Tensor:
+def compress(format: Format, x: Tensor, block: int, residual: Tensor | None = None, key: int | None = None) -> Tensor:
     """Return the packed rows of `x` (rows, n); `residual` (fp32, same shape) receives what they lost."""
     rows, n = x.shape
-    packed = format.empty(rows, n, block, x.device)
+    layout = format.layout(n, block)
+    packed = layout.empty(rows, x.device)
     if not x.numel():
         return packed
-    codes, headers = format.parts(packed, n, block)
-    for run in runs_of(n, block):
-        do = _runner(rows, n, run)
-        for row in _rows(rows, do, key):
-            values, code, header = run.of(x[row]), run.codes(codes[row], format.bits), run.headers(headers[row])
+    planes, headers = layout.parts(packed)
+    for run in layout.runs:
+        run_unit = _runner(format, run, rows, n, x, residual)
+        for row in _rows(rows, run_unit, key):
+            codes, header = run.codes_of([plane[row] for plane in planes]), headers[row][..., run.blocks, :]
             start = 0 if isinstance(row, slice) else row * n + run.columns.start
-            _pack_(do, code, header, values, start, key, format)
-            if residual is not None:
-                do(keep_loss_, run.of(residual[row]), values, code, header, format)
+            values = run.values_of(x[row])
+            coded = _coded(values, run, format)
+            _pack_(run_unit, codes, header, coded, start, key, format)
+            if residual is None:
+                continue
+            lost = run.values_of(residual[row])
+            if format.rotated:
+                torch.sub(values.float(), _restored(run_unit, run, header, format, codes), out=lost)
+            else:
+                run_unit(keep_loss_, lost, coded, header, format, *codes)
     return packed
 
 
-def decompress_(format: Format, out: Tensor, packed: Tensor, block: int | None) -> None:
+def decompress_(format: Format, out: Tensor, packed: Tensor, block: int) -> None:
     """Write the values of each packed row into `out` (rows, n)."""
     rows, n = out.shape
     if not out.numel():
         return
-    codes, headers = format.parts(packed, n, block)
-    for run in runs_of(n, block):
-        do = _runner(rows, n, run)
-        for row in _rows(rows, do):
-            do(unpack_, run.of(out[row]), run.codes(codes[row], format.bits), run.headers(headers[row]), format)
+    layout = format.layout(n, block)
+    planes, headers = layout.parts(packed)
+    for run in layout.runs:
+        run_unit = _runner(format, run, rows, n, out, packed)
+        for row in _rows(rows, run_unit):
+            values, header = run.values_of(out[row]), headers[row][..., run.blocks, :]
+            codes = run.codes_of([plane[row] for plane in planes])
+            if format.rotated:
+                values.copy_(_restored(run_unit, run, header, format, codes))
+            else:
+                run_unit(unpack_, values, header, format, *codes)
 
 
-def add_(format: Format, out: Tensor, packed: Tensor, weights: Tensor, block: int | None) -> None:
-    """Add the packed rows, each times its weight (fp32), one after another to `out` (n,), all in fp32."""
-    n = out.shape[0]
+def add_(format: Format, out: Tensor, packed: Tensor, weights: Tensor, block: int) -> None:
+    """Add the packed rows, each times its weight (fp32), one after another to `out` (n,), all in fp32.
+
+    Rotated rows are added to zeros, and what they restore to is added to `out`.
+    """
+    rows, n = packed.shape[0], out.shape[0]
     if not n:
         return
-    parts = format.parts(packed, n, block)
-    for run in runs_of(n, block):
-        total = run.of(out).float()
-        _add_rows_(_runner(len(packed), n, run), total, run, *parts, weights, format)
-        if out.dtype != torch.float32:
-            run.of(out).copy_(total)
+    layout = format.layout(n, block)
+    parts = layout.parts(packed)
+    for run in layout.runs:
+        values = run.values_of(out)
+        total = values.float()
+        if format.rotated:
+            total = torch.zeros(run.height, run.width, dtype=torch.float32, device=out.device)
+        elif run.missing:
+            total = pad(total, (0, run.missing))
+        run_unit = _runner(format, run, rows, n, total, packed)
+        _add_rows_(run_unit, total, run, *parts, weights, format)
+        if format.rotated:
+            values.copy_(values.float() + _cut(restore(total), run))
+        elif total is not values:
+            values.copy_(_cut(total, run))
 
 
 def reduce(
-    format: Format, packed: Tensor, n: int, block: int | None, residual: Tensor | None = None, key: int | None = None
+    format: Format, packed: Tensor, n: int, block: int, residual: Tensor | None = None, key: int | None = None
 ) -> Tensor:
     """Return the mean of the packed rows, summed in their order and divided by their number, packed again.
 
     To `residual` (fp32, (n,)) is added the number of rows times what the second packing lost.
     """
-    sent = format.empty(1, n, block, packed.device)
+    layout, rows = format.layout(n, block), packed.shape[0]
+    sent = layout.empty(1, packed.device)
     if not n:
         return sent
-    parts, (sent_codes, sent_headers) = format.parts(packed, n, block), format.parts(sent, n, block)
-    ones = torch.ones(len(packed), device=packed.device)
-    rows = ones.new_full((1,), len(packed))
-    for run in runs_of(n, block):
-        do = _runner(len(packed), n, run)
-        mean = torch.zeros(-(-(run.columns.stop - run.columns.start) // run.width), run.width, device=packed.device)
-        _add_rows_(do, mean, run, *parts, ones, format)
-        mean /= rows
-        code, header = run.codes(sent_codes[0], format.bits), run.headers(sent_headers[0])
-        _pack_(do, code, header, mean, run.columns.start, key, format)
-        if residual is not None:
-            do(add_loss_, run.of(residual), mean, code, header, rows, format)
+    parts, (sent_planes, sent_headers) = layout.parts(packed), layout.parts(sent)
+    ones = torch.ones(rows, dtype=torch.float32, device=packed.device)
+    divisor = ones.new_full((1,), rows)
+    for run in layout.runs:
+        mean = torch.zeros(run.height, run.width, dtype=torch.float32, device=packed.device)
+        run_unit = _runner(format, run, rows, n, mean, packed)
+        _add_rows_(run_unit, mean, run, *parts, ones, format)
+        mean /= divisor
+        codes, header = run.codes_of([plane[0] for plane in sent_planes]), sent_headers[0][run.blocks]
+        _pack_(run_unit, codes, header, mean, run.columns.start, key, format)
+        if residual is None:
+            continue
+        kept = run.values_of(residual)
+        if format.rotated or run.missing:
+            lost = torch.empty_like(mean)
+            run_unit(keep_loss_, lost, mean, header, format, *codes)
+            kept += _cut(restore(lost) if format.rotated else lost, run) * divisor
+        else:
+            run_unit(add_loss_, kept, mean, divisor, header, format, *codes)
     return sent
 
 
-def _pack_(do: Do, codes: Tensor, header: Tensor, x: Tensor, start: int, key: int | None, format: Format) -> None:
-    scale = torch.empty_like(header[..., :1], dtype=torch.float32)
-    do(measure_, header, scale, x, format, key is not None)
+def _coded(values: Tensor, run: Run, format: Format) -> Tensor:
+    """Return the values of a run as they are coded."""
+    if run.missing:
+        values = pad(values, (0, run.missing))
+    return rotate(values.float()) if format.rotated else values
+
+
+def _restored(run_unit: units.RunUnit, run: Run, header: Tensor, format: Format, codes: Sequence[Tensor]) -> Tensor:
+    """Return the values that rotated blocks restore to."""
+    rotated = torch.empty(*header.shape[:-1], run.width, dtype=torch.float32, device=header.device)
+    run_unit(unpack_, rotated, header, format, *codes)
+    return _cut(restore(rotated), run)
+
+
+def _cut(values: Tensor, run: Run) -> Tensor:
+    return values[..., : run.width - run.missing]
+
+
+def _pack_(
+    run_unit: units.RunUnit,
+    codes: Sequence[Tensor],
+    header: Tensor,
+    x: Tensor,
+    start: int,
+    key: int | None,
+    format: Format,
+) -> None:
+    scale = torch.empty(*header.shape[:-1], 1, dtype=torch.float32, device=x.device)
     if key is None:
-        do(encode_, codes, header, scale, x, format)
+        run_unit(measure_, header, scale, x, format)
+        run_unit(encode_, header, scale, x, format, *codes)
     else:
-        do(encode_by_draws_, codes, header, scale, x, noise.start_and_seed(start, key, x.device), format)
+        run_unit(measure_for_draws_, header, scale, x, format)
+        run_unit(encode_by_draws_, header, scale, x, noise.start_and_seed(start, key, x.device), format, *codes)
 
 
 def _add_rows_(
-    do: Do, total: Tensor, run: Run, codes: Tensor, headers: Tensor, weights: Tensor, format: Format
+    run_unit: units.RunUnit,
+    total: Tensor,
+    run: Run,
+    planes: Sequence[Tensor],
+    headers: Tensor,
+    weights: Tensor,
+    format: Format,
 ) -> None:
-    rows = [(run.codes(code, format.bits), run.headers(header)) for code, header in zip(codes, headers, strict=True)]
-    first = 0
-    while first < len(rows):
-        count = 4 if first + 4 <= len(rows) else 1  # one pass over the total adds four rows
-        some = [part for row in rows[first : first + count] for part in row]
-        do(accumulate_, total, weights[first : first + count], format, *some)
-        first += count
+    """Add the rows to `total`: four in one pass over it, or one."""
+    first, rows = 0, headers.shape[0]
+    while first < rows:
+        parts: list[Tensor] = []
+        last = first + 4 if first + 4 <= rows else first + 1
+        for row in range(first, last):
+            parts += headers[row][run.blocks], *run.codes_of([plane[row] for plane in planes])
+        run_unit(accumulate_, total, weights[first:last], format, *parts)
+        first = last
 
 
-def _runner(rows: int, n: int, run: Run) -> Do:
-    """Return the function that runs units on a run: on the rest, one block of each row, they run as written."""
-    return units.plain if run.rest else units.runner(rows, n)
+def _runner(format: Format, run: Run, rows: int, n: int, values: Tensor, beside: Tensor | None) -> units.RunUnit:
+    """Return the function that runs units on a run of `rows` rows: a single block of each row runs as written."""
+    if run.height == 1 or not values.is_cpu or not values.is_contiguous():
+        return units.plain
+    if beside is not None and not beside.is_contiguous():
+        return units.plain
+    return units.runner((format, run.width, torch.float32 if format.rotated else values.dtype), rows, n)
 
 
-def _rows(rows: int, do: Do, key: int | None = None) -> list[slice] | range:
+def _rows(rows: int, run_unit: units.RunUnit, key: int | None = None) -> list[slice] | range:
     # Together saves calls; but compiled units know two dimensions, and draws one start.
-    return [slice(None)] if do is units.plain and key is None else range(rows)
+    return [slice(None)] if run_unit is units.plain and key is None else range(rows)

@@ -1,15 +1,16 @@
-"""The kernels of the operations of `blockwise.py`: the same roundings in the same order, so the same bytes.
+"""The kernels of the operations of `definition.py`: the same roundings in the same order, so the same bytes.
 
 A program holds a tile of whole blocks, a block to a line. Only tiles that reach past the end of their row have masks,
 so that all others move whole lines of memory.
 
 A format is five constants of the kernels, where a block's header is one unsigned integer, a word:
 
-    MEASURE(x, inside, width, MASKED, DRAWN) -> words and scales (blocks,)     `inside` tells which values are there,
-                                                                               and `width` how many; others are zero
-    ENCODE(x, word, scale, draw) -> codes (blocks, width) as uint8             `draw` is None where nothing is drawn
-    DECODE(codes, word) -> values
-    WORD, the type of a header, and STRIPES, how many codes share a byte.
+    MEASURE(x, inside, width, MASKED, DRAWN, FORM) -> words and scales (blocks,)     `inside` tells which values are
+                                                                                     there, and `width` how many; others
+                                                                                     are zero
+    ENCODE(x, word, scale, draw, FORM) -> codes (blocks, width) as uint8             `draw` is None where none is drawn
+    DECODE(codes, word, FORM) -> values
+    WORD, the type of a header, and FORM: the bits of a code, whether the last block is padded, and blocks are rotated.
 """
 
 # What Triton compiles has no Python types.
@@ -19,58 +20,124 @@ import triton  # type: ignore[import-untyped]
 import triton.language as tl  # type: ignore[import-untyped]
 
 from ..shared.noise_gpu import uniform
+from ..shared.rotation_gpu import restore, rotate
 from ..shared.rounding_gpu import rounded
 
-# Codes in bytes, as `join` and `split` of `layout.py`.
+BITS, PADDED, ROTATED = (tl.constexpr(place) for place in range(3))  # of FORM
+
+# Codes in bytes, as `join_` and `split` of `layout.py`: codes of 3, 5, 6 and 7 bits are cut in planes of 4, 2 and 1.
 
 
 @triton.jit
-def join(codes, STRIPES: tl.constexpr):
-    if STRIPES == 1:
+def join(codes, PLANE: tl.constexpr):
+    if PLANE == 8:
         joined = codes
     else:
-        shift = (tl.arange(0, STRIPES) * (8 // STRIPES)).to(tl.uint8)
-        striped = tl.reshape(codes, (codes.shape[0], STRIPES, codes.shape[1] // STRIPES))
+        shift = (tl.arange(0, 8 // PLANE) * PLANE).to(tl.uint8)
+        striped = tl.reshape(codes, (codes.shape[0], 8 // PLANE, codes.shape[1] // (8 // PLANE)))
         joined = tl.sum(striped << shift[None, :, None], 1).to(tl.uint8)
     return joined
 
 
 @triton.jit
-def split(joined, STRIPES: tl.constexpr):
-    if STRIPES == 1:
+def split(joined, PLANE: tl.constexpr):
+    if PLANE == 8:
         codes = joined
     else:
-        shift = (tl.arange(0, STRIPES) * (8 // STRIPES)).to(tl.uint8)
-        striped = (joined[:, None, :] >> shift[None, :, None]) & ((1 << (8 // STRIPES)) - 1)
-        codes = tl.reshape(striped, (joined.shape[0], STRIPES * joined.shape[1]))
+        shift = (tl.arange(0, 8 // PLANE) * PLANE).to(tl.uint32)
+        striped = (joined.to(tl.uint32)[:, None, :] >> shift[None, :, None]) & ((1 << PLANE) - 1)
+        codes = tl.reshape(striped, (joined.shape[0], 8 // PLANE * joined.shape[1]))
     return codes
+
+
+@triton.jit
+def bytes_at(row_ptr, n, block, PLANE: tl.constexpr, FORM: tl.constexpr, BLOCK: tl.constexpr, WIDTH: tl.constexpr):
+    """Return pointers to the bytes of a plane of a tile's codes, and which of them are there."""
+    if FORM[BITS] & -(2 * PLANE):  # planes of more bits come before
+        blocks = (n.to(tl.int64) + (BLOCK - 1)) // BLOCK
+        for before in tl.static_range(3):
+            if 8 >> before > PLANE and FORM[BITS] & (8 >> before):
+                row_ptr += (blocks * (BLOCK * (8 >> before) // 8) + 15) // 16 * 16
+    STRIPES: tl.constexpr = 8 // PLANE
+    width = tl.minimum(tl.maximum(n - block * BLOCK, 0), BLOCK)[:, None]
+    stored = (width + (BLOCK - 1)) // BLOCK * BLOCK if FORM[PADDED] else width
+    byte = tl.arange(0, BLOCK // STRIPES)[None, :]
+    at = row_ptr + (block[:, None] * (BLOCK // STRIPES) + byte)
+    # `packed_ptr` is not specialized on its alignment, so that this is all that Triton knows and a thread holds WIDTH
+    # bytes. With 16 codes to a thread, each access of a warp to the values they come from would touch a part of every
+    # line it needs, and of none the whole.
+    HELD: tl.constexpr = min(WIDTH, 4 * PLANE)
+    return tl.multiple_of(at, [HELD, HELD]), byte < (stored + (STRIPES - 1)) // STRIPES
+
+
+@triton.jit
+def load_plane(
+    row_ptr, n, block, PLANE: tl.constexpr,
+    FORM: tl.constexpr, BLOCK: tl.constexpr, MASKED: tl.constexpr, WIDTH: tl.constexpr,
+):  # fmt: skip
+    at, some = bytes_at(row_ptr, n, block, PLANE, FORM, BLOCK, WIDTH)
+    return split(load(at, some, MASKED), PLANE) << (FORM[BITS] & -(2 * PLANE))
+
+
+@triton.jit
+def store_plane(
+    row_ptr, codes, n, block, PLANE: tl.constexpr,
+    FORM: tl.constexpr, BLOCK: tl.constexpr, MASKED: tl.constexpr, WIDTH: tl.constexpr,
+):  # fmt: skip
+    if FORM[BITS] != PLANE:
+        codes = (codes >> (FORM[BITS] & -(2 * PLANE))) & ((1 << PLANE) - 1)
+    at, some = bytes_at(row_ptr, n, block, PLANE, FORM, BLOCK, WIDTH)
+    store(at, join(codes, PLANE), some, MASKED)
+
+
+@triton.jit
+def load_codes(row_ptr, n, block, FORM: tl.constexpr, BLOCK: tl.constexpr, MASKED: tl.constexpr, WIDTH: tl.constexpr):
+    LAST: tl.constexpr = FORM[BITS] & -FORM[BITS]
+    codes = load_plane(row_ptr, n, block, LAST, FORM, BLOCK, MASKED, WIDTH)
+    for plane in tl.static_range(3):
+        if FORM[BITS] & (8 >> plane) and 8 >> plane > LAST:
+            codes |= load_plane(row_ptr, n, block, 8 >> plane, FORM, BLOCK, MASKED, WIDTH)
+    return codes
+
+
+@triton.jit
+def store_codes(
+    row_ptr, codes, n, block, FORM: tl.constexpr, BLOCK: tl.constexpr, MASKED: tl.constexpr, WIDTH: tl.constexpr
+):
+    for plane in tl.static_range(4):
+        if FORM[BITS] & (8 >> plane):
+            store_plane(row_ptr, codes, n, block, 8 >> plane, FORM, BLOCK, MASKED, WIDTH)
 
 
 # Moving a tile. Where nothing is masked, all masks are true and none is read.
 
 
 @triton.jit
-def locate(tile, n, BLOCK: tl.constexpr, BLOCKS: tl.constexpr, STRIPES: tl.constexpr, MASKED: tl.constexpr):
-    """The number of each block of the tile; the columns of its values, and which are there; and its bytes likewise."""
+def locate(tile, n, FORM: tl.constexpr, BLOCK: tl.constexpr, BLOCKS: tl.constexpr, MASKED: tl.constexpr):
+    """Return the index of each block of the tile, and the columns of its values with their mask."""
     block = tile.to(tl.int64) * BLOCKS + tl.arange(0, BLOCKS)
-    place, byte = tl.arange(0, BLOCK)[None, :], tl.arange(0, BLOCK // STRIPES)[None, :]
+    place = tl.arange(0, BLOCK)[None, :]
     width = tl.minimum(tl.maximum(n - block * BLOCK, 0), BLOCK)[:, None]
-    stripe = (width + (STRIPES - 1)) // STRIPES
-    if MASKED and STRIPES > 1:  # the stripes of the last block are shorter
+    if MASKED and FORM[BITS] < 8 and not FORM[PADDED]:  # the stripes of the last block are shorter
+        STRIPES: tl.constexpr = 8 // FORM[BITS]
+        stripe = (width + (STRIPES - 1)) // STRIPES
         in_stripe = place % (BLOCK // STRIPES)
         place = place // (BLOCK // STRIPES) * stripe + in_stripe
         inside = (in_stripe < stripe) & (place < width)
     else:
         inside = place < width
-    return block, block[:, None] * BLOCK + place, inside, block[:, None] * (BLOCK // STRIPES) + byte, byte < stripe
+    return block, block[:, None] * BLOCK + place, inside
 
 
 @triton.jit
-def codes_at(row_ptr, at, WIDTH: tl.constexpr):
-    # `packed_ptr` is not specialized on its alignment, so that this is all that Triton knows and a thread holds WIDTH
-    # bytes. With 16 codes to a thread, each access of a warp to the values they come from would touch a part of every
-    # line it needs, and of none the whole.
-    return tl.multiple_of(row_ptr + at, [WIDTH, WIDTH])
+def values_at(row_ptr, at, WIDTH: tl.constexpr, NARROW: tl.constexpr):
+    # Triton gives a thread as many neighbouring values as the widest access of the kernel might take. Where accesses
+    # are narrower, those of a warp would each touch a part of every line. The promise of less undoes that.
+    ptr = row_ptr + at
+    if NARROW:
+        BYTES: tl.constexpr = WIDTH * (row_ptr.dtype.element_ty.primitive_bitwidth // 8)
+        ptr = tl.multiple_of(ptr, [BYTES, BYTES])
+    return ptr
 
 
 @triton.jit
@@ -90,30 +157,30 @@ def word_of(row_ptr, header_at, block, WORD: tl.constexpr):
 
 @triton.jit
 def load_values(
-    row_ptr, header_at, n, block, byte, some_bytes,
-    DECODE: tl.constexpr, WORD: tl.constexpr, STRIPES: tl.constexpr,
+    row_ptr, header_at, n, block,
+    DECODE: tl.constexpr, WORD: tl.constexpr, FORM: tl.constexpr,
     BLOCK: tl.constexpr, MASKED: tl.constexpr, WIDTH: tl.constexpr,
 ):  # fmt: skip
     word = load(word_of(row_ptr, header_at, block, WORD), block * BLOCK < n, MASKED)
-    codes = split(load(codes_at(row_ptr, byte, WIDTH), some_bytes, MASKED), STRIPES)
-    return DECODE(codes, word)
+    return DECODE(load_codes(row_ptr, n, block, FORM, BLOCK, MASKED, WIDTH), word, FORM)
 
 
 @triton.jit
 def store_values(
-    row_ptr, header_at, x, origin, seed, seed_high, n, block, at, inside, byte, some_bytes,
-    MEASURE: tl.constexpr, ENCODE: tl.constexpr, DECODE: tl.constexpr, WORD: tl.constexpr, STRIPES: tl.constexpr,
+    row_ptr, header_at, x, origin, seed, seed_high, n, block, at, inside,
+    MEASURE: tl.constexpr, ENCODE: tl.constexpr, DECODE: tl.constexpr, WORD: tl.constexpr, FORM: tl.constexpr,
     DRAWN: tl.constexpr, BLOCK: tl.constexpr, MASKED: tl.constexpr, WIDTH: tl.constexpr,
 ):  # fmt: skip
-    """Quantize and store a tile, and return what it lost."""
-    width = tl.minimum(tl.maximum(n - block * BLOCK, 1), BLOCK) if MASKED else BLOCK
-    word, scale = MEASURE(x, inside, width, MASKED, DRAWN)
-    codes = ENCODE(x, word, scale, uniform(origin + at, seed, seed_high) if DRAWN else None)
-    if MASKED:
+    """Quantize and store a tile, and return the values that are read from it."""
+    CUT: tl.constexpr = MASKED and not FORM[PADDED]
+    width = tl.minimum(tl.maximum(n - block * BLOCK, 1), BLOCK) if CUT else BLOCK
+    word, scale = MEASURE(x, inside, width, CUT, DRAWN, FORM)
+    codes = ENCODE(x, word, scale, uniform(origin + at, seed, seed_high) if DRAWN else None, FORM)
+    if CUT:
         codes = tl.where(inside, codes, 0)
-    store(codes_at(row_ptr, byte, WIDTH), join(codes, STRIPES), some_bytes, MASKED)
+    store_codes(row_ptr, codes, n, block, FORM, BLOCK, MASKED, WIDTH)
     store(word_of(row_ptr, header_at, block, WORD), word, block * BLOCK < n, MASKED)
-    return x - DECODE(codes, word)
+    return DECODE(codes, word, FORM)
 
 
 # The kernels. A program takes tile `first + program % tiles` of row `program // tiles`.
@@ -124,50 +191,61 @@ def store_values(
 )
 def compress_kernel(
     x_ptr, residual_ptr, packed_ptr, stride, row_bytes, header_at, n, first, tiles, seed, seed_high,
-    MEASURE: tl.constexpr, ENCODE: tl.constexpr, DECODE: tl.constexpr, WORD: tl.constexpr, STRIPES: tl.constexpr,
+    MEASURE: tl.constexpr, ENCODE: tl.constexpr, DECODE: tl.constexpr, WORD: tl.constexpr, FORM: tl.constexpr,
     DRAWN: tl.constexpr, BLOCK: tl.constexpr, BLOCKS: tl.constexpr, MASKED: tl.constexpr, WIDTH: tl.constexpr,
+    NARROW: tl.constexpr,
 ):  # fmt: skip
     row = (tl.program_id(0) // tiles).to(tl.int64)
     tile = first + tl.program_id(0) % tiles
-    block, at, inside, byte, some_bytes = locate(tile, n, BLOCK, BLOCKS, STRIPES, MASKED)
-    x = load(x_ptr + row * stride + at, inside, MASKED).to(tl.float32)
-    lost = store_values(
-        packed_ptr + row * row_bytes, header_at, x, row * n, seed, seed_high, n, block, at, inside, byte, some_bytes,
-        MEASURE, ENCODE, DECODE, WORD, STRIPES, DRAWN, BLOCK, MASKED, WIDTH,
+    block, at, inside = locate(tile, n, FORM, BLOCK, BLOCKS, MASKED)
+    x = load(values_at(x_ptr + row * stride, at, WIDTH, NARROW), inside, MASKED).to(tl.float32)
+    coded = rotate(x) if FORM[ROTATED] else x
+    values = store_values(
+        packed_ptr + row * row_bytes, header_at, coded, row * n, seed, seed_high, n, block, at, inside,
+        MEASURE, ENCODE, DECODE, WORD, FORM, DRAWN, BLOCK, MASKED, WIDTH,
     )  # fmt: skip
     if residual_ptr is not None:
-        store(residual_ptr + row * stride + at, lost, inside, MASKED)
+        lost = x - (restore(values) if FORM[ROTATED] else values)
+        store(values_at(residual_ptr + row * stride, at, WIDTH, NARROW), lost, inside, MASKED)
 
 
 @triton.jit(do_not_specialize=["n", "first", "tiles"], do_not_specialize_on_alignment=["packed_ptr"])
 def decompress_kernel(
     out_ptr, packed_ptr, stride, row_bytes, header_at, n, first, tiles,
-    DECODE: tl.constexpr, WORD: tl.constexpr, STRIPES: tl.constexpr,
+    DECODE: tl.constexpr, WORD: tl.constexpr, FORM: tl.constexpr,
     BLOCK: tl.constexpr, BLOCKS: tl.constexpr, MASKED: tl.constexpr, WIDTH: tl.constexpr,
+    NARROW: tl.constexpr,
 ):  # fmt: skip
     row = (tl.program_id(0) // tiles).to(tl.int64)
     tile = first + tl.program_id(0) % tiles
-    block, at, inside, byte, some_bytes = locate(tile, n, BLOCK, BLOCKS, STRIPES, MASKED)
+    block, at, inside = locate(tile, n, FORM, BLOCK, BLOCKS, MASKED)
     row_ptr = packed_ptr + row * row_bytes
-    values = load_values(row_ptr, header_at, n, block, byte, some_bytes, DECODE, WORD, STRIPES, BLOCK, MASKED, WIDTH)
-    store(out_ptr + row * stride + at, values, inside, MASKED)
+    values = load_values(row_ptr, header_at, n, block, DECODE, WORD, FORM, BLOCK, MASKED, WIDTH)
+    if FORM[ROTATED]:
+        values = restore(values)
+    store(values_at(out_ptr + row * stride, at, WIDTH, NARROW), values, inside, MASKED)
 
 
 @triton.jit(do_not_specialize=["rows", "n", "first", "tiles"], do_not_specialize_on_alignment=["packed_ptr"])
 def add_kernel(
     out_ptr, packed_ptr, weights_ptr, rows, row_bytes, header_at, n, first, tiles,
-    DECODE: tl.constexpr, WORD: tl.constexpr, STRIPES: tl.constexpr,
+    DECODE: tl.constexpr, WORD: tl.constexpr, FORM: tl.constexpr,
     BLOCK: tl.constexpr, BLOCKS: tl.constexpr, MASKED: tl.constexpr, WIDTH: tl.constexpr,
+    NARROW: tl.constexpr,
 ):  # fmt: skip
-    block, at, inside, byte, some_bytes = locate(first + tl.program_id(0), n, BLOCK, BLOCKS, STRIPES, MASKED)
-    total = load(out_ptr + at, inside, MASKED).to(tl.float32)
+    block, at, inside = locate(first + tl.program_id(0), n, FORM, BLOCK, BLOCKS, MASKED)
+    out_at = values_at(out_ptr, at, WIDTH, NARROW)
+    begun = load(out_at, inside, MASKED).to(tl.float32)
+    total = tl.zeros_like(begun) if FORM[ROTATED] else begun
     for _ in tl.range(rows, loop_unroll_factor=1 if MASKED else 4):
         total += tl.load(weights_ptr) * load_values(
-            packed_ptr, header_at, n, block, byte, some_bytes, DECODE, WORD, STRIPES, BLOCK, MASKED, WIDTH
+            packed_ptr, header_at, n, block, DECODE, WORD, FORM, BLOCK, MASKED, WIDTH
         )
         packed_ptr += row_bytes
         weights_ptr += 1
-    store(out_ptr + at, total, inside, MASKED)
+    if FORM[ROTATED]:
+        total = begun + restore(total)
+    store(out_at, total, inside, MASKED)
 
 
 @triton.jit(
@@ -176,23 +254,29 @@ def add_kernel(
 )
 def reduce_kernel(
     sent_ptr, residual_ptr, packed_ptr, rows, row_bytes, header_at, n, first, tiles, seed, seed_high,
-    MEASURE: tl.constexpr, ENCODE: tl.constexpr, DECODE: tl.constexpr, WORD: tl.constexpr, STRIPES: tl.constexpr,
+    MEASURE: tl.constexpr, ENCODE: tl.constexpr, DECODE: tl.constexpr, WORD: tl.constexpr, FORM: tl.constexpr,
     DRAWN: tl.constexpr, BLOCK: tl.constexpr, BLOCKS: tl.constexpr, MASKED: tl.constexpr, WIDTH: tl.constexpr,
+    NARROW: tl.constexpr,
 ):  # fmt: skip
-    block, at, inside, byte, some_bytes = locate(first + tl.program_id(0), n, BLOCK, BLOCKS, STRIPES, MASKED)
+    block, at, inside = locate(first + tl.program_id(0), n, FORM, BLOCK, BLOCKS, MASKED)
     total, count = tl.zeros((BLOCKS, BLOCK), tl.float32), 0.0
     for _ in tl.range(rows, loop_unroll_factor=1 if MASKED else 4):
-        total += load_values(
-            packed_ptr, header_at, n, block, byte, some_bytes, DECODE, WORD, STRIPES, BLOCK, MASKED, WIDTH
-        )
+        total += load_values(packed_ptr, header_at, n, block, DECODE, WORD, FORM, BLOCK, MASKED, WIDTH)
         packed_ptr += row_bytes
         count += 1
-    mean = tl.div_rn(total, count)
-    if MASKED:
+    if (rows & (rows - 1)) == 0:  # by a power of two, the product is the quotient
+        mean = total * tl.div_rn(tl.full((1, 1), 1.0, tl.float32), count)
+    else:
+        mean = tl.div_rn(total, count)
+    if MASKED and not FORM[PADDED]:
         mean = tl.where(inside, mean, 0.0)  # code 0 need not mean 0
-    lost = store_values(
-        sent_ptr, header_at, mean, 0, seed, seed_high, n, block, at, inside, byte, some_bytes,
-        MEASURE, ENCODE, DECODE, WORD, STRIPES, DRAWN, BLOCK, MASKED, WIDTH,
+    values = store_values(
+        sent_ptr, header_at, mean, 0, seed, seed_high, n, block, at, inside,
+        MEASURE, ENCODE, DECODE, WORD, FORM, DRAWN, BLOCK, MASKED, WIDTH,
     )  # fmt: skip
     if residual_ptr is not None:
-        store(residual_ptr + at, load(residual_ptr + at, inside, MASKED) + lost * count, inside, MASKED)
+        lost = mean - values
+        if FORM[ROTATED]:
+            lost = restore(lost)
+        residual_at = values_at(residual_ptr, at, WIDTH, NARROW)
+        store(residual_at, load(residual_at, inside, MASKED) + lost * count, inside, MASKED)

@@ -1,9 +1,10 @@
-"""The operations of `blockwise.py` for GPUs, with the same arguments.
+"""The operations of `definition.py` for GPUs, with the same arguments.
 
 Launches turn off the fusion of multiplication and addition, which would round once where the definition rounds twice.
 """
 
 from functools import lru_cache
+from math import gcd
 from typing import Any, NamedTuple
 
 import torch
@@ -13,8 +14,9 @@ from torch import Tensor
 from ..shared.devices import on
 from ..shared.noise_gpu import signed_words
 from ..shared.rounding_gpu import INTERPRETED
-from .format import Format, Layout
-from .gpu import add_kernel, compress_kernel, decompress_kernel, reduce_kernel
+from .format import Format
+from .gpu import ROTATED, add_kernel, compress_kernel, decompress_kernel, reduce_kernel
+from .layout import Layout, planes_of
 
 # Values of a tile; a warp takes WARP of it, so that each thread has eight 16-byte loads of fp32 in flight. What looks
 # for the range of a block keeps blocks of up to 1024 within one warp, which then waits for no other; what only
@@ -27,16 +29,17 @@ KERNELS = {"compress": compress_kernel, "decompress": decompress_kernel, "add": 
 
 def compress(format: Format, x: Tensor, block: int, residual: Tensor | None = None, key: int | None = None) -> Tensor:
     rows, n = x.shape
-    plan, x = plan_of("compress", format, n, block, x.itemsize), x.contiguous()
+    stride, x = _stride(x), x.contiguous()
+    plan = plan_of("compress", format, n, block, x.itemsize, stride)
     packed = plan.layout.empty(rows, x.device)
-    _launch(plan, rows, x.device, (x, residual, packed, _stride(x), *plan.place), _draws(key))
+    _launch(plan, rows, x.device, (x, residual, packed, stride, *plan.place), _draws(key))
     return packed
 
 
 def decompress_(format: Format, out: Tensor, packed: Tensor, block: int) -> None:
-    rows, n = out.shape
-    plan = plan_of("decompress", format, n, block, out.itemsize)
-    _launch(plan, rows, out.device, (out, _aligned(packed), _stride(out), *plan.place), {})
+    (rows, n), stride = out.shape, _stride(out)
+    plan = plan_of("decompress", format, n, block, out.itemsize, stride)
+    _launch(plan, rows, out.device, (out, _aligned(packed), stride, *plan.place), {})
 
 
 def add_(format: Format, out: Tensor, packed: Tensor, weights: Tensor, block: int) -> None:
@@ -53,8 +56,8 @@ def reduce(
     return sent
 
 
-class Plan(NamedTuple):
-    """How rows of one length are launched.
+class LaunchPlan(NamedTuple):
+    """The launches of a kernel on rows of one length.
 
     Attributes:
         place: the bytes of a packed row, and where in it its headers begin.
@@ -69,31 +72,49 @@ class Plan(NamedTuple):
 
 
 @lru_cache(maxsize=1024)  # the lengths of a model's buckets are few
-def plan_of(operation: str, format: Format, n: int, block: int, itemsize: int) -> Plan:
-    """Return how an operation on rows of `n` values, of so many bytes each, is launched."""
+def plan_of(operation: str, format: Format, n: int, block: int, itemsize: int, stride: int = 0) -> LaunchPlan:
+    """Return how an operation on rows of `n` values, of so many bytes each and so far apart, is launched."""
     kernel, layout = KERNELS[operation], format.layout(n, block)
-    constants = constants_of(kernel, format, block, itemsize)
-    options = constants | options_of(constants)
-    whole, rest = divmod(n, block * constants["BLOCKS"])
-    tiles = ((0, whole, False), (whole, int(rest > 0), True))
-    runs = tuple((first, count, options | {"MASKED": masked}) for first, count, masked in tiles if count)
-    return Plan(kernel, n, layout, (layout.row, layout.header_at), runs)
+    whole, rest = divmod(n, block * blocks_of(kernel, format, block))
+    runs = []
+    for first, count, masked in ((0, whole, False), (whole, int(rest > 0), True)):
+        if count:
+            constants = constants_of(kernel, format, block, itemsize, masked, stride)
+            runs.append((first, count, constants | options_of(constants)))
+    return LaunchPlan(kernel, n, layout, (layout.row, layout.header_at), tuple(runs))
 
 
-def constants_of(kernel: Any, format: Format, block: int, itemsize: int) -> dict[str, Any]:
-    """The constants with which a kernel is compiled for a format and for values of so many bytes, besides MASKED."""
-    device = format.device()
-    tile = max(block, WARP if device["STRIPES"] > 1 else TILES[kernel])
+def blocks_of(kernel: Any, format: Format, block: int) -> int:
+    """Return how many blocks a tile has."""
+    tile = TILES[kernel] if format.bits == 8 and not format.rotated else warp_of(format.rotated)
+    return max(block, tile) // block
+
+
+def warp_of(rotated: bool) -> int:
+    """Return how many values a warp takes: rotated, each takes more registers."""
+    return WARP // 2 if rotated else WARP
+
+
+def constants_of(
+    kernel: Any, format: Format, block: int, itemsize: int, masked: bool, stride: int = 0
+) -> dict[str, Any]:
+    """Return the constants of a kernel for a format and for values of so many bytes, in rows so far apart."""
+    device = dict(format.device()) | {"FORM": (format.bits, format.padded, format.rotated)}
+    width = min(16 // itemsize, 4 * planes_of(format.bits)[0])  # a thread's part of what a warp of 32 holds
     return {name: value for name, value in device.items() if name in kernel.arg_names} | {
         "BLOCK": block,
-        "BLOCKS": tile // block,
-        "WIDTH": min(16 // itemsize, 32 // device["STRIPES"]),  # a thread's part of what a warp of 32 holds
+        "BLOCKS": blocks_of(kernel, format, block),
+        "MASKED": masked,
+        # Values are masked one by one; and a row begins where its number times the stride does.
+        "WIDTH": 1 if masked else gcd(width, stride),
+        "NARROW": masked or stride % 16 != 0,
     }
 
 
 def options_of(constants: dict[str, Any]) -> dict[str, Any]:
-    """The options with which a kernel of these constants is launched."""
-    return {"num_warps": constants["BLOCK"] * constants["BLOCKS"] // WARP, "enable_fp_fusion": False}
+    """Return the options with which a kernel of these constants is launched."""
+    values = constants["BLOCK"] * constants["BLOCKS"]
+    return {"num_warps": values // warp_of(constants["FORM"][ROTATED.value]), "enable_fp_fusion": False}
 
 
 def _aligned(packed: Tensor) -> Tensor:
@@ -120,7 +141,9 @@ def _draws(key: int | None) -> dict[str, Any]:
     return {"seed": seed, "seed_high": seed_high, "DRAWN": True}
 
 
-def _launch(plan: Plan, rows: int, device: torch.device, arguments: tuple[Any, ...], draws: dict[str, Any]) -> None:
+def _launch(
+    plan: LaunchPlan, rows: int, device: torch.device, arguments: tuple[Any, ...], draws: dict[str, Any]
+) -> None:
     if not rows:
         return
     with on(device):

@@ -1,12 +1,13 @@
-"""Rows of values in blocks, and blocks in bytes, for the definitions of blockwise formats."""
+"""The layout of rows: values in blocks, and blocks in bytes."""
 
-from collections.abc import Iterator
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-RUN = 1 << 20  # values that a unit takes at once, about: with fewer, calls cost more than what stays in caches saves
+# The number of values, about, that a unit takes at once. With fewer, calls cost more than caches save.
+RUN = 1 << 20
 
 
 def aligned(count: int) -> int:
@@ -14,77 +15,158 @@ def aligned(count: int) -> int:
     return (count + 15) // 16 * 16
 
 
-def blocks_of(n: int, block: int | None) -> int:
-    """How many blocks hold `n` values; without `block`, they are one."""
-    return -(-n // (block or max(n, 1)))
+def planes_of(bits: int) -> tuple[int, ...]:
+    """Return the bits of the planes that codes of so many bits are cut in, powers of two: (4, 1) for five."""
+    return tuple(plane for plane in (8, 4, 2, 1) if bits & plane)
 
 
-def bytes_of(n: int, block: int | None, bits: int) -> int:
-    """How many bytes hold the codes of `n` values, of so many bits each; a block begins with a byte."""
-    width = block or max(n, 1)
-    return n // width * width * bits // 8 + -(-(n % width) * bits // 8)
+def plane_bytes(n: int, block: int, plane: int) -> int:
+    """Return how many bytes a plane of the codes of `n` values takes; a block begins with a byte."""
+    return n // block * block * plane // 8 + -(-(n % block) * plane // 8)
 
 
 class Run(NamedTuple):
-    """Columns that are blocks of `width` values."""
+    """Neighbouring blocks of one width: their columns among the values of a row, and their numbers.
+
+    Attributes:
+        width: of a block, as it is stored.
+        height: how many blocks.
+        missing: values of the last block that are stored as zeros, since the row has ended.
+        code_columns: their columns among the codes of a row, by plane.
+    """
 
     columns: slice
     blocks: slice
     width: int
+    height: int
+    missing: int
+    code_columns: tuple[slice, ...]
+
+    def values_of(self, rows: Tensor) -> Tensor:
+        """Return the values (…, blocks, width) of this run, without those that are missing."""
+        return rows[..., self.columns].view(*rows.shape[:-1], self.height, self.width - self.missing)
+
+    def codes_of(self, planes: Sequence[Tensor]) -> list[Tensor]:
+        """Return the codes (…, blocks, bytes) of this run, by plane."""
+        return [
+            codes[..., columns].view(*codes.shape[:-1], self.height, -1)
+            for codes, columns in zip(planes, self.code_columns, strict=True)
+        ]
+
+
+class Layout(NamedTuple):
+    """The bytes of a packed row: the planes of its codes, its headers, and zeros behind each up to a multiple of 16.
+
+    Attributes:
+        planes: where the bytes of each plane begin and end.
+        header_at: where the headers begin.
+        row: the number of bytes.
+        headers: the numbers of all headers of a row: how many blocks, and how many numbers for each.
+        dtype: of headers.
+        runs: the blocks of a row, whole ones first.
+    """
+
+    planes: tuple[slice, ...]
+    header_at: int
+    row: int
+    headers: tuple[int, int]
+    dtype: torch.dtype
+    runs: tuple[Run, ...]
 
     @property
-    def rest(self) -> bool:
-        """Whether this is what remains behind the last whole block."""
-        return self.blocks.stop is None
+    def header_end(self) -> int:
+        """Return where the headers end."""
+        return self.header_at + self.headers[0] * self.headers[1] * self.dtype.itemsize
 
-    def of(self, values: Tensor) -> Tensor:
-        return values[..., self.columns].view(*values.shape[:-1], -1, self.width)
+    def empty(self, rows: int, device: torch.device) -> Tensor:
+        """Return memory for packed rows; what no code or header fills is zero."""
+        packed = torch.empty(rows, self.row, dtype=torch.uint8, device=device)
+        for end in (*(plane.stop for plane in self.planes), self.header_end):
+            if end < aligned(end):
+                packed[:, end : aligned(end)].zero_()
+        return packed
 
-    def codes(self, codes: Tensor, bits: int) -> Tensor:
-        start, stop = self.columns.start * bits // 8, -(-self.columns.stop * bits // 8)
-        return codes[..., start:stop].view(*codes.shape[:-1], -1, -(-self.width * bits // 8))
-
-    def headers(self, headers: Tensor) -> Tensor:
-        return headers[..., self.blocks, :]
+    def parts(self, packed: Tensor) -> tuple[list[Tensor], Tensor]:
+        """Return the codes (rows, bytes) of packed rows by plane, and their headers (rows, blocks, numbers): views."""
+        headers = packed[:, self.header_at : self.header_end].view(self.dtype)
+        return [packed[:, plane] for plane in self.planes], headers.view(packed.shape[0], *self.headers)
 
 
-def runs_of(n: int, block: int | None) -> Iterator[Run]:
-    width = block or max(n, 1)
-    whole, stride = n // width * width, max(RUN // width, 1) * width
-    for start in range(0, whole, stride):
-        stop = min(start + stride, whole)
-        yield Run(slice(start, stop), slice(start // width, stop // width), width)
-    if n > whole:
-        yield Run(slice(whole, n), slice(whole // width, None), n - whole)
+def layout_of(n: int, block: int, bits: int, header: tuple[torch.dtype, int], padded: bool) -> Layout:
+    """Return the layout of rows of `n` values, of so many bits each, whose blocks have such headers.
+
+    `padded`: the last block is stored like the others; else it ends with the row.
+    """
+    blocks, planes, end = -(-n // block), [], 0
+    for plane in planes_of(bits):
+        size = plane_bytes(blocks * block if padded else n, block, plane)
+        planes.append(slice(end, end + size))
+        end += aligned(size)
+    row = end + aligned(blocks * header[1] * header[0].itemsize)
+    runs = tuple(_runs(n, block, planes_of(bits), padded))
+    return Layout(tuple(planes), end, row, (blocks, header[1]), header[0], runs)
+
+
+def row_bytes(n: int, block: int, bits: int, header_bytes: int, padded: bool) -> int:
+    """Return the bytes of a row of such a layout; `n` may be a symbol of `torch.compile`."""
+    blocks = -(-n // block)
+    codes = sum(aligned(plane_bytes(blocks * block if padded else n, block, plane)) for plane in planes_of(bits))
+    return codes + aligned(blocks * header_bytes)
+
+
+def _runs(n: int, block: int, planes: tuple[int, ...], padded: bool) -> list[Run]:
+    whole, stride = n // block * block, max(RUN // block, 1) * block
+    ends = [(start, min(start + stride, whole), block) for start in range(0, whole, stride)]
+    ends += [(whole, n, block if padded else n - whole)] * (n > whole)
+    runs = []
+    for start, stop, width in ends:
+        height = -(-(stop - start) // width)
+        columns = tuple(
+            slice(start * plane // 8, start * plane // 8 + height * -(-width * plane // 8)) for plane in planes
+        )
+        blocks = slice(start // block, -(-stop // block))
+        runs.append(Run(slice(start, stop), blocks, width, height, height * width - (stop - start), columns))
+    return runs
 
 
 # A block of w values with 8 / bits to a byte is cut in as many stripes of ⌈w · bits / 8⌉ values, the last padded with
 # zeros, and byte i holds value i of every stripe, the first stripe's lowest. Neighbouring bytes thus hold neighbouring
-# values: a thread that reads 16 bytes of values in each stripe writes whole words of codes and shuffles nothing.
+# values: a thread that reads 16 bytes of values in each stripe writes whole words of codes and shuffles nothing. Codes
+# of 3, 5, 6 or 7 bits are cut in planes of 4, 2 and 1, the lowest bits first.
 
 
-def join(codes: Tensor, bits: int) -> Tensor:
-    """Codes (…, w) of `bits` each, as uint8, in bytes (…, ⌈w · bits / 8⌉)."""
+def join_(planes: Sequence[Tensor], codes: Tensor, bits: int) -> None:
+    """Write codes (…, w) of `bits` each, as uint8, to the bytes (…, ⌈w · plane / 8⌉) of each plane."""
     if bits == 8:
-        return codes
-    striped = stripes(codes.int(), bits)
-    joined = striped[..., 0, :]
-    for i in range(1, 8 // bits):
-        joined = joined | striped[..., i, :] << i * bits
-    return joined.to(torch.uint8)
+        planes[0].copy_(codes)
+        return
+    shift = 0
+    for bytes_, plane in zip(planes, planes_of(bits), strict=True):
+        striped = stripes(codes.int() >> shift & (1 << plane) - 1, plane)
+        joined = striped[..., 0, :]
+        for i in range(1, 8 // plane):
+            joined = joined | striped[..., i, :] << i * plane
+        bytes_.copy_(joined.to(torch.uint8))
+        shift += plane
 
 
-def split(joined: Tensor, bits: int) -> Tensor:
-    """The codes that `join` made bytes of, in stripes (…, 8 / bits, bytes): uint8, or int32 if a byte holds several."""
+def split(planes: Sequence[Tensor], bits: int) -> Tensor:
+    """Return the codes in bytes, in the stripes (…, count, width) of the widest plane: uint8 of 8 bits, else int32."""
     if bits == 8:
-        return joined.unsqueeze(-2)
-    shifts = torch.arange(0, 8, bits, device=joined.device, dtype=torch.int32).unsqueeze(-1)
-    return (joined.unsqueeze(-2).int() >> shifts) & (1 << bits) - 1
+        return planes[0].unsqueeze(-2)
+    codes, shift = None, 0
+    for bytes_, plane in zip(planes, planes_of(bits), strict=True):
+        shifts = torch.arange(0, 8, plane, device=bytes_.device, dtype=torch.int32).unsqueeze(-1)
+        part = (bytes_.unsqueeze(-2).int() >> shifts & (1 << plane) - 1) << shift
+        codes = part if codes is None else codes + part.reshape(codes.shape)
+        shift += plane
+    assert codes is not None
+    return codes
 
 
 def stripes(values: Tensor, bits: int) -> Tensor:
-    """Values (…, w) in the stripes of their codes, (…, 8 / bits, ⌈w · bits / 8⌉): a view, or filled up with zeros."""
-    count = 8 // bits
+    """Return values (…, w) in the stripes of codes of so many bits, (…, count, width): a view if none is missing."""
+    count = 8 // planes_of(bits)[0]
     if values.shape[-1] % count:
         values = torch.nn.functional.pad(values, (0, -values.shape[-1] % count))
     return values.view(*values.shape[:-1], count, values.shape[-1] // count)

@@ -13,18 +13,19 @@ import torch
 from torch import Tensor
 from torch.autograd.graph import increment_version
 
+from ..cpu import units
 from ..shared.tracing import recorded
-from . import definition, few
+from . import definition, in_numpy
 from .format import Format
 
 
 class Operations(NamedTuple):
     """The functions of `definition` for one format."""
 
-    compress: Callable[[Tensor, int | None, Tensor | None, int | None], Tensor]
-    decompress_: Callable[[Tensor, Tensor, int | None], None]
-    add_: Callable[[Tensor, Tensor, Tensor, int | None], None]
-    reduce: Callable[[Tensor, int, int | None, Tensor | None, int | None], Tensor]
+    compress: Callable[[Tensor, int, Tensor | None, int | None], Tensor]
+    decompress_: Callable[[Tensor, Tensor, int], None]
+    add_: Callable[[Tensor, Tensor, Tensor, int], None]
+    reduce: Callable[[Tensor, int, int, Tensor | None, int | None], Tensor]
 
 
 class Operators(NamedTuple):
@@ -42,28 +43,30 @@ class Operators(NamedTuple):
 def operators(format: Format) -> Operators:
     """Register the operators of a format; once for each."""
 
-    def compress(x: Tensor, block: int | None, residual: Tensor | None, key: int | None) -> Tensor:
-        _check_apart(residual, "residual", x, "values")
-        packed: Tensor = _for(format, x, block, key).compress(format, x, block, residual, key)
+    def compress(x: Tensor, block: int, residual: Tensor | None, key: int | None) -> Tensor:
+        if residual is not None:
+            _check_apart(residual, "residual", x, "values")
+        packed: Tensor = _implementation(format, x, key).compress(format, x, block, residual, key)
         return packed
 
-    def decompress_(out: Tensor, packed: Tensor, block: int | None) -> None:
+    def decompress_(out: Tensor, packed: Tensor, block: int) -> None:
         _check_apart(out, "out", packed, "packed rows")
-        _for(format, packed, block).decompress_(format, out, packed, block)
+        _implementation(format, packed).decompress_(format, out, packed, block)
 
-    def add_(out: Tensor, packed: Tensor, weights: Tensor, block: int | None) -> None:
+    def add_(out: Tensor, packed: Tensor, weights: Tensor, block: int) -> None:
         _check_apart(out, "out", packed, "packed rows")
-        _for(format, packed, block).add_(format, out, packed, weights, block)
+        _implementation(format, packed).add_(format, out, packed, weights, block)
 
-    def reduce(packed: Tensor, n: int, block: int | None, residual: Tensor | None, key: int | None) -> Tensor:
-        _check_apart(residual, "residual", packed, "packed rows")
-        sent: Tensor = _for(format, packed, block, key).reduce(format, packed, n, block, residual, key)
+    def reduce(packed: Tensor, n: int, block: int, residual: Tensor | None, key: int | None) -> Tensor:
+        if residual is not None:
+            _check_apart(residual, "residual", packed, "packed rows")
+        sent: Tensor = _implementation(format, packed, key).reduce(format, packed, n, block, residual, key)
         return sent
 
-    def fake_compress(x: Tensor, block: int | None, residual: Tensor | None, key: int | None) -> Tensor:
+    def fake_compress(x: Tensor, block: int, residual: Tensor | None, key: int | None) -> Tensor:
         return x.new_empty(x.shape[0], format.row_bytes(x.shape[1], block), dtype=torch.uint8)
 
-    def fake_reduce(packed: Tensor, n: int, block: int | None, residual: Tensor | None, key: int | None) -> Tensor:
+    def fake_reduce(packed: Tensor, n: int, block: int, residual: Tensor | None, key: int | None) -> Tensor:
         return packed.new_empty(1, format.row_bytes(n, block))
 
     def register(name: str, function: Callable[..., Any], written: str) -> Any:
@@ -80,21 +83,22 @@ def operators(format: Format) -> Operators:
     return Operators(format, registered, Operations(compress, decompress_, add_, reduce))
 
 
-def _check_apart(written: Tensor | None, its_name: str, read: Tensor, name: str) -> None:
-    """Raise if what is written lies in the memory of what is read; else count what is about to be written."""
-    if written is None:
-        return
+def _check_apart(written: Tensor, its_name: str, read: Tensor, name: str) -> None:
+    """Raise a ValueError if two tensors share memory; else increment the version of the one to be written."""
     a, b = written.data_ptr(), read.data_ptr()
     if written.numel() and read.numel() and a < b + read.nbytes and b < a + written.nbytes:
         raise ValueError(f"{its_name} and the {name} share memory; give {its_name} memory of its own")
     increment_version(written)  # compiled units write unseen
 
 
-def _for(format: Format, values: Tensor, block: int | None, key: int | None = None) -> Any:
+def _implementation(format: Format, values: Tensor, key: int | None = None) -> Any:
+    """Return the module whose functions take `values`, or packed rows."""
     if values.is_cuda:
-        # One block for a whole row is there for comparison, and has no kernel.
-        return definition if block is None else _kernels()
-    return few if key is None and few.takes(format, values) else definition
+        return _kernels()
+    few_values = 0 < values.numel() < units.COMPILED_VALUES
+    if few_values and key is None and format.arrays is not None and units.thread.how is not None:
+        return in_numpy
+    return definition
 
 
 @cache

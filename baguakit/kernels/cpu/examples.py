@@ -1,4 +1,4 @@
-"""Arguments of units made up to be like given ones, and whether two units give the same bits for them."""
+"""Random arguments for units, and a comparison of two units on them."""
 
 from collections.abc import Callable
 from typing import Any
@@ -10,7 +10,7 @@ Unit = Callable[..., object]
 
 
 def examples(like: tuple[Any, ...], rows: int) -> list[Any]:
-    """Arguments of the dtypes and widths of `like`, with so many rows: many magnitudes, and a row of zeros."""
+    """Return arguments of the dtypes and widths of `like`, with so many rows: many magnitudes, and a row of zeros."""
     # A generator of its own leaves the user's random numbers alone.
     source = torch.Generator().manual_seed(rows)
     return [_example(part, rows, source) if isinstance(part, Tensor) else part for part in like]
@@ -27,7 +27,7 @@ def _example(like: Tensor, rows: int, source: torch.Generator) -> Tensor:
 
 
 def agree(unit: Unit, candidate: Unit, arguments: list[Any]) -> bool:
-    """Whether two units write the same into copies of the arguments."""
+    """Return whether two units write the same values into copies of the arguments."""
     copies = [part.clone() if isinstance(part, Tensor) else part for part in arguments]
     unit(*arguments)
     candidate(*copies)
@@ -35,6 +35,6 @@ def agree(unit: Unit, candidate: Unit, arguments: list[Any]) -> bool:
 
 
 def _equal(a: Tensor, b: Tensor) -> bool:
-    """Whether two tensors are equal, every NaN being one."""
+    """Return whether two tensors are equal, and have NaN in the same places."""
     broken = a != a
     return torch.equal(broken, b != b) and torch.equal(a.masked_fill(broken, 0), b.masked_fill(broken, 0))

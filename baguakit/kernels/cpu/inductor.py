@@ -43,7 +43,7 @@ Call = tuple["Kernel", list[tuple[str, int]]]  # operands: the place in C++ that
 
 
 class Kernel:
-    """Stands in for a compiled kernel, and notes what it is called with."""
+    """A kernel that is not compiled, but notes the operands of its calls."""
 
     def __init__(self, operand_types: list[str], source: str, calls: list[tuple["Kernel", tuple[Any, ...]]]) -> None:
         self.types, self.calls, self.name = operand_types, calls, ""
@@ -87,7 +87,7 @@ def build(source: str, folder: str) -> Path:
 
 
 def _function(name: str, unit: Unit, like: tuple[Any, ...]) -> tuple[set[str], str]:
-    """A unit in C++, and what it includes."""
+    """Return the lines that a unit includes, and its C++."""
     with _kernels() as kernels:
         run = _trace(unit, examples(like, ROWS))
     for i, kernel in enumerate(kernels):
@@ -133,7 +133,7 @@ def _kernels() -> Iterator[list[Kernel]]:
 
 
 def _trace(unit: Unit, arguments: list[Any]) -> Unit:
-    """The Python that Inductor writes for a unit."""
+    """Return the Python that Inductor writes for a unit."""
     taken: list[tuple[Unit, list[int | None]]] = []
 
     def take(graph: torch.fx.GraphModule, inputs: list[Any]) -> Unit:
@@ -161,7 +161,7 @@ def _trace(unit: Unit, arguments: list[Any]) -> Unit:
 
 
 def _noted(run: Unit, kernels: list[Kernel], arguments: list[Any]) -> tuple[list[Call], list[int]]:
-    """The calls of kernels in one run, and how many bytes each temporary has."""
+    """Return the calls of kernels in one run, and the bytes of each temporary."""
     for kernel in kernels:
         kernel.calls.clear()
     run(*arguments)
@@ -181,7 +181,7 @@ def _noted(run: Unit, kernels: list[Kernel], arguments: list[Any]) -> tuple[list
 
 
 def _statements(few: tuple[list[Call], list[int]], many: tuple[list[Call], list[int]]) -> Iterator[str]:
-    """The C++ that does for any number of rows what two runs did for theirs."""
+    """Yield statements of C++ for any number of rows, from the calls of two runs with different numbers."""
     for i, sizes in enumerate(zip(few[1], many[1], strict=True)):
         yield f"std::unique_ptr<char[]> t{i}(new char[{_in_rows(*sizes)}]);"
     for (kernel, operands), (same, others) in zip(few[0], many[0], strict=True):
@@ -194,7 +194,7 @@ def _statements(few: tuple[list[Call], list[int]], many: tuple[list[Call], list[
 
 
 def _in_rows(few: int, many: int) -> str:
-    """A number that was this for few rows and that for many, as C++."""
+    """Return a number of two runs as C++: a linear function of the number of rows."""
     each, odd = divmod(many - few, MANY - FEW)
     if odd:
         raise RuntimeError(f"{few} for {FEW} rows and {many} for {MANY} are not in proportion")

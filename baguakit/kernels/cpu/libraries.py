@@ -10,6 +10,7 @@ import ctypes
 import functools
 import hashlib
 import logging
+import operator
 import os
 import platform
 import shutil
@@ -46,7 +47,7 @@ def load(calls: list[Call]) -> list[Unit | None]:
 
 
 def compiler() -> str | None:
-    """The C++ compiler that Inductor takes; said once if there is none."""
+    """Return the path of the C++ compiler that Inductor takes; warn once if there is none."""
     names = [name for name in (os.environ.get("CXX"), "g++", "clang++") if name]
     found = next(filter(None, map(shutil.which, names)), None)
     if found is None:
@@ -60,7 +61,7 @@ def _described(unit: Unit, like: tuple[Any, ...]) -> str:
 
 
 def _caller(library: ctypes.PyDLL, name: str, unit: Unit, like: tuple[Any, ...]) -> Unit | None:
-    """A unit in a library."""
+    """Return a unit of a library, or None if it has none of that name."""
     function = getattr(library, name, None)
     if function is None:
         _once(f"{unit.__name__} runs as written, many times slower than compiled: Inductor could not write it")
@@ -68,15 +69,17 @@ def _caller(library: ctypes.PyDLL, name: str, unit: Unit, like: tuple[Any, ...])
     tensors = [i for i, part in enumerate(like) if isinstance(part, Tensor)]
     function.argtypes = [ctypes.c_void_p] * len(tensors) + [ctypes.c_int64]
 
+    tensors_of = operator.itemgetter(*tensors)
+
     def run(*arguments: Any) -> None:
-        if function(*[arguments[i].data_ptr() for i in tensors], arguments[0].shape[0]):
+        if function(*map(Tensor.data_ptr, tensors_of(arguments)), arguments[0].shape[0]):
             raise MemoryError("a compiled unit found no memory for its temporaries")
 
     return run
 
 
 def _open(calls: list[Call]) -> ctypes.PyDLL:
-    """The library of these units, kept or made."""
+    """Return the library of these units: the one in the folder, or a new one."""
     name = _name(calls)
     try:
         with _folder() as folder:
@@ -86,19 +89,19 @@ def _open(calls: list[Call]) -> ctypes.PyDLL:
                 return _kept(folder, name) or _keep(folder, name, calls)
     except (OSError, RuntimeError) as error:  # RuntimeError: there is no home
         _once(f"the CPU codec is compiled by each process for itself, since no folder can keep it: {error}")
-    with tempfile.TemporaryDirectory(prefix="baguakit-") as room:
-        return ctypes.PyDLL(str(_make(calls, room)))
+    with tempfile.TemporaryDirectory(prefix="baguakit-") as temporary:
+        return ctypes.PyDLL(str(_make(calls, temporary)))
 
 
 def _name(calls: list[Call]) -> str:
     """Return a name that changes with everything that the code of a library depends on."""
-    said = [*_machine(), *(_described(*call) for call in calls)]
-    return hashlib.sha256("\0".join(said).encode()).hexdigest()[:24]
+    parts = [*_machine(), *(_described(*call) for call in calls)]
+    return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:24]
 
 
 @functools.cache
 def _machine() -> list[str]:
-    """This torch, Python, processor, compiler and source."""
+    """Return a description of this torch, Python, processor, compiler and source."""
     at = os.path.realpath(compiler() or "")
     seen = os.stat(at)
     source = b"".join(file.read_bytes() for file in sorted(Path(__file__).parents[1].rglob("*.py")))
@@ -121,7 +124,7 @@ def _processor() -> list[str]:
 
 @contextlib.contextmanager
 def _folder() -> Iterator[str]:
-    """Where libraries are kept; raises an OSError unless it is this user's, and nobody else can write to it."""
+    """Yield the folder of libraries; raise an OSError unless this user owns it and nobody else can write to it."""
     base = os.environ.get("XDG_CACHE_HOME", "")
     path = (Path(base) if os.path.isabs(base) else Path.home() / ".cache") / "baguakit" / "cpu"
     path.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -138,7 +141,7 @@ def _folder() -> Iterator[str]:
 
 
 def _kept(folder: str, name: str) -> ctypes.PyDLL | None:
-    """The library of that name, if it is there and whole."""
+    """Return the library of that name, or None if it is missing or damaged."""
     for path in sorted(Path(folder).glob(f"{name}-*.so")):
         if path.stem == f"{name}-{_digest(path)}":
             return ctypes.PyDLL(str(path))
@@ -146,9 +149,9 @@ def _kept(folder: str, name: str) -> ctypes.PyDLL | None:
 
 
 def _keep(folder: str, name: str, calls: list[Call]) -> ctypes.PyDLL:
-    """Make a library and put it into the folder, where it appears whole or not at all."""
-    with tempfile.TemporaryDirectory(prefix="baguakit-") as room, tempfile.TemporaryDirectory(dir=folder) as beside:
-        made = _make(calls, room)
+    """Make a library and move it into the folder in one operation."""
+    with tempfile.TemporaryDirectory(prefix="baguakit-") as build, tempfile.TemporaryDirectory(dir=folder) as beside:
+        made = _make(calls, build)
         unfinished = shutil.copyfile(made, Path(beside, "unfinished"))
         for broken in Path(folder).glob(f"{name}-*.so"):
             broken.unlink()
@@ -161,10 +164,10 @@ def _digest(path: Path) -> str:
     return hashlib.sha256(path.read_bytes()).hexdigest()[:24]
 
 
-def _make(calls: list[Call], room: str) -> Path:
-    # Loud enough to be seen without logging being set up: whoever waits for the first time should know for what.
+def _make(calls: list[Call], folder: str) -> Path:
+    # A warning, since users who wait should see the reason without setting up logging.
     _log.warning("baguakit compiles its CPU codec for this machine, which takes about 20 seconds the first time")
-    return inductor.build(inductor.write(calls), room)
+    return inductor.build(inductor.write(calls), folder)
 
 
 @contextlib.contextmanager
@@ -173,7 +176,7 @@ def _alone(folder: str) -> Iterator[None]:
     import fcntl
 
     with open(Path(folder, "lock"), "w") as file:
-        began, said = time.monotonic(), False
+        began, logged = time.monotonic(), False
         while (waited := time.monotonic() - began) < PATIENCE:
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -182,7 +185,7 @@ def _alone(folder: str) -> Iterator[None]:
                 time.sleep(0.05)
             except OSError:  # a file system without locks: several may compile, and what they make is the same
                 break
-            if waited > QUIET and not said:
-                said = True
+            if waited > QUIET and not logged:
+                logged = True
                 _log.info("baguakit waits for another process, which compiles the CPU codec for this machine")
         yield

@@ -13,41 +13,69 @@ import logging
 import threading
 import warnings
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from . import libraries
 from .examples import Unit, agree, examples
 
-WORTHWHILE = 1 << 16  # values in all: fewer gain less than 0.1 ms a call, which is long in paying for a compilation
-SHORTEST = 1 << 12  # values of a row: with fewer, a call takes longer than its arithmetic
+# Units are compiled for so many values or more, in rows of so many or more: fewer gain less than 0.1 ms a call, which
+# does not pay for a compilation, and on shorter rows a call takes longer than its arithmetic.
+COMPILED_VALUES, COMPILED_ROW = 1 << 16, 1 << 12
 
-Do = Callable[..., None]
+RunUnit = Callable[..., None]
+"""Runs a unit: the first argument; the others are the unit's."""
+
+Kind = tuple[Any, ...]
+"""All that the code of units depends on besides their number of arguments: constants, width and dtype of blocks."""
 
 _log = logging.getLogger("baguakit")
-_units: dict[Any, Unit] = {}
+_units: dict[tuple[Unit, Kind, int], Unit] = {}
 _lock = threading.Lock()
-_local = threading.local()
+
+
+def plain(unit: Unit, *arguments: Any) -> None:
+    """Run a unit as it is written."""
+    unit(*arguments)
+
+
+def call(kind: Kind, unit: Unit, *arguments: Any) -> None:
+    """Run a unit compiled, which takes seconds the first time."""
+    found = _units.get((unit, kind, len(arguments)))
+    (found or compiled(kind, unit, arguments))(*arguments)
+
+
+def ready(kind: Kind, unit: Unit, *arguments: Any) -> None:
+    """Run a unit compiled where larger tensors have had it compiled, else as it is written: nothing waits for it."""
+    _units.get((unit, kind, len(arguments)), unit)(*arguments)
+
+
+class _Thread(threading.local):
+    """The function that runs units in a thread; None runs them as they are written."""
+
+    how: Callable[..., None] | None = staticmethod(call)
+
+
+thread = _Thread()
 
 
 @contextlib.contextmanager
 def eager() -> Iterator[None]:
     """Run every unit of this thread as it is written."""
-    with _instead(plain):
+    with _instead(None):
         yield
 
 
 @contextlib.contextmanager
 def together() -> Iterator[None]:
     """Compile in one go, at the end, what this thread calls meanwhile: until then units run as they are written."""
-    noted: dict[Any, tuple[Unit, tuple[Any, ...]]] = {}
+    noted: dict[tuple[Unit, Kind, int], tuple[Unit, tuple[Any, ...]]] = {}
 
-    def note(unit: Unit, *arguments: Any) -> None:
-        if _all_suit(arguments):
-            noted.setdefault(_key(unit, arguments), (unit, arguments))
-        ready(unit, *arguments)
+    def note(kind: Kind, unit: Unit, *arguments: Any) -> None:
+        noted.setdefault((unit, kind, len(arguments)), (unit, arguments))
+        ready(kind, unit, *arguments)
 
     with _instead(note):
         yield
@@ -55,66 +83,38 @@ def together() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _instead(do: Do) -> Iterator[None]:
-    before, _local.call = getattr(_local, "call", call), do
+def _instead(how: Callable[..., None] | None) -> Iterator[None]:
+    before, thread.how = thread.how, how
     try:
         yield
     finally:
-        _local.call = before
+        thread.how = before
 
 
-def is_eager() -> bool:
-    return getattr(_local, "call", call) is plain
+def runner(kind: Kind, rows: int, n: int) -> RunUnit:
+    """Return the function that runs units of one kind on rows of `n` values on the CPU.
 
-
-def runner(rows: int, n: int) -> Do:
-    """Return what runs units on rows of `n` values: `call`, `ready` or, where that would gain nothing, `plain`."""
-    do: Do = getattr(_local, "call", call)
-    if do is plain or (rows * n >= WORTHWHILE and n >= SHORTEST):
-        return do
-    return ready if rows == 1 else plain  # `plain` takes all rows together
-
-
-def plain(unit: Unit, *arguments: Any) -> None:
-    unit(*arguments)
-
-
-def call(unit: Unit, *arguments: Any) -> None:
-    """Run a unit compiled, which takes seconds the first time."""
-    (compiled(unit, arguments) if _all_suit(arguments) else unit)(*arguments)
-
-
-def ready(unit: Unit, *arguments: Any) -> None:
-    """Run a unit compiled where larger tensors have had it compiled, else as it is written: nothing waits for it."""
-    (_units.get(_key(unit, arguments), unit) if _all_suit(arguments) else unit)(*arguments)
-
-
-def _all_suit(arguments: tuple[Any, ...]) -> bool:
+    Their tensors are contiguous and have two dimensions: two or more blocks, and their width; or are small.
+    """
+    how = thread.how
+    if how is None:
+        return plain
     torch.get_num_threads()  # a new thread takes the number that was set when it first asks
-    return all(map(_suits, arguments))
+    if rows * n >= COMPILED_VALUES and n >= COMPILED_ROW:
+        return partial(how, kind)
+    return partial(ready, kind) if rows == 1 else plain  # `plain` takes all rows together
 
 
-def _suits(argument: Any) -> bool:
-    if not isinstance(argument, Tensor):
-        return True
-    rows = argument.dim() < 2 or (argument.dim() == 2 and argument.shape[0] > 1)
-    return rows and argument.device.type == "cpu" and argument.is_contiguous()
-
-
-def compiled(unit: Unit, like: tuple[Any, ...]) -> Unit:
-    """Return what computes `unit` for arguments of these dtypes, widths and values, compiling it the first time."""
-    key = _key(unit, like)
+def compiled(kind: Kind, unit: Unit, like: tuple[Any, ...]) -> Unit:
+    """Return what computes `unit` for arguments of this kind, compiling it the first time."""
+    key = (unit, kind, len(like))
     if key not in _units:
         _compile({key: (unit, like)})
     return _units[key]
 
 
-def _key(unit: Unit, like: tuple[Any, ...]) -> Any:
-    return (unit, *((part.dtype, part.shape[1:]) if isinstance(part, Tensor) else part for part in like))
-
-
-def _compile(noted: dict[Any, tuple[Unit, tuple[Any, ...]]]) -> None:
-    """See to it that units are compiled, from one library for all of them."""
+def _compile(noted: dict[tuple[Unit, Kind, int], tuple[Unit, tuple[Any, ...]]]) -> None:
+    """Compile units that are not compiled yet, in one library for all of them."""
     with _lock:
         if noted.keys() <= _units.keys():
             return
@@ -136,7 +136,7 @@ def _loaded(calls: list[tuple[Unit, tuple[Any, ...]]]) -> list[Unit | None]:
 
 
 def _checked(unit: Unit, like: tuple[Any, ...], candidate: Unit | None) -> Unit:
-    """The candidate if it does what the unit does, else the unit."""
+    """Return the candidate if it does what the unit does, else the unit."""
     if candidate is None:
         return unit
     if all(agree(unit, candidate, examples(like, rows)) for rows in (2, 37)):

@@ -41,9 +41,9 @@ NAN_FIELD = 255
 MANTISSA = 0x600000  # of 1.75, that of the largest number in both formats
 
 
-@dataclass(frozen=True)
-class Float8(Format):
-    """The formats of this file.
+@dataclass(frozen=True, eq=False)
+class Float8Format(Format):
+    """The two formats of this file.
 
     Attributes:
         dtype: torch's float8.
@@ -64,12 +64,12 @@ class Float8(Format):
 
     @property
     def fields(self) -> tuple[int, int]:
-        """Bounds of the field of s: that 2ᵉ⁻ᵐ · s is normal, and the largest number times s finite."""
+        """Return the bounds of the field of s: that 2ᵉ⁻ᵐ · s is normal, and the largest number times s finite."""
         return 1 + self.m - self.e, BIAS + 127 - self.exponent
 
     @property
     def exponent(self) -> int:
-        """The exponent of the largest number."""
+        """Return the exponent of the largest number."""
         return round(torch.finfo(self.dtype).max / 1.75).bit_length() - 1
 
     def measure(self, x: Tensor, drawn: bool) -> tuple[Tensor, Tensor]:
@@ -106,5 +106,5 @@ class Float8(Format):
         return float8_gpu.E4M3 if self.m == 3 else float8_gpu.E5M2
 
 
-E4M3 = operators(Float8(torch.float8_e4m3fn, m=3, e=-6))
-E5M2 = operators(Float8(torch.float8_e5m2, m=2, e=-14))
+E4M3 = operators(Float8Format(torch.float8_e4m3fn, m=3, e=-6))
+E5M2 = operators(Float8Format(torch.float8_e5m2, m=2, e=-14))

@@ -13,8 +13,7 @@ import triton.language as tl  # type: ignore[import-untyped]
 NAN = tl.constexpr(float("nan"))
 INFINITY = tl.constexpr(0x7F800000)
 MANTISSA = tl.constexpr(0x600000)
-UNIT = tl.constexpr(2.0**23)  # where fp32 holds integers only: adding it rounds to the nearest, ties to even
-UNIT_BITS = tl.constexpr(0x4B000000)
+E4M3_OFF, E5M2_OFF = tl.constexpr(2.0**120), tl.constexpr(2.0**112)  # 2ᵉ⁺¹²⁶
 
 
 @triton.jit
@@ -32,62 +31,62 @@ def measure(x, M: tl.constexpr, E: tl.constexpr, TOP: tl.constexpr):
 def encode(x, scale, draw, M: tl.constexpr, E: tl.constexpr, TOP: tl.constexpr):
     y = x * scale[:, None]
     bits = y.to(tl.int32, bitcast=True)
-    f = tl.maximum(((bits >> 23) & 0xFF) - (126 + E), 1)
-    level = tl.abs(y) * power(128 + M - E - f)
+    binade = tl.maximum(bits & INFINITY, (127 + E) << 23)  # the least power of two of |y|, or that of subnormal codes
     if draw is None:
-        k = (level + UNIT).to(tl.int32, bitcast=True) - UNIT_BITS
+        unit = binade + ((23 - M) << 23)  # whose neighbours lie as far apart as those of codes: adding it rounds
+        k = (tl.abs(y) + unit.to(tl.float32, bitcast=True)).to(tl.int32, bitcast=True) - unit
     else:
+        level = tl.abs(y) * power(254 + M - (binade >> 23))
         below = tl.floor(level)
         k = below.to(tl.int32) + (level - below > draw).to(tl.int32)
-    codes = tl.minimum(((f - 1) << M) + k, TOP) | ((bits >> 24) & 0x80)
+    codes = tl.minimum((binade >> (23 - M)) - ((127 + E) << M) + k, TOP) | ((bits >> 24) & 0x80)
     return tl.where((scale == scale)[:, None], codes, 0).to(tl.uint8)
 
 
 @triton.jit
-def decode(codes, word, M: tl.constexpr, E: tl.constexpr):
-    size, field = codes.to(tl.int32) & 0x7F, word.to(tl.int32)[:, None]
-    f = tl.maximum(size >> M, 1)
-    k = size - ((f - 1) << M)
-    value = (k.to(tl.float32) * power(f - 1 + E - M + field)).to(tl.int32, bitcast=True)
-    value |= (codes.to(tl.int32) & 0x80) << 24  # its sign: Triton's minus makes zero positive
-    return tl.where(field == 255, NAN, value.to(tl.float32, bitcast=True))
+def decode(codes, word, M: tl.constexpr, OFF: tl.constexpr):
+    # A code is fp32 with fewer bits for the exponent, and so off by a power of two.
+    bits, field = codes.to(tl.int8, bitcast=True).to(tl.int32), word.to(tl.int32)
+    small = (bits << (23 - M)) & (-0x80000000 | 0x7F << (23 - M))
+    s = tl.where(field == 255, NAN, power(field))
+    return small.to(tl.float32, bitcast=True) * OFF * s[:, None]
 
 
 @triton.jit
 def power(field):
-    """The power of two whose exponent has this field."""
+    """Return the power of two whose exponent has this field."""
     return (field << 23).to(tl.float32, bitcast=True)
 
 
 @triton.jit
-def measure_e4m3(x, inside, width, MASKED: tl.constexpr, DRAWN: tl.constexpr):
+def measure_e4m3(x, inside, width, MASKED: tl.constexpr, DRAWN: tl.constexpr, FORM: tl.constexpr):
     return measure(x, 3, -6, 0x7E)
 
 
 @triton.jit
-def encode_e4m3(x, word, scale, draw):
+def encode_e4m3(x, word, scale, draw, FORM: tl.constexpr):
     return encode(x, scale, draw, 3, -6, 0x7E)
 
 
 @triton.jit
-def decode_e4m3(codes, word):
-    return decode(codes, word, 3, -6)
+def decode_e4m3(codes, word, FORM: tl.constexpr):
+    return decode(codes, word, 3, E4M3_OFF)
 
 
 @triton.jit
-def measure_e5m2(x, inside, width, MASKED: tl.constexpr, DRAWN: tl.constexpr):
+def measure_e5m2(x, inside, width, MASKED: tl.constexpr, DRAWN: tl.constexpr, FORM: tl.constexpr):
     return measure(x, 2, -14, 0x7B)
 
 
 @triton.jit
-def encode_e5m2(x, word, scale, draw):
+def encode_e5m2(x, word, scale, draw, FORM: tl.constexpr):
     return encode(x, scale, draw, 2, -14, 0x7B)
 
 
 @triton.jit
-def decode_e5m2(codes, word):
-    return decode(codes, word, 2, -14)
+def decode_e5m2(codes, word, FORM: tl.constexpr):
+    return decode(codes, word, 2, E5M2_OFF)
 
 
-E4M3 = {"MEASURE": measure_e4m3, "ENCODE": encode_e4m3, "DECODE": decode_e4m3, "WORD": tl.uint8, "STRIPES": 1}
-E5M2 = {"MEASURE": measure_e5m2, "ENCODE": encode_e5m2, "DECODE": decode_e5m2, "WORD": tl.uint8, "STRIPES": 1}
+E4M3 = {"MEASURE": measure_e4m3, "ENCODE": encode_e4m3, "DECODE": decode_e4m3, "WORD": tl.uint8}
+E5M2 = {"MEASURE": measure_e5m2, "ENCODE": encode_e5m2, "DECODE": decode_e5m2, "WORD": tl.uint8}

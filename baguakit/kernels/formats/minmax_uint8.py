@@ -28,22 +28,22 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..blockwise.format import Format
+from ..blockwise.format import Arithmetic, Format
 from ..blockwise.operators import operators
-from .minmax_uint8_numpy import ARRAYS
+from . import minmax_uint8_numpy as in_numpy
 
 SMALLEST = 2.0**-126
 NAN = float("nan")
 
 
-@dataclass(frozen=True)
-class MinMaxUInt8(Format):
+@dataclass(frozen=True, eq=False)
+class MinMaxUInt8Format(Format):
     """The format of this file."""
 
     bits = 8
     header = (torch.float32, 2)
     name = "minmax_uint8"
-    arrays = ARRAYS
+    arrays = Arithmetic(in_numpy.measure, in_numpy.encode, in_numpy.decode)
 
     def measure(self, x: Tensor, drawn: bool) -> tuple[Tensor, Tensor]:
         intervals = 254.0 if drawn else 255.0
@@ -57,7 +57,7 @@ class MinMaxUInt8(Format):
         return torch.cat([step.masked_fill(broken, NAN), bottom.masked_fill(broken, 0)], -1), scale
 
     def encode(self, x: Tensor, header: Tensor, scale: Tensor, draw: Tensor | None) -> Tensor:
-        return quantize(x, header[..., 1:], scale, draw, 255)
+        return quantize(x * scale, header[..., 1:], scale, draw, 255)
 
     def decode(self, codes: Tensor, header: Tensor) -> Tensor:
         return dequantize(codes, header[..., :1], header[..., 1:])
@@ -69,14 +69,13 @@ class MinMaxUInt8(Format):
 
 
 def lowest_level(low: Tensor, drawn: bool) -> Tensor:
-    """The level of the lowest value, given in steps: the next one below if rounding is drawn, else the nearest."""
+    """Return the level of the lowest value, given in steps: the next below if rounding is drawn, else the nearest."""
     low = torch.where(low.abs() < SMALLEST, 0.0, low)  # a GPU's floor takes subnormals for zero
     return (low + (0.0 if drawn else 0.5)).floor()
 
 
-def quantize(x: Tensor, bottom: Tensor, scale: Tensor, draw: Tensor | None, top: int) -> Tensor:
-    """The code of each value, 0 … top, counted from the level `bottom`; 0 where the scale is NaN."""
-    level = x * scale
+def quantize(level: Tensor, bottom: Tensor | float, scale: Tensor, draw: Tensor | None, top: int) -> Tensor:
+    """Return the code, 0 … top, of each value, given in steps, from the level `bottom`; 0 where the scale is NaN."""
     if draw is None:
         level = (level + 0.5).floor()
     else:
@@ -87,8 +86,8 @@ def quantize(x: Tensor, bottom: Tensor, scale: Tensor, draw: Tensor | None, top:
 
 
 def dequantize(codes: Tensor, step: Tensor, bottom: Tensor) -> Tensor:
-    """The value of each code."""
+    """Return the value of each code."""
     return (codes.float() + bottom) * step
 
 
-OPERATORS = operators(MinMaxUInt8())
+OPERATORS = operators(MinMaxUInt8Format())

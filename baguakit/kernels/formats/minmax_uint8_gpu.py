@@ -6,13 +6,15 @@
 import triton  # type: ignore[import-untyped]
 import triton.language as tl  # type: ignore[import-untyped]
 
+from ..shared.rounding_gpu import INTERPRETED
+
 SMALLEST = tl.constexpr(2.0**-126)
 NAN = tl.constexpr(float("nan"))
 INFINITY = tl.constexpr(float("inf"))
 
 
 @triton.jit
-def measure(x, inside, width, MASKED: tl.constexpr, DRAWN: tl.constexpr):
+def measure(x, inside, width, MASKED: tl.constexpr, DRAWN: tl.constexpr, FORM: tl.constexpr):
     low, high, broken = extremes(x, inside, MASKED)
     equal = (low == high) & (high != 0)
     spread = high * 0.5 - low * 0.5
@@ -25,12 +27,12 @@ def measure(x, inside, width, MASKED: tl.constexpr, DRAWN: tl.constexpr):
 
 
 @triton.jit
-def encode(x, word, scale, draw):
-    return quantize(x, bottom_of(word), scale, draw, 255.0)
+def encode(x, word, scale, draw, FORM: tl.constexpr):
+    return quantize(x * scale[:, None], bottom_of(word), scale, draw, 255)
 
 
 @triton.jit
-def decode(codes, word):
+def decode(codes, word, FORM: tl.constexpr):
     return dequantize(codes, word.to(tl.uint32).to(tl.float32, bitcast=True), bottom_of(word))
 
 
@@ -44,13 +46,28 @@ def bottom_of(word):
 
 @triton.jit
 def extremes(x, inside, MASKED: tl.constexpr):
-    """The lowest and the highest value of each block, and whether one is not finite."""
+    """Return the lowest and the highest value of each block, and whether one is not finite."""
     low = tl.min(tl.where(inside, x, INFINITY) if MASKED else x, 1)
-    high = tl.max(tl.where(inside, x, -INFINITY) if MASKED else x, 1)
+    high = highest(tl.where(inside, x, -INFINITY) if MASKED else x)
     if MASKED:
         empty = low > high
         low, high = tl.where(empty, 0.0, low), tl.where(empty, 0.0, high)
-    return low, high, tl.max((x - x != 0).to(tl.int32), 1) != 0  # min and max drop NaN
+    return low, high, (low - low != 0) | (high - high != 0)
+
+
+@triton.jit
+def highest(x):
+    """Return the highest value of each block: NaN, if it has one."""
+    if INTERPRETED:  # it reduces by functions of ours only slowly
+        high = tl.where(tl.max((x != x).to(tl.int32), 1) != 0, NAN, tl.max(x, 1))
+    else:
+        high = tl.reduce(x, 1, higher)
+    return high
+
+
+@triton.jit
+def higher(a, b):
+    return tl.maximum(a, b, propagate_nan=tl.PropagateNan.ALL)
 
 
 @triton.jit
@@ -60,8 +77,7 @@ def lowest_level(low, DRAWN: tl.constexpr):
 
 
 @triton.jit
-def quantize(x, bottom, scale, draw, TOP: tl.constexpr):
-    level = x * scale[:, None]
+def quantize(level, bottom, scale, draw, TOP: tl.constexpr):
     if draw is None:
         level = tl.floor(level + 0.5)
     else:
@@ -76,4 +92,4 @@ def dequantize(codes, step, bottom):
     return (codes.to(tl.float32) + bottom[:, None]) * step[:, None]
 
 
-DEVICE = {"MEASURE": measure, "ENCODE": encode, "DECODE": decode, "WORD": tl.uint64, "STRIPES": 1}
+DEVICE = {"MEASURE": measure, "ENCODE": encode, "DECODE": decode, "WORD": tl.uint64}

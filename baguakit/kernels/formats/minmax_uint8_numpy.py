@@ -6,15 +6,13 @@ Blocks are the last dimension of fp32 arrays; a header is (step, bottom), as on 
 import numpy as np
 from numpy.typing import NDArray
 
-from ..blockwise.format import Arithmetic
-
 Floats = NDArray[np.float32]
 
 HALF, ONE, HALF_INTERVALS, SMALLEST = (np.float32(value) for value in (0.5, 1, 127.5, 2.0**-126))
 
 
 def measure(x: Floats) -> tuple[Floats, Floats]:
-    """The header of each block, and the factor that turns its values into levels: NaN where it is not finite."""
+    """Return the header of each block, and the factor that turns its values into levels: NaN if it is not finite."""
     low, high = x.min(-1, keepdims=True), x.max(-1, keepdims=True)
     spread = high * HALF - low * HALF
     step = np.maximum(spread / HALF_INTERVALS, SMALLEST)
@@ -29,7 +27,7 @@ def measure(x: Floats) -> tuple[Floats, Floats]:
 
 
 def encode(x: Floats, header: Floats, scale: Floats) -> Floats:
-    """The code of each value: whole numbers from 0 to 255, and 0 where the scale is NaN."""
+    """Return the code of each value: whole numbers from 0 to 255, and 0 where the scale is NaN."""
     level = x * scale
     level += HALF
     np.floor(level, out=level)
@@ -40,11 +38,8 @@ def encode(x: Floats, header: Floats, scale: Floats) -> Floats:
 
 
 def decode(codes: NDArray[np.uint8], header: Floats) -> Floats:
-    """The value of each code."""
+    """Return the value of each code."""
     level = codes.astype(np.float32)
     level += header[..., 1:]
     level *= header[..., :1]
     return level
-
-
-ARRAYS = Arithmetic(measure, encode, decode)

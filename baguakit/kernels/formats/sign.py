@@ -31,8 +31,8 @@ FIELD = 30  # the least field of an exponent that max |x| is taken to have: u is
 DIGITS = 17  # of the integers that are summed: 8192 of them fit 31 bits
 
 
-@dataclass(frozen=True)
-class Sign(Format):
+@dataclass(frozen=True, eq=False)
+class SignFormat(Format):
     """The format of this file."""
 
     bits = 1
@@ -40,14 +40,7 @@ class Sign(Format):
     name = "sign"
 
     def measure(self, x: Tensor, drawn: bool) -> tuple[Tensor, Tensor]:
-        size = x.abs()
-        top = size.amax(-1, keepdim=True)
-        broken = top - top != 0  # amax passes NaN on
-        field = (top.view(torch.int32) >> 23).clamp(FIELD, 254)
-        unit, units = ((f << 23).view(torch.float32) for f in (field + 1 - DIGITS, 253 + DIGITS - field))
-        total = (size * units).int().sum(-1, keepdim=True, dtype=torch.int32)
-        s = total.float() / x.new_full((1,), x.shape[-1]) * unit
-        s = s.masked_fill(broken, float("nan"))
+        s = mean_magnitude(x)
         return s, s
 
     def encode(self, x: Tensor, header: Tensor, scale: Tensor, draw: Tensor | None) -> Tensor:
@@ -62,4 +55,16 @@ class Sign(Format):
         return sign_gpu.DEVICE
 
 
-OPERATORS = operators(Sign())
+def mean_magnitude(x: Tensor) -> Tensor:
+    """Return s of each block (…, width), as (…, 1); NaN where one of its values is not finite."""
+    size = x.abs()
+    top = size.amax(-1, keepdim=True)
+    broken = top - top != 0  # amax passes NaN on
+    field = (top.view(torch.int32) >> 23).clamp(FIELD, 254)
+    unit, units = ((f << 23).view(torch.float32) for f in (field + 1 - DIGITS, 253 + DIGITS - field))
+    total = (size * units).int().sum(-1, keepdim=True, dtype=torch.int32)
+    s = total.float() / x.new_full((1,), x.shape[-1]) * unit
+    return s.masked_fill(broken, float("nan"))
+
+
+OPERATORS = operators(SignFormat())

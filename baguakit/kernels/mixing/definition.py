@@ -22,25 +22,24 @@ RUN = 1 << 17  # values whose temporaries stay in cache
 WIDE = (torch.float32, torch.float64)
 
 
-def mix_(x: Tensor, others: Sequence[Tensor], weights: Sequence[float] | Tensor) -> None:
-    """x ← weights[0] · x + Σ weights[k] · others[k − 1], all of one length and dtype."""
-    factors = weights.tolist() if isinstance(weights, Tensor) else weights
+def mix_(x: Tensor, others: Sequence[Tensor], weights: Sequence[float]) -> None:
+    """Mix tensors of one length and dtype:  x ← weights[0] · x + Σ weights[k] · others[k − 1]."""
     for run in _runs(x, x.numel() if x.dtype in WIDE else RUN):  # without temporaries the longest run is the fastest
         total = x[run] if x.dtype in WIDE else x[run].float()
-        total.mul_(factors[0])
-        for y, weight in zip(others, factors[1:], strict=True):
+        total.mul_(weights[0])
+        for y, weight in zip(others, weights[1:], strict=True):
             total.add_(y[run], alpha=weight)
         if x.dtype not in WIDE:
             x[run].copy_(total)
 
 
 def land_(x: Tensor, result: Tensor, before: Tensor) -> None:
-    """x ← result where x is what it was `before`, else x + (result − before): what moved it meanwhile is kept."""
+    """Land a result:  x ← result where x equals `before`, else x + (result − before), which keeps later changes."""
     for run in _runs(x, RUN):
         now, then = x[run], before[run]
         now.copy_(torch.where(now == then, result[run], now + (result[run] - then)))
 
 
 def _runs(x: Tensor, length: int) -> Iterator[Any]:
-    """Runs of a row; a tensor of any other shape is one."""
+    """Yield runs of a row; a tensor of any other shape is one run."""
     yield from (slice(i, i + length) for i in range(0, len(x), max(length, 1))) if x.dim() == 1 else [...]

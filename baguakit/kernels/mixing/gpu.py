@@ -1,4 +1,4 @@
-"""The arithmetic of `mixing.py` for GPUs: the same roundings in the same order. Its docstring states the equations.
+"""The arithmetic of `definition.py` for GPUs: the same roundings in the same order. Its docstring states the equations.
 
 A program holds a tile of each tensor. Only the last tile, where it reaches past the end, has a mask, so that all
 others move sixteen bytes at a time.
@@ -33,6 +33,14 @@ def wide(x):
 
 
 @triton.jit
+def places(first, TILE: tl.constexpr, MASKED: tl.constexpr):
+    """Return the places of a tile's values."""
+    at = (first + tl.program_id(0)).to(tl.int64) * TILE + tl.arange(0, TILE)
+    # Masked values move one by one: neighbours then belong to neighbouring threads, unless Triton expects more.
+    return tl.multiple_of(at, 1) if MASKED else at
+
+
+@triton.jit
 def load(ptr, inside):
     return wide(tl.load(ptr) if inside is None else tl.load(ptr, inside, 0))
 
@@ -64,8 +72,8 @@ def mix_kernel(
     weights_ptr, w0, w1, w2, w3, w4, w5, w6, w7, w8, n, first,
     SCALED: tl.constexpr, TILE: tl.constexpr, MASKED: tl.constexpr,
 ):  # fmt: skip
-    """out ← w₀ x + Σ w_k y_k, or x + Σ w_k y_k where x is a sum already begun; absent tensors are None."""
-    at = (first + tl.program_id(0)).to(tl.int64) * TILE + tl.arange(0, TILE)
+    """Compute out ← w₀ x + Σ w_k y_k, or x + Σ w_k y_k where x is a sum already begun; absent tensors are None."""
+    at = places(first, TILE, MASKED)
     inside = at < n if MASKED else None
     total = load(x_ptr + at, inside)
     if SCALED:
@@ -84,7 +92,7 @@ def mix_kernel(
 @triton.jit(do_not_specialize=["n", "first"])
 def land_kernel(x_ptr, result_ptr, before_ptr, n, first, TILE: tl.constexpr, MASKED: tl.constexpr):
     dtype: tl.constexpr = x_ptr.dtype.element_ty
-    at = (first + tl.program_id(0)).to(tl.int64) * TILE + tl.arange(0, TILE)
+    at = places(first, TILE, MASKED)
     inside = at < n if MASKED else None
     x, result, before = load(x_ptr + at, inside), load(result_ptr + at, inside), load(before_ptr + at, inside)
     change = wide(rounded(result - before, dtype))
@@ -95,7 +103,7 @@ def land_kernel(x_ptr, result_ptr, before_ptr, n, first, TILE: tl.constexpr, MAS
 
 
 def mix_(x: Tensor, others: Sequence[Tensor], weights: Sequence[float] | Tensor) -> None:
-    """Any number of tensors, `MOST` to a launch; a sum that goes on is kept in the type in which it is added."""
+    """Mix any number of tensors, `MOST` in a launch; a sum that goes on is kept in the type in which it is added."""
     if x.dtype == torch.float64 and not isinstance(weights, Tensor):
         # Triton takes a number for fp32. These are written by the device: a copy from the host would wait for it.
         weights = torch.stack([x.new_full((), weight) for weight in weights])

@@ -8,7 +8,6 @@ from collections.abc import Sequence
 from functools import cache
 from typing import Any
 
-import torch
 from torch import Tensor
 from torch.autograd.graph import increment_version
 
@@ -18,27 +17,14 @@ from . import definition
 
 @operator(mutates={"x"})
 def mix_(x: Tensor, others: Sequence[Tensor], weights: Sequence[float]) -> None:
-    """x ← weights[0] · x + Σ weights[k] · others[k − 1], with a number for each."""
+    """Mix tensors:  x ← weights[0] · x + Σ weights[k] · others[k − 1]."""
     _check_mix(x, others, len(weights))
     _for(x).mix_(x.view(-1), [other.reshape(-1) for other in others], weights)
 
 
 @operator(mutates={"x"})
-def mix_by_(x: Tensor, others: Sequence[Tensor], weights: Tensor) -> None:
-    """`mix_` with weights (k + 1,) beside `x`, in fp32 (fp64 for fp64): no host reads them from a GPU."""
-    _check_mix(x, others, weights.numel())
-    wanted = torch.promote_types(x.dtype, torch.float32)
-    if weights.device != x.device or weights.dtype != wanted or weights.dim() != 1:
-        raise ValueError(
-            f"weights are one row of {wanted} on {x.device}, not {tuple(weights.shape)} of {weights.dtype} on "
-            f"{weights.device}; numbers of Python go to mix_"
-        )
-    _for(x).mix_(x.view(-1), [other.reshape(-1) for other in others], weights.contiguous())
-
-
-@operator(mutates={"x"})
 def land_(x: Tensor, result: Tensor, before: Tensor) -> None:
-    """x ← result where x is what it was `before`, else x + (result − before)."""
+    """Land a result:  x ← result where x equals `before`, else x + (result − before)."""
     _check_alike(x, (result, before))
     if all(t.is_contiguous() and t.dtype == x.dtype for t in (x, result, before)):
         _for(x).land_(x.view(-1), result.view(-1), before.view(-1))

@@ -6,6 +6,6 @@ import torch
 
 
 def on(device: torch.device) -> contextlib.AbstractContextManager[object]:
-    """Let `device` be the current one in a block; where it is, as on a lane, nothing is done."""
+    """Make `device` the current one in a block; do nothing if it is, as on a lane."""
     there = device.type != "cuda" or device.index == torch.cuda.current_device()
     return contextlib.nullcontext() if there else torch.cuda.device(device)

@@ -7,7 +7,7 @@ WORD = 0xFFFFFFFF
 
 
 def uniform(position: Tensor, seed: Tensor) -> Tensor:
-    """Numbers in [0, 1) with 24 bits, one for each int64 position, from the two 32-bit words of `seed`."""
+    """Return numbers in [0, 1) with 24 bits, one for each int64 position, from the two 32-bit words of `seed`."""
     h = _mix((position & WORD) ^ seed[0])
     return (_mix(h ^ (position >> 32) ^ seed[1]) >> 8).float() * 2.0**-24
 

@@ -13,7 +13,7 @@ ULP = tl.constexpr(2.0**-24)
 
 @triton.jit
 def uniform(at, seed, seed_high):
-    """Numbers in [0, 1) for 64-bit positions, from the two words of `signed_words`."""
+    """Return numbers in [0, 1) for 64-bit positions, from the two words of `signed_words`."""
     h = mix(at.to(tl.uint32) ^ seed.to(tl.uint32, bitcast=True))
     return (mix(h ^ (at >> 32).to(tl.uint32) ^ seed_high.to(tl.uint32, bitcast=True)) >> 8).to(tl.float32) * ULP
 
@@ -26,6 +26,6 @@ def mix(h):
 
 
 def signed_words(key: int) -> tuple[int, int]:
-    """The seed's two words as the signed 32-bit numbers that a launch takes."""
+    """Return the seed's two words as the signed 32-bit numbers that a launch takes."""
     seed, seed_high = seed_words(key)
     return seed - (seed >> 31 << 32), seed_high - (seed_high >> 31 << 32)

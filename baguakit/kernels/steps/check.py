@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from ...arguments import real, shown
-from .definition import SGD, Adam, Conditions, Operands, Rule
+from .definition import SGD, Adam, Conditions, Operands, Update
 
 CPU = torch.device("cpu")
 WEIGHTS = (torch.float32, torch.bfloat16, torch.float16)
@@ -52,16 +52,16 @@ def check_gradients(grads: Sequence[Tensor]) -> None:
             raise ValueError(f"grads[{i}] is on {g.device} and grads[0] on {grads[0].device}; take a norm for each")
 
 
-def check_conditions(rule: Rule, conditions: Conditions, device: torch.device) -> None:
+def check_conditions(update: Update, conditions: Conditions, device: torch.device) -> None:
     """Raise unless the options have a meaning for tensors on this device."""
-    betas = {} if isinstance(rule, SGD) else {"betas[0]": rule.beta1, "betas[1]": rule.beta2}
+    betas = {} if isinstance(update, SGD) else {"betas[0]": update.beta1, "betas[1]": update.beta2}
     for name, beta in betas.items():
         if not 0 <= beta < 1:
             raise ValueError(f"{name} is {beta!r}, and must be at least 0 and less than 1")
-    others = (
-        {"momentum": rule.momentum} if isinstance(rule, SGD) else {"eps": rule.eps} if isinstance(rule, Adam) else {}
-    )
-    for name, value in {**others, "weight_decay": rule.weight_decay}.items():
+    others = {"eps": update.eps} if isinstance(update, Adam) else {}
+    if isinstance(update, SGD):
+        others = {"momentum": update.momentum}
+    for name, value in {**others, "weight_decay": update.weight_decay}.items():
         if not value >= 0:
             raise ValueError(f"{name} is {value!r}, and must be at least 0")
     c = conditions
@@ -132,7 +132,7 @@ def _check_masters(operands: Operands, drawn: bool) -> None:
 
 
 def is_dense(x: Tensor) -> bool:
-    """Whether the values of a tensor fill its memory without gaps or overlaps, in whatever order."""
+    """Return whether the values of a tensor fill its memory without gaps or overlaps, in any order."""
     if x.is_contiguous():
         return True
     reach = 1

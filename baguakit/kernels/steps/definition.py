@@ -36,7 +36,7 @@ PAYLOAD = 0xFFFF  # the bits that fp32 has beyond bf16
 
 
 def power(base: float, t: int) -> float:
-    """baseᵗ in fp64 for 0 ≤ t < 2³¹, by repeated squaring."""
+    """Return baseᵗ in fp64 for 0 ≤ t < 2³¹, by repeated squaring."""
     result = 1.0
     for bit in range(31):
         result = result * base if t >> bit & 1 else result
@@ -45,7 +45,7 @@ def power(base: float, t: int) -> float:
 
 
 def exact_sqrt(x: Tensor) -> Tensor:
-    """√x in fp32, correctly rounded; on CPUs torch's own may be that of a library, an ulp off."""
+    """Return √x in fp32, correctly rounded; on CPUs torch's own may be that of a library, an ulp off."""
     return x.double().sqrt().float()
 
 
@@ -66,7 +66,7 @@ class SGD:
         kept, taken = (0.0, 1.0) if t == 1 else (self.momentum, 1 - self.dampening)
         return self.weight_decay, kept, taken, self.momentum, -lr
 
-    def update(self, p: Tensor, g: Tensor, states: Sequence[Tensor], numbers: Sequence[Tensor]) -> Tensor:
+    def apply(self, p: Tensor, g: Tensor, states: Sequence[Tensor], numbers: Sequence[Tensor]) -> Tensor:
         decay, kept, taken, momentum, rate = numbers
         if self.weight_decay:
             g = g + p * decay
@@ -96,7 +96,7 @@ class Adam:
         decay = 1 - lr * self.weight_decay if self.decoupled else self.weight_decay
         return decay, 1 - self.beta1, self.beta2, 1 - self.beta2, root, self.eps, size
 
-    def update(self, p: Tensor, g: Tensor, states: Sequence[Tensor], numbers: Sequence[Tensor]) -> Tensor:
+    def apply(self, p: Tensor, g: Tensor, states: Sequence[Tensor], numbers: Sequence[Tensor]) -> Tensor:
         (m, v), (decay, first, kept, second, root, eps, size) = states, numbers
         if self.decoupled:
             p = p * decay
@@ -122,7 +122,7 @@ class Lion:
     def numbers(self, lr: float, t: int) -> Numbers:
         return 1 - lr * self.weight_decay, self.beta1, 1 - self.beta1, self.beta2, 1 - self.beta2, -lr
 
-    def update(self, p: Tensor, g: Tensor, states: Sequence[Tensor], numbers: Sequence[Tensor]) -> Tensor:
+    def apply(self, p: Tensor, g: Tensor, states: Sequence[Tensor], numbers: Sequence[Tensor]) -> Tensor:
         (m,), (decay, old, new, kept, taken, rate) = states, numbers
         c = m * old + g * new
         sign = torch.where(c > 0, 1.0, torch.where(c < 0, -1.0, c))
@@ -130,7 +130,7 @@ class Lion:
         return p * decay + sign * rate
 
 
-Rule = SGD | Adam | Lion
+Update = SGD | Adam | Lion
 
 
 @dataclass(frozen=True)
@@ -161,7 +161,7 @@ class Operands:
     Attributes:
         p: fp32, bf16 or fp16.
         g: likewise.
-        states: as many lists of fp32 as the rule has states.
+        states: as many lists of fp32 as the update has states.
         master: fp32 or None for each parameter; empty if there are none.
     """
 
@@ -171,26 +171,26 @@ class Operands:
     master: Sequence[Tensor | None] = field(default=())
 
 
-def numbers_of(rule: Rule, conditions: Conditions) -> tuple[Numbers, float, tuple[int, int]]:
-    """The numbers of a step on the host: the rule's own, the factor of gradients, and the seed of draws."""
+def numbers_of(update: Update, conditions: Conditions) -> tuple[Numbers, float, tuple[int, int]]:
+    """Return the numbers of a step on the host: its options, the factor of gradients, and the seed of draws."""
     t = int(conditions.taken) + 1
     factor = float(conditions.clip) / float(conditions.grad_scale)
-    return rule.numbers(float(conditions.lr), t), factor, step_seed(conditions.key, t)
+    return update.numbers(float(conditions.lr), t), factor, step_seed(conditions.key, t)
 
 
 def step_seed(key: int | None, t: int) -> tuple[int, int]:
-    """The two words from which step t draws, if it does."""
+    """Return the two words from which step t draws, if it does."""
     if key is None:
         return 0, 0
     low, high = noise.seed_words(key)
     return low, high ^ int(noise._mix(torch.tensor(t)))
 
 
-def step_(rule: Rule, operands: Operands, conditions: Conditions) -> None:
+def step_(update: Update, operands: Operands, conditions: Conditions) -> None:
     """Step every parameter, overwriting weights, masters and states; advance the count of steps."""
     if float(conditions.found_inf) != 0:
         return
-    values, factor, seed = numbers_of(rule, conditions)
+    values, factor, seed = numbers_of(update, conditions)
     device = operands.p[0].device if operands.p else None
     numbers = torch.tensor((*values, factor), dtype=torch.float32, device=device).unbind()
     start = 0
@@ -198,7 +198,7 @@ def step_(rule: Rule, operands: Operands, conditions: Conditions) -> None:
         target = operands.master[i] if operands.master else None
         weights = dense(p if target is None else target)
         states = [dense(state[i]) for state in operands.states]
-        new = rule.update(weights.float(), dense(operands.g[i]).float() * numbers[-1], states, numbers[:-1])
+        new = update.apply(weights.float(), dense(operands.g[i]).float() * numbers[-1], states, numbers[:-1])
         weights.copy_(new if conditions.key is None or p.dtype != torch.bfloat16 else drawn(new, start, seed))
         if target is not None:
             dense(p).copy_(weights)
@@ -208,14 +208,27 @@ def step_(rule: Rule, operands: Operands, conditions: Conditions) -> None:
 
 
 def dense(x: Tensor) -> Tensor:
-    """The values of a tensor without gaps, in the order in which they lie in memory."""
+    """Return the values of a tensor without gaps, in the order of memory."""
     return x.as_strided((x.numel(),), (1,))
 
 
 def drawn(x: Tensor, start: int, seed: tuple[int, int]) -> Tensor:
-    """fp32 values rounded to one of their two neighbours in bf16 at random; NaN stays NaN."""
+    """Round fp32 values to one of their two neighbours in bf16 at random; NaN stays NaN."""
     position = torch.arange(start, start + x.numel(), device=x.device)
     chance = (noise.uniform(position, torch.tensor(seed, device=x.device)) * (PAYLOAD + 1)).long()
     bits = (x.view(torch.int32).long() & noise.WORD) + chance >> 16
     rounded = torch.where(x == x, bits, 0x7FC0).to(torch.int32) << 16
     return rounded.view(torch.float32).to(torch.bfloat16)
+
+
+def gradient_norm_(norm: Tensor, grads: Sequence[Tensor], found_inf: Tensor | None) -> None:
+    """Write norm = √(Σ g²) of all gradients; and, in `found_inf`, 1 if it is not finite, else 0.
+
+    Squares and sums are fp64, in which no square of fp32 overflows, and the root is rounded to fp32. A NaN or an
+    infinity makes the norm one. The kernels sum in another order, which hardly ever shows in fp32.
+    """
+    norms = [torch.linalg.vector_norm(dense(g), dtype=torch.float64) for g in grads]
+    total = torch.linalg.vector_norm(torch.stack(norms)) if norms else norm.new_zeros(())
+    norm.copy_(total)
+    if found_inf is not None:
+        found_inf.copy_(~norm.isfinite())

@@ -1,7 +1,7 @@
-"""The arithmetic of `steps.py` for GPUs: the same roundings in the same order, so the same bits.
+"""The arithmetic of `definition.py` for GPUs: the same roundings in the same order, so the same bits.
 
 One launch steps all tensors: a program takes a tile of one of them, and finds in tables on the device which (see
-`steps_table.py`). Tiles that are whole, of tensors whose addresses are all multiples of 16, have no masks and move 16
+`table.py`). Tiles that are whole, of tensors whose addresses are all multiples of 16, have no masks and move 16
 bytes of fp32 a thread. The numbers of the step are arguments, or lie on the device (see `numbers_gpu.py`).
 """
 
@@ -17,7 +17,7 @@ from ..formats.minmax_uint8_gpu import decode
 from ..shared.noise_gpu import uniform
 from .table import FIELDS
 
-FACTOR = tl.constexpr(7)  # places among the numbers on the device: seven of the rule go before
+FACTOR = tl.constexpr(7)  # places among the numbers on the device: seven of the update rule go before
 SKIP = tl.constexpr(8)
 SEED = tl.constexpr(9)
 SEED_HIGH = tl.constexpr(10)
@@ -79,7 +79,7 @@ def update(
 
 @triton.jit
 def drawn(x, at, seed, seed_high):
-    """fp32 values rounded to one of their neighbours in bf16 at random."""
+    """Round fp32 values to one of their neighbours in bf16 at random."""
     chance = (uniform(at, seed, seed_high) * 65536).to(tl.uint32)
     bits = (x.to(tl.uint32, bitcast=True) + chance) >> 16
     return tl.where(x == x, bits, 0x7FC0).to(tl.uint16).to(tl.bfloat16, bitcast=True)
@@ -101,34 +101,32 @@ def load(ptr, inside):
 
 
 @triton.jit
-def places(tile, BLOCK: tl.constexpr, TILE: tl.constexpr):
-    """The places of a tile's values; where gradients are packed, those of one block to a line."""
-    if BLOCK is None:
-        at = tile * TILE + tl.arange(0, TILE)
-    else:
-        at = lines(tile, BLOCK, TILE)[:, None] + tl.arange(0, BLOCK if BLOCK < TILE else TILE)[None, :]
-    return at
+def places(tile, LINE: tl.constexpr, TILE: tl.constexpr):
+    """Return the places of a tile's values, in lines."""
+    return lines(tile, LINE, TILE)[:, None] + tl.arange(0, LINE)[None, :]
 
 
 @triton.jit
-def lines(tile, BLOCK: tl.constexpr, TILE: tl.constexpr):
-    """Where the lines of a tile begin: a block each, or the whole tile, which then is a part of one."""
-    LINE: tl.constexpr = BLOCK if BLOCK < TILE else TILE
+def lines(tile, LINE: tl.constexpr, TILE: tl.constexpr):
+    """Return the first places of a tile's lines."""
     return tile * TILE + tl.arange(0, TILE // LINE) * LINE
 
 
 @triton.jit
-def gradients(record, tile, at, inside, G: tl.constexpr, WIDE: tl.constexpr, BLOCK: tl.constexpr, TILE: tl.constexpr):
+def gradients(
+    record, tile, at, inside,
+    G: tl.constexpr, WIDE: tl.constexpr, BLOCK: tl.constexpr, LINE: tl.constexpr, TILE: tl.constexpr,
+):  # fmt: skip
     if BLOCK is None:
         g = load(column(record, G_AT, G, WIDE) + at, inside).to(tl.float32)
     else:
         row, n = column(record, G_AT, tl.uint8, False), tl.load(record + LENGTH)
-        begin = lines(tile, BLOCK, TILE)
+        begin = lines(tile, LINE, TILE)
         words = (row + (n + 15) // 16 * 16 + begin // BLOCK * 8).to(tl.pointer_type(tl.uint64))
         word = load(words, None if inside is None else begin < n)
         # As many codes a thread as it has fp32 weights in 16 bytes. A row begins on such an address by itself.
         codes = load(tl.multiple_of(row + at, [4, 4]) if WIDE else row + at, inside)
-        g = decode(codes, word)
+        g = decode(codes, word, None)
     return g
 
 
@@ -139,13 +137,18 @@ def step_tile(
     G: tl.constexpr, MASTER: tl.constexpr, DRAWN: tl.constexpr, BLOCK: tl.constexpr, TILE: tl.constexpr,
     WIDE: tl.constexpr,
 ):  # fmt: skip
-    at = places(tile, BLOCK, TILE)
+    # Lines are blocks of packed gradients, or the tile; half as long where values move one by one. For Triton gives a
+    # thread as many neighbouring values as the widest access to tensors of the same shape takes; those of the other
+    # branch are of another, so that here neighbours belong to neighbouring threads.
+    SPAN: tl.constexpr = TILE if BLOCK is None else BLOCK
+    LINE: tl.constexpr = (SPAN if SPAN < TILE else TILE) // (1 if WIDE else 2)
+    at = places(tile, LINE, TILE)
     inside = None if WIDE else at < tl.load(record + LENGTH)
     p_at = column(record, P_AT, P, WIDE) + at
     weights_at = column(record, MASTER_AT, tl.float32, WIDE) + at if MASTER else p_at
     u_at = column(record, U_AT, tl.float32, WIDE) + at if STATES > 0 else None
     v_at = column(record, V_AT, tl.float32, WIDE) + at if STATES > 1 else None
-    g = gradients(record, tile, at, inside, G, WIDE, BLOCK, TILE) * factor
+    g = gradients(record, tile, at, inside, G, WIDE, BLOCK, LINE, TILE) * factor
     p = load(weights_at, inside).to(tl.float32)
     u = load(u_at, inside) if STATES > 0 else p
     v = load(v_at, inside) if STATES > 1 else p
@@ -168,7 +171,7 @@ def step_kernel(
     RULE: tl.constexpr, DECAY: tl.constexpr, NESTEROV: tl.constexpr, STATES: tl.constexpr, P: tl.constexpr,
     G: tl.constexpr, MASTER: tl.constexpr, DRAWN: tl.constexpr, BLOCK: tl.constexpr, TILE: tl.constexpr,
 ):  # fmt: skip
-    """BLOCK is that of packed gradients; None if they are not."""
+    """Step a tile. BLOCK is that of packed gradients; None if they are not packed."""
     if numbers_ptr is not None:
         words = numbers_ptr.to(tl.pointer_type(tl.int32))
         if tl.load(words + SKIP) != 0:

@@ -1,4 +1,4 @@
-"""The numbers of a step, where some of what they are made of lies on the device: the fp64 arithmetic of `steps.py`.
+"""The numbers of a step if some of its conditions lie on the device: the fp64 arithmetic of `definition.py`.
 
 One program leaves them all on the device, with the count of steps advanced, unless the step is to be skipped.
 """
@@ -30,7 +30,7 @@ def power(base, t):
 
 @triton.jit
 def held(ptr, number):
-    """A number on the device, where there is one, or else the one given."""
+    """Return the number on the device, if there is one, else the one given."""
     return fp64(number) if ptr is None else tl.load(ptr).to(tl.float64)
 
 
@@ -76,4 +76,5 @@ def numbers_kernel(
     step_seed = seed_high.to(tl.uint32, bitcast=True) ^ mix((before + 1).to(tl.uint32))
     tl.store(words + SEED_HIGH, step_seed.to(tl.int32, bitcast=True))
     if taken_ptr is not None:
+        tl.debug_barrier()  # all threads have read it; one stores
         tl.store(taken_ptr, (before + 1).to(taken_ptr.dtype.element_ty))

@@ -1,4 +1,4 @@
-"""Where the tensors of a step lie: tables on the device, made once and kept while the addresses hold.
+"""The addresses of the tensors of a step: tables on the device, made once and kept while the addresses hold.
 
 A *record* of a tensor holds addresses, its length, the position of its first value among all, and how many of its
 tiles are whole and can be moved 16 bytes at a time. A *tile* is (record, number of the tile in it) in one word. So a
@@ -8,6 +8,7 @@ program reads two lines of memory before it moves its values, whatever the numbe
 from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import count
 from operator import attrgetter
 from typing import Any
@@ -22,7 +23,7 @@ from ..shared.uploads import uploaded
 FIELDS = ("p", "g", "u", "v", "master", "length", "start", "whole")
 NUMBERS = 16  # words on the device for the numbers of a step
 TILE = 1024  # values; with four warps and the four streams of Adam, a thread has eight 16-byte loads in flight
-KEPT = 64  # plans
+KEPT = 64  # tables of a cache
 
 SUM_TILE = 16384  # values of a tile where only a sum is found
 Kind = tuple[torch.dtype, torch.dtype, bool]
@@ -41,11 +42,15 @@ class Fixed:
 
     def __init__(self, tensors: Sequence[Tensor]) -> None:
         listed = several("tensors", tensors, "a list of tensors", ordered=True)
-        self.tensors = tuple(every("tensors", listed, Tensor, "a tensor"))
-        self.serial = next(_serial)
+        self.tensors: tuple[Tensor, ...] = tuple(every("tensors", listed, Tensor, "a tensor"))
         # Views share the version of what they are views of.
         bases = (x if x._base is None else x._base for x in self.tensors)
-        self.versions = tuple({id(x): x for x in bases}.values())
+        self.versions: tuple[Tensor, ...] = tuple({id(x): x for x in bases}.values())
+
+    @cached_property
+    def serial(self) -> int:
+        """A number of its own, drawn when it is first asked for: torch.compile cannot draw one, and needs none."""
+        return next(_serial)
 
     def __len__(self) -> int:
         return len(self.tensors)
@@ -58,7 +63,7 @@ Role = Sequence[Any] | Fixed
 
 
 def listed(role: Role) -> Sequence[Tensor]:
-    """The tensors of a role."""
+    """Return the tensors of a role."""
     return role.tensors if isinstance(role, Fixed) else role
 
 
@@ -96,7 +101,7 @@ class Table:
 
 
 @dataclass(frozen=True, eq=False)
-class Plan:
+class StepTables:
     """The tables of all kinds.
 
     Attributes:
@@ -104,23 +109,23 @@ class Plan:
         partials: room for what each program finds, where they find a sum (fp64).
     """
 
-    tables: tuple[Table, ...]
+    by_kind: tuple[Table, ...]
     numbers: Tensor
     partials: Tensor
     device: torch.device
 
 
-class Plans:
-    """The latest plans, by key. Those that a CUDA graph was captured with are kept for good, since it reads them."""
+class TableCache:
+    """The latest tables, by key. A CUDA graph keeps those that it was captured with, since it reads them."""
 
     def __init__(self) -> None:
-        self.latest: OrderedDict[object, Plan] = OrderedDict()
-        self.captured: dict[object, Plan] = {}
+        self.latest: OrderedDict[object, StepTables] = OrderedDict()
+        self.captured: dict[object, StepTables] = {}
 
-    def find(self, key: object, device: torch.device) -> Plan | None:
-        plan = self.captured.get(key) or self.latest.get(key)
+    def find(self, key: object, device: torch.device) -> StepTables | None:
+        tables = self.captured.get(key) or self.latest.get(key)
         capturing = device.type == "cuda" and torch.cuda.is_current_stream_capturing()
-        if plan is None:
+        if tables is None:
             if capturing:
                 raise RuntimeError(
                     "the first step over tensors writes a table, which a CUDA graph cannot capture; take one step "
@@ -128,20 +133,20 @@ class Plans:
                 )
             return None
         if capturing:
-            self.captured[key] = plan
+            self.captured[key] = tables
         elif key in self.latest:
             self.latest.move_to_end(key)
-        return plan
+        return tables
 
-    def keep(self, key: object, plan: Plan) -> Plan:
-        self.latest[key] = plan
+    def keep(self, key: object, tables: StepTables) -> StepTables:
+        self.latest[key] = tables
         if len(self.latest) > KEPT:
             self.latest.popitem(last=False)
-        return plan
+        return tables
 
 
-def plan_of(kinds: Sequence[Kind], columns: dict[str, Sequence[Tensor | None]], tile: int = TILE) -> Plan:
-    """Tables of tensors, given in columns named as in FIELDS; p or, without weights, g says how long they are."""
+def tables_of(kinds: Sequence[Kind], columns: dict[str, Sequence[Tensor | None]], tile: int = TILE) -> StepTables:
+    """Return the tables of tensors, in columns named as in FIELDS; p or, without weights, g has their lengths."""
     lead = [x for x in columns.get("p") or columns["g"] if x is not None]
     lengths = np.array([x.numel() for x in lead], np.int64)
     records = np.zeros((len(lead), len(FIELDS)), np.int64)
@@ -158,9 +163,9 @@ def plan_of(kinds: Sequence[Kind], columns: dict[str, Sequence[Tensor | None]], 
         tiles, rows = (uploaded(torch.from_numpy(x), device) for x in (_tiles(lengths[at], tile), records[at]))
         tables.append(Table(kind, tiles, rows, tile))
     partials = 0 if "p" in columns else sum(len(table.tiles) for table in tables)
-    return Plan(
+    return StepTables(
         tuple(tables),
-        torch.zeros(NUMBERS, device=device),
+        torch.zeros(NUMBERS, dtype=torch.float32, device=device),
         torch.zeros(partials, dtype=torch.float64, device=device),
         device,
     )

@@ -48,12 +48,12 @@ def compress(x: Tensor, k: int, residual: Tensor | None = None) -> Tensor:
 
 
 def kept_of(row: Bits, k: int) -> Places:
-    """The rising places (k,) of the `k` ≥ 1 largest sizes of a row of fp32 bits, of equal ones the first."""
+    """Return the rising places (k,) of the `k` ≥ 1 largest sizes of a row of fp32 bits, of equal ones the first."""
     guess = guess_at(row, k)
     if guess:
-        few = reaching(guess, row)
-        if len(few) >= k:
-            return few[largest(row[few], k)]
+        places = reaching(guess, row)
+        if len(places) >= k:
+            return places[largest(row[places], k)]
     return largest(row, k)
 
 
@@ -67,26 +67,26 @@ def largest(row: Bits, k: int) -> Places:
 
 
 def sizes_of(row: Bits) -> Bits:
-    """Integers in the order of the magnitudes."""
+    """Return integers in the order of the magnitudes."""
     sizes = row & np.uint32(0x7FFFFFFF)
     sizes[sizes > INFINITY] = NAN
     return sizes
 
 
 def guess_at(row: Bits, k: int) -> int:
-    """A size that somewhat more than `k` of a row probably reach; 0 where a guess would not pay."""
+    """Return a size that somewhat more than `k` of a row probably reach; 0 where a guess would not pay."""
     if len(row) < 4 * SAMPLE:
         return 0
     sample = sizes_of(row[:: len(row) // SAMPLE | 1])  # an odd stride meets all columns of most matrices
     expected = k * len(sample) / len(row)
-    few = math.ceil(expected + 4 * math.sqrt(expected) + 4)  # four standard deviations: one guess in 30,000 is too high
-    if few > len(sample) // 4:
+    reached = math.ceil(expected + 4 * math.sqrt(expected) + 4)  # four standard deviations: one in 30,000 is too high
+    if reached > len(sample) // 4:
         return 0
-    return max(1, int(np.partition(sample, len(sample) - few)[len(sample) - few]))
+    return max(1, int(np.partition(sample, len(sample) - reached)[len(sample) - reached]))
 
 
 def reaching(guess: int, row: Bits) -> Places:
-    """The rising places of the sizes that are `guess` or larger. A guess beyond infinity is taken for infinity."""
+    """Return the rising places of the sizes that are `guess` or larger. A guess above infinity counts as infinity."""
     doubled, found = np.uint32(2 * min(guess, INFINITY)), []  # bits shifted to the left are twice the size
     shifted, reach = np.empty(PIECE, np.uint32), np.empty(PIECE, np.bool_)
     for start in range(0, len(row), PIECE):

@@ -1,0 +1,1 @@
+"""Algorithms that average weights with a few neighbours in each step."""

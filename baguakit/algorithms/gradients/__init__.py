@@ -1,0 +1,1 @@
+"""Algorithms that average gradients: all ranks keep the same weights."""

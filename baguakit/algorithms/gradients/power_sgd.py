@@ -1,0 +1,202 @@
+"""PowerSGD: matrices averaged through two thin factors, found by one power iteration a step.
+
+For M_r the gradient of a weight matrix (m × k) on rank r, and Q (k × rank) left from the step before:
+
+    P    ← orthogonalize( (1/n) Σ_r M_r Q )
+    Q_rᵀ ← Pᵀ M_r;    Q ← (1/n) Σ_r Q_r
+    M    ← P Qᵀ;      rank r lost M_r − P Q_rᵀ
+
+A tensor of more dimensions is a matrix of its first against all others; vectors are averaged exactly, in the message
+of the P.
+
+Vogels, Karimireddy and Jaggi 2019, "PowerSGD: Practical Low-Rank Gradient Compression for Distributed Optimization",
+arXiv:1905.13727.
+
+In memory the first dimension may be outermost, as in a contiguous tensor or a convolution in channels_last; innermost,
+as in a transposed tensor; or between the others. The first two are multiplied in place; the third, which is rare, is
+copied. Columns are in the order of memory, and so are the rows of Q.
+"""
+
+import math
+from dataclasses import dataclass
+from typing import ClassVar, NamedTuple
+
+import torch
+from torch import Tensor
+
+from ...arguments import check_fields, checked, integer
+from ...buckets import Bucket
+from ...comm import Comm
+from ...costs import Cost, Load, Place
+from ...keeping import finite, keep_
+from ...primitives import mean_
+from ...rules import Algorithm, during_backward
+from ...stages import ErrorFeedback, Mean, State
+from ...stages.means import Average
+
+
+class MatrixSpan(NamedTuple):
+    """The span of a matrix in a flat tensor, of shape (outer, rows, inner); its columns are outer × inner."""
+
+    at: int
+    outer: int
+    rows: int
+    inner: int
+
+    @property
+    def end(self) -> int:
+        """Return the index after its last value."""
+        return self.at + self.outer * self.rows * self.inner
+
+    def of(self, x: Tensor) -> Tensor:
+        """Return the matrix in `x` as a view (rows, outer, inner)."""
+        return x[self.at : self.end].view(self.outer, self.rows, self.inner).transpose(0, 1)
+
+    def matrix(self, x: Tensor) -> Tensor:
+        """Return the matrix (rows, columns): a view, or a copy if the rows lie between the other dimensions."""
+        if self.outer == 1:  # nearly always, and then one view is enough
+            return x[self.at : self.end].view(self.rows, self.inner)
+        return self.of(x).reshape(self.rows, self.outer * self.inner)
+
+    def put_(self, x: Tensor, matrix: Tensor) -> None:
+        """Copy the matrix back into `x` if `matrix` returned a copy."""
+        if self.outer > 1 < self.inner:
+            self.of(x).copy_(matrix.view(self.rows, self.outer, self.inner))
+
+
+@dataclass(frozen=True, repr=False)
+class LowRankMean(Average):
+    """The mean of matrices through factors of `rank` columns; the equations are those of the module."""
+
+    rank: int
+    lossy: ClassVar[bool] = True
+    needs_shapes: ClassVar[bool] = True
+    derived: ClassVar[tuple[str, ...]] = ("layout",)
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+        integer("rank", self.rank, 1)
+
+    def remembers(self) -> bool:
+        return True
+
+    def init(self, bucket: Bucket, comm: Comm) -> State:
+        """Return `layout` (matrices, 4), the `MatrixSpan` of each, and `q`, the factor of each."""
+        if not bucket.params and bucket.flat.numel():
+            raise ValueError(f"{self!r} works on matrices and was given a bare tensor; give it a Bucket of parameters")
+        layout: list[MatrixSpan] = []
+        q: State = {}
+        at = 0
+        draw = torch.Generator().manual_seed(comm.key(shared=True))
+        for view in bucket.views:
+            if view.dim() > 1 and view.numel():
+                m, k = view.shape[0], view.numel() // view.shape[0]
+                factor = torch.randn(k, min(self.rank, m, k), generator=draw)
+                outer, inner = around_first(view)
+                order = [dim - 1 for dim in (*outer, *inner)]
+                factor = factor.view(*view.shape[1:], -1).permute(*order, len(order)).reshape(k, -1)
+                q[str(len(layout))] = factor.to(bucket.flat.device)
+                layout.append(MatrixSpan(at, *(math.prod(view.shape[d] for d in dims) for dims in (outer, [0], inner))))
+            at += view.numel()
+        return {"layout": torch.tensor(layout, dtype=torch.int64).view(-1, 4), "q": q}
+
+    def __call__(self, x: Tensor, state: State, comm: Comm, residual: Tensor | None = None) -> Tensor:
+        if comm.size == 1:
+            if residual is not None:
+                residual.zero_()
+            return x
+        layout = spans_of(state["layout"])  # on the CPU: nothing is waited for
+        matrices, vectors = divided(x, layout)
+        wide = [matrix.float() for matrix in matrices]
+        p = [matrix @ state["q"][str(i)] for i, matrix in enumerate(wide)]
+        mean_([*vectors, *p], comm)
+        p = orthonormal(p, together=x.is_cuda)
+        q = [each.T @ matrix for each, matrix in zip(p, wide, strict=True)]  # on CPUs Mᵀ P takes three times as long
+        if residual is not None:
+            lost, exact = divided(residual, layout)
+            for span, rest, matrix, each, mine in zip(layout, lost, wide, p, q, strict=True):
+                span.put_(residual, torch.sub(matrix, torch.mm(each, mine, out=rest), out=rest))
+            for piece in exact:
+                piece.zero_()
+        mean_(q, comm)
+        ok = finite(torch.cat([each.flatten() for each in (x[:0], *vectors, *q)]))  # of an empty bucket, too
+        for i, (span, matrix, full, each, new) in enumerate(zip(layout, matrices, wide, p, q, strict=True)):
+            span.put_(x, matrix.copy_(torch.mm(each, new, out=full)))  # in fp32 they are one: nothing is copied
+            keep_(state["q"][str(i)], new.T, where=ok)
+        return x
+
+    def cost(self, load: Load, place: Place) -> Cost:
+        """Return the cost of two means, of (vectors and) m × r and of k × r values, and of 6 copies."""
+        if place.ranks == 1:
+            return Cost()
+        matrices = [(s[0], math.prod(s[1:])) for s in load.shapes if len(s) > 1]
+        vectors = load.values - sum(m * k for m, k in matrices)
+        first = vectors + sum(min(self.rank, m, k) * m for m, k in matrices)
+        second = sum(min(self.rank, m, k) * k for m, k in matrices)
+        factors = Mean().cost(Load(first), place) + Mean().cost(Load(second), place)
+        return factors + place.copies(6, load.fp32.size)
+
+
+def orthonormal(matrices: list[Tensor], together: bool) -> list[Tensor]:
+    """Return matrices of orthonormal columns, which span the columns given.
+
+    Columns that depend on others, or are zero, become orthonormal, too: Householder reflections complete the basis
+    (roots of a Gram matrix would not), and a factor that was zero gets a direction again.
+
+    Args:
+        matrices: (m, k) with m ≥ k, in fp32.
+        together: factor those of one shape in one call. It saves calls on a GPU; a CPU factors them one by one either
+            way, and the last bits of its results depend on where in memory they lie.
+    """
+    if not together:
+        return [torch.linalg.qr(each).Q for each in matrices]
+    alike: dict[torch.Size, list[int]] = {}
+    for i, matrix in enumerate(matrices):
+        alike.setdefault(matrix.shape, []).append(i)
+    found = list(matrices)
+    for members in alike.values():
+        for i, factor in zip(members, torch.linalg.qr(torch.stack([matrices[i] for i in members])).Q, strict=True):
+            found[i] = factor
+    return found
+
+
+def around_first(view: Tensor) -> tuple[list[int], list[int]]:
+    """Return the dimensions outside the first one in memory, and those inside it."""
+    length, stride = view.shape[0], view.stride()
+    others = sorted(range(1, view.dim()), key=lambda dim: -stride[dim])
+    outer = [dim for dim in others if stride[dim] > stride[0] and length > 1 < view.shape[dim]]
+    return outer, [dim for dim in others if dim not in outer]
+
+
+def spans_of(layout: Tensor) -> list[MatrixSpan]:
+    """Return the spans of a layout; rows of an earlier version are (at, rows, columns), of contiguous matrices."""
+    rows = layout.tolist()
+    return [MatrixSpan(row[0], 1, row[1], row[2]) if len(row) == 3 else MatrixSpan(*row) for row in rows]
+
+
+def divided(x: Tensor, layout: list[MatrixSpan]) -> tuple[list[Tensor], list[Tensor]]:
+    """Return the matrices in a flat tensor, and the pieces between them."""
+    between, end = [], 0
+    for span in layout:
+        between.append(x[end : span.at])
+        end = span.end
+    return [span.matrix(x) for span in layout], [piece for piece in [*between, x[end:]] if piece.numel()]
+
+
+@checked
+def power_sgd(rank: int = 4, warmup_steps: int = 0) -> Algorithm:
+    """Average gradients through factors of few columns, with error feedback.
+
+    Sends 2 (n − 1)/n · rank · (m + k) values for a matrix of m × k. Costs an fp32 copy of the gradients, and the
+    factors.
+
+    Args:
+        rank: columns of the factors; 1 to 4 for large models.
+        warmup_steps: average exactly in the first so many steps.
+
+    Raises:
+        ValueError: `rank` is less than 1, or `warmup_steps` negative.
+    """
+    start = integer("warmup_steps", warmup_steps, 0)
+    low = during_backward(ErrorFeedback(LowRankMean(rank)), start=start)
+    return (during_backward(Mean(), stop=start), low) if start else low

@@ -1,0 +1,1 @@
+"""Algorithms with local steps: ranks train alone, and average their weights now and then."""

@@ -1,0 +1,186 @@
+"""DiLoCo: local steps, then a step of an outer optimizer, whose gradient is the averaged distance.
+
+For a the anchor, the weights that all ranks last agreed on, and H local steps between exchanges:
+
+    x_r ← x_r − γ d(g_r(x_r))                     in every step
+    Δ   ← (1/n) Σ_r (a − x_r)                     after every H-th
+    a   ← outer optimizer's step on a with gradient Δ
+    x_r ← a
+
+With `fragments`, each fragment of the weights has its own turn within the H steps, which spreads the load of the
+network; with `delay`, training goes on during an exchange.
+
+Douillard et al. 2023, "DiLoCo: Distributed Low-Communication Training of Language Models", arXiv:2311.08105; with
+`fragments` and `delay`, Douillard et al. 2025, "Streaming DiLoCo with overlapping communication: Towards a Distributed
+Free Lunch", arXiv:2501.18512.
+
+Other methods are other stages inside, or other optimizers outside:
+
+    SGD(lr=1)                                                   local SGD
+    SGD(lr=α, momentum=β)                                       SlowMo
+    SGD(lr=1), inner=ErrorFeedback(SparseMean(TopK(0.02)))      SparseLoCo without its 2-bit values
+    SGD(…), inner=NeighborMean(RandomMatching(seed))            NoLoCo with one step size for the
+                                                                differences and for the mixing of the anchors
+
+Wang et al. 2019, "SlowMo: Improving Communication-Efficient Distributed SGD with Slow Momentum", arXiv:1910.00643;
+Sarfi et al. 2025, "Communication Efficient LLM Pre-training with SparseLoCo", arXiv:2508.15706;
+Kolehmainen et al. 2025, "NoLoCo: No-all-reduce Low Communication Training Method for Large Models", arXiv:2506.10911.
+"""
+
+from dataclasses import dataclass, fields
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from ...arguments import checked, instance, integer, real, said, shown
+from ...buckets import Bucket
+from ...comm import Comm
+from ...costs import Cost, Load, Place
+from ...expressions import written
+from ...keeping import finite, keep_
+from ...lanes import New, temporaries
+from ...rules import Algorithm, Fragment, after_step
+from ...stages import Mean, Stage, State, cost
+
+NESTEROV = {"lr": 0.7, "momentum": 0.9, "nesterov": True}  # what the paper found best
+
+
+@dataclass(frozen=True, repr=False, init=False)
+class OuterStep(Stage):
+    """Δ ← inner(a − x);  a ← a step of `optimizer` on a with gradient Δ;  x ← a.
+
+    If the inner stage does not agree, ranks have their own anchors, and Δ ← a − inner(x): this is equal to the above if
+    the anchors are equal, and otherwise draws them together.
+
+    Args:
+        optimizer: a class of torch.optim, or a subclass of Optimizer.
+        inner: the average: `Mean()`, or `ErrorFeedback(CompressedMean())`, or one with neighbours only.
+        options: of the optimizer.
+
+    A result that is not finite is passed on; the anchor and the optimizer's state are then kept.
+    """
+
+    optimizer: type[torch.optim.Optimizer]
+    inner: Stage
+    options: tuple[tuple[str, Any], ...]
+
+    keeps: ClassVar[bool] = True
+    elementwise: ClassVar = {"anchor": "mean", "outer": "mean"}
+    follows: ClassVar[tuple[str, ...]] = ("anchor",)
+
+    def __init__(self, optimizer: type[torch.optim.Optimizer], inner: Stage = Mean(), **options: Any) -> None:
+        instance("inner", inner, Stage, "a stage such as Mean()")
+        check_options(optimizer, options)
+        for f, value in zip(fields(self), (optimizer, inner, tuple(options.items())), strict=True):
+            object.__setattr__(self, f.name, value)
+
+    @property
+    def agrees(self) -> bool:  # type: ignore[override]
+        return self.inner.agrees
+
+    def init(self, bucket: Bucket, comm: Comm) -> State:
+        anchor = bucket.flat.to(torch.promote_types(bucket.flat.dtype, torch.float32), copy=True)
+        return {"anchor": anchor, "outer": {}, "inner": self.inner.init(bucket, comm)}
+
+    def __call__(self, x: Tensor, state: State, comm: Comm) -> Tensor:
+        a, outer = state["anchor"], state["outer"]
+        with temporaries() as new:
+            stepped = new(a).copy_(a)
+            stepped.grad = self._distance(a, x, state["inner"], comm, new)
+            optimizer = self._optimizer(stepped)
+            optimizer.state[stepped] = {name: new(value).copy_(value) for name, value in outer.items()}
+            optimizer.step()
+            ok = finite(stepped)
+            keep_(a, stepped, where=ok)
+            for name, value in optimizer.state[stepped].items():
+                if isinstance(value, Tensor):
+                    if name not in outer:
+                        outer[name] = torch.zeros_like(value)
+                    keep_(outer[name], value, where=ok.to(value.device))
+            return x.copy_(stepped)
+
+    def cost(self, load: Load, place: Place) -> Cost:
+        """Return the cost of `inner` in fp32 at least and of 11 copies."""
+        wide = load.at_least_fp32
+        return cost(self.inner, wide, place) + place.copies(11, wide.size)
+
+    def _optimizer(self, x: Tensor) -> torch.optim.Optimizer:
+        """Return an optimizer of `x` that counts its steps on the device of `x`, if it can.
+
+        Only the device knows whether a result was finite and its step counts: a count on the host would synchronize.
+        """
+        optimizer = self.optimizer([x], **dict(self.options))
+        if x.is_cuda and "capturable" in optimizer.defaults and "capturable" not in dict(self.options):
+            optimizer.param_groups[0]["capturable"] = True
+        return optimizer
+
+    def _distance(self, a: Tensor, x: Tensor, state: State, comm: Comm, new: New) -> Tensor:
+        """Return Δ: inner(a − x), or a − inner(x) if the inner stage does not agree."""
+        if self.inner.agrees:
+            return self.inner(torch.sub(a, x, out=new(a)), state, comm)
+        return a - self.inner(new(a).copy_(x), state, comm)
+
+    def __repr__(self) -> str:
+        name = f"{self.optimizer.__module__}.{self.optimizer.__qualname__}"
+        known = getattr(torch.optim, self.optimizer.__name__, None) is self.optimizer
+        shown = [f"torch.optim.{self.optimizer.__name__}" if known else name]
+        shown += [repr(self.inner)] * (self.inner != Mean()) + [
+            f"{key}={written(value)}" for key, value in self.options
+        ]
+        return f"OuterStep({', '.join(shown)})"
+
+
+def check_options(optimizer: Any, options: dict[str, Any]) -> None:
+    """Raise unless this is a class of optimizers that takes these options, with finite numbers."""
+    if not (isinstance(optimizer, type) and issubclass(optimizer, torch.optim.Optimizer)):
+        raise TypeError(said("optimizer", "a class such as torch.optim.SGD", optimizer))
+    for name, value in options.items():
+        for number in value if isinstance(value, tuple | list) else [value]:
+            if isinstance(number, float):
+                real(name, number)
+    try:
+        optimizer([torch.zeros(1)], **options)
+    except Exception as error:  # of any type: optimizers check their options in their own ways
+        kind = ValueError if isinstance(error, ValueError) else TypeError
+        given = ", ".join(f"{name}={shown(value)}" for name, value in options.items())
+        raise kind(f"{optimizer.__name__} cannot be made with the options {given}: {error}") from error
+
+
+@checked
+def diloco(
+    every: int = 500,
+    optimizer: type[torch.optim.Optimizer] = torch.optim.SGD,
+    inner: Stage = Mean(),
+    delay: int = 0,
+    fragments: int = 1,
+    **options: Any,
+) -> Algorithm:
+    """Train alone for `every` steps, then let an outer optimizer step by the averaged progress.
+
+    Sends 2 (n − 1)/n times the size of the weights, divided by `every`, a step. Costs a copy of the weights for the
+    anchor, the state of the outer optimizer, and with `delay` two more copies during a flight.
+
+    Args:
+        every: H, the number of local steps.
+        optimizer: the class of the outer optimizer. On CUDA it counts its steps on the device if it can (`capturable`);
+            at every flight of one that cannot, such as Adagrad, the host waits for the device.
+        inner: the average of the distances; `ErrorFeedback(CompressedMean())` sends a quarter.
+        delay: apply the result this many steps later, and train on meanwhile; the progress made is kept.
+        fragments: divide the weights into so many fragments of similar size, which take turns within the `every` steps.
+        options: of the outer optimizer; by default those of the paper: SGD(lr=0.7, momentum=0.9, nesterov=True).
+
+    Raises:
+        TypeError: `optimizer` is not a class of optimizers, `inner` is not a stage, or there is no such option.
+        ValueError: `every` is less than 1, `delay` or `fragments` more than `every`, or an option impossible.
+    """
+    chosen = options or (NESTEROV if optimizer is torch.optim.SGD else {})
+    step = OuterStep(optimizer, inner, **chosen)
+    if integer("fragments", fragments, 1) == 1:
+        return after_step(step, every=every, delay=delay)
+    if fragments > integer("every", every, 1):
+        raise ValueError(f"fragments={fragments} cannot take turns within every={every} steps; every must be larger")
+    return tuple(
+        after_step(step, every=every, delay=delay, offset=k * every // fragments, where=Fragment(k, fragments))
+        for k in range(fragments)
+    )

@@ -1,0 +1,1 @@
+"""Runners: each launches and lands the buckets of one rule."""

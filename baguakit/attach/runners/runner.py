@@ -1,0 +1,191 @@
+"""The runner of one rule: it launches the flights of its buckets, and waits for them."""
+
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch import Tensor
+
+from ...buckets import Bucket, local
+from ...comm import Comm
+from ...primitives import mean_
+from ...rules import Rule
+from ...stages import Stage, State, call_stage
+from ...topology.chosen import as_chosen, chooses
+from ..monitor import Collective
+from ..runtime.channels import Channel
+from .losses import Losses
+from .padding import clear_padding_
+
+RECORDED = 100  # flights of a bucket, and steps, of which records are kept
+
+
+@dataclass(eq=False, kw_only=True)
+class BucketFlight(Collective):
+    """One flight of one bucket.
+
+    Attributes:
+        before: the weights as they were launched, where only what the flight changes is added at landing.
+    """
+
+    runner: "RuleRunner"
+    bucket: int
+    round: int
+    before: Tensor | None = None
+
+
+@dataclass(eq=False)
+class RuleRunner:
+    """A rule, its buckets, the state of its stage for each, and the flights in the air."""
+
+    index: int
+    rule: Rule
+    buckets: list[Bucket]
+    channel: Channel
+    round: int = 0
+    states: list[State] = field(default_factory=list)
+    air: dict[int, BucketFlight] = field(default_factory=dict)  # by bucket
+    to_average: list[Tensor] = field(default_factory=list)  # from a checkpoint of another number of ranks
+    losses: Losses | None = None  # of compression, if they are measured
+    current_stage: Stage | None = None  # the stage in this round
+
+    def __post_init__(self) -> None:
+        stage = self.rule.stage
+        self.label, self.outline = repr(self.rule), outline(stage)  # in words; in few, for profilers and figures
+        self.guards = stage.guards()  # it changes its state by `keep_` only
+        self.chosen = chooses(stage)  # its weights are chosen in each round
+        self.sent: list[dict[str, float]] = [{} for _ in self.buckets]  # bytes by part of the network
+        self.launches = [0] * len(self.buckets)
+        self.records: list[deque[BucketFlight]] = [deque(maxlen=RECORDED) for _ in self.buckets]
+
+    def make_states(self) -> None:
+        """Make the states before the first flight, from the weights as they are. Collective."""
+        self.channel.together(f"the state of {self.label}", lambda comm: self._init_states())
+
+    def _init_states(self) -> None:
+        self.states = []
+        for i, bucket in enumerate(self.buckets):
+            if self.rule.what == "data":
+                bucket.load("data")
+            self.states.append(self.rule.stage.init(bucket, self.channel.comm.stand(0, None, self.number(i), {})))
+
+    def number(self, bucket: int) -> int:
+        """Return a number that no other bucket of the attachment has."""
+        return self.index << 16 | bucket
+
+    def name(self, bucket: int) -> str:
+        """Return the name of the flights of a bucket, such as "CompressedMean, bucket 3"."""
+        which = f" of rule {self.index}" if self.index else ""
+        return f"{self.outline}{which}, bucket {bucket}"
+
+    def stage(self, i: int) -> Stage:
+        """Return the stage for bucket `i` in this round.
+
+        That is the rule's, with the weights that were chosen at the launch of the first bucket. If losses are measured,
+        it is a stage that does the same and measures them.
+        """
+        if i == 0 or self.current_stage is None:
+            self.current_stage = as_chosen(self.rule.stage) if self.chosen else self.rule.stage
+        return self.current_stage if self.losses is None else self.losses.measured(i, self.current_stage)
+
+    def launch(
+        self,
+        i: int,
+        step: int | None,
+        work: Callable[[Tensor, Comm], Tensor] | None = None,
+        before: Tensor | None = None,
+    ) -> BucketFlight:
+        """Put bucket `i` on the lane; `work` is done with it, by default by the stage."""
+        state, bucket, channel = self.states[i], self.buckets[i], self.channel
+        comm = channel.comm.stand(self.round, step, self.number(i), self.sent[i])
+        channel.monitor.check()
+        if self.to_average:
+            averaged, self.to_average = self.to_average, []
+            channel.lane.run(lambda: mean_(averaged, comm))
+        stage = self.stage(i) if work is None else self.rule.stage
+
+        def fly() -> Any:
+            clear_padding_(stage, state, bucket, comm)
+            return call_stage(stage, bucket.flat, state, comm) if work is None else work(bucket.flat, comm)
+
+        flight = BucketFlight(
+            label=f"{self.label}, bucket {i}, round {self.round}",
+            step=step,
+            flight=channel.lane.run(fly, self.name(i)),
+            launched=time.time(),
+            runner=self,
+            bucket=i,
+            round=self.round,
+            before=before,
+        )
+        self.air[i] = flight
+        self.launches[i] += 1
+        if channel.comm.size > 1:
+            self.records[i].append(flight)
+        channel.monitor.launched(channel.number, flight)
+        return flight
+
+    def arrive(self, i: int) -> Any:
+        """Wait for the flight of bucket `i` and return its result, or raise an error that names the rank at fault."""
+        flight = self.air.pop(i)
+        try:
+            return self.channel.monitor.wait_for(flight)
+        finally:
+            flight.before = None  # a report keeps the flight
+            flight.flight.forget()
+            if self.losses is not None:
+                self.losses.landed(i)
+
+    def drop(self) -> None:
+        """Wait for every flight in the air, and discard the results."""
+        for i in sorted(self.air):
+            self.arrive(i)
+
+    def params(self) -> list[Tensor]:
+        """Return the parameters of all buckets."""
+        return [p for bucket in self.buckets for p in bucket.params]
+
+
+def outline(stage: Stage) -> str:
+    """Return the names of a stage and of those in it, such as "ErrorFeedback(SparseMean)"."""
+    inner = ", ".join(map(outline, stage.nested().values()))
+    return type(stage).__name__ + (f"({inner})" if inner else "")
+
+
+def check_unconverted(runners: Iterable[RuleRunner], names: dict[Tensor, str]) -> None:
+    """Raise a RuntimeError if a parameter of these rules has been converted since its bucket was made."""
+    for bucket in (bucket for runner in runners for bucket in runner.buckets):
+        for p, view in zip(bucket.params, bucket.views, strict=True):
+            if p.dtype is not view.dtype or p.device != view.device:
+                raise RuntimeError(
+                    f"parameter {names[p]} is {p.dtype} on {p.device} and was {view.dtype} on "
+                    f"{view.device} when it was attached; detach, convert the model, and attach again"
+                )
+
+
+def call_unscaled(stage: Stage, x: Tensor, state: State, comm: Comm, scale: Tensor | None) -> Tensor:
+    """Call `stage` on the gradients `x`, in place, without the loss scale: divide by it before, multiply after."""
+    if scale is not None:
+        x.mul_(scale.reciprocal())
+    result = call_stage(stage, x, state, comm)
+    if result is not x:
+        x.copy_(result)
+    return x if scale is None else x.mul_(scale)
+
+
+def buckets_of(params_of_buckets: Sequence[Sequence[Tensor]], rule: Rule, comm: Comm) -> list[Bucket]:
+    """Return the buckets of a rule, padded as its stage needs."""
+    return [Bucket(params, padded_multiple(rule.stage.multiple_of(comm), params)) for params in params_of_buckets]
+
+
+def padded_multiple(multiple: int, params: Sequence[Tensor]) -> int:
+    """Return `multiple`, doubled up to 128 times while that is less than a hundredth of the bucket; or 1 if it is 1.
+
+    Shards of the bucket are then whole blocks of a compressor.
+    """
+    values, times = sum(local(p).numel() for p in params), 1
+    while multiple > 1 and times < 128 and 200 * times * multiple < values:
+        times *= 2
+    return times * multiple

@@ -1,0 +1,42 @@
+"""The runner of a rule on weights: all its buckets are launched together, and landed together."""
+
+from ...kernels.mixing.operators import land_
+from .runner import RuleRunner
+
+
+class WeightRunner(RuleRunner):
+    """A runner of a rule on weights."""
+
+    def launch_all(self, step: int | None, keep: bool, factor: float = 1.0) -> None:
+        """Launch every bucket with the weights as they are, times `factor`.
+
+        With `keep` a copy is kept, and at landing only what the flight has changed is added.
+        """
+        for i, bucket in enumerate(self.buckets):
+            flat = bucket.load("data")
+            before = flat.clone() if keep else None
+            if factor != 1:
+                flat.mul_(factor) if factor else flat.zero_()  # 0 · inf would not be 0
+            self.launch(i, step, before=before)
+        self.round += 1
+
+    def land_all(self) -> None:
+        """Wait for every bucket in the air, and bring its result into the weights.
+
+        x ← result  where `x` equals `before`, and  x ← x + (result − before)  where it has changed since the launch.
+        Values are compared on the device: a version counter would not see writes through `p.data`.
+        """
+        for i in sorted(self.air):
+            bucket, before = self.buckets[i], self.air[i].before
+            result = self.arrive(i)
+            if before is not None:
+                x = bucket.now()
+                land_(x, result, before)
+                result = x
+            if result is not bucket.flat:
+                bucket.flat.copy_(result)
+            bucket.store("data")
+
+    def arrived(self) -> bool:
+        """Return True if every flight in the air is done."""
+        return all(flight.flight.done() for flight in self.air.values())

@@ -1,0 +1,152 @@
+"""The agreement of ranks when they attach: they compare their setups, and take the model of rank 0."""
+
+import json
+import zlib
+from collections.abc import Callable, Iterable, Sequence
+from itertools import zip_longest
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+from ...buckets import local
+from ...comm import Comm
+from ...lanes import CpuLane
+from ..monitor import Collective, Monitor
+from ..setup.setup import AttachSetup, Setup
+from ..setup.sharding import is_sharded
+
+AnySetup = TypeVar("AnySetup", bound=Setup)
+
+
+def agree(monitor: Monitor, make: Callable[[], AnySetup], label: str = "attach()") -> AnySetup:
+    """Make this rank's setup and compare it with the others' through the store, which needs no group. Collective.
+
+    Rank 0 reads the setups of all ranks, and writes the result.
+
+    Raises:
+        ValueError: two setups differ, or `make` has raised on another rank; on all ranks.
+        Exception: raised by `make`.
+        PeerError: a rank has not come within the timeout.
+    """
+    setup, error, found = None, None, ""
+    collective = Collective(label=label)
+    launches = monitor.launched(0, collective)
+    try:
+        setup = make()
+    except Exception as caught:
+        error = caught
+    if monitor.size > 1:
+        mine = (f"{type(error).__name__}: {error}" if error is not None else None, () if setup is None else setup.lines)
+        lane = CpuLane("baguakit agree")  # a store that does not answer blocks the thread, which is not joined
+        collective.flight = lane.run(lambda: _compared(monitor, f"agree/{launches.count}", mine), label)
+        lane.close(wait=False)
+        found = monitor.wait_for(collective)
+    if error is not None:
+        raise error
+    if found:
+        raise ValueError(found)
+    assert setup is not None
+    return setup
+
+
+def _compared(monitor: Monitor, key: str, written: tuple[str | None, Sequence[str]]) -> str:
+    """Write this rank's error or lines, and return the difference that rank 0 finds; "" for none."""
+    store, mine = monitor.store, f"{key}/{monitor.rank}"
+    keys, verdict = [f"{key}/{rank}" for rank in range(monitor.size)], f"{key}/verdict"
+    store.set(mine, zlib.compress(json.dumps(written).encode()))
+    if monitor.rank == 0:
+        monitor.wait_until(lambda: bool(store.check(keys)))
+        store.set(verdict, json.dumps(difference([json.loads(zlib.decompress(store.get(each))) for each in keys])))
+    monitor.wait_until(lambda: bool(store.check([verdict])))
+    store.delete_key(mine)
+    return str(json.loads(store.get(verdict)))
+
+
+def difference(written: Sequence[tuple[str | None, list[str]]]) -> str:
+    """Return a sentence about the first rank that has an error, or other lines than rank 0; "" if none has."""
+    for rank, (error, _) in enumerate(written):
+        if error is not None:
+            return f"rank {rank} could not attach: {error}"
+    for rank, (_, lines) in enumerate(written):
+        if lines != written[0][1]:
+            pairs = zip_longest(written[0][1], lines, fillvalue="nothing more")
+            ours, theirs = next((a.strip(), b.strip()) for a, b in pairs if a != b)
+            return f"ranks must attach the same: rank 0 has {ours} where rank {rank} has {theirs}"
+    return ""
+
+
+def take_from(source: int, setup: AttachSetup, comm: Comm) -> None:
+    """Overwrite weights, buffers and optimizer state by those of rank `source`. Collective."""
+    if comm.size > 1:
+        broadcast_tensors([*setup.model.parameters(), *setup.model.buffers()], comm, setup.device, source)
+        broadcast_optimizers(setup.optimizers, comm, setup.device, source)
+
+
+@torch.no_grad()
+def broadcast_tensors(tensors: Iterable[Tensor], comm: Comm, device: torch.device, source: int = 0) -> None:
+    """Overwrite tensors, such as parameters and buffers, by those of rank `source`. Collective."""
+    for x in dict.fromkeys(tensors):
+        broadcast_into(local(x), comm, device, source)
+
+
+def broadcast_into(x: Tensor, comm: Comm, device: torch.device, source: int = 0) -> None:
+    """Overwrite `x`, of any dtype, device and layout in memory, by that of rank `source`. Collective."""
+    if x.numel():
+        there = x.to(device).contiguous()
+        comm.broadcast(there.view(-1).view(torch.uint8), source)
+        if there.data_ptr() != x.data_ptr():
+            x.copy_(there)
+
+
+def broadcast_optimizers(optimizers: Iterable[Optimizer], comm: Comm, device: torch.device, source: int = 0) -> None:
+    """Overwrite the state of every optimizer, tensors and options, by that of rank `source`. Collective."""
+    for optimizer in optimizers:
+        tensors: list[Tensor] = []
+        skeleton = _without_tensors(optimizer.state_dict(), tensors)
+        mine = skeleton, [_shape(t) for t in tensors], any(map(is_sharded, tensors))
+        skeleton, shapes, sharded = comm.gather_objects(mine if comm.rank == source else None)[source]
+        if sharded and [_shape(t) for t in tensors] != shapes:
+            raise ValueError(
+                f"the optimizer state of a sharded model has other tensors on rank {comm.rank} than on rank {source}; "
+                "attach before the first step, or load every rank's own checkpoint and pass broadcast=False"
+            )
+        if comm.rank != source and not sharded:
+            tensors = [
+                torch.empty(shape, dtype=dtype, device=device if kind == device.type else kind)
+                for shape, dtype, kind in shapes
+            ]
+        for t in tensors:
+            broadcast_into(local(t), comm, device, source)
+        if comm.rank != source:
+            optimizer.load_state_dict(_replaced(skeleton, _Place, tensors.__getitem__))
+
+
+def _shape(t: Tensor) -> tuple[torch.Size, torch.dtype, str]:
+    return local(t).shape, t.dtype, t.device.type
+
+
+class _Place(int):
+    """The number of a tensor that was taken out of a state."""
+
+
+def _without_tensors(state: Any, tensors: list[Tensor]) -> Any:
+    """Return a state with a place for each tensor, which is moved to `tensors`."""
+
+    def placed(tensor: Tensor) -> _Place:
+        tensors.append(tensor.detach())
+        return _Place(len(tensors) - 1)
+
+    return _replaced(state, Tensor, placed)
+
+
+def _replaced(value: Any, kind: type, function: Callable[[Any], Any]) -> Any:
+    """Return nested dicts, lists and tuples with `function` of every value of a kind in its place."""
+    if isinstance(value, kind):
+        return function(value)
+    if isinstance(value, dict):
+        return {key: _replaced(each, kind, function) for key, each in value.items()}
+    if isinstance(value, list | tuple):
+        return type(value)(_replaced(each, kind, function) for each in value)
+    return value

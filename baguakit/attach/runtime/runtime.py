@@ -1,0 +1,143 @@
+"""The runtime of attachments and handles, from start to end."""
+
+import contextlib
+import uuid
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Generic
+
+import torch
+
+from ...comm import FLAT, Comm, abort_all, error_in
+from ...lanes import lane
+from ..monitor.records import LEFT, RAISED
+from ..runners.runner import RuleRunner
+from .agreement import AnySetup, agree
+from .channels import Channel
+from .start import own_comm, start_monitor
+
+
+class Runtime(Generic[AnySetup]):
+    """The monitor, process groups and lanes of an attachment or a handle on this rank.
+
+    Collective. An error in making it is raised on all ranks, and whatever was made is closed.
+
+    Args:
+        kind: of the hooks, for names that ranks agree on.
+        make: makes the setup of this rank.
+        comm: the group that the user gave.
+        timeout: as the user gave it; the setup raises if it is invalid.
+        aborted: called when the groups have been aborted, on any thread.
+
+    Attributes:
+        setup: the same on all ranks.
+        channels: the first for work that lands within a step, the second, if a rule needs it, for flights that outlast
+            a step.
+        host: a group that moves CPU tensors, if a rule is free-running; else None.
+        over: it has ended.
+        unhook: functions that take hooks out, called once, at the end.
+    """
+
+    def __init__(
+        self,
+        kind: str,
+        make: Callable[[], AnySetup],
+        comm: Comm,
+        timeout: Any,
+        aborted: Callable[[], None] = lambda: None,
+    ) -> None:
+        self.comm, self.over, self._aborted = comm, False, aborted
+        self.channels: list[Channel] = []
+        self.host: Comm | None = None
+        self.unhook: list[Callable[[], Any]] = []
+        self.name, self.monitor = start_monitor(comm, kind, timeout, self._abort, self._broken)
+        try:
+            self.setup = agree(self.monitor, make)
+        except BaseException:  # which all ranks raise
+            self.over = True
+            self.monitor.leave(LEFT)
+            raise
+        self.monitor.device = device = self.setup.device
+        with self.or_abandon():
+            for number in self.setup.channels():
+                own = self._own_comm(f"{self.name}/{number}", number)
+                self.channels.append(Channel(number, lane(device), own, self.monitor))
+            if any(rule.window == "free_running" for rule in self.setup.rules):
+                flat, cpu = Comm(comm.group), torch.device("cpu")
+                self.host = own_comm(flat, f"{self.name}/host", self.setup.timeout, cpu, self.monitor, {FLAT})
+
+    def _own_comm(self, name: str, channel: int, flows: int | None = None) -> Comm:
+        setup = self.setup
+        return own_comm(self.comm, name, setup.timeout, setup.device, self.monitor, setup.groups(channel), flows)
+
+    def use_flows(self, flows: int) -> None:
+        """Replace the groups of every channel by groups of so many flows. Collective."""
+        before = self.channels
+        unique = before[0].together("other flows", lambda comm: comm.gather_objects(uuid.uuid4().hex)[0])
+        self.channels = [
+            Channel(c.number, c.lane, self._own_comm(f"{self.name}/{unique}/{c.number}", c.number, flows), self.monitor)
+            for c in before
+        ]
+        for channel in before:
+            channel.comm.close()
+
+    def shown(self, kind: str, runners: Sequence[RuleRunner], step: int) -> str:
+        """Return the `repr` of the attachment or handle: its rules, and how far it has come."""
+        rules = ", ".join(repr(rule) for rule in self.setup.rules)
+        buckets = " + ".join(str(len(runner.buckets)) for runner in runners)
+        place = f"rank {self.comm.rank} of {self.comm.size}"
+        return f"<{kind}: {rules}, step {step}, buckets: {buckets}, {place}{', detached' * self.over}>"
+
+    # The end
+
+    def finish(self, drain: Callable[[], None]) -> None:
+        """Take the hooks out, call `drain`, which waits for what is in the air, and close. Idempotent."""
+        if self.over:
+            return
+        self._take_hooks_out()
+        with self.or_abandon():
+            drain()
+        self.over = True
+        self.monitor.leave(LEFT)
+        self._close(wait=True)
+
+    @contextlib.contextmanager
+    def or_abandon(self) -> Iterator[None]:
+        """Abandon everything if the body raises."""
+        try:
+            yield
+        except BaseException as error:
+            self.abandon(error)
+            raise
+
+    def abandon(self, error: BaseException) -> None:
+        """End without waiting for any rank, and tell the others why. Idempotent."""
+        if self.over:
+            return
+        self.over = True
+        self._take_hooks_out()
+        self.monitor.leave(RAISED, f"{type(error).__name__}: {error}")
+        self._abort()
+        self._close(wait=False)
+
+    def _take_hooks_out(self) -> None:
+        unhook, self.unhook = self.unhook, []
+        for each in unhook:
+            each()
+
+    def _abort(self) -> None:
+        abort_all(group for comm in self._own_comms() for group in comm.groups())
+        self._aborted()
+
+    def _broken(self) -> str:
+        return error_in(group for comm in self._own_comms() for group in comm.groups())
+
+    def _close(self, wait: bool) -> None:
+        for channel in self.channels:
+            channel.lane.close(wait)
+        for comm in self._own_comms():
+            comm.close()
+
+    def _own_comms(self) -> list[Comm]:
+        """Return the groups made here: none with one rank, which uses the group of the user."""
+        comms = [*(channel.comm for channel in self.channels), *([self.host] if self.host else [])]
+        return [comm for comm in comms if comm.size > 1]

@@ -1,0 +1,114 @@
+"""The start of a runtime: first the monitor, then its own groups, so that a rank that never comes is named."""
+
+from collections.abc import Callable, Collection, Iterable
+from datetime import timedelta
+from itertools import product
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ...comm import Comm, PatientStore, next_name, store_of
+from ...lanes import CpuLane
+from ...primitives.compressed import prepare
+from ...stages import Stage
+from ..monitor import Monitor, PeerError
+from ..monitor.endings import end_with_process
+from ..monitor.judging import store_gone, store_silent
+from ..setup.setup import as_time
+from .channels import Channel
+
+SLOWEST_CONNECTION = 5.0  # seconds that the store may take to answer a new connection: it may look up a name first
+
+
+def start_monitor(
+    comm: Comm, kind: str, timeout: Any, abort: Callable[[], None], broken: Callable[[], str]
+) -> tuple[str, Monitor]:
+    """Return a name that is the same on all ranks, for hooks of this kind, and the monitor started under it.
+
+    An invalid `timeout` is left to the setup, which raises the error on all ranks.
+
+    Raises:
+        PeerError: the store does not answer.
+    """
+    try:
+        time_limit = as_time(timeout)
+    except (TypeError, ValueError):
+        time_limit = as_time(None)
+
+    def started() -> tuple[str, Monitor]:
+        name = f"{kind}/{next_name(comm.group)}"
+        store = store_of(comm.group, f"{name}/monitor") if comm.size > 1 else None
+        monitor = Monitor(store, comm.rank, comm.size, time_limit, abort, broken)
+        monitor.start()
+        return name, monitor
+
+    if comm.size == 1:
+        return started()
+    lane = CpuLane("baguakit start")
+    flight, seconds = lane.run(started), max(SLOWEST_CONNECTION, time_limit.total_seconds())
+    lane.close(wait=False)
+    if not flight.wait(seconds):
+        raise PeerError(store_silent(comm.rank, seconds, "attach()", seconds))
+    try:
+        name, monitor = flight.result()
+    except Exception as error:
+        raise PeerError(store_gone(comm.rank, error)) from None
+    end_with_process(monitor)
+    return name, monitor
+
+
+def own_comm(
+    comm: Comm,
+    name: str,
+    timeout: timedelta,
+    device: torch.device,
+    monitor: Monitor,
+    parts: Collection[str],
+    flows: int | None = None,
+) -> Comm:
+    """Return a Comm of the same ranks with its own groups. Collective; with one rank, return `comm` itself.
+
+    A rank that does not come, which the monitor names, keeps the constructor of a group waiting beyond all timeouts: so
+    that runs on a thread that is not joined, with a store that gives up when the monitor does. (NCCL waits in its own
+    threads, which Python must not slow down.)
+
+    Args:
+        name: the same on all ranks.
+        device: of the tensors that they move.
+        parts: the kinds of groups that will be used; those of the nodes are made only if they are among them.
+        flows: the number of connections; None: as many as `comm` has.
+    """
+    if comm.size == 1:
+        return comm
+    current = torch.cuda.current_device() if device.type == "cuda" else None
+    store = PatientStore(comm.group, monitor.wait_until) if current is None else None
+
+    def made() -> Comm:
+        if current is not None:
+            torch.cuda.set_device(device if device.index is not None else current)
+        own = comm.own(name, timeout, device, flows, store, parts)
+        if store is not None:
+            store.rest()
+        return own
+
+    start = CpuLane("baguakit start")
+    try:
+        own: Comm = Channel(0, start, comm, monitor).together(f"the group {name}", lambda _: made())
+        return own
+    finally:
+        start.close(wait=False)
+
+
+def warm_up(stages: Iterable[Stage], tensors: Iterable[Tensor], channel: Channel) -> None:
+    """Compile the work of stages on tensors like these. The other ranks wait for this one beyond the timeout."""
+    if channel.comm.size > 1:
+        with channel.monitor.busy("compiling"):
+            for stage, x in product(stages, tensors):
+                _prepare(stage, x, channel.comm)
+
+
+def _prepare(stage: Stage, x: Tensor, comm: Comm) -> None:
+    prepare(stage, x, comm)
+    for inner in stage.nested().values():
+        _prepare(inner, x, comm)

@@ -1,0 +1,155 @@
+"""The setup of an attachment, made from the arguments of `attach`, and the checks of them."""
+
+from collections.abc import Sequence
+from itertools import combinations
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from ...arguments import instance, integer, said, several
+from ...buckets import split
+from ...comm import Comm, check_device
+from ...rules import Rule, rules_of
+from .conflicts import check_dense, check_optimizers, check_wrappers
+from .setup import AttachSetup, as_time, check_scaler
+from .sharding import check_shards, is_sharded, reshard
+
+
+def make_setup(
+    model: Any,
+    optimizer: Any,
+    algorithms: Sequence[Any],
+    comm: Comm,
+    bucket_bytes: Any,
+    timeout: Any,
+    scaler: Any,
+    broadcast: Any,
+) -> AttachSetup:
+    """Check everything that one rank can check alone, and divide the parameters into buckets.
+
+    Raises:
+        ValueError, TypeError: something cannot work.
+    """
+    instance("model", model, nn.Module, "an nn.Module")
+    rules, optimizers = rules_of(*algorithms), optimizers_of(optimizer)
+    if not rules:
+        raise ValueError("attach needs at least one algorithm, such as bk.algorithms.gradient_allreduce()")
+    check_wrappers(model, rules)
+    reshard(model)
+    check_optimizers(optimizers, model)
+    names: dict[Tensor, str] = {p: name for name, p in model.named_parameters() if p.requires_grad}
+    if not names:
+        raise ValueError("the model has no trainable parameter; set requires_grad before attach")
+    integer("bucket_bytes", bucket_bytes, 1)
+    device = one_device(names)
+    check_device(comm.group, device)
+    if comm.flows > 1 and device.type == "cuda":
+        raise ValueError(
+            f"Comm(flows={comm.flows}) divides what travels over gloo, and these parameters travel by NCCL"
+        )
+    params_of_rules = [params_of(rule, names) for rule in rules]
+    check_rules(rules, params_of_rules, names, optimizers)
+    check_dense(rules, params_of_rules, model)
+    check_shards(rules, names, comm)
+    for rule in rules:
+        rule.stage.check(comm)
+    check_scaler(scaler, rules)
+    buckets_of_rules = tuple(tuple(map(tuple, split(params, bucket_bytes))) for params in params_of_rules)
+    lines = [
+        f"bucket_bytes={bucket_bytes}",
+        f"optimizers={len(optimizers)}",
+        f"scaler={scaler is not None}",
+        f"broadcast={bool(broadcast)}",
+    ]
+    for each in optimizers:
+        sizes = [len(group["params"]) for group in each.param_groups]
+        lines.append(f"{type(each).__name__} with groups of {sizes} parameters")
+    for rule, buckets in zip(rules, buckets_of_rules, strict=True):
+        lines.append(f"rule {rule!r}")
+        for i, bucket in enumerate(buckets):
+            lines += [f"  bucket {i}: {names[p]} {tuple(p.shape)} {p.dtype}" for p in bucket]
+    common = rules, names, device, as_time(timeout), scaler, tuple(lines)
+    return AttachSetup(*common, model, optimizers, buckets_of_rules, bucket_bytes, bool(broadcast))
+
+
+def optimizers_of(optimizer: Any) -> tuple[Optimizer, ...]:
+    """Return the optimizers that the user gave: one, several, or None.
+
+    Raises:
+        TypeError, ValueError: it is none of these, or not usable.
+    """
+    wanted = "a torch.optim.Optimizer, a sequence of them, or None"
+    one = () if optimizer is None else (optimizer,) if isinstance(optimizer, Optimizer) else None
+    found = tuple(several("optimizer", optimizer, wanted)) if one is None else one
+    if one is None and not found:
+        raise ValueError(said("optimizer", wanted, optimizer))
+    for each in found:
+        if not isinstance(each, Optimizer):
+            raise TypeError(said("optimizer", wanted, each if each is not None else optimizer))
+        if not hasattr(each, "_optimizer_step_pre_hooks"):  # torch.optim.Optimizer.__init__ makes them
+            raise TypeError(
+                f"{type(each).__name__} wraps another optimizer without being one itself (it never called "
+                "Optimizer.__init__); give attach the one inside, often its .optimizer"
+            )
+        if isinstance(each, torch.optim.LBFGS):
+            raise TypeError(
+                "LBFGS evaluates the model several times in a step, at other weights on each rank; use another one"
+            )
+    return found
+
+
+def one_device(names: dict[Tensor, str]) -> torch.device:
+    """Return the device of all trainable parameters; raise if they have none in common, or one cannot be averaged."""
+    first = next(iter(names))
+    for p, name in names.items():
+        if not p.is_floating_point():
+            raise TypeError(
+                f"parameter {name} is of dtype {p.dtype}, which cannot be averaged; set requires_grad=False on it"
+            )
+        if p.device != first.device:
+            raise ValueError(
+                f"all trainable parameters must be on one device; {names[first]} is on {first.device} "
+                f"and {name} on {p.device}"
+            )
+        if p.layout is not torch.strided or not (type(p.data) is torch.Tensor or is_sharded(p)):
+            raise TypeError(
+                f"parameter {name} is a {type(p.data).__name__} of layout {p.layout}; attach takes plain dense tensors"
+            )
+    return first.device
+
+
+def params_of(rule: Rule, names: dict[Tensor, str]) -> list[Tensor]:
+    """Return the parameters that a rule acts on."""
+    names_chosen = rule.choose({name: p for p, name in names.items()})
+    chosen = [p for p, name in names.items() if name in names_chosen]
+    if not chosen:
+        raise ValueError(f"where= of {rule!r} selects none of the {len(names)} trainable parameters")
+    return chosen
+
+
+def check_rules(
+    rules: Sequence[Rule],
+    params_of_rules: Sequence[list[Tensor]],
+    names: dict[Tensor, str],
+    optimizers: tuple[Optimizer, ...],
+) -> None:
+    """Raise a ValueError if two rules contradict each other, or a rule on weights has no optimizer."""
+    for rule in rules:
+        if rule.what == "data" and not optimizers:
+            raise ValueError(f"{rule!r} acts on weights when the optimizer steps; give attach the optimizer")
+    for (a, of_a), (b, of_b) in combinations(zip(rules, params_of_rules, strict=True), 2):
+        if not a.meets(b):
+            continue
+        if "free_running" in (a.window, b.window):
+            raise ValueError(
+                f"{a!r} and {b!r} act in the same steps; a free-running rule shares none: use start= and stop="
+            )
+        both = set(of_a) & set(of_b)
+        if a.window == b.window and both:
+            name = next(name for p, name in names.items() if p in both)
+            raise ValueError(
+                f"{a!r} and {b!r} both act on {name} in the same window and steps; "
+                "separate them with where=, or start= and stop="
+            )

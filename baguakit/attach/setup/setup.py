@@ -1,0 +1,102 @@
+"""Setups: each rank makes its own, and all ranks compare theirs before anything is sent."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from ...arguments import said
+from ...comm import FLAT
+from ...rules import Rule
+
+LONGEST = timedelta(days=365)  # to wait for a flight
+
+
+@dataclass(frozen=True, eq=False)
+class Setup:
+    """The setup of an attachment or a handle.
+
+    Attributes:
+        rules: in order.
+        names: of the parameters, or of tensors that stand for them.
+        device: of the parameters.
+        timeout: the age at which a flight is given up.
+        scaler: the GradScaler in use, or None.
+        lines: text that must be the same on all ranks. Never contains a callable.
+    """
+
+    rules: tuple[Rule, ...]
+    names: dict[Tensor, str]
+    device: torch.device
+    timeout: timedelta
+    scaler: Any
+    lines: tuple[str, ...]
+
+    def loss_scale(self) -> Tensor | None:
+        """Return the factor of the loss, if a scaler is enabled."""
+        return self.scaler._scale if self.scaler is not None and self.scaler.is_enabled() else None
+
+    def channels(self) -> range:
+        """Return the numbers of the channels that the rules use."""
+        return range(1 + any(map(channel_of, self.rules)))
+
+    def groups(self, channel: int) -> frozenset[str]:
+        """Return the kinds of groups that the work on a channel uses; channel 0 also carries what no rule sends."""
+        used = [rule.stage.wants_groups() for rule in self.rules if channel_of(rule) == channel]
+        return frozenset([] if channel else [FLAT]).union(*used)
+
+
+@dataclass(frozen=True, eq=False)
+class AttachSetup(Setup):
+    """The setup of an attachment.
+
+    Attributes:
+        buckets_of_rules: the parameters of each bucket of each rule.
+        broadcast: begin with the model and optimizers of rank 0.
+    """
+
+    model: nn.Module
+    optimizers: tuple[Optimizer, ...]
+    buckets_of_rules: tuple[tuple[tuple[Tensor, ...], ...], ...]
+    bucket_bytes: int
+    broadcast: bool
+
+
+def channel_of(rule: Rule) -> int:
+    """Return the number of the channel on which a rule flies: 1 if its flights outlast a step, else 0."""
+    return int(bool(rule.delay) or rule.window == "free_running")
+
+
+def check_scaler(scaler: Any, rules: Sequence[Rule]) -> None:
+    """Raise a TypeError or ValueError unless `scaler` can be used with the rules."""
+    if scaler is None:
+        return
+    if not isinstance(scaler, torch.amp.GradScaler):
+        raise TypeError(said("scaler", "a torch.amp.GradScaler", scaler))
+    from torch.distributed.fsdp.sharded_grad_scaler import ShardedGradScaler
+
+    for rule in rules:
+        if rule.window in ("between_steps", "after_step") and not isinstance(scaler, ShardedGradScaler):
+            raise ValueError(
+                f"with a plain GradScaler a rank skips a step alone, and {rule!r} would wait for it; "
+                "use torch.distributed.fsdp.sharded_grad_scaler.ShardedGradScaler, with which all ranks skip together"
+            )
+
+
+def as_time(timeout: Any) -> timedelta:
+    """Return the time after which a flight is given up, from the argument of the user."""
+    if timeout is None:
+        return timedelta(minutes=10)
+    seconds = timeout.total_seconds() if isinstance(timeout, timedelta) else timeout
+    if isinstance(seconds, bool) or not isinstance(seconds, int | float | np.integer | np.floating):
+        raise TypeError(said("timeout", "a timedelta or a number of seconds", timeout))
+    if not 0 < seconds <= LONGEST.total_seconds():
+        raise ValueError(
+            said("timeout", f"a timedelta or a number of seconds, greater than 0 and at most {LONGEST}", timeout)
+        )
+    return timedelta(seconds=float(seconds))

@@ -1,0 +1,1 @@
+"""Saved states: written, checked and loaded."""

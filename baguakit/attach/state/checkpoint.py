@@ -1,0 +1,240 @@
+"""The state of an attachment, saved by parameter name, so that it can be loaded into other buckets and other ranks.
+
+A tensor as long as the bucket is *elementwise*: it is saved in pieces, under the name and in the shape of each
+parameter, and may be loaded into other buckets. A tensor of another shape that the stage declares elementwise, such as
+an outer optimizer's counter of steps, is *whole*: it is saved under the name of each parameter as it is. Any other
+tensor is the stage's *own*: it fits the same buckets and ranks only, and is made anew for others. A flight in the air
+is saved as its result.
+"""
+
+import logging
+import re
+from collections.abc import Container, Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ...buckets import Bucket, local, pieces
+from ...expressions import spellings
+from ...lanes import Flight
+from ...stages import Carry, Stage, State
+from ..runners.runner import BucketFlight, RuleRunner
+
+log = logging.getLogger("baguakit")
+Names = Mapping[Tensor, str]
+
+
+class Arrived(Flight):
+    """A flight that has ended: loaded from a checkpoint."""
+
+    def __init__(self, value: Tensor) -> None:
+        self._value = value
+
+    def done(self) -> bool:
+        return True
+
+    def result(self) -> Any:
+        return self._value
+
+
+def remembered(stage: Stage, state: State, carried: bool = True, at: str = "") -> Iterator[tuple[str, Tensor, Any]]:
+    """Yield for every tensor of a state its path, itself, and how it is carried to other ranks; None: not at all.
+
+    Tensors that are derived from the bucket are left out.
+    """
+    nested = stage.nested()
+    for name, value in ((name, value) for name, value in state.items() if name not in stage.derived):
+        if name in nested and isinstance(value, dict):
+            yield from remembered(nested[name], value, carried and not stage.shards, f"{at}{name}.")
+        else:
+            carry = stage.elementwise.get(name) if carried else None
+            yield from ((path, tensor, carry) for path, tensor in _leaves(value, f"{at}{name}"))
+
+
+def _leaves(value: Any, at: str) -> Iterator[tuple[str, Tensor]]:
+    if isinstance(value, Tensor):
+        yield at, value
+    elif isinstance(value, dict):
+        for name, each in value.items():
+            yield from _leaves(each, f"{at}.{name}")
+
+
+def load_runners(runners: Sequence[RuleRunner], names: Names, saved: Mapping[str, Any], same_ranks: bool) -> None:
+    """Load into every runner the state that `save_runner` returned, by the number of its rule."""
+    check_saved(runners, saved)
+    for i, runner in enumerate(runners):
+        load_runner(runner, names, saved[str(i)], same_ranks)
+    if not same_ranks:
+        for runner in runners:
+            if begins_anew(runner):
+                log.warning("%r begins anew from the weights as they are: ranks have changed", runner.rule)
+                runner.to_average = []
+                runner.make_states()
+
+
+def begins_anew(runner: RuleRunner) -> bool:
+    """Return True if the state of a rule has no meaning for another number of ranks."""
+    carries = (carry for state in runner.states for _, _, carry in remembered(runner.rule.stage, state))
+    return "anew" in carries
+
+
+def check_saved(runners: Sequence[RuleRunner], saved: Mapping[str, Any]) -> None:
+    """Raise a ValueError unless `saved` is of the same rules."""
+    if len(saved) != len(runners):
+        raise ValueError(f"this state is of {len(saved)} rules, and {len(runners)} are attached")
+    for i, runner in enumerate(runners):
+        rule = re.sub(r"np\.\w+\(([^()]*)\)", r"\1", saved[str(i)]["rule"])  # NumPy's numbers
+        if rule not in spellings(runner.rule):
+            raise ValueError(f"this state is of {saved[str(i)]['rule']}, and the rule attached is {runner.rule!r}")
+
+
+def save_runner(runner: RuleRunner, names: Names) -> dict[str, Any]:
+    """Return copies of the state of a rule. Waits for its flights; those of a free-running rule are left out."""
+    if runner.rule.window != "free_running":
+        for flight in runner.air.values():  # their results, and their changes of the states
+            flight.flight.result()
+    saved: dict[str, Any] = {
+        "rule": repr(runner.rule),
+        "round": runner.round,
+        "cut": [[names[p] for p in bucket.params] for bucket in runner.buckets],
+        "parameters": {names[p]: {} for p in runner.params()},
+        "own": {},
+    }
+    for i, bucket in enumerate(runner.buckets):
+        for path, tensor, carry in remembered(runner.rule.stage, runner.states[i]):
+            if carry is None:
+                saved["own"][f"{i}.{path}"] = tensor.clone()
+            else:
+                _save_pieces(saved["parameters"], bucket, names, path, tensor)
+                if tensor.shape != bucket.flat.shape:
+                    saved["whole"] = sorted({path, *saved.get("whole", ())})
+        if i in runner.air and runner.rule.window != "free_running":
+            flight = runner.air[i]
+            _save_pieces(saved["parameters"], bucket, names, "flight.result", flight.flight.result())
+            if flight.before is not None and not torch.equal(flight.before, bucket.now()):
+                _save_pieces(saved["parameters"], bucket, names, "flight.before", flight.before)
+    return saved
+
+
+def _save_pieces(saved: dict[str, Any], bucket: Bucket, names: Names, path: str, x: Tensor) -> None:
+    parts = [x] * len(bucket.params) if x.shape != bucket.flat.shape else pieces(x, bucket.params)
+    for p, part in zip(bucket.params, parts, strict=True):
+        saved[names[p]][path] = part.clone()
+
+
+def load_runner(runner: RuleRunner, names: Names, saved: Mapping[str, Any], same_ranks: bool) -> None:
+    """Load the state that `save_runner` returned, perhaps for other buckets or another number of ranks."""
+    runner.drop()
+    runner.round = int(saved["round"])
+    runner.to_average = []
+    for i in range(len(runner.buckets)):
+        load_bucket(runner, i, names, saved, same_ranks)
+
+
+def load_bucket(runner: RuleRunner, i: int, names: Names, saved: Mapping[str, Any], same_ranks: bool) -> None:
+    """Load into bucket `i` the state that `save_runner` returned for its parameters."""
+    bucket, state, parameters = runner.buckets[i], runner.states[i], saved["parameters"]
+    held = [names[p] for p in bucket.params]
+    if missing := [name for name in held if name not in parameters]:
+        log.warning("%r remembers nothing of %s: it is new", runner.rule, ", ".join(missing))
+    same = same_ranks and i < len(saved["cut"]) and saved["cut"][i] == held
+    _make_missing(state, parameters, bucket, names, whole_of(saved, names))
+    for path, tensor, carry in remembered(runner.rule.stage, state):
+        if carry is not None:
+            _load_carried(runner, tensor, _gathered(parameters, bucket, names, path, tensor), carry, same_ranks)
+        elif same:
+            _load_own(runner, tensor, saved["own"], f"{i}.{path}")
+        else:
+            log.warning("%r makes %s of bucket %d anew: buckets or ranks have changed", runner.rule, path, i)
+    if same_ranks:
+        _load_flight(runner, i, parameters, names)
+
+
+def _load_own(runner: RuleRunner, tensor: Tensor, own: Mapping[str, Tensor], path: str) -> None:
+    found = own.get(path)
+    if found is None or found.shape != tensor.shape:
+        held = "nothing" if found is None else f"a tensor {tuple(found.shape)}"
+        raise ValueError(
+            f"this state holds {held} as {path} of {runner.rule!r}, and {tuple(tensor.shape)} is here; "
+            "load it into a model of the same shapes, or begin without it"
+        )
+    tensor.copy_(found)
+
+
+def whole_of(saved: Mapping[str, Any], names: Names) -> set[str]:
+    """Return the paths of tensors that were saved whole under the name of each parameter.
+
+    Earlier versions did not save that: then it is a tensor without the shape of its parameter; and of scalars, whose
+    shapes tell nothing, an optimizer's "step".
+    """
+    if "whole" in saved:
+        return set(saved["whole"])
+    parts = [(path, part, p) for p, name in names.items() for path, part in saved["parameters"].get(name, {}).items()]
+    odd = {path for path, part, p in parts if part.shape != local(p).shape}
+    odd |= {path for path, _, _ in parts if path.endswith(".step")}
+    return {path for path in odd if all(part.dim() == 0 for other, part, _ in parts if other == path)}
+
+
+def _make_missing(
+    state: State, parameters: Mapping[str, Any], bucket: Bucket, names: Names, whole: Container[str]
+) -> None:
+    """Make the tensors that were saved and a new stage lacks: an optimizer in it makes its state when it steps."""
+    for p in bucket.params:
+        for path, part in parameters.get(names[p], {}).items():
+            *way, last = path.split(".")
+            if way[:1] != ["flight"]:
+                inside = state
+                for name in way:
+                    inside = inside.setdefault(name, {})
+                if last not in inside:
+                    shape = part.shape if path in whole else bucket.flat.shape
+                    inside[last] = torch.zeros(shape, dtype=part.dtype, device=bucket.flat.device)
+
+
+def _load_carried(runner: RuleRunner, tensor: Tensor, loaded: Tensor | None, carry: Carry, same_ranks: bool) -> None:
+    if loaded is None:
+        return
+    tensor.copy_(loaded)
+    if not same_ranks and carry == "zero":
+        tensor.zero_()
+    if not same_ranks and carry == "mean" and tensor.dim():
+        runner.to_average.append(tensor)
+
+
+def _load_flight(runner: RuleRunner, i: int, parameters: Mapping[str, Any], names: Names) -> None:
+    bucket = runner.buckets[i]
+    result = _gathered(parameters, bucket, names, "flight.result", bucket.flat)
+    if result is not None:
+        before = _gathered(parameters, bucket, names, "flight.before", bucket.flat)
+        runner.air[i] = BucketFlight(
+            label=f"{runner.label}, bucket {i}, from a checkpoint",
+            flight=Arrived(result),
+            launched=0.0,
+            runner=runner,
+            bucket=i,
+            round=runner.round - 1,
+            before=bucket.now() if before is None else before,
+        )
+
+
+def _gathered(parameters: Mapping[str, Any], bucket: Bucket, names: Names, path: str, like: Tensor) -> Tensor | None:
+    """Return the pieces of an elementwise tensor put together like `like`; None if no parameter has one.
+
+    A parameter that has none (it is new) keeps its values in `like`.
+    """
+    parts = [parameters.get(names[p], {}).get(path) for p in bucket.params]
+    if all(part is None for part in parts):
+        return None
+    if like.shape != bucket.flat.shape:
+        return torch.as_tensor(next(part for part in parts if part is not None), device=like.device)
+    flat = like.clone()
+    for p, view, part in zip(bucket.params, pieces(flat, bucket.params), parts, strict=True):
+        if part is not None:
+            if part.shape != view.shape:
+                raise ValueError(
+                    f"this state holds {tuple(part.shape)} of {names[p]}, and {tuple(view.shape)} is here; "
+                    "shards are resumed with as many as there were"
+                )
+            view.copy_(part)
+    return flat

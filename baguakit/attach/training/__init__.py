@@ -1,0 +1,1 @@
+"""Training as hooks see it: backward passes, optimizer steps, and their times."""

@@ -1,0 +1,260 @@
+"""Backward passes: they launch buckets of gradients, in the same order on every rank, and land them at the end."""
+
+import logging
+import weakref
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd import Variable
+
+from ...buckets import is_view
+from ...keeping import Joint, tensors_of
+from ..runners.gradients import GradientRunner
+from ..runners.runner import check_unconverted
+from .clock import BACKWARD as A_BACKWARD
+from .clock import Clock
+from .decisions import Decisions
+from .leaves import LeafStreams
+from .logbook import BACKWARD, Logbook
+
+log = logging.getLogger("baguakit")
+
+
+class Backward:
+    """The backward pass under way.
+
+    A backward is one task of autograd's engine, known by its number. If an exception ends a task, autograd discards its
+    callbacks and tells nobody: that is noticed when the next backward begins, or the optimizer steps.
+
+    Args:
+        runners: of the rules on gradients, in order.
+        names: of the trainable parameters, for messages.
+        clock: read for the step and for `no_sync`.
+        scale: returns the loss scale in force, or None.
+        log: for the times of backward passes.
+
+    Attributes:
+        landed: called when gradients have landed.
+    """
+
+    def __init__(
+        self,
+        runners: Sequence[GradientRunner],
+        names: dict[Tensor, str],
+        clock: Clock,
+        scale: Callable[[], Tensor | None],
+        log: Logbook,
+    ) -> None:
+        self.runners, self.names, self.clock, self.scale, self.log = runners, names, clock, scale, log
+        self.landed: Callable[[], None] = lambda: None
+        self.task: int | None = None  # of the backward under way, or that has failed
+        self.mark: Callable[[], Any] = lambda: None  # returns None once autograd has discarded that backward
+        self.acting: list[GradientRunner] = []
+        self.order: list[tuple[GradientRunner, int]] = []  # the buckets of this backward, in the order of their launch
+        self.next = 0
+        self.missing: list[set[Tensor]] = []
+        self.places: dict[Tensor, list[int]] = {}
+        self.decisions = Decisions()
+        self.dropped = False  # the latest backward failed on some rank: no rank steps with it
+        self.passes = 0  # backward passes landed since the last step
+        self.reached: set[Tensor] = set()  # has a gradient of this backward
+        self.touched: set[Tensor] = set()  # has a gradient since the last landing, under no_sync as well
+        self.missed: set[Tensor] = set()  # had none at a landing since the last optimizer step
+        self.leaves = LeafStreams()
+
+    def gradient_ready(self, p: Tensor) -> None:
+        """Launch the buckets that are complete, after a gradient has been accumulated into `p.grad`."""
+        self.leaves.note(p)
+        if not self.clock.synchronising:
+            self.touched.add(p)
+            return
+        task = torch._C._current_graph_task_id()
+        if task != self.task:
+            self.begin(task)
+        self.touched.add(p)
+        self.reached.add(p)
+        if self.passes:
+            self.check_another_pass(p)
+        for place in self.places.get(p, ()):
+            self.missing[place].discard(p)
+        while self.next < len(self.order) and not self.missing[self.next]:
+            self.launch_next()
+
+    def begin(self, task: int) -> None:
+        """Begin a backward, at its first gradient."""
+        check_unconverted(self.runners, self.names)
+        if self.task is not None and self.mark() is not None:  # this one runs within that one: reentrant checkpointing
+            self.start_over()
+        self.end_failed()
+        self.task, self.reached = task, set()
+        self.log.begin(BACKWARD)
+        self.prepare()
+        self.missing = [set(runner.buckets[i].params) for runner, i in self.order]
+        self.places = {}
+        for place, params in enumerate(self.missing):
+            for p in params:
+                self.places.setdefault(p, []).append(place)
+        at_end = partial(self.end, task)
+        Variable._execution_engine.queue_callback(at_end)  # and autograd holds the only reference to it
+        self.mark = weakref.ref(at_end)
+
+    def prepare(self) -> None:
+        """Determine the buckets that will be launched, and whether their flights decide together."""
+        self.next = 0
+        self.acting = [runner for runner in self.runners if runner.rule.acts(self.clock.step)]
+        self.order = [(runner, i) for runner in self.acting for i in range(len(runner.buckets))]
+        if not self.must_decide_together():
+            self.decisions.joint = None
+        elif self.decisions.joint is None:
+            self.decisions.joint = Joint()
+
+    def must_decide_together(self) -> bool:
+        """Return True if what one flight of this backward keeps depends on the results of others."""
+        if not any(True for runner in self.acting for _ in tensors_of(dict(enumerate(runner.states)))):
+            return False
+        return len(self.order) > 1 or not all(runner.rule.stage.agrees and runner.guards for runner in self.acting)
+
+    def announce(self) -> None:
+        """Announce a backward to ranks that have run out of batches. An error is raised on all ranks."""
+        try:
+            self.clock.announce(A_BACKWARD)
+        except BaseException:
+            self.touched = set()
+            self.start_over()
+            raise
+
+    @torch.no_grad()
+    def launch_next(self) -> None:
+        if self.next == 0:
+            self.announce()
+        runner, i = self.order[self.next]
+        self.next += 1
+        runner.channel.lane.follow(self.leaves.of(runner.buckets[i].params))
+        runner.launch_bucket(i, self.clock.step, self.touched, self.scale(), self.decisions.joint)
+
+    @torch.no_grad()
+    def end(self, task: int) -> None:
+        """End a backward: launch the buckets that miss a gradient, and land all."""
+        if task != self.task:
+            return
+        self.log.end(BACKWARD)
+        if not self.order:
+            self.announce()
+        while self.next < len(self.order):
+            self.launch_next()
+        self.decisions.settle()
+        self.decisions.begin(self.acting)
+        self.task = None
+        failed = [runner.arrive_all() for runner in self.acting]
+        self.leaves.landed({runner.channel.lane for runner in self.acting})
+        self.dropped = any(failed)
+        if self.dropped and self.scale() is None:
+            log.warning("a backward failed on another rank: this rank drops its gradients, and no rank steps with them")
+            self.drop_gradients()
+        else:
+            for runner in self.acting:
+                runner.land(self.touched)
+                self.missed |= set(runner.params()) - self.touched
+            self.passes += 1
+        self.touched.clear()
+        self.landed()
+
+    def drop_gradients(self) -> None:
+        """Drop all gradients: a backward has failed on some rank, and no rank steps with it."""
+        for p in self.names:
+            p.grad = None
+
+    @torch.no_grad()
+    def end_failed(self) -> bool:
+        """End a backward that has failed here, and let the other ranks, which wait for its buckets, drop the step.
+
+        Returns:
+            True if all ranks drop the step; False if no backward has failed, or no other rank waits.
+
+        Raises:
+            PeerError: the others cannot drop it: they may have stepped already.
+        """
+        if self.task is None:
+            return False
+        started, self.touched = self.next, set()
+        if started == 0:
+            self.announce()
+        if not self.order or self.acting[0].channel.comm.size == 1:
+            self.start_over()
+            return False
+        self.task = None
+        if why := self.why_not_dropped():
+            raise self.acting[0].channel.monitor.fail(
+                f"a backward failed on rank {self.acting[0].channel.comm.rank} after {started} of {len(self.order)} "
+                f"buckets had been launched, and was caught; the step cannot be dropped on all ranks: {why}"
+            )
+        while self.next < len(self.order):
+            runner, i = self.order[self.next]
+            self.next += 1
+            runner.launch_filled(i, self.clock.step, self.decisions.joint, failed=True)
+        self.decisions.settle()
+        self.decisions.begin(self.acting)
+        for runner in self.acting:
+            runner.arrive_all()
+        log.warning("a backward failed on this rank: all ranks drop the step")
+        return True
+
+    def drop_failed(self) -> None:
+        """Drop the gradients, and the step on all ranks, if a backward has failed here and was caught."""
+        if self.end_failed():
+            self.dropped = True
+            self.drop_gradients()
+
+    def start_over(self) -> None:
+        """Forget the launches of this backward."""
+        self.task = None
+        for runner in self.acting:
+            runner.drop()
+        self.decisions.forget()
+
+    def why_not_dropped(self) -> str:
+        """Return the reason why the other ranks cannot drop a step, or ""."""
+        views = [
+            is_view(p.grad, view)
+            for runner, i in self.order[: self.next]
+            for p, view in zip(runner.buckets[i].params, runner.buckets[i].views, strict=True)
+        ]
+        if self.next == len(self.order):
+            return "they have all the gradients; let the exception end this rank, and resume from a checkpoint"
+        if any(views):
+            return "its gradients lie in the buckets; use zero_grad(set_to_none=True)"
+        if self.acting[0].buckets[0].flat.is_cuda and self.scale() is None:
+            return "on CUDA ranks run ahead of their gradients; pass attach a GradScaler, or do not catch the exception"
+        return ""
+
+    def check_another_pass(self, p: Tensor) -> None:
+        """Raise a RuntimeError if this backward, the second or later of a step, cannot be averaged after the first.
+
+        A gradient that the first backward has missed needs another round, which only stages without state allow. A rule
+        that replaces the gradient by something else needs it dropped before gradients are added again.
+        """
+        for runner in self.acting:
+            stage = runner.rule.stage
+            if p in self.missed and stage.remembers() and any(p is q for q in runner.params()):
+                raise RuntimeError(
+                    f"{self.names[p]} got a gradient after a backward without it was averaged by {runner.rule!r}, "
+                    "which remembers what it did; use checkpoint(use_reentrant=False), or att.no_sync() for all but "
+                    "the last backward of a step"
+                )
+            for place in self.places.get(p, ()) if runner.flown and not stage.averages else ():
+                other, i = self.order[place]
+                if other is runner and runner.landed_on(i, self.reached):
+                    raise RuntimeError(
+                        f"a second backward has added gradients to what {runner.rule!r} put in place of those of the "
+                        "first; use att.no_sync() for all but the last backward of a step, or zero_grad() between them"
+                    )
+
+    def step_ended(self) -> None:
+        """Begin the next step: the optimizer has stepped."""
+        self.missed.clear()
+        self.passes = 0
+        for runner in self.runners:
+            runner.step_ended()

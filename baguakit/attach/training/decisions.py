@@ -1,0 +1,58 @@
+"""Decisions: whether the flights of a backward keep what they would remember. They decide together."""
+
+from collections.abc import Sequence
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from ...comm import Comm
+from ...keeping import Joint
+from ..monitor import Collective
+from ..runners.gradients import FAILED, GradientRunner
+from ..runners.runner import RuleRunner
+
+
+class Decisions:
+    """The decisions after backward passes, one at a time.
+
+    Args:
+        alike: stages that agree give all ranks the same results, so that ranks need not ask each other.
+
+    Attributes:
+        joint: holds what the flights of a backward would keep; None where no decision is needed.
+    """
+
+    def __init__(self, joint: Joint | None = None, alike: bool = True) -> None:
+        self.joint, self.alike = joint, alike
+        self._under_way: tuple[RuleRunner, Collective] | None = None
+
+    def begin(self, runners: Sequence[RuleRunner]) -> None:
+        """Begin to decide for the flights of these runners: on the lane, behind them. Nobody waits for it."""
+        joint = self.joint
+        if joint is None or not runners:
+            return
+        agree = not (self.alike and all(runner.rule.stage.agrees for runner in runners))
+
+        def settle(comm: Comm) -> None:
+            def on_all_ranks(ok: Tensor) -> Tensor:
+                return comm.all_reduce(ok.to(torch.uint8), dist.ReduceOp.MIN).bool()
+
+            for runner in runners:
+                if isinstance(runner, GradientRunner) and runner.used is not None:
+                    joint.note(runner.used[0] != FAILED)  # the backward has failed on no rank
+            joint.settle(on_all_ranks if agree else None)
+
+        self._under_way = runners[0], runners[0].channel.begin("the decision on what to keep", settle)
+
+    def settle(self) -> None:
+        """Wait for the decision under way: then states are as after the latest backward."""
+        under_way, self._under_way = self._under_way, None
+        if under_way is not None:
+            runner, collective = under_way
+            runner.channel.monitor.wait_for(collective)
+
+    def forget(self) -> None:
+        """Drop what the flights of a failed backward would keep."""
+        if self.joint is not None:
+            self.joint.forget()

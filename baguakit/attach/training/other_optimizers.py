@@ -1,0 +1,58 @@
+"""Optimizers that train an attached model and are not attached: the attachment does not see their steps."""
+
+import warnings
+from collections.abc import Sequence
+from typing import Any
+
+from torch import nn
+from torch.optim import Optimizer
+
+MANY = 32  # backward passes without a step: more than a GradScaler skips when it sets out
+
+
+class OtherOptimizers:
+    """A watch for optimizers that train the model and are not attached. Warns once.
+
+    Args:
+        model: the model.
+        attached: its optimizers; with none, any may step.
+    """
+
+    def __init__(self, model: nn.Module, attached: Sequence[Optimizer]) -> None:
+        self.model, self.attached = model, attached
+        self.ours = False  # an attached optimizer steps: one that steps within it is a part of it
+        self.found = ""  # the class of another optimizer
+        self._warned = False
+
+    def stepped(self, optimizer: Optimizer, *_: Any) -> None:
+        """Check an optimizer that has stepped: any of this process."""
+        if self.found or self.ours or not self.attached or any(optimizer is each for each in self.attached):
+            return
+        parameters = {id(p) for p in self.model.parameters()}
+        if any(id(p) in parameters for group in optimizer.param_groups for p in group["params"]):
+            self.found = type(optimizer).__name__
+            self._warn(
+                f"{self.found} steps parameters of the attached model and is not the optimizer that was attached: the "
+                "attachment does not see its steps, and ranks may drift apart; give attach the optimizer that trains"
+            )
+
+    def landed(self, passes: int) -> None:
+        """Warn if many backward passes have landed since the last step."""
+        if passes == MANY:
+            self._warn(
+                f"{MANY} backward passes have been averaged since the attached optimizer stepped: give attach the "
+                "optimizer that trains, or use att.no_sync() while gradients are accumulated"
+            )
+
+    def ended(self, step: int, flown: bool) -> None:
+        """Raise a RuntimeError if another optimizer has trained the model and no rule ever flew."""
+        if self.found and step == 0 and not flown:
+            raise RuntimeError(
+                f"{self.found} has trained the model and is not the optimizer that was attached, so that no rule ever "
+                "flew: each rank has trained alone; give attach the optimizer that trains"
+            )
+
+    def _warn(self, sentence: str) -> None:
+        if not self._warned:
+            self._warned = True
+            warnings.warn(sentence, stacklevel=3)

@@ -1,0 +1,106 @@
+"""Optimizer steps: at their boundaries, flights of weights are launched and landed."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch.optim import Optimizer
+
+from ..runners.freerunning import FreeRunner
+from ..runners.weights import WeightRunner
+from .clock import BEGIN, END, Clock
+from .logbook import Logbook
+
+
+class Steps:
+    """The boundaries of optimizer steps.
+
+    A step begins before the first of the optimizers steps, and ends when the last of them has stepped.
+    """
+
+    def __init__(
+        self,
+        runners: Sequence[WeightRunner],
+        free_runners: Sequence[FreeRunner],
+        optimizers: Sequence[Optimizer],
+        clock: Clock,
+        log: Logbook,
+    ) -> None:
+        self.runners, self.free_runners, self.optimizers, self.clock = runners, free_runners, optimizers, clock
+        self.log = log
+        self.begun = False
+        self.stepped: set[int] = set()
+        self.loaded: int | None = None  # the step of the checkpoint that has been loaded
+
+    @torch.no_grad()
+    def before(self) -> None:
+        """Begin a step, if it has not begun: an optimizer is about to step."""
+        if not self.begun:
+            self.begun = True
+            for runner in self.runners:
+                if runner.rule.window == "between_steps" and runner.air:
+                    runner.land_all()
+            if beginners := [runner for runner in self.runners if self.takes_first_step(runner)]:
+                self.clock.announce(BEGIN)
+                for runner in beginners:
+                    runner.make_states()
+
+    def takes_first_step(self, runner: WeightRunner) -> bool:
+        """Return True if a rule takes its first step and copies the weights: they may be others than at `attach`."""
+        first = self.clock.step == runner.rule.start and runner.round == 0
+        known = self.loaded is not None and self.loaded >= runner.rule.start
+        return first and not known and runner.rule.stage.copies_weights()
+
+    def is_last(self, optimizer: Optimizer) -> bool:
+        """Record that an optimizer has stepped. Return True if all have, so that the step ends."""
+        self.stepped.add(id(optimizer))
+        if len(self.stepped) < len(self.optimizers):
+            return False
+        self.stepped.clear()
+        return True
+
+    @torch.no_grad()
+    def end(self) -> None:
+        """End a step: land the flights that are due, exchange, and launch those that outlast the step."""
+        step, self.begun = self.clock.step, False
+        if self.runners:
+            self.clock.announce(END)
+        for runner in self.runners:
+            if runner.rule.delay and runner.air and runner.rule.exchanges(step - runner.rule.delay):
+                runner.land_all()
+        for runner in self.runners:
+            if runner.rule.window == "after_step" and runner.rule.exchanges(step):
+                runner.launch_all(step, keep=runner.rule.delay > 0)
+                if runner.rule.delay == 0:
+                    runner.land_all()
+        self.log.step_ended(step)
+        self.clock.step = step + 1
+        self.launch_between()
+        for free_runner in self.free_runners:
+            free_runner.step_ended(self.clock.step)
+
+    @torch.no_grad()
+    def launch_between(self) -> None:
+        """Launch the flights that land when the next step begins."""
+        for runner in self.runners:
+            if runner.rule.window == "between_steps" and runner.rule.exchanges(self.clock.step) and not runner.air:
+                runner.launch_all(self.clock.step, keep=True)
+
+
+def with_callback(closure: Callable[[], Any], callback: Callable[[], None]) -> Callable[[], Any]:
+    """Return a closure that calls `callback` after the first call of `closure`.
+
+    An optimizer with a closure evaluates the loss within its step. Flights must land after the gradients have been
+    taken, as they do where the loss is evaluated before the step.
+    """
+    called = False
+
+    def both() -> Any:
+        nonlocal called
+        result = closure()
+        if not called:
+            called = True
+            callback()
+        return result
+
+    return both

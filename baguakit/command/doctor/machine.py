@@ -1,0 +1,194 @@
+"""The checks of this machine: each yields its findings on one thing that baguakit runs on."""
+
+import importlib.util
+import os
+import platform
+import shutil
+import socket
+import sys
+from collections.abc import Callable, Iterator
+from importlib import metadata
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+
+from ...comm import Comm
+from ...net.plugin import COMPILERS
+from ...primitives import mean_
+from ...ranks import Ranks
+from .finding import Finding, Kind
+
+OLDEST = {"torch": (2, 11), "triton": (3, 6)}
+LOOPBACKS = {"lo", "lo0"}
+LIMIT = 120.0  # seconds in which two ranks must have averaged a tensor
+
+
+def python() -> Iterator[Finding]:
+    """Look at Python and the system."""
+    yield Finding("Python", Kind.GOOD, f"{platform.python_version()} on {platform.system()} {platform.machine()}")
+    if sys.platform != "linux":
+        loses = "GPUs, Triton kernels, the NCCL plugin and `demo --rate` need Linux"
+        yield Finding("system", Kind.LACKS, f"{platform.system()} is not Linux", loses=loses)
+
+
+def libraries() -> Iterator[Finding]:
+    """Look at torch and NumPy."""
+    build = f"for CUDA {torch.version.cuda}" if torch.version.cuda else "for CPUs"
+    if version(torch.__version__) < OLDEST["torch"]:
+        yield Finding("torch", Kind.BROKEN, f"{torch.__version__} is older than 2.11", "pip install --upgrade torch")
+    else:
+        yield Finding("torch", Kind.GOOD, f"{torch.__version__}, built {build}")
+    yield Finding("NumPy", Kind.GOOD, metadata.version("numpy"))
+
+
+def version(text: str) -> tuple[int, int]:
+    """Return the first two numbers of a version."""
+    major, minor = (int("".join(filter(str.isdigit, part))) for part in text.split(".")[:2])
+    return major, minor
+
+
+def triton() -> Iterator[Finding]:
+    """Look at Triton, which only GPUs need."""
+    if importlib.util.find_spec("triton") is None:
+        loses = "GPU kernels need Triton; on CPUs their PyTorch definitions do the work"
+        kind = Kind.LACKS if torch.cuda.is_available() else Kind.NOTE
+        yield Finding("Triton", kind, "not installed", "pip install 'triton>=3.6'", loses)
+    elif version(found := metadata.version("triton")) < OLDEST["triton"]:
+        yield Finding("Triton", Kind.LACKS, f"{found} is older than 3.6", "pip install --upgrade triton")
+    else:
+        yield Finding("Triton", Kind.GOOD, found)
+
+
+def gpus() -> Iterator[Finding]:
+    """Look at GPUs and NCCL."""
+    if torch.cuda.is_available():
+        for i in range(torch.cuda.device_count()):
+            yield Finding(f"GPU {i}", Kind.GOOD, torch.cuda.get_device_name(i))
+        yield from nccl()
+    elif shutil.which("nvidia-smi") is None:
+        yield Finding("GPU", Kind.NOTE, "none found", loses="Training on GPUs will not run: there is none")
+    elif torch.version.cuda is None:
+        mend = "pip install --force-reinstall torch, from an index with CUDA builds"
+        yield Finding("GPU", Kind.LACKS, "nvidia-smi is there, but torch is built for CPUs", mend, "GPUs stay unused")
+    else:
+        mend = f"update the driver to one for CUDA {torch.version.cuda}; nvidia-smi tells which it supports"
+        yield Finding("GPU", Kind.LACKS, "nvidia-smi is there, but torch finds no GPU", mend, "GPUs stay unused")
+
+
+def nccl() -> Iterator[Finding]:
+    """Look at NCCL."""
+    if not dist.is_nccl_available():
+        lacks, mend = "this build of torch has none", "install a build of torch for CUDA on Linux"
+        yield Finding("NCCL", Kind.LACKS, lacks, mend, "Several GPUs cannot train together without NCCL")
+        return
+    found = ".".join(map(str, torch.cuda.nccl.version()))
+    yield Finding("NCCL", Kind.NOTE, f"{found}; baguakit has not been run over NCCL yet")
+
+
+def compilers() -> Iterator[Finding]:
+    """Look at the compilers of C++, for compression on CPUs, and of C, for the NCCL plugin."""
+    asked = [name for name in (os.environ.get("CXX"), "g++", "clang++") if name]
+    if found := next(filter(None, map(shutil.which, asked)), None):
+        yield Finding("C++ compiler", Kind.GOOD, found)
+    else:
+        loses = "Compression on CPUs will run, but many times slower"
+        yield Finding("C++ compiler", Kind.LACKS, f"none of {', '.join(asked)}", "sudo apt install g++", loses)
+    if found := next(filter(None, map(shutil.which, COMPILERS)), None):
+        yield Finding("C compiler", Kind.GOOD, found)
+    else:
+        loses = "`baguakit net build` will not run"
+        yield Finding("C compiler", Kind.NOTE, f"none of {', '.join(COMPILERS)}", "sudo apt install gcc", loses)
+
+
+def network() -> Iterator[Finding]:
+    """Look at the network interfaces, and at the one that gloo takes between machines."""
+    names = [name for _, name in socket.if_nameindex()]
+    others = [f"{name}{speed(name)}" for name in names if name not in LOOPBACKS and is_up(name)]
+    if not LOOPBACKS.intersection(names):
+        yield Finding("loopback", Kind.BROKEN, "there is no loopback interface", "sudo ip link set lo up")
+    if not others:
+        loses = "Training on several machines will not run: there is no network interface but loopback"
+        yield Finding("interfaces", Kind.NOTE, "only loopback", loses=loses)
+        return
+    yield Finding("interfaces", Kind.GOOD, ", ".join(others))
+    yield from gloo_interface(others[0].split()[0])
+
+
+def is_up(name: str) -> bool:
+    """Return whether an interface is up, as far as the system tells."""
+    try:
+        return Path(f"/sys/class/net/{name}/operstate").read_text().strip() != "down"
+    except OSError:
+        return True
+
+
+def speed(name: str) -> str:
+    """Return what the driver says of the speed of an interface, or nothing."""
+    try:
+        megabits = int(Path(f"/sys/class/net/{name}/speed").read_text())
+    except (OSError, ValueError):
+        return ""
+    return f" ({megabits} Mb/s)" if megabits > 0 else ""
+
+
+def gloo_interface(other: str) -> Iterator[Finding]:
+    """Look at the address that gloo takes: that of GLOO_SOCKET_IFNAME, or of the host's own name."""
+    if asked := os.environ.get("GLOO_SOCKET_IFNAME"):
+        known = [name for _, name in socket.if_nameindex()]
+        wrong = [name for name in asked.split(",") if name not in known]
+        if wrong:
+            mend = f"export GLOO_SOCKET_IFNAME={other}"
+            yield Finding("gloo", Kind.BROKEN, f"GLOO_SOCKET_IFNAME names {wrong[0]}, which is not there", mend)
+        else:
+            yield Finding("gloo", Kind.GOOD, f"takes {asked}, by GLOO_SOCKET_IFNAME")
+        return
+    host, mend = socket.gethostname(), f"export GLOO_SOCKET_IFNAME={other}"
+    loses = "Several machines will not find each other over gloo until GLOO_SOCKET_IFNAME names an interface"
+    try:
+        address = socket.gethostbyname(host)
+    except OSError:
+        yield Finding(
+            "gloo", Kind.NOTE, f"the name of this host, {host}, has no address; gloo takes loopback", mend, loses
+        )
+        return
+    if address.startswith("127."):
+        yield Finding("gloo", Kind.NOTE, f"takes {address}, the address of {host}: loopback only", mend, loses)
+    else:
+        yield Finding("gloo", Kind.GOOD, f"takes {address}, the address of {host}")
+
+
+def two_ranks() -> Iterator[Finding]:
+    """Let two processes average a tensor over gloo."""
+    try:
+        with Ranks(2, timeout=LIMIT) as ranks:
+            means = ranks.run(mean_of_ranks, limit=LIMIT)
+    except (OSError, RuntimeError) as error:
+        yield Finding("two ranks", Kind.BROKEN, f"cannot train together: {last_line(error)}")
+        return
+    if means == [0.5, 0.5]:
+        yield Finding("two ranks", Kind.GOOD, "two processes averaged a tensor over gloo on loopback")
+    else:
+        yield Finding("two ranks", Kind.BROKEN, f"the mean of 0 and 1 over gloo was {means}")
+
+
+def mean_of_ranks() -> float:
+    """Return the mean of the numbers of all ranks."""
+    comm = Comm()
+    return float(mean_(torch.tensor([float(comm.rank)]), comm))
+
+
+def last_line(error: BaseException) -> str:
+    """Return the last line of an error: after a traceback, the error itself."""
+    return str(error).strip().splitlines()[-1]
+
+
+CHECKS: tuple[Callable[[], Iterator[Finding]], ...] = (
+    python,
+    libraries,
+    triton,
+    gpus,
+    compilers,
+    network,
+    two_ranks,
+)

@@ -1,0 +1,95 @@
+"""The ranks of a subcommand: processes that it starts itself, or those that torchrun has started."""
+
+import contextlib
+import os
+import signal
+from collections.abc import Callable, Iterator
+from typing import Any, Protocol
+
+import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
+
+from ..comm import Comm
+from ..ranks import Ranks
+
+
+class Crew(Protocol):
+    """All ranks, as the program sees them.
+
+    Attributes:
+        size: their number.
+        speaks: whether this process prints.
+    """
+
+    size: int
+    speaks: bool
+
+    def run(self, function: Callable[..., Any], *args: Any) -> list[Any]:
+        """Call `function(kept, *args)` on every rank, where `kept` is a dict that lasts; return the results by rank."""
+
+
+class Started:
+    """Ranks that this process started."""
+
+    speaks = True
+
+    def __init__(self, ranks: Ranks) -> None:
+        self.size, self._ranks = ranks.size, ranks
+
+    def run(self, function: Callable[..., Any], *args: Any) -> list[Any]:
+        """Call a function on every rank."""
+        return self._ranks.run(function, *args, keep=True)
+
+
+class Joined:
+    """The ranks that torchrun started, of which this process is one."""
+
+    def __init__(self, comm: Comm) -> None:
+        self._comm, self._kept = comm, dict[str, Any]()
+        self.size, self.speaks = self._comm.size, self._comm.rank == 0
+
+    def run(self, function: Callable[..., Any], *args: Any) -> list[Any]:
+        """Call a function on this rank, as the others do."""
+        return self._comm.gather_objects(function(self._kept, *args))
+
+
+@contextlib.contextmanager
+def crew(size: int) -> Iterator[Crew]:
+    """Yield `size` ranks that live as long as the block; under torchrun all of its ranks, whatever `size` is."""
+    if launched():
+        with joined() as comm:
+            yield Joined(comm)
+    else:
+        with Ranks(size) as ranks:
+            yield Started(ranks)
+
+
+def launched() -> bool:
+    """Return whether torchrun started this process."""
+    return "RANK" in os.environ and "WORLD_SIZE" in os.environ
+
+
+@contextlib.contextmanager
+def joined() -> Iterator[Comm]:
+    """Join the ranks of torchrun for a block, over NCCL if each has a GPU, else over gloo; yield them, with nodes.
+
+    An interrupt ends this process at once: it may wait inside torch, where handlers in Python do not run.
+    """
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    local = int(os.environ.get("LOCAL_WORLD_SIZE", 1))
+    gpu = torch.cuda.device_count() >= local and dist.is_nccl_available()
+    device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", 0))) if gpu else torch.device("cpu")
+    if gpu:
+        torch.cuda.set_device(device)
+    dist.init_process_group("nccl" if gpu else "gloo", device_id=device if gpu else None)
+    try:
+        comm = Comm()
+        nodes = comm.gather_objects(local)
+        if 1 < local < comm.size and set(nodes) == {local} and comm.size % local == 0:
+            shape = (comm.size // local, local)
+            comm = Comm(mesh=init_device_mesh(device.type, shape, mesh_dim_names=("inter", "intra")))
+        yield comm
+        dist.barrier()  # rank 0 holds the store that the others use
+    finally:
+        dist.destroy_process_group()

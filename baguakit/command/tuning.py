@@ -1,0 +1,235 @@
+"""The subcommands `probe` and `plan`, on the ranks of torchrun."""
+
+import argparse
+import importlib
+import os
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, TypeVar
+
+from torch import nn
+
+from .. import algorithms
+from ..comm import Comm
+from ..rules import Algorithm
+from ..tune import Plan, plan, probe
+from ..tune.choices import by_nodes, compressors_in
+from .ranks import joined, launched
+from .refusal import Refusal
+from .screen import Column, Table, say
+
+START = """\
+`baguakit {name}` runs on the ranks of torchrun. On one machine:
+
+    torchrun --standalone --nproc_per_node=4 -m baguakit {name}{model}
+
+On two machines, HOST being the address of the first, eth0 the network interface
+between them, and --node_rank=1 on the second:
+
+    export GLOO_SOCKET_IFNAME=eth0
+    torchrun --nnodes=2 --node_rank=0 --nproc_per_node=1 --master_addr=HOST \\
+        --master_port=29400 -m baguakit {name}{model}"""
+LISTED = 16  # rows of a table
+COLUMNS = (
+    Column("algorithm", 28),
+    Column("bucket", 8, right=True),
+    Column("flows", 5, right=True),
+    Column("step", 10, right=True),
+    Column("exposed", 10, right=True),
+    Column("sent", 9, right=True),
+)
+LEGEND = """
+step      of training, in the steady state{counted}
+exposed   what training waits for communication
+sent      by a rank, in a step"""
+
+T = TypeVar("T")
+
+
+def fill_probe(parser: argparse.ArgumentParser) -> None:
+    """Add the options of `probe`."""
+    parser.description = (
+        "Measure the network between the ranks of torchrun: the latency α and the bandwidth 1/β of messages and of "
+        "all-reduces over several numbers of connections, and how fast this machine compresses."
+    )
+    common(parser)
+    parser.add_argument(
+        "--json", type=Path, metavar="FILE", help="keep the measurements, for bk.tune.Network.from_json"
+    )
+    parser.set_defaults(run=lambda options: on_ranks("probe", "", options, run_probe))
+
+
+def fill_plan(parser: argparse.ArgumentParser) -> None:
+    """Add the options of `plan`."""
+    parser.description = (
+        "Measure the network between the ranks of torchrun, and predict the time of a training step with each "
+        "algorithm, bucket size and number of connections. The times are predictions of a model."
+    )
+    parser.add_argument("model", metavar="MODULE:FUNCTION", help="a function without arguments that returns the model")
+    common(parser)
+    parser.add_argument("--step-ms", type=float, metavar="MS", help="milliseconds of a step without communication (0)")
+    parser.add_argument(
+        "--algorithms",
+        metavar="NAMES",
+        default="gradient_allreduce,bytegrad",
+        help="functions of bk.algorithms, in order of preference (%(default)s)",
+    )
+    parser.set_defaults(run=lambda options: on_ranks("plan", " train:make_model", options, run_plan))
+
+
+def common(parser: argparse.ArgumentParser) -> None:
+    """Add the options of both."""
+    parser.add_argument("--flows", metavar="NUMBERS", help="numbers of connections to each peer (1,2,4,8 on CPUs)")
+    parser.add_argument("--seconds", type=float, default=3.0, help="that messages may take (%(default)s)")
+
+
+def on_ranks(
+    name: str, model: str, options: argparse.Namespace, work: Callable[[argparse.Namespace, Comm], None]
+) -> int:
+    """Run a subcommand on the ranks of torchrun; without torchrun, say how to start it."""
+    if not launched():
+        say(START.format(name=name, model=model), file=sys.stderr)
+        return 2
+    with joined() as comm:
+        work(options, comm)
+    return 0
+
+
+def run_probe(options: argparse.Namespace, comm: Comm) -> None:
+    """Measure the network, and print it."""
+    flows = together(comm, lambda: numbers(options.flows))
+    announce(comm)
+    network = together(comm, lambda: probe(comm, flows=flows, seconds=options.seconds))
+    if comm.rank == 0:
+        print(network, flush=True)
+    if options.json:
+        together(comm, lambda: options.json.write_text(network.to_json()) if comm.rank == 0 else 0)
+
+
+def run_plan(options: argparse.Namespace, comm: Comm) -> None:
+    """Measure the network, and print the predictions for a model."""
+    model = together(comm, lambda: model_of(options.model))
+    named = together(comm, lambda: algorithms_of(options.algorithms))
+    flows = together(comm, lambda: numbers(options.flows))
+    announce(comm)
+    compressors = compressors_in(list(named))
+    network = together(comm, lambda: probe(comm, flows=flows, compressors=compressors, seconds=options.seconds))
+    step = None if options.step_ms is None else options.step_ms / 1e3
+    made = together(comm, lambda: plan(model, comm, network, step, list(named)))
+    if comm.rank == 0:
+        calls: dict[Algorithm | None, str] = {each: f"bk.algorithms.{name}()" for each, name in named.items()}
+        if comm.hierarchical:
+            calls |= {by_nodes(each, comm): f"bk.hierarchical({calls[each]})" for each in named}
+        show(made, calls, counted=step is not None)
+
+
+def announce(comm: Comm) -> None:
+    """Say that measuring begins, since it takes seconds."""
+    if comm.rank == 0:
+        say(f"Measuring the network between {comm.size} ranks …\n")
+
+
+def together(comm: Comm, make: Callable[[], T]) -> T:
+    """Return the value of `make()`. If it fails on a rank, all ranks raise a Refusal. Collective.
+
+    An error of arguments or files is one sentence; of a model's own code, the kind of the error and its message.
+    """
+    made: Any = None
+    said = None
+    try:
+        made = make()
+    except Refusal as refusal:
+        said = str(refusal)
+    except (OSError, TypeError, ValueError) as error:
+        said = str(error)
+    sentences = comm.gather_objects(said)
+    wrong = {rank: each for rank, each in enumerate(sentences) if each is not None}
+    if wrong:
+        rank, sentence = next(iter(wrong.items()))
+        raise Refusal(sentence if len(wrong) == comm.size else f"rank {rank}: {sentence}", 1)
+    return made  # type: ignore[no-any-return]
+
+
+def model_of(place: str) -> nn.Module:
+    """Return what the function at "module:function" returns, if it is a model."""
+    module_name, colon, name = place.partition(":")
+    if not (module_name and colon and name):
+        raise Refusal(f"the model is given as module:function, such as train:make_model, not {place!r}")
+    if os.getcwd() not in sys.path:  # as `python -m` has it, and the console script does not
+        sys.path.insert(0, os.getcwd())
+    try:
+        function = getattr(importlib.import_module(module_name), name, None)
+    except ModuleNotFoundError as error:
+        missing = f"there is no module {error.name}"
+        raise Refusal(f"cannot import {module_name} for {place}: {missing}; start in its folder") from error
+    except Exception as error:
+        raise Refusal(f"importing {module_name} for {place} raises {type(error).__name__}: {error}") from error
+    if function is None:
+        raise Refusal(f"the module {module_name} has no {name}, which {place} names")
+    if not callable(function):
+        raise Refusal(f"{place} is a function that returns the model, not {type(function).__name__}")
+    try:
+        model = function()
+    except Exception as error:
+        raise Refusal(f"{place}() raises {type(error).__name__}: {error}") from error
+    if not isinstance(model, nn.Module):
+        raise Refusal(f"{place}() returns the model, a torch.nn.Module, not {type(model).__name__}")
+    return model
+
+
+def algorithms_of(names: str) -> dict[Algorithm, str]:
+    """Return the algorithms that are named, and their names."""
+    made: dict[Algorithm, str] = {}
+    for name in map(str.strip, names.split(",")):
+        if name not in algorithms.__all__:
+            raise Refusal(f"--algorithms names functions of bk.algorithms, which are {', '.join(algorithms.__all__)}")
+        try:
+            made[getattr(algorithms, name)()] = name
+        except TypeError as error:  # it has required arguments
+            raise Refusal(
+                f"--algorithms takes those that work without arguments, and {name} does not: {error}"
+            ) from None
+    return made
+
+
+def numbers(text: str | None) -> tuple[int, ...] | None:
+    """Return the numbers in "1,4"."""
+    if text is None:
+        return None
+    try:
+        return tuple(int(part) for part in text.split(","))
+    except ValueError:
+        raise Refusal(f"--flows is numbers of connections, such as 1,4, not {text!r}") from None
+
+
+def show(made: Plan, calls: Mapping[Algorithm | None, str], counted: bool) -> None:
+    """Print a plan as a table, and the pick in words."""
+    say("Predicted by a model of that network, not measured:\n")
+    rows = list(made.rows[:LISTED])
+    rows = rows if made.best in rows else [*rows[:-1], made.best]
+    with Table(COLUMNS) as table:
+        for each in rows:
+            cells = (
+                short(calls[each.algorithm]),
+                f"{each.bucket_bytes / 2**20:g} MiB",
+                str(each.flows),
+                f"{each.seconds * 1e3:,.1f} ms",
+                f"{each.exposed * 1e3:,.1f} ms",
+                f"{each.sent / 1e6:,.2f} MB",
+            )
+            table.row(*cells, style="bold" if each is made.best else "")
+    if len(made.rows) > LISTED:
+        say(f"and {len(made.rows) - LISTED} slower ones")
+    say(LEGEND.format(counted="" if counted else "; without computation, since --step-ms is not given"))
+    best = made.best
+    flows = f", comm=bk.Comm(flows={best.flows})" * (best.flows > 1)
+    say("\nThe pick: of those within 2 % of the fastest, the first in --algorithms.\n")
+    say(f"    bk.attach(model, optimizer, {calls[best.algorithm]}{flows},")
+    say(f"              bucket_bytes={best.bucket_bytes})")
+
+
+def short(call: str) -> str:
+    """Return a call as a cell of the table: "bytegrad", or "bytegrad, by node"."""
+    name = call.split(".")[-1].strip("()")
+    return f"{name}, by node" if "hierarchical" in call else name

@@ -1,0 +1,28 @@
+"""Costs: the measurements of a network, and the model of what an exchange takes on it.
+
+Each stage declares its cost in these terms, in its method `cost`; `tune` predicts training steps from them.
+"""
+
+from .lines import FREE, Line, all_gather, all_reduce, neighbors, ring, scatter_gather
+from .model import FP32, Cost, Load, Place, degree, exchange, piped
+from .network import Codec, Link, Network
+
+__all__ = [
+    "FP32",
+    "FREE",
+    "Codec",
+    "Cost",
+    "Line",
+    "Link",
+    "Load",
+    "Network",
+    "Place",
+    "all_gather",
+    "all_reduce",
+    "degree",
+    "exchange",
+    "neighbors",
+    "piped",
+    "ring",
+    "scatter_gather",
+]

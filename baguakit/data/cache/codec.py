@@ -1,0 +1,227 @@
+"""The encoding of samples as bytes: a JSON header, then the raw bytes of tensors and arrays.
+
+    magic (4) · crc32 of all that follows (4) · header length (8) · header: the sample's tree · buffers
+
+Decoding runs no code: a person with write access to a store can falsify numbers, but not run code.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import math
+import pickle
+import struct
+import zlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+
+from ...arguments import instance, shown
+
+HEAD = struct.Struct("<4sI")
+PLAIN, PICKLED = b"bkS1", b"bkP1"
+SCALARS = {type(None), bool, int, float, str}
+CONTAINERS = {"list": list, "tuple": tuple, "set": set, "frozenset": frozenset}
+
+
+class Corrupt(ValueError):
+    """An error for bytes that are not a complete sample."""
+
+
+class Codec(Protocol):
+    """The interface of encodings of samples.
+
+    Attributes:
+        tag: a part of every key, so that no codec reads the samples of another.
+    """
+
+    tag: str
+
+    def encode(self, sample: Any) -> bytes:
+        """Return the sample as bytes; raise TypeError, which names the part that cannot be stored."""
+        ...
+
+    def decode(self, stored: bytes) -> Any:
+        """Return the sample; raise `Corrupt` if the bytes are damaged."""
+        ...
+
+
+def _framed(magic: bytes, parts: Sequence[Any]) -> bytes:
+    check = 0
+    for part in parts:
+        check = zlib.crc32(part, check)
+    return b"".join([HEAD.pack(magic, check), *parts])
+
+
+def _unframed(magic: bytes, stored: bytes) -> memoryview:
+    instance("stored", stored, (bytes, bytearray, memoryview), "bytes")
+    body = memoryview(stored)[HEAD.size :]
+    if len(stored) < HEAD.size or HEAD.unpack_from(stored) != (magic, zlib.crc32(body)):
+        raise Corrupt(
+            f"stored is {len(stored)} bytes, {shown(bytes(stored[:8]))} …, not a complete sample of this codec"
+        )
+    return body
+
+
+@dataclass(frozen=True)
+class Plain(Codec):
+    """A codec for dense CPU tensors, numpy arrays and plain Python values, which runs no code when it decodes.
+
+    It stores tensors and arrays of any dtype, bytes, str, int, float, complex, bool, None, and lists, tuples, dicts and
+    sets of these. Other types, including subclasses (named tuples, defaultdicts, enums), raise a TypeError. A decoded
+    sample is an equal, contiguous copy in its own memory.
+    """
+
+    tag = "plain1"
+
+    def encode(self, sample: Any) -> bytes:
+        buffers: list[Any] = []
+        try:
+            tree = _tree(sample, buffers, "the sample")
+            header = json.dumps([tree, [len(b) for b in buffers]], separators=(",", ":")).encode()
+        except (RecursionError, ValueError) as error:
+            raise TypeError(f"the sample is nested too deeply or holds itself ({error})") from None
+        return _framed(PLAIN, [struct.pack("<Q", len(header)), header, *buffers])
+
+    def decode(self, stored: bytes) -> Any:
+        body = _unframed(PLAIN, stored)
+        try:
+            (length,) = struct.unpack_from("<Q", body)
+            tree, sizes = json.loads(bytes(body[8 : 8 + length]))
+            ends = np.cumsum([8 + length, *sizes]).tolist()
+            if ends[-1] != len(body):
+                raise Corrupt("the header gives another length of the buffers")
+            return _sample(tree, [body[a:b] for a, b in itertools.pairwise(ends)])
+        except Exception as error:
+            raise Corrupt(f"the sample cannot be read: {type(error).__name__}: {error}") from error
+
+
+@dataclass(frozen=True)
+class Pickle(Codec):
+    """A codec for samples of any picklable type.
+
+    Unpickling can run any code: use it only with a store to which nobody else can write (your own LMDB directory; a
+    Redis server with TLS and a password that nobody else has).
+    """
+
+    tag = "pickle1"
+
+    def encode(self, sample: Any) -> bytes:
+        try:
+            return _framed(PICKLED, [pickle.dumps(sample, protocol=5)])
+        except Exception as error:
+            raise TypeError(f"the sample cannot be pickled ({type(error).__name__}: {error})") from error
+
+    def decode(self, stored: bytes) -> Any:
+        body = _unframed(PICKLED, stored)
+        try:
+            return pickle.loads(body)
+        except Exception as error:
+            raise Corrupt(f"the sample cannot be unpickled: {type(error).__name__}: {error}") from error
+
+
+def _tree(x: Any, buffers: list[Any], where: str) -> Any:
+    """Return `x` as JSON: scalars as they are, other values as [kind, …], with raw bytes appended to `buffers`."""
+    kind = type(x)
+    if kind in SCALARS:
+        return x
+    if kind is dict:
+        if all(type(k) is str for k in x):
+            return ["dict", list(x), [_tree(v, buffers, f"{where}[{k!r}]") for k, v in x.items()]]
+        keys = [_tree(k, buffers, f"a key of {where}") for k in x]
+        return ["map", keys, [_tree(v, buffers, f"{where}[{k!r}]") for k, v in x.items()]]
+    if kind.__name__ in CONTAINERS and kind is CONTAINERS[kind.__name__]:
+        if set(map(type, x)) <= SCALARS:
+            return [kind.__name__, list(x)]
+        return [kind.__name__, [_tree(v, buffers, f"{where}[{i}]") for i, v in enumerate(x)]]
+    if kind is torch.Tensor:
+        return _tensor_tree(x, buffers, where)
+    if kind is np.ndarray or isinstance(x, np.generic):
+        return _array_tree(x, buffers, where)
+    if kind in (bytes, bytearray):
+        buffers.append(x)
+        return [kind.__name__, len(buffers) - 1]
+    if kind is complex:
+        return ["complex", x.real, x.imag]
+    raise _refusal(where, f"a {kind.__module__}.{kind.__qualname__}")
+
+
+def _refusal(where: str, what: str) -> TypeError:
+    return TypeError(
+        f"{where} is {what}, which cannot be stored; return tensors, arrays, bytes or plain containers,"
+        " or pass codec=Pickle() if nobody else can write to the store"
+    )
+
+
+def _tensor_tree(x: torch.Tensor, buffers: list[Any], where: str) -> Any:
+    if x.device.type != "cpu" or x.layout is not torch.strided or x.is_quantized:
+        raise _refusal(where, f"a tensor on {x.device} with layout {x.layout} and dtype {x.dtype}")
+    if x.requires_grad:
+        raise _refusal(where, f"a tensor {tuple(x.shape)} that requires grad (detach it)")
+    try:
+        flat = x.resolve_conj().resolve_neg().contiguous().reshape(-1).view(torch.uint8)
+    except RuntimeError as error:  # a dtype that torch does not implement
+        raise _refusal(where, f"a tensor of dtype {x.dtype} ({error})") from None
+    buffers.append(flat.numpy().data if flat.numel() else b"")
+    return ["tensor", len(buffers) - 1, str(x.dtype).removeprefix("torch."), list(x.shape)]
+
+
+def _array_tree(x: Any, buffers: list[Any], where: str) -> Any:
+    if x.dtype.hasobject or np.lib.format.descr_to_dtype(np.lib.format.dtype_to_descr(x.dtype)) != x.dtype:
+        raise _refusal(where, f"a numpy {type(x).__name__} of dtype {x.dtype}")
+    buffers.append(x.tobytes())
+    kind = "array" if type(x) is np.ndarray else "scalar"
+    return [kind, len(buffers) - 1, np.lib.format.dtype_to_descr(x.dtype), list(x.shape)]
+
+
+def _sample(tree: Any, buffers: list[memoryview]) -> Any:
+    if type(tree) in SCALARS:
+        return tree
+    kind, *rest = tree
+    if kind == "dict":
+        return {k: _sample(v, buffers) for k, v in zip(*rest, strict=True)}
+    if kind == "map":
+        return {_sample(k, buffers): _sample(v, buffers) for k, v in zip(*rest, strict=True)}
+    if kind in CONTAINERS:
+        return CONTAINERS[kind](_sample(v, buffers) for v in rest[0])
+    if kind == "tensor":
+        return _tensor(buffers[rest[0]], getattr(torch, rest[1]), rest[2])
+    if kind in ("array", "scalar"):
+        array = _array(buffers[rest[0]], np.lib.format.descr_to_dtype(_descr(rest[1])), rest[2])
+        return array if kind == "array" else array[()]
+    if kind == "complex":
+        return complex(*rest)
+    return {"bytes": bytes, "bytearray": bytearray}[kind](buffers[rest[0]])
+
+
+def _tensor(data: memoryview, dtype: torch.dtype, shape: list[int]) -> torch.Tensor:
+    if not isinstance(dtype, torch.dtype):
+        raise Corrupt(f"{dtype} is not a dtype")
+    if not len(data):
+        if math.prod(shape):
+            raise Corrupt(f"no bytes for a tensor of shape {shape}")
+        return torch.empty(shape, dtype=dtype)
+    return torch.frombuffer(bytearray(data), dtype=torch.uint8).view(dtype).reshape(shape)
+
+
+def _array(data: memoryview, dtype: Any, shape: list[int]) -> Any:
+    if not len(data):
+        if dtype.itemsize * math.prod(shape):
+            raise Corrupt(f"no bytes for an array of shape {shape}")
+        return np.zeros(shape, dtype=dtype)
+    return np.frombuffer(bytearray(data), dtype=dtype).reshape(shape)
+
+
+def _descr(descr: Any) -> Any:
+    """Return the description of a dtype, with the tuples that JSON turned into lists."""
+    if isinstance(descr, str):
+        return descr
+    return [(_title(name), _descr(kind), *(tuple(s) for s in shape)) for name, kind, *shape in descr]
+
+
+def _title(name: Any) -> Any:
+    return tuple(name) if isinstance(name, list) else name

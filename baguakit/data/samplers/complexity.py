@@ -1,0 +1,157 @@
+"""The cost of each sample: given as numbers, read from a file, or measured by all ranks together."""
+
+from __future__ import annotations
+
+import io
+import logging
+import os
+from collections.abc import Callable, Iterable, Sequence, Sized
+from pathlib import Path
+from types import NoneType
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from ...arguments import shown
+from ..files import replace_file
+from .membership import Membership
+
+Costs = npt.NDArray[np.float64]
+Complexity = Callable[[Any], float] | torch.Tensor | npt.NDArray[Any] | Sequence[float] | str | os.PathLike[str]
+
+log = logging.getLogger("baguakit")
+
+
+def complexities(
+    dataset: Sized, complexity: Complexity, ranks: Membership, file: str | os.PathLike[str] | None
+) -> Costs:
+    """Return the cost of every sample, float64 of shape (len(dataset),), equal on all ranks.
+
+    A function is called once per sample: the ranks divide the pass over the dataset (collective) and show a progress
+    bar. Rank 0 writes the result to `file`, which the next run reads.
+
+    Args:
+        dataset: the samples.
+        complexity: a tensor, array or sequence of numbers, the path of an `.npy` file of them, or a function of one
+            sample.
+        ranks: the ranks that divide the pass.
+        file: the file for the results of a function; None for no file.
+
+    Raises:
+        TypeError, ValueError: the costs are not one finite, non-negative number per sample.
+    """
+    n = length(dataset)
+    if not isinstance(file, (str, os.PathLike, NoneType)):
+        raise TypeError(f"complexity_file is a path or None, not {file!r}")
+    if file is not None and not callable(complexity):
+        raise ValueError(
+            f"complexity_file={shown(file)} stores the results of a function, and complexity is not a function; "
+            "leave it out"
+        )
+    if isinstance(complexity, (str, os.PathLike)):
+        return _checked(_load(Path(complexity)), n, f"the complexity file {os.fspath(complexity)!r}")
+    if not callable(complexity):
+        return _checked(complexity, n, "complexity")
+    if not ranks.known:
+        raise ValueError(
+            "complexity is a function, and rank and num_replicas are not those of the process group, so the processes"
+            " that divide the pass over the dataset are unknown; pass group=, or the costs as numbers or as a file"
+        )
+    path = None if file is None else Path(file)
+    kept = _kept(path, ranks)
+    if kept is not None:
+        stale = "; it is of another dataset: delete it to measure again, or pass another complexity_file"
+        return _checked(kept, n, f"the complexity file {str(path)!r}", stale)
+    return _measured(dataset, complexity, ranks, path)
+
+
+def length(dataset: Any) -> int:
+    """Return the number of samples; raise TypeError if the dataset has no length."""
+    if not isinstance(dataset, Sized):
+        raise TypeError(f"dataset is one that has a length, not {type(dataset).__name__}; pass one with __len__")
+    return len(dataset)
+
+
+def _checked(values: Any, n: int, what: str, otherwise: str = "; pass one number per sample") -> Costs:
+    try:
+        array = values.detach().cpu().double().numpy() if isinstance(values, torch.Tensor) else np.asarray(values)
+        if array.dtype.kind not in "biufO":
+            raise TypeError(f"dtype {array.dtype}")
+        costs = np.array(array, dtype=np.float64)
+    except (TypeError, ValueError, RuntimeError) as error:  # torch raises RuntimeError
+        raise TypeError(f"{what} holds {type(values).__name__}, not one number per sample ({error})") from None
+    if costs.shape != (n,):
+        found = f"{what} has shape {costs.shape} and the dataset {n} samples{otherwise}"
+        raise ValueError(f"{found}, not {shown(values)}" if otherwise.startswith("; pass") else found)
+    wrong = np.flatnonzero(~(np.isfinite(costs) & (costs >= 0)))
+    if wrong.size:
+        raise ValueError(f"{what} of sample {wrong[0]} is {costs[wrong[0]]}; a cost is finite and not negative")
+    return costs
+
+
+def _load(path: Path) -> npt.NDArray[Any]:
+    try:
+        with path.open("rb") as file:
+            return np.lib.format.read_array(file, allow_pickle=False)
+    except FileNotFoundError:
+        raise ValueError(f"the complexity file {str(path)!r} does not exist; write one with numpy.save") from None
+    except (ValueError, EOFError) as error:
+        raise ValueError(f"the complexity file {str(path)!r} is not an .npy array of numbers ({error})") from None
+
+
+def _kept(file: Path | None, ranks: Membership) -> Any:
+    """Return on all ranks the costs in the file of rank 0; None if there is no file."""
+    rank = ranks.share[0]
+    return _together(ranks, lambda: _load(file) if rank == 0 and file and file.exists() else None)[0]
+
+
+def _measured(dataset: Sized, function: Callable[[Any], float], ranks: Membership, file: Path | None) -> Costs:
+    """Return `function` of every sample: rank r of n calls it for the samples r, r + n, …; rank 0 writes the file."""
+    rank, size = ranks.share
+    costs = np.empty(len(dataset))
+    mine = range(rank, len(dataset), size)
+    for r, share in enumerate(_together(ranks, lambda: _pass(dataset, function, mine, ranks))):
+        costs[r::size] = share
+    costs = _checked(costs, len(dataset), "complexity")
+    _together(ranks, lambda: _save(file, costs) if rank == 0 and file else None)
+    return costs
+
+
+def _together(ranks: Membership, action: Callable[[], Any]) -> list[Any]:
+    """Return the results of an action on all ranks; raise on all ranks if it fails on one."""
+    result, text, cause = None, None, None
+    try:
+        result = action()
+    except Exception as error:
+        text, cause = f"{type(error).__name__}: {error}", error
+    outcomes = ranks.gather((result, text))
+    for rank, (_, failed) in enumerate(outcomes):
+        if failed is not None:
+            raise ValueError(f"rank {rank} could not determine the complexity of the dataset: {failed}") from cause
+    return [result for result, _ in outcomes]
+
+
+def _pass(dataset: Any, function: Callable[[Any], float], mine: range, ranks: Membership) -> Costs:
+    return np.array([float(function(dataset[i])) for i in _progress(mine, ranks)], dtype=np.float64)
+
+
+def _progress(mine: range, ranks: Membership) -> Iterable[int]:
+    rank, size = ranks.share
+    text = f"measuring the complexity of {len(mine)} samples on each of {size} ranks"
+    if rank != 0:
+        return mine
+    try:
+        from tqdm import tqdm  # type: ignore[import-untyped,unused-ignore]
+    except ImportError:
+        log.warning("%s; pip install baguakit[data] for a progress bar", text)
+        return mine
+    return tqdm(mine, desc=text)  # type: ignore[no-any-return,unused-ignore]
+
+
+def _save(file: Path, costs: Costs) -> None:
+    content = io.BytesIO()
+    np.save(content, costs)
+    file.parent.mkdir(parents=True, exist_ok=True)
+    replace_file(file, content.getvalue())

@@ -1,0 +1,241 @@
+"""A store in Redis servers, for several nodes."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from functools import partial
+from hashlib import blake2b
+from types import NoneType
+from typing import Any, TypeVar
+
+from ...arguments import integer, real, text, truth
+from .addresses import address
+from .base import DATASET, Store, StoreError, StoreStats
+
+T = TypeVar("T")
+
+GLOB, LITERAL = r"([*?\[\]^\\])", r"\\\1"  # the special characters of Redis patterns, and their escape
+TLS_NAMES = {"ca_file": "ssl_ca_certs", "cert_file": "ssl_certfile", "key_file": "ssl_keyfile"}
+LONGEST = 1e8  # seconds, about three years: longer times may overflow clocks
+
+
+def import_redis() -> Any:
+    """Return the redis package; raise ImportError, with the command that installs it, if it is missing."""
+    try:
+        import redis
+    except ImportError:
+        raise ImportError("RedisStore needs the redis package: pip install baguakit[data]") from None
+    return redis
+
+
+class RedisStore(Store):
+    """A store in one or more Redis servers that you run.
+
+    Rendezvous hashing (Thaler and Ravishankar 1998) chooses the server of each sample, so that adding or removing one
+    of n servers moves 1/n of the samples. The servers' `maxmemory` and `maxmemory-policy` set the limit and the
+    eviction: with `noeviction` a full server keeps its samples, and other samples are computed in every epoch;
+    `allkeys-random` suits several datasets; an LRU policy always evicts the samples that are needed next. After a
+    server has failed, it is not asked for `retry_seconds`, and its samples are computed.
+
+    Args:
+        hosts: "host:port", "redis://…", "rediss://…" (TLS) or "unix://…", or a list of these; equal on all nodes.
+        username, password, db: as in Redis; the password is never printed. In an address, special characters of a
+            password are percent-encoded (# as %23).
+        tls: use TLS.
+        ca_file, cert_file, key_file: the certificate authority to trust, and the client's certificate and key.
+        timeout: the seconds to wait for a server.
+        retry_seconds: the seconds without requests to a server that has failed.
+        expire_seconds: the seconds after which a server deletes a sample; None for never.
+        claim_seconds: the longest time that other processes wait while one computes a sample.
+        prefix: the beginning of all keys.
+
+    Raises:
+        ImportError: `redis` is not installed.
+        TypeError, ValueError: a host is not a Redis address or occurs twice, or a setting is impossible.
+    """
+
+    def __init__(
+        self,
+        hosts: str | Sequence[str] = "127.0.0.1:6379",
+        *,
+        username: str | None = None,
+        password: str | None = None,
+        db: int = 0,
+        tls: bool = False,
+        ca_file: str | None = None,
+        cert_file: str | None = None,
+        key_file: str | None = None,
+        timeout: float = 5.0,
+        retry_seconds: float = 30.0,
+        expire_seconds: int | None = None,
+        claim_seconds: float = 60.0,
+        prefix: str = "baguakit",
+    ) -> None:
+        import_redis()
+        files = {"ca_file": ca_file, "cert_file": cert_file, "key_file": key_file}
+        given = {name: text(name, value) for name, value in files.items() if value is not None}
+        tls = truth("tls", tls) or "ca_file" in given or "cert_file" in given
+        addresses = [address(name, host, tls) for name, host in _named(hosts)]
+        self.hosts, self._urls = [each.shown for each in addresses], [each.url for each in addresses]
+        if not self.hosts or len(set(self.hosts)) < len(self.hosts):
+            raise ValueError(f"hosts is {self.hosts}; pass at least one Redis server, and none twice")
+        user = None if username is None else text("username", username)
+        options = {"username": user, "password": _secret(password), "db": integer("db", db, 0, (1 << 31) - 1)}
+        self._options = {name: value for name, value in options.items() if value is not None}
+        self._tls_options = {TLS_NAMES[name]: value for name, value in given.items()}
+        self.timeout = real("timeout", timeout, above=0, most=LONGEST)
+        self.retry_seconds = real("retry_seconds", retry_seconds, least=0, most=LONGEST)
+        longest = int(LONGEST)
+        self.expire_seconds = None if expire_seconds is None else integer("expire_seconds", expire_seconds, 1, longest)
+        self.claim_seconds = real("claim_seconds", claim_seconds, least=1e-3, most=LONGEST)
+        self.prefix = text("prefix", prefix)
+        self._connect()
+
+    def _connect(self) -> None:
+        self._redis = import_redis()
+        self._clients = [self._client(url) for url in self._urls]
+        self._away = [(0.0, "")] * len(self._urls)  # the time of the next request to a server, and its last error
+
+    def _client(self, url: str) -> Any:
+        retry = self._redis.retry.Retry(
+            self._redis.backoff.NoBackoff(), 1
+        )  # once, since the server may have closed an idle connection
+        wait = {"socket_timeout": self.timeout, "socket_connect_timeout": self.timeout}
+        tls = self._tls_options if url.startswith("rediss:") else {}
+        try:
+            client = self._redis.Redis.from_url(url, retry=retry, **wait, **self._options, **tls)
+            pool = client.connection_pool
+            pool.connection_class(**pool.connection_kwargs)  # checks its options, and does not connect
+        except (TypeError, ValueError) as error:
+            kind, shown = type(error).__name__, self.hosts[self._urls.index(url)]
+            raise ValueError(
+                f"the options after the ? in the address of {shown} are not for Redis ({kind}); leave them out"
+            ) from None
+        return client
+
+    def __repr__(self) -> str:
+        return f"RedisStore({self.hosts}, prefix={self.prefix!r})"
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {k: v for k, v in self.__dict__.items() if k not in ("_redis", "_clients", "_away")}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._connect()
+
+    def host_of(self, key: bytes) -> int:
+        """Return the number of the host that holds `key`: the one with the largest hash(host, key)."""
+        return max(range(len(self.hosts)), key=lambda i: blake2b(key, key=_seed(self.hosts[i]), digest_size=8).digest())
+
+    def _name(self, key: bytes) -> str:
+        return f"{self.prefix}:{key[:DATASET].hex()}:{key[DATASET:].hex()}"
+
+    def _ask(self, host: int, request: Callable[[Any], T]) -> T:
+        """Return the reply of one server; raise StoreError, without a request if it has failed recently."""
+        until, reason = self._away[host]
+        if time.monotonic() < until:
+            raise StoreError(reason)
+        try:
+            return request(self._clients[host])
+        except self._redis.exceptions.OutOfMemoryError:
+            raise
+        except (self._redis.RedisError, OSError) as error:
+            reason = f"Redis at {self.hosts[host]} failed: {type(error).__name__}: {error}"
+            self._away[host] = time.monotonic() + self.retry_seconds, reason
+            raise StoreError(reason) from error
+
+    def get(self, key: bytes) -> bytes | None:
+        value: bytes | None = self._ask(self.host_of(key), lambda client: client.get(self._name(key)))
+        return value
+
+    def get_many(self, keys: Sequence[bytes]) -> list[bytes | None]:
+        """Return `get` for each key, in order, with one round trip per server."""
+        by_host: dict[int, list[int]] = {}
+        for i, key in enumerate(keys):
+            by_host.setdefault(self.host_of(key), []).append(i)
+        found: list[bytes | None] = [None] * len(keys)
+        for host, places in by_host.items():
+            names = [self._name(keys[i]) for i in places]
+            for i, value in zip(places, self._ask(host, partial(_mget, names=names)), strict=True):
+                found[i] = value
+        return found
+
+    def put(self, key: bytes, value: bytes) -> bool:
+        try:
+            self._ask(self.host_of(key), lambda c: c.set(self._name(key), value, ex=self.expire_seconds))
+        except self._redis.exceptions.OutOfMemoryError:
+            return False
+        return True
+
+    @contextmanager
+    def claim(self, key: bytes) -> Iterator[None]:
+        with ExitStack() as held:
+            with suppress(StoreError, self._redis.exceptions.OutOfMemoryError):
+                self._ask(self.host_of(key), lambda client: self._claimed(client, key, held))
+            yield
+
+    def _claimed(self, client: Any, key: bytes, held: ExitStack) -> None:
+        lock = client.lock(f"{self._name(key)}:claim", timeout=self.claim_seconds, sleep=0.005)
+        if lock.acquire(blocking_timeout=self.claim_seconds):
+            held.callback(_released, lock, (self._redis.RedisError, OSError))
+
+    def stats(self) -> StoreStats:
+        """Return the sums over all servers, including entries of other users."""
+        entries = sum(self._ask(i, lambda client: client.dbsize()) for i in range(len(self.hosts)))
+        memory = [self._ask(i, lambda client: client.info("memory")) for i in range(len(self.hosts))]
+        limits = [m["maxmemory"] for m in memory]
+        return StoreStats(entries, sum(m["used_memory"] for m in memory), sum(limits) if all(limits) else None)
+
+    def clear(self, namespace: bytes = b"") -> None:
+        pattern = f"{re.sub(GLOB, LITERAL, self.prefix)}:{namespace.hex()}*"
+        for host in range(len(self.hosts)):
+            self._ask(host, lambda client: _unlink(client, pattern))
+
+    def close(self) -> None:
+        for client in self._clients:
+            client.close()
+
+
+def _named(hosts: Any) -> list[tuple[str, Any]]:
+    """Return each host and its name for error messages."""
+    if isinstance(hosts, str):
+        return [("hosts", hosts)]
+    if not isinstance(hosts, Sequence) or isinstance(hosts, bytes):
+        raise TypeError(f"hosts is a Redis address or a list of them, not of type {type(hosts).__name__}")
+    return [(f"hosts[{i}]", host) for i, host in enumerate(hosts)]
+
+
+def _secret(password: Any) -> str | None:
+    """Return the password; error messages never show it."""
+    if not isinstance(password, (str, NoneType)):
+        raise TypeError(f"password is a string or None, not of type {type(password).__name__}")
+    if password is not None and any("\ud800" <= letter <= "\udfff" for letter in password):
+        raise ValueError("password has characters that UTF-8 cannot write")
+    return password
+
+
+def _mget(client: Any, names: list[str]) -> list[bytes | None]:
+    return list(client.mget(names))
+
+
+def _released(lock: Any, errors: tuple[type[BaseException], ...]) -> None:
+    with suppress(*errors):  # it expired or the server failed: the lock is free
+        lock.release()
+
+
+def _unlink(client: Any, pattern: str) -> None:
+    batch: list[bytes] = []
+    for name in client.scan_iter(pattern, count=1000):
+        batch.append(name)
+        if len(batch) == 1000:
+            client.unlink(*batch)
+            batch.clear()
+    if batch:
+        client.unlink(*batch)
+
+
+def _seed(host: str) -> bytes:
+    return blake2b(host.encode(), digest_size=32).digest()

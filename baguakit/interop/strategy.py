@@ -1,0 +1,205 @@
+"""The strategy for Lightning:  Trainer(strategy=BaguaStrategy("bytegrad"), devices=2)
+
+The model is attached to (`bk.attach`) and not wrapped. Lightning accumulates, unscales, clips, logs and saves as usual,
+since gradients have been averaged when its backward returns.
+"""
+
+# Types are checked where Lightning is missing, too; there its classes are Any.
+# mypy: disable-error-code="import-not-found, misc, override"
+
+import contextlib
+import os
+from collections.abc import Callable, Iterator, Mapping
+from datetime import timedelta
+from typing import Any
+
+from torch.distributed.device_mesh import init_device_mesh
+
+try:
+    from lightning.pytorch.strategies import DDPStrategy
+    from lightning.pytorch.trainer.states import TrainerFn
+except ImportError as error:
+    raise ImportError("BaguaStrategy needs Lightning: pip install 'lightning>=2.5'") from error
+
+from .. import algorithms
+from ..attach import Attachment, attach
+from ..comm import Comm
+from ..rules import rules_of
+from ..stages import Hierarchical
+
+KEY = "baguakit"  # in a checkpoint
+
+
+class BaguaStrategy(DDPStrategy):
+    """Lightning's data parallelism with the communication of an algorithm.
+
+    Where ranks have weights or memory of their own (gossip, local steps, error feedback), a checkpoint is Lightning's
+    file, of rank 0, and one more for each other rank, in a folder `ranks` beside it. A fit that resumes on as many
+    ranks continues exactly, and one on another number as the stages declare. Evaluation uses rank 0's weights, as
+    Lightning's DDP does; `trainer.strategy.attachment.merge()` in a callback makes them the mean first.
+
+    Args:
+        algorithm: such as `bk.algorithms.bytegrad()`, or a tuple of rules; or the name of one of
+            `bk.algorithms`, which is called without arguments.
+        bucket_bytes: parameters travel together in buckets of about so many bytes.
+        flight_timeout: seconds (or a timedelta) after which a flight is given up and the rank at fault is named.
+        options: those of `DDPStrategy` that are not about its wrapper, such as `process_group_backend`, `timeout`,
+            `start_method`, `precision_plugin` and `checkpoint_io`.
+
+    Raises:
+        ValueError, TypeError: there is no such algorithm, or an option is about the wrapper that is not there.
+    """
+
+    def __init__(
+        self,
+        algorithm: Any = "bytegrad",
+        *,
+        bucket_bytes: int = 25 << 20,
+        flight_timeout: float | timedelta | None = None,
+        **options: Any,
+    ) -> None:
+        if unknown := sorted(set(options) - OPTIONS):
+            raise TypeError(f"BaguaStrategy does not wrap the model, and takes no {', '.join(unknown)}=")
+        super().__init__(**options)
+        self.rules = rules_of(named(algorithm))
+        self._bucket_bytes, self._flight_timeout = bucket_bytes, flight_timeout
+        self._attachment: Attachment | None = None
+
+    @property
+    def attachment(self) -> Attachment | None:
+        """Return the attachment, while the trainer fits: `merge()`, `report()`, `consensus_distance()`."""
+        return self._attachment
+
+    # Training
+
+    def setup(self, trainer: Any) -> None:
+        """Set up the model and its optimizers, and attach to them if they are to be trained."""
+        super().setup(trainer)
+        module: Any = self.lightning_module
+        if trainer.state.fn == TrainerFn.FITTING:
+            self._attachment = attach(
+                module,
+                self.optimizers,
+                self.rules,
+                comm=self._comm(),
+                bucket_bytes=self._bucket_bytes,
+                scaler=getattr(self.precision_plugin, "scaler", None),
+                timeout=self._flight_timeout,
+            )
+
+    def configure_ddp(self) -> None:
+        """Leave the model as it is."""
+
+    def optimizer_step(self, optimizer: Any, closure: Callable[[], Any], model: Any = None, **kwargs: Any) -> Any:
+        """Step, after the forward and backward of `closure`: rules expect them before the step."""
+        result = closure()
+        return super().optimizer_step(optimizer, lambda: result, model, **kwargs)
+
+    @contextlib.contextmanager
+    def block_backward_sync(self) -> Iterator[None]:
+        """Only accumulate gradients in the backward passes of the body."""
+        with contextlib.nullcontext() if self._attachment is None else self._attachment.no_sync():
+            yield
+
+    def on_exception(self, exception: BaseException) -> None:
+        """Detach at once, waiting for nobody, and tell the other ranks why."""
+        attachment, self._attachment = self._attachment, None
+        if attachment is not None:
+            attachment.__exit__(type(exception), exception, exception.__traceback__)
+        super().on_exception(exception)
+
+    def teardown(self) -> None:
+        """Detach, and tear down the strategy."""
+        attachment, self._attachment = self._attachment, None
+        try:
+            if attachment is not None:
+                attachment.detach()
+        finally:
+            super().teardown()
+
+    def _comm(self) -> Comm:
+        if not any(isinstance(rule.stage, Hierarchical) for rule in self.rules):
+            return Comm()
+        shape = (self.num_nodes, self.num_processes)
+        return Comm(mesh=init_device_mesh(self.root_device.type, shape, mesh_dim_names=("inter", "intra")))
+
+    # Checkpoints
+
+    @property
+    def restore_checkpoint_after_setup(self) -> bool:
+        """Return True: a resume attaches first, and then loads model, optimizer and attachment."""
+        return True
+
+    def save_checkpoint(self, checkpoint: dict[str, Any], filepath: Any, storage_options: Any = None) -> None:
+        """Write Lightning's file, and this rank's own where ranks differ."""
+        if self._attachment is None or "optimizer_states" not in checkpoint:  # only weights are saved
+            super().save_checkpoint(checkpoint, filepath, storage_options=storage_options)
+            return
+        differ = any(rule.what == "data" for rule in self.rules)
+        each = differ or any(rule.stage.remembers() for rule in self.rules)
+        checkpoint[KEY] = {"ranks": self.world_size, "each": each, "state": self._attachment.state_dict()}
+        super().save_checkpoint(checkpoint, filepath, storage_options=storage_options)
+        if each and self.global_rank > 0:
+            part = checkpoint if differ else {KEY: checkpoint[KEY]}
+            path = part_of(filepath, self.global_rank)
+            self.checkpoint_io.save_checkpoint(part, path, storage_options=storage_options)
+
+    def load_checkpoint(self, checkpoint_path: Any, *args: Any, **kwargs: Any) -> dict[str, Any]:
+        """Read Lightning's file, or in a resumed fit what this rank wrote."""
+        checkpoint: dict[str, Any] = super().load_checkpoint(checkpoint_path, *args, **kwargs)
+        saved = checkpoint.get(KEY)
+        module: Any = self.lightning_module
+        if not saved or not saved["each"] or module.trainer.state.fn != TrainerFn.FITTING:
+            return checkpoint
+        rank = self.global_rank % saved["ranks"]
+        if rank == 0:
+            return checkpoint
+        path = part_of(checkpoint_path, rank)
+        try:
+            part: dict[str, Any] = super().load_checkpoint(path, *args, **kwargs)
+        except FileNotFoundError as error:
+            raise FileNotFoundError(
+                f"{checkpoint_path} was saved in parts by {saved['ranks']} ranks, and {path} is missing"
+            ) from error
+        return {**checkpoint, **part}
+
+    def load_optimizer_state_dict(self, checkpoint: Mapping[str, Any]) -> None:
+        """Load the optimizers, and then the attachment."""
+        super().load_optimizer_state_dict(checkpoint)
+        if self._attachment is not None and KEY in checkpoint:
+            self._attachment.load_state_dict(checkpoint[KEY]["state"])
+
+    def remove_checkpoint(self, filepath: Any) -> None:
+        """Remove Lightning's file, and this rank's own."""
+        super().remove_checkpoint(filepath)
+        if self.global_rank > 0:
+            self.checkpoint_io.remove_checkpoint(part_of(filepath, self.global_rank))
+
+
+# What DDPStrategy takes for itself; the rest it hands on to the wrapper.
+OPTIONS = {
+    "accelerator",
+    "checkpoint_io",
+    "cluster_environment",
+    "parallel_devices",
+    "precision_plugin",
+    "process_group_backend",
+    "start_method",
+    "timeout",
+}
+
+
+def named(algorithm: Any) -> Any:
+    """Return an algorithm, given as a value or by its name."""
+    if not isinstance(algorithm, str):
+        return algorithm
+    if algorithm not in algorithms.__all__:
+        raise ValueError(f"there is no bk.algorithms.{algorithm}; there are {', '.join(algorithms.__all__)}")
+    return getattr(algorithms, algorithm)()
+
+
+def part_of(filepath: Any, rank: int) -> str:
+    """Return the path of the part of another rank than 0: in a folder, or Lightning would take it for a checkpoint."""
+    path = os.fspath(filepath)
+    folder, name = os.path.split(os.path.realpath(path) if os.path.islink(path) else path)
+    return os.path.join(folder, "ranks", f"{name}.{rank}")

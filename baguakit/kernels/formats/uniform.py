@@ -1,0 +1,134 @@
+"""One to eight bits a value: each block on a grid of 2ᵇ levels of its own, headed by four bytes.
+
+    top    = 2ᵇ − 1
+    step   = max((high − low) / top, max |x| / reach, 2⁻¹²⁶), rounded up to bf16
+    bottom = ⌊low · (1 / step) + ½⌋                  an int16
+    code   = ⌊x · (1 / step) + ½⌋ − bottom           clamped to 0 … top
+    x′     = (code + bottom) · step                  |x′ − x| ≤ step / 2 + a few ulps of the largest |x|
+
+Every level is an integer times the step, so zero survives exactly. Where bits are few the header weighs: (step, bottom)
+as the halves of an int32 take 4.125 bits a value in blocks of 256, where two fp32 would take 4.25, and a step that is
+at most 2⁻⁷ wider costs less than the larger blocks that would make up for it. So the error of four bits is at most
+1.008 times (high − low) / 30; where a block is narrow and far from zero, 1.008 times max |x| / 65520, for bottom must
+be an int16 (reach = 32760); and where its values are tiny, 2⁻¹²⁷. A block that holds a NaN or an infinity takes the
+step 0x7fc0, bottom and codes 0, and reads as NaN throughout. The grid reaches half a step past the block: of four bits
+only values within 4 % of the largest fp32 can read as infinite, and no finite block as NaN.
+
+Rounding by draws is unbiased: the range is divided by top − 1 and bottom is ⌊low / step⌋, so that both neighbours of
+each value are levels, and the upper one is taken with probability x / step − ⌊x / step⌋.
+
+Rotated blocks (`shared/rotation.py`) are nearly normal, and a grid that reaches their farthest values wastes levels
+where bits are few. So of up to three bits, to the nearest, and of one bit always, the grid lies about zero:
+
+    step   = spacing · mean |x|                      rounded up to bf16; of draws, 2 · max |x|; zero if all values are
+    bottom = −top / 2
+    code   = ⌊x · (1 / step) + 2ᵇ⁻¹⌋                 clamped to 0 … top; of draws, the neighbours of x / step − bottom
+
+with spacing = Δ √(π / 2), and Δ the step of least error for normal values of variance 1 (Max 1960, "Quantizing for
+minimum distortion": 1.596, 0.9957 and 0.5860 for one to three bits, with errors 0.363, 0.119 and 0.0374). Of one bit
+that is the mean magnitude times the sign. The mean is summed in integers, as `sign.py` says. Where a grid may lie
+about zero, bottom is counted in halves of a step, and reach is 16380.
+
+This file is the definition; `uniform_gpu.py` holds the same arithmetic for GPUs.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..blockwise.format import Format
+from ..blockwise.operators import Operators, operators
+from . import minmax_uint8
+from .minmax_uint8 import NAN, SMALLEST, dequantize, lowest_level, quantize
+from .sign import mean_magnitude
+
+REACH = 32760.0  # how many halves of a step, or steps, from zero a value may be
+NAN_STEP = 0x7FC0  # in bf16
+LARGEST = 2.0**127
+SPACINGS = {1: 2.0, 2: 1.2479, 3: 0.7344}  # of levels about zero, in mean magnitudes
+
+
+@dataclass(frozen=True, eq=False)
+class UniformFormat(Format):
+    """The format of this file, of so many bits."""
+
+    bits: int
+    rotated: bool = False
+
+    header = (torch.int32, 1)
+
+    @property
+    def name(self) -> str:
+        return f"uint{self.bits}" + "_rotated" * self.rotated
+
+    @property
+    def padded(self) -> bool:
+        return self.rotated or self.bits not in (1, 2, 4, 8)
+
+    @property
+    def unit(self) -> float:
+        """Return the unit of bottoms, in steps."""
+        return 0.5 if self.rotated or self.bits == 1 else 1.0
+
+    def about_zero(self, drawn: bool) -> bool:
+        """Return whether the grid of a block lies about zero, and not between its extremes."""
+        return self.bits == 1 or (self.rotated and not drawn and self.bits in SPACINGS)
+
+    def measure(self, x: Tensor, drawn: bool) -> tuple[Tensor, Tensor]:
+        top = (1 << self.bits) - 1
+        if self.about_zero(drawn):
+            size = x.abs().amax(-1, keepdim=True) if drawn else mean_magnitude(x)
+            broken = size - size != 0  # amax passes NaN on, here and below
+            step = (size * (2.0 if drawn else SPACINGS[self.bits])).clamp(SMALLEST, LARGEST)
+            half = torch.where(size == 0, 0, bf16_above(step))
+            bottom = torch.full_like(size, -top)
+        else:
+            low, high = x.amin(-1, keepdim=True), x.amax(-1, keepdim=True)
+            spread = high * 0.5 - low * 0.5
+            broken = spread - spread != 0
+            reach = torch.maximum(low.abs(), high.abs()) / x.new_full((1,), REACH * self.unit)
+            half = bf16_above(torch.maximum(reach, spread / x.new_full((1,), (top - drawn) / 2)).clamp(min=SMALLEST))
+            bottom = lowest_level(low * from_bf16(half).reciprocal(), drawn) / self.unit
+        scale = torch.where(half == 0, 0.0, from_bf16(half).reciprocal()).masked_fill(broken, NAN)
+        return half.masked_fill(broken, NAN_STEP) | bottom.masked_fill(broken, 0).int() << 16, scale
+
+    def encode(self, x: Tensor, header: Tensor, scale: Tensor, draw: Tensor | None) -> Tensor:
+        top = (1 << self.bits) - 1
+        if self.about_zero(draw is not None):
+            return quantize(x * scale + top / 2, 0.0, scale, draw, top)
+        return quantize(x * scale, self._bottom(header), scale, draw, top)
+
+    def decode(self, codes: Tensor, header: Tensor) -> Tensor:
+        return dequantize(codes, from_bf16(header), self._bottom(header))
+
+    def _bottom(self, header: Tensor) -> Tensor:
+        return (header >> 16).float() * self.unit
+
+    def device(self) -> Mapping[str, Any]:
+        from . import uniform_gpu
+
+        return uniform_gpu.DEVICE
+
+
+def bf16_above(x: Tensor) -> Tensor:
+    """Return the bits of the bf16 that is next, away from zero; bf16 is the upper half of fp32."""
+    return (x.view(torch.int32) + 0xFFFF) >> 16
+
+
+def from_bf16(half: Tensor) -> Tensor:
+    """Return as fp32 the bf16 whose bits are the lower half of an int32."""
+    return (half << 16).view(torch.float32)
+
+
+OPERATORS = {(8, False): minmax_uint8.OPERATORS}  # by bits, and whether blocks are rotated; filled when first needed
+
+
+def operators_of(bits: int, rotated: bool) -> Operators:
+    """Return the operators of the format of so many bits."""
+    found = OPERATORS.get((bits, rotated))
+    if found is None:
+        found = OPERATORS.setdefault((bits, rotated), operators(UniformFormat(bits, rotated)))
+    return found

@@ -1,0 +1,76 @@
+"""The arithmetic of `uniform.py` for GPUs, whose docstring states the format. A word is step | bottom << 16."""
+
+# What Triton compiles has no Python types.
+# mypy: disable-error-code="no-untyped-def, untyped-decorator, no-untyped-call"
+
+import triton  # type: ignore[import-untyped]
+import triton.language as tl  # type: ignore[import-untyped]
+
+from ..blockwise.gpu import BITS, ROTATED
+from .minmax_uint8_gpu import NAN, SMALLEST, extremes, lowest_level, quantize
+from .sign_gpu import mean_magnitude
+
+REACH, LARGEST, NAN_STEP = tl.constexpr(32760.0), tl.constexpr(2.0**127), tl.constexpr(0x7FC0)
+LEAST = tl.constexpr(0x0080)  # 2⁻¹²⁶ in bf16
+TWO, THREE = tl.constexpr(1.2479), tl.constexpr(0.7344)  # spacings
+
+
+@triton.jit
+def measure(x, inside, width, MASKED: tl.constexpr, DRAWN: tl.constexpr, FORM: tl.constexpr):
+    TOP: tl.constexpr = (1 << FORM[BITS]) - 1
+    if FORM[BITS] == 1 or (FORM[ROTATED] and FORM[BITS] <= 3 and not DRAWN):  # a grid about zero
+        if DRAWN:
+            size, broken = tl.max(tl.abs(x), 1), tl.max((x - x != 0).to(tl.int32), 1) != 0  # max drops NaN
+        else:
+            size, broken = mean_magnitude(x, width)
+        step = size * (2.0 if DRAWN or FORM[BITS] == 1 else TWO if FORM[BITS] == 2 else THREE)
+        half = tl.where(size == 0, 0, bf16_above(tl.minimum(tl.maximum(step, SMALLEST), LARGEST)))
+        bottom = tl.zeros_like(step) - TOP
+    else:
+        low, high, broken = extremes(x, inside, MASKED)
+        reach = tl.div_rn(tl.maximum(tl.abs(low), tl.abs(high)), REACH / 2 if FORM[ROTATED] else REACH)
+        step = tl.maximum(reach, tl.div_rn(high * 0.5 - low * 0.5, (TOP - 1) / 2 if DRAWN else TOP / 2))
+        half = bf16_above(tl.maximum(step, SMALLEST))
+        bottom = lowest_level(low * tl.div_rn(1.0, from_bf16(half)), DRAWN) * (2 if FORM[ROTATED] else 1)
+    scale = tl.where(half == 0, 0.0, tl.div_rn(1.0, from_bf16(tl.maximum(half, LEAST))))
+    bottom = tl.where(broken, 0.0, bottom).to(tl.int32)
+    word = tl.where(broken, NAN_STEP, half) | bottom.to(tl.uint32, bitcast=True) << 16
+    return word, tl.where(broken, NAN, scale)
+
+
+@triton.jit
+def encode(x, word, scale, draw, FORM: tl.constexpr):
+    TOP: tl.constexpr = (1 << FORM[BITS]) - 1
+    if FORM[BITS] == 1 or (FORM[ROTATED] and FORM[BITS] <= 3 and draw is None):
+        codes = quantize(x * scale[:, None] + TOP / 2, tl.zeros_like(scale), scale, draw, TOP)
+    else:
+        codes = quantize(x * scale[:, None], bottom_of(word, FORM), scale, draw, TOP)
+    return codes
+
+
+@triton.jit
+def decode(codes, word, FORM: tl.constexpr):
+    # 2²³ + code, by its bits, and bottom − 2²³, both exact: |bottom| < 2¹⁵. Conversions are slow. With halves, 2²².
+    HALVES: tl.constexpr = FORM[ROTATED] or FORM[BITS] == 1
+    shifted = ((codes.to(tl.uint32) << 1) | 0x4A800000) if HALVES else (codes.to(tl.uint32) | 0x4B000000)
+    origin = bottom_of(word, FORM) - (4194304.0 if HALVES else 8388608.0)
+    return (shifted.to(tl.float32, bitcast=True) + origin[:, None]) * from_bf16(word)[:, None]
+
+
+@triton.jit
+def bottom_of(word, FORM: tl.constexpr):
+    bottom = (word.to(tl.int32, bitcast=True) >> 16).to(tl.float32)
+    return bottom * 0.5 if FORM[ROTATED] or FORM[BITS] == 1 else bottom
+
+
+@triton.jit
+def bf16_above(x):
+    return (x.to(tl.uint32, bitcast=True) + 0xFFFF) >> 16
+
+
+@triton.jit
+def from_bf16(half):
+    return (half << 16).to(tl.float32, bitcast=True)
+
+
+DEVICE = {"MEASURE": measure, "ENCODE": encode, "DECODE": decode, "WORD": tl.uint32}

@@ -1,0 +1,61 @@
+"""A randomised Hadamard transform of blocks, which spreads every value over all places of its block.
+
+    rotated = H D x / 2ᵐ⁺¹       blocks of 2ᵐ values; D = diag(±1), the same for all blocks, ranks and rounds
+    x       = 2 D H rotated
+
+Whatever the values were, of a rotated block each is a mean of all with random signs, and so nearly normal: few are far
+from the others, which is what a grid needs. H D / √2ᵐ is orthonormal, so that an error keeps its size. The signs follow
+from the place alone (`noise.py`, key 0): ranks add rotated blocks, and whoever reads them needs no key.
+
+H is applied in m steps, step d = 0, 1, … m − 1 to the pairs of places that differ by 2ᵈ: (a, b) → (a + b, a − b). The
+factors are powers of two; those less than one come before the first step, both ways, so that no sum overflows on its
+way and none is NaN: only in the last product, with 2ᵐ⁺¹, can a finite value become infinite, where it was within what
+its block loses of the largest fp32. `rotation_gpu.py` does the same.
+"""
+
+from functools import lru_cache
+
+import torch
+from torch import Tensor
+
+from . import noise
+
+PIECE = 1 << 16  # values that are rotated at once: they stay in the cache
+
+
+def rotate(x: Tensor) -> Tensor:
+    """Return blocks (…, width) of fp32 rotated."""
+    signs = signs_of(x.shape[-1], x.device)
+    return _transformed(x, signs / (2 * x.shape[-1]), None)
+
+
+def restore(x: Tensor) -> Tensor:
+    """Return what `rotate` was given, up to rounding."""
+    width = x.shape[-1]
+    return _transformed(x, x.new_full((), 1 / width), signs_of(width, x.device) * (2 * width))
+
+
+@lru_cache(maxsize=64)
+def signs_of(width: int, device: torch.device) -> Tensor:
+    """Return D of blocks of `width` values, as ±1 in fp32."""
+    place = torch.arange(width, device=device)
+    one = torch.ones((), dtype=torch.float32, device=device)
+    return torch.where(noise.uniform(place, noise.start_and_seed(0, 0, device)[1:]) < 0.5, one, -one)
+
+
+def _transformed(x: Tensor, before: Tensor, after: Tensor | None) -> Tensor:
+    """Return H (x · before) · after, in pieces whose values lie in columns: all additions are of neighbours."""
+    width = x.shape[-1]
+    blocks, out, at_once = x.reshape(-1, width), x.new_empty(x.shape), max(PIECE // width, 1)
+    for first in range(0, len(blocks), at_once):
+        piece = slice(first, first + at_once)
+        columns = (blocks[piece] * before).t().contiguous()
+        other, distance = torch.empty_like(columns), 1
+        while distance < width:
+            shape = (width // (2 * distance), 2, distance * columns.shape[1])
+            pairs, made = columns.view(shape), other.view(shape)
+            torch.add(pairs[:, 0], pairs[:, 1], out=made[:, 0])
+            torch.sub(pairs[:, 0], pairs[:, 1], out=made[:, 1])
+            columns, other, distance = other, columns, 2 * distance
+        out.view(-1, width)[piece] = columns.t() if after is None else columns.t() * after
+    return out

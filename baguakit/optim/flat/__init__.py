@@ -1,0 +1,1 @@
+"""The parameters of a group, stepped as a few flat tensors."""

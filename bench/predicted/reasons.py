@@ -1,0 +1,43 @@
+"""Why some kernels are predicted to stay below the target."""
+
+from typing import Any
+
+TARGET = 0.9
+DRAWS = "draws: two rounds of an integer hash for each value, fixed by the format's definition"
+ROTATES = "rotates blocks: an addition for each value and doubling of the block, and three moves through shared memory"
+COUNTS = "counts digits: a histogram takes about forty instructions of Triton for each value and digit"
+# By beginnings of "family: name, dtype".
+REASONS = {
+    "Float8(): compress, residual, stochastic": DRAWS,
+    "Float8(): compress, bf16": "three bytes a value: rounding by integers takes twenty instructions",
+    "Float8(): average 8 rows": "nine conversions by integers for each value of nine bytes",
+    "MinMaxUInt8(): compress, residual, stochastic": DRAWS,
+    "Sign(): compress, bf16": "two bytes a value: adding up magnitudes as integers, and joining eight signs in a byte",
+    "Sign(): average 8 rows, fp32": "one byte a value: eight signs are spread to fp32 and added",
+    "UInt4(): compress, residual, stochastic": DRAWS,
+    "UInt4(): compress, bf16": "two and a half bytes a value: range, rounding, and joining two codes across threads",
+    "UInt4(): average 8 rows, fp32": "five bytes a value: eight codes are shifted, masked, scaled and added",
+    "UInt2(): average 8 rows, fp32": "two and a half bytes a value: eight codes are shifted, masked, scaled and added",
+    "UInt2()": ROTATES,
+    "Uniform(): average 8 rows, fp32": "five bytes a value: eight codes are shifted, masked, scaled and added",
+    "Uniform()": ROTATES,
+    "top-k": COUNTS,
+}
+
+
+def reason_of(row: dict[str, Any]) -> str | None:
+    """Return the reason of a row below the target, or None if it reaches it.
+
+    Raises:
+        LookupError: it does not reach it, and no reason is written here.
+    """
+    if row["share"] >= TARGET:
+        return None
+    named = f"{row['family']}: {row['name']}, {row['dtype']}"
+    for beginning, reason in REASONS.items():
+        if named.startswith(beginning):
+            return reason
+    raise LookupError(
+        f"{named} is predicted at {row['share']:.2f} of a copy; make it faster, or say why not in "
+        "bench/predicted/reasons.py"
+    )

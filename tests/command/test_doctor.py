@@ -1,0 +1,106 @@
+"""The doctor: it finds what is there, and says in words what is not and which command mends it."""
+
+import shutil
+import socket
+from importlib import metadata
+
+import pytest
+import torch
+
+from baguakit.command import main
+from baguakit.command.doctor import extras, machine
+from baguakit.command.doctor.finding import Kind
+
+
+def only(findings):
+    (found,) = findings
+    return found
+
+
+def nothing(*_):
+    return None
+
+
+def absent(*_):
+    raise metadata.PackageNotFoundError
+
+
+def test_the_doctor_finds_that_this_machine_trains(capsys):
+    assert main(["doctor"]) == 0
+    said = capsys.readouterr().out
+    assert f"{torch.__version__}, built" in said
+    assert "two processes averaged a tensor over gloo on loopback" in said
+    assert "Training on CPUs will run." in said
+    assert max(map(len, said.splitlines())) <= 80
+
+
+def test_a_broken_core_is_said_and_is_the_exit_status(capsys, monkeypatch):
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "nowhere0")
+    monkeypatch.setattr(machine, "CHECKS", (machine.network,))
+    monkeypatch.setattr(machine, "is_up", lambda name: True)
+    monkeypatch.setattr(socket, "if_nameindex", lambda: [(1, "lo"), (2, "eth7")])
+    assert main(["doctor"]) == 1
+    said = capsys.readouterr().out
+    assert "GLOO_SOCKET_IFNAME names nowhere0, which is not there" in said
+    assert "export GLOO_SOCKET_IFNAME=eth7" in said and "The core cannot work." in said
+
+
+def test_missing_compilers_are_said_with_the_command_that_installs_them(monkeypatch):
+    monkeypatch.setattr(shutil, "which", nothing)
+    cpp, c = machine.compilers()
+    assert cpp.mend == "sudo apt install g++" and cpp.loses == "Compression on CPUs will run, but many times slower"
+    assert c.mend == "sudo apt install gcc" and c.loses == "`baguakit net build` will not run"
+
+
+def test_a_gpu_that_torch_cannot_use_is_said(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(shutil, "which", lambda name: "/usr/bin/nvidia-smi")
+    monkeypatch.setattr(torch.version, "cuda", None)
+    assert only(machine.gpus()).found == "nvidia-smi is there, but torch is built for CPUs"
+    monkeypatch.setattr(torch.version, "cuda", "13.0")
+    assert only(machine.gpus()).mend.startswith("update the driver to one for CUDA 13.0")
+    monkeypatch.setattr(shutil, "which", nothing)
+    assert only(machine.gpus()).loses == "Training on GPUs will not run: there is none"
+
+
+def test_old_and_missing_libraries_are_said(monkeypatch):
+    monkeypatch.setattr(torch, "__version__", "2.9.1+cpu")
+    old, _ = machine.libraries()
+    assert (old.kind, old.found) == (Kind.BROKEN, "2.9.1+cpu is older than 2.11")
+    monkeypatch.setattr(machine.importlib.util, "find_spec", nothing)
+    assert only(machine.triton()).mend == "pip install 'triton>=3.6'"
+
+
+def test_a_host_whose_name_is_loopback_is_told_to_name_an_interface(monkeypatch):
+    monkeypatch.delenv("GLOO_SOCKET_IFNAME", raising=False)
+    monkeypatch.setattr(socket, "gethostname", lambda: "box")
+    monkeypatch.setattr(socket, "gethostbyname", lambda name: "127.0.1.1")
+    found = only(machine.gloo_interface("eth0"))
+    assert found.found == "takes 127.0.1.1, the address of box: loopback only"
+    assert found.mend == "export GLOO_SOCKET_IFNAME=eth0" and "Several machines" in found.loses
+    monkeypatch.setattr(socket, "gethostbyname", lambda name: "10.0.0.5")
+    assert only(machine.gloo_interface("eth0")).kind is Kind.GOOD
+
+
+@pytest.mark.parametrize("error", [OSError("no fork"), RuntimeError("on rank 1:\nOSError: no loopback")])
+def test_ranks_that_cannot_train_break_the_core(monkeypatch, error):
+    def fails(*_, **__):
+        raise error
+
+    monkeypatch.setattr(machine, "Ranks", fails)
+    found = only(machine.two_ranks())
+    assert found.kind is Kind.BROKEN and found.found == f"cannot train together: {str(error).splitlines()[-1]}"
+
+
+def test_extras_are_read_from_the_metadata():
+    lines = ["torch>=2.11", "rich; extra == 'command'", 'lmdb; extra == "data"', "redis>=5; extra == 'data'"]
+    assert extras.by_extra(lines) == {"command": ["rich"], "data": ["lmdb", "redis>=5"]}
+
+
+def test_missing_packages_are_said_with_the_command_that_installs_them(monkeypatch):
+    monkeypatch.setattr(extras.metadata, "version", absent)
+    found = extras.of_extra("data", ["lmdb", "redis>=5"])
+    assert found.kind is Kind.NOTE and found.mend == "pip install lmdb 'redis>=5'"
+    assert found.found == "lmdb, 'redis>=5' not installed; for stores of cached datasets in LMDB and Redis"
+    monkeypatch.setattr(extras.metadata, "requires", absent)
+    assert "not installed but imported from a folder" in only(extras.packages()).found

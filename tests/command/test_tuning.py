@@ -1,0 +1,131 @@
+"""The subcommands for the ranks of torchrun: alone they say how to start it, and wrong models are one sentence."""
+
+import contextlib
+import io
+import os
+import socket
+import sys
+
+import pytest
+import torch.distributed as dist
+from pool import Pool
+
+from baguakit.command import main
+from baguakit.command.refusal import Refusal
+from baguakit.command.tuning import algorithms_of, model_of, numbers, short
+from baguakit.tune import Network
+
+MODELS = """
+import torch
+
+value = 3
+
+
+def model():
+    return torch.nn.Linear(300, 100)
+
+
+def number():
+    return 3
+
+
+def broken():
+    return undefined
+"""
+
+
+@pytest.fixture
+def models(tmp_path, monkeypatch):
+    """The folder of a module of models, from which the command is started."""
+    (tmp_path / "models_of_a_user.py").write_text(MODELS)
+    (tmp_path / "module_that_fails.py").write_text("import module_that_is_not_there")
+    (tmp_path / "module_that_raises.py").write_text("raise RuntimeError('no data')")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    yield tmp_path
+    for name in ("models_of_a_user", "module_that_fails", "module_that_raises"):
+        sys.modules.pop(name, None)
+
+
+@pytest.mark.parametrize("words", [["plan", "train:net"], ["probe"]])
+def test_without_torchrun_they_say_how_to_start_it(words, monkeypatch, capsys):
+    monkeypatch.delenv("RANK", raising=False)
+    assert main(words) == 2
+    said, errors = capsys.readouterr()
+    assert said == "" and f"torchrun --standalone --nproc_per_node=4 -m baguakit {words[0]}" in errors
+    assert "--node_rank=0" in errors and "--master_addr=HOST" in errors and max(map(len, errors.splitlines())) <= 80
+
+
+@pytest.mark.parametrize(
+    "place, sentence",
+    [
+        ("models", "the model is given as module:function, such as train:make_model, not 'models'"),
+        ("nowhere_to_be_found:net", "cannot import nowhere_to_be_found .*: there is no module nowhere_to_be_found"),
+        ("module_that_fails:net", "cannot import module_that_fails .*: there is no module module_that_is_not_there"),
+        ("module_that_raises:net", "importing module_that_raises .* raises RuntimeError: no data"),
+        ("models_of_a_user:net", "the module models_of_a_user has no net"),
+        ("models_of_a_user:value", "models_of_a_user:value is a function that returns the model, not int"),
+        ("models_of_a_user:number", r"models_of_a_user:number\(\) returns the model, a torch.nn.Module, not int"),
+        ("models_of_a_user:broken", r"models_of_a_user:broken\(\) raises NameError: name 'undefined' is not defined"),
+    ],
+)
+def test_wrong_models_are_refused_in_one_sentence(models, place, sentence):
+    with pytest.raises(Refusal, match=sentence):
+        model_of(place)
+
+
+def test_wrong_names_and_numbers_are_refused_in_one_sentence():
+    with pytest.raises(
+        Refusal, match=r"--algorithms names functions of bk\.algorithms, which are async_model_average, "
+    ):
+        algorithms_of("bytegrad,nonsense")
+    with pytest.raises(Refusal, match="--algorithms takes those that work without arguments, and push_sum does not"):
+        algorithms_of("push_sum")
+    with pytest.raises(Refusal, match="--flows is numbers of connections, such as 1,4, not 'many'"):
+        numbers("many")
+    assert numbers("1,4") == (1, 4) and numbers(None) is None
+
+
+def test_calls_are_short_in_the_table():
+    assert short("bk.algorithms.bytegrad()") == "bytegrad"
+    assert short("bk.hierarchical(bk.algorithms.bytegrad())") == "bytegrad, by node"
+
+
+def test_they_run_on_the_ranks_of_torchrun(models):
+    """In one group after another, as torchrun starts them; rank 0 alone speaks."""
+
+    def run(port, *lines):
+        dist.destroy_process_group()
+        os.environ["MASTER_PORT"] = str(port)
+        told = []
+        for words in lines:
+            out, err = io.StringIO(), io.StringIO()
+            with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+                status = main(words.split())
+            told.append((status, out.getvalue(), err.getvalue()))
+        return told
+
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    plan = "plan models_of_a_user:model --flows 1 --seconds 0.05 --algorithms gradient_allreduce,bytegrad --step-ms 5"
+    with Pool(2) as pool:
+        first, second = pool.run(
+            run,
+            port,
+            plan,
+            "probe --flows 1 --seconds 0.05 --json measured.json",
+            "plan models_of_a_user:number",
+            "demo --steps 2 --algorithm bytegrad",
+        )
+    assert [status for status, _, _ in first] == [0, 0, 1, 0]
+    assert second == [(0, "", "")] * 4
+    planned, probed, refused, trained = (out + err for _, out, err in first)
+    assert "Measuring the network between 2 ranks" in planned and "Predicted by a model" in planned
+    assert "bk.attach(model, optimizer, bk.algorithms." in planned
+    assert "\n2 ranks, cpu, 1 threads\n" in probed
+    assert Network.from_json((models / "measured.json").read_text()).ranks == 2
+    assert refused == "baguakit: models_of_a_user:number() returns the model, a torch.nn.Module, not int\n"
+    assert "2 ranks, on the CPU, over gloo; 2 steps" in trained
+    assert "A step at 100 Mb/s is computed, not measured" in trained
+    assert [line for text in (planned, probed, trained) for line in text.splitlines() if len(line) > 80] == []

@@ -1,0 +1,162 @@
+"""The list of all algorithms and all compressors, with small arguments. Tests that concern every one run over it.
+
+An entry is an expression, so that it can be a test's name and be sent to a rank: `made` evaluates it. What the package
+exports and has no entry here is tested as it is by default; `test_everything.py` fails with the name of one that needs
+arguments.
+"""
+
+from collections.abc import Iterable
+from typing import Any
+
+import pytest
+import torch
+
+import baguakit as bk
+from baguakit.compressors import Compressor
+from baguakit.rules import Algorithm, Rule, rules_of
+from baguakit.stages import Stage
+
+# The first entry of an algorithm is its usual form. All work on 2 ranks or more.
+ALGORITHMS = (
+    "gradient_allreduce()",
+    "bytegrad(MinMaxUInt8(block=64))",
+    "bytegrad(MinMaxUInt8(block=64), error_feedback=True)",
+    "bytegrad(Sign(), error_feedback=True)",
+    "bytegrad(BFloat16(), error_feedback=True)",
+    "qadam(3, compressor=MinMaxUInt8(block=64))",
+    "qadam(3, compressor=MinMaxUInt8(block=64), error_feedback=True)",
+    "power_sgd(rank=2)",
+    "power_sgd(rank=1, warmup_steps=4)",
+    "top_k(0.1)",
+    "decentralized()",
+    "decentralized(every=3)",
+    "decentralized(order='atc')",
+    "low_precision_decentralized()",
+    "low_precision_decentralized(every=2)",
+    "choco()",
+    "choco(OnePeerExact(), gamma=1.0)",
+    "gradient_tracking()",
+    "push_sum(Exponential())",
+    "local_sgd(every=2)",
+    "local_sgd(every=2, start=5)",
+    "diloco(every=2)",
+    "diloco(every=4, delay=2)",
+    "diloco(every=3, optimizer=torch.optim.Adam, lr=0.01)",
+    "diloco(every=4, fragments=3, delay=1)",
+    "async_model_average(warmup_steps=2)",
+)
+
+COMPRESSORS = (
+    "MinMaxUInt8()",
+    "MinMaxUInt8(block=64)",
+    "MinMaxUInt8(block=64, stochastic=True)",
+    "UInt4()",
+    "UInt4(block=64, stochastic=True)",
+    "UInt4(rotate=True)",
+    "Uniform(5, block=64, stochastic=True)",
+    "Float8()",
+    "Float8(format='e5m2', block=64, stochastic=True)",
+    "Sign()",
+    "Sign(block=64)",
+    "TopK(0.05)",
+    "BFloat16()",
+    "Float16()",
+)
+
+
+def complete(listed: tuple[str, ...], exported: list[str]) -> tuple[str, ...]:
+    """Return the entries listed, and one without arguments for each exported name that has none."""
+    families = set(map(family, listed))
+    return listed + tuple(f"{name}()" for name in exported if name not in families)
+
+
+def family(expression: str) -> str:
+    """Return the name of the function or class that an expression calls."""
+    return expression.partition("(")[0]
+
+
+ALGORITHMS = complete(ALGORITHMS, bk.algorithms.__all__)
+COMPRESSORS = complete(COMPRESSORS, [name for name in bk.compressors.__all__ if name != "Compressor"])
+NAMES: dict[str, Any] = {
+    name: getattr(module, name)
+    for module in (bk, bk.algorithms, bk.compressors, bk.stages, bk.topology)
+    for name in module.__all__
+} | {"torch": torch}
+
+
+def made(expression: str) -> Any:
+    """Return the algorithm, the compressor or the stage of an expression."""
+    return eval(expression, dict(NAMES))
+
+
+def usual(expressions: tuple[str, ...] = ALGORITHMS) -> dict[str, str]:
+    """Return the first expression of each family."""
+    first: dict[str, str] = {}
+    for each in expressions:
+        first.setdefault(family(each), each)
+    return first
+
+
+def variants_slow(expressions: Iterable[str]) -> list[Any]:
+    """Return entries as parameters of a test: all but the usual form of each algorithm are marked slow."""
+    first = set(usual().values())
+    return [each if each in first else pytest.param(each, marks=pytest.mark.slow) for each in expressions]
+
+
+# Facts about an algorithm, read from its rules.
+
+
+def stages(algorithm: Algorithm) -> list[Stage]:
+    """Return the stages of all rules, and those that they hold."""
+    found = [rule.stage for rule in rules_of(algorithm)]
+    for stage in found:  # which grows
+        found += stage.nested().values()
+    return found
+
+
+def windows(algorithm: Algorithm) -> set[str]:
+    """Return the windows of all rules."""
+    return {rule.window for rule in rules_of(algorithm)}
+
+
+def averages_gradients(algorithm: Algorithm) -> bool:
+    """Return whether all ranks step with the same gradient, so that their weights stay the same."""
+    return all(rule.what == "grad" and rule.stage.agrees for rule in rules_of(algorithm))
+
+
+def runs_free(algorithm: Algorithm) -> bool:
+    """Return whether a rule is free-running: ranks make steps of their own, and no two runs are the same."""
+    return "free_running" in windows(algorithm)
+
+
+def exact(algorithm: Algorithm) -> bool:
+    """Return whether nothing is lost on the wire: no stage is lossy, and none has a compressor."""
+    return not any(stage.lossy or hasattr(stage, "compressor") for stage in stages(algorithm))
+
+
+def joins(algorithm: Algorithm) -> bool:
+    """Return whether a rank without batches can take part, by `att.join()`."""
+
+    def takes_part(rule: Rule) -> bool:
+        return rule.window != "free_running" and (rule.what == "data" or rule.stage.agrees)
+
+    return all(map(takes_part, rules_of(algorithm)))
+
+
+def waits_for_weights(algorithm: Algorithm) -> bool:
+    """Return whether ranks wait for each other's weights, so that all must skip a step together."""
+    return bool({"between_steps", "after_step"} & windows(algorithm))
+
+
+def scaler(algorithm: Algorithm, **options: Any) -> torch.amp.GradScaler:
+    """Return the gradient scaler that a script takes with an algorithm."""
+    if not waits_for_weights(algorithm):
+        return torch.amp.GradScaler("cpu", **options)
+    from torch.distributed.fsdp.sharded_grad_scaler import ShardedGradScaler
+
+    return ShardedGradScaler(device="cpu", **options)
+
+
+def compressors(dense: bool | None = None) -> list[Compressor]:
+    """Return all compressors, or those that are dense, or those that are not."""
+    return [each for each in map(made, COMPRESSORS) if dense is None or each.dense == dense]

@@ -1,0 +1,169 @@
+"""For every variant of a kernel, calls of its launcher that need it, on hostile values, compared with the definition.
+
+`CALLS[name](variant)` makes those of a variant of the kernel of that name, and yields pairs: the result, and what it
+is by the definition on the CPU.
+"""
+
+from functools import cache
+from unittest import mock
+
+import torch
+from formats import FORMATS, KEY
+from hostile import KINDS, hostile
+
+from baguakit.kernels.blockwise import definition as blockwise
+from baguakit.kernels.blockwise import launch as blockwise_launch
+from baguakit.kernels.mixing import definition as mixing
+from baguakit.kernels.mixing import gpu as mixing_gpu
+from baguakit.kernels.topk import definition as topk
+from baguakit.kernels.topk import gpu as topk_gpu
+
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16, "fp64": torch.float64}
+KEYS = (KEY, 0, (1 << 64) - 1)
+WEIGHTS = (0.5, -0.75, 0.0, 2.0**-120, 3.0)
+
+
+# Wire formats.
+
+
+def lengths(variant):
+    """Lengths of rows that end with the tile, or with a part of one; odd ones, where the next row begins anywhere."""
+    block, tile = variant.facts["block"], variant.values
+    if not variant.facts["masked"]:
+        return (tile + 77, 2 * tile + 1) if variant.facts["narrow"] else (tile, 2 * tile)
+    return sorted({1, 2, 7, 16, block // 2 + 3, block - 1, tile - 1, tile - 16, tile + block // 2} - {0, tile})
+
+
+def rows_of(variant, dtype):
+    """Yield the values (rows, n) of a call.
+
+    Rows at multiples of 16 go together, all kinds of values; so do rows at odd places, for their variants; others
+    begin where the tensor does, two kinds by turns.
+    """
+    together = variant.facts["narrow"] and not variant.facts["masked"]
+    for call, n in enumerate(lengths(variant)):
+        rows = [hostile(kind, n, dtype, seed) for seed, kind in enumerate(KINDS)]
+        if together or n % 16 == 0:
+            yield torch.stack(rows)
+        else:
+            yield from (rows[(2 * call + i) % len(rows)][None] for i in range(2))
+
+
+def coding(variant):
+    format, dtype = FORMATS[variant.facts["format"]][0].format, DTYPES[variant.facts["dtype"]]
+    keys = KEYS if variant.constants.get("DRAWN") else (None,)
+    for call, x in enumerate(rows_of(variant, dtype)):
+        yield format, variant.facts["block"], x, keys[call % len(keys)]
+
+
+def compress(variant):
+    for format, block, x, key in coding(variant):
+        lost = [torch.empty(x.shape) if variant.facts["residual"] else None for _ in range(2)]
+        packed = [
+            m.compress(format, x, block, r, key) for m, r in zip((blockwise_launch, blockwise), lost, strict=True)
+        ]
+        yield packed
+        if variant.facts["residual"]:
+            yield lost
+
+
+def decompress(variant):
+    for format, block, x, _ in coding(variant):
+        packed = blockwise.compress(format, x, block)
+        out = torch.empty_like(x), torch.empty_like(x)
+        blockwise_launch.decompress_(format, out[0], packed, block)
+        blockwise.decompress_(format, out[1], packed, block)
+        yield out
+
+
+def sent_rows(variant):
+    """Yield (format, block, packed rows, length, key) for one to five rows: the kernels take them four at a time."""
+    for n in lengths(variant):
+        for call, count in enumerate((1, 2, 4, 5)):
+            first = {"format": FORMATS[variant.facts["format"]][0].format, "block": variant.facts["block"]}
+            rows = torch.stack([hostile(KINDS[(call + i) % len(KINDS)], n, seed=i) for i in range(count)])
+            key = KEYS[call % len(KEYS)] if variant.constants.get("DRAWN") else None
+            yield *first.values(), blockwise.compress(first["format"], rows, first["block"]), n, key
+
+
+def add(variant):
+    for call, (format, block, packed, n, _) in enumerate(sent_rows(variant)):
+        out = hostile(KINDS[call % len(KINDS)], n, DTYPES[variant.facts["dtype"]], seed=9)
+        outs, weights = (out.clone(), out), torch.tensor(WEIGHTS)[: len(packed)]
+        blockwise_launch.add_(format, outs[0], packed, weights, block)
+        blockwise.add_(format, outs[1], packed, weights, block)
+        yield outs
+
+
+def reduce(variant):
+    for call, (format, block, packed, n, key) in enumerate(sent_rows(variant)):
+        lost = [hostile(KINDS[call % len(KINDS)], n, seed=9) if variant.facts["residual"] else None for _ in range(2)]
+        yield [
+            m.reduce(format, packed, n, block, r, key) for m, r in zip((blockwise_launch, blockwise), lost, strict=True)
+        ]
+        if variant.facts["residual"]:
+            yield lost
+
+
+# Mixing and landing.
+
+
+def streams(variant, count):
+    """Yield tensors of the dtype of a variant, as long as it needs, whose kinds meet in several ways."""
+    tile, dtype = variant.values, DTYPES[variant.facts["dtype"]]
+    for n in (1, 2, 15, tile - 1) if variant.facts["masked"] else (tile, 2 * tile):
+        for call in range(len(KINDS)):
+            yield [hostile(KINDS[(call + i * (1 + call // 3)) % len(KINDS)], n, dtype, seed=i) for i in range(count)]
+
+
+def mix(variant):
+    begun = variant.facts["out"] != variant.facts["dtype"] or variant.facts["begun"] != variant.facts["dtype"]
+    count = variant.facts["count"] * (1 + begun)
+    weights = [WEIGHTS[i % len(WEIGHTS)] for i in range(count + 1)]
+    for x, *others in streams(variant, count + 1):
+        ours = x.clone()
+        mixing_gpu.mix_(ours, others, weights)
+        mixing.mix_(x, others, weights)
+        yield ours, x
+
+
+def land(variant):
+    for x, result, before in streams(variant, 3):
+        x = torch.where(torch.arange(len(x)) % 3 == 0, x, before)
+        ours = x.clone()
+        mixing_gpu.land_(ours, result, before)
+        mixing.land_(x, result, before)
+        yield ours, x
+
+
+# The k largest.
+
+
+def largest(variant):
+    lost = variant.facts["residual"] or variant.kernel is not topk_gpu.keep_kernel
+    return compared(variant.facts["dtype"], lost, variant.kernel is topk_gpu.short_kernel)
+
+
+@cache
+def compared(dtype, lost, short):
+    """The calls of all kernels for a dtype, made once: each launches all of them."""
+    pairs = []
+    for call, kind in enumerate(KINDS if short or lost else KINDS[:2]):
+        n = (4096, 4095, 2049)[call % 3] if short else (4096, 9 * 4096 + 1, 4097)[call % 3]  # a tile is 4096
+        x, k = hostile(kind, n, DTYPES[dtype])[None], (1, 700, n)[call // 2]
+        residuals = [torch.empty(1, n) if lost else None for _ in range(2)]
+        with mock.patch.object(topk_gpu, "MANY", 0):  # a program takes several tiles
+            ours = topk_gpu.compress(x, k, residuals[0])
+        pairs += [(ours, topk.compress(x, k, residuals[1])), *([tuple(residuals)] if lost else [])]
+    return pairs
+
+
+CALLS = {
+    "compress_kernel": compress,
+    "decompress_kernel": decompress,
+    "add_kernel": add,
+    "reduce_kernel": reduce,
+    "mix_kernel": mix,
+    "land_kernel": land,
+    **dict.fromkeys(("short_kernel", "digits_kernel", "choose_kernel", "count_kernel", "keep_kernel"), largest),
+}

@@ -1,0 +1,187 @@
+"""Faults planted in small kernels, which executing their PTX finds: run with `--ptx ARCH`, as tests/ptx does."""
+
+import pytest
+import torch
+from ptx.faults import DivergenceFault, Fault, MemoryFault, RaceFault, UnwrittenFault
+
+triton = pytest.importorskip("triton")
+tl = pytest.importorskip("triton.language")
+
+
+@pytest.fixture(autouse=True)
+def only_executed(request):
+    if not request.config.getoption("ptx"):
+        pytest.skip("runs with --ptx")
+
+
+@triton.jit
+def double_kernel(out_ptr, x_ptr, n, TILE: tl.constexpr, MASKED: tl.constexpr):
+    at = tl.program_id(0) * TILE + tl.arange(0, TILE)
+    if MASKED:
+        tl.store(out_ptr + at, tl.load(x_ptr + at, at < n) * 2, at < n)
+    else:
+        tl.store(out_ptr + at, tl.load(x_ptr + at) * 2)
+
+
+def double(n, masked=True, out=None, programs=None):
+    x = torch.arange(n, dtype=torch.float32)
+    out = torch.empty(n) if out is None else out
+    double_kernel[(triton.cdiv(n, 128) if programs is None else programs,)](out, x, n, TILE=128, MASKED=masked)
+    return out
+
+
+@pytest.mark.parametrize("n", [0, 1, 127, 128, 1000])
+def test_a_kernel_without_a_fault(n):
+    assert torch.equal(double(n), 2 * torch.arange(n, dtype=torch.float32))
+
+
+def test_a_grid_of_no_programs_does_nothing():
+    assert torch.equal(double(10, out=torch.ones(10), programs=0), torch.ones(10))
+
+
+def test_a_mask_that_was_forgotten():
+    with pytest.raises(MemoryFault, match=r"of program 7 accesses .* outside every tensor .* the nearest memory is"):
+        double(1000, masked=False)
+
+
+def test_an_output_that_is_too_short():
+    with pytest.raises(MemoryFault, match=r"`@?!?.*st\.global"):
+        double(1000, out=torch.empty(999))
+
+
+def test_a_tensor_that_has_been_freed():
+    out = torch.empty(128)
+    out.untyped_storage().resize_(0)
+    with pytest.raises(MemoryFault):
+        double(128, out=out)
+
+
+def test_an_access_beyond_a_view_within_its_storage():
+    """A tensor ends where it does, whatever lies beside it."""
+    whole = torch.zeros(2048)
+    double_kernel[(8,)](whole[1024:], whole[:1024], 1024, TILE=128, MASKED=False)
+    with pytest.raises(MemoryFault, match=r"`.*st\.global.*of program 7 .* the nearest memory is out_ptr, which ends"):
+        double_kernel[(8,)](whole[1024:2000], whole[:1024], 1024, TILE=128, MASKED=False)
+    with pytest.raises(MemoryFault, match=r"`.*ld\.global.*of program 7 .* the nearest memory is x_ptr, which ends"):
+        double_kernel[(8,)](whole[1024:], whole[:1000], 1024, TILE=128, MASKED=False)
+
+
+@triton.jit
+def through_table_kernel(table_ptr, TILE: tl.constexpr):
+    x_ptr = tl.load(table_ptr).to(tl.pointer_type(tl.float32))
+    at = tl.arange(0, TILE)
+    tl.store(x_ptr + at, tl.load(x_ptr + at) + 1)
+
+
+def test_a_tensor_whose_address_lies_in_a_table():
+    x = torch.zeros(128)
+    table = torch.tensor([x.data_ptr()])
+    through_table_kernel[(1,)](table, TILE=128)
+    assert torch.equal(x, torch.ones(128))
+    x.untyped_storage().resize_(0)
+    with pytest.raises(MemoryFault, match="outside every tensor"):
+        through_table_kernel[(1,)](table, TILE=128)
+
+
+@triton.jit
+def promise_kernel(table_ptr, TILE: tl.constexpr):
+    x_ptr = tl.multiple_of(tl.load(table_ptr).to(tl.pointer_type(tl.float32)), 16)
+    tl.store(x_ptr + tl.arange(0, TILE), tl.full((TILE,), 1.0, tl.float32))
+
+
+def test_a_promise_of_alignment_that_is_not_kept():
+    x = torch.zeros(600)
+    promise_kernel[(1,)](torch.tensor([x[4:].data_ptr()]), TILE=512)
+    assert torch.equal(x[4:516], torch.ones(512))
+    with pytest.raises(MemoryFault, match=r"thread 0 of program 0 accesses address .* no multiple of the 16 bytes"):
+        promise_kernel[(1,)](torch.tensor([x[3:].data_ptr()]), TILE=512)
+
+
+@triton.jit
+def last_kernel(out_ptr, x_ptr, TILE: tl.constexpr):
+    tl.store(out_ptr, tl.sum(tl.load(x_ptr + tl.program_id(0) * TILE + tl.arange(0, TILE))))
+
+
+def test_two_programs_that_store_at_one_place():
+    last_kernel[(1,)](torch.empty(1), torch.arange(128.0), TILE=128)
+    with pytest.raises(RaceFault, match=r"of program 0 and .* of program 1 access byte .* of global memory"):
+        last_kernel[(2,)](torch.empty(1), torch.arange(256.0), TILE=128)
+
+
+@triton.jit
+def shift_kernel(x_ptr, TILE: tl.constexpr):
+    at = tl.arange(0, TILE)
+    tl.store(x_ptr + at, tl.load(x_ptr + at + 1))
+
+
+def test_threads_that_store_what_others_have_yet_to_load():
+    with pytest.raises(RaceFault, match="and nothing orders them"):
+        shift_kernel[(1,)](torch.arange(1025.0), TILE=1024)
+
+
+def test_programs_that_write_what_others_read():
+    x = torch.arange(256.0)
+    with pytest.raises(RaceFault):
+        double_kernel[(2,)](x[64:], x, 192, TILE=64, MASKED=True)
+
+
+def test_memory_that_nothing_was_written_to():
+    """A kernel may read what another has written, byte for byte, and what torch has."""
+    x, out = torch.empty(256), torch.empty(256)
+    message = (
+        r"double_kernel, line \d+ of the PTX, `.*ld\.global.*`: thread .* reads .* in x_ptr, where nothing was writ"
+    )
+    with pytest.raises(UnwrittenFault, match=message):
+        double_kernel[(1,)](out, x, 128, TILE=128, MASKED=True)
+    double_kernel[(1,)](x, torch.ones(128), 100, TILE=128, MASKED=True)
+    double_kernel[(1,)](out, x, 100, TILE=128, MASKED=True)
+    assert torch.equal(out[:100], torch.full((100,), 4.0))
+    with pytest.raises(UnwrittenFault, match="thread 100 of program 0"):
+        double_kernel[(1,)](out, x, 101, TILE=128, MASKED=True)
+    x[100:120].fill_(3.0)
+    double_kernel[(1,)](out, x, 120, TILE=128, MASKED=True)
+    with pytest.raises(UnwrittenFault, match="thread 120 of program 0"):
+        double_kernel[(2,)](out, x, 256, TILE=128, MASKED=True)
+    x[120:].numpy()[:] = 0
+    double_kernel[(2,)](out, x, 256, TILE=128, MASKED=True)
+
+
+def test_a_table_that_names_memory_that_nothing_was_written_to():
+    x = torch.empty(128)
+    with pytest.raises(UnwrittenFault, match=r"in a tensor of shape \(128,\), where nothing was written"):
+        through_table_kernel[(1,)](torch.tensor([x.data_ptr()]), TILE=128)
+
+
+BARRIER = tl.constexpr("""{ .reg .pred %p; setp.lt.u32 %p, $1, 100; @!%p bra end${:uid}; bar.sync 0;
+    end${:uid}: mov.b32 $0, $1; }""")
+SHUFFLE = tl.constexpr("""{ .reg .pred %p; setp.lt.u32 %p, $1, 100; mov.b32 $0, $1; @!%p bra end${:uid};
+    shfl.sync.idx.b32 $0, $1, 0, 31, -1; end${:uid}: }""")
+
+
+@triton.jit
+def diverging_kernel(out_ptr, ASM: tl.constexpr, n: tl.constexpr):
+    at = tl.arange(0, n)
+    tl.store(out_ptr + at, tl.inline_asm_elementwise(ASM, "=r,r", [at], dtype=tl.int32, is_pure=False, pack=1))
+
+
+@pytest.mark.parametrize("asm, named", [(BARRIER, r"bar\.sync"), (SHUFFLE, r"shfl\.sync")])
+def test_some_threads_wait_for_others_that_never_come(asm, named):
+    diverging_kernel[(1,)](torch.empty(32, dtype=torch.int32), asm.value, 32, num_warps=1)
+    with pytest.raises(DivergenceFault, match=f"diverging_kernel, line .*{named}.* waits for other threads"):
+        diverging_kernel[(1,)](torch.empty(128, dtype=torch.int32), asm.value, 128, num_warps=4)
+
+
+@triton.jit
+def root_kernel(x_ptr, TILE: tl.constexpr):
+    at = tl.arange(0, TILE)
+    tl.store(x_ptr + at, tl.exp2(tl.load(x_ptr + at)))
+
+
+def test_an_instruction_without_stated_bits_is_named():
+    with pytest.raises(Fault, match=r"line \d+ of the PTX, `ex2\.approx.*`: the executor knows no such instruction"):
+        root_kernel[(1,)](torch.ones(128), TILE=128)
+
+
+def test_a_tensor_elsewhere_is_refused():
+    with pytest.raises(TypeError, match="the executor takes tensors on the CPU"):
+        double_kernel[(1,)](torch.empty(128), torch.ones(128, device="meta"), 128, TILE=128, MASKED=True)

@@ -1,0 +1,126 @@
+"""Kernels touch few sectors of memory beside those that their values fill, at every length: run with `--ptx ARCH`.
+
+Distinct sectors are what memory moves, requested ones what the first cache looks for: see `ptx.watching.counters`.
+"""
+
+import functools
+import random
+
+import pytest
+import torch
+from formats import FORMATS, NAMES
+
+pytest.importorskip("triton")
+LINE = 64  # values: what a bucket of an attached model, or a rank's part of it, is a multiple of
+DISTINCT, ALIGNED, ODD = 1.05, 1.05, 1.3
+ROWS, SECTOR = 3, 32
+FOUND = random.Random(20)
+DRAWN = [FOUND.randint(4096, 70_000) // unit * unit for unit in (LINE, 1, 1, 4) * 25]
+GROUPS = [DRAWN[start : start + 5] for start in range(0, len(DRAWN), 5)]
+
+
+@pytest.fixture
+def counted(request, executed_gpu, monkeypatch):
+    """Counts of launches; nothing else watches them."""
+    if not request.config.getoption("ptx"):
+        pytest.skip("runs with --ptx")
+    from ptx.watching.counters import Counters
+
+    found = []
+    monkeypatch.setattr(executed_gpu, "watchers", (functools.partial(Counters, found),))
+    return found
+
+
+def check(counted, work, n, moved, headers=0, beside=0):
+    """Work moves so many bytes, and so many headers of blocks, or values that are kept, by an instruction each.
+
+    `beside` are the bytes that it moves, at most, of tables whose length is fixed.
+    """
+    counted.clear()
+    work()
+    distinct, requested = (
+        sum(sum(getattr(launch, name).values()) for launch in counted) * SECTOR for name in ("distinct", "requested")
+    )
+    limit = ALIGNED if n % LINE == 0 else ODD
+    assert moved <= distinct * 1.0001 and distinct <= DISTINCT * moved + beside, (n, distinct / moved)
+    assert requested <= limit * moved + headers * SECTOR + beside, (n, requested / moved)
+
+
+def of_format(counted, name, n, residual):
+    """The operations of a format on rows of n values."""
+    from baguakit.kernels.blockwise import launch
+
+    operators, block, _ = FORMATS[name]
+    format, blocks, lost = operators.format, -(-n // block), 4 * residual
+    layout = format.layout(n, block)
+    row = layout.planes[-1].stop + layout.header_end - layout.header_at
+    x, out, rest = torch.randn(ROWS, n), torch.empty(ROWS, n), torch.zeros(ROWS, n) if residual else None
+    packed = launch.compress(format, x, block)
+    length = 1 if format.rotated else n  # a program has half as many values, and so twice the headers and weights
+    compress = functools.partial(launch.compress, format, x, block, rest)
+    check(counted, compress, length, ROWS * ((4 + lost) * n + row))
+    check(counted, lambda: launch.decompress_(format, out, packed, block), length, ROWS * (4 * n + row), ROWS * blocks)
+    weights, total, rest = torch.ones(ROWS), torch.zeros(n), torch.zeros(n) if residual else None
+    add = functools.partial(launch.add_, format, total, packed, weights, block)
+    apart = 1 if format.header_bytes == 1 else length  # float8: up to 1.14 at lengths of whole lines
+    check(counted, add, apart, 8 * n + ROWS * row, ROWS * (blocks + n // 1024 + 1))  # and weights
+    reduce = functools.partial(launch.reduce, format, packed, n, block, rest)
+    check(counted, reduce, length, (ROWS + 1) * row + 2 * lost * n, (ROWS + 1) * blocks)
+
+
+def of_mixing(counted, n):
+    from baguakit.kernels.mixing import gpu
+
+    x, y, z = (torch.randn(n) for _ in range(3))
+    check(counted, lambda: gpu.mix_(x, [y, z], [0.5, 0.25, 0.25]), n, 16 * n)
+    check(counted, lambda: gpu.land_(x, y, z), n, 16 * n)
+
+
+def of_top_k(counted, n):
+    """Beside values it moves counts of digits, and of each tile."""
+    from baguakit.kernels.topk import gpu
+
+    x, lost, k = torch.randn(2, n), torch.empty(2, n), n // 100
+    passes = len(gpu.DIGITS) + 2 if n > gpu.SHORT else 1
+    counts = sum(12 << bits for _, bits in gpu.DIGITS) * (passes > 1)  # read and written by programs, and read
+    check(
+        counted,
+        lambda: gpu.compress(x, k, lost),
+        n,
+        2 * ((4 * passes + 4) * n + 8 * k),
+        headers=4 * k,
+        beside=2 * counts,
+    )  # what is kept is stored one by one
+
+
+def of_steps(counted, n, offset=0):
+    """Tensors that begin `offset` values behind a multiple of sixteen bytes; a tile also reads where it lies."""
+    from baguakit.kernels.steps import definition, launch, table
+
+    columns = {name: [torch.zeros(n + offset)[offset:]] for name in "pguv"}
+    tables = table.tables_of([(torch.float32, torch.float32, False)], columns)
+    conditions = definition.Conditions(lr=0.1, taken=3)
+    work = functools.partial(launch.step_, definition.Adam(decoupled=True), tables, conditions)
+    check(counted, work, n if offset == 0 else 1, 28 * n)  # unaligned, the limit is that of odd lengths
+
+
+@pytest.mark.parametrize("n", [4096 + LINE, 6143])
+def test_at_two_lengths(counted, n):
+    of_format(counted, "minmax_uint8", n, residual=True)
+    of_mixing(counted, n)
+    of_steps(counted, n)
+
+
+@pytest.mark.slow  # a hundred lengths
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("group", range(len(GROUPS)))
+def test_at_lengths_that_were_drawn(counted, group):
+    for at, n in enumerate(GROUPS[group]):
+        of_format(counted, NAMES[(group + at) % len(NAMES)], n, residual=group % 2 == 0)
+        (of_mixing, of_top_k, of_steps, functools.partial(of_steps, offset=1))[(group + at) % 4](counted, n)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("n", [4096, 4097, 8191])
+def test_the_largest_values_of_rows_that_are_hardly_long(counted, n):
+    of_top_k(counted, n)

@@ -1,0 +1,21 @@
+"""The instructions of PTX: PTX ISA, section 9.7 "Instructions". `action_of` decodes one."""
+
+from . import atomics, matrices, moves, warps
+from .arithmetic import bits, comparison, conversion, floating, integer, logic
+from .operands import Form
+
+DECODERS = {}
+for _group in (integer, bits, floating, comparison, logic, moves, conversion, warps, matrices, atomics):
+    for _opcode, _decoders in _group.DECODERS.items():
+        DECODERS.setdefault(_opcode, []).append(_decoders)
+
+
+def action_of(instruction, kernel):
+    """Return the action of an instruction on a frame; raise Unknown if the executor does not know it.
+
+    An opcode may stand for several groups, as `add` for integers and for floats: the group whose types it has.
+    """
+    for takes, decode in DECODERS.get(instruction.opcode, ()):
+        if takes(instruction.modifiers):
+            return decode(Form(instruction, kernel))
+    raise instruction.unknown("such instruction")

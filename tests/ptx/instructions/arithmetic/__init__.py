@@ -1,0 +1,1 @@
+"""Instructions from registers to registers, of each thread by itself."""

@@ -1,0 +1,1 @@
+"""Tests of what many threads do: control flow, memory, and launches as Triton makes them."""

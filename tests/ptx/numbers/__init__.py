@@ -1,0 +1,1 @@
+"""The numbers of PTX in NumPy: their types, and sums and products that are rounded once."""

@@ -1,0 +1,99 @@
+"""docs/situations: every block of code runs on two ranks, and predicted tables are what the model predicts."""
+
+import itertools
+import json
+import os
+import re
+from importlib.util import find_spec
+
+import pytest
+from documents import ROOT, blocks, runs
+from pool import ranks
+
+from bench.scaling import situations
+
+PAGES = [*sorted((ROOT / "docs" / "situations").glob("*.md")), ROOT / "docs" / "faq.md"]
+SLOW = "bk.tune.plan"  # a probe of the network takes seconds
+
+
+def cases():
+    """Every block, with its page and number."""
+    for page in PAGES:
+        for i, code in enumerate(blocks(page)):
+            yield pytest.param(code, id=f"{page.stem}-{i}", marks=[pytest.mark.slow] * (SLOW in code))
+
+
+@pytest.mark.parametrize("code", list(cases()))
+def test_code_runs(code, tmp_path):
+    for module in ("tensorboard", "wandb"):
+        if module in code and not find_spec(module):
+            pytest.skip(f"{module} is not installed")
+
+    def run():
+        before = os.getcwd()
+        os.chdir(tmp_path)  # loggers write there
+        try:
+            return runs(code)
+        finally:
+            os.chdir(before)
+
+    (trained, one), (_, other) = ranks(2, run)
+    assert one == other
+    if "optimizer.step()" in code:
+        assert trained
+    if "SummaryWriter" in code:
+        assert list((tmp_path / "runs").iterdir())
+    if "wandb" in code:
+        assert list((tmp_path / "wandb").glob("offline-run-*/*.wandb"))
+
+
+def test_predictions_are_the_models():
+    for page, tables in situations.tables().items():
+        text = (ROOT / "docs" / "situations" / f"{page}.md").read_text()
+        assert all(table in text for table in tables), (
+            f"python -m bench.scaling.situations has new tables for {page}.md"
+        )
+
+
+def milliseconds(task, names, **cells):
+    """Return the rows of a table of measured steps: for each algorithm a step in each of some cells."""
+    steps = {}
+    for line in (ROOT / "bench" / "results" / "network-steps.jsonl").read_text().splitlines():
+        found = json.loads(line)
+        cell = found["cell"]
+        if "result" in found and (cell["task"], cell["hosts"]) == (task, 4):
+            steps[cell["algorithm"], cell["rate"], cell["straggler"]] = found["result"]["step"]
+    places = list(itertools.product(cells.get("rates", ["500mbit"]), cells.get("stragglers", [False])))
+    for shown, name in names.items():
+        values = " | ".join(f"{1e3 * steps[(name, *place)]:.0f}" for place in places)
+        yield f"| {shown} | {values} |"
+
+
+def test_measured_steps_are_those_of_the_results():
+    names = {"DDP": "DDP", "`bytegrad()`": "bytegrad"}
+    few = {**names, "`power_sgd()`": "power_sgd", "`local_sgd(8)`": "local_sgd"}
+    text = (ROOT / "docs" / "situations" / "ethernet.md").read_text()
+    for row in milliseconds("wide", few, rates=["100mbit", "500mbit", "1gbit", "unshaped"]):
+        assert row in text
+    text = (ROOT / "docs" / "situations" / "stragglers.md").read_text()
+    more = {"`decentralized()`": "decentralized, AWC"}
+    more["`async_model_average(interval=0.5)`"] = "async_model_average, 0.5 s"
+    for row in milliseconds("deep", names | more, stragglers=[False, True]):
+        assert row in text
+
+
+def test_links_and_names():
+    """Links lead to files, and everything in backticks that begins with `bk.` exists."""
+    import baguakit as bk
+
+    for page in [*PAGES, ROOT / "docs" / "troubleshooting.md"]:
+        text = page.read_text()
+        for target in re.findall(r"\]\((?!http)([^)#]+)\)", text):
+            assert (page.parent / target).exists(), f"{page.name}: {target}"
+        for name in set(re.findall(r"`bk((?:\.\w+)+)", text)):
+            thing = bk
+            for part in name[1:].split("."):
+                if part == "lightning":  # asked for only where it is installed
+                    break
+                assert hasattr(thing, part), f"{page.name}: bk{name}"
+                thing = getattr(thing, part)

@@ -1,0 +1,171 @@
+"""`scripts/versions`: its environments are those that the package promises, and its table tells what happened."""
+
+import ctypes
+import importlib.metadata
+import json
+import platform
+import re
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+sys.path.append(str(ROOT / "scripts"))
+import versions_run  # noqa: E402 there it lies
+import without_cuda  # noqa: E402
+from versions_list import COMPILED, ENVIRONMENTS, TESTS, Environment  # noqa: E402
+
+PROJECT = (ROOT / "pyproject.toml").read_text()
+BY_NAME = {each.name: each for each in ENVIRONMENTS}
+
+
+def test_the_oldest_and_the_newest_versions_are_those_of_the_project():
+    floors = dict(re.findall(r'^ *"(numpy|torch|triton)>=([\d.]+)', PROJECT, re.MULTILINE))
+    assert {f"{name}=={version}" for name, version in floors.items()} < {*BY_NAME["oldest"].packages}
+    assert BY_NAME["triton"].packages == (f"triton=={floors['triton']}",)
+    pythons = re.findall(r"Python :: (3\.\d+)", PROJECT)
+    assert (BY_NAME["oldest"].python, BY_NAME["newest"].python) == (pythons[0], pythons[-1])
+    assert f'requires-python = ">={pythons[0]}"' in PROJECT
+
+
+def test_the_tests_named_are_there():
+    assert all((ROOT / path).exists() for path in TESTS)
+    assert all([*ROOT.glob(pattern)] for pattern in COMPILED)
+
+
+def test_a_python_that_is_missing_is_named(monkeypatch, tmp_path):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setenv("PYENV_ROOT", str(tmp_path))
+    with pytest.raises(versions_run.Missing, match=r"^needs Python 3\.10 with venv, and finds none on the PATH, in"):
+        versions_run.found("3.10")
+    program = tmp_path / "versions" / "3.10.9" / "bin" / "python3.10"
+    program.parent.mkdir(parents=True)
+    program.symlink_to(sys.executable)
+    assert versions_run.found("3.10") == str(program)
+
+
+def test_wrong_names_are_told(capsys):
+    with pytest.raises(SystemExit, match="2"):
+        versions_run.main(["newset"])
+    assert "there is no environment 'newset'; there are gpu, oldest, newest, triton" in capsys.readouterr().err
+
+
+def test_an_environment_that_cannot_be_made_fails_the_run_and_not_the_others(monkeypatch, capsys):
+    def made(environment, anew):
+        if environment.name == "oldest":
+            raise versions_run.Missing("needs Python 3.10")
+        if environment.name == "gpu":
+            raise subprocess.CalledProcessError(1, ["pip", "install"])
+        return Path(sys.executable)
+
+    monkeypatch.setattr(versions_run, "made", made)
+    monkeypatch.setattr(
+        versions_run, "versions", lambda *_: {"python": "3.13.0", "torch": "9", "triton": "8", "numpy": "7"}
+    )
+    monkeypatch.setattr(versions_run, "tested", lambda *_: {"good": True})
+    assert versions_run.main([]) == 1
+    assert [re.sub(r"\d+\.\d min", "x min", line) for line in capsys.readouterr().out.splitlines()[-5:]] == [
+        "gpu     failed    x min  ",
+        "        `pip install` ended with 1",
+        "oldest  failed    x min  ",
+        "        needs Python 3.10",
+        "newest  good      x min  Python 3.13.0, torch 9, triton 8, numpy 7",
+    ]
+    assert versions_run.main(["newest"]) == 0
+
+
+def test_the_table_counts_tests_and_names_those_that_failed():
+    found = {"python": "3.12.1", "torch": "2.11.0", "triton": "3.6.0", "numpy": "2.5.5"}
+    counts = {"passed": 7, "skipped": 2, "reasons": {"a": 2}, "failed": {"test_x": "no\nmore"}, "cut off": ["test_y"]}
+    row = {"name": "gpu", "good": False, "minutes": 9.44, "counts": counts, "dry": True} | found
+    assert versions_run.table([row]).splitlines() == [
+        "gpu     failed    9.4 min  Python 3.12.1, torch 2.11.0, triton 3.6.0, numpy 2.5.5",
+        "        7 passed, 2 skipped, 1 failed, 1 cut off; dry run passed",
+        "        failed: test_x: no",
+    ]
+    del row["dry"]
+    assert versions_run.table([row]).splitlines()[1] == "        7 passed, 2 skipped, 1 failed, 1 cut off"
+
+
+@pytest.mark.slow  # pytest starts, and imports torch
+def test_tests_run_in_an_environment_and_are_counted(tmp_path, monkeypatch):
+    monkeypatch.setattr(versions_run, "FOLDER", tmp_path)
+    environment = Environment("here", "this one", "", ("triton==0",), ("tests/test_thirds.py",))
+    (tmp_path / "here").mkdir()
+    (tmp_path / "here" / "made-from").write_text(repr(environment))
+    found = versions_run.row(environment, False, [])
+    assert found["good"] and found["counts"]["passed"] == 3 and found["counts"]["failed"] == {}
+    assert found["python"] == platform.python_version() and found["torch"] == importlib.metadata.version("torch")
+    found = versions_run.row(environment, False, ["tests/test_thirds.py", "-k", "no such test"])
+    assert not found["good"] and found["counts"] == {}
+
+
+# The substitutes of CUDA's libraries.
+
+LIBRARY = "int cuOne(void); int cuTwo(void); int three(void) { return cuOne() + cuTwo(); }"
+
+
+def test_a_library_that_needs_cuda_is_loaded_and_told_of_errors(tmp_path):
+    """One function has a version in its name, as those of CUDA have, and one has none."""
+    (tmp_path / "real").mkdir()
+    (tmp_path / "real.c").write_text("int cuOne(void) { return 0; } int cuTwo(void) { return 0; }")
+    (tmp_path / "versions").write_text("libcutest.so.13 { cuOne; };\n")
+    (tmp_path / "user.c").write_text(LIBRARY)
+
+    def cc(*words):
+        subprocess.run(["cc", "-shared", "-fPIC", *map(str, words)], cwd=tmp_path, check=True)
+
+    cc("real.c", "-Wl,--version-script=versions", "-Wl,-soname=libcutest.so.13", "-o", "real/libcutest.so.13")
+    cc("user.c", "-Wl,-rpath,$ORIGIN", "real/libcutest.so.13", "-o", "libuser.so")
+    with pytest.raises(OSError, match=r"libcutest\.so\.13"):
+        ctypes.CDLL(str(tmp_path / "libuser.so"))
+    assert without_cuda.needed([tmp_path / "libuser.so"]) == {
+        "libcutest.so.13": {"": {"cuTwo"}, "libcutest.so.13": {"cuOne"}}
+    }
+    assert without_cuda.main(tmp_path) == 0
+    assert ctypes.CDLL(str(tmp_path / "libuser.so")).three() == 2 * without_cuda.ERROR
+
+
+# hypothesis, where it is not installed.
+
+
+def test_without_hypothesis_tests_that_draw_are_skipped_and_names_can_be_imported():
+    code = """
+import json
+import without_hypothesis
+without_hypothesis.install()
+from hypothesis import given, settings, strategies as st
+from hypothesis.extra import numpy as npst
+settings.register_profile("busy", deadline=None)
+settings.load_profile("busy")
+VALUES = st.recursive(st.none() | npst.arrays(npst.array_shapes()), lambda x: st.lists(x)).map(tuple)
+
+@settings(max_examples=3)
+@given(st.integers(), x=VALUES)
+def test_draws(n, x):
+    raise AssertionError
+
+print(json.dumps([test_draws.__name__, [mark.name for mark in test_draws.pytestmark]]))
+"""
+    ran = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT / "tests", stdout=subprocess.PIPE, text=True, check=True
+    )
+    assert json.loads(ran.stdout) == ["test_draws", ["skip"]]
+
+
+# A trial of how tests start.
+
+
+def test_the_first_test_of_each_file_that_is_not_slow_is_kept(request):
+    def item(name, path, slow=False):
+        return SimpleNamespace(name=name, path=path, get_closest_marker={"slow": True}.get if slow else {}.get)
+
+    items = [item(0, "a", True), item(1, "a"), item(2, "a"), item(3, "b", True), item(4, "b", True), item(5, "c")]
+    left_out = []
+    hook = SimpleNamespace(pytest_deselected=lambda items: left_out.extend(items))
+    plugin = request.config.pluginmanager.get_plugin(str(request.config.rootpath / "conftest.py"))
+    plugin.First().pytest_collection_modifyitems(SimpleNamespace(hook=hook), items)
+    assert [each.name for each in items] == [1, 3, 5] and [each.name for each in left_out] == [0, 2, 4]
