@@ -7,7 +7,7 @@ import torch
 
 pytest.importorskip("triton")
 from ..driver import raw_argument
-from ..memory import GAP, Global, in_tables, living_tensors, region_of, regions_of
+from ..memory import ARGUMENTS, GAP, PAGE, Global, in_tables, living_tensors, region_of, regions_of
 
 
 @pytest.mark.parametrize(
@@ -62,8 +62,10 @@ def test_tensors_that_live_are_found_and_others_are_not():
 def test_an_argument_has_an_address_of_its_own_which_tells_the_same_of_lines():
     x = torch.zeros(64)
     first, second, freed = regions_of([("a", x[:32]), ("b", x[32:]), ("c", x[:0])])
-    assert second.start - first.start == GAP + 128 and (first.end, freed.end) == (second.begin, 0)
-    assert [each.start % 4096 for each in (first, second)] == [each.begin % 4096 for each in (first, second)]
+    assert (first.end, freed.end) == (second.begin, 0)
+    assert [divmod(each.start - ARGUMENTS, GAP) for each in (first, second)] == [
+        (place, each.begin % PAGE) for place, each in enumerate((first, second), start=1)
+    ]
     assert len(Global([first, second, freed]).regions) == 2
 
 
