@@ -90,6 +90,7 @@ REQUIRED = {
     "optim": ["Report", "fuse", "report", "unfuse"],
     "ranks": ["RankError", "Ranks", "progress"],
     "stages": [
+        "Adaptive",
         "CompressedMean",
         "ErrorFeedback",
         "Hierarchical",

@@ -59,7 +59,7 @@ FromGraph([('b','a'),('a','c')]) FromDigraph([(0,1),(1,2),(2,0)]) FromDigraph([[
 FromDigraph([[(0,1),(1,0)],[(0,0)]]) FromDigraph([(1,1)]) FromGraph([(0,1),(0,2)],order=[2,1,0])
 """)
 STAGES = listed("""
-Mean() CompressedMean() CompressedMean(Sign()) SparseMean(TopK(0.01)) NeighborMean(Ring()) Hierarchical(Mean())
+Mean() CompressedMean() Adaptive(0.001) Adaptive(0.01,(4,8)) CompressedMean(Sign()) SparseMean(TopK(0.01)) NeighborMean(Ring()) Hierarchical(Mean())
 ErrorFeedback(CompressedMean(UInt4())) Hierarchical(ErrorFeedback(SparseMean(TopK(0.5))))
 TrackedGradient(Ring()) PushSum(Exponential()) LowRankMean(4)
 DifferenceCompression(Ring()) DifferenceCompression(Ring(),Sign()) Choco(Ring()) Choco(Star(),TopK(0.1),gamma=0.3)
@@ -75,7 +75,7 @@ after_step(Mean(),where=Fragment(1,3)) Rule('during_backward',Mean(),every=2)
 hierarchical(after_step(Mean()))
 """)
 ALGORITHMS = listed("""
-bytegrad() bytegrad(UInt4()) qadam() qadam(5,(0.5,0.9),1e-6) qadam(compressor=Sign(),bound=False)
+bytegrad() bytegrad(UInt4()) bytegrad(error=0.001) bytegrad(None,True,0.5) qadam() qadam(5,(0.5,0.9),1e-6) qadam(compressor=Sign(),bound=False)
 qadam(error_feedback=True) decentralized(Ring(),order='atc',every=3) low_precision_decentralized(Ring(),Sign(),every=2)
 async_model_average() async_model_average(interval=0.1) local_sgd() diloco() power_sgd() top_k()
 gradient_tracking(Ring(),order='atc')

@@ -4,8 +4,8 @@
     b   ← max_r min { b : E_b ≤ error }           the largest of `bits` where none is so accurate
     x   ← Q_b( (1/n) Σ_r Q_b(x_r) )
 
-Ranks agree on b in passing: every 16 flights each measures E_b of its own values, writes its choice behind the rows
-that it packs in this flight, and reads those of all others behind theirs. What all have read takes effect 8 flights
+Ranks agree on b in passing: every 8 flights each measures E_b of its own values, writes its choice behind the rows
+that it packs in this flight, and reads those of all others behind theirs. What all have read takes effect 4 flights
 later. So no message is sent for it, nobody waits, not for a device either, and all ranks always take the same b.
 """
 
@@ -22,12 +22,13 @@ from ..comm import Comm
 from ..compressors import Compressor, Uniform
 from ..compressors.base import Unchecked
 from ..costs import Cost, Load, Place
+from ..kernels.cpu import units
 from ..kernels.shared.uploads import uploaded
 from ..primitives import compressed_mean_
 from .base import State
 from .means import Average, CompressedMean
 
-EVERY, LATER = 16, 8  # flights from one choice to the next, and until a choice takes effect
+EVERY, LATER = 8, 4  # flights from one choice to the next, and until a choice takes effect
 SAMPLE, BLOCK = 1 << 16, 256  # values that a rank measures, in whole blocks from all parts of a bucket
 NOTE = 16  # bytes behind a packed row, which keep what follows aligned
 
@@ -37,8 +38,8 @@ class Adaptive(Average):
     """The mean over all ranks in the fewest bits a value whose error stays below `error`, chosen for each bucket.
 
     The error is relative and squared, ‖Q(x) − x‖² / ‖x‖², and that of one compression: a mean in two hops is compressed
-    twice, once by each rank and once by the owner of a shard. Each rank measures it in every 16th flight on up to
-    65,536 of its own values, all ranks take the largest of their choices, and it takes effect 8 flights later; until
+    twice, once by each rank and once by the owner of a shard. Each rank measures it in every 8th flight on up to
+    65,536 of its own values, all ranks take the largest of their choices, and it takes effect 4 flights later; until
     then, and where no choice is accurate enough, values fly in the largest of `bits`. Blocks have 256 values; of up to
     4 bits they are rotated. The choice is saved, and with other buckets or ranks made anew.
 
@@ -87,7 +88,7 @@ class Adaptive(Average):
     def __call__(self, x: Tensor, state: State, comm: Comm, residual: Tensor | None = None) -> Tensor:
         if comm.round % EVERY == LATER:
             if state["arrived"] is not None:
-                state["arrived"].synchronize()  # eight flights ago
+                state["arrived"].synchronize()  # four flights ago
             state["bits"].copy_(state["chosen"])
         format = self.format(int(state["bits"]))
         if comm.round % EVERY or comm.size == 1:
@@ -109,9 +110,9 @@ class Adaptive(Average):
             errors.append(lost.double().square().sum())
         size = sample.double().square().sum()
         enough = torch.stack(errors) <= size * self.error
-        bits = uploaded(torch.tensor([*self.bits, self.bits[-1], int(now)]), x.device)
-        least = torch.where(enough, bits[:-2], bits[-2]).amin()
-        return torch.where(size.isfinite(), least, bits[-1]).to(torch.uint8)
+        choices = uploaded(torch.tensor([*self.bits, int(now)]), x.device)
+        least = torch.where(enough, choices[:-1], choices[-2]).amin()
+        return torch.where(size.isfinite(), least, choices[-1]).to(torch.uint8)
 
     def cost(self, load: Load, place: Place) -> Cost:
         """Return the cost of `CompressedMean` in the bits that normal values need."""
@@ -159,5 +160,6 @@ def sample_of(x: Tensor) -> Tensor:
 @lru_cache(maxsize=64)
 def bits_of_normal_values(stage: Adaptive) -> int:
     """Return the bits that a stage chooses for normal values."""
-    values = torch.randn(SAMPLE, generator=torch.Generator().manual_seed(0), device="cpu")
-    return int(stage.choice(values, torch.tensor(stage.bits[-1])))
+    values = torch.randn(SAMPLE // 4, generator=torch.Generator().manual_seed(0), device="cpu")
+    with units.eager():  # a plan waits for no compiler
+        return int(stage.choice(values, torch.tensor(stage.bits[-1])))
