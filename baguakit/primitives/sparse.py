@@ -34,6 +34,7 @@ def sparse_mean_(x: Tensor, compressor: Compressor, comm: Comm, residual: Tensor
     instance("compressor", compressor, Compressor, "a compressor such as TopK(0.01)")
     if residual is not None:
         check_residual(residual, x)
+    comm.note(compressor, compressor)
     if comm.size == 1 or x.numel() == 0:
         if residual is not None:
             residual.zero_()
