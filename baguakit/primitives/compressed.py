@@ -98,7 +98,8 @@ class Fewer(NamedTuple):
     ranks: int
 
     def __str__(self) -> str:
-        return f"{self.values:,} value{'s' * (self.values != 1)} on {self.ranks} ranks are fewer bytes uncompressed"
+        some = "1 value" if self.values == 1 else f"{self.values:,} values"
+        return f"{some} on {self.ranks} ranks {'is' if self.values == 1 else 'are'} fewer bytes uncompressed"
 
 
 def compresses(x: Tensor, compressor: Compressor, codec: Compressor | Unchecked, comm: Comm) -> bool:
@@ -112,7 +113,8 @@ def compresses(x: Tensor, compressor: Compressor, codec: Compressor | Unchecked,
     if pays(values, x.element_size(), codec, n):
         comm.note(compressor, compressor)
         return True
-    comm.note(compressor, x.dtype, Fewer(values, n))
+    if values:
+        comm.note(compressor, x.dtype, Fewer(values, n))
     return False
 
 
