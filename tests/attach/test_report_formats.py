@@ -71,7 +71,7 @@ def rows_of(att):
 
 
 def check(name, values):
-    """What every rank of two reports of an algorithm: bytes are those that the stage declares for how it flew."""
+    """Compare the reports of two ranks with what the stages of an algorithm declare that they send."""
     algorithm = everything.made(name)
     rules = rules_of(algorithm)
     place = place_of(everything.stages(algorithm))
