@@ -102,6 +102,16 @@ class Fewer(NamedTuple):
         return f"{some} on {self.ranks} ranks {'is' if self.values == 1 else 'are'} fewer bytes uncompressed"
 
 
+class Longer(NamedTuple):
+    """The reason for which a format saves nothing."""
+
+    sent: int
+    plain: int
+
+    def __str__(self) -> str:
+        return f"{self.sent:,} bytes, and {self.plain:,} uncompressed"
+
+
 def compresses(x: Tensor, compressor: Compressor, codec: Compressor | Unchecked, comm: Comm) -> bool:
     """Return whether a mean of `x` is sent compressed, as it is if that pays, and note it.
 

@@ -152,5 +152,5 @@ def test_lightning():
     for said, lines in ranks(2, run):
         asked = "LowRankMean(1)"
         assert said[0, LONG][:3] == (asked, asked, "") and said[0, LONG][3] == 4 * (300 + 3) + 3  # flags
-        assert said[0, 3][:3] == (asked, asked, "factors of 16 bytes stand for matrices of 12")
+        assert said[0, 3][:3] == (asked, asked, "16 bytes, and 12 uncompressed")
         assert len(lines) == 2

@@ -30,6 +30,7 @@ from ...comm import Comm
 from ...costs import Cost, Load, Place
 from ...keeping import finite, keep_
 from ...primitives import mean_
+from ...primitives.compressed import Longer
 from ...rules import Algorithm, during_backward
 from ...stages import ErrorFeedback, Mean, State
 from ...stages.means import Average
@@ -113,7 +114,7 @@ class LowRankMean(Average):
         mean_([*vectors, *p], comm)
         p = orthonormal(p, together=x.is_cuda)
         q = [each.T @ matrix for each, matrix in zip(p, wide, strict=True)]  # on CPUs Mᵀ P takes three times as long
-        self._note(comm, x.dtype, vectors, bytes_of(matrices), bytes_of(p) + bytes_of(q))
+        self._note(comm, x.dtype, vectors, bytes_of(matrices), bytes_of([*p, *q]))
         if residual is not None:
             lost, exact = divided(residual, layout)
             for span, rest, matrix, each, mine in zip(layout, lost, wide, p, q, strict=True):
@@ -144,16 +145,6 @@ class LowRankMean(Average):
         second = sum(min(self.rank, m, k) * k for m, k in matrices)
         factors = Mean().cost(Load(first), place) + Mean().cost(Load(second), place)
         return factors + place.copies(6, load.fp32.size)
-
-
-class Longer(NamedTuple):
-    """The reason for which factors save nothing."""
-
-    factors: int
-    matrices: int
-
-    def __str__(self) -> str:
-        return f"factors of {self.factors:,} bytes stand for matrices of {self.matrices:,}"
 
 
 class Vectors(NamedTuple):
