@@ -112,7 +112,7 @@ class WithinShards(ShardedHandle):
         super().__init__(*args)
 
     def report(self) -> Report:
-        """Return bytes sent and seconds exposed, by rule and bucket, and those of `weights` by FSDP module. Local."""
+        """Return bytes, formats and seconds exposed, by rule and bucket, and of `weights` by FSDP module. Local."""
         gathered = [each.row(len(self._runners)) for each in self._gathers if each.launches]
         report = super().report()
         return replace(report, rows=(*report.rows, *gathered))

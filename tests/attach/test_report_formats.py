@@ -92,7 +92,7 @@ def check(name, values):
             full, small = Mean().cost(load, place).sent, cost(stage, load, place).sent
             assert sent == exact * full + (flights - exact) * small + flags, which
             assert (reason != "") == (small >= full), which
-            assert (flew == "float32") == (small == full), which
+            assert flew != "float32" or small == full, which
 
 
 @pytest.mark.parametrize("name", ["top_k(1.0)", *everything.usual(EVERY).values(), ASKING])
@@ -101,7 +101,7 @@ def test_bytes_are_those_of_the_format_that_the_report_names(name):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", EVERY)
+@pytest.mark.parametrize("name", [name for name in EVERY if "fragments" not in name])  # it has one long layer only
 def test_bytes_of_long_buckets_are_those_of_the_format_that_the_report_names(name):
     check(name, 100_000)
 
