@@ -14,6 +14,7 @@ its block loses of the largest fp32. `rotation_gpu.py` does the same.
 """
 
 from functools import lru_cache
+from threading import get_ident
 
 import torch
 from torch import Tensor
@@ -43,19 +44,43 @@ def signs_of(width: int, device: torch.device) -> Tensor:
     return torch.where(noise.uniform(place, noise.start_and_seed(0, 0, device)[1:]) < 0.5, one, -one)
 
 
+class Columns:
+    """Memory for blocks whose values lie in columns, so that all additions are of neighbours; and each step's views."""
+
+    def __init__(self, width: int, count: int, device: torch.device) -> None:
+        with torch.inference_mode(False):  # else it could not be overwritten outside of it
+            columns, other = torch.empty(2, width, count, dtype=torch.float32, device=device).unbind()
+        self.given, self.columns = other.view(count, width), columns
+        self.steps: list[tuple[Tensor, ...]] = []
+        for distance in (1 << step for step in range(width.bit_length() - 1)):
+            shape = (width // (2 * distance), 2, distance * count)
+            self.steps.append((*columns.view(shape).unbind(1), *other.view(shape).unbind(1)))
+            columns, other = other, columns
+        self.made = columns.t()
+
+    def transformed(self, blocks: Tensor, before: Tensor) -> Tensor:
+        """Return H (blocks · before), which stays until the next call."""
+        torch.mul(blocks, before, out=self.given)
+        self.columns.copy_(self.given.t())
+        for a, b, sums, differences in self.steps:
+            torch.add(a, b, out=sums)
+            torch.sub(a, b, out=differences)
+        return self.made
+
+
+@lru_cache(maxsize=16)
+def kept(width: int, device: torch.device, thread: int) -> Columns:
+    """Return the memory of a thread for whole pieces: to make its views would take as long as to add."""
+    return Columns(width, max(PIECE // width, 1), device)
+
+
 def _transformed(x: Tensor, before: Tensor, after: Tensor | None) -> Tensor:
-    """Return H (x · before) · after, in pieces whose values lie in columns: all additions are of neighbours."""
+    """Return H (x · before) · after, piece by piece."""
     width = x.shape[-1]
-    blocks, out, at_once = x.reshape(-1, width), x.new_empty(x.shape), max(PIECE // width, 1)
-    for first in range(0, len(blocks), at_once):
-        piece = slice(first, first + at_once)
-        columns = (blocks[piece] * before).t().contiguous()
-        other, distance = torch.empty_like(columns), 1
-        while distance < width:
-            shape = (width // (2 * distance), 2, distance * columns.shape[1])
-            pairs, made = columns.view(shape), other.view(shape)
-            torch.add(pairs[:, 0], pairs[:, 1], out=made[:, 0])
-            torch.sub(pairs[:, 0], pairs[:, 1], out=made[:, 1])
-            columns, other, distance = other, columns, 2 * distance
-        out.view(-1, width)[piece] = columns.t() if after is None else columns.t() * after
+    blocks, out, most = x.reshape(-1, width), x.new_empty(x.shape), max(PIECE // width, 1)
+    for given, made in zip(blocks.split(most), out.view(-1, width).split(most), strict=True):
+        whole = len(given) == most
+        columns = kept(width, x.device, get_ident()) if whole else Columns(width, len(given), x.device)
+        values = columns.transformed(given, before)
+        made.copy_(values) if after is None else torch.mul(values, after, out=made)
     return out
