@@ -23,6 +23,8 @@ ALGORITHMS = (
     "bytegrad(MinMaxUInt8(block=64), error_feedback=True)",
     "bytegrad(Sign(), error_feedback=True)",
     "bytegrad(BFloat16(), error_feedback=True)",
+    "bytegrad(error=1e-3)",
+    "bytegrad(error=0.02, error_feedback=True)",
     "qadam(3, compressor=MinMaxUInt8(block=64))",
     "qadam(3, compressor=MinMaxUInt8(block=64), error_feedback=True)",
     "power_sgd(rank=2)",

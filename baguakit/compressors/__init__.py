@@ -6,8 +6,7 @@ A compressor turns rows of values into rows of bytes: a row for each rank that a
 from .base import Compressor
 from .casts import BFloat16, Float16
 from .float8 import Float8
-from .sign import Sign
 from .topk import TopK
-from .uniform import MinMaxUInt8, UInt2, UInt4, Uniform
+from .uniform import MinMaxUInt8, Sign, UInt2, UInt4, Uniform
 
 __all__ = ["BFloat16", "Compressor", "Float8", "Float16", "MinMaxUInt8", "Sign", "TopK", "UInt2", "UInt4", "Uniform"]

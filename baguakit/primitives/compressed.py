@@ -1,7 +1,6 @@
 """The mean of compressed values."""
 
-from dataclasses import fields
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -64,14 +63,6 @@ def compressed_mean_(x: Tensor, compressor: Compressor, comm: Comm, residual: Te
     if in_one_hop(x.numel(), codec, n):
         return _mean_of_rows(x, codec, comm, residual)
     return mean_of_shards(x, codec, comm, residual)
-
-
-def prepare(holder: Any, x: Tensor, comm: Comm) -> None:
-    """Warm up the compressors in the fields of `holder` for tensors like `x`, so that no step waits for a compiler."""
-    held = [getattr(holder, f.name) for f in fields(holder)] if comm.size > 1 else []
-    for compressor in held:
-        if isinstance(compressor, Compressor):
-            compressor.warm_up(x.device, x.dtype, x.numel())
 
 
 def check_residual(residual: Tensor, x: Tensor) -> None:

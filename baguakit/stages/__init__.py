@@ -10,6 +10,7 @@ holds it. Time is an argument: `comm.round` is the ordinal of the flight, `comm.
 
 from .. import keeping
 from ..arguments import checked
+from .adaptive import Adaptive
 from .base import Carry as Carry
 from .base import Stage
 from .base import State as State
@@ -21,6 +22,7 @@ from .wrappers import ErrorFeedback, Hierarchical
 finite, keep_ = checked(keeping.finite), checked(keeping.keep_)
 
 __all__ = [
+    "Adaptive",
     "CompressedMean",
     "ErrorFeedback",
     "Hierarchical",

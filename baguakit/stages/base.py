@@ -10,9 +10,9 @@ from torch import Tensor
 from ..arguments import checked, shown
 from ..buckets import Bucket
 from ..comm import FLAT, Comm
+from ..compressors import Compressor
 from ..costs import Cost, Load, Place
 from ..expressions import expression
-from ..primitives.compressed import prepare
 
 Carry = Literal["keep", "mean", "zero", "anew"]
 State = dict[str, Any]
@@ -73,7 +73,7 @@ class Stage:
 
     def init(self, bucket: Bucket, comm: Comm) -> State:
         """Return the state of this bucket before its first flight. All ranks call it together."""
-        prepare(self, bucket.flat, comm)
+        self.prepare(bucket.flat, comm)
         return {name: inner.init(bucket, comm) for name, inner in self.nested().items()}
 
     def __call__(self, x: Tensor, state: State, comm: Comm) -> Tensor:
@@ -91,9 +91,22 @@ class Stage:
             f"(stage: {type(self).__name__}, load, place) that returns a bk.tune.Cost"
         )
 
+    def prepare(self, x: Tensor, comm: Comm) -> None:
+        """Warm up its compressors for tensors like `x`, so that no step waits for a compiler."""
+        for each in self.compressors() if comm.size > 1 else ():
+            each.warm_up(x.device, x.dtype, x.numel())
+
+    def compressors(self) -> tuple[Compressor, ...]:
+        """Return the compressors that it may use: those in its fields. Those of the stages in it are not among them."""
+        return tuple(held for f in fields(self) if isinstance(held := getattr(self, f.name), Compressor))
+
     def nested(self) -> dict[str, "Stage"]:
         """Return the stages in this one, by the names of their fields."""
         return {f.name: held for f in fields(self) if isinstance(held := getattr(self, f.name), Stage)}
+
+    def whole(self) -> list["Stage"]:
+        """Return this stage and all stages in it."""
+        return [self, *(each for inner in self.nested().values() for each in inner.whole())]
 
     def remembers(self) -> bool:
         """Return whether a flight depends on the flights before it."""

@@ -1,8 +1,6 @@
 """The choices of a plan: algorithms, bucket sizes that make a difference, and numbers of flows."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import fields, is_dataclass
-from typing import Any
 
 from torch import Tensor
 
@@ -58,13 +56,10 @@ def by_nodes(algorithm: Algorithm, comm: Comm) -> Algorithm | None:
     return between
 
 
-def compressors_in(value: Any) -> list[Compressor]:
+def compressors_in(algorithms: Sequence[Algorithm]) -> list[Compressor]:
     """Return the compressors in algorithms, each once."""
-    if isinstance(value, Compressor):
-        return [value]
-    held = [getattr(value, f.name) for f in fields(value)] if is_dataclass(value) else value
-    found = [each for one in held for each in compressors_in(one)] if isinstance(held, list | tuple) else []
-    return list(dict.fromkeys(found))
+    stages = [stage for rule in rules_of(*algorithms) for stage in rule.stage.whole()]
+    return list(dict.fromkeys(each for stage in stages for each in stage.compressors()))
 
 
 def written(algorithm: Algorithm) -> str:

@@ -23,7 +23,8 @@ from baguakit.tune import Codec, cost
 STEPS = 6
 BYTE = MinMaxUInt8(block=64)
 ASKING = "diloco(every=2, inner=ErrorFeedback(CompressedMean()))"
-EVERY = (*everything.ALGORITHMS, ASKING)
+ADAPTIVE = "error="  # bits, and so bytes, by the values: no stage can declare them beforehand
+EVERY = (*(name for name in everything.ALGORITHMS if ADAPTIVE not in name), ASKING)
 
 
 class Layers(nn.Module):
@@ -265,3 +266,22 @@ def test_kinds_of_flights_are_counted_and_bounded():
         ways.add([Note(BYTE, object(), i, "flat")])
     assert len(ways.kinds) == 64 and ways.kinds[0][0][0].reason == 199
     assert numbered([2]) == "bucket 2" and numbered([0, 1, 2, 5, 7, 8]) == "buckets 0-2, 5, 7-8"
+
+
+def test_a_stage_that_chooses_its_bits_is_seen_to():
+    """Flights that carry a choice are no kind of their own."""
+
+    def run():
+        def look(att):
+            rows = att.report().rows
+            return [(row.asked, row.flew, row.reason, len(att._engine.runners[0].ways[i].kinds), row.ways)
+                    for i, row in enumerate(rows)]  # fmt: skip
+
+        return trained(everything.made("bytegrad(error=0.02)"), 1000, look, steps=40)
+
+    names = set(map(repr, rules_of(everything.made("bytegrad(error=0.02)"))[0].stage.compressors()))
+    for rows in ranks(2, run):
+        for asked, flew, reason, kinds, ways in rows:
+            assert asked == flew in names and reason == "" and {way.flew for way in ways} <= names
+            assert sum(ways.values()) == 40 and kinds <= 2 * len(ways)
+        assert any(len(ways) == 2 for *_, ways in rows)  # the most bits at first, and fewer from the 24th flight on

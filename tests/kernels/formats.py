@@ -16,7 +16,7 @@ KINDS = [kind for kind in map(vars(compressors).get, compressors.__all__) if iss
 BLOCKWISE = [kind() for kind in KINDS if kind is not compressors.Uniform]
 SELDOM = [  # tried where time does not matter
     *(compressors.Uniform(bits) for bits in (1, 3, 4, 5, 6, 7, 8)),
-    *(compressors.Uniform(bits, rotate=False) for bits in (1, 2, 3, 6)),
+    *(compressors.Uniform(bits, rotate=False) for bits in (2, 3, 6)),
 ]
 FORMATS = {  # of every compressor in blocks, with two lengths of blocks: the usual one, and the least
     each.operators.format.name: (each.operators, each.block, 64)

@@ -160,6 +160,7 @@ def test_a_handful_of_values_travels_as_it_is():
     assert ranks(4, run) == [(True, {"flat": 2 * 3 / 4 * 28})] * 4
 
 
+@pytest.mark.timeout(900)  # the first to come compiles
 @pytest.mark.parametrize("n", [2, pytest.param(4, marks=pytest.mark.slow)])
 def test_a_compressed_mean_sends_a_quarter(n):
     def run():

@@ -20,7 +20,6 @@ from ...costs import Cost, Load, Place, degree, exchange, neighbors
 from ...keeping import finite
 from ...lanes import New, temporaries
 from ...primitives import neighbor_mean_
-from ...primitives.compressed import prepare
 from ...primitives.neighbors import links, round_of
 from ...primitives.pieces import pieces, pieces_of
 from ...primitives.transports import message_transport
@@ -63,7 +62,7 @@ class Gossip(Stage):
 
     def init(self, bucket: Bucket, comm: Comm) -> State:
         """Set the replicas of every round of the period to the weights, which ranks send here uncompressed."""
-        prepare(self, bucket.flat, comm)
+        self.prepare(bucket.flat, comm)
         x = bucket.flat.to(torch.promote_types(bucket.flat.dtype, torch.float32))
         state: State = {"replica": {}, "neighbors": {}}
         for k in range(self.topology.period(comm.size)):

@@ -30,7 +30,6 @@ from ...costs import Cost, Load, Place
 from ...keeping import finite, keep_
 from ...lanes import New, temporaries
 from ...primitives import compressed_mean_, mean_
-from ...primitives.compressed import prepare
 from ...rules import Rule, during_backward
 from ...stages import CompressedMean, Stage, State
 
@@ -60,7 +59,7 @@ class AdamDirection(Stage):
         return 64 * comm.size
 
     def init(self, bucket: Bucket, comm: Comm) -> State:
-        prepare(self, bucket.flat, comm)
+        self.prepare(bucket.flat, comm)
         names = ["m", "v", *(["residual"] if self.error_feedback else [])]
         return {name: torch.zeros_like(bucket.flat, dtype=torch.float32) for name in names}
 

@@ -10,7 +10,6 @@ from torch import Tensor
 
 from ...comm import Comm, PatientStore, next_name, store_of
 from ...lanes import CpuLane
-from ...primitives.compressed import prepare
 from ...stages import Stage
 from ..monitor import Monitor, PeerError
 from ..monitor.endings import end_with_process
@@ -105,10 +104,5 @@ def warm_up(stages: Iterable[Stage], tensors: Iterable[Tensor], channel: Channel
     if channel.comm.size > 1:
         with channel.monitor.busy("compiling"):
             for stage, x in product(stages, tensors):
-                _prepare(stage, x, channel.comm)
-
-
-def _prepare(stage: Stage, x: Tensor, comm: Comm) -> None:
-    prepare(stage, x, comm)
-    for inner in stage.nested().values():
-        _prepare(inner, x, comm)
+                for each in stage.whole():
+                    each.prepare(x, channel.comm)

@@ -26,8 +26,12 @@ where bits are few. So of up to three bits, to the nearest, and of one bit alway
 
 with spacing = Δ √(π / 2), and Δ the step of least error for normal values of variance 1 (Max 1960, "Quantizing for
 minimum distortion": 1.596, 0.9957 and 0.5860 for one to three bits, with errors 0.363, 0.119 and 0.0374). Of one bit
-that is the mean magnitude times the sign. The mean is summed in integers, as `sign.py` says. Where a grid may lie
-about zero, bottom is counted in halves of a step, and reach is 16380.
+that is the mean magnitude times the sign: of what one magnitude can say the nearest, ‖x′ − x‖² = ‖x‖² − ‖x‖₁² / width
+but for the rounding of the step. Where a grid may lie about zero, bottom is counted in halves of a step, and reach is
+16380. The mean is summed in integers, at most 8192 of 17 bits, so that their order cannot matter:
+
+    mean |x| = Σ ⌊|x| / u⌋ / width · u               u = 2⁻¹⁷ of the least power of two above max |x|, at least 2⁻¹¹³,
+                                                     so that no device meets a subnormal
 
 This file is the definition; `uniform_gpu.py` holds the same arithmetic for GPUs.
 """
@@ -43,11 +47,12 @@ from ..blockwise.format import Format
 from ..blockwise.operators import Operators, operators
 from . import minmax_uint8
 from .minmax_uint8 import NAN, SMALLEST, dequantize, lowest_level, quantize
-from .sign import mean_magnitude
 
 REACH = 32760.0  # how many halves of a step, or steps, from zero a value may be
 NAN_STEP = 0x7FC0  # in bf16
 LARGEST = 2.0**127
+FIELD = 30  # the least field of an exponent that max |x| is taken to have: u is 2⁻¹¹³, and u / 8192 is normal
+DIGITS = 17  # of the integers that are summed: 8192 of them fit 31 bits
 SPACINGS = {1: 2.0, 2: 1.2479, 3: 0.7344}  # of levels about zero, in mean magnitudes
 
 
@@ -111,6 +116,17 @@ class UniformFormat(Format):
         from . import uniform_gpu
 
         return uniform_gpu.DEVICE
+
+
+def mean_magnitude(x: Tensor) -> Tensor:
+    """Return the mean |x| of each block (…, width), as (…, 1); NaN where one of its values is not finite."""
+    size = x.abs()
+    top = size.amax(-1, keepdim=True)
+    broken = top - top != 0  # amax passes NaN on
+    field = (top.view(torch.int32) >> 23).clamp(FIELD, 254)
+    unit, units = ((f << 23).view(torch.float32) for f in (field + 1 - DIGITS, 253 + DIGITS - field))
+    total = (size * units).int().sum(-1, keepdim=True, dtype=torch.int32)
+    return (total.float() / x.new_full((1,), x.shape[-1]) * unit).masked_fill(broken, NAN)
 
 
 def bf16_above(x: Tensor) -> Tensor:

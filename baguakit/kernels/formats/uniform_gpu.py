@@ -8,10 +8,10 @@ import triton.language as tl  # type: ignore[import-untyped]
 
 from ..blockwise.gpu import BITS, ROTATED
 from .minmax_uint8_gpu import NAN, SMALLEST, extremes, lowest_level, quantize
-from .sign_gpu import mean_magnitude
 
 REACH, LARGEST, NAN_STEP = tl.constexpr(32760.0), tl.constexpr(2.0**127), tl.constexpr(0x7FC0)
 LEAST = tl.constexpr(0x0080)  # 2⁻¹²⁶ in bf16
+INFINITY_BITS = tl.constexpr(0x7F800000)
 TWO, THREE = tl.constexpr(1.2479), tl.constexpr(0.7344)  # spacings
 
 
@@ -36,6 +36,16 @@ def measure(x, inside, width, MASKED: tl.constexpr, DRAWN: tl.constexpr, FORM: t
     bottom = tl.where(broken, 0.0, bottom).to(tl.int32)
     word = tl.where(broken, NAN_STEP, half) | bottom.to(tl.uint32, bitcast=True) << 16
     return word, tl.where(broken, NAN, scale)
+
+
+@triton.jit
+def mean_magnitude(x, width):
+    """Return the mean |x| of each block, and whether one of its values is not finite."""
+    top = tl.max(x.to(tl.int32, bitcast=True) & 0x7FFFFFFF, 1)  # as integers magnitudes keep their order, and NaN
+    field = tl.minimum(tl.maximum(top >> 23, 30), 254)
+    unit, units = ((field - 16) << 23).to(tl.float32, bitcast=True), ((270 - field) << 23).to(tl.float32, bitcast=True)
+    total = tl.sum((tl.abs(x) * units[:, None]).to(tl.int32), 1)
+    return tl.div_rn(total.to(tl.float32), tl.zeros_like(unit) + width) * unit, top >= INFINITY_BITS
 
 
 @triton.jit

@@ -1,0 +1,169 @@
+"""A compressed mean in as many bits as an error needs.
+
+    E_b = ‖Q_b(x_r) − x_r‖² / ‖x_r‖²              for each b of `bits`, on a sample of the values of rank r
+    b   ← max_r min { b : E_b ≤ error }           the largest of `bits` where none is so accurate
+    x   ← Q_b( (1/n) Σ_r Q_b(x_r) )
+
+Ranks agree on b in passing: every 16 flights each measures E_b of its own values, writes its choice behind the rows
+that it packs in this flight, and reads those of all others behind theirs. What all have read takes effect 8 flights
+later. So no message is sent for it, nobody waits, not for a device either, and all ranks always take the same b.
+"""
+
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from ..arguments import check_fields, integers, real, said
+from ..buckets import Bucket
+from ..comm import Comm
+from ..compressors import Compressor, Uniform
+from ..compressors.base import Unchecked
+from ..costs import Cost, Load, Place
+from ..kernels.shared.uploads import uploaded
+from ..primitives import compressed_mean_
+from .base import State
+from .means import Average, CompressedMean
+
+EVERY, LATER = 16, 8  # flights from one choice to the next, and until a choice takes effect
+SAMPLE, BLOCK = 1 << 16, 256  # values that a rank measures, in whole blocks from all parts of a bucket
+NOTE = 16  # bytes behind a packed row, which keep what follows aligned
+
+
+@dataclass(frozen=True, repr=False)
+class Adaptive(Average):
+    """The mean over all ranks in the fewest bits a value whose error stays below `error`, chosen for each bucket.
+
+    The error is relative and squared, ‖Q(x) − x‖² / ‖x‖², and that of one compression: a mean in two hops is compressed
+    twice, once by each rank and once by the owner of a shard. Each rank measures it in every 16th flight on up to
+    65,536 of its own values, all ranks take the largest of their choices, and it takes effect 8 flights later; until
+    then, and where no choice is accurate enough, values fly in the largest of `bits`. Blocks have 256 values; of up to
+    4 bits they are rotated. The choice is saved, and with other buckets or ranks made anew.
+
+    Args:
+        error: of a compression, above 0 and below 1: about 5e-5 needs 8 bits, 1e-3 needs 6, and 1.5e-2 needs 4.
+        bits: the numbers of bits to choose from, each 1 to 8, rising.
+
+    Raises:
+        TypeError: an argument is of another type.
+        ValueError: `error` or `bits` are anything else.
+    """
+
+    error: float
+    bits: tuple[int, ...] = (2, 3, 4, 5, 6, 8)
+    lossy: ClassVar[bool] = True
+    # The choice is the only state. It is kept even if a result is not finite, by all ranks alike: of such values a
+    # rank repeats the choice in force.
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+        real("error", self.error, above=0, below=1)
+        integers("bits", self.bits, 1, 8)
+        if list(self.bits) != sorted(set(self.bits)):
+            raise ValueError(said("bits", "whole numbers that rise, such as (2, 4, 8)", self.bits))
+
+    def format(self, bits: int) -> Uniform:
+        """Return the compressor of so many bits."""
+        return Uniform(bits, BLOCK, rotate=bits <= 4)
+
+    def compressors(self) -> tuple[Compressor, ...]:
+        return tuple(map(self.format, self.bits))
+
+    def remembers(self) -> bool:
+        return True
+
+    def multiple_of(self, comm: Comm) -> int:
+        return 64 * comm.size
+
+    def init(self, bucket: Bucket, comm: Comm) -> State:
+        """Return `bits`, those in force, and `chosen`, those to come: whole numbers on the CPU."""
+        self.prepare(bucket.flat, comm)
+        pinned = bucket.flat.is_cuda  # so that a choice is copied without a wait
+        most = torch.tensor([self.bits[-1]], pin_memory=pinned)
+        return {"bits": most, "chosen": most.clone().pin_memory() if pinned else most.clone(), "arrived": None}
+
+    def __call__(self, x: Tensor, state: State, comm: Comm, residual: Tensor | None = None) -> Tensor:
+        if comm.round % EVERY == LATER:
+            if state["arrived"] is not None:
+                state["arrived"].synchronize()  # eight flights ago
+            state["bits"].copy_(state["chosen"])
+        format = self.format(int(state["bits"]))
+        if comm.round % EVERY or comm.size == 1:
+            return compressed_mean_(x, format, comm, residual=residual)
+        noting = Noting(format, self.choice(x, state["bits"]))
+        y = compressed_mean_(x, noting, comm, residual=residual)
+        if noting.heard:
+            state["chosen"].copy_(torch.stack(noting.heard).amax(), non_blocking=True)
+            if x.is_cuda:
+                state["arrived"] = torch.cuda.current_stream(x.device).record_event()
+        return y
+
+    def choice(self, x: Tensor, now: Tensor) -> Tensor:
+        """Return the fewest bits that are accurate enough for `x` (n,), as a uint8; `now` where it is not finite."""
+        sample = sample_of(x)
+        lost, errors = torch.empty_like(sample), []
+        for bits in self.bits:
+            self.format(bits).compress(sample, lost)
+            errors.append(lost.double().square().sum())
+        size = sample.double().square().sum()
+        enough = torch.stack(errors) <= size * self.error
+        bits = uploaded(torch.tensor([*self.bits, self.bits[-1], int(now)]), x.device)
+        least = torch.where(enough, bits[:-2], bits[-2]).amin()
+        return torch.where(size.isfinite(), least, bits[-1]).to(torch.uint8)
+
+    def cost(self, load: Load, place: Place) -> Cost:
+        """Return the cost of `CompressedMean` in the bits that normal values need."""
+        return CompressedMean(self.format(bits_of_normal_values(self))).cost(load, place)
+
+
+class Noting(Compressor):
+    """A compressor whose packed rows end with a note: the largest note of all ranks is `heard` where they are read."""
+
+    def __init__(self, inner: Compressor, note: Tensor) -> None:
+        self.inner, self.note, self.heard = inner, note.expand(1, NOTE), list[Tensor]()
+
+    def _unchecked(self, x: Tensor) -> Unchecked:
+        codec = self.inner._unchecked(x)
+
+        def row_bytes(n: int) -> int:
+            return codec.row_bytes(n) + NOTE
+
+        def compress(x: Tensor, residual: Tensor | None, key: int) -> Tensor:
+            packed = codec.compress(x, residual, key)
+            return torch.cat([packed, self.note.expand(len(packed), NOTE)], 1)
+
+        def decompress(packed: Tensor, n: int, dtype: torch.dtype, out: Tensor | None) -> Tensor:
+            self.heard.append(packed[:, -1].amax())
+            return codec.decompress(packed[:, :-NOTE].contiguous(), n, dtype, out)
+
+        def reduce(packed: Tensor, n: int, residual: Tensor | None, key: int) -> Tensor:
+            sent = codec.reduce(packed[:, :-NOTE].contiguous(), n, residual, key)
+            return torch.cat([sent, packed[:, -NOTE:].amax(0, keepdim=True)], 1)
+
+        return Unchecked(row_bytes, compress, decompress, reduce)
+
+    def __eq__(self, other: object) -> bool:  # a report counts flights that are alike
+        return isinstance(other, Noting) and self.inner == other.inner
+
+    def __hash__(self) -> int:
+        return hash(self.inner)
+
+    def __repr__(self) -> str:
+        return repr(self.inner)
+
+
+def sample_of(x: Tensor) -> Tensor:
+    """Return (1, m) values of `x` (n,) in fp32: all of a short one, else whole blocks from all its parts."""
+    if x.numel() <= SAMPLE:
+        return x.float().view(1, -1)
+    blocks = x[: x.numel() // BLOCK * BLOCK].view(-1, BLOCK)
+    return blocks[:: -(-len(blocks) // (SAMPLE // BLOCK))].float().reshape(1, -1)
+
+
+@lru_cache(maxsize=64)
+def bits_of_normal_values(stage: Adaptive) -> int:
+    """Return the bits that a stage chooses for normal values."""
+    values = torch.randn(SAMPLE, generator=torch.Generator().manual_seed(0), device="cpu")
+    return int(stage.choice(values, torch.tensor(stage.bits[-1])))
