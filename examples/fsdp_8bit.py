@@ -163,7 +163,8 @@ def tell(model: nn.Module, handle: bk.interop.Handle) -> None:
         n, values = dist.get_world_size(), sum(p.numel() for p in model.parameters())
         plain, report = (n - 1) / n * 4 * values, handle.report()
         print(report)
-        print(f"{report.bytes_per_step / plain:.3f} of the {plain / 1e6:.2f} MB that FSDP's fp32 reduce-scatter sends")
+        sent = sum(row.bytes_sent for row in report.rows if row.number == 0) / report.steps  # 1 is the weights
+        print(f"{sent / plain:.3f} of the {plain / 1e6:.2f} MB that FSDP's fp32 reduce-scatter sends")
         print(f"weights {hashlib.sha256(weights).hexdigest()[:16]}", flush=True)
 
 

@@ -220,6 +220,8 @@ SPECIAL |= {
     ("tune.Network", "device"): lambda w, called: "cpu",
     ("net.SocketSettings", "threads"): lambda w, called: 1,
     ("Comm().stand", "sent"): lambda w, called: {},
+    ("Comm().note", "asked"): lambda w, called: MinMaxUInt8(),
+    ("Comm().note", "flew"): lambda w, called: torch.float32,
     ("all_gather_later", "out"): lambda w, called: torch.empty(256 * bk.Comm().size),
     ("Comm().own", "name"): lambda w, called: uuid.uuid4().hex,
     ("data.RedisStore", "hosts"): lambda w, called: "127.0.0.1:1",

@@ -26,8 +26,11 @@ def trained(program, folder, steps, **options):
     model, handle = module.train(options, torch.device("cpu"))
     weights = [p.full_tensor() if hasattr(p, "full_tensor") else p for p in model.parameters()]
     flat, n = torch.cat([p.detach().flatten() for p in weights]), dist.get_world_size()
-    sent = handle.report().bytes_per_step / ((n - 1) / n * 4 * flat.numel()) if handle is not None else None
+    sent = None
     if handle is not None:
+        report = handle.report()
+        gradients = sum(row.bytes_sent for row in report.rows if row.number == 0) / report.steps
+        sent = gradients / ((n - 1) / n * 4 * flat.numel())
         handle.detach()
     return flat, sent
 

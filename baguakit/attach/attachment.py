@@ -101,7 +101,7 @@ class Attachment:
         return float(self._engine.together("consensus_distance()", distance, meet=True))
 
     def report(self) -> Report:
-        """Return bytes sent and seconds exposed, by rule and bucket, since the buckets were made. Local; print it.
+        """Return bytes, formats and seconds exposed, by rule and bucket, since the buckets were made. Local; print it.
 
         Waits for nothing: only flights that the device has finished are timed. `report().scalars()` is for loggers.
         """

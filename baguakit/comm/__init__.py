@@ -3,6 +3,7 @@
 from .comm import Comm, check_comm
 from .groups import FLAT, INTER, INTRA, PatientStore, check_device, next_name, rotated, store_of
 from .nccl import error_in
+from .notes import Note
 from .own import abort_all
 
 __all__ = [
@@ -10,6 +11,7 @@ __all__ = [
     "INTER",
     "INTRA",
     "Comm",
+    "Note",
     "PatientStore",
     "abort_all",
     "check_comm",

@@ -17,7 +17,8 @@ from ..arguments import checked, integer, said
 from . import groups
 from .flows import Flows
 from .groups import FLAT, INTER, INTRA, all_gather_single, check_mesh, flat_group, reduce_scatter_single, rotated
-from .own import flows_of, own_groups, shut_all
+from .notes import Notes, Sent, noted
+from .own import flows_of, renewed, shut_all
 
 
 @dataclass(frozen=True, eq=False)
@@ -52,7 +53,8 @@ class Comm:
     _round: int | None = None
     _step: int | None = None
     _bucket: int = 0
-    _sent: "dict[str, float] | None" = None  # bytes by part, counted for a report
+    _sent: Sent | None = None  # counted for a report
+    _notes: Notes | None = None  # of one flight, likewise
     _part: str = FLAT
 
     def __post_init__(self) -> None:
@@ -69,8 +71,7 @@ class Comm:
         integer("flows", self.flows, 1, 64)
         if self.flows > 1 and not self._flows and self.size > 1:
             name = self.gather_objects(uuid.uuid4().hex)[0]
-            made = flows_of(self.group, self._parts, self.flows, name, default_pg_timeout)
-            object.__setattr__(self, "_flows", made)
+            object.__setattr__(self, "_flows", flows_of(self.group, self._parts, self.flows, name, default_pg_timeout))
 
     def __repr__(self) -> str:
         return groups.described(self)
@@ -97,9 +98,23 @@ class Comm:
         integer("step", 0 if step is None else step, 0)
         return replace(self, _round=round, _step=step)
 
-    def stand(self, round: int, step: int | None, bucket: int, sent: "dict[str, float]") -> "Comm":
-        """Return the same group for one flight: its round, step and bucket; it adds the bytes it sends to `sent`."""
-        return replace(self, _round=round, _step=step, _bucket=bucket, _sent=sent)
+    def stand(self, round: int, step: int | None, bucket: int, sent: Sent, notes: Notes | None = None) -> "Comm":
+        """Return the same group for one flight: its round, step and bucket.
+
+        It adds the bytes it sends to `sent`, and to `notes` the formats in which it sends them.
+        """
+        return replace(self, _round=round, _step=step, _bucket=bucket, _sent=sent, _notes=notes)
+
+    def note(self, asked: Any, flew: Any, reason: Any = "") -> None:
+        """Note for the report of an attachment in which format this flight sends values; with one rank, that none fly.
+
+        Args:
+            asked: the format that was asked for, such as a compressor. A report calls `repr` of it when it is printed.
+            flew: the one that is used: often the same, or a `torch.dtype`.
+            reason: why they differ, an object whose `str` says it; "" if they do not.
+        """
+        if self._notes is not None:
+            self._notes.append(noted(asked, flew, reason, self._part, self.size))
 
     def key(self, salt: int = 0, shared: bool = False) -> int:
         """Return a random key for this round, bucket and rank (without the rank if `shared`), in `[0, 2**31)`."""
@@ -109,23 +124,18 @@ class Comm:
     @property
     def intra(self) -> "Comm":
         """The ranks of this node."""
-        return replace(self, group=self._part_groups()[0], mesh=None, _parts=None, flows=1, _flows={}, _part=INTRA)
+        group = groups.part_groups(self._parts)[0]
+        return replace(self, group=group, mesh=None, _parts=None, flows=1, _flows={}, _part=INTRA)
 
     @property
     def inter(self) -> "Comm":
         """The ranks with the same rank within their nodes as this one."""
-        return replace(self, group=self._part_groups()[1], mesh=None, _parts=None, _part=INTER)
+        return replace(self, group=groups.part_groups(self._parts)[1], mesh=None, _parts=None, _part=INTER)
 
     @property
     def hierarchical(self) -> bool:
         """True if the group has a mesh, and so `intra` and `inter`."""
         return self._parts is not None
-
-    def _part_groups(self) -> "tuple[Any, Any]":
-        if self._parts is None:
-            made = 'Comm(mesh=init_device_mesh(…, mesh_dim_names=("inter", "intra")))'
-            raise ValueError(f"this Comm has no mesh; construct it with {made}; stages name both in `needs_groups`")
-        return self._parts
 
     # Collectives on flat tensors. All ranks of the group call them in the same order.
 
@@ -262,16 +272,7 @@ class Comm:
             store: the key-value store to connect by; None for that of the group.
             parts: the groups to use, among "flat", "intra" and "inter": each sends a first message here.
         """
-        timeout = timeout * 1.25 + timedelta(seconds=2)
-        count = integer("flows", self.flows if flows is None else flows, 1, 64)
-        nodes = self._parts if count > 1 or not {INTRA, INTER}.isdisjoint(parts) else None
-        group, nodes = own_groups(self.group, nodes, name, timeout, device, store)
-        made = flows_of(group, nodes, count, name, timeout, store) if self.size > 1 else {}
-        comm = replace(self, group=group, mesh=None, _parts=nodes, flows=count if made else 1, _flows=made)
-        for each in comm.groups():
-            if each is not group or FLAT in parts:
-                groups.warm(each, device)
-        return comm
+        return renewed(self, name, timeout, device, flows, store, parts)  # type: ignore[no-any-return]
 
     def groups(self) -> list[Any]:
         """Return the process groups: flat, then intra and inter if there is a mesh, then further flows."""

@@ -45,6 +45,14 @@ def check_device(group: Any, device: torch.device) -> None:
         )
 
 
+def part_groups(parts: tuple[Any, Any] | None) -> tuple[Any, Any]:
+    """Return the intra and inter groups of a Comm, or raise a ValueError if it has none."""
+    if parts is None:
+        made = 'Comm(mesh=init_device_mesh(…, mesh_dim_names=("inter", "intra")))'
+        raise ValueError(f"this Comm has no mesh; construct it with {made}; stages name both in `needs_groups`")
+    return parts
+
+
 def described(comm: Any) -> str:
     """Return the `repr` of a Comm."""
     parts = {FLAT: "", INTRA: " within the node", INTER: " between nodes"}

@@ -52,7 +52,7 @@ class Handle:
         return self._clock.step
 
     def report(self) -> Report:
-        """Return bytes sent and seconds exposed, by rule and bucket, since the buckets were made. Local; print it."""
+        """Return bytes, formats and seconds exposed, by rule and bucket, since the buckets were made. Local."""
         steps = max([0, *(count for runner in self._runners for count in runner.launches)])
         return make_report(self._runners, [self._channel], None, steps)
 

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from ..arguments import said
 from ..attach.runners.runner import RECORDED, RuleRunner
+from ..attach.runners.ways import Ways
 from ..attach.state.checkpoint import load_bucket, save_runner, whole_of
 from ..buckets import Bucket
 from ..comm import Comm
@@ -90,13 +91,14 @@ class HookRunner(RuleRunner):
         self.sent.append({})
         self.launches.append(0)
         self.records.append(deque(maxlen=RECORDED))
+        self.ways.append(Ways())
         if self.memory is not None:
             load_bucket(self, i, self.names, self.memory, self.same_ranks)
 
     def forget_from(self, i: int) -> None:
         """Drop the buckets from `i` on, and keep the state of their parameters in `memory`."""
         self.memory, self.same_ranks = self.saved(), True
-        for by_bucket in (self.buckets, self.states, self.sent, self.launches, self.records):
+        for by_bucket in (self.buckets, self.states, self.sent, self.launches, self.records, self.ways):
             del by_bucket[i:]
         self.places = {called: place for called, place in self.places.items() if place < i}
 

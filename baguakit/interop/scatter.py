@@ -14,7 +14,7 @@ from torch import Tensor
 from ..comm import Comm
 from ..compressors import Compressor
 from ..keeping import finite, keep_
-from ..primitives.compressed import pays
+from ..primitives.compressed import compresses
 from ..stages import CompressedMean, ErrorFeedback, Mean, Stage, State
 
 
@@ -43,7 +43,7 @@ def scatter(stage: Stage, x: Tensor, state: State, comm: Comm) -> Tensor:
 
 
 def _scatter(stage: Any, x: Tensor, comm: Comm, lost: Tensor | None) -> Tensor:
-    if isinstance(stage, Mean) or not pays(x.numel(), x.element_size(), stage.compressor, comm.size):
+    if isinstance(stage, Mean) or not compresses(x, stage.compressor, stage.compressor, comm):
         if lost is not None:
             lost.zero_()
         return comm.reduce_scatter(x.mul_(1 / comm.size))
@@ -58,7 +58,9 @@ def _scatter(stage: Any, x: Tensor, comm: Comm, lost: Tensor | None) -> Tensor:
 
 def gather(compressor: Compressor, shard: Tensor, out: Tensor, comm: Comm) -> None:
     """Fill `out` (size · k,) with the shards (k,) of all ranks as they decompress, this one's own included."""
-    if not out.is_floating_point() or not pays(out.numel(), out.element_size(), compressor, comm.size):
+    if not out.is_floating_point():
+        comm.note(compressor, out.dtype, "not floating-point")
+    if not out.is_floating_point() or not compresses(out, compressor, compressor, comm):
         out.copy_(comm.all_gather(shard))
         return
     packed = comm.all_gather(compressor.compress(shard.view(1, -1), key=comm.key()))

@@ -50,7 +50,7 @@ def fsdp(
             `Mean()`, `CompressedMean()` or `ErrorFeedback(CompressedMean())`: a quarter of the bytes of FSDP.
         comm: the ranks that hold the same shards; None means those over which FSDP shards.
         weights: a compressor of the weights that FSDP gathers (only without `comm`). Ranks then compute with weights
-            that are alike, and rounded; the optimizer's own are not.
+            that are alike, and rounded; the optimizer's own are not. A report has a row for each module's.
         broadcast: with `comm`, begin with the weights and buffers of its rank 0.
         scaler: the `ShardedGradScaler` in use, so that stages see gradients without its factor.
         timeout: seconds (or a timedelta) after which a flight is given up and the rank at fault is named; None: 600.

@@ -1,7 +1,9 @@
 """Stages at work in FSDP2's hooks: between ranks with the same shards, or among those that shard."""
 
 import weakref
+from collections import deque
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -9,10 +11,14 @@ import torch
 from torch import Tensor, nn
 from torch.distributed import ReduceOp
 
-from ..attach.runners.runner import call_unscaled
+from ..attach.monitor import Collective
+from ..attach.runners.runner import RECORDED, call_unscaled
+from ..attach.runners.ways import Ways, named
 from ..attach.runtime.agreement import broadcast_tensors
+from ..attach.seeing.report import Report
+from ..attach.seeing.row import Row
 from ..attach.setup.setup import Setup
-from ..comm import Comm
+from ..comm import Comm, Note
 from ..compressors import Compressor
 from ..stages import Mean, Stage, State
 from .handle import Handle
@@ -101,6 +107,16 @@ class WithinShards(ShardedHandle):
 
     _alike = False  # each rank has a shard of its own
 
+    def __init__(self, *args: Any) -> None:
+        self._gathers: list[AllGather] = []
+        super().__init__(*args)
+
+    def report(self) -> Report:
+        """Return bytes, formats and seconds exposed, by rule and bucket, and of `weights` by FSDP module. Local."""
+        gathered = [each.row(len(self._runners)) for each in self._gathers if each.launches]
+        report = super().report()
+        return replace(report, rows=(*report.rows, *gathered))
+
     def _hook(self, i: int, module: Any) -> None:
         # Here, since it takes seconds to import; and torch says in no other way how to have its own again.
         from torch.distributed.fsdp._fully_shard._fsdp_collectives import DefaultAllGather, DefaultReduceScatter
@@ -108,7 +124,8 @@ class WithinShards(ShardedHandle):
         module.set_custom_reduce_scatter(ReduceScatter(self, i))
         self._runtime.unhook.append(lambda: module.set_custom_reduce_scatter(DefaultReduceScatter()))
         if self._weights is not None:
-            module.set_custom_all_gather(AllGather(self, self._weights))
+            self._gathers.append(AllGather(self, i, self._weights))
+            module.set_custom_all_gather(self._gathers[-1])
             self._runtime.unhook.append(lambda: module.set_custom_all_gather(DefaultAllGather()))
 
     def _scatter(self, i: int, out: Tensor, x: Tensor) -> None:
@@ -155,12 +172,31 @@ class ReduceScatter(Allocator):
 
 
 class AllGather(Allocator):
-    """FSDP's all-gather of weights, compressed."""
+    """FSDP's all-gather of the weights of unit `i`, compressed, and what it has sent."""
 
-    def __init__(self, handle: WithinShards, compressor: Compressor) -> None:
-        self.handle, self.compressor = handle, compressor
+    def __init__(self, handle: WithinShards, i: int, compressor: Compressor) -> None:
+        self.handle, self.i, self.compressor = handle, i, compressor
+        self.values, self.dtype, self.launches = 0, "", 0
+        self.sent: dict[str, float] = {}
+        self.ways = Ways()
+        self.records: deque[Collective] = deque(maxlen=RECORDED)
 
     def __call__(self, output_tensor: Tensor, input_tensor: Tensor, group: Any, async_op: bool = False) -> None:
         """Fill the output, on the current stream. There is nothing to wait for."""
-        work = partial(gather, self.compressor, input_tensor, output_tensor)
-        self.handle._channel.together("weights", work)
+        channel, notes = self.handle._channel, list[Note]()
+
+        def work(comm: Comm) -> None:
+            gather(self.compressor, input_tensor, output_tensor, comm.stand(0, None, 0, self.sent, notes))
+
+        collective = channel.begin("weights", work)
+        self.launches += 1
+        channel.monitor.wait_for(collective)
+        self.values, self.dtype = output_tensor.numel(), named(output_tensor.dtype)
+        self.ways.add(notes)
+        self.records.append(collective)
+
+    def row(self, number: int) -> Row:
+        """Return the row of a report."""
+        which = (f"weights={self.compressor!r}", number, self.i, self.values, self.dtype)
+        flown = (self.launches, self.launches, dict(self.sent), tuple(self.records), tuple(self.ways.kinds))
+        return Row(*which, *flown)

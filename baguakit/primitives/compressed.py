@@ -1,5 +1,7 @@
 """The mean of compressed values."""
 
+from typing import NamedTuple
+
 import torch
 from torch import Tensor
 
@@ -54,7 +56,7 @@ def compressed_mean_(x: Tensor, compressor: Compressor, comm: Comm, residual: Te
         check_residual(residual, x)
         residual = residual.view(-1)
     codec, n = compressor._unchecked(x), comm.size
-    if n == 1 or not pays(x.numel(), x.element_size(), codec, n):
+    if not compresses(x, compressor, codec, comm) or n == 1:
         if residual is not None:
             residual.zero_()
         return mean_(x, comm)
@@ -78,6 +80,43 @@ def pays(values: int, value_bytes: int, compressor: Compressor | Unchecked, size
     """Return whether a compressed mean of `values` over `size` ranks, in two hops, sends no more than a plain one."""
     shard = -(-values // size)
     return values > 0 and compressor.row_bytes(shard) <= shard * value_bytes
+
+
+class Fewer(NamedTuple):
+    """The reason for which values travel as they are."""
+
+    values: int
+    ranks: int
+
+    def __str__(self) -> str:
+        some = "1 value" if self.values == 1 else f"{self.values:,} values"
+        return f"{some} on {self.ranks} ranks {'is' if self.values == 1 else 'are'} fewer bytes uncompressed"
+
+
+class Longer(NamedTuple):
+    """The reason for which a format saves nothing."""
+
+    sent: int
+    plain: int
+
+    def __str__(self) -> str:
+        return f"{self.sent:,} bytes, and {self.plain:,} uncompressed"
+
+
+def compresses(x: Tensor, compressor: Compressor, codec: Compressor | Unchecked, comm: Comm) -> bool:
+    """Return whether a mean of `x` is sent compressed, as it is if that pays, and note it.
+
+    Args:
+        compressor: the one that was asked for.
+        codec: its operations.
+    """
+    values, n = x.numel(), comm.size
+    if pays(values, x.element_size(), codec, n):
+        comm.note(compressor, compressor)
+        return True
+    if values:
+        comm.note(compressor, x.dtype, Fewer(values, n))
+    return False
 
 
 def in_one_hop(values: int, compressor: Compressor | Unchecked, size: int) -> bool:

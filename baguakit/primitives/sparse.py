@@ -6,7 +6,7 @@ from torch import Tensor
 from ..arguments import instance
 from ..comm import Comm, check_comm
 from ..compressors import Compressor
-from .compressed import check_residual
+from .compressed import Longer, check_residual
 from .flat import on_flat
 
 
@@ -34,6 +34,8 @@ def sparse_mean_(x: Tensor, compressor: Compressor, comm: Comm, residual: Tensor
     instance("compressor", compressor, Compressor, "a compressor such as TopK(0.01)")
     if residual is not None:
         check_residual(residual, x)
+    sent, plain = (comm.size - 1) * compressor.row_bytes(x.numel()), 2 * (comm.size - 1) * x.nbytes // comm.size
+    comm.note(compressor, compressor, Longer(sent, plain) if sent >= plain > 0 else "")
     if comm.size == 1 or x.numel() == 0:
         if residual is not None:
             residual.zero_()

@@ -145,6 +145,12 @@ class Noting(Compressor):
 
         return Unchecked(row_bytes, compress, decompress, reduce)
 
+    def __eq__(self, other: object) -> bool:  # a report counts flights that are alike
+        return isinstance(other, Noting) and self.inner == other.inner
+
+    def __hash__(self) -> int:
+        return hash(self.inner)
+
     def __repr__(self) -> str:
         return repr(self.inner)
 

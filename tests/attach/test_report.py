@@ -93,7 +93,7 @@ def test_scalars_of_rules_add_up_and_parts_too():
         assert inter == 4 * (VALUES + 1) / 2
         assert scalars["baguakit/exposed_share"] > 0
         head = text.splitlines()[1].split()
-        assert " ".join(head) == "values dtype flights sent each flat inter intra on the lane exposed"
+        assert " ".join(head) == "values dtype flights flew as sent each flat inter intra on the lane exposed"
 
 
 def test_the_table_is_flush_and_its_totals_are_sums():

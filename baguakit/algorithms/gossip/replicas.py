@@ -72,6 +72,7 @@ class Gossip(Stage):
         return state
 
     def __call__(self, x: Tensor, state: State, comm: Comm) -> Tensor:
+        comm.note(self.compressor, self.compressor)
         if comm.size == 1:
             return x
         here = self._replicas(state, comm)

@@ -30,6 +30,7 @@ from ...comm import Comm
 from ...costs import Cost, Load, Place
 from ...keeping import finite, keep_
 from ...primitives import mean_
+from ...primitives.compressed import Longer
 from ...rules import Algorithm, during_backward
 from ...stages import ErrorFeedback, Mean, State
 from ...stages.means import Average
@@ -102,6 +103,7 @@ class LowRankMean(Average):
 
     def __call__(self, x: Tensor, state: State, comm: Comm, residual: Tensor | None = None) -> Tensor:
         if comm.size == 1:
+            comm.note(self, self)
             if residual is not None:
                 residual.zero_()
             return x
@@ -112,6 +114,7 @@ class LowRankMean(Average):
         mean_([*vectors, *p], comm)
         p = orthonormal(p, together=x.is_cuda)
         q = [each.T @ matrix for each, matrix in zip(p, wide, strict=True)]  # on CPUs Mᵀ P takes three times as long
+        self._note(comm, x.dtype, vectors, bytes_of(matrices), bytes_of([*p, *q]))
         if residual is not None:
             lost, exact = divided(residual, layout)
             for span, rest, matrix, each, mine in zip(layout, lost, wide, p, q, strict=True):
@@ -125,6 +128,13 @@ class LowRankMean(Average):
             keep_(state["q"][str(i)], new.T, where=ok)
         return x
 
+    def _note(self, comm: Comm, dtype: torch.dtype, vectors: list[Tensor], matrices: int, factors: int) -> None:
+        """Note how vectors are sent, and so many bytes of matrices as so many of factors."""
+        if matrices:
+            comm.note(self, self, Longer(factors, matrices) if factors >= matrices else "")
+        if vectors:
+            comm.note(self, dtype, Vectors(sum(map(Tensor.numel, vectors))))
+
     def cost(self, load: Load, place: Place) -> Cost:
         """Return the cost of two means, of (vectors and) m × r and of k × r values, and of 6 copies."""
         if place.ranks == 1:
@@ -135,6 +145,20 @@ class LowRankMean(Average):
         second = sum(min(self.rank, m, k) * k for m, k in matrices)
         factors = Mean().cost(Load(first), place) + Mean().cost(Load(second), place)
         return factors + place.copies(6, load.fp32.size)
+
+
+class Vectors(NamedTuple):
+    """The reason for which values are averaged exactly."""
+
+    values: int
+
+    def __str__(self) -> str:
+        return f"{self.values:,} value{'s' * (self.values != 1)} outside matrices"
+
+
+def bytes_of(tensors: list[Tensor]) -> int:
+    """Return how many bytes the values of these tensors are."""
+    return sum(each.nbytes for each in tensors)
 
 
 def orthonormal(matrices: list[Tensor], together: bool) -> list[Tensor]:

@@ -84,6 +84,7 @@ class AdamDirection(Stage):
     def _warming(self, x: Tensor, state: State, comm: Comm, new: New) -> State:
         """Return Adam's moments after this step, of the averaged gradient."""
         (beta1, beta2), m, v = self.betas, state["m"], state["v"]
+        comm.note(self.compressor, torch.float32, "warm-up")
         g = mean_(x.float(), comm)
         return {
             "m": torch.lerp(m, g, 1 - beta1, out=new(m)),

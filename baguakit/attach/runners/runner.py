@@ -9,7 +9,7 @@ from typing import Any
 from torch import Tensor
 
 from ...buckets import Bucket, local
-from ...comm import Comm
+from ...comm import Comm, Note
 from ...primitives import mean_
 from ...rules import Rule
 from ...stages import Stage, State, call_stage
@@ -18,6 +18,7 @@ from ..monitor import Collective
 from ..runtime.channels import Channel
 from .losses import Losses
 from .padding import clear_padding_
+from .ways import Ways
 
 RECORDED = 100  # flights of a bucket, and steps, of which records are kept
 
@@ -28,12 +29,14 @@ class BucketFlight(Collective):
 
     Attributes:
         before: the weights as they were launched, where only what the flight changes is added at landing.
+        notes: the formats in which the stage has sent values.
     """
 
     runner: "RuleRunner"
     bucket: int
     round: int
     before: Tensor | None = None
+    notes: list[Note] = field(default_factory=list)
 
 
 @dataclass(eq=False)
@@ -59,6 +62,7 @@ class RuleRunner:
         self.sent: list[dict[str, float]] = [{} for _ in self.buckets]  # bytes by part of the network
         self.launches = [0] * len(self.buckets)
         self.records: list[deque[BucketFlight]] = [deque(maxlen=RECORDED) for _ in self.buckets]
+        self.ways = [Ways() for _ in self.buckets]
 
     def make_states(self) -> None:
         """Make the states before the first flight, from the weights as they are. Collective."""
@@ -99,7 +103,8 @@ class RuleRunner:
     ) -> BucketFlight:
         """Put bucket `i` on the lane; `work` is done with it, by default by the stage."""
         state, bucket, channel = self.states[i], self.buckets[i], self.channel
-        comm = channel.comm.stand(self.round, step, self.number(i), self.sent[i])
+        notes: list[Note] = []
+        comm = channel.comm.stand(self.round, step, self.number(i), self.sent[i], notes)
         channel.monitor.check()
         if self.to_average:
             averaged, self.to_average = self.to_average, []
@@ -119,6 +124,7 @@ class RuleRunner:
             bucket=i,
             round=self.round,
             before=before,
+            notes=notes,
         )
         self.air[i] = flight
         self.launches[i] += 1
@@ -131,7 +137,9 @@ class RuleRunner:
         """Wait for the flight of bucket `i` and return its result, or raise an error that names the rank at fault."""
         flight = self.air.pop(i)
         try:
-            return self.channel.monitor.wait_for(flight)
+            result = self.channel.monitor.wait_for(flight)
+            self.ways[i].add(flight.notes)
+            return result
         finally:
             flight.before = None  # a report keeps the flight
             flight.flight.forget()

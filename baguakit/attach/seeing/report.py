@@ -1,60 +1,16 @@
 """The report of an attachment: bytes sent, and the time that they were exposed."""
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
-from functools import cached_property
+from dataclasses import dataclass
 from itertools import groupby
 from typing import Any
 
 from ...arguments import shown
 from ...comm import Comm
-from ..runners.runner import BucketFlight, RuleRunner
+from ..runners.runner import RuleRunner
 from ..runtime.channels import Channel
-
-HEAD = ("", "values", "dtype", "flights", "sent each", "on the lane", "exposed")
-
-
-@dataclass(frozen=True, eq=False)
-class Row:
-    """One bucket of one rule.
-
-    Attributes:
-        rule, number, bucket: the rule in words and its number in `att.rules`, and the number of the bucket.
-        values, dtype: of the bucket, padding included.
-        flights, landed: the number of flights launched, and landed.
-        bytes: sent by this rank in all of them, by part of the network ("flat", "intra", "inter").
-    """
-
-    rule: str
-    number: int
-    bucket: int
-    values: int
-    dtype: str
-    flights: int
-    landed: int
-    bytes: dict[str, float]
-    _flights: tuple[BucketFlight, ...] = field(repr=False)
-
-    @property
-    def bytes_sent(self) -> float:
-        """Return the bytes sent by this rank in all flights, over all parts of the network."""
-        return sum(self.bytes.values())
-
-    @cached_property
-    def _seconds(self) -> tuple[float, float]:
-        known = [flight.flight.seconds() for flight in self._flights if flight.flight.over()]
-        air, exposed = (sum(each) / max(1, len(known)) for each in zip(*known, strict=True)) if known else (0.0, 0.0)
-        return air, exposed
-
-    @property
-    def seconds(self) -> float:
-        """Return the seconds of work on the lane: the mean over the latest flights that the device has finished."""
-        return self._seconds[0]
-
-    @property
-    def exposed(self) -> float:
-        """Return the seconds for which training waited for a flight, likewise."""
-        return self._seconds[1]
+from .row import Row
+from .table import counted, milliseconds, size, table
 
 
 @dataclass(frozen=True, eq=False)
@@ -130,7 +86,7 @@ class Report:
         return sum(amounts) / max(1, self.steps)
 
     def __str__(self) -> str:
-        return "\n".join([self._summary(), *table(self)])
+        return "\n".join([self._summary(), *table(self.rows, self.parts if len(self.parts) > 1 else ())])
 
     __repr__ = __str__
 
@@ -142,43 +98,6 @@ class Report:
             f"{counted(self.groups, 'group')}; {size(self.bytes_per_step)} sent a step, "
             f"{milliseconds(self.exposed_per_step)} exposed{share}"
         )
-
-
-def table(report: Report) -> list[str]:
-    """Return a line for each bucket, under the rule in words; bytes and times are of one flight.
-
-    A rule of several buckets has a line for all of them: they are launched equally often.
-    """
-    parts = report.parts if len(report.parts) > 1 else ()
-    lines: list[str | tuple[str, ...]] = [("", *HEAD[1:5], *parts, *HEAD[5:])]
-    for _, group in groupby(report.rows, key=lambda row: row.number):
-        rows = list(group)
-        lines.append(rows[0].rule)
-        lines += [cells(f"bucket {row.bucket}", [row], parts) for row in rows]
-        lines += [cells("all", rows, parts)] * (len(rows) > 1)
-    columns = zip(*(line for line in lines if isinstance(line, tuple)), strict=True)
-    widths = [max(map(len, column)) for column in columns]
-    widths[0] += 2
-    return [line if isinstance(line, str) else "   ".join(map(str.rjust, line, widths)) for line in lines]
-
-
-def cells(name: str, rows: Sequence[Row], parts: Iterable[str]) -> tuple[str, ...]:
-    """Return the cells of one line: of a bucket, or of several that are launched together."""
-
-    def sent(part: str | None) -> str:
-        each = (row.bytes_sent if part is None else row.bytes.get(part, 0) for row in rows)
-        return size(sum(nbytes / max(1, row.flights) for nbytes, row in zip(each, rows, strict=True)))
-
-    return (
-        name,
-        f"{sum(row.values for row in rows):,}",
-        "/".join(dict.fromkeys(row.dtype for row in rows)),
-        f"{max(row.flights for row in rows):,}",
-        sent(None),
-        *(sent(part) for part in parts),
-        milliseconds(sum(row.seconds for row in rows)),
-        milliseconds(sum(row.exposed for row in rows)),
-    )
 
 
 def make_report(
@@ -196,7 +115,8 @@ def make_report(
             flown = tuple(flight for flight in runner.records[i] if flight is not runner.air.get(i))
             which = (runner.label, runner.index, i, bucket.flat.numel(), dtype)
             landed = runner.launches[i] - (len(runner.records[i]) - len(flown))
-            rows.append(Row(*which, runner.launches[i], landed, dict(runner.sent[i]), flown))
+            kinds = tuple(runner.ways[i].kinds)
+            rows.append(Row(*which, runner.launches[i], landed, dict(runner.sent[i]), flown, kinds))
     comms, ranks = [*(channel.comm for channel in channels), *([host] if host else [])], channels[0].comm.size
     groups = sum(len(comm.groups()) for comm in comms) if ranks > 1 else 0
     return Report(steps, ranks, groups, tuple(rows), seconds_per_step)
@@ -218,22 +138,3 @@ def written(scalars: Mapping[str, float], writer: Any, step: int) -> dict[str, f
         for name, value in scalars.items():
             writer.add_scalar(name, value, step)
     return dict(scalars)
-
-
-def counted(number: int, noun: str) -> str:
-    """Return a number with a noun."""
-    return f"{number:,} {noun}{'s' * (number != 1)}"
-
-
-def milliseconds(seconds: float) -> str:
-    """Return seconds as text in ms."""
-    return f"{1e3 * seconds:,.2f} ms"
-
-
-def size(nbytes: float) -> str:
-    """Return bytes as text with three or four digits."""
-    for unit in ("B", "kB", "MB"):
-        if nbytes < 1000:
-            return f"{nbytes:.4g} {unit}"
-        nbytes /= 1000
-    return f"{nbytes:.4g} GB"
