@@ -38,7 +38,7 @@ def small(found: Found) -> list[str]:
     for format in found["formats"]:
         errors = [source["vnmse"][format["name"]] for source in found["sources"][:DISTRIBUTIONS]]
         if format["bits"] <= FEW_BITS and max(errors) <= LEAST_ERROR:
-            listed = ", ".join(f"{error:.2e}" for error in errors)
+            listed = ", ".join(map(short, errors))
             lines.append(f"* {_code(format)}, {format['bits']:.4g} bits: {listed}.")
     return lines or ["* None."]
 
@@ -52,8 +52,8 @@ def exceptions(found: Found) -> list[str]:
             theirs, least = source["vnmse"][format["name"]], source["vnmse"][ours]
             if theirs < least:
                 lines.append(
-                    f"* {source['name']}: {format['name']}, {format['bits']:.4g} bits, has {theirs:.2e}, and `{ours}`, "
-                    f"the best of ours in as many bits or fewer, {least:.2e}."
+                    f"* {source['name']}: {format['name']}, {format['bits']:.4g} bits, has {short(theirs)}, and "
+                    f"`{ours}`, the best of ours in as many bits or fewer, {short(least)}."
                 )
     return lines or ["* Nowhere."]
 
@@ -66,9 +66,9 @@ def unrotated(found: Found) -> list[str]:
         for name, error in source["vnmse"].items():
             plain = source["vnmse"].get(name.replace("rotate=True", "rotate=False"), error)
             if error > plain * (1 + NEAR):
-                worse.append(f"{name.split('(')[1].split(',')[0]} bits {error / plain:.2f} ×")
+                worse.append(f"`{name.replace(', rotate=True', '')}` {error / plain:.2f} ×")
         if worse:
-            lines.append(f"* {source['name']}: {', '.join(dict.fromkeys(worse))}.")
+            lines.append(f"* {source['name']}: {', '.join(worse)}.")
     return lines or ["* Nowhere."]
 
 
@@ -105,6 +105,11 @@ def four_as_eight(table: Table) -> Iterator[str]:
         noise = [change(table, task, Way(8, rotate, True), Way()) for rotate in (True, False)]
         told = " and ".join(f"{each:+.2%}" for each in noise if each is not None)
         yield f"* {task}: {'; '.join(parts)}. Eight bits differ from no compression by {told}."
+
+
+def short(error: float) -> str:
+    """Return an error in three digits."""
+    return f"{error:.2e}".replace("e-0", "e-").replace("e+0", "e+")
 
 
 def _code(format: Found) -> str:

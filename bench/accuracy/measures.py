@@ -14,6 +14,7 @@ from .sources import Source
 PARTS = 32  # of the values, whose spread gives the standard error of a bias
 DRAWS, DRAWN = 1000, 1 << 14  # roundings, and values of each
 FOUR = {"four bits": Uniform(4, rotate=False), "four bits, rotated": Uniform(4, rotate=True)}
+BLOCK = 256
 LEAST = 4096  # values of a group of parameters
 
 
@@ -57,6 +58,16 @@ def kurtosis(x: Tensor) -> float:
     return float(len(x) * squares.square().sum() / squares.sum() ** 2)
 
 
+def span(x: Tensor) -> float:
+    """Return the mean over blocks of (max x − min x) / (2 max |x|): 1 if both ends are as far from zero.
+
+    Blocks are those of four bits, without those of zeros.
+    """
+    blocks = x[: len(x) // BLOCK * BLOCK].view(-1, BLOCK)
+    top = blocks.abs().amax(1)
+    return float(((blocks.amax(1) - blocks.amin(1)) / (2 * top))[top > 0].mean())
+
+
 def of_source(source: Source, formats: Sequence[Format], draws: int = DRAWS) -> dict[str, Any]:
     """Return what is measured of a source: vNMSE and bias by format, and its groups of parameters.
 
@@ -69,11 +80,16 @@ def of_source(source: Source, formats: Sequence[Format], draws: int = DRAWS) -> 
     return {
         "name": source.name,
         "values": len(x),
-        "kurtosis": kurtosis(x),
+        **shape(x),
         "vnmse": {each.name: vnmse(each.read(x), x) for each in formats},
         "bias": {name: bias(each, some, draws) for name, each in drawing.items()},
         "groups": {name: of_group(part) for name, part in source.groups().items() if len(part) >= LEAST},
     }
+
+
+def shape(x: Tensor) -> dict[str, float]:
+    """Return figures of a distribution: its kurtosis, its share of zeros, and the span of its blocks."""
+    return {"kurtosis": kurtosis(x), "zeros": float((x == 0).double().mean()), "span": span(x)}
 
 
 def of_group(x: Tensor) -> dict[str, float]:

@@ -10,7 +10,7 @@ from bench.network.page import machine
 from bench.network.table import Table
 
 from . import claims
-from .claims import DISTRIBUTIONS, FEW_BITS, LEAST_ERROR, Found, bound
+from .claims import DISTRIBUTIONS, FEW_BITS, LEAST_ERROR, Found, bound, short
 from .training import ways
 from .training.ways import TASKS, Way
 
@@ -24,7 +24,8 @@ This page is written by `python -m bench.accuracy` from the JSON in `bench/resul
 The error of a format Q is its vNMSE, Σ (Q(x) − x)² / Σ x². MXFP8, MXINT8, MXFP6, MXFP4 (OCP Microscaling Formats,
 version 1.0) and NVFP4 (arXiv:2509.25149) are encoded as their documents define them (`bench/accuracy/references.py`);
 they are no formats of baguakit. `Uniform(bits, block, rotate)` includes `MinMaxUInt8()`, which is
-`Uniform(8, 512, rotate=False)`, `UInt2()`, which is `Uniform(2, 128)`, and `UInt4`, which is `Uniform(4)`.
+`Uniform(8, 512, rotate=False)`, `UInt2()`, which is `Uniform(2, 128, rotate=True)`, and `UInt4(rotate=…)`, which is
+`Uniform(4, 256, rotate=…)`.
 """
 
 SOURCES = """Distributions have {values:,} values each: normal; Student's t with 3 degrees of freedom; normal, of which
@@ -35,6 +36,12 @@ are those of one batch and the whole model, at an early and at the last step of 
 """
 
 BOLD = """
+A rotation gives every block the shape of normal values. That is a gain where a few values are far larger than the
+others, and a loss where many are zero, which a grid that is not rotated keeps exactly, or where most have one sign:
+such a grid reaches from the least to the largest value only. The first rows of the tables show this. *Kurtosis* is
+n Σ x⁴ / (Σ x²)², 3 of normal values; *span* the mean over blocks of 256 values of (max x − min x) / (2 max |x|), which
+is 1 if both ends are as far from zero, and ½ or less of values of one sign.
+
 Bold: no format in the table has less error in as many bits or fewer. *Over the bound* is the error on normal values
 over 2^(−2 bits), which no code for independent normal values falls below (Shannon 1959).
 """
@@ -52,8 +59,8 @@ would add {added:.2g}. After ± stands its standard error. {far}
 
 GROUPS = """## Heavy tails, by parameter
 
-Kurtosis, n Σ x⁴ / (Σ x²)², is 3 of normal values. Errors are those of `Uniform(4, rotate=False)` and of
-`Uniform(4, rotate=True)`; each is given early and late in training. Groups of the digits and the embeddings are layers.
+Errors are those of `Uniform(4, rotate=False)` and of `Uniform(4, rotate=True)`, early and late in training. Groups of
+the digits and the embeddings are layers.
 """
 
 TRAINING = """## Training
@@ -101,13 +108,13 @@ def text(found: Found, trained: Table, results: str) -> str:
 
 
 def _errors(found: Found) -> list[str]:
-    few, errors = f"{FEW_BITS:g} bits", f"{LEAST_ERROR:.2e}"
+    few, errors = f"{FEW_BITS:g} bits", short(LEAST_ERROR)
     return [
         f"## Error and bits\n\nAt most {few} and a vNMSE of at most {errors} on all four distributions:\n",
         *claims.small(found),
-        "\nA format of others has less error than each of ours of as many bits or fewer on:\n",
+        "\nSources on which a format of others has less error than every one of ours of as many bits or fewer:\n",
         *claims.exceptions(found),
-        "\nRotation makes the error of a grid larger by more than 1 % on:\n",
+        "\nSources on which rotation makes the error of a grid larger by more than 1 %, and how many times:\n",
         *claims.unrotated(found),
         BOLD,
         _of_sources(found, found["sources"][:DISTRIBUTIONS], bounded=True),
@@ -117,13 +124,15 @@ def _errors(found: Found) -> list[str]:
 
 
 def _of_sources(found: Found, sources: Sequence[Found], bounded: bool) -> str:
-    rows = []
+    rows = [["*kurtosis*", "", *[""] * bounded, *(f"{source['kurtosis']:.3g}" for source in sources)]]
+    rows.append(["*zeros*", "", *[""] * bounded, *(f"{source['zeros']:.1%}" for source in sources)])
+    rows.append(["*span*", "", *[""] * bounded, *(f"{source['span']:.2f}" for source in sources)])
     for format in found["formats"]:
         cells = [f"`{format['name']}`" if format["ours"] else format["name"], f"{format['bits']:.5g}"]
         if bounded:
             cells.append(f"{sources[0]['vnmse'][format['name']] / bound(format['bits']):.3g}")
         for source in sources:
-            error = f"{source['vnmse'][format['name']]:.2e}"
+            error = short(source["vnmse"][format["name"]])
             cells.append(f"**{error}**" if claims.leads(found, source, format) else error)
         rows.append(cells)
     return table(["format", "bits", *["over the bound"] * bounded, *(each["name"] for each in sources)], rows)
@@ -134,9 +143,7 @@ def _biases(found: Found) -> str:
     rows = []
     for name in sources[0]["bias"]:
         several = [source["bias"][name] for source in sources]
-        rows.append(
-            [f"`{name}`", f"{several[0][2]:.2e}", *(f"{ratio:.3f} ± {error:.3f}" for ratio, error, _ in several)]
-        )
+        rows.append([f"`{name}`", short(several[0][2]), *(f"{ratio:.3f} ± {error:.3f}" for ratio, error, _ in several)])
     head = ["drawn", f"vNMSE of a drawn rounding, {sources[0]['name']}", *(each["name"] for each in sources)]
     return table(head, rows)
 
@@ -147,7 +154,7 @@ def _groups(found: Found) -> str:
     for early, late in zip(gradients[::2], gradients[1::2], strict=True):
         for group, one in early["groups"].items():
             both = [one, late["groups"][group]]
-            errors = [f"{each[of]:.2e}" for of in ("four bits", "four bits, rotated") for each in both]
+            errors = [short(each[of]) for of in ("four bits", "four bits, rotated") for each in both]
             kinds = [f"{each['kurtosis']:.3g}" for each in both]
             rows.append([early["name"].split(",")[0], f"`{group}`", f"{one['values']:,}", *kinds, *errors])
     pairs = [f"{what}{when}" for what in ("kurtosis", "4 bits", "4 bits rotated") for when in (", early", ", late")]
@@ -165,7 +172,8 @@ def _training(trained: Table) -> list[str]:
             found, since = claims.losses(trained, task, way), claims.change(trained, task, way, Way())
             sent = {result["bytes"] for cell, result in trained if _is(cell, task, way)}
             if found and since is not None:
-                cells += [f"{statistics.mean(found.values()):.4f} ({since:+.2%})", f"{max(sent):,.0f}"]
+                told = f" ({since:+.2%})" if way.bits < 32 else ""
+                cells += [f"{statistics.mean(found.values()):.4f}{told}", f"{max(sent):,.0f}"]
             else:
                 cells += ["", ""]
         rows.append(cells)

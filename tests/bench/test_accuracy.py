@@ -156,6 +156,13 @@ def test_kurtosis_is_one_of_signs_and_three_of_normal_values():
     assert measures.kurtosis(drawn(1 << 18)) == pytest.approx(3, rel=0.05)
 
 
+def test_the_span_of_a_block_is_one_between_opposite_ends_and_half_from_zero_on():
+    ramp = torch.linspace(0, 1, measures.BLOCK)
+    assert measures.span(2 * ramp - 1) == 1 and measures.span(-ramp) == 0.5
+    blocks = [ramp, torch.zeros(2 * measures.BLOCK), 2 * ramp - 1, ramp[:7]]  # zeros and the rest do not count
+    assert measures.span(torch.cat(blocks)) == 0.75
+
+
 def made(**errors):
     """Results of one source: errors and bits by name, ours in lower case."""
     listed = [{"name": name, "bits": bits, "ours": name.islower()} for name, (bits, _) in errors.items()]
@@ -166,7 +173,7 @@ def made(**errors):
 def test_formats_that_are_better_than_ours_are_named():
     found = made(a=(4.0, 0.01), b=(5.0, 0.002), T=(4.5, 0.009), U=(5.0, 0.003))
     lines = claims.exceptions(found)
-    assert len(lines) == claims.DISTRIBUTIONS and all("T, 4.5 bits, has 9.00e-03, and `a`" in line for line in lines)
+    assert len(lines) == claims.DISTRIBUTIONS and all("T, 4.5 bits, has 9.00e-3, and `a`" in line for line in lines)
     assert claims.exceptions(made(a=(4.0, 0.01), T=(4.0, 0.01))) == ["* Nowhere."]
     assert [claims.leads(found, found["sources"][0], each) for each in found["formats"]] == [True, True, True, False]
 
@@ -188,6 +195,13 @@ def test_losses_of_four_bits_stand_beside_those_of_eight(tmp_path):
                 trained.add({"task": "digits", "seed": seed, **vars(way)}, {"loss": loss, "bytes": bits, "values": 10})
     (line,) = (each for each in claims.four_as_eight(trained) if each.startswith("* digits"))
     assert "+0.50% rotated, within 1%; +2.00% not rotated, NOT within 1%" in line
+
+
+def test_every_training_has_a_result_of_each_seed():
+    ways = page.ways
+    trained = Table(RESULTS / ways.PATH.name)
+    for name in ways.TASKS:
+        assert all(set(claims.losses(trained, name, way)) == set(ways.SEEDS) for way in ways.ways()), name
 
 
 def test_the_page_is_what_the_results_give():
