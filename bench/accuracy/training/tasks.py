@@ -87,7 +87,7 @@ class Digits(Task):
 
 @dataclass(frozen=True)
 class Table(Task):
-    """The table of embeddings of `bench.network.tasks`, a vector of `width` for each level of each pixel, with SGD."""
+    """The table of embeddings of `bench.network.tasks`, a vector for each level of each pixel, with SGD."""
 
     width: int = 1024
 
