@@ -14,6 +14,7 @@ SHOWN = {
     "benchmarks": "bench/README.md",
     "networks": "bench/network/README.md",
     "scaling": "bench/scaling/README.md",
+    "accuracy": "bench/accuracy/README.md",
     "changelog": "CHANGELOG.md",
     "contributing": "CONTRIBUTING.md",
 }

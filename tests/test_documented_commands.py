@@ -81,6 +81,8 @@ RULES: list[tuple[str, Runs | Accepted | Looked]] = [
     (r"python -m bench\.roofline --page", Runs()),
     (r"python -m bench\.roofline --predicted.*", Accepted("compiles every kernel; tests/bench runs it")),
     (r"python -m bench\.roofline.*", Runs("--largest=10 --seconds=30 --out=out")),
+    (r"python -m bench\.accuracy --page", Runs()),
+    (r"python -m bench\.accuracy.*", Accepted(LONG)),
     (r"python -m bench\.scaling\.situations", Runs()),
     (r"python -m bench\.scaling.*", Runs("--out=out")),
     (r"python -m bench\.step_profile", Runs("--cpu --megabytes=1 --out=out")),

@@ -64,10 +64,10 @@ class Embedding(nn.Module):
     Of the vectors few are read and none is multiplied: what a step takes is what the network takes.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, width: int = LONG) -> None:
         super().__init__()
-        self.vectors = nn.EmbeddingBag(PIXELS * LEVELS, LONG, mode="sum")
-        self.head = nn.Linear(LONG, 10)
+        self.vectors = nn.EmbeddingBag(PIXELS * LEVELS, width, mode="sum")
+        self.head = nn.Linear(width, 10)
         self.register_buffer("first", LEVELS * torch.arange(PIXELS), persistent=False)
         nn.init.normal_(self.vectors.weight, std=1 / 16)
 

@@ -1,0 +1,126 @@
+"""Three trainings: a transformer, a network of matrices, and a table of embeddings."""
+
+import functools
+import importlib.util
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+from torch.optim import SGD, Optimizer
+
+import baguakit as bk
+from baguakit.command.demo import digits
+from bench.network import tasks as networks
+
+PROGRAM = Path(__file__).parents[3] / "examples" / "language_model.py"
+
+
+class Training(NamedTuple):
+    """A training that has begun: `loss` is that of a batch of this rank at some step, `test` that of the model.
+
+    `test` takes the communicator, and is collective.
+    """
+
+    model: nn.Module
+    optimizer: Optimizer
+    loss: Callable[[int], Tensor]
+    test: Callable[[bk.Comm], float]
+
+
+@dataclass(frozen=True)
+class Task(ABC):
+    """A training of so many `steps`, whose learning rate rises for `warmup` steps and then falls to zero linearly."""
+
+    steps: int
+    lr: float
+    warmup: int = 0
+
+    def rate(self, step: int) -> float:
+        """Return the learning rate of a step, which is 1 or more."""
+        return self.lr * min(1.0, step / max(1, self.warmup)) * (1 - (step - 1) / self.steps)
+
+    @abstractmethod
+    def begin(self, seed: int, rank: int, ranks: int) -> Training:
+        """Return the same model on all ranks, and the batches of one rank."""
+
+
+@dataclass(frozen=True)
+class Language(Task):
+    """The byte-level GPT of `examples/language_model.py` on the sources of Python's own library, with AdamW."""
+
+    layers: int = 2
+    width: int = 128
+    heads: int = 4
+    context: int = 64
+
+    def begin(self, seed: int, rank: int, ranks: int) -> Training:
+        program = example()
+        windows, held_out, _ = text(self.context)
+        torch.manual_seed(seed)
+        model = program.GPT(self.layers, self.width, self.heads)
+        (optimizer,) = program.optimizers_of(model, "adamw", self.lr)
+        return Training(
+            model,
+            optimizer,
+            lambda step: program.loss_of(model, program.drawn(windows, 8, seed, step, rank)),
+            lambda comm: program.bits_per_byte(model, held_out, comm, count=512),
+        )
+
+
+@dataclass(frozen=True)
+class Digits(Task):
+    """The digits of `baguakit demo`, of which each rank sees some only, with SGD and momentum."""
+
+    def begin(self, seed: int, rank: int, ranks: int) -> Training:
+        data, model = digits.Digits(rank, ranks), digits.network(seed)
+        batches = data.batches(seed)
+        optimizer = SGD(model.parameters(), self.lr, momentum=0.9)
+        return Training(
+            model, optimizer, lambda _: _loss(model, next(batches)), lambda _: digits.evaluate(model, data)[0]
+        )
+
+
+@dataclass(frozen=True)
+class Table(Task):
+    """The table of embeddings of `bench.network.tasks`, a vector for each level of each pixel, with SGD."""
+
+    width: int = 1024
+
+    def begin(self, seed: int, rank: int, ranks: int) -> Training:
+        data = networks.Digits(ranks * seed + rank)
+        torch.manual_seed(seed)
+        model = networks.Embedding(self.width)
+        batches = data.batches(8)
+        return Training(
+            model,
+            SGD(model.parameters(), self.lr),
+            lambda _: _loss(model, next(batches)),
+            torch.no_grad()(lambda _: float(_loss(model, data.test))),
+        )
+
+
+def _loss(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
+    return cross_entropy(model(batch[0]), batch[1])
+
+
+@functools.cache
+def example() -> Any:
+    """Return `examples/language_model.py` as a module."""
+    spec = importlib.util.spec_from_file_location("language_model", PROGRAM)
+    assert spec and spec.loader
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@functools.cache
+def text(context: int) -> Any:
+    """Return the windows to train on, those held out, and the digest of the text."""
+    import sysconfig
+
+    return example().read(Path(sysconfig.get_path("stdlib")), context)
