@@ -118,6 +118,7 @@ def test_the_list_is_of_all_there_is():
         "Grid",
         "MeasuredCompressor",
         "MeasuredStage",
+        "Noting",
         "_OnePeer",
     }
     no_value = {"Chosen"}  # equal to itself only: what it holds is set while it is used
