@@ -1,4 +1,4 @@
-"""The kernel of the k largest values of each chunk, as it is launched for a single row on a multiple of sixteen bytes."""
+"""The kernel of the k largest values of chunks, as it is launched for a single row on a multiple of sixteen bytes."""
 
 import torch
 from variants import Variant
@@ -30,7 +30,7 @@ def variant(dtype, chunk, residual=True):
         signature,
         constants,
         aligned=tuple(name for name, kind in signature.items() if kind[0] == "*" or name == "stride"),
-        options={"num_warps": max(1, chunk // 512)},
+        options={"num_warps": max(1, chunk // 1024)},
         values=chunk,
         facts={"dtype": dtype, "chunk": chunk, "residual": residual},
     )
