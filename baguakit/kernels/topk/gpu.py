@@ -104,6 +104,6 @@ def select(x: Tensor, chunk: int, k: int, rest: int, residual: Tensor | None = N
         with on(x.device):
             select_kernel[(rows * chunks,)](
                 places, values, residual, x, stride, n, chunks, k, rest,
-                CHUNK=chunk, ZEROS=ZEROS.get(x.dtype, 0), num_warps=max(1, chunk // 1024),
+                CHUNK=chunk, ZEROS=ZEROS.get(x.dtype, 0), num_warps=max(1, chunk // 512),
             )  # fmt: skip
     return places, values
