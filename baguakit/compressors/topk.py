@@ -131,7 +131,7 @@ class TopK(Compressor):
 
     def _planes(self, packed: Tensor, count: int) -> tuple[Tensor, ...]:
         sizes = [-(-count // 8) * plane for plane in planes_of(self._bits)]
-        return packed[:, : sum(sizes)].split(sizes, 1)
+        return torch.split(packed[:, : sum(sizes)], sizes, 1)
 
     def _parts(self, packed: Tensor, n: int) -> tuple[Tensor, Tensor]:
         """Return the values of packed rows in fp32, and their places in the row."""

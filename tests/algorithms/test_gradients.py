@@ -80,7 +80,7 @@ def test_error_feedback_loses_nothing_for_ever(n):
 
 @pytest.mark.parametrize("decay", [0.0, 0.5, 1.0])
 def test_what_is_fed_back_decays(decay):
-    """y ← x + β e;  e ← y − top(y), to the last bit, for values of both widths. With β = 1 it is the stage without it."""
+    """y ← x + β e;  e ← y − top(y), to the last bit, for both widths of values. With β = 1 nothing changes."""
 
     def run():
         comm, codec = bk.Comm(), bk.compressors.TopK(0.1, chunk=64)
@@ -102,7 +102,7 @@ def test_what_is_fed_back_decays(decay):
 
 @pytest.mark.parametrize("decay", [-0.1, 1.1, float("nan"), float("inf")])
 def test_a_decay_that_grows_is_refused_at_declaration(decay):
-    with pytest.raises(ValueError, match="decay is a finite number, 0 to 1|decay is a finite number, not"):
+    with pytest.raises(ValueError, match=r"decay is a finite number, (0 to 1, )?not"):
         bk.stages.ErrorFeedback(bk.stages.CompressedMean(), decay=decay)
 
 

@@ -77,7 +77,7 @@ def of_mixing(counted, n):
 
 
 def of_top_k(counted, n):
-    """What is kept is stored value by value, and place by place."""
+    """The values kept are stored one by one, and so are their places."""
     from baguakit.kernels.topk import gpu
 
     x, lost = torch.randn(2, n), torch.empty(2, n)

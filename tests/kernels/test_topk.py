@@ -121,7 +121,7 @@ def test_chunks_keep_what_the_equations_say(kind, monkeypatch):
 
 
 def by_definition(x: torch.Tensor, compressor: TopK) -> torch.Tensor:
-    """What is sent of rows, if values are sent in fp32."""
+    """Return the rows that arrive if values are sent in fp32."""
     sent = torch.zeros(x.shape)
     for row, out in zip(x.float(), sent, strict=True):
         for at in range(0, len(row), compressor.chunk):
