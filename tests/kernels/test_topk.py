@@ -185,11 +185,8 @@ def test_rows_are_added_one_after_another_where_they_have_places(dtype, device):
     """Bit for bit, for subnormal sums too: out ← out + w_r v_r at the places of each row r, and nothing elsewhere."""
     x, compressor = drawn(3, 1000, torch.float32) * 10.0 ** torch.tensor([[0.0], [-2.0], [-41.0]]), TopK(0.3)
     x[2, :500] = -0.0
-    packed, start, weights = (
-        compressor.compress(x),
-        drawn(1, 1000, dtype, 1)[0] * (torch.arange(1000) % 3 > 0),
-        (3, 0.1, 1),
-    )
+    packed, weights = compressor.compress(x), (3, 0.1, 1)
+    start = drawn(1, 1000, dtype, 1)[0] * (torch.arange(1000) % 3 > 0)
     wide = torch.promote_types(dtype, torch.float32)
     total, (places, kept) = start.to(wide), topk.select(x, 4096, 0, 300)
     for values, at, weight in zip(kept, places, torch.tensor(weights).float(), strict=True):
