@@ -1,8 +1,9 @@
-"""Speed of finding the k largest values: `pytest --benchmark bench/bench_topk.py`
+"""Speed of finding the k largest values of chunks: `pytest --benchmark bench/bench_topk.py`
 
-The result is checked, to the byte, against a stable sort by magnitude. A GPU takes 64 Mi values, a CPU 16 Mi on one
-thread, and 1 % of them are kept. The peers make the same bytes with `torch.topk` (but of equals any), as it is and
-under `torch.compile`, and with `torch.sort`. `bytes` is what must be moved: a reading of the values, and the result.
+The result is checked against a stable sort of each chunk by magnitude. A GPU takes 64 Mi values, a CPU 16 Mi on one
+thread, and 1 % of each chunk is kept. The peers find the same places and values with `torch.topk` (but of equals any),
+as it is and under `torch.compile`, and with `torch.sort`; they do not pack them. `bytes` is what must be moved: a
+reading of the values, and the result.
 """
 
 import pytest

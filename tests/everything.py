@@ -30,6 +30,7 @@ ALGORITHMS = (
     "power_sgd(rank=2)",
     "power_sgd(rank=1, warmup_steps=4)",
     "top_k(0.1)",
+    "top_k(0.1, chunk=64, values=UInt2(), decay=0.9)",
     "decentralized()",
     "decentralized(every=3)",
     "decentralized(order='atc')",
@@ -61,6 +62,7 @@ COMPRESSORS = (
     "Sign()",
     "Sign(block=64)",
     "TopK(0.05)",
+    "TopK(0.05, chunk=64, values=UInt2())",
     "BFloat16()",
     "Float16()",
 )

@@ -31,12 +31,12 @@ class Cast(Compressor):
     def decompress(
         self, packed: Tensor, n: int, dtype: torch.dtype = torch.float32, out: Tensor | None = None
     ) -> Tensor:
-        packed = packed_of(packed, self, n)
-        return output_for(out, packed, n, dtype).copy_(packed.view(self.dtype))
+        rows = self._rows(packed, n)
+        return output_for(out, packed, n, dtype).copy_(rows)
 
     @torch.no_grad()
     def add_(self, out: Tensor, packed: Tensor, weights: Sequence[float] | Tensor) -> Tensor:
-        rows = packed_of(packed, self, sum_into(out, packed).shape[0]).view(self.dtype)
+        rows = self._rows(packed, sum_into(out, packed).shape[0])
         total = out.float()
         for row, weight in zip(rows, weights_of(weights, packed), strict=True):
             total = total + row.float() * weight
@@ -44,7 +44,7 @@ class Cast(Compressor):
 
     @torch.no_grad()
     def reduce(self, packed: Tensor, n: int, residual: Tensor | None = None, key: int = 0) -> Tensor:
-        rows = packed_of(packed, self, n).view(self.dtype)
+        rows = self._rows(packed, n)
         check_rows(packed, key)
         total = torch.zeros(n, dtype=torch.float32, device=packed.device)
         for row in rows:
@@ -54,6 +54,9 @@ class Cast(Compressor):
         if (lost := residual_of(residual, (n,), packed)) is not None:
             lost += (mean - sent.float()) * len(rows)
         return sent.view(torch.uint8).unsqueeze(0)
+
+    def _rows(self, packed: Tensor, n: int) -> Tensor:
+        return packed_of(packed, self, n).flatten().view(self.dtype).view(len(packed), n)
 
 
 @dataclass(frozen=True, repr=False)

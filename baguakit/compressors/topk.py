@@ -1,4 +1,4 @@
-"""The largest values, each with its index."""
+"""The largest values, each with its place."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -7,46 +7,80 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from ..arguments import integer, real
+from ..arguments import check_fields, integer, real, shown
+from ..kernels.blockwise.layout import aligned, join_, planes_of, split
 from ..kernels.topk import operators as topk_ops
 from .base import MOST, PROBE, Compressor, output_for, packed_of, residual_of, sum_into, values_of, warmed, weights_of
+
+CHUNKS = tuple(1 << power for power in range(6, 13))
 
 
 @dataclass(frozen=True, repr=False)
 class TopK(Compressor):
-    """The `ratio` of a row that is largest in magnitude: four bytes for a value, in fp32, and four for its index.
+    """The `ratio` of each chunk of a row that is largest in magnitude: values, and places in the bits a chunk needs.
 
-    At least one value of a row is kept, and of equal ones the first: what is sent depends on the values alone. Indices
-    rise, and none occurs twice, so that rows can be added in any device's own way and yet with the same result. What
-    is not finite counts as largest and is passed on. Nothing waits for a GPU. Ranks keep different places, so there is
-    no `reduce`: use it in `SparseMean`.
+    A row is cut in chunks; the last one ends with the row. Of each at least one value is kept, and of equal ones the
+    first: what is sent depends on the values alone. A place takes log₂(chunk) bits, 12 by default, and a value four
+    bytes, or what `values` packs it in, for all values of a row at once. Places rise, and none occurs twice, so that
+    rows can be added in any device's own way and yet with the same result. What is not finite counts as largest and is
+    passed on. Nothing waits for a GPU. Ranks keep different places, so there is no `reduce`: use it in `SparseMean`.
+
+    `TopK(0.0156, values=UInt2())` sends 14.25 bits for each value that it keeps.
 
     Args:
-        ratio: the share of the values of a row that is kept, in (0, 1].
+        ratio: the share of the values of a chunk that is kept, in (0, 1].
+        chunk: how many values a chunk has: a power of two, 64 to 4096.
+        values: how the values that are kept are compressed, by any dense compressor; None: in fp32.
 
     Raises:
-        ValueError: `ratio` is anything else; or, from `compress`, a row has 2³¹ values or more.
+        TypeError: `values` is no compressor.
+        ValueError: `ratio` or `chunk` is anything else, or `values` keeps other places of each row.
     """
 
     ratio: float
+    chunk: int = 4096
+    values: Compressor | None = None
     dense: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
+        check_fields(self)
         object.__setattr__(self, "ratio", real("ratio", self.ratio, most=1, above=0))
+        if self.chunk not in CHUNKS:
+            raise ValueError(
+                f"TopK takes a chunk of {CHUNKS[0]} to {CHUNKS[-1]} values, a power of two, not {shown(self.chunk)}"
+            )
+        if self.values is not None and not self.values.dense:
+            raise ValueError(
+                f"values is how TopK compresses all values that it keeps, and {self.values!r} leaves some out; "
+                "use a dense compressor such as UInt2()"
+            )
 
     def kept(self, n: int) -> int:
         """Return how many values of a row of `n` are kept."""
-        return min(integer("n", n, 0, MOST), max(1, round(self.ratio * n)))
+        whole, rest = divmod(integer("n", n, 0, MOST), self.chunk)
+        return whole * self._kept_of(self.chunk) + self._kept_of(rest)
 
     def row_bytes(self, n: int) -> int:
-        return 8 * self.kept(n)
+        count = self.kept(n)
+        return self._values_at(count) + (4 * count if self.values is None else self.values.row_bytes(count))
 
     @torch.no_grad()
     def compress(self, x: Tensor, residual: Tensor | None = None, key: int = 0) -> Tensor:
         x = values_of(x, key)
-        if x.shape[1] > torch.iinfo(torch.int32).max:
-            raise ValueError(f"TopK counts places in 32 bits, and a row of {x.shape[1]} values is longer; cut it up")
-        packed: Tensor = topk_ops.compress(x, self.kept(x.shape[1]), residual_of(residual, x.shape, x))
+        lost, rest = residual_of(residual, x.shape, x), self._kept_of(x.shape[1] % self.chunk)
+        places, kept = topk_ops.select(x, self.chunk, self._kept_of(self.chunk), rest, lost)
+        packed = x.new_empty(len(x), self.row_bytes(x.shape[1]), dtype=torch.uint8)
+        at = self._values_at(kept.shape[1])
+        packed[:, :at].zero_()
+        codes = torch.nn.functional.pad(places, (0, -places.shape[1] % 8))
+        join_(self._planes(packed, kept.shape[1]), codes, self._bits)
+        if self.values is None:
+            packed[:, at:] = kept.view(torch.uint8)
+        else:
+            again = None if lost is None else torch.empty_like(kept)
+            packed[:, at:] = self.values.compress(kept, again, key)
+            if lost is not None and again is not None:
+                lost.scatter_(1, self._index(places), again)
         return packed
 
     @torch.no_grad()
@@ -56,7 +90,7 @@ class TopK(Compressor):
         packed = packed_of(packed, self, n)
         values, index = self._parts(packed, n)
         out = output_for(out, packed, n, dtype)
-        return out.zero_().scatter_(1, index.long(), values.to(out.dtype))
+        return out.zero_().scatter_(1, index, values.to(out.dtype))
 
     @torch.no_grad()
     def add_(self, out: Tensor, packed: Tensor, weights: Sequence[float] | Tensor) -> Tensor:
@@ -68,20 +102,48 @@ class TopK(Compressor):
             if total.is_cpu:
                 total.index_add_(0, index, part)
             else:  # the atomic sums of GPUs take subnormal numbers for zeros
-                places = index.long()
-                total[places] = total[places] + part
+                total[index] = total[index] + part
         return out if total is out else out.copy_(total)
 
     def reduce(self, packed: Tensor, n: int, residual: Tensor | None = None, key: int = 0) -> Tensor:
         raise TypeError(f"{self!r} keeps other places of each rank's values; average them with SparseMean({self!r})")
 
     def warm_up(self, device: torch.device | str, dtype: torch.dtype = torch.float32, values: int = PROBE) -> None:
-        """Compile before the first step all that it needs on a GPU, for a row of so many values."""
+        """Compile before the first step all that it needs, for a row of so many values on a device."""
         if warmed(device, dtype, values) != "cpu" and values:
             x = torch.zeros(1, values, dtype=dtype, device=device)
             self.compress(x, torch.empty_like(x, dtype=torch.float32))
             self.compress(x)
+        if self.values is not None:
+            self.values.warm_up(device, torch.float32, self.kept(values))
+
+    def _kept_of(self, length: int) -> int:
+        return min(length, max(1, round(self.ratio * length)))
+
+    # A packed row: the places, in planes of whole bytes, then zeros up to a multiple of 16 bytes, then the values.
+
+    @property
+    def _bits(self) -> int:
+        return self.chunk.bit_length() - 1
+
+    def _values_at(self, count: int) -> int:
+        return aligned(-(-count // 8) * self._bits)
+
+    def _planes(self, packed: Tensor, count: int) -> tuple[Tensor, ...]:
+        sizes = [-(-count // 8) * plane for plane in planes_of(self._bits)]
+        return torch.split(packed[:, : sum(sizes)], sizes, 1)
 
     def _parts(self, packed: Tensor, n: int) -> tuple[Tensor, Tensor]:
-        words = packed.flatten().view(torch.int32).view(len(packed), 2, self.kept(n))
-        return words[:, 0].view(torch.float32), words[:, 1]
+        """Return the values of packed rows in fp32, and their places in the row."""
+        count = self.kept(n)
+        places = split(self._planes(packed, count), self._bits).flatten(1)[:, :count]
+        sent = packed[:, self._values_at(count) :]
+        if self.values is None:
+            values = sent.flatten().view(torch.float32).view(places.shape)
+        else:
+            values = self.values.decompress(sent, count)
+        return values, self._index(places)
+
+    def _index(self, places: Tensor) -> Tensor:
+        chunks = torch.arange(places.shape[1], device=places.device) // self._kept_of(self.chunk)
+        return places + chunks * self.chunk

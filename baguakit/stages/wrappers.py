@@ -7,7 +7,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from ..arguments import check_fields
+from ..arguments import check_fields, real
 from ..buckets import Bucket
 from ..comm import INTER, INTRA, Comm
 from ..costs import Cost, Load, Place, all_gather, exchange
@@ -96,20 +96,32 @@ def _padded(x: Tensor, multiple_of: int) -> Tensor:
 
 @dataclass(frozen=True, repr=False)
 class ErrorFeedback(Around):
-    """Error feedback:  y ← x + e;  x ← inner(y);  e ← the compression error of inner(y).
+    """Error feedback:  y ← x + β e;  x ← inner(y);  e ← the compression error of inner(y).
 
     The residual e is fp32 for any dtype of x. A result that is not finite is passed on, and e is kept; the device
     decides from the result, which is equal on all ranks.
 
+    Args:
+        inner: a lossy stage.
+        decay: β, from 0 to 1. With 1 nothing is lost in the long run: what was sent and e add up to all x. With less,
+            errors are forgotten, as old momentum is; with 0 they are not fed back.
+
+    Raises:
+        TypeError: `inner` loses nothing, or loses it between nodes only.
+        ValueError: `decay` is not from 0 to 1.
+
     Seide et al. 2014, "1-Bit Stochastic Gradient Descent and its Application to Data-Parallel Distributed Training of
     Speech DNNs", doi:10.21437/Interspeech.2014-274; Karimireddy et al. 2019, "Error Feedback Fixes SignSGD and other
-    Gradient Compression Schemes", arXiv:1901.09847.
+    Gradient Compression Schemes", arXiv:1901.09847; with `decay`, Sarfi et al. 2025, "Communication Efficient LLM
+    Pre-training with SparseLoCo", arXiv:2508.15706.
     """
 
+    decay: float = 1.0
     elementwise: ClassVar[Mapping[str, Carry]] = {"residual": "mean"}
 
     def __post_init__(self) -> None:
         check_fields(self)
+        object.__setattr__(self, "decay", real("decay", self.decay, 0, 1))
         if isinstance(self.inner, Hierarchical) and self.inner.inner.lossy:
             raise TypeError(
                 f"what {self.inner!r} loses is lost between nodes; "
@@ -128,7 +140,8 @@ class ErrorFeedback(Around):
             return self.inner(x, state["inner"], comm)
         e = state["residual"]
         with temporaries() as new:
-            fed, lost = x.add_(e) if x.dtype == e.dtype else x + e, new(e)
+            fed = x.add_(e, alpha=self.decay) if x.dtype == e.dtype else torch.add(x, e, alpha=self.decay)
+            lost = new(e)
             y = self.inner(fed, state["inner"], comm, residual=lost)  # type: ignore[call-arg]
             keep_(e, lost, where=finite(y))
             return x.copy_(y)  # nothing, where that is x

@@ -172,14 +172,15 @@ def land(n: int, dtype: torch.dtype) -> Task:
 def top_k(n: int, dtype: torch.dtype, residual: bool) -> Task:
     from baguakit.kernels.topk import gpu
 
-    x, k = drawn(n, dtype).view(1, -1), max(1, int(RATIO * n))
+    x, compressor = drawn(n, dtype).view(1, -1), bk.compressors.TopK(RATIO)
+    chunk, (whole, rest) = compressor.chunk, divmod(n, compressor.chunk)
+    k, rest = compressor.kept(chunk), compressor.kept(rest)
 
     def work(module: Any) -> Tensors:
         lost = torch.empty(1, n) if residual else None
-        return module.compress(x, k, lost), lost
+        return *module.select(x, chunk, k, rest, lost), lost
 
-    kept, passes = 8 * k + 4 * residual * n, len(gpu.USED.get(dtype, gpu.DIGITS)) + 2
-    return both(work, gpu, topk, x.itemsize * n + kept, passes * x.itemsize * n + kept)
+    return both(work, gpu, topk, (x.itemsize + 4 * residual) * n + 8 * (whole * k + rest))
 
 
 # Optimizer steps.

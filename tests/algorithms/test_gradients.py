@@ -78,6 +78,34 @@ def test_error_feedback_loses_nothing_for_ever(n):
         assert after < once / 20
 
 
+@pytest.mark.parametrize("decay", [0.0, 0.5, 1.0])
+def test_what_is_fed_back_decays(decay):
+    """y ← x + β e;  e ← y − top(y), to the last bit, for both widths of values. With β = 1 nothing changes."""
+
+    def run():
+        comm, codec = bk.Comm(), bk.compressors.TopK(0.1, chunk=64)
+        for dtype in (torch.float32, torch.bfloat16):
+            x = torch.randn(1000, generator=torch.Generator().manual_seed(dist.get_rank())).to(dtype)
+            stage = bk.stages.ErrorFeedback(bk.stages.SparseMean(codec), decay=decay)
+            plain = bk.stages.ErrorFeedback(stage.inner)
+            state, other = stage.init(bk.Bucket([x]), comm), plain.init(bk.Bucket([x]), comm)
+            e = torch.zeros(1000)
+            for round in range(4):
+                y = torch.add(x, e, alpha=decay)
+                e = y - codec.decompress(codec.compress(y[None]), 1000)[0]
+                found, without = stage(x.clone(), state, comm.at(round)), plain(x.clone(), other, comm.at(round))
+                assert torch.equal(state["residual"], e)
+                assert torch.equal(found, without) == (decay == 1 or round == 0)
+
+    ranks(2, run)
+
+
+@pytest.mark.parametrize("decay", [-0.1, 1.1, float("nan"), float("inf")])
+def test_a_decay_that_grows_is_refused_at_declaration(decay):
+    with pytest.raises(ValueError, match=r"decay is a finite number, (0 to 1, )?not"):
+        bk.stages.ErrorFeedback(bk.stages.CompressedMean(), decay=decay)
+
+
 @pytest.mark.parametrize("n", (1, 2, 3))
 @pytest.mark.parametrize("algorithm", ["gradient_allreduce", "bytegrad"])
 def test_micro_batches_are_the_hand_loop(n, algorithm):

@@ -1,5 +1,6 @@
 """Methods that are DiLoCo with another stage inside, another optimizer outside, or taking turns: each its equation."""
 
+import everything
 import pytest
 import torch
 import torch.distributed as dist
@@ -70,6 +71,44 @@ def test_sparse_differences_with_error_feedback():
         return bk.algorithms.diloco(every=3, inner=inner, lr=1.0)
 
     close(weights(rule, 9), simulate(N, exchange, 9), atol=1e-6)
+
+
+@pytest.mark.parametrize("values", ["None", "UInt2()"])
+def test_sparse_loco(values):
+    """u_r ← β e_r + (a − x_r);  s_r ← Q(top(u_r));  e_r ← u_r − s_r;  a ← a − η mean of s;  x_r ← a, to the last bit.
+
+    A second copy of the weights follows these equations, by compress, decompress and a gather. Five chunks of 64, the
+    last of 44 values: two of each whole one are kept, and one of that.
+    """
+    every, beta, eta, lr = 2, 0.9, 0.8, 0.1
+
+    def run():
+        codec = bk.compressors.TopK(2 / 64, chunk=64, values=everything.made(values))
+        inner = bk.stages.ErrorFeedback(bk.stages.SparseMean(codec), decay=beta)
+        goal = torch.randn(300, generator=torch.Generator().manual_seed(dist.get_rank()))
+        scale, model = torch.linspace(0.1, 3, 300), torch.nn.ParameterList([torch.zeros(300)])
+        optimizer = torch.optim.SGD(model.parameters(), lr=lr)
+        a, x, e = torch.zeros(300), torch.zeros(300), torch.zeros(300)
+        with bk.attach(model, optimizer, bk.algorithms.diloco(every, inner=inner, lr=eta)):
+            for step in range(8):
+                optimizer.zero_grad()
+                (0.5 * scale * (model[0] - goal).square()).sum().backward()
+                optimizer.step()
+                x = torch.add(x, scale * (x - goal), alpha=-lr)
+                if step % every == every - 1:
+                    u = torch.add(a - x, e, alpha=beta)
+                    packed = codec.compress(u[None])
+                    rows = [torch.empty_like(packed) for _ in range(2)]
+                    dist.all_gather(rows, packed)
+                    s = codec.decompress(torch.cat(rows), 300)
+                    e = u - s[dist.get_rank()]
+                    a = torch.add(a, s[0] / 2 + s[1] / 2, alpha=-eta)
+                    x = a
+                assert torch.equal(model[0].detach(), x), step
+        return a, e
+
+    (first, lost), (second, _) = ranks(2, run)
+    assert torch.equal(first, second) and first.any() and lost.any()
 
 
 def test_outer_steps_between_random_pairs():

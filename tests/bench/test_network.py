@@ -28,7 +28,7 @@ def test_formulas_by_hand():
     assert formulas.all_reduce(SHAPES, 4) == 1.5 * 4 * N
     assert formulas.all_reduce(SHAPES, 2, value_bytes=2) == 2 * N
     assert formulas.compressed_all_reduce(SHAPES, 4, BFloat16()) == 6 * 2 * N / 4
-    assert formulas.sparse(SHAPES, 4, TopK(0.01)) == 3 * 8 * round(0.01 * N)
+    assert formulas.sparse(SHAPES, 4, TopK(0.01)) == 3 * TopK(0.01).row_bytes(N)
     assert formulas.gossip(SHAPES, 8, OnePeerExponential()) == 4 * N
     assert formulas.gossip(SHAPES, 8, Ring()) == 2 * 4 * N
     assert formulas.gossip(SHAPES, 2, Ring()) == 4 * N

@@ -4,9 +4,6 @@
 is by the definition on the CPU.
 """
 
-from functools import cache
-from unittest import mock
-
 import torch
 from formats import FORMATS, KEY
 from hostile import KINDS, hostile
@@ -140,22 +137,20 @@ def land(variant):
 
 
 def largest(variant):
-    lost = variant.facts["residual"] or variant.kernel is not topk_gpu.keep_kernel
-    return compared(variant.facts["dtype"], lost, variant.kernel is topk_gpu.short_kernel)
-
-
-@cache
-def compared(dtype, lost, short):
-    """The calls of all kernels for a dtype, made once: each launches all of them."""
-    pairs = []
-    for call, kind in enumerate(KINDS if short or lost else KINDS[:2]):
-        n = (4096, 4095, 2049)[call % 3] if short else (4096, 9 * 4096 + 1, 4097)[call % 3]  # a tile is 4096
-        x, k = hostile(kind, n, DTYPES[dtype])[None], (1, 700, n)[call // 2]
-        residuals = [torch.empty(1, n) if lost else None for _ in range(2)]
-        with mock.patch.object(topk_gpu, "MANY", 0):  # a program takes several tiles
-            ours = topk_gpu.compress(x, k, residuals[0])
-        pairs += [(ours, topk.compress(x, k, residuals[1])), *([tuple(residuals)] if lost else [])]
-    return pairs
+    """Rows of whole chunks, and others that end with a part of one, of which all, many, few or one is kept."""
+    chunk, dtype = variant.facts["chunk"], DTYPES[variant.facts["dtype"]]
+    for call, kind in enumerate(KINDS):
+        n = (chunk, chunk - 1, 3 * chunk, chunk // 2 + 1)[call % 4]
+        k, rest = ((chunk // 100 + 1, 1), (chunk // 6, chunk // 7), (chunk, n % chunk))[call % 3]
+        x = hostile(kind, n, dtype)[None]
+        residuals = [torch.empty(1, n) if variant.facts["residual"] else None for _ in range(2)]
+        each = [
+            m.select(x, chunk, k, rest if n % chunk else 0, lost)
+            for m, lost in zip((topk_gpu, topk), residuals, strict=True)
+        ]
+        yield from zip(*each, strict=True)
+        if variant.facts["residual"]:
+            yield residuals
 
 
 CALLS = {
@@ -165,5 +160,5 @@ CALLS = {
     "reduce_kernel": reduce,
     "mix_kernel": mix,
     "land_kernel": land,
-    **dict.fromkeys(("short_kernel", "digits_kernel", "choose_kernel", "count_kernel", "keep_kernel"), largest),
+    "select_kernel": largest,
 }

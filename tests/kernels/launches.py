@@ -90,8 +90,8 @@ def launches():
         yield f"land, {dtype}", lambda dtype=dtype: mixing_triton.land_(*values(dtype, 3))
         for others, held in ((1, False), (1, True), (9, False)):
             yield f"mix {others}, {dtype}, {held=}", lambda args=(dtype, others, held): mixing(*args)
-        for n, lost in ((100, False), (9999, True), (topk_triton.MANY, False)):
-            yield f"top k, {dtype}, {n=}, {lost=}", lambda args=(dtype, n, lost): keeping(*args)
+        for chunk, lost in ((64, False), (4096, True)):
+            yield f"top k, {dtype}, {chunk=}, {lost=}", lambda args=(dtype, chunk, lost): keeping(*args)
 
 
 def values(dtype, count=1, length=LENGTH):
@@ -136,9 +136,9 @@ def mixing(dtype, others, held):
     mixing_triton.mix_(x, ys, weights)
 
 
-def keeping(dtype, n, lost):
-    x = torch.zeros(1 + lost, n, dtype=dtype)
-    topk_triton.compress(x, 7, torch.zeros(x.shape) if lost else None)
+def keeping(dtype, chunk, lost):
+    x = torch.zeros(1 + lost, 9999, dtype=dtype)
+    topk_triton.select(x, chunk, 7, 3, torch.zeros(x.shape) if lost else None)
 
 
 def kernels():

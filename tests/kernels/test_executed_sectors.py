@@ -77,20 +77,13 @@ def of_mixing(counted, n):
 
 
 def of_top_k(counted, n):
-    """Beside values it moves counts of digits, and of each tile."""
+    """The values kept are stored one by one, and so are their places."""
     from baguakit.kernels.topk import gpu
 
-    x, lost, k = torch.randn(2, n), torch.empty(2, n), n // 100
-    passes = len(gpu.DIGITS) + 2 if n > gpu.SHORT else 1
-    counts = sum(12 << bits for _, bits in gpu.DIGITS) * (passes > 1)  # read and written by programs, and read
-    check(
-        counted,
-        lambda: gpu.compress(x, k, lost),
-        n,
-        2 * ((4 * passes + 4) * n + 8 * k),
-        headers=4 * k,
-        beside=2 * counts,
-    )  # what is kept is stored one by one
+    x, lost = torch.randn(2, n), torch.empty(2, n)
+    k, rest = 10, -(-(n % 1024) // 100)
+    kept = 2 * (n // 1024 * k + rest)
+    check(counted, lambda: gpu.select(x, 1024, k, rest, lost), n, 16 * n + 8 * kept, headers=2 * kept)
 
 
 def of_steps(counted, n, offset=0):
@@ -122,5 +115,5 @@ def test_at_lengths_that_were_drawn(counted, group):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("n", [4096, 4097, 8191])
-def test_the_largest_values_of_rows_that_are_hardly_long(counted, n):
+def test_the_largest_values_of_rows_of_few_chunks(counted, n):
     of_top_k(counted, n)

@@ -1,14 +1,15 @@
-"""The largest values of a row: what is kept, that it depends on nothing else, and that the kernels keep the same."""
+"""The largest values of chunks: what is kept and sent, that it depends on nothing else, and that kernels keep it."""
 
 import warnings
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from pool import never_waiting
 
-from baguakit.compressors import TopK
+from baguakit.compressors import BFloat16, MinMaxUInt8, TopK, UInt2
 from baguakit.kernels.topk import definition as topk
 from baguakit.kernels.topk import operators
 
@@ -22,11 +23,6 @@ def drawn(rows: int, n: int, dtype: torch.dtype, seed: int = 0) -> torch.Tensor:
     x = torch.randn(rows, n, generator=source) * 10 ** torch.randn(rows, n, generator=source)
     few = torch.randint(-3, 4, (rows, n), generator=source).float()
     return torch.where(torch.rand(rows, n, generator=source) < 0.5, few, x).to(dtype)
-
-
-def parts(packed: torch.Tensor, k: int) -> tuple[torch.Tensor, torch.Tensor]:
-    words = packed.view(torch.int32).view(len(packed), 2, k)
-    return words[:, 0].contiguous().view(torch.float32), words[:, 1]
 
 
 def same(a: torch.Tensor, b: torch.Tensor) -> bool:
@@ -48,56 +44,21 @@ few = st.sampled_from([0.0, -0.0, 1.0, -1.0, 2.0, INFINITY, -INFINITY, NAN, 1e-4
 
 
 @settings(max_examples=200, deadline=None)
-@given(st.lists(few | st.floats(width=32), min_size=1, max_size=60), st.data())
-def test_it_is_the_beginning_of_a_stable_sort(row, data):
-    k, x = data.draw(st.integers(1, len(row))), torch.tensor([row])
+@given(st.lists(few | st.floats(width=32), min_size=1, max_size=60), st.integers(1, 30), st.data())
+def test_it_is_the_beginning_of_a_stable_sort_of_each_chunk(row, chunk, data):
+    chunks = [row[at : at + chunk] for at in range(0, len(row), chunk)]
+    k, rest = data.draw(st.integers(1, chunk)), data.draw(st.integers(1, max(1, len(row) % chunk)))
+    kept = [rest if len(each) < chunk else k for each in chunks]
+    x = torch.tensor([row])
     residual = torch.empty_like(x)
-    values, places = parts(topk.compress(x, k, residual), k)
-    assert places[0].tolist() == by_sorting(x[0].tolist(), k)
-    assert same(values[0], x[0, places[0].long()])
+    places, values = topk.select(x, chunk, k, rest if len(row) % chunk else 0, residual)
+    expected = [by_sorting(x[0, at * chunk :][:chunk].tolist(), kept[at]) for at in range(len(chunks))]
+    assert places[0].tolist() == [place for each in expected for place in each]
+    at = torch.tensor([first * chunk + place for first, each in enumerate(expected) for place in each])
+    assert same(values[0], x[0, at])
     rest = x.clone()
-    rest[0, places[0].long()] -= rest[0, places[0].long()].clone()
+    rest[0, at] -= x[0, at]
     assert same(residual, rest)
-
-
-@pytest.mark.parametrize("dtype", DTYPES)
-def test_what_was_sent_and_what_was_lost_make_the_values(dtype):
-    x, compressor = drawn(3, 1000, dtype), TopK(0.03)
-    residual = torch.empty(3, 1000)
-    packed = compressor.compress(x, residual)
-    sent = compressor.decompress(packed, 1000)
-    assert torch.equal(sent + residual, x.float()) and int((sent != 0).sum()) == 3 * 30
-    total = torch.ones(1000)
-    compressor.add_(total, packed, [0.5, 0.25, 2.0])
-    assert torch.equal(total, 1 + sent[0] * 0.5 + sent[1] * 0.25 + sent[2] * 2)
-
-
-@pytest.mark.parametrize("dtype", DTYPES)
-def test_rows_are_added_one_after_another_where_they_have_places(dtype, device):
-    """Bit for bit, for subnormal sums too: out ← out + w_r v_r at the places of each row r, and nothing elsewhere."""
-    x, compressor = drawn(3, 1000, torch.float32) * 10.0 ** torch.tensor([[0.0], [-2.0], [-41.0]]), TopK(0.3)
-    x[2, :500] = -0.0
-    packed, start, weights = (
-        compressor.compress(x),
-        drawn(1, 1000, dtype, 1)[0] * (torch.arange(1000) % 3 > 0),
-        (3, 0.1, 1),
-    )
-    wide = torch.promote_types(dtype, torch.float32)
-    total = start.to(wide)
-    for values, places, weight in zip(*parts(packed, 300), torch.tensor(weights).float(), strict=True):
-        for value, place in zip(values, places.tolist(), strict=True):
-            total[place] = total[place] + (value * weight).to(wide)
-    added = compressor.add_(start.to(device), packed.to(device), weights).cpu()
-    assert torch.equal(added.double().view(torch.int64), total.to(dtype).double().view(torch.int64))
-
-
-@pytest.mark.parametrize("n, k", [(0, 0), (1, 1), (7, 7)])
-def test_all_may_be_kept_and_nothing_may_be_there(n, k):
-    x = drawn(2, n, torch.float32)
-    assert torch.equal(TopK(1.0).decompress(TopK(1.0).compress(x), n), x) and TopK(1.0).row_bytes(n) == 8 * k
-
-
-# Of a long row the few that may be kept are found first, from a guess. Whatever is guessed, the same is kept.
 
 
 def with_ties(n: int) -> torch.Tensor:
@@ -111,17 +72,10 @@ def sparse(n: int) -> torch.Tensor:
 
 
 def with_nans(n: int) -> torch.Tensor:
-    """NaNs of every payload, more than are kept, and infinities."""
+    """NaNs of every payload, and infinities."""
     x = drawn(1, n, torch.float32)
     bits = x.view(torch.int32)
     bits[0, ::7], bits[0, 1::7], x[0, 2::7] = 0x7F800001, -1, -INFINITY
-    return x
-
-
-def hidden(n: int) -> torch.Tensor:
-    """Large where the sample looks, and nowhere else: the guess is too high."""
-    x = drawn(1, n, torch.float32).clamp(-9, 9)
-    x[0, :: n // topk.SAMPLE | 1] = 1e30
     return x
 
 
@@ -131,130 +85,184 @@ LONG = {
     "zeros": lambda n: torch.zeros(1, n),
     "equal": lambda n: torch.full((1, n), -3.0),
     "sparse": sparse,
+    "embedding": lambda n: drawn(1, n, torch.float32) * (torch.arange(n) // 4096 % 2),
     "NaN": with_nans,
     "all NaN": lambda n: torch.full((1, n), NAN),
     "subnormal": lambda n: 1e-44 * with_ties(n),
     "rising": lambda n: torch.arange(n).float()[None],
-    "hidden": hidden,
 }
 
 
 def equations(x: torch.Tensor, k: int) -> torch.Tensor:
-    """The places kept of a row, as a stable sort says it."""
-    sizes = torch.from_numpy(topk.sizes_of(x[0].view(torch.int32).numpy().view("uint32"))).long()
-    return sizes.argsort(descending=True, stable=True)[:k].sort().values
-
-
-def kept_as_defined(x: torch.Tensor, k: int) -> bool:
-    at, residual = equations(x, k), torch.empty_like(x)
-    packed = topk.compress(x, k, residual)
-    values, places = parts(packed, k)
-    rest = x.clone()
-    rest[0, at] -= x[0, at]
-    bits = torch.where(x[0, at].isnan(), topk.NAN, x[0, at].view(torch.int32))
-    same_values = torch.equal(values[0].view(torch.int32), bits) and same(residual, rest)
-    return torch.equal(places[0].long(), at) and same_values and torch.equal(topk.compress(x, k), packed)
+    """The places kept of each chunk (chunks, width), as a stable sort says it."""
+    sizes = np.minimum(x.view(torch.int32).numpy() & topk.SIZE, topk.INFINITY + 1)
+    return torch.from_numpy(sizes).argsort(descending=True, stable=True)[:, :k].sort().values
 
 
 @pytest.mark.parametrize("kind", LONG)
-@pytest.mark.parametrize("k", [1, 5, 60, 700, 2000, 2001])
-def test_a_long_row_keeps_what_the_equations_say(kind, k, monkeypatch):
-    monkeypatch.setattr(topk, "SAMPLE", 500)
-    monkeypatch.setattr(topk, "PIECE", 333)
-    assert kept_as_defined(LONG[kind](2001), k)
+def test_chunks_keep_what_the_equations_say(kind, monkeypatch):
+    """Few of lines of neighbours, some of spread groups, and many of all; in pieces of several chunks, and a rest."""
+    monkeypatch.setattr(topk, "PIECE", 8192)
+    x, residual = LONG[kind](5 * 4096 + 1001), torch.empty(1, 5 * 4096 + 1001)
+    for k, rest in ((1, 1), (4, 2), (8, 1001), (9, 7), (41, 10), (500, 3), (1500, 1000), (4096, 1)):
+        places, values = topk.select(x, 4096, k, rest, residual)
+        at = torch.cat([equations(x[:, :20480].view(5, -1), k).flatten(), equations(x[:, 20480:], rest)[0]])
+        assert torch.equal(places[0].long(), at)
+        at += torch.cat([torch.arange(5).repeat_interleave(k), torch.full((rest,), 5)]) * 4096
+        lost = x.clone()
+        lost[0, at] -= x[0, at]
+        bits = torch.where(x[0, at].isnan(), topk.NAN, x[0, at].view(torch.int32))
+        assert torch.equal(values[0].view(torch.int32), bits) and same(residual, lost)
+        again = topk.select(x, 4096, k, rest)
+        assert torch.equal(again[0], places) and torch.equal(again[1].view(torch.int32), values.view(torch.int32))
 
 
-@settings(max_examples=100, deadline=None)
-@given(st.lists(few | st.floats(width=32), min_size=1, max_size=60), st.data())
-def test_no_guess_changes_what_is_kept(row, data):
-    k, x = data.draw(st.integers(1, len(row))), torch.tensor([row])
-    sizes = topk.sizes_of(x[0].view(torch.int32).numpy().view("uint32")).tolist()
-    guess = data.draw(st.sampled_from(sizes) | st.integers(0, topk.NAN))
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(topk, "guess_at", lambda row, k: guess)
-        patch.setattr(topk, "PIECE", 7)
-        assert parts(topk.compress(x, k), k)[1][0].tolist() == by_sorting(x[0].tolist(), k)
+# The compressor.
 
 
-@pytest.mark.parametrize("guess", [1, 0x3F800000, topk.INFINITY, topk.NAN])
-def test_what_reaches_a_guess_is_found_in_order(guess, monkeypatch):
-    monkeypatch.setattr(topk, "PIECE", 10)
-    row = with_nans(997)[0].view(torch.int32).numpy().view("uint32")
-    sizes = topk.sizes_of(row)
-    assert (topk.reaching(guess, row) == (sizes >= min(guess, topk.INFINITY)).nonzero()[0]).all()
+def by_definition(x: torch.Tensor, compressor: TopK) -> torch.Tensor:
+    """Return the rows that arrive if values are sent in fp32."""
+    sent = torch.zeros(x.shape)
+    for row, out in zip(x.float(), sent, strict=True):
+        for at in range(0, len(row), compressor.chunk):
+            chunk = row[at : at + compressor.chunk]
+            kept = by_sorting(chunk.tolist(), min(len(chunk), max(1, round(compressor.ratio * len(chunk)))))
+            out[at : at + len(chunk)][kept] = chunk[kept]
+    return sent
 
 
-def test_guesses_are_good_for_what_is_drawn_and_forgotten_where_they_mislead(monkeypatch):
-    """Of a row as it is drawn little more than k are looked at twice; of one that misleads the sample, all are."""
-    looked_at, largest = [], topk.largest
-    monkeypatch.setattr(topk, "largest", lambda row, k: looked_at.append(len(row)) or largest(row, k))
-    n = 4 * topk.SAMPLE
-    assert kept_as_defined(torch.randn(1, n, generator=torch.Generator().manual_seed(0)), n // 100)
-    assert n // 100 <= looked_at[0] < n // 50
-    for row, k in (
-        (hidden(n), n // 5 + 9),  # the guess is too high
-        (torch.randn(1, n), n // 3),  # so many that a guess does not pay
-        (torch.zeros(1, n), 9),  # none is larger than zero
-        (with_ties(n - 1), 9),  # not long
-    ):
-        looked_at.clear()
-        assert kept_as_defined(row, k)
-        assert looked_at[0] == row.shape[1]
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("chunk", [64, 128, 256, 512, 1024, 2048, 4096])
+def test_the_values_arrive_and_the_rest_is_lost(dtype, chunk):
+    x, compressor = drawn(2, 5000, dtype), TopK(0.03, chunk)
+    residual = torch.empty(2, 5000)
+    packed = compressor.compress(x, residual)
+    sent = compressor.decompress(packed, 5000)
+    assert torch.equal(sent, by_definition(x, compressor)) and torch.equal(sent + residual, x.float())
+    bits, kept = chunk.bit_length() - 1, compressor.kept(5000)
+    assert packed.shape == (2, -(-(-(-kept // 8) * bits) // 16) * 16 + 4 * kept)
+    total = torch.ones(5000)
+    compressor.add_(total, packed, [0.5, 2.0])
+    assert torch.equal(total, 1 + sent[0] * 0.5 + sent[1] * 2)
 
 
-# The kernels.
+@pytest.mark.parametrize("values", [UInt2(), UInt2(stochastic=True), MinMaxUInt8(block=64), BFloat16()])
+def test_values_travel_in_any_dense_format(values):
+    """The row ends with the values as that compressor packs them; the residual is what both have lost."""
+    x, plain, compressor = drawn(2, 5000, torch.float32), TopK(0.03, 256), TopK(0.03, 256, values)
+    kept = plain.kept(5000)
+    exact, residual = plain.compress(x), torch.empty(2, 5000)
+    packed = compressor.compress(x, residual, key=7)
+    size = values.row_bytes(kept)
+    assert packed.shape[1] == compressor.row_bytes(5000) == exact.shape[1] - 4 * kept + size
+    assert torch.equal(packed[:, :-size], exact[:, : -4 * kept])
+    lost = torch.empty(2, kept)
+    inner = values.compress(exact[:, -4 * kept :].contiguous().view(torch.float32), lost, key=7)
+    assert torch.equal(packed[:, -size:], inner)
+    sent, places = compressor.decompress(packed, 5000), plain.decompress(exact, 5000) != 0
+    assert torch.equal(sent[places], values.decompress(inner, kept).flatten()) and not sent[~places].any()
+    assert torch.equal(residual[places], lost.flatten()) and torch.equal(residual[~places], x[~places])
 
 
-def kernels_agree(x: torch.Tensor, k: int, device: str) -> bool:
+def test_sparse_loco_sends_14_bits_a_value():
+    """64 of 4,096: 12 bits for a place, and 2 for a value with 4 bytes for 128 of them."""
+    assert TopK(64 / 4096, values=UInt2()).row_bytes(1 << 20) * 8 == 256 * 64 * (12 + 2 + 32 / 128)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("values", [None, UInt2()])
+def test_what_is_not_finite_is_passed_on(dtype, values):
+    x, residual = drawn(1, 9000, dtype), torch.empty(1, 9000)
+    x[0, 5], x[0, 5000], x[0, 8999] = NAN, INFINITY, -INFINITY
+    compressor = TopK(0.01, values=values)
+    sent = compressor.decompress(compressor.compress(x, residual), 9000)
+    for each in (sent, residual, compressor.add_(torch.ones(9000), compressor.compress(x), [1.0])[None]):
+        assert not each[0, [5, 5000, 8999]].isfinite().any()
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_rows_are_added_one_after_another_where_they_have_places(dtype, device):
+    """Bit for bit, for subnormal sums too: out ← out + w_r v_r at the places of each row r, and nothing elsewhere."""
+    x, compressor = drawn(3, 1000, torch.float32) * 10.0 ** torch.tensor([[0.0], [-2.0], [-41.0]]), TopK(0.3)
+    x[2, :500] = -0.0
+    packed, weights = compressor.compress(x), (3, 0.1, 1)
+    start = drawn(1, 1000, dtype, 1)[0] * (torch.arange(1000) % 3 > 0)
+    wide = torch.promote_types(dtype, torch.float32)
+    total, (places, kept) = start.to(wide), topk.select(x, 4096, 0, 300)
+    for values, at, weight in zip(kept, places, torch.tensor(weights).float(), strict=True):
+        for value, place in zip(values, at.tolist(), strict=True):
+            total[place] = total[place] + (value * weight).to(wide)
+    added = compressor.add_(start.to(device), packed.to(device), weights).cpu()
+    assert torch.equal(added.double().view(torch.int64), total.to(dtype).double().view(torch.int64))
+
+
+@pytest.mark.parametrize("values", [None, UInt2(), BFloat16()])
+@pytest.mark.parametrize("n", [0, 1, 7])
+def test_all_may_be_kept_and_nothing_may_be_there(n, values):
+    x, compressor, residual = drawn(2, n, torch.float32), TopK(1.0, values=values), torch.empty(2, n)
+    sent = compressor.decompress(compressor.compress(x, residual), n)
+    assert torch.allclose(sent + residual, x) and compressor.kept(n) == n
+    assert TopK(1.0).row_bytes(n) == 16 * (n > 0) + 4 * n
+
+
+@pytest.mark.parametrize(
+    "arguments, kind, said",
+    [
+        ({"chunk": 100}, ValueError, "a chunk of 64 to 4096 values, a power of two, not 100"),
+        ({"chunk": 8192}, ValueError, "a chunk of 64 to 4096 values, a power of two, not 8192"),
+        ({"values": TopK(0.1)}, ValueError, r"TopK\(0.1\) leaves some out; use a dense compressor such as UInt2\(\)"),
+        ({"values": 2}, TypeError, "values is a compressor such as .* or None, not 2"),
+        ({"ratio": NAN}, ValueError, "ratio is a finite number"),
+    ],
+)
+def test_what_cannot_be_right_is_refused_at_declaration(arguments, kind, said):
+    with pytest.raises(kind, match=said):
+        TopK(**{"ratio": 0.1} | arguments)
+
+
+# The kernel.
+
+
+def kernels_agree(x: torch.Tensor, chunk: int, k: int, rest: int, device: str) -> bool:
     from baguakit.kernels.topk import gpu as kernels
 
     residual, ours = torch.empty(x.shape), torch.empty(x.shape, device=device)
-    packed = topk.compress(x, k, residual)
-    equal = torch.equal(kernels.compress(x.to(device), k, ours).cpu(), packed) and same(ours, residual)
-    return equal and torch.equal(kernels.compress(x.to(device), k).cpu(), packed)
+    expected = topk.select(x, chunk, k, rest, residual)
+    found = kernels.select(x.to(device), chunk, k, rest, ours), kernels.select(x.to(device), chunk, k, rest)
+    equal = [torch.equal(a.cpu(), b) for each in found for a, b in zip(bits_of(each), bits_of(expected), strict=True)]
+    return all(equal) and same(ours, residual)
+
+
+def bits_of(found: tuple[torch.Tensor, torch.Tensor]) -> list[torch.Tensor]:
+    return [each.view(torch.int32) for each in found]
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("rows, n, k", [(1, 1, 1), (2, 1000, 10), (1, 1025, 1025)])
-def test_short_kernel_equals_the_definition(dtype, rows, n, k, device):
-    assert kernels_agree(drawn(rows, n, dtype), k, device)
+@pytest.mark.parametrize(
+    "chunk, rows, n, k, rest", [(4096, 1, 1, 0, 1), (64, 2, 200, 5, 3), (1024, 1, 1025, 1024, 1), (512, 2, 1027, 30, 2)]
+)
+def test_the_kernel_equals_the_definition(dtype, chunk, rows, n, k, rest, device):
+    assert kernels_agree(drawn(rows, n, dtype), chunk, k, rest, device)
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-def test_long_kernels_equal_the_definition(dtype, device, monkeypatch):
-    from baguakit.kernels.topk import gpu as kernels
-
-    monkeypatch.setattr(kernels, "SHORT", 0)
-    assert kernels_agree(drawn(2, 4099, dtype), 100, device)
-
-
-@pytest.mark.parametrize("rows, n, k", [(1, 16385, 160), (2, 70001, 60000), (3, 4096, 4096)])
+@pytest.mark.parametrize("rows, n, k, rest", [(1, 16385, 160, 1), (2, 30001, 3000, 1329), (3, 4096, 4096, 0)])
 @pytest.mark.slow  # the interpreter takes seconds for each
-def test_long_kernels_equal_the_definition_whatever_the_tiles(rows, n, k, device, monkeypatch):
-    from baguakit.kernels.topk import gpu as kernels
-
-    monkeypatch.setattr(kernels, "SHORT", 0)
-    for many in (0, 1 << 40):
-        monkeypatch.setattr(kernels, "MANY", many)
-        assert kernels_agree(drawn(rows, n, torch.float32), k, device)
+def test_the_kernel_equals_the_definition_for_many_chunks(rows, n, k, rest, device):
+    assert kernels_agree(drawn(rows, n, torch.float32), 4096, k, rest, device)
 
 
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")  # NumPy's, from the interpreter
-@pytest.mark.parametrize("short", [0, 1 << 12])
 @pytest.mark.parametrize("k", [3, 12, 700])
-def test_kernels_keep_what_is_not_finite_and_break_ties_by_place(short, k, device, monkeypatch):
-    from baguakit.kernels.topk import gpu as kernels
-
-    monkeypatch.setattr(kernels, "SHORT", short)
-    x = torch.full((1, 4000), -2.0)
+def test_the_kernel_keeps_what_is_not_finite_and_breaks_ties_by_place(k, device):
+    x = torch.full((1, 2000), -2.0)
     x[0, ::3] = 2.0
-    x[0, 3900:3905], x[0, 1], x[0, 50:53] = NAN, -NAN, INFINITY
+    x[0, 1900:1905], x[0, 1], x[0, 50:53] = NAN, -NAN, INFINITY
     x[0, 60:65] = torch.tensor([0x7F800001, 0x7FFFFFFF, -1, -0x400000, 0x7FC00000], dtype=torch.int32).view(
         torch.float32
     )
     for dtype in (torch.float32, torch.bfloat16):
-        assert kernels_agree(x.to(dtype), k, device)
-    assert kernels_agree(torch.zeros(1, 4000), k, device)
+        assert kernels_agree(x.to(dtype), 1024, k, k, device)
+    assert kernels_agree(torch.zeros(1, 2000), 1024, k, k, device)
 
 
 # The operator.
@@ -262,7 +270,8 @@ def test_kernels_keep_what_is_not_finite_and_break_ties_by_place(short, k, devic
 
 def test_torch_compile_passes_over_the_operator(device):
     def sent(x, residual):
-        return operators.compress(x, 5, residual).float().sum() + residual.sum()
+        places, values = operators.select(x, 64, 5, 3, residual)
+        return places.sum() + values.sum() + residual.sum()
 
     x = drawn(2, 100, torch.float32).to(device)
     residual, again = torch.zeros(2, 100, device=device), torch.zeros(2, 100, device=device)
@@ -275,8 +284,8 @@ def test_torch_compile_passes_over_the_operator(device):
 def test_the_operator_keeps_the_rules_of_operators(device, monkeypatch):
     monkeypatch.undo()
     x = drawn(2, 100, torch.float32).to(device)
-    torch.library.opcheck(operators.compress.registered, (x, 5, torch.zeros(2, 100, device=device)))
-    torch.library.opcheck(operators.compress.registered, (x, 5, None))
+    torch.library.opcheck(operators.select.registered, (x, 64, 5, 3, torch.zeros(2, 100, device=device)))
+    torch.library.opcheck(operators.select.registered, (x, 64, 5, 3, None))
 
 
 @pytest.mark.gpu

@@ -112,7 +112,7 @@ class Gossip(Stage):
     def _exchanged(self, x: Tensor, here: Replicas, comm: Comm) -> Iterator[tuple[slice, Tensor, dict[int, Tensor]]]:
         """Send Q(change) in pieces, then yield of each piece the bytes sent and those of each neighbour."""
         c = self.compressor
-        runs = pieces(x) if c.dense else (slice(0, x.numel()),)  # top-k selects from all values
+        runs = pieces(x) if c.dense else (slice(0, x.numel()),)  # a sparse one selects from all values
         lengths = [c.row_bytes(run.stop - run.start) for run in runs]
         incoming = [{p: torch.empty(1, b, dtype=torch.uint8, device=x.device) for p in here.weights} for b in lengths]
         messages, sent = message_transport(comm, incoming, x.device), []

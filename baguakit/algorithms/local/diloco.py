@@ -18,7 +18,8 @@ Other methods are other stages inside, or other optimizers outside:
 
     SGD(lr=1)                                                   local SGD
     SGD(lr=α, momentum=β)                                       SlowMo
-    SGD(lr=1), inner=ErrorFeedback(SparseMean(TopK(0.02)))      SparseLoCo without its 2-bit values
+    SGD(lr=1), inner=ErrorFeedback(S, decay=0.95)               SparseLoCo, for
+                                                                S = SparseMean(TopK(1/64, values=UInt2()))
     SGD(…), inner=NeighborMean(RandomMatching(seed))            NoLoCo with one step size for the
                                                                 differences and for the mixing of the anchors
 

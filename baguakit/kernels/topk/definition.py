@@ -1,4 +1,6 @@
-"""The largest values of a row by magnitude, each with its place, in the order of their places.
+"""The largest values of each chunk of a row by magnitude, each with its place, in the order of their places.
+
+A row of n values is cut in chunks of `chunk` values; the last one ends with the row. Of a chunk k values are kept:
 
     v         = x in fp32
     size      = the bits of |v|, as an integer          of numbers in the order of their magnitude; a NaN is the largest
@@ -6,92 +8,105 @@
     kept      = all larger than the threshold, and of its equals the first
     residual  = v − v where kept, else v                 0, or NaN where v is not finite
 
-On the wire a row is the k values kept, in fp32, and their k places, as rising int32. It depends on the values alone:
-of equal magnitudes the first places are taken, on every device. All NaNs are of one size, and travel as 0x7fc00000.
+It depends on the values alone: of equal magnitudes the first places are taken, on every device. All NaNs are of one
+size, and leave as 0x7fc00000.
 
-This file is the definition, and what CPU tensors take; `gpu.py` finds the same for GPUs. The threshold is
-found by NumPy, whose partition takes a tenth of the time of torch's. Of a long row the few that may be kept are found
-first, in one reading: a guess at the threshold, from a sample, is lower than the threshold if k sizes or more reach it,
-and then all that is kept is among them. If fewer do, the guess is forgotten.
+This file is the definition, and what CPU tensors take; `gpu.py` finds the same for GPUs. NumPy's partition takes a
+tenth of the time of torch's. The few that may be kept are found first: a chunk is cut in groups, and k sizes or more
+reach the k-th largest of the groups' maxima, so that all that is kept is among them.
 """
 
-import math
+from collections.abc import Iterator
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-NAN = 0x7FC00000  # the size of every NaN, above that of infinity, and the bits that are sent
-INFINITY = 0x7F800000
+NAN = 0x7FC00000  # the bits that are sent for every NaN
+SIZE, INFINITY = 0x7FFFFFFF, 0x7F800000  # the bits of a size; a NaN is larger than infinity
 
-SAMPLE = 1 << 15  # values, about, from which the threshold of a row four times as long or longer is guessed
-PIECE = 1 << 16  # values read at once, whose sizes stay in the cache
+PIECE = 1 << 19  # values taken at once, which stay in the cache
+LINE = 64  # neighbours whose maximum is found fast
 
-Bits = NDArray[np.uint32]
+Bits = NDArray[np.int32]
 Places = NDArray[np.int64]
+Mask = NDArray[np.bool_]
 
 
-def compress(x: Tensor, k: int, residual: Tensor | None = None) -> Tensor:
-    """Return rows (rows, 8 k) of bytes from rows of values; `residual` (fp32, shape of `x`) receives all the others."""
-    v = x.contiguous().float() if residual is None else residual.copy_(x)
-    packed = torch.empty(len(x), 2, k, dtype=torch.int32, device=x.device)
-    for row, (values, places) in zip(v, packed if k else [], strict=False):
-        at = torch.from_numpy(kept_of(row.view(torch.int32).numpy().view(np.uint32), k))
-        kept = row[at]
-        values.view(torch.float32).copy_(kept)
-        values[kept.isnan()] = NAN
-        places.copy_(at)
-        if residual is not None:  # which is v
-            row[at] = kept - kept
-    return packed.view(len(x), 2 * k).view(torch.uint8)
+def select(x: Tensor, chunk: int, k: int, rest: int, residual: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    """Return the places in their chunks (rows, K), in int32, and the values in fp32 of what is kept of rows of values.
+
+    `k` are kept of a whole chunk, and `rest` of a shorter one. `residual` (fp32, shape of `x`) receives all the others.
+    """
+    count = x.shape[1] // chunk * k + rest
+    places = torch.empty(len(x), count, dtype=torch.int32, device=x.device)
+    values = torch.empty(len(x), count, device=x.device)
+    for row in range(len(x)):
+        for columns, slots, width, wanted in pieces(x.shape[1], chunk, k, rest):
+            v = x[row, columns].float() if residual is None else residual[row, columns].copy_(x[row, columns])
+            bits = v.view(torch.int32).numpy().reshape(-1, width)
+            at = kept_of(bits, wanted)
+            kept = bits.ravel()[at.ravel()]
+            kept[kept & SIZE > INFINITY] = NAN
+            places[row, slots] = torch.from_numpy(at - np.arange(0, bits.size, width)[:, None]).view(-1)
+            values[row, slots] = torch.from_numpy(kept).view(torch.float32)
+            if residual is not None:  # which is v
+                v[torch.from_numpy(at).view(-1)] = values[row, slots] - values[row, slots]
+    return places, values
 
 
-def kept_of(row: Bits, k: int) -> Places:
-    """Return the rising places (k,) of the `k` ≥ 1 largest sizes of a row of fp32 bits, of equal ones the first."""
-    guess = guess_at(row, k)
-    if guess:
-        places = reaching(guess, row)
-        if len(places) >= k:
-            return places[largest(row[places], k)]
-    return largest(row, k)
+def pieces(n: int, chunk: int, k: int, rest: int) -> Iterator[tuple[slice, slice, int, int]]:
+    """Yield columns of chunks of one width, the slots of what is kept of them, the width, and how many of a chunk."""
+    whole = n // chunk
+    for first in range(0, whole, PIECE // chunk):
+        last = min(first + PIECE // chunk, whole)
+        yield slice(first * chunk, last * chunk), slice(first * k, last * k), chunk, k
+    if n % chunk:
+        yield slice(whole * chunk, n), slice(whole * k, None), n % chunk, rest
 
 
-def largest(row: Bits, k: int) -> Places:
-    """Return what `kept_of` returns, computed as the equations say it."""
-    sizes = sizes_of(row)
-    threshold = np.partition(sizes, len(row) - k)[len(row) - k]
-    kept = sizes > threshold
-    kept[np.flatnonzero(sizes == threshold)[: k - np.count_nonzero(kept)]] = True
-    return np.flatnonzero(kept)
+def kept_of(bits: Bits, k: int) -> Places:
+    """Return the rising places (chunks, k) of the `k` ≥ 1 largest of each chunk of fp32 bits (chunks, width)."""
+    sizes, places = candidates(bits & SIZE, k)
+    return places[largest(np.minimum(sizes, INFINITY + 1), k)].reshape(-1, k)
 
 
-def sizes_of(row: Bits) -> Bits:
-    """Return integers in the order of the magnitudes."""
-    sizes = row & np.uint32(0x7FFFFFFF)
-    sizes[sizes > INFINITY] = NAN
-    return sizes
+def largest(sizes: Bits, k: int) -> Mask:
+    """Return which of each row of sizes are kept, as the equations say it."""
+    threshold = np.partition(sizes, sizes.shape[1] - k, axis=1)[:, -k, None]
+    larger, equal = sizes > threshold, sizes == threshold
+    kept: Mask = larger | equal & (equal.cumsum(1) <= k - np.count_nonzero(larger, 1, keepdims=True))
+    return kept
 
 
-def guess_at(row: Bits, k: int) -> int:
-    """Return a size that somewhat more than `k` of a row probably reach; 0 where a guess would not pay."""
-    if len(row) < 4 * SAMPLE:
-        return 0
-    sample = sizes_of(row[:: len(row) // SAMPLE | 1])  # an odd stride meets all columns of most matrices
-    expected = k * len(sample) / len(row)
-    reached = math.ceil(expected + 4 * math.sqrt(expected) + 4)  # four standard deviations: one in 30,000 is too high
-    if reached > len(sample) // 4:
-        return 0
-    return max(1, int(np.partition(sample, len(sample) - reached)[len(sample) - reached]))
+def candidates(sizes: Bits, k: int) -> tuple[Bits, Places]:
+    """Return the sizes of each chunk among which are all that are kept, and their places, in rows filled with −1."""
+    chunks, width = sizes.shape
+    maxima, line = maxima_of(sizes, k)
+    reached = np.minimum(np.partition(maxima, maxima.shape[1] - k, axis=1)[:, -k], INFINITY)
+    found = (maxima if line > 1 else sizes) >= np.maximum(reached, 1)[:, None]
+    found[reached == 0, : -(-k // line)] = True  # of zeros only the first can be kept
+    at = np.flatnonzero(found)
+    if line > 1:
+        inside = np.flatnonzero(sizes.reshape(-1, line)[at] >= reached[at // (width // line), None])
+        at = at[inside // line] * line + inside % line
+    counts = np.diff(np.searchsorted(at, np.arange(chunks + 1) * width))
+    there = np.arange(counts.max()) < counts[:, None]
+    few, places = np.full(there.shape, -1, np.int32), np.zeros(there.shape, np.int64)
+    few[there], places[there] = sizes.ravel()[at], at
+    return few, places
 
 
-def reaching(guess: int, row: Bits) -> Places:
-    """Return the rising places of the sizes that are `guess` or larger. A guess above infinity counts as infinity."""
-    doubled, found = np.uint32(2 * min(guess, INFINITY)), []  # bits shifted to the left are twice the size
-    shifted, reach = np.empty(PIECE, np.uint32), np.empty(PIECE, np.bool_)
-    for start in range(0, len(row), PIECE):
-        piece = row[start : start + PIECE]
-        np.left_shift(piece, 1, out=shifted[: len(piece)])
-        np.greater_equal(shifted[: len(piece)], doubled, out=reach[: len(piece)])
-        found.append(np.flatnonzero(reach[: len(piece)]) + start)
-    return np.concatenate(found)
+def maxima_of(sizes: Bits, k: int) -> tuple[Bits, int]:
+    """Return the maxima of groups of each chunk, and the length of a group if it is a line of neighbours, else 1.
+
+    If little is kept, few lines hold it. Else groups are smaller, and spread over the chunk, whose maxima are faster.
+    """
+    chunks, width = sizes.shape
+    if 8 * k * LINE <= width and width % LINE == 0:
+        return torch.from_numpy(sizes.reshape(chunks, -1, LINE)).amax(2).numpy(), LINE
+    groups = max(LINE, 1 << (4 * k - 1).bit_length())
+    if groups < width and width % groups == 0:
+        return torch.from_numpy(sizes.reshape(chunks, -1, groups)).amax(1).numpy(), 1
+    return sizes, 1

@@ -1,6 +1,6 @@
 """`topk` as an operator of torch, which `torch.compile` passes over.
 
-CUDA tensors take the kernels, and import them at the first; all others take the definition. No argument has a default,
+CUDA tensors take the kernel, and import it at the first; all others take the definition. No argument has a default,
 because torch 2.11 looks for mutated arguments among those that are not.
 """
 
@@ -12,20 +12,24 @@ from ..shared.tracing import operator
 from . import definition
 
 
-@operator(mutates={"residual"}, name="topk_compress")
-def compress(x: Tensor, k: int, residual: Tensor | None) -> Tensor:
-    """Return the `k` largest of each row of `x` (rows, n), packed; `residual` (fp32, same shape) receives the rest."""
+@operator(mutates={"residual"}, name="topk_select")
+def select(x: Tensor, chunk: int, k: int, rest: int, residual: Tensor | None) -> tuple[Tensor, Tensor]:
+    """Return the places and values of the `k` largest of each chunk of rows `x` (rows, n), and `rest` of a shorter one.
+
+    `residual` (fp32, same shape) receives all the others.
+    """
     if not x.is_cuda:
-        return definition.compress(x, k, residual)
+        return definition.select(x, chunk, k, rest, residual)
     from . import gpu
 
     if residual is not None:
         increment_version(residual)  # kernels write unseen
-    return gpu.compress(x, k, residual)
+    return gpu.select(x, chunk, k, rest, residual)
 
 
-def _fake_compress(x: Tensor, k: int, residual: Tensor | None) -> Tensor:
-    return x.new_empty(x.shape[0], 8 * k, dtype=torch.uint8)
+def _fake_select(x: Tensor, chunk: int, k: int, rest: int, residual: Tensor | None) -> tuple[Tensor, Tensor]:
+    shape = (x.shape[0], x.shape[1] // chunk * k + rest)
+    return x.new_empty(shape, dtype=torch.int32), x.new_empty(shape, dtype=torch.float32)
 
 
-compress.registered.register_fake(_fake_compress)
+select.registered.register_fake(_fake_select)
