@@ -60,17 +60,23 @@ def encode(x, word, scale, draw, FORM: tl.constexpr):
 
 @triton.jit
 def decode(codes, word, FORM: tl.constexpr):
-    # 2²³ + code, by its bits, and bottom − 2²³, both exact: |bottom| < 2¹⁵. Conversions are slow. With halves, 2²².
-    HALVES: tl.constexpr = FORM[ROTATED] or FORM[BITS] == 1
-    shifted = ((codes.to(tl.uint32) << 1) | 0x4A800000) if HALVES else (codes.to(tl.uint32) | 0x4B000000)
-    origin = bottom_of(word, FORM) - (4194304.0 if HALVES else 8388608.0)
-    return (shifted.to(tl.float32, bitcast=True) + origin[:, None]) * from_bf16(word)[:, None]
+    step = from_bf16(word)
+    if FORM[BITS] == 1:  # half a step with a sign
+        below = (step * -0.5).to(tl.uint32, bitcast=True)
+        values = (below[:, None] ^ codes.to(tl.uint32) << 31).to(tl.float32, bitcast=True)
+    else:
+        # 2²³ + code, by its bits, and bottom − 2²³, both exact: |bottom| < 2¹⁵. Conversions are slow. With halves, 2²².
+        HALVES: tl.constexpr = FORM[ROTATED]
+        shifted = ((codes.to(tl.uint32) << 1) | 0x4A800000) if HALVES else (codes.to(tl.uint32) | 0x4B000000)
+        origin = bottom_of(word, FORM) - (4194304.0 if HALVES else 8388608.0)
+        values = (shifted.to(tl.float32, bitcast=True) + origin[:, None]) * step[:, None]
+    return values
 
 
 @triton.jit
 def bottom_of(word, FORM: tl.constexpr):
     bottom = (word.to(tl.int32, bitcast=True) >> 16).to(tl.float32)
-    return bottom * 0.5 if FORM[ROTATED] or FORM[BITS] == 1 else bottom
+    return bottom * 0.5 if FORM[ROTATED] else bottom
 
 
 @triton.jit
