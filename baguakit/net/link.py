@@ -67,7 +67,7 @@ def measure(
 
 def _layout(given: object) -> Layout:
     if not isinstance(given, (tuple, list)) or len(given) != 2:
-        raise TypeError(f"a layout is a pair (threads, sockets of each thread), not {given!r}")
+        raise TypeError(f"each of layouts is a pair (threads, sockets of each thread), not {given!r}")
     threads, sockets = (integer(f"{what} of the layout {given!r}", n, 1) for what, n in zip(PARTS, given, strict=True))
     integer(f"the number of flows of the layout {given!r}", threads * sockets, 1, MOST_FLOWS)
     return threads, sockets

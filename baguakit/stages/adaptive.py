@@ -65,12 +65,8 @@ class Adaptive(Average):
         if list(self.bits) != sorted(set(self.bits)):
             raise ValueError(said("bits", "whole numbers that rise, such as (2, 4, 8)", self.bits))
 
-    def format(self, bits: int) -> Uniform:
-        """Return the compressor of so many bits."""
-        return Uniform(bits, BLOCK, rotate=bits <= 4)
-
     def compressors(self) -> tuple[Compressor, ...]:
-        return tuple(map(self.format, self.bits))
+        return tuple(map(format_of, self.bits))
 
     def remembers(self) -> bool:
         return True
@@ -90,10 +86,10 @@ class Adaptive(Average):
             if state["arrived"] is not None:
                 state["arrived"].synchronize()  # four flights ago
             state["bits"].copy_(state["chosen"])
-        format = self.format(int(state["bits"]))
+        format = format_of(int(state["bits"]))
         if comm.round % EVERY or comm.size == 1:
             return compressed_mean_(x, format, comm, residual=residual)
-        noting = Noting(format, self.choice(x, state["bits"]))
+        noting = Noting(format, choice(self, x, int(state["bits"])))
         y = compressed_mean_(x, noting, comm, residual=residual)
         if noting.heard:
             state["chosen"].copy_(torch.stack(noting.heard).amax(), non_blocking=True)
@@ -101,22 +97,28 @@ class Adaptive(Average):
                 state["arrived"] = torch.cuda.current_stream(x.device).record_event()
         return y
 
-    def choice(self, x: Tensor, now: Tensor) -> Tensor:
-        """Return the fewest bits that are accurate enough for `x` (n,), as a uint8; `now` where it is not finite."""
-        sample = sample_of(x)
-        lost, errors = torch.empty_like(sample), []
-        for bits in self.bits:
-            self.format(bits).compress(sample, lost)
-            errors.append(lost.double().square().sum())
-        size = sample.double().square().sum()
-        enough = torch.stack(errors) <= size * self.error
-        choices = uploaded(torch.tensor([*self.bits, int(now)]), x.device)
-        least = torch.where(enough, choices[:-1], choices[-2]).amin()
-        return torch.where(size.isfinite(), least, choices[-1]).to(torch.uint8)
-
     def cost(self, load: Load, place: Place) -> Cost:
         """Return the cost of `CompressedMean` in the bits that normal values need."""
-        return CompressedMean(self.format(bits_of_normal_values(self))).cost(load, place)
+        return CompressedMean(format_of(bits_of_normal_values(self))).cost(load, place)
+
+
+def format_of(bits: int) -> Uniform:
+    """Return the compressor of so many bits."""
+    return Uniform(bits, BLOCK, rotate=bits <= 4)
+
+
+def choice(stage: Adaptive, x: Tensor, now: int) -> Tensor:
+    """Return the fewest bits that are accurate enough for `x` (n,), as a uint8; `now` where it is not finite."""
+    sample = sample_of(x)
+    lost, errors = torch.empty_like(sample), []
+    for bits in stage.bits:
+        format_of(bits).compress(sample, lost)
+        errors.append(lost.double().square().sum())
+    size = sample.double().square().sum()
+    enough = torch.stack(errors) <= size * stage.error
+    choices = uploaded(torch.tensor([*stage.bits, now]), x.device)
+    least = torch.where(enough, choices[:-1], choices[-2]).amin()
+    return torch.where(size.isfinite(), least, choices[-1]).to(torch.uint8)
 
 
 class Noting(Compressor):
@@ -168,4 +170,4 @@ def bits_of_normal_values(stage: Adaptive) -> int:
     """Return the bits that a stage chooses for normal values."""
     values = torch.randn(SAMPLE // 4, generator=torch.Generator().manual_seed(0), device="cpu")
     with units.eager():  # a plan waits for no compiler
-        return int(stage.choice(values, torch.tensor(stage.bits[-1])))
+        return int(choice(stage, values, stage.bits[-1]))

@@ -16,7 +16,7 @@ from ..expressions import expression
 
 Carry = Literal["keep", "mean", "zero", "anew"]
 State = dict[str, Any]
-CHECKED = {"check", "multiple_of", "init", "cost", "__call__"}  # methods whose arguments are checked
+CHECKED = {"check", "multiple_of", "init", "prepare", "cost", "__call__"}  # methods whose arguments are checked
 
 
 @dataclass(frozen=True)

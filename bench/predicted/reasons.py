@@ -13,7 +13,7 @@ REASONS = {
     "Float8(): average 8 rows": "nine conversions by integers for each value of nine bytes",
     "MinMaxUInt8(): compress, residual, stochastic": DRAWS,
     "Sign(): compress, bf16": "two bytes a value: adding up magnitudes as integers, and joining eight signs in a byte",
-    "Sign(): average 8 rows, fp32": "one byte a value: eight signs are spread to fp32 and added",
+    "Sign(): average 8 rows": "eight signs are spread to fp32 and added",
     "UInt4(): compress, residual, stochastic": DRAWS,
     "UInt4(): compress, bf16": "two and a half bytes a value: range, rounding, and joining two codes across threads",
     "UInt4(): average 8 rows, fp32": "five bytes a value: eight codes are shifted, masked, scaled and added",

@@ -5,7 +5,7 @@ import torch
 from pool import ranks
 
 import baguakit as bk
-from baguakit.stages.adaptive import EVERY, LATER, SAMPLE, sample_of
+from baguakit.stages.adaptive import EVERY, LATER, SAMPLE, bits_of_normal_values, choice, format_of, sample_of
 
 ERROR, ROUNDS = 2.5e-3, 160
 
@@ -23,22 +23,22 @@ def error(compressor, x: torch.Tensor) -> float:
 
 
 def fewest(stage, x: torch.Tensor) -> int:
-    return next((b for b in stage.bits if error(stage.format(b), x) <= stage.error), stage.bits[-1])
+    return next((b for b in stage.bits if error(format_of(b), x) <= stage.error), stage.bits[-1])
 
 
 @pytest.mark.parametrize("allowed", [1e-9, 1e-3, 3e-3, 0.02, 0.5])
 @pytest.mark.parametrize("round", [0, ROUNDS])
 def test_it_chooses_the_fewest_bits_that_are_accurate_enough(allowed, round):
     stage, x = bk.stages.Adaptive(allowed), values(0, round, 2000)
-    assert int(stage.choice(x, torch.tensor([8]))) == fewest(stage, x)
+    assert int(choice(stage, x, 8)) == fewest(stage, x)
 
 
 def test_what_is_not_finite_changes_no_choice_and_zeros_need_few_bits():
     stage, x = bk.stages.Adaptive(ERROR, (2, 4, 8)), values(0, 0, 2000)
-    assert int(stage.choice(torch.zeros(100), torch.tensor([4]))) == 2
+    assert int(choice(stage, torch.zeros(100), 4)) == 2
     for broken in (float("nan"), float("inf")):
         x[7] = broken
-        assert int(stage.choice(x, torch.tensor([4]))) == 4
+        assert int(choice(stage, x, 4)) == 4
 
 
 def test_a_sample_is_whole_blocks_from_all_parts():
@@ -62,7 +62,7 @@ def test_ranks_agree_in_passing_and_the_mean_is_that_of_the_format_in_force(n):
             y = stage(x.clone(), state, here, residual=residual)
             bits.append(int(state["bits"]))
             sent.append(counted["flat"])
-            fixed = bk.stages.CompressedMean(stage.format(bits[-1]))
+            fixed = bk.stages.CompressedMean(format_of(bits[-1]))
             z = fixed(x, {}, comm.stand(round, round, 0, plain), residual=lost)
             equal &= torch.equal(y, z) and torch.equal(residual, lost)
             equal &= round % EVERY == 0 or counted == plain
@@ -75,8 +75,8 @@ def test_ranks_agree_in_passing_and_the_mean_is_that_of_the_format_in_force(n):
     assert bits == [8] * LATER + [b for b in chosen for _ in range(EVERY)][: ROUNDS - LATER]
     # The error stays within 10 % of what was asked, for fewer bytes than the format that keeps it throughout.
     looked = [(t, values(r, t)) for r in range(n) for t in (*range(LATER, ROUNDS, 8), ROUNDS - 1, *changes(bits))]
-    kept = max(error(stage.format(bits[t]), x) for t, x in looked)
-    fixed = next(f for f in map(stage.format, stage.bits) if max(error(f, x) for _, x in looked) <= kept)
+    kept = max(error(format_of(bits[t]), x) for t, x in looked)
+    fixed = next(f for f in map(format_of, stage.bits) if max(error(f, x) for _, x in looked) <= kept)
     assert kept <= 1.1 * ERROR
     assert sum(sent) < ROUNDS * 2 * (n - 1) * fixed.row_bytes((1 << 14) // n)
 
@@ -101,6 +101,6 @@ def test_it_is_declared_with_a_possible_error_and_bits_that_rise():
 
 
 def test_the_planner_predicts_the_bits_that_normal_values_need():
-    assert [bk.stages.adaptive.bits_of_normal_values(bk.stages.Adaptive(e)) for e in (1e-9, 1e-3, 5e-3, 0.02, 0.5)] == [
+    assert [bits_of_normal_values(bk.stages.Adaptive(e)) for e in (1e-9, 1e-3, 5e-3, 0.02, 0.5)] == [
         8, 6, 5, 4, 2,
     ]  # fmt: skip

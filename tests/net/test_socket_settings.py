@@ -162,7 +162,7 @@ def test_odd_arguments_are_refused_in_one_sentence(server):
         (1, 0): r"sockets of each thread of the layout \(1, 0\) is a whole number, 1 or more, not 0",
         (1.0, 2): r"threads of the layout \(1.0, 2\) is a whole number, 1 or more, not 1.0",
         (16, 16): r"the number of flows of the layout \(16, 16\) is a whole number, 1 to 128, not 256",
-        4: r"a layout is a pair \(threads, sockets of each thread\), not 4",
+        4: r"each of layouts is a pair \(threads, sockets of each thread\), not 4",
     }.items():
         with pytest.raises((TypeError, ValueError), match=sentence):
             measure("127.0.0.1", server, layouts=[layout])

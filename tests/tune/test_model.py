@@ -124,7 +124,7 @@ def test_costs_by_hand():
 @pytest.mark.parametrize("algorithm", everything.ALGORITHMS)
 def test_every_algorithm_has_a_cost_and_one_rank_sends_nothing(algorithm):
     algorithm = everything.made(algorithm)
-    used = {stage.compressor for stage in everything.stages(algorithm) if hasattr(stage, "compressor")}
+    used = {each for stage in everything.stages(algorithm) for each in stage.compressors()}
     codecs = tuple(Codec(repr(each), 1e-9, 1e-9, 1e-9) for each in used)
     for ranks in (1, 4):
         links = (Link("flat", 1, ranks, LINE, LINE),) if ranks > 1 else ()

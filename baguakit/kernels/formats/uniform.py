@@ -22,7 +22,8 @@ where bits are few. So of up to three bits, to the nearest, and of one bit alway
 
     step   = spacing · mean |x|                      rounded up to bf16; of draws, 2 · max |x|; zero if all values are
     bottom = −top / 2
-    code   = ⌊x · (1 / step) + 2ᵇ⁻¹⌋                 clamped to 0 … top; of draws, the neighbours of x / step − bottom
+    code   = ⌊x · (1 / step) + 2ᵇ⁻¹⌋                 clamped to 0 … top; of draws, the neighbours of x / step − bottom;
+                                                     of one bit 1 if x ≥ 0, else 0
 
 with spacing = Δ √(π / 2), and Δ the step of least error for normal values of variance 1 (Max 1960, "Quantizing for
 minimum distortion": 1.596, 0.9957 and 0.5860 for one to three bits, with errors 0.363, 0.119 and 0.0374). Of one bit
@@ -102,6 +103,8 @@ class UniformFormat(Format):
 
     def encode(self, x: Tensor, header: Tensor, scale: Tensor, draw: Tensor | None) -> Tensor:
         top = (1 << self.bits) - 1
+        if self.bits == 1 and draw is None:
+            return ((x >= 0) & (scale == scale)).to(torch.uint8)
         if self.about_zero(draw is not None):
             return quantize(x * scale + top / 2, 0.0, scale, draw, top)
         return quantize(x * scale, self._bottom(header), scale, draw, top)

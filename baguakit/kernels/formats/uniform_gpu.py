@@ -51,7 +51,9 @@ def mean_magnitude(x, width):
 @triton.jit
 def encode(x, word, scale, draw, FORM: tl.constexpr):
     TOP: tl.constexpr = (1 << FORM[BITS]) - 1
-    if FORM[BITS] == 1 or (FORM[ROTATED] and FORM[BITS] <= 3 and draw is None):
+    if FORM[BITS] == 1 and draw is None:
+        codes = ((x >= 0) & (scale == scale)[:, None]).to(tl.uint8)
+    elif FORM[BITS] == 1 or (FORM[ROTATED] and FORM[BITS] <= 3 and draw is None):
         codes = quantize(x * scale[:, None] + TOP / 2, tl.zeros_like(scale), scale, draw, TOP)
     else:
         codes = quantize(x * scale[:, None], bottom_of(word, FORM), scale, draw, TOP)
