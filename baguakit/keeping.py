@@ -15,6 +15,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from .annotations import said
+
 
 class _Deciding(threading.local):
     joint: "Joint | None" = None
@@ -32,7 +34,15 @@ def finite(x: Tensor) -> Tensor:
 
 
 def keep_(state: Tensor, new: Tensor, where: Tensor) -> Tensor:
-    """Set `state` to `new` where the bool `where` is true: at once, or when all flights of a `Joint` have ended."""
+    """Set `state` to `new` where the bool `where` is true: at once, or when all flights of a `Joint` have ended.
+
+    Raises:
+        ValueError: `where` is not one bool, or `new` is not of the shape of `state`.
+    """
+    if where.numel() != 1:
+        raise ValueError(said("where", "one bool, such as stages.finite returns", where))
+    if new.shape != state.shape:
+        raise ValueError(said("new", f"a tensor of the shape of state, {tuple(state.shape)}", new))
     if _deciding.joint is not None:
         _deciding.joint.hold(state, new, where)
         return state

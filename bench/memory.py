@@ -30,6 +30,7 @@ MODEL = 4 * LAYERS * WIDTH * WIDTH
 SHORT = ("qadam(1)", "local_sgd(2)", "diloco(2)", "push_sum(Exponential())")  # which exchange in every second step
 VARIANTS = (
     "bytegrad(error_feedback=True)",
+    "bytegrad(error=0.001)",
     'decentralized(order="atc")',
     "choco(OnePeerExact(), gamma=1.0)",
     "diloco(2, delay=1)",

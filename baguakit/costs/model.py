@@ -106,7 +106,8 @@ class Place:
 
     @checked
     def messages(self, k: int, b: float) -> Cost:
-        """Return the cost of a message of b bytes to each of k neighbours."""
+        """Return the cost of a message of b bytes to each of k neighbours, 0 or more."""
+        integer("k", k, 0)
         line = self.link.exchange
         return exchange(line, neighbors(line, k, b), k * b)
 

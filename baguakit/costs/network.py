@@ -94,7 +94,7 @@ class Network:
                 return link
         known = ", ".join(f"{link.part} over {link.flows}" for link in self.links) or "nothing"
         raise ValueError(
-            f"nothing is known of the {part} network over {flows} flows, only of {known}; "
+            f"nothing is known of the {part!r} network over {flows} flows, only of {known}; "
             "probe it with flows=(…) and, for nodes, comm=Comm(mesh=…)"
         )
 

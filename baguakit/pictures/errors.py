@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from ..arguments import checked, shown
+from ..arguments import checked, shown, tensor
 from ..compressors import Compressor
 from .style import COLOURS, blank, set_frame
 
@@ -33,6 +33,7 @@ def error_histogram(x: Tensor, *compressors: Compressor) -> "Figure":
     Raises:
         ValueError: there is no compressor, or x is empty or has only zeros.
     """
+    tensor("x", x)
     norm = float(torch.linalg.vector_norm(x.float()))
     if not compressors or not norm > 0:
         raise ValueError(

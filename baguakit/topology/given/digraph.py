@@ -106,7 +106,7 @@ def _rounds(graph: Any) -> list[Any]:
         return [graph]
     first = listed[0] if listed else None
     pair = isinstance(first, tuple | list) and len(first) in (2, 3) and not isinstance(first[0], tuple | list)
-    return [listed] if first is None or pair else listed
+    return [graph] if first is None else [listed] if pair else listed
 
 
 def _check_reach(nodes: list[Any], edges: set[tuple[int, int]]) -> None:

@@ -35,7 +35,7 @@ MUTATIONS = {
     "ordered is unordered": (f"{ARITHMETIC}/comparison.py", "(a < b) | (a > b)", "a != b", "test_comparison.py"),
     "a guard is dropped": ("machine.py", "on = frame.where(guard, on)", "frame.where(guard, on)", "test_memory.py"),
     "barriers wait for nobody": ("machine.py", "complete(instruction, self, here)", "here", "test_flow.py"),
-    "the bound is one off": ("memory.py", "width > self.ends[place]", "width > self.ends[place] + 1", "test_memory.py"),
+    "the bound is one off": ("memory.py", "> self.stops[place]", "> self.stops[place] + 1", "test_memory.py"),
     "lanes are misnumbered": ("instructions/warps.py", "j = lane ^ b", "j = lane ^ b ^ 1", "test_warps.py"),
     "races are overlooked": ("watching/races.py", "who) & writes", "who) & False", "test_watching.py"),
 }  # fmt: skip
