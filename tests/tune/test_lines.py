@@ -104,7 +104,7 @@ def test_what_is_no_network_is_refused(text):
 def test_what_was_not_measured_is_named():
     from baguakit.compressors import UInt4
 
-    with pytest.raises(ValueError, match="flat network over 8 flows, only of flat over 1, inter over 2"):
+    with pytest.raises(ValueError, match="'flat' network over 8 flows, only of flat over 1, inter over 2"):
         NETWORK.link("flat", 8)
     with pytest.raises(ValueError, match=r"speed of UInt4\(\); probe it with compressors="):
         NETWORK.codec(UInt4())
