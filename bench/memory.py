@@ -23,6 +23,7 @@ import torch.distributed as dist
 from torch import nn
 
 import baguakit as bk
+from baguakit.tune.choices import compressors_in
 
 RESULTS = Path(__file__).parent / "results" / "memory-cpu.json"
 WIDTH, LAYERS = 1024, 32
@@ -81,7 +82,8 @@ def ranks_main() -> None:
     """Train on each rank; rank 0 prints one line of JSON for each algorithm."""
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
-    bk.compressors.MinMaxUInt8().warm_up("cpu")  # the compiler's own memory is the same for any model
+    for each in compressors_in([*ALGORITHMS.values()]):
+        each.warm_up("cpu")  # the compiler's own memory is the same for any model
     for name, rule in ALGORITHMS.items():
         copies = measure(rule)
         if dist.get_rank() == 0:
