@@ -26,7 +26,7 @@ from ..stages import cost
 from .compute import Compute
 from .overlap import overlapped
 
-LOADED, KEPT = 2, 6  # passes to copy weights into a bucket and back; and those if the progress meanwhile is kept
+LOADED, KEPT = 2, 6  # passes to copy weights into a bucket and back; and those if progress meanwhile is kept or mixed
 
 
 @dataclass(frozen=True)
@@ -162,7 +162,8 @@ class StepModel:
 
     def copies(self, each: RuleCost) -> float:
         """Return the seconds in which weights are copied into buckets and back."""
-        kept = each.rule.window != "after_step" or each.rule.delay > 0
+        rule = each.rule
+        kept = rule.window != "after_step" or (rule.delay > 0 if rule.mix is None else rule.mix > 0)
         return 0.0 if each.rule.what == "grad" else (KEPT if kept else LOADED) * each.size * self.copy
 
     def with_all(self, costs: Sequence[RuleCost]) -> float:
