@@ -39,6 +39,12 @@ ALGORITHMS = (
     "choco()",
     "choco(OnePeerExact(), gamma=1.0)",
     "gradient_tracking()",
+    "exact_diffusion()",
+    "exact_diffusion(FullyConnected(), lazy=False)",
+    "quasi_global_momentum()",
+    "quasi_global_momentum(Ring(), nesterov=True)",
+    "gasloc(every=2)",
+    "gasloc(OnePeerExact(), every=3, lr=1.0, momentum=0.3)",
     "push_sum(Exponential())",
     "local_sgd(every=2)",
     "local_sgd(every=2, start=5)",
@@ -46,6 +52,7 @@ ALGORITHMS = (
     "diloco(every=4, delay=2)",
     "diloco(every=3, optimizer=torch.optim.Adam, lr=0.01)",
     "diloco(every=4, fragments=3, delay=1)",
+    "diloco(every=4, fragments=2, delay=1, mix=0.5)",
     "async_model_average(warmup_steps=2)",
 )
 

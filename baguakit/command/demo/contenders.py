@@ -53,9 +53,12 @@ CONTENDERS: tuple[Contender, ...] = (
     Contender("choco", algorithms.choco()),
     Contender("choco, one peer", algorithms.choco(OnePeerExact(), gamma=1.0), telling=True),
     Contender("gradient_tracking", algorithms.gradient_tracking()),
+    Contender("exact_diffusion", algorithms.exact_diffusion()),
+    Contender("quasi_global_momentum", algorithms.quasi_global_momentum(), momentum=0),
     Contender("push_sum", algorithms.push_sum(Exponential())),
     Contender("local_sgd", algorithms.local_sgd(every=8), telling=True),
     Contender("diloco", algorithms.diloco(every=10), telling=True),
+    Contender("gasloc", algorithms.gasloc(every=10)),
 )
 OTHERS = set(algorithms.__all__) - {"async_model_average", *(each.family for each in CONTENDERS)}
 CONTENDERS += tuple(Contender(name, getattr(algorithms, name)()) for name in sorted(OTHERS))
