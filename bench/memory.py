@@ -28,7 +28,13 @@ from baguakit.tune.choices import compressors_in
 RESULTS = Path(__file__).parent / "results" / "memory-cpu.json"
 WIDTH, LAYERS = 1024, 32
 MODEL = 4 * LAYERS * WIDTH * WIDTH
-SHORT = ("qadam(1)", "local_sgd(2)", "diloco(2)", "gasloc(every=2)", "push_sum(Exponential())")  # which exchange in every second step
+SHORT = (
+    "qadam(1)",
+    "local_sgd(2)",
+    "diloco(2)",
+    "gasloc(every=2)",
+    "push_sum(Exponential())",
+)  # which exchange in every second step
 VARIANTS = (
     "bytegrad(error_feedback=True)",
     "bytegrad(error=0.001)",

@@ -48,8 +48,8 @@ class OuterGossip(Stage):
     """
 
     topology: Topology
-    lr: float
-    momentum: float
+    lr: float = 0.7
+    momentum: float = 0.9
 
     keeps: ClassVar[bool] = True
     elementwise: ClassVar = {"theta": "keep", "c": "mean"}
