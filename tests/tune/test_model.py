@@ -199,6 +199,9 @@ def test_steps_of_weights_by_hand():
     assert step(bk.after_step(Mean(), every=8, delay=2)).seconds == pytest.approx(f + b + o + (mean - 0.7) / 8)
     # copies: into the bucket and back; for what flies on a copy to compare with, and the landing
     assert step(bk.after_step(Mean(), every=2), copy=c).exposed == pytest.approx((mean + 3 * c * 8 * N) / 2)
+    for mix, copies in ((None, 6), (0.5, 6), (0.0, 2)):  # nothing is compared where a landing overwrites
+        late = bk.after_step(Mean(), every=8, delay=4, mix=mix)
+        assert step(late, copy=c).exposed == pytest.approx(copies * c * 8 * N / 8)
     awc = step(bk.between_steps(Mean()), copy=c)
     assert awc.seconds == pytest.approx(max(f + b, mean + c * 8 * N) + o + 6 * c * 8 * N)
 
