@@ -163,3 +163,24 @@ def test_quasi_global_momentum_refuses():
             bk.attach(model, torch.optim.SGD(model.parameters(), lr=0.1), bk.algorithms.quasi_global_momentum(one_way))
 
     ranks(3, run)
+
+
+@pytest.mark.parametrize("algorithm", ["quasi_global_momentum(momentum=0.0)", "gasloc(lr=1.0, momentum=0.0, every=1)"])
+def test_weights_in_bf16_do_not_lose_what_is_remembered_of_them(algorithm):
+    """The state is fp32: a model that was given it rounded, and did not move, is given the mean of the exact ones."""
+
+    def run():
+        stage, comm = eval(algorithm, vars(bk.algorithms)).stage, bk.Comm()
+        exact = torch.linspace(0.1, 1 + dist.get_rank(), 64)
+        x = exact.to(torch.bfloat16)
+        state = stage.init(bk.Bucket([x.clone()]), comm)
+        name = stage.follows[0]
+        state[name].copy_(exact)
+        for round in range(3):
+            x = stage(x, state, comm.at(round))
+        return x, state[name]
+
+    mean = torch.linspace(0.1, 1, 64) / 2 + torch.linspace(0.1, 2, 64) / 2
+    for x, held in ranks(2, run):
+        torch.testing.assert_close(held, mean, rtol=0, atol=1e-6)
+        assert torch.equal(x, held.to(torch.bfloat16))

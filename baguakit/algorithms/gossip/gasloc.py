@@ -12,8 +12,9 @@ With η = 1 and μ = 0 it is decentralized local SGD, x ← W x after every H-th
 A second-hand account of the paper has the momentum outside, θ ← W y + μ (y − y before). Then ranks do not agree on the
 complete graph, where the paper claims DiLoCo; so this is the form with that property. It sends the same.
 
-Without gradients a disagreement in the direction of an eigenvalue λ of a symmetric W grows unless λ > −1/(1 + 2μ): for
-any μ < 1 on a ring, but not on each graph with μ = 0.9, nor with one peer a round. `attach` computes it, and refuses.
+Without gradients a disagreement in the direction of an eigenvalue λ of a symmetric W grows unless λ > −1/(1 + 2μ). That
+holds on a ring for any μ < 1, but with μ = 0.9 not on every graph, and for few numbers of ranks with one peer a round.
+`attach` computes by what factor a round multiplies it, and refuses a graph on which it grows.
 
 Cagnasso, Belilovsky and Oyallon 2026, "Unifying Local Communications and Local Updates for LLM Pretraining",
 arXiv:2606.11081.
