@@ -53,6 +53,7 @@ ALGORITHMS = (
     "diloco(every=3, optimizer=torch.optim.Adam, lr=0.01)",
     "diloco(every=4, fragments=3, delay=1)",
     "diloco(every=4, fragments=2, delay=1, mix=0.5)",
+    "diloco(every=4, inner=ErrorFeedback(CompressedMean(UInt4(block=64))), delay=1, fragments=2, mix=0.0)",
     "async_model_average(warmup_steps=2)",
 )
 

@@ -67,6 +67,17 @@ def test_fixed_points_of_landings_differ():
         assert (other - diloco).abs().max() > 1e-3
 
 
+def test_co2_ends_where_diloco_does():
+    """Its recursion, by hand:  m ← β m + a before − mean of x at the end of that period;  a ← a − η m;  x ← a."""
+    b, c, m = (1 - GAMMA * curvatures(N)) ** H, optima(N), 0.0
+    before = a = optima(N)[0]
+    for _ in range(400):
+        m = 0.5 * m + before - (c + b * (before - c)).mean(0)
+        before, a = a, a - 0.4 * m
+    torch.testing.assert_close(a, ends(0, None), rtol=0, atol=1e-14)
+    assert (a - ends(H, None)).abs().max() > 1e-3  # diloco(H, delay=H)
+
+
 def test_overwriting_without_a_delay_is_diloco_to_the_bit():
     """One fragment, τ = 0 and α = 0."""
 
