@@ -9,6 +9,13 @@ Since c = X − X before + γ g before, D² is its published form, X ← W (2X �
 graph it is SGD with the mean gradient. At the fixed point all ranks agree, c = γ g, and Σ_r g_r = 0: the minimum of the
 mean loss, on non-IID data, too, from which plain gossip ends O(γ) away.
 
+**Rounding.** The two lines above are computed as differences, which a rank and its neighbour round alike:
+
+    y ← ψ + c;   c ← c + Σ_j a_rj (y_j − y);   X ← ψ + c
+
+Written as above, each step rounds as X does, in most graphs to one side, and c adds it up: with weights of 1/3 in fp32,
+Σ_r c_r would pull the mean away from the minimum for ever.
+
 **Learning rates.** c is not rescaled when γ changes. The mean over ranks follows the mean of the gradients under any
 schedule, because Σ_r c_r = 0. How each rank departs from the mean is as it was at the earlier γ, for as many rounds as
 the graph needs to mix: after a drop to a tenth, ranks disagree as with the γ before the drop, and then less.
@@ -27,12 +34,12 @@ from torch import Tensor
 from ...arguments import check_fields, checked, truth
 from ...buckets import Bucket
 from ...comm import Comm
-from ...costs import Cost, Load, Place
+from ...costs import Cost, Load, Place, degree
 from ...keeping import finite, keep_
 from ...lanes import temporaries
-from ...primitives import neighbor_mean_
+from ...primitives.neighbors import links
 from ...rules import Rule, after_step
-from ...stages import NeighborMean, Stage, State
+from ...stages import Stage, State
 from ...topology import Ring, Topology
 
 
@@ -71,19 +78,25 @@ class ExactDiffusion(Stage):
         return {"c": torch.zeros_like(bucket.flat, dtype=dtype)}
 
     def __call__(self, x: Tensor, state: State, comm: Comm) -> Tensor:
-        c = state["c"]
+        if comm.size == 1:
+            return x
+        c, share = state["c"], 0.5 if self.lazy else 1.0
+        weights, targets = links(self.topology, comm.rank, comm.size, 0)
         with temporaries() as new:
-            y = torch.add(c, x, out=new(c))
-            mixed = neighbor_mean_(new(c).copy_(y), self.topology, comm)
-            if self.lazy:
-                mixed.add_(y).mul_(0.5)
-            keep_(c, torch.sub(mixed, x, out=y), where=finite(mixed))
-            return x.copy_(mixed)
+            y, after = torch.add(c, x, out=new(c)), new(c).copy_(c)
+            received = comm.exchange(y, [peer for peer in weights if peer != comm.rank], targets)
+            for peer, theirs in received.items():
+                after.add_(theirs.sub_(y), alpha=share * weights[peer])
+            result = torch.add(after, x, out=y)
+            keep_(c, after, where=finite(result))
+            return x.copy_(result)
 
     def cost(self, load: Load, place: Place) -> Cost:
-        """Return the cost of `NeighborMean` in fp32 at least and of 9 copies."""
-        wide = load.at_least_fp32
-        return NeighborMean(self.topology).cost(wide, place) + place.copies(9, wide.size)
+        """Return the cost: w = S in fp32 at least to each of k neighbours;  q = 7 + 3 k copies."""
+        if place.ranks == 1:
+            return Cost()
+        S, k = load.at_least_fp32.size, degree(self.topology, place.ranks)
+        return place.messages(k, S) + place.copies(7 + 3 * k, S)
 
 
 @checked
