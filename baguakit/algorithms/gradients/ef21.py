@@ -45,7 +45,8 @@ from ...stages.wrappers import Around
 class TrackedMean(Around):
     """h_r ← h_r + q_r and h ← h + ⟨q_r⟩ for q_r the part of v_r − h_r that `inner` sends; x ← h.
 
-    A result that is not finite is passed on; all ranks then keep what they remember. With one rank, x ← v.
+    All that it remembers is fp32 for any dtype of x. A result that is not finite is passed on, and all ranks then keep
+    what they remember. With one rank, x ← v.
 
     Args:
         inner: a lossy average, such as `SparseMean(TopK(0.01))`.
@@ -71,8 +72,7 @@ class TrackedMean(Around):
 
     def init(self, bucket: Bucket, comm: Comm) -> State:
         names = ["own", "mean", *(["v"] if self.momentum else [])]
-        wide = torch.promote_types(bucket.flat.dtype, torch.float32)
-        state: State = {name: torch.zeros_like(bucket.flat, dtype=wide) for name in names}
+        state: State = {name: torch.zeros_like(bucket.flat, dtype=torch.float32) for name in names}
         return state | {"inner": self.inner.init(bucket, comm)}
 
     def __call__(self, x: Tensor, state: State, comm: Comm) -> Tensor:
@@ -83,7 +83,7 @@ class TrackedMean(Around):
                 sent = self.inner(v, state["inner"], comm)
                 return self._kept(x, sent, {"v": sent} if self.momentum else {}, state)
             change = torch.sub(v, own, out=new(own))
-            lost = new(own) if own.dtype == torch.float32 else torch.empty_like(own, dtype=torch.float32)
+            lost = new(own)
             sent = self.inner(new(own).copy_(change), state["inner"], comm, residual=lost)  # type: ignore[call-arg]
             found = {"own": change.sub_(lost).add_(own), "mean": sent.add_(mean)}
             return self._kept(x, sent, found | ({"v": v} if self.momentum else {}), state)
@@ -102,11 +102,11 @@ class TrackedMean(Around):
         return x.copy_(result)
 
     def cost(self, load: Load, place: Place) -> Cost:
-        """Return the cost of `inner` in fp32 at least and of 9 copies, and 3 more with momentum."""
-        wide, momentum = load.at_least_fp32, place.copies(3 if self.momentum else 0, load.at_least_fp32.size)
+        """Return the cost of `inner` in fp32 and of 9 copies, and 3 more with momentum."""
+        momentum = place.copies(3 if self.momentum else 0, load.fp32.size)
         if place.ranks == 1:
             return cost(self.inner, load, place) + momentum
-        return cost(self.inner, wide, place) + place.copies(9, wide.size) + momentum
+        return cost(self.inner, load.fp32, place) + place.copies(9, load.fp32.size) + momentum
 
 
 @checked
