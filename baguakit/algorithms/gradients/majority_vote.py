@@ -82,10 +82,10 @@ class MajorityVote(Stage):
 
     def cost(self, load: Load, place: Place) -> Cost:
         """Return the cost: w = shards of N/n values, scattered and gathered, at 1.6 bits;  q = 14 copies in fp32."""
-        n, line = place.ranks, place.link.exchange
+        n = place.ranks
         if n == 1:
             return place.copies(8, load.fp32.size)
-        b = shard_bytes(load.values, n)
+        line, b = place.link.exchange, shard_bytes(load.values, n)
         q = place.copies(14, load.fp32.size).busy
         return exchange(line, scatter_gather(line, n, b), 2 * (n - 1) * b, q)
 
