@@ -9,6 +9,7 @@ from training import train
 
 import baguakit as bk
 from baguakit.algorithms.gradients.ef21 import TrackedMean
+from baguakit.algorithms.gradients.power_sgd import LowRankMean
 from baguakit.compressors import MinMaxUInt8, Sign, TopK
 from baguakit.stages import CompressedMean, Hierarchical, Mean, SparseMean
 
@@ -120,6 +121,24 @@ def test_it_ends_at_the_minimum_where_error_feedback_does_not():
     tracked, fed_back = (ranks(2, run, rule)[0] for rule in (bk.algorithms.ef21(TopK(0.34)), bk.algorithms.top_k(0.34)))
     torch.testing.assert_close(tracked, minimum(2), rtol=0, atol=1e-6)  # h is fp32
     assert (fed_back - minimum(2)).abs().max() > 1e-3
+
+
+def test_power_iterations_find_the_rest_in_turn():
+    """h = ⟨h_r⟩ with factors, too; of a matrix that stays, each step finds what the steps before it left."""
+
+    def run():
+        comm, stage = bk.Comm(), TrackedMean(LowRankMean(2))
+        bucket, g = bk.Bucket([torch.zeros(16, 16)]), whole(comm.rank, 256) / 256
+        state, found = stage.init(bucket, comm), []
+        for t in range(30):
+            found.append(stage(g.clone(), state, comm.at(t)).clone())
+        return g, state["own"], found
+
+    (g, own, found), (other, its, same) = ranks(2, run)
+    assert all(map(torch.equal, found, same))
+    torch.testing.assert_close((own + its) / 2, found[-1], rtol=0, atol=1e-5)
+    errors = [float((x - (g + other) / 2).norm()) for x in found]
+    assert errors[-1] < 1e-2 * errors[0]
 
 
 def test_what_is_not_finite_is_passed_on_and_kept_by_none():

@@ -118,10 +118,10 @@ class InCosines(Around):
             return x
 
     def cost(self, load: Load, place: Place) -> Cost:
-        """Return the cost of `inner` in fp32 and of three transforms, of 10 copies each."""
+        """Return the cost of `inner` in fp32 and of three transforms, of 20 copies each (one thread of a CPU)."""
         if place.ranks == 1:
             return cost(self.inner, load, place)
-        return cost(self.inner, load.fp32, place) + place.copies(30, load.fp32.size)
+        return cost(self.inner, load.fp32, place) + place.copies(60, load.fp32.size)
 
 
 @dataclass(frozen=True, repr=False)
@@ -175,6 +175,7 @@ def cosines(side: int, device: torch.device, dtype: torch.dtype = torch.float32)
     k, j = torch.arange(side, dtype=torch.float64).unsqueeze(1), torch.arange(side, dtype=torch.float64)
     c = torch.cos(math.pi * k * (2 * j + 1) / (2 * side)) * math.sqrt(2 / side)
     c[0] *= math.sqrt(0.5)
+    c[c.abs() < 1e-12] = 0  # cos(π/2), of which a rounding would have a sign
     return c.to(device, dtype)
 
 
@@ -185,7 +186,7 @@ def decoupled_momentum(
     """Train by signs of the largest cosines of each rank's momentum (DeMo). Attach it to `torch.optim.SGD(params, lr)`.
 
     Sends (n − 1) · 5.5 · `ratio` bytes a value, for n ranks 1/23 of a byte by default; costs an fp32 copy of the
-    gradients, and computes as long as about 30 copies of them. The `weight_decay` of SGD is decoupled, as in `signum`.
+    gradients, and computes as long as about 60 copies of them. The `weight_decay` of SGD is decoupled, as in `signum`.
     Clipping behind it is meaningless, since signs have no size. Ranks compute d from the same bytes in the same order;
     give them processors of the same kind, since a last bit may turn the sign of a value near zero.
 

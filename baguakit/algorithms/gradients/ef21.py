@@ -102,11 +102,11 @@ class TrackedMean(Around):
         return x.copy_(result)
 
     def cost(self, load: Load, place: Place) -> Cost:
-        """Return the cost of `inner` in fp32 and of 9 copies, and 3 more with momentum."""
+        """Return the cost of `inner` in fp32 and of 10 copies, and 3 more with momentum."""
         momentum = place.copies(3 if self.momentum else 0, load.fp32.size)
         if place.ranks == 1:
             return cost(self.inner, load, place) + momentum
-        return cost(self.inner, load.fp32, place) + place.copies(9, load.fp32.size) + momentum
+        return cost(self.inner, load.fp32, place) + place.copies(10, load.fp32.size) + momentum
 
 
 @checked

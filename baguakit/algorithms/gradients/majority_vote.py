@@ -17,9 +17,9 @@ preferred. The published code of Lion counts a zero and a tie as −1. One bit c
 0 and 1 fit in a byte, since 3⁵ = 243, and what is left of a byte says that a value is not finite: 1.6 bits a value, to
 the owner of a shard, who counts, and back.
 
-Bernstein et al. 2018, "signSGD: Compressed Optimisation for Non-Convex Problems", arXiv:1802.04434, and "signSGD with
-Majority Vote is Communication Efficient And Fault Tolerant", arXiv:1810.05291; Liu et al. 2024, "Communication
-Efficient Distributed Training with Distributed Lion", arXiv:2404.00438.
+Bernstein et al. 2018, "signSGD: Compressed Optimisation for Non-Convex Problems", arXiv:1802.04434; Bernstein et al.
+2018, "signSGD with Majority Vote is Communication Efficient And Fault Tolerant", arXiv:1810.05291; Liu et al. 2024,
+"Communication Efficient Distributed Training with Distributed Lion", arXiv:2404.00438.
 """
 
 from dataclasses import dataclass
@@ -81,12 +81,12 @@ class MajorityVote(Stage):
             return x
 
     def cost(self, load: Load, place: Place) -> Cost:
-        """Return the cost: w = shards of N/n values, scattered and gathered, at 1.6 bits;  q = 14 copies in fp32."""
+        """Return the cost: w = shards of N/n values, scattered and gathered, at 1.6 bits;  q = 18 copies in fp32."""
         n = place.ranks
         if n == 1:
-            return place.copies(8, load.fp32.size)
+            return place.copies(12, load.fp32.size)
         line, b = place.link.exchange, shard_bytes(load.values, n)
-        q = place.copies(14, load.fp32.size).busy
+        q = place.copies(18, load.fp32.size).busy
         return exchange(line, scatter_gather(line, n, b), 2 * (n - 1) * b, q)
 
 
