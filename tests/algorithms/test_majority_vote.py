@@ -4,6 +4,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from pool import ranks
+from torch.distributed.device_mesh import init_device_mesh
 from training import flat, loss, net, run_steps
 
 import baguakit as bk
@@ -95,6 +96,23 @@ def test_a_vote_is_not_the_sign_of_the_mean():
     vote = g.sign().sum(0).sign()
     assert all(torch.equal(vote, each) for _, each in found)
     assert 0.15 < (vote != g.mean(0).sign()).float().mean() < 0.21
+
+
+def test_between_nodes_the_means_of_nodes_vote():
+    """Each rank holds the momentum of its shard of the mean of its node."""
+
+    def run():
+        comm = bk.Comm(mesh=init_device_mesh("cpu", (2, 2), mesh_dim_names=("inter", "intra")))
+        stage = bk.stages.Hierarchical(LION)
+        state = stage.init(bk.Bucket.of(torch.zeros(101)), comm)
+        return [stage(drawn(comm.rank, t, 101), state, comm.at(t)).clone() for t in range(3)]
+
+    found, m = ranks(4, run), torch.zeros(2, 101)
+    for t in range(3):
+        g = torch.stack([drawn(rank, t, 101) for rank in range(4)]).view(2, 2, 101).mean(1)
+        votes = (m * 0.9 + g * (1 - 0.9)).sign().sum(0)
+        m = m * 0.99 + g * (1 - 0.99)
+        assert all(torch.equal(each[t], votes.sign()) for each in found)
 
 
 @pytest.mark.parametrize("name", BY_NAME)

@@ -185,8 +185,8 @@ def decoupled_momentum(
 ) -> Rule:
     """Train by signs of the largest cosines of each rank's momentum (DeMo). Attach it to `torch.optim.SGD(params, lr)`.
 
-    Sends (n − 1) · 5.5 · `ratio` bytes a value, for n ranks 1/23 of a byte by default; costs an fp32 copy of the
-    gradients, and computes as long as about 60 copies of them. The `weight_decay` of SGD is decoupled, as in `signum`.
+    Sends (n − 1) · 5.5 · `ratio` bytes a value, (n − 1)/23 bytes by default; costs an fp32 copy of the gradients, and
+    on a CPU computes as long as about 60 copies of them. The `weight_decay` of SGD is decoupled, as in `signum`.
     Clipping behind it is meaningless, since signs have no size. Ranks compute d from the same bytes in the same order;
     give them processors of the same kind, since a last bit may turn the sign of a value near zero.
 

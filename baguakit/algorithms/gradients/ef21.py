@@ -113,7 +113,7 @@ class TrackedMean(Around):
 def ef21(compressor: Compressor = TopK(0.01), momentum: float = 0.0) -> Rule:
     """Average gradients of which ranks send compressed changes, with an error that vanishes (EF21).
 
-    Sends (n − 1) times the packed gradients, of `TopK(0.01)` 5.5 % of a byte for each value; costs two fp32 copies of
+    Sends (n − 1) times the packed gradients, by default (n − 1) · 0.055 bytes a value; costs two fp32 copies of
     the gradients, and one more with momentum. Gradients of mini-batches never settle: give it momentum, or large
     batches. Attach it to a plain SGD, or to any optimizer.
 
