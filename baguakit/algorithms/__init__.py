@@ -10,6 +10,10 @@ from .gossip.low_precision import low_precision_decentralized as low_precision_d
 from .gossip.push_sum import push_sum as push_sum
 from .gradients.allreduce import gradient_allreduce as gradient_allreduce
 from .gradients.bytegrad import bytegrad as bytegrad
+from .gradients.decoupled_momentum import decoupled_momentum as decoupled_momentum
+from .gradients.ef21 import ef21 as ef21
+from .gradients.majority_vote import lion_vote as lion_vote
+from .gradients.majority_vote import signum as signum
 from .gradients.power_sgd import power_sgd as power_sgd
 from .gradients.qadam import qadam as qadam
 from .gradients.top_k import top_k as top_k
