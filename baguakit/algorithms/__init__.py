@@ -13,6 +13,10 @@ from .gossip.push_sum import push_sum as push_sum
 from .gossip.quasi_global import quasi_global_momentum as quasi_global_momentum
 from .gradients.allreduce import gradient_allreduce as gradient_allreduce
 from .gradients.bytegrad import bytegrad as bytegrad
+from .gradients.decoupled_momentum import decoupled_momentum as decoupled_momentum
+from .gradients.ef21 import ef21 as ef21
+from .gradients.majority_vote import lion_vote as lion_vote
+from .gradients.majority_vote import signum as signum
 from .gradients.power_sgd import power_sgd as power_sgd
 from .gradients.qadam import qadam as qadam
 from .gradients.top_k import top_k as top_k
