@@ -36,7 +36,7 @@ class Contender:
     name: str
     algorithm: str = ""
     optimizer: str = ADAMW
-    lr: float = 1e-3
+    lr: float = 5e-4
     peer: str = ""
     period: int = 1
     free: bool = False
