@@ -3,6 +3,7 @@
               forward               backward                  optimizer.step
        ├────────────────────┼─────────────────────────────┤├──────────────────┤
     during_backward          b1───────▶ b2──────▶ b3─▶ land                        gradients, bucket by bucket
+    during_backward(delay=d) b1──▶ b2──▶ b3──▶ … d steps … ──▶ land when backward ends         gradients
     between_steps   ◀── launch when the last step ends … land when the next begins          weights: x ← W x − γ g(x)
     after_step                                                    launch+land      weights: x ← W (x − γ g(x))
     after_step(delay=d)                                           launch ──▶ … d steps … ──▶ land
@@ -76,7 +77,8 @@ class Rule:
     Args:
         window: the name of one of these four functions.
         stage: the exchange.
-        every, delay, offset: as in `after_step`.
+        every, offset: as in `after_step`.
+        delay: as in `during_backward` or `after_step`.
         interval: as in `free_running`.
         start, stop, where: as in `during_backward`.
 
@@ -106,7 +108,7 @@ class Rule:
             raise ValueError(
                 f"a rule with start={self.start} and stop={self.stop} never acts; stop must be greater than start"
             )
-        if self.delay > self.every:
+        if self.what == "data" and self.delay > self.every:
             raise ValueError(
                 f"delay={self.delay} must be at most every={self.every}: one exchange lands before the next is launched"
             )
@@ -153,11 +155,34 @@ class Rule:
 Algorithm = Rule | tuple[Rule, ...]
 
 
-def during_backward(stage: Stage, *, start: int = 0, stop: int | None = None, where: Where | None = None) -> Rule:
+def during_backward(
+    stage: Stage, *, delay: int = 0, start: int = 0, stop: int | None = None, where: Where | None = None
+) -> Rule:
     """Return a rule on gradients: each bucket is launched when backward has computed it; all land when backward ends.
+
+    With `delay=d` the gradients of a backward land when the d-th backward after it ends, so that the exchange overlaps
+    d whole steps. For x the weights, g the gradients and γ d(·) the step of the optimizer:
+
+        x_{t+1} = x_t − γ d(s_{t−d}),   s_t = stage(g_t(x_t)),   s_t = 0 for t < 0
+
+    On a quadratic of curvature L, SGD is stable if and only if γ L < 2 sin(π / (2 (2d + 1))): 2, 1 and 0.618 for d = 0,
+    1 and 2. So γ must be smaller, and smaller still with momentum.
+
+    In the first d steps gradients are zero. Clipping, `GradScaler` and logging see what lands. `.grad` is None where
+    no rank had a gradient in the backward that lands. It takes d more copies of the gradients.
+
+    * Accumulation: as without a delay, all backward passes of a step but the last are under `att.no_sync()`.
+    * Overflow: pass the scaler to `bk.attach`. Delayed gradients have no loss scale, and land with that of the time.
+      A gradient that is not finite costs the step in which it lands, and leaves nothing in the state of the stage. The
+      d backward passes after it still have the scale that overflowed; each that overflows, too, costs one step.
+    * Resume: `att.state_dict()` waits for the delayed gradients and saves them. With another number of ranks they are
+      kept if the stage gives all ranks the same result; else the first d steps have zeros again.
+    * At `stop` and at `att.detach()` the gradients of the last d steps are dropped.
+    * A backward that fails on one rank cannot be dropped on all, and ends training.
 
     Args:
         stage: the exchange of the gradients.
+        delay: the number of steps after which gradients land. All rules on gradients that act in a step have the same.
         start, stop: the first optimizer step in which the rule acts, and the first in which it does not any more.
         where: a function (name, parameter) -> bool that selects parameters, or `Fragment(k, of)` for one of several
             parts; None for all parameters.
@@ -166,7 +191,7 @@ def during_backward(stage: Stage, *, start: int = 0, stop: int | None = None, wh
         TypeError: `stage` is not a stage, or `where` neither a function nor a `Fragment`.
         ValueError: a number is impossible, such as a stop that is not after the start.
     """
-    return Rule("during_backward", stage, start=start, stop=stop, where=where)
+    return Rule("during_backward", stage, delay=delay, start=start, stop=stop, where=where)
 
 
 def between_steps(

@@ -92,7 +92,7 @@ class RuleRunner:
         """
         if i == 0 or self.current_stage is None:
             self.current_stage = as_chosen(self.rule.stage) if self.chosen else self.rule.stage
-        return self.current_stage if self.losses is None else self.losses.measured(i, self.current_stage)
+        return self.current_stage if self.losses is None else self.losses.measured((i, self.round), self.current_stage)
 
     def launch(
         self,
@@ -144,7 +144,11 @@ class RuleRunner:
             flight.before = None  # a report keeps the flight
             flight.flight.forget()
             if self.losses is not None:
-                self.losses.landed(i)
+                self.losses.landed((i, flight.round))
+
+    def flights(self) -> list[BucketFlight]:
+        """Return the flights in the air, in the order of their launch."""
+        return list(self.air.values())
 
     def drop(self) -> None:
         """Wait for every flight in the air, and discard the results."""
@@ -173,14 +177,19 @@ def check_unconverted(runners: Iterable[RuleRunner], names: dict[Tensor, str]) -
                 )
 
 
-def call_unscaled(stage: Stage, x: Tensor, state: State, comm: Comm, scale: Tensor | None) -> Tensor:
-    """Call `stage` on the gradients `x`, in place, without the loss scale: divide by it before, multiply after."""
+def call_unscaled(
+    stage: Stage, x: Tensor, state: State, comm: Comm, scale: Tensor | None, again: bool = True
+) -> Tensor:
+    """Call `stage` on the gradients `x`, in place, without the loss scale: divide by it before, multiply after.
+
+    With `again` false, the result is left without the scale.
+    """
     if scale is not None:
         x.mul_(scale.reciprocal())
     result = call_stage(stage, x, state, comm)
     if result is not x:
         x.copy_(result)
-    return x if scale is None else x.mul_(scale)
+    return x.mul_(scale) if scale is not None and again else x
 
 
 def buckets_of(params_of_buckets: Sequence[Sequence[Tensor]], rule: Rule, comm: Comm) -> list[Bucket]:

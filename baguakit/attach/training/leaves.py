@@ -28,13 +28,13 @@ class LeafStreams:
         wanted = list(params)
         return [stream for stream, made in self.params.items() if not made.isdisjoint(wanted)]
 
-    def landed(self, lanes: Collection[Lane]) -> None:
+    def landed(self, lanes: Collection[Lane], waits: bool = True) -> None:
         """Keep the memory of the gradients until the lanes have read it, and forget the gradients.
 
-        The current stream has waited for the lanes. Other streams have not, and could otherwise reuse that memory as
-        soon as the host frees a gradient.
+        A stream that does not wait for the lanes could otherwise reuse that memory as soon as the host frees a
+        gradient. The current stream `waits` unless gradients are delayed; the others do not.
         """
         for stream, params in self.params.items():
-            for lane in lanes if stream != current_stream(stream.device) else ():
+            for lane in lanes if not waits or stream != current_stream(stream.device) else ():
                 lane.uses([p.grad for p in params])
         self.params.clear()
