@@ -74,3 +74,267 @@ def test_delayed_gradients_are_the_equation(d):
         return same
 
     assert ranks(3, run) == [[True] * 6] * 3
+
+
+@pytest.mark.parametrize("d", [0, 1, 2])
+def test_sgd_is_stable_up_to_the_bound(d):
+    """On x² L / 2 it converges for γ L 2 % below 2 sin(π / (2 (2d + 1))), and does not 2 % above."""
+    bound = 2 * math.sin(math.pi / (2 * (2 * d + 1)))
+
+    def largest(step_size, steps=400):
+        """Return the largest |x| in the first steps, and in the latest."""
+        x = nn.ParameterList([torch.ones((), dtype=torch.float64)])
+        optimizer, at = torch.optim.SGD(x.parameters(), lr=step_size / 3), []
+        with bk.attach(x, optimizer, bk.during_backward(bk.stages.Mean(), delay=d)):
+            for _ in range(steps):
+                optimizer.zero_grad()
+                (1.5 * x[0].square()).backward()
+                optimizer.step()
+                at.append(x[0].abs().item())
+        return max(at[:20]), max(at[-20:])
+
+    def run():
+        return largest(0.98 * bound), largest(1.02 * bound)
+
+    ((first, last), (begun, grown)) = ranks(1, run)[0]
+    assert last < first / 3 and grown > 3 * begun
+
+
+@pytest.mark.parametrize("d", [1, 2])
+@pytest.mark.parametrize("stage", [MEAN, FEEDBACK])
+def test_an_overflow_costs_the_step_in_which_it_would_land(stage, d):
+    """And leaves no trace. The scale changes while gradients are in the air, and with them nothing."""
+
+    def run():
+        model, optimizer = net_and_sgd()
+        scaler, skipped, scales = torch.amp.GradScaler("cpu", init_scale=512.0, growth_interval=2), [], set()
+        rule = bk.during_backward(made(stage), delay=d)
+        with bk.attach(model, optimizer, rule, scaler=scaler, bucket_bytes=BUCKETS) as att:
+            for step in range(9):
+                optimizer.zero_grad()
+                value = loss(model, dist.get_rank(), step)
+                if step in (0, 3) and dist.get_rank() == 1:
+                    value = value + model[4].bias[0] * float("inf")  # one value of one bucket
+                before = att.step
+                scaler.scale(value).backward()
+                scaler.step(optimizer)
+                scaler.update()
+                scales.add(scaler.get_scale())
+                if att.step == before:
+                    skipped.append(step)
+        return skipped, len(scales) > 1, torch.equal(flat(model), by_hand(stage, d, 9, (0, 3), bucket_bytes=BUCKETS))
+
+    assert ranks(2, run) == [([d, d + 3], True, True)] * 2
+
+
+def test_each_backward_at_a_scale_too_high_costs_one_step():
+    """The scale is halved when the first lands, and d more have been launched with it."""
+
+    def run():
+        x = nn.ParameterList([torch.zeros(3)])
+        optimizer, scaler, steps = torch.optim.SGD(x.parameters(), lr=1.0), torch.amp.GradScaler("cpu", 2.0**127), []
+        rule = bk.during_backward(bk.stages.Mean(), delay=2)
+        with bk.attach(x, optimizer, rule, scaler=scaler) as att:
+            for _ in range(8):
+                optimizer.zero_grad()
+                scaler.scale(3 * x[0].sum()).backward()
+                scaler.step(optimizer)
+                scaler.update()
+                steps.append(att.step)
+        return steps, x[0].tolist()
+
+    # Zeros twice; then three overflows, of backward passes 0, 1 and 2; then the gradients of 3, 4 and 5.
+    assert ranks(2, run) == [([1, 2, 2, 2, 2, 3, 4, 5], [-9.0] * 3)] * 2
+
+
+@pytest.mark.parametrize("stage", [MEAN, FEEDBACK])
+def test_the_exchange_overlaps_d_whole_steps(stage):
+    """With nothing arriving, d steps end; the decisions on what to keep do not wait, either."""
+
+    def run():
+        model, optimizer = net_and_sgd()
+        held = threading.Event()
+        with bk.attach(model, optimizer, bk.during_backward(made(stage), delay=2), bucket_bytes=BUCKETS) as att:
+            att._engine.runners[0].channel.lane.run(held.wait)
+            run_steps(model, optimizer, range(2))
+            held_up = att.step
+            report = att.report()
+            landed = {(row.flights, row.landed) for row in report.rows}
+            held.set()
+            run_steps(model, optimizer, range(2, 5))
+            rows = att.report().rows
+            timeline = att.timeline()
+        here = [flight for flight in timeline.flights if flight.rank == dist.get_rank()]
+        steps = {span.step: span for span in timeline.spans if span.rank == dist.get_rank() and span.name == "step"}
+        lands = all(steps[f.step + 2].start <= f.landed <= steps[f.step + 2].end for f in here)
+        return held_up, landed, {(row.flights, row.landed) for row in rows}, {f.step for f in here}, lands
+
+    assert ranks(2, run) == [(2, {(2, 0)}, {(5, 3)}, {0, 1, 2}, True)] * 2
+
+
+def some_used(att, model, optimizer, steps):
+    """Train with a parameter that some ranks use in some steps. Return which gradients were None at each step."""
+    none = []
+    for step in steps:
+        optimizer.zero_grad()
+        hidden = model["always"].sum()
+        if step in (1, 4) and dist.get_rank() == 1:
+            hidden = hidden + (step + 1.0) * model["sometimes"].sum()
+        (hidden * (dist.get_rank() + 1.0)).backward()
+        none.append([name for name, p in model.named_parameters() if p.grad is None])
+        optimizer.step()
+    return none
+
+
+def odd_model():
+    """Parameters that are used always, by one rank in some steps, and never."""
+    model = nn.ParameterDict({name: torch.zeros(4) for name in ("always", "sometimes", "never")})
+    return model, torch.optim.SGD(model.parameters(), lr=1.0)
+
+
+def test_a_gradient_that_no_rank_had_lands_as_none():
+    """After the zeros of the first steps. So does one that only a later backward has. A resumed run is the same."""
+    rule = "during_backward(Mean(), delay=2)"
+
+    def run(stop):
+        model, optimizer = odd_model()
+        with bk.attach(model, optimizer, made(rule)) as att:
+            none = some_used(att, model, optimizer, range(stop))
+            state = att.state_dict()
+        with bk.attach(model, optimizer, made(rule)) as att:
+            att.load_state_dict(state)
+            none += some_used(att, model, optimizer, range(stop, 7))
+        return none, {name: p.tolist() for name, p in model.items()}
+
+    both = ["never", "sometimes"]
+    wanted = (
+        [[], [], both, ["never"], both, both, ["never"]],
+        {
+            "always": [-7.5] * 4,  # five steps with the mean of 1 and 2
+            "sometimes": [-(2 * 2 + 5 * 2) / 2] * 4,
+            "never": [0.0] * 4,
+        },
+    )
+    for stop in (1, 3, 5, 7):
+        for none, weights in ranks(2, run, stop):
+            assert ([sorted(each) for each in none], weights) == wanted, stop
+
+
+def test_another_number_of_ranks_lands_what_was_in_the_air():
+    """A stage that gives each rank a result of its own begins with zeros again."""
+
+    def save(stage):
+        model, optimizer = net_and_sgd()
+        with bk.attach(model, optimizer, bk.during_backward(made(stage), delay=2), bucket_bytes=BUCKETS) as att:
+            run_steps(model, optimizer, range(4))
+            return att.state_dict()
+
+    def load(stage, states):
+        model = net()
+        landed = []
+        with bk.attach(model, None, bk.during_backward(made(stage), delay=2)) as att:
+            att.load_state_dict(states[dist.get_rank()])
+            for step in range(2):
+                model.zero_grad()
+                loss(model, dist.get_rank(), step).backward()
+                landed.append({name: p.grad.clone() for name, p in model.named_parameters()})
+        return landed
+
+    for stage, kept in ((MEAN, True), ("NeighborMean(Ring())", False)):
+        states = ranks(3, save, stage)
+        for landed in ranks(2, load, stage, states):
+            for k, grads in enumerate(landed):
+                for name, grad in grads.items():
+                    saved = states[0]["rules"]["0"]["parameters"][name][f"flight.{k}.result"]
+                    assert torch.equal(grad, saved if kept else torch.zeros_like(grad)) and saved.any()
+
+
+def test_at_the_stop_the_last_gradients_are_dropped():
+    """A rule without a delay may follow, or come before. So may nothing."""
+
+    def run():
+        model, optimizer = net_and_sgd()
+        rules = (
+            bk.during_backward(made(FEEDBACK), stop=2),
+            bk.during_backward(made(FEEDBACK), delay=2, start=2, stop=5),
+            bk.during_backward(made(FEEDBACK), start=5),
+        )
+        landed = []
+        with bk.attach(model, optimizer, rules, bucket_bytes=BUCKETS) as att:
+            for step in range(7):
+                optimizer.zero_grad()
+                loss(model, dist.get_rank(), step).backward()
+                landed.append(bool(model[0].weight.grad.any()))
+                optimizer.step()
+            flown = {(row.number, row.flights, row.landed) for row in att.report().rows}
+            return landed, att.consensus_distance(), flown
+
+    expected = [True, True, False, False, True, True, True], 0.0, {(0, 2, 2), (1, 3, 3), (2, 2, 2)}
+    assert ranks(2, run) == [expected] * 2
+
+
+def test_a_second_backward_in_a_step_is_told():
+    def run():
+        model, optimizer = net_and_sgd()
+        rule = bk.during_backward(bk.stages.Mean(), delay=1)
+        with pytest.raises(RuntimeError) as error, bk.attach(model, optimizer, rule) as att:
+            run_steps(model, optimizer, range(2))
+            for step in range(2):  # zeroed between: each is a backward of its own
+                optimizer.zero_grad(set_to_none=bool(step))
+                loss(model, dist.get_rank(), step).backward()
+            loss(model, dist.get_rank(), 9).backward()
+        return str(error.value), att.step
+
+    sentence = (
+        "a second backward has added gradients to what during_backward(Mean(), delay=1) put in place of those of the "
+        "first; use att.no_sync() for all but the last backward of a step, or zero_grad() between them"
+    )
+    assert ranks(2, run) == [(sentence, 2)] * 2
+
+
+def test_a_failed_backward_is_told_to_all(own_pools):
+    def run():
+        model, optimizer = net_and_sgd()
+        rule = bk.during_backward(bk.stages.Mean(), delay=1)
+        with bk.attach(model, optimizer, rule, timeout=TIMEOUT, bucket_bytes=BUCKETS):
+            for step in range(5):
+                optimizer.zero_grad()
+                hidden = model[2](model[1](model[0](torch.ones(2, 6))))
+                hidden = Fails.apply(hidden) if step == 2 and dist.get_rank() == 1 else hidden
+                try:
+                    model[4](model[3](hidden)).sum().backward()
+                except MemoryError:
+                    continue
+                optimizer.step()
+
+    for sentence in own_pools(3).run(said, run):
+        assert sentence.startswith("PeerError: a backward failed on rank 1 after "), sentence
+        assert sentence.endswith(
+            "they step with delayed gradients; let the exception end this rank, and resume from a checkpoint"
+        )
+
+
+def test_rules_with_other_delays_are_refused():
+    def run():
+        model, _ = net_and_sgd()
+        some = {k: bk.during_backward(bk.stages.Mean(), delay=k, where=bk.rules.Fragment(k, 2)) for k in (0, 1)}
+        return said(lambda: bk.attach(model, None, *some.values()))
+
+    sentence = (
+        "ValueError: during_backward(Mean(), where=Fragment(k=0, of=2)) and during_backward(Mean(), delay=1, "
+        "where=Fragment(k=1, of=2)) act in the same steps, and one optimizer step takes gradients of one delay; give "
+        "both the same delay=, or separate them with start= and stop="
+    )
+    assert ranks(2, run) == [sentence] * 2
+
+
+def test_hooks_of_wrappers_refuse_a_delay():
+    def run():
+        rule = bk.during_backward(bk.stages.Mean(), delay=1)
+        return said(lambda: bk.interop.ddp(nn.parallel.DistributedDataParallel(net()), rule))
+
+    sentence = (
+        "ValueError: during_backward(Mean(), delay=1) lands gradients in a later backward, and a hook returns those of "
+        "its own; use bk.attach, or omit delay="
+    )
+    assert ranks(2, run) == [sentence] * 2
