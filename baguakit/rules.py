@@ -23,46 +23,8 @@ from torch import Tensor
 
 from .arguments import check_fields, checked, function, integer, real, said
 from .expressions import formerly, written
+from .fragments import Fragment
 from .stages import Hierarchical, Stage
-
-
-@dataclass(frozen=True)
-class Fragment:
-    """Part `k` of the parameters, divided into `of` parts of similar size: a value of `where=`.
-
-    Parameters of one module stay together. Modules are assigned in the order of decreasing size, each to the smallest
-    part so far: modules of equal size, such as the layers of a transformer, are assigned in turn.
-
-    Args:
-        k: the number of the part, 0 to `of` − 1.
-        of: the number of parts.
-
-    Raises:
-        ValueError: `k` is not 0 to `of` − 1.
-    """
-
-    k: int
-    of: int
-
-    def __post_init__(self) -> None:
-        check_fields(self)
-        if integer("k", self.k, 0) >= integer("of", self.of, 1):
-            raise ValueError(f"k is one of the parts, 0 to {self.of - 1} for of={self.of}, not {self.k}")
-
-    @checked
-    def choose(self, named: Mapping[str, Tensor]) -> set[str]:
-        """Return the names of the parameters in this part."""
-        modules: dict[str, list[str]] = {}
-        for name in named:
-            modules.setdefault(name.rpartition(".")[0], []).append(name)
-        sizes = {module: sum(named[name].nbytes for name in names) for module, names in modules.items()}
-        filled, parts = [0] * self.of, [set[str]() for _ in range(self.of)]
-        for module in sorted(modules, key=lambda module: -sizes[module]):
-            at = filled.index(min(filled))
-            filled[at] += sizes[module]
-            parts[at].update(modules[module])
-        return parts[self.k]
-
 
 Where = Callable[[str, Tensor], bool] | Fragment
 Window = Literal["during_backward", "between_steps", "after_step", "free_running"]
@@ -166,7 +128,7 @@ def during_backward(
         x_{t+1} = x_t − γ d(s_{t−d}),   s_t = stage(g_t(x_t)),   s_t = 0 for t < 0
 
     On a quadratic of curvature L, SGD is stable if and only if γ L < 2 sin(π / (2 (2d + 1))): 2, 1 and 0.618 for d = 0,
-    1 and 2. So γ must be smaller, and smaller still with momentum.
+    1 and 2. With momentum β and d = 1 it is if and only if γ L < 1 − β: take a smaller γ, and less momentum.
 
     In the first d steps gradients are zero. Clipping, `GradScaler` and logging see what lands. `.grad` is None where
     no rank had a gradient in the backward that lands. It takes d more copies of the gradients.

@@ -30,6 +30,8 @@ WIDTH, LAYERS = 1024, 32
 MODEL = 4 * LAYERS * WIDTH * WIDTH
 SHORT = ("qadam(1)", "local_sgd(2)", "diloco(2)", "push_sum(Exponential())")  # which exchange in every second step
 VARIANTS = (
+    "gradient_allreduce(delay=1)",
+    "bytegrad(error_feedback=True, delay=2)",
     "bytegrad(error_feedback=True)",
     "bytegrad(error=0.001)",
     'decentralized(order="atc")',

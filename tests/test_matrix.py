@@ -55,8 +55,8 @@ WAYS = {  # of algorithms, or of entries, that want other settings than most
     "async_model_average": Way(lr=0.1, reaches=0.85, pace=0.01),
     "bytegrad(Sign(), error_feedback=True)": Way(lr=0.3, momentum=0.0, reaches=0.87),
     "diloco(every=4, delay=2)": Way(lr=0.05, reaches=0.85),
-    "gradient_allreduce(delay=1)": Way(lr=0.05),
-    "bytegrad(MinMaxUInt8(block=64), error_feedback=True, delay=2)": Way(lr=0.03),
+    "gradient_allreduce(delay=1)": Way(lr=0.5, momentum=0.0, reaches=0.91),
+    "bytegrad(MinMaxUInt8(block=64), error_feedback=True, delay=2)": Way(lr=0.5, momentum=0.0, reaches=0.91),
 }
 INSTEAD = {  # of entries whose small arguments fit a toy and not this task
     "qadam(3, compressor=MinMaxUInt8(block=64))": "qadam(30)",
