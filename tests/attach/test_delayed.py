@@ -249,6 +249,27 @@ def test_another_number_of_ranks_lands_what_was_in_the_air():
                     assert torch.equal(grad, saved if kept else torch.zeros_like(grad)) and saved.any()
 
 
+def test_a_parameter_unfrozen_meanwhile_changes_no_other():
+    """Its first gradient is averaged exactly and lands at once; zeros follow, and then the delayed ones."""
+
+    def run():
+        model = nn.ParameterDict({"known": torch.zeros(4), "new": torch.zeros(3)})
+        optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+        model["new"].requires_grad_(False)
+        at = []
+        with bk.attach(model, optimizer, bk.during_backward(bk.stages.Mean(), delay=2)):
+            for step in range(8):
+                model["new"].requires_grad_(step >= 3)
+                optimizer.zero_grad()
+                ((step + 1) * (dist.get_rank() + 0.5) * (model["known"].sum() + model["new"].sum())).backward()
+                optimizer.step()
+                at.append((model["known"][0].item(), model["new"][0].item()))
+        return at
+
+    known, new = [0, 0, 1, 3, 6, 10, 15, 21], [0, 0, 0, 4, 4, 4, 9, 15]
+    assert ranks(2, run) == [[(-float(a), -float(b)) for a, b in zip(known, new, strict=True)]] * 2
+
+
 def test_at_the_stop_the_last_gradients_are_dropped():
     """A rule without a delay may follow, or come before. So may nothing."""
 
