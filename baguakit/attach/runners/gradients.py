@@ -125,20 +125,20 @@ class GradientRunner(RuleRunner):
     def _launch(
         self, i: int, step: int, load: Any, flags: Flags | None, scale: Tensor | None, joint: Joint | None
     ) -> None:
-        stage, state, lands = self.stage(i), self.states[i], not self.ring
+        stage, state = self.stage(i), self.states[i]
         self.flags = self.flags if flags is None else flags
-        if scale is not None and not lands:
-            scale = scale.clone()  # the scaler changes it while this is in the air
-            self.channel.lane.uses(scale)
+        if self.ring:  # now: gradients take no other memory while they wait for their turn, and the scale may change
+            loaded = load() if scale is None else load().mul_(scale.reciprocal())
+            load, scale = lambda: loaded, None
 
         def work(_: Tensor, comm: Comm) -> Tensor:
             flat: Tensor = load()
             later = None if flags is None else flags.begin(flat, comm)
             if joint is None:
-                call_unscaled(stage, flat, state, comm, scale, again=lands)
+                call_unscaled(stage, flat, state, comm, scale)
             else:
                 with joint.flight(state, self.guards, lambda: flat):
-                    call_unscaled(stage, flat, state, comm, scale, again=lands)
+                    call_unscaled(stage, flat, state, comm, scale)
             if later is not None:
                 later.wait()
             return flat

@@ -177,19 +177,14 @@ def check_unconverted(runners: Iterable[RuleRunner], names: dict[Tensor, str]) -
                 )
 
 
-def call_unscaled(
-    stage: Stage, x: Tensor, state: State, comm: Comm, scale: Tensor | None, again: bool = True
-) -> Tensor:
-    """Call `stage` on the gradients `x`, in place, without the loss scale: divide by it before, multiply after.
-
-    With `again` false, the result is left without the scale.
-    """
+def call_unscaled(stage: Stage, x: Tensor, state: State, comm: Comm, scale: Tensor | None) -> Tensor:
+    """Call `stage` on the gradients `x`, in place, without the loss scale: divide by it before, multiply after."""
     if scale is not None:
         x.mul_(scale.reciprocal())
     result = call_stage(stage, x, state, comm)
     if result is not x:
         x.copy_(result)
-    return x.mul_(scale) if scale is not None and again else x
+    return x if scale is None else x.mul_(scale)
 
 
 def buckets_of(params_of_buckets: Sequence[Sequence[Tensor]], rule: Rule, comm: Comm) -> list[Bucket]:

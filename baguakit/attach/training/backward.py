@@ -143,7 +143,10 @@ class Backward:
             self.announce()
         runner, i = self.order[self.next]
         self.next += 1
-        runner.channel.lane.follow(self.leaves.of(runner.buckets[i].params))
+        if runner.rule.delay:
+            self.leaves.follow(runner.buckets[i].params)
+        else:
+            runner.channel.lane.follow(self.leaves.of(runner.buckets[i].params))
         runner.launch_bucket(i, self.clock.step, self.touched, self.scale(), self.decisions.joint)
 
     @torch.no_grad()
@@ -159,8 +162,8 @@ class Backward:
         self.decisions.settle(but=self.delay)
         self.decisions.begin(self.acting)
         self.task = None
-        self.leaves.landed({runner.channel.lane for runner in self.acting}, waits=not self.delay)
         failed = [runner.arrive_all() for runner in self.acting]
+        self.leaves.landed({runner.channel.lane for runner in self.acting})
         self.dropped = any(failed)
         if self.dropped and self.scale() is None:
             log.warning("a backward failed on another rank: this rank drops its gradients, and no rank steps with them")
@@ -224,6 +227,7 @@ class Backward:
         self.task = None
         for runner in self.acting:
             runner.start_over()
+        self.decisions.settle()  # of earlier backward passes, whose values stay
         self.decisions.forget()
 
     def why_not_dropped(self) -> str:

@@ -28,13 +28,23 @@ class LeafStreams:
         wanted = list(params)
         return [stream for stream, made in self.params.items() if not made.isdisjoint(wanted)]
 
-    def landed(self, lanes: Collection[Lane], waits: bool = True) -> None:
+    def follow(self, params: Iterable[Tensor]) -> None:
+        """Let the current stream wait for the gradients of these parameters, and keep their memory until it has."""
+        wanted = set(params)
+        for stream, made in self.params.items():
+            here = current_stream(stream.device)
+            for p in made & wanted if stream != here else ():
+                here.wait_stream(stream)
+                if p.grad is not None:
+                    p.grad.record_stream(here)
+
+    def landed(self, lanes: Collection[Lane]) -> None:
         """Keep the memory of the gradients until the lanes have read it, and forget the gradients.
 
-        A stream that does not wait for the lanes could otherwise reuse that memory as soon as the host frees a
-        gradient. The current stream `waits` unless gradients are delayed; the others do not.
+        The current stream has waited for the lanes. Other streams have not, and could otherwise reuse that memory as
+        soon as the host frees a gradient.
         """
         for stream, params in self.params.items():
-            for lane in lanes if not waits or stream != current_stream(stream.device) else ():
+            for lane in lanes if stream != current_stream(stream.device) else ():
                 lane.uses([p.grad for p in params])
         self.params.clear()
