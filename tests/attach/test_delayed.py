@@ -21,10 +21,11 @@ MEAN, FEEDBACK = "Mean()", "ErrorFeedback(CompressedMean(MinMaxUInt8(block=64)))
 ONE_BUCKET, BUCKETS = 25 << 20, 200
 
 
-def by_hand(stage, d, steps=7, bad=(), micro=1, bucket_bytes=ONE_BUCKET):
+def by_hand(stage, d, steps=7, bad=(), micro=1, bucket_bytes=ONE_BUCKET, skipped=()):
     """Train this rank by the equation, with one flight after another. Return the weights.
 
-    In the steps `bad` rank 1 has a gradient that is not finite: nothing of it is kept, and no rank steps with it.
+    In the steps `bad` rank 1 has a gradient that is not finite: nothing of it is kept, and no rank steps with it. After
+    the backward passes `skipped` no rank steps.
     """
     model, optimizer = net_and_sgd()
     comm, stage = bk.Comm(), made(stage)
@@ -43,7 +44,7 @@ def by_hand(stage, d, steps=7, bad=(), micro=1, bucket_bytes=ONE_BUCKET):
         for bucket, landed in zip(buckets, air.pop(0), strict=True):
             bucket.flat.copy_(landed)
             bucket.store("grad")
-        if step - d not in bad:
+        if step - d not in bad and step not in skipped:
             optimizer.step()
     return flat(model)
 
@@ -74,6 +75,23 @@ def test_delayed_gradients_are_the_equation(d):
         return same
 
     assert ranks(3, run) == [[True] * 6] * 3
+
+
+def test_a_backward_without_a_step_has_a_round_of_its_own():
+    """What it brings lands; what landed after it is lost. In each round the ranks have other peers."""
+    stage = "NeighborMean(OnePeerExponential())"
+
+    def run():
+        model, optimizer = net_and_sgd()
+        with bk.attach(model, optimizer, bk.during_backward(made(stage), delay=1), bucket_bytes=BUCKETS) as att:
+            for step in range(7):
+                optimizer.zero_grad()
+                loss(model, dist.get_rank(), step).backward()
+                if step != 3:
+                    optimizer.step()
+            return att.step, torch.equal(flat(model), by_hand(stage, 1, bucket_bytes=BUCKETS, skipped=(3,)))
+
+    assert ranks(4, run) == [(6, True)] * 4
 
 
 @pytest.mark.parametrize("d, momentum", [(0, 0.0), (1, 0.0), (2, 0.0), (1, 0.5)])
