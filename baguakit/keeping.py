@@ -51,6 +51,14 @@ def keep_(state: Tensor, new: Tensor, where: Tensor) -> Tensor:
     return torch.where(where, new, state, out=state)
 
 
+def restored(x: Tensor, kept: Tensor) -> Tensor:
+    """Return `x` in the dtype of `kept`: with what was lost when `kept` was rounded to `x`, which moved on since then.
+
+    Of the same dtype it is `x` itself.
+    """
+    return x if x.dtype == kept.dtype else x.to(kept.dtype).add_(kept - kept.to(x.dtype))
+
+
 def tensors_of(state: Any) -> Iterator[Tensor]:
     """Yield the tensors of a nested dict."""
     if isinstance(state, Tensor):

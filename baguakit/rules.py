@@ -7,6 +7,7 @@
     between_steps   ◀── launch when the last step ends … land when the next begins          weights: x ← W x − γ g(x)
     after_step                                                    launch+land      weights: x ← W (x − γ g(x))
     after_step(delay=d)                                           launch ──▶ … d steps … ──▶ land
+    after_step(mix=α)                                             … ──▶ land: x ← α x + (1 − α) result
     free_running                                                  launch ──▶ … when all are ready … ──▶ land, again
 
 Steps are optimizer steps since the attachment was made, counted from 0. A rule acts in the steps s with
@@ -39,7 +40,7 @@ class Rule:
     Args:
         window: the name of one of these four functions.
         stage: the exchange.
-        every, offset: as in `after_step`.
+        every, offset, mix: as in `after_step`.
         delay: as in `during_backward` or `after_step`.
         interval: as in `free_running`.
         start, stop, where: as in `during_backward`.
@@ -53,6 +54,7 @@ class Rule:
     every: int = 1
     delay: int = 0
     offset: int = 0
+    mix: float | None = None
     interval: float = 0.0
     start: int = 0
     stop: int | None = None
@@ -74,7 +76,19 @@ class Rule:
             raise ValueError(
                 f"delay={self.delay} must be at most every={self.every}: one exchange lands before the next is launched"
             )
+        if self.mix is not None:
+            self._check_mix(self.mix)
         real("interval", self.interval, 0)
+
+    def _check_mix(self, mix: float) -> None:
+        object.__setattr__(self, "mix", real("mix", mix, 0, below=1))
+        if self.window != "after_step":
+            raise ValueError(f"mix={mix} is for after_step; {self.window} keeps the progress made in flight")
+        if self.delay == self.every:
+            raise ValueError(
+                f"with mix={mix} a landing gives up {1 - mix:.3g} of the progress made in flight, and with "
+                f"delay={self.delay} equal to every={self.every} that is all progress; delay must be less, or mix None"
+            )
 
     @property
     def what(self) -> Literal["grad", "data"]:
@@ -181,6 +195,7 @@ def after_step(
     every: int = 1,
     delay: int = 0,
     offset: int = 0,
+    mix: float | None = None,
     start: int = 0,
     stop: int | None = None,
     where: Where | None = None,
@@ -190,14 +205,17 @@ def after_step(
     Args:
         stage: the exchange of the weights.
         every: the number of steps per exchange (local SGD, DiLoCo).
-        delay: the number of steps after which the result lands; training continues:  x ← x + (result − x at launch).
+        delay: the number of steps after which the result lands; training continues meanwhile.
         offset: the number of steps after other rules with the same `every`, to take turns; less than `every`.
+        mix: α, how the result lands. None: x ← x + (result − x at launch), which keeps all progress made in flight. A
+            number from 0 to below 1: x ← α x + (1 − α) result, which keeps α of it; 0 overwrites. It mixes x as it
+            then is: of weights that are loaded from outside during a flight, too, α is kept.
         start, stop, where: as in `during_backward`.
 
     Raises:
-        TypeError, ValueError: as in `during_backward`; or `delay` is more than `every`.
+        TypeError, ValueError: as in `during_backward`; or `delay` is more than `every`, or equal to it with `mix`.
     """
-    return Rule("after_step", stage, every=every, delay=delay, offset=offset, start=start, stop=stop, where=where)
+    return Rule("after_step", stage, every, delay, offset, mix, start=start, stop=stop, where=where)
 
 
 def free_running(

@@ -28,7 +28,13 @@ from baguakit.tune.choices import compressors_in
 RESULTS = Path(__file__).parent / "results" / "memory-cpu.json"
 WIDTH, LAYERS = 1024, 32
 MODEL = 4 * LAYERS * WIDTH * WIDTH
-SHORT = ("qadam(1)", "local_sgd(2)", "diloco(2)", "push_sum(Exponential())")  # which exchange in every second step
+SHORT = (
+    "qadam(1)",
+    "local_sgd(2)",
+    "diloco(2)",
+    "gasloc(every=2)",
+    "push_sum(Exponential())",
+)  # which exchange in every second step
 VARIANTS = (
     "gradient_allreduce(delay=1)",
     "bytegrad(error_feedback=True, delay=2)",
@@ -38,6 +44,7 @@ VARIANTS = (
     "choco(OnePeerExact(), gamma=1.0)",
     "diloco(2, delay=1)",
     "diloco(4, fragments=4, delay=1)",
+    "diloco(4, fragments=4, delay=1, mix=0.5)",
 )
 USUAL = [f"{name}()" for name in bk.algorithms.__all__ if not any(each.startswith(f"{name}(") for each in SHORT)]
 ALGORITHMS = {each: eval(each, vars(bk.algorithms) | vars(bk.topology)) for each in (*USUAL, *SHORT, *VARIANTS)}

@@ -3,7 +3,8 @@
     ψ⁺ ← x − γ g(x)                      the optimizer's step
     x  ← W̄ (ψ⁺ + x − ψ),  ψ ← ψ⁺         W̄ = (I + W)/2, W symmetric and doubly stochastic
 
-Yuan, Ying, Zhao and Sayed 2019, arXiv:1702.05122. Only the correction x − ψ of the last step is remembered. Run it:
+Yuan, Ying, Zhao and Sayed 2019, arXiv:1702.05122. Only the correction x − ψ of the last step is remembered. In fp32
+its rounding adds up: train with `bk.algorithms.exact_diffusion()`, which computes differences. Run it:
 
     torchrun --standalone --nproc_per_node=4 examples/exact_diffusion.py
 """

@@ -14,7 +14,7 @@ from .. import algorithms
 from ..comm import Comm
 from ..rules import Algorithm
 from ..tune import Plan, plan, probe
-from ..tune.choices import by_nodes, compressors_in
+from ..tune.choices import by_nodes, compressors_in, every
 from .ranks import joined, launched
 from .refusal import Refusal
 from .screen import Column, Table, say
@@ -30,20 +30,20 @@ between them, and --node_rank=1 on the second:
     export GLOO_SOCKET_IFNAME=eth0
     torchrun --nnodes=2 --node_rank=0 --nproc_per_node=1 --master_addr=HOST \\
         --master_port=29400 -m baguakit {name}{model}"""
-LISTED = 16  # rows of a table
 COLUMNS = (
     Column("algorithm", 28),
-    Column("bucket", 8, right=True),
-    Column("flows", 5, right=True),
     Column("step", 10, right=True),
-    Column("exposed", 10, right=True),
     Column("sent", 9, right=True),
+    Column("to DDP", 10, right=True),
+    Column("training", 15),
 )
 LEGEND = """
 step      of training, in the steady state{counted}
-exposed   what training waits for communication
-sent      by a rank, in a step"""
+sent      by a rank, in a step
+to DDP    time for the progress of a step of DDP, by the steps that a small GPT took
+training  as DDP; gradients rounded to so many bits; or a different trajectory"""
 
+NODES = "bk.hierarchical("
 T = TypeVar("T")
 
 
@@ -72,8 +72,7 @@ def fill_plan(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--algorithms",
         metavar="NAMES",
-        default="gradient_allreduce,bytegrad",
-        help="functions of bk.algorithms, in order of preference (%(default)s)",
+        help="functions of bk.algorithms, in order of preference; all, of which one that keeps the loss is picked",
     )
     parser.set_defaults(run=lambda options: on_ranks("plan", " train:make_model", options, run_plan))
 
@@ -113,15 +112,16 @@ def run_plan(options: argparse.Namespace, comm: Comm) -> None:
     named = together(comm, lambda: algorithms_of(options.algorithms))
     flows = together(comm, lambda: numbers(options.flows))
     announce(comm)
-    compressors = compressors_in(list(named))
+    compressors = compressors_in(list(named or every()))
     network = together(comm, lambda: probe(comm, flows=flows, compressors=compressors, seconds=options.seconds))
     step = None if options.step_ms is None else options.step_ms / 1e3
-    made = together(comm, lambda: plan(model, comm, network, step, list(named)))
+    made = together(comm, lambda: plan(model, comm, network, step, list(named) or None))
     if comm.rank == 0:
-        calls: dict[Algorithm | None, str] = {each: f"bk.algorithms.{name}()" for each, name in named.items()}
+        calls = dict(named or every())
         if comm.hierarchical:
-            calls |= {by_nodes(each, comm): f"bk.hierarchical({calls[each]})" for each in named}
-        show(made, calls, counted=step is not None)
+            between = {call: by_nodes(each, comm) for each, call in calls.items()}
+            calls |= {each: f"{NODES}{call})" for call, each in between.items() if each is not None}
+        show(made, calls, counted=step is not None, named=bool(named))
 
 
 def announce(comm: Comm) -> None:
@@ -178,14 +178,14 @@ def model_of(place: str) -> nn.Module:
     return model
 
 
-def algorithms_of(names: str) -> dict[Algorithm, str]:
-    """Return the algorithms that are named, and their names."""
+def algorithms_of(names: str | None) -> dict[Algorithm, str]:
+    """Return the algorithms that are named, and their calls."""
     made: dict[Algorithm, str] = {}
-    for name in map(str.strip, names.split(",")):
+    for name in map(str.strip, names.split(",") if names is not None else ()):
         if name not in algorithms.__all__:
             raise Refusal(f"--algorithms names functions of bk.algorithms, which are {', '.join(algorithms.__all__)}")
         try:
-            made[getattr(algorithms, name)()] = name
+            made[getattr(algorithms, name)()] = f"bk.algorithms.{name}()"
         except TypeError as error:  # it has required arguments
             raise Refusal(
                 f"--algorithms takes those that work without arguments, and {name} does not: {error}"
@@ -203,33 +203,34 @@ def numbers(text: str | None) -> tuple[int, ...] | None:
         raise Refusal(f"--flows is numbers of connections, such as 1,4, not {text!r}") from None
 
 
-def show(made: Plan, calls: Mapping[Algorithm | None, str], counted: bool) -> None:
-    """Print a plan as a table, and the pick in words."""
+def show(made: Plan, calls: Mapping[Algorithm, str], counted: bool, named: bool) -> None:
+    """Print the fastest row of each algorithm as a table, and the pick in words."""
     say("Predicted by a model of that network, not measured:\n")
-    rows = list(made.rows[:LISTED])
-    rows = rows if made.best in rows else [*rows[:-1], made.best]
     with Table(COLUMNS) as table:
-        for each in rows:
+        for each in made.fastest():
             cells = (
                 short(calls[each.algorithm]),
-                f"{each.bucket_bytes / 2**20:g} MiB",
-                str(each.flows),
                 f"{each.seconds * 1e3:,.1f} ms",
-                f"{each.exposed * 1e3:,.1f} ms",
                 f"{each.sent / 1e6:,.2f} MB",
+                "–" if each.to_loss is None else f"{each.to_loss * 1e3:,.1f} ms",
+                each.effect.short,
             )
             table.row(*cells, style="bold" if each is made.best else "")
-    if len(made.rows) > LISTED:
-        say(f"and {len(made.rows) - LISTED} slower ones")
+    for reason in made.left_out.values():
+        say(f"Left out: {reason}")
     say(LEGEND.format(counted="" if counted else "; without computation, since --step-ms is not given"))
     best = made.best
     flows = f", comm=bk.Comm(flows={best.flows})" * (best.flows > 1)
-    say("\nThe pick: of those within 2 % of the fastest, the first in --algorithms.\n")
+    among = "the first in --algorithms" if named else "the first that keeps DDP's loss"
+    say(f"\nThe pick: of those within 2 % of the fastest, {among}.\n")
     say(f"    bk.attach(model, optimizer, {calls[best.algorithm]}{flows},")
     say(f"              bucket_bytes={best.bucket_bytes})")
 
 
 def short(call: str) -> str:
     """Return a call as a cell of the table: "bytegrad", or "bytegrad, by node"."""
-    name = call.split(".")[-1].strip("()")
-    return f"{name}, by node" if "hierarchical" in call else name
+    by_node = call.startswith(NODES)
+    name = call.removeprefix(NODES)[: -1 if by_node else None].replace("error_feedback=True", "feedback")
+    for room in ("algorithms", "compressors", "topology"):
+        name = name.replace(f"bk.{room}.", "")
+    return name.removesuffix("()") + ", by node" * by_node

@@ -68,7 +68,7 @@ def nccl_socket_settings(link: str | Mapping[Layout, float]) -> SocketSettings:
         raise TypeError(f"link is a host, or rates by (threads, sockets of each thread), not {link!r}")
     wrong = [layout for layout in rates if not isinstance(layout, tuple) or len(layout) != 2]
     if wrong:
-        raise TypeError(f"a layout is a pair (threads, sockets of each thread), not {wrong[0]!r}")
+        raise TypeError(f"each key of link is a layout, a pair (threads, sockets of each thread), not {wrong[0]!r}")
     if not rates:
         raise ValueError(
             "link has no rate: pass {(threads, sockets of each thread): bytes a second, ...} or a host, not {}"

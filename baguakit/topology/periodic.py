@@ -153,9 +153,10 @@ class RandomMatching(_OnePeer):
     Raises:
         TypeError: `seed` is not a whole number.
 
-    Boyd, Ghosh, Prabhakar and Shah 2006, "Randomized gossip algorithms", doi:10.1109/TIT.2006.874516. With an outer
-    optimizer this is NoLoCo: Kolehmainen et al. 2025, "NoLoCo: No-all-reduce Low Communication Training Method for
-    Large Models", arXiv:2506.10911.
+    Boyd, Ghosh, Prabhakar and Shah 2006, "Randomized gossip algorithms", doi:10.1109/TIT.2006.874516. With local steps
+    and an outer optimizer, `diloco(50, inner=NeighborMean(RandomMatching(0)), lr=0.7, momentum=0.5)`, it is NoLoCo:
+    Kolehmainen et al. 2025, "NoLoCo: No-all-reduce Low Communication Training Method for Large Models",
+    arXiv:2506.10911.
     """
 
     seed: int = 0

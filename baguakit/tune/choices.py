@@ -4,12 +4,13 @@ from collections.abc import Mapping, Sequence
 
 from torch import Tensor
 
-from ..algorithms import bytegrad, gradient_allreduce
+from .. import algorithms
 from ..comm import Comm
-from ..compressors import Compressor
+from ..compressors import Compressor, UInt4
 from ..costs import Network
 from ..rules import Algorithm, Rule, hierarchical, rules_of
 from ..stages import Hierarchical
+from ..topology import Exponential
 from .prediction import buckets_of
 
 
@@ -28,19 +29,54 @@ def distinct(algorithm: Algorithm, named: Mapping[str, Tensor], sizes: Sequence[
     return [size for i, size in enumerate(sizes) if lengths[size] not in [lengths[other] for other in sizes[:i]]]
 
 
-def choices_of(algorithms: Sequence[Algorithm] | None, comm: Comm) -> list[Algorithm]:
-    """Return the algorithms to choose from in this group; with nodes, also each between nodes."""
-    named = [gradient_allreduce(), bytegrad()] if algorithms is None else algorithms
-    if isinstance(named, Rule) or not isinstance(named, Sequence) or not named:
-        raise TypeError(
-            f"algorithms is a list of the algorithms to choose from, such as [bk.algorithms.bytegrad()], not {named!r}"
-        )
-    choices = list(dict.fromkeys(named))
-    for rule in rules_of(*choices):
-        rule.stage.check(comm)
+def choices_of(named: Sequence[Algorithm] | None, comm: Comm) -> tuple[list[Algorithm], dict[str, str]]:
+    """Return the algorithms to choose from in this group, and of those that cannot work in it the reasons.
+
+    With nodes, each is tried between nodes as well. One that was named and cannot work raises its error.
+    """
+    left_out: dict[str, str] = {}
+    if named is None:
+        choices = []
+        for each in every():
+            try:
+                check(each, comm)
+            except ValueError as error:
+                left_out[written(each)] = str(error)
+            else:
+                choices.append(each)
+    else:
+        if isinstance(named, Rule) or not isinstance(named, Sequence) or not named:
+            wanted = "a list of the algorithms to choose from, such as [bk.algorithms.bytegrad()]"
+            raise TypeError(f"algorithms is {wanted}, not {named!r}")
+        choices = list(dict.fromkeys(named))
+        for each in choices:
+            check(each, comm)
     if comm.hierarchical:
         choices += [between for each in choices if (between := by_nodes(each, comm)) is not None]
-    return choices
+    return choices, left_out
+
+
+def every() -> dict[Algorithm, str]:
+    """Return every algorithm as it is by default, and the usual forms of `bytegrad`, with their calls.
+
+    Preferred ones come first.
+    """
+    byte, push_sum = algorithms.bytegrad, algorithms.push_sum
+    found: dict[Algorithm, str] = {
+        algorithms.gradient_allreduce(): "bk.algorithms.gradient_allreduce()",
+        byte(): "bk.algorithms.bytegrad()",
+        byte(error_feedback=True): "bk.algorithms.bytegrad(error_feedback=True)",
+        byte(UInt4(), error_feedback=True): "bk.algorithms.bytegrad(bk.compressors.UInt4(), error_feedback=True)",
+        push_sum(Exponential()): "bk.algorithms.push_sum(bk.topology.Exponential())",
+    }
+    names = [name for name in algorithms.__all__ if name != "push_sum"]  # which has no topology by default
+    return found | {getattr(algorithms, name)(): f"bk.algorithms.{name}()" for name in names}
+
+
+def check(algorithm: Algorithm, comm: Comm) -> None:
+    """Raise a ValueError if an algorithm cannot work in this group."""
+    for rule in rules_of(algorithm):
+        rule.stage.check(comm)
 
 
 def by_nodes(algorithm: Algorithm, comm: Comm) -> Algorithm | None:
@@ -49,8 +85,7 @@ def by_nodes(algorithm: Algorithm, comm: Comm) -> Algorithm | None:
         return None
     try:
         between = hierarchical(algorithm)
-        for rule in rules_of(between):
-            rule.stage.check(comm)
+        check(between, comm)
     except (TypeError, ValueError):  # it needs shapes, or a graph of as many nodes is impossible
         return None
     return between

@@ -1,7 +1,7 @@
 """The plan: every combination of algorithm, bucket size and number of flows predicted, and one picked."""
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from torch import Tensor, nn
@@ -12,12 +12,13 @@ from ..costs import Network
 from ..rules import Algorithm
 from .choices import choices_of, compressors_in, counted, counts_of, distinct, written
 from .compute import Compute, as_compute
+from .effect import effect
 from .prediction import Prediction, predict
 from .probing import probe
 
 BUCKET_BYTES = (1 << 20, 4 << 20, 10 << 20, 25 << 20, 100 << 20)
 NEAR = 0.02  # of the fastest: predictions do not resolve smaller differences
-SHOWN, NAMED = 16, 2  # rows of a table; algorithms that the pick is compared with in words
+NAMED = 2  # algorithms that the pick is compared with in words
 
 StepSeconds = float | Compute | Callable[[], Any] | None
 
@@ -29,14 +30,16 @@ class Plan:
     Attributes:
         rows: of every combination.
         best: the one picked: of those within 2 % of the fastest that whose algorithm was named first, and of these the
-            one with the fewest flows and then the fewest buckets.
+            one with the fewest flows and then the fewest buckets. If none were named, of those that keep DDP's loss.
         network, compute: the measurements that they follow from.
+        left_out: reasons why algorithms that were not named cannot work in this group, by their expressions.
     """
 
     rows: tuple[Prediction, ...]
     best: Prediction
     network: Network
     compute: Compute
+    left_out: Mapping[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         check_fields(self)
@@ -56,18 +59,25 @@ class Plan:
             text += f"; {written(algorithm)} would take {seconds / best.seconds:.2f} times as long"
         return text
 
+    def fastest(self) -> list[Prediction]:
+        """Return the fastest row of each algorithm; of that picked, the row picked."""
+        first = {row.algorithm: row for row in reversed(self.rows)} | {self.best.algorithm: self.best}
+        return sorted(first.values(), key=lambda row: row.seconds)
+
     def __str__(self) -> str:
-        width = max(len(written(row.algorithm)) for row in self.rows)
-        head = f"{'bucket':>10}{'buckets':>9}{'flows':>7}{'step':>12}{'exposed':>12}{'sent a step':>13}"
+        shown = self.fastest()
+        width = max(len(written(row.algorithm)) for row in shown)
+        head = f"{'bucket':>10}{'flows':>7}{'step':>12}{'exposed':>12}{'sent a step':>13}{'to DDP':>12}  training"
         lines = [f"  {'':<{width}}{head}"]
-        shown = self.rows if self.best in self.rows[:SHOWN] else (*self.rows[: SHOWN - 1], self.best)
-        for row in shown[:SHOWN]:
+        for row in shown:
             mark = "→" if row is self.best else " "
-            cells = f"{row.bucket_bytes / 2**20:>6g} MiB{row.buckets:>9}{row.flows:>7}"
-            times = f"{row.seconds * 1e3:>9.1f} ms{row.exposed * 1e3:>9.1f} ms{row.sent / 1e6:>10.2f} MB"
-            lines.append(f"{mark} {written(row.algorithm):<{width}}{cells}{times}")
-        if len(self.rows) > SHOWN:
-            lines.append(f"  and {len(self.rows) - SHOWN} slower ones")
+            times = "".join(f"{seconds * 1e3:>9.1f} ms" for seconds in (row.seconds, row.exposed))
+            to_loss = "–" if row.to_loss is None else f"{row.to_loss * 1e3:.1f} ms"
+            cells = f"{row.bucket_bytes / 2**20:>6g} MiB{row.flows:>7}{times}{row.sent / 1e6:>10.2f} MB{to_loss:>12}"
+            lines.append(f"{mark} {written(row.algorithm):<{width}}{cells}  {row.effect}")
+        if any(row.to_loss is not None for row in shown):
+            lines.append("  to DDP: seconds for the progress of one step of DDP, by the steps that a small GPT took")
+        lines += [f"  {name} cannot work here: {reason}" for name, reason in self.left_out.items()]
         return "\n".join([*lines, f"→ {self.why}"])
 
     __repr__ = __str__
@@ -100,7 +110,7 @@ def plan(
             times (it moves this rank's weights: plan before `attach`, which broadcasts rank 0's, or pass it a copy).
             The slowest rank counts. None counts communication alone.
         algorithms: the algorithms to choose from, in order of preference: which numerics are acceptable is for you to
-            decide. None means `gradient_allreduce()` and `bytegrad()`, which keep the loss.
+            decide. None means to predict all there are, and to pick one that keeps DDP's loss.
         bucket_bytes: bucket sizes to try, in bytes. A size that gives the buckets of a smaller one is left out.
         flows: numbers of flows to try; None means all that the network was probed for.
 
@@ -109,7 +119,7 @@ def plan(
             unknown cost.
     """
     comm = Comm() if comm is None else comm
-    choices = choices_of(algorithms, comm)
+    choices, left_out = choices_of(algorithms, comm)
     sizes = [integer("bucket_bytes", size, 1) for size in sorted(set(bucket_bytes))]
     if not sizes:
         raise ValueError("bucket_bytes names no size to try; leave it out, or give some, such as (1 << 20, 25 << 20)")
@@ -118,7 +128,9 @@ def plan(
         network = probe(comm, flows=flows, compressors=compressors_in(choices), device=device)
     gathered = from_all(comm, lambda: as_compute(step_seconds, model))
     compute = max(gathered, key=lambda each: each.seconds)  # the slowest; of equals that of the lowest rank
-    return plan_of(model, network, compute, choices, sizes, network.flows() if flows is None else flows)
+    counts = network.flows() if flows is None else flows
+    kept = [each for each in choices if algorithms is not None or effect(each).keeps_loss]
+    return replace(plan_of(model, network, compute, choices, sizes, counts, kept), left_out=left_out)
 
 
 def from_all(comm: Comm, make: Callable[[], Compute]) -> list[Compute]:
@@ -144,8 +156,9 @@ def plan_of(
     choices: Sequence[Algorithm],
     sizes: Sequence[int],
     flows: Sequence[int],
+    kept: Sequence[Algorithm] | None = None,
 ) -> Plan:
-    """Return the plan for given measurements."""
+    """Return the plan for given measurements; one of `kept` is picked, if they are given."""
     named: dict[str, Tensor] = {name: p for name, p in model.named_parameters() if p.requires_grad}
     if not named:
         raise ValueError("the model has no trainable parameter, so that there is nothing to plan")
@@ -155,7 +168,8 @@ def plan_of(
         for size in distinct(algorithm, named, sizes)
         for count in counts_of(algorithm, network, flows)
     ]
-    near = min(row.seconds for row in rows) * (1 + NEAR)
-    candidates = [row for row in rows if row.seconds <= near]
+    able = rows if kept is None else [row for row in rows if row.algorithm in kept]
+    near = min(row.seconds for row in able) * (1 + NEAR)
+    candidates = [row for row in able if row.seconds <= near]
     best = min(candidates, key=lambda row: (choices.index(row.algorithm), row.flows, row.buckets, row.seconds))
     return Plan(tuple(sorted(rows, key=lambda row: row.seconds)), best, network, compute)

@@ -19,6 +19,42 @@ def test_diloco_with_sgd_of_one_is_local_sgd():
         torch.testing.assert_close(a, b, rtol=0, atol=1e-6)
 
 
+def muon(rule, rank=None):
+    """Train a matrix of values from 1 to 2 by Muon with the gradients of a rank, or of this one; return it."""
+    draw = torch.Generator().manual_seed(0)
+    model = nn.ParameterList([1 + torch.rand(6, 4, generator=draw)])
+    goal = torch.randn(6, 4, generator=torch.Generator().manual_seed(dist.get_rank() if rank is None else rank))
+    optimizer = torch.optim.Muon(model.parameters(), lr=0.02)
+    with bk.attach(model, optimizer, rule):
+        for _ in range(4):
+            optimizer.zero_grad()
+            (model[0] - goal).square().sum().backward()
+            optimizer.step()
+    return model[0].detach().clone()
+
+
+def test_muloco_of_one_rank_and_one_step_is_muon_to_the_bit():
+    """H = 1, η = 1, μ = 0:  x ← a − (a − x), which nothing rounds, since x is between a / 2 and 2 a."""
+
+    def run():
+        alone = muon(bk.algorithms.local_sgd(every=100))
+        return torch.equal(muon(bk.algorithms.diloco(1, lr=1.0)), alone), bool(alone.min() < 1)
+
+    assert ranks(1, run) == [(True, True)]
+
+
+def test_muloco_averages_orthogonalised_updates():
+    """After one period it is the mean of what each rank's Muon made, and not Muon on the mean gradient."""
+
+    def run():
+        local = torch.stack([muon(bk.after_step(bk.stages.Mean(), every=100), rank) for rank in range(2)])
+        together = muon(bk.algorithms.diloco(4, lr=1.0))
+        return together - local.mean(0), together - muon(bk.algorithms.gradient_allreduce())
+
+    for rounding, difference in ranks(2, run):
+        assert rounding.abs().max() < 1e-6 and difference.abs().max() > 1e-3
+
+
 @pytest.mark.parametrize("outer, options", [(torch.optim.SGD, {}), (torch.optim.Adam, {"lr": 0.01})])
 def test_diloco_is_its_equation(outer, options):
     chosen = options or {"lr": 0.7, "momentum": 0.9, "nesterov": True}

@@ -10,6 +10,7 @@ from baguakit.kernels.cpu import libraries
 RULES = {
     "bytegrad": lambda bk: bk.algorithms.bytegrad(error_feedback=True),
     "qadam": lambda bk: bk.algorithms.qadam(warmup_steps=1),
+    "ef21": lambda bk: bk.algorithms.ef21(bk.compressors.MinMaxUInt8()),
     "low_precision_decentralized": lambda bk: bk.algorithms.low_precision_decentralized(),
     "choco": lambda bk: bk.algorithms.choco(),
     "diloco": lambda bk: bk.algorithms.diloco(every=1, inner=bk.stages.ErrorFeedback(bk.stages.CompressedMean())),

@@ -12,11 +12,13 @@ from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 
 import baguakit as bk
+from baguakit.algorithms.gradients.ef21 import TrackedMean
 
 COMPRESSORS = [*usual(COMPRESSORS).values(), "Sign(block=64)"]
 ALGORITHMS = {
     "bytegrad": "during_backward(ErrorFeedback({mean}))",
     "qadam": "bk.algorithms.qadam(2, compressor={c}, error_feedback=True)",
+    "ef21": "during_backward(TrackedMean({mean}, momentum=0.5))",
     "dcd": "bk.algorithms.low_precision_decentralized(compressor={c})",
     "choco": "bk.algorithms.choco(compressor={c})",
     "choco, one peer": "bk.algorithms.choco(bk.topology.OnePeerExact(), {c}, gamma=0.3)",
@@ -32,7 +34,13 @@ def made(algorithm, compressor, stage=lambda stage: stage):
     mean = f"CompressedMean({compressor})" if c.dense else f"SparseMean({compressor})"
     rule = eval(
         ALGORITHMS[algorithm].format(c=compressor, mean=mean),
-        {"bk": bk, **vars(bk.compressors), **vars(bk.stages), "during_backward": bk.during_backward},
+        {
+            "bk": bk,
+            "TrackedMean": TrackedMean,
+            **vars(bk.compressors),
+            **vars(bk.stages),
+            "during_backward": bk.during_backward,
+        },
     )
     return stage(rule)
 

@@ -16,10 +16,11 @@ import baguakit as bk
 from baguakit.rules import rules_of
 
 REPEATABLE = [each for each in ALGORITHMS if not runs_free(made(each))]
-MIXING = [  # rules that only average weights; the outer momentum of DiLoCo moves on
+MOMENTUM = ("diloco", "gasloc", "quasi_global_momentum")  # their own momentum moves on at step size 0
+MIXING = [  # rules that only average weights
     each
     for each in REPEATABLE
-    if all(rule.what == "data" for rule in rules_of(made(each))) and family(each) != "diloco"
+    if all(rule.what == "data" for rule in rules_of(made(each))) and family(each) not in MOMENTUM
 ]
 DELAYED = "after_step(Mean(), every=4, delay=2)"
 FEEDBACK = "bytegrad(MinMaxUInt8(block=64), error_feedback=True)"

@@ -103,7 +103,7 @@ def test_cells_of_one_network_stand_together_and_those_of_flows_say_their_cap():
         *((n, None, None) for n in (2, 4)),
         (2, None, None),
     ]
-    assert runs.network({"hosts": 4, "rate": "1gbit"}) == (4, "1gbit", None)
+    assert runs.network({"hosts": 4, "rate": "1gbit"}) == (4, "1gbit", None, None)
 
 
 def test_exchanges_are_checked_and_counted():

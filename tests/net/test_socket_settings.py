@@ -184,7 +184,7 @@ def test_odd_arguments_are_refused_in_one_sentence(server):
     for given in (None, 3, [1]):
         with pytest.raises(TypeError, match="link is a host, or rates by"):
             nccl_socket_settings(given)
-    with pytest.raises(TypeError, match="a layout is a pair"):
+    with pytest.raises(TypeError, match="each key of link is a layout, a pair"):
         nccl_socket_settings({3: 1e9})
     with pytest.raises(TypeError, match="flags is a list of strings, not '-O0'"):
         build(flags="-O0")

@@ -202,6 +202,9 @@ def test_steps_of_weights_by_hand():
     assert step(bk.after_step(Mean(), every=8, delay=2)).seconds == pytest.approx(f + b + o + (mean - 0.7) / 8)
     # copies: into the bucket and back; for what flies on a copy to compare with, and the landing
     assert step(bk.after_step(Mean(), every=2), copy=c).exposed == pytest.approx((mean + 3 * c * 8 * N) / 2)
+    for mix, copies in ((None, 6), (0.5, 6), (0.0, 2)):  # nothing is compared where a landing overwrites
+        late = bk.after_step(Mean(), every=8, delay=4, mix=mix)
+        assert step(late, copy=c).exposed == pytest.approx(copies * c * 8 * N / 8)
     awc = step(bk.between_steps(Mean()), copy=c)
     assert awc.seconds == pytest.approx(max(f + b, mean + c * 8 * N) + o + 6 * c * 8 * N)
 
@@ -244,10 +247,11 @@ def test_on_a_fast_network_exact_means_are_picked():
 def test_the_plan_prints_its_pick_and_why():
     found = the_plan(network())
     text = str(found).splitlines()
-    assert text[0].split() == ["bucket", "buckets", "flows", "step", "exposed", "sent", "a", "step"]
-    assert [line[0] for line in text] == [" ", "→", " ", " ", " ", "→"]
+    assert text[0].split() == ["bucket", "flows", "step", "exposed", "sent", "a", "step", "to", "DDP", "training"]
+    assert [line[0] for line in text] == [" ", "→", " ", "→"]
+    assert text[1].endswith("same up to 8-bit rounding") and text[2].endswith("same as DDP")
     assert text[-1] == f"→ {found.why}"
-    slower = found.rows[2].seconds / found.best.seconds
+    slower = found.fastest()[1].seconds / found.best.seconds
     assert found.why.startswith("during_backward(CompressedMean(MinMaxUInt8())) in 2 buckets over 1 flow: ")
     assert found.why.endswith(f"during_backward(Mean()) would take {slower:.2f} times as long")
 

@@ -8,24 +8,37 @@ For a the anchor, the weights that all ranks last agreed on, and H local steps b
     x_r ← a
 
 With `fragments`, each fragment of the weights has its own turn within the H steps, which spreads the load of the
-network; with `delay`, training goes on during an exchange.
+network; with `delay`, training goes on during an exchange, and `mix` says how its result lands.
 
-Douillard et al. 2023, "DiLoCo: Distributed Low-Communication Training of Language Models", arXiv:2311.08105; with
-`fragments` and `delay`, Douillard et al. 2025, "Streaming DiLoCo with overlapping communication: Towards a Distributed
-Free Lunch", arXiv:2501.18512.
+Douillard et al. 2023, "DiLoCo: Distributed Low-Communication Training of Language Models", arXiv:2311.08105.
 
-Other methods are other stages inside, or other optimizers outside:
+Other methods are other stages inside, other optimizers outside, or the user's own optimizer:
 
-    SGD(lr=1)                                                   local SGD
-    SGD(lr=α, momentum=β)                                       SlowMo
-    SGD(lr=1), inner=ErrorFeedback(S, decay=0.95)               SparseLoCo, for
-                                                                S = SparseMean(TopK(1/64, values=UInt2()))
-    SGD(…), inner=NeighborMean(RandomMatching(seed))            NoLoCo with one step size for the
-                                                                differences and for the mixing of the anchors
+    diloco(H, lr=1.0)                                           local SGD
+    diloco(H, lr=α, momentum=β)                                 SlowMo
+    diloco(100, inner=S₄, delay=1, fragments=P, mix=0.5,        Streaming DiLoCo, S₄ = ErrorFeedback(CompressedMean(
+           lr=0.4, momentum=0.9, nesterov=True)                 UInt4())), or without ErrorFeedback
+    diloco(30, inner=S, lr=1.0)                                 SparseLoCo, S = ErrorFeedback(SparseMean(TopK(
+                                                                1/64, values=UInt2())), decay=0.95)
+    diloco(30, inner=S₂, lr=0.7, momentum=0.6, nesterov=True)   MuLoCo: S₂ = ErrorFeedback(CompressedMean(UInt2())),
+                                                                and torch.optim.Muon steps the matrices
+    diloco(50, inner=N, lr=0.7, momentum=0.5)                   NoLoCo: N = NeighborMean(RandomMatching(seed))
+
+* *Streaming DiLoCo*, with the values reported for it, sends E3M0, a float of 4 bits; `UInt4()` is as long, on another
+  grid. Its fragments are of three layers each; ours are of similar size.
+* *MuLoCo*'s numbers are those for one rank. With several ranks and H = 1 it averages orthogonalised updates, which is
+  not Muon on the mean gradient. Its code quantises over six standard deviations, and its error feedback steps by η².
+* *NoLoCo* has a step size β for the differences and another, γ, for the mixing of the anchors. This is β = γ, as in its
+  code, and sends the weights to the partner once, where that code sends two vectors as long.
+* *CO2* is **not** `diloco(H, delay=H)`. There the mean flies for a whole period, too, but its landing overwrites, and
+  what a rank made of the weights meanwhile counts in the next mean. It ends where DiLoCo ends; this ends elsewhere.
 
 Wang et al. 2019, "SlowMo: Improving Communication-Efficient Distributed SGD with Slow Momentum", arXiv:1910.00643;
-Sarfi et al. 2025, "Communication Efficient LLM Pre-training with SparseLoCo", arXiv:2508.15706;
-Kolehmainen et al. 2025, "NoLoCo: No-all-reduce Low Communication Training Method for Large Models", arXiv:2506.10911.
+Douillard et al. 2025, "Streaming DiLoCo with overlapping communication: Towards a Distributed Free Lunch",
+arXiv:2501.18512; Sarfi et al. 2025, "Communication Efficient LLM Pre-training with SparseLoCo", arXiv:2508.15706;
+Thérien et al. 2025, "MuLoCo: Muon is a practical inner optimizer for DiLoCo", arXiv:2505.23725;
+Kolehmainen et al. 2025, "NoLoCo: No-all-reduce Low Communication Training Method for Large Models", arXiv:2506.10911;
+Sun et al. 2024, "CO2: Efficient Distributed Training with Full Communication-Computation Overlap", arXiv:2401.16265.
 """
 
 from dataclasses import dataclass, fields
@@ -156,6 +169,7 @@ def diloco(
     inner: Stage = Mean(),
     delay: int = 0,
     fragments: int = 1,
+    mix: float | None = None,
     **options: Any,
 ) -> Algorithm:
     """Train alone for `every` steps, then let an outer optimizer step by the averaged progress.
@@ -168,21 +182,22 @@ def diloco(
         optimizer: the class of the outer optimizer. On CUDA it counts its steps on the device if it can (`capturable`);
             at every flight of one that cannot, such as Adagrad, the host waits for the device.
         inner: the average of the distances; `ErrorFeedback(CompressedMean())` sends a quarter.
-        delay: apply the result this many steps later, and train on meanwhile; the progress made is kept.
+        delay: apply the result this many steps later, and train on meanwhile.
         fragments: divide the weights into so many fragments of similar size, which take turns within the `every` steps.
+        mix: α, as in `bk.after_step`: how much of a rank's own weights stays when a result lands. None keeps all
+            progress made in flight.
         options: of the outer optimizer; by default those of the paper: SGD(lr=0.7, momentum=0.9, nesterov=True).
 
     Raises:
         TypeError: `optimizer` is not a class of optimizers, `inner` is not a stage, or there is no such option.
-        ValueError: `every` is less than 1, `delay` or `fragments` more than `every`, or an option impossible.
+        ValueError: `every` is less than 1, `delay` or `fragments` more than `every`, `mix` not from 0 to below 1, or an
+            option impossible.
     """
     chosen = options or (NESTEROV if optimizer is torch.optim.SGD else {})
     step = OuterStep(optimizer, inner, **chosen)
     if integer("fragments", fragments, 1) == 1:
-        return after_step(step, every=every, delay=delay)
+        return after_step(step, every=every, delay=delay, mix=mix)
     if fragments > integer("every", every, 1):
         raise ValueError(f"fragments={fragments} cannot take turns within every={every} steps; every must be larger")
-    return tuple(
-        after_step(step, every=every, delay=delay, offset=k * every // fragments, where=Fragment(k, fragments))
-        for k in range(fragments)
-    )
+    turns = [(k * every // fragments, Fragment(k, fragments)) for k in range(fragments)]
+    return tuple(after_step(step, every=every, delay=delay, offset=o, mix=mix, where=part) for o, part in turns)

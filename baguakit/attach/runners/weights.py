@@ -1,6 +1,6 @@
 """The runner of a rule on weights: all its buckets are launched together, and landed together."""
 
-from ...kernels.mixing.operators import land_
+from ...kernels.mixing.operators import land_, mix_
 from .runner import RuleRunner
 
 
@@ -24,17 +24,21 @@ class WeightRunner(RuleRunner):
         """Wait for every bucket in the air, and bring its result into the weights.
 
         x ← result  where `x` equals `before`, and  x ← x + (result − before)  where it has changed since the launch.
-        Values are compared on the device: a version counter would not see writes through `p.data`.
+        Values are compared on the device: a version counter would not see writes through `p.data`. A rule with
+        `mix=α` has no `before`:  x ← α x + (1 − α) result.
         """
+        mix = self.rule.mix
         for i in sorted(self.air):
             bucket, before = self.buckets[i], self.air[i].before
             result = self.arrive(i)
-            if before is not None:
+            if mix is None and before is not None:
                 x = bucket.now()
                 land_(x, result, before)
                 result = x
             if result is not bucket.flat:
                 bucket.flat.copy_(result)
+            if mix:
+                mix_(bucket.flat, [bucket.now()], [1 - mix, mix])
             bucket.store("data")
 
     def arrived(self) -> bool:

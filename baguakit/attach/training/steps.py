@@ -70,7 +70,7 @@ class Steps:
                 runner.land_all()
         for runner in self.runners:
             if runner.rule.window == "after_step" and runner.rule.exchanges(step):
-                runner.launch_all(step, keep=runner.rule.delay > 0)
+                runner.launch_all(step, keep=runner.rule.delay > 0 and runner.rule.mix is None)
                 if runner.rule.delay == 0:
                     runner.land_all()
         self.log.step_ended(step)

@@ -47,15 +47,22 @@ CONTENDERS: tuple[Contender, ...] = (
     Contender("power_sgd", algorithms.power_sgd(rank=4), telling=True),
     Contender("top_k", algorithms.top_k(ratio=0.01)),
     Contender("qadam", algorithms.qadam(warmup_steps=40), lr=0.002, momentum=0),
+    Contender("ef21", algorithms.ef21()),
+    Contender("decoupled_momentum", algorithms.decoupled_momentum(), lr=0.005, momentum=0),
+    Contender("signum", algorithms.signum(), lr=0.01, momentum=0),
+    Contender("lion_vote", algorithms.lion_vote(), lr=0.01, momentum=0),
     Contender("decentralized, AWC", algorithms.decentralized(order="awc")),
     Contender("decentralized, ATC", algorithms.decentralized(order="atc")),
     Contender("low_precision_decentralized", algorithms.low_precision_decentralized()),
     Contender("choco", algorithms.choco()),
     Contender("choco, one peer", algorithms.choco(OnePeerExact(), gamma=1.0), telling=True),
     Contender("gradient_tracking", algorithms.gradient_tracking()),
+    Contender("exact_diffusion", algorithms.exact_diffusion()),
+    Contender("quasi_global_momentum", algorithms.quasi_global_momentum(), momentum=0),
     Contender("push_sum", algorithms.push_sum(Exponential())),
     Contender("local_sgd", algorithms.local_sgd(every=8), telling=True),
     Contender("diloco", algorithms.diloco(every=10), telling=True),
+    Contender("gasloc", algorithms.gasloc(every=10)),
 )
 OTHERS = set(algorithms.__all__) - {"async_model_average", *(each.family for each in CONTENDERS)}
 CONTENDERS += tuple(Contender(name, getattr(algorithms, name)()) for name in sorted(OTHERS))

@@ -1,0 +1,168 @@
+"""Seconds and bytes to a loss: composed from losses by step, on loopback, and seconds by step, on a network."""
+
+import itertools
+import math
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from bench.network.table import Table
+
+from .contenders import ALONE, CONTENDERS, DDP, Contender
+from .timing import HOSTS, NETWORKS, cell, timed
+from .trajectories import RANKS, SEEDS, STEPS, best_rate, longest, rates
+from .trajectories import cell as training
+
+Curve = list[tuple[float, float]]  # (steps, or seconds, or bytes; bits per byte)
+SHARES = (0.25, 0.5, 1.0)  # of DDP's steps: its losses there are the targets
+
+
+@dataclass(frozen=True)
+class Row:
+    """A contender on a network.
+
+    Attributes:
+        step, sent, compute: seconds and bytes of a rank in a step, and seconds of it when nothing is exchanged.
+        curves: losses by step, of each seed.
+        real: losses by second of a training on this network, where there is one; of free ranks there is nothing else.
+    """
+
+    contender: Contender
+    step: float
+    sent: float
+    compute: float
+    lr: float
+    curves: list[Curve] = field(default_factory=list)
+    real: Curve = field(default_factory=list)
+
+    def seconds(self, target: float) -> list[float]:
+        """Return the seconds to a loss by seed; infinity where it was never reached."""
+        if self.contender.free:
+            return [reached(self.real, target)]
+        return [self.step * reached(curve, target) for curve in self.curves]
+
+    def bytes(self, target: float) -> float:
+        """Return the bytes that a rank sends to a loss, the mean over seeds."""
+        return self.sent * statistics.mean(self.steps(target))
+
+    def steps(self, target: float) -> list[float]:
+        """Return the steps to a loss by seed."""
+        if self.contender.free:
+            return [reached(self.real, target) / self.step]
+        return [reached(curve, target) for curve in self.curves]
+
+    def final(self) -> float:
+        """Return the loss after as many steps as DDP takes; of free ranks, that after all of theirs."""
+        if self.contender.free:
+            return self.real[-1][1]
+        return statistics.mean(at(curve, STEPS) for curve in self.curves)
+
+
+def reached(curve: Curve, target: float) -> float:
+    """Return where a curve, drawn as straight lines from point to point, first is as low as the target."""
+    for (x, y), (later, lower) in itertools.pairwise(curve):
+        if y <= target:
+            return x
+        if lower <= target:
+            return x + (later - x) * (y - target) / (y - lower)
+    return math.inf
+
+
+def at(curve: Curve, x: float) -> float:
+    """Return the loss at a step of the curve; infinity if the training ended before."""
+    return next((loss for step, loss in curve if step == x), math.inf)
+
+
+def curves(losses: Table, chosen: Contender, ranks: int = RANKS) -> list[Curve]:
+    """Return the losses by step of each whole training of a contender, at the learning rate that its trials chose."""
+    tried = rates(losses, chosen)
+    if not tried:
+        return []
+    asked = [training(chosen, ranks, seed, best_rate(tried), longest(chosen)) for seed in SEEDS]
+    return [[(step, loss) for step, loss in losses[each]["losses"]] for each in asked if each in losses]
+
+
+def rows(losses: Table, timings: Table, network: str, hosts: int = HOSTS) -> list[Row]:
+    """Return what is known of all contenders on a network, in the order of the list."""
+    found = []
+    for each in CONTENDERS:
+        if each.free:
+            whole = [result for asked, result in timings if is_free(asked, each, network, hosts)]
+            found += [
+                Row(each, result["step"], result["sent"], result["compute"], each.lr, [], by_second(result))
+                for result in whole[:1]
+            ]
+            continue
+        asked = timed(each, network, hosts)
+        source = LIKE.get(each.peer, each)
+        known = curves(losses, source, hosts)
+        if asked in timings and known:
+            result = timings[asked]
+            lr = best_rate(rates(losses, source))
+            found.append(Row(each, result["step"], result["sent"], result["compute"], lr, known))
+    return found
+
+
+# A synchronous peer whose weights are, to rounding, those of an algorithm here: it is timed, and not trained again.
+LIKE = {"hivemind": next(each for each in CONTENDERS if each.name == "local_sgd")}
+
+
+def is_free(asked: dict[str, Any], each: Contender, network: str, hosts: int) -> bool:
+    """Return whether this is the cell of a training of free ranks on a network."""
+    return "every_seconds" in asked and cell(each, network, hosts).items() <= asked.items()
+
+
+def by_second(result: Mapping[str, Any]) -> Curve:
+    """Return losses by second of a training on a network."""
+    return [(seconds, loss) for _, seconds, loss in result["losses"]]
+
+
+def targets(losses: Table, ranks: int = RANKS) -> list[float]:
+    """Return DDP's losses at some of its steps, the mean over its seeds."""
+    known = curves(losses, DDP, ranks)
+    return [statistics.mean(at(curve, round(share * STEPS)) for curve in known) for share in SHARES] if known else []
+
+
+@dataclass(frozen=True)
+class Place:
+    """A network by DDP's step on it.
+
+    Attributes:
+        r: computation to DDP's communication of a step.
+        ceiling: DDP's step to computation alone: no exchange can be more times as fast.
+    """
+
+    r: float
+    ceiling: float
+
+
+def place(timings: Table, network: str, hosts: int = HOSTS) -> Place | None:
+    """Return what a network is to DDP; None if that has not been measured."""
+    both = [timed(each, network, hosts) for each in (DDP, ALONE)]
+    if not all(asked in timings for asked in both):
+        return None
+    ddp, alone = (timings[asked]["step"] for asked in both)
+    return Place(alone / (ddp - alone), ddp / alone)
+
+
+def checks(losses: Table, timings: Table) -> list[tuple[str, str, int, float, float]]:
+    """Return (contender, network, steps, measured seconds, composed seconds) of trainings on a network itself."""
+    found = []
+    for each in CONTENDERS:
+        for network in NETWORKS:
+            for asked, result in timings:
+                whole = "lr" in asked and "every_seconds" not in asked
+                if whole and cell(each, network, asked["hosts"]).items() <= asked.items():
+                    step = timings[timed(each, network, asked["hosts"])]["step"]
+                    found.append((each.name, network, result["steps"], result["seconds"], step * result["steps"]))
+    return found
+
+
+def best(found: Sequence[Row], target: float) -> list[Row]:
+    """Return ours that reach a loss, the soonest first."""
+    ours = [row for row in found if not row.contender.peer]
+    sooner = {row.contender.name: statistics.mean(row.seconds(target)) for row in ours}
+    return sorted(
+        (row for row in ours if math.isfinite(sooner[row.contender.name])), key=lambda row: sooner[row.contender.name]
+    )

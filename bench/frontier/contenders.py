@@ -1,0 +1,118 @@
+"""The contenders: every algorithm of this package that is worth having, torch's own DDP with its hooks, and peers."""
+
+import contextlib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from torch import nn
+from torch.optim import Optimizer
+
+import baguakit as bk
+from bench.accuracy.training.tasks import example
+from bench.network import hivemind_peer
+from bench.network.contenders import WRAPPED
+
+from . import torchft_peer
+
+ADAMW, MUON, SGD = "adamw", "muon", "sgd"
+LOCAL, OUTER = 8, 30  # steps between averages, of local SGD and of DiLoCo
+
+
+@dataclass(frozen=True)
+class Contender:
+    """A way to train on several hosts.
+
+    Attributes:
+        name: as it stands in tables.
+        algorithm: the expression of `bk.attach`'s rules; "" for a peer.
+        optimizer: "adamw", "muon" or "sgd", of the user.
+        lr: the learning rate of the first trial.
+        peer: a hook of DDP (see `WRAPPED` of bench.network), "hivemind" or "torchft"; "" for an algorithm of ours.
+        period: steps after which the exchange repeats.
+        free: ranks do not wait for each other: the result of a training depends on its network, so each is real.
+    """
+
+    name: str
+    algorithm: str = ""
+    optimizer: str = ADAMW
+    lr: float = 1e-3
+    peer: str = ""
+    period: int = 1
+    free: bool = False
+
+    def rules(self) -> Any:
+        """Return the rules of its algorithm."""
+        return example().algorithm(self.algorithm)
+
+    @contextlib.contextmanager
+    def train(
+        self, model: nn.Module, optimizers: Sequence[Optimizer], comm: bk.Comm
+    ) -> Iterator[tuple[nn.Module, Any]]:
+        """Yield the model to call for the forward pass, and the attachment if there is one. Collective."""
+        if self.peer == "hivemind":
+            with hivemind_peer.averaging(model, optimizers[0], self.period):
+                yield model, None
+        elif self.peer == "torchft":
+            with torchft_peer.diloco(model, optimizers[0], self.period):
+                yield model, None
+        elif self.peer:
+            yield WRAPPED[self.peer](model), None
+        else:
+            with bk.attach(model, optimizers, self.rules(), comm=comm) as attachment:
+                yield model, attachment
+
+
+SPARSE = "ErrorFeedback(SparseMean(TopK(1 / 64, values=UInt2())), decay=0.95)"
+TWO_BITS = "ErrorFeedback(CompressedMean(UInt2()))"
+PAIRS = "NeighborMean(RandomMatching(0))"
+MULOCO = "lr=0.7, momentum=0.6, nesterov=True"
+
+ALONE = Contender("no communication", "local_sgd(every=10**9)")
+DDP = Contender("DDP", peer="none")
+CONTENDERS: tuple[Contender, ...] = (
+    DDP,
+    Contender("DDP, bf16 hook", peer="bf16"),
+    Contender("DDP, PowerSGD hook", peer="PowerSGD"),
+    Contender("bytegrad", "bytegrad()"),
+    Contender("bytegrad, 4 bits", "bytegrad(UInt4(), error_feedback=True)"),
+    Contender("bytegrad, 2 bits", "bytegrad(UInt2(), error_feedback=True)"),
+    Contender("power_sgd", "power_sgd(rank=4)"),
+    Contender("top_k", "top_k(1 / 64)"),
+    Contender("top_k, 2 bits", "top_k(1 / 64, values=UInt2())"),
+    Contender("ef21", "ef21(TopK(1 / 64))"),
+    Contender("DeMo", "decoupled_momentum()", SGD),
+    Contender("signum", "signum()", SGD, lr=3e-4),
+    Contender("lion_vote", "lion_vote()", SGD, lr=3e-4),
+    Contender("qadam", "qadam(warmup_steps=50)", SGD),
+    Contender("local_sgd", f"local_sgd(every={LOCAL})", period=LOCAL),
+    Contender("diloco", f"diloco(every={OUTER})", period=OUTER),
+    Contender("diloco, 10 steps", "diloco(every=10)", period=10),
+    Contender("diloco, 4 bits", f"diloco(every={OUTER}, inner=ErrorFeedback(CompressedMean(UInt4())))", period=OUTER),
+    Contender("SparseLoCo", f"diloco(every={OUTER}, lr=1.0, inner={SPARSE})", period=OUTER),
+    Contender("SparseLoCo, 10 steps", f"diloco(every=10, lr=1.0, inner={SPARSE})", period=10),
+    Contender("MuLoCo", f"diloco(every={OUTER}, {MULOCO}, inner={TWO_BITS})", MUON, period=OUTER),
+    Contender("DDP, Muon", "gradient_allreduce()", MUON),
+    Contender("NoLoCo", f"diloco(every={OUTER}, lr=0.7, momentum=0.5, inner={PAIRS})", period=OUTER),
+    Contender("decentralized", "decentralized()"),
+    Contender("low_precision_decentralized", "low_precision_decentralized()"),
+    Contender("choco, one peer", "choco(OnePeerExact(), gamma=1.0)"),
+    Contender("gradient_tracking", "gradient_tracking()", SGD, lr=0.1),
+    Contender("async_model_average", "async_model_average()", free=True),
+)  # fmt: skip
+if hivemind_peer.INSTALLED:
+    CONTENDERS += (Contender("hivemind", peer="hivemind", period=LOCAL),)
+if torchft_peer.INSTALLED:
+    CONTENDERS += (Contender("torchft, DiLoCo", peer="torchft", period=OUTER),)
+
+
+def contender(name: str) -> Contender:
+    """Return the contender of a name.
+
+    Raises:
+        ValueError: there is none.
+    """
+    for each in (ALONE, *CONTENDERS):
+        if each.name == name:
+            return each
+    raise ValueError(f"there is no contender {name!r}; there are {', '.join(each.name for each in CONTENDERS)}")

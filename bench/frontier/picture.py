@@ -1,0 +1,80 @@
+"""The pictures of the front door: loss against seconds, and against bytes."""
+
+import math
+import statistics
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from bench.network.panels import COLOURS, GREY, plain, spread, tidy
+from bench.network.table import RESULTS, Table
+
+from . import compose
+from .compose import Row
+from .contenders import DDP
+from .trajectories import LONGEST
+
+NETWORK = "100 Mb/s"
+PICTURES = {
+    "frontier-seconds": f"Validation loss against seconds at {NETWORK}, four hosts",
+    "frontier-bytes": "Validation loss against bytes that a rank has sent",
+}
+MOST, LINE = 5, 0.055  # named curves of ours, beside DDP's; the height of a name, to that of the picture
+
+
+def draw(losses: Table, timings: Table, folder: Path = RESULTS) -> list[Path]:
+    """Draw what there is to draw; return the pictures."""
+    found, goals = compose.rows(losses, timings, NETWORK), compose.targets(losses)
+    if not found or not goals:
+        return []
+    names = [row.contender.name for row in compose.best(found, goals[-1])[:MOST]]
+    paths = []
+    for (name, title), of in zip(PICTURES.items(), ("seconds", "gigabytes"), strict=True):
+        figure = Figure(figsize=(8, 4), layout="constrained")
+        panel(figure.add_subplot(), found, names, of, goals[-1])
+        figure.suptitle(title, x=0.01, ha="left", fontsize=10)
+        paths.append(folder / f"{name}.png")
+        figure.savefig(paths[-1], dpi=150)
+    return paths
+
+
+def panel(axes: Axes, found: Sequence[Row], names: Sequence[str], of: str, goal: float) -> None:
+    """Draw the curves of the named rows in colours, and those of peers in grey."""
+    colours = dict(zip(names, COLOURS, strict=False))
+    ends = []
+    for row in found:
+        name = row.contender.name
+        if name not in colours and not row.contender.peer:
+            continue
+        x, y = course(row, row.step if of == "seconds" else row.sent / 1e9)
+        named = name in colours or row.contender == DDP
+        colour = colours.get(name, "black" if named else GREY)
+        axes.plot(x, y, color=colour, linewidth=1.6 if named else 0.9, alpha=1.0 if named else 0.7)
+        ends.append((x[-1], y[-1], name, colour, named))
+    axes.axhline(goal, color=GREY, linewidth=0.7, linestyle=":")
+    axes.set(xscale="log", xlabel=of, ylabel="bits per byte, held out")
+    plain(axes.xaxis)
+    tidy(axes)
+    label(axes, ends)
+
+
+def course(row: Row, scale: float) -> tuple[list[float], list[float]]:
+    """Return steps, times a scale, and the mean loss over seeds."""
+    shared = [step for step, _ in min(row.curves, key=len, default=row.real) if step <= LONGEST]
+    if row.contender.free:
+        return [seconds for seconds, _ in row.real], [loss for _, loss in row.real]
+    means = [statistics.mean(compose.at(curve, step) for curve in row.curves) for step in shared]
+    return [step * scale for step in shared], [loss for loss in means if math.isfinite(loss)]
+
+
+def label(axes: Axes, ends: Sequence[tuple[float, float, str, Any, bool]]) -> None:
+    """Write names at the right, each at the height of the end of its curve or near it."""
+    places = [axes.transAxes.inverted().transform(axes.transData.transform(end[:2])) for end in ends]
+    heights = spread([float(y) for _, y in places], [LINE] * len(ends))
+    for (x, y, name, colour, named), height in zip(ends, heights, strict=True):
+        arrow = {"arrowstyle": "-", "color": colour, "linewidth": 0.5, "alpha": 0.6, "relpos": (0, 0.5)}
+        style = {"fontsize": 8 if named else 7, "va": "center", "color": colour}
+        axes.annotate(name, (x, y), (1.02, height), textcoords="axes fraction", arrowprops=arrow, **style)

@@ -1,0 +1,166 @@
+"""The program of a host, which measures steps on a network: `python -m bench.frontier.timing '[{…}, …]'`.
+
+A step is timed from the end of the one before, over whole periods of the exchange, after the steps in which connections
+are made and codecs are compiled. What the same ranks compute when nothing is exchanged is measured before.
+"""
+
+import math
+import statistics
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import torch.distributed as dist
+
+import baguakit as bk
+from bench.network.runs import Cell
+from bench.network.table import Table
+from bench.network.train import blocks_of, counted, on_every_host, share
+
+from .contenders import ALONE, Contender, contender
+from .task import TASK
+from .trajectories import best_rate, rates, set_rate, validated
+
+HOSTS, STEPS, WARM_UP = 4, 50, 4
+LEAST_PERIODS = 2
+SLOWNESS = 4  # how many times slower a straggler computes
+NETWORKS: dict[str, Cell] = {
+    "100 Mb/s": {"rate": "100mbit"},
+    "500 Mb/s": {"rate": "500mbit"},
+    "1 Gb/s": {"rate": "1gbit"},
+    "one link of 50 Mb/s among 500": {"rate": "500mbit", "slow_link": "50mbit"},
+    "one straggler, 500 Mb/s": {"rate": "500mbit", "straggler": True},
+}
+MORE = ("100 Mb/s",)  # also with 8 hosts
+REAL = (  # trained on the network itself from beginning to end: (contender, network, steps or, of free ones, seconds)
+    ("DDP", "1 Gb/s", 800),
+    ("bytegrad", "100 Mb/s", 300),
+    ("bytegrad, 4 bits", "500 Mb/s", 300),
+    ("top_k, 2 bits", "100 Mb/s", 300),
+    ("decentralized", "500 Mb/s", 300),
+    ("diloco", "100 Mb/s", 300),
+    ("SparseLoCo", "100 Mb/s", 300),
+)
+FREE: Cell = {"seconds": 240.0, "every_seconds": 10.0}  # a training whose ranks do not wait for each other
+
+
+def cells(some: Sequence[Contender], table: Table) -> list[Cell]:
+    """Return what to measure of some contenders: steps on all networks and of 8 hosts, and whole trainings.
+
+    Args:
+        some: the contenders.
+        table: of the trainings on loopback, from which their learning rates are.
+    """
+    waiting = [each for each in some if not each.free]
+    found = [timed(each, name) for name in NETWORKS for each in (ALONE, *waiting)]
+    found += [timed(each, name, hosts=8) for name in MORE for each in (ALONE, *waiting)]
+    for name, network, steps in REAL:
+        for each in some:
+            if each.name == name and (tried := rates(table, each)):
+                found.append(cell(each, network, steps=steps, lr=best_rate(tried)))
+    return found + [cell(each, name, lr=each.lr, **FREE) for name in NETWORKS for each in some if each.free]
+
+
+def timed(each: Contender, network: str, hosts: int = HOSTS) -> Cell:
+    """Return the cell of a contender's steps on a network."""
+    return cell(each, network, hosts, steps=max(STEPS, LEAST_PERIODS * each.period))
+
+
+def cell(each: Contender, network: str, hosts: int = HOSTS, **options: Any) -> Cell:
+    """Return the description of a measurement."""
+    expression = each.algorithm or each.peer
+    return {"contender": each.name, "expression": expression, "hosts": hosts, **NETWORKS[network], **options}
+
+
+def measure(asked: Cell) -> dict[str, Any]:
+    """Train a cell on all hosts; every rank returns the same result. Collective."""
+    chosen, comm = contender(asked["contender"]), bk.Comm()
+    compute, backward = alone(chosen, comm)
+    nap = (SLOWNESS - 1) * backward if asked.get("straggler") and comm.rank == comm.size - 1 else 0.0
+    model = TASK.begin(seed=1)
+    lr = asked.get("lr", chosen.lr)
+    optimizers = TASK.optimizers(model, chosen.optimizer, lr)
+    ends: list[float] = []
+    losses: list[tuple[int, float, float]] = []
+    whole = "lr" in asked  # a training from beginning to end
+
+    with chosen.train(model, optimizers, comm) as (called, _):
+        first = 1 + (0 if whole else WARM_UP if chosen.period == 1 else chosen.period)
+        for step in range(1, first):
+            _step(called, optimizers, lr, step, comm.rank)
+        dist.barrier()
+        before, spent, began = counted(), 0.0, time.perf_counter()
+        for step in range(first, first + asked.get("steps", 10**9)):
+            time.sleep(nap)
+            _step(called, optimizers, lr, step, comm.rank)
+            ends.append(time.perf_counter() - began - spent)
+            if whole and is_due(asked, step, ends):
+                at = time.perf_counter()
+                losses.append((step, ends[-1], validated(model, TASK, comm)))
+                over = max(comm.gather_objects(ends[-1])) >= asked.get("seconds", math.inf)
+                spent += time.perf_counter() - at
+                if over:
+                    break
+        after = counted()
+        dist.barrier()
+    return summary(comm, chosen, ends, losses, (after - before).payload, compute)
+
+
+def is_due(asked: Cell, step: int, ends: list[float]) -> bool:
+    """Return whether the ranks validate after this step; time spent there is not counted.
+
+    Ranks that do not wait for each other meet at a time; the others after a number of steps.
+    """
+    if "every_seconds" not in asked:
+        return step % TASK.every == 0
+    every, earlier = asked["every_seconds"], ends[-2] if len(ends) > 1 else 0.0
+    return bool(ends[-1] // every > earlier // every)
+
+
+def _step(model: Any, optimizers: list[Any], lr: float, step: int, rank: int) -> None:
+    set_rate(optimizers, TASK.rate(lr, step))
+    for optimizer in optimizers:
+        optimizer.zero_grad()
+    TASK.loss(model, 1, step, rank).backward()
+    for optimizer in optimizers:
+        optimizer.step()
+
+
+def alone(chosen: Contender, comm: bk.Comm, steps: int = 8) -> tuple[float, float]:
+    """Return seconds of a step, and of its forward and backward, with all ranks at work and nothing exchanged."""
+    model = TASK.begin(seed=1)
+    optimizers = TASK.optimizers(model, chosen.optimizer, chosen.lr)
+    dist.barrier()
+    whole, part = [], []
+    for step in range(1, steps + 1):
+        began = time.perf_counter()
+        model.zero_grad()
+        TASK.loss(model, 1, step, comm.rank).backward()
+        part.append(time.perf_counter() - began)
+        for optimizer in optimizers:
+            optimizer.step()
+        whole.append(time.perf_counter() - began)
+    found = comm.gather_objects((statistics.median(whole[2:]), statistics.median(part[2:])))
+    return statistics.median(f[0] for f in found), statistics.median(f[1] for f in found)
+
+
+def summary(
+    comm: bk.Comm, chosen: Contender, ends: list[float], losses: list[Any], payload: int, compute: float
+) -> dict[str, Any]:
+    """Return what all ranks measured. Collective."""
+    every = comm.gather_objects((ends, payload / len(ends) / share(comm.size)))
+    blocks = [blocks_of(each, chosen.period) for each, _ in every]
+    found = {
+        "step": statistics.median(blocks[0]),
+        "steps": len(ends),
+        "step_by_rank": [statistics.median(block) for block in blocks],
+        "sent": statistics.mean(sent for _, sent in every),
+        "compute": compute,
+    }
+    if len(blocks[0]) > 3:
+        found["quartiles"] = statistics.quantiles(blocks[0], n=4, method="inclusive")
+    return found | ({"losses": losses, "seconds": ends[-1]} if losses else {})
+
+
+if __name__ == "__main__":
+    on_every_host(measure)

@@ -1,0 +1,200 @@
+"""Exact diffusion, D² and quasi-global momentum against their published recursions, in fp64 on unlike quadratics."""
+
+import pytest
+import torch
+import torch.distributed as dist
+from pool import ranks
+from quadratics import Point, curvatures, descend, minimum, optima, starts
+from training import simulate, train
+
+import baguakit as bk
+
+GAMMA = 0.1
+
+
+def gradients(x):
+    return curvatures(len(x)) * (x - optima(len(x)))
+
+
+def found(rule, n, steps, lr=GAMMA):
+    return torch.stack(ranks(n, descend, rule, steps, lr))
+
+
+def close(x, expected, atol=1e-13):
+    torch.testing.assert_close(x, expected.expand_as(x), rtol=0, atol=atol)
+
+
+# Exact diffusion and D²
+
+
+@pytest.mark.parametrize("lazy", [True, False])
+def test_it_is_the_published_recursion(lazy):
+    """X ← A (2X − X before − γ (g − g before)), the first step being X ← A (X − γ g)."""
+    n = 5
+    w = torch.from_numpy(bk.topology.Ring().matrix(n, 0))
+    a = (torch.eye(n, dtype=torch.float64) + w) / 2 if lazy else w
+    before, x = starts(n), a @ (starts(n) - GAMMA * gradients(starts(n)))
+    for _ in range(11):
+        x, before = a @ (2 * x - before - GAMMA * (gradients(x) - gradients(before))), x
+    close(found(lambda bk: bk.algorithms.exact_diffusion(lazy=lazy), n, 12), x)
+
+
+@pytest.mark.parametrize("n, lazy", [(4, True), pytest.param(5, False, marks=pytest.mark.slow)])
+def test_it_ends_at_the_minimum_of_the_mean(n, lazy):
+    close(found(lambda bk: bk.algorithms.exact_diffusion(lazy=lazy), n, 150, 0.3), minimum(n), atol=1e-9)
+
+
+def test_d2_on_the_complete_graph_is_sgd_with_the_mean_gradient():
+    """From one start; with heavy-ball momentum, too."""
+
+    def run():
+        rule = bk.algorithms.exact_diffusion(bk.topology.FullyConnected(), lazy=False)
+        return train(lambda bk: [rule], 8, torch.float64)
+
+    close(torch.stack(ranks(3, run)), simulate(3, lambda step, x, move: (x - move).mean(0).expand_as(x), 8), atol=1e-12)
+
+
+def test_rounding_does_not_add_up():
+    """In fp32 Σ_r c_r stays within rounding of c: not of the weights, which are 1,000 times as large."""
+
+    def run():
+        stage, comm = bk.algorithms.exact_diffusion().stage, bk.Comm()
+        x = torch.linspace(900, 1100, 500)
+        goal = x + torch.randn(500, generator=torch.Generator().manual_seed(dist.get_rank()))
+        state = stage.init(bk.Bucket([x.clone()]), comm)
+        for round in range(300):
+            x = stage(x - 0.3 * (x - goal), state, comm.at(round))
+        return state["c"].double(), x - goal
+
+    c = torch.stack([c for c, _ in ranks(4, run)])
+    assert c.sum(0).abs().max() < 300 * 2**-24 * c.abs().max() and c.abs().max() > 0.5
+
+
+def test_the_learning_rate_may_change():
+    """The mean over ranks steps by the mean of the gradients under any schedule, and all still end at the minimum."""
+    n = 4
+    rates = [0.3, 0.03, 0.3, 0.15] + [0.3] * 150
+
+    def run():
+        r, seen = dist.get_rank(), []
+        model = Point(starts(n)[r])
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+        with bk.attach(model, optimizer, bk.algorithms.exact_diffusion(), broadcast=False):
+            for lr in rates:
+                seen.append(model.x.detach().clone())
+                optimizer.param_groups[0]["lr"] = lr
+                optimizer.zero_grad()
+                model(float(curvatures(n)[r]), optima(n)[r]).backward()
+                optimizer.step()
+        return torch.stack(seen)
+
+    x = torch.stack(ranks(n, run), 1)  # (step, rank, 3)
+    for step, lr in enumerate(rates[:-1]):
+        close(x[step + 1].mean(0), (x[step] - lr * gradients(x[step])).mean(0), atol=1e-14)
+    close(x[-1], minimum(n), atol=1e-9)
+
+
+def test_graphs_on_which_it_would_not_converge_are_refused():
+    def run():
+        t, a = bk.topology, bk.algorithms
+        model = Point(torch.zeros(3))
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        for rule, words in [
+            (a.exact_diffusion(t.OnePeerExponential()), r"must be static, symmetric .* not for 4 ranks: use Ring\(\)"),
+            (a.exact_diffusion(t.Exponential()), "must be static, symmetric"),
+            (a.exact_diffusion(lazy=False), r"least eigenvalue of Ring\(\) is -0.333 for 4 ranks.*use lazy=True"),
+        ]:
+            with pytest.raises(ValueError, match=words):
+                bk.attach(model, optimizer, rule)
+
+    ranks(4, run)
+
+
+# Quasi-global momentum
+
+
+@pytest.mark.parametrize("nesterov", [False, True])
+@pytest.mark.parametrize("graph", ["Ring()", "OnePeerExact()"])
+def test_quasi_global_momentum_is_the_published_recursion(graph, nesterov):
+    """X⁺ ← W (X − γ (g + β m));  m ← ν m + (1 − ν) (X − X⁺) / γ;  with Nesterov g + β (β m + g)."""
+    n, beta, nu, topology = 5, 0.8, 0.7, eval(graph, vars(bk.topology))
+    x, m = starts(n), 0.0
+    for round in range(12):
+        w = torch.from_numpy(topology.matrix(n, round % topology.period(n)))
+        g = gradients(x)
+        after = w @ (x - GAMMA * (g + beta * (beta * m + g if nesterov else m)))
+        x, m = after, nu * m + (1 - nu) * (x - after) / GAMMA
+    close(found(lambda bk: bk.algorithms.quasi_global_momentum(topology, beta, nu, nesterov), n, 12), x)
+
+
+def test_quasi_global_momentum_without_momentum_is_atc_to_the_bit():
+    def run():
+        ours = train(lambda bk: [bk.algorithms.quasi_global_momentum(momentum=0.0)], 8)
+        return torch.equal(ours, train(lambda bk: [bk.algorithms.decentralized(order="atc")], 8))
+
+    assert ranks(3, run) == [True] * 3
+
+
+def test_quasi_global_momentum_on_the_complete_graph():
+    """x ← x − γ (ḡ + β v), v ← β' v + (1 − ν) ḡ for the mean gradient ḡ: SGD with a momentum of β' = ν + (1 − ν) β."""
+    beta, nu, n = 0.9, 0.9, 4
+    x, v = starts(n).mean(0), 0.0
+    first = starts(n) - GAMMA * gradients(starts(n))
+    x, v = first.mean(0), (1 - nu) * (starts(n) - first.mean(0)) / GAMMA  # ranks agree from the first exchange on
+    v = v.mean(0)
+    for _ in range(11):
+        g = gradients(x.expand(n, -1)).mean(0)
+        x, v = x - GAMMA * (g + beta * v), (nu + (1 - nu) * beta) * v + (1 - nu) * g
+    complete = bk.topology.FullyConnected()
+    close(found(lambda bk: bk.algorithms.quasi_global_momentum(complete, beta, nu), n, 12), x)
+
+
+def test_the_velocity_stays_when_the_learning_rate_falls():
+    """At γ = 0 the next step is the momentum alone, as large as at the earlier γ."""
+
+    def run():
+        model = Point(torch.ones(3, dtype=torch.float64))
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
+        with bk.attach(model, optimizer, bk.algorithms.quasi_global_momentum(momentum=0.5, decay=0.5)):
+            for lr in (0.5, 0.0):
+                optimizer.param_groups[0]["lr"] = lr
+                optimizer.zero_grad()
+                model.x.sum().backward()
+                optimizer.step()
+        return model.x.tolist()
+
+    assert ranks(2, run) == [[1 - 0.5 - 0.5 * (0.5 * 0.5)] * 3] * 2
+
+
+def test_quasi_global_momentum_refuses():
+    with pytest.raises(ValueError, match="momentum is a finite number, 0 or more and less than 1"):
+        bk.algorithms.quasi_global_momentum(momentum=1.0)
+
+    def run():
+        model = Point(torch.zeros(3))
+        one_way = bk.topology.FromDigraph([(0, 1), (1, 2), (2, 0), (0, 2)])
+        with pytest.raises(ValueError, match="not doubly stochastic for 3 ranks"):
+            bk.attach(model, torch.optim.SGD(model.parameters(), lr=0.1), bk.algorithms.quasi_global_momentum(one_way))
+
+    ranks(3, run)
+
+
+@pytest.mark.parametrize("algorithm", ["quasi_global_momentum(momentum=0.0)", "gasloc(lr=1.0, momentum=0.0, every=1)"])
+def test_weights_in_bf16_do_not_lose_what_is_remembered_of_them(algorithm):
+    """The state is fp32: a model that was given it rounded, and did not move, is given the mean of the exact ones."""
+
+    def run():
+        stage, comm = eval(algorithm, vars(bk.algorithms)).stage, bk.Comm()
+        exact = torch.linspace(0.1, 1 + dist.get_rank(), 64)
+        x = exact.to(torch.bfloat16)
+        state = stage.init(bk.Bucket([x.clone()]), comm)
+        name = stage.follows[0]
+        state[name].copy_(exact)
+        for round in range(3):
+            x = stage(x, state, comm.at(round))
+        return x, state[name]
+
+    mean = torch.linspace(0.1, 1, 64) / 2 + torch.linspace(0.1, 2, 64) / 2
+    for x, held in ranks(2, run):
+        torch.testing.assert_close(held, mean, rtol=0, atol=1e-6)
+        assert torch.equal(x, held.to(torch.bfloat16))

@@ -1,0 +1,215 @@
+"""DeMo: cosines of blocks, the largest of which leave the momentum."""
+
+import pytest
+import torch
+import torch.distributed as dist
+from pool import ranks
+from torch import nn
+from training import flat, loss, net, train
+
+import baguakit as bk
+from baguakit.algorithms.gradients.decoupled_momentum import (
+    Blocks,
+    InCosines,
+    Signs,
+    cosines,
+    cosines_of,
+    restore_,
+    side_of,
+)
+from baguakit.compressors import TopK
+from baguakit.stages import ErrorFeedback, Mean, SparseMean
+
+CPU = torch.device("cpu")
+SHAPES = [(64,), (128, 192), (7, 5), (), (0, 3), (127,), (6, 1, 4, 2)]
+
+
+def parameters(shapes=SHAPES):
+    return [nn.Parameter(torch.zeros(shape)) for shape in shapes]
+
+
+def layout_of(bucket):
+    return [Blocks(*row) for row in InCosines(Mean()).init(bucket, bk.Comm())["layout"].tolist()]
+
+
+def drawn(length, *seed):
+    return torch.randn(length, generator=torch.Generator().manual_seed(sum(s * 1000**i for i, s in enumerate(seed))))
+
+
+def test_the_sides_of_blocks_divide():
+    assert [side_of(d) for d in (0, 1, 7, 64, 67, 96, 100, 128, 768, 50257)] == [1, 1, 7, 64, 1, 48, 50, 64, 64, 29]
+
+
+@pytest.mark.parametrize("side", [1, 2, 5, 64])
+def test_cosines_are_orthonormal(side):
+    c = cosines(side, CPU, torch.float64)
+    torch.testing.assert_close(c @ c.T, torch.eye(side, dtype=torch.float64), rtol=0, atol=1e-14)
+    assert (c[0] > 0).all() and torch.equal(cosines(side, CPU), c.float())
+
+
+def test_blocks_are_transformed_each_by_itself_the_largest_first():
+    def run():
+        bucket = bk.Bucket([*parameters(), parameters([(32, 64)])[0].t(), parameters([(8, 4, 3, 3)])[0].to(
+            memory_format=torch.channels_last)], multiple_of=1000)  # fmt: skip
+        layout, x = layout_of(bucket), drawn(bucket.flat.numel(), 1)
+        x[bucket.flat.numel() - bucket.padding.numel() :] = 0
+        sides = [each.sides for each in layout]
+        assert sides == [(64, 64), (32, 64), (8, 36), (1, 64), (6, 8), (7, 5), (1, 1), (1, 1), (1, 1)]
+        u = cosines_of(x, layout, torch.empty_like(x))
+        weight = x[64 : 64 + 128 * 192].view(128, 192)
+        c, at = cosines(64, CPU, torch.float64), 0
+        for i in range(2):
+            for j in range(3):
+                block = weight[64 * i : 64 * i + 64, 64 * j : 64 * j + 64].double()
+                assert torch.allclose(u[at : at + 4096].view(64, 64).double(), c @ block @ c.T, rtol=0, atol=1e-5)
+                at += 4096
+        back = torch.full_like(x, torch.nan)
+        restore_(back, u, layout)
+        torch.testing.assert_close(back, x, rtol=0, atol=2e-6)
+        torch.testing.assert_close(u.norm(), x.norm())
+
+    ranks(1, run)
+
+
+@pytest.mark.parametrize("beta", [0.0, 0.999])
+def test_if_all_is_sent_it_is_the_sign_of_the_mean_and_no_momentum_is_left(beta):
+    """x ← x − γ sign(⟨g⟩) whatever β is, in all places where rounding cannot turn the sign."""
+
+    def run():
+        params, comm = parameters(), bk.Comm()
+        stage = bk.algorithms.decoupled_momentum(1.0, beta).stage
+        bucket = bk.Bucket(params)
+        state = stage.init(bucket, comm)
+        for t in range(3):
+            g = [
+                drawn(bucket.flat.numel(), rank, t) * (torch.arange(bucket.flat.numel()) < 24_000) for rank in range(3)
+            ]
+            d = stage(g[comm.rank].clone(), state, comm.at(t))
+            mean = sum(g) / 3
+            clear = (mean.abs() > 1e-5) | (torch.arange(mean.numel()) >= 64 + 128 * 192)
+            assert clear.float().mean() > 0.97 and torch.equal(d[clear], mean.sign()[clear])
+            assert not state["inner"]["residual"].any()
+        return d
+
+    found = ranks(3, run)
+    assert all(torch.equal(found[0], each) for each in found)
+
+
+def test_where_blocks_are_single_values_it_is_sparse_error_feedback():
+    """Of vectors of prime length T is the identity: `top_k` with that decay, bit for bit."""
+
+    def run(rule):
+        bucket, comm = bk.Bucket(parameters([(127,), (1009,)])), bk.Comm()
+        state = rule.stage.init(bucket, comm)
+        return torch.stack([rule.stage(drawn(1136, comm.rank, t), state, comm.at(t)).clone() for t in range(4)])
+
+    ours = ranks(2, run, bk.algorithms.decoupled_momentum(0.1, 0.9, sign=False))
+    theirs = ranks(2, run, bk.algorithms.top_k(0.1, decay=0.9))
+    signs = ranks(2, run, bk.algorithms.decoupled_momentum(0.1, 0.9))
+    for a, b, c in zip(ours, theirs, signs, strict=True):
+        assert torch.equal(a, b) and torch.equal(a.sign(), c)
+
+
+def test_it_is_its_equation():
+    """m ← β m + g;  q ← top(T m);  m ← m − Tᵀ q;  d ← Tᵀ ⟨q⟩, in fp64; and T m − q has nothing in the places of q."""
+
+    def run():
+        bucket, comm, codec = bk.Bucket(parameters([(128, 64), (64,)])), bk.Comm(), TopK(1 / 128)
+        stage = ErrorFeedback(InCosines(SparseMean(codec)), decay=0.9)
+        state, found = stage.init(bucket, comm), []
+        for t in range(3):
+            d = stage(drawn(bucket.flat.numel(), comm.rank, t), state, comm.at(t)).clone()
+            found.append((d, state["residual"].clone()))
+        return found
+
+    found, c = ranks(2, run), cosines(64, CPU, torch.float64)
+    m = [torch.zeros(128, 64, dtype=torch.float64) for _ in range(2)]
+    for t in range(3):
+        q = []
+        for rank in range(2):
+            m[rank] = 0.9 * m[rank] + drawn(128 * 64 + 64, rank, t)[: 128 * 64].view(128, 64)
+            u = torch.stack([c @ block @ c.T for block in m[rank].split(64)]).view(2, -1)
+            kept = torch.zeros_like(u).scatter_(1, u.abs().topk(32).indices, 1.0)
+            q.append(torch.cat([c.T @ block.view(64, 64) @ c for block in u * kept]))
+            m[rank] = m[rank] - q[rank]
+        for rank, steps in enumerate(found):
+            d, residual = (each[: 128 * 64].view(128, 64).double() for each in steps[t])
+            torch.testing.assert_close(residual, m[rank], rtol=0, atol=1e-5)
+            torch.testing.assert_close(d, (q[0] + q[1]) / 2, rtol=0, atol=1e-5)
+
+
+def test_nothing_is_lost_with_beta_one():
+    """Σ_t d_t + ⟨m_T⟩ = Σ_t ⟨g_t⟩."""
+
+    def run():
+        bucket, comm = bk.Bucket(parameters()), bk.Comm()
+        stage = bk.algorithms.decoupled_momentum(0.05, 1.0, sign=False).stage
+        state, total = stage.init(bucket, comm), torch.zeros(bucket.flat.numel())
+        for t in range(5):
+            g = drawn(total.numel(), comm.rank, t)
+            total += bk.primitives.mean_(g.clone(), comm) - stage(g, state, comm.at(t))
+        return total, state["residual"]
+
+    (total, one), (_, other) = ranks(2, run)
+    torch.testing.assert_close(total, (one + other) / 2, rtol=0, atol=1e-5)
+    assert total.norm() > 10
+
+
+def trained(scale=1.0, **options):
+    model = net()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    with bk.attach(model, optimizer, bk.algorithms.decoupled_momentum(0.1, **options), bucket_bytes=300):
+        for step in range(8):
+            optimizer.zero_grad()
+            (scale * loss(model, dist.get_rank(), step)).backward()
+            optimizer.step()
+    return flat(model)
+
+
+def test_replicas_are_equal_and_the_scale_of_the_loss_changes_nothing():
+    def run():
+        return trained(), trained(2.0**12), trained(2.0**-12)
+
+    found = [each for rank in ranks(3, run) for each in rank]
+    assert all(torch.equal(found[0], each) for each in found)
+
+
+def test_one_rank_steps_by_the_sign_of_its_gradient():
+    def by_hand():
+        model = net()
+        for step in range(8):
+            model.zero_grad()
+            loss(model, 0, step).backward()
+            with torch.no_grad():
+                for p in model.parameters():
+                    p.add_(p.grad.sign(), alpha=-0.01)
+        return flat(model)
+
+    assert torch.equal(ranks(1, trained)[0], by_hand())
+
+
+def test_the_sign_hides_nothing():
+    def run():
+        x = torch.tensor([0.5, -3.0, 0.0, float("inf"), float("nan")])
+        return Signs(Mean())(x, {"inner": {}}, bk.Comm())
+
+    for d in ranks(2, run):
+        assert d[:3].tolist() == [1, -1, 0] and d[3:].isnan().all()
+
+
+def test_what_has_no_blocks_is_refused():
+    for inner in (ErrorFeedback(SparseMean(TopK(0.1))), InCosines(Mean())):
+        with pytest.raises(TypeError, match="InCosines gives coefficients without shapes to a stage that remembers no"):
+            InCosines(inner)
+    with pytest.raises(TypeError, match="needs the shapes of the parameters"):
+        bk.hierarchical(bk.algorithms.decoupled_momentum())
+    with pytest.raises(ValueError, match="beta is a finite number, 0 to 1, not"):
+        bk.algorithms.decoupled_momentum(beta=1.5)
+
+    def run():
+        with pytest.raises(ValueError, match="works on matrices and was given a bare tensor"):
+            InCosines(Mean()).init(bk.Bucket.of(torch.zeros(64)), bk.Comm())
+        return train(lambda bk: [bk.during_backward(InCosines(Mean()))]), train(lambda bk: [bk.during_backward(Mean())])
+
+    for ours, theirs in ranks(2, run):
+        torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-5)

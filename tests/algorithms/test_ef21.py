@@ -1,0 +1,176 @@
+"""EF21: the shared estimate is the mean of the ranks' own, and it tends to the mean gradient."""
+
+import pytest
+import torch
+import torch.distributed as dist
+from pool import ranks
+from quadratics import Point, curvatures, minimum, optima
+from training import train
+
+import baguakit as bk
+from baguakit.algorithms.gradients.ef21 import TrackedMean
+from baguakit.algorithms.gradients.power_sgd import LowRankMean
+from baguakit.compressors import MinMaxUInt8, Sign, TopK
+from baguakit.stages import CompressedMean, Hierarchical, Mean, SparseMean
+
+TOP = SparseMean(TopK(1 / 8, chunk=64))
+
+
+def whole(rank, length=512):
+    """Whole numbers, all different in size: their sums and the means of two or four are exact in fp32."""
+    order = torch.randperm(length, generator=torch.Generator().manual_seed(rank))
+    return (order + 1.0) * (1 - 2 * (order % 2))
+
+
+def flown(stage, gradients):
+    """Return after each flight the result, this rank's estimate, and the shared one."""
+    comm = bk.Comm()
+    state = stage.init(bk.Bucket.of(torch.zeros_like(gradients[0])), comm)
+    found = []
+    for t, g in enumerate(gradients):
+        x = stage(g.clone(), state, comm.at(t)).clone()
+        found.append((x, state["own"].clone(), state["mean"].clone()))
+    return found
+
+
+@pytest.mark.parametrize("n", [2, 4])
+def test_a_lossless_compressor_gives_the_mean_bit_for_bit(n):
+    def run():
+        return flown(TrackedMean(SparseMean(TopK(1.0))), [whole(dist.get_rank() + n * t) for t in range(3)])
+
+    for t, steps in enumerate(zip(*ranks(n, run), strict=True)):
+        mean = sum(whole(rank + n * t) for rank in range(n)) / n
+        for rank, (x, own, shared) in enumerate(steps):
+            assert torch.equal(x, mean) and torch.equal(shared, mean) and torch.equal(own, whole(rank + n * t))
+
+
+def test_in_training_a_lossless_compressor_is_all_reduce():
+    ours = ranks(3, train, lambda bk: [bk.algorithms.ef21(bk.compressors.TopK(1.0))], 8)
+    theirs = ranks(3, train, lambda bk: [bk.algorithms.gradient_allreduce()], 8)
+    assert all(torch.equal(ours[0], each) for each in ours)
+    torch.testing.assert_close(ours[0], theirs[0], rtol=0, atol=1e-6)  # h + (g − h) is rounded
+
+
+def test_of_gradients_that_stay_the_error_falls():
+    """‖g − h_t‖² ≤ (1 − α)ᵗ ‖g‖² with α = 1/8; and top-k, which sends the rest in turn, has sent all after 8 steps."""
+
+    def run():
+        return flown(TrackedMean(TOP), [whole(dist.get_rank())] * 9)
+
+    found = ranks(4, run)
+    mean = sum(map(whole, range(4))) / 4
+    for rank, steps in enumerate(found):
+        g = whole(rank)
+        for t, (x, own, shared) in enumerate(steps, 1):
+            assert (g - own).square().sum() <= (1 - 1 / 8) ** t * g.square().sum()
+            assert torch.equal(shared, sum(each[t - 1][1] for each in found) / 4) and torch.equal(x, shared)
+            assert torch.equal(x, mean) == (t >= 8)
+
+
+@pytest.mark.parametrize(
+    "inner", [TOP, SparseMean(MinMaxUInt8(block=64)), SparseMean(Sign(block=64)), CompressedMean(MinMaxUInt8(block=64))]
+)
+@pytest.mark.parametrize("momentum", [0.0, 0.75])
+def test_the_shared_estimate_is_the_mean_of_all(inner, momentum):
+    """h = ⟨h_r⟩ after each step, in one hop and in two, up to the rounding of sums."""
+
+    def run():
+        draw = torch.Generator().manual_seed(dist.get_rank())
+        return flown(TrackedMean(inner, momentum), [torch.randn(60_000, generator=draw) for _ in range(4)])
+
+    for steps in zip(*ranks(3, run), strict=True):
+        mean = sum(own for _, own, _ in steps) / 3
+        for x, _, shared in steps:
+            assert torch.equal(shared, steps[0][2]) and torch.equal(x, shared)
+            torch.testing.assert_close(shared, mean, rtol=0, atol=2e-6)
+
+
+@pytest.mark.parametrize("momentum", [0.0, 0.75])
+def test_it_is_its_equation(momentum):
+    """v ← μ v + (1 − μ) g;  h_r ← h_r + Q(v − h_r), where Q is what the others decompress: bit for bit."""
+
+    def run():
+        draw = torch.Generator().manual_seed(dist.get_rank())
+        gradients = [torch.randn(1000, generator=draw) for _ in range(4)]
+        for codec in (TOP.compressor, MinMaxUInt8(block=64)):
+            v, h = torch.zeros(1000), torch.zeros(1000)
+            for g, (_, own, _) in zip(
+                gradients, flown(TrackedMean(SparseMean(codec), momentum), gradients), strict=True
+            ):
+                v = torch.add(v * momentum, g, alpha=1 - momentum) if momentum else g
+                h = h + codec.decompress(codec.compress((v - h)[None]), 1000)[0]
+                assert torch.equal(own, h), codec
+
+    ranks(2, run)
+
+
+def test_it_ends_at_the_minimum_where_error_feedback_does_not():
+    """Each rank sends one of three values. A gradient that settles becomes known exactly; a residual never settles."""
+
+    def run(rule):
+        n, rank = dist.get_world_size(), dist.get_rank()
+        model = Point(torch.zeros(3, dtype=torch.float64))
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.15)
+        with bk.attach(model, optimizer, rule):
+            for _ in range(100):
+                optimizer.zero_grad()
+                model(float(curvatures(n)[rank]), optima(n)[rank]).backward()
+                optimizer.step()
+        return model.x.detach()
+
+    tracked, fed_back = (ranks(2, run, rule)[0] for rule in (bk.algorithms.ef21(TopK(0.34)), bk.algorithms.top_k(0.34)))
+    torch.testing.assert_close(tracked, minimum(2), rtol=0, atol=1e-6)  # h is fp32
+    assert (fed_back - minimum(2)).abs().max() > 1e-3
+
+
+def test_power_iterations_find_the_rest_in_turn():
+    """h = ⟨h_r⟩ with factors, too; of a matrix that stays, each step finds what the steps before it left."""
+
+    def run():
+        comm, stage = bk.Comm(), TrackedMean(LowRankMean(2))
+        bucket, g = bk.Bucket([torch.zeros(16, 16)]), whole(comm.rank, 256) / 256
+        state, found = stage.init(bucket, comm), []
+        for t in range(30):
+            found.append(stage(g.clone(), state, comm.at(t)).clone())
+        return g, state["own"], found
+
+    (g, own, found), (other, its, same) = ranks(2, run)
+    assert all(map(torch.equal, found, same))
+    torch.testing.assert_close((own + its) / 2, found[-1], rtol=0, atol=1e-5)
+    errors = [float((x - (g + other) / 2).norm()) for x in found]
+    assert errors[-1] < 1e-2 * errors[0]
+
+
+def test_what_is_not_finite_is_passed_on_and_kept_by_none():
+    def run():
+        comm, stage = bk.Comm(), TrackedMean(TOP, 0.5)
+        state = stage.init(bk.Bucket.of(torch.zeros(512)), comm)
+        stage(whole(comm.rank), state, comm.at(0))
+        held = {name: state[name].clone() for name in ("own", "mean", "v")}
+        bad = whole(comm.rank)
+        bad[17] = float("inf") if comm.rank == 1 else 0.0
+        result = stage(bad, state, comm.at(1))
+        same = all(torch.equal(state[name], value) and value.any() for name, value in held.items())
+        return same and not result[17].isfinite()
+
+    assert ranks(3, run) == [True] * 3
+
+
+def test_one_rank_has_its_own_momentum():
+    def run():
+        comm, stage = bk.Comm(), TrackedMean(TOP, 0.5)
+        state, v = stage.init(bk.Bucket.of(torch.zeros(512)), comm), torch.zeros(512)
+        for t in range(3):
+            v = torch.add(v * 0.5, whole(t), alpha=0.5)
+            assert torch.equal(stage(whole(t), state, comm.at(t)), v) and torch.equal(state["v"], v)
+
+    ranks(1, run)
+
+
+def test_what_cannot_be_tracked_is_refused():
+    for inner in (Mean(), Hierarchical(TOP)):
+        with pytest.raises(TypeError, match=r"TrackedMean tracks what a stage loses, and .* loses nothing"):
+            TrackedMean(inner)
+    for momentum in (1.0, -0.1, float("nan")):
+        with pytest.raises(ValueError, match="momentum is a finite number"):
+            bk.algorithms.ef21(momentum=momentum)

@@ -1,0 +1,116 @@
+"""The benchmark of seconds to a loss, without training: its trials, its composition, and its page."""
+
+import math
+from collections import Counter
+
+import pytest
+
+from baguakit.rules import rules_of
+from bench.frontier import compose, page, picture, timing, trajectories
+from bench.frontier.contenders import ALONE, CONTENDERS, DDP, Contender, contender
+from bench.network import runs
+from bench.network.table import Table
+
+WAITING = [each for each in CONTENDERS if not each.free and each.peer != "hivemind"]
+
+
+def test_contenders_have_names_of_their_own_and_expressions_or_peers():
+    assert max(Counter(each.name for each in CONTENDERS).values()) == 1
+    for each in (ALONE, *CONTENDERS):
+        assert bool(each.algorithm) != bool(each.peer)
+        if each.algorithm:
+            assert rules_of(each.rules())
+            assert each.free == any(rule.window == "free_running" for rule in each.rules())
+            assert each.period % max(rule.every for rule in each.rules()) == 0 or each == ALONE
+    with pytest.raises(ValueError, match="no contender 'ddp'"):
+        contender("ddp")
+
+
+def test_trials_go_on_in_the_direction_in_which_the_loss_falls():
+    one = Contender("one", "bytegrad()", lr=1.0)
+
+    def trials(loss):
+        tried = {}
+        while (lr := trajectories.next_rate(one, tried)) is not None:
+            tried[lr] = loss(lr)
+        return tried
+
+    assert list(trials(lambda lr: lr)) == [1.0, 2.0, 0.5, 0.25]
+    assert list(trials(lambda lr: -lr)) == [1.0, 2.0, 4.0, 8.0]
+    assert list(trials(lambda lr: abs(lr - 1))) == [1.0, 2.0, 0.5]  # the best has a trial on either side
+    assert trajectories.best_rate(trials(lambda lr: math.inf if lr > 1 else -lr)) == 1.0
+    assert set(trials(lambda lr: -lr)) | set(trials(lambda lr: lr)) <= set(trajectories.ladder(one))
+
+
+def test_a_loss_is_reached_where_straight_lines_between_validations_cross_it():
+    curve = [(50, 4.0), (100, 3.0), (150, 3.5), (200, 2.0)]
+    assert compose.reached(curve, 4.5) == 50
+    assert compose.reached(curve, 3.5) == 75
+    assert compose.reached(curve, 2.75) == 175
+    assert compose.reached(curve, 1.9) == math.inf
+    assert compose.reached([], 1.0) == math.inf
+    assert compose.at(curve, 150) == 3.5
+    assert compose.at(curve, 151) == math.inf
+
+
+def losses_of(each, lr, seed, steps):
+    """A made course: losses fall as 1/step, faster with a learning rate near 2e-3."""
+    fall = 400 / (1 + abs(math.log2(lr / 2e-3))) * (1 + seed / 1000)
+    return [(s, 2.0 + fall / (s + len(each.name))) for s in range(50, steps + 1, 50)]
+
+
+@pytest.fixture
+def measured(tmp_path, monkeypatch):
+    """Tables with made results for every training and every step that is due."""
+    trained, timed = Table(tmp_path / "losses.jsonl"), Table(tmp_path / "steps.jsonl")
+    for each, ranks, seed, lr, steps in trajectories.due(trained, WAITING, set()):
+        asked = trajectories.cell(each, ranks, seed, lr, steps)
+        if asked not in trained:
+            trained.add(asked, {"losses": losses_of(each, lr, seed, steps), "seconds": 1.0})
+    for asked in timing.cells(CONTENDERS, trained):
+        step = 0.1 if asked["contender"] == ALONE.name else 1.1 if asked["contender"] == DDP.name else 0.5
+        result = {"step": step, "steps": asked.get("steps", 9), "sent": 1e6, "compute": 0.1}
+        if "lr" in asked:
+            result |= {"losses": [(1, 10.0, 5.0), (9, 90.0, 2.1)], "seconds": 1.02 * step * result["steps"]}
+        timed.add(asked, result)
+    return trained, timed
+
+
+def test_seconds_are_steps_to_a_loss_times_seconds_a_step(measured):
+    trained, timed = measured
+    goals = compose.targets(trained)
+    assert goals == sorted(goals, reverse=True)
+    for network in timing.NETWORKS:
+        rows = {row.contender.name: row for row in compose.rows(trained, timed, network)}
+        assert set(rows) == {each.name for each in CONTENDERS}
+        ddp, ours = rows["DDP"], rows["bytegrad"]
+        assert len(ddp.curves) == len(trajectories.SEEDS)
+        assert sum(ddp.seconds(goals[0])) / 3 == pytest.approx(1.1 * 200, rel=0.01)
+        assert ours.seconds(goals[-1]) == [0.5 * steps for steps in ours.steps(goals[-1])]
+        assert ours.bytes(goals[-1]) == pytest.approx(1e6 * sum(ours.steps(goals[-1])) / len(ours.curves))
+    here = compose.place(timed, "100 Mb/s")
+    assert here.r == pytest.approx(0.1)
+    assert here.ceiling == pytest.approx(11.0)
+    assert {row[0] for row in compose.checks(trained, timed)} == {name for name, _, _ in timing.REAL}
+
+
+def test_the_page_and_the_pictures_are_made_of_the_tables(measured, tmp_path, monkeypatch):
+    trained, timed = measured
+    monkeypatch.setattr(page, "PATH", trained.path)
+    monkeypatch.setattr(page, "TIMINGS", timed.path)
+    text = page.write(tmp_path / "README.md").read_text()
+    for network in timing.NETWORKS:
+        assert f"## {network}, 4 hosts" in text
+    assert text.count("| DDP | ") == len(timing.NETWORKS) + len(timing.MORE) + 1  # the last is measured from end to end
+    assert "-2.0%" in text
+    assert len(picture.draw(trained, timed, tmp_path)) == 2
+    assert page.write(tmp_path / "again.md").read_text().count("## Measured on") == 1
+
+
+def test_what_is_measured_is_described_once_and_networks_stand_together(measured):
+    cells = timing.cells(CONTENDERS, measured[0])
+    keys = [str(sorted(cell.items())) for cell in cells]
+    assert len(set(keys)) == len(keys)
+    assert runs.network(timing.cell(DDP, "one link of 50 Mb/s among 500")) == (4, "500mbit", None, "50mbit")
+    assert all(cell["steps"] >= timing.LEAST_PERIODS * contender(cell["contender"]).period
+               for cell in cells if "lr" not in cell)  # fmt: skip

@@ -1,0 +1,73 @@
+"""The effect of every algorithm on training, and the plan that names none."""
+
+import pytest
+from everything import ALGORITHMS, averages_gradients, exact, made
+from pool import ranks
+from torch import nn
+
+import baguakit as bk
+from baguakit.rules import rules_of
+from baguakit.tune.choices import every
+from baguakit.tune.effect import effect, measured, steps_beside_ddp
+
+a, c = bk.algorithms, bk.compressors
+
+
+@pytest.mark.parametrize(
+    "algorithm, text, kept",
+    [
+        (a.gradient_allreduce(), "same as DDP", True),
+        (bk.hierarchical(a.gradient_allreduce()), "same as DDP", True),
+        (a.bytegrad(), "same up to 8-bit rounding", True),
+        (a.bytegrad(c.BFloat16()), "same up to 16-bit rounding", True),
+        (a.bytegrad(error_feedback=True), "same up to 8-bit rounding with error feedback", True),
+        (bk.hierarchical(a.bytegrad()), "same up to 8-bit rounding", True),
+        (a.bytegrad(c.UInt4(), error_feedback=True), "same up to 4-bit rounding with error feedback", False),
+        (a.bytegrad(error=1e-3), "same up to 2-bit rounding", False),
+        (a.power_sgd(), "different trajectory", False),
+        (a.top_k(), "different trajectory", False),
+        (a.qadam(), "different trajectory", False),
+        (a.local_sgd(), "different trajectory", False),
+        (a.decentralized(), "different trajectory", False),
+        (a.async_model_average(), "different trajectory", False),
+    ],
+)
+def test_effects(algorithm, text, kept):
+    found = effect(algorithm)
+    assert (str(found), found.keeps_loss) == (text, kept)
+    assert found.short in ("as DDP", "different") or found.short.startswith(f"{found.bits}-bit")
+
+
+@pytest.mark.parametrize("expression", ALGORITHMS)
+def test_an_algorithm_is_the_same_as_ddp_if_it_averages_gradients_exactly(expression):
+    algorithm = made(expression)
+    steady = tuple(rule for rule in rules_of(algorithm) if rule.stop is None)
+    same = str(effect(algorithm)) == "same as DDP"
+    assert same == (exact(steady) and averages_gradients(steady) and all(r.stage.averages for r in steady))
+    assert not effect(algorithm).keeps_loss or averages_gradients(algorithm)
+
+
+def test_steps_to_a_loss_are_known_of_algorithms_that_were_trained():
+    assert all(steps > 0 for steps in measured().values())
+    assert steps_beside_ddp(a.bytegrad(c.Float16(), error_feedback=True)) is None
+
+
+def test_a_plan_that_names_no_algorithm_predicts_all_and_picks_one_that_keeps_the_loss():
+    def work():
+        model = nn.Linear(64, 64)
+        codecs = [
+            bk.tune.Codec(repr(each), 1e-9, 1e-9, 1e-9)
+            for each in bk.tune.choices.compressors_in(list(bk.tune.choices.every()))
+        ]
+        line = bk.tune.Line(1e-4, 1e-7)
+        links = (bk.tune.Link("flat", 1, 3, line, line),)
+        network = bk.tune.Network(3, 1, "cpu", 1, links, tuple(codecs), copy=1e-10)
+        plan = bk.tune.plan(model, None, network, 0.01)
+        return [repr(row.algorithm) for row in plan.fastest()], dict(plan.left_out), str(plan.best.effect), str(plan)
+
+    told = ranks(3, work)
+    rows, left_out, picked, text = told[0]
+    assert all(each == told[0] for each in told)
+    assert len(rows) + len(left_out) == len(every())
+    assert {repr(each) for each in every()} >= set(rows)
+    assert picked == "same up to 8-bit rounding" and all(reason in text for reason in left_out.values())
