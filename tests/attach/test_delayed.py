@@ -2,20 +2,22 @@
 
 import math
 import threading
+from dataclasses import replace
 
 import pytest
 import torch
 import torch.distributed as dist
-from everything import made
+from everything import ALGORITHMS, averages_gradients, made
 from failing import Fails
 from pool import ranks
 from saying import TIMEOUT, said
 from torch import nn
-from training import flat, loss, net, net_and_sgd, run_steps
+from training import flat, loss, net, net_and_sgd, run_steps, sgd
 
 import baguakit as bk
 from baguakit.attach.runners.runner import padded_multiple
 from baguakit.buckets import split
+from baguakit.rules import Rule
 
 MEAN, FEEDBACK = "Mean()", "ErrorFeedback(CompressedMean(MinMaxUInt8(block=64)))"
 ONE_BUCKET, BUCKETS = 25 << 20, 200
@@ -286,6 +288,28 @@ def test_a_parameter_unfrozen_meanwhile_changes_no_other():
 
     known, new = [0, 0, 1, 3, 6, 10, 15, 21], [0, 0, 0, 4, 4, 4, 9, 15]
     assert ranks(2, run) == [[(-float(a), -float(b)) for a, b in zip(known, new, strict=True)]] * 2
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "algorithm", [each for each in ALGORITHMS if averages_gradients(made(each)) and isinstance(made(each), Rule)]
+)
+def test_every_average_of_gradients_may_be_delayed(algorithm):
+    """Replicas stay equal, and a resumed run is the uninterrupted one, bit for bit."""
+
+    def run(stop):
+        model, state = net(), None
+        optimizer = sgd(model.parameters(), lr=0.005)
+        for steps in (range(stop), range(stop, 9)):
+            with bk.attach(model, optimizer, replace(made(algorithm), delay=2), bucket_bytes=BUCKETS) as att:
+                if state is not None:
+                    att.load_state_dict(state)
+                run_steps(model, optimizer, steps)
+                state = att.state_dict()
+        return flat(model)
+
+    whole, *others = ranks(3, run, 9)
+    assert all(torch.equal(weights, whole) for weights in [*others, *ranks(3, run, 5)]) and torch.isfinite(whole).all()
 
 
 def test_at_the_stop_the_last_gradients_are_dropped():
