@@ -137,9 +137,9 @@ def during_backward(
     """Return a rule on gradients: each bucket is launched when backward has computed it; all land when backward ends.
 
     With `delay=d` the gradients of a backward land when the d-th backward after it ends, so that the exchange overlaps
-    d whole steps. For x the weights, g the gradients and γ d(·) the step of the optimizer:
+    d whole steps. For x the weights, g the gradients and γ u(·) the step of the optimizer:
 
-        x_{t+1} = x_t − γ d(s_{t−d}),   s_t = stage(g_t(x_t)),   s_t = 0 for t < 0
+        x_{t+1} = x_t − γ u(s_{t−d}),   s_t = stage(g_t(x_t)),   s_t = 0 for t < 0
 
     On a quadratic of curvature L, SGD is stable if and only if γ L < 2 sin(π / (2 (2d + 1))): 2, 1 and 0.618 for d = 0,
     1 and 2. With momentum β and d = 1 it is if and only if γ L < 1 − β: take a smaller γ, and less momentum.

@@ -1,4 +1,4 @@
-"""Delayed gradients:  x_{t+1} = x_t − γ d(s_{t−d}),  s_t = stage(g_t(x_t)),  s_t = 0 for t < 0."""
+"""Delayed gradients:  x_{t+1} = x_t − γ u(s_{t−d}),  s_t = stage(g_t(x_t)),  s_t = 0 for t < 0."""
 
 import math
 import threading
@@ -80,7 +80,7 @@ def test_delayed_gradients_are_the_equation(d):
 
 
 def test_a_backward_without_a_step_has_a_round_of_its_own():
-    """What it brings lands; what landed after it is lost. In each round the ranks have other peers."""
+    """Its gradients land; those that landed with it are lost. In each round the ranks have other peers."""
     stage = "NeighborMean(OnePeerExponential())"
 
     def run():
