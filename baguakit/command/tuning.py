@@ -40,7 +40,7 @@ COLUMNS = (
 LEGEND = """
 step      of training, in the steady state{counted}
 sent      by a rank, in a step
-to DDP    time for the progress of a step of DDP, by the steps that a small GPT took
+to DDP    time for the progress of a step of DDP, as measured with a small GPT
 training  as DDP; gradients rounded to so many bits; or a different trajectory"""
 
 NODES = "bk.hierarchical("

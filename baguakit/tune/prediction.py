@@ -10,7 +10,7 @@ its warm-up:
     after_step(delay=d) launched after a step, with d steps to land
     free_running        one flight after another; training does not wait
 
-Rules share a lane: the flights that overlap f + b are one sequence (see `overlap`). A step takes the seconds of that
+Rules share a lane: the flights that overlap f + b are one sequence (see `overlapped`). A step takes the seconds of that
 sequence, o, and the copies of weights into buckets and back. A flight in every k-th step counts by 1/k.
 """
 
@@ -22,11 +22,11 @@ from torch import Tensor, nn
 from ..arguments import check_fields, checked, integer
 from ..buckets import local, split
 from ..costs import Cost, Load, Network, Place
+from ..costs.overlap import overlapped
 from ..rules import Algorithm, Rule, rules_of
 from ..stages import cost
 from .compute import Compute
 from .effect import Effect, effect, steps_beside_ddp
-from .overlap import overlapped
 
 LOADED, KEPT = 2, 6  # passes to copy weights into a bucket and back; and those if progress meanwhile is kept or mixed
 
@@ -41,9 +41,6 @@ class Prediction:
         seconds: the time of a step.
         exposed: exposed communication, the seconds beyond the computation.
         sent: bytes that a rank sends in a step.
-        effect: what the algorithm does to training.
-        to_loss: seconds that bring training as far as a step of DDP: `seconds` times the steps to DDP's loss for each
-            of DDP's, as measured with a small GPT; None where it was not measured.
     """
 
     algorithm: Algorithm
@@ -59,10 +56,16 @@ class Prediction:
 
     @property
     def effect(self) -> Effect:
+        """Return what the algorithm does to training."""
         return effect(self.algorithm)
 
     @property
     def to_loss(self) -> float | None:
+        """Return the seconds that bring training as far as a step of DDP.
+
+        That is `seconds` times the steps to DDP's loss for each of DDP's, as measured with a small GPT; None where it
+        was not measured.
+        """
         steps = steps_beside_ddp(self.algorithm)
         return None if steps is None else steps * self.seconds
 

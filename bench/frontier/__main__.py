@@ -35,7 +35,7 @@ def main(words: Sequence[str] | None = None) -> int:
         return 130
     for path in picture.draw(Table(trajectories.PATH), Table(page.TIMINGS)):
         print(f"The picture is {path}")
-    print(f"The page is {page.write()}")
+    print(f"The page is {page.write()}; what plans show is in {page.write_for_plans()}")
     return 1 if failed else 0
 
 

@@ -124,6 +124,17 @@ def targets(losses: Table, ranks: int = RANKS) -> list[float]:
     return [statistics.mean(at(curve, round(share * STEPS)) for curve in known) for share in SHARES] if known else []
 
 
+def steps_beside_ddp(losses: Table) -> dict[str, float]:
+    """Return steps to DDP's last loss as a multiple of DDP's, by the expression of each algorithm that reached it."""
+    goals, found = targets(losses), {}
+    for each in CONTENDERS:
+        known = curves(losses, each) if each.algorithm and not each.free else []
+        steps = [reached(curve, goals[-1]) for curve in known]
+        if steps and all(map(math.isfinite, steps)):
+            found[", ".join(map(repr, each.rules()))] = round(statistics.mean(steps) / STEPS, 3)
+    return found
+
+
 @dataclass(frozen=True)
 class Place:
     """A network by DDP's step on it.

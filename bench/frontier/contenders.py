@@ -66,6 +66,7 @@ class Contender:
 SPARSE = "ErrorFeedback(SparseMean(TopK(1 / 64, values=UInt2())), decay=0.95)"
 TWO_BITS = "ErrorFeedback(CompressedMean(UInt2()))"
 PAIRS = "NeighborMean(RandomMatching(0))"
+STREAMING = "fragments=3, delay=1, mix=0.5, lr=0.4, momentum=0.9, nesterov=True, inner=CompressedMean(UInt4())"
 MULOCO = "lr=0.7, momentum=0.6, nesterov=True"
 
 ALONE = Contender("no communication", "local_sgd(every=10**9)")
@@ -78,9 +79,9 @@ CONTENDERS: tuple[Contender, ...] = (
     Contender("bytegrad, 4 bits", "bytegrad(UInt4(), error_feedback=True)"),
     Contender("bytegrad, 2 bits", "bytegrad(UInt2(), error_feedback=True)"),
     Contender("power_sgd", "power_sgd(rank=4)"),
-    Contender("top_k", "top_k(1 / 64)"),
+    Contender("top_k", "top_k()"),
     Contender("top_k, 2 bits", "top_k(1 / 64, values=UInt2())"),
-    Contender("ef21", "ef21(TopK(1 / 64))"),
+    Contender("ef21", "ef21()"),
     Contender("DeMo", "decoupled_momentum()", SGD),
     Contender("signum", "signum()", SGD, lr=3e-4),
     Contender("lion_vote", "lion_vote()", SGD, lr=3e-4),
@@ -94,9 +95,13 @@ CONTENDERS: tuple[Contender, ...] = (
     Contender("MuLoCo", f"diloco(every={OUTER}, {MULOCO}, inner={TWO_BITS})", MUON, period=OUTER),
     Contender("DDP, Muon", "gradient_allreduce()", MUON),
     Contender("NoLoCo", f"diloco(every={OUTER}, lr=0.7, momentum=0.5, inner={PAIRS})", period=OUTER),
+    Contender("Streaming DiLoCo", f"diloco(every={OUTER}, {STREAMING})", period=OUTER),
+    Contender("GASLoC", f"gasloc(every={OUTER})", period=OUTER),
     Contender("decentralized", "decentralized()"),
     Contender("low_precision_decentralized", "low_precision_decentralized()"),
     Contender("choco, one peer", "choco(OnePeerExact(), gamma=1.0)"),
+    Contender("quasi_global_momentum", "quasi_global_momentum()", SGD, lr=0.1),
+    Contender("exact_diffusion", "exact_diffusion()", SGD, lr=0.1),
     Contender("gradient_tracking", "gradient_tracking()", SGD, lr=0.1),
     Contender("async_model_average", "async_model_average()", free=True),
 )  # fmt: skip

@@ -1,5 +1,6 @@
 """The page of seconds to a loss: bench/frontier/README.md."""
 
+import json
 import math
 import os
 import statistics
@@ -18,6 +19,7 @@ from .timing import HOSTS, NETWORKS
 from .trajectories import MORE, PATH, STEPS
 
 PAGE = Path(__file__).parent / "README.md"
+PLANNED = Path(__file__).parents[2] / "baguakit" / "tune" / "measured.json"
 TIMINGS = RESULTS / "frontier-steps.jsonl"
 
 HEAD = """# Seconds to the same loss
@@ -61,6 +63,14 @@ def write(path: Path = PAGE) -> Path:
     parts += checked(losses, timings)
     parts += ["## Measured on\n", *(f"* {machine(on)}" for on in [*losses.machines, *timings.machines]), ""]
     path.write_text("\n".join(parts))
+    return path
+
+
+def write_for_plans(path: Path = PLANNED) -> Path:
+    """Write what `bk.tune.plan` shows of these trainings, and return its path."""
+    about = "steps to the loss that DDP ends with, as a multiple of DDP's, by algorithm; by python -m bench.frontier"
+    found = {"about": about, "steps": compose.steps_beside_ddp(Table(PATH))}
+    path.write_text(json.dumps(found, indent=1, ensure_ascii=False) + "\n")
     return path
 
 

@@ -2,7 +2,7 @@
 
     python -m bench.scaling [--measured FILE …] [--out FOLDER]
 
-Exchanges take what `baguakit.costs.lines` says, and steps what `baguakit.tune.overlap` says, the model by which
+Exchanges take what `baguakit.costs.lines` says, and steps what `baguakit.costs.overlap` says, the model by which
 `bk.tune.plan` plans. `--measured` takes what `bk.tune.probe` found on a cluster (`Network.to_json()`), or numbers by
 name, in place of assumed ones.
 

@@ -4,8 +4,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from baguakit.costs import all_reduce, neighbors, scatter_gather
+from baguakit.costs.overlap import overlapped
 from baguakit.tune import Cost, Line
-from baguakit.tune.overlap import overlapped
 
 CODEC_BYTES = 12  # a value, read and written by a compressed mean
 

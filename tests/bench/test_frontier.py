@@ -91,6 +91,9 @@ def test_seconds_are_steps_to_a_loss_times_seconds_a_step(measured):
     here = compose.place(timed, "100 Mb/s")
     assert here.r == pytest.approx(0.1)
     assert here.ceiling == pytest.approx(11.0)
+    found = compose.steps_beside_ddp(trained)
+    assert found["during_backward(Mean())"] > 0
+    assert max(found.values()) <= trajectories.LONGEST / trajectories.STEPS
     assert {row[0] for row in compose.checks(trained, timed)} == {name for name, _, _ in timing.REAL}
 
 
@@ -101,6 +104,7 @@ def test_the_page_and_the_pictures_are_made_of_the_tables(measured, tmp_path, mo
     text = page.write(tmp_path / "README.md").read_text()
     for network in timing.NETWORKS:
         assert f"## {network}, 4 hosts" in text
+    assert page.write_for_plans(tmp_path / "measured.json").read_text().startswith('{\n "about"')
     assert text.count("| DDP | ") == len(timing.NETWORKS) + len(timing.MORE) + 1  # the last is measured from end to end
     assert "-2.0%" in text
     assert len(picture.draw(trained, timed, tmp_path)) == 2

@@ -10,9 +10,9 @@ from torch import nn
 import baguakit as bk
 from baguakit.compressors import MinMaxUInt8
 from baguakit.costs import piped
+from baguakit.costs.overlap import overlapped
 from baguakit.stages import Mean, Stage
 from baguakit.tune import Codec, Compute, Cost, Line, Link, Load, Network, Place, compute, cost, predict
-from baguakit.tune.overlap import overlapped
 from baguakit.tune.planning import plan_of
 
 A, B = 1e-3, 1e-7  # α and β of the link

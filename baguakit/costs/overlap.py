@@ -12,7 +12,7 @@ Without crowding (κ = 0) flight i lands at c_i = max(r_i, c_{i−1}) + T_i, and
 
 from collections.abc import Sequence
 
-from ..costs import Cost
+from .model import Cost
 
 Flights = Sequence[tuple[float, Cost]]
 """Of each flight r, the seconds of training before its launch, in rising order, and its cost."""
