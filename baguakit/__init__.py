@@ -11,10 +11,11 @@ from . import algorithms, compressors, data, interop, net, optim, pictures, prim
 from .attach import Attachment, PeerError, Report, Timeline, attach
 from .buckets import Bucket
 from .comm import Comm
+from .fragments import Fragment
 from .interop import Handle
 from .namespaces import show_public
 from .ranks import RankError, Ranks
-from .rules import Fragment, Rule, after_step, between_steps, during_backward, free_running, hierarchical
+from .rules import Rule, after_step, between_steps, during_backward, free_running, hierarchical
 
 __all__ = [
     "Attachment",

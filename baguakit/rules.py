@@ -3,6 +3,7 @@
               forward               backward                  optimizer.step
        ├────────────────────┼─────────────────────────────┤├──────────────────┤
     during_backward          b1───────▶ b2──────▶ b3─▶ land                        gradients, bucket by bucket
+    during_backward(delay=d) b1──▶ b2──▶ b3──▶ … d steps … ──▶ land when backward ends         gradients
     between_steps   ◀── launch when the last step ends … land when the next begins          weights: x ← W x − γ g(x)
     after_step                                                    launch+land      weights: x ← W (x − γ g(x))
     after_step(delay=d)                                           launch ──▶ … d steps … ──▶ land
@@ -23,46 +24,8 @@ from torch import Tensor
 
 from .arguments import check_fields, checked, function, integer, real, said
 from .expressions import formerly, written
+from .fragments import Fragment
 from .stages import Hierarchical, Stage
-
-
-@dataclass(frozen=True)
-class Fragment:
-    """Part `k` of the parameters, divided into `of` parts of similar size: a value of `where=`.
-
-    Parameters of one module stay together. Modules are assigned in the order of decreasing size, each to the smallest
-    part so far: modules of equal size, such as the layers of a transformer, are assigned in turn.
-
-    Args:
-        k: the number of the part, 0 to `of` − 1.
-        of: the number of parts.
-
-    Raises:
-        ValueError: `k` is not 0 to `of` − 1.
-    """
-
-    k: int
-    of: int
-
-    def __post_init__(self) -> None:
-        check_fields(self)
-        if integer("k", self.k, 0) >= integer("of", self.of, 1):
-            raise ValueError(f"k is one of the parts, 0 to {self.of - 1} for of={self.of}, not {self.k}")
-
-    @checked
-    def choose(self, named: Mapping[str, Tensor]) -> set[str]:
-        """Return the names of the parameters in this part."""
-        modules: dict[str, list[str]] = {}
-        for name in named:
-            modules.setdefault(name.rpartition(".")[0], []).append(name)
-        sizes = {module: sum(named[name].nbytes for name in names) for module, names in modules.items()}
-        filled, parts = [0] * self.of, [set[str]() for _ in range(self.of)]
-        for module in sorted(modules, key=lambda module: -sizes[module]):
-            at = filled.index(min(filled))
-            filled[at] += sizes[module]
-            parts[at].update(modules[module])
-        return parts[self.k]
-
 
 Where = Callable[[str, Tensor], bool] | Fragment
 Window = Literal["during_backward", "between_steps", "after_step", "free_running"]
@@ -77,7 +40,8 @@ class Rule:
     Args:
         window: the name of one of these four functions.
         stage: the exchange.
-        every, delay, offset, mix: as in `after_step`.
+        every, offset, mix: as in `after_step`.
+        delay: as in `during_backward` or `after_step`.
         interval: as in `free_running`.
         start, stop, where: as in `during_backward`.
 
@@ -108,7 +72,7 @@ class Rule:
             raise ValueError(
                 f"a rule with start={self.start} and stop={self.stop} never acts; stop must be greater than start"
             )
-        if self.delay > self.every:
+        if self.what == "data" and self.delay > self.every:
             raise ValueError(
                 f"delay={self.delay} must be at most every={self.every}: one exchange lands before the next is launched"
             )
@@ -167,11 +131,34 @@ class Rule:
 Algorithm = Rule | tuple[Rule, ...]
 
 
-def during_backward(stage: Stage, *, start: int = 0, stop: int | None = None, where: Where | None = None) -> Rule:
+def during_backward(
+    stage: Stage, *, delay: int = 0, start: int = 0, stop: int | None = None, where: Where | None = None
+) -> Rule:
     """Return a rule on gradients: each bucket is launched when backward has computed it; all land when backward ends.
+
+    With `delay=d` the gradients of a backward land when the d-th backward after it ends, so that the exchange overlaps
+    d whole steps. For x the weights, g the gradients and γ u(·) the step of the optimizer:
+
+        x_{t+1} = x_t − γ u(s_{t−d}),   s_t = stage(g_t(x_t)),   s_t = 0 for t < 0
+
+    On a quadratic of curvature L, SGD is stable if and only if γ L < 2 sin(π / (2 (2d + 1))): 2, 1 and 0.618 for d = 0,
+    1 and 2. With momentum β and d = 1 it is if and only if γ L < 1 − β: take a smaller γ, and less momentum.
+
+    In the first d steps gradients are zero. Clipping, `GradScaler` and logging see what lands. `.grad` is None where
+    no rank had a gradient in the backward that lands. It takes d more copies of the gradients.
+
+    * Accumulation: as without a delay, all backward passes of a step but the last are under `att.no_sync()`.
+    * Overflow: pass the scaler to `bk.attach`. Delayed gradients have no loss scale, and land with that of the time.
+      A gradient that is not finite costs the step in which it lands, and leaves nothing in the state of the stage. The
+      d backward passes after it still have the scale that overflowed; each that overflows, too, costs one step.
+    * Resume: `att.state_dict()` waits for the delayed gradients and saves them. With another number of ranks they are
+      kept if the stage gives all ranks the same result; else the first d steps have zeros again.
+    * At `stop` and at `att.detach()` the gradients of the last d steps are dropped.
+    * A backward that fails on one rank cannot be dropped on all, and ends training.
 
     Args:
         stage: the exchange of the gradients.
+        delay: the number of steps after which gradients land. All rules on gradients that act in a step have the same.
         start, stop: the first optimizer step in which the rule acts, and the first in which it does not any more.
         where: a function (name, parameter) -> bool that selects parameters, or `Fragment(k, of)` for one of several
             parts; None for all parameters.
@@ -180,7 +167,7 @@ def during_backward(stage: Stage, *, start: int = 0, stop: int | None = None, wh
         TypeError: `stage` is not a stage, or `where` neither a function nor a `Fragment`.
         ValueError: a number is impossible, such as a stop that is not after the start.
     """
-    return Rule("during_backward", stage, start=start, stop=stop, where=where)
+    return Rule("during_backward", stage, delay=delay, start=start, stop=stop, where=where)
 
 
 def between_steps(

@@ -36,6 +36,8 @@ SHORT = (
     "push_sum(Exponential())",
 )  # which exchange in every second step
 VARIANTS = (
+    "gradient_allreduce(delay=1)",
+    "bytegrad(error_feedback=True, delay=2)",
     "bytegrad(error_feedback=True)",
     "bytegrad(error=0.001)",
     'decentralized(order="atc")',

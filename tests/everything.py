@@ -19,8 +19,10 @@ from baguakit.stages import Stage
 # The first entry of an algorithm is its usual form. All work on 2 ranks or more.
 ALGORITHMS = (
     "gradient_allreduce()",
+    "gradient_allreduce(delay=1)",
     "bytegrad(MinMaxUInt8(block=64))",
     "bytegrad(MinMaxUInt8(block=64), error_feedback=True)",
+    "bytegrad(MinMaxUInt8(block=64), error_feedback=True, delay=2)",
     "bytegrad(Sign(), error_feedback=True)",
     "bytegrad(BFloat16(), error_feedback=True)",
     "bytegrad(error=1e-3)",
@@ -145,6 +147,11 @@ def averages_gradients(algorithm: Algorithm) -> bool:
 def runs_free(algorithm: Algorithm) -> bool:
     """Return whether a rule is free-running: ranks make steps of their own, and no two runs are the same."""
     return "free_running" in windows(algorithm)
+
+
+def delayed(algorithm: Algorithm) -> bool:
+    """Return whether gradients land in a later step than their own."""
+    return any(rule.what == "grad" and rule.delay for rule in rules_of(algorithm))
 
 
 def exact(algorithm: Algorithm) -> bool:

@@ -7,7 +7,7 @@ from everything import COMPRESSORS, made, runs_free, usual
 from torch import nn
 
 import baguakit as bk
-from baguakit.attach.runners.gradients import GradientRunner, begin_flags
+from baguakit.attach.runners.gradients import Flags, GradientRunner
 from baguakit.attach.runners.weights import WeightRunner
 from baguakit.attach.runtime.channels import Channel
 from baguakit.attach.training.decisions import Decisions
@@ -53,7 +53,7 @@ def gradients(runner, step):
     runner.launch_bucket(0, step, set(params), torch.ones((), device="cuda"), decisions.joint)
     decisions.begin([runner])
     assert not runner.arrive_all()
-    runner.land(set(params))
+    runner.land(torch.ones((), device="cuda"))
     decisions.settle()
     runner.step_ended()
 
@@ -112,7 +112,7 @@ def test_what_the_host_brings_is_pinned():
     with Blind() as blind:
         x = torch.empty(1 << 12, device="cuda")
         tables_of([(x.dtype, x.dtype, False)], {"p": [x], "g": [torch.empty_like(x)]})
-        begin_flags([1, 0], x, Two())
+        Flags([1, 0]).begin(x, Two())
         for each in DENSE:
             each.add_(x, torch.empty(2, each.row_bytes(len(x)), dtype=torch.uint8, device="cuda"), [0.5, 0.5])
         assert len(blind.copies.pinned) == 2 + 1 + len(DENSE)

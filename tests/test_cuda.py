@@ -26,7 +26,7 @@ pytestmark = [
 DELAYED = "after_step(Mean(), every=4, delay=2)"
 FEEDBACK = "bytegrad(MinMaxUInt8(block=64), error_feedback=True)"
 ALGORITHMS = [each for each in usual().values() if not runs_free(made(each))]
-ALGORITHMS += [FEEDBACK, "decentralized(order='atc')", DELAYED]
+ALGORITHMS += [FEEDBACK, "decentralized(order='atc')", DELAYED, "bytegrad(error_feedback=True, delay=2)"]
 ALGORITHMS += ["diloco(every=2, optimizer=torch.optim.AdamW, lr=0.01, eps=1e-3)"]
 
 
@@ -73,7 +73,9 @@ def test_cuda_means_what_the_cpu_means(name):
         torch.testing.assert_close(a, b, rtol=0, atol=2e-5 if exact(made(name)) else 2e-3)
 
 
-@pytest.mark.parametrize("name", ["gradient_allreduce()", FEEDBACK, "decentralized()", DELAYED])
+@pytest.mark.parametrize(
+    "name", ["gradient_allreduce()", "gradient_allreduce(delay=1)", FEEDBACK, "decentralized()", DELAYED]
+)
 def test_a_stream_of_the_user_changes_nothing(name):
     there = ranks(2, trained, name, "cuda", 8, torch.float32, True, cuda=True)
     here = ranks(2, trained, name, "cuda", cuda=True)

@@ -27,19 +27,26 @@ def test_an_entry_is_listed_once_and_has_small_arguments(entry):
 
 
 @pytest.mark.parametrize(
-    "entry, averages, free, exact, joins",
+    "entry, averages, free, late, exact, joins",
     [
-        ("gradient_allreduce()", True, False, True, True),
-        ("bytegrad(MinMaxUInt8(block=64))", True, False, False, True),
-        ("power_sgd(rank=2)", True, False, False, True),
-        ("choco()", False, False, False, True),
-        ("gradient_tracking()", False, False, True, False),
-        ("diloco(every=2)", False, False, True, True),
-        ("local_sgd(every=2, start=5)", False, False, True, True),
-        ("async_model_average(warmup_steps=2)", False, True, True, False),
+        ("gradient_allreduce()", True, False, False, True, True),
+        ("gradient_allreduce(delay=1)", True, False, True, True, True),
+        ("bytegrad(MinMaxUInt8(block=64))", True, False, False, False, True),
+        ("power_sgd(rank=2)", True, False, False, False, True),
+        ("choco()", False, False, False, False, True),
+        ("gradient_tracking()", False, False, False, True, False),
+        ("diloco(every=4, delay=2)", False, False, False, True, True),
+        ("local_sgd(every=2, start=5)", False, False, False, True, True),
+        ("async_model_average(warmup_steps=2)", False, True, False, True, False),
     ],
 )
-def test_facts_are_read_from_the_rules(entry, averages, free, exact, joins):
+def test_facts_are_read_from_the_rules(entry, averages, free, late, exact, joins):
     algorithm = made(entry)
-    found = everything.averages_gradients, everything.runs_free, everything.exact, everything.joins
-    assert [fact(algorithm) for fact in found] == [averages, free, exact, joins]
+    found = (
+        everything.averages_gradients,
+        everything.runs_free,
+        everything.delayed,
+        everything.exact,
+        everything.joins,
+    )
+    assert [fact(algorithm) for fact in found] == [averages, free, late, exact, joins]

@@ -17,7 +17,7 @@ FLOORS = [
     {"annotations", "namespaces"},
     {"arguments"},
     {"kernels", "expressions"},
-    {"compressors", "topology", "comm", "lanes", "buckets"},
+    {"compressors", "topology", "comm", "lanes", "buckets", "fragments"},
     {"optim", "costs"},  # optim steps the tensors of one rank: it knows no group
     {"primitives", "keeping"},
     {"stages"},

@@ -61,6 +61,8 @@ WAYS = {  # of algorithms, or of entries, that want other settings than most
     "bytegrad(Sign(), error_feedback=True)": Way(lr=0.3, momentum=0.0, reaches=0.87),
     "decoupled_momentum(0.1, 0.9, values=UInt2(), sign=False)": Way(),
     "diloco(every=4, delay=2)": Way(lr=0.05, reaches=0.85),
+    "gradient_allreduce(delay=1)": Way(lr=0.5, momentum=0.0, reaches=0.91),
+    "bytegrad(MinMaxUInt8(block=64), error_feedback=True, delay=2)": Way(lr=0.5, momentum=0.0, reaches=0.91),
     # Four bits, and a step of each four is given up.
     "diloco(every=4, inner=ErrorFeedback(CompressedMean(UInt4(block=64))), delay=1, fragments=2, mix=0.0)": Way(
         lr=0.1, reaches=0.86

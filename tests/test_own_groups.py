@@ -134,6 +134,7 @@ def made(expression):
     {
         "bk.algorithms.bytegrad()": [(1, 1)],
         "bk.hierarchical(bk.algorithms.bytegrad())": [(3, 3)],
+        "bk.hierarchical(bk.algorithms.bytegrad(delay=1))": [(1, 1), (3, 3)],
         "bk.after_step(bk.stages.Hierarchical(bk.stages.Mean()), every=2, delay=1)": [(1, 1), (3, 2)],
         "bk.after_step(bk.stages.Mean(), every=2, delay=1)": [(1, 1), (1, 1)],
     }.items(),

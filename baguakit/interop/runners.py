@@ -25,7 +25,7 @@ def rules_on_gradients(stage: Any) -> tuple[Rule, ...]:
 
     Raises:
         TypeError: it is neither, or acts on weights.
-        ValueError: it acts on some of the parameters only, or two rules act in one step.
+        ValueError: it has a delay, acts on some of the parameters only, or two rules act in one step.
     """
     if isinstance(stage, Stage):
         stage = during_backward(stage)
@@ -36,6 +36,11 @@ def rules_on_gradients(stage: Any) -> tuple[Rule, ...]:
         if rule.what == "data":
             raise TypeError(
                 f"{rule!r} acts on weights, and a gradient hook never sees them; use bk.attach(model, optimizer, …)"
+            )
+        if rule.delay:
+            raise ValueError(
+                f"{rule!r} lands gradients in a later backward, and a hook returns those of its own; use bk.attach, or "
+                "omit delay="
             )
         if rule.where is not None:
             raise ValueError(

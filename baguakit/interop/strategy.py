@@ -136,7 +136,8 @@ class BaguaStrategy(DDPStrategy):
             super().save_checkpoint(checkpoint, filepath, storage_options=storage_options)
             return
         differ = any(rule.what == "data" for rule in self.rules)
-        each = differ or any(rule.stage.remembers() for rule in self.rules)
+        late = any(rule.delay and not rule.stage.agrees for rule in self.rules)
+        each = differ or late or any(rule.stage.remembers() for rule in self.rules)
         checkpoint[KEY] = {"ranks": self.world_size, "each": each, "state": self._attachment.state_dict()}
         super().save_checkpoint(checkpoint, filepath, storage_options=storage_options)
         if each and self.global_rank > 0:

@@ -3,7 +3,8 @@
 With f, b and o the seconds of forward, backward and the optimizer alone, in the steady state of the algorithm, after
 its warm-up:
 
-    during_backward     flight i is launched when backward has made its gradients, at f + r_i, and lands by f + b
+    during_backward     flight i is launched when backward has made its gradients, at f + r_i, and lands by f + b;
+                        with a delay all flights overlap one whole step, whatever the delay
     between_steps       all are launched at 0 and land by f + b
     after_step          Σ T_i after the step, without overlap
     after_step(delay=d) launched after a step, with d steps to land
@@ -196,7 +197,7 @@ class StepModel:
         if overlaps(rule):
             more = self.overlapping([*always, each]) + self.compute.optimizer - base
         elif rule.delay:
-            W = rule.delay * base
+            W = min(rule.delay, rule.every) * base
             more = self.copies(each) + overlapped(W, [(0.0, T)], self.kappa) - W
         else:
             more = self.copies(each) + T.seconds
@@ -212,4 +213,4 @@ def flights_per_step(each: RuleCost, step: float) -> float:
 
 def overlaps(rule: Rule) -> bool:
     """Return whether the flights of a rule overlap forward and backward, on the first lane."""
-    return rule.window in ("during_backward", "between_steps")
+    return rule.window in ("during_backward", "between_steps") and not rule.delay

@@ -14,7 +14,13 @@ PLACES = {  # with one more attachment on another model, and in DDP's hook
     "two at once": "bytegrad(MinMaxUInt8(block=64))",
     "ddp": "bytegrad(MinMaxUInt8(block=64), error_feedback=True)",
 }
-ALGORITHMS = (*usual().values(), "decentralized(order='atc')", "diloco(every=2, delay=1)", *PLACES)
+ALGORITHMS = (
+    *usual().values(),
+    "decentralized(order='atc')",
+    "diloco(every=2, delay=1)",
+    "gradient_allreduce(delay=1)",
+    *PLACES,
+)
 
 
 def algorithm_of(name: str) -> Any:

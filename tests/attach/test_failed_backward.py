@@ -3,7 +3,7 @@
 import pytest
 import torch
 import torch.distributed as dist
-from everything import ALGORITHMS, made, runs_free, variants_slow, waits_for_weights
+from everything import ALGORITHMS, delayed, made, runs_free, variants_slow, waits_for_weights
 from failing import Fails
 from pool import ranks
 from saying import TIMEOUT, said
@@ -12,10 +12,12 @@ from training import flat, net, net_and_sgd, sgd
 import baguakit as bk
 from baguakit.rules import rules_of
 
-WITH_GRADIENTS = [  # of which a rule acts on gradients at the step that fails
+WITH_GRADIENTS = [  # of which a rule acts on gradients at the step that fails, and lands them in it
     each
     for each in ALGORITHMS
-    if not runs_free(made(each)) and any(rule.what == "grad" and rule.acts(3) for rule in rules_of(made(each)))
+    if not runs_free(made(each))
+    and not delayed(made(each))
+    and any(rule.what == "grad" and rule.acts(3) for rule in rules_of(made(each)))
 ]
 
 

@@ -13,7 +13,9 @@ from baguakit.rules import rules_of
 
 FEEDBACK = "bytegrad(MinMaxUInt8(block=64), error_feedback=True)"
 UNLIKE_AN_AVERAGE = [
-    each for each in ALGORITHMS if any(rule.what == "grad" and not rule.stage.averages for rule in rules_of(made(each)))
+    each
+    for each in ALGORITHMS
+    if any(rule.what == "grad" and (rule.delay or not rule.stage.averages) for rule in rules_of(made(each)))
 ]
 
 

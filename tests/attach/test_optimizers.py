@@ -3,7 +3,7 @@
 import pytest
 import torch
 import torch.distributed as dist
-from everything import ALGORITHMS, averages_gradients, exact, made, runs_free, stages, usual
+from everything import ALGORITHMS, averages_gradients, delayed, exact, made, runs_free, stages, usual
 from pool import ranks
 from torch import nn
 from training import attached, close, flat, loss, mean_loop, net, run_steps, sgd
@@ -44,6 +44,8 @@ def test_clipping_sees_the_same_gradients_on_all_ranks(algorithm):
     results = ranks(3, run)
     for weights, found in results:
         assert torch.equal(weights, results[0][0]) and found == results[0][1]
+    if delayed(made(algorithm)):  # zeros come first, and then gradients at other weights
+        return
     if exact(made(algorithm)) and all(stage.averages for stage in stages(made(algorithm))):  # which a vote does not
         close(results[0][0], expected)
     if algorithm.startswith(("gradient_allreduce", "bytegrad(MinMaxUInt8")):

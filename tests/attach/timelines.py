@@ -13,6 +13,7 @@ STEPS = 6
 # Each as an expression, evaluated on the rank.
 RULES = {
     "gradients": "[bk.algorithms.gradient_allreduce()]",
+    "delayed gradients": "[bk.algorithms.gradient_allreduce(delay=2)]",
     "awc": "[bk.algorithms.decentralized(bk.topology.Ring())]",
     "atc": "[bk.after_step(bk.stages.Mean(), every=2)]",
     "delayed, with gradients": "[bk.algorithms.bytegrad(), bk.after_step(bk.stages.Mean(), every=3, delay=2)]",

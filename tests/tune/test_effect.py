@@ -1,7 +1,7 @@
 """The effect of every algorithm on training, and the plan that names none."""
 
 import pytest
-from everything import ALGORITHMS, averages_gradients, exact, made
+from everything import ALGORITHMS, averages_gradients, delayed, exact, made
 from pool import ranks
 from torch import nn
 
@@ -27,6 +27,7 @@ a, c = bk.algorithms, bk.compressors
         (a.power_sgd(), "different trajectory", False),
         (a.top_k(), "different trajectory", False),
         (a.qadam(), "different trajectory", False),
+        (a.gradient_allreduce(delay=1), "different trajectory", False),
         (a.local_sgd(), "different trajectory", False),
         (a.decentralized(), "different trajectory", False),
         (a.async_model_average(), "different trajectory", False),
@@ -43,8 +44,9 @@ def test_an_algorithm_is_the_same_as_ddp_if_it_averages_gradients_exactly(expres
     algorithm = made(expression)
     steady = tuple(rule for rule in rules_of(algorithm) if rule.stop is None)
     same = str(effect(algorithm)) == "same as DDP"
-    assert same == (exact(steady) and averages_gradients(steady) and all(r.stage.averages for r in steady))
-    assert not effect(algorithm).keeps_loss or averages_gradients(algorithm)
+    in_time = averages_gradients(steady) and not delayed(steady)
+    assert same == (exact(steady) and in_time and all(r.stage.averages for r in steady))
+    assert not effect(algorithm).keeps_loss or (averages_gradients(algorithm) and not delayed(algorithm))
 
 
 def test_steps_to_a_loss_are_known_of_algorithms_that_were_trained():

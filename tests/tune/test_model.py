@@ -184,6 +184,9 @@ def test_steps_of_gradients_by_hand():
     assert step(bk.algorithms.gradient_allreduce(), flows=2).seconds == pytest.approx(
         f + b + 6 * A + 0.75 * B * 8 * N + o
     )
+    for d in (1, 2):  # the lane has a whole step for the flights of a step, whatever the delay
+        delayed = step(bk.algorithms.gradient_allreduce(delay=d))
+        assert (delayed.seconds, delayed.sent) == pytest.approx((max(f + b + o, one), row.sent))
 
 
 def test_steps_of_weights_by_hand():

@@ -52,9 +52,10 @@ from ...buckets import Bucket
 from ...comm import Comm
 from ...costs import Cost, Load, Place
 from ...expressions import written
+from ...fragments import Fragment
 from ...keeping import finite, keep_
 from ...lanes import New, temporaries
-from ...rules import Algorithm, Fragment, after_step
+from ...rules import Algorithm, after_step
 from ...stages import Mean, Stage, State, cost
 
 NESTEROV = {"lr": 0.7, "momentum": 0.9, "nesterov": True}  # what the paper found best

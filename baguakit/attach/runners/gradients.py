@@ -1,42 +1,98 @@
-"""The runner of a rule on gradients: its buckets are launched one by one, and landed together."""
+"""The runner of a rule on gradients: its buckets are launched one by one, and landed together.
 
+With a delay d, the buckets of the latest d backward passes are in the air. They and those that have landed are a ring
+of d + 1: gradients are views of the buckets that landed last, and the next backward launches these.
+"""
+
+from collections import deque
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from ...buckets import is_view
+from ...buckets import Bucket, is_view
 from ...comm import Comm
 from ...keeping import Joint
 from ...kernels.shared.uploads import uploaded
-from .runner import RuleRunner, call_unscaled
+from .runner import BucketFlight, RuleRunner, call_unscaled
 
 FAILED = 2  # in the place of the flags, 0 and 1
+
+
+@dataclass(eq=False)
+class Flags:
+    """A byte for each parameter of a rule, which travels with the last bucket of a backward pass.
+
+    Attributes:
+        mine: 1 if this rank has a gradient, else 0; `FAILED` if its backward has failed.
+        used: the bytes, all-reduced by their maximum; None with one rank.
+    """
+
+    mine: list[int]
+    used: Tensor | None = None
+
+    def begin(self, like: Tensor, comm: Comm) -> Any:
+        """Begin the all-reduce, and return the work to wait for."""
+        if comm.size == 1:
+            return None
+        if self.mine.count(1) == len(self.mine):  # nearly always; and then nothing is copied to the device
+            self.used = torch.ones(len(self.mine), dtype=torch.uint8, device=like.device)
+        else:
+            self.used = uploaded(torch.tensor(self.mine, dtype=torch.uint8), like.device)
+        return comm.all_reduce_later(self.used, dist.ReduceOp.MAX)
+
+    def of_all(self) -> list[bool]:
+        """Return for each parameter whether some rank has a gradient, once the flight has arrived."""
+        # Only a rank that misses a gradient asks the device whether another has one.
+        known = self.mine if all(self.mine) or self.used is None else self.used.tolist()
+        return [bool(each) for each in known]
+
+    def failed(self) -> bool:
+        """Return True if the backward failed on some rank and the flags are on the host."""
+        return self.used is not None and self.used.is_cpu and int(self.used[0]) == FAILED
+
+
+class Pass(NamedTuple):
+    """The buckets of one backward pass, its flights in the air by bucket, and its flags."""
+
+    buckets: list[Bucket]
+    air: dict[int, BucketFlight]
+    flags: Flags
 
 
 @dataclass(eq=False)
 class GradientRunner(RuleRunner):
     """A runner of a rule on gradients.
 
-    With its last bucket travels a byte for each parameter: 1 if the rank has a gradient, `FAILED` if its backward has
-    failed.
-
     Attributes:
         flown: gradients have landed since the last optimizer step. The round ends with the step: a skipped one has no
-            round of its own.
-        used: the bytes, all-reduced.
+            round of its own. With a delay it ends with the backward.
+        flags: of the backward whose buckets are at hand.
+        ring: the passes that land in the next backward passes, in order; zeros before the first.
         untouched: views that are gradients and were not accumulated into, each with its values before the launch.
         versions: of the flat tensors, when their gradients landed.
         factor: of the gradients at launch: not 1 where the mean is over some ranks only.
     """
 
     flown: bool = False
-    used: Tensor | None = None
+    flags: Flags = field(init=False)
+    ring: deque[Pass] = field(init=False)
     untouched: list[tuple[Tensor, Tensor]] = field(default_factory=list)
     versions: list[int] = field(default_factory=list)
     factor: float = 1.0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.flags = self._all()
+        self.ring = deque(
+            Pass([Bucket.of(torch.zeros_like(bucket.flat), bucket.params) for bucket in self.buckets], {}, self._all())
+            for _ in range(self.rule.delay)
+        )
+
+    def _all(self) -> Flags:
+        return Flags([1] * len(self.params()))
 
     def launch_bucket(self, i: int, step: int, touched: set[Tensor], scale: Tensor | None, joint: Joint | None) -> None:
         """Launch bucket `i` with the gradients of this rank; a missing gradient counts as zero."""
@@ -44,8 +100,9 @@ class GradientRunner(RuleRunner):
             self.untouched = []
         bucket, factor = self.buckets[i], self.factor
         grads = [p.grad for p in bucket.params]
-        flags = [int(has_gradient(p, touched)) for p in self.params()] if i == len(self.buckets) - 1 else None
-        idle = [v for p, v in zip(bucket.params, bucket.views, strict=True) if p not in touched and is_view(p.grad, v)]
+        flags = Flags([int(has_gradient(p, touched)) for p in self.params()]) if i == len(self.buckets) - 1 else None
+        pairs = [] if self.ring else zip(bucket.params, bucket.views, strict=True)
+        idle = [view for p, view in pairs if p not in touched and is_view(p.grad, view)]
 
         def load() -> Tensor:
             flat = bucket._load_gradients(grads)
@@ -56,21 +113,27 @@ class GradientRunner(RuleRunner):
         self._launch(i, step, load, flags, scale, joint)
 
     def launch_filled(self, i: int, step: int, joint: Joint | None, failed: bool) -> None:
-        """Launch NaN in place of bucket `i` if the backward has failed here, else zeros. `.grad` stays as it is."""
+        """Launch NaN in place of bucket `i` if the backward has failed here, else zeros.
+
+        `.grad` stays as it is, unless the result will land, after a delay.
+        """
         value, flag = (torch.nan, FAILED) if failed else (0.0, 0)
-        flags = [flag] * len(self.params()) if i == len(self.buckets) - 1 else None
+        flags = Flags([flag] * len(self.params())) if i == len(self.buckets) - 1 else None
         flat = self.buckets[i].flat
-        self._launch(i, step, lambda: torch.full_like(flat, value), flags, None, joint)
+        self._launch(i, step, lambda: (flat if self.ring else torch.empty_like(flat)).fill_(value), flags, None, joint)
 
     def _launch(
-        self, i: int, step: int, load: Any, flags: list[int] | None, scale: Tensor | None, joint: Joint | None
+        self, i: int, step: int, load: Any, flags: Flags | None, scale: Tensor | None, joint: Joint | None
     ) -> None:
         stage, state = self.stage(i), self.states[i]
+        self.flags = self.flags if flags is None else flags
+        if self.ring:  # now: gradients take no other memory while they wait for their turn, and the scale may change
+            loaded = load() if scale is None else load().mul_(scale.reciprocal())
+            load, scale = lambda: loaded, None
 
         def work(_: Tensor, comm: Comm) -> Tensor:
             flat: Tensor = load()
-            used, later = begin_flags(flags, flat, comm)
-            self.used = used if flags is not None else self.used
+            later = None if flags is None else flags.begin(flat, comm)
             if joint is None:
                 call_unscaled(stage, flat, state, comm, scale)
             else:
@@ -83,28 +146,54 @@ class GradientRunner(RuleRunner):
         self.launch(i, step, work)
 
     def arrive_all(self) -> bool:
-        """Wait for all buckets. Return True if the backward failed on some rank and the flags are on the host."""
-        for i in range(len(self.buckets)):
-            self.arrive(i)
-        return self.used is not None and self.used.is_cpu and int(self.used[0]) == FAILED
+        """Wait for all buckets that land now: of this backward, or the one `delay` before it.
 
-    def land(self, touched: set[Tensor]) -> None:
-        """Make the gradients that some rank has views of the buckets."""
-        mine = [has_gradient(p, touched) for p in self.params()]
-        # Only a rank that misses a gradient asks the device whether another has one.
-        used = mine if all(mine) or self.used is None else [bool(u) for u in self.used.tolist()]
+        Returns:
+            True if their backward failed on some rank and the flags are on the host.
+        """
+        self._turn()
+        for i in sorted(self.air):
+            self.arrive(i)
+        if self.ring:
+            self.round += 1
+            for p in self.params():
+                p.grad = None  # it is in the air
+        return self.flags.failed()
+
+    def _turn(self) -> None:
+        """Go from the buckets of this backward to those that land, which the next one launches."""
+        self.ring.append(Pass(self.buckets, self.air, self.flags))
+        self.buckets, self.air, self.flags = self.ring.popleft()
+
+    def land(self, scale: Tensor | None) -> None:
+        """Make the gradients that some rank has views of the buckets; delayed ones times the `scale` of the loss."""
+        used = self.flags.of_all()
         for bucket in self.buckets:
             here, used = used[: len(bucket.params)], used[len(bucket.params) :]
             kept = {view.data_ptr() for view, here_used in zip(bucket.views, here, strict=True) if not here_used}
             for view, held in self.untouched:
                 if view.data_ptr() in kept:
                     view.copy_(held)
+            if self.ring and scale is not None:
+                bucket.flat.mul_(scale)
             bucket.store("grad", only=None if all(here) else here)
         self.flown, self.versions = True, [bucket.flat._version for bucket in self.buckets]
 
+    def flights(self) -> list[BucketFlight]:
+        return [*(flight for each in self.ring for flight in each.air.values()), *super().flights()]
+
+    def drop(self) -> None:
+        for _ in range(len(self.ring) + 1):
+            self._turn()
+            super().drop()
+
+    def start_over(self) -> None:
+        """Wait for the flights of the backward under way, and discard their results."""
+        super().drop()
+
     def step_ended(self) -> None:
         """End the round, if gradients have landed in this step."""
-        self.round += self.flown
+        self.round += self.flown and not self.ring
         self.flown = False
 
     def landed_on(self, i: int, reached: set[Tensor]) -> bool:
@@ -127,14 +216,3 @@ class GradientRunner(RuleRunner):
 def has_gradient(p: Tensor, touched: set[Tensor]) -> bool:
     """Return True if this rank has a gradient of `p` to average."""
     return p in touched and p.grad is not None
-
-
-def begin_flags(flags: list[int] | None, like: Tensor, comm: Comm) -> tuple[Tensor | None, Any]:
-    """Begin an all-reduce of the flags by their maximum. Return them as bytes, and the work to wait for."""
-    if flags is None or comm.size == 1:
-        return None, None
-    if flags.count(1) == len(flags):  # nearly always; and then nothing is copied to the device
-        used = torch.ones(len(flags), dtype=torch.uint8, device=like.device)
-    else:
-        used = uploaded(torch.tensor(flags, dtype=torch.uint8), like.device)
-    return used, comm.all_reduce_later(used, dist.ReduceOp.MAX)

@@ -28,18 +28,18 @@ Tally = list[tuple[Tensor, Tensor]]
 class Losses:
     """The losses of a rule's compression: of the flights in the air, and of the latest that have landed."""
 
-    air: dict[int, Tally] = field(default_factory=dict)  # by bucket
-    done: dict[int, Tally] = field(default_factory=dict)
+    air: dict[tuple[int, int], Tally] = field(default_factory=dict)  # by bucket and round
+    done: dict[int, Tally] = field(default_factory=dict)  # by bucket
 
-    def measured(self, bucket: int, stage: Stage) -> Stage:
-        """Return a stage that does the same as `stage` for one flight of a bucket, and measures its loss."""
-        tally = self.air[bucket] = []
+    def measured(self, flight: tuple[int, int], stage: Stage) -> Stage:
+        """Return a stage that does the same as `stage` for one flight, by bucket and round, and measures its loss."""
+        tally = self.air[flight] = []
         return measured(stage, tally)
 
-    def landed(self, bucket: int) -> None:
-        """Let the losses of the flight of a bucket be its latest."""
-        if bucket in self.air:
-            self.done[bucket] = self.air.pop(bucket)
+    def landed(self, flight: tuple[int, int]) -> None:
+        """Let the losses of a flight be the latest of its bucket."""
+        if flight in self.air:
+            self.done[flight[0]] = self.air.pop(flight)
 
     def error(self) -> float:
         """Return ε over the latest flight of each bucket; NaN if nothing was compressed. Waits for the device."""

@@ -92,7 +92,7 @@ class RuleRunner:
         """
         if i == 0 or self.current_stage is None:
             self.current_stage = as_chosen(self.rule.stage) if self.chosen else self.rule.stage
-        return self.current_stage if self.losses is None else self.losses.measured(i, self.current_stage)
+        return self.current_stage if self.losses is None else self.losses.measured((i, self.round), self.current_stage)
 
     def launch(
         self,
@@ -144,7 +144,11 @@ class RuleRunner:
             flight.before = None  # a report keeps the flight
             flight.flight.forget()
             if self.losses is not None:
-                self.losses.landed(i)
+                self.losses.landed((i, flight.round))
+
+    def flights(self) -> list[BucketFlight]:
+        """Return the flights in the air, in the order of their launch."""
+        return list(self.air.values())
 
     def drop(self) -> None:
         """Wait for every flight in the air, and discard the results."""

@@ -37,9 +37,10 @@ def account(rank: int, runners: Sequence[RuleRunner], log: Logbook, steps: int |
     begin, end = read(records[0].begin), read(records[-1].end)
     spans = [span for record in records for span in training_spans(rank, record, read)]
     for runner in runners:
-        for i, flights in enumerate(runner.records):
+        in_air = runner.flights()
+        for flights in runner.records:
             for flight in list(flights):
-                if flight is not runner.air.get(i) and flight.flight.times().waits:
+                if flight not in in_air and flight.flight.times().waits:
                     span, waits = flight_spans(rank, flight, read)
                     if span.launched < end and span.landed > begin:
                         spans += [span, *(wait for wait in waits if wait.start >= begin)]

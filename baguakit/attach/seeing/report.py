@@ -110,9 +110,10 @@ def make_report(
     """Return the report of an attachment at this moment, without waiting."""
     rows = []
     for runner in runners:
+        in_air = runner.flights()
         for i, bucket in enumerate(runner.buckets):
             dtype = str(bucket.flat.dtype).removeprefix("torch.")
-            flown = tuple(flight for flight in runner.records[i] if flight is not runner.air.get(i))
+            flown = tuple(flight for flight in runner.records[i] if flight not in in_air)
             which = (runner.label, runner.index, i, bucket.flat.numel(), dtype)
             landed = runner.launches[i] - (len(runner.records[i]) - len(flown))
             kinds = tuple(runner.ways[i].kinds)

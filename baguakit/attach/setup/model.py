@@ -146,6 +146,11 @@ def check_rules(
             raise ValueError(
                 f"{a!r} and {b!r} act in the same steps; a free-running rule shares none: use start= and stop="
             )
+        if a.what == b.what == "grad" and a.delay != b.delay:
+            raise ValueError(
+                f"{a!r} and {b!r} act in the same steps, and one optimizer step takes gradients of one delay; give "
+                "both the same delay=, or separate them with start= and stop="
+            )
         both = set(of_a) & set(of_b)
         if a.window == b.window and both:
             name = next(name for p, name in names.items() if p in both)

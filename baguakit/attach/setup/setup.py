@@ -46,9 +46,13 @@ class Setup:
         return range(1 + any(map(channel_of, self.rules)))
 
     def groups(self, channel: int) -> frozenset[str]:
-        """Return the kinds of groups that the work on a channel uses; channel 0 also carries what no rule sends."""
-        used = [rule.stage.wants_groups() for rule in self.rules if channel_of(rule) == channel]
-        return frozenset([] if channel else [FLAT]).union(*used)
+        """Return the kinds of groups that the work on a channel uses.
+
+        Channel 0 also carries what no rule sends, and with gradients travel their flags.
+        """
+        rules = [rule for rule in self.rules if channel_of(rule) == channel]
+        flat = channel == 0 or any(rule.what == "grad" for rule in rules)
+        return frozenset([FLAT] if flat else []).union(*(rule.stage.wants_groups() for rule in rules))
 
 
 @dataclass(frozen=True, eq=False)

@@ -15,27 +15,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ...buckets import Bucket, local, pieces
+from ...buckets import Bucket, local
 from ...expressions import spellings
-from ...lanes import Flight
 from ...stages import Carry, Stage, State
-from ..runners.runner import BucketFlight, RuleRunner
+from ..runners.runner import RuleRunner
+from .flights import load_delayed, load_flight, save_flights
+from .pieces import Names, gathered, save_pieces
 
 log = logging.getLogger("baguakit")
-Names = Mapping[Tensor, str]
-
-
-class Arrived(Flight):
-    """A flight that has ended: loaded from a checkpoint."""
-
-    def __init__(self, value: Tensor) -> None:
-        self._value = value
-
-    def done(self) -> bool:
-        return True
-
-    def result(self) -> Any:
-        return self._value
 
 
 def remembered(stage: Stage, state: State, carried: bool = True, at: str = "") -> Iterator[tuple[str, Tensor, Any]]:
@@ -92,7 +79,7 @@ def check_saved(runners: Sequence[RuleRunner], saved: Mapping[str, Any]) -> None
 def save_runner(runner: RuleRunner, names: Names) -> dict[str, Any]:
     """Return copies of the state of a rule. Waits for its flights; those of a free-running rule are left out."""
     if runner.rule.window != "free_running":
-        for flight in runner.air.values():  # their results, and their changes of the states
+        for flight in runner.flights():  # their results, and their changes of the states
             flight.flight.result()
     saved: dict[str, Any] = {
         "rule": repr(runner.rule),
@@ -106,21 +93,12 @@ def save_runner(runner: RuleRunner, names: Names) -> dict[str, Any]:
             if carry is None:
                 saved["own"][f"{i}.{path}"] = tensor.clone()
             else:
-                _save_pieces(saved["parameters"], bucket, names, path, tensor)
+                save_pieces(saved["parameters"], bucket, names, path, tensor)
                 if tensor.shape != bucket.flat.shape:
                     saved["whole"] = sorted({path, *saved.get("whole", ())})
-        if i in runner.air and runner.rule.window != "free_running":
-            flight = runner.air[i]
-            _save_pieces(saved["parameters"], bucket, names, "flight.result", flight.flight.result())
-            if flight.before is not None and not torch.equal(flight.before, bucket.now()):
-                _save_pieces(saved["parameters"], bucket, names, "flight.before", flight.before)
+    if runner.rule.window != "free_running":
+        save_flights(runner, names, saved["parameters"])
     return saved
-
-
-def _save_pieces(saved: dict[str, Any], bucket: Bucket, names: Names, path: str, x: Tensor) -> None:
-    parts = [x] * len(bucket.params) if x.shape != bucket.flat.shape else pieces(x, bucket.params)
-    for p, part in zip(bucket.params, parts, strict=True):
-        saved[names[p]][path] = part.clone()
 
 
 def load_runner(runner: RuleRunner, names: Names, saved: Mapping[str, Any], same_ranks: bool) -> None:
@@ -130,6 +108,7 @@ def load_runner(runner: RuleRunner, names: Names, saved: Mapping[str, Any], same
     runner.to_average = []
     for i in range(len(runner.buckets)):
         load_bucket(runner, i, names, saved, same_ranks)
+    load_delayed(runner, names, saved["parameters"], same_ranks)
 
 
 def load_bucket(runner: RuleRunner, i: int, names: Names, saved: Mapping[str, Any], same_ranks: bool) -> None:
@@ -142,13 +121,13 @@ def load_bucket(runner: RuleRunner, i: int, names: Names, saved: Mapping[str, An
     _make_missing(state, parameters, bucket, names, whole_of(saved, names))
     for path, tensor, carry in remembered(runner.rule.stage, state):
         if carry is not None:
-            _load_carried(runner, tensor, _gathered(parameters, bucket, names, path, tensor), carry, same_ranks)
+            _load_carried(runner, tensor, gathered(parameters, bucket, names, path, tensor), carry, same_ranks)
         elif same:
             _load_own(runner, tensor, saved["own"], f"{i}.{path}")
         else:
             log.warning("%r makes %s of bucket %d anew: buckets or ranks have changed", runner.rule, path, i)
     if same_ranks:
-        _load_flight(runner, i, parameters, names)
+        load_flight(runner, i, parameters, names)
 
 
 def _load_own(runner: RuleRunner, tensor: Tensor, own: Mapping[str, Tensor], path: str) -> None:
@@ -200,41 +179,3 @@ def _load_carried(runner: RuleRunner, tensor: Tensor, loaded: Tensor | None, car
         tensor.zero_()
     if not same_ranks and carry == "mean" and tensor.dim():
         runner.to_average.append(tensor)
-
-
-def _load_flight(runner: RuleRunner, i: int, parameters: Mapping[str, Any], names: Names) -> None:
-    bucket = runner.buckets[i]
-    result = _gathered(parameters, bucket, names, "flight.result", bucket.flat)
-    if result is not None:
-        before = _gathered(parameters, bucket, names, "flight.before", bucket.flat)
-        runner.air[i] = BucketFlight(
-            label=f"{runner.label}, bucket {i}, from a checkpoint",
-            flight=Arrived(result),
-            launched=0.0,
-            runner=runner,
-            bucket=i,
-            round=runner.round - 1,
-            before=bucket.now() if before is None else before,
-        )
-
-
-def _gathered(parameters: Mapping[str, Any], bucket: Bucket, names: Names, path: str, like: Tensor) -> Tensor | None:
-    """Return the pieces of an elementwise tensor put together like `like`; None if no parameter has one.
-
-    A parameter that has none (it is new) keeps its values in `like`.
-    """
-    parts = [parameters.get(names[p], {}).get(path) for p in bucket.params]
-    if all(part is None for part in parts):
-        return None
-    if like.shape != bucket.flat.shape:
-        return torch.as_tensor(next(part for part in parts if part is not None), device=like.device)
-    flat = like.clone()
-    for p, view, part in zip(bucket.params, pieces(flat, bucket.params), parts, strict=True):
-        if part is not None:
-            if part.shape != view.shape:
-                raise ValueError(
-                    f"this state holds {tuple(part.shape)} of {names[p]}, and {tuple(view.shape)} is here; "
-                    "shards are resumed with as many as there were"
-                )
-            view.copy_(part)
-    return flat

@@ -104,12 +104,23 @@ class Backward:
     def prepare(self) -> None:
         """Determine the buckets that will be launched, and whether their flights decide together."""
         self.next = 0
-        self.acting = [runner for runner in self.runners if runner.rule.acts(self.clock.step)]
+        acting = [runner for runner in self.runners if runner.rule.acts(self.clock.step)]
+        if acting != self.acting:
+            self.decisions.settle()  # those after it may be on another lane
+            for runner in self.acting:
+                if runner not in acting:
+                    runner.drop()
+        self.acting = acting
         self.order = [(runner, i) for runner in self.acting for i in range(len(runner.buckets))]
         if not self.must_decide_together():
             self.decisions.joint = None
         elif self.decisions.joint is None:
             self.decisions.joint = Joint()
+
+    @property
+    def delay(self) -> int:
+        """Return the delay of the gradients of this backward: all rules that act have the same."""
+        return max((runner.rule.delay for runner in self.acting), default=0)
 
     def must_decide_together(self) -> bool:
         """Return True if what one flight of this backward keeps depends on the results of others."""
@@ -132,7 +143,10 @@ class Backward:
             self.announce()
         runner, i = self.order[self.next]
         self.next += 1
-        runner.channel.lane.follow(self.leaves.of(runner.buckets[i].params))
+        if runner.rule.delay:
+            self.leaves.follow(runner.buckets[i].params)
+        else:
+            runner.channel.lane.follow(self.leaves.of(runner.buckets[i].params))
         runner.launch_bucket(i, self.clock.step, self.touched, self.scale(), self.decisions.joint)
 
     @torch.no_grad()
@@ -145,7 +159,7 @@ class Backward:
             self.announce()
         while self.next < len(self.order):
             self.launch_next()
-        self.decisions.settle()
+        self.decisions.settle(but=self.delay)
         self.decisions.begin(self.acting)
         self.task = None
         failed = [runner.arrive_all() for runner in self.acting]
@@ -156,7 +170,7 @@ class Backward:
             self.drop_gradients()
         else:
             for runner in self.acting:
-                runner.land(self.touched)
+                runner.land(self.scale())
                 self.missed |= set(runner.params()) - self.touched
             self.passes += 1
         self.touched.clear()
@@ -212,11 +226,14 @@ class Backward:
         """Forget the launches of this backward."""
         self.task = None
         for runner in self.acting:
-            runner.drop()
+            runner.start_over()
+        self.decisions.settle()  # of earlier backward passes, whose values stay
         self.decisions.forget()
 
     def why_not_dropped(self) -> str:
         """Return the reason why the other ranks cannot drop a step, or ""."""
+        if self.delay:
+            return "they step with delayed gradients; let the exception end this rank, and resume from a checkpoint"
         views = [
             is_view(p.grad, view)
             for runner, i in self.order[: self.next]
@@ -233,18 +250,19 @@ class Backward:
     def check_another_pass(self, p: Tensor) -> None:
         """Raise a RuntimeError if this backward, the second or later of a step, cannot be averaged after the first.
 
-        A gradient that the first backward has missed needs another round, which only stages without state allow. A rule
-        that replaces the gradient by something else needs it dropped before gradients are added again.
+        A gradient that the first backward has missed needs another round, which only stages without state allow; with a
+        delay each backward has its own. A rule that replaces the gradient by something else, such as an earlier one,
+        needs it dropped before gradients are added again.
         """
         for runner in self.acting:
-            stage = runner.rule.stage
-            if p in self.missed and stage.remembers() and any(p is q for q in runner.params()):
+            stage, delay = runner.rule.stage, runner.rule.delay
+            if not delay and p in self.missed and stage.remembers() and any(p is q for q in runner.params()):
                 raise RuntimeError(
                     f"{self.names[p]} got a gradient after a backward without it was averaged by {runner.rule!r}, "
                     "which remembers what it did; use checkpoint(use_reentrant=False), or att.no_sync() for all but "
                     "the last backward of a step"
                 )
-            for place in self.places.get(p, ()) if runner.flown and not stage.averages else ():
+            for place in self.places.get(p, ()) if runner.flown and (delay or not stage.averages) else ():
                 other, i = self.order[place]
                 if other is runner and runner.landed_on(i, self.reached):
                     raise RuntimeError(

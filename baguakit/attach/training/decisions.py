@@ -1,5 +1,6 @@
 """Decisions: whether the flights of a backward keep what they would remember. They decide together."""
 
+from collections import deque
 from collections.abc import Sequence
 
 import torch
@@ -14,7 +15,7 @@ from ..runners.runner import RuleRunner
 
 
 class Decisions:
-    """The decisions after backward passes, one at a time.
+    """The decisions after backward passes, in their order. Only delayed gradients have several under way.
 
     Args:
         alike: stages that agree give all ranks the same results, so that ranks need not ask each other.
@@ -25,31 +26,31 @@ class Decisions:
 
     def __init__(self, joint: Joint | None = None, alike: bool = True) -> None:
         self.joint, self.alike = joint, alike
-        self._under_way: tuple[RuleRunner, Collective] | None = None
+        self._under_way: deque[tuple[RuleRunner, Collective]] = deque()
 
     def begin(self, runners: Sequence[RuleRunner]) -> None:
         """Begin to decide for the flights of these runners: on the lane, behind them. Nobody waits for it."""
         joint = self.joint
         if joint is None or not runners:
             return
+        flags = [runner.flags for runner in runners if isinstance(runner, GradientRunner)]
         agree = not (self.alike and all(runner.rule.stage.agrees for runner in runners))
 
         def settle(comm: Comm) -> None:
             def on_all_ranks(ok: Tensor) -> Tensor:
                 return comm.all_reduce(ok.to(torch.uint8), dist.ReduceOp.MIN).bool()
 
-            for runner in runners:
-                if isinstance(runner, GradientRunner) and runner.used is not None:
-                    joint.note(runner.used[0] != FAILED)  # the backward has failed on no rank
+            for each in flags:
+                if each.used is not None:
+                    joint.note(each.used[0] != FAILED)  # the backward has failed on no rank
             joint.settle(on_all_ranks if agree else None)
 
-        self._under_way = runners[0], runners[0].channel.begin("the decision on what to keep", settle)
+        self._under_way.append((runners[0], runners[0].channel.begin("the decision on what to keep", settle)))
 
-    def settle(self) -> None:
-        """Wait for the decision under way: then states are as after the latest backward."""
-        under_way, self._under_way = self._under_way, None
-        if under_way is not None:
-            runner, collective = under_way
+    def settle(self, but: int = 0) -> None:
+        """Wait for all decisions `but` the latest so many: with 0, states are then as after the latest backward."""
+        while len(self._under_way) > but:
+            runner, collective = self._under_way.popleft()
             runner.channel.monitor.wait_for(collective)
 
     def forget(self) -> None:

@@ -28,6 +28,16 @@ class LeafStreams:
         wanted = list(params)
         return [stream for stream, made in self.params.items() if not made.isdisjoint(wanted)]
 
+    def follow(self, params: Iterable[Tensor]) -> None:
+        """Let the current stream wait for the gradients of these parameters, and keep their memory until it has."""
+        wanted = set(params)
+        for stream, made in self.params.items():
+            here = current_stream(stream.device)
+            for p in made & wanted if stream != here else ():
+                here.wait_stream(stream)
+                if p.grad is not None:
+                    p.grad.record_stream(here)
+
     def landed(self, lanes: Collection[Lane]) -> None:
         """Keep the memory of the gradients until the lanes have read it, and forget the gradients.
 
