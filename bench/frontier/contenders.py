@@ -77,6 +77,7 @@ CONTENDERS: tuple[Contender, ...] = (
     Contender("DDP, PowerSGD hook", peer="PowerSGD"),
     Contender("bytegrad", "bytegrad()"),
     Contender("bytegrad, 4 bits", "bytegrad(UInt4(), error_feedback=True)"),
+    Contender("bytegrad, one step late", "bytegrad(delay=1)"),
     Contender("bytegrad, 2 bits", "bytegrad(UInt2(), error_feedback=True)"),
     Contender("power_sgd", "power_sgd(rank=4)"),
     Contender("top_k", "top_k()"),
