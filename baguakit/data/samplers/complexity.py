@@ -134,7 +134,16 @@ def _together(ranks: Membership, action: Callable[[], Any]) -> list[Any]:
 
 
 def _pass(dataset: Any, function: Callable[[Any], float], mine: range, ranks: Membership) -> Costs:
-    return np.array([float(function(dataset[i])) for i in _progress(mine, ranks)], dtype=np.float64)
+    return np.array([_cost(function, dataset, i) for i in _progress(mine, ranks)], dtype=np.float64)
+
+
+def _cost(function: Callable[[Any], float], dataset: Any, i: int) -> float:
+    sample = dataset[i]
+    try:
+        return float(function(sample))
+    except Exception as error:
+        what = f"complexity={shown(function)} of sample {i} raised {type(error).__name__}"
+        raise ValueError(f"{what}: {error}") from error
 
 
 def _progress(mine: range, ranks: Membership) -> Iterable[int]:
