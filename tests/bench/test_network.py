@@ -98,10 +98,10 @@ def test_cells_of_one_network_stand_together_and_those_of_flows_say_their_cap():
     cells = [*flows.cells(False), *flows.cells(True)]
     assert len({json.dumps(cell) for cell in cells}) == len(cells) - 1  # the one with a slow flow is quick
     assert [runs.network(cell) for cell in flows.cells(False)] == [
-        *((n, None, "160mbit") for n in (2, 4)),
-        *((n, "1gbit", None) for n in (2, 4)),
-        *((n, None, None) for n in (2, 4)),
-        (2, None, None),
+        *((n, None, "160mbit", None) for n in (2, 4)),
+        *((n, "1gbit", None, None) for n in (2, 4)),
+        *((n, None, None, None) for n in (2, 4)),
+        (2, None, None, None),
     ]
     assert runs.network({"hosts": 4, "rate": "1gbit"}) == (4, "1gbit", None, None)
 
