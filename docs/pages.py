@@ -15,6 +15,7 @@ SHOWN = {
     "networks": "bench/network/README.md",
     "scaling": "bench/scaling/README.md",
     "accuracy": "bench/accuracy/README.md",
+    "frontier": "bench/frontier/README.md",
     "changelog": "CHANGELOG.md",
     "contributing": "CONTRIBUTING.md",
 }

@@ -61,6 +61,8 @@ def write(path: Path = PAGE) -> Path:
     for network in timing.MORE:
         parts += section(losses, timings, network, MORE)
     parts += checked(losses, timings)
+    if not len(timings):
+        parts.append(f"Not timed yet; {len(losses)} trainings are in `bench/results/`.\n")
     parts += ["## Measured on\n", *(f"* {machine(on)}" for on in [*losses.machines, *timings.machines]), ""]
     path.write_text("\n".join(parts))
     return path
