@@ -11,6 +11,7 @@ start of training, when buffers and connections are new.
 from ..costs import Codec, Cost, Line, Link, Load, Network, Place
 from ..stages import cost
 from .compute import Compute
+from .effects import Effect, effect
 from .planning import Plan, plan
 from .prediction import Prediction, predict
 from .probing import probe
@@ -20,6 +21,7 @@ __all__ = [
     "Codec",
     "Compute",
     "Cost",
+    "Effect",
     "Line",
     "Link",
     "Load",
@@ -31,6 +33,7 @@ __all__ = [
     "Tuner",
     "autotune",
     "cost",
+    "effect",
     "plan",
     "predict",
     "probe",

@@ -12,7 +12,7 @@ from ..costs import Network
 from ..rules import Algorithm
 from .choices import choices_of, compressors_in, counted, counts_of, distinct, written
 from .compute import Compute, as_compute
-from .effect import effect
+from .effects import effect
 from .prediction import Prediction, predict
 from .probing import probe
 

@@ -26,7 +26,7 @@ from ..costs.overlap import overlapped
 from ..rules import Algorithm, Rule, rules_of
 from ..stages import cost
 from .compute import Compute
-from .effect import Effect, effect, steps_beside_ddp
+from .effects import Effect, effect, steps_beside_ddp
 
 LOADED, KEPT = 2, 6  # passes to copy weights into a bucket and back; and those if progress meanwhile is kept or mixed
 

@@ -125,12 +125,15 @@ def targets(losses: Table, ranks: int = RANKS) -> list[float]:
 
 
 def steps_beside_ddp(losses: Table) -> dict[str, float]:
-    """Return steps to DDP's last loss as a multiple of DDP's, by the expression of each algorithm that reached it."""
+    """Return steps to DDP's last loss as a multiple of DDP's, by the expression of each algorithm that reached it.
+
+    One seed tells too little: contenders without all seeds are left out.
+    """
     goals, found = targets(losses), {}
-    for each in CONTENDERS:
+    for each in CONTENDERS if len(curves(losses, DDP)) == len(SEEDS) else ():
         known = curves(losses, each) if each.algorithm and not each.free else []
         steps = [reached(curve, goals[-1]) for curve in known]
-        if steps and all(map(math.isfinite, steps)):
+        if len(steps) == len(SEEDS) and all(map(math.isfinite, steps)):
             found[", ".join(map(repr, each.rules()))] = round(statistics.mean(steps) / STEPS, 3)
     return found
 

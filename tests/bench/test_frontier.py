@@ -92,7 +92,7 @@ def test_seconds_are_steps_to_a_loss_times_seconds_a_step(measured):
     assert here.r == pytest.approx(0.1)
     assert here.ceiling == pytest.approx(11.0)
     found = compose.steps_beside_ddp(trained)
-    assert found["during_backward(Mean())"] > 0
+    assert len(found) >= trajectories.LEADING / 2 and min(found.values()) > 0
     assert max(found.values()) <= trajectories.LONGEST / trajectories.STEPS
     assert {row[0] for row in compose.checks(trained, timed)} == {name for name, _, _ in timing.REAL}
 

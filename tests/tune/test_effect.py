@@ -8,7 +8,7 @@ from torch import nn
 import baguakit as bk
 from baguakit.rules import rules_of
 from baguakit.tune.choices import every
-from baguakit.tune.effect import effect, measured, steps_beside_ddp
+from baguakit.tune.effects import effect, measured, steps_beside_ddp
 
 a, c = bk.algorithms, bk.compressors
 
