@@ -245,7 +245,7 @@ def test_on_a_fast_network_exact_means_are_picked():
 
 
 def test_the_plan_prints_its_pick_and_why(monkeypatch):
-    monkeypatch.setattr(effects, "measured", dict)
+    monkeypatch.setattr("baguakit.tune.effects.measured", dict)
     found = the_plan(network())
     text = str(found).splitlines()
     assert text[0].split() == ["bucket", "flows", "step", "exposed", "sent", "a", "step", "to", "DDP", "training"]
