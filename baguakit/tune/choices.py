@@ -73,6 +73,20 @@ def every() -> dict[Algorithm, str]:
     return found | {getattr(algorithms, name)(): f"bk.algorithms.{name}()" for name in names}
 
 
+def probed(choices: Sequence[Algorithm], network: Network) -> tuple[list[Algorithm], dict[str, str]]:
+    """Return the algorithms whose compressors the network was probed for, and the reasons to leave out the others."""
+    known, left_out = [], {}
+    for each in choices:
+        try:
+            for compressor in compressors_in([each]) if network.ranks > 1 else ():
+                network.codec(compressor)
+        except ValueError as error:
+            left_out[written(each)] = str(error)
+        else:
+            known.append(each)
+    return known, left_out
+
+
 def check(algorithm: Algorithm, comm: Comm) -> None:
     """Raise a ValueError if an algorithm cannot work in this group."""
     for rule in rules_of(algorithm):

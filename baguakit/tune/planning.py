@@ -10,7 +10,7 @@ from ..arguments import check_fields, checked, integer
 from ..comm import Comm
 from ..costs import Network
 from ..rules import Algorithm
-from .choices import choices_of, compressors_in, counted, counts_of, distinct, written
+from .choices import choices_of, compressors_in, counted, counts_of, distinct, probed, written
 from .compute import Compute, as_compute
 from .effects import effect
 from .prediction import Prediction, predict
@@ -126,6 +126,9 @@ def plan(
     if network is None:
         device = next((p.device for p in model.parameters()), None)
         network = probe(comm, flows=flows, compressors=compressors_in(choices), device=device)
+    if algorithms is None:
+        choices, unknown = probed(choices, network)
+        left_out |= unknown
     gathered = from_all(comm, lambda: as_compute(step_seconds, model))
     compute = max(gathered, key=lambda each: each.seconds)  # the slowest; of equals that of the lowest rank
     counts = network.flows() if flows is None else flows

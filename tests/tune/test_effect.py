@@ -1,5 +1,7 @@
 """The effect of every algorithm on training, and the plan that names none."""
 
+from dataclasses import replace
+
 import pytest
 from everything import ALGORITHMS, averages_gradients, delayed, exact, made
 from pool import ranks
@@ -65,6 +67,10 @@ def test_a_plan_that_names_no_algorithm_predicts_all_and_picks_one_that_keeps_th
         links = (bk.tune.Link("flat", 1, 3, line, line),)
         network = bk.tune.Network(3, 1, "cpu", 1, links, tuple(codecs), copy=1e-10)
         plan = bk.tune.plan(model, None, network, 0.01)
+        few = bk.tune.plan(model, None, replace(network, codecs=()), 0.01)  # as of a probe for other compressors
+        exact = {repr(bk.algorithms.gradient_allreduce()), repr(bk.algorithms.local_sgd())}
+        assert exact <= {repr(row.algorithm) for row in few.rows}
+        assert "nothing is known of the speed of MinMaxUInt8()" in few.left_out[repr(bk.algorithms.bytegrad())]
         return [repr(row.algorithm) for row in plan.fastest()], dict(plan.left_out), str(plan.best.effect), str(plan)
 
     told = ranks(3, work)
