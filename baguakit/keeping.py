@@ -51,6 +51,11 @@ def keep_(state: Tensor, new: Tensor, where: Tensor) -> Tensor:
     return torch.where(where, new, state, out=state)
 
 
+def wide_copy(x: Tensor) -> Tensor:
+    """Return a copy of `x` in fp32 at least, in which small changes of it are not lost."""
+    return x.to(torch.promote_types(x.dtype, torch.float32), copy=True)
+
+
 def restored(x: Tensor, kept: Tensor) -> Tensor:
     """Return `x` in the dtype of `kept`: with what was lost when `kept` was rounded to `x`, which moved on since then.
 

@@ -1,6 +1,6 @@
 """The choices of a plan: algorithms, bucket sizes that make a difference, and numbers of flows."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from torch import Tensor
 
@@ -34,21 +34,13 @@ def choices_of(named: Sequence[Algorithm] | None, comm: Comm) -> tuple[list[Algo
 
     With nodes, each is tried between nodes as well. One that was named and cannot work raises its error.
     """
-    left_out: dict[str, str] = {}
     if named is None:
-        choices = []
-        for each in every():
-            try:
-                check(each, comm)
-            except ValueError as error:
-                left_out[written(each)] = str(error)
-            else:
-                choices.append(each)
+        choices, left_out = sifted(list(every()), lambda each: check(each, comm))
     else:
         if isinstance(named, Rule) or not isinstance(named, Sequence) or not named:
             wanted = "a list of the algorithms to choose from, such as [bk.algorithms.bytegrad()]"
             raise TypeError(f"algorithms is {wanted}, not {named!r}")
-        choices = list(dict.fromkeys(named))
+        choices, left_out = list(dict.fromkeys(named)), {}
         for each in choices:
             check(each, comm)
     if comm.hierarchical:
@@ -75,16 +67,27 @@ def every() -> dict[Algorithm, str]:
 
 def probed(choices: Sequence[Algorithm], network: Network) -> tuple[list[Algorithm], dict[str, str]]:
     """Return the algorithms whose compressors the network was probed for, and the reasons to leave out the others."""
-    known, left_out = [], {}
+
+    def look_up(algorithm: Algorithm) -> None:
+        for compressor in compressors_in([algorithm]) if network.ranks > 1 else ():
+            network.codec(compressor)
+
+    return sifted(choices, look_up)
+
+
+def sifted(
+    choices: Sequence[Algorithm], attempt: Callable[[Algorithm], None]
+) -> tuple[list[Algorithm], dict[str, str]]:
+    """Return the algorithms with which `attempt` raises no ValueError, and what it says of the others."""
+    able, left_out = [], {}
     for each in choices:
         try:
-            for compressor in compressors_in([each]) if network.ranks > 1 else ():
-                network.codec(compressor)
+            attempt(each)
         except ValueError as error:
             left_out[written(each)] = str(error)
         else:
-            known.append(each)
-    return known, left_out
+            able.append(each)
+    return able, left_out
 
 
 def check(algorithm: Algorithm, comm: Comm) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 from bench.network.table import Table
 
 from .contenders import ALONE, CONTENDERS, DDP, Contender
-from .timing import HOSTS, NETWORKS, cell, timed
+from .timing import HOSTS, NETWORKS, is_of, timed
 from .trajectories import RANKS, SEEDS, STEPS, best_rate, longest, rates
 from .trajectories import cell as training
 
@@ -23,7 +23,8 @@ class Row:
     """A contender on a network.
 
     Attributes:
-        step, sent, compute: seconds and bytes of a rank in a step, and seconds of it when nothing is exchanged.
+        step, sent: seconds and bytes of a rank in a step.
+        lr: the learning rate that its trials chose.
         curves: losses by step, of each seed.
         real: losses by second of a training on this network, where there is one; of free ranks there is nothing else.
     """
@@ -31,16 +32,13 @@ class Row:
     contender: Contender
     step: float
     sent: float
-    compute: float
     lr: float
     curves: list[Curve] = field(default_factory=list)
     real: Curve = field(default_factory=list)
 
     def seconds(self, target: float) -> list[float]:
         """Return the seconds to a loss by seed; infinity where it was never reached."""
-        if self.contender.free:
-            return [reached(self.real, target)]
-        return [self.step * reached(curve, target) for curve in self.curves]
+        return [self.step * steps for steps in self.steps(target)]
 
     def bytes(self, target: float) -> float:
         """Return the bytes that a rank sends to a loss, the mean over seeds."""
@@ -88,11 +86,8 @@ def rows(losses: Table, timings: Table, network: str, hosts: int = HOSTS) -> lis
     found = []
     for each in CONTENDERS:
         if each.free:
-            whole = [result for asked, result in timings if is_free(asked, each, network, hosts)]
-            found += [
-                Row(each, result["step"], result["sent"], result["compute"], each.lr, [], by_second(result))
-                for result in whole[:1]
-            ]
+            whole = [result for asked, result in timings if is_of(asked, each, network, hosts)]
+            found += [Row(each, result["step"], result["sent"], each.lr, [], by_second(result)) for result in whole[:1]]
             continue
         asked = timed(each, network, hosts)
         source = LIKE.get(each.peer, each)
@@ -100,17 +95,12 @@ def rows(losses: Table, timings: Table, network: str, hosts: int = HOSTS) -> lis
         if asked in timings and known:
             result = timings[asked]
             lr = best_rate(rates(losses, source))
-            found.append(Row(each, result["step"], result["sent"], result["compute"], lr, known))
+            found.append(Row(each, result["step"], result["sent"], lr, known))
     return found
 
 
 # A synchronous peer whose weights are, to rounding, those of an algorithm here: it is timed, and not trained again.
 LIKE = {"hivemind": next(each for each in CONTENDERS if each.name == "local_sgd")}
-
-
-def is_free(asked: dict[str, Any], each: Contender, network: str, hosts: int) -> bool:
-    """Return whether this is the cell of a training of free ranks on a network."""
-    return "every_seconds" in asked and cell(each, network, hosts).items() <= asked.items()
 
 
 def by_second(result: Mapping[str, Any]) -> Curve:
@@ -163,20 +153,15 @@ def place(timings: Table, network: str, hosts: int = HOSTS) -> Place | None:
 def checks(losses: Table, timings: Table) -> list[tuple[str, str, int, float, float]]:
     """Return (contender, network, steps, measured seconds, composed seconds) of trainings on a network itself."""
     found = []
-    for each in CONTENDERS:
-        for network in NETWORKS:
-            for asked, result in timings:
-                whole = "lr" in asked and "every_seconds" not in asked
-                if whole and cell(each, network, asked["hosts"]).items() <= asked.items():
-                    step = timings[timed(each, network, asked["hosts"])]["step"]
-                    found.append((each.name, network, result["steps"], result["seconds"], step * result["steps"]))
+    for each, network in itertools.product(CONTENDERS, NETWORKS):
+        for asked, result in timings:
+            if "lr" in asked and not each.free and is_of(asked, each, network, asked["hosts"]):
+                step = timings[timed(each, network, asked["hosts"])]["step"]
+                found.append((each.name, network, result["steps"], result["seconds"], step * result["steps"]))
     return found
 
 
 def best(found: Sequence[Row], target: float) -> list[Row]:
     """Return ours that reach a loss, the soonest first."""
-    ours = [row for row in found if not row.contender.peer]
-    sooner = {row.contender.name: statistics.mean(row.seconds(target)) for row in ours}
-    return sorted(
-        (row for row in ours if math.isfinite(sooner[row.contender.name])), key=lambda row: sooner[row.contender.name]
-    )
+    sooner = [(statistics.mean(row.seconds(target)), row) for row in found if not row.contender.peer]
+    return [row for seconds, row in sorted(sooner, key=lambda pair: pair[0]) if math.isfinite(seconds)]

@@ -41,6 +41,7 @@ REAL = (  # trained on the network itself from beginning to end: (contender, net
     ("diloco", "100 Mb/s", 300),
     ("SparseLoCo", "100 Mb/s", 300),
 )
+OPTIONS = {"steps", "lr", "seconds", "every_seconds", "loopback"}  # of a cell; the rest is what is measured, and where
 FREE: Cell = {"seconds": 240.0, "every_seconds": 10.0}  # a training whose ranks do not wait for each other
 
 
@@ -70,6 +71,11 @@ def cell(each: Contender, network: str, hosts: int = HOSTS, **options: Any) -> C
     """Return the description of a measurement."""
     expression = each.algorithm or each.peer
     return {"contender": each.name, "expression": expression, "hosts": hosts, **NETWORKS[network], **options}
+
+
+def is_of(asked: Cell, each: Contender, network: str, hosts: int = HOSTS) -> bool:
+    """Return whether a cell, of steps or of a whole training, is of a contender on a network."""
+    return {name: value for name, value in asked.items() if name not in OPTIONS} == cell(each, network, hosts)
 
 
 def measure(asked: Cell) -> dict[str, Any]:

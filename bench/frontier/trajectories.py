@@ -134,7 +134,7 @@ def longest(each: Contender) -> int:
 
 
 def leaders(table: Table, some: list[Contender]) -> list[Contender]:
-    """Return contenders in the order of the loss that they end with, torch's own and the peers first."""
+    """Return contenders in the order of the loss that they end with; DDP, whose losses are the targets, first."""
 
     def loss(each: Contender) -> float:
         asked = cell(each, RANKS, SEEDS[0], best_rate(rates(table, each)), longest(each))

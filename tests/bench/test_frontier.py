@@ -111,6 +111,13 @@ def test_the_page_and_the_pictures_are_made_of_the_tables(measured, tmp_path, mo
     assert page.write(tmp_path / "again.md").read_text().count("## Measured on") == 1
 
 
+def test_a_cell_is_of_one_network(measured):
+    """The cell of a straggler has all that a cell of its rate has, and more."""
+    for asked in timing.cells(CONTENDERS, measured[0]):
+        each = contender(asked["contender"])
+        assert sum(timing.is_of(asked, each, network, asked["hosts"]) for network in timing.NETWORKS) == 1
+
+
 def test_what_is_measured_is_described_once_and_networks_stand_together(measured):
     cells = timing.cells(CONTENDERS, measured[0])
     keys = [str(sorted(cell.items())) for cell in cells]

@@ -31,7 +31,7 @@ from ...arguments import check_fields, checked, real
 from ...buckets import Bucket
 from ...comm import Comm
 from ...costs import Cost, Load, Place
-from ...keeping import finite, keep_, restored
+from ...keeping import finite, keep_, restored, wide_copy
 from ...lanes import temporaries
 from ...primitives import neighbor_mean_
 from ...rules import Rule, after_step
@@ -71,7 +71,7 @@ class OuterGossip(Stage):
             )
 
     def init(self, bucket: Bucket, comm: Comm) -> State:
-        theta = bucket.flat.to(torch.promote_types(bucket.flat.dtype, torch.float32), copy=True)
+        theta = wide_copy(bucket.flat)
         return {"theta": theta, "c": torch.zeros_like(theta)}
 
     def __call__(self, x: Tensor, state: State, comm: Comm) -> Tensor:

@@ -27,7 +27,7 @@ from ...arguments import check_fields, checked
 from ...buckets import Bucket
 from ...comm import Comm
 from ...costs import Cost, Load, Place, degree
-from ...keeping import finite, keep_
+from ...keeping import finite, keep_, wide_copy
 from ...primitives.neighbors import links, mixed, round_of
 from ...rules import Rule, after_step
 from ...stages import Stage, State
@@ -57,7 +57,7 @@ class PushSum(Stage):
             )
 
     def init(self, bucket: Bucket, comm: Comm) -> State:
-        z = bucket.flat.to(torch.promote_types(bucket.flat.dtype, torch.float32), copy=True)
+        z = wide_copy(bucket.flat)
         return {"z": z, "p": torch.ones(comm.size, dtype=torch.float64)}
 
     def __call__(self, x: Tensor, state: State, comm: Comm) -> Tensor:

@@ -28,7 +28,7 @@ from ...arguments import check_fields, checked, real, truth
 from ...buckets import Bucket
 from ...comm import Comm
 from ...costs import Cost, Load, Place
-from ...keeping import finite, keep_, restored
+from ...keeping import finite, keep_, restored, wide_copy
 from ...lanes import temporaries
 from ...primitives import neighbor_mean_
 from ...rules import Rule, after_step
@@ -63,7 +63,7 @@ class QuasiGlobalMomentum(Stage):
         NeighborMean(self.topology).check(comm)
 
     def init(self, bucket: Bucket, comm: Comm) -> State:
-        held = bucket.flat.to(torch.promote_types(bucket.flat.dtype, torch.float32), copy=True)
+        held = wide_copy(bucket.flat)
         return {"held": held, "velocity": torch.zeros_like(held)}
 
     def __call__(self, x: Tensor, state: State, comm: Comm) -> Tensor:

@@ -53,7 +53,7 @@ from ...comm import Comm
 from ...costs import Cost, Load, Place
 from ...expressions import written
 from ...fragments import Fragment
-from ...keeping import finite, keep_
+from ...keeping import finite, keep_, wide_copy
 from ...lanes import New, temporaries
 from ...rules import Algorithm, after_step
 from ...stages import Mean, Stage, State, cost
@@ -95,7 +95,7 @@ class OuterStep(Stage):
         return self.inner.agrees
 
     def init(self, bucket: Bucket, comm: Comm) -> State:
-        anchor = bucket.flat.to(torch.promote_types(bucket.flat.dtype, torch.float32), copy=True)
+        anchor = wide_copy(bucket.flat)
         return {"anchor": anchor, "outer": {}, "inner": self.inner.init(bucket, comm)}
 
     def __call__(self, x: Tensor, state: State, comm: Comm) -> Tensor:
