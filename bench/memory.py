@@ -40,6 +40,7 @@ VARIANTS = (
     "bytegrad(error_feedback=True, delay=2)",
     "bytegrad(error_feedback=True)",
     "bytegrad(error=0.001)",
+    "ef21(momentum=0.9)",
     'decentralized(order="atc")',
     "choco(OnePeerExact(), gamma=1.0)",
     "diloco(2, delay=1)",
