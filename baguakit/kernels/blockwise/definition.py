@@ -11,8 +11,9 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from ..cpu import units
+from ..cpu.inductor import piecewise
 from ..shared import noise
-from ..shared.rotation import restore, rotate
+from ..shared.rotation import in_memory, restore, rotate, signs_of
 from .format import Format
 from .layout import Run, join_, planes_of, split, stripes
 
@@ -68,6 +69,35 @@ def add_loss_(residual: Tensor, x: Tensor, times: Tensor, header: Tensor, format
     _write_(residual, stripes(residual, format.bits) + lost * times, format)
 
 
+@piecewise
+def rotate_(out: Tensor, x: Tensor, signs: Tensor) -> None:
+    missing = signs.shape[0] - x.shape[-1]
+    out.copy_(rotate(pad(x.float(), (0, missing)) if missing else x.float(), signs))
+
+
+@piecewise
+def restore_(out: Tensor, header: Tensor, signs: Tensor, format: Format, *codes: Tensor) -> None:
+    out.copy_(_restored(out, header, signs, format, codes))
+
+
+@piecewise
+def keep_restored_loss_(
+    residual: Tensor, x: Tensor, header: Tensor, signs: Tensor, format: Format, *codes: Tensor
+) -> None:
+    residual.copy_(x.float() - _restored(x, header, signs, format, codes))
+
+
+@piecewise
+def add_restored_(total: Tensor, rotated: Tensor, signs: Tensor, times: Tensor) -> None:
+    total.add_(restore(rotated, signs)[..., : total.shape[-1]] * times)
+
+
+def _restored(like: Tensor, header: Tensor, signs: Tensor, format: Format, codes: Sequence[Tensor]) -> Tensor:
+    """Return the values that rotated blocks restore to, without those that are missing in blocks such as `like`."""
+    rotated = in_memory(_values(header, format, codes).flatten(-2))
+    return restore(rotated, signs)[..., : like.shape[-1]]
+
+
 def _values(header: Tensor, format: Format, codes: Sequence[Tensor]) -> Tensor:
     """Return the values of blocks in the stripes of their codes: neighbours in memory are neighbours for a CPU."""
     return format.decode(split(codes, format.bits), header.unsqueeze(-2))
@@ -97,13 +127,13 @@ def compress(format: Format, x: Tensor, block: int, residual: Tensor | None = No
             codes, header = run.codes_of([plane[row] for plane in planes]), headers[row][..., run.blocks, :]
             start = 0 if isinstance(row, slice) else row * n + run.columns.start
             values = run.values_of(x[row])
-            coded = _coded(values, run, format)
+            coded = _coded(run_unit, values, run, format)
             _pack_(run_unit, codes, header, coded, start, key, format)
             if residual is None:
                 continue
             lost = run.values_of(residual[row])
             if format.rotated:
-                torch.sub(values.float(), _restored(run_unit, run, header, format, codes), out=lost)
+                run_unit(keep_restored_loss_, lost, values, header, signs_of(run.width, x.device), format, *codes)
             else:
                 run_unit(keep_loss_, lost, coded, header, format, *codes)
     return packed
@@ -122,7 +152,7 @@ def decompress_(format: Format, out: Tensor, packed: Tensor, block: int) -> None
             values, header = run.values_of(out[row]), headers[row][..., run.blocks, :]
             codes = run.codes_of([plane[row] for plane in planes])
             if format.rotated:
-                values.copy_(_restored(run_unit, run, header, format, codes))
+                run_unit(restore_, values, header, signs_of(run.width, out.device), format, *codes)
             else:
                 run_unit(unpack_, values, header, format, *codes)
 
@@ -140,15 +170,15 @@ def add_(format: Format, out: Tensor, packed: Tensor, weights: Tensor, block: in
     for run in layout.runs:
         values = run.values_of(out)
         total = values.float()
-        if format.rotated:
-            total = torch.zeros(run.height, run.width, dtype=torch.float32, device=out.device)
-        elif run.missing:
-            total = pad(total, (0, run.missing))
         run_unit = _runner(format, run, rows, n, total, packed)
-        _add_rows_(run_unit, total, run, *parts, weights, format)
         if format.rotated:
-            values.copy_(values.float() + _cut(restore(total), run))
-        elif total is not values:
+            rotated = torch.zeros(run.height, run.width, dtype=torch.float32, device=out.device)
+            _add_rows_(run_unit, rotated, run, *parts, weights, format)
+            run_unit(add_restored_, total, rotated, signs_of(run.width, out.device), weights.new_ones(1))
+        else:
+            total = pad(total, (0, run.missing)) if run.missing else total
+            _add_rows_(run_unit, total, run, *parts, weights, format)
+        if total is not values:
             values.copy_(_cut(total, run))
 
 
@@ -179,24 +209,22 @@ def reduce(
         if format.rotated or run.missing:
             lost = torch.empty_like(mean)
             run_unit(keep_loss_, lost, mean, header, format, *codes)
-            kept += _cut(restore(lost) if format.rotated else lost, run) * divisor
+            if format.rotated:
+                run_unit(add_restored_, kept, lost, signs_of(run.width, lost.device), divisor)
+            else:
+                kept += _cut(lost, run) * divisor
         else:
             run_unit(add_loss_, kept, mean, divisor, header, format, *codes)
     return sent
 
 
-def _coded(values: Tensor, run: Run, format: Format) -> Tensor:
+def _coded(run_unit: units.RunUnit, values: Tensor, run: Run, format: Format) -> Tensor:
     """Return the values of a run as they are coded."""
-    if run.missing:
-        values = pad(values, (0, run.missing))
-    return rotate(values.float()) if format.rotated else values
-
-
-def _restored(run_unit: units.RunUnit, run: Run, header: Tensor, format: Format, codes: Sequence[Tensor]) -> Tensor:
-    """Return the values that rotated blocks restore to."""
-    rotated = torch.empty(*header.shape[:-1], run.width, dtype=torch.float32, device=header.device)
-    run_unit(unpack_, rotated, header, format, *codes)
-    return _cut(restore(rotated), run)
+    if not format.rotated:
+        return pad(values, (0, run.missing)) if run.missing else values
+    rotated = torch.empty(*values.shape[:-1], run.width, dtype=torch.float32, device=values.device)
+    run_unit(rotate_, rotated, values, signs_of(run.width, values.device))
+    return rotated
 
 
 def _cut(values: Tensor, run: Run) -> Tensor:
@@ -247,7 +275,7 @@ def _runner(format: Format, run: Run, rows: int, n: int, values: Tensor, beside:
         return units.plain
     if beside is not None and not beside.is_contiguous():
         return units.plain
-    return units.runner((format, run.width, torch.float32 if format.rotated else values.dtype), rows, n)
+    return units.runner((format, run.width, values.dtype), rows, n)
 
 
 def _rows(rows: int, run_unit: units.RunUnit, key: int | None = None) -> list[slice] | range:
