@@ -47,7 +47,7 @@ _piecewise: set[Unit] = set()
 
 
 def piecewise(unit: Unit) -> Unit:
-    """Mark a unit, to which all rows are alike, to be run on a few rows after another, so that caches hold all."""
+    """Mark a unit, to which all rows are alike: it takes a few after another, so that caches hold its temporaries."""
     _piecewise.add(unit)
     return unit
 
@@ -104,10 +104,11 @@ def _function(name: str, unit: Unit, like: tuple[Any, ...]) -> tuple[set[str], s
         kernel.name = f"{name}_kernel_{i}"
     tensors = {f"a{i}": part for i, part in enumerate(like) if isinstance(part, Tensor)}
     strides = {a: part[0].nbytes if part.dim() == 2 else 0 for a, part in tensors.items()}
+    few, many = (_noted(run, kernels, examples(like, rows)) for rows in (FEW, MANY))
     # An odd number of vectors, since columns of 2ᵏ rows would share few lines of the cache.
-    piece = max(PIECE // like[0].shape[1] - 16, 16) if unit in _piecewise else "all"
+    piece = max(PIECE // like[0].shape[1] - 16, 16) if unit in _piecewise and few[1] else "all"
     begins = "\n            ".join(f"char *{a} = all_{a} + begin * {stride};" for a, stride in strides.items())
-    calls = "\n            ".join(_statements(*(_noted(run, kernels, examples(like, rows)) for rows in (FEW, MANY))))
+    calls = "\n            ".join(_statements(few, many))
     return (
         {line for kernel in kernels for line in kernel.includes},
         "\n".join(f"#define kernel {kernel.name}\n{kernel.body}\n#undef kernel" for kernel in kernels)

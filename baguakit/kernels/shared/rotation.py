@@ -20,7 +20,7 @@ from torch import Tensor
 
 from . import noise
 
-STEPS = 4  # taken at once: 2⁴ parts fit the registers of a CPU
+STEPS = 3  # taken at once: 2³ parts fit the registers of a CPU; with more, they also take long to compile
 
 
 @lru_cache(maxsize=64)
@@ -44,7 +44,7 @@ def restore(x: Tensor, signs: Tensor) -> Tensor:
 def _transformed(x: Tensor) -> Tensor:
     """Return H x. Blocks become columns, so that all additions are of neighbours, and back."""
     blocks = x.reshape(-1, x.shape[-1])
-    columns = in_memory(blocks.t().contiguous())
+    columns = in_memory(blocks.t())
     left = x.shape[-1].bit_length() - 1
     while left:
         steps = min(left, STEPS)
@@ -56,9 +56,10 @@ def _transformed(x: Tensor) -> Tensor:
                 for i, part in enumerate(parts)
             )
         columns = torch.stack(parts, 1)
-    return columns.view(blocks.shape[::-1]).t().reshape(x.shape)
+    return in_memory(columns.view(blocks.shape[::-1]).t()).view(x.shape)
 
 
 def in_memory(x: Tensor) -> Tensor:
-    """Return a contiguous tensor, which Inductor then writes to memory and does not compute anew for each use."""
+    """Return a contiguous tensor, which Inductor writes to memory, and does not compute anew for each use."""
+    x = x.contiguous()
     return x.as_strided(x.shape, x.stride())
