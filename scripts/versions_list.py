@@ -8,7 +8,7 @@ ROOT = Path(__file__).resolve().parents[1]
 # The tests that versions decide, with the reason. The others test code of this package by calls that these make, too.
 TESTS = {
     "tests/kernels": "Triton's language, compiler and interpreter, and NumPy beneath the interpreter",
-    "tests/test_compressors.py": "the same, and torch.compile of the definitions",
+    "tests/test_compressors*.py": "the same, and torch.compile of the definitions",
     "tests/primitives": "flights over torch.distributed",
     "tests/attach": "hooks of autograd and of optimizers, and states that torch saves",
     "tests/test_comm.py": "groups of torch.distributed",
@@ -41,6 +41,7 @@ class Environment:
         python: its version; "" is the Python of .venv, with its packages where `packages` are not newer or older.
         packages: requirements, as pip reads them.
         tests: paths, or patterns of them, that pytest is given.
+        options: what pytest is given beside them.
         beside: packages that the tests find, and the dry run does not.
         without: patterns of files in them that it is not given.
         dry: the dry run of `scripts/gpu` follows.
@@ -51,6 +52,7 @@ class Environment:
     python: str
     packages: tuple[str, ...]
     tests: tuple[str, ...] = field(default=tuple(TESTS), repr=False)
+    options: tuple[str, ...] = field(default=(), repr=False)
     beside: tuple[str, ...] = ()
     without: tuple[str, ...] = field(default=(), repr=False)
     dry: bool = field(default=False, repr=False)
@@ -74,5 +76,12 @@ ENVIRONMENTS = (
         without=COMPILED,  # this Triton compiles them in the environment before
     ),
     Environment("newest", "the newest versions that there are", "3.13", ("torch", "triton", "numpy", *TOOLS)),
-    Environment("triton", "the oldest Triton beside all else of .venv", "", (oldest("triton"),), COMPILED),
+    Environment(
+        "triton",
+        "the oldest Triton beside all else of .venv",
+        "",
+        (oldest("triton"),),
+        COMPILED,
+        options=("-m", "", "-k", "cuda:90"),  # they are slow tests, and one target shows whether this Triton can
+    ),
 )

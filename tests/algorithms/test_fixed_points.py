@@ -16,8 +16,8 @@ from quadratics import curvatures, descend, minimum, optima
 import baguakit as bk
 from baguakit import topology
 
-# In `make test` a few graphs, for a power of two and for another number; in `make test-all` all of them.
-FEW = ["Ring()", "Star()"]
+# In `make test` one graph beside the directed ones; in `make test-all` all of them.
+FEW = ["Star()"]
 ALL = [pytest.param(n, None, marks=pytest.mark.slow) for n in (2, 3, 4, 5, 8)]
 STATIC = ["FullyConnected()", "Ring()", "Exponential()", "SymmetricExponential()", "Star()", "Grid2D()"]
 CHANGING = ["OnePeerExact()", "OnePeerExponential()", "BaseK(1)", "BaseK(2)", "Hypercube()", "RandomMatching(1)"]
@@ -68,7 +68,7 @@ def push_sum_ends(w, n, alpha):
 
 
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize("n, graphs", [(4, FEW), *ALL])
+@pytest.mark.parametrize("n, graphs", [(3, FEW), *ALL])
 def test_gossip_ends_where_its_equation_says(n, graphs):
     static = [*(graphs or [t for t in STATIC if fits(t, n)]), "Exponential()"]
     steps, lr = (60, 0.3) if graphs else (200, 0.1)  # the directed graph of 8 ranks mixes slowly
@@ -117,6 +117,7 @@ def test_where_plain_gossip_stops_short_of_the_minimum():
     assert (x - minimum(5)).abs().max() > 1e-2 and (x - x.mean(0)).abs().max() > 1e-2
 
 
+@pytest.mark.slow  # the algorithm that the package has is tested in test_corrected_gossip.py
 def test_the_example_of_one_s_own_algorithm_is_exact():
     import importlib.util
     from pathlib import Path

@@ -179,6 +179,7 @@ def test_a_host_falls_silent_and_comes_back(how):
 
 
 @needs_root
+@pytest.mark.slow  # imports torch
 def test_the_command_line_prefixes_stops_the_rest_and_returns_the_worst():
     command = 'if [ $RANK = 1 ]; then echo "I am $RANK of $WORLD_SIZE" >&2; exit 3; fi; sleep 1000'
     words = [sys.executable, "-m", "bench.netlab", "--hosts", "2", "--", "sh", "-c", command]

@@ -7,6 +7,7 @@ import torch
 import torch.distributed as dist
 from pool import ranks
 from sharding import full, grid, line, sharded
+from tiers import slow_after
 from training import batch, flat, net, sgd
 
 import baguakit as bk
@@ -87,7 +88,7 @@ def test_nodes_of_two_ranks_are_as_ranks_of_their_own(rule):
     assert apart == pytest.approx(alone[0][2], abs=1e-9)
 
 
-@pytest.mark.parametrize("rule", ["diloco", "awc"])
+@pytest.mark.parametrize("rule", slow_after(1, ["diloco", "awc"]))
 def test_a_resumed_run_is_the_uninterrupted_one(rule):
     def parts():
         saved = over_nodes(RULES[rule], 4)[3]

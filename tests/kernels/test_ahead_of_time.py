@@ -4,6 +4,7 @@ import pytest
 from variants import TARGETS, compiled, name_of
 
 triton = pytest.importorskip("triton")
+pytestmark = pytest.mark.slow  # compiling takes half a minute for each target where nothing is cached
 SIZES = {"fp32": 4, "bf16": 2, "fp16": 2, "fp64": 8}
 BODIES = 6  # of a loop over rows, unrolled by four: those, the rest's, and what is stored
 
@@ -13,11 +14,7 @@ def blocks_of(facts: dict) -> int:
     return max(1, 2048 // facts["block"])
 
 
-# Compiling takes half a minute for each target where nothing is cached; the rest in `make test-all`.
-PARAMS = [pytest.param(name, marks=[pytest.mark.slow] * (name != "cuda:90")) for name in TARGETS]
-
-
-@pytest.fixture(scope="module", params=PARAMS)
+@pytest.fixture(scope="module", params=TARGETS)
 def codec(request: pytest.FixtureRequest) -> tuple[dict, ...]:
     return compiled("codec", request.param)
 

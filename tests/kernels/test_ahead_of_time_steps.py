@@ -4,10 +4,10 @@ import pytest
 from variants import TARGETS, compiled, name_of
 
 pytest.importorskip("triton")
-SLOW = [pytest.param(target, marks=pytest.mark.slow) for target in TARGETS if target != "cuda:90"]
+pytestmark = pytest.mark.slow  # compiling takes some seconds for each target where nothing is cached
 
 
-@pytest.fixture(scope="module", params=["cuda:90", *SLOW])
+@pytest.fixture(scope="module", params=TARGETS)
 def steps(request: pytest.FixtureRequest) -> tuple[dict, ...]:
     return compiled("steps", request.param)
 

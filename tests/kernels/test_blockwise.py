@@ -3,6 +3,7 @@
 import pytest
 import torch
 from formats import DTYPES, FORMATS, KEY, NAMES, bits, definition, kernels, round_trip, sample, without_nan
+from tiers import slow_after
 
 from baguakit.kernels.blockwise import definition as blockwise
 from baguakit.kernels.blockwise import layout
@@ -133,7 +134,8 @@ def test_finite_values_never_read_as_nan(name, key):
     "dtype, key",
     [
         (torch.float32, None),
-        *((dtype, KEY) for dtype in DTYPES),
+        (torch.bfloat16, KEY),
+        *(pytest.param(dtype, KEY, marks=pytest.mark.slow) for dtype in DTYPES if dtype != torch.bfloat16),
         *(pytest.param(dtype, None, marks=pytest.mark.slow) for dtype in DTYPES[1:]),
     ],
 )
@@ -196,11 +198,12 @@ def test_kernels_equal_the_definition_at_the_ends_of_fp32(name, key, device):
 
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")  # NumPy's, from the interpreter
 @every
-def test_kernels_pass_broken_blocks_on_in_the_same_bytes(name, device):
+@pytest.mark.parametrize("dtypes", slow_after(1, [DTYPES[:1], DTYPES]), ids=["fp32", "all"])
+def test_kernels_pass_broken_blocks_on_in_the_same_bytes(name, dtypes, device):
     """A row without any, and one for each value that breaks a block; each breaks another block."""
     operators, _, block = FORMATS[name]
     codec, kernel = definition(operators), kernels(operators)
-    for dtype in DTYPES:
+    for dtype in dtypes:
         n = 2500 if dtype == torch.float32 else 130
         x = sample(4, n, dtype)
         for row, (at, value) in enumerate([(5, torch.nan), (70, torch.inf), (n - 1, -torch.inf)], 1):

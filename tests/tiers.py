@@ -1,0 +1,17 @@
+"""Which cases of a test `make test` runs: the others are marked slow, and run in `make test-all` and in the thirds."""
+
+from collections.abc import Container, Iterable
+from typing import Any
+
+import pytest
+
+
+def slow_unless(kept: Container[Any], values: Iterable[Any]) -> list[Any]:
+    """Return values as parameters of a test: those that are not among `kept` are marked slow."""
+    return [each if each in kept else pytest.param(each, marks=pytest.mark.slow) for each in values]
+
+
+def slow_after(number: int, values: Iterable[Any]) -> list[Any]:
+    """Return values as parameters of a test: those after the first `number` are marked slow."""
+    values = list(values)
+    return [*values[:number], *slow_unless((), values[number:])]
