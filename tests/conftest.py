@@ -13,14 +13,7 @@ HERE = Path(__file__).parent
 PTX_CACHE = HERE.parent / ".ptx_cache"
 if find_spec("hypothesis") is None:
     without_hypothesis.install()
-DECIDED_BY_GPU = (
-    "test_cuda.py",
-    "kernels",
-    "test_compressors.py",
-    "test_compressors_refusals.py",
-    "primitives",
-    "optim",
-)
+DECIDED_BY_GPU = ("test_cuda.py", "kernels", "test_compressors.py", "primitives", "optim")
 
 
 @pytest.hookimpl(tryfirst=True)

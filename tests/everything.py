@@ -8,7 +8,7 @@ exports and has no entry here is tested as it is by default; `test_everything.py
 arguments.
 """
 
-from collections.abc import Iterable
+from collections.abc import Callable, Hashable, Iterable
 from typing import Any
 
 import torch
@@ -130,11 +130,11 @@ def kind(algorithm: Algorithm) -> frozenset[tuple[Any, ...]]:
     )
 
 
-def of_each_kind(expressions: Iterable[str] = ALGORITHMS) -> list[str]:
+def of_each_kind(expressions: Iterable[str] = ALGORITHMS, kind_of: Callable[[Algorithm], Hashable] = kind) -> list[str]:
     """Return the first expression of each kind."""
-    first: dict[Any, str] = {}
+    first: dict[Hashable, str] = {}
     for each in expressions:
-        first.setdefault(kind(made(each)), each)
+        first.setdefault(kind_of(made(each)), each)
     return list(first.values())
 
 
@@ -155,9 +155,9 @@ def stages(algorithm: Algorithm) -> list[Stage]:
     return found
 
 
-def windows(algorithm: Algorithm) -> set[str]:
+def windows(algorithm: Algorithm) -> frozenset[str]:
     """Return the windows of all rules."""
-    return {rule.window for rule in rules_of(algorithm)}
+    return frozenset(rule.window for rule in rules_of(algorithm))
 
 
 def averages_gradients(algorithm: Algorithm) -> bool:

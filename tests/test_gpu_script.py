@@ -209,6 +209,7 @@ def test_kernels_are_compiled_for_the_gpu_that_is_here(monkeypatch, capability, 
     assert gpu_kernels.here() == f"cuda:{target}"
 
 
+@pytest.mark.slow
 def test_a_killed_peer_is_named_and_the_other_lives_on(tmp_path):
     """Ranks start for it, and one is dead only after two seconds without a sign."""
     path = tmp_path / "facts"

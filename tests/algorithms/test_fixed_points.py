@@ -100,7 +100,7 @@ def test_gradient_tracking_ends_at_the_minimum_of_the_mean(n, graphs):
     steps, lr = (110, 0.15) if graphs else (300, 0.08)
     cases = {}
     for t in graphs or [t for t in STATIC + CHANGING if fits(t, n)]:
-        for order in ("awc", "atc"):
+        for order in ("atc",) if graphs else ("awc", "atc"):
             rule = lambda bk, t=t, order=order: bk.algorithms.gradient_tracking(graph(t, n), order)  # noqa: E731
             cases[t, order] = (rule, steps, lr, 0.0)
     steps, lr = (500, 0.05) if n > 5 else (steps, lr)  # the directed graph of 8 ranks needs short steps

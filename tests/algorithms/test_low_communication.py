@@ -6,6 +6,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from pool import ranks
+from tiers import slow_after
 from torch import nn
 from training import flat, net, net_and_sgd, run_steps, sgd, simulate, train
 
@@ -173,7 +174,7 @@ def test_replicas_are_the_same_wherever_they_are_held(n, algorithm):
     ranks(n, run)
 
 
-@pytest.mark.parametrize("topology", ["Ring", "OnePeerExact", "Exponential"])
+@pytest.mark.parametrize("topology", slow_after(1, ["OnePeerExact", "Ring", "Exponential"]))
 def test_choco_moves_no_mean(topology):
     """Σ_r x_r is what it was before the exchange, for any compressor."""
 

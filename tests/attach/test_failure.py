@@ -9,6 +9,7 @@ import pytest
 import torch.distributed as dist
 from everything import made, of_each_kind, runs_free, usual
 from pool import Pool
+from tiers import slow_after
 from training import loss, net_and_sgd
 
 import baguakit as bk
@@ -117,7 +118,7 @@ def test_a_rank_asleep(own_pools):
         assert TIMEOUT - 0.5 < seconds < TIMEOUT + 2
 
 
-@pytest.mark.parametrize("victim", [1, 2])
+@pytest.mark.parametrize("victim", slow_after(1, [1, 2]))
 def test_a_rank_killed(pool, victim):
     def mishap(rank):
         if rank == victim:

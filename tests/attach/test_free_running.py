@@ -138,6 +138,7 @@ def test_the_interval_is_kept():
     assert all(2 <= flights <= 5 for flights in ranks(2, run))
 
 
+@pytest.mark.slow  # kills a rank of its own pool; see test_failure.py
 def test_a_killed_rank_is_named():
     from pool import Pool
 

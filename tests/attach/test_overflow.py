@@ -53,7 +53,9 @@ def tensors_in(value):
     return [t for each in value.values() for t in tensors_in(each)] if isinstance(value, dict) else []
 
 
-@pytest.mark.parametrize("size, bucket_bytes, passed", [(3, 100, True), (2, 25 << 20, False)])
+@pytest.mark.parametrize(
+    "size, bucket_bytes, passed", [(3, 100, True), pytest.param(2, 25 << 20, False, marks=pytest.mark.slow)]
+)
 @pytest.mark.parametrize("algorithm", others_slow([*REPEATABLE, DELAYED]))
 def test_one_overflow_costs_one_step_on_all_ranks_and_leaves_no_trace(algorithm, size, bucket_bytes, passed):
     """The run equals one in which those batches never were: in its weights, and in all that is remembered.

@@ -96,7 +96,7 @@ def test_resuming_shards_is_exact(algorithm):
     ranks(4, run)
 
 
-@pytest.mark.parametrize("around", ["whole", "shards"])
+@pytest.mark.parametrize("around", slow_after(1, ["whole", "shards"]))
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
 def test_it_is_zero_when_a_stage_is_called(algorithm, around):
     from baguakit.stages import Stage

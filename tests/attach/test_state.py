@@ -128,7 +128,7 @@ def saved_by(algorithm):
 
 
 @pytest.mark.parametrize("algorithm", others_slow([*MIXING, "gradient_tracking()"]))
-@pytest.mark.parametrize("before, after", [(3, 2), (2, 3)])
+@pytest.mark.parametrize("before, after", [(3, 2), pytest.param(2, 3, marks=pytest.mark.slow)])
 def test_another_number_of_ranks_agrees_on_its_own_mean(algorithm, before, after):
     """Taken up by fewer or more ranks, at step size 0: their weights go to their mean, and stay there."""
 

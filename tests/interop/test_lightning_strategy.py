@@ -202,6 +202,7 @@ def test_nodes_are_known():
     torch.testing.assert_close(results[0], exact[0], rtol=0, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_a_rank_that_raises_is_named():
     def run():
         with pytest.raises(Exception) as caught:

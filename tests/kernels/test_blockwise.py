@@ -276,7 +276,9 @@ def test_every_operation_compiled_equals_eager(name, dtype, key, all_compiled):
 # The operators.
 
 
-@every
+@pytest.mark.parametrize(
+    "name", slow_after(1, ["uint2_rotated", *(name for name in FORMATS if name != "uint2_rotated")])
+)
 def test_operators_keep_the_rules_of_operators(name, device, monkeypatch):
     monkeypatch.undo()  # opcheck compares what fake and real operators make of torch.empty
     operators, _, block = FORMATS[name]

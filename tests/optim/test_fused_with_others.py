@@ -96,8 +96,13 @@ def sharded(fused, kind, options):
 ADAMW, SGD = torch.optim.AdamW, torch.optim.SGD
 
 
+OTHERS = [(SGD, {"momentum": 0.9}), (ADAMW, {"foreach": True})]
+
+
 @pytest.mark.parametrize("size", slow_after(1, [2, 1]))
-@pytest.mark.parametrize("kind, options", [(ADAMW, {}), (SGD, {"momentum": 0.9}), (ADAMW, {"foreach": True})])
+@pytest.mark.parametrize(
+    "kind, options", [(ADAMW, {}), *(pytest.param(*each, marks=pytest.mark.slow) for each in OTHERS)]
+)
 def test_local_shards_of_fsdp2(size, kind, options):
     """Shards are stepped as one, and what the user sees stays distributed, so that checkpoints are FSDP2's own."""
     mine, other = ranks(size, sharded, True, kind, options), ranks(size, sharded, False, kind, options)
