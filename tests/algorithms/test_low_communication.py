@@ -107,6 +107,7 @@ def test_diloco_prints_and_refuses():
 
 GRAPHS = [(2, "Ring"), (3, "Ring"), (4, "Ring"), (4, "FullyConnected"), (4, "Exponential")]
 CHANGING = [(3, "OnePeerExact"), (4, "OnePeerExact")]
+FEW = [(2, "Ring"), (3, "Ring"), (3, "OnePeerExact")]
 
 
 WITHOUT_OWN = [  # some ranks, or all, give their own values no weight
@@ -118,8 +119,10 @@ SHIFTS = [(3, "FromMatrix([[[0, 1, 0], [0, 0, 1], [1, 0, 0]], [[0.5, 0.5, 0], [0
 
 @pytest.mark.parametrize(
     "n, topology, order",
-    [(n, f"{t}()", "atc") for n, t in GRAPHS + CHANGING]
-    + [(n, t, order) for n, t in WITHOUT_OWN for order in ("atc", "awc")]
+    [(n, f"{t}()", "atc") for n, t in FEW]
+    + [pytest.param(n, f"{t}()", "atc", marks=pytest.mark.slow) for n, t in GRAPHS + CHANGING if (n, t) not in FEW]
+    + [(n, t, order) for n, t in WITHOUT_OWN[1:] for order in ("atc", "awc")]
+    + [pytest.param(n, t, order, marks=pytest.mark.slow) for n, t in WITHOUT_OWN[:1] for order in ("atc", "awc")]
     + [(n, t, "atc") for n, t in SHIFTS],
 )
 def test_without_loss_they_are_decentralized_sgd(n, topology, order):

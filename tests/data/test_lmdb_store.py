@@ -145,6 +145,7 @@ def test_closed_it_survives_a_reboot_and_open_it_starts_anew(path):
         assert store.get(A) is None
 
 
+@pytest.mark.slow
 def test_the_last_process_to_leave_says_that_all_is_on_disk(path):
     process = writer(path)
     with LMDBStore(path) as store:

@@ -8,6 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from pool import never_waiting
+from tiers import slow_after
 
 from baguakit.compressors import BFloat16, MinMaxUInt8, TopK, UInt2
 from baguakit.kernels.topk import definition as topk
@@ -237,7 +238,7 @@ def bits_of(found: tuple[torch.Tensor, torch.Tensor]) -> list[torch.Tensor]:
     return [each.view(torch.int32) for each in found]
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("dtype", slow_after(2, DTYPES))
 @pytest.mark.parametrize(
     "chunk, rows, n, k, rest", [(4096, 1, 1, 0, 1), (64, 2, 200, 5, 3), (1024, 1, 1025, 1024, 1), (512, 2, 1027, 30, 2)]
 )

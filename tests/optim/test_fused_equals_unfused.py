@@ -15,6 +15,7 @@ from baguakit.optim import fuse, report, unfuse
 
 CODED = [(case, code) for case in CASES for code in CODE if code != "fused" or case[0] in HAVE_FUSED]
 IDS = [f"{name(case)}-{code}" for case, code in CODED]
+LOOPS = [pytest.param(*x, marks=[pytest.mark.slow] * (x[1] == "for-loop")) for x in CODED if x[1] != "fused"]
 STEPS = 30  # RAdam's rectification begins at the sixth step, ASGD's average after the twentieth (t0)
 
 
@@ -29,7 +30,7 @@ def pair(case, code, dtype):
     return ours, theirs, fuse(make(case, ours, code)), make(case, theirs, code)
 
 
-@pytest.mark.parametrize("case, code", [x for x in CODED if x[1] != "fused"], ids=[i for i in IDS if "fused" not in i])
+@pytest.mark.parametrize("case, code", LOOPS, ids=[i for i in IDS if "fused" not in i])
 def test_bitwise_over_thirty_steps(case, code):
     ours, theirs, fused, plain = pair(case, code, torch.float32)
     train(STEPS, Gradients(), ours, theirs, fused, plain)
