@@ -1,8 +1,8 @@
 """`pytest --benchmark` runs bench/ instead of tests/, and does so where pytest-benchmark is not installed, too."""
 
+import hashlib
 import json
 import signal
-import zlib
 from datetime import datetime, timezone
 from pathlib import Path
 from statistics import mean, median, stdev
@@ -66,7 +66,7 @@ def third_of_today_or(text):
 
 def third_of(nodeid):
     """Return the third, 1 to 3, that the slow test of this name is in."""
-    return zlib.crc32(nodeid.encode()) % 3 + 1
+    return int(hashlib.sha1(nodeid.encode()).hexdigest(), 16) % 3 + 1
 
 
 def pytest_report_header(config):
