@@ -42,7 +42,6 @@ class Environment:
         python: its version; "" is the Python of .venv, with its packages where `packages` are not newer or older.
         packages: requirements, as pip reads them.
         tests: paths, or patterns of them, that pytest is given.
-        options: what pytest is given beside them.
         beside: packages that the tests find, and the dry run does not.
         without: patterns of files in them that it is not given.
         dry: the dry run of `scripts/gpu` follows.
@@ -53,7 +52,6 @@ class Environment:
     python: str
     packages: tuple[str, ...]
     tests: tuple[str, ...] = field(default=tuple(TESTS), repr=False)
-    options: tuple[str, ...] = field(default=(), repr=False)
     beside: tuple[str, ...] = ()
     without: tuple[str, ...] = field(default=(), repr=False)
     dry: bool = field(default=False, repr=False)
@@ -77,12 +75,5 @@ ENVIRONMENTS = (
         without=COMPILED,  # this Triton compiles them in the environment before
     ),
     Environment("newest", "the newest versions that there are", "3.13", ("torch", "triton", "numpy", *TOOLS)),
-    Environment(
-        "triton",
-        "the oldest Triton beside all else of .venv",
-        "",
-        (oldest("triton"),),
-        COMPILED,
-        options=("-m", "", "-k", "cuda:90"),  # they are slow tests, and one target shows whether this Triton can
-    ),
+    Environment("triton", "the oldest Triton beside all else of .venv", "", (oldest("triton"),), COMPILED),
 )

@@ -11,6 +11,12 @@ def slow_unless(kept: Container[Any], values: Iterable[Any]) -> list[Any]:
     return [each if each in kept else pytest.param(each, marks=pytest.mark.slow) for each in values]
 
 
+def slow_and_compiled(targets: Iterable[str], one: str = "cuda:90") -> list[Any]:
+    """Return targets of compilation as parameters: all are marked slow, and one is also `compiled`."""
+    marks = [pytest.mark.slow, pytest.mark.compiled]
+    return [pytest.param(each, marks=marks if each == one else marks[:1]) for each in targets]
+
+
 def slow_after(number: int, values: Iterable[Any]) -> list[Any]:
     """Return values as parameters of a test: those after the first `number` are marked slow."""
     values = list(values)

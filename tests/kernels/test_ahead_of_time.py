@@ -1,12 +1,14 @@
 """Every kernel compiles for every GPU it is meant for, and its code moves memory as it should. No GPU is needed."""
 
 import pytest
+from tiers import slow_and_compiled
 from variants import TARGETS, compiled, name_of
 
 triton = pytest.importorskip("triton")
-pytestmark = pytest.mark.slow  # compiling takes half a minute for each target where nothing is cached
 SIZES = {"fp32": 4, "bf16": 2, "fp16": 2, "fp64": 8}
 BODIES = 6  # of a loop over rows, unrolled by four: those, the rest's, and what is stored
+# Compiling takes half a minute for each target where nothing is cached.
+PARAMS = slow_and_compiled(TARGETS)
 
 
 def blocks_of(facts: dict) -> int:
@@ -14,7 +16,7 @@ def blocks_of(facts: dict) -> int:
     return max(1, 2048 // facts["block"])
 
 
-@pytest.fixture(scope="module", params=TARGETS)
+@pytest.fixture(scope="module", params=PARAMS)
 def codec(request: pytest.FixtureRequest) -> tuple[dict, ...]:
     return compiled("codec", request.param)
 

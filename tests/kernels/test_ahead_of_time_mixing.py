@@ -1,20 +1,22 @@
 """Mixing, landing and the k largest compile for every GPU they are meant for, and move memory as they should."""
 
 import pytest
+from tiers import slow_after, slow_and_compiled
 from variants import TARGETS, compiled, name_of
 
 pytest.importorskip("triton")
-pytestmark = pytest.mark.slow  # compiling takes half a minute for each target where nothing is cached
+# Compiling takes half a minute for each target where nothing is cached.
+PARAMS = slow_and_compiled(TARGETS)
 VECTORS = ("v4.b32", "v2.b64")
 SIZES = {"fp32": 4, "bf16": 2, "fp16": 2, "fp64": 8}
 
 
-@pytest.fixture(scope="module", params=TARGETS)
+@pytest.fixture(scope="module", params=PARAMS)
 def mixing(request: pytest.FixtureRequest) -> tuple[dict, ...]:
     return compiled("mixing", request.param)
 
 
-@pytest.fixture(scope="module", params=TARGETS)
+@pytest.fixture(scope="module", params=slow_after(0, TARGETS))
 def topk(request: pytest.FixtureRequest) -> tuple[dict, ...]:
     return compiled("topk", request.param)
 
