@@ -138,10 +138,10 @@ def of_each_kind(expressions: Iterable[str] = ALGORITHMS, kind_of: Callable[[Alg
     return list(first.values())
 
 
-def others_slow(expressions: Iterable[str] = ALGORITHMS) -> list[Any]:
+def others_slow(expressions: Iterable[str] = ALGORITHMS, kind_of: Callable[[Algorithm], Hashable] = kind) -> list[Any]:
     """Return expressions as parameters of a test: all but the first of each kind are marked slow."""
     expressions = list(expressions)
-    return slow_unless(of_each_kind(expressions), expressions)
+    return slow_unless(of_each_kind(expressions, kind_of), expressions)
 
 
 # Facts about an algorithm, read from its rules.

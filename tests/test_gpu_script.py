@@ -179,6 +179,7 @@ BROKEN = """
 """
 
 
+@pytest.mark.slow  # compiles and measures
 def test_a_kernel_that_does_not_compile_is_listed_and_the_others_are_measured(tmp_path, monkeypatch, capsys):
     pytest.importorskip("triton")
     (tmp_path / "variants_broken.py").write_text(textwrap.dedent(BROKEN))

@@ -79,7 +79,7 @@ INSTEAD = {  # of entries whose small arguments fit a toy and not this task
 NODES = "hierarchical(bytegrad())"
 CELLS = {INSTEAD.get(each, each): WAYS.get(each, WAYS.get(family(each), Way())) for each in ALGORITHMS}
 CELLS[NODES] = Way(ranks=4, nodes=True)
-FEW = [*(INSTEAD.get(each, each) for each in of_each_kind(kind_of=windows)), NODES]
+FEW = [INSTEAD.get(each, each) for each in of_each_kind(kind_of=windows)]
 PRECISIONS = {"fp32": None, "bf16": torch.bfloat16, "fp16": torch.float16}
 FAST = ("fp16", 3, "eager")
 

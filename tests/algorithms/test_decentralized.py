@@ -42,7 +42,7 @@ def expected(topology, n, order, every, steps):
 
 @pytest.mark.parametrize("order", ["awc", "atc"])
 @pytest.mark.parametrize("n", slow_after(1, [4, 2, 3]))
-@pytest.mark.parametrize("everies", slow_after(1, [(2,), (1, 3, 4)]))
+@pytest.mark.parametrize("everies", slow_after(1, [[2], [1, 3, 4]]))
 def test_it_is_its_equation(n, order, everies):
     cases = [(topology, every) for topology in TOPOLOGIES if fits(topology, n) for every in everies]
 

@@ -7,7 +7,7 @@ import time
 
 import pytest
 import torch.distributed as dist
-from everything import made, of_each_kind, usual
+from everything import made, of_each_kind, usual, windows
 from pool import ranks
 from torch.distributed.device_mesh import init_device_mesh
 from training import loss, net_and_sgd, run_steps
@@ -24,8 +24,8 @@ def belongings():
 @pytest.mark.parametrize(
     "ending, some",
     [
-        ("detach", of_each_kind()),
-        ("refusal", of_each_kind()),
+        ("detach", of_each_kind(kind_of=windows)),
+        ("refusal", of_each_kind(kind_of=windows)),
         ("exception", ["gradient_allreduce()", "after_step(Mean(), delay=1)"]),
         pytest.param("detach", usual().values(), marks=pytest.mark.slow),
         pytest.param("refusal", usual().values(), marks=pytest.mark.slow),
@@ -33,7 +33,7 @@ def belongings():
     ids=["detach", "refusal", "exception", "detach from any", "refusal of any"],
 )
 def test_cycles_leave_nothing(ending, some):
-    """Two rounds with an algorithm of each kind; where ranks raise, which they wait for, with one of each window."""
+    """Two rounds; where ranks raise, which they wait for, with one algorithm for gradients and one for weights."""
     some, rounds = list(some), 2
 
     def run():

@@ -7,7 +7,7 @@ import time
 
 import pytest
 import torch.distributed as dist
-from everything import made, of_each_kind, runs_free, usual
+from everything import made, of_each_kind, runs_free, usual, windows
 from pool import Pool
 from tiers import slow_after
 from training import loss, net_and_sgd
@@ -73,8 +73,8 @@ def test_a_rank_that_raises_is_named_with_its_launches_and_all_threads_end(own_p
 
 @pytest.mark.parametrize(
     "algorithms",
-    [of_each_kind(), pytest.param(usual().values(), marks=pytest.mark.slow)],
-    ids=["of each kind", "all"],
+    [of_each_kind(kind_of=windows), pytest.param(usual().values(), marks=pytest.mark.slow)],
+    ids=["one for each choice of windows", "all"],
 )
 def test_a_rank_that_raises_is_named_whatever_the_algorithm(own_pools, algorithms):
     waiting = [each for each in algorithms if not runs_free(made(each))]

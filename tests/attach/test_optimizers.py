@@ -3,7 +3,18 @@
 import pytest
 import torch
 import torch.distributed as dist
-from everything import ALGORITHMS, averages_gradients, delayed, exact, made, others_slow, runs_free, stages, usual
+from everything import (
+    ALGORITHMS,
+    averages_gradients,
+    delayed,
+    exact,
+    made,
+    others_slow,
+    runs_free,
+    stages,
+    usual,
+    windows,
+)
 from pool import ranks
 from torch import nn
 from training import attached, close, flat, loss, mean_loop, net, run_steps, sgd
@@ -137,7 +148,7 @@ def with_closures(algorithm, kind, fused, closures):
         return flat(model), losses, att.step
 
 
-@pytest.mark.parametrize("algorithm", others_slow(REPEATABLE))
+@pytest.mark.parametrize("algorithm", others_slow(REPEATABLE, windows))
 def test_a_closure_is_the_loop(algorithm):
     """To the last bit: what lands when a step begins finds the gradients taken, as where there is no closure."""
 

@@ -52,7 +52,7 @@ def writer(path):
 ROOT = Path(__file__).parents[2]
 
 
-@pytest.mark.parametrize("delays", slow_after(1, [(0.013,), (0.0, 0.013, 0.031)]))
+@pytest.mark.parametrize("delays", slow_after(1, [[0.013], [0.0, 0.013, 0.031]]))
 def test_a_writer_killed_in_the_middle_leaves_a_readable_store(path, delays):
     """Writers, each killed at another moment, with a reader open throughout."""
     with LMDBStore(path) as store:

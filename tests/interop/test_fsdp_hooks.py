@@ -46,7 +46,7 @@ def test_mean_across_nodes_is_the_exact_mean():
         assert state["step"] == 6 and state["rules"]["0"]["round"] == 6
 
 
-@pytest.mark.parametrize("n", (2, 3))
+@pytest.mark.parametrize("n", slow_after(1, (2, 3)))
 def test_mean_within_is_fsdp(n):
     def plain():
         module = sharded(line())

@@ -1,9 +1,11 @@
 """Properties of all wire formats: kernels, the compiled definition and operators equal the definition."""
 
+import itertools
+
 import pytest
 import torch
 from formats import DTYPES, FORMATS, KEY, NAMES, bits, definition, kernels, round_trip, sample, without_nan
-from tiers import slow_after
+from tiers import slow_after, slow_unless
 
 from baguakit.kernels.blockwise import definition as blockwise
 from baguakit.kernels.blockwise import layout
@@ -129,15 +131,12 @@ def test_finite_values_never_read_as_nan(name, key):
 # The kernels.
 
 
-@every
 @pytest.mark.parametrize(
-    "dtype, key",
-    [
-        (torch.float32, None),
-        (torch.bfloat16, KEY),
-        *(pytest.param(dtype, KEY, marks=pytest.mark.slow) for dtype in DTYPES if dtype != torch.bfloat16),
-        *(pytest.param(dtype, None, marks=pytest.mark.slow) for dtype in DTYPES[1:]),
-    ],
+    "name, dtype, key",
+    slow_unless(
+        [("minmax_uint8", torch.float32, None), *((name, torch.bfloat16, KEY) for name in NAMES)],
+        itertools.product(FORMATS, DTYPES, (None, KEY)),
+    ),
 )
 def test_kernels_equal_the_definition(name, dtype, key, device):
     operators, usual, least = FORMATS[name]
@@ -198,7 +197,7 @@ def test_kernels_equal_the_definition_at_the_ends_of_fp32(name, key, device):
 
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")  # NumPy's, from the interpreter
 @every
-@pytest.mark.parametrize("dtypes", slow_after(1, [DTYPES[:1], DTYPES]), ids=["fp32", "all"])
+@pytest.mark.parametrize("dtypes", slow_after(1, [[torch.float32], [*DTYPES]]), ids=["fp32", "all"])
 def test_kernels_pass_broken_blocks_on_in_the_same_bytes(name, dtypes, device):
     """A row without any, and one for each value that breaks a block; each breaks another block."""
     operators, _, block = FORMATS[name]

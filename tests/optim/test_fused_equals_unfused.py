@@ -8,6 +8,7 @@ equal weights and state, one step differs by at most one rounding of the dtype.
 
 import pytest
 import torch
+from tiers import slow_unless
 from toys import Gradients, equal, groups, parameters, plain_groups, same_state, train
 from zoo import CASES, CODE, ELEMENT_WISE, HAVE_FUSED, KeepsGradients, MasterWeights, name
 
@@ -104,7 +105,7 @@ def torch_skips_values():
     [(torch.bfloat16, 10), *(pytest.param(dtype, 100, marks=pytest.mark.slow) for dtype in HALVES)],
     ids=lambda x: str(x).removeprefix("torch."),
 )
-@pytest.mark.parametrize("case, code", CODED, ids=IDS)
+@pytest.mark.parametrize("case, code", slow_unless([x for x in CODED if x[1] != "for-loop"], CODED), ids=IDS)
 def test_half_precision_within_one_rounding(case, code, dtype, steps):
     """A weight is at most one rounding away; a state at most one for each of the up to three operations behind it.
 
