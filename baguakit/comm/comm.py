@@ -5,7 +5,7 @@ import uuid
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 import torch.distributed as dist
@@ -46,6 +46,7 @@ class Comm:
     group: Any = None
     mesh: DeviceMesh | None = None
     flows: int = 1
+    membership: ClassVar[Any] = None  # of a group whose ranks come and go: see `bk.elastic`
     rank: int = field(default=0, init=False)
     size: int = field(default=1, init=False)
     _flows: "dict[str, Flows]" = field(default_factory=dict)  # by part
@@ -58,7 +59,7 @@ class Comm:
     _part: str = FLAT
 
     def __post_init__(self) -> None:
-        if not dist.is_initialized():
+        if self.group is None and not dist.is_initialized():
             raise RuntimeError("torch.distributed is not initialised: call init_process_group first (one rank will do)")
         groups.check_group(self.group)
         if self.mesh is not None and self._parts is None:
