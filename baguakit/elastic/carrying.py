@@ -1,4 +1,4 @@
-"""What is carried from one round to the next: each rank's own state, and for those that have none, that of a peer.
+"""The state that is carried from one round to the next: each rank keeps its own, or takes that of a peer.
 
     steps  ←  max_r steps_r                     over the survivors
     one    =  the lowest rank with these steps

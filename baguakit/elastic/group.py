@@ -30,11 +30,11 @@ class ElasticComm(Comm):
 def join(
     endpoint: str,
     least: int = 1,
-    most: int = 64,
+    most: int = 16,
     *,
     every: int = 1,
     name: str = "baguakit",
-    keep_alive: float = 0.5,
+    keep_alive: float | None = None,
     last_call: float = 0.9,
     patience: float = 600.0,
 ) -> Comm:
@@ -60,7 +60,8 @@ def join(
         most: ranks at most, up to 64; others wait until one is lost.
         every: ranks are let in after a step whose number is a multiple of this, such as that of `diloco`.
         name: tells trainings apart that share a store.
-        keep_alive: seconds between two signs of life of a rank. One that has missed three is gone.
+        keep_alive: seconds between two signs of life of a rank; one that has missed three is gone. None: 0.5, and with
+            `most` above 16 as much longer, since all write them in one place.
         last_call: seconds for which a group that has the least waits for more ranks.
         patience: seconds for which this call, and a rank whose group is too small, wait before they give up.
 
@@ -75,7 +76,7 @@ def join(
         text("name", name),
         integer("least", least, 1),
         integer("most", most, least, 64),
-        real("keep_alive", keep_alive, 0.05, 600),
+        max(0.5, most / 32) if keep_alive is None else real("keep_alive", keep_alive, 0.05, 600),
         real("last_call", last_call, 0.05, 600),
         real("patience", patience, 1),
     )

@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch.distributed.elastic.rendezvous.api import RendezvousError
 
 from ..attach.engine import Engine
 from ..attach.monitor import Monitor, PeerError
@@ -77,8 +78,7 @@ class Membership:
         self.follow(self._group)
         if self.leaving:  # that was asked for meanwhile
             self.leave()
-        if round.rank == 0:
-            threading.Thread(target=self._invite, args=(self.bells,), name="baguakit invite", daemon=True).start()
+        threading.Thread(target=self._pulse, args=(self.bells,), name="baguakit pulse", daemon=True).start()
 
     def end_round(self) -> None:
         """End what belongs to the round."""
@@ -126,14 +126,20 @@ class Membership:
                 monitor.fail(why)
             abort_all([self._group])
 
-    def _invite(self, bells: Bells) -> None:
-        """Let the round pause as soon as ranks wait to join: on rank 0, on a thread."""
+    def _pulse(self, bells: Bells) -> None:
+        """Let the round pause when ranks wait to join, and end it here if the store does not answer: on a thread.
+
+        Without the store this rank cannot know that the others have gone on without it.
+        """
         over = self._over
         while not over.wait(self.rendezvous.settings.keep_alive):
-            with contextlib.suppress(Exception):  # the store is gone: the round will break by that
-                if self.rendezvous.waiting():
+            try:
+                if self.rendezvous.waiting() and bells.rank == 0:
                     bells.pause({"every": self.every, "why": "ranks have joined"})
-                    return
+            except (RuntimeError, RendezvousError) as error:
+                if not over.is_set():
+                    self._broken(f"{self.name} cannot reach the store: {error}")
+                return
 
     def _step(self) -> int:
         """Return the step of this rank; -1 if no rank waits for another."""

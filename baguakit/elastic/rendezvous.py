@@ -64,7 +64,11 @@ class Rendezvous:
                     self._handler = handler = self._handler or self._connected()
                     with store_of_its_own():
                         return handler.next_rendezvous()
-                except (RendezvousError, RuntimeError) as error:  # the store is gone, or cannot be reached
+                except (
+                    RendezvousError,
+                    RuntimeError,
+                    KeyError,
+                ) as error:  # the store is gone, or took this rank for dead
                     self.drop()
                     if isinstance(error, RendezvousTimeoutError) or time.monotonic() > until:
                         raise TimeoutError(
