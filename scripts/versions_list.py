@@ -9,6 +9,7 @@ ROOT = Path(__file__).resolve().parents[1]
 TESTS = {
     "tests/kernels": "Triton's language, compiler and interpreter, and NumPy beneath the interpreter",
     "tests/test_compressors.py": "the same, and torch.compile of the definitions",
+    "tests/test_compressors_refusals.py": "dtypes and devices of torch",
     "tests/primitives": "flights over torch.distributed",
     "tests/attach": "hooks of autograd and of optimizers, and states that torch saves",
     "tests/test_comm.py": "groups of torch.distributed",

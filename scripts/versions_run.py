@@ -193,6 +193,7 @@ def tested(environment: Environment, python: Path, more: Sequence[str]) -> dict[
         subprocess.run([python, "-c", COMPILE], cwd=ROOT, env=variables(environment), check=True)
     command = [python, "-m", "pytest", "-q", "--tb=short", "-p", "no:cacheprovider", f"--record={record}"]
     command += ["-o", "timeout=600"]  # other programs may take the cores
+    command += ["-m", "not slow or compiled"]
     ran = [subprocess.run([*command, *paths, *more], cwd=ROOT, env=variables(environment)).returncode]
     if environment.dry and not more:
         folder = FOLDER / f"{environment.name}-dry"

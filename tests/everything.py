@@ -1,15 +1,18 @@
 """The list of all algorithms and all compressors, with small arguments. Tests that concern every one run over it.
 
+`make test` runs most of them with one algorithm of each kind, which its rules tell (`kind`), and the slow tests with
+all of them: see `others_slow`.
+
 An entry is an expression, so that it can be a test's name and be sent to a rank: `made` evaluates it. What the package
 exports and has no entry here is tested as it is by default; `test_everything.py` fails with the name of one that needs
 arguments.
 """
 
-from collections.abc import Iterable
+from collections.abc import Callable, Hashable, Iterable
 from typing import Any
 
-import pytest
 import torch
+from tiers import slow_unless
 
 import baguakit as bk
 from baguakit.compressors import Compressor
@@ -117,10 +120,28 @@ def usual(expressions: tuple[str, ...] = ALGORITHMS) -> dict[str, str]:
     return first
 
 
-def variants_slow(expressions: Iterable[str]) -> list[Any]:
-    """Return entries as parameters of a test: all but the usual form of each algorithm are marked slow."""
-    first = set(usual().values())
-    return [each if each in first else pytest.param(each, marks=pytest.mark.slow) for each in expressions]
+def kind(algorithm: Algorithm) -> frozenset[tuple[Any, ...]]:
+    """Return what an attachment knows of an algorithm: algorithms of the same kind take the same way through it.
+
+    Of each rule: its window, whether all ranks end alike, whether it remembers, and whether it lands in a later step.
+    """
+    return frozenset(
+        (rule.window, rule.stage.agrees, rule.stage.remembers(), rule.delay > 0) for rule in rules_of(algorithm)
+    )
+
+
+def of_each_kind(expressions: Iterable[str] = ALGORITHMS, kind_of: Callable[[Algorithm], Hashable] = kind) -> list[str]:
+    """Return the first expression of each kind."""
+    first: dict[Hashable, str] = {}
+    for each in expressions:
+        first.setdefault(kind_of(made(each)), each)
+    return list(first.values())
+
+
+def others_slow(expressions: Iterable[str] = ALGORITHMS, kind_of: Callable[[Algorithm], Hashable] = kind) -> list[Any]:
+    """Return expressions as parameters of a test: all but the first of each kind are marked slow."""
+    expressions = list(expressions)
+    return slow_unless(of_each_kind(expressions, kind_of), expressions)
 
 
 # Facts about an algorithm, read from its rules.
@@ -134,9 +155,9 @@ def stages(algorithm: Algorithm) -> list[Stage]:
     return found
 
 
-def windows(algorithm: Algorithm) -> set[str]:
+def windows(algorithm: Algorithm) -> frozenset[str]:
     """Return the windows of all rules."""
-    return {rule.window for rule in rules_of(algorithm)}
+    return frozenset(rule.window for rule in rules_of(algorithm))
 
 
 def averages_gradients(algorithm: Algorithm) -> bool:

@@ -4,6 +4,7 @@ import pytest
 import torch
 from blind import Blind, Inline, Silent, Two, Waited
 from everything import COMPRESSORS, made, runs_free, usual
+from tiers import slow_after
 from torch import nn
 
 import baguakit as bk
@@ -69,7 +70,7 @@ def train(made, step):
         (gradients if runner.rule.what == "grad" else weights)(runner, step)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("dtype", slow_after(1, [torch.float32, torch.bfloat16]), ids=str)
 @pytest.mark.parametrize("name", ALGORITHMS)
 def test_no_algorithm_waits(name, dtype):
     with Blind(copies=False), torch.no_grad():  # what is made once may be copied

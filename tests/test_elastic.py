@@ -61,6 +61,7 @@ def test_a_part_is_there_whole_or_not_at_all(tmp_path):
     assert {path.name for path in (tmp_path / "000020").glob("*.pt")} == {"0-of-2.pt"}
 
 
+@pytest.mark.slow
 def test_other_numbers_of_ranks_go_on(tmp_path):
     """Four ranks, then two, then three: each begins where the others ended."""
     said = [undisturbed(n, steps, tmp_path)[0] for n, steps in ((4, 20), (2, 40), (3, 60))]

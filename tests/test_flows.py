@@ -91,6 +91,7 @@ def less_than_half(shares):
     return shares[1] < (1 - shares[1]) / (len(shares) - 1) / 2
 
 
+@pytest.mark.slow  # seconds of a connection at its cap
 @pytest.mark.skipif(
     not os.path.isdir("/proc/self/fd"), reason="needs Linux: connections are paced by their descriptors"
 )

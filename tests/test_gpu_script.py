@@ -179,6 +179,7 @@ BROKEN = """
 """
 
 
+@pytest.mark.slow  # compiles and measures
 def test_a_kernel_that_does_not_compile_is_listed_and_the_others_are_measured(tmp_path, monkeypatch, capsys):
     pytest.importorskip("triton")
     (tmp_path / "variants_broken.py").write_text(textwrap.dedent(BROKEN))
@@ -209,6 +210,7 @@ def test_kernels_are_compiled_for_the_gpu_that_is_here(monkeypatch, capability, 
     assert gpu_kernels.here() == f"cuda:{target}"
 
 
+@pytest.mark.slow
 def test_a_killed_peer_is_named_and_the_other_lives_on(tmp_path):
     """Ranks start for it, and one is dead only after two seconds without a sign."""
     path = tmp_path / "facts"

@@ -1,6 +1,6 @@
 """Every algorithm × precision × accumulation × compilation learns the digits, of which each rank holds only some.
 
-One cell of each algorithm runs in `make test`, all of them in `make test-all`.
+One cell of an algorithm for each choice of windows runs in `make test`, all of them in `make test-all`.
 """
 
 import contextlib
@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import pytest
 import torch
 import torch.distributed as dist
-from everything import ALGORITHMS, family, made, runs_free, scaler, usual, waits_for_weights
+from everything import ALGORITHMS, family, made, of_each_kind, runs_free, scaler, waits_for_weights, windows
 from pool import ranks
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
@@ -79,7 +79,7 @@ INSTEAD = {  # of entries whose small arguments fit a toy and not this task
 NODES = "hierarchical(bytegrad())"
 CELLS = {INSTEAD.get(each, each): WAYS.get(each, WAYS.get(family(each), Way())) for each in ALGORITHMS}
 CELLS[NODES] = Way(ranks=4, nodes=True)
-FEW = [*(INSTEAD.get(each, each) for each in usual().values()), NODES]
+FEW = [INSTEAD.get(each, each) for each in of_each_kind(kind_of=windows)]
 PRECISIONS = {"fp32": None, "bf16": torch.bfloat16, "fp16": torch.float16}
 FAST = ("fp16", 3, "eager")
 

@@ -211,7 +211,8 @@ if sys.argv[1] == "killed":
 
 
 @pytest.mark.timeout(180)  # fresh processes import torch, on a busy machine
-@pytest.mark.parametrize("end, status", [("killed", -signal.SIGKILL), pytest.param("ended", 0, marks=pytest.mark.slow)])
+@pytest.mark.slow  # five processes import torch, twice
+@pytest.mark.parametrize("end, status", [("killed", -signal.SIGKILL), ("ended", 0)])
 def test_no_process_outlives_the_script_and_an_interrupt_ends_only_the_call(tmp_path, end, status):
     """However the script ends. And it is read once, without `if __name__ == "__main__"`."""
     script = tmp_path / "script.py"

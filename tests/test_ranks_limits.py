@@ -63,6 +63,7 @@ def late(ranks, rank, function, *args):
     assert caught.value.failures[rank] == "it was still running after 1 s" and time.monotonic() - began < 60
 
 
+@pytest.mark.slow
 def test_a_limit_holds_while_an_answer_arrives(ranks):
     def answer():
         from baguakit.ranks import connections, serving
@@ -78,6 +79,7 @@ def test_a_limit_holds_while_a_rank_writes_without_end(ranks):
     late(ranks, 1, lambda: os.system("yes") if bk.Comm().rank == 1 else None)
 
 
+@pytest.mark.slow
 def test_a_limit_holds_while_a_call_is_sent(ranks):
     stopped, text = ranks.run(os.getpid)[2], "x" * (1 << 22)  # more than its line holds
     os.kill(stopped, signal.SIGSTOP)

@@ -7,6 +7,7 @@ from math import fsum
 
 import numpy as np
 import pytest
+from tiers import slow_after
 
 from baguakit import topology as package
 from baguakit.topology import BaseK, Grid2D, Hypercube, RandomMatching, ShiftOne, SymmetricExponential, Topology
@@ -30,13 +31,15 @@ EVERY = [
 ]
 PERIODIC = [topology for topology in EVERY if not isinstance(topology, RandomMatching)]
 SIZES = range(1, 65)
+FEW_SIZES = (*range(1, 21), 32, 64)
 every_topology = pytest.mark.parametrize("topology", EVERY, ids=repr)
 every_periodic_topology = pytest.mark.parametrize("topology", PERIODIC, ids=repr)
+every_size = pytest.mark.parametrize("sizes", slow_after(1, [FEW_SIZES, SIZES]), ids=["few sizes", "all sizes"])
 
 
-def possible_sizes(topology):
-    """The sizes of 1 … 64 that the topology accepts; which these are is tested by `test_impossible_sizes`."""
-    for size in SIZES:
+def possible_sizes(topology, sizes=SIZES):
+    """The sizes of these that the topology accepts; which these are is tested by `test_impossible_sizes`."""
+    for size in sizes:
         try:
             topology.check(size)
         except ValueError:
@@ -75,9 +78,10 @@ def distance_from_mean(mixing):
 # Properties of every topology.
 
 
+@every_size
 @every_topology
-def test_is_doubly_stochastic_for_every_size_and_round(topology):
-    for size in possible_sizes(topology):
+def test_is_doubly_stochastic_for_every_size_and_round(topology, sizes):
+    for size in possible_sizes(topology, sizes):
         assert topology.doubly_stochastic(size)
         for mixing in matrices(topology, size):
             assert (mixing >= 0).all()
@@ -85,9 +89,10 @@ def test_is_doubly_stochastic_for_every_size_and_round(topology):
                 assert abs(fsum(line) - 1) <= 1e-15
 
 
+@every_size
 @every_topology
-def test_claims_are_those_of_its_matrices(topology):
-    for size in possible_sizes(topology):
+def test_claims_are_those_of_its_matrices(topology, sizes):
+    for size in possible_sizes(topology, sizes):
         rounds = matrices(topology, size)
         assert topology.symmetric(size) == all((mixing == mixing.T).all() for mixing in rounds)
         assert topology.static(size) == all((mixing == rounds[0]).all() for mixing in rounds)
@@ -100,9 +105,10 @@ def test_closed_forms_are_what_the_base_class_reads_off_the_matrices(topology):
         assert topology.doubly_stochastic(size) == Topology.doubly_stochastic(topology, size)
 
 
+@every_size
 @every_periodic_topology
-def test_period_is_the_smallest_one(topology):
-    for size in possible_sizes(topology):
+def test_period_is_the_smallest_one(topology, sizes):
+    for size in possible_sizes(topology, sizes):
         period = topology.period(size)
         twice = [topology.matrix(size, round) for round in range(2 * period)]
         repeats = [
@@ -113,9 +119,10 @@ def test_period_is_the_smallest_one(topology):
         assert repeats == [period]
 
 
+@every_size
 @every_topology
-def test_rows_are_rows_of_the_matrix(topology):
-    for size in possible_sizes(topology):
+def test_rows_are_rows_of_the_matrix(topology, sizes):
+    for size in possible_sizes(topology, sizes):
         for round, mixing in enumerate(matrices(topology, size)):
             assert mixing.shape == (size, size) and mixing.dtype == np.float64
             for rank in range(size):
@@ -126,9 +133,10 @@ def test_rows_are_rows_of_the_matrix(topology):
                 assert row == {peer: mixing[rank, peer] for peer in np.flatnonzero(mixing[rank])}
 
 
+@every_size
 @every_topology
-def test_targets_are_the_others_who_hear(topology):
-    for size in possible_sizes(topology):
+def test_targets_are_the_others_who_hear(topology, sizes):
+    for size in possible_sizes(topology, sizes):
         for round, mixing in enumerate(matrices(topology, size)):
             mixing = mixing - np.diag(mixing.diagonal())
             for rank in range(size):
@@ -159,10 +167,11 @@ def test_one_rank_hears_itself(topology):
     assert topology.layout(1) == [pytest.approx((0, 1))] or topology.layout(1) == [(0, 0)]
 
 
+@every_size
 @every_topology
-def test_every_rank_is_reached_within_some_rounds(topology):
+def test_every_rank_is_reached_within_some_rounds(topology, sizes):
     """Within as many as there are ranks, and a period: a product that is positive stays so, as no row of W is zero."""
-    for size in possible_sizes(topology):
+    for size in possible_sizes(topology, sizes):
         mixing, rounds = np.eye(size), 0
         while not (mixing > 0).all():
             assert rounds < size + len(one_period(topology, size))

@@ -95,6 +95,7 @@ def test_ranks_do_not_cover_each_other():
             assert all(-1.001 <= x <= 1.001 and -1.001 <= y <= 1.001 for x, y in places)
 
 
+@pytest.mark.slow  # a process imports matplotlib; see tests/pictures
 def test_matplotlib_is_imported_to_draw_and_pyplot_never():
     program = (
         "import sys, baguakit as bk\n"

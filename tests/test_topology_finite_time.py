@@ -110,6 +110,7 @@ def test_base_k_takes_a_whole_number():
             BaseK(k)
 
 
+@pytest.mark.slow
 def test_base_k_is_quick_for_large_groups():
     assert BaseK(1).weights(4000, 4095, 7)
     assert BaseK(1).rounds_to_exactness(4096) == 12

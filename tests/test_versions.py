@@ -97,7 +97,7 @@ def test_tests_run_in_an_environment_and_are_counted(tmp_path, monkeypatch):
     (tmp_path / "here").mkdir()
     (tmp_path / "here" / "made-from").write_text(repr(environment))
     found = versions_run.row(environment, False, [])
-    assert found["good"] and found["counts"]["passed"] == 3 and found["counts"]["failed"] == {}
+    assert found["good"] and found["counts"]["passed"] > 3 and found["counts"]["failed"] == {}
     assert found["python"] == platform.python_version() and found["torch"] == importlib.metadata.version("torch")
     found = versions_run.row(environment, False, ["tests/test_thirds.py", "-k", "no such test"])
     assert not found["good"] and found["counts"] == {}

@@ -4,6 +4,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from pool import ranks
+from tiers import slow_after
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from training import simulate, train
@@ -40,8 +41,8 @@ def expected(topology, n, order, every, steps):
 
 
 @pytest.mark.parametrize("order", ["awc", "atc"])
-@pytest.mark.parametrize("n", [2, pytest.param(3, marks=pytest.mark.slow), 4])
-@pytest.mark.parametrize("everies", [(1, 3), pytest.param((2, 4), marks=pytest.mark.slow)])
+@pytest.mark.parametrize("n", slow_after(1, [4, 2, 3]))
+@pytest.mark.parametrize("everies", slow_after(1, [[2], [1, 3, 4]]))
 def test_it_is_its_equation(n, order, everies):
     cases = [(topology, every) for topology in TOPOLOGIES if fits(topology, n) for every in everies]
 
@@ -80,7 +81,7 @@ FEW = ["Ring()", "OnePeerExponential()", "Hypercube()", "BaseK(1)"]
 @pytest.mark.parametrize("order", ["awc", "atc"])
 @pytest.mark.parametrize(
     "n, topologies",
-    [(3, FEW), (4, FEW), *(pytest.param(n, TOPOLOGIES, marks=pytest.mark.slow) for n in range(2, 9))],
+    [(3, FEW), *(pytest.param(n, TOPOLOGIES, marks=pytest.mark.slow) for n in range(2, 9))],
 )
 def test_weights_do_not_depend_on_every(n, topologies, order):
     """At lr = 0 the weights after m exchanges are the same bits, however many steps lie between two of them."""

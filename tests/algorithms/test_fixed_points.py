@@ -16,8 +16,8 @@ from quadratics import curvatures, descend, minimum, optima
 import baguakit as bk
 from baguakit import topology
 
-# In `make test` a few graphs, for a power of two and for another number; in `make test-all` all of them.
-FEW = ["Ring()", "Star()"]
+# In `make test` one graph beside the directed ones; in `make test-all` all of them.
+FEW = ["Star()"]
 ALL = [pytest.param(n, None, marks=pytest.mark.slow) for n in (2, 3, 4, 5, 8)]
 STATIC = ["FullyConnected()", "Ring()", "Exponential()", "SymmetricExponential()", "Star()", "Grid2D()"]
 CHANGING = ["OnePeerExact()", "OnePeerExponential()", "BaseK(1)", "BaseK(2)", "Hypercube()", "RandomMatching(1)"]
@@ -68,7 +68,7 @@ def push_sum_ends(w, n, alpha):
 
 
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize("n, graphs", [(4, FEW), *ALL])
+@pytest.mark.parametrize("n, graphs", [(3, FEW), *ALL])
 def test_gossip_ends_where_its_equation_says(n, graphs):
     static = [*(graphs or [t for t in STATIC if fits(t, n)]), "Exponential()"]
     steps, lr = (60, 0.3) if graphs else (200, 0.1)  # the directed graph of 8 ranks mixes slowly
@@ -100,7 +100,7 @@ def test_gradient_tracking_ends_at_the_minimum_of_the_mean(n, graphs):
     steps, lr = (110, 0.15) if graphs else (300, 0.08)
     cases = {}
     for t in graphs or [t for t in STATIC + CHANGING if fits(t, n)]:
-        for order in ("awc", "atc"):
+        for order in ("atc",) if graphs else ("awc", "atc"):
             rule = lambda bk, t=t, order=order: bk.algorithms.gradient_tracking(graph(t, n), order)  # noqa: E731
             cases[t, order] = (rule, steps, lr, 0.0)
     steps, lr = (500, 0.05) if n > 5 else (steps, lr)  # the directed graph of 8 ranks needs short steps
@@ -117,6 +117,7 @@ def test_where_plain_gossip_stops_short_of_the_minimum():
     assert (x - minimum(5)).abs().max() > 1e-2 and (x - x.mean(0)).abs().max() > 1e-2
 
 
+@pytest.mark.slow  # the algorithm that the package has is tested in test_corrected_gossip.py
 def test_the_example_of_one_s_own_algorithm_is_exact():
     import importlib.util
     from pathlib import Path

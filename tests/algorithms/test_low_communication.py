@@ -6,6 +6,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from pool import ranks
+from tiers import slow_after
 from torch import nn
 from training import flat, net, net_and_sgd, run_steps, sgd, simulate, train
 
@@ -106,6 +107,7 @@ def test_diloco_prints_and_refuses():
 
 GRAPHS = [(2, "Ring"), (3, "Ring"), (4, "Ring"), (4, "FullyConnected"), (4, "Exponential")]
 CHANGING = [(3, "OnePeerExact"), (4, "OnePeerExact")]
+FEW = [(2, "Ring"), (3, "Ring"), (3, "OnePeerExact")]
 
 
 WITHOUT_OWN = [  # some ranks, or all, give their own values no weight
@@ -117,8 +119,10 @@ SHIFTS = [(3, "FromMatrix([[[0, 1, 0], [0, 0, 1], [1, 0, 0]], [[0.5, 0.5, 0], [0
 
 @pytest.mark.parametrize(
     "n, topology, order",
-    [(n, f"{t}()", "atc") for n, t in GRAPHS + CHANGING]
-    + [(n, t, order) for n, t in WITHOUT_OWN for order in ("atc", "awc")]
+    [(n, f"{t}()", "atc") for n, t in FEW]
+    + [pytest.param(n, f"{t}()", "atc", marks=pytest.mark.slow) for n, t in GRAPHS + CHANGING if (n, t) not in FEW]
+    + [(n, t, order) for n, t in WITHOUT_OWN[1:] for order in ("atc", "awc")]
+    + [pytest.param(n, t, order, marks=pytest.mark.slow) for n, t in WITHOUT_OWN[:1] for order in ("atc", "awc")]
     + [(n, t, "atc") for n, t in SHIFTS],
 )
 def test_without_loss_they_are_decentralized_sgd(n, topology, order):
@@ -173,7 +177,7 @@ def test_replicas_are_the_same_wherever_they_are_held(n, algorithm):
     ranks(n, run)
 
 
-@pytest.mark.parametrize("topology", ["Ring", "OnePeerExact", "Exponential"])
+@pytest.mark.parametrize("topology", slow_after(1, ["OnePeerExact", "Ring", "Exponential"]))
 def test_choco_moves_no_mean(topology):
     """Σ_r x_r is what it was before the exchange, for any compressor."""
 

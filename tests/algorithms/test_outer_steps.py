@@ -5,6 +5,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from pool import ranks
+from tiers import slow_after
 from training import flat, net, simulate, train
 
 import baguakit as bk
@@ -194,7 +195,7 @@ def parts_of(model, of):
     return owner
 
 
-@pytest.mark.parametrize("delay, mix", [(0, None), (1, None), (0, 0.25), (1, 0.0), (1, 0.5)])
+@pytest.mark.parametrize("delay, mix", slow_after(2, [(1, None), (1, 0.5), (0, None), (0, 0.25), (1, 0.0)]))
 def test_fragments_take_turns(delay, mix):
     """Fragment k has its outer step k H / P steps after fragment 0; with a delay it lands so many steps later.
 

@@ -4,6 +4,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from pool import ranks
+from tiers import slow_after
 from training import flat, loss, net, train
 
 import baguakit as bk
@@ -84,9 +85,7 @@ def test_qadam_takes_the_step_sizes_and_decays_of_its_groups():
         assert torch.equal(later[-8:], flat(net())[-8:]) and not torch.equal(later, qadam)
 
 
-@pytest.mark.parametrize(
-    "warmup_steps", [1, 2, 10, *(pytest.param(steps, marks=pytest.mark.slow) for steps in range(3, 10))]
-)
+@pytest.mark.parametrize("warmup_steps", slow_after(1, [2, 1, *range(3, 11)]))
 def test_qadam_stays_finite_after_any_warm_up(warmup_steps):
     def run():
         return [

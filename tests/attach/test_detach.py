@@ -7,7 +7,7 @@ import time
 
 import pytest
 import torch.distributed as dist
-from everything import made, usual
+from everything import made, of_each_kind, usual, windows
 from pool import ranks
 from torch.distributed.device_mesh import init_device_mesh
 from training import loss, net_and_sgd, run_steps
@@ -21,11 +21,20 @@ def belongings():
     return len(os.listdir("/proc/self/fd")), len(os.listdir("/proc/self/task")), threading.active_count()
 
 
-@pytest.mark.parametrize("ending", ["detach", "exception", "refusal"])
-def test_cycles_leave_nothing(ending):
-    """Three rounds with every algorithm; where ranks raise, which they wait for, with one of each window."""
-    some = [*usual().values()] if ending != "exception" else ["gradient_allreduce()", "after_step(Mean(), delay=1)"]
-    rounds = 3 if ending != "exception" else 10
+@pytest.mark.parametrize(
+    "ending, some",
+    [
+        ("detach", of_each_kind(kind_of=windows)),
+        ("refusal", of_each_kind(kind_of=windows)),
+        ("exception", ["gradient_allreduce()", "after_step(Mean(), delay=1)"]),
+        pytest.param("detach", usual().values(), marks=pytest.mark.slow),
+        pytest.param("refusal", usual().values(), marks=pytest.mark.slow),
+    ],
+    ids=["detach", "refusal", "exception", "detach from any", "refusal of any"],
+)
+def test_cycles_leave_nothing(ending, some):
+    """Two rounds; where ranks raise, which they wait for, with one algorithm for gradients and one for weights."""
+    some, rounds = list(some), 2
 
     def run():
         model, optimizer = net_and_sgd()

@@ -3,7 +3,7 @@
 import pytest
 import torch
 import torch.distributed as dist
-from everything import ALGORITHMS, delayed, made, runs_free, variants_slow, waits_for_weights
+from everything import ALGORITHMS, delayed, made, others_slow, runs_free, waits_for_weights
 from failing import Fails
 from pool import ranks
 from saying import TIMEOUT, said
@@ -43,7 +43,7 @@ def skipping(algorithm, at, without, scaled=False, steps=6):
         return flat(model), att.step
 
 
-@pytest.mark.parametrize("algorithm", variants_slow(WITH_GRADIENTS))
+@pytest.mark.parametrize("algorithm", others_slow(WITH_GRADIENTS))
 def test_a_failed_backward_costs_all_ranks_the_same_step(algorithm):
     """With a gradient scaler, too, where rules on weights do not want another."""
 

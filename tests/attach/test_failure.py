@@ -7,8 +7,9 @@ import time
 
 import pytest
 import torch.distributed as dist
-from everything import made, runs_free, usual
+from everything import made, of_each_kind, runs_free, usual, windows
 from pool import Pool
+from tiers import slow_after
 from training import loss, net_and_sgd
 
 import baguakit as bk
@@ -57,11 +58,11 @@ def threads_left(seconds):
     return names
 
 
-def test_a_rank_that_raises_is_named_with_its_launches_and_all_threads_end(pool):
+def test_a_rank_that_raises_is_named_with_its_launches_and_all_threads_end(own_pools):
     def run():
         return *train(MEAN, raises), threads_left(3 * TIMEOUT)
 
-    said = pool.run(run)
+    said = own_pools(3).run(run)
     assert said[1][0] == "KeyError: 'my own mistake'" and said[1][1] < TIMEOUT - 0.5
     for sentence, seconds, _ in (said[0], said[2]):
         assert sentence.startswith("PeerError: rank 1 raised KeyError: 'my own mistake' after")
@@ -70,8 +71,13 @@ def test_a_rank_that_raises_is_named_with_its_launches_and_all_threads_end(pool)
     assert [names for *_, names in said] == [[], [], []]
 
 
-def test_a_rank_that_raises_is_named_whatever_the_algorithm(pool):
-    waiting = [each for each in usual().values() if not runs_free(made(each))]
+@pytest.mark.parametrize(
+    "algorithms",
+    [of_each_kind(kind_of=windows), pytest.param(usual().values(), marks=pytest.mark.slow)],
+    ids=["one for each choice of windows", "all"],
+)
+def test_a_rank_that_raises_is_named_whatever_the_algorithm(own_pools, algorithms):
+    waiting = [each for each in algorithms if not runs_free(made(each))]
 
     def run():
         found = {}
@@ -80,7 +86,7 @@ def test_a_rank_that_raises_is_named_whatever_the_algorithm(pool):
             bk.Comm().gather_objects(0)  # where ranks raise, nobody waits for anybody
         return found
 
-    said = pool.run(run)
+    said = own_pools(3).run(run)
     for algorithm in waiting:
         for rank in (0, 2):
             sentence, seconds = said[rank][algorithm]
@@ -91,7 +97,7 @@ def test_a_rank_that_raises_is_named_whatever_the_algorithm(pool):
             assert seconds < TIMEOUT + 2, (algorithm, seconds)
 
 
-def test_a_rank_asleep(pool):
+def test_a_rank_asleep(own_pools):
     def run():
         store = dist.distributed_c10d._get_default_store()
 
@@ -103,7 +109,7 @@ def test_a_rank_asleep(pool):
         store.set(f"{dist.get_rank()} has raised", "")
         return found
 
-    said = pool.run(run)
+    said = own_pools(3).run(run)
     for sentence, seconds in said[:2]:
         assert sentence.startswith(
             "PeerError: rank 2 is late: it has not launched during_backward(Mean()), bucket 0, round 3 within 3 s; "
@@ -112,7 +118,7 @@ def test_a_rank_asleep(pool):
         assert TIMEOUT - 0.5 < seconds < TIMEOUT + 2
 
 
-@pytest.mark.parametrize("victim", [1, 2])
+@pytest.mark.parametrize("victim", slow_after(1, [1, 2]))
 def test_a_rank_killed(pool, victim):
     def mishap(rank):
         if rank == victim:
@@ -141,11 +147,11 @@ def test_the_rank_that_holds_the_store_is_killed(pool):
         assert "\n" not in sentence and seconds < TIMEOUT + 2
 
 
-def test_a_rank_that_has_fewer_steps(pool):
+def test_a_rank_that_has_fewer_steps(own_pools):
     def run():
         return train(MEAN, lambda rank: None, steps=4 if dist.get_rank() == 0 else 6)
 
-    said = pool.run(run)
+    said = own_pools(3).run(run)
     assert said[0][0] == ""
     for sentence, _ in said[1:]:
         assert sentence.startswith("PeerError: rank 0 has left after during_backward(Mean()), bucket 0, round 3")

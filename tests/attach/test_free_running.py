@@ -9,6 +9,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from pool import ranks
+from tiers import slow_after
 from torch import nn
 from training import loss, net, net_and_sgd, sgd
 
@@ -84,7 +85,7 @@ def test_ranks_that_stop_at_different_steps():
     assert min(many, also) > few
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("dtype", slow_after(1, [torch.float32, torch.bfloat16, torch.float16]))
 def test_models_agree_after_merge(dtype):
     def run():
         model = net(dtype)
@@ -138,6 +139,7 @@ def test_the_interval_is_kept():
     assert all(2 <= flights <= 5 for flights in ranks(2, run))
 
 
+@pytest.mark.slow  # kills a rank of its own pool; see test_failure.py
 def test_a_killed_rank_is_named():
     from pool import Pool
 

@@ -6,7 +6,7 @@ import warnings
 import pytest
 import torch
 import torch.distributed as dist
-from everything import made, usual
+from everything import made, others_slow, usual, windows
 from pool import ranks
 from torch import nn
 from torch.utils.checkpoint import checkpoint
@@ -18,7 +18,7 @@ GOSSIP = [lambda bk: bk.algorithms.decentralized(), lambda bk: bk.algorithms.dec
 ALL = [lambda bk: bk.algorithms.gradient_allreduce(), lambda bk: bk.algorithms.bytegrad(), *GOSSIP]
 
 
-@pytest.mark.parametrize("algorithm", usual().values())
+@pytest.mark.parametrize("algorithm", others_slow(usual().values(), windows))
 def test_evaluation_is_undisturbed_and_compilation_whole(algorithm):
     """One frame, no graph break, whatever is attached; a forward in between launches nothing."""
 

@@ -3,6 +3,7 @@
 import pytest
 import torch
 import torch.distributed as dist
+from everything import others_slow
 from pool import ranks
 from torch import nn
 from training import close, flat, loss, mean_loop, net, sgd
@@ -48,7 +49,7 @@ def test_weights_are_those_of_ddp(by_all):
         close(torch.cat([x.flatten() for x in held]), expected)
 
 
-@pytest.mark.parametrize("name", GRADIENTS)
+@pytest.mark.parametrize("name", others_slow(GRADIENTS))
 def test_who_has_run_out_counts_as_zero_gradients(name):
     """Bit for bit, weights, optimizers and what is remembered, of all ranks, are those of a run with zero gradients."""
     there, expected = ranks(3, uneven, name), ranks(3, even, name)
@@ -60,7 +61,7 @@ def test_who_has_run_out_counts_as_zero_gradients(name):
         assert (launched, rounds) == there[0][2][1:]
 
 
-@pytest.mark.parametrize("name", WEIGHTS)
+@pytest.mark.parametrize("name", others_slow(WEIGHTS))
 def test_who_has_run_out_takes_part_with_its_weights(name):
     """Bit for bit, a rank that has run out is one that steps without gradients."""
     there, expected = ranks(3, uneven, name), ranks(3, lambda: even(name, lambda step: True))

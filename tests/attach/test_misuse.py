@@ -3,15 +3,17 @@
 import pytest
 import torch
 import torch.distributed as dist
-from everything import ALGORITHMS, made
+from everything import ALGORITHMS, made, others_slow
 from pool import ranks
 from saying import TIMEOUT, said, train
+from tiers import slow_after
 from training import loss, net, sgd
 
 import baguakit as bk
 from baguakit.rules import rules_of
 
 FEEDBACK = "bytegrad(MinMaxUInt8(block=64), error_feedback=True)"
+LOCAL = "local_sgd(every=3)"
 UNLIKE_AN_AVERAGE = [
     each
     for each in ALGORITHMS
@@ -22,7 +24,7 @@ UNLIKE_AN_AVERAGE = [
 # A second backward before a step
 
 
-@pytest.mark.parametrize("algorithm", UNLIKE_AN_AVERAGE)
+@pytest.mark.parametrize("algorithm", others_slow(UNLIKE_AN_AVERAGE))
 def test_a_second_backward_after_the_gradient_was_replaced_is_refused(algorithm):
     def run(zeroed):
         model = net()
@@ -45,7 +47,11 @@ def test_a_second_backward_after_the_gradient_was_replaced_is_refused(algorithm)
 
 
 @pytest.mark.parametrize(
-    "size, algorithm", [(2, FEEDBACK), (3, FEEDBACK), (3, "local_sgd(every=3)"), (3, "decentralized()")]
+    "size, algorithm",
+    [
+        (3, FEEDBACK),
+        *(pytest.param(*each, marks=pytest.mark.slow) for each in ((2, FEEDBACK), (3, LOCAL), (3, "decentralized()"))),
+    ],
 )
 def test_a_collective_call_on_one_rank_only_is_named(own_pools, size, algorithm):
     def each(att, model, optimizer, step, rank):
@@ -95,7 +101,7 @@ def test_options_that_differ_between_ranks_are_refused(difference):
         assert sentence.startswith("ValueError: ranks must attach the same: ") and wanted[difference] in sentence
 
 
-@pytest.mark.parametrize("algorithm", [FEEDBACK, "decentralized()"])
+@pytest.mark.parametrize("algorithm", slow_after(1, [FEEDBACK, "decentralized()"]))
 def test_a_rank_that_loads_an_older_state_is_named(own_pools, algorithm):
     def run():
         held = {}

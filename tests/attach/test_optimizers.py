@@ -3,7 +3,18 @@
 import pytest
 import torch
 import torch.distributed as dist
-from everything import ALGORITHMS, averages_gradients, delayed, exact, made, runs_free, stages, usual
+from everything import (
+    ALGORITHMS,
+    averages_gradients,
+    delayed,
+    exact,
+    made,
+    others_slow,
+    runs_free,
+    stages,
+    usual,
+    windows,
+)
 from pool import ranks
 from torch import nn
 from training import attached, close, flat, loss, mean_loop, net, run_steps, sgd
@@ -28,7 +39,7 @@ def scheduled(model, optimizer=torch.optim.SGD, **options):
 # Clipping
 
 
-@pytest.mark.parametrize("algorithm", [each for each in ALGORITHMS if averages_gradients(made(each))])
+@pytest.mark.parametrize("algorithm", others_slow(each for each in ALGORITHMS if averages_gradients(made(each))))
 def test_clipping_sees_the_same_gradients_on_all_ranks(algorithm):
     """The norms are the same to the last bit, and so is what they leave; those of an exact mean are the mean's."""
 
@@ -137,7 +148,7 @@ def with_closures(algorithm, kind, fused, closures):
         return flat(model), losses, att.step
 
 
-@pytest.mark.parametrize("algorithm", REPEATABLE)
+@pytest.mark.parametrize("algorithm", others_slow(REPEATABLE, windows))
 def test_a_closure_is_the_loop(algorithm):
     """To the last bit: what lands when a step begins finds the gradients taken, as where there is no closure."""
 

@@ -3,7 +3,7 @@
 import pytest
 import torch
 import torch.distributed as dist
-from everything import ALGORITHMS, averages_gradients, delayed, made, runs_free, scaler, variants_slow
+from everything import ALGORITHMS, averages_gradients, delayed, made, others_slow, runs_free, scaler
 from pool import ranks
 from training import flat, loss, net, net_and_sgd, sgd
 
@@ -53,8 +53,10 @@ def tensors_in(value):
     return [t for each in value.values() for t in tensors_in(each)] if isinstance(value, dict) else []
 
 
-@pytest.mark.parametrize("size, bucket_bytes, passed", [(3, 100, True), (2, 25 << 20, False)])
-@pytest.mark.parametrize("algorithm", [*variants_slow(REPEATABLE), DELAYED])
+@pytest.mark.parametrize(
+    "size, bucket_bytes, passed", [(3, 100, True), pytest.param(2, 25 << 20, False, marks=pytest.mark.slow)]
+)
+@pytest.mark.parametrize("algorithm", others_slow([*REPEATABLE, DELAYED]))
 def test_one_overflow_costs_one_step_on_all_ranks_and_leaves_no_trace(algorithm, size, bucket_bytes, passed):
     """The run equals one in which those batches never were: in its weights, and in all that is remembered.
 
@@ -82,7 +84,7 @@ def test_free_running_ranks_skip_alone(algorithm):
     assert all(torch.isfinite(weights).all() for _, weights, *_ in results)
 
 
-@pytest.mark.parametrize("algorithm", AVERAGED)
+@pytest.mark.parametrize("algorithm", others_slow(AVERAGED))
 def test_stages_see_gradients_without_the_scale(algorithm):
     """With `scaler=` the factor is folded out and in: any power of two gives the bits of the unscaled run."""
 

@@ -96,7 +96,7 @@ def check(name, values):
             assert flew != "float32" or small == full, which
 
 
-@pytest.mark.parametrize("name", ["top_k(1.0)", *everything.usual(EVERY).values(), ASKING])
+@pytest.mark.parametrize("name", everything.others_slow(["top_k(1.0)", *everything.usual(EVERY).values(), ASKING]))
 def test_bytes_are_those_of_the_format_that_the_report_names(name):
     check(name, 1000)
 

@@ -8,7 +8,7 @@ from itertools import pairwise
 import pytest
 import torch
 import torch.distributed as dist
-from everything import ALGORITHMS, exact, family, made, runs_free, variants_slow
+from everything import ALGORITHMS, exact, family, made, others_slow, runs_free, windows
 from pool import ranks
 from training import flat, loss, net, net_and_sgd, run_steps, sgd
 
@@ -46,10 +46,11 @@ def run(algorithm, stops, steps=9, cuts=(1 << 20,)):
     return flat(model), att.step
 
 
+EXACT = [each for each in REPEATABLE if exact(made(each))]
 STOPS = (3, 5)  # the second with delayed flights under way
 
 
-@pytest.mark.parametrize("algorithm", [*variants_slow(REPEATABLE), DELAYED])
+@pytest.mark.parametrize("algorithm", others_slow([*REPEATABLE, DELAYED]))
 def test_a_resumed_run_is_the_uninterrupted_one(algorithm):
     def both():
         return run(algorithm, ()), run(algorithm, STOPS)
@@ -58,7 +59,7 @@ def test_a_resumed_run_is_the_uninterrupted_one(algorithm):
         assert torch.equal(whole, parts) and step == resumed == 9
 
 
-@pytest.mark.parametrize("algorithm", [*(each for each in REPEATABLE if exact(made(each))), DELAYED])
+@pytest.mark.parametrize("algorithm", [*others_slow(EXACT, windows), DELAYED])
 def test_other_buckets_change_nothing(algorithm):
     """Rules on weights are the same in any buckets; a mean over two ranks is, too."""
 
@@ -127,8 +128,8 @@ def saved_by(algorithm):
         return model.state_dict(), att.state_dict()
 
 
-@pytest.mark.parametrize("algorithm", [*MIXING, "gradient_tracking()"])
-@pytest.mark.parametrize("before, after", [(3, 2), (2, 3)])
+@pytest.mark.parametrize("algorithm", others_slow([*MIXING, "gradient_tracking()"]))
+@pytest.mark.parametrize("before, after", [(3, 2), pytest.param(2, 3, marks=pytest.mark.slow)])
 def test_another_number_of_ranks_agrees_on_its_own_mean(algorithm, before, after):
     """Taken up by fewer or more ranks, at step size 0: their weights go to their mean, and stay there."""
 

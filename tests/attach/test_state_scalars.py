@@ -4,6 +4,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from pool import ranks
+from tiers import slow_after
 from torch import nn
 
 import baguakit as bk
@@ -32,7 +33,7 @@ def trained(shapes, optimizer, stops, cuts, older):
     return torch.cat([p.detach().flatten() for p in model])
 
 
-@pytest.mark.parametrize("optimizer", [torch.optim.Adam, torch.optim.RMSprop, torch.optim.NAdam])
+@pytest.mark.parametrize("optimizer", slow_after(1, [torch.optim.Adam, torch.optim.RMSprop, torch.optim.NAdam]))
 def test_they_resume_in_any_buckets(optimizer):
     def run():
         for shapes in SHAPES:

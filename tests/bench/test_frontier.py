@@ -97,6 +97,7 @@ def test_seconds_are_steps_to_a_loss_times_seconds_a_step(measured):
     assert {row[0] for row in compose.checks(trained, timed)} == {name for name, _, _ in timing.REAL}
 
 
+@pytest.mark.slow
 def test_the_page_and_the_pictures_are_made_of_the_tables(measured, tmp_path, monkeypatch):
     trained, timed = measured
     monkeypatch.setattr(page, "PATH", trained.path)

@@ -84,6 +84,7 @@ def takes(line, rel, once):
     return False
 
 
+@pytest.mark.slow  # seconds of a connection at its cap
 @needs_root
 def test_a_link_is_as_slow_as_it_says_and_counts():
     """Of 1,514 bytes of a frame 1,448 are payload; a burst of 72 KiB goes before its time."""
@@ -110,6 +111,7 @@ def test_both_ends_of_a_connection_are_controlled_by_cubic():
     assert ended.status == 0 and ended.outputs == ("cubic\n", "cubic\n")
 
 
+@pytest.mark.slow  # seconds of connections at their cap
 @needs_root
 def test_no_connection_exceeds_its_cap_and_several_add_up():
     with Lab(2, flow_cap="80mbit") as lab:
@@ -179,6 +181,7 @@ def test_a_host_falls_silent_and_comes_back(how):
 
 
 @needs_root
+@pytest.mark.slow  # imports torch
 def test_the_command_line_prefixes_stops_the_rest_and_returns_the_worst():
     command = 'if [ $RANK = 1 ]; then echo "I am $RANK of $WORLD_SIZE" >&2; exit 3; fi; sleep 1000'
     words = [sys.executable, "-m", "bench.netlab", "--hosts", "2", "--", "sh", "-c", command]

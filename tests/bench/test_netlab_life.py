@@ -63,10 +63,9 @@ def owner():
 
 
 @needs_root
+@pytest.mark.slow  # the owner imports torch
 @pytest.mark.parametrize(
-    "number",
-    [signal.SIGINT, signal.SIGKILL, pytest.param(signal.SIGTERM, marks=pytest.mark.slow)],
-    ids=["interrupted", "killed", "ended"],
+    "number", [signal.SIGINT, signal.SIGKILL, signal.SIGTERM], ids=["interrupted", "killed", "ended"]
 )
 def test_a_laboratory_goes_with_its_owner(nothing_left, number):
     process, ranks = owner()
@@ -80,6 +79,7 @@ def test_a_laboratory_goes_with_its_owner(nothing_left, number):
 
 
 @needs_root
+@pytest.mark.slow
 def test_the_next_laboratory_removes_what_an_undertaker_could_not(nothing_left):
     process, ranks = owner()
     with process:

@@ -144,6 +144,7 @@ def test_means_of_few_values_are_measured_and_told(tmp_path):
     assert reports.of_few(table).splitlines()[1].split() == ["1gbit", "2", "16", "400", "20%", "600", "20%", "1.50"]
 
 
+@pytest.mark.slow
 def test_flows_are_measured_and_told(tmp_path):
     """Over loopback: against one flow, and with one that is slow; results are checked where they are measured."""
     even = {"hosts": 2, "rate": "unshaped", "mib": 1, "repeats": 2}

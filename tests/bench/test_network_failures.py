@@ -9,7 +9,7 @@ from laboratory import ROOT, needs_root
 
 from bench.netlab import Lab
 
-pytestmark = needs_root
+pytestmark = [needs_root, pytest.mark.slow]  # the hosts of each import torch
 TIMEOUT = 3.0  # of attachments that are to fail
 PATIENT = 40.0  # of those that are not: a host is taken for dead after a quarter of it
 SOON = 60.0  # for what must come about, on a machine that is busy with other things
@@ -72,7 +72,6 @@ def assert_one_sentence(outcome, begin, words):
     assert "\n" not in outcome["error"] and outcome["left"] == [], outcome
 
 
-@pytest.mark.slow
 def test_a_link_that_is_cut_for_long_is_a_sentence_on_both_sides():
     """In time in one of three tries, the machine being shared; and once the link is back, nothing is left."""
     with Lab(2) as lab:
@@ -92,7 +91,6 @@ def test_a_link_that_is_cut_for_long_is_a_sentence_on_both_sides():
     raise AssertionError(f"sentences came {late} seconds after the link was cut")
 
 
-@pytest.mark.slow
 def test_a_host_that_holds_the_store_and_stands_still_for_long_is_a_sentence_on_both_sides():
     with Lab(2) as lab:
         at_work = Trainings(lab, [{"flows": 3, "timeout": TIMEOUT, "steps": 1000}])
@@ -105,7 +103,6 @@ def test_a_host_that_holds_the_store_and_stands_still_for_long_is_a_sentence_on_
     assert_one_sentence(there, *NO_ANSWER)
 
 
-@pytest.mark.slow
 def test_training_goes_on_after_a_moment_and_no_bit_is_another():
     """Undisturbed; with a link unplugged for a moment; with a host that stands still, over several flows."""
     flows = (1, 1, 3)
@@ -127,7 +124,6 @@ def test_training_goes_on_after_a_moment_and_no_bit_is_another():
     assert [*undisturbed, *unplugged, *stalled] == [first] * 6
 
 
-@pytest.mark.slow
 def test_a_host_that_is_killed_is_a_sentence_on_the_other():
     with Lab(2) as lab:
         at_work = Trainings(lab, [{"flows": 3, "timeout": TIMEOUT, "steps": 1000}])

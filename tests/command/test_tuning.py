@@ -91,6 +91,7 @@ def test_calls_are_short_in_the_table():
     assert short("bk.hierarchical(bk.algorithms.bytegrad())") == "bytegrad, by node"
 
 
+@pytest.mark.slow  # torchrun, and two ranks that import torch
 def test_they_run_on_the_ranks_of_torchrun(models):
     """In one group after another, as torchrun starts them; rank 0 alone speaks."""
 

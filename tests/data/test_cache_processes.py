@@ -9,6 +9,7 @@ import slow_epochs
 SAMPLES = 501  # not divisible by the ranks: in an epoch one sample is asked for twice
 
 
+@pytest.mark.slow  # two ranks, and two loader workers for each
 @pytest.mark.timeout(180)
 def test_no_sample_is_computed_twice(tmp_path):
     epochs = 3

@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pool import ranks as on_ranks
 from sampler_groups import RANKS, batch_samplers, lengths, samplers
+from tiers import slow_after
 from torch.utils.data import DataLoader, TensorDataset
 from torch.utils.data.distributed import DistributedSampler
 
@@ -29,7 +30,7 @@ def start(sampler, steps):
     return [next(it) for _ in range(steps)]
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", slow_after(1, KINDS))
 @given(n=st.integers(1, 60), ranks=RANKS, part=st.floats(0, 1), shuffle=st.booleans(), drop=st.booleans())
 def test_resuming_gives_exactly_the_rest(kind, n, ranks, part, shuffle, drop):
     options = {"shuffle": shuffle, "drop_last": drop, "random_level": 0.5 * shuffle}
@@ -49,7 +50,7 @@ def flat(items):
     return [i for item in items for i in (item if isinstance(item, list) else [item])]
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", slow_after(1, KINDS))
 @given(n=st.integers(1, 60), before=RANKS, after=RANKS, part=st.floats(0, 1), again=st.floats(0, 1))
 def test_another_number_of_ranks_takes_over_what_is_left(kind, n, before, after, part, again):
     """Over three runs every sample is trained; repeated are only those that some run had to repeat."""
@@ -112,7 +113,7 @@ def test_what_is_no_state_is_refused_in_words():
 # In a loader
 
 
-@pytest.mark.parametrize("workers, persistent", [(0, False), (2, False), (2, True)])
+@pytest.mark.parametrize("workers, persistent", slow_after(1, [(2, True), (0, False), (2, False)]))
 def test_loaders_go_through_an_epoch_and_resume(workers, persistent):
     data = TensorDataset(torch.arange(40))
     sampler, batches = samplers(40, 2)[1], batch_samplers(40, 2, batch_size=4)[1]

@@ -155,6 +155,7 @@ def test_an_error_in_a_flight_is_the_exception_of_backward(static_graph):
         assert seconds < 20 and "\n" not in said
 
 
+@pytest.mark.slow  # breaks a pool of its own; see tests/attach/test_failure.py
 def test_a_rank_that_raises_is_named():
     def run():
         ddp = nn.parallel.DistributedDataParallel(net())

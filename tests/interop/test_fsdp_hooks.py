@@ -6,6 +6,7 @@ import torch.distributed as dist
 from hooking import BLOCKS, compressed, feedback
 from pool import ranks
 from sharding import full, grid, line, sharded
+from tiers import slow_after
 from training import batch, flat, loss, net, net_and_sgd, run_steps, sgd
 
 import baguakit as bk
@@ -45,7 +46,7 @@ def test_mean_across_nodes_is_the_exact_mean():
         assert state["step"] == 6 and state["rules"]["0"]["round"] == 6
 
 
-@pytest.mark.parametrize("n", (2, 3))
+@pytest.mark.parametrize("n", slow_after(1, (2, 3)))
 def test_mean_within_is_fsdp(n):
     def plain():
         module = sharded(line())
@@ -56,7 +57,7 @@ def test_mean_within_is_fsdp(n):
         torch.testing.assert_close(weights, wanted, rtol=0, atol=1e-6)
 
 
-@pytest.mark.parametrize("stage", ["compressed", "feedback", "power_sgd", "top_k", "qadam"])
+@pytest.mark.parametrize("stage", slow_after(1, ["feedback", "compressed", "power_sgd", "top_k", "qadam"]))
 def test_any_stage_across_nodes_keeps_replicas_equal_and_each_module_its_own_state(stage):
     stages = {
         "compressed": compressed,

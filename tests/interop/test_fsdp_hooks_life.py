@@ -8,6 +8,7 @@ import torch.distributed as dist
 from hooking import come_and_gone, compressed, feedback
 from pool import ranks
 from sharding import full, grid, line, sharded
+from tiers import slow_after
 from torch import nn
 from torch.distributed.fsdp import fully_shard
 from training import flat, loss, net, run_steps, sgd
@@ -15,7 +16,7 @@ from training import flat, loss, net, run_steps, sgd
 import baguakit as bk
 
 
-@pytest.mark.parametrize("way", ["across", "within"])
+@pytest.mark.parametrize("way", slow_after(1, ["across", "within"]))
 def test_a_resumed_run_is_the_uninterrupted_one(way):
     def run(stops):
         mesh = grid() if way == "across" else line()

@@ -7,6 +7,7 @@ import torch
 import torch.distributed as dist
 from pool import ranks
 from sharding import full, grid, line, sharded
+from tiers import slow_after, slow_unless
 from training import batch, flat, net, sgd
 
 import baguakit as bk
@@ -22,7 +23,6 @@ RULES = {
     "awc": lambda bk: bk.algorithms.decentralized(),
     "atc": lambda bk: bk.algorithms.decentralized(order="atc"),
 }
-SLOW = ("diloco, delayed", "diloco, mixed", "gasloc", "exact_diffusion", "quasi_global_momentum", "atc")
 STEPS = 7
 
 
@@ -76,7 +76,7 @@ def over_ranks(rule):
         return weights, flat(module), apart
 
 
-@pytest.mark.parametrize("rule", [pytest.param(name, marks=[pytest.mark.slow] * (name in SLOW)) for name in RULES])
+@pytest.mark.parametrize("rule", slow_unless(("diloco", "awc"), RULES))
 def test_nodes_of_two_ranks_are_as_ranks_of_their_own(rule):
     nodes, alone = ranks(4, over_nodes, RULES[rule]), ranks(2, over_ranks, RULES[rule])
     for rank, (weights, merged, _, _) in enumerate(nodes):
@@ -87,7 +87,7 @@ def test_nodes_of_two_ranks_are_as_ranks_of_their_own(rule):
     assert apart == pytest.approx(alone[0][2], abs=1e-9)
 
 
-@pytest.mark.parametrize("rule", ["diloco", "awc"])
+@pytest.mark.parametrize("rule", slow_after(1, ["diloco", "awc"]))
 def test_a_resumed_run_is_the_uninterrupted_one(rule):
     def parts():
         saved = over_nodes(RULES[rule], 4)[3]

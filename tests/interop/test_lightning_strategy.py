@@ -13,6 +13,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from pool import ranks
+from tiers import slow_after
 from training import batch, flat, loss, net, net_and_sgd, sgd
 
 import baguakit as bk
@@ -143,7 +144,7 @@ def fit_ddp(**options):
     return fit(None, 2, strategy=strategy, **options)[0]
 
 
-@pytest.mark.parametrize("rule", ["bytegrad", "awc", "diloco"])
+@pytest.mark.parametrize("rule", slow_after(1, ["bytegrad", "awc", "diloco"]))
 def test_a_resumed_fit_is_the_uninterrupted_one(rule, tmp_path):
     """On every rank, also where each has its own weights, momenta and residuals."""
 
@@ -202,6 +203,7 @@ def test_nodes_are_known():
     torch.testing.assert_close(results[0], exact[0], rtol=0, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_a_rank_that_raises_is_named():
     def run():
         with pytest.raises(Exception) as caught:

@@ -1,9 +1,10 @@
 """Launch every kernel as its launcher does, on a GPU that is not there, and print a line of JSON for each.
 
-    python launches.py TARGET
+    python launches.py TARGET [once]
 
 Triton binds the arguments to the kernel's own and says which code it needs; that code is made as far as Triton's own
-language, where what a version of it does not know is found out, and nothing runs. What fails is a line with an `error`,
+language, where what a version of it does not know is found out, and nothing runs; with `once`, the code of one launch
+of each kernel. What fails is a line with an `error`,
 and the program then ends with 1. A program of its own, because Triton decides once in a process whether kernels are
 interpreted.
 """
@@ -57,8 +58,9 @@ class Asked:
         # None tells Triton that there is nothing to run.
         self.seen.setdefault((kernel, key), (self.within, options, ASTSource(kernel, signature, constants, attrs)))
 
-    def facts(self):
-        for within, options, source in self.seen.values():
+    def facts(self, once):
+        launched = {kernel: asked for (kernel, _), asked in self.seen.items()} if once else self.seen
+        for within, options, source in launched.values():
             kinds = " ".join(str(kind) for kind in source.signature.values() if kind != "constexpr")
             facts = {"kernel": source.name, "launch": within, "signature": kinds}
             try:
@@ -157,7 +159,7 @@ if __name__ == "__main__":
             launch()
         except Exception as error:
             failed.append({"launch": described, "error": why(error)})
-    facts = [*asked.facts(), *failed]
+    facts = [*asked.facts(once="once" in sys.argv[2:]), *failed]
     missing = {name for name in kernels() if name.endswith("_kernel")} - {each.get("kernel") for each in facts}
     facts += [{"kernel": name, "error": "no launcher was seen to launch it"} for name in sorted(missing)]
     for each in facts:

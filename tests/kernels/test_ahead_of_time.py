@@ -1,20 +1,19 @@
 """Every kernel compiles for every GPU it is meant for, and its code moves memory as it should. No GPU is needed."""
 
 import pytest
+from tiers import slow_and_compiled
 from variants import TARGETS, compiled, name_of
 
 triton = pytest.importorskip("triton")
 SIZES = {"fp32": 4, "bf16": 2, "fp16": 2, "fp64": 8}
 BODIES = 6  # of a loop over rows, unrolled by four: those, the rest's, and what is stored
+# Compiling takes half a minute for each target where nothing is cached.
+PARAMS = slow_and_compiled(TARGETS)
 
 
 def blocks_of(facts: dict) -> int:
     """Return the largest number of blocks of which a thread holds values."""
     return max(1, 2048 // facts["block"])
-
-
-# Compiling takes half a minute for each target where nothing is cached; the rest in `make test-all`.
-PARAMS = [pytest.param(name, marks=[pytest.mark.slow] * (name != "cuda:90")) for name in TARGETS]
 
 
 @pytest.fixture(scope="module", params=PARAMS)

@@ -1,14 +1,14 @@
 """Mixing, landing and the k largest compile for every GPU they are meant for, and move memory as they should."""
 
 import pytest
+from tiers import slow_after, slow_and_compiled
 from variants import TARGETS, compiled, name_of
 
 pytest.importorskip("triton")
+# Compiling takes half a minute for each target where nothing is cached.
+PARAMS = slow_and_compiled(TARGETS)
 VECTORS = ("v4.b32", "v2.b64")
 SIZES = {"fp32": 4, "bf16": 2, "fp16": 2, "fp64": 8}
-
-
-PARAMS = [pytest.param(name, marks=[pytest.mark.slow] * (name != "cuda:90")) for name in TARGETS]
 
 
 @pytest.fixture(scope="module", params=PARAMS)
@@ -16,7 +16,7 @@ def mixing(request: pytest.FixtureRequest) -> tuple[dict, ...]:
     return compiled("mixing", request.param)
 
 
-@pytest.fixture(scope="module", params=PARAMS)
+@pytest.fixture(scope="module", params=slow_after(0, TARGETS))
 def topk(request: pytest.FixtureRequest) -> tuple[dict, ...]:
     return compiled("topk", request.param)
 
@@ -67,7 +67,6 @@ def test_streaming_programs_leave_room_for_many(mixing):
             assert facts["registers"] <= 128, (name_of(facts), facts["registers"])
 
 
-@pytest.mark.slow
 def test_the_k_largest_are_found_without_spills_and_read_in_sixteen_bytes(topk):
     for facts in topk:
         assert not any(facts["spilled"][-2:]), name_of(facts)  # AMD's scalars may go to lanes of vector registers

@@ -1,13 +1,13 @@
 """The kernels of optimizer steps compile for every GPU they are meant for, and their code moves what it should."""
 
 import pytest
+from tiers import slow_and_compiled
 from variants import TARGETS, compiled, name_of
 
 pytest.importorskip("triton")
-SLOW = [pytest.param(target, marks=pytest.mark.slow) for target in TARGETS if target != "cuda:90"]
 
 
-@pytest.fixture(scope="module", params=["cuda:90", *SLOW])
+@pytest.fixture(scope="module", params=slow_and_compiled(TARGETS))
 def steps(request: pytest.FixtureRequest) -> tuple[dict, ...]:
     return compiled("steps", request.param)
 

@@ -1,8 +1,11 @@
 """Properties of all wire formats: kernels, the compiled definition and operators equal the definition."""
 
+import itertools
+
 import pytest
 import torch
 from formats import DTYPES, FORMATS, KEY, NAMES, bits, definition, kernels, round_trip, sample, without_nan
+from tiers import slow_after, slow_unless
 
 from baguakit.kernels.blockwise import definition as blockwise
 from baguakit.kernels.blockwise import layout
@@ -128,14 +131,12 @@ def test_finite_values_never_read_as_nan(name, key):
 # The kernels.
 
 
-@every
 @pytest.mark.parametrize(
-    "dtype, key",
-    [
-        (torch.float32, None),
-        *((dtype, KEY) for dtype in DTYPES),
-        *(pytest.param(dtype, None, marks=pytest.mark.slow) for dtype in DTYPES[1:]),
-    ],
+    "name, dtype, key",
+    slow_unless(
+        [("minmax_uint8", torch.float32, None), *((name, torch.bfloat16, KEY) for name in NAMES)],
+        itertools.product(FORMATS, DTYPES, (None, KEY)),
+    ),
 )
 def test_kernels_equal_the_definition(name, dtype, key, device):
     operators, usual, least = FORMATS[name]
@@ -196,11 +197,12 @@ def test_kernels_equal_the_definition_at_the_ends_of_fp32(name, key, device):
 
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")  # NumPy's, from the interpreter
 @every
-def test_kernels_pass_broken_blocks_on_in_the_same_bytes(name, device):
+@pytest.mark.parametrize("dtypes", slow_after(1, [[torch.float32], [*DTYPES]]), ids=["fp32", "all"])
+def test_kernels_pass_broken_blocks_on_in_the_same_bytes(name, dtypes, device):
     """A row without any, and one for each value that breaks a block; each breaks another block."""
     operators, _, block = FORMATS[name]
     codec, kernel = definition(operators), kernels(operators)
-    for dtype in DTYPES:
+    for dtype in dtypes:
         n = 2500 if dtype == torch.float32 else 130
         x = sample(4, n, dtype)
         for row, (at, value) in enumerate([(5, torch.nan), (70, torch.inf), (n - 1, -torch.inf)], 1):
@@ -273,7 +275,9 @@ def test_every_operation_compiled_equals_eager(name, dtype, key, all_compiled):
 # The operators.
 
 
-@every
+@pytest.mark.parametrize(
+    "name", slow_after(1, ["uint2_rotated", *(name for name in FORMATS if name != "uint2_rotated")])
+)
 def test_operators_keep_the_rules_of_operators(name, device, monkeypatch):
     monkeypatch.undo()  # opcheck compares what fake and real operators make of torch.empty
     operators, _, block = FORMATS[name]

@@ -53,6 +53,7 @@ def test_and_of_blocks_that_are_equal_or_broken_or_as_large_and_small_as_can_be(
         assert same(x, 64)
 
 
+@pytest.mark.slow  # hundreds of examples
 @settings(max_examples=300, deadline=None)
 @given(
     st.lists(st.floats(width=32), min_size=1, max_size=130), st.sampled_from([1e-45, 1e-42, 1e-38, 1e-30, 1.0, 1e30])

@@ -175,6 +175,7 @@ print(took)
 """
 
 
+@pytest.mark.slow  # two processes import torch
 def test_a_later_process_needs_neither_dynamo_nor_a_second():
     """In the cache of this user, where the other tests have put it, too."""
     subprocess.run(

@@ -107,6 +107,7 @@ def test_what_was_sent_and_what_was_lost_make_the_values(values):
     assert torch.equal((sent + residual)[exact], x[exact])
 
 
+@pytest.mark.slow  # many draws
 def test_stochastic_rounding_is_unbiased():
     x = sample(1, 256).clamp(-3, 3)
     draws = torch.stack([round_trip(x, 64, key) for key in range(4000)]).double()

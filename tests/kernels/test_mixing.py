@@ -8,6 +8,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tiers import slow_after
 
 from baguakit.kernels.mixing import definition as mixing
 from baguakit.kernels.mixing import operators
@@ -135,7 +136,7 @@ def test_landing_never_hides_a_nan():
 # The kernels.
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("dtype", slow_after(2, DTYPES))
 @pytest.mark.parametrize("count", [0, 1, 2, 8, 17])
 def test_mix_kernel_equals_the_definition(dtype, count, kernels, device):
     for n in LENGTHS if dtype != torch.float64 else (0, 1, 2049):  # fractions are slow

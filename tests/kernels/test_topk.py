@@ -8,6 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from pool import never_waiting
+from tiers import slow_after
 
 from baguakit.compressors import BFloat16, MinMaxUInt8, TopK, UInt2
 from baguakit.kernels.topk import definition as topk
@@ -237,7 +238,7 @@ def bits_of(found: tuple[torch.Tensor, torch.Tensor]) -> list[torch.Tensor]:
     return [each.view(torch.int32) for each in found]
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("dtype", slow_after(2, DTYPES))
 @pytest.mark.parametrize(
     "chunk, rows, n, k, rest", [(4096, 1, 1, 0, 1), (64, 2, 200, 5, 3), (1024, 1, 1025, 1024, 1), (512, 2, 1027, 30, 2)]
 )
@@ -252,7 +253,7 @@ def test_the_kernel_equals_the_definition_for_many_chunks(rows, n, k, rest, devi
 
 
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")  # NumPy's, from the interpreter
-@pytest.mark.parametrize("k", [3, 12, 700])
+@pytest.mark.parametrize("k", slow_after(1, [12, 3, 700]))
 def test_the_kernel_keeps_what_is_not_finite_and_breaks_ties_by_place(k, device):
     x = torch.full((1, 2000), -2.0)
     x[0, ::3] = 2.0

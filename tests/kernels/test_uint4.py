@@ -24,6 +24,7 @@ def steps(packed: torch.Tensor, n: int, block: int) -> torch.Tensor:
     return (headers[..., 0] << 16).view(torch.float32)
 
 
+@pytest.mark.slow  # hundreds of examples
 @settings(max_examples=300, deadline=None)
 @given(lists)
 def test_error_is_at_most_half_a_step_and_a_step_what_the_docstring_says(values):

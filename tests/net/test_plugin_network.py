@@ -108,6 +108,7 @@ def test_eight_streams_carry_seven_times_what_one_does(pairs):
     raise AssertionError(f"one stream carries {one:.0f} bytes a second, and eight only {rates}")
 
 
+@pytest.mark.slow  # seconds of a connection at its cap
 def test_a_slow_stream_takes_less(pairs):
     """One stream of four has a tenth of the rate, and carries less than half of what an equal cut would give it."""
     pair = pairs(sender={"BAGUANET_PACING": str(RATE), "BAGUANET_CHUNK": "16384"})
@@ -147,10 +148,9 @@ def two_hosts():
             subprocess.run(["ip", "netns", "delete", name], check=False, capture_output=True)
 
 
+@pytest.mark.slow  # waits for the kernel to give up
 @pytest.mark.skipif(os.geteuid() != 0 or not shutil.which("ip"), reason="network namespaces need root and ip")
-@pytest.mark.parametrize(
-    "family, network", [("AF_INET", "10.77.0."), pytest.param("AF_INET6", "fd77::", marks=pytest.mark.slow)]
-)
+@pytest.mark.parametrize("family, network", [("AF_INET", "10.77.0."), ("AF_INET6", "fd77::")])
 def test_a_peer_whose_cable_is_cut_is_given_up(peers, family, network):
     with two_hosts() as (at_a, at_b, cut):
         environment = {"BAGUANET_TIMEOUT": "2", "NCCL_SOCKET_IFNAME": "eth0", "NCCL_SOCKET_FAMILY": family}

@@ -91,6 +91,7 @@ def server():
     return served()
 
 
+@pytest.mark.slow  # seconds of a connection at its cap
 def test_a_limited_flow_is_measured_as_limited(server, monkeypatch):
     """Flows of 20 MB/s each: four carry four times what one does, whatever the threads."""
     connect = socket.create_connection

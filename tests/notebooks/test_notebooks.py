@@ -20,7 +20,6 @@ pytest.importorskip("matplotlib")
 
 HERE = Path(__file__).parents[2] / "notebooks"
 NOTEBOOKS = sorted(HERE.glob("*.ipynb"))
-SHORT = {"03_mixing.ipynb"}  # in `make test`
 LARGEST = 150_000  # bytes of a picture
 PATHS = re.compile(r"(?<![\w.:/])/(home|root|tmp|work|usr|opt|mnt|var|srv|Users)/")
 
@@ -60,12 +59,9 @@ def test_there_is_one_for_each_idea():
     assert [path.name[:2] for path in NOTEBOOKS] == [f"{number:02d}" for number in range(1, 9)]
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize(
-    "path",
-    [pytest.param(p, marks=[] if p.name in SHORT else [pytest.mark.slow]) for p in NOTEBOOKS],
-    ids=lambda path: path.stem,
-)
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
 def test_it_runs(path):
     ran = run(path)
     assert ran.returncode == 0, ran.stderr

@@ -8,6 +8,7 @@ equal weights and state, one step differs by at most one rounding of the dtype.
 
 import pytest
 import torch
+from tiers import slow_unless
 from toys import Gradients, equal, groups, parameters, plain_groups, same_state, train
 from zoo import CASES, CODE, ELEMENT_WISE, HAVE_FUSED, KeepsGradients, MasterWeights, name
 
@@ -15,6 +16,7 @@ from baguakit.optim import fuse, report, unfuse
 
 CODED = [(case, code) for case in CASES for code in CODE if code != "fused" or case[0] in HAVE_FUSED]
 IDS = [f"{name(case)}-{code}" for case, code in CODED]
+LOOPS = [pytest.param(*x, marks=[pytest.mark.slow] * (x[1] == "for-loop")) for x in CODED if x[1] != "fused"]
 STEPS = 30  # RAdam's rectification begins at the sixth step, ASGD's average after the twentieth (t0)
 
 
@@ -29,7 +31,7 @@ def pair(case, code, dtype):
     return ours, theirs, fuse(make(case, ours, code)), make(case, theirs, code)
 
 
-@pytest.mark.parametrize("case, code", [x for x in CODED if x[1] != "fused"], ids=[i for i in IDS if "fused" not in i])
+@pytest.mark.parametrize("case, code", LOOPS, ids=[i for i in IDS if "fused" not in i])
 def test_bitwise_over_thirty_steps(case, code):
     ours, theirs, fused, plain = pair(case, code, torch.float32)
     train(STEPS, Gradients(), ours, theirs, fused, plain)
@@ -100,10 +102,10 @@ def torch_skips_values():
 
 @pytest.mark.parametrize(
     "dtype, steps",
-    [(torch.bfloat16, STEPS), *(pytest.param(dtype, 100, marks=pytest.mark.slow) for dtype in HALVES)],
+    [(torch.bfloat16, 10), *(pytest.param(dtype, 100, marks=pytest.mark.slow) for dtype in HALVES)],
     ids=lambda x: str(x).removeprefix("torch."),
 )
-@pytest.mark.parametrize("case, code", CODED, ids=IDS)
+@pytest.mark.parametrize("case, code", slow_unless([x for x in CODED if x[1] != "for-loop"], CODED), ids=IDS)
 def test_half_precision_within_one_rounding(case, code, dtype, steps):
     """A weight is at most one rounding away; a state at most one for each of the up to three operations behind it.
 

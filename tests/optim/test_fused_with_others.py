@@ -4,6 +4,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from pool import ranks
+from tiers import slow_after
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
@@ -45,7 +46,7 @@ def attached(rule, order, split):
     return [p.detach() for p in params], states, told and (told.flats, told.together, told.apart, told.copied)
 
 
-@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("rule", slow_after(2, RULES))
 def test_attached_in_either_order(rule):
     plain = ranks(2, attached, RULES[rule], "unfused", 12)
     for order in ("fuse first", "attach first", "in the middle"):
@@ -95,8 +96,13 @@ def sharded(fused, kind, options):
 ADAMW, SGD = torch.optim.AdamW, torch.optim.SGD
 
 
-@pytest.mark.parametrize("size", [1, 2])
-@pytest.mark.parametrize("kind, options", [(ADAMW, {}), (SGD, {"momentum": 0.9}), (ADAMW, {"foreach": True})])
+OTHERS = [(SGD, {"momentum": 0.9}), (ADAMW, {"foreach": True})]
+
+
+@pytest.mark.parametrize("size", slow_after(1, [2, 1]))
+@pytest.mark.parametrize(
+    "kind, options", [(ADAMW, {}), *(pytest.param(*each, marks=pytest.mark.slow) for each in OTHERS)]
+)
 def test_local_shards_of_fsdp2(size, kind, options):
     """Shards are stepped as one, and what the user sees stays distributed, so that checkpoints are FSDP2's own."""
     mine, other = ranks(size, sharded, True, kind, options), ranks(size, sharded, False, kind, options)

@@ -98,6 +98,7 @@ def test_refusals_are_sentences():
         roofline(MEASURED, ["top-k"])
 
 
+@pytest.mark.slow  # a process imports torch and matplotlib; test_floors.py tests that imports run nothing
 def test_matplotlib_is_imported_to_draw_and_pyplot_never():
     program = (
         "import sys, baguakit as bk\n"

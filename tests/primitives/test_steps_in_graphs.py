@@ -5,6 +5,7 @@ import warnings
 import pytest
 import torch
 from drawn import values
+from tiers import slow_after
 
 from baguakit.compressors import MinMaxUInt8
 from baguakit.optim.steps import functions, operator
@@ -44,7 +45,9 @@ def fixed_sgd(p, g, u, v, found, count):
     sgd_step_(Fixed(p), g, lr=0.1)
 
 
-@pytest.mark.parametrize("step", [sgd, clipped_adam, adamw_with_masters, drawn_lion, packed_adamw, fixed_sgd])
+@pytest.mark.parametrize(
+    "step", slow_after(2, [sgd, clipped_adam, adamw_with_masters, drawn_lion, packed_adamw, fixed_sgd])
+)
 def test_compiled_whole_a_step_gives_the_same_bits(step):
     def ready():
         shapes = [(300,), (7, 5), ()]

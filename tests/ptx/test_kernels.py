@@ -36,9 +36,9 @@ def executed(arch, *files, marks=""):
     return done.stdout
 
 
-# Compiling takes a minute where nothing is cached; the rest in `make test-all`.
+@pytest.mark.slow  # compiling takes a minute where nothing is cached
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("arch", [pytest.param(arch, marks=[pytest.mark.slow] * (arch != 90)) for arch in ARCHS])
+@pytest.mark.parametrize("arch", ARCHS)
 def test_one_variant_of_every_kernel_equals_its_definition_and_planted_faults_are_found(arch):
     files = (f"test_executed{part}.py" for part in ("", "_faults", "_sectors"))
     assert "skipped" not in executed(arch, *files, marks="not slow")

@@ -8,7 +8,7 @@ import threading
 import pytest
 import torch
 import torch.distributed as dist
-from everything import exact, made, runs_free, usual
+from everything import exact, made, others_slow, runs_free, usual, windows
 from pool import ranks
 from training import flat, loss, net, net_and_sgd, run_steps
 
@@ -66,10 +66,11 @@ def log_of(tuner):
 
 
 MEAN = "gradient_allreduce()"
+DELAYED = ("gradient_allreduce(delay=2)", "after_step(Mean(), every=2, delay=1)")
 EXACT = [each for each in usual().values() if exact(made(each)) and not runs_free(made(each))]
 
 
-@pytest.mark.parametrize("algorithm", [*EXACT, "gradient_allreduce(delay=2)", "after_step(Mean(), every=2, delay=1)"])
+@pytest.mark.parametrize("algorithm", [*others_slow(EXACT, windows), *DELAYED])
 def test_tuning_changes_no_result(algorithm):
     """The sum of two numbers does not depend on their place in a bucket: bitwise the run without tuning."""
 

@@ -51,6 +51,7 @@ def test_probes_agree_across_ranks_and_leave_nothing_behind():
     assert bk.tune.Network.from_json(found.to_json()) == found
 
 
+@pytest.mark.slow  # four ranks probe three groups
 def test_nodes_have_links_of_their_own():
     def work():
         mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("inter", "intra"))
