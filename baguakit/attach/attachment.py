@@ -85,6 +85,10 @@ class Attachment(Recoverable):
             ValueError: a rule cannot take part, such as free-running ones, which need no join.
             RuntimeError: this is detached, or inside another `join()`.
         """
+        if self._engine.comm.membership is not None:
+            raise ValueError(
+                "ranks of bk.elastic leave by att.leave() when they run out; att.join() is for other groups"
+            )
         return joined(self._engine, divide_by_initial_world_size, throw_on_early_termination)
 
     def merge(self) -> None:
@@ -202,6 +206,8 @@ class Attachment(Recoverable):
         """
         engine = self._engine
         engine.clock.outside("recut()")
+        if engine.comm.membership is not None:
+            raise ValueError("a rank that joins would have other buckets; pass bucket_bytes to bk.attach on all ranks")
         size = engine.setup.bucket_bytes if bucket_bytes is None else integer("bucket_bytes", bucket_bytes, 1)
         if any(rule.window == "free_running" for rule in self.rules):
             raise ValueError(
@@ -231,7 +237,7 @@ class Attachment(Recoverable):
         if error is None:
             self._engine.finish()
         else:
-            self._engine.runtime.abandon(error)
+            self._engine.abandon(error)
 
 
 def attach(

@@ -228,6 +228,13 @@ class Engine:
             if self.comm.membership is not None:
                 self.comm.membership.ended(self)
 
+    def abandon(self, error: BaseException) -> None:
+        """End without waiting for any rank, and tell the others why. Idempotent."""
+        self.runtime.abandon(error)
+        self.runtime.take_hooks_out()  # between two rounds of an elastic group they are in
+        if self.comm.membership is not None:
+            self.comm.membership.ended(self)
+
     def _drain(self) -> None:
         self.backward.end_failed()
         self.backward.decisions.settle()

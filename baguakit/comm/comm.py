@@ -46,7 +46,7 @@ class Comm:
     group: Any = None
     mesh: DeviceMesh | None = None
     flows: int = 1
-    membership: ClassVar[Any] = None  # of a group whose ranks come and go: see `bk.elastic`
+    membership: ClassVar[Any] = None  # of ranks that come and go: see `bk.elastic`
     rank: int = field(default=0, init=False)
     size: int = field(default=1, init=False)
     _flows: "dict[str, Flows]" = field(default_factory=dict)  # by part
@@ -297,5 +297,5 @@ def check_comm(comm: Any) -> None:
 
 
 _CHECKED = "all_reduce all_reduce_later reduce_scatter all_gather all_gather_later all_to_all_later broadcast key stand"
-for _name in (*_CHECKED.split(), "receive_later", "send_later", "exchange", "exchange_each", "own"):
+for _name in [*_CHECKED.split(), "receive_later", "send_later", "exchange", "exchange_each", "own"]:
     setattr(Comm, _name, checked(getattr(Comm, _name)))

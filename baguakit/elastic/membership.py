@@ -164,9 +164,7 @@ class Membership:
                 self._whole()
                 self._joined = change
         except BaseException:
-            self._engines.remove(engine)
-            if not self._engines:
-                self.part()
+            self.ended(engine)
             raise
 
     def _start(self, engine: Engine) -> Change | None:
@@ -197,7 +195,7 @@ class Membership:
         """Note that an attachment is detached; with the last one this process leaves."""
         for each in (self._kept, self._began):
             each.pop(engine, None)
-        self._engines.remove(engine)
+        self._engines = [each for each in self._engines if each is not engine]
         if not self._engines:
             self.part()
 
@@ -299,5 +297,6 @@ class Membership:
         if round.rank == 0:
             lost = f"; lost: {', '.join(gone)}" if gone else ""
             log.warning("%d ranks go on from step %d after %.1f s%s; %s", change.ranks, change.step, seconds, lost, why)
+        self._joined = change if change.before[change.rank] is None else None
         for callback in self._callbacks:
             callback(change)

@@ -91,20 +91,23 @@ class Rendezvous:
     def _connected(self) -> DynamicRendezvousHandler:
         settings = self.settings
         answer = timedelta(seconds=ANSWER)
-        store = dist.TCPStore(settings.host, settings.port, is_master=False, wait_for_workers=False, timeout=answer)
+        given: Any = dist
+        store = given.TCPStore(settings.host, settings.port, is_master=False, wait_for_workers=False, timeout=answer)
         times = RendezvousTimeout(
             join=timedelta(seconds=settings.patience), last_call=timedelta(seconds=settings.last_call)
         )
-        return DynamicRendezvousHandler.from_backend(
+        make: Any = DynamicRendezvousHandler.from_backend
+        handler: DynamicRendezvousHandler = make(
             settings.name,
             store,
             C10dRendezvousBackend(store, settings.name),
             settings.least,
             settings.most,
             timeout=times,
-            keep_alive_interval=settings.keep_alive,  # type: ignore[arg-type]  # timedelta takes fractions as well
+            keep_alive_interval=settings.keep_alive,  # timedelta takes fractions as well
             keep_alive_max_attempt=ATTEMPTS,
         )
+        return handler
 
 
 _environment = threading.Lock()

@@ -36,9 +36,8 @@ def main(words: Sequence[str] | None = None) -> int:
         print(f"the store cannot listen on {options.bind}: {error}", file=sys.stderr)
         return 1
     there = server.getsockname()[:2]
-    store: Any = dist.TCPStore(
-        there[0], there[1], is_master=True, wait_for_workers=False, master_listen_fd=server.detach()
-    )
+    given: Any = dist
+    store = given.TCPStore(*there, is_master=True, wait_for_workers=False, master_listen_fd=server.detach())
     print(f"The store listens at {options.bind if port else ':'.join(map(str, there))}.", flush=True)
     try:
         threading.Event().wait()

@@ -89,8 +89,9 @@ def test_fewer_than_the_least_wait(capfd):
         assert not both[0].end.poll(3.0)
         new = both[:1] + ranks.start("c")
         new[1].hear("attached")
-        new[1].tell("gather", 2)
+        new[1].tell("step", 2)
         found = [each.hear("stepped") for each in new]
+        assert torch.equal(found[0]["weights"], found[1]["weights"])
         assert torch.equal(found[0]["weights"], weights_after(found[0]["present"], [*both, *new]))
 
 

@@ -95,7 +95,7 @@ class Runtime(Generic[AnySetup]):
         """Take the hooks out, call `drain`, which waits for what is in the air, and close. Idempotent."""
         if self.over:
             return
-        self._take_hooks_out()
+        self.take_hooks_out()
         with self.or_abandon():
             drain()
         self.over = True
@@ -116,12 +116,13 @@ class Runtime(Generic[AnySetup]):
         if self.over:
             return
         self.over = True
-        self._take_hooks_out()
+        self.take_hooks_out()
         self.monitor.leave(*((LEFT, "") if error is None else (RAISED, f"{type(error).__name__}: {error}")))
         self._abort()
         self._close(wait=False)
 
-    def _take_hooks_out(self) -> None:
+    def take_hooks_out(self) -> None:
+        """Take the hooks out. Idempotent."""
         unhook, self.unhook = self.unhook, []
         for each in unhook:
             each()
