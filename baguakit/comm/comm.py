@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.distributed.constants import default_pg_timeout
 from torch.distributed.device_mesh import DeviceMesh
 
-from ..arguments import checked, integer, said
+from ..arguments import checked, instance, integer
 from . import groups
 from .flows import Flows
 from .groups import FLAT, INTER, INTRA, all_gather_single, check_mesh, flat_group, reduce_scatter_single, rotated
@@ -292,8 +292,7 @@ class Comm:
 
 def check_comm(comm: Any) -> None:
     """Raise a TypeError unless `comm` is a Comm."""
-    if not isinstance(comm, Comm):
-        raise TypeError(said("comm", "a bk.Comm", comm))
+    instance("comm", comm, Comm, "a bk.Comm")
 
 
 _CHECKED = "all_reduce all_reduce_later reduce_scatter all_gather all_gather_later all_to_all_later broadcast key stand"

@@ -255,7 +255,8 @@ class Membership:
                 changes = [self._start(engine) for engine in self._engines]
                 break
             except (PeerError, Disagreement) as again:
-                self._check_again(again)
+                if isinstance(again, Disagreement) and self.round and self.round.rank not in self.round.survivors():
+                    raise  # it is this rank, which has joined, that attaches something else
                 self._keep(again)
         self._whole()
         self._report(changes[0], old, why, time.monotonic() - began, error)
@@ -276,12 +277,6 @@ class Membership:
             if hasattr(engine, "runtime"):
                 abandon(engine, error)
         return error
-
-    def _check_again(self, error: BaseException) -> None:
-        """Raise a disagreement on a rank that has joined: it is this rank that differs."""
-        round = self.round
-        if isinstance(error, Disagreement) and (round is None or round.rank not in round.survivors()):
-            raise error
 
     def _report(self, change: Change | None, old: Round | None, why: str, seconds: float, error: Any) -> None:
         """Tell the callbacks, and the log on rank 0."""
