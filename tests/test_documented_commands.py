@@ -50,6 +50,7 @@ RULES: list[tuple[str, Runs | Accepted | Looked]] = [
     (r"scripts/check", Looked("CI runs it")),
     (r"pip install .*", Looked("needs the network")),
     (r"export .*", Looked("sets variables of the lines below it")),
+    (r"python -m baguakit\.store.*", Looked("serves until it is interrupted: tests/elastic/test_store.py runs it")),
     (r"torchrun( --[\w=:-]+)+", Looked("a part of a command")),
     (r"torchrun .*--nnodes=.*", Looked("needs two machines: tests/bench/test_two_machines.py runs it")),
     (

@@ -1,53 +1,32 @@
-"""The membership of this process: it meets the others, hears when a round ends, and carries its attachments on."""
+"""The membership of this process: it carries its attachments from round to round."""
 
 import contextlib
 import logging
-import os
-import socket
-import threading
 import time
-import uuid
 from collections.abc import Callable, Iterator
-from datetime import timedelta
 from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch.distributed.elastic.rendezvous.api import RendezvousError
 
 from ..attach.engine import Engine
-from ..attach.monitor import Monitor, PeerError
-from ..attach.runtime.agreement import Disagreement
-from ..comm import abort_all, lazy_group
-from .bells import BROKEN, Bells
+from ..attach.monitor import PeerError
 from .carrying import Carrying, Kept, abandon, kept_after_loss, kept_at_pause
 from .changes import Change, Left
-from .pausing import Pause
-from .rendezvous import Rendezvous, Settings
-from .rollcall import Member, Round, roll_call
+from .rendezvous import Settings
+from .rollcall import Round
+from .rounds import Rounds
 
 log = logging.getLogger("baguakit")
 
-CONFIRM = 5.0  # seconds that the ranks of a round have to confirm it
 FRUITLESS = 3  # regroups without a step between them, and with nobody lost, after which the error is raised
 
 
-class Membership:
-    """The membership of this process in a group whose ranks come and go.
-
-    Args:
-        settings: of the rendezvous.
-        every: ranks are let in after a step whose number is a multiple of this.
-        follow: is given the process group of each round.
-    """
+class Membership(Rounds):
+    """The membership of this process in a group whose ranks come and go. The arguments are those of `Rounds`."""
 
     def __init__(self, settings: Settings, every: int, follow: Callable[[Any], None]) -> None:
-        self.rendezvous, self.every, self.follow = Rendezvous(settings), every, follow
-        self.name = f"{socket.gethostname()}:{os.getpid()}:{uuid.uuid4().hex[:6]}"
-        self.round: Round | None = None
-        self.leaving = False
-        self._monitors: list[Monitor] = []
-        self._latest = (0, 0)  # the number of the latest round with a whole state, and the rank in it
+        super().__init__(settings, every, follow)
         self._engines: list[Engine] = []
         self._kept: dict[Engine, Kept] = {}  # those that are not at work
         self._began: dict[Engine, int] = {}  # at work: the step at which the round began
@@ -55,93 +34,7 @@ class Membership:
         self._joined: Change | None = None  # a running training, which callbacks are told when they are registered
         self._fruitless = 0
 
-    # The round
-
-    def meet(self) -> None:
-        """Leave the round so far, and meet the others in the next one."""
-        self.end_round()
-        least = self.rendezvous.settings.least
-        while self.round is None:
-            info, me = self.rendezvous.next(), Member(self.name, *self._latest)
-            try:
-                self.round = roll_call(info.store, info.rank, info.world_size, least, me, CONFIRM)
-            except RuntimeError:  # the store is gone; the rendezvous says so if it does not come back
-                self.rendezvous.drop()
-        round, self.why, self._monitors = self.round, "", []
-        self.touch()
-        self._over = threading.Event()
-        self.pausing = Pause(round, self._step, self._over)
-        self.bells = Bells(round.store, round.rank, round.size, self._heard)
-        if round.rank in round.survivors():
-            self._latest = (round.number, round.rank)
-        self._group = lazy_group(round.store, round.rank, round.size, timedelta(minutes=10))
-        self.follow(self._group)
-        if self.leaving:  # that was asked for meanwhile
-            self.leave()
-        threading.Thread(target=self._pulse, args=(self.bells,), name="baguakit pulse", daemon=True).start()
-
-    def end_round(self) -> None:
-        """End what belongs to the round."""
-        if self.round is not None:
-            self.round = None
-            self._over.set()
-            self.bells.end()
-            abort_all([self._group])
-
-    def part(self) -> None:
-        """Leave the group for good, or until the next attachment."""
-        self.end_round()
-        self.rendezvous.drop()
-
-    def touch(self) -> None:
-        """Note that the training thread is alive."""
-        self._touched = time.monotonic()
-
-    def watch(self, monitor: Monitor) -> None:
-        """End what a monitor watches when the round ends, and the round when the monitor gives up."""
-        monitor.hasty, monitor.failed = True, self._broken
-        self._monitors.append(monitor)
-        if self.why:
-            monitor.fail(self.why)
-
-    def _heard(self, kind: str, said: Any) -> None:
-        """Hear a bell: on its thread."""
-        if kind != BROKEN:
-            self.pausing.plan(said)
-            return
-        over = self._over
-        self._broken(said)
-        # A process whose training stands still lives on in the rendezvous, and all would wait for it to come.
-        patience = max([monitor.timeout for monitor in self._monitors], default=CONFIRM)
-        soon = self.rendezvous.settings.keep_alive
-        if not over.wait(max(soon, self._touched + patience - time.monotonic())):
-            self.rendezvous.drop()
-
-    def _broken(self, why: str) -> None:
-        """End the round: here, and for all."""
-        if not self.why:
-            self.why = why
-            self.bells.broken(why)
-            for monitor in list(self._monitors):
-                monitor.fail(why)
-            abort_all([self._group])
-
-    def _pulse(self, bells: Bells) -> None:
-        """Let the round pause when ranks wait to join, and end it here if the store does not answer: on a thread.
-
-        Without the store this rank cannot know that the others have gone on without it.
-        """
-        over = self._over
-        while not over.wait(self.rendezvous.settings.keep_alive):
-            try:
-                if self.rendezvous.waiting() and bells.rank == 0:
-                    bells.pause({"every": self.every, "why": "ranks have joined"})
-            except (RuntimeError, RendezvousError) as error:
-                if not over.is_set():
-                    self._broken(f"{self.name} cannot reach the store: {error}")
-                return
-
-    def _step(self) -> int:
+    def step(self) -> int:
         """Return the step of this rank; -1 if no rank waits for another."""
         engines = list(self._began)
         if any(engine.free_runners for engine in engines):
@@ -212,7 +105,7 @@ class Membership:
         """See `Attachment.recoverable`."""
         self.touch()
         self._joined = None
-        step = self._step()
+        step = self.step()
         buffers = [(x, x.clone()) for engine in self._engines for x in engine.setup.model.buffers()]
         try:
             yield
@@ -220,22 +113,16 @@ class Membership:
             if not self._is_loss(error):
                 raise
             with torch.no_grad():
-                for x, before in buffers if self._step() == step else ():
+                for x, before in buffers if self.step() == step else ():
                     x.copy_(before)
             self.regroup(error)
         else:
             self._fruitless = 0
             if self.why:
                 self.regroup(PeerError(self.why))
-            elif self.pausing.due(self._step()):
+            elif self.pausing.due(self.step()):
                 self.regroup(None)
         self.touch()
-
-    def leave(self) -> None:
-        """See `Attachment.leave`."""
-        self.leaving = True
-        if self.round is not None:
-            self.bells.pause({"every": 1, "why": f"{self.name} has left"})
 
     def _is_loss(self, error: RuntimeError) -> bool:
         """Return whether a rank that is lost may have caused an error: one of an attachment, or of the network."""
@@ -248,16 +135,19 @@ class Membership:
         error = self._keep(error)
         if self.leaving:
             self.part()
-            raise Left(0)
+            raise Left
+        refused = 0
         while True:
             self.meet()
             try:
                 changes = [self._start(engine) for engine in self._engines]
                 break
-            except (PeerError, Disagreement) as again:
-                if isinstance(again, Disagreement) and self.round and self.round.rank not in self.round.survivors():
-                    raise  # it is this rank, which has joined, that attaches something else
+            except PeerError as again:
                 self._keep(again)
+            except ValueError as differs:
+                refused += 1
+                self._check_own(differs, refused)
+                self._keep(differs)
         self._whole()
         self._report(changes[0], old, why, time.monotonic() - began, error)
 
@@ -277,6 +167,13 @@ class Membership:
             if hasattr(engine, "runtime"):
                 abandon(engine, error)
         return error
+
+    def _check_own(self, error: ValueError, refused: int) -> None:
+        """Raise unless it is another rank, which has joined, that attaches something else: it will be gone."""
+        for engine in self._engines:
+            engine.make_setup(engine.make)  # raises what cannot work here, such as pairs of an odd number of ranks
+        if refused == FRUITLESS or self.round is None or self.round.rank not in self.round.survivors():
+            raise error
 
     def _report(self, change: Change | None, old: Round | None, why: str, seconds: float, error: Any) -> None:
         """Tell the callbacks, and the log on rank 0."""

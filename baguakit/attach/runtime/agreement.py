@@ -20,12 +20,6 @@ from ..setup.sharding import is_sharded
 AnySetup = TypeVar("AnySetup", bound=Setup)
 
 
-class Disagreement(ValueError):
-    """Ranks attach differently, or one of them could not."""
-
-    __module__ = "baguakit"
-
-
 def agree(monitor: Monitor, make: Callable[[], AnySetup], label: str = "attach()") -> AnySetup:
     """Make this rank's setup and compare it with the others' through the store, which needs no group. Collective.
 
@@ -52,7 +46,7 @@ def agree(monitor: Monitor, make: Callable[[], AnySetup], label: str = "attach()
     if error is not None:
         raise error
     if found:
-        raise Disagreement(found)
+        raise ValueError(found)
     assert setup is not None
     return setup
 
