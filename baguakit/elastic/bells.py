@@ -11,6 +11,8 @@ from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
+from .meeting import Round
+
 PAUSE, BROKEN = "pause", "broken"
 FOREVER = timedelta(days=365)
 
@@ -19,14 +21,12 @@ class Bells:
     """The bells of one round on one rank.
 
     Args:
-        store: the part of the key-value store that only this round uses.
-        rank, size: in this round.
-        heard: called on a thread with (`PAUSE` or `BROKEN`, and what the rank that rang says).
+        round: the round.
+        heard: called on a thread with the round, `PAUSE` or `BROKEN`, and the words of the rank that rang.
     """
 
-    def __init__(self, store: Any, rank: int, size: int, heard: Callable[[str, Any], None]) -> None:
-        self.store, self.rank, self.size, self.heard = store, rank, size, heard
-        self.over = False
+    def __init__(self, round: Round, heard: Callable[[Round, str, Any], None]) -> None:
+        self.round, self.heard, self.over = round, heard, False
         self._thread = threading.Thread(target=self._listen, name="baguakit bells", daemon=True)
         self._thread.start()
 
@@ -34,37 +34,37 @@ class Bells:
         """Ask all to end the round after a step. Only the first plan of a round counts."""
         text = json.dumps([PAUSE, plan])
         with contextlib.suppress(RuntimeError):  # the store is gone, which breaks the round as well
-            if self.store.compare_set("pause", "", text) == text.encode():
-                self._ring(0, text)
+            if self.round.store.compare_set("pause", "", text) == text.encode():
+                ring(self.round, text, 0)
 
-    def broken(self, why: str) -> None:
-        """Tell all that the round is over."""
-        ring_broken(self.store, self.size, why)
+    @staticmethod
+    def broken_by(round: Round, why: str) -> None:
+        """Tell all ranks of a round that it is over."""
+        with contextlib.suppress(RuntimeError):
+            round.store.set("over", why)
+            ring(round, json.dumps([BROKEN, why]), 0, 1)
 
     def end(self) -> None:
         """Wake and end the thread of this rank."""
         self.over = True
         with contextlib.suppress(RuntimeError):
-            self.store.multi_set([key(self.rank, 0), key(self.rank, 1)], [json.dumps([BROKEN, ""])] * 2)
+            rank = self.round.rank
+            self.round.store.multi_set([key(rank, 0), key(rank, 1)], [json.dumps([BROKEN, ""])] * 2)
             self._thread.join(1.0)
-
-    def _ring(self, time: int, text: str) -> None:
-        self.store.multi_set([key(rank, time) for rank in range(self.size)], [text] * self.size)
 
     def _listen(self) -> None:
         try:
-            store = self.store.clone()
+            store = self.round.store.clone()
             for time in (0, 1):
-                store.wait([key(self.rank, time)], FOREVER)
-                kind, said = json.loads(store.get(key(self.rank, time)))
+                store.wait([key(self.round.rank, time)], FOREVER)
+                kind, said = json.loads(store.get(key(self.round.rank, time)))
                 if self.over:
                     return
-                self.heard(kind, said)
+                self.heard(self.round, kind, said)
                 if kind == BROKEN:
                     return
-        except RuntimeError as error:
-            if not self.over:
-                self.heard(BROKEN, f"the store is gone: {str(error).splitlines()[0]}")
+        except RuntimeError:  # the store is gone, which the pulse notices as well
+            return
 
 
 def key(rank: int, time: int) -> str:
@@ -72,8 +72,7 @@ def key(rank: int, time: int) -> str:
     return f"bell/{rank}/{time}"
 
 
-def ring_broken(store: Any, size: int, why: str) -> None:
-    """Tell all ranks of a round that it is over."""
-    keys = [key(rank, time) for rank in range(size) for time in (0, 1)]
-    with contextlib.suppress(RuntimeError):
-        store.multi_set(keys, [json.dumps([BROKEN, why])] * len(keys))
+def ring(round: Round, text: str, *times: int) -> None:
+    """Ring the bells of all ranks of a round."""
+    keys = [key(rank, time) for rank in range(round.size) for time in times]
+    round.store.multi_set(keys, [text] * len(keys))

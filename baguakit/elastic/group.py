@@ -8,8 +8,8 @@ from typing import Any
 
 from ..arguments import checked, integer, real, text
 from ..comm import Comm
+from .meeting import Settings
 from .membership import Membership
-from .rendezvous import Settings
 
 PORT = 29400  # torch's, for a rendezvous
 
@@ -30,12 +30,12 @@ class ElasticComm(Comm):
 def join(
     endpoint: str,
     least: int = 1,
-    most: int = 16,
+    most: int = 64,
     *,
     every: int = 1,
     name: str = "baguakit",
-    keep_alive: float | None = None,
-    last_call: float = 0.9,
+    keep_alive: float = 1.0,
+    last_call: float = 1.0,
     patience: float = 600.0,
 ) -> Comm:
     """Join a group whose ranks come and go, and return it when enough ranks are there.
@@ -50,7 +50,7 @@ def join(
     `torchrun`, and no `init_process_group`. `comm.rank` and `comm.size` follow the group. Load data and build the model
     before this call: the others wait for what is done between it and `bk.attach`. The store runs by
     `python -m baguakit.store`, best on a machine that does not train. Whoever reaches the store can run code in every
-    rank: bind it to a private network or a VPN. The clocks of the machines may differ by less than three `keep_alive`.
+    rank: bind it to a private network or a VPN.
 
     In the main thread, SIGTERM then leaves the group after the step under way, as `att.leave()` does.
 
@@ -60,9 +60,8 @@ def join(
         most: ranks at most, up to 64; others wait until one is lost.
         every: ranks are let in after a step whose number is a multiple of this, such as that of `diloco`.
         name: tells trainings apart that share a store.
-        keep_alive: seconds between two signs of life of a rank; one that has missed three is gone. None: 0.5, and with
-            `most` above 16 as much longer, since all write them in one place.
-        last_call: seconds for which a group that has the least waits for more ranks.
+        keep_alive: seconds between two signs of life of a rank, and in which it answers when a round ends.
+        last_call: seconds for which the first group, if it has the least, waits for more ranks.
         patience: seconds for which this call, and a rank whose group is too small, wait before they give up.
 
     Raises:
@@ -76,7 +75,7 @@ def join(
         text("name", name),
         integer("least", least, 1),
         integer("most", most, least, 64),
-        max(0.5, most / 32) if keep_alive is None else real("keep_alive", keep_alive, 0.05, 600),
+        real("keep_alive", keep_alive, 0.05, 600),
         real("last_call", last_call, 0.05, 600),
         real("patience", patience, 1),
     )

@@ -13,8 +13,7 @@ from ..attach.engine import Engine
 from ..attach.monitor import PeerError
 from .carrying import Carrying, Kept, abandon, kept_after_loss, kept_at_pause
 from .changes import Change, Left
-from .rendezvous import Settings
-from .rollcall import Round
+from .meeting import Round, Settings
 from .rounds import Rounds
 
 log = logging.getLogger("baguakit")
@@ -90,7 +89,7 @@ class Membership(Rounds):
             each.pop(engine, None)
         self._engines = [each for each in self._engines if each is not engine]
         if not self._engines:
-            self.part()
+            self.end_round(gone=True)
 
     def on_regroup(self, callback: Callable[[Change], None]) -> None:
         """See `Attachment.on_regroup`."""
@@ -134,7 +133,7 @@ class Membership(Rounds):
         why = self.pausing.why if error is None else str(error)
         error = self._keep(error)
         if self.leaving:
-            self.part()
+            self.end_round(gone=True)
             raise Left
         refused = 0
         while True:
@@ -160,7 +159,7 @@ class Membership(Rounds):
                 except PeerError as late:
                     error = late
             if error is not None:
-                self._broken(str(error))
+                self.broken(str(error))
                 self._kept[engine] = kept_after_loss(engine, error, step)
             del self._began[engine]
         for engine in self._engines:

@@ -11,7 +11,7 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
-from .rollcall import Round, waited
+from .meeting import Round, waited
 
 SAID = 5.0  # seconds that the ranks have to say where they are
 
@@ -22,11 +22,10 @@ class Pause:
     Args:
         round: to be ended.
         step: returns the step of this rank; -1 if no rank waits for another, so that each may stop at once.
-        over: set when the round has ended.
     """
 
-    def __init__(self, round: Round, step: Callable[[], int], over: threading.Event) -> None:
-        self.round, self.step, self.over = round, step, over
+    def __init__(self, round: Round, step: Callable[[], int]) -> None:
+        self.round, self.step = round, step
         self._lock = threading.Lock()
         self._plan: dict[str, Any] | None = None
         self._until: int | None = None

@@ -8,7 +8,9 @@ import multiprocessing
 import os
 import signal
 import socket
+import sys
 import zlib
+from multiprocessing import forkserver
 from typing import Any
 
 import torch
@@ -20,9 +22,20 @@ import baguakit as bk
 from baguakit.attach.runners import runner as runners
 
 context = multiprocessing.get_context("forkserver")
-context.set_forkserver_preload(["crew"])
 PATIENCE = 60.0  # seconds after which a test has failed
 SHAPES = ((4, 8), (16,), (5, 5), (7,))
+
+
+def fork_from_one_that_has_imported() -> None:
+    """Start the process from which others are forked; before Python 3.14 it does not take over `sys.path`."""
+    before = os.environ.get("PYTHONPATH")
+    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, sys.path))
+    context.set_forkserver_preload(["crew"])
+    forkserver.ensure_running()
+    if before is None:
+        del os.environ["PYTHONPATH"]
+    else:
+        os.environ["PYTHONPATH"] = before
 
 
 class Quadratic(nn.Module):
@@ -182,6 +195,7 @@ class Crew:
     """A store, and the processes that find each other there."""
 
     def __init__(self, algorithm: str, **options: Any) -> None:
+        fork_from_one_that_has_imported()
         self.algorithm, self.options, self.processes = algorithm, options, list[Process]()
         self.end, there = context.Pipe()
         self.store = context.Process(target=serve, args=(there,), daemon=True)
