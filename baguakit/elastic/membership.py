@@ -45,6 +45,7 @@ class Membership:
         self.name = f"{socket.gethostname()}:{os.getpid()}:{uuid.uuid4().hex[:6]}"
         self.round: Round | None = None
         self.leaving = False
+        self.bodies = 0  # of `recoverable` that have ended
         self._monitors: list[Monitor] = []
         self._latest = (0, 0)  # the number of the latest round with a whole state, and the rank in it
         self._engines: list[Engine] = []
@@ -215,12 +216,13 @@ class Membership:
         except RuntimeError as error:
             if not self._is_loss(error):
                 raise
+            self.bodies += 1
             with torch.no_grad():
                 for x, before in buffers if self._step() == step else ():
                     x.copy_(before)
             self.regroup(error)
         else:
-            self._fruitless = 0
+            self._fruitless, self.bodies = 0, self.bodies + 1
             if self.why:
                 self.regroup(PeerError(self.why))
             elif self.pausing.due(self._step()):

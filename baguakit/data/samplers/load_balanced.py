@@ -12,13 +12,14 @@ from torch.utils.data.distributed import DistributedSampler
 
 from ...arguments import integer, real, truth
 from .complexity import Complexity, complexities
+from .followed import Followed
 from .membership import Membership, membership
 from .plan import Batches, Indices, Limit, all_steps, assign, by_cost
-from .position import Order, Resumable
+from .position import Order
 from .sharing import Stretch
 
 
-class LoadBalancedSampler(Resumable[int], DistributedSampler[int]):
+class LoadBalancedSampler(Followed[int], DistributedSampler[int]):
     """A sampler that draws one sample per rank and step, of nearly equal cost.
 
     Samples are sorted by cost and divided into groups of one sample per rank; each group is one step. Within a group
@@ -41,7 +42,8 @@ class LoadBalancedSampler(Resumable[int], DistributedSampler[int]):
         random_level: from 0, only samples of similar cost share a step (best balance), to 1, any samples do (no
             balance).
         complexity_file: a file that keeps the results of a function for the next run; rank 0 reads and writes it.
-        group: the process group of the ranks; None for the default group, or one rank without one.
+        group: the process group of the ranks, or a `bk.Comm`, also one of `bk.elastic.join` (see `follow`); None for
+            the default group, or one rank without one.
 
     Raises:
         TypeError, ValueError: the costs are not one finite, non-negative number per sample.
@@ -89,7 +91,7 @@ class LoadBalancedSampler(Resumable[int], DistributedSampler[int]):
         return int(batch[0])
 
 
-class LoadBalancedBatchSampler(Resumable[list[int]], Sampler[list[int]]):
+class LoadBalancedBatchSampler(Followed[list[int]], Sampler[list[int]]):
     """A sampler that draws one batch per rank and step, of nearly equal cost, for `DataLoader(batch_sampler=…)`.
 
     In every step each rank has at least one sample, and the lengths of the batches differ by at most one. The number

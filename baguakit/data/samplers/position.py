@@ -29,6 +29,9 @@ class Position:
         step: the items of its queue that are drawn.
         before: the items of this pass that this rank trained before the stretch.
         over: more items were asked for than there are.
+        base: in a sampler that follows a group, a count of steps, and of the items trained by then; None before the
+            pass has begun.
+        origin: a number of optimizer steps, and of the items that a rank had trained by then if it was not lost.
         shares: the queues of all ranks, once they are needed.
     """
 
@@ -37,6 +40,8 @@ class Position:
     step: int = 0
     before: int = 0
     over: bool = False
+    base: tuple[int, int] | None = None
+    origin: tuple[int, int] | None = None
     shares: Shares | None = field(default=None, repr=False, compare=False)
 
 
