@@ -26,6 +26,7 @@ class Membership(Rounds):
 
     def __init__(self, settings: Settings, every: int, follow: Callable[[Any], None]) -> None:
         super().__init__(settings, every, follow)
+        self.bodies = 0  # of `recoverable` that have ended
         self._engines: list[Engine] = []
         self._kept: dict[Engine, Kept] = {}  # those that are not at work
         self._began: dict[Engine, int] = {}  # at work: the step at which the round began
@@ -111,12 +112,13 @@ class Membership(Rounds):
         except RuntimeError as error:
             if not self._is_loss(error):
                 raise
+            self.bodies += 1
             with torch.no_grad():
                 for x, before in buffers if self.step() == step else ():
                     x.copy_(before)
             self.regroup(error)
         else:
-            self._fruitless = 0
+            self._fruitless, self.bodies = 0, self.bodies + 1
             if self.why:
                 self.regroup(PeerError(self.why))
             elif self.pausing.due(self.step()):
@@ -140,15 +142,19 @@ class Membership(Rounds):
             self.meet()
             try:
                 changes = [self._start(engine) for engine in self._engines]
-                break
-            except PeerError as again:
-                self._keep(again)
+                self._whole()
+                self._report(changes[0], old, why, time.monotonic() - began, error)
+                return
             except ValueError as differs:
                 refused += 1
                 self._check_own(differs, refused)
                 self._keep(differs)
-        self._whole()
-        self._report(changes[0], old, why, time.monotonic() - began, error)
+            except (
+                RuntimeError
+            ) as again:  # somebody was lost while all started, or in callbacks, which may be collective
+                if not self._is_loss(again) or self._fruitless >= FRUITLESS:
+                    raise
+                self._keep(again)
 
     def _keep(self, error: BaseException | None) -> BaseException | None:
         """Take attachments out of the round, and keep their states; return the error that has ended it, if any."""
