@@ -151,11 +151,11 @@ def own_group(like: Any, store: Any, name: str, timeout: timedelta, device: torc
 
 
 def lazy_group(store: Any, rank: int, size: int, timeout: timedelta) -> Any:
-    """Return a process group of ranks that a rendezvous has numbered. It connects with its first messages.
+    """Return a process group of ranks that know their numbers. It connects with its first messages.
 
     Args:
         store: a part of the key-value store that no other group uses.
-        rank, size: as the rendezvous gave them.
+        rank, size: of this process, and of the group.
         timeout: of each message.
     """
     gloo: Any = dist.ProcessGroupGloo

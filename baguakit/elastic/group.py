@@ -11,7 +11,7 @@ from ..comm import Comm
 from .meeting import Settings
 from .membership import Membership
 
-PORT = 29400  # torch's, for a rendezvous
+PORT = 29400  # as of `torchrun`
 
 
 @dataclass(frozen=True, eq=False, repr=False)

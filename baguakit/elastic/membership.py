@@ -149,9 +149,7 @@ class Membership(Rounds):
                 refused += 1
                 self._check_own(differs, refused)
                 self._keep(differs)
-            except (
-                RuntimeError
-            ) as again:  # somebody was lost while all started, or in callbacks, which may be collective
+            except RuntimeError as again:  # a rank was lost while all started, or in callbacks
                 if not self._is_loss(again) or self._fruitless >= FRUITLESS:
                     raise
                 self._keep(again)

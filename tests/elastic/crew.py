@@ -26,6 +26,9 @@ PATIENCE = 60.0  # seconds after which a test has failed
 SHAPES = ((4, 8), (16,), (5, 5), (7,))
 
 
+torch.optim.SGD([torch.zeros(1, requires_grad=True)])  # the first optimizer of a process imports for seconds
+
+
 def fork_from_one_that_has_imported() -> None:
     """Start the process from which others are forked; before Python 3.14 it does not take over `sys.path`."""
     before = os.environ.get("PYTHONPATH")

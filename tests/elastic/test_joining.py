@@ -28,6 +28,7 @@ def test_a_rank_that_joins_takes_weights_momentum_and_clock():
         assert [change.before for change in found[0]["changes"]] == [change.before for change in came["changes"]]
 
 
+@pytest.mark.slow
 def test_optimizer_state_is_carried_to_a_rank_that_joins():
     with crew("gradient_allreduce()", momentum=0.5) as ranks:
         first = ranks.start("a")
@@ -44,7 +45,7 @@ def test_optimizer_state_is_carried_to_a_rank_that_joins():
             assert torch.equal(mine, its)
 
 
-@pytest.mark.parametrize("way", ["leave", "SIGTERM"])
+@pytest.mark.parametrize("way", [pytest.param("leave", marks=pytest.mark.slow), "SIGTERM"])
 def test_a_rank_that_leaves_costs_no_step(way):
     with crew("gradient_allreduce()") as ranks:
         both = ranks.start("a", "b")
@@ -80,13 +81,14 @@ def test_a_rank_that_hangs_is_left_out_and_joins_again():
         assert torch.equal(found[0]["weights"], weights_after(found[0]["present"], both))
 
 
-def test_fewer_than_the_least_wait(capfd):
+@pytest.mark.slow
+def test_fewer_than_the_least_wait():
     with crew("gradient_allreduce()", least=2) as ranks:
         both = ranks.start("a", "b")
         gather(both)
         both[1].kill()
         both[0].tell("step", 2)
-        assert not both[0].end.poll(3.0)
+        assert not both[0].end.poll(3.0)  # it makes no step alone
         new = both[:1] + ranks.start("c")
         new[1].hear("attached")
         new[1].tell("step", 2)
