@@ -50,6 +50,11 @@ class Settings:
     last_call: float
     patience: float
 
+    @property
+    def silence(self) -> float:
+        """Return the seconds without a beat after which a member is gone."""
+        return max(SILENCE, 5 * self.keep_alive)
+
 
 @dataclass(frozen=True)
 class Member:
@@ -93,6 +98,20 @@ class Round:
         return [rank for rank, member in enumerate(self.members) if latest and member.latest == latest]
 
 
+class Counts:
+    """Counts in the store that others raise as long as they live."""
+
+    def __init__(self) -> None:
+        self._seen: dict[str, tuple[int, float]] = {}  # the latest value of each, and when it was seen first
+
+    def rise(self, store: Any, key: str, now: float, seconds: float) -> bool:
+        """Return whether a count has been raised within so many seconds, or has not been watched for as long."""
+        count = store.add(key, 0)
+        if key not in self._seen or self._seen[key][0] != count:
+            self._seen[key] = (count, now)
+        return now - self._seen[key][1] < seconds
+
+
 class Meeting:
     """The meeting for round `number`, to which this process comes.
 
@@ -108,7 +127,7 @@ class Meeting:
         self.here = PrefixStore(str(number), store)
         self.last = PrefixStore(str(number - 1), store)
         self.before = members_of(self.last) if number > 1 else ()
-        self._counts: dict[str, tuple[int, float]] = {}  # the latest value of each, and when it was seen first
+        self._counts = Counts()
         self._over: float | None = None  # when the round before was seen to be over
         self._enough: float | None = None  # when the least had come
         here: Any = self.here
@@ -143,7 +162,7 @@ class Meeting:
         return list({member.name: member for member in (Member(**json.loads(line)) for line in lines)}.values())
 
     def _waits(self, member: Member, now: float) -> bool:
-        return member.name == self.me.name or self._goes_on(self.here, f"waits/{member.name}", now, ABSENCE)
+        return member.name == self.me.name or self._counts.rise(self.here, f"waits/{member.name}", now, ABSENCE)
 
     def _first(self, came: Sequence[Member], now: float) -> Member:
         return next((member for member in came if self._waits(member, now)), self.me)
@@ -176,14 +195,7 @@ class Meeting:
         return self._over is not None and now - self._over < self.settings.keep_alive
 
     def _beats_on(self, r: int, now: float) -> bool:
-        return self._goes_on(self.last, f"beat/{r}", now, max(SILENCE, 5 * self.settings.keep_alive))
-
-    def _goes_on(self, store: Any, key: str, now: float, seconds: float) -> bool:
-        """Return whether a count has been raised within so many seconds, or has not been watched for as long."""
-        count = store.add(key, 0)
-        if key not in self._counts or self._counts[key][0] != count:
-            self._counts[key] = (count, now)
-        return now - self._counts[key][1] < seconds
+        return self._counts.rise(self.last, f"beat/{r}", now, self.settings.silence)
 
     def _close(self, came: Sequence[Member]) -> None:
         """Write the members, those of the round before first and in their order; somebody else may be faster."""

@@ -41,6 +41,10 @@ class Membership(Rounds):
             return -1
         return max([engine.clock.step for engine in engines], default=0)
 
+    def at_work(self) -> bool:
+        """Return whether the attachments of this rank have started in this round."""
+        return len(self._began) == len(self._engines) > 0
+
     # The attachments
 
     def start(self, engine: Engine) -> None:

@@ -17,7 +17,7 @@ from torch.distributed.distributed_c10d import PrefixStore
 from ..attach.monitor import Monitor
 from ..comm import abort_all, lazy_group
 from .bells import BROKEN, Bells
-from .meeting import Meeting, Member, Round, Settings, confirmed, latest_round
+from .meeting import Counts, Meeting, Member, Round, Settings, confirmed, latest_round
 from .pausing import Pause
 
 ANSWER = timedelta(seconds=10)  # that the store may take to answer
@@ -51,6 +51,10 @@ class Rounds:
 
     def step(self) -> int:
         """Return the step of this rank; -1 if no rank waits for another."""
+        raise NotImplementedError
+
+    def at_work(self) -> bool:
+        """Return whether the attachments of this rank have started in this round."""
         raise NotImplementedError
 
     def meet(self) -> None:
@@ -156,16 +160,25 @@ class Rounds:
     def _pulse(self, round: Round, over: threading.Event) -> None:
         """Beat; let the round pause when processes wait to join; end it here if the store does not answer.
 
-        Without the store this rank cannot know that the others have gone on without it.
+        Without the store this rank cannot know that the others have gone on without it. While all start, there are no
+        connections yet that would tell of a rank that is lost, and the beats of the others do.
         """
+        counts = Counts()
         try:
             while not over.wait(self.settings.keep_alive):
                 round.store.add(f"beat/{round.rank}", 1)
+                if not self.at_work():
+                    self._listen_to_all(round, counts)
                 if round.rank == 0 and round.size < self.settings.most and self._waits(round):
                     self.bells.pause({"every": self.every, "why": "ranks have joined"})
         except RuntimeError as error:
             if not over.is_set():
                 self.broken(f"{self.name} cannot reach the store: {first_line(error)}")
+
+    def _listen_to_all(self, round: Round, counts: Counts) -> None:
+        for rank, member in enumerate(round.members):
+            if not counts.rise(round.store, f"beat/{rank}", time.monotonic(), self.settings.silence):
+                self.broken(f"{member.name} is gone: no sign of it for {self.settings.silence:g} s")
 
     def _waits(self, round: Round) -> bool:
         return bool(self._store.check([f"{round.number + 1}/came"]))

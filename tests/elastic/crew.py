@@ -46,13 +46,14 @@ class Quadratic(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.parts = nn.ParameterList([torch.zeros(shape) for shape in SHAPES])
+        # Layers, for fragments.
+        self.parts = nn.ModuleList([nn.ParameterList([torch.zeros(shape)]) for shape in SHAPES])
         self.passes: torch.Tensor
         self.register_buffer("passes", torch.zeros(()))
 
     def forward(self, c: list[torch.Tensor]) -> torch.Tensor:
         self.passes += 1
-        return sum((0.5 * (x - each).square().sum() for x, each in zip(self.parts, c, strict=True)), torch.zeros(()))
+        return sum((0.5 * (x - each).square().sum() for (x,), each in zip(self.parts, c, strict=True)), torch.zeros(()))
 
 
 def centre(name: str, step: int) -> list[torch.Tensor]:
@@ -78,12 +79,14 @@ def train(end: Any, port: int, name: str, algorithm: str, options: dict[str, Any
     torch.manual_seed(0)
     model, rate = Quadratic(), options.pop("lr", 0.25)
     optimizer = torch.optim.SGD(model.parameters(), lr=rate, momentum=options.pop("momentum", 0.0))
-    timeout = options.pop("timeout", 30.0)
+    timeout, waits = options.pop("timeout", 30.0), options.pop("waits", False)
     changes: list[Any] = []
     present: dict[int, list[int]] = {}  # processes, by step
     try:
         comm = bk.elastic.join(f"127.0.0.1:{port}", **{"least": 1, "patience": PATIENCE} | options)
         end.send(("joined", comm.rank, comm.size))
+        if waits:
+            end.recv()
         with bk.attach(model, optimizer, made(algorithm), comm=comm, timeout=timeout, bucket_bytes=100) as att:
             att.on_regroup(changes.append)
 
@@ -181,7 +184,7 @@ class Process:
             said = self.end.recv()
             if said[0] == what:
                 return said[1] if len(said) == 2 else said[1:]
-            if said[0] == "raised":
+            if said[0] == "raised" != what:
                 raise AssertionError(f"{self.name} raised {said[1]}: {said[2]}")
 
     def tell(self, *order: Any) -> None:
@@ -207,7 +210,8 @@ class Crew:
 
     def start(self, *names: str, **options: Any) -> list[Process]:
         """Start processes, which join."""
-        new = [Process(self.port, name, self.algorithm, self.options | options) for name in names]
+        algorithm = options.pop("algorithm", self.algorithm)
+        new = [Process(self.port, name, algorithm, self.options | options) for name in names]
         self.processes += new
         return new
 

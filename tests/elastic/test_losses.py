@@ -4,10 +4,7 @@ import pytest
 import torch
 from crew import Process, centre, crew, gather, step
 
-WHEN = [pytest.param(moment, marks=pytest.mark.slow) for moment in ("now", "backward", "optimizer")] + [
-    "flight",
-    "stepped",
-]
+SLOW = [pytest.param(moment, marks=pytest.mark.slow) for moment in ("now", "backward", "optimizer")]
 
 
 def weights_after(present: dict[int, list[int]], processes: list[Process], lr: float = 0.25) -> torch.Tensor:
