@@ -270,7 +270,8 @@ REFUSED = (
     "timeline().draw",
     "timeline().overlap",
     "timeline().window",
-    *(f"attach().{name}" for name in ("leave", "recoverable", "on_regroup")),  # of groups whose ranks come and go
+    *(f"attach().{name}" for name in ("leave", "recoverable", "on_regroup")),
+    "Sampler().follow",  # these work in groups whose ranks come and go
     # Nobody knows what all ranks have chosen, and `fixed`, `agree` and `agreed` are for those who launch.
     *(f"Chosen().{name}" for name in dir(bk.topology.Chosen) if name != "choose"),
 )

@@ -114,7 +114,7 @@ def test_survivors_are_those_of_the_latest_round_with_a_whole_state():
 
 
 def heard(store, rank, size, ring):
-    """What the bells of a rank say after `ring(bells)`."""
+    """Return the kinds and words that the bells of a rank say after `ring(bells)`."""
     said, done = [], threading.Event()
 
     def hear(round, kind, words):

@@ -1,4 +1,4 @@
-"""What else may happen: several die at once or while they join, one attaches something else, the store goes."""
+"""Mishaps: two die at once, one dies while it joins or attaches something else, the store goes."""
 
 import os
 import signal
