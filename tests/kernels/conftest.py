@@ -6,6 +6,8 @@ from typing import Any
 import pytest
 import torch
 
+from baguakit.kernels.cpu import libraries, units
+
 torch.set_num_threads(1)
 GPU = pytest.StashKey[Any]()
 
@@ -46,6 +48,18 @@ def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> Non
 @pytest.fixture
 def device() -> str:
     return "cuda" if torch.cuda.is_available() else "cpu"
+
+
+@pytest.fixture
+def all_compiled(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """The definition is compiled however few values there are, and nothing falls back to what is written."""
+    if not libraries.compiler():
+        pytest.skip("no C++ compiler")
+    monkeypatch.setattr(units, "COMPILED_VALUES", 1)
+    monkeypatch.setattr(units, "COMPILED_ROW", 1)
+    found = units._units
+    yield
+    assert all(made is not key[0] for key, made in found.items()), "a unit fell back to eager"
 
 
 @pytest.fixture(scope="session")

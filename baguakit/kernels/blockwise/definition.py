@@ -11,8 +11,9 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from ..cpu import units
+from ..cpu.inductor import piecewise
 from ..shared import noise
-from ..shared.rotation import restore, rotate
+from ..shared.rotation import in_memory, restore, rotate, signs_of
 from .format import Format
 from .layout import Run, join_, planes_of, split, stripes
 
@@ -45,8 +46,19 @@ def encode_by_draws_(
     join_(codes, format.encode(x.float(), header, scale, draw), format.bits)
 
 
-def unpack_(out: Tensor, header: Tensor, format: Format, *codes: Tensor) -> None:
-    _write_(out, _values(header, format, codes), format)
+@piecewise
+def rotate_(out: Tensor, x: Tensor, signs: Tensor) -> None:
+    out.copy_(rotate(x.float(), signs))
+
+
+@piecewise
+def add_restored_(total: Tensor, rotated: Tensor, signs: Tensor) -> None:
+    total.add_(restore(rotated, signs)[..., : total.shape[-1]])
+
+
+@piecewise
+def unpack_(out: Tensor, header: Tensor, signs: Tensor | None, format: Format, *codes: Tensor) -> None:
+    _write_(out, _restored(_values(header, format, codes), signs), format)
 
 
 def accumulate_(total: Tensor, weights: Tensor, format: Format, *rows: Tensor) -> None:
@@ -59,18 +71,34 @@ def accumulate_(total: Tensor, weights: Tensor, format: Format, *rows: Tensor) -
     _write_(total, value, format)
 
 
-def keep_loss_(residual: Tensor, x: Tensor, header: Tensor, format: Format, *codes: Tensor) -> None:
-    _write_(residual, stripes(x.float(), format.bits) - _values(header, format, codes), format)
+@piecewise
+def keep_loss_(
+    residual: Tensor, x: Tensor, header: Tensor, signs: Tensor | None, format: Format, *codes: Tensor
+) -> None:
+    lost = stripes(x.float(), format.bits) - _restored(_values(header, format, codes), signs)
+    _write_(residual, lost, format)
 
 
-def add_loss_(residual: Tensor, x: Tensor, times: Tensor, header: Tensor, format: Format, *codes: Tensor) -> None:
-    lost = stripes(x, format.bits) - _values(header, format, codes)
-    _write_(residual, stripes(residual, format.bits) + lost * times, format)
+@piecewise
+def add_loss_(
+    residual: Tensor, x: Tensor, times: Tensor, header: Tensor, signs: Tensor | None, format: Format, *codes: Tensor
+) -> None:
+    lost = _restored(stripes(x, format.bits) - _values(header, format, codes), signs)
+    _write_(residual, stripes(_padded(residual, x.shape[-1]), format.bits) + lost * times, format)
 
 
 def _values(header: Tensor, format: Format, codes: Sequence[Tensor]) -> Tensor:
     """Return the values of blocks in the stripes of their codes: neighbours in memory are neighbours for a CPU."""
     return format.decode(split(codes, format.bits), header.unsqueeze(-2))
+
+
+def _restored(striped: Tensor, signs: Tensor | None) -> Tensor:
+    """Return what blocks were before they were rotated, if they were: both in stripes."""
+    return striped if signs is None else restore(in_memory(striped.flatten(-2)), signs).reshape(striped.shape)
+
+
+def _padded(x: Tensor, width: int) -> Tensor:
+    return pad(x, (0, width - x.shape[-1])) if x.shape[-1] < width else x
 
 
 def _write_(out: Tensor, striped: Tensor, format: Format) -> None:
@@ -92,20 +120,17 @@ def compress(format: Format, x: Tensor, block: int, residual: Tensor | None = No
         return packed
     planes, headers = layout.parts(packed)
     for run in layout.runs:
-        run_unit = _runner(format, run, rows, n, x, residual)
+        run_unit, signs = _runner(format, run, rows, n, x, residual), _signs(format, run, x.device)
         for row in _rows(rows, run_unit, key):
             codes, header = run.codes_of([plane[row] for plane in planes]), headers[row][..., run.blocks, :]
             start = 0 if isinstance(row, slice) else row * n + run.columns.start
-            values = run.values_of(x[row])
-            coded = _coded(values, run, format)
+            values = coded = _padded(run.values_of(x[row]), run.width)
+            if signs is not None:
+                coded = torch.empty_like(values, dtype=torch.float32)
+                run_unit(rotate_, coded, values, signs)
             _pack_(run_unit, codes, header, coded, start, key, format)
-            if residual is None:
-                continue
-            lost = run.values_of(residual[row])
-            if format.rotated:
-                torch.sub(values.float(), _restored(run_unit, run, header, format, codes), out=lost)
-            else:
-                run_unit(keep_loss_, lost, coded, header, format, *codes)
+            if residual is not None:
+                run_unit(keep_loss_, run.values_of(residual[row]), values, header, signs, format, *codes)
     return packed
 
 
@@ -117,14 +142,11 @@ def decompress_(format: Format, out: Tensor, packed: Tensor, block: int) -> None
     layout = format.layout(n, block)
     planes, headers = layout.parts(packed)
     for run in layout.runs:
-        run_unit = _runner(format, run, rows, n, out, packed)
+        run_unit, signs = _runner(format, run, rows, n, out, packed), _signs(format, run, out.device)
         for row in _rows(rows, run_unit):
             values, header = run.values_of(out[row]), headers[row][..., run.blocks, :]
             codes = run.codes_of([plane[row] for plane in planes])
-            if format.rotated:
-                values.copy_(_restored(run_unit, run, header, format, codes))
-            else:
-                run_unit(unpack_, values, header, format, *codes)
+            run_unit(unpack_, values, header, signs, format, *codes)
 
 
 def add_(format: Format, out: Tensor, packed: Tensor, weights: Tensor, block: int) -> None:
@@ -139,17 +161,15 @@ def add_(format: Format, out: Tensor, packed: Tensor, weights: Tensor, block: in
     parts = layout.parts(packed)
     for run in layout.runs:
         values = run.values_of(out)
-        total = values.float()
-        if format.rotated:
-            total = torch.zeros(run.height, run.width, dtype=torch.float32, device=out.device)
-        elif run.missing:
-            total = pad(total, (0, run.missing))
-        run_unit = _runner(format, run, rows, n, total, packed)
-        _add_rows_(run_unit, total, run, *parts, weights, format)
-        if format.rotated:
-            values.copy_(values.float() + _cut(restore(total), run))
-        elif total is not values:
-            values.copy_(_cut(total, run))
+        total = summed = _padded(values.float(), run.width)
+        run_unit, signs = _runner(format, run, rows, n, total, packed), _signs(format, run, out.device)
+        if signs is not None:
+            summed = torch.zeros_like(total)
+        _add_rows_(run_unit, summed, run, *parts, weights, format)
+        if signs is not None:
+            run_unit(add_restored_, total, summed, signs)
+        if total is not values:
+            values.copy_(total[..., : values.shape[-1]])
 
 
 def reduce(
@@ -173,34 +193,14 @@ def reduce(
         mean /= divisor
         codes, header = run.codes_of([plane[0] for plane in sent_planes]), sent_headers[0][run.blocks]
         _pack_(run_unit, codes, header, mean, run.columns.start, key, format)
-        if residual is None:
-            continue
-        kept = run.values_of(residual)
-        if format.rotated or run.missing:
-            lost = torch.empty_like(mean)
-            run_unit(keep_loss_, lost, mean, header, format, *codes)
-            kept += _cut(restore(lost) if format.rotated else lost, run) * divisor
-        else:
-            run_unit(add_loss_, kept, mean, divisor, header, format, *codes)
+        if residual is not None:
+            signs = _signs(format, run, packed.device)
+            run_unit(add_loss_, run.values_of(residual), mean, divisor, header, signs, format, *codes)
     return sent
 
 
-def _coded(values: Tensor, run: Run, format: Format) -> Tensor:
-    """Return the values of a run as they are coded."""
-    if run.missing:
-        values = pad(values, (0, run.missing))
-    return rotate(values.float()) if format.rotated else values
-
-
-def _restored(run_unit: units.RunUnit, run: Run, header: Tensor, format: Format, codes: Sequence[Tensor]) -> Tensor:
-    """Return the values that rotated blocks restore to."""
-    rotated = torch.empty(*header.shape[:-1], run.width, dtype=torch.float32, device=header.device)
-    run_unit(unpack_, rotated, header, format, *codes)
-    return _cut(restore(rotated), run)
-
-
-def _cut(values: Tensor, run: Run) -> Tensor:
-    return values[..., : run.width - run.missing]
+def _signs(format: Format, run: Run, device: torch.device) -> Tensor | None:
+    return signs_of(run.width, device) if format.rotated else None
 
 
 def _pack_(
@@ -247,7 +247,7 @@ def _runner(format: Format, run: Run, rows: int, n: int, values: Tensor, beside:
         return units.plain
     if beside is not None and not beside.is_contiguous():
         return units.plain
-    return units.runner((format, run.width, torch.float32 if format.rotated else values.dtype), rows, n)
+    return units.runner((format, run.width, values.dtype), rows, n)
 
 
 def _rows(rows: int, run_unit: units.RunUnit, key: int | None = None) -> list[slice] | range:

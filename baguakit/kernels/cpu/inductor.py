@@ -19,6 +19,7 @@ from torch import Tensor
 
 from .examples import Unit, examples
 
+PIECE = 1 << 14  # values, about, whose temporaries stay in a core's cache
 ROWS = 1 << 12  # of the example that is traced: enough for Inductor to divide the work among threads
 FEW, MANY = 37, 54  # rows for which operands are noted; whatever number differs grows in proportion
 
@@ -40,6 +41,15 @@ INDUCTOR_SETTINGS = {
 _log = logging.getLogger("baguakit")
 
 Call = tuple["Kernel", list[tuple[str, int]]]  # operands: the place in C++ that they count from, and how far
+
+
+_piecewise: set[Unit] = set()
+
+
+def piecewise(unit: Unit) -> Unit:
+    """Mark a unit, to which all rows are alike: it takes a few after another, so that caches hold its temporaries."""
+    _piecewise.add(unit)
+    return unit
 
 
 class Kernel:
@@ -92,20 +102,33 @@ def _function(name: str, unit: Unit, like: tuple[Any, ...]) -> tuple[set[str], s
         run = _trace(unit, examples(like, ROWS))
     for i, kernel in enumerate(kernels):
         kernel.name = f"{name}_kernel_{i}"
-    takes = ", ".join(f"char *a{i}" for i, part in enumerate(like) if isinstance(part, Tensor))
-    body = "\n        ".join(_statements(*(_noted(run, kernels, examples(like, rows)) for rows in (FEW, MANY))))
+    tensors = {f"a{i}": part for i, part in enumerate(like) if isinstance(part, Tensor)}
+    strides = {a: part[0].nbytes if part.dim() == 2 else 0 for a, part in tensors.items()}
+    few, many = (_noted(run, kernels, examples(like, rows)) for rows in (FEW, MANY))
+    # An odd number of vectors, since columns of 2ᵏ rows would share few lines of the cache.
+    piece = max(PIECE // like[0].shape[1] - 16, 16) if unit in _piecewise and few[1] else "all"
+    begins = "\n            ".join(f"char *{a} = all_{a} + begin * {stride};" for a, stride in strides.items())
+    calls = "\n            ".join(_statements(few, many))
     return (
         {line for kernel in kernels for line in kernel.includes},
         "\n".join(f"#define kernel {kernel.name}\n{kernel.body}\n#undef kernel" for kernel in kernels)
         + f"""
-extern "C" int {name}({takes}, int64_t rows)
+extern "C" int {name}({", ".join(f"char *all_{a}" for a in tensors)}, int64_t all)
 {{
-    try {{
-        {body}
-        return 0;
-    }} catch (...) {{
-        return 1;
+    const int64_t piece = {piece};
+    int failed = 0;
+    #pragma omp parallel for if (all > piece)
+    for (int64_t begin = 0; begin < all; begin += piece) {{
+        const int64_t rows = begin + piece < all ? piece : all - begin;
+        try {{
+            {begins}
+            {calls}
+        }} catch (...) {{
+            #pragma omp atomic write
+            failed = 1;
+        }}
     }}
+    return failed;
 }}
 """,
     )

@@ -1,7 +1,7 @@
 """One to eight bits a value: each block on a grid of 2ᵇ levels of its own, headed by four bytes.
 
     top    = 2ᵇ − 1
-    step   = max((high − low) / top, max |x| / reach, 2⁻¹²⁶), rounded up to bf16
+    step   = max((high − low) / top, max |x| / reach, 2⁻¹²⁶), rounded up to bf16; at most the largest bf16
     bottom = ⌊low · (1 / step) + ½⌋                  an int16
     code   = ⌊x · (1 / step) + ½⌋ − bottom           clamped to 0 … top
     x′     = (code + bottom) · step                  |x′ − x| ≤ step / 2 + a few ulps of the largest |x|
@@ -12,7 +12,8 @@ at most 2⁻⁷ wider costs less than the larger blocks that would make up for i
 1.008 times (high − low) / 30; where a block is narrow and far from zero, 1.008 times max |x| / 65520, for bottom must
 be an int16 (reach = 32760); and where its values are tiny, 2⁻¹²⁷. A block that holds a NaN or an infinity takes the
 step 0x7fc0, bottom and codes 0, and reads as NaN throughout. The grid reaches half a step past the block: of four bits
-only values within 4 % of the largest fp32 can read as infinite, and no finite block as NaN.
+only values within 4 % of the largest fp32 can read as infinite, and no finite block as NaN: only of two bits and draws
+could a step, then half the range, lie above the largest bf16.
 
 Rounding by draws is unbiased: the range is divided by top − 1 and bottom is ⌊low / step⌋, so that both neighbours of
 each value are levels, and the upper one is taken with probability x / step − ⌊x / step⌋.
@@ -51,7 +52,8 @@ from .minmax_uint8 import NAN, SMALLEST, dequantize, lowest_level, quantize
 
 REACH = 32760.0  # how many halves of a step, or steps, from zero a value may be
 NAN_STEP = 0x7FC0  # in bf16
-LARGEST = 2.0**127
+LARGEST = 2.0**127  # step about zero
+LARGEST_BF16 = torch.finfo(torch.bfloat16).max
 FIELD = 30  # the least field of an exponent that max |x| is taken to have: u is 2⁻¹¹³, and u / 8192 is normal
 DIGITS = 17  # of the integers that are summed: 8192 of them fit 31 bits
 SPACINGS = {1: 2.0, 2: 1.2479, 3: 0.7344}  # of levels about zero, in mean magnitudes
@@ -96,7 +98,8 @@ class UniformFormat(Format):
             spread = high * 0.5 - low * 0.5
             broken = spread - spread != 0
             reach = torch.maximum(low.abs(), high.abs()) / x.new_full((1,), REACH * self.unit)
-            half = bf16_above(torch.maximum(reach, spread / x.new_full((1,), (top - drawn) / 2)).clamp(min=SMALLEST))
+            step = torch.maximum(reach, spread / x.new_full((1,), (top - drawn) / 2))
+            half = bf16_above(step.clamp(SMALLEST, LARGEST_BF16))
             bottom = lowest_level(low * from_bf16(half).reciprocal(), drawn) / self.unit
         scale = torch.where(half == 0, 0.0, from_bf16(half).reciprocal()).masked_fill(broken, NAN)
         return half.masked_fill(broken, NAN_STEP) | bottom.masked_fill(broken, 0).int() << 16, scale

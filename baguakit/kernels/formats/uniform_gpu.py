@@ -10,6 +10,7 @@ from ..blockwise.gpu import BITS, ROTATED
 from .minmax_uint8_gpu import NAN, SMALLEST, extremes, lowest_level, quantize
 
 REACH, LARGEST, NAN_STEP = tl.constexpr(32760.0), tl.constexpr(2.0**127), tl.constexpr(0x7FC0)
+LARGEST_BF16 = tl.constexpr(255 * 2.0**120)
 LEAST = tl.constexpr(0x0080)  # 2⁻¹²⁶ in bf16
 INFINITY_BITS = tl.constexpr(0x7F800000)
 TWO, THREE = tl.constexpr(1.2479), tl.constexpr(0.7344)  # spacings
@@ -30,7 +31,7 @@ def measure(x, inside, width, MASKED: tl.constexpr, DRAWN: tl.constexpr, FORM: t
         low, high, broken = extremes(x, inside, MASKED)
         reach = tl.div_rn(tl.maximum(tl.abs(low), tl.abs(high)), REACH / 2 if FORM[ROTATED] else REACH)
         step = tl.maximum(reach, tl.div_rn(high * 0.5 - low * 0.5, (TOP - 1) / 2 if DRAWN else TOP / 2))
-        half = bf16_above(tl.maximum(step, SMALLEST))
+        half = bf16_above(tl.minimum(tl.maximum(step, SMALLEST), LARGEST_BF16))
         bottom = lowest_level(low * tl.div_rn(1.0, from_bf16(half)), DRAWN) * (2 if FORM[ROTATED] else 1)
     scale = tl.where(half == 0, 0.0, tl.div_rn(1.0, from_bf16(tl.maximum(half, LEAST))))
     bottom = tl.where(broken, 0.0, bottom).to(tl.int32)

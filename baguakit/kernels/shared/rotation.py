@@ -14,26 +14,13 @@ its block loses of the largest fp32. `rotation_gpu.py` does the same.
 """
 
 from functools import lru_cache
-from threading import get_ident
 
 import torch
 from torch import Tensor
 
 from . import noise
 
-PIECE = 1 << 16  # values that are rotated at once: they stay in the cache
-
-
-def rotate(x: Tensor) -> Tensor:
-    """Return blocks (…, width) of fp32 rotated."""
-    signs = signs_of(x.shape[-1], x.device)
-    return _transformed(x, signs / (2 * x.shape[-1]), None)
-
-
-def restore(x: Tensor) -> Tensor:
-    """Return what `rotate` was given, up to rounding."""
-    width = x.shape[-1]
-    return _transformed(x, x.new_full((), 1 / width), signs_of(width, x.device) * (2 * width))
+STEPS = 3  # taken at once: 2³ parts fit the registers of a CPU; with more, they also take long to compile
 
 
 @lru_cache(maxsize=64)
@@ -44,43 +31,35 @@ def signs_of(width: int, device: torch.device) -> Tensor:
     return torch.where(noise.uniform(place, noise.start_and_seed(0, 0, device)[1:]) < 0.5, one, -one)
 
 
-class Columns:
-    """Memory for blocks whose values lie in columns, so that all additions are of neighbours; and each step's views."""
-
-    def __init__(self, width: int, count: int, device: torch.device) -> None:
-        with torch.inference_mode(False):  # else it could not be overwritten outside of it
-            columns, other = torch.empty(2, width, count, dtype=torch.float32, device=device).unbind()
-        self.given, self.columns = other.view(count, width), columns
-        self.steps: list[tuple[Tensor, ...]] = []
-        for distance in (1 << step for step in range(width.bit_length() - 1)):
-            shape = (width // (2 * distance), 2, distance * count)
-            self.steps.append((*columns.view(shape).unbind(1), *other.view(shape).unbind(1)))
-            columns, other = other, columns
-        self.made = columns.t()
-
-    def transformed(self, blocks: Tensor, before: Tensor) -> Tensor:
-        """Return H (blocks · before), which stays until the next call."""
-        torch.mul(blocks, before, out=self.given)
-        self.columns.copy_(self.given.t())
-        for a, b, sums, differences in self.steps:
-            torch.add(a, b, out=sums)
-            torch.sub(a, b, out=differences)
-        return self.made
+def rotate(x: Tensor, signs: Tensor) -> Tensor:
+    """Return blocks (…, width) of fp32 rotated, given the signs of their width."""
+    return _transformed(x * (signs * (0.5 / x.shape[-1])))
 
 
-@lru_cache(maxsize=16)
-def kept(width: int, device: torch.device, thread: int) -> Columns:
-    """Return the memory of a thread for whole pieces: to make its views would take as long as to add."""
-    return Columns(width, max(PIECE // width, 1), device)
+def restore(x: Tensor, signs: Tensor) -> Tensor:
+    """Return what `rotate` was given, up to rounding."""
+    return _transformed(x * (1 / x.shape[-1])) * (signs * (2 * x.shape[-1]))
 
 
-def _transformed(x: Tensor, before: Tensor, after: Tensor | None) -> Tensor:
-    """Return H (x · before) · after, piece by piece."""
-    width = x.shape[-1]
-    blocks, out, most = x.reshape(-1, width), x.new_empty(x.shape), max(PIECE // width, 1)
-    for given, made in zip(blocks.split(most), out.view(-1, width).split(most), strict=True):
-        whole = len(given) == most
-        columns = kept(width, x.device, get_ident()) if whole else Columns(width, len(given), x.device)
-        values = columns.transformed(given, before)
-        made.copy_(values) if after is None else torch.mul(values, after, out=made)
-    return out
+def _transformed(x: Tensor) -> Tensor:
+    """Return H x. Blocks become columns, so that all additions are of neighbours, and back."""
+    blocks = x.reshape(-1, x.shape[-1])
+    columns = in_memory(blocks.t())
+    left = x.shape[-1].bit_length() - 1
+    while left:
+        steps = min(left, STEPS)
+        left -= steps
+        parts = columns.view(1 << left, 1 << steps, -1).unbind(1)
+        for distance in (1 << step for step in range(steps)):
+            parts = tuple(
+                parts[i - distance] - part if i & distance else part + parts[i + distance]
+                for i, part in enumerate(parts)
+            )
+        columns = torch.stack(parts, 1)
+    return in_memory(columns.view(blocks.shape[::-1]).t()).view(x.shape)
+
+
+def in_memory(x: Tensor) -> Tensor:
+    """Return a contiguous tensor, which Inductor writes to memory, and does not compute anew for each use."""
+    x = x.contiguous()
+    return x.as_strided(x.shape, x.stride())

@@ -1,0 +1,51 @@
+"""Rotation of blocks: it is exact for integers, adds in the stated order, and cuts tensors in pieces unseen."""
+
+import pytest
+import torch
+from formats import FORMATS, bits, round_trip, sample
+
+from baguakit.kernels.cpu import units
+from baguakit.kernels.shared import rotation
+
+CPU = torch.device("cpu")
+widths = pytest.mark.parametrize("width", [1 << power for power in range(6, 14)])
+
+
+@widths
+def test_a_rotation_restored_is_exact_for_integers(width):
+    x, signs = torch.randint(-1000, 1000, (5, width)).float(), rotation.signs_of(width, CPU)
+    rotated = rotation.rotate(x, signs)
+    assert torch.equal(rotation.restore(rotated, signs), x)
+    assert torch.equal((rotated.double() * 2 * width).square().sum(1), x.double().square().sum(1) * width)
+    spread = rotation.rotate(torch.eye(width), signs)  # its rows are those of H D
+    assert torch.equal(spread.abs(), torch.full((width, width), 0.5 / width))
+
+
+@widths
+def test_a_rotation_adds_the_pairs_of_each_distance_in_turn(width):
+    x, signs = torch.randn(3, width) * 2.0 ** torch.tensor([[-130.0], [0.0], [127.0]]), rotation.signs_of(width, CPU)
+    expected = x * (signs / (2 * width))
+    for distance in (1 << step for step in range(width.bit_length() - 1)):
+        a, b = expected.view(3, -1, 2, distance).unbind(2)
+        expected = torch.stack((a + b, a - b), 2).view(3, width)
+    assert torch.equal(bits(rotation.rotate(x, signs)), bits(expected))
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+def test_rows_of_several_pieces_are_rotated_as_one(threads, all_compiled):
+    def work():
+        x, residual, total = sample(1, 1000 * 64 + 5), torch.empty(1, 1000 * 64 + 5), torch.ones(1000 * 64 + 5)
+        packed = operators.direct.compress(x, 64, residual, None)
+        operators.direct.add_(total, packed, torch.ones(1), 64)
+        return [packed, residual, total, round_trip(operators, x, 64)]
+
+    operators = FORMATS["uint4_rotated"][0]
+    with units.eager():
+        expected = work()
+    with units.together():
+        work()
+    torch.set_num_threads(threads)
+    try:
+        assert all(torch.equal(bits(a), bits(b)) for a, b in zip(work(), expected, strict=True))
+    finally:
+        torch.set_num_threads(1)
