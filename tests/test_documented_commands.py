@@ -244,8 +244,8 @@ def test_its_options_are_accepted(command, sandbox):
     while re.fullmatch(r"[a-z]+", "".join(words[len(program) : len(program) + 1])):
         commands = re.search(r"\{([\w,]+)\}", help_of(tuple(program), sandbox))
         assert commands and words[len(program)] in commands[1].split(",")
-        if {"bench.network", "bench.frontier", "bench.elastic"} & set(words):  # there it is an argument, and has no help of its own
-            break
+        if {"bench.network", "bench.frontier", "bench.elastic"} & set(words):
+            break  # there it is an argument, and has no help of its own
         program = words[: len(program) + 1]
     text = help_of(tuple(program), sandbox)
     assert not [option for option in command.options if option not in text]
