@@ -7,7 +7,21 @@ An algorithm is an expression of the exchange, its peers, its compression and it
 
 import sys
 
-from . import algorithms, compressors, data, interop, net, optim, pictures, primitives, ranks, stages, topology, tune
+from . import (
+    algorithms,
+    compressors,
+    data,
+    elastic,
+    interop,
+    net,
+    optim,
+    pictures,
+    primitives,
+    ranks,
+    stages,
+    topology,
+    tune,
+)
 from .attach import Attachment, PeerError, Report, Timeline, attach
 from .buckets import Bucket
 from .comm import Comm
@@ -36,6 +50,7 @@ __all__ = [
     "compressors",
     "data",
     "during_backward",
+    "elastic",
     "free_running",
     "hierarchical",
     "interop",

@@ -21,15 +21,16 @@ This page is written by `python -m bench.roofline --page` from the JSON in `benc
     python -m bench.step_profile      where a step of bytegrad spends its time, on the host and on the device
     python -m bench.network           steps of training over slow links, on hosts that are network namespaces (root)
     python -m bench.frontier          seconds and bytes to the same loss of a language model, ours and peers
+    python -m bench.elastic           steps, and seconds to the next one, while ranks are killed and replaced (root)
     python -m bench.netlab -- CMD     such hosts for a program of your own (root)
     python -m bench.memory            memory that each algorithm takes beside the model
     python -m bench.scaling           a model of a step on up to 1,024 ranks, beside published figures; nothing measured
     python -m bench.accuracy          errors and biases of all formats, beside MXFP8, MXFP4 and NVFP4
 
 A benchmark checks its result before it prints a speed. Speeds are shares of a copy timed in the same run: of its bytes
-a second, each counting what it must at least read and write. Four questions have pages of their own: [seconds to the
-same loss](frontier/README.md), steps of training over [slow networks](network/README.md), [accuracy of
-formats](accuracy/README.md), and [scale, on paper](scaling/README.md).
+a second, each counting what it must at least read and write. Five questions have pages of their own: [seconds to the
+same loss](frontier/README.md), steps of training over [slow networks](network/README.md), [ranks that come and
+go](elastic/README.md), [accuracy of formats](accuracy/README.md), and [scale, on paper](scaling/README.md).
 """
 
 

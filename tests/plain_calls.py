@@ -248,6 +248,8 @@ MADE_BY_OTHERS = {
     "data.Store",
     "interop.Handle",
     "ranks.RankError",
+    "elastic.Change",
+    "elastic.Left",
     "data.StoreError",
     "data.StoreStats",
     "data.CacheReport",
@@ -259,7 +261,7 @@ MADE_BY_OTHERS = {
 # Too slow, or too public, to be called where it works: only what cannot work is tried.
 COSTLY = {
     "baguakit.Ranks", "net.serve", "net.measure", "net.build", "tune.probe", "tune.plan", "data.RedisStore",
-    "baguakit.Comm().receive_later", "baguakit.Comm().send_later",
+    "baguakit.Comm().receive_later", "baguakit.Comm().send_later", "elastic.join",
 }  # fmt: skip
 OPTIONS = {"algorithms.diloco": ["lr"]}
 # Refused here, whatever is given.
@@ -268,6 +270,8 @@ REFUSED = (
     "timeline().draw",
     "timeline().overlap",
     "timeline().window",
+    *(f"attach().{name}" for name in ("leave", "recoverable", "on_regroup")),
+    "Sampler().follow",  # these work in groups whose ranks come and go
     # Nobody knows what all ranks have chosen, and `fixed`, `agree` and `agreed` are for those who launch.
     *(f"Chosen().{name}" for name in dir(bk.topology.Chosen) if name != "choose"),
 )

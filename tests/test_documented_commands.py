@@ -50,6 +50,7 @@ RULES: list[tuple[str, Runs | Accepted | Looked]] = [
     (r"scripts/check", Looked("CI runs it")),
     (r"pip install .*", Looked("needs the network")),
     (r"export .*", Looked("sets variables of the lines below it")),
+    (r"python -m baguakit\.store.*", Looked("serves until it is interrupted: tests/elastic/test_store.py runs it")),
     (r"torchrun( --[\w=:-]+)+", Looked("a part of a command")),
     (r"torchrun .*--nnodes=.*", Looked("needs two machines: tests/bench/test_two_machines.py runs it")),
     (
@@ -83,9 +84,9 @@ RULES: list[tuple[str, Runs | Accepted | Looked]] = [
     (r"python -m bench\.roofline.*", Runs("--largest=10 --seconds=30 --out=out")),
     (r"python -m bench\.accuracy --page", Runs()),
     (r"python -m bench\.accuracy.*", Accepted(LONG)),
-    (r"python -m bench\.frontier page", Runs()),
+    (r"python -m bench\.(frontier|elastic) page", Runs()),
     (r"python -m bench\.frontier\.timing .*", Looked("what a laboratory starts on each host")),
-    (r"python -m bench\.frontier.*", Accepted(LONG)),
+    (r"python -m bench\.(frontier|elastic).*", Accepted(LONG)),
     (r"python -m bench\.scaling\.situations", Runs()),
     (r"python -m bench\.scaling.*", Runs("--out=out")),
     (r"python -m bench\.step_profile", Runs("--cpu --megabytes=1 --out=out")),
@@ -243,8 +244,8 @@ def test_its_options_are_accepted(command, sandbox):
     while re.fullmatch(r"[a-z]+", "".join(words[len(program) : len(program) + 1])):
         commands = re.search(r"\{([\w,]+)\}", help_of(tuple(program), sandbox))
         assert commands and words[len(program)] in commands[1].split(",")
-        if {"bench.network", "bench.frontier"} & set(words):  # there it is an argument, and has no help of its own
-            break
+        if {"bench.network", "bench.frontier", "bench.elastic"} & set(words):
+            break  # there it is an argument, and has no help of its own
         program = words[: len(program) + 1]
     text = help_of(tuple(program), sandbox)
     assert not [option for option in command.options if option not in text]

@@ -30,6 +30,7 @@ REQUIRED = {
         "between_steps",
         "compressors",
         "during_backward",
+        "elastic",
         "free_running",
         "data",
         "hierarchical",

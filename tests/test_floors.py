@@ -23,16 +23,16 @@ FLOORS = [
     {"stages"},
     {"rules"},
     {"algorithms", "attach"},
-    {"interop"},
+    {"interop", "elastic"},
 ]
 LEVEL = {room: level for level, rooms in enumerate(FLOORS) for room in rooms}
 # Beside the floors: a wing may use them up to the algorithms, and no floor may use a wing.
 WINGS = {"data", "net", "pictures", "ranks", "tune"}
-# Above all of them, and known to none: the command, and the module that `python -m baguakit` runs.
-TOP = ({"command"}, {"__main__"})
+# Above all of them, and known to none: the command, the store, and the module that `python -m baguakit` runs.
+TOP = ({"command", "store"}, {"__main__"})
 TOPMOST = {room: level for level, rooms in enumerate(TOP) for room in rooms}
 # Who may speak to torch.distributed: the door; what gives it hooks; and what makes processes that have a group.
-DISTRIBUTED = {"comm", "attach", "interop", "ranks", "command"}
+DISTRIBUTED = {"comm", "attach", "interop", "ranks", "command", "elastic", "store"}
 ROOF = "__init__"
 # (from, to): why this import is an exception.
 NOTED = {("comm", "lanes"): "each flow of a divided message is waited for on a lane of its own"}

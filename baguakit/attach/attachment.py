@@ -15,6 +15,7 @@ from .consensus import consensus_distance, merge_
 from .engine import Engine
 from .hooks import Hooks
 from .joining import joined
+from .recoverable import Recoverable
 from .runners.losses import Losses
 from .seeing.accounts import account, gathered
 from .seeing.report import Report, make_report, written
@@ -25,7 +26,7 @@ from .state.checks import check_state
 from .tuning import Tunable
 
 
-class Attachment:
+class Attachment(Recoverable):
     """Rules that work on a model; made by `attach`. A context manager: leaving it detaches."""
 
     def __init__(self, engine: Engine) -> None:
@@ -84,6 +85,10 @@ class Attachment:
             ValueError: a rule cannot take part, such as free-running ones, which need no join.
             RuntimeError: this is detached, or inside another `join()`.
         """
+        if self._engine.comm.membership is not None:
+            raise ValueError(
+                "ranks of bk.elastic leave by att.leave() when they run out; att.join() is for other groups"
+            )
         return joined(self._engine, divide_by_initial_world_size, throw_on_early_termination)
 
     def merge(self) -> None:
@@ -201,6 +206,8 @@ class Attachment:
         """
         engine = self._engine
         engine.clock.outside("recut()")
+        if engine.comm.membership is not None:
+            raise ValueError("a rank that joins would have other buckets; pass bucket_bytes to bk.attach on all ranks")
         size = engine.setup.bucket_bytes if bucket_bytes is None else integer("bucket_bytes", bucket_bytes, 1)
         if any(rule.window == "free_running" for rule in self.rules):
             raise ValueError(
@@ -230,7 +237,7 @@ class Attachment:
         if error is None:
             self._engine.finish()
         else:
-            self._engine.runtime.abandon(error)
+            self._engine.abandon(error)
 
 
 def attach(

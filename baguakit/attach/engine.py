@@ -8,8 +8,10 @@ from typing import Any
 
 from ..comm import Comm
 from ..primitives import mean_
+from .monitor import PeerError
 from .runners.freerunning import FreeRunner
 from .runners.gradients import GradientRunner
+from .runners.journal import Journal
 from .runners.runner import RuleRunner, buckets_of
 from .runners.weights import WeightRunner
 from .runtime.agreement import agree, broadcast_tensors, take_from
@@ -32,6 +34,8 @@ class Engine:
 
     Attributes:
         make: makes the setup, with `bucket_bytes=` for another size.
+        comm: the group that the user gave.
+        timeout: as the user gave it.
         runtime: monitor, groups and lanes.
         runners: one for each rule.
         free_runners: those of free-running rules.
@@ -44,19 +48,40 @@ class Engine:
     """
 
     def __init__(self, make: Callable[..., AttachSetup], comm: Comm, timeout: Any) -> None:
-        self.make, self.clock = make, Clock()
+        self.make, self.comm, self.timeout, self.clock = make, comm, timeout, Clock()
         self.tuned: dict[str, int] | None = None
         self.listeners: list[Callable[[], None]] = []
         self.rebuilt: Callable[[], None] = lambda: None
-        self.free_runners: list[FreeRunner] = []
-        self.runtime = Runtime("attach", lambda: self.make_setup(make), comm, timeout)
+        self.runtime: Runtime[AttachSetup]
+        if comm.membership is None:
+            self.start(self.take_from_rank_0, self.begin)
+        else:
+            comm.membership.start(self)
         self.other_optimizers = OtherOptimizers(self.setup.model, self.setup.optimizers)
-        with self.runtime.or_abandon():
-            if self.setup.broadcast:
-                self.together("broadcast", lambda comm: take_from(0, self.setup, comm))
-            self.make_buckets()
-            self.steps.launch_between()
         _engines.add(self)
+
+    def start(self, fill: Callable[[], Any], load: Callable[[], Any]) -> None:
+        """Make the runtime, the buckets and the runners. Collective.
+
+        Args:
+            fill: brings weights and optimizer state to where they begin, before buckets copy them.
+            load: loads what rules remember, and launches the first flights.
+        """
+        self.free_runners: list[FreeRunner] = []
+        self.runtime = Runtime("attach", lambda: self.make_setup(self.make), self.comm, self.timeout)
+        with self.runtime.or_abandon():
+            fill()
+            self.make_buckets()
+            load()
+
+    def take_from_rank_0(self) -> None:
+        """Overwrite weights, buffers and optimizer state by those of rank 0, if that was asked for. Collective."""
+        if self.setup.broadcast:
+            self.together("broadcast", lambda comm: take_from(0, self.setup, comm))
+
+    def begin(self) -> None:
+        """Launch the flights that land when the first step begins."""
+        self.steps.launch_between()
 
     @property
     def setup(self) -> AttachSetup:
@@ -103,6 +128,8 @@ class Engine:
         for each in self.runners:
             warm_up([each.rule.stage], [bucket.flat for bucket in each.buckets], each.channel)
             each.make_states()
+            if self.comm.membership is not None:
+                each.journal = Journal(len(each.buckets))
         self.rebuilt()
 
     def recut(self, bucket_bytes: int, flows: int) -> None:
@@ -151,14 +178,15 @@ class Engine:
 
     # The state
 
-    def state_dict(self) -> dict[str, Any]:
-        """See `Attachment.state_dict`."""
-        self.backward.decisions.settle()
+    def state_dict(self, flights: bool = True) -> dict[str, Any]:
+        """See `Attachment.state_dict`. Without `flights`, those in the air are lost: the state is as before them."""
+        if flights:
+            self.backward.decisions.settle()
         return {
             "version": 1,
             "ranks": self.runtime.comm.size,
             "step": self.clock.step,
-            "rules": {str(i): save_runner(runner, self.setup.names) for i, runner in enumerate(self.runners)},
+            "rules": {str(i): save_runner(runner, self.setup.names, flights) for i, runner in enumerate(self.runners)},
             **({} if self.tuned is None else {"tuned": dict(self.tuned)}),
         }
 
@@ -178,13 +206,34 @@ class Engine:
         self.clock.step = self.steps.loaded = int(state["step"])
         self.steps.launch_between()
 
+    def keep_step(self) -> None:
+        """Keep what a step has changed, where ranks may be lost: a flight that is lost later does not take it back."""
+        if self.comm.membership is not None:
+            self.backward.decisions.settle_all(max((rule.delay for rule in self.setup.rules), default=0))
+            for runner in self.runners:
+                if runner.journal is not None:
+                    runner.journal.step_ended()
+
     # The end
 
     def finish(self) -> None:
         """Wait for what is in the air (weights under way are dropped), and close groups and threads. Idempotent."""
         if not self.runtime.over:
-            self.runtime.finish(self._drain)
+            try:
+                self.runtime.finish(self._drain)
+            except PeerError:
+                if self.comm.membership is None:
+                    raise  # else another rank was lost when it had trained to the end
             self.other_optimizers.ended(self.clock.step, any(any(runner.launches) for runner in self.runners))
+            if self.comm.membership is not None:
+                self.comm.membership.ended(self)
+
+    def abandon(self, error: BaseException) -> None:
+        """End without waiting for any rank, and tell the others why. Idempotent."""
+        self.runtime.abandon(error)
+        self.runtime.take_hooks_out()  # between two rounds of an elastic group they are in
+        if self.comm.membership is not None:
+            self.comm.membership.ended(self)
 
     def _drain(self) -> None:
         self.backward.end_failed()

@@ -106,5 +106,6 @@ class Hooks:
 
     def _step_ended(self) -> None:
         self.engine.backward.step_ended()
+        self.engine.keep_step()
         for listener in list(self.engine.listeners):
             listener()

@@ -1,7 +1,7 @@
 """Process groups and the messages over them: the only module that calls `torch.distributed` for exchanges."""
 
 from .comm import Comm, check_comm
-from .groups import FLAT, INTER, INTRA, PatientStore, check_device, next_name, rotated, store_of
+from .groups import FLAT, INTER, INTRA, PatientStore, check_device, lazy_group, next_name, rotated, store_of
 from .nccl import error_in
 from .notes import Note
 from .own import abort_all
@@ -17,6 +17,7 @@ __all__ = [
     "check_comm",
     "check_device",
     "error_in",
+    "lazy_group",
     "next_name",
     "rotated",
     "store_of",

@@ -5,7 +5,7 @@ import uuid
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 import torch.distributed as dist
@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.distributed.constants import default_pg_timeout
 from torch.distributed.device_mesh import DeviceMesh
 
-from ..arguments import checked, integer, said
+from ..arguments import checked, instance, integer
 from . import groups
 from .flows import Flows
 from .groups import FLAT, INTER, INTRA, all_gather_single, check_mesh, flat_group, reduce_scatter_single, rotated
@@ -46,6 +46,7 @@ class Comm:
     group: Any = None
     mesh: DeviceMesh | None = None
     flows: int = 1
+    membership: ClassVar[Any] = None  # of ranks that come and go: see `bk.elastic`
     rank: int = field(default=0, init=False)
     size: int = field(default=1, init=False)
     _flows: "dict[str, Flows]" = field(default_factory=dict)  # by part
@@ -58,7 +59,7 @@ class Comm:
     _part: str = FLAT
 
     def __post_init__(self) -> None:
-        if not dist.is_initialized():
+        if self.group is None and not dist.is_initialized():
             raise RuntimeError("torch.distributed is not initialised: call init_process_group first (one rank will do)")
         groups.check_group(self.group)
         if self.mesh is not None and self._parts is None:
@@ -291,10 +292,9 @@ class Comm:
 
 def check_comm(comm: Any) -> None:
     """Raise a TypeError unless `comm` is a Comm."""
-    if not isinstance(comm, Comm):
-        raise TypeError(said("comm", "a bk.Comm", comm))
+    instance("comm", comm, Comm, "a bk.Comm")
 
 
 _CHECKED = "all_reduce all_reduce_later reduce_scatter all_gather all_gather_later all_to_all_later broadcast key stand"
-for _name in (*_CHECKED.split(), "receive_later", "send_later", "exchange", "exchange_each", "own"):
+for _name in [*_CHECKED.split(), "receive_later", "send_later", "exchange", "exchange_each", "own"]:
     setattr(Comm, _name, checked(getattr(Comm, _name)))

@@ -141,21 +141,51 @@ def own_group(like: Any, store: Any, name: str, timeout: timedelta, device: torc
     with `use_local_synchronization`, a group that is destroyed and made again finds the addresses of the first one in
     the store and hangs. Here the unique name is the prefix in the store, and no global state changes.
     """
-    given, rank, size = store, like.rank(), like.size()
-    store = PrefixStore(f"baguakit/{name}", given)
     backend: Any
+    part, rank, size = PrefixStore(f"baguakit/{name}", store), like.rank(), like.size()
     if device.type == "cuda":
-        members = dist.get_process_group_ranks(like)
-        backend = nccl_backend(store, rank, members, f"baguakit/{name}", timeout)
-        kind = dist.ProcessGroup.BackendType.NCCL
+        backend = nccl_backend(part, rank, members_of(like), f"baguakit/{name}", timeout)
     else:
-        backend, kind = dist.ProcessGroupGloo(store, rank, size, timeout), dist.ProcessGroup.BackendType.GLOO
-    backend._set_sequence_number_for_group()
+        backend = dist.ProcessGroupGloo(part, rank, size, timeout)
+    return group_over(store, part, rank, size, {device.type: backend})
+
+
+def lazy_group(store: Any, rank: int, size: int, timeout: timedelta) -> Any:
+    """Return a process group of ranks that know their numbers. It connects with its first messages.
+
+    Args:
+        store: a part of the key-value store that no other group uses.
+        rank, size: of this process, and of the group.
+        timeout: of each message.
+    """
+    gloo: Any = dist.ProcessGroupGloo
+    options = gloo._Options()
+    options._timeout, options._devices = timeout, [gloo.create_default_device(lazy_init=True)]
+    backends: dict[str, Any] = {"cpu": gloo(PrefixStore("gloo", store), rank, size, options)}
+    if torch.cuda.is_available():
+        part = PrefixStore("nccl", store)
+        backends["cuda"] = nccl_backend(part, rank, list(range(size)), "baguakit/elastic", timeout)
+    return group_over(store, PrefixStore("group", store), rank, size, backends)
+
+
+def group_over(given: Any, store: Any, rank: int, size: int, backends: Mapping[str, Any]) -> Any:
+    """Return a process group that sends tensors of each kind of device through a backend; `given` is its store."""
+    kinds = {"cpu": dist.ProcessGroup.BackendType.GLOO, "cuda": dist.ProcessGroup.BackendType.NCCL}
     group = dist.ProcessGroup(store, rank, size)
-    group._set_default_backend(kind)
-    group._register_backend(torch.device(device.type), kind, backend)
+    for kind, backend in backends.items():
+        backend._set_sequence_number_for_group()
+        group._set_default_backend(kinds[kind])
+        group._register_backend(torch.device(kind), kinds[kind], backend)
     _stores[group] = given
     return group
+
+
+def members_of(group: Any) -> list[int]:
+    """Return the ranks of the members in the default group; of a group made without one, its own ranks."""
+    try:
+        return dist.get_process_group_ranks(group)
+    except KeyError:
+        return list(range(group.size()))
 
 
 def warm(group: Any, device: torch.device) -> None:

@@ -30,6 +30,8 @@ class Handle:
     _alike: ClassVar[bool] = True  # a stage that agrees gives all ranks the same result
 
     def __init__(self, make: Callable[[], Setup], comm: Comm, timeout: Any) -> None:
+        if comm.membership is not None:
+            raise ValueError("DDP and FSDP keep their own groups, which cannot change; bk.elastic needs bk.attach")
         self._clock, self._task = Clock(), -1
         self._runtime = Runtime("hook", make, comm, timeout, self._aborted)
         self._setup, self._channel = self._runtime.setup, self._runtime.channels[0]

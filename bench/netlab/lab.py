@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from pathlib import Path
 from types import TracebackType
 from typing import TextIO
 
@@ -156,6 +157,10 @@ class Lab(Hosts):
             "NCCL_SOCKET_IFNAME": LINK,
         }
 
+    def namespace(self, host: int) -> Path:
+        """Return the file of a host's network namespace, for `setns`."""
+        return owners.FOLDER / self._name(self._checked(host))
+
     # Looking at the network, and meddling with it
 
     def bytes(self) -> list[Counters]:
@@ -177,7 +182,7 @@ class Lab(Hosts):
     @contextmanager
     def stalled(self, host: int) -> Iterator[None]:
         """All processes of a host stand still, while its kernel goes on to answer for them."""
-        inode = (owners.FOLDER / self._name(self._checked(host))).stat().st_ino
+        inode = self.namespace(host).stat().st_ino
         self._signal(residents({inode}), signal.SIGSTOP)
         try:
             yield

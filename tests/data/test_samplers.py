@@ -86,7 +86,7 @@ def shares(sampler, epochs):
     work = np.zeros(sampler.num_replicas)
     for epoch in range(epochs):
         sampler.set_epoch(epoch)
-        work += sampler.order.costs[np.array(sampler._plan(sampler._now))].sum(axis=(0, 2))
+        work += sampler.order.costs[np.array(sampler._shares(sampler._now.stretch).steps)].sum(axis=(0, 2))
     return work / work.mean()
 
 
@@ -187,7 +187,7 @@ def test_the_limit_is_refused_in_words_where_it_cannot_be_kept():
         ({"random_level": 0.5, "shuffle": False}, "needs shuffle=True"),
         ({"seed": -1}, "seed is a whole number, 0 or more, not -1"),
         ({"seed": 1.5}, "seed is a whole number, 0 or more, not 1.5"),
-        ({"group": object()}, "init_process_group first"),
+        ({"group": object()}, "group is a ProcessGroup of which this rank is a member"),
     ],
 )
 def test_settings_are_refused_in_words(options, text):

@@ -8,10 +8,15 @@ from .records import GAVE_UP, LEFT, RAISED, History, Record, parted
 
 def store_gone(rank: int, error: Exception) -> str:
     """Return the sentence about a store to which the connection has broken."""
-    why = str(error).splitlines()[0] if str(error) else type(error).__name__
     return (
-        f"rank {rank} cannot reach the store any more: the process that holds it, rank 0 or torchrun, is gone ({why})"
+        f"rank {rank} cannot reach the store any more: the process that holds it, rank 0 or torchrun, is gone "
+        f"({first_line(error)})"
     )
+
+
+def first_line(error: BaseException) -> str:
+    """Return the first line of an error's text, or its type if it has none."""
+    return str(error).splitlines()[0] if str(error) else type(error).__name__
 
 
 def store_silent(rank: int, silent: float, what: str, timeout: float) -> str:

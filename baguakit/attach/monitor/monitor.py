@@ -17,7 +17,7 @@ import torch
 
 from .collective import Collective
 from .errors import PeerError, again, from_network
-from .judging import Judge, Waiting, store_gone, store_silent
+from .judging import Judge, Waiting, first_line, store_gone, store_silent
 from .records import GAVE_UP, Board, History, LaunchCount, Record, parted
 
 DOUBTS = 5  # times that launches may differ without a majority of ranks that agree
@@ -55,6 +55,8 @@ class Monitor:
         self.patience, self.silence = max(4 * self.beat, min(60.0, self.timeout / 4)), 4 * self.beat
         self.inquiry = min(self.timeout, 6 * self.beat + 1)  # seconds to find out whose fault an error is
         self.error: PeerError | None = None
+        self.hasty = False  # the error of a connection ends everything at once; whose fault it is comes out later
+        self.failed: Callable[[str], None] = lambda sentence: None  # told when this gives up
         self._beats, self._doubts = 0, 0
         self._left: tuple[str, str] = ("", "")
         self._busy = ""
@@ -147,6 +149,9 @@ class Monitor:
         cause = from_network(error)
         if cause is None:  # the stage's own
             return self._own(f"{collective.label} failed on rank {self.rank}: {type(error).__name__}: {error}", error)
+        if self.hasty:
+            said = first_line(cause).rpartition("] ")[2].partition(". ")[0]  # gloo's, without its place and advice
+            return self._own(f"{collective.label} failed on rank {self.rank}: {said}", error)
         with self._lock:
             lane, launches = self._air.get(collective, (0, self._history.latest().get(0, LaunchCount())))
         judge = Judge(self.rank, self.timeout, self._history)
@@ -284,6 +289,7 @@ class Monitor:
         if self.device.type == "cuda":  # the host may be blocked in CUDA, where no hook comes to raise it
             print(f"baguakit: {self.error}", file=sys.stderr, flush=True)
         self.abort()
+        self.failed(str(self.error))
         return self.error
 
     def _write(self) -> None:

@@ -16,6 +16,7 @@ from ...stages import Stage, State, call_stage
 from ...topology.chosen import as_chosen, chooses
 from ..monitor import Collective
 from ..runtime.channels import Channel
+from .journal import Journal
 from .losses import Losses
 from .padding import clear_padding_
 from .ways import Ways
@@ -52,6 +53,7 @@ class RuleRunner:
     air: dict[int, BucketFlight] = field(default_factory=dict)  # by bucket
     to_average: list[Tensor] = field(default_factory=list)  # from a checkpoint of another number of ranks
     losses: Losses | None = None  # of compression, if they are measured
+    journal: Journal | None = None  # of states, if a flight may be lost
     current_stage: Stage | None = None  # the stage in this round
 
     def __post_init__(self) -> None:
@@ -112,6 +114,8 @@ class RuleRunner:
         stage = self.stage(i) if work is None else self.rule.stage
 
         def fly() -> Any:
+            if self.journal is not None:
+                self.journal.before(i, state)
             clear_padding_(stage, state, bucket, comm)
             return call_stage(stage, bucket.flat, state, comm) if work is None else work(bucket.flat, comm)
 
@@ -141,6 +145,8 @@ class RuleRunner:
             self.ways[i].add(flight.notes)
             return result
         finally:
+            if self.journal is not None:
+                self.journal.landed(i)
             flight.before = None  # a report keeps the flight
             flight.flight.forget()
             if self.losses is not None:

@@ -28,9 +28,10 @@ class WeightRunner(RuleRunner):
         `mix=α` has no `before`:  x ← α x + (1 − α) result.
         """
         mix = self.rule.mix
-        for i in sorted(self.air):
-            bucket, before = self.buckets[i], self.air[i].before
-            result = self.arrive(i)
+        arrived = [
+            (self.buckets[i], self.air[i].before, self.arrive(i)) for i in sorted(self.air)
+        ]  # all, or none lands
+        for bucket, before, result in arrived:
             if mix is None and before is not None:
                 x = bucket.now()
                 land_(x, result, before)

@@ -50,6 +50,8 @@ class Runtime(Generic[AnySetup]):
         self.host: Comm | None = None
         self.unhook: list[Callable[[], Any]] = []
         self.name, self.monitor = start_monitor(comm, kind, timeout, self._abort, self._broken)
+        if comm.membership is not None:
+            comm.membership.watch(self.monitor)
         try:
             self.setup = agree(self.monitor, make)
         except BaseException:  # which all ranks raise
@@ -93,7 +95,7 @@ class Runtime(Generic[AnySetup]):
         """Take the hooks out, call `drain`, which waits for what is in the air, and close. Idempotent."""
         if self.over:
             return
-        self._take_hooks_out()
+        self.take_hooks_out()
         with self.or_abandon():
             drain()
         self.over = True
@@ -109,17 +111,18 @@ class Runtime(Generic[AnySetup]):
             self.abandon(error)
             raise
 
-    def abandon(self, error: BaseException) -> None:
-        """End without waiting for any rank, and tell the others why. Idempotent."""
+    def abandon(self, error: BaseException | None) -> None:
+        """End without waiting for any rank, and tell the others why, or that this one has left. Idempotent."""
         if self.over:
             return
         self.over = True
-        self._take_hooks_out()
-        self.monitor.leave(RAISED, f"{type(error).__name__}: {error}")
+        self.take_hooks_out()
+        self.monitor.leave(*((LEFT, "") if error is None else (RAISED, f"{type(error).__name__}: {error}")))
         self._abort()
         self._close(wait=False)
 
-    def _take_hooks_out(self) -> None:
+    def take_hooks_out(self) -> None:
+        """Take the hooks out. Idempotent."""
         unhook, self.unhook = self.unhook, []
         for each in unhook:
             each()

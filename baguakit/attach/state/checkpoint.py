@@ -76,9 +76,13 @@ def check_saved(runners: Sequence[RuleRunner], saved: Mapping[str, Any]) -> None
             raise ValueError(f"this state is of {saved[str(i)]['rule']}, and the rule attached is {runner.rule!r}")
 
 
-def save_runner(runner: RuleRunner, names: Names) -> dict[str, Any]:
-    """Return copies of the state of a rule. Waits for its flights; those of a free-running rule are left out."""
-    if runner.rule.window != "free_running":
+def save_runner(runner: RuleRunner, names: Names, flights: bool = True) -> dict[str, Any]:
+    """Return copies of the state of a rule. Waits for its flights; those of a free-running rule are left out.
+
+    Without `flights` all are left out, and the state is as before them, as the runner's journal knows it.
+    """
+    flights = flights and runner.rule.window != "free_running"
+    if flights:
         for flight in runner.flights():  # their results, and their changes of the states
             flight.flight.result()
     saved: dict[str, Any] = {
@@ -89,14 +93,15 @@ def save_runner(runner: RuleRunner, names: Names) -> dict[str, Any]:
         "own": {},
     }
     for i, bucket in enumerate(runner.buckets):
-        for path, tensor, carry in remembered(runner.rule.stage, runner.states[i]):
+        state = runner.states[i] if flights or runner.journal is None else runner.journal.state(i, runner.states[i])
+        for path, tensor, carry in remembered(runner.rule.stage, state):
             if carry is None:
                 saved["own"][f"{i}.{path}"] = tensor.clone()
             else:
                 save_pieces(saved["parameters"], bucket, names, path, tensor)
                 if tensor.shape != bucket.flat.shape:
                     saved["whole"] = sorted({path, *saved.get("whole", ())})
-    if runner.rule.window != "free_running":
+    if flights:
         save_flights(runner, names, saved["parameters"])
     return saved
 

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from ...comm import Comm
 from ...keeping import Joint
-from ..monitor import Collective
+from ..monitor import Collective, PeerError
 from ..runners.gradients import FAILED, GradientRunner
 from ..runners.runner import RuleRunner
 
@@ -52,6 +52,17 @@ class Decisions:
         while len(self._under_way) > but:
             runner, collective = self._under_way.popleft()
             runner.channel.monitor.wait_for(collective)
+
+    def settle_all(self, but: int) -> None:
+        """Settle as `settle` does; if the network fails, as this rank alone would decide."""
+        try:
+            self.settle(but)
+        except PeerError:
+            for runner, _ in self._under_way:
+                runner.channel.lane.run(lambda: None).result()  # what the lane was doing has ended
+            self._under_way.clear()
+            if self.joint is not None:
+                self.joint.settle()
 
     def forget(self) -> None:
         """Drop what the flights of a failed backward would keep."""

@@ -65,6 +65,16 @@ class Steps:
         step, self.begun = self.clock.step, False
         if self.runners:
             self.clock.announce(END)
+        try:
+            self._exchange(step)
+        finally:  # the optimizer has stepped, even if the exchange after it has been lost
+            self.log.step_ended(step)
+            self.clock.step = step + 1
+        self.launch_between()
+        for free_runner in self.free_runners:
+            free_runner.step_ended(self.clock.step)
+
+    def _exchange(self, step: int) -> None:
         for runner in self.runners:
             if runner.rule.delay and runner.air and runner.rule.exchanges(step - runner.rule.delay):
                 runner.land_all()
@@ -73,11 +83,6 @@ class Steps:
                 runner.launch_all(step, keep=runner.rule.delay > 0 and runner.rule.mix is None)
                 if runner.rule.delay == 0:
                     runner.land_all()
-        self.log.step_ended(step)
-        self.clock.step = step + 1
-        self.launch_between()
-        for free_runner in self.free_runners:
-            free_runner.step_ended(self.clock.step)
 
     @torch.no_grad()
     def launch_between(self) -> None:

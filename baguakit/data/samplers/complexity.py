@@ -59,6 +59,11 @@ def complexities(
             "complexity is a function, and rank and num_replicas are not those of the process group, so the processes"
             " that divide the pass over the dataset are unknown; pass group=, or the costs as numbers or as a file"
         )
+    if ranks.comm is not None and ranks.comm.membership is not None:
+        raise ValueError(
+            "complexity is a function, and ranks that join later cannot measure the dataset with the others; measure "
+            "it before, and pass the costs as numbers or as a file"
+        )
     path = None if file is None else Path(file)
     kept = _kept(path, ranks)
     if kept is not None:

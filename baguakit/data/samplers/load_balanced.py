@@ -12,12 +12,14 @@ from torch.utils.data.distributed import DistributedSampler
 
 from ...arguments import integer, real, truth
 from .complexity import Complexity, complexities
-from .membership import membership
+from .followed import Followed
+from .membership import Membership, membership
 from .plan import Batches, Indices, Limit, all_steps, assign, by_cost
-from .position import Order, Position, Resumable
+from .position import Order
+from .sharing import Stretch
 
 
-class LoadBalancedSampler(Resumable[int], DistributedSampler[int]):
+class LoadBalancedSampler(Followed[int], DistributedSampler[int]):
     """A sampler that draws one sample per rank and step, of nearly equal cost.
 
     Samples are sorted by cost and divided into groups of one sample per rank; each group is one step. Within a group
@@ -40,7 +42,8 @@ class LoadBalancedSampler(Resumable[int], DistributedSampler[int]):
         random_level: from 0, only samples of similar cost share a step (best balance), to 1, any samples do (no
             balance).
         complexity_file: a file that keeps the results of a function for the next run; rank 0 reads and writes it.
-        group: the process group of the ranks; None for the default group, or one rank without one.
+        group: the process group of the ranks, or a `bk.Comm`, also one of `bk.elastic.join` (see `follow`); None for
+            the default group, or one rank without one.
 
     Raises:
         TypeError, ValueError: the costs are not one finite, non-negative number per sample.
@@ -64,18 +67,22 @@ class LoadBalancedSampler(Resumable[int], DistributedSampler[int]):
         Order(np.zeros(0), shuffle, seed, drop_last, random_level)  # raises for bad settings before the dataset is read
         costs = complexities(dataset, complexity, ranks, complexity_file)
         self._begin(Order(costs, shuffle, seed, drop_last, random_level), ranks)
-        self.dataset, self.num_replicas, self.rank = dataset, ranks.size, ranks.rank  # type: ignore[assignment]
+        self.dataset = dataset  # type: ignore[assignment]
         self.shuffle, self.seed, self.drop_last = self.order.shuffle, self.order.seed, self.order.drop_last
-        self.num_samples = len(costs) // ranks.size if self.drop_last else -(-len(costs) // ranks.size)
+
+    def _sit(self, ranks: Membership) -> None:
+        super()._sit(ranks)
+        n = len(self.order.costs)
+        self.num_samples = n // ranks.size if self.order.drop_last else -(-n // ranks.size)
         self.total_size = self.num_samples * ranks.size
 
-    def _steps(self, samples: Indices, ranks: int, position: Position) -> list[Batches]:
-        order, rng = self.order, self.order.generator(position)
+    def _steps(self, samples: Indices, ranks: int, stretch: Stretch) -> list[Batches]:
+        order, rng = self.order, self.order.generator(stretch)
         mixed = rng.permutation(samples) if order.shuffle else samples
         count = len(mixed) // ranks * ranks if order.drop_last else -(-len(mixed) // ranks) * ranks
         sorted_ = by_cost(np.resize(mixed, count), order.costs, order.random_level, rng)
         groups = assign(sorted_.reshape(-1, ranks), order.costs, rng if order.shuffle else None)
-        groups = np.roll(groups, position.epoch, axis=1)  # each epoch moves a rank's samples to the next rank
+        groups = np.roll(groups, stretch.epoch, axis=1)  # each epoch moves a rank's samples to the next rank
         if order.shuffle:
             groups = rng.permutation(groups)
         return groups[:, :, None]  # type: ignore[return-value]
@@ -84,7 +91,7 @@ class LoadBalancedSampler(Resumable[int], DistributedSampler[int]):
         return int(batch[0])
 
 
-class LoadBalancedBatchSampler(Resumable[list[int]], Sampler[list[int]]):
+class LoadBalancedBatchSampler(Followed[list[int]], Sampler[list[int]]):
     """A sampler that draws one batch per rank and step, of nearly equal cost, for `DataLoader(batch_sampler=…)`.
 
     In every step each rank has at least one sample, and the lengths of the batches differ by at most one. The number
@@ -135,7 +142,7 @@ class LoadBalancedBatchSampler(Resumable[list[int]], Sampler[list[int]]):
             worst = int(costs.argmax())
             raise ValueError(f"sample {worst} alone costs {costs[worst]:g} and the budget is {budget:g}; raise budget")
         self._begin(Order(costs, shuffle, seed, drop_last, random_level), ranks)
-        self.num_replicas, self.rank, self.drop_last = ranks.size, ranks.rank, self.order.drop_last
+        self.drop_last = self.order.drop_last
 
     @property
     def sampler(self) -> LoadBalancedBatchSampler:
@@ -151,23 +158,21 @@ class LoadBalancedBatchSampler(Resumable[list[int]], Sampler[list[int]]):
             "padded": limit.padded,
         }
 
-    def _steps(self, samples: Indices, ranks: int, position: Position) -> list[Batches]:
-        order, rng = self.order, self.order.generator(position)
+    def _steps(self, samples: Indices, ranks: int, stretch: Stretch) -> list[Batches]:
+        order, rng = self.order, self.order.generator(stretch)
         mixed = rng.permutation(samples) if order.shuffle else samples
         if order.drop_last:
             multiple = ranks * (self.limit.batch_size or 1) if self.limit.budget is None else ranks
             mixed = mixed[: len(mixed) // multiple * multiple]
         steps = all_steps(by_cost(mixed, order.costs, order.random_level, rng), order.costs, ranks, self.limit)[::-1]
-        return self._assigned(steps, ranks, position, rng)
+        return self._assigned(steps, ranks, stretch, rng)
 
-    def _assigned(
-        self, steps: list[Batches], ranks: int, position: Position, rng: np.random.Generator
-    ) -> list[Batches]:
+    def _assigned(self, steps: list[Batches], ranks: int, stretch: Stretch, rng: np.random.Generator) -> list[Batches]:
         """Assign the batches of each step such that the ranks' totals stay nearly equal, and shuffle the steps."""
         costs = np.array([[self.limit.cost(b, self.order.costs) for b in step] for step in steps]).reshape(-1, ranks)
         cells = np.arange(costs.size).reshape(costs.shape)
         cells = assign(cells, costs.reshape(-1), rng if self.order.shuffle else None)
-        cells = np.roll(cells, position.epoch, axis=1)
+        cells = np.roll(cells, stretch.epoch, axis=1)
         if self.order.shuffle:
             cells = rng.permutation(cells)
         return [[steps[cell // ranks][cell % ranks] for cell in row] for row in cells]

@@ -38,7 +38,8 @@ def membership(num_replicas: int | None, rank: int | None, group: Any = None) ->
     """Return the given rank and number of ranks; by default those of `group`, of the default group, or one rank.
 
     Raises:
-        ValueError: `rank` is not less than `num_replicas`, or this process is not a member of `group`.
+        TypeError: `group` is neither a `Comm` nor a process group of which this process is a member.
+        ValueError: `rank` is not less than `num_replicas`.
     """
     comm = _comm(group)
     here = (0, 1) if comm is None else (comm.rank, comm.size)
@@ -47,20 +48,14 @@ def membership(num_replicas: int | None, rank: int | None, group: Any = None) ->
     if mine >= size:
         raise ValueError(f"there is no rank {mine} of {size} ranks; rank runs from 0 to num_replicas - 1")
     same = (mine, size) == here
-    return Membership(mine, size, comm if same and size > 1 else None, known=same or comm is None or comm.size == 1)
+    alone = comm is None or (comm.size == 1 and comm.membership is None)
+    return Membership(mine, size, comm if same and not alone else None, known=same or alone)
 
 
 def _comm(group: Any) -> Comm | None:
     if isinstance(group, Comm):
         return group
     try:
-        comm = Comm(group)
+        return Comm(group)
     except RuntimeError:  # torch.distributed is not initialised
-        if group is None:
-            return None
-        raise ValueError(
-            "group= needs torch.distributed.init_process_group first; leave it out to use one rank"
-        ) from None
-    if not hasattr(comm.group, "rank"):
-        raise ValueError("this process is not a member of group=; build the sampler on its members only")
-    return comm
+        return None

@@ -6,7 +6,6 @@ import zlib
 from abc import abstractmethod
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from itertools import chain
 from typing import Any, Generic, TypeVar
 
 import numpy as np
@@ -14,6 +13,7 @@ import numpy as np
 from ...arguments import integer, real, truth
 from .membership import Membership
 from .plan import Batches, Costs, Indices
+from .sharing import Shares, Stretch, packed, unpacked
 
 T = TypeVar("T")
 PLACE = ("epoch", "done", "ranks", "step")  # the position in a state; its other entries decide the order
@@ -21,17 +21,28 @@ PLACE = ("epoch", "done", "ranks", "step")  # the position in a state; its other
 
 @dataclass
 class Position:
-    """A position within an epoch.
+    """The position of one rank in a pass.
 
     Attributes:
-        epoch: the number of the epoch.
-        done: pairs (ranks, steps) that were trained before the number of ranks last changed.
-        step: the steps trained since then.
+        stretch: the part of the pass that has these ranks.
+        rank: of this process in it.
+        step: the items of its queue that are drawn.
+        before: the items of this pass that this rank trained before the stretch.
+        over: more items were asked for than there are.
+        base: in a sampler that follows a group, a count of steps, and of the items trained by then; None before the
+            pass has begun.
+        origin: a number of optimizer steps, and of the items that a rank had trained by then if it was not lost.
+        shares: the queues of all ranks, once they are needed.
     """
 
-    epoch: int
-    done: tuple[tuple[int, int], ...] = ()
+    stretch: Stretch
+    rank: int
     step: int = 0
+    before: int = 0
+    over: bool = False
+    base: tuple[int, int] | None = None
+    origin: tuple[int, int] | None = None
+    shares: Shares | None = field(default=None, repr=False, compare=False)
 
 
 @dataclass(frozen=True)
@@ -56,9 +67,9 @@ class Order:
         if self.random_level and not self.shuffle:
             raise ValueError(f"random_level={self.random_level} needs shuffle=True; set random_level=0 without it")
 
-    def generator(self, position: Position) -> np.random.Generator:
-        """Return the random generator of the part of an epoch that begins with this number of ranks."""
-        return np.random.default_rng([self.seed, position.epoch, len(position.done)])
+    def generator(self, stretch: Stretch) -> np.random.Generator:
+        """Return the random generator of a stretch."""
+        return np.random.default_rng([self.seed, stretch.epoch, len(stretch.done)])
 
     def signature(self) -> dict[str, Any]:
         """Return the settings for a state, with a checksum in place of the costs."""
@@ -84,14 +95,19 @@ class Resumable(Generic[T]):
     epoch: int
 
     def _begin(self, order: Order, ranks: Membership) -> None:
-        self.order, self.ranks, self.epoch = order, ranks, 0
-        self._now = Position(0)
+        self.order, self.epoch = order, 0
+        self._sit(ranks)
+        self._planned: Shares | None = None  # the latest
+        self._now = self._first()
         self._resumed: Position | None = None  # the start of the next pass, if it resumes one
-        self._planned: tuple[tuple[Any, ...], list[Batches]] | None = None
+
+    def _sit(self, ranks: Membership) -> None:
+        """Take the place of this process among the ranks."""
+        self.ranks, self.rank, self.num_replicas = ranks, ranks.rank, ranks.size
 
     @abstractmethod
-    def _steps(self, samples: Indices, ranks: int, position: Position) -> list[Batches]:
-        """Return all steps of all ranks over `samples`, which are not trained yet."""
+    def _steps(self, samples: Indices, ranks: int, stretch: Stretch) -> list[Batches]:
+        """Return all steps of so many ranks over `samples`, which are not trained yet."""
 
     @abstractmethod
     def _item(self, batch: Indices) -> T:
@@ -100,29 +116,46 @@ class Resumable(Generic[T]):
     def _signature(self) -> dict[str, Any]:
         return self.order.signature()
 
-    def _plan(self, position: Position) -> list[Batches]:
-        key = (position.epoch, position.done)
-        if self._planned is None or self._planned[0] != key:
-            samples = np.arange(len(self.order.costs))
-            for i, (ranks, count) in enumerate(position.done):
-                steps = self._steps(samples, ranks, Position(position.epoch, position.done[:i]))[:count]
-                samples = np.setdiff1d(samples, np.concatenate([samples[:0], *chain.from_iterable(steps)]))
-            self._planned = key, self._steps(samples, self.ranks.size, position)
-        return self._planned[1]
+    def _shares(self, stretch: Stretch) -> Shares:
+        """Return the queues of all ranks. Stretches before this one are planned again, except the latest."""
+        ahead: list[Stretch] = []
+        while (self._planned is None or self._planned.stretch != stretch) and stretch.done:
+            ahead.append(stretch)
+            stretch = stretch.before()
+        shares = self._planned
+        if shares is None or shares.stretch != stretch:
+            shares = self._shared(stretch, np.arange(len(self.order.costs)), {})
+        for following in reversed(ahead):
+            shares = self._shared(following, *shares.ended(following.done[-1]))
+        self._planned = shares
+        return shares
+
+    def _shared(self, stretch: Stretch, samples: Indices, kept: dict[int, list[Indices]]) -> Shares:
+        return Shares(stretch, samples, kept, lambda pool, ranks: self._steps(pool, ranks, stretch))
+
+    def _queues(self, now: Position) -> Shares:
+        if now.shares is None:
+            now.shares = self._shares(now.stretch)
+        return now.shares
 
     def __len__(self) -> int:
         """Return the number of steps of this epoch, equal on all ranks; after a change of ranks, of the rest of it."""
-        return len(self._plan(self._now))
+        return self._queues(self._now).length(self._now.rank)
 
     def __iter__(self) -> Iterator[T]:
-        self._now = replace(self._resumed or Position(self.epoch))
+        self._now = replace(self._resumed or self._first())
         return self._walk(self._now)
+
+    def _first(self) -> Position:
+        """Return the position at the beginning of a pass."""
+        return Position(Stretch(self.epoch, self.ranks.size), self.ranks.rank)
 
     def _walk(self, now: Position) -> Iterator[T]:
         self._resumed = None  # only when the first item is drawn: loaders with workers make two iterators
-        for step in self._plan(now)[now.step :]:
+        while now.step < self._queues(now).length(now.rank):  # the queue may change between two items
             now.step += 1
-            yield self._item(step[self.ranks.rank])
+            yield self._item(self._queues(now).item(now.rank, now.step - 1))
+        now.over = True
 
     def set_epoch(self, epoch: int) -> None:
         """Choose the order of the next pass; call it on all ranks before each pass. A resumed epoch keeps its position.
@@ -132,7 +165,8 @@ class Resumable(Generic[T]):
         """
         epoch = integer("epoch", epoch, 0)
         if epoch != self.epoch:
-            self.epoch, self._now, self._resumed = epoch, Position(epoch), None
+            self.epoch, self._resumed = epoch, None
+            self._now = self._first()
 
     def state_dict(self, consumed: int | None = None) -> dict[str, Any]:
         """Return the position in this epoch, equal on all ranks.
@@ -144,11 +178,18 @@ class Resumable(Generic[T]):
         Raises:
             ValueError: `consumed` is negative or more than this pass has.
         """
-        step = self._now.step if consumed is None else integer("consumed", consumed, 0)
-        if step > len(self):
-            raise ValueError(f"consumed is {consumed} and this pass has {len(self)} items on each rank")
-        done = [list(pair) for pair in self._now.done]
-        return {**self._signature(), "epoch": self._now.epoch, "done": done, "ranks": self.ranks.size, "step": step}
+        now = self._now
+        step = self._trained(now) if consumed is None else integer("consumed", consumed, 0) - now.before
+        if not 0 <= step <= len(self):
+            raise ValueError(f"consumed is {consumed} and this pass has {now.before + len(self)} items on each rank")
+        stretch = now.stretch
+        place = {"epoch": stretch.epoch, "done": packed(stretch.done), "ranks": stretch.ranks}
+        behind = {"behind": list(stretch.behind)} if stretch.behind else {}
+        return {**self._signature(), **place, "step": step + stretch.lag(now.rank), **behind}
+
+    def _trained(self, now: Position) -> int:
+        """Return the number of items of the queue that were trained, as far as this is known: those drawn."""
+        return now.step
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Resume from `state`, on the same or another number of ranks; trained samples are not repeated.
@@ -174,18 +215,17 @@ class Resumable(Generic[T]):
                     f"this state was taken with {name}={state.get(name)!r} and the sampler has {here!r};"
                     " build the sampler with the same arguments to resume, or start the epoch again"
                 )
-        done, step = _pairs(state["done"]), integer("step in the state", state["step"], 0)
-        ranks, epoch = (
-            integer("ranks in the state", state["ranks"], 1),
+        epoch, ranks = (
             integer("epoch in the state", state["epoch"], 0),
+            integer("ranks in the state", state["ranks"], 1),
         )
-        if ranks != self.ranks.size and step:
-            done, step = (*done, (ranks, step)), 0
-        self.epoch = epoch
-        self._now = self._resumed = Position(self.epoch, done, step)
+        step = integer("step in the state", state["step"], 0)
+        behind = tuple(integer("behind in the state", each, 0) for each in state.get("behind", ()))
+        self._resume(Stretch(epoch, ranks, unpacked(state["done"]), behind), step)
 
-
-def _pairs(done: Any) -> tuple[tuple[int, int], ...]:
-    if not isinstance(done, (list, tuple)) or not all(isinstance(p, (list, tuple)) and len(p) == 2 for p in done):
-        raise TypeError(f"done in the state is a list of pairs (ranks, steps), not {done!r}")
-    return tuple((integer("ranks in the state", r, 1), integer("steps in the state", k, 0)) for r, k in done)
+    def _resume(self, stretch: Stretch, items: int) -> None:
+        """Go on in a stretch after so many items, or with other ranks in a new one."""
+        if stretch.ranks != self.ranks.size:
+            stretch, items = stretch.after(items, self.ranks.size), 0
+        self.epoch, rank = stretch.epoch, self.ranks.rank
+        self._now = self._resumed = Position(stretch, rank, max(0, items - stretch.lag(rank)))

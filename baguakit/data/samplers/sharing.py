@@ -1,0 +1,181 @@
+"""The division of one pass among ranks that may change: pure functions of a few numbers, equal on all ranks.
+
+A pass is divided anew whenever the ranks change. In each *stretch* between two changes a rank goes through its queue:
+
+    queue_r  =  the items that it has drawn in stretches before and not trained  +  its items of the plan
+
+When the stretch ends, rank r has trained the first of them and drawn some more. If it lives on, it keeps what it has
+drawn; all that nobody has trained or keeps is planned again. The plan begins with steps for those ranks alone that have
+less before them, so that all end the pass together, as far as the samples go:
+
+    behind_r + len(queue_r)  =  the same for all r
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import chain, islice, pairwise
+from typing import Any
+
+import numpy as np
+
+from ...arguments import integer
+from .plan import Batches, Indices
+
+Steps = Sequence[Batches]
+Plan = Callable[[Indices, int], Steps]  # (samples, ranks) -> the steps of all ranks
+
+
+@dataclass(frozen=True)
+class Seat:
+    """The place of one rank in a stretch that has ended.
+
+    Attributes:
+        trained, drawn: items of its queue; of a rank that is lost, `drawn` is `trained`.
+        to: its rank in the next stretch; -1 if it has none.
+        behind: as in the stretch.
+    """
+
+    trained: int
+    drawn: int
+    to: int = -1
+    behind: int = 0
+
+
+Done = tuple[tuple[Seat, ...], ...]
+
+
+@dataclass(frozen=True)
+class Stretch:
+    """A part of a pass in which the ranks stay the same. Its numbers decide who has which items.
+
+    Attributes:
+        epoch: the number of the epoch.
+        ranks: the number of ranks.
+        done: the seats of all ranks in each stretch of this pass before.
+        behind: for each rank, the steps that it makes in the pass before, counted from the beginning of this stretch;
+            () if no rank makes any.
+    """
+
+    epoch: int
+    ranks: int
+    done: Done = ()
+    behind: tuple[int, ...] = field(default=())
+
+    def lag(self, rank: int) -> int:
+        """Return the steps that a rank makes before its queue."""
+        return self.behind[rank] if self.behind else 0
+
+    def before(self) -> Stretch:
+        """Return the stretch before this one, in the same pass."""
+        seats = self.done[-1]
+        behind = tuple(seat.behind for seat in seats)
+        return Stretch(self.epoch, len(seats), self.done[:-1], behind if any(behind) else ())
+
+    def after(self, items: int, ranks: int) -> Stretch:
+        """Return the stretch of other ranks, none of which keeps what it has drawn, after so many items of each."""
+        if not items and not (self.done and any(seat.to >= 0 for seat in self.done[-1])):
+            return Stretch(self.epoch, ranks, self.done)
+        trained = [max(0, items - self.lag(rank)) for rank in range(self.ranks)]
+        seats = tuple(Seat(k, k, behind=self.lag(rank)) for rank, k in enumerate(trained))
+        return Stretch(self.epoch, ranks, (*self.done, seats))
+
+
+class Shares:
+    """The queues of all ranks in a stretch.
+
+    Args:
+        stretch: of which they are.
+        samples: that nobody has trained in this pass.
+        kept: items that a rank has drawn before and not trained.
+        plan: returns the steps of all ranks over some samples.
+    """
+
+    def __init__(self, stretch: Stretch, samples: Indices, kept: Mapping[int, list[Indices]], plan: Plan) -> None:
+        self.stretch, self.samples, self.kept = stretch, samples, kept
+        ahead = [stretch.lag(rank) + len(kept.get(rank, ())) for rank in range(stretch.ranks)]
+        pool = without(samples, chain.from_iterable(kept.values()))
+        self.parts: list[tuple[dict[int, int], Steps]] = []  # the column of each rank that has one, and the steps
+        for low, high in pairwise(sorted(set(ahead))):
+            few = [rank for rank in range(stretch.ranks) if ahead[rank] <= low]
+            steps = first_steps(pool, len(few), high - low, plan)
+            pool = without(pool, chain.from_iterable(steps))
+            self.parts.append(({rank: column for column, rank in enumerate(few)}, steps))
+        self.steps = plan(pool, stretch.ranks)  # those of all ranks, at the end
+        self.parts.append(({rank: rank for rank in range(stretch.ranks)}, self.steps))
+
+    def length(self, rank: int) -> int:
+        """Return the number of items in the queue of a rank."""
+        return len(self.kept.get(rank, ())) + sum(len(steps) for columns, steps in self.parts if rank in columns)
+
+    def item(self, rank: int, i: int) -> Indices:
+        """Return item i of the queue of a rank: the samples of one step."""
+        kept = self.kept.get(rank, [])
+        if i < len(kept):
+            return kept[i]
+        i -= len(kept)
+        for columns, steps in self.parts:
+            if rank in columns:
+                if i < len(steps):
+                    return steps[i][columns[rank]]
+                i -= len(steps)
+        raise IndexError(f"the queue of rank {rank} ends before item {i}")
+
+    def queue(self, rank: int) -> Iterator[Indices]:
+        """Return the queue of a rank, made as it is read."""
+        return (self.item(rank, i) for i in range(self.length(rank)))
+
+    def ended(self, seats: Sequence[Seat]) -> tuple[Indices, dict[int, list[Indices]]]:
+        """Return the samples that nobody has trained when this stretch has ended so, and the items kept by rank."""
+        taken = [list(islice(self.queue(rank), seat.drawn)) for rank, seat in enumerate(seats)]
+        trained = (items[: seat.trained] for items, seat in zip(taken, seats, strict=True))
+        samples = without(self.samples, chain.from_iterable(trained))
+        pairs = zip(taken, seats, strict=True)
+        return samples, {seat.to: items[seat.trained :] for items, seat in pairs if seat.to >= 0}
+
+
+def without(samples: Indices, items: Iterable[Indices]) -> Indices:
+    """Return the samples that are in none of the items, in ascending order."""
+    return np.setdiff1d(samples, np.concatenate([samples[:0], *items]))
+
+
+def first_steps(pool: Indices, ranks: int, count: int, plan: Plan) -> Steps:
+    """Return so many steps of a plan of the pool, or as many as there are; samples are repeated only at its end."""
+    steps = plan(pool[: len(pool) // ranks * ranks], ranks)
+    return (steps if len(steps) >= count else plan(pool, ranks))[:count]
+
+
+# In a state
+
+
+def packed(done: Done) -> list[list[Any]]:
+    """Return stretches for a state: [ranks, steps], or [ranks, [trained, drawn, to, behind] of each rank]."""
+    return [[len(seats), _steps(seats)] for seats in done]
+
+
+def _steps(seats: tuple[Seat, ...]) -> Any:
+    plain = Seat(seats[0].trained, seats[0].trained)
+    if all(seat == plain for seat in seats):
+        return plain.trained
+    return [[seat.trained, seat.drawn, seat.to, seat.behind] for seat in seats]
+
+
+def unpacked(done: Any) -> Done:
+    """Return the stretches in a state.
+
+    Raises:
+        TypeError, ValueError: they are none.
+    """
+    if not isinstance(done, (list, tuple)) or not all(isinstance(p, (list, tuple)) and len(p) == 2 for p in done):
+        raise TypeError(f"done in the state is a list of pairs (ranks, steps), not {done!r}")
+    return tuple(_seats(integer("ranks in the state", ranks, 1), steps) for ranks, steps in done)
+
+
+def _seats(ranks: int, steps: Any) -> tuple[Seat, ...]:
+    if not isinstance(steps, (list, tuple)):
+        k = integer("steps in the state", steps, 0)
+        return (Seat(k, k),) * ranks
+    if len(steps) != ranks or not all(isinstance(each, (list, tuple)) and len(each) == 4 for each in steps):
+        raise ValueError(f"steps in the state are four numbers for each of {ranks} ranks, not {steps!r}")
+    return tuple(Seat(*(integer("steps in the state", x, -1) for x in each)) for each in steps)

@@ -1,0 +1,198 @@
+"""The state that is carried from one round to the next: each rank keeps its own, or takes that of a peer.
+
+    steps  ←  max_r steps_r                     over the survivors
+    one    =  the lowest rank with these steps
+    x_r    ←  x_one    under rules that give all ranks the same weights, where rank r has made fewer steps;
+              x_r      under other rules;
+              x_peer   on a rank that has joined.
+
+What stages remember is carried as they declare for another number of ranks. A `mean` is that over the ranks that have
+kept their own: they multiply by n / kept and the others by 0, before the mean over n.
+"""
+
+import io
+import zlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..attach.engine import Engine
+from ..attach.monitor import PeerError
+from ..attach.state.checkpoint import load_runners
+from ..buckets import local
+from ..comm import Comm
+from ..primitives import mean_
+from ..rules import Rule
+
+
+@dataclass
+class Kept:
+    """The state of an attachment between two rounds: that after its last whole step.
+
+    Attributes:
+        rules: as `Attachment.state_dict` returns it.
+        steps: the optimizer steps made in the round before.
+    """
+
+    rules: dict[str, Any]
+    steps: int = 0
+
+    @property
+    def step(self) -> int:
+        """Return the number of optimizer steps made."""
+        return int(self.rules["step"])
+
+    def rounds(self) -> list[int]:
+        """Return the rounds of the rules."""
+        return [int(self.rules["rules"][str(i)]["round"]) for i in range(len(self.rules["rules"]))]
+
+
+def shared(rules: Sequence[Rule], step: int) -> bool:
+    """Return whether all ranks have the same weights when they have made so many steps."""
+    return all(rule.what == "grad" and rule.stage.agrees for rule in rules if rule.acts(max(0, step - 1)))
+
+
+@torch.no_grad()
+def checksum(engine: Engine) -> int:
+    """Return a checksum of the weights."""
+    total = 0
+    for p in engine.setup.model.parameters():
+        total = zlib.crc32(local(p).contiguous().view(-1).view(torch.uint8).cpu().numpy().data, total)
+    return total
+
+
+class Carrying:
+    """The state of one attachment on its way into a round.
+
+    Args:
+        engine: of the attachment.
+        kept: what it has kept; None on a rank that has joined.
+        survivors: the ranks that come from the latest round.
+    """
+
+    def __init__(self, engine: Engine, kept: Kept | None, survivors: Sequence[int]) -> None:
+        self.engine, self.kept, self.survivors = engine, kept, survivors
+        self.holders: list[int] = []  # the ranks that keep their own
+        self.rounds: list[int] = []
+        self.steps = 0  # that the survivors have made in the round before
+
+    def fill(self) -> None:
+        """Bring weights, buffers and optimizer state to where the round begins. Collective."""
+        if self.survivors:
+            self.engine.together("what all ranks have kept", self._fill)
+        else:
+            self.engine.take_from_rank_0()
+
+    def _fill(self, comm: Comm) -> None:
+        engine, kept = self.engine, self.kept if comm.rank in self.survivors else None
+        mine = None if kept is None else (kept.step, kept.rounds(), checksum(engine), kept.steps)
+        told = comm.gather_objects(mine)
+        known = {rank: told[rank] for rank in self.survivors if told[rank] is not None}
+        if not known:  # those that had one have been lost while they handed it over
+            raise PeerError("no rank that is left has trained")
+        step, self.steps = max(each[0] for each in known.values()), max(each[3] for each in known.values())
+        one = min(rank for rank, each in known.items() if each[0] == step)
+        same = shared(engine.setup.rules, step)
+        self.holders = [r for r, each in known.items() if not same or (each[0], each[2]) == (step, known[one][2])]
+        self.rounds = [max(each) for each in zip(*(known[r][1] for r in self.holders), strict=True)]
+        hand_over(self, comm)
+        assert self.kept is not None
+        self.kept.rules["step"] = step
+
+    def load(self) -> None:
+        """Load what the rules remember, and launch the first flights. Collective."""
+        engine, kept = self.engine, self.kept
+        if not self.survivors or kept is None:
+            engine.begin()
+            return
+        load_runners(engine.runners, engine.setup.names, kept.rules["rules"], same_ranks=False)
+        for runner, round in zip(engine.runners, self.rounds, strict=True):
+            runner.round = round
+        engine.together("the means of what all ranks remember", self._average)
+        engine.clock.step = engine.steps.loaded = engine.since = kept.step
+        engine.begin()
+
+    def _average(self, comm: Comm) -> None:
+        held = comm.rank in self.holders
+        for runner in self.engine.runners:
+            for x in runner.to_average:
+                x.mul_(comm.size / len(self.holders)) if held else x.zero_()
+            mean_(runner.to_average, comm)
+            runner.to_average = []
+
+
+def hand_over(carrying: Carrying, comm: Comm) -> None:
+    """Let each rank that has not kept its own state take that of a rank that has. Collective.
+
+    A state arrives whole before any of it is used.
+    """
+    engine, holders = carrying.engine, carrying.holders
+    needy = [rank for rank in range(comm.size) if rank not in holders]
+    source = {rank: holders[i % len(holders)] for i, rank in enumerate(needy)}
+    device, mine = engine.setup.device, torch.empty(0, dtype=torch.uint8)
+    if comm.rank in source.values():
+        mine = packed(engine, carrying.kept)
+    sizes = comm.gather_objects(mine.numel())
+    incoming = {}
+    if comm.rank in source:
+        peer = source[comm.rank]
+        incoming[peer] = torch.empty(sizes[peer], dtype=torch.uint8, device=device)
+    outgoing = {rank: mine.to(device) for rank, peer in source.items() if peer == comm.rank}
+    for state in comm.exchange_each(outgoing, incoming, device).values():
+        carrying.kept = unpacked(engine, state.cpu())
+
+
+def packed(engine: Engine, kept: Kept | None) -> Tensor:
+    """Return the state of this rank as bytes (n,)."""
+    setup, content = engine.setup, io.BytesIO()
+    model = {name: local(x) for name, x in (*setup.model.named_parameters(), *setup.model.named_buffers())}
+    scaler = None if setup.scaler is None else setup.scaler.state_dict()
+    optimizers = [each.state_dict() for each in setup.optimizers]
+    rules = None if kept is None else kept.rules
+    torch.save({"model": model, "optimizers": optimizers, "scaler": scaler, "rules": rules}, content)
+    return torch.frombuffer(bytearray(content.getvalue()), dtype=torch.uint8)
+
+
+@torch.no_grad()
+def unpacked(engine: Engine, state: Tensor) -> Kept:
+    """Load the state of another rank, and return what its rules remember."""
+    setup, found = engine.setup, torch.load(io.BytesIO(state.numpy().tobytes()), map_location="cpu", weights_only=False)
+    for name, x in (*setup.model.named_parameters(), *setup.model.named_buffers()):
+        local(x).copy_(found["model"][name])
+    for optimizer, its in zip(setup.optimizers, found["optimizers"], strict=True):
+        optimizer.load_state_dict(its)
+    if setup.scaler is not None:
+        setup.scaler.load_state_dict(found["scaler"])
+    return Kept(found["rules"])
+
+
+def kept_after_loss(engine: Engine, error: BaseException, began: int) -> Kept:
+    """Abandon the round, and return the state after the last whole step: what the step under way changed is lost."""
+    abandon(engine, error)
+    for runner in engine.runners:
+        runner.air.clear()
+    for p in engine.setup.names:
+        p.grad = None
+    rules = engine.state_dict(flights=False)
+    return Kept(rules, rules["step"] - began)
+
+
+def kept_at_pause(engine: Engine, began: int) -> Kept:
+    """End the round together with all others, after the same step, and return the state. Nothing is lost."""
+    for runner in engine.runners:
+        if runner.rule.what == "data" and runner.rule.window != "free_running" and runner.air:
+            runner.land_all()  # type: ignore[attr-defined]
+    engine.together("the end of the round", lambda comm: None, meet=True)
+    rules = engine.state_dict()
+    abandon(engine, None)
+    return Kept(rules, rules["step"] - began)
+
+
+def abandon(engine: Engine, error: BaseException | None) -> None:
+    """End the runtime of a round; its hooks stay."""
+    hooks, engine.runtime.unhook = engine.runtime.unhook, []
+    engine.runtime.abandon(error)
+    engine.runtime.unhook = hooks

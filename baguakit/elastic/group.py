@@ -1,0 +1,109 @@
+"""The group of a round, which changes with the rounds, and how to join it."""
+
+import signal
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from ..arguments import checked, integer, real, text
+from ..comm import Comm
+from .meeting import Settings
+from .membership import Membership
+
+PORT = 29400  # as of `torchrun`
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class ElasticComm(Comm):
+    """A group of ranks that come and go: `group`, `rank` and `size` are those of the present round."""
+
+    membership: Any = None  # type: ignore[misc]
+
+    def follow(self, group: Any) -> None:
+        """Go over to the process group of another round."""
+        for name, value in (("group", group), ("rank", int(group.rank())), ("size", int(group.size()))):
+            object.__setattr__(self, name, value)
+
+
+@checked
+def join(
+    endpoint: str,
+    least: int = 1,
+    most: int = 64,
+    *,
+    every: int = 1,
+    name: str = "baguakit",
+    keep_alive: float = 1.0,
+    last_call: float = 1.0,
+    patience: float = 600.0,
+) -> Comm:
+    """Join a group whose ranks come and go, and return it when enough ranks are there.
+
+        comm = bk.elastic.join("host:29400", least=2)
+        with bk.attach(model, optimizer, bk.algorithms.bytegrad(), comm=comm) as att:
+            while att.step < 10_000:
+                with att.recoverable():
+                    ...
+
+    Started by hand, by ssh or by a scheduler, as many processes as there are ranks, each with the same arguments; no
+    `torchrun`, and no `init_process_group`. `comm.rank` and `comm.size` follow the group. Load data and build the model
+    before this call: the others wait for what is done between it and `bk.attach`. The store runs by
+    `python -m baguakit.store`, best on a machine that does not train. Whoever reaches the store can run code in every
+    rank: bind it to a private network or a VPN.
+
+    In the main thread, SIGTERM then leaves the group after the step under way, as `att.leave()` does.
+
+    Args:
+        endpoint: "host:port" of the store; the port may be left out: 29400.
+        least: ranks without which nobody trains: those that are there wait for more, and write a line now and then.
+        most: ranks at most, up to 64; others wait until one is lost.
+        every: ranks are let in after a step whose number is a multiple of this, such as that of `diloco`.
+        name: tells trainings apart that share a store.
+        keep_alive: seconds between two signs of life of a rank, and in which it answers when a round ends.
+        last_call: seconds for which the first group, if it has the least, waits for more ranks.
+        patience: seconds for which this call, and a rank whose group is too small, wait before they give up.
+
+    Raises:
+        ValueError: an argument is impossible.
+        TimeoutError: no group has formed within the patience, or the store cannot be reached.
+    """
+    host, port = endpoint_of(endpoint)
+    settings = Settings(
+        host,
+        port,
+        text("name", name),
+        integer("least", least, 1),
+        integer("most", most, least, 64),
+        real("keep_alive", keep_alive, 0.05, 600),
+        real("last_call", last_call, 0.05, 600),
+        real("patience", patience, 1),
+    )
+    groups: list[Any] = []
+    membership = Membership(settings, integer("every", every, 1), groups.append)
+    membership.meet()
+    comm = ElasticComm(groups[-1], membership=membership)
+    membership.follow = comm.follow
+    leave_at_sigterm(membership.leave)
+    return comm
+
+
+def endpoint_of(endpoint: str) -> tuple[str, int]:
+    """Return the host and the port of "host:port", "[::1]:port" or "host".
+
+    Raises:
+        ValueError: it is none of these.
+    """
+    host, colon, port = endpoint.rpartition(":")
+    if not colon or endpoint.endswith("]"):
+        host, port = endpoint, str(PORT)
+    if not host or not port.isdecimal():
+        raise ValueError(f'endpoint is "host:port" of the store, such as "10.0.0.1:{PORT}", not {endpoint!r}')
+    return host.strip("[]"), int(port)
+
+
+def leave_at_sigterm(leave: Callable[[], None]) -> None:
+    """Let SIGTERM, which spot machines send before they stop, leave; a handler of the program's own stays."""
+    if threading.current_thread() is threading.main_thread() and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
+        # On a thread: the signal may have interrupted a call of the store.
+        signal.signal(signal.SIGTERM, lambda *_: threading.Thread(target=leave, name="baguakit leave").start())

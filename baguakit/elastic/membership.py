@@ -1,0 +1,201 @@
+"""The membership of this process: it carries its attachments from round to round."""
+
+import contextlib
+import logging
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from ..attach.engine import Engine
+from ..attach.monitor import PeerError
+from .carrying import Carrying, Kept, abandon, kept_after_loss, kept_at_pause
+from .changes import Change, Left
+from .meeting import Round, Settings
+from .rounds import Rounds
+
+log = logging.getLogger("baguakit")
+
+FRUITLESS = 3  # regroups without a step between them, and with nobody lost, after which the error is raised
+
+
+class Membership(Rounds):
+    """The membership of this process in a group whose ranks come and go. The arguments are those of `Rounds`."""
+
+    def __init__(self, settings: Settings, every: int, follow: Callable[[Any], None]) -> None:
+        super().__init__(settings, every, follow)
+        self.bodies = 0  # of `recoverable` that have ended
+        self._engines: list[Engine] = []
+        self._kept: dict[Engine, Kept] = {}  # those that are not at work
+        self._began: dict[Engine, int] = {}  # at work: the step at which the round began
+        self._callbacks: list[Callable[[Change], None]] = []
+        self._joined: Change | None = None  # a running training, which callbacks are told when they are registered
+        self._fruitless = 0
+
+    def step(self) -> int:
+        """Return the step of this rank; -1 if no rank waits for another."""
+        engines = list(self._began)
+        if any(engine.free_runners for engine in engines):
+            return -1
+        return max([engine.clock.step for engine in engines], default=0)
+
+    def at_work(self) -> bool:
+        """Return whether the attachments of this rank have started in this round."""
+        return len(self._began) == len(self._engines) > 0
+
+    # The attachments
+
+    def start(self, engine: Engine) -> None:
+        """Start an attachment in this round, or in a later one if this one breaks. Collective."""
+        self._engines.append(engine)
+        try:
+            if self.round is None:
+                self.meet()
+            try:
+                change = self._start(engine)
+            except PeerError as error:
+                self.regroup(error)
+            else:
+                self._whole()
+                self._joined = change
+        except BaseException:
+            self.ended(engine)
+            raise
+
+    def _start(self, engine: Engine) -> Change | None:
+        """Start an attachment in this round; return the change if a rank of it has trained before."""
+        round = self.round
+        assert round is not None
+        survivors = round.survivors()
+        carrying = Carrying(engine, self._kept.get(engine) if round.rank in survivors else None, survivors)
+        try:
+            engine.start(carrying.fill, carrying.load)
+        except BaseException:
+            if carrying.kept is not None:
+                self._kept[engine] = carrying.kept
+            raise
+        self._kept.pop(engine, None)
+        self._began[engine] = engine.clock.step
+        if not survivors:
+            return None
+        before = tuple(member.rank if rank in survivors else None for rank, member in enumerate(round.members))
+        return Change(round.rank, round.size, before, (), carrying.steps, engine.clock.step, 0.0, "")
+
+    def _whole(self) -> None:
+        """Note that this rank has a whole state."""
+        if self.round is not None:
+            self._latest = (self.round.number, self.round.rank)
+
+    def ended(self, engine: Engine) -> None:
+        """Note that an attachment is detached; with the last one this process leaves."""
+        for each in (self._kept, self._began):
+            each.pop(engine, None)
+        self._engines = [each for each in self._engines if each is not engine]
+        if not self._engines:
+            self.end_round(gone=True)
+
+    def on_regroup(self, callback: Callable[[Change], None]) -> None:
+        """See `Attachment.on_regroup`."""
+        self._callbacks.append(callback)
+        if self._joined is not None:
+            callback(self._joined)
+
+    # A step
+
+    @contextlib.contextmanager
+    def recoverable(self) -> Iterator[None]:
+        """See `Attachment.recoverable`."""
+        self.touch()
+        self._joined = None
+        step = self.step()
+        buffers = [(x, x.clone()) for engine in self._engines for x in engine.setup.model.buffers()]
+        try:
+            yield
+        except RuntimeError as error:
+            if not self._is_loss(error):
+                raise
+            self.bodies += 1
+            with torch.no_grad():
+                for x, before in buffers if self.step() == step else ():
+                    x.copy_(before)
+            self.regroup(error)
+        else:
+            self._fruitless, self.bodies = 0, self.bodies + 1
+            if self.why:
+                self.regroup(PeerError(self.why))
+            elif self.pausing.due(self.step()):
+                self.regroup(None)
+        self.touch()
+
+    def _is_loss(self, error: RuntimeError) -> bool:
+        """Return whether a rank that is lost may have caused an error: one of an attachment, or of the network."""
+        return isinstance(error, (PeerError, dist.DistError)) or bool(self.why) or "gloo" in str(error)
+
+    def regroup(self, error: BaseException | None) -> None:
+        """Meet again, and go on from the last whole step; `error` is None after a pause on which all had agreed."""
+        began, old = time.monotonic(), self.round
+        why = self.pausing.why if error is None else str(error)
+        error = self._keep(error)
+        if self.leaving:
+            self.end_round(gone=True)
+            raise Left
+        refused = 0
+        while True:
+            self.meet()
+            try:
+                changes = [self._start(engine) for engine in self._engines]
+                self._whole()
+                self._report(changes[0], old, why, time.monotonic() - began, error)
+                return
+            except ValueError as differs:
+                refused += 1
+                self._check_own(differs, refused)
+                self._keep(differs)
+            except RuntimeError as again:  # a rank was lost while all started, or in callbacks
+                if not self._is_loss(again) or self._fruitless >= FRUITLESS:
+                    raise
+                self._keep(again)
+
+    def _keep(self, error: BaseException | None) -> BaseException | None:
+        """Take attachments out of the round, and keep their states; return the error that has ended it, if any."""
+        for engine, step in list(self._began.items()):
+            if error is None:
+                try:
+                    self._kept[engine] = kept_at_pause(engine, step)
+                except PeerError as late:
+                    error = late
+            if error is not None:
+                self.broken(str(error))
+                self._kept[engine] = kept_after_loss(engine, error, step)
+            del self._began[engine]
+        for engine in self._engines:
+            if hasattr(engine, "runtime"):
+                abandon(engine, error)
+        return error
+
+    def _check_own(self, error: ValueError, refused: int) -> None:
+        """Raise unless it is another rank, which has joined, that attaches something else: it will be gone."""
+        for engine in self._engines:
+            engine.make_setup(engine.make)  # raises what cannot work here, such as pairs of an odd number of ranks
+        if refused == FRUITLESS or self.round is None or self.round.rank not in self.round.survivors():
+            raise error
+
+    def _report(self, change: Change | None, old: Round | None, why: str, seconds: float, error: Any) -> None:
+        """Tell the callbacks, and the log on rank 0."""
+        round = self.round
+        if change is None or round is None:
+            return
+        here = {member.name for member in round.members}
+        gone = tuple(member.name for member in old.members if member.name not in here) if old is not None else ()
+        change = Change(change.rank, change.ranks, change.before, gone, change.steps, change.step, seconds, why)
+        self._fruitless = self._fruitless + 1 if error is not None and not gone else 0
+        if self._fruitless >= FRUITLESS:
+            raise PeerError(f"{FRUITLESS} regroups, in which no rank was lost, have not helped: {why}") from error
+        if round.rank == 0:
+            lost = f"; lost: {', '.join(gone)}" if gone else ""
+            log.warning("%d ranks go on from step %d after %.1f s%s; %s", change.ranks, change.step, seconds, lost, why)
+        self._joined = change if change.before[change.rank] is None else None
+        for callback in self._callbacks:
+            callback(change)

@@ -1,0 +1,1 @@
+"""The store of `bk.elastic`, a program: `python -m baguakit.store`."""

@@ -1,0 +1,65 @@
+"""`python -m baguakit.store`: the store by which the ranks of `bk.elastic.join` find each other.
+
+Run it on any machine that all ranks reach, best one that does not train: when it ends, so does the training. It listens
+on one address. Whoever reaches it can run code in every rank, since torch unpickles what it finds there: bind it to a
+private network or a VPN, never to the internet.
+"""
+
+import argparse
+import ipaddress
+import socket
+import sys
+import threading
+from collections.abc import Sequence
+from typing import Any
+
+import torch.distributed as dist
+
+from ..elastic.group import PORT, endpoint_of
+
+
+def main(words: Sequence[str] | None = None) -> int:
+    """Serve until interrupted; 1 if the address cannot be bound."""
+    parser = argparse.ArgumentParser(prog="python -m baguakit.store", description=str(__doc__).split("\n\n")[1])
+    parser.add_argument("--bind", required=True, metavar="ADDRESS", help=f"address[:port] to listen on; port {PORT}")
+    parser.add_argument("--everywhere", action="store_true", help="let ADDRESS be 0.0.0.0 or ::, all interfaces")
+    options = parser.parse_args(words)
+    try:
+        host, port = endpoint_of(options.bind)
+    except ValueError as error:
+        parser.error(str(error))
+    if is_everywhere(host) and not options.everywhere:
+        parser.error(f"{host} is every interface of this machine; name one, or add --everywhere")
+    try:
+        server = socket.create_server((host, port), family=family_of(host), backlog=1024)
+    except OSError as error:
+        print(f"the store cannot listen on {options.bind}: {error}", file=sys.stderr)
+        return 1
+    there = server.getsockname()[:2]
+    given: Any = dist
+    store = given.TCPStore(*there, is_master=True, wait_for_workers=False, master_listen_fd=server.detach())
+    print(f"The store listens at {options.bind if port else ':'.join(map(str, there))}.", flush=True)
+    try:
+        threading.Event().wait()
+    except KeyboardInterrupt:
+        return 0
+    finally:
+        del store
+    return 0
+
+
+def is_everywhere(host: str) -> bool:
+    """Return whether an address means all interfaces."""
+    try:
+        return ipaddress.ip_address(host).is_unspecified
+    except ValueError:  # a name
+        return False
+
+
+def family_of(host: str) -> socket.AddressFamily:
+    """Return the family of the addresses of a host."""
+    return socket.AF_INET6 if ":" in host else socket.AF_INET
+
+
+if __name__ == "__main__":
+    sys.exit(main())

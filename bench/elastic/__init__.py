@@ -1,0 +1,15 @@
+"""Training while ranks are killed and replaced: `python -m bench.elastic [run | page]`.
+
+Eight hosts of a shaped network train, and a store stands on a ninth. At first nobody is disturbed; then one process
+is killed (SIGKILL) every 60 or 20 seconds, and another begins in its place at once; or one stands still (SIGSTOP)
+until the others have given it up. Each process sends a line for every step to the one that kills, which measures:
+
+* goodput: steps of all ranks ÷ (steps per rank and second of the undisturbed training × seconds for which each rank was
+  present). A new process counts as present from its first line of Python on: the packages have been imported in the one
+  that it is forked from, since all hosts share the processors of one machine.
+* survivors: from a kill to the first step that the last survivor completes.
+* newcomers: from their first line of Python to their first step.
+* loss: of the mean of all ranks' weights, on examples that nobody trained on.
+* replicas: after each change of the group, weights of all ranks are compared, bit for bit, where the algorithm keeps
+  them equal.
+"""

@@ -1,0 +1,152 @@
+"""A training whose ranks come and go, in one process: samplers and loaders are real, the group is not."""
+
+import contextlib
+from collections import Counter, deque
+from dataclasses import dataclass
+from functools import partial
+from itertools import chain, islice
+from types import SimpleNamespace
+
+import baguakit as bk
+from baguakit.data.samplers.sharing import without
+from baguakit.elastic import Change
+
+
+class Comm(bk.Comm):
+    """The place of one rank in a group."""
+
+    def __init__(self):
+        self.__dict__.update(rank=0, size=1, membership=SimpleNamespace(bodies=0))
+
+
+class Loader:
+    """A loader that fetches `depth` items ahead, as the workers of torch's do: one more with each that is taken."""
+
+    def __init__(self, sampler, items, depth):
+        self.draws, self.items, self.depth = iter(sampler), items, depth
+        self.ready = deque()
+        for _ in range(depth):
+            self.fetch()
+
+    def fetch(self):
+        if item := list(islice(self.draws, self.items)):
+            self.ready.append(item)
+
+    def take(self):
+        if not self.depth:
+            self.fetch()
+        item = self.ready.popleft() if self.ready else None
+        if self.depth:
+            self.fetch()
+        return item
+
+
+def in_no_queue(sampler):
+    """Return the samples that nobody has trained, and that nobody will in this pass."""
+    shares = sampler._queues(sampler._now)
+    return set(without(shares.samples, chain.from_iterable(map(shares.queue, range(shares.stretch.ranks)))).tolist())
+
+
+@dataclass(eq=False)
+class Rank:
+    """A rank of the training."""
+
+    training: "Training"
+    depth: int
+
+    def __post_init__(self):
+        self.comm, self.loader = Comm(), None
+        self.lost = []  # what it trained in a step that was lost, until a change has counted it
+        self.att = SimpleNamespace(step=self.training.step, on_regroup=lambda callback: None)
+        self.ends, self.left = {}, {}  # by epoch: the step at which its pass ended, and the samples in no queue
+
+    def begin(self, state=None):
+        """Make the sampler, and follow."""
+        self.sampler = self.training.make(self.comm)
+        if state is not None:
+            self.sampler.load_state_dict(state)
+        self.sampler.follow(self.att, self.training.items)
+
+    def version(self):
+        """Return the number of changes that the sampler knows of."""
+        return -1 if self.sampler._record is None else self.sampler._record.version
+
+    def next(self):
+        """Return the epoch and the item of the next step, beginning passes as needed."""
+        while True:
+            if self.loader is None:
+                self.loader = Loader(self.sampler, self.training.items, self.depth)
+                self.epoch = self.sampler.epoch
+            if (item := self.loader.take()) is not None:
+                return self.epoch, [i for each in item for i in (each if isinstance(each, list) else [each])]
+            self.ends[self.epoch], self.left[self.epoch] = self.training.step, in_no_queue(self.sampler)
+            self.sampler.set_epoch(self.epoch + 1)
+            self.loader = None
+
+
+class Training:
+    """Steps that all ranks make together; ranks are lost in a step, or join after one."""
+
+    def __init__(self, make, depths, items=1, state=None):
+        self.make, self.items, self.step, self.trained = make, items, 0, {}
+        self.ranks, self.touched, self.uneven = [Rank(self, depth) for depth in depths], {0}, set()
+        self.sit()
+        for rank in self.ranks:
+            rank.begin(state)
+
+    def sit(self):
+        for number, rank in enumerate(self.ranks):
+            rank.comm.__dict__.update(rank=number, size=len(self.ranks))
+
+    def steps(self, count):
+        for _ in range(count):
+            for rank in self.ranks:
+                self.note(*rank.next())
+                rank.comm.membership.bodies += 1
+            self.step += 1
+            for rank in self.ranks:
+                rank.att.step = self.step
+
+    def note(self, epoch, samples):
+        self.trained.setdefault(epoch, Counter()).update(samples)
+
+    def lose(self, lost, joining=(), late=(), **how):
+        """Lose ranks within a step, which is lost; `late` ranks had not begun it. Then others join."""
+        for rank in self.ranks:
+            if rank not in late:
+                rank.lost.append(rank.next())
+                rank.comm.membership.bodies += 1
+        self.change(lost, joining, **how)
+
+    def change(self, lost=(), joining=(), order=list, gathers=None, deaf=()):
+        """Regroup after a step, with ranks in another order; `deaf` ranks do not hear a gather after so many."""
+        known, self.ranks = [rank for rank in self.ranks if rank not in lost], []
+        new, version = [Rank(self, depth) for depth in joining], max(rank.version() for rank in known)
+        self.touched |= {rank.sampler.epoch + k for rank in known for k in (0, 1)}
+        self.ranks = order([*known, *new])
+        self.sit()
+        for rank in new:
+            rank.begin()
+            rank.sampler._record = None  # a rank that has joined hears of it in the change
+        self.agree(gathers, deaf)
+        self.ranks = [rank for rank in self.ranks if rank in known or rank.version() > 0]
+        if max(rank.version() for rank in self.ranks) > version:  # one has heard all: what it knows is what counts
+            for rank in known:
+                while rank.lost:
+                    self.note(*rank.lost.pop())
+        for rank in self.ranks:
+            if (record := rank.sampler._record).closing or record.open.behind:
+                self.uneven.add(record.open.epoch - 1)
+
+    def agree(self, gathers, deaf):
+        """Let all ranks tell each other what they ask to be told, until they agree."""
+        change = partial(Change, ranks=len(self.ranks), before=(), lost=(), steps=0, step=self.step, seconds=0, why="")
+        agreements = [rank.sampler._agreement(change(rank.comm.rank)) for rank in self.ranks]
+        told = [next(each) for each in agreements]
+        while told:
+            heard, fails = [], gathers == 0
+            for number, each in enumerate(agreements):
+                if not (fails and (number in deaf or not deaf)):
+                    with contextlib.suppress(StopIteration):
+                        heard.append(each.send(told))
+            told, gathers = [] if fails else heard, None if gathers is None else gathers - 1

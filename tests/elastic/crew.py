@@ -1,0 +1,248 @@
+"""Processes that train in a group of `bk.elastic`, step by step as a test tells them, and are killed where it says.
+
+They are forked from a process that has imported the package, so that one more costs milliseconds.
+"""
+
+import contextlib
+import multiprocessing
+import os
+import signal
+import socket
+import sys
+import zlib
+from multiprocessing import forkserver
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from everything import made
+from torch import nn
+
+import baguakit as bk
+from baguakit.attach.runners import runner as runners
+
+context = multiprocessing.get_context("forkserver")
+PATIENCE = 60.0  # seconds after which a test has failed
+SHAPES = ((4, 8), (16,), (5, 5), (7,))
+
+
+torch.optim.SGD([torch.zeros(1, requires_grad=True)])  # the first optimizer of a process imports for seconds
+
+
+def fork_from_one_that_has_imported() -> None:
+    """Start the process from which others are forked; before Python 3.14 it does not take over `sys.path`."""
+    before = os.environ.get("PYTHONPATH")
+    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, sys.path))
+    context.set_forkserver_preload(["crew"])
+    forkserver.ensure_running()
+    if before is None:
+        del os.environ["PYTHONPATH"]
+    else:
+        os.environ["PYTHONPATH"] = before
+
+
+class Quadratic(nn.Module):
+    """½ ‖x − c‖², whose gradient is x − c, with a buffer that counts the forward passes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        # Layers, for fragments.
+        self.parts = nn.ModuleList([nn.ParameterList([torch.zeros(shape)]) for shape in SHAPES])
+        self.passes: torch.Tensor
+        self.register_buffer("passes", torch.zeros(()))
+
+    def forward(self, c: list[torch.Tensor]) -> torch.Tensor:
+        self.passes += 1
+        return sum((0.5 * (x - each).square().sum() for (x,), each in zip(self.parts, c, strict=True)), torch.zeros(()))
+
+
+def centre(name: str, step: int) -> list[torch.Tensor]:
+    """The batch of a process at a step: small whole numbers, so that means over 2 or 4 ranks are exact."""
+    generator = torch.Generator().manual_seed(zlib.crc32(f"{name}/{step}".encode()))
+    return [torch.randint(-8, 9, shape, generator=generator).float() for shape in SHAPES]
+
+
+def serve(end: Any) -> None:
+    """Be the store."""
+    listener = socket.create_server(("127.0.0.1", 0))
+    port = listener.getsockname()[1]
+    store = dist.TCPStore("127.0.0.1", port, is_master=True, wait_for_workers=False, master_listen_fd=listener.detach())
+    end.send(port)
+    with contextlib.suppress(EOFError):
+        end.recv()
+    del store
+
+
+def train(end: Any, port: int, name: str, algorithm: str, options: dict[str, Any]) -> None:
+    """Train as `Process` says."""
+    torch.set_num_threads(1)
+    torch.manual_seed(0)
+    model, rate = Quadratic(), options.pop("lr", 0.25)
+    optimizer = torch.optim.SGD(model.parameters(), lr=rate, momentum=options.pop("momentum", 0.0))
+    timeout, waits = options.pop("timeout", 30.0), options.pop("waits", False)
+    changes: list[Any] = []
+    present: dict[int, list[int]] = {}  # processes, by step
+    try:
+        comm = bk.elastic.join(f"127.0.0.1:{port}", **{"least": 1, "patience": PATIENCE} | options)
+        end.send(("joined", comm.rank, comm.size))
+        if waits:
+            end.recv()
+        with bk.attach(model, optimizer, made(algorithm), comm=comm, timeout=timeout, bucket_bytes=100) as att:
+            att.on_regroup(changes.append)
+
+            def said() -> dict[str, Any]:
+                found = {"step": att.step, "rank": comm.rank, "ranks": att.ranks, "passes": int(model.passes)}
+                found["present"] = dict(present)
+                found["weights"] = torch.cat([x.detach().flatten() for x in model.parameters()])
+                found["momentum"] = [s["momentum_buffer"].clone() for s in optimizer.state.values() if s]
+                return found | {"changes": list(changes)}
+
+            def step() -> None:
+                members = comm.membership.round.members
+                with att.recoverable():
+                    at = att.step
+                    optimizer.zero_grad()
+                    model(centre(name, at)).backward()
+                    optimizer.step()
+                    present[at] = [int(member.name.split(":")[1]) for member in members]
+
+            end.send(("attached", said()))
+            while (order := end.recv())[0] != "end":
+                if order[0] == "die":
+                    die_at(order[1], model, optimizer)
+                elif order[0] == "leave":
+                    att.leave()
+                elif order[0] == "hang":
+                    with att.recoverable():
+                        end.recv()
+                    end.send(("stepped", said()))
+                elif order[0] == "state":
+                    end.send(("state", att.state_dict()))
+                elif order[0] == "gather":
+                    while att.ranks != order[1]:
+                        step()
+                    end.send(("stepped", said()))
+                else:
+                    until = att.step + order[1]
+                    while att.step < until:
+                        step()
+                    end.send(("stepped", said()))
+        end.send(("ended", threads()))
+    except bk.elastic.Left:
+        end.send(("left", None))
+    except BaseException as error:
+        end.send(("raised", type(error).__name__, str(error)))
+        raise
+
+
+def threads() -> list[str]:
+    """The threads of the package that live."""
+    import threading
+
+    return sorted(each.name for each in threading.enumerate() if each.name.startswith(("baguakit", "Rendezvous")))
+
+
+def die_at(moment: str, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    """Let this process be killed, at once or later in its next step."""
+
+    def die(*_: Any) -> None:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    if moment == "backward":  # of the last parameter but one: some buckets fly
+        list(model.parameters())[1].register_hook(die)
+    elif moment == "flight":
+        flights, call = [], runners.call_stage
+
+        def fly(*args: Any) -> Any:
+            flights.append(1)
+            return call(*args) if len(flights) < 2 else die()
+
+        runners.call_stage = fly
+    elif moment == "optimizer":
+        optimizer.register_step_pre_hook(die)
+    elif moment == "stepped":
+        optimizer.register_step_post_hook(die)
+    else:
+        die()
+
+
+class Process:
+    """A process that trains."""
+
+    def __init__(self, port: int, name: str, algorithm: str, options: dict[str, Any]) -> None:
+        self.name = name
+        self.end, there = context.Pipe()
+        self.process = context.Process(target=train, args=(there, port, name, algorithm, options), daemon=True)
+        self.process.start()
+        there.close()
+
+    def hear(self, what: str) -> Any:
+        """Wait for a message of a kind, and return what it says; earlier ones of other kinds are dropped."""
+        while True:
+            if not self.end.poll(PATIENCE):
+                raise TimeoutError(f"{self.name} has not said {what!r} within {PATIENCE:g} s")
+            said = self.end.recv()
+            if said[0] == what:
+                return said[1] if len(said) == 2 else said[1:]
+            if said[0] == "raised" != what:
+                raise AssertionError(f"{self.name} raised {said[1]}: {said[2]}")
+
+    def tell(self, *order: Any) -> None:
+        """Give an order."""
+        self.end.send(order)
+
+    def kill(self) -> None:
+        """End it at once."""
+        self.process.kill()
+        self.process.join()
+
+
+class Crew:
+    """A store, and the processes that find each other there."""
+
+    def __init__(self, algorithm: str, **options: Any) -> None:
+        fork_from_one_that_has_imported()
+        self.algorithm, self.options, self.processes = algorithm, options, list[Process]()
+        self.end, there = context.Pipe()
+        self.store = context.Process(target=serve, args=(there,), daemon=True)
+        self.store.start()
+        self.port = self.end.recv()
+
+    def start(self, *names: str, **options: Any) -> list[Process]:
+        """Start processes, which join."""
+        algorithm = options.pop("algorithm", self.algorithm)
+        new = [Process(self.port, name, algorithm, self.options | options) for name in names]
+        self.processes += new
+        return new
+
+    def close(self) -> None:
+        """End all processes."""
+        for each in self.processes:
+            each.kill()
+        self.store.kill()
+        self.store.join()
+
+
+@contextlib.contextmanager
+def crew(algorithm: str, **options: Any) -> Any:
+    """A crew that ends with the body."""
+    made = Crew(algorithm, **options)
+    try:
+        yield made
+    finally:
+        made.close()
+
+
+def gather(some: list[Process]) -> list[dict[str, Any]]:
+    """Let processes make steps until all of them, and no others, are in the group."""
+    for each in some:
+        each.hear("attached")
+        each.tell("gather", len(some))
+    return [each.hear("stepped") for each in some]
+
+
+def step(some: list[Process], steps: int = 1) -> list[dict[str, Any]]:
+    """Let processes make steps, and return what they say then."""
+    for each in some:
+        each.tell("step", steps)
+    return [each.hear("stepped") for each in some]

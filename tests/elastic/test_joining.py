@@ -1,0 +1,126 @@
+"""Ranks join and leave a running training: no step is lost, and all go on from the same."""
+
+import os
+import signal
+
+import pytest
+import torch
+from crew import crew, gather, step
+from everything import ALGORITHMS, averages_gradients, made
+from test_losses import weights_after
+
+
+def test_a_rank_that_joins_takes_weights_momentum_and_clock():
+    with crew("gradient_allreduce()") as ranks:
+        first = ranks.start("a")
+        first[0].hear("attached")
+        (before,) = step(first, 3)
+        both = first + ranks.start("b", momentum=0.0)
+        first[0].tell("gather", 2)
+        came = both[1].hear("attached")
+        both[1].tell("gather", 2)
+        found = [each.hear("stepped") for each in both]
+        assert came["step"] >= before["step"]
+        assert came["passes"] == came["step"]  # buffers, too
+        ended = step(both, 2)
+        assert torch.equal(ended[0]["weights"], ended[1]["weights"])
+        assert torch.equal(ended[0]["weights"], weights_after(ended[0]["present"], both))
+        assert [change.before for change in found[0]["changes"]] == [change.before for change in came["changes"]]
+
+
+@pytest.mark.slow
+def test_optimizer_state_is_carried_to_a_rank_that_joins():
+    with crew("gradient_allreduce()", momentum=0.5) as ranks:
+        first = ranks.start("a")
+        first[0].hear("attached")
+        step(first, 3)
+        both = first + ranks.start("b")
+        first[0].tell("gather", 2)
+        both[1].hear("attached")
+        both[1].tell("gather", 2)
+        for each in both:
+            each.hear("stepped")
+        found = step(both, 1)
+        for mine, its in zip(found[0]["momentum"], found[1]["momentum"], strict=True):
+            assert torch.equal(mine, its)
+
+
+@pytest.mark.parametrize("way", [pytest.param("leave", marks=pytest.mark.slow), "SIGTERM"])
+def test_a_rank_that_leaves_costs_no_step(way):
+    with crew("gradient_allreduce()") as ranks:
+        both = ranks.start("a", "b")
+        gather(both)
+        if way == "leave":
+            both[1].tell("leave")
+        else:
+            os.kill(both[1].process.pid, signal.SIGTERM)
+        both[1].tell("step", 1000)
+        both[0].tell("gather", 1)
+        found = both[0].hear("stepped")
+        assert both[1].hear("left") is None
+        both[1].process.join()
+        assert both[1].process.exitcode == 0
+        assert found["passes"] == found["step"]  # each forward counts
+        assert torch.equal(found["weights"], weights_after(found["present"], both))
+        assert "has left" in found["changes"][-1].why
+
+
+def test_a_rank_that_hangs_is_left_out_and_joins_again():
+    with crew("gradient_allreduce()", timeout=1.5) as ranks:
+        both = ranks.start("a", "b")
+        gather(both)
+        both[1].tell("hang")
+        both[0].tell("gather", 1)
+        assert both[0].hear("stepped")["ranks"] == 1
+        both[1].tell("go on")
+        both[0].tell("gather", 2)
+        assert both[0].hear("stepped")["ranks"] == 2
+        both[1].hear("stepped")
+        found = step(both, 1)
+        assert torch.equal(found[0]["weights"], found[1]["weights"])
+        assert torch.equal(found[0]["weights"], weights_after(found[0]["present"], both))
+
+
+@pytest.mark.slow
+def test_fewer_than_the_least_wait():
+    with crew("gradient_allreduce()", least=2) as ranks:
+        both = ranks.start("a", "b")
+        gather(both)
+        both[1].kill()
+        both[0].tell("step", 2)
+        assert not both[0].end.poll(3.0)  # it makes no step alone
+        new = both[:1] + ranks.start("c")
+        new[1].hear("attached")
+        new[1].tell("step", 2)
+        found = [each.hear("stepped") for each in new]
+        assert torch.equal(found[0]["weights"], found[1]["weights"])
+        assert torch.equal(found[0]["weights"], weights_after(found[0]["present"], [*both, *new]))
+
+
+FEW = ["bytegrad(MinMaxUInt8(block=64), error_feedback=True)", "decentralized()"]
+
+
+@pytest.mark.parametrize(
+    "algorithm", [each if each in FEW else pytest.param(each, marks=pytest.mark.slow) for each in ALGORITHMS]
+)
+def test_every_algorithm_goes_on_with_fewer_and_with_more(algorithm):
+    with crew(algorithm, lr=0.05) as ranks:
+        three = ranks.start("a", "b", "c")
+        gather(three)
+        three[2].tell("die", "flight")
+        for each in three:
+            each.tell("gather", 2)
+        for each in three[:2]:
+            each.hear("stepped")
+        step(three[:2], 3)
+        again = three[:2] + ranks.start("d")
+        for each in again[:2]:
+            each.tell("gather", 3)
+        again[2].hear("attached")
+        again[2].tell("gather", 3)
+        for each in again:
+            each.hear("stepped")
+        found = step(again, 3)
+        assert all(torch.isfinite(each["weights"]).all() for each in found)
+        if averages_gradients(made(algorithm)):
+            assert all(torch.equal(each["weights"], found[0]["weights"]) for each in found)

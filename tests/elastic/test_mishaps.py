@@ -1,0 +1,115 @@
+"""Mishaps: two die at once, one dies while it joins or attaches something else, the store goes."""
+
+import os
+import signal
+
+import pytest
+import torch
+from crew import crew, gather, step
+from test_losses import weights_after
+
+
+def test_two_die_at_once():
+    with crew("gradient_allreduce()") as ranks:
+        four = ranks.start("a", "b", "c", "d")
+        gather(four)
+        for each in four[2:]:
+            each.kill()
+        for each in four[:2]:
+            each.tell("gather", 2)
+        for each in four[:2]:
+            each.hear("stepped")
+        found = step(four[:2], 2)
+        assert torch.equal(found[0]["weights"], found[1]["weights"])
+        assert torch.allclose(found[0]["weights"], weights_after(found[0]["present"], four))  # of 3 it is not exact
+
+
+def test_a_rank_that_dies_while_it_joins_is_left_out():
+    with crew("gradient_allreduce()") as ranks:
+        first = ranks.start("a")
+        first[0].hear("attached")
+        both = first + ranks.start("b", waits=True)
+        first[0].tell("gather", 2)
+        both[1].hear("joined")
+        both[1].kill()
+        again = first + ranks.start("c")
+        again[1].hear("attached")
+        again[1].tell("gather", 2)
+        for each in again:
+            each.hear("stepped")
+        found = step(again, 1)
+        assert torch.equal(found[0]["weights"], weights_after(found[0]["present"], [*both, *again]))
+
+
+def test_a_rank_that_attaches_something_else_is_refused_and_the_others_go_on():
+    with crew("gradient_allreduce()") as ranks:
+        both = ranks.start("a", "b")
+        gather(both)
+        other = ranks.start("c", algorithm="bytegrad()")
+        for each in both:
+            each.tell("gather", 3)
+        kind, words = other[0].hear("raised")
+        assert kind == "ValueError"
+        assert words.startswith("ranks must attach the same: ")
+        third = ranks.start("d")
+        third[0].hear("attached")
+        third[0].tell("gather", 3)
+        found = [each.hear("stepped") for each in (*both, *third)]
+        assert {each["ranks"] for each in found} == {3}
+
+
+def test_without_the_store_nobody_trains_on():
+    with crew("gradient_allreduce()", patience=2.0) as ranks:
+        both = ranks.start("a", "b")
+        gather(both)
+        ranks.store.kill()
+        for each in both:
+            each.tell("step", 10**9)
+        for each in both:
+            kind, words = each.hear("raised")
+            assert kind == "TimeoutError"
+            assert words.startswith(f"the store at 127.0.0.1:{ranks.port} cannot be reached: ")
+
+
+@pytest.mark.slow
+def test_a_rank_that_is_stopped_is_left_out_and_joins_again():
+    with crew("gradient_allreduce()", timeout=2.0) as ranks:
+        both = ranks.start("a", "b")
+        gather(both)
+        os.kill(both[1].process.pid, signal.SIGSTOP)
+        both[1].tell("step", 1)
+        both[0].tell("gather", 1)
+        assert both[0].hear("stepped")["ranks"] == 1
+        os.kill(both[1].process.pid, signal.SIGCONT)
+        both[0].tell("gather", 2)
+        assert both[0].hear("stepped")["ranks"] == 2
+        both[1].hear("stepped")
+        found = step(both, 1)
+        assert torch.equal(found[0]["weights"], found[1]["weights"])
+
+
+@pytest.mark.slow
+def test_a_mean_of_residuals_is_that_of_those_that_are_left():
+    """After the last whole step, on every one of them: what the mean has still to bring does not change."""
+    with crew("bytegrad(UInt4(block=64), error_feedback=True)") as ranks:
+        three = ranks.start("a", "b", "c")
+        gather(three)
+        step(three, 3)
+        before = [state_of(each) for each in three[:2]]
+        three[2].kill()
+        for each in three[:2]:
+            each.tell("gather", 2)
+        for each in three[:2]:
+            each.hear("stepped")
+        assert before[0]
+        for each in three[:2]:
+            after = state_of(each)
+            for name, mine in before[0].items():
+                assert torch.equal(after[name], (mine + before[1][name]) / 2)
+
+
+def state_of(process):
+    """The residuals of a process, by parameter."""
+    process.tell("state")
+    saved = process.hear("state")["rules"]["0"]["parameters"]
+    return {name: held["residual"] for name, held in saved.items() if "residual" in held}
