@@ -152,7 +152,7 @@ def pids(comm: bk.Comm) -> list[int]:
 
 
 def resources() -> dict[str, Any]:
-    """What this process holds: threads by name, descriptors, and mappings of shared memory."""
+    """Return what this process holds: threads by name, descriptors, and mappings of shared memory."""
     with open("/proc/self/maps") as maps:
         shared = sum("/dev/shm" in line for line in maps)
     return {"threads": threads(), "descriptors": len(os.listdir("/proc/self/fd")), "shared": shared}

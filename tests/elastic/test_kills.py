@@ -73,6 +73,6 @@ def replace(ranks, here, moment, draws, name):
 
 
 def resources(process):
-    """What a process holds."""
+    """Return what a process holds."""
     process.tell("resources")
     return process.hear("resources")
