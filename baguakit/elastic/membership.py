@@ -1,6 +1,7 @@
 """The membership of this process: it carries its attachments from round to round."""
 
 import contextlib
+import gc
 import logging
 import time
 from collections.abc import Callable, Iterator
@@ -33,6 +34,7 @@ class Membership(Rounds):
         self._callbacks: list[Callable[[Change], None]] = []
         self._joined: Change | None = None  # a running training, which callbacks are told when they are registered
         self._fruitless = 0
+        self._litter = False  # there is some from the round before
 
     def step(self) -> int:
         """Return the step of this rank; -1 if no rank waits for another."""
@@ -109,6 +111,9 @@ class Membership(Rounds):
         """See `Attachment.recoverable`."""
         self.touch()
         self._joined = None
+        if self._litter:  # errors and the frames that they hold refer to each other, and to the connections of a round
+            gc.collect()
+            self._litter = False
         step = self.step()
         buffers = [(x, x.clone()) for engine in self._engines for x in engine.setup.model.buffers()]
         try:
@@ -135,7 +140,7 @@ class Membership(Rounds):
 
     def regroup(self, error: BaseException | None) -> None:
         """Meet again, and go on from the last whole step; `error` is None after a pause on which all had agreed."""
-        began, old = time.monotonic(), self.round
+        began, old, self._litter = time.monotonic(), self.round, True
         why = self.pausing.why if error is None else str(error)
         error = self._keep(error)
         if self.leaving:

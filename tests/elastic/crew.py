@@ -19,7 +19,10 @@ from everything import made
 from torch import nn
 
 import baguakit as bk
+from baguakit.attach.engine import Engine
 from baguakit.attach.runners import runner as runners
+from baguakit.elastic.carrying import Carrying
+from baguakit.elastic.membership import Membership
 
 context = multiprocessing.get_context("forkserver")
 PATIENCE = 60.0  # seconds after which a test has failed
@@ -80,6 +83,8 @@ def train(end: Any, port: int, name: str, algorithm: str, options: dict[str, Any
     model, rate = Quadratic(), options.pop("lr", 0.25)
     optimizer = torch.optim.SGD(model.parameters(), lr=rate, momentum=options.pop("momentum", 0.0))
     timeout, waits = options.pop("timeout", 30.0), options.pop("waits", False)
+    if dies := options.pop("dies", ""):
+        die_at(dies, model, optimizer)
     changes: list[Any] = []
     present: dict[int, list[int]] = {}  # processes, by step
     try:
@@ -98,13 +103,13 @@ def train(end: Any, port: int, name: str, algorithm: str, options: dict[str, Any
                 return found | {"changes": list(changes)}
 
             def step() -> None:
-                members = comm.membership.round.members
+                members = pids(comm)
                 with att.recoverable():
                     at = att.step
                     optimizer.zero_grad()
                     model(centre(name, at)).backward()
                     optimizer.step()
-                    present[at] = [int(member.name.split(":")[1]) for member in members]
+                    present[at] = members
 
             end.send(("attached", said()))
             while (order := end.recv())[0] != "end":
@@ -122,6 +127,12 @@ def train(end: Any, port: int, name: str, algorithm: str, options: dict[str, Any
                     while att.ranks != order[1]:
                         step()
                     end.send(("stepped", said()))
+                elif order[0] == "together":
+                    while set(pids(comm)) != set(order[1]):
+                        step()
+                    end.send(("stepped", said()))
+                elif order[0] == "resources":
+                    end.send(("resources", resources()))
                 else:
                     until = att.step + order[1]
                     while att.step < until:
@@ -135,11 +146,26 @@ def train(end: Any, port: int, name: str, algorithm: str, options: dict[str, Any
         raise
 
 
+def pids(comm: bk.Comm) -> list[int]:
+    """The processes of the present round."""
+    return [int(member.name.split(":")[1]) for member in comm.membership.round.members]
+
+
+def resources() -> dict[str, Any]:
+    """Return what this process holds: threads by name, descriptors, and mappings of shared memory."""
+    with open("/proc/self/maps") as maps:
+        shared = sum("/dev/shm" in line for line in maps)
+    return {"threads": threads(), "descriptors": len(os.listdir("/proc/self/fd")), "shared": shared}
+
+
 def threads() -> list[str]:
     """The threads of the package that live."""
     import threading
 
     return sorted(each.name for each in threading.enumerate() if each.name.startswith(("baguakit", "Rendezvous")))
+
+
+INNER = {"meeting": (Membership, "meet"), "carrying": (Carrying, "fill"), "saving": (Engine, "state_dict")}
 
 
 def die_at(moment: str, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
@@ -158,6 +184,8 @@ def die_at(moment: str, model: nn.Module, optimizer: torch.optim.Optimizer) -> N
             return call(*args) if len(flights) < 2 else die()
 
         runners.call_stage = fly
+    elif moment in INNER:
+        setattr(*INNER[moment], die)
     elif moment == "optimizer":
         optimizer.register_step_pre_hook(die)
     elif moment == "stepped":

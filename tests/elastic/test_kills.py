@@ -1,0 +1,78 @@
+"""200 ranks are killed at random moments: the others go on every time, and keep nothing of those that are gone."""
+
+import random
+
+import pytest
+import torch
+from crew import INNER, crew, gather, step
+from everything import averages_gradients, made
+
+CASES, KILLS = 40, 5
+MOMENTS = ["now", "backward", "flight", "optimizer", "stepped", *INNER, "joining"]
+KINDS = [
+    "gradient_allreduce()",
+    "bytegrad(MinMaxUInt8(block=64), error_feedback=True)",
+    "power_sgd(rank=1)",
+    "decentralized(order='atc')",
+    "decentralized(order='awc')",
+    "choco(OnePeerExact(), gamma=1.0)",
+    "local_sgd(every=2)",
+    "diloco(every=3)",
+    "async_model_average()",
+]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(CASES))
+def test_all_go_on_whenever_a_rank_is_killed(seed):
+    draws, algorithm = random.Random(seed), KINDS[seed % len(KINDS)]
+    with crew(algorithm, lr=0.05) as ranks:
+        here = ranks.start("a", "b", "c")
+        gather(here)
+        first = None
+        for kill in range(KILLS):
+            here = replace(ranks, here, draws.choice(MOMENTS), draws, f"{kill}")
+            found = step(here, 2)
+            assert all(torch.isfinite(each["weights"]).all() for each in found)
+            if averages_gradients(made(algorithm)):
+                assert all(torch.equal(each["weights"], found[0]["weights"]) for each in found)
+            if kill == 0:
+                step(here, 8)  # all neighbours have been sent to
+                first = resources(here[0])  # it is never killed
+        while (held := resources(here[0])) != first:  # connections close in their own time
+            assert held["threads"] == first["threads"] and held["shared"] == first["shared"]
+            step(here)
+
+
+def replace(ranks, here, moment, draws, name):
+    """Kill one but the first, at a moment; return those that are there in the end."""
+    one = draws.choice(here[1:])
+    new = [f"{name} new"]
+    if moment in ("meeting", "carrying"):  # it dies while they recover from the loss of another
+        new.append(f"{name} too")
+        left = here[:1]
+    else:
+        left = [each for each in here if each is not one]
+    if moment == "joining":
+        ranks.start(f"{name} dies", dies="carrying")
+        one.kill()
+    elif moment == "now":
+        one.kill()
+    else:
+        one.tell("die", moment)
+        one.tell(*(("state",) if moment == "saving" else ("step", 10**9)))
+        for each in here:
+            if each is not one and each not in left:
+                each.kill()
+    after = left + ranks.start(*new)
+    for each in after:
+        each.tell("together", [those.process.pid for those in after])
+    for each in after:
+        each.hear("stepped")
+    return after
+
+
+def resources(process):
+    """Return what a process holds."""
+    process.tell("resources")
+    return process.hear("resources")
