@@ -39,7 +39,7 @@ KEPT = 2  # checkpoints; one would do, if disks never failed
 
 
 def save(folder: Path, step: int, rank: int, ranks: int, state: dict[str, Any]) -> None:
-    """Write this rank's part of the checkpoint of `step`; then rank 0 removes what is older than those that are kept."""
+    """Write this rank's part of the checkpoint of `step`; then rank 0 removes what is older than those kept."""
     path = folder / f"{step:06}" / f"{rank}-of-{ranks}.pt"
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_suffix(".tmp")
