@@ -14,8 +14,8 @@ On one machine, the same with an address that nobody else reaches, the second li
     python examples/elastic.py --endpoint 127.0.0.1:29400 --folder checkpoints
 
 Kill a rank (`kill -9`): the others go on. Start another: it takes the weights of one that is there. SIGTERM lets a rank
-leave after its step. Kill all, and start as many or others: they go on from the newest complete checkpoint. After that
-on the same store, the first comes to begin alone, and the others join it; `--least 4` lets it wait for four.
+leave after its step. Kill all, and start as many or others: they go on from the newest complete checkpoint. With
+`--least 4` they begin when four are there.
 
 A checkpoint is a folder `000040` with a file `0-of-4.pt` of each rank: what a rank remembers (residuals, momenta,
 weights under gossip) is its own. A file is there whole or not at all; a checkpoint counts once all its files are there.

@@ -61,7 +61,7 @@ def join(
         every: ranks are let in after a step whose number is a multiple of this, such as that of `diloco`.
         name: tells trainings apart that share a store.
         keep_alive: seconds between two signs of life of a rank, and in which it answers when a round ends.
-        last_call: seconds for which the first group, if it has the least, waits for more ranks.
+        last_call: seconds for which a group that begins, if it has the least, waits for more ranks.
         patience: seconds for which this call, and a rank whose group is too small, wait before they give up.
 
     Raises:

@@ -62,6 +62,7 @@ class Rounds:
 
         Raises:
             TimeoutError: there has been none within the patience, or the store cannot be reached.
+            Left: this process has been asked to leave meanwhile.
         """
         self.end_round()
         until = time.monotonic() + self.settings.patience
@@ -85,7 +86,7 @@ class Rounds:
             self._store = PrefixStore(f"baguakit/elastic/{self.settings.name}", tcp)
         me = Member(self.name, *self._latest)
         number = latest_round(self._store, self._number) + 1
-        members = Meeting(self._store, self.settings, me, number).wait(until)
+        members = Meeting(self._store, self.settings, me, number).wait(until, lambda: self.leaving)
         self._number, names = number, [member.name for member in members]
         if self.name in names:
             round = Round(number, PrefixStore(str(number), self._store), names.index(self.name), members)
