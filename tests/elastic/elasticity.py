@@ -64,7 +64,7 @@ class Rank:
         handle, output = tempfile.mkstemp(dir=folder.parent)
         os.close(handle)
         self.output = Path(output)
-        words = ["--endpoint", f"127.0.0.1:{store.port}", "--folder", str(folder), "--steps", str(steps)]
+        words = ["--endpoint", store.address, "--folder", str(folder), "--steps", str(steps)]
         words += ["--every", str(EVERY), *map(str, more)]
         self.process = context.Process(target=train, args=(words, digits(), output, dies_in_load), daemon=True)
         self.process.start()

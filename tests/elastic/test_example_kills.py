@@ -73,7 +73,7 @@ def test_the_program_trains_to_the_end_and_leaves_at_sigterm(tmp_path):
     """As a shell starts it: one process trains to the end, another is told to stop, and both end with status 0."""
     environment = os.environ | {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "", "PYTHONPATH": str(ROOT)}
     with crew("") as store:
-        command = [sys.executable, PROGRAM, "--endpoint", f"127.0.0.1:{store.port}", "--folder", tmp_path / "saved"]
+        command = [sys.executable, PROGRAM, "--endpoint", store.address, "--folder", tmp_path / "saved"]
         options = {"env": environment, "stdout": subprocess.PIPE, "text": True}
         with subprocess.Popen([*command, f"--steps={FOR_EVER}"], **options) as stopped:
             assert any(line.startswith("step 25 ") for line in stopped.stdout)

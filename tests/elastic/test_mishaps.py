@@ -68,7 +68,7 @@ def test_without_the_store_nobody_trains_on():
         for each in both:
             kind, words = each.hear("raised")
             assert kind == "TimeoutError"
-            assert words.startswith(f"the store at 127.0.0.1:{ranks.port} cannot be reached: ")
+            assert words.startswith(f"the store at {ranks.address} cannot be reached: ")
 
 
 @pytest.mark.slow
