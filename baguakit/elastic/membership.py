@@ -3,6 +3,7 @@
 import contextlib
 import gc
 import logging
+import threading
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -34,7 +35,6 @@ class Membership(Rounds):
         self._callbacks: list[Callable[[Change], None]] = []
         self._joined: Change | None = None  # a running training, which callbacks are told when they are registered
         self._fruitless = 0
-        self._litter = False  # there is some from the round before
 
     def step(self) -> int:
         """Return the step of this rank; -1 if no rank waits for another."""
@@ -42,10 +42,6 @@ class Membership(Rounds):
         if any(engine.free_runners for engine in engines):
             return -1
         return max([engine.clock.step for engine in engines], default=0)
-
-    def at_work(self) -> bool:
-        """Return whether the attachments of this rank have started in this round."""
-        return len(self._at_work) == len(self._engines) > 0
 
     # The attachments
 
@@ -112,9 +108,9 @@ class Membership(Rounds):
         """See `Attachment.recoverable`."""
         self.touch()
         self._joined = None
-        if self._litter:  # errors and the frames that they hold refer to each other, and to the connections of a round
-            gc.collect()
-            self._litter = False
+        if self._past:
+            past, self._past = self._past, []
+            threading.Thread(target=free, args=(past,), name="baguakit free", daemon=True).start()
         step = self.step()
         buffers = [(x, x.clone()) for engine in self._engines for x in engine.setup.model.buffers()]
         try:
@@ -141,7 +137,7 @@ class Membership(Rounds):
 
     def regroup(self, error: BaseException | None) -> None:
         """Meet again, and go on from the last whole step; `error` is None after a pause on which all had agreed."""
-        began, old, self._litter = time.monotonic(), self.round, True
+        began, old = time.monotonic(), self.round
         why = self.pausing.why if error is None else str(error)
         error = self._keep(error)
         if self.leaving:
@@ -205,3 +201,13 @@ class Membership(Rounds):
         self._joined = change if change.before[change.rank] is None else None
         for callback in self._callbacks:
             callback(change)
+
+
+def free(groups: list[Any]) -> None:
+    """Free what rounds that are over have held, on a thread of its own: gloo may wait without end for a group to close.
+
+    It does if a connection was refused, since a rank had been lost before the first message. Errors and the frames that
+    they hold refer to each other, and to the groups.
+    """
+    gc.collect()
+    groups.clear()

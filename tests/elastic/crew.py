@@ -132,6 +132,10 @@ def train(end: Any, store: str, name: str, algorithm: str, options: dict[str, An
                     with att.recoverable():
                         end.recv()
                     end.send(("stepped", said()))
+                elif order[0] == "collective":
+                    with att.recoverable():
+                        comm.gather_objects(name)
+                    end.send(("stepped", said()))
                 elif order[0] == "state":
                     end.send(("state", att.state_dict()))
                 elif order[0] == "gather":

@@ -40,7 +40,9 @@ def test_twenty_kills_at_random_moments(tmp_path):
                 time.sleep(chance.random())
             else:
                 time.sleep(3 * chance.random())
-            killed.append(ranks.pop(chance.randrange(4)))
+            trained = [rank for rank in ranks if joined(rank)]
+            killed.append(chance.choice([rank for rank in ranks if [rank] != trained]))  # one that has trained lives
+            ranks.remove(killed[-1])
             killed[-1].kill()
             ranks.append(Rank(store, folder, FOR_EVER))
         wait_for(all_train, ranks)
