@@ -203,7 +203,7 @@ class Engine:
 
     def _load_rules(self, state: dict[str, Any], same_ranks: bool) -> None:
         load_runners(self.runners, self.setup.names, state["rules"], same_ranks)
-        self.clock.step = self.steps.loaded = int(state["step"])
+        self.clock.step = self.steps.loaded = self.since = int(state["step"])
         self.steps.launch_between()
 
     def keep_step(self) -> None:

@@ -169,7 +169,7 @@ def unpacked(engine: Engine, state: Tensor) -> Kept:
     return Kept(found["rules"])
 
 
-def kept_after_loss(engine: Engine, error: BaseException, began: int) -> Kept:
+def kept_after_loss(engine: Engine, error: BaseException) -> Kept:
     """Abandon the round, and return the state after the last whole step: what the step under way changed is lost."""
     abandon(engine, error)
     for runner in engine.runners:
@@ -177,10 +177,10 @@ def kept_after_loss(engine: Engine, error: BaseException, began: int) -> Kept:
     for p in engine.setup.names:
         p.grad = None
     rules = engine.state_dict(flights=False)
-    return Kept(rules, rules["step"] - began)
+    return Kept(rules, rules["step"] - engine.since)
 
 
-def kept_at_pause(engine: Engine, began: int) -> Kept:
+def kept_at_pause(engine: Engine) -> Kept:
     """End the round together with all others, after the same step, and return the state. Nothing is lost."""
     for runner in engine.runners:
         if runner.rule.what == "data" and runner.rule.window != "free_running" and runner.air:
@@ -188,7 +188,7 @@ def kept_at_pause(engine: Engine, began: int) -> Kept:
     engine.together("the end of the round", lambda comm: None, meet=True)
     rules = engine.state_dict()
     abandon(engine, None)
-    return Kept(rules, rules["step"] - began)
+    return Kept(rules, rules["step"] - engine.since)
 
 
 def abandon(engine: Engine, error: BaseException | None) -> None:

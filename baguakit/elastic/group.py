@@ -1,5 +1,6 @@
 """The group of a round, which changes with the rounds, and how to join it."""
 
+import functools
 import signal
 import threading
 from collections.abc import Callable
@@ -16,7 +17,11 @@ PORT = 29400  # as of `torchrun`
 
 @dataclass(frozen=True, eq=False, repr=False)
 class ElasticComm(Comm):
-    """A group of ranks that come and go: `group`, `rank` and `size` are those of the present round."""
+    """A group of ranks that come and go: `group`, `rank` and `size` are those of the present round.
+
+    A collective on it raises a `PeerError` when the round ends, so that `recoverable` can go on. `all_reduce_later` and
+    the other messages that are waited for later wait for a rank that is lost until torch's timeout of ten minutes.
+    """
 
     membership: Any = None  # type: ignore[misc]
 
@@ -24,6 +29,18 @@ class ElasticComm(Comm):
         """Go over to the process group of another round."""
         for name, value in (("group", group), ("rank", int(group.rank())), ("size", int(group.size()))):
             object.__setattr__(self, name, value)
+
+
+def _ends_with_the_round(method: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(method)
+    def during(self: ElasticComm, *args: Any, **options: Any) -> Any:
+        return self.membership.during(lambda: method(self, *args, **options))
+
+    return during
+
+
+for _name in ("all_reduce", "reduce_scatter", "all_gather", "broadcast", "gather_objects", "exchange_each"):
+    setattr(ElasticComm, _name, _ends_with_the_round(getattr(Comm, _name)))
 
 
 @checked
@@ -61,7 +78,7 @@ def join(
         every: ranks are let in after a step whose number is a multiple of this, such as that of `diloco`.
         name: tells trainings apart that share a store.
         keep_alive: seconds between two signs of life of a rank, and in which it answers when a round ends.
-        last_call: seconds for which the first group, if it has the least, waits for more ranks.
+        last_call: seconds for which a group that begins, if it has the least, waits for more ranks.
         patience: seconds for which this call, and a rank whose group is too small, wait before they give up.
 
     Raises:

@@ -17,11 +17,13 @@ again for alive; and one whose training hangs while its threads live keeps all o
 
 import json
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
 from torch.distributed.distributed_c10d import PrefixStore
+
+from .changes import Left
 
 POLL = (0.02, 0.25)  # seconds between two looks into the store, at first and at most
 SILENCE = 5.0  # seconds without a beat after which a member is gone, whatever it has said
@@ -37,7 +39,7 @@ class Settings:
         name: tells trainings apart that share a store.
         least, most: ranks of a round.
         keep_alive: seconds between two beats, and for which a member may leave the end of a round unanswered.
-        last_call: seconds for which the first round waits for more ranks once it has the least.
+        last_call: seconds for which a round of ranks that have not trained waits for more once it has the least.
         patience: seconds for which a process waits to be let in.
     """
 
@@ -133,11 +135,12 @@ class Meeting:
         here: Any = self.here
         here.append("came", json.dumps(asdict(me)) + "\n")
 
-    def wait(self, until: float) -> tuple[Member, ...]:
+    def wait(self, until: float, leaving: Callable[[], bool] = lambda: False) -> tuple[Member, ...]:
         """Wait until the meeting is closed, and return the members of the round.
 
         Raises:
             TimeoutError: it was not by the time `until`, of `time.monotonic`.
+            Left: this process has been asked to leave meanwhile.
         """
         pause, most = POLL
         while not self.here.check(["closed"]):
@@ -147,6 +150,10 @@ class Meeting:
                     f"no group of at least {self.settings.least} ranks has formed at {self.settings.host}:"
                     f"{self.settings.port} within {self.settings.patience:g} s"
                 )
+            if leaving():
+                if self.me.latest == self.number - 1:
+                    self.last.set(f"gone/{self.me.rank}", "")
+                raise Left
             self.here.add(f"waits/{self.me.name}", 1)
             came = self._came()
             if self._first(came, now).name == self.me.name:
@@ -169,8 +176,8 @@ class Meeting:
 
     def _all_here(self, came: Sequence[Member], now: float) -> bool:
         """Return whether nobody else is expected."""
+        names = {member.name for member in came}
         if self.before:
-            names = {member.name for member in came}
             if not self.last.check(["over"]):
                 if any(self._beats_on(r, now) for r in range(len(self.before))):
                     return False
@@ -184,7 +191,8 @@ class Meeting:
         if len(came) < self.settings.least:
             return False
         self._enough = self._enough or now
-        return bool(self.before) or len(came) >= self.settings.most or now - self._enough >= self.settings.last_call
+        on = any(member.name in names for member in self.before)  # a training that goes on waits for nobody else
+        return on or len(came) >= self.settings.most or now - self._enough >= self.settings.last_call
 
     def _expected(self, r: int, now: float, sure: bool) -> bool:
         """Return whether member r of the round before may still come."""

@@ -3,6 +3,7 @@
 import contextlib
 import gc
 import logging
+import threading
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -30,22 +31,17 @@ class Membership(Rounds):
         self.bodies = 0  # of `recoverable` that have ended
         self._engines: list[Engine] = []
         self._kept: dict[Engine, Kept] = {}  # those that are not at work
-        self._began: dict[Engine, int] = {}  # at work: the step at which the round began
+        self._at_work: list[Engine] = []
         self._callbacks: list[Callable[[Change], None]] = []
         self._joined: Change | None = None  # a running training, which callbacks are told when they are registered
         self._fruitless = 0
-        self._litter = False  # there is some from the round before
 
     def step(self) -> int:
         """Return the step of this rank; -1 if no rank waits for another."""
-        engines = list(self._began)
+        engines = list(self._at_work)
         if any(engine.free_runners for engine in engines):
             return -1
         return max([engine.clock.step for engine in engines], default=0)
-
-    def at_work(self) -> bool:
-        """Return whether the attachments of this rank have started in this round."""
-        return len(self._began) == len(self._engines) > 0
 
     # The attachments
 
@@ -79,7 +75,7 @@ class Membership(Rounds):
                 self._kept[engine] = carrying.kept
             raise
         self._kept.pop(engine, None)
-        self._began[engine] = engine.clock.step
+        self._at_work.append(engine)
         if not survivors:
             return None
         before = tuple(member.rank if rank in survivors else None for rank, member in enumerate(round.members))
@@ -92,9 +88,10 @@ class Membership(Rounds):
 
     def ended(self, engine: Engine) -> None:
         """Note that an attachment is detached; with the last one this process leaves."""
-        for each in (self._kept, self._began):
-            each.pop(engine, None)
-        self._engines = [each for each in self._engines if each is not engine]
+        self._kept.pop(engine, None)
+        for engines in (self._engines, self._at_work):
+            if engine in engines:
+                engines.remove(engine)
         if not self._engines:
             self.end_round(gone=True)
 
@@ -111,9 +108,9 @@ class Membership(Rounds):
         """See `Attachment.recoverable`."""
         self.touch()
         self._joined = None
-        if self._litter:  # errors and the frames that they hold refer to each other, and to the connections of a round
-            gc.collect()
-            self._litter = False
+        if self._past:
+            past, self._past = self._past, []
+            threading.Thread(target=free, args=(past,), name="baguakit free", daemon=True).start()
         step = self.step()
         buffers = [(x, x.clone()) for engine in self._engines for x in engine.setup.model.buffers()]
         try:
@@ -140,7 +137,7 @@ class Membership(Rounds):
 
     def regroup(self, error: BaseException | None) -> None:
         """Meet again, and go on from the last whole step; `error` is None after a pause on which all had agreed."""
-        began, old, self._litter = time.monotonic(), self.round, True
+        began, old = time.monotonic(), self.round
         why = self.pausing.why if error is None else str(error)
         error = self._keep(error)
         if self.leaving:
@@ -165,16 +162,16 @@ class Membership(Rounds):
 
     def _keep(self, error: BaseException | None) -> BaseException | None:
         """Take attachments out of the round, and keep their states; return the error that has ended it, if any."""
-        for engine, step in list(self._began.items()):
+        for engine in list(self._at_work):
             if error is None:
                 try:
-                    self._kept[engine] = kept_at_pause(engine, step)
+                    self._kept[engine] = kept_at_pause(engine)
                 except PeerError as late:
                     error = late
             if error is not None:
                 self.broken(str(error))
-                self._kept[engine] = kept_after_loss(engine, error, step)
-            del self._began[engine]
+                self._kept[engine] = kept_after_loss(engine, error)
+            self._at_work.remove(engine)
         for engine in self._engines:
             if hasattr(engine, "runtime"):
                 abandon(engine, error)
@@ -204,3 +201,13 @@ class Membership(Rounds):
         self._joined = change if change.before[change.rank] is None else None
         for callback in self._callbacks:
             callback(change)
+
+
+def free(groups: list[Any]) -> None:
+    """Free what rounds that are over have held, on a thread of its own: gloo may wait without end for a group to close.
+
+    It does if a connection was refused, since a rank had been lost before the first message. Errors and the frames that
+    they hold refer to each other, and to the groups.
+    """
+    gc.collect()
+    groups.clear()

@@ -8,13 +8,15 @@ import threading
 import time
 import uuid
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future, InvalidStateError
 from datetime import timedelta
 from typing import Any
 
+import torch
 import torch.distributed as dist
 from torch.distributed.distributed_c10d import PrefixStore
 
-from ..attach.monitor import Monitor
+from ..attach.monitor import Monitor, PeerError
 from ..comm import abort_all, lazy_group
 from .bells import BROKEN, Bells
 from .meeting import Counts, Meeting, Member, Round, Settings, confirmed, latest_round
@@ -47,14 +49,12 @@ class Rounds:
         self._store: Any = None
         self._number = 0  # of the latest round that this process knows
         self._latest = (0, 0)  # the number of the latest round with a whole state, and the rank in it
+        self._past: list[Any] = []  # process groups of rounds that are over
         self._monitors: list[Monitor] = []
+        self._waiting: list[Future[Any]] = []  # collectives of the program's own
 
     def step(self) -> int:
         """Return the step of this rank; -1 if no rank waits for another."""
-        raise NotImplementedError
-
-    def at_work(self) -> bool:
-        """Return whether the attachments of this rank have started in this round."""
         raise NotImplementedError
 
     def meet(self) -> None:
@@ -62,6 +62,7 @@ class Rounds:
 
         Raises:
             TimeoutError: there has been none within the patience, or the store cannot be reached.
+            Left: this process has been asked to leave meanwhile.
         """
         self.end_round()
         until = time.monotonic() + self.settings.patience
@@ -85,7 +86,7 @@ class Rounds:
             self._store = PrefixStore(f"baguakit/elastic/{self.settings.name}", tcp)
         me = Member(self.name, *self._latest)
         number = latest_round(self._store, self._number) + 1
-        members = Meeting(self._store, self.settings, me, number).wait(until)
+        members = Meeting(self._store, self.settings, me, number).wait(until, lambda: self.leaving)
         self._number, names = number, [member.name for member in members]
         if self.name in names:
             round = Round(number, PrefixStore(str(number), self._store), names.index(self.name), members)
@@ -116,6 +117,7 @@ class Rounds:
             with contextlib.suppress(RuntimeError):  # without a store there is nobody to tell
                 round.store.set(f"gone/{round.rank}" if gone else "over", self.why)
             abort_all([self._group])
+            self._past.append(self._group)
 
     def leave(self) -> None:
         """See `Attachment.leave`."""
@@ -141,7 +143,35 @@ class Rounds:
             Bells.broken_by(self.round, why)
             for monitor in list(self._monitors):
                 monitor.fail(why)
+            for result in list(self._waiting):
+                with contextlib.suppress(InvalidStateError):  # it is there
+                    result.set_exception(PeerError(why))
             abort_all([self._group])
+
+    def during(self, work: Callable[[], Any]) -> Any:
+        """Return `work()`, a collective; it is done on a thread, since gloo's waits do not end when a group is aborted.
+
+        Raises:
+            PeerError: the round is over, or ends meanwhile.
+        """
+        result: Future[Any] = Future()
+        stream = torch.cuda.current_stream() if torch.cuda.is_initialized() else None  # it belongs to this thread
+        self._waiting.append(result)
+        if self.why:
+            result.set_exception(PeerError(self.why))
+
+        def fly() -> None:
+            with contextlib.suppress(InvalidStateError), torch.cuda.stream(stream):  # the round may have ended
+                try:
+                    result.set_result(work())
+                except BaseException as error:
+                    result.set_exception(error)
+
+        threading.Thread(target=fly, name="baguakit collective", daemon=True).start()
+        try:
+            return result.result()
+        finally:
+            self._waiting.remove(result)
 
     def _heard(self, round: Round, kind: str, said: Any) -> None:
         """Hear a bell: on its thread."""
@@ -158,27 +188,24 @@ class Rounds:
             round.store.set(f"gone/{round.rank}", "its training stands still")
 
     def _pulse(self, round: Round, over: threading.Event) -> None:
-        """Beat; let the round pause when processes wait to join; end it here if the store does not answer.
+        """Beat, and listen to the next rank; let the round pause when processes wait to join.
 
-        Without the store this rank cannot know that the others have gone on without it. While all start, there are no
-        connections yet that would tell of a rank that is lost, and the beats of the others do.
+        The round ends here if the store does not answer: without it this rank cannot know that the others have gone on
+        without it. A rank that is lost mostly closes connections, which tells at once; but those of lazy groups may not
+        be there yet, and gloo's waits for them end with their timeout only.
         """
-        counts = Counts()
+        counts, after = Counts(), (round.rank + 1) % round.size
         try:
             while not over.wait(self.settings.keep_alive):
                 round.store.add(f"beat/{round.rank}", 1)
-                if not self.at_work():
-                    self._listen_to_all(round, counts)
+                if not counts.rise(round.store, f"beat/{after}", time.monotonic(), self.settings.silence):
+                    name, seconds = round.members[after].name, self.settings.silence
+                    self.broken(f"{name} is gone: no sign of it for {seconds:g} s")
                 if round.rank == 0 and round.size < self.settings.most and self._waits(round):
                     self.bells.pause({"every": self.every, "why": "ranks have joined"})
         except RuntimeError as error:
             if not over.is_set():
                 self.broken(f"{self.name} cannot reach the store: {first_line(error)}")
-
-    def _listen_to_all(self, round: Round, counts: Counts) -> None:
-        for rank, member in enumerate(round.members):
-            if not counts.rise(round.store, f"beat/{rank}", time.monotonic(), self.settings.silence):
-                self.broken(f"{member.name} is gone: no sign of it for {self.settings.silence:g} s")
 
     def _waits(self, round: Round) -> bool:
         return bool(self._store.check([f"{round.number + 1}/came"]))

@@ -1,6 +1,5 @@
 """A process that trains until it is killed, and says what it does: forked from one that has imported the packages."""
 
-import ctypes
 import hashlib
 import os
 import time
@@ -15,19 +14,11 @@ from torch.nn.functional import cross_entropy
 import baguakit as bk
 from baguakit.store.__main__ import main as serve
 from bench.accuracy.training.tasks import example
+from bench.netlab import enter
 
 from .task import BATCH, LR, MOMENTUM, Teacher, network
 
-CLONE_NEWNET = 0x40000000
 torch.optim.SGD([torch.zeros(1, requires_grad=True)])  # the first optimizer of a process imports for seconds
-
-
-def enter(namespace: Path) -> None:
-    """Let this process use the interfaces of a host."""
-    libc = ctypes.CDLL(None, use_errno=True)
-    with open(namespace) as file:
-        if libc.setns(file.fileno(), CLONE_NEWNET):
-            raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()), str(namespace))
 
 
 def keep_store(namespace: Path, address: str) -> None:

@@ -26,9 +26,11 @@ the same exchanges take up to a tenth longer, since it probes, and remembers the
 Latency is that of the queues only: adding some needs a kernel with netem, and `delay=` is refused where it is missing.
 """
 
+from .commands import enter
 from .counters import Counters
 from .lab import Lab, obstacle
 from .loopback import Loopback
 from .ranks import Ended, Ranks
+from .wires import LINK
 
-__all__ = ["Counters", "Ended", "Lab", "Loopback", "Ranks", "obstacle"]
+__all__ = ["LINK", "Counters", "Ended", "Lab", "Loopback", "Ranks", "enter", "obstacle"]

@@ -4,6 +4,7 @@ They are forked from a process that has imported the package, so that one more c
 """
 
 import contextlib
+import gc
 import multiprocessing
 import os
 import signal
@@ -11,6 +12,7 @@ import socket
 import sys
 import zlib
 from multiprocessing import forkserver
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -23,6 +25,7 @@ from baguakit.attach.engine import Engine
 from baguakit.attach.runners import runner as runners
 from baguakit.elastic.carrying import Carrying
 from baguakit.elastic.membership import Membership
+from bench.netlab import LINK, enter
 
 context = multiprocessing.get_context("forkserver")
 PATIENCE = 60.0  # seconds after which a test has failed
@@ -65,22 +68,30 @@ def centre(name: str, step: int) -> list[torch.Tensor]:
     return [torch.randint(-8, 9, shape, generator=generator).float() for shape in SHAPES]
 
 
-def serve(end: Any) -> None:
+def serve(end: Any, host: str, namespace: Path | None) -> None:
     """Be the store."""
-    listener = socket.create_server(("127.0.0.1", 0))
+    if namespace is not None:
+        enter(namespace)
+    listener = socket.create_server((host, 0))
     port = listener.getsockname()[1]
-    store = dist.TCPStore("127.0.0.1", port, is_master=True, wait_for_workers=False, master_listen_fd=listener.detach())
-    end.send(port)
+    store = dist.TCPStore(host, port, is_master=True, wait_for_workers=False, master_listen_fd=listener.detach())
+    end.send(f"{host}:{port}")
     with contextlib.suppress(EOFError):
         end.recv()
     del store
 
 
-def train(end: Any, port: int, name: str, algorithm: str, options: dict[str, Any]) -> None:
+def train(end: Any, store: str, name: str, algorithm: str, options: dict[str, Any]) -> None:
     """Train as `Process` says."""
+    if namespace := options.pop("namespace", None):
+        enter(namespace)
+        os.environ["GLOO_SOCKET_IFNAME"] = LINK
     torch.set_num_threads(1)
     torch.manual_seed(0)
-    model, rate = Quadratic(), options.pop("lr", 0.25)
+    device = options.pop("device", "cpu")
+    if device == "cuda":  # that several processes share
+        os.environ.update(NCCL_HOSTID=name, NCCL_ALGO="Ring", NCCL_PROTO="Simple", NCCL_SOCKET_IFNAME="lo")
+    model, rate = Quadratic().to(device), options.pop("lr", 0.25)
     optimizer = torch.optim.SGD(model.parameters(), lr=rate, momentum=options.pop("momentum", 0.0))
     timeout, waits = options.pop("timeout", 30.0), options.pop("waits", False)
     if dies := options.pop("dies", ""):
@@ -88,7 +99,7 @@ def train(end: Any, port: int, name: str, algorithm: str, options: dict[str, Any
     changes: list[Any] = []
     present: dict[int, list[int]] = {}  # processes, by step
     try:
-        comm = bk.elastic.join(f"127.0.0.1:{port}", **{"least": 1, "patience": PATIENCE} | options)
+        comm = bk.elastic.join(store, **{"least": 1, "patience": PATIENCE} | options)
         end.send(("joined", comm.rank, comm.size))
         if waits:
             end.recv()
@@ -98,8 +109,8 @@ def train(end: Any, port: int, name: str, algorithm: str, options: dict[str, Any
             def said() -> dict[str, Any]:
                 found = {"step": att.step, "rank": comm.rank, "ranks": att.ranks, "passes": int(model.passes)}
                 found["present"] = dict(present)
-                found["weights"] = torch.cat([x.detach().flatten() for x in model.parameters()])
-                found["momentum"] = [s["momentum_buffer"].clone() for s in optimizer.state.values() if s]
+                found["weights"] = torch.cat([x.detach().flatten() for x in model.parameters()]).cpu()
+                found["momentum"] = [s["momentum_buffer"].clone().cpu() for s in optimizer.state.values() if s]
                 return found | {"changes": list(changes)}
 
             def step() -> None:
@@ -107,7 +118,7 @@ def train(end: Any, port: int, name: str, algorithm: str, options: dict[str, Any
                 with att.recoverable():
                     at = att.step
                     optimizer.zero_grad()
-                    model(centre(name, at)).backward()
+                    model([c.to(device) for c in centre(name, at)]).backward()
                     optimizer.step()
                     present[at] = members
 
@@ -121,10 +132,19 @@ def train(end: Any, port: int, name: str, algorithm: str, options: dict[str, Any
                     with att.recoverable():
                         end.recv()
                     end.send(("stepped", said()))
+                elif order[0] == "collective":
+                    with att.recoverable():
+                        comm.gather_objects(name)
+                    end.send(("stepped", said()))
                 elif order[0] == "state":
                     end.send(("state", att.state_dict()))
                 elif order[0] == "gather":
                     while att.ranks != order[1]:
+                        step()
+                    end.send(("stepped", said()))
+                elif order[0] == "return":  # from a round that is lost
+                    number = comm.membership.round.number
+                    while comm.membership.round.number == number or att.ranks != order[1]:
                         step()
                     end.send(("stepped", said()))
                 elif order[0] == "together":
@@ -153,6 +173,7 @@ def pids(comm: bk.Comm) -> list[int]:
 
 def resources() -> dict[str, Any]:
     """Return what this process holds: threads by name, descriptors, and mappings of shared memory."""
+    gc.collect()  # a thread of a round may end, and leave a cycle, after the collection with which each round begins
     with open("/proc/self/maps") as maps:
         shared = sum("/dev/shm" in line for line in maps)
     return {"threads": threads(), "descriptors": len(os.listdir("/proc/self/fd")), "shared": shared}
@@ -197,10 +218,10 @@ def die_at(moment: str, model: nn.Module, optimizer: torch.optim.Optimizer) -> N
 class Process:
     """A process that trains."""
 
-    def __init__(self, port: int, name: str, algorithm: str, options: dict[str, Any]) -> None:
+    def __init__(self, store: str, name: str, algorithm: str, options: dict[str, Any]) -> None:
         self.name = name
         self.end, there = context.Pipe()
-        self.process = context.Process(target=train, args=(there, port, name, algorithm, options), daemon=True)
+        self.process = context.Process(target=train, args=(there, store, name, algorithm, options), daemon=True)
         self.process.start()
         there.close()
 
@@ -228,18 +249,18 @@ class Process:
 class Crew:
     """A store, and the processes that find each other there."""
 
-    def __init__(self, algorithm: str, **options: Any) -> None:
+    def __init__(self, algorithm: str, host: str = "127.0.0.1", namespace: Path | None = None, **options: Any) -> None:
         fork_from_one_that_has_imported()
         self.algorithm, self.options, self.processes = algorithm, options, list[Process]()
         self.end, there = context.Pipe()
-        self.store = context.Process(target=serve, args=(there,), daemon=True)
+        self.store = context.Process(target=serve, args=(there, host, namespace), daemon=True)
         self.store.start()
-        self.port = self.end.recv()
+        self.address = self.end.recv()
 
     def start(self, *names: str, **options: Any) -> list[Process]:
         """Start processes, which join."""
         algorithm = options.pop("algorithm", self.algorithm)
-        new = [Process(self.port, name, algorithm, self.options | options) for name in names]
+        new = [Process(self.address, name, algorithm, self.options | options) for name in names]
         self.processes += new
         return new
 
@@ -252,9 +273,9 @@ class Crew:
 
 
 @contextlib.contextmanager
-def crew(algorithm: str, **options: Any) -> Any:
+def crew(algorithm: str, *where: Any, **options: Any) -> Any:
     """A crew that ends with the body."""
-    made = Crew(algorithm, **options)
+    made = Crew(algorithm, *where, **options)
     try:
         yield made
     finally:

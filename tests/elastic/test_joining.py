@@ -81,6 +81,17 @@ def test_a_rank_that_hangs_is_left_out_and_joins_again():
         assert torch.equal(found[0]["weights"], weights_after(found[0]["present"], both))
 
 
+def test_a_rank_that_waits_for_others_leaves_when_it_is_asked_to():
+    with crew("gradient_allreduce()", least=2) as ranks:
+        both = ranks.start("a", "b")
+        gather(both)
+        both[1].kill()
+        both[0].tell("step", 1)
+        assert not both[0].end.poll(3.0)  # it waits
+        os.kill(both[0].process.pid, signal.SIGTERM)
+        assert both[0].hear("left") is None
+
+
 @pytest.mark.slow
 def test_fewer_than_the_least_wait():
     with crew("gradient_allreduce()", least=2) as ranks:

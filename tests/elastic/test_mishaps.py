@@ -58,6 +58,18 @@ def test_a_rank_that_attaches_something_else_is_refused_and_the_others_go_on():
         assert {each["ranks"] for each in found} == {3}
 
 
+def test_a_collective_of_the_program_ends_when_a_rank_is_lost():
+    """One with which there never was a connection, and which no flight of the attachment waits for."""
+    with crew("gradient_allreduce()", keep_alive=0.2) as ranks:
+        both = ranks.start("a", "b")
+        gather(both)
+        both[0].tell("collective")
+        both[1].kill()
+        assert both[0].hear("stepped")["ranks"] == 1
+        both[0].tell("collective")
+        assert both[0].hear("stepped")["ranks"] == 1
+
+
 def test_without_the_store_nobody_trains_on():
     with crew("gradient_allreduce()", patience=2.0) as ranks:
         both = ranks.start("a", "b")
@@ -68,7 +80,7 @@ def test_without_the_store_nobody_trains_on():
         for each in both:
             kind, words = each.hear("raised")
             assert kind == "TimeoutError"
-            assert words.startswith(f"the store at 127.0.0.1:{ranks.port} cannot be reached: ")
+            assert words.startswith(f"the store at {ranks.address} cannot be reached: ")
 
 
 @pytest.mark.slow

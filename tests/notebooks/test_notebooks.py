@@ -56,7 +56,7 @@ def notebook(request):
 
 
 def test_there_is_one_for_each_idea():
-    assert [path.name[:2] for path in NOTEBOOKS] == [f"{number:02d}" for number in range(1, 9)]
+    assert [path.name[:2] for path in NOTEBOOKS] == [f"{number:02d}" for number in range(1, 10)]
 
 
 @pytest.mark.slow

@@ -71,11 +71,12 @@ class RuleRunner:
         self.channel.together(f"the state of {self.label}", lambda comm: self._init_states())
 
     def _init_states(self) -> None:
-        self.states = []
+        states = []
         for i, bucket in enumerate(self.buckets):
             if self.rule.what == "data":
                 bucket.load("data")
-            self.states.append(self.rule.stage.init(bucket, self.channel.comm.stand(0, None, self.number(i), {})))
+            states.append(self.rule.stage.init(bucket, self.channel.comm.stand(0, None, self.number(i), {})))
+        self.states = states  # whole: those so far stay if a rank is lost meanwhile
 
     def number(self, bucket: int) -> int:
         """Return a number that no other bucket of the attachment has."""

@@ -18,6 +18,7 @@ from torch import Tensor
 from ...buckets import Bucket, local
 from ...expressions import spellings
 from ...stages import Carry, Stage, State
+from ..runners.journal import Journal
 from ..runners.runner import RuleRunner
 from .flights import load_delayed, load_flight, save_flights
 from .pieces import Names, gathered, save_pieces
@@ -109,6 +110,8 @@ def save_runner(runner: RuleRunner, names: Names, flights: bool = True) -> dict[
 def load_runner(runner: RuleRunner, names: Names, saved: Mapping[str, Any], same_ranks: bool) -> None:
     """Load the state that `save_runner` returned, perhaps for other buckets or another number of ranks."""
     runner.drop()
+    if runner.journal is not None:  # of flights that are dropped, and states that are no more
+        runner.journal = Journal(len(runner.buckets))
     runner.round = int(saved["round"])
     runner.to_average = []
     for i in range(len(runner.buckets)):
