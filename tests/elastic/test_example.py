@@ -30,6 +30,7 @@ def test_ranks_come_and_go_and_every_loss_is_that_of_a_run_in_one_process(tmp_pa
         assert len(begins(leader.lines)) == 1 and not begins(new.lines)
 
 
+@pytest.mark.slow
 def test_when_all_are_killed_the_next_go_on_as_if_nothing_had_been(tmp_path):
     """Both ranks are killed, and the store; every loss is that of a run that nobody disturbed."""
     folder, steps = tmp_path / "killed", 60
@@ -49,6 +50,7 @@ def test_when_all_are_killed_the_next_go_on_as_if_nothing_had_been(tmp_path):
     assert found == losses(run(2, tmp_path / "whole", len(found)))
 
 
+@pytest.mark.slow
 def test_a_rank_that_is_lost_while_all_load_leaves_the_others_to_load_again(tmp_path):
     """It dies with its part half read: another takes its place, and both begin with the parts of their new numbers."""
     folder, steps = tmp_path / "checkpoints", 2 * EVERY

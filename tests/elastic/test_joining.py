@@ -81,6 +81,7 @@ def test_a_rank_that_hangs_is_left_out_and_joins_again():
         assert torch.equal(found[0]["weights"], weights_after(found[0]["present"], both))
 
 
+@pytest.mark.slow
 def test_a_rank_that_waits_for_others_leaves_when_it_is_asked_to():
     with crew("gradient_allreduce()", least=2) as ranks:
         both = ranks.start("a", "b")

@@ -4,7 +4,7 @@ import pytest
 import torch
 from crew import Process, centre, crew, gather, step
 
-SLOW = [pytest.param(moment, marks=pytest.mark.slow) for moment in ("now", "backward", "optimizer")]
+SLOW = [pytest.param(moment, marks=pytest.mark.slow) for moment in ("now", "backward", "optimizer", "stepped")]
 
 
 def weights_after(present: dict[int, list[int]], processes: list[Process], lr: float = 0.25) -> torch.Tensor:
@@ -20,7 +20,7 @@ def flat(parts: list[torch.Tensor]) -> torch.Tensor:
     return torch.cat([part.flatten() for part in parts])
 
 
-@pytest.mark.parametrize("moment", ["flight", "stepped", *SLOW])
+@pytest.mark.parametrize("moment", ["flight", *SLOW])
 def test_survivors_go_on_as_a_smaller_group(moment):
     """Wherever in its step a rank dies: every step is made whole, by those that were there, and by all of them."""
     with crew("gradient_allreduce()", least=1) as ranks:

@@ -24,6 +24,7 @@ def test_two_die_at_once():
         assert torch.allclose(found[0]["weights"], weights_after(found[0]["present"], four))  # of 3 it is not exact
 
 
+@pytest.mark.slow
 def test_a_rank_that_dies_while_it_joins_is_left_out():
     with crew("gradient_allreduce()") as ranks:
         first = ranks.start("a")
@@ -41,6 +42,7 @@ def test_a_rank_that_dies_while_it_joins_is_left_out():
         assert torch.equal(found[0]["weights"], weights_after(found[0]["present"], [*both, *again]))
 
 
+@pytest.mark.slow
 def test_a_rank_that_attaches_something_else_is_refused_and_the_others_go_on():
     with crew("gradient_allreduce()") as ranks:
         both = ranks.start("a", "b")
@@ -58,6 +60,7 @@ def test_a_rank_that_attaches_something_else_is_refused_and_the_others_go_on():
         assert {each["ranks"] for each in found} == {3}
 
 
+@pytest.mark.slow
 def test_a_collective_of_the_program_ends_when_a_rank_is_lost():
     """One with which there never was a connection, and which no flight of the attachment waits for."""
     with crew("gradient_allreduce()", keep_alive=0.2) as ranks:
@@ -70,6 +73,7 @@ def test_a_collective_of_the_program_ends_when_a_rank_is_lost():
         assert both[0].hear("stepped")["ranks"] == 1
 
 
+@pytest.mark.slow
 def test_without_the_store_nobody_trains_on():
     with crew("gradient_allreduce()", patience=2.0) as ranks:
         both = ranks.start("a", "b")
