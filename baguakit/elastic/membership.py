@@ -20,6 +20,7 @@ from .rounds import Rounds
 
 log = logging.getLogger("baguakit")
 
+FIRST_STEPS = 3.0  # seconds for the first steps of a round
 FRUITLESS = 3  # regroups without a step between them, and with nobody lost, after which the error is raised
 
 
@@ -207,7 +208,9 @@ def free(groups: list[Any]) -> None:
     """Free what rounds that are over have held, on a thread of its own: gloo may wait without end for a group to close.
 
     It does if a connection was refused, since a rank had been lost before the first message. Errors and the frames that
-    they hold refer to each other, and to the groups.
+    they hold refer to each other, and to the groups: a collection finds them, which stops all threads for a while, and
+    so waits until the first steps of the round have been made.
     """
+    time.sleep(FIRST_STEPS)
     gc.collect()
     groups.clear()
