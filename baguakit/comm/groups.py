@@ -1,5 +1,6 @@
 """Process groups: their checks, and the creation of separate ones."""
 
+import os
 import pickle
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import timedelta
@@ -160,7 +161,10 @@ def lazy_group(store: Any, rank: int, size: int, timeout: timedelta) -> Any:
     """
     gloo: Any = dist.ProcessGroupGloo
     options = gloo._Options()
-    options._timeout, options._devices = timeout, [gloo.create_default_device(lazy_init=True)]
+    # With options of its own, gloo does not look at this variable.
+    names = list(filter(None, os.environ.get("GLOO_SOCKET_IFNAME", "").split(",")))
+    devices = [gloo.create_device(interface=name, lazy_init=True) for name in names]
+    options._timeout, options._devices = timeout, devices or [gloo.create_default_device(lazy_init=True)]
     backends: dict[str, Any] = {"cpu": gloo(PrefixStore("gloo", store), rank, size, options)}
     if torch.cuda.is_available():
         part = PrefixStore("nccl", store)

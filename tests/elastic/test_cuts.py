@@ -40,6 +40,9 @@ def test_the_part_without_the_store_waits_and_comes_back(algorithm):
             found = [each.hear("stepped") for each in three]
             assert {each["ranks"] for each in found} == {3}
             assert {len(members) for members in found[2]["present"].values()} == {3}  # it never trained with fewer
+            for each in three:
+                each.tell("collective")  # between the hosts, by the program
+            assert [each.hear("stepped")["ranks"] for each in three] == [3] * 3
             last = step(three)
             if algorithm == "gradient_allreduce()":
                 assert all(torch.equal(each["weights"], last[0]["weights"]) for each in last)
