@@ -41,7 +41,7 @@ def write(table: Table) -> Path:
                 f"out, and trains again {found['newcomer_median']:.1f} s later.\n"
             )
     if table.machines:
-        parts.append(machine(table.machines))
+        parts.append(f"On {'; '.join(map(machine, table.machines))}.\n")
     PAGE.write_text("\n".join(parts))
     return PAGE
 
