@@ -4,6 +4,7 @@ They are forked from a process that has imported the package, so that one more c
 """
 
 import contextlib
+import ctypes
 import gc
 import multiprocessing
 import os
@@ -27,6 +28,7 @@ from baguakit.elastic.carrying import Carrying
 from baguakit.elastic.membership import Membership
 from bench.netlab import LINK, enter
 
+PR_SET_PDEATHSIG = 1  # of Linux: a signal at the death of the parent, the process from which all are forked
 context = multiprocessing.get_context("forkserver")
 PATIENCE = 60.0  # seconds after which a test has failed
 SHAPES = ((4, 8), (16,), (5, 5), (7,))
@@ -83,6 +85,7 @@ def serve(end: Any, host: str, namespace: Path | None) -> None:
 
 def train(end: Any, store: str, name: str, algorithm: str, options: dict[str, Any]) -> None:
     """Train as `Process` says."""
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)  # it might be making 10⁹ steps when the tests end
     if namespace := options.pop("namespace", None):
         enter(namespace)
         os.environ["GLOO_SOCKET_IFNAME"] = LINK
