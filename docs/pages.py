@@ -16,6 +16,7 @@ SHOWN = {
     "scaling": "bench/scaling/README.md",
     "accuracy": "bench/accuracy/README.md",
     "frontier": "bench/frontier/README.md",
+    "replaced": "bench/elastic/README.md",
     "changelog": "CHANGELOG.md",
     "contributing": "CONTRIBUTING.md",
 }
@@ -27,6 +28,7 @@ def mended(name: str, text: str) -> str:
     file = ROOT / SHOWN.get(name, f"docs/{name}.md")
     folder = HERE if name in SHOWN else file.parent
     pages = {(ROOT / path).resolve(): HERE / f"{page}.md" for page, path in SHOWN.items()}
+    pages |= {path: HERE / "notebooks" / path.name for path in (ROOT / "notebooks").glob("*.ipynb")}
 
     def link(found: re.Match[str]) -> str:
         if "://" in found[2]:
