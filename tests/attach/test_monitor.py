@@ -8,10 +8,19 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from baguakit.attach.monitor import Collective, Monitor
+from baguakit.attach.monitor import Collective, Monitor, PeerError
 from baguakit.attach.monitor.judging import Judge
 from baguakit.attach.monitor.records import Board, Record
 from baguakit.lanes import Flight
+
+
+class EndlessFlight(Flight):
+    """A flight that ends by failing only."""
+
+    def result(self):
+        if self._error is None:
+            raise AssertionError("it would wait without end")
+        raise self._error
 
 
 class CountingFlight(Flight):
@@ -111,3 +120,27 @@ def test_both_threads_ask_on_the_device_of_the_flights(monkeypatch, capfd):
     assert devices == dict.fromkeys(("baguakit monitor", "baguakit monitor clock"), torch.device("cuda", 3))
     monitor.fail("this is printed where the host may be blocked")
     assert "baguakit: this is printed" in capfd.readouterr().err
+
+
+def test_a_flight_that_takes_off_while_the_monitor_gives_up_ends_too():
+    """Another thread gave up between the launch's own question and its entry: an elastic rank waited without end."""
+    monitor, _, aborts = monitored()
+    early = launched(0.0, EndlessFlight())
+    monitor.launched(0, early)
+    monitor.fail("rank 1 is lost")
+    late = launched(0.0, EndlessFlight())
+    monitor.launched(0, late)
+    for each in (early, late):
+        with pytest.raises(PeerError, match="rank 1 is lost"):
+            monitor.wait_for(each)
+    assert aborts == [1]
+
+
+def test_a_flight_that_replaces_its_placeholder_after_the_monitor_gave_up_ends_too():
+    monitor, _, _ = monitored()
+    agreement = Collective(label="an agreement")
+    monitor.launched(0, agreement)
+    monitor.fail("rank 1 is lost")
+    agreement.flight = EndlessFlight()
+    with pytest.raises(PeerError, match="rank 1 is lost"):
+        monitor.wait_for(agreement)

@@ -85,6 +85,7 @@ class Monitor:
         launches = self._history.add(lane, collective.label, collective.step)
         with self._lock:
             self._air[collective] = (lane, launches)
+        self._end_if_given_up(collective)
         return launches
 
     def wait_for(self, collective: Collective) -> Any:
@@ -92,6 +93,7 @@ class Monitor:
 
         An error of torch about the network is not shown as the cause, since the sentence says more.
         """
+        self._end_if_given_up(collective)
         try:
             return collective.flight.result()
         except Exception as error:
@@ -100,6 +102,11 @@ class Monitor:
         finally:
             with self._lock:
                 self._air.pop(collective, None)
+
+    def _end_if_given_up(self, collective: Collective) -> None:
+        """End a flight that `fail`, on another thread, was too early to see: it took off, or replaced a placeholder."""
+        if self.error is not None:
+            collective.flight.fail(self.error)
 
     @contextlib.contextmanager
     def busy(self, what: str) -> Iterator[None]:
@@ -281,8 +288,8 @@ class Monitor:
 
     def fail(self, sentence: str) -> PeerError:
         """Give up: end all flights with a PeerError, and return it. The first sentence is kept."""
-        self.error = self.error or PeerError(sentence)
         with self._lock:
+            self.error = self.error or PeerError(sentence)  # before the look: later flights see it themselves
             waiting = list(self._air)
         for collective in waiting:
             collective.flight.fail(self.error)
