@@ -28,3 +28,8 @@ class Collective:
     step: int | None = None
     flight: Flight = field(default_factory=Unlaunched)
     launched: float = field(default_factory=time.time)
+
+    def end(self, error: Exception | None) -> None:
+        """End the flight with an error; None ends nothing."""
+        if error is not None:
+            self.flight.fail(error)

@@ -85,7 +85,7 @@ class Monitor:
         launches = self._history.add(lane, collective.label, collective.step)
         with self._lock:
             self._air[collective] = (lane, launches)
-        self._end_if_given_up(collective)
+        collective.end(self.error)  # on another thread `fail` may have looked too early to see it
         return launches
 
     def wait_for(self, collective: Collective) -> Any:
@@ -93,7 +93,7 @@ class Monitor:
 
         An error of torch about the network is not shown as the cause, since the sentence says more.
         """
-        self._end_if_given_up(collective)
+        collective.end(self.error)  # `fail` may have ended a placeholder in place of this flight
         try:
             return collective.flight.result()
         except Exception as error:
@@ -102,11 +102,6 @@ class Monitor:
         finally:
             with self._lock:
                 self._air.pop(collective, None)
-
-    def _end_if_given_up(self, collective: Collective) -> None:
-        """End a flight that `fail`, on another thread, was too early to see: it took off, or replaced a placeholder."""
-        if self.error is not None:
-            collective.flight.fail(self.error)
 
     @contextlib.contextmanager
     def busy(self, what: str) -> Iterator[None]:
@@ -292,7 +287,7 @@ class Monitor:
             self.error = self.error or PeerError(sentence)  # before the look: later flights see it themselves
             waiting = list(self._air)
         for collective in waiting:
-            collective.flight.fail(self.error)
+            collective.end(self.error)
         if self.device.type == "cuda":  # the host may be blocked in CUDA, where no hook comes to raise it
             print(f"baguakit: {self.error}", file=sys.stderr, flush=True)
         self.abort()
