@@ -61,7 +61,7 @@ def test_collectives(n):
         assert out["objects"] == [{"rank": p} for p in range(n)]
         assert out["ring"] == {p: float(p) for p in {(r - 1) % n, (r + 1) % n} - {r}}
         peers = len({(r - 1) % n, (r + 1) % n} - {r})
-        wire = 2 * (n - 1) / n * 16 * n + (n - 1) * 16 + (n - 1) * 8 + peers * 12
+        wire = 2 * (n - 1) / n * 16 * n + (n - 1) * 16 + (n - 1) * 8 + (n - 1) / n * 8 + peers * 12
         assert sent == ({"flat": wire} if n > 1 else {})
 
 

@@ -199,6 +199,7 @@ class Comm:
         """Overwrite `x` with the tensor of rank `source`."""
         integer("source", source, 0, self.size - 1)
         if self.size > 1:
+            self._count((self.size - 1) / self.size * x.nbytes)  # of each rank in the mean
             dist.broadcast(x, group=self.group, group_src=source)
         return x
 
@@ -233,8 +234,7 @@ class Comm:
 
     def exchange(self, x: Tensor, sources: Iterable[int], targets: Iterable[int]) -> dict[int, Tensor]:
         """Send `x` to every target, and return the tensor from each source, in the order of `sources`."""
-        received = {peer: torch.empty_like(x) for peer in sources}
-        return self.exchange_each(dict.fromkeys(targets, x), received, x.device)
+        return self.exchange_each(dict.fromkeys(targets, x), {p: torch.empty_like(x) for p in sources}, x.device)
 
     def exchange_each(
         self, outgoing: Mapping[int, Tensor], incoming: dict[int, Tensor], device: torch.device | None = None

@@ -12,9 +12,8 @@ import torch.distributed as dist
 from torch import Tensor
 
 from ..comm import Comm
-from ..compressors import Compressor
 from ..keeping import finite, keep_
-from ..primitives.compressed import compresses
+from ..primitives import compressed_reduce_scatter
 from ..stages import CompressedMean, ErrorFeedback, Mean, Stage, State
 
 
@@ -43,25 +42,8 @@ def scatter(stage: Stage, x: Tensor, state: State, comm: Comm) -> Tensor:
 
 
 def _scatter(stage: Any, x: Tensor, comm: Comm, lost: Tensor | None) -> Tensor:
-    if isinstance(stage, Mean) or not compresses(x, stage.compressor, stage.compressor, comm):
-        if lost is not None:
-            lost.zero_()
-        return comm.reduce_scatter(x.mul_(1 / comm.size))
-    rows = x.view(comm.size, -1)
-    packed = stage.compressor.compress(rows, None if lost is None else lost.view(rows.shape), key=comm.key())
-    received = torch.empty_like(packed)
-    comm.all_to_all_later(received, packed).wait()
-    mean = torch.zeros(rows.shape[1], dtype=torch.float32, device=x.device)
-    stage.compressor.add_(mean, received, torch.full((comm.size,), 1 / comm.size, dtype=torch.float32, device=x.device))
-    return mean.to(x.dtype)
-
-
-def gather(compressor: Compressor, shard: Tensor, out: Tensor, comm: Comm) -> None:
-    """Fill `out` (size · k,) with the shards (k,) of all ranks as they decompress, this one's own included."""
-    if not out.is_floating_point():
-        comm.note(compressor, out.dtype, "not floating-point")
-    if not out.is_floating_point() or not compresses(out, compressor, compressor, comm):
-        out.copy_(comm.all_gather(shard))
-        return
-    packed = comm.all_gather(compressor.compress(shard.view(1, -1), key=comm.key()))
-    compressor.decompress(packed, shard.numel(), out.dtype, out=out.view(comm.size, -1))
+    if not isinstance(stage, Mean):
+        return compressed_reduce_scatter(x, stage.compressor, comm, residual=lost, average=True)
+    if lost is not None:
+        lost.zero_()
+    return comm.reduce_scatter(x.mul_(1 / comm.size))

@@ -20,9 +20,10 @@ from ..attach.seeing.row import Row
 from ..attach.setup.setup import Setup
 from ..comm import Comm, Note
 from ..compressors import Compressor
+from ..primitives import compressed_all_gather
 from ..stages import Mean, Stage, State
 from .handle import Handle
-from .scatter import gather, scatter
+from .scatter import scatter
 from .units import Unit
 
 Layouts = Sequence[dict[Tensor, str]]
@@ -186,7 +187,12 @@ class AllGather(Allocator):
         channel, notes = self.handle._channel, list[Note]()
 
         def work(comm: Comm) -> None:
-            gather(self.compressor, input_tensor, output_tensor, comm.stand(0, None, 0, self.sent, notes))
+            comm = comm.stand(0, None, 0, self.sent, notes)
+            if output_tensor.is_floating_point():
+                compressed_all_gather(input_tensor, self.compressor, comm, out=output_tensor)
+            else:
+                comm.note(self.compressor, output_tensor.dtype, "not floating-point")
+                output_tensor.copy_(comm.all_gather(input_tensor))
 
         collective = channel.begin("weights", work)
         self.launches += 1

@@ -6,6 +6,14 @@ Optimizer steps and `gradient_norm`, which are local, come from `baguakit.optim.
 """
 
 from ..optim.steps import Fixed, adam_step_, adamw_step_, gradient_norm, lion_step_, sgd_step_
+from .collectives import (
+    compressed_all_gather,
+    compressed_all_to_all,
+    compressed_broadcast_,
+    compressed_receive_,
+    compressed_reduce_scatter,
+    compressed_send,
+)
 from .compressed import compressed_mean_
 from .flights import launch
 from .means import mean_
@@ -16,7 +24,13 @@ __all__ = [
     "Fixed",
     "adam_step_",
     "adamw_step_",
+    "compressed_all_gather",
+    "compressed_all_to_all",
+    "compressed_broadcast_",
     "compressed_mean_",
+    "compressed_receive_",
+    "compressed_reduce_scatter",
+    "compressed_send",
     "gradient_norm",
     "launch",
     "lion_step_",

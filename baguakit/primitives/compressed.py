@@ -56,7 +56,7 @@ def compressed_mean_(x: Tensor, compressor: Compressor, comm: Comm, residual: Te
         check_residual(residual, x)
         residual = residual.view(-1)
     codec, n = compressor._unchecked(x), comm.size
-    if not compresses(x, compressor, codec, comm) or n == 1:
+    if not compresses(x.numel(), x.dtype, compressor, codec, comm) or n == 1:
         if residual is not None:
             residual.zero_()
         return mean_(x, comm)
@@ -77,7 +77,7 @@ def check_residual(residual: Tensor, x: Tensor) -> None:
 
 
 def pays(values: int, value_bytes: int, compressor: Compressor | Unchecked, size: int) -> bool:
-    """Return whether a compressed mean of `values` over `size` ranks, in two hops, sends no more than a plain one."""
+    """Return whether `values`, in `size` messages of equal length, are no more bytes packed than as they are."""
     shard = -(-values // size)
     return values > 0 and compressor.row_bytes(shard) <= shard * value_bytes
 
@@ -103,19 +103,26 @@ class Longer(NamedTuple):
         return f"{self.sent:,} bytes, and {self.plain:,} uncompressed"
 
 
-def compresses(x: Tensor, compressor: Compressor, codec: Compressor | Unchecked, comm: Comm) -> bool:
-    """Return whether a mean of `x` is sent compressed, as it is if that pays, and note it.
+def compresses(
+    values: int,
+    dtype: torch.dtype,
+    compressor: Compressor,
+    codec: Compressor | Unchecked,
+    comm: Comm,
+    rows: int | None = None,
+) -> bool:
+    """Return whether so many values of a dtype are sent compressed, as they are if that pays, and note it.
 
     Args:
         compressor: the one that was asked for.
         codec: its operations.
+        rows: in how many messages of equal length they are sent; None for one for each rank.
     """
-    values, n = x.numel(), comm.size
-    if pays(values, x.element_size(), codec, n):
+    if pays(values, dtype.itemsize, codec, comm.size if rows is None else rows):
         comm.note(compressor, compressor)
         return True
     if values:
-        comm.note(compressor, x.dtype, Fewer(values, n))
+        comm.note(compressor, dtype, Fewer(values, comm.size))
     return False
 
 

@@ -23,12 +23,21 @@ def pieces_of(values: int, gpu: bool) -> int:
 
 def pieces(x: Tensor, rows: int = 1) -> tuple[slice, ...]:
     """Return the pieces of a flat tensor, each of so many rows of equal length."""
-    return _pieces(x.numel(), rows, x.is_cuda)
+    return _pieces(x.numel(), rows * width_of_pieces(x.numel(), rows, x.is_cuda))
+
+
+def row_pieces(length: int, rows: int, gpu: bool) -> tuple[slice, ...]:
+    """Return the pieces of one of so many rows, each of `length` values, that travel together."""
+    return _pieces(length, width_of_pieces(length * rows, rows, gpu))
+
+
+def width_of_pieces(values: int, rows: int, gpu: bool) -> int:
+    """Return the values of each row in a piece."""
+    width = -(-values // (pieces_of(values, gpu) * rows))
+    return width + -width % (BLOCKS if width >= 2 * BLOCKS else LINE)
 
 
 @lru_cache(maxsize=1024)  # the lengths of a model's buckets are few
-def _pieces(values: int, rows: int, gpu: bool) -> tuple[slice, ...]:
-    width = -(-values // (pieces_of(values, gpu) * rows))
-    width += -width % (BLOCKS if width >= 2 * BLOCKS else LINE)
-    starts = range(0, values, rows * width) if values else ()
-    return tuple(slice(start, min(start + rows * width, values)) for start in starts)
+def _pieces(values: int, width: int) -> tuple[slice, ...]:
+    starts = range(0, values, width) if values else ()
+    return tuple(slice(start, min(start + width, values)) for start in starts)

@@ -1,0 +1,27 @@
+"""Compressed collectives: weights, tokens and activations in fewer bytes, over one group of ranks.
+
+N is the number of values of a tensor, n that of ranks, and c(N) the bytes of N packed values.
+
+    all-gather        each rank sends its N values                          (n − 1) c(N)
+    reduce-scatter    each rank sends what the others add up, of N          (n − 1) c(N/n)
+    all-to-all        each rank sends N_r values to rank r                  Σ_r c(N_r)
+    broadcast         each rank but the last passes N values on             c(N)
+    send              to one rank                                           c(N)
+
+Bytes are those that one rank sends. Values that would be more bytes packed (a handful of them) travel as they are.
+"""
+
+from .broadcasts import compressed_broadcast_
+from .gathers import compressed_all_gather
+from .messages import compressed_receive_, compressed_send
+from .scatters import compressed_reduce_scatter
+from .transposes import compressed_all_to_all
+
+__all__ = [
+    "compressed_all_gather",
+    "compressed_all_to_all",
+    "compressed_broadcast_",
+    "compressed_receive_",
+    "compressed_reduce_scatter",
+    "compressed_send",
+]

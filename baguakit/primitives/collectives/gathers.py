@@ -1,0 +1,63 @@
+"""The values of all ranks, on all ranks."""
+
+import torch
+from torch import Tensor
+
+from ...arguments import instance, shown
+from ...comm import Comm
+from ...compressors import Compressor
+from ..compressed import compresses
+from ..pieces import row_pieces
+from ..transports import row_transport
+from .rows import bytes_for, decompress_rows, values_in
+
+
+@torch.no_grad()
+def compressed_all_gather(x: Tensor, compressor: Compressor, comm: Comm, out: Tensor | None = None) -> Tensor:
+    """Return the tensors `x` (k, …) of all ranks, concatenated and rounded: (size · k, …).
+
+        out = [Q(x_0); Q(x_1); … ; Q(x_{n−1})]
+
+    Every rank decodes the same bytes, those of its own values included, so the results are bitwise equal. Each sends
+    (n − 1) c(N) bytes of its N values, in pieces: one is compressed while another is on the wire. Where c(N) would be
+    more than N values are, `x` travels as it is.
+
+    Args:
+        x: a floating tensor, of one shape and dtype on all ranks. It is only read, and may be a part of `out`.
+        compressor: such as `compressors.MinMaxUInt8()`.
+        comm: the group. With one rank nothing is sent and nothing is lost.
+        out: a contiguous tensor of n N values in the dtype of `x` to write to, instead of a new one.
+
+    Returns:
+        `out`; a new tensor of shape (size · k, …), or (size,) for a scalar, without it.
+
+    Raises:
+        TypeError: `x` is not floating, or is sparse; `compressor` keeps some places only.
+        ValueError: `out` does not fit.
+    """
+    mine, n = values_in(x, compressor, comm), comm.size
+    shape = (n * x.shape[0], *x.shape[1:]) if x.dim() else (n,)
+    result = x.new_empty(shape) if out is None else check_output(out, x, n)
+    rows, codec = result.detach().view(n, -1) if mine.numel() else result, compressor._unchecked(x)
+    if not compresses(n * mine.numel(), x.dtype, compressor, codec, comm) or n == 1:
+        if mine.numel():
+            rows.copy_(comm.all_gather(mine).view(n, -1))
+        return result
+    parts = row_pieces(mine.numel(), n, x.is_cuda)
+    transport = row_transport(comm, [bytes_for(n, part.stop - part.start, codec, x.device) for part in parts])
+    for i, part in enumerate(parts):
+        transport.gather(i, codec.compress(mine[part].view(1, -1), None, comm.key(i)))
+    for i, part in enumerate(parts):
+        decompress_rows(codec, transport.arrived(i), rows[:, part])
+    transport.close()
+    return result
+
+
+def check_output(out: Tensor, x: Tensor, n: int) -> Tensor:
+    """Return `out` if it has room for the values of n tensors like `x`; else raise."""
+    instance("out", out, Tensor, "a tensor")
+    if out.numel() != n * x.numel() or out.dtype != x.dtype or out.device != x.device or not out.is_contiguous():
+        raise ValueError(
+            f"out is a contiguous tensor of {n * x.numel()} values of {x.dtype} on {x.device}, not {shown(out)}"
+        )
+    return out

@@ -1,0 +1,50 @@
+"""Rows of values as rows of bytes, whole or in pieces: pieces of several rows lie apart in memory."""
+
+import math
+
+import torch
+from torch import Tensor
+
+from ...arguments import tensor
+from ...comm import Comm, check_comm
+from ...compressors import Compressor
+from ...compressors.base import Unchecked, check_dense, check_dtype
+
+
+def values_in(x: Tensor, compressor: Compressor, comm: Comm) -> Tensor:
+    """Return the values of `x`, flat and contiguous, once the arguments of a primitive have been checked."""
+    check_comm(comm)
+    check_dense("compressor", compressor)
+    check_dtype("x", tensor("x", x, floating=True).dtype)
+    return x.detach().reshape(-1)
+
+
+def width_of(x: Tensor) -> int:
+    """Return the number of values at each index of dimension 0."""
+    return math.prod(x.shape[1:])
+
+
+def bytes_for(rows: int, values: int, codec: Unchecked, device: torch.device) -> Tensor:
+    """Return memory for packed rows of so many values."""
+    return torch.empty(rows, codec.row_bytes(values), dtype=torch.uint8, device=device)
+
+
+def compress_rows(codec: Unchecked, rows: Tensor, residual: Tensor | None, comm: Comm, salt: int) -> Tensor:
+    """Return the packed rows of `rows` (n, values), and write to `residual` (n, values) what they lose.
+
+    `rows` and `residual` may be columns of longer rows, which are compressed one by one.
+    """
+    if rows.is_contiguous():
+        return codec.compress(rows, residual, comm.key(salt))
+    n = len(rows)
+    lost = [None] * n if residual is None else residual.split(1)
+    return torch.cat([codec.compress(rows[r : r + 1], lost[r], comm.key(salt * n + r)) for r in range(n)])
+
+
+def decompress_rows(codec: Unchecked, packed: Tensor, rows: Tensor) -> None:
+    """Write the values of packed rows to `rows` (n, values), which may be columns of longer rows."""
+    if rows.is_contiguous():
+        codec.decompress(packed, rows.shape[1], rows.dtype, rows)
+        return
+    for one, row in zip(packed.split(1), rows.split(1), strict=True):
+        codec.decompress(one, rows.shape[1], rows.dtype, row)

@@ -1,0 +1,67 @@
+"""The sum over all ranks, a shard of it on each."""
+
+import torch
+from torch import Tensor
+
+from ...arguments import shown, truth
+from ...comm import Comm
+from ...compressors import Compressor
+from ..compressed import check_residual, compresses
+from ..pieces import row_pieces
+from ..transports import row_transport
+from .rows import bytes_for, compress_rows, values_in
+
+
+@torch.no_grad()
+def compressed_reduce_scatter(
+    x: Tensor, compressor: Compressor, comm: Comm, residual: Tensor | None = None, average: bool = False
+) -> Tensor:
+    """Return this rank's shard (k, …) of the sum of `x` (size · k, …) over all ranks, sending only compressed values.
+
+        shard_r = Σ_q Q(shard r of x_q)     or, with `average`, (1/n) Σ_q of it
+
+    Values are rounded once, and added in fp32 in the order of the ranks. Each rank sends (n − 1) c(N/n) bytes of its N
+    values, in pieces: one is compressed while another is on the wire. Where packed shards would be more bytes than
+    their values, `x` travels as it is, and is summed in its dtype.
+
+    Args:
+        x: a floating tensor, of one shape and dtype on all ranks. It is only read.
+        compressor: such as `compressors.MinMaxUInt8()`.
+        comm: the group. With one rank nothing is sent and nothing is lost.
+        residual: fp32, as long as `x`; overwritten by what compression lost of this rank's contribution, x − Q(x), such
+            that Σ_q residual_q = Σ_q x_q − the sum, up to the rounding of the sum.
+        average: divide the sum by the number of ranks.
+
+    Returns:
+        A new tensor (k, …) in the dtype of `x`.
+
+    Raises:
+        TypeError: `x` is not floating, or is sparse; `compressor` keeps some places only.
+        ValueError: `x` is not divisible among the ranks; `residual` is not contiguous, not fp32, or not as long as `x`.
+    """
+    values, n = values_in(x, compressor, comm), comm.size
+    truth("average", average)
+    if residual is not None:
+        check_residual(residual, x)
+    if not x.dim() or x.shape[0] % n:
+        raise ValueError(f"x is (size · k, …), its first dimension a multiple of {n} ranks, not {shown(x)}; pad it")
+    shape, codec = (x.shape[0] // n, *x.shape[1:]), compressor._unchecked(x)
+    if not compresses(values.numel(), x.dtype, compressor, codec, comm) or n == 1:
+        if residual is not None:
+            residual.zero_()
+        if n == 1 or not values.numel():
+            return values.clone().view(shape)
+        return comm.reduce_scatter(values * (1 / n) if average else values).view(shape)
+    rows = values.view(n, -1)
+    lost = None if residual is None else residual.detach().view(n, -1)
+    parts = row_pieces(rows.shape[1], n, x.is_cuda)
+    transport = row_transport(comm, [bytes_for(n, part.stop - part.start, codec, x.device) for part in parts])
+    for i, part in enumerate(parts):
+        packed = compress_rows(codec, rows[:, part], None if lost is None else lost[:, part], comm, i)
+        transport.scatter(i, packed)
+    total = torch.zeros(rows.shape[1], dtype=torch.float32, device=x.device)
+    weights = torch.full((n,), 1 / n if average else 1.0, dtype=torch.float32, device=x.device)
+    for i, part in enumerate(parts):
+        compressor.add_(total[part], transport.arrived(i), weights)
+    transport.close()
+    return total.to(x.dtype).view(shape)

@@ -1,0 +1,173 @@
+"""Values that each rank has for each other: tokens to experts, heads for sequences."""
+
+from collections.abc import Sequence
+from itertools import accumulate, pairwise
+
+import torch
+from torch import Tensor
+
+from ...arguments import integer, said, several, shown
+from ...comm import Comm
+from ...compressors import Compressor
+from ...compressors.base import Unchecked
+from ..compressed import Fewer, pays
+from ..pieces import row_pieces
+from ..transports import message_transport, row_transport
+from .rows import bytes_for, compress_rows, decompress_rows, values_in, width_of
+
+
+@torch.no_grad()
+def compressed_all_to_all(
+    x: Tensor,
+    compressor: Compressor,
+    comm: Comm,
+    output_split_sizes: Sequence[int] | None = None,
+    input_split_sizes: Sequence[int] | None = None,
+) -> Tensor:
+    """Send a part of `x` to each rank, compressed, and return the parts that all ranks have for this one.
+
+        out = [Q(part r of x_0); Q(part r of x_1); … ; Q(part r of x_{n−1})]  on rank r
+
+    A rank's part for itself does not travel, and is exact. Each rank sends Σ c(N_r) bytes over the other ranks r, N_r
+    being the values for r, in pieces: one is compressed while another is on the wire. A part of which the packed values
+    would be more bytes than the values travels as it is.
+
+    Args:
+        x: a floating tensor (rows, …), of one dtype and one shape but for its first dimension on all ranks. It is only
+            read.
+        compressor: such as `compressors.MinMaxUInt8()`.
+        comm: the group. With one rank nothing is sent and nothing is lost.
+        output_split_sizes: the rows that come from each rank; with `input_split_sizes`, which must agree across ranks.
+        input_split_sizes: the rows of `x` that go to each rank, in their order; any of them may be 0. Without both, all
+            parts are of rows / size rows.
+
+    Returns:
+        A new tensor (Σ output_split_sizes, …), in the order of the ranks.
+
+    Raises:
+        TypeError: `x` is not floating, or is sparse; `compressor` keeps some places only; only one of the splits is
+            given.
+        ValueError: `x` cannot be split so.
+    """
+    values, n, rank = values_in(x, compressor, comm), comm.size, comm.rank
+    sends, receives = splits_of(x, output_split_sizes, input_split_sizes, comm)
+    out, width, codec = x.new_empty(sum(receives), *x.shape[1:]), width_of(x), compressor._unchecked(x)
+    leaving, coming = parts_of(values, sends, width), parts_of(out.view(-1), receives, width)
+    coming[rank].copy_(leaving[rank])
+    travelling = [*leaving[:rank], *leaving[rank + 1 :], *coming[:rank], *coming[rank + 1 :]]
+    note(travelling, compressor, codec, comm)
+    if n == 1:
+        return out
+    if output_split_sizes is None and packs(leaving[0], codec):
+        _of_equal_parts(values.view(n, -1), out.view(n, -1), codec, comm)
+    else:
+        _of_parts(leaving, coming, codec, comm, x.device)
+    return out
+
+
+def splits_of(
+    x: Tensor, output_split_sizes: Sequence[int] | None, input_split_sizes: Sequence[int] | None, comm: Comm
+) -> tuple[list[int], list[int]]:
+    """Return the rows of `x` that go to each rank and those that come from each, or raise."""
+    n = comm.size
+    if (output_split_sizes is None) != (input_split_sizes is None):
+        raise TypeError(
+            "output_split_sizes and input_split_sizes are given both or neither; "
+            f"they are {shown(output_split_sizes)} and {shown(input_split_sizes)}"
+        )
+    if output_split_sizes is None or input_split_sizes is None:
+        if not x.dim() or x.shape[0] % n:
+            raise ValueError(
+                f"the first dimension of x is a multiple of {n} ranks if no splits are given, and x is {shown(x)}; "
+                "give output_split_sizes and input_split_sizes"
+            )
+        return [x.shape[0] // n] * n, [x.shape[0] // n] * n
+    sends = sizes("input_split_sizes", input_split_sizes, n)
+    receives = sizes("output_split_sizes", output_split_sizes, n)
+    if not x.dim() or sum(sends) != x.shape[0]:
+        raise ValueError(f"input_split_sizes add up to the rows of x; they are {sends}, and x is {shown(x)}")
+    if sends[comm.rank] != receives[comm.rank]:
+        raise ValueError(
+            f"rank {comm.rank} has {sends[comm.rank]} rows for itself by input_split_sizes, "
+            f"and {receives[comm.rank]} by output_split_sizes"
+        )
+    return sends, receives
+
+
+def sizes(name: str, values: Sequence[int], n: int) -> list[int]:
+    """Return `values` if they are a number of rows for each of `n` ranks; else raise."""
+    listed = several(name, values, "a list of numbers of rows", ordered=True)
+    if len(listed) != n:
+        raise ValueError(said(name, f"a number of rows for each of {n} ranks", values))
+    return [integer(f"each of {name}", value, 0) for value in listed]
+
+
+def parts_of(values: Tensor, rows: list[int], width: int) -> list[Tensor]:
+    """Return views of so many rows of a flat tensor, one part after another."""
+    ends = accumulate(rows, initial=0)
+    return [values[begin * width : end * width] for begin, end in pairwise(ends)]
+
+
+def packs(part: Tensor, codec: Unchecked) -> bool:
+    """Return whether a part travels compressed: its sender and its receiver decide alike."""
+    return pays(part.numel(), part.element_size(), codec, 1)
+
+
+def note(parts: list[Tensor], compressor: Compressor, codec: Unchecked, comm: Comm) -> None:
+    """Note in which formats the parts fly that this rank sends and receives."""
+    as_they_are = [part for part in parts if part.numel() and not packs(part, codec)]
+    if len(as_they_are) < sum(part.numel() > 0 for part in parts):
+        comm.note(compressor, compressor)
+    if as_they_are:
+        comm.note(compressor, as_they_are[0].dtype, Fewer(max(part.numel() for part in as_they_are), comm.size))
+
+
+def _of_equal_parts(rows: Tensor, out: Tensor, codec: Unchecked, comm: Comm) -> None:
+    """Send row r of `rows` to rank r, and write what comes from rank r to row r of `out`, but for this rank's own."""
+    n, rank = rows.shape[0], comm.rank
+    parts = row_pieces(rows.shape[1], n, rows.is_cuda)
+    transport = row_transport(comm, [bytes_for(n, part.stop - part.start, codec, rows.device) for part in parts])
+    for i, part in enumerate(parts):
+        transport.scatter(i, compress_rows(codec, rows[:, part], None, comm, i))
+    for i, part in enumerate(parts):
+        decompress_rows(codec, transport.arrived(i), out[:, part])
+    out[rank] = rows[rank]
+    transport.close()
+
+
+def _of_parts(leaving: list[Tensor], coming: list[Tensor], codec: Unchecked, comm: Comm, device: torch.device) -> None:
+    """Send each rank its part of `leaving`, and fill the parts of `coming`, but for this rank's own."""
+    n = comm.size
+    peers = [rank for rank in range(n) if rank != comm.rank]
+    sent, heard = ({p: cut(parts[p], n, codec) for p in peers} for parts in (leaving, coming))
+    # Sender and receiver cut a part alike. On a GPU, where all ranks call for each tag, there is one of them.
+    tags = range(max([1, *map(len, sent.values()), *map(len, heard.values())]))
+    incoming: list[dict[int, Tensor]] = [
+        {
+            p: bytes_for(1, pieces[tag].numel(), codec, device) if packs(coming[p], codec) else pieces[tag]
+            for p, pieces in heard.items()
+            if tag < len(pieces)
+        }
+        for tag in tags
+    ]
+    transport = message_transport(comm, incoming, device)
+    for tag in tags:
+        outgoing: dict[int, Tensor] = {}
+        for p, pieces in sent.items():
+            if tag < len(pieces):
+                piece = pieces[tag]
+                packed = packs(leaving[p], codec)
+                outgoing[p] = codec.compress(piece.view(1, -1), None, comm.key(tag * n + p)) if packed else piece
+        transport.send(tag, outgoing)
+    for tag in tags:
+        for p, arrived in transport.arrived(tag).items():
+            if packs(coming[p], codec):
+                decompress_rows(codec, arrived, heard[p][tag].view(1, -1))
+    transport.close()
+
+
+def cut(part: Tensor, n: int, codec: Unchecked) -> list[Tensor]:
+    """Return the pieces in which a part travels: none of an empty one, and one if it is not compressed."""
+    if not packs(part, codec):
+        return [part] if part.numel() else []
+    return [part[piece] for piece in row_pieces(part.numel(), n, part.is_cuda)]
