@@ -2,7 +2,6 @@
 
 import contextlib
 import linecache
-import pickle
 import sys
 import threading
 import weakref
@@ -14,8 +13,9 @@ import torch
 from ..arguments import integer, real, truth
 from .display import Screen
 from .launcher import launcher
+from .pickling import dumps, takes_closures
 from .processes import Call, Processes
-from .serving import Work, pickler
+from .serving import Work
 
 if TYPE_CHECKING:
     from typing_extensions import TypeVarTuple, Unpack  # Python 3.10 has them there only
@@ -215,11 +215,10 @@ def pack(function: Callable[..., Any], args: tuple[Any, ...]) -> bytes:
     """
     if not callable(function):
         raise TypeError(f"run takes a function and its arguments, not {function!r}; leave out the parentheses")
-    by = pickler()
     try:
-        return bytes(by.dumps((function, args)))
+        return dumps((function, args))
     except Exception as error:
-        missing = "" if by is not pickle else "; for closures and functions of a notebook install cloudpickle"
+        missing = "" if takes_closures() else "; for closures and functions of a notebook install cloudpickle"
         raise TypeError(f"{function!r} cannot be sent to the ranks: {error}{missing}") from error
 
 

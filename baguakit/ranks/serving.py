@@ -1,7 +1,6 @@
 """The code of a rank: it joins the other ranks, then runs calls until the caller ends."""
 
 import faulthandler
-import importlib
 import importlib.util
 import itertools
 import linecache
@@ -23,6 +22,7 @@ from torch.distributed.constants import default_pg_timeout
 
 from ..arguments import integer, said
 from .connections import RankConnection
+from .pickling import dumps
 
 T = TypeVar("T")
 HOST, LOOPBACKS = "127.0.0.1", ("lo", "lo0")
@@ -98,11 +98,6 @@ class Progress:
     done: int
     total: int | None
     ended: bool
-
-
-def pickler() -> Any:
-    """Return the module that pickles functions: cloudpickle, which supports closures, or pickle without it."""
-    return importlib.import_module("cloudpickle" if importlib.util.find_spec("cloudpickle") else "pickle")
 
 
 _connection: RankConnection | None = None
@@ -198,7 +193,7 @@ def perform(work: Work, kept: dict[str, Any]) -> Reply:
     except BaseException as error:
         return Reply(work.number, error=traceback_of(error))
     try:
-        return Reply(work.number, value=pickler().dumps(value))
+        return Reply(work.number, value=dumps(value))
     except Exception as error:
         message = f"TypeError: the result of the function cannot be sent ({error}); return tensors, numbers or text"
         return Reply(work.number, error=message)
