@@ -9,8 +9,8 @@ import torch
 import torch.distributed as dist
 
 from baguakit.attach.monitor import Collective, Monitor, PeerError
-from baguakit.attach.monitor.judging import Judge
-from baguakit.attach.monitor.records import Board, Record
+from baguakit.attach.monitor.board import Board
+from baguakit.attach.monitor.records import Record
 from baguakit.lanes import Flight
 
 
@@ -44,24 +44,25 @@ def monitored(timeout=600.0, broken=str):
     """Rank 0 of two, whose threads do not run, and how often it has given up. Rank 1 has written once."""
     store, aborts = dist.HashStore(), []
     monitor = Monitor(store, 0, 2, timedelta(seconds=timeout), lambda: aborts.append(1), broken)
-    Board(store, 1, 2).write(Record(1, {}))
-    return monitor, Judge(0, timeout, monitor._history), aborts
+    for rank in (1, 0):
+        Board(store, rank, 2).arrive(Record(1, {}))
+    return monitor, aborts
 
 
 def test_no_flight_is_asked_before_two_heartbeats():
     """On CUDA the question is an event query, which ends a graph capture that the user has begun."""
-    monitor, judge, _ = monitored()
+    monitor, _ = monitored()
     assert monitor.beat == 1.0
     young = [launched(age, CountingFlight()) for age in (0.0, 1.5)]
     for each in young:
         monitor.launched(0, each)
     for _ in range(5):
-        monitor._look(judge)
+        monitor.watch.turn()
     assert [each.flight.asked for each in young] == [0, 0]
 
 
 def test_flights_are_asked_from_the_oldest_to_the_first_that_is_not_done():
-    monitor, _, _ = monitored()
+    monitor, _ = monitored()
     flights = [
         launched(4.0, CountingFlight()),
         launched(5.0, CountingFlight(arrived=True)),
@@ -69,34 +70,35 @@ def test_flights_are_asked_from_the_oldest_to_the_first_that_is_not_done():
     ]
     for each in flights:
         monitor.launched(0, each)
-    found = monitor._oldest()
-    assert found is not None and found[0] is flights[0] and [each.flight.asked for each in flights] == [1, 1, 0]
+    found, failed = monitor.air.awaited(time.time() - 2 * monitor.beat)
+    assert found is not None and found.collective is flights[0] and not failed
+    assert [each.flight.asked for each in flights] == [1, 1, 0]
 
 
 def test_an_error_of_the_network_is_told_once_nobody_is_found_to_blame():
     error = [""]
-    monitor, judge, aborts = monitored(broken=lambda: error[0])
+    monitor, aborts = monitored(broken=lambda: error[0])
     late = launched(10.0, CountingFlight())
     monitor.launched(0, late)
-    monitor._look(judge)
+    monitor.watch.turn()
     error[0] = "COMM_ERROR"
-    monitor._look(judge)
+    monitor.watch.turn()
     assert monitor.error is None and not aborts
     monitor.inquiry = -1.0
-    monitor._look(judge)
+    monitor.watch.turn()
     assert str(monitor.error) == "a flight of 10 s failed on rank 0: NCCL reports COMM_ERROR"
     assert late.flight.error is monitor.error and len(aborts) == 1
 
 
 @pytest.mark.parametrize(("error", "named"), {"": False, "COMM_ERROR": True}.items())
 def test_with_an_error_of_the_network_a_silent_rank_is_dead_sooner(error, named):
-    monitor, judge, _ = monitored(broken=lambda: error)
+    monitor, _ = monitored(broken=lambda: error)
     monitor.launched(0, launched(10.0, CountingFlight()))
-    monitor._look(judge)
-    beats, _ = judge.seen[1]
+    monitor.watch.turn()
+    seen, clock = monitor.watch.judge.seen, monitor.watch.clock
     silent = (monitor.silence + monitor.patience) / 2
-    judge.seen[1] = (beats, time.monotonic() - silent)
-    monitor._look(judge)
+    seen[1] = (seen[1][0], clock.now - silent)
+    monitor.watch.turn()
     assert (monitor.error is not None) == named
     assert not named or str(monitor.error).startswith("rank 1 is dead: no sign of it for")
 
@@ -110,7 +112,7 @@ def test_both_threads_ask_on_the_device_of_the_flights(monkeypatch, capfd):
             both.set()
 
     monkeypatch.setattr(torch.cuda, "set_device", set_device)
-    monitor, _, _ = monitored(timeout=0.1)
+    monitor, _ = monitored(timeout=0.1)
     monitor.device = torch.device("cuda", 3)
     monitor.start()
     try:
@@ -124,7 +126,7 @@ def test_both_threads_ask_on_the_device_of_the_flights(monkeypatch, capfd):
 
 def test_a_flight_that_takes_off_while_the_monitor_gives_up_ends_too():
     """Another thread gave up between the launch's own question and its entry: an elastic rank waited without end."""
-    monitor, _, aborts = monitored()
+    monitor, aborts = monitored()
     early = launched(0.0, EndlessFlight())
     monitor.launched(0, early)
     monitor.fail("rank 1 is lost")
@@ -137,7 +139,7 @@ def test_a_flight_that_takes_off_while_the_monitor_gives_up_ends_too():
 
 
 def test_a_flight_that_replaces_its_placeholder_after_the_monitor_gave_up_ends_too():
-    monitor, _, _ = monitored()
+    monitor, _ = monitored()
     agreement = Collective(label="an agreement")
     monitor.launched(0, agreement)
     monitor.fail("rank 1 is lost")

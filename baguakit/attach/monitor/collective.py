@@ -1,9 +1,11 @@
-"""A collective, as the monitor sees it."""
+"""A collective, as the monitor sees it, and those that are in the air."""
 
+import threading
 import time
 from dataclasses import dataclass, field
 
 from ...lanes import Flight
+from .records import LaunchCount
 
 
 class Unlaunched(Flight):
@@ -33,3 +35,63 @@ class Collective:
         """End the flight with an error; None ends nothing."""
         if error is not None:
             self.flight.fail(error)
+
+
+@dataclass(frozen=True, eq=False)
+class Airborne:
+    """A collective in the air: the lane it flies on, and the launches there up to it."""
+
+    collective: Collective
+    lane: int
+    launches: LaunchCount
+
+
+class Air:
+    """The collectives that have been launched and not waited for. Thread-safe."""
+
+    def __init__(self) -> None:
+        self._held: dict[Collective, Airborne] = {}
+        self._failed: set[Collective] = set()
+        self._lock = threading.Lock()
+
+    def add(self, flying: Airborne) -> None:
+        """Add a collective that is put on a lane."""
+        with self._lock:
+            self._held[flying.collective] = flying
+
+    def failed(self, flying: Airborne) -> None:
+        """Note that a collective has failed, and that its rank does not know yet whose fault it is."""
+        with self._lock:
+            self._held.setdefault(flying.collective, flying)
+            self._failed.add(flying.collective)
+
+    def find(self, collective: Collective) -> Airborne | None:
+        """Return a collective as it was added; None if it was not."""
+        with self._lock:
+            return self._held.get(collective)
+
+    def land(self, collective: Collective) -> None:
+        """Remove a collective."""
+        with self._lock:
+            self._held.pop(collective, None)
+            self._failed.discard(collective)
+
+    def all(self) -> list[Collective]:
+        """Return all collectives in the air."""
+        with self._lock:
+            return list(self._held)
+
+    def awaited(self, before: float) -> tuple[Airborne | None, bool]:
+        """Return the collective that is waited for, if any, and whether it has failed.
+
+        It is the oldest that has failed, else the oldest that is not done and was launched before a time.
+
+        Younger flights are not queried: on CUDA that queries an event, which would end a graph capture that training
+        has begun meanwhile. Nor is any flight after the first that is not done.
+        """
+        with self._lock:
+            if self._failed:
+                return self._held[min(self._failed, key=lambda each: each.launched)], True
+            old = sorted((each for each in self._held if each.launched < before), key=lambda each: each.launched)
+            first = next((each for each in old if not each.flight.done()), None)
+            return (None if first is None else self._held[first]), False

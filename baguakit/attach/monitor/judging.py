@@ -1,9 +1,10 @@
 """The rank at fault when a flight does not arrive: a sentence, from the records of all ranks."""
 
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
-from .records import GAVE_UP, LEFT, RAISED, History, Record, parted
+from .parting import parted
+from .records import GAVE_UP, LEFT, RAISED, History, Record, Waiting
 
 
 def store_gone(rank: int, error: Exception) -> str:
@@ -28,77 +29,79 @@ def store_silent(rank: int, silent: float, what: str, timeout: float) -> str:
     )
 
 
-@dataclass(frozen=True)
-class Waiting:
-    """The flight that a rank waits for.
+class SteadyClock:
+    """A clock for the silence of others, in seconds. It moves with each look, and by at most `most` seconds.
 
-    Attributes:
-        what: its label.
-        lane, count: its lane, and its number among the launches there.
-        late: the timeout is over.
-        patience: seconds without a heartbeat after which a rank is dead.
+    A rank that looks seldom, since the store is slow or since it was stopped itself, has not heard others seldom: they
+    may have written many heartbeats meanwhile, or been held up by the same store.
     """
 
-    what: str
-    lane: int
-    count: int
-    late: bool
-    patience: float
+    def __init__(self, most: float) -> None:
+        self.most, self.now = most, 0.0
+        self._looked = time.monotonic()
+
+    def look(self) -> float:
+        """Return the time, after a look."""
+        before, self._looked = self._looked, time.monotonic()
+        self.now += min(self.most, self._looked - before)
+        return self.now
 
 
 @dataclass(eq=False)
 class Judge:
-    """Names the rank at fault.
+    """Names the rank at fault, for all ranks that wait.
 
     Args:
         rank: this rank.
         timeout: in seconds, for the sentences.
         history: the launches of this rank.
+        clock: of the silence of other ranks.
     """
 
     rank: int
     timeout: float
     history: History
+    clock: SteadyClock
     seen: dict[int, tuple[int, float]] = field(default_factory=dict)  # heartbeat and its time, by rank
 
-    def sentence(self, waiting: Waiting, records: dict[int, Record | None]) -> str:
-        """Return a sentence that names the rank at fault, or "" if none can be named yet.
+    def sentence(self, mine: Record, records: dict[int, Record | None]) -> str | None:
+        """Return a sentence that names the rank at fault, "" if none can be named yet, or None if no rank waits.
 
         Args:
-            waiting: the flight that this rank waits for.
+            mine: the record of this rank.
             records: of all other ranks; None for a rank that has not written one.
         """
-        here = {r: record for r, record in records.items() if record is not None}
-        for r, record in here.items():
-            if said := self._gone(r, record, waiting):
-                return said
-        if said := parted(self.rank, 1 + len(records), self.history, here, waiting.late):
+        here = {r: record for r, record in {self.rank: mine, **records}.items() if record is not None}
+        if not (awaited := _awaited(here)):
+            return None
+        for rank, waiting in awaited:
+            for r, record in here.items():
+                if said := _gone(r, record, rank, waiting):
+                    return said
+        others = {r: record for r, record in here.items() if r != self.rank}
+        late = any(waiting.late for _, waiting in awaited)
+        if said := parted(self.rank, 1 + len(records), self.history, others, late):
             return said
-        for r, record in here.items():
-            if said := self._dead(r, record, waiting):
+        for r, record in others.items():
+            if said := self._dead(r, record, here, awaited):
                 return said
-        return self._late(waiting, here, set(records) - set(here)) if waiting.late else ""
+        absent = set(records) - set(here)
+        found = (self._late(waiting, here, absent) for _, waiting in awaited if waiting.late)
+        return next(filter(None, found), "")
 
-    def _gone(self, r: int, record: Record, waiting: Waiting) -> str:
-        latest = record.on(waiting.lane)
-        waits = f"rank {self.rank} waits for it in {waiting.what}"
-        if record.how == GAVE_UP:
-            return record.why
-        if record.how == RAISED:
-            return f"rank {r} raised {record.why} after {latest.what}; {waits}"
-        if record.how == LEFT and latest.count < waiting.count:
-            return f"rank {r} has left after {latest.what}, and {waits}; give every rank the same number of steps"
-        return ""
-
-    def _dead(self, r: int, record: Record, waiting: Waiting) -> str:
-        now = time.monotonic()
-        if self.seen.get(r, (0, now))[0] != record.beats:
-            self.seen[r] = (record.beats, now)
-        elif not record.how and (silent := now - self.seen[r][1]) > waiting.patience:
-            return (
-                f"rank {r} is dead: no sign of it for {silent:.1f} s; its latest launch known is "
-                f"{record.on(waiting.lane).what}, and rank {self.rank} waits for it in {waiting.what}"
-            )
+    def _dead(self, r: int, record: Record, here: dict[int, Record], awaited: list[tuple[int, Waiting]]) -> str:
+        if self.seen.get(r, (-1, 0.0))[0] != record.beats:
+            self.seen[r] = (record.beats, self.clock.now)
+            return ""
+        silent = self.clock.now - self.seen[r][1]
+        if record.how or silent <= min((waiting.patience for _, waiting in awaited), default=silent):
+            return ""
+        for rank, waiting in _awaited({other: each for other, each in here.items() if other != r}):
+            if silent > waiting.patience:
+                return (
+                    f"rank {r} is dead: no sign of it for {silent:.1f} s; its latest launch known is "
+                    f"{record.on(waiting.lane).what}, and rank {rank} waits for it in {waiting.what}"
+                )
         return ""
 
     def _late(self, waiting: Waiting, here: dict[int, Record], absent: set[int]) -> str:
@@ -117,3 +120,30 @@ class Judge:
                 f"its latest launch known is {latest[r].what}"
             )
         return f"all ranks have launched {waiting.what}, and it has not arrived within {self.timeout:g} s"
+
+
+def _awaited(here: dict[int, Record]) -> list[tuple[int, Waiting]]:
+    """Return for each lane a rank that waits there and its flight: late ones first, else for the latest launch.
+
+    The patience is the least of all that wait on that lane.
+    """
+    lanes: dict[int, list[tuple[int, Waiting]]] = {}
+    for rank, record in here.items():
+        if record.waiting is not None and not record.how:
+            lanes.setdefault(record.waiting.lane, []).append((rank, record.waiting))
+    found = []
+    for waits in lanes.values():
+        rank, latest = max(waits, key=lambda each: (each[1].late, each[1].count))
+        found.append((rank, replace(latest, patience=min(waiting.patience for _, waiting in waits))))
+    return sorted(found, key=lambda each: not each[1].late)
+
+
+def _gone(r: int, record: Record, rank: int, waiting: Waiting) -> str:
+    if record.how in ("", GAVE_UP):
+        return record.why
+    latest, waits = record.on(waiting.lane), f"rank {rank} waits for it in {waiting.what}"
+    if record.how == RAISED:
+        return f"rank {r} raised {record.why} after {latest.what}; {waits}"
+    if record.how == LEFT and latest.count < waiting.count:
+        return f"rank {r} has left after {latest.what}, and {waits}; give every rank the same number of steps"
+    return ""

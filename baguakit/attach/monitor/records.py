@@ -1,15 +1,15 @@
 """The record of each rank in the store, which the other ranks read.
 
-A record holds a heartbeat, and for each lane the number of launches, the label of the latest, and a digest of all of
-them in order. Two ranks have parted if their digests differ after equally many launches, even if all messages arrived.
+A record holds a heartbeat, the flight that the rank waits for, and for each lane the number of launches, the label of
+the latest, and a digest of all of them in order. Two ranks have parted if their digests differ after equally many
+launches, even if all messages arrived.
 """
 
 import json
 import threading
 import zlib
 from collections import deque
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import astuple, dataclass, field
 
 LEFT, RAISED, GAVE_UP = "left", "raised", "gave up"
 REMEMBERED = 4096  # launches of a lane whose digests a rank can compare with those of another
@@ -35,6 +35,24 @@ class LaunchCount:
 
 
 @dataclass(frozen=True)
+class Waiting:
+    """The flight that a rank waits for.
+
+    Attributes:
+        what: its label.
+        lane, count: its lane, and its number among the launches there.
+        late: the timeout is over.
+        patience: seconds without a heartbeat after which a rank is dead.
+    """
+
+    what: str
+    lane: int
+    count: int
+    late: bool
+    patience: float
+
+
+@dataclass(frozen=True)
 class Record:
     """The latest record of one rank.
 
@@ -43,6 +61,7 @@ class Record:
         launches: by lane.
         how, why: `LEFT`, `RAISED` or `GAVE_UP`, and the reason; "" while the rank is there.
         busy: work that may take long and is excluded from timeouts; "" for none.
+        waiting: the flight that it waits for, if one is older than two heartbeats or has failed; else None.
     """
 
     beats: int
@@ -50,6 +69,7 @@ class Record:
     how: str = ""
     why: str = ""
     busy: str = ""
+    waiting: Waiting | None = None
 
     def on(self, lane: int) -> LaunchCount:
         """Return the launches on a lane."""
@@ -58,41 +78,15 @@ class Record:
     def as_text(self) -> str:
         """Return the record as it is written."""
         launches = {lane: [each.count, each.what, each.digest] for lane, each in self.launches.items()}
-        return json.dumps([self.beats, launches, self.how, self.why, self.busy])
+        waiting = None if self.waiting is None else astuple(self.waiting)
+        return json.dumps([self.beats, launches, self.how, self.why, self.busy, waiting])
 
     @classmethod
     def of(cls, text: str | bytes) -> "Record":
         """Return the record that `as_text` has written."""
-        beats, launches, how, why, busy = json.loads(text)
-        return cls(beats, {int(lane): LaunchCount(*each) for lane, each in launches.items()}, how, why, busy)
-
-
-class Board:
-    """The records of all ranks in a key-value store.
-
-    Args:
-        store: the part of the store that only the attachment uses.
-        rank, size: of the attachment's group.
-    """
-
-    def __init__(self, store: Any, rank: int, size: int) -> None:
-        self.store, self.rank, self.size = store, rank, size
-        self._known: set[int] = set()  # ranks that have written a record
-
-    def write(self, record: Record) -> None:
-        """Replace this rank's record."""
-        self.store.set(str(self.rank), record.as_text())
-
-    def written(self, ranks: set[int]) -> dict[int, Record]:
-        """Return the records of those of `ranks` that have written one."""
-        self._known |= {r for r in ranks - self._known if self.store.check([str(r)])}  # `get` would wait for a key
-        return {r: Record.of(self.store.get(str(r))) for r in sorted(ranks & self._known)}
-
-    def others(self) -> dict[int, Record | None]:
-        """Return the records of all other ranks; None for a rank that has not written one."""
-        others = [r for r in range(self.size) if r != self.rank]
-        written = self.written(set(others))
-        return {r: written.get(r) for r in others}
+        beats, launches, how, why, busy, waiting = json.loads(text)
+        counts = {int(lane): LaunchCount(*each) for lane, each in launches.items()}
+        return cls(beats, counts, how, why, busy, None if waiting is None else Waiting(*waiting))
 
 
 @dataclass(eq=False)
@@ -121,44 +115,3 @@ class History:
             if not known or not known[0].count <= count <= known[-1].count:
                 return None
             return known[count - known[0].count]
-
-
-def parted(rank: int, size: int, history: History, records: dict[int, Record], sure: bool) -> str:
-    """Return a sentence that names the ranks whose launches differ from the others'; "" if none differ.
-
-    The ranks that more than half of all ranks contradict are at fault. Without such a majority the sentence names both
-    sides, and only if the caller is `sure` that waiting longer will not show a majority.
-    """
-    for lane in history.latest():
-        here = {r: (record.on(lane), history.at(lane, record.on(lane).count)) for r, record in records.items()}
-        known = {r: (theirs, ours) for r, (theirs, ours) in here.items() if ours is not None and theirs.count}
-        others = [r for r, (theirs, ours) in known.items() if theirs.digest != ours.digest]
-        if not others:
-            continue
-        first = min(known[r][0].count for r in others)  # an older record, which still agrees, says nothing
-        alike = sorted([rank, *(r for r, (theirs, _) in known.items() if r not in others and theirs.count >= first)])
-        theirs, ours = known[others[0]]
-        few, many = (
-            ((others, theirs), (alike, ours)) if len(others) <= len(alike) else ((alike, ours), (others, theirs))
-        )
-        if 2 * len(many[0]) <= size and not sure and size > 2:
-            continue
-        return _sentence(*few, *many, alone=len(few[0]) < len(many[0]))
-    return ""
-
-
-def _sentence(few: list[int], a: LaunchCount, many: list[int], b: LaunchCount, alone: bool) -> str:
-    have = "has" if len(few) == 1 and alone else "have"
-    head = (
-        f"{_ranks(few)} {have} parted from {_ranks(many)}" if alone else f"{_ranks(few)} and {_ranks(many)} have parted"
-    )
-    late = ", in another step or after other launches" if a.what == b.what else ""
-    return (
-        f"{head}: as launch {a.count}, {_ranks(few)} made {a.what}, and {_ranks(many)} {b.what}{late}; "
-        "all ranks must make the same calls, backward passes and steps in the same order, from the same state"
-    )
-
-
-def _ranks(ranks: list[int]) -> str:
-    shown = ", ".join(map(str, ranks[:8])) + (" …" if len(ranks) > 8 else "")
-    return f"rank {shown}" if len(ranks) == 1 else f"ranks {shown}"

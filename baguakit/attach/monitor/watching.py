@@ -1,0 +1,231 @@
+"""The watch of one rank: with each heartbeat it writes its record, reads the verdict, and judges if it is the judge.
+
+A heartbeat takes two requests to the store, however many ranks there are: a record is written, and the lease of the
+judge is read with the record of one other rank. One of the ranks that wait takes the lease. It reads the records of
+all in one request more, and judges for all that wait, until none does. A lease that is not renewed for `STALE`
+heartbeats is taken by another rank: the judge has died, or cannot reach the store.
+"""
+
+import contextlib
+import math
+import threading
+import time
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+import torch
+
+from .board import Board, Lease
+from .judging import Judge, SteadyClock, store_gone, store_silent
+from .parting import parted
+from .records import Record, Waiting
+
+STALE = 3  # heartbeats
+DOUBTS = 5  # times that launches may differ without a majority of ranks that agree
+HURRY = 1 / 64  # of a heartbeat: the first pause of a rank that is late, or whose flight has failed
+
+
+class Watch:
+    """Two threads that watch the flights of a monitor.
+
+    Args:
+        monitor: the `Monitor` of which the flights are, and which gives up.
+    """
+
+    def __init__(self, monitor: Any) -> None:
+        self.monitor, self.beat = monitor, monitor.beat
+        self.board = Board(monitor.store, monitor.rank, monitor.size)
+        self.clock = SteadyClock(1.25 * self.beat)
+        self.judge = Judge(monitor.rank, monitor.timeout, monitor.history, self.clock)
+        self.over = threading.Event()
+        self._wake = threading.Event()
+        self._beats, self._doubts = 0, 0
+        self._written = Record(0, {})
+        self._next_beat = 0.0  # the time of the clock from which the next record is due
+        self._pause, self._hurried = self.beat, False
+        self._late_at = math.inf  # the time at which the flight that is waited for is late
+        self._lease, self._renewed = Lease(), 0.0  # as it was read last, and the time of the clock at which it was new
+        self._broke: float | None = None  # time since which the network has had an error
+        self._asked: float | None = None  # time of the request that the store has not answered
+        self._threads: list[threading.Thread] = []
+
+    def start(self) -> None:
+        """Write the first record and start the threads."""
+        self.board.arrive(self._written)
+        for work, name in ((self._watch, "baguakit monitor"), (self._watch_the_store, "baguakit monitor clock")):
+            self._threads.append(threading.Thread(target=work, name=name, daemon=True))
+            self._threads[-1].start()
+
+    def hurry(self) -> None:
+        """Look now: a flight has failed."""
+        self._wake.set()
+
+    def end(self) -> bool:
+        """End the threads; return whether they have: else one is in a call that lasts until the store answers."""
+        self.over.set()
+        self._wake.set()
+        threads, self._threads = self._threads, []
+        for thread in threads:
+            thread.join(4 * self.beat)
+        return bool(threads) and not any(thread.is_alive() for thread in threads)
+
+    def write(self, waiting: Waiting | None = None) -> None:
+        """Write the record of this rank."""
+        monitor = self.monitor
+        self._beats += 1
+        how, why = monitor.leaving
+        self._written = Record(self._beats, monitor.history.latest(), how, why, monitor.working_on, waiting)
+        self.board.write(self._written)
+
+    def compare(self, ranks: Iterable[int], sure: bool) -> None:
+        """Give up if the launches of one of `ranks` differ from this rank's, and the rank at fault is known."""
+        self._compare(self.board.written(ranks), sure)
+
+    def turn(self) -> None:
+        """Write the record of this rank if it is time, read the lease, and judge if this rank is the judge."""
+        now = self.clock.look()
+        waiting, hurried = self._waiting()
+        before = self._written.waiting
+        changed = (waiting is None, hurried) != (before is None, self._hurried)
+        if changed or now >= self._next_beat:
+            self._next_beat = now + 0.9 * self.beat
+            self._ask(self.write, waiting)
+        if hurried:
+            self._pause = min(2 * self._pause, self.beat / 2) if self._hurried else HURRY * self.beat
+        else:
+            self._pause = max(HURRY * self.beat, min(self.beat, self._late_at - time.time()))
+        self._hurried = hurried
+        if self._judges:
+            lease = self._ask(self._renew)
+        else:
+            lease, records = self._ask(self.board.glance, self._peer(waiting))
+            self._saw(lease)
+            if waiting is None or not lease.verdict:
+                self._ask(self._compare, records)
+        if waiting is not None and lease.verdict:
+            self._give_up(lease.verdict)
+        elif self._judges or (waiting is not None and self._may_take(lease)):
+            self._look(lease)
+        self._look_at_the_network(waiting)
+
+    # Who judges
+
+    @property
+    def _judges(self) -> bool:
+        return self._lease.rank == self.monitor.rank and not self._lease.verdict
+
+    def _saw(self, lease: Lease) -> None:
+        if lease != self._lease:
+            self._lease, self._renewed = lease, self.clock.now
+
+    def _may_take(self, lease: Lease) -> bool:
+        return lease.rank < 0 or self.clock.now - self._renewed > STALE * self.beat
+
+    def _renew(self) -> Lease:
+        if self._lease.beats != self._beats:
+            self._saw(self.board.swap(self._lease, self._mine()))
+        return self._lease
+
+    def _look(self, lease: Lease) -> None:
+        """Judge, and publish the verdict, after taking the lease if this rank does not have it."""
+        if lease.rank != self.monitor.rank:
+            if lease.rank >= 0:  # that rank may have died: it has been silent since the lease was new
+                self.judge.seen.setdefault(lease.rank, (lease.beats, self._renewed))
+            self._saw(self._ask(self.board.swap, lease, self._mine()))
+            if not self._judges:
+                return
+        records = self._ask(self.board.others)
+        found = self.judge.sentence(self._written, records)
+        if found is None:
+            self._release()
+        elif found and not self.over.is_set():
+            self._give_up(self._ask(self.board.swap, self._lease, self._mine(found)).verdict)
+        elif not found:
+            self._ask(self._compare, {r: record for r, record in records.items() if record is not None})
+
+    def _mine(self, verdict: str = "") -> Lease:
+        return Lease(self.monitor.rank, self._beats, verdict)
+
+    def _give_up(self, sentence: str) -> None:
+        if sentence and not self.over.is_set():
+            self.monitor.fail(sentence)
+
+    def _release(self) -> None:
+        if self._judges:
+            self._saw(self._ask(self.board.swap, self._lease, Lease()))
+
+    # What this rank sees
+
+    def _waiting(self) -> tuple[Waiting | None, bool]:
+        """Return the flight that this rank waits for, and whether that is late or has failed."""
+        monitor, now = self.monitor, time.time()
+        flying, failed = monitor.air.awaited(now - 2 * self.beat)
+        if flying is None:
+            self._late_at = math.inf
+            return None, False
+        self._late_at = flying.collective.launched + monitor.timeout
+        late = now > self._late_at
+        patience = monitor.silence if failed or monitor.broken() else monitor.patience
+        return Waiting(flying.collective.label, flying.lane, flying.launches.count, late, patience), late or failed
+
+    def _peer(self, waiting: Waiting | None) -> int:
+        """Return the rank to compare with: the judge compares with all, but not with those that are ahead of it."""
+        rank, size = self.monitor.rank, self.monitor.size
+        judge = self._lease.rank
+        return judge if waiting is not None and judge >= 0 else (rank + 1 + self._beats % (size - 1)) % size
+
+    def _compare(self, records: Mapping[int, Record], sure: bool = False) -> None:
+        monitor = self.monitor
+        if parted(monitor.rank, monitor.size, monitor.history, records, sure=True):
+            self._doubts += 1
+            everyone = self.board.written(range(monitor.size))
+            sure = sure or self._doubts > DOUBTS
+            if said := parted(monitor.rank, monitor.size, monitor.history, everyone, sure):
+                self._give_up(said)
+
+    def _look_at_the_network(self, waiting: Waiting | None) -> None:
+        """Give up if the network has had an error for long, and no rank is found to blame."""
+        monitor = self.monitor
+        broken = monitor.broken() if waiting is not None else ""
+        self._broke = (self._broke or time.monotonic()) if broken else None
+        if waiting is not None and self._broke is not None and time.monotonic() - self._broke > monitor.inquiry:
+            self._give_up(f"{waiting.what} failed on rank {monitor.rank}: NCCL reports {broken}")
+
+    # The threads
+
+    def _next(self, event: threading.Event, seconds: float) -> bool:
+        """Sleep; return False to stop watching."""
+        event.wait(seconds)
+        if self.over.is_set() or self.monitor.error is not None:
+            return False
+        if self.monitor.device.type == "cuda":  # a thread that asks for an event would make a context on GPU 0
+            torch.cuda.set_device(self.monitor.device)
+        return True
+
+    def _watch(self) -> None:
+        while self._next(self._wake, self._pause):
+            self._wake.clear()
+            try:
+                self.turn()
+            except Exception as error:
+                if not self.over.is_set() and self._waiting()[0] is not None:
+                    self.monitor.fail(store_gone(self.monitor.rank, error))
+                    return
+        with contextlib.suppress(Exception):  # the store died with its host: nobody is left to judge
+            self._release()
+
+    def _watch_the_store(self) -> None:
+        """Report a store that does not answer; the watching thread is blocked in that call."""
+        while self._next(self.over, self.beat):
+            asked, (waiting, _) = self._asked, self._waiting()
+            if asked is None or waiting is None or not waiting.late:
+                continue
+            if (silent := time.monotonic() - asked) > self.monitor.silence:
+                self.monitor.fail(store_silent(self.monitor.rank, silent, waiting.what, self.monitor.timeout))
+
+    def _ask(self, request: Callable[..., Any], *arguments: Any) -> Any:
+        self._asked = time.monotonic()
+        try:
+            return request(*arguments)
+        finally:
+            self._asked = None
