@@ -4,7 +4,7 @@ Each stage declares its cost in these terms, in its method `cost`; `tune` predic
 """
 
 from .lines import FREE, Line, all_gather, all_reduce, neighbors, ring, scatter_gather
-from .model import FP32, Cost, Load, Place, degree, exchange, piped
+from .model import FP32, Cost, Load, Place, degree, exchange, piped, rounds_of
 from .network import Codec, Link, Network
 
 __all__ = [
@@ -24,5 +24,6 @@ __all__ = [
     "neighbors",
     "piped",
     "ring",
+    "rounds_of",
     "scatter_gather",
 ]

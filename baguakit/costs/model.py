@@ -12,7 +12,9 @@ Letters of the stages' costs: N values of e bytes, S = N e; n ranks; k neighbour
 Copies are counted in passes over the values, a read and a write each, as the stages make them.
 """
 
+from collections import Counter
 from dataclasses import dataclass
+from functools import lru_cache
 
 from ..arguments import check_fields, checked, integer
 from ..topology import Topology
@@ -20,6 +22,7 @@ from .lines import Line, neighbors
 from .network import Link, Network
 
 FP32 = 4
+ROUNDS = 64  # of a period that are looked at
 
 
 @dataclass(frozen=True)
@@ -124,10 +127,17 @@ def exchange(line: Line, w: float, sent: float, q: float = 0.0, P: int = 1) -> C
     return piped(q, w, line.busy * sent, P, sent)
 
 
+def rounds_of(t: Topology, n: int) -> range:
+    """Return the rounds of a period; of a long one the first `ROUNDS`, which are as costly."""
+    return range(min(t.period(n), ROUNDS))
+
+
+@lru_cache(maxsize=1024)
 def degree(t: Topology, n: int, round: int | None = None) -> int:
     """Return k, the most messages that a rank sends or receives in a round; None means in any round."""
     if round is None:
-        return max(degree(t, n, each) for each in range(t.period(n)))
-    heard = [[peer for peer in t.weights(rank, n, round) if peer != rank] for rank in range(n)]
-    sent = [sum(rank in peers for peers in heard) for rank in range(n)]
-    return max(*map(len, heard), *sent)
+        return max(degree(t, n, each) for each in rounds_of(t, n))
+    ranks = 1 if "circulant" in t.facts else n
+    heard = [[peer for peer in t.weights(rank, n, round) if peer != rank] for rank in range(ranks)]
+    sent = Counter(peer for peers in heard for peer in peers)
+    return max(*map(len, heard), *([0] if ranks < n else sent.values()), 0)

@@ -9,7 +9,19 @@ from ..arguments import check_fields
 from ..comm import Comm
 from ..compressors import Compressor, MinMaxUInt8
 from ..compressors.base import check_dense
-from ..costs import Cost, Load, Place, all_gather, all_reduce, degree, exchange, neighbors, ring, scatter_gather
+from ..costs import (
+    Cost,
+    Load,
+    Place,
+    all_gather,
+    all_reduce,
+    degree,
+    exchange,
+    neighbors,
+    ring,
+    rounds_of,
+    scatter_gather,
+)
 from ..primitives import compressed_mean_, mean_, neighbor_mean_, sparse_mean_
 from ..primitives.compressed import in_one_hop, pays
 from ..primitives.neighbors import is_mean
@@ -123,7 +135,7 @@ class NeighborMean(Stage):
         return neighbor_mean_(x, self.topology, comm)
 
     def cost(self, load: Load, place: Place) -> Cost:
-        """Return the mean over the rounds of a period.
+        """Return the mean over the rounds of a period, of a long one over the first.
 
         exact mean     the cost of `Mean`
         else           w = S to each of k neighbours;  q = (k + 2)/2 copies
@@ -131,11 +143,11 @@ class NeighborMean(Stage):
         t, n, S = self.topology, place.ranks, load.size
         if n == 1:
             return Cost()
-        total, rounds = Cost(), t.period(n)
-        for round in range(rounds):
+        total, rounds = Cost(), rounds_of(t, n)
+        for round in rounds:
             if is_mean(t, n, round):
                 total += Mean().cost(load, place)
             else:
                 k = degree(t, n, round)
                 total += place.messages(k, S) + place.copies((k + 2) / 2, S)
-        return Cost(total.seconds / rounds, total.busy / rounds, total.sent / rounds)
+        return Cost(*(each / len(rounds) for each in (total.seconds, total.busy, total.sent)))

@@ -26,16 +26,21 @@ MOST_ROUNDS, MOST_DRAWN = 8, 256  # the most rounds that a drawing shows by defa
 _AT_THE_MEAN, _NEAR_THE_MEAN = 1e-13, 1e-8
 
 
+Rows = list[dict[int, float]]
+"""The weights of all ranks in one round. A matrix would have n² entries."""
+
+
 @dataclass(frozen=True)
 class Topology(ABC):
     """The base of topologies: a mixing matrix for every group size and every round, row by row.
 
     A new topology is a frozen dataclass with `links`. It overrides `period` if its rounds differ, and `check` if some
-    group sizes are impossible. The other methods are computed from the matrices, which is slow: override those that
-    have a closed form.
+    group sizes are impossible. The other methods look at all ranks, which is slow: override those that have a closed
+    form, and declare `facts`, so that the cost on a rank does not grow with the number of ranks.
 
     Attributes:
-        facts: the properties among "symmetric", "doubly_stochastic" and "column_stochastic" that hold for every size.
+        facts: the properties among "symmetric", "doubly_stochastic", "column_stochastic" and "circulant" that hold for
+            every size. Circulant: row i of each matrix is row 0, shifted by i places.
 
     `round` is the number of the exchange, 0, 1, 2 …, equal on all ranks. It has no default: a time-varying topology
     that is always given the same round never mixes. Every method, also of a subclass, checks its arguments first: an
@@ -79,10 +84,12 @@ class Topology(ABC):
 
     def targets(self, rank: int, size: int, round: int) -> tuple[int, ...]:
         """Return the other ranks that hear `rank`, in rising order: it sends to them."""
-        if self.symmetric(size):
+        if "circulant" in self.facts:  # rank − d hears it if it hears rank + d
+            hearers: Iterable[int] = sorted((2 * rank - peer) % size for peer in self.weights(rank, size, round))
+        elif self.symmetric(size):
             hearers = self.weights(rank, size, round)
         else:
-            hearers = {peer: 0.0 for peer in range(size) if rank in self.weights(peer, size, round)}
+            hearers = (peer for peer in range(size) if rank in self.weights(peer, size, round))
         return tuple(peer for peer in hearers if peer != rank)
 
     def matrix(self, size: int, round: int) -> NDArray[np.float64]:
@@ -99,21 +106,22 @@ class Topology(ABC):
 
     def symmetric(self, size: int) -> bool:
         """Return whether Wᵀ = W in every round: two ranks hear each other with the same weight."""
-        return self._holds("symmetric", size, lambda mixing: np.array_equal(mixing, mixing.T))
+        return self._holds("symmetric", size, is_symmetric)
 
     def doubly_stochastic(self, size: int) -> bool:
         """Return whether in every round rows and columns sum to 1 and no weight is negative: W preserves the mean."""
-        return self._holds("doubly_stochastic", size, is_doubly_stochastic)
+        return self._holds("doubly_stochastic", size, lambda rows: has_unit_sums(rows, across=True))
 
     def column_stochastic(self, size: int) -> bool:
         """Return whether in every round columns sum to 1 and no weight is negative: W preserves the sum."""
-        return "doubly_stochastic" in self.facts or self._holds(
-            "column_stochastic", size, lambda mixing: has_unit_sums(mixing, line_sums(mixing)[size:])
-        )
+        return "doubly_stochastic" in self.facts or self._holds("column_stochastic", size, has_unit_sums)
 
-    def _holds(self, fact: str, size: int, holds: Callable[[NDArray[np.float64]], bool]) -> bool:
-        """Return whether a property is declared in `facts`, or `holds` returns True for the matrix of every round."""
-        return fact in self.facts or all(holds(self.matrix(size, round)) for round in range(self.period(size)))
+    def _holds(self, fact: str, size: int, holds: Callable[[Rows], bool]) -> bool:
+        """Return whether a property is declared in `facts`, or `holds` returns True for the rows of every round."""
+        return fact in self.facts or all(holds(self._rows(size, round)) for round in range(self.period(size)))
+
+    def _rows(self, size: int, round: int) -> Rows:
+        return [self.weights(rank, size, round) for rank in range(size)]
 
     def rounds_to_exactness(self, size: int) -> int | None:
         """Return the smallest m such that rounds 0 … m − 1 give every rank the exact mean: W_m−1 ⋯ W_1 W_0 = J.
@@ -206,17 +214,17 @@ for _name in CHECKED:
     setattr(Topology, _name, _checked(getattr(Topology, _name), _name, like=getattr(Topology, _name)))
 
 
-def is_doubly_stochastic(mixing: NDArray[np.float64]) -> bool:
-    """Return whether no weight is negative and every row and column sums to 1."""
-    return has_unit_sums(mixing, line_sums(mixing))
+def is_symmetric(rows: Rows) -> bool:
+    """Return whether any two ranks hear each other with the same weight."""
+    return all(rows[peer].get(rank) == weight for rank, row in enumerate(rows) for peer, weight in row.items())
 
 
-def has_unit_sums(mixing: NDArray[np.float64], sums: NDArray[np.float64]) -> bool:
-    """Return whether no weight is negative and the given sums are 1."""
-    return bool((mixing >= 0).all()) and bool(np.abs(sums - 1).max() <= 1e-15)
-
-
-def line_sums(mixing: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return the sums of the rows, then of the columns."""
+def has_unit_sums(rows: Rows, across: bool = False) -> bool:
+    """Return whether no weight is negative and every column, and with `across` every row, sums to 1."""
+    columns: list[list[float]] = [[] for _ in rows]
+    for row in rows:
+        for peer, weight in row.items():
+            columns[peer].append(weight)
+    lines = [*columns, *(row.values() for row in rows)] if across else columns
     # fsum rounds once: the sum has the error of the weights, and none of the additions.
-    return np.array([fsum(line) for line in (*mixing, *mixing.T)])
+    return all(min(line, default=0.0) >= 0 and abs(fsum(line) - 1) <= 1e-15 for line in lines)

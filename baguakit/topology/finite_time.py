@@ -4,14 +4,11 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import lru_cache
-from itertools import zip_longest
+from math import isqrt
 
 from ..arguments import integer
 from .base import Topology
 from .periodic import OnePeerExponential
-
-Row = tuple[tuple[int, float], ...]
-Edges = dict[tuple[int, int], Fraction]  # the weights of one round, in both directions
 
 
 @dataclass(frozen=True, repr=False)
@@ -57,9 +54,12 @@ class BaseK(Topology):
     def __post_init__(self) -> None:
         object.__setattr__(self, "k", integer("k", self.k, 1))
 
-    def links(self, rank: int, size: int, round: int) -> Iterable[tuple[int, float]]:
-        rounds = _rows(self.k, size)
-        return rounds[round % len(rounds)][rank]
+    def links(self, rank: int, size: int, round: int) -> Iterator[tuple[int, float]]:
+        own = Fraction(1)  # weights are fractions until here, so that each is rounded once
+        for peer, weight in _peers(self.k, size, rank, round % self.period(size)).items():
+            own -= weight
+            yield peer, float(weight)
+        yield rank, float(own)
 
     def period(self, size: int) -> int:
         """Return T(n); 1 for one rank."""
@@ -108,68 +108,73 @@ def _fewest(k: int, n: int) -> tuple[int, tuple[int, ...]]:
     """Return T(n) and the way to reach it: () for a mean, (a,) for a product, (a, m) for a split."""
     if n <= k + 1:
         return min(n - 1, 1), ()
-    products = [(_fewest(k, a)[0] + _fewest(k, n // a)[0], (a,)) for a in range(2, n) if n % a == 0]
-    splits = [
-        (1 + max(_fewest(k, a * m)[0] + _fewest(k, m)[0], _fewest(k, n - a * m)[0]), (a, m))
-        for m in range(1, n)
-        if _is_product_of_small(m, k + 1)  # other blocks are never faster
-        for a in range(1, k + 1)
-        if 0 < n - a * m <= k * m
-    ]
-    return min([*products, *splits], key=lambda plan: plan[0])
+    best: tuple[int, tuple[int, ...]] = 2 * n, ()  # more than any plan takes
+    for a in _divisors(n):
+        if (rounds := _fewest(k, a)[0] + _fewest(k, n // a)[0]) < best[0]:
+            best = rounds, (a,)
+    for m in _products_of_small(k + 1, n):  # other blocks are never faster
+        for a in range(max(1, -(-n // m) - k), min(k, (n - 1) // m) + 1):  # at least one other, and at most k m
+            parts = (k, a * m), (k, m), (k, n - a * m)
+            if _of_split(*(_least(*part) for part in parts)) >= best[0]:
+                continue
+            if (rounds := _of_split(*(_fewest(*part)[0] for part in parts))) < best[0]:
+                best = rounds, (a, m)
+    return best
 
 
-def _is_product_of_small(m: int, largest: int) -> bool:
-    """Return whether m is a product of numbers up to `largest`: m ranks average in one round per factor."""
+def _of_split(blocks: int, block: int, others: int) -> int:
+    """Return the rounds of a split from those of its blocks, of one block and of the others."""
+    return 1 + max(blocks + block, others)
+
+
+def _least(k: int, n: int) -> int:
+    """Return a bound of T(n): in T rounds a rank hears from (k + 1)^T at most."""
+    rounds, heard = 0, 1
+    while heard < n:
+        rounds, heard = rounds + 1, heard * (k + 1)
+    return rounds
+
+
+def _divisors(n: int) -> list[int]:
+    """Return the divisors of n in rising order, without 1 and n."""
+    low = [a for a in range(2, isqrt(n) + 1) if n % a == 0]
+    return sorted({*low, *(n // a for a in low)})
+
+
+def _products_of_small(largest: int, n: int) -> list[int]:
+    """Return the m below n that are products of numbers up to `largest`: m ranks average in one round per factor."""
+    found = {1}
     for factor in range(2, largest + 1):
-        while m % factor == 0:
-            m //= factor
-    return m == 1
+        ahead = list(found)
+        while ahead:
+            if (m := ahead.pop() * factor) < n and m not in found:
+                found.add(m)
+                ahead.append(m)
+    return sorted(found)
 
 
-@lru_cache(maxsize=256)
-def _edges(k: int, n: int) -> tuple[Edges, ...]:
-    """Return the rounds that give n ranks the exact mean."""
-    if n == 1:
-        return ()
-    match _fewest(k, n)[1]:
+def _peers(k: int, n: int, rank: int, round: int) -> dict[int, Fraction]:
+    """Return the ranks that a rank hears in one of the T(n) rounds, with their weights; {} once T(n) are over."""
+    rounds, way = _fewest(k, n)
+    if round >= rounds:
+        return {}
+    match way:
         case (a,):
-            b = n // a
-            within = _side_by_side(_edges(k, a), [[block * a + i for i in range(a)] for block in range(b)])
-            across = _side_by_side(_edges(k, b), [[block * a + i for block in range(b)] for i in range(a)])
-            return (*within, *across)
+            block, place = divmod(rank, a)
+            if round < (within := _fewest(k, a)[0]):
+                return {block * a + i: w for i, w in _peers(k, a, place, round).items()}
+            return {i * a + place: w for i, w in _peers(k, n // a, block, round - within).items()}
         case (a, m):
-            blocks = [range(block * m, (block + 1) * m) for block in range(a)]
-            others = range(a * m, n)
-            meeting = {(block[i % m], other): Fraction(m, n) for block in blocks for i, other in enumerate(others)}
-            before = _edges(k, a * m)
-            after = _side_by_side(_edges(k, m), blocks)
-            among = _side_by_side(_edges(k, len(others)), [others])
-            return (*_at_once(before, among[: len(before)]), meeting, *_at_once(after, among[len(before) :]))
-    return ({(i, j): Fraction(1, n) for i in range(n) for j in range(i + 1, n)},)
-
-
-def _side_by_side(rounds: Iterable[Edges], groups: Iterable[Iterable[int]]) -> tuple[Edges, ...]:
-    """Return the given rounds, run in all groups of ranks at the same time."""
-    named = [list(group) for group in groups]
-    return tuple({(names[i], names[j]): w for names in named for (i, j), w in edges.items()} for edges in rounds)
-
-
-def _at_once(some: tuple[Edges, ...], others: tuple[Edges, ...]) -> Iterator[Edges]:
-    """Return the rounds of disjoint groups of ranks merged; a group with fewer rounds is idle at the end."""
-    idle: Edges = {}
-    return (one | other for one, other in zip_longest(some, others, fillvalue=idle))
-
-
-@lru_cache(maxsize=256)
-def _rows(k: int, n: int) -> tuple[tuple[Row, ...], ...]:
-    """Return the row of each rank in each round; weights are fractions until here, so that each is rounded once."""
-    rounds = []
-    for edges in _edges(k, n):
-        rows: list[dict[int, Fraction]] = [{rank: Fraction(1)} for rank in range(n)]
-        for (i, j), weight in edges.items():
-            for rank, peer in ((i, j), (j, i)):
-                rows[rank][peer] = weight
-                rows[rank][rank] -= weight
-        rounds.append(tuple(tuple((peer, float(weight)) for peer, weight in row.items()) for row in rows))
-    return tuple(rounds)
+            blocks, before = a * m, _fewest(k, a * m)[0]
+            block, place = divmod(rank, m)
+            if rank >= blocks and round == before:
+                return {i * m + (rank - blocks) % m: Fraction(m, n) for i in range(a)}
+            if rank >= blocks:
+                among = _peers(k, n - blocks, rank - blocks, round - (round > before))
+                return {blocks + i: w for i, w in among.items()}
+            if round == before:
+                return {other: Fraction(m, n) for other in range(blocks + place, n, m)}
+            if round < before:
+                return _peers(k, blocks, rank, round)
+            return {block * m + i: w for i, w in _peers(k, m, place, round - before - 1).items()}
+    return {i: Fraction(1, n) for i in range(n) if i != rank}

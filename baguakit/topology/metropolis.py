@@ -3,6 +3,7 @@
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
+from functools import lru_cache
 from math import isqrt
 
 from ..arguments import integer
@@ -79,7 +80,7 @@ class Grid2D(Topology):
             return 1, 1
         if self.columns:
             return size // self.columns, self.columns
-        rows = self.rows or next(rows for rows in range(isqrt(size), 0, -1) if size % rows == 0)
+        rows = self.rows or _most_square(size)
         return rows, size // rows
 
     def links(self, rank: int, size: int, round: int) -> Iterator[tuple[int, float]]:
@@ -92,6 +93,12 @@ class Grid2D(Topology):
         rows, columns = self.shape(size)
         step = 2 / max(1, rows - 1, columns - 1)
         return [(step * (i % columns - (columns - 1) / 2), step * ((rows - 1) / 2 - i // columns)) for i in range(size)]
+
+
+@lru_cache(maxsize=256)
+def _most_square(size: int) -> int:
+    """Return the number of rows of a grid that is as square as possible."""
+    return next(rows for rows in range(isqrt(size), 0, -1) if size % rows == 0)
 
 
 def _beside(rank: int, rows: int, columns: int) -> list[int]:

@@ -15,7 +15,7 @@ class FullyConnected(Topology):
     topology. Symmetric, static, doubly stochastic.
     """
 
-    facts = ("symmetric", "doubly_stochastic")
+    facts = ("symmetric", "doubly_stochastic", "circulant")
 
     def links(self, rank: int, size: int, round: int) -> Iterator[tuple[int, float]]:
         return ((peer, 1 / size) for peer in range(size))
@@ -37,7 +37,7 @@ class Ring(Topology):
     Lian et al. 2017, "Can Decentralized Algorithms Outperform Centralized Algorithms?" (D-PSGD), arXiv:1705.09056.
     """
 
-    facts = ("symmetric", "doubly_stochastic")  # neighbours hear each other; each row is the one above it, shifted
+    facts = ("symmetric", "doubly_stochastic", "circulant")
 
     def links(self, rank: int, size: int, round: int) -> Iterator[tuple[int, float]]:
         near = {(rank - 1) % size, rank, (rank + 1) % size}
@@ -57,14 +57,11 @@ class Exponential(Topology):
     Ying et al. 2021, "Exponential Graph is Provably Efficient for Decentralized Deep Training", arXiv:2110.13363.
     """
 
-    facts = ("doubly_stochastic",)  # each row is the one above it, shifted
+    facts = ("doubly_stochastic", "circulant")
 
     def links(self, rank: int, size: int, round: int) -> Iterator[tuple[int, float]]:
         places = [0, *_powers_of_two(size)]
         return (((rank - back) % size, 1 / len(places)) for back in places)
-
-    def targets(self, rank: int, size: int, round: int) -> tuple[int, ...]:
-        return tuple(sorted((rank + ahead) % size for ahead in _powers_of_two(size)))
 
     def symmetric(self, size: int) -> bool:
         return size <= 3
@@ -92,7 +89,7 @@ class SymmetricExponential(Topology):
     """
 
     base: int = 4
-    facts = ("symmetric", "doubly_stochastic")  # neighbours hear each other; each row is the one above it, shifted
+    facts = ("symmetric", "doubly_stochastic", "circulant")
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "base", integer("base", self.base, 2))

@@ -4,7 +4,7 @@ from abc import abstractmethod
 from dataclasses import fields
 from functools import cached_property
 from hashlib import sha256
-from typing import Any
+from typing import Any, ClassVar
 
 from ...expressions import formerly
 from ..base import Topology
@@ -15,7 +15,7 @@ _SHORT = 64  # a value with more entries prints a digest of them
 class Given(Topology):
     """A topology for one number of ranks. It stores its hash: every step hashes it, and a large value takes long."""
 
-    facts = ("doubly_stochastic",)  # the constructor refuses everything else
+    facts: ClassVar[tuple[str, ...]] = ("doubly_stochastic",)  # the constructor refuses everything else
 
     @property
     @abstractmethod

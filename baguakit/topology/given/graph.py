@@ -3,7 +3,7 @@
 from collections.abc import Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import Any, ClassVar
 
 from ...arguments import said, several, shown
 from ..metropolis import metropolis
@@ -36,7 +36,7 @@ class FromGraph(Given):
     """
 
     edges: tuple[tuple[int, int], ...]
-    facts = ("symmetric",)  # the graph is undirected
+    facts: ClassVar[tuple[str, ...]] = ("symmetric", "doubly_stochastic")  # the graph is undirected; rows sum to 1
 
     def __init__(self, graph: Any, order: Iterable[Hashable] | None = None) -> None:
         if _value(getattr(graph, "is_directed", False)):
@@ -55,7 +55,7 @@ class FromGraph(Given):
                 "so the ranks would never agree; add an edge"
             )
 
-    @property
+    @cached_property
     def ranks(self) -> int:
         return 1 + max((high for _, high in self.edges), default=0)
 

@@ -2,13 +2,13 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from math import fsum
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ...arguments import shown
-from ..base import is_doubly_stochastic, line_sums
 from ..metropolis import metropolis_matrix
 from .base import Given
 
@@ -159,3 +159,13 @@ def _corrected(mixing: NDArray[np.float64]) -> NDArray[np.float64]:
 def _smallest_period(rounds: tuple[Matrix, ...]) -> int:
     lengths = (length for length in range(1, len(rounds)) if len(rounds) % length == 0)
     return next((n for n in lengths if all(a == b for a, b in zip(rounds, rounds[n:], strict=False))), len(rounds))
+
+
+def is_doubly_stochastic(mixing: NDArray[np.float64]) -> bool:
+    """Return whether no weight is negative and every row and column sums to 1."""
+    return bool((mixing >= 0).all()) and bool(np.abs(line_sums(mixing) - 1).max() <= 1e-15)
+
+
+def line_sums(mixing: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Return the sums of the rows, then of the columns, each rounded once."""
+    return np.array([fsum(line) for line in (*mixing, *mixing.T)])
