@@ -7,6 +7,7 @@ Optimizer steps and `gradient_norm`, which are local, come from `baguakit.optim.
 
 from ..optim.steps import Fixed, adam_step_, adamw_step_, gradient_norm, lion_step_, sgd_step_
 from .collectives import (
+    Differentiable,
     compressed_all_gather,
     compressed_all_to_all,
     compressed_broadcast_,
@@ -21,6 +22,7 @@ from .neighbors import neighbor_gather, neighbor_mean_
 from .sparse import sparse_mean_
 
 __all__ = [
+    "Differentiable",
     "Fixed",
     "adam_step_",
     "adamw_step_",

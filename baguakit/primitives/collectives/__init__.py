@@ -12,12 +12,14 @@ Bytes are those that one rank sends. Values that would be more bytes packed (a h
 """
 
 from .broadcasts import compressed_broadcast_
+from .differentiable import Differentiable
 from .gathers import compressed_all_gather
 from .messages import compressed_receive_, compressed_send
 from .scatters import compressed_reduce_scatter
 from .transposes import compressed_all_to_all
 
 __all__ = [
+    "Differentiable",
     "compressed_all_gather",
     "compressed_all_to_all",
     "compressed_broadcast_",

@@ -3,12 +3,12 @@
 from torch import Tensor
 
 from ...arguments import integer
-from ...comm import Comm, check_comm
+from ...comm import Comm
 from ...compressors import Compressor
-from ...compressors.base import Unchecked, check_dense
-from ..compressed import ONE_HOP_BYTES, compresses
+from ...compressors.base import Unchecked
+from ..compressed import ONE_HOP_BYTES
 from ..flat import on_flat
-from .rows import bytes_for
+from .rows import bytes_for, check_arguments, codec_of
 
 # Values of a link in the chain. Each rank passes one on while it receives the next, so the chain takes as long as c(N)
 # takes, and n − 2 links more; and one is decoded while the next is on the wire.
@@ -16,7 +16,7 @@ LINK, MOST_LINKS = 1 << 17, 256
 
 
 @on_flat
-def compressed_broadcast_(x: Tensor, compressor: Compressor, comm: Comm, source: int = 0) -> Tensor:
+def compressed_broadcast_(x: Tensor, compressor: Compressor | None, comm: Comm, source: int = 0) -> Tensor:
     """Overwrite `x` on all ranks with that of rank `source`, rounded:  x ← Q(x_source).
 
     Values are compressed once, and all ranks decode the same bytes, the source included, so that the results are
@@ -30,7 +30,7 @@ def compressed_broadcast_(x: Tensor, compressor: Compressor, comm: Comm, source:
 
     Args:
         x: a floating tensor of any shape, or a list of them in one dtype; overwritten, at the source as well.
-        compressor: such as `compressors.MinMaxUInt8()`.
+        compressor: such as `compressors.MinMaxUInt8()`; None sends values as they are.
         comm: the group. With one rank nothing happens and nothing is lost.
         source: the rank whose values all get.
 
@@ -41,11 +41,10 @@ def compressed_broadcast_(x: Tensor, compressor: Compressor, comm: Comm, source:
         TypeError: a tensor is not floating, or is sparse; `compressor` keeps some places only.
         ValueError: `source` is not a rank of the group.
     """
-    check_comm(comm)
-    check_dense("compressor", compressor)
+    check_arguments(x, compressor, comm)
     integer("source", source, 0, comm.size - 1)
-    codec, n = compressor._unchecked(x), comm.size
-    if not compresses(x.numel(), x.dtype, compressor, codec, comm, rows=1) or n == 1:
+    codec = codec_of(x, compressor, comm, rows=1)
+    if codec is None:
         return comm.broadcast(x, source) if x.numel() else x
     if x.is_cuda:
         row = x.view(1, -1)

@@ -6,14 +6,13 @@ from torch import Tensor
 from ...arguments import instance, shown
 from ...comm import Comm
 from ...compressors import Compressor
-from ..compressed import compresses
 from ..pieces import row_pieces
 from ..transports import row_transport
-from .rows import bytes_for, decompress_rows, values_in
+from .rows import bytes_for, codec_of, decompress_rows, values_in
 
 
 @torch.no_grad()
-def compressed_all_gather(x: Tensor, compressor: Compressor, comm: Comm, out: Tensor | None = None) -> Tensor:
+def compressed_all_gather(x: Tensor, compressor: Compressor | None, comm: Comm, out: Tensor | None = None) -> Tensor:
     """Return the tensors `x` (k, …) of all ranks, concatenated and rounded: (size · k, …).
 
         out = [Q(x_0); Q(x_1); … ; Q(x_{n−1})]
@@ -24,7 +23,7 @@ def compressed_all_gather(x: Tensor, compressor: Compressor, comm: Comm, out: Te
 
     Args:
         x: a floating tensor, of one shape and dtype on all ranks. It is only read, and may be a part of `out`.
-        compressor: such as `compressors.MinMaxUInt8()`.
+        compressor: such as `compressors.MinMaxUInt8()`; None sends values as they are.
         comm: the group. With one rank nothing is sent and nothing is lost.
         out: a contiguous tensor of n N values in the dtype of `x` to write to, instead of a new one.
 
@@ -38,10 +37,11 @@ def compressed_all_gather(x: Tensor, compressor: Compressor, comm: Comm, out: Te
     mine, n = values_in(x, compressor, comm), comm.size
     shape = (n * x.shape[0], *x.shape[1:]) if x.dim() else (n,)
     result = x.new_empty(shape) if out is None else check_output(out, x, n)
-    rows, codec = result.detach().view(n, -1) if mine.numel() else result, compressor._unchecked(x)
-    if not compresses(n * mine.numel(), x.dtype, compressor, codec, comm) or n == 1:
-        if mine.numel():
-            rows.copy_(comm.all_gather(mine).view(n, -1))
+    if not mine.numel():
+        return result
+    rows, codec = result.detach().view(n, -1), codec_of(x, compressor, comm, n * mine.numel())
+    if codec is None:
+        rows.copy_(comm.all_gather(mine).view(n, -1))
         return result
     parts = row_pieces(mine.numel(), n, x.is_cuda)
     transport = row_transport(comm, [bytes_for(n, part.stop - part.start, codec, x.device) for part in parts])

@@ -3,17 +3,15 @@
 import torch
 from torch import Tensor
 
-from ...comm import Comm, check_comm, check_peer
+from ...comm import Comm, check_peer
 from ...compressors import Compressor
-from ...compressors.base import check_dense, check_dtype
-from ..compressed import compresses
 from ..flat import check_averageable
 from ..pieces import row_pieces
-from .rows import bytes_for, values_in
+from .rows import bytes_for, check_arguments, codec_of, values_in
 
 
 @torch.no_grad()
-def compressed_send(x: Tensor, compressor: Compressor, comm: Comm, peer: int) -> None:
+def compressed_send(x: Tensor, compressor: Compressor | None, comm: Comm, peer: int) -> None:
     """Send `x` to `peer`, compressed: c(N) bytes of N values. Wait until it has been sent.
 
     The peer calls `compressed_receive_` with a tensor of as many values in the same dtype, and the same compressor.
@@ -21,7 +19,7 @@ def compressed_send(x: Tensor, compressor: Compressor, comm: Comm, peer: int) ->
 
     Args:
         x: a floating tensor of any shape. It is only read.
-        compressor: such as `compressors.MinMaxUInt8()`.
+        compressor: such as `compressors.MinMaxUInt8()`; None sends values as they are.
         comm: the group.
         peer: another rank of it.
 
@@ -29,9 +27,10 @@ def compressed_send(x: Tensor, compressor: Compressor, comm: Comm, peer: int) ->
         TypeError: `x` is not floating, or is sparse; `compressor` keeps some places only.
         ValueError: `peer` is not another rank of the group.
     """
-    values, codec = values_in(x, compressor, comm), compressor._unchecked(x)
+    values = values_in(x, compressor, comm)
     check_peer(peer, comm.group)
-    if not compresses(values.numel(), x.dtype, compressor, codec, comm, rows=1):
+    codec = codec_of(x, compressor, comm, rows=1)
+    if codec is None:
         works = [comm.send_later(values, peer)] if values.numel() else []
     else:
         works = []
@@ -42,7 +41,7 @@ def compressed_send(x: Tensor, compressor: Compressor, comm: Comm, peer: int) ->
 
 
 @torch.no_grad()
-def compressed_receive_(x: Tensor, compressor: Compressor, comm: Comm, peer: int) -> Tensor:
+def compressed_receive_(x: Tensor, compressor: Compressor | None, comm: Comm, peer: int) -> Tensor:
     """Overwrite `x` with what `peer` sends by `compressed_send`, rounded:  x ← Q(x_peer).
 
     Args:
@@ -58,14 +57,12 @@ def compressed_receive_(x: Tensor, compressor: Compressor, comm: Comm, peer: int
         TypeError: `x` is not floating, or is sparse; `compressor` keeps some places only.
         ValueError: `peer` is not another rank of the group.
     """
-    check_comm(comm)
-    check_dense("compressor", compressor)
+    check_arguments(x, compressor, comm)
     check_averageable(x)
-    check_dtype("x", x.dtype)
     check_peer(peer, comm.group)
-    codec, N = compressor._unchecked(x), x.numel()
+    codec, N = codec_of(x, compressor, comm, rows=1), x.numel()
     values = x.detach().view(-1) if x.is_contiguous() else x.new_empty(N)
-    if not compresses(N, x.dtype, compressor, codec, comm, rows=1):
+    if codec is None:
         if N:
             comm.receive_later(values, peer).wait()
     else:

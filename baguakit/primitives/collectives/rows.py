@@ -9,14 +9,37 @@ from ...arguments import tensor
 from ...comm import Comm, check_comm
 from ...compressors import Compressor
 from ...compressors.base import Unchecked, check_dense, check_dtype
+from ..compressed import compresses
 
 
-def values_in(x: Tensor, compressor: Compressor, comm: Comm) -> Tensor:
+def values_in(x: Tensor, compressor: Compressor | None, comm: Comm) -> Tensor:
     """Return the values of `x`, flat and contiguous, once the arguments of a primitive have been checked."""
-    check_comm(comm)
-    check_dense("compressor", compressor)
-    check_dtype("x", tensor("x", x, floating=True).dtype)
+    check_arguments(x, compressor, comm)
     return x.detach().reshape(-1)
+
+
+def check_arguments(x: Tensor, compressor: Compressor | None, comm: Comm) -> None:
+    """Raise unless `x` has values that a compressor takes, and the others are what they are called."""
+    check_comm(comm)
+    if compressor is not None:
+        check_dense("compressor", compressor)
+    check_dtype("x", tensor("x", x, floating=True).dtype)
+
+
+def codec_of(
+    x: Tensor, compressor: Compressor | None, comm: Comm, values: int | None = None, rows: int | None = None
+) -> Unchecked | None:
+    """Return the operations of a compressor if values like `x` are to be sent compressed, and note it; else None.
+
+    Args:
+        values: how many are sent, by all ranks for an all-gather; None for those of `x`.
+        rows: in how many messages of equal length; None for one for each rank.
+    """
+    if compressor is None:
+        return None
+    codec = compressor._unchecked(x)
+    number = x.numel() if values is None else values
+    return codec if compresses(number, x.dtype, compressor, codec, comm, rows) and comm.size > 1 else None
 
 
 def width_of(x: Tensor) -> int:

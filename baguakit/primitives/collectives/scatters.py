@@ -6,15 +6,15 @@ from torch import Tensor
 from ...arguments import shown, truth
 from ...comm import Comm
 from ...compressors import Compressor
-from ..compressed import check_residual, compresses
+from ..compressed import check_residual
 from ..pieces import row_pieces
 from ..transports import row_transport
-from .rows import bytes_for, compress_rows, values_in
+from .rows import bytes_for, codec_of, compress_rows, values_in
 
 
 @torch.no_grad()
 def compressed_reduce_scatter(
-    x: Tensor, compressor: Compressor, comm: Comm, residual: Tensor | None = None, average: bool = False
+    x: Tensor, compressor: Compressor | None, comm: Comm, residual: Tensor | None = None, average: bool = False
 ) -> Tensor:
     """Return this rank's shard (k, …) of the sum of `x` (size · k, …) over all ranks, sending only compressed values.
 
@@ -26,7 +26,7 @@ def compressed_reduce_scatter(
 
     Args:
         x: a floating tensor, of one shape and dtype on all ranks. It is only read.
-        compressor: such as `compressors.MinMaxUInt8()`.
+        compressor: such as `compressors.MinMaxUInt8()`; None sends values as they are.
         comm: the group. With one rank nothing is sent and nothing is lost.
         residual: fp32, as long as `x`; overwritten by what compression lost of this rank's contribution, x − Q(x), such
             that Σ_q residual_q = Σ_q x_q − the sum, up to the rounding of the sum.
@@ -45,8 +45,8 @@ def compressed_reduce_scatter(
         check_residual(residual, x)
     if not x.dim() or x.shape[0] % n:
         raise ValueError(f"x is (size · k, …), its first dimension a multiple of {n} ranks, not {shown(x)}; pad it")
-    shape, codec = (x.shape[0] // n, *x.shape[1:]), compressor._unchecked(x)
-    if not compresses(values.numel(), x.dtype, compressor, codec, comm) or n == 1:
+    shape, codec = (x.shape[0] // n, *x.shape[1:]), codec_of(x, compressor, comm)
+    if codec is None or compressor is None:
         if residual is not None:
             residual.zero_()
         if n == 1 or not values.numel():

@@ -19,7 +19,7 @@ from .rows import bytes_for, compress_rows, decompress_rows, values_in, width_of
 @torch.no_grad()
 def compressed_all_to_all(
     x: Tensor,
-    compressor: Compressor,
+    compressor: Compressor | None,
     comm: Comm,
     output_split_sizes: Sequence[int] | None = None,
     input_split_sizes: Sequence[int] | None = None,
@@ -35,7 +35,7 @@ def compressed_all_to_all(
     Args:
         x: a floating tensor (rows, …), of one dtype and one shape but for its first dimension on all ranks. It is only
             read.
-        compressor: such as `compressors.MinMaxUInt8()`.
+        compressor: such as `compressors.MinMaxUInt8()`; None sends values as they are.
         comm: the group. With one rank nothing is sent and nothing is lost.
         output_split_sizes: the rows that come from each rank; with `input_split_sizes`, which must agree across ranks.
         input_split_sizes: the rows of `x` that go to each rank, in their order; any of them may be 0. Without both, all
@@ -51,14 +51,14 @@ def compressed_all_to_all(
     """
     values, n, rank = values_in(x, compressor, comm), comm.size, comm.rank
     sends, receives = splits_of(x, output_split_sizes, input_split_sizes, comm)
-    out, width, codec = x.new_empty(sum(receives), *x.shape[1:]), width_of(x), compressor._unchecked(x)
+    out, width = x.new_empty(sum(receives), *x.shape[1:]), width_of(x)
+    codec = None if compressor is None else compressor._unchecked(x)
     leaving, coming = parts_of(values, sends, width), parts_of(out.view(-1), receives, width)
     coming[rank].copy_(leaving[rank])
-    travelling = [*leaving[:rank], *leaving[rank + 1 :], *coming[:rank], *coming[rank + 1 :]]
-    note(travelling, compressor, codec, comm)
     if n == 1:
         return out
-    if output_split_sizes is None and packs(leaving[0], codec):
+    note([*leaving[:rank], *leaving[rank + 1 :], *coming[:rank], *coming[rank + 1 :]], compressor, codec, comm)
+    if codec is not None and output_split_sizes is None and packs(leaving[0], codec):
         _of_equal_parts(values.view(n, -1), out.view(n, -1), codec, comm)
     else:
         _of_parts(leaving, coming, codec, comm, x.device)
@@ -108,13 +108,15 @@ def parts_of(values: Tensor, rows: list[int], width: int) -> list[Tensor]:
     return [values[begin * width : end * width] for begin, end in pairwise(ends)]
 
 
-def packs(part: Tensor, codec: Unchecked) -> bool:
+def packs(part: Tensor, codec: Unchecked | None) -> bool:
     """Return whether a part travels compressed: its sender and its receiver decide alike."""
-    return pays(part.numel(), part.element_size(), codec, 1)
+    return codec is not None and pays(part.numel(), part.element_size(), codec, 1)
 
 
-def note(parts: list[Tensor], compressor: Compressor, codec: Unchecked, comm: Comm) -> None:
+def note(parts: list[Tensor], compressor: Compressor | None, codec: Unchecked | None, comm: Comm) -> None:
     """Note in which formats the parts fly that this rank sends and receives."""
+    if compressor is None:
+        return
     as_they_are = [part for part in parts if part.numel() and not packs(part, codec)]
     if len(as_they_are) < sum(part.numel() > 0 for part in parts):
         comm.note(compressor, compressor)
@@ -135,7 +137,9 @@ def _of_equal_parts(rows: Tensor, out: Tensor, codec: Unchecked, comm: Comm) -> 
     transport.close()
 
 
-def _of_parts(leaving: list[Tensor], coming: list[Tensor], codec: Unchecked, comm: Comm, device: torch.device) -> None:
+def _of_parts(
+    leaving: list[Tensor], coming: list[Tensor], codec: Unchecked | None, comm: Comm, device: torch.device
+) -> None:
     """Send each rank its part of `leaving`, and fill the parts of `coming`, but for this rank's own."""
     n = comm.size
     peers = [rank for rank in range(n) if rank != comm.rank]
@@ -144,7 +148,9 @@ def _of_parts(leaving: list[Tensor], coming: list[Tensor], codec: Unchecked, com
     tags = range(max([1, *map(len, sent.values()), *map(len, heard.values())]))
     incoming: list[dict[int, Tensor]] = [
         {
-            p: bytes_for(1, pieces[tag].numel(), codec, device) if packs(coming[p], codec) else pieces[tag]
+            p: bytes_for(1, pieces[tag].numel(), codec, device)
+            if codec is not None and packs(coming[p], codec)
+            else pieces[tag]
             for p, pieces in heard.items()
             if tag < len(pieces)
         }
@@ -156,17 +162,18 @@ def _of_parts(leaving: list[Tensor], coming: list[Tensor], codec: Unchecked, com
         for p, pieces in sent.items():
             if tag < len(pieces):
                 piece = pieces[tag]
-                packed = packs(leaving[p], codec)
-                outgoing[p] = codec.compress(piece.view(1, -1), None, comm.key(tag * n + p)) if packed else piece
+                if codec is not None and packs(leaving[p], codec):
+                    piece = codec.compress(piece.view(1, -1), None, comm.key(tag * n + p))
+                outgoing[p] = piece
         transport.send(tag, outgoing)
     for tag in tags:
         for p, arrived in transport.arrived(tag).items():
-            if packs(coming[p], codec):
+            if codec is not None and packs(coming[p], codec):
                 decompress_rows(codec, arrived, heard[p][tag].view(1, -1))
     transport.close()
 
 
-def cut(part: Tensor, n: int, codec: Unchecked) -> list[Tensor]:
+def cut(part: Tensor, n: int, codec: Unchecked | None) -> list[Tensor]:
     """Return the pieces in which a part travels: none of an empty one, and one if it is not compressed."""
     if not packs(part, codec):
         return [part] if part.numel() else []

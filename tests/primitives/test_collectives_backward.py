@@ -1,0 +1,167 @@
+"""Collectives with a backward: their gradients are those of the sum over ranks, and each pass has its compressor."""
+
+import pytest
+import torch
+from pool import ranks
+
+import baguakit as bk
+
+OPERATIONS = ["all_gather", "reduce_scatter", "all_to_all", "all_to_all, unequal", "all_reduce"]
+
+
+def flown(through, name, x, rank, n):
+    """The result of an operation on `x`, (2 n, 3) on rank `rank` of `n`."""
+    if name != "all_to_all, unequal":
+        return getattr(through, name)(x)
+    rows = [[(q + r) % 3 for r in range(n)] for q in range(n)]  # from q to r
+    padding = torch.zeros(sum(rows[rank]), 3, dtype=x.dtype) + x.sum() / 3
+    return through.all_to_all(x[:1] * padding, [rows[q][rank] for q in range(n)], rows[rank])
+
+
+@pytest.mark.parametrize("n", [3, *(pytest.param(n, marks=pytest.mark.slow) for n in (2, 4, 5))])
+@pytest.mark.parametrize("name", OPERATIONS)
+def test_gradients_are_those_of_the_sum_over_ranks(name, n):
+    """Of a function of all ranks' values that all ranks compute together, on each of them: gradcheck in float64."""
+
+    def run():
+        comm = bk.Comm()
+        exact = bk.primitives.Differentiable(comm)
+        weight = torch.linspace(-1, 1, 64 * 3, dtype=torch.float64).view(64, 3) * (comm.rank + 1)
+
+        def function(every):
+            mine = exact.identity(every)[comm.rank]
+            out = flown(exact, name, mine.sin(), comm.rank, n)
+            if name == "all_reduce":  # alike on all ranks: it counts once
+                return (out.cos() * weight[: len(out)] / (comm.rank + 1)).sum()
+            return exact.all_reduce((out.cos() * weight[: len(out)]).sum().view(1))
+
+        every = torch.randn(n, 2 * n, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+        every.requires_grad_()
+        return torch.autograd.gradcheck(function, every) and torch.autograd.gradgradcheck(function, every)
+
+    assert ranks(n, run) == [True] * n
+
+
+@pytest.mark.parametrize("name", OPERATIONS[:3])
+def test_each_pass_has_its_compressor(name):
+    """And what they make is what the primitives do: straight-through."""
+
+    def run():
+        back = {"all_gather": "reduce_scatter", "reduce_scatter": "all_gather", "all_to_all": "all_to_all"}[name]
+        byte, half, found = bk.compressors.MinMaxUInt8(), bk.compressors.UInt4(), []
+        for forward, backward in ((byte, half), (byte, None), (None, half), (None, None)):
+            sent = {}
+            comm = bk.Comm().stand(0, 0, 0, sent)
+            generator = torch.Generator().manual_seed(comm.rank)
+            x = torch.randn(4, 300, generator=generator, requires_grad=True)
+            through = bk.primitives.Differentiable(comm, forward, backward)
+            out = getattr(through, name)(x)
+            grad = torch.randn(out.shape, generator=generator)
+            out.backward(grad)
+            counted = dict(sent)
+            with torch.no_grad():
+                expected = getattr(bk.primitives, f"compressed_{name}")(x, forward, comm)
+                gradient = getattr(bk.primitives, f"compressed_{back}")(grad, backward, comm)
+            found.append(torch.equal(out, expected) and torch.equal(x.grad, gradient))
+            found.append(sent == {"flat": 2 * counted["flat"]})
+        return found
+
+    assert ranks(2, run) == [[True] * 8] * 2
+
+
+def test_the_identity_s_backward_is_a_compressed_sum():
+    def run():
+        byte, comm = bk.compressors.MinMaxUInt8(), bk.Comm()
+        x = torch.zeros(300, requires_grad=True)
+        grad = torch.randn(300, generator=torch.Generator().manual_seed(comm.rank))
+        through = bk.primitives.Differentiable(comm, None, byte)
+        through.identity(x).backward(grad)
+        summed = 2 * bk.primitives.compressed_mean_(grad.clone(), byte, comm)
+        forward = bk.primitives.Differentiable(comm, byte).all_reduce(grad)
+        return torch.equal(x.grad, summed) and torch.equal(forward, summed)
+
+    assert ranks(2, run) == [True] * 2
+
+
+def compiled(backend):
+    """Compare a compiled block with the same one uncompiled, for several lengths; return the largest difference."""
+    byte, comm = bk.compressors.MinMaxUInt8(), bk.Comm()
+    through = bk.primitives.Differentiable(comm, byte, byte)
+    n, rank = comm.size, comm.rank
+
+    def block(x, output, input):
+        x = through.identity(x).sin()
+        x = through.reduce_scatter(through.all_gather(x)) + through.all_to_all(x)
+        return through.all_reduce(through.all_to_all(x, output, input).cos().sum(0)).sum()
+
+    fast, worst = torch.compile(block, fullgraph=True, backend=backend, dynamic=True), 0.0
+    for rows in (6, 12, 18):
+        splits = [[rows // n] * n, [rows // n] * n]
+        if rows == 18:  # nothing from rank 0 to the last
+            splits[0][0] -= rows // n * (rank == n - 1)
+            splits[1][n - 1] -= rows // n * (rank == 0)
+            splits[1][0] += rows // n * (rank == 0)
+            splits[0][0] += rows // n * (rank == 0)
+        results = []
+        for function in (fast, block):
+            x = torch.randn(rows, 128, generator=torch.Generator().manual_seed(rank)).requires_grad_()
+            y = function(x, *splits)
+            y.backward()
+            results.append(torch.cat([y.detach().view(1), x.grad.flatten()]))
+        worst = max(worst, float((results[0] - results[1]).abs().max() / results[1].abs().max()))
+    return worst
+
+
+@pytest.mark.parametrize("backend", ["aot_eager", pytest.param("inductor", marks=pytest.mark.slow)])
+def test_a_graph_holds_them_whole(backend):
+    """`fullgraph=True`: forward and backward, for lengths and splits that change. Fused arithmetic rounds otherwise."""
+    assert all(worst < 1e-2 for worst in ranks(2, compiled, backend))
+
+
+def test_operators_keep_the_promises_of_operators():
+    """Schema, fake and autograd, as torch checks them."""
+
+    def run():
+        from baguakit.primitives.collectives import differentiable as d
+
+        through = bk.primitives.Differentiable(bk.Comm())
+        x, name = torch.randn(4, 3, requires_grad=True), through._name
+        calls = [
+            (d._all_gather, (x, 1, name, True)),
+            (d._reduce_scatter, (x, 1, name, True)),
+            (d._all_to_all, (x, [4], [4], name, True)),
+            (d._all_reduce, (x, name, True)),
+            (d._identity, (x, name, True)),
+        ]
+        return [set(torch.library.opcheck(*call).values()) for call in calls]
+
+    assert ranks(1, run) == [[{"SUCCESS"}] * 5]
+
+
+def test_a_model_is_copied_with_its_collectives():
+    def run():
+        import copy
+
+        class Gathered(torch.nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.through = bk.primitives.Differentiable(bk.Comm())
+
+        return copy.deepcopy(Gathered()).through.comm.size
+
+    assert ranks(2, run) == [2, 2]
+
+
+def test_what_they_are_made_of_is_checked():
+    def run():
+        said = []
+        for arguments in ((None,), (bk.Comm(), bk.compressors.TopK(0.1)), (bk.Comm(), None, "uint8")):
+            try:
+                bk.primitives.Differentiable(*arguments)
+            except TypeError as error:
+                said.append(str(error))
+        return said
+
+    (said,) = ranks(1, run)
+    expected = ["comm is a bk.Comm", "forward TopK(0.1", "backward is a compressor"]
+    assert [words in sentence for words, sentence in zip(expected, said, strict=True)] == [True] * 3
