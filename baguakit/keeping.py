@@ -121,14 +121,16 @@ class Joint:
 
     def settle(self, agreed: Callable[[Tensor], Tensor] | None = None) -> None:
         """Keep everything if all flags are true, else nothing; `agreed` asks the other ranks where they may differ."""
-        new, flags, self._new, self._flags = self._new, self._flags, [], []
+        new, flags = self._new, self._flags
         self._copies = {id(state): self._copies[id(state)] for state, _, _ in new}
         if not new:  # on all ranks: their states are alike
+            flags.clear()
             return
         device = flags[0].device
         ok = torch.stack([flag.to(device) for flag in flags]).all()
         if agreed is not None:
-            ok = agreed(ok)
+            ok = agreed(ok)  # until then all is held, so that it can be decided without ranks that are lost
+        self._new, self._flags = [], []
         for state, kept, old in new:
             if ok.is_cpu:
                 if (chosen := kept if ok else old) is not state:

@@ -178,15 +178,16 @@ class Engine:
 
     # The state
 
-    def state_dict(self, flights: bool = True) -> dict[str, Any]:
-        """See `Attachment.state_dict`. Without `flights`, those in the air are lost: the state is as before them."""
+    def state_dict(self, flights: bool = True, same_ranks: bool = True) -> dict[str, Any]:
+        """See `Attachment.state_dict`, and for the arguments `save_runner`."""
         if flights:
             self.backward.decisions.settle()
+        saved = [save_runner(runner, self.setup.names, flights, same_ranks) for runner in self.runners]
         return {
             "version": 1,
             "ranks": self.runtime.comm.size,
             "step": self.clock.step,
-            "rules": {str(i): save_runner(runner, self.setup.names, flights) for i, runner in enumerate(self.runners)},
+            "rules": {str(i): each for i, each in enumerate(saved)},
             **({} if self.tuned is None else {"tuned": dict(self.tuned)}),
         }
 

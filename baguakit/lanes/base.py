@@ -72,6 +72,9 @@ class Lane:
     def uses(self, value: Any) -> None:
         """Keep the memory of the tensors in `value`, made elsewhere, until work launched now has used it."""
 
+    def rest(self, seconds: float) -> None:
+        """Wait until the work under way has ended on the host, but no longer than so many seconds."""
+
     def close(self, wait: bool = True) -> None:
         """Take no more work, and wait for the work under way; without `wait`, which may be stuck, return at once."""
 

@@ -37,6 +37,9 @@ class CpuLane(Lane):
                 _threads[self._thread] = self._work
         return flight
 
+    def rest(self, seconds: float) -> None:
+        self.run(lambda: None).wait(seconds)
+
     def close(self, wait: bool = True) -> None:
         if self._thread is not None:
             self._work.put(None)

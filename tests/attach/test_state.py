@@ -219,3 +219,16 @@ def test_distributed_checkpoint():
                 return both(folder)
 
         assert ranks(2, quietly) == [True, True]
+
+
+def kept_for_others(expression):
+    model, optimizer = net_and_sgd()
+    with bk.attach(model, optimizer, made(expression)) as att:
+        run_steps(model, optimizer, range(2))
+        (rule,) = att._engine.state_dict(same_ranks=False)["rules"].values()
+    return {path for parts in rule["parameters"].values() for path in parts}, rule["own"]
+
+
+def test_what_another_number_of_ranks_makes_anew_is_not_sent_to_a_rank_that_joins():
+    assert ranks(2, kept_for_others, "choco()") == [(set(), {})] * 2
+    assert ranks(2, kept_for_others, "bytegrad(error_feedback=True)") == [({"residual"}, {})] * 2

@@ -48,17 +48,22 @@ def _leaves(value: Any, at: str) -> Iterator[tuple[str, Tensor]]:
             yield from _leaves(each, f"{at}.{name}")
 
 
-def load_runners(runners: Sequence[RuleRunner], names: Names, saved: Mapping[str, Any], same_ranks: bool) -> None:
-    """Load into every runner the state that `save_runner` returned, by the number of its rule."""
+def load_runners(
+    runners: Sequence[RuleRunner], names: Names, saved: Mapping[str, Any], same_ranks: bool, made: bool = False
+) -> None:
+    """Load into every runner the state that `save_runner` returned, by the number of its rule.
+
+    Args:
+        made: the states have just been made from the weights as they are.
+    """
     check_saved(runners, saved)
+    anew = [not same_ranks and begins_anew(runner) for runner in runners]
     for i, runner in enumerate(runners):
-        load_runner(runner, names, saved[str(i)], same_ranks)
-    if not same_ranks:
-        for runner in runners:
-            if begins_anew(runner):
-                log.warning("%r begins anew from the weights as they are: ranks have changed", runner.rule)
-                runner.to_average = []
-                runner.make_states()
+        load_runner(runner, names, saved[str(i)], same_ranks, anew[i])
+    for runner in (runner for runner, begins in zip(runners, anew, strict=True) if begins):
+        log.warning("%r begins anew from the weights as they are: ranks have changed", runner.rule)
+        if not made:
+            runner.make_states()
 
 
 def begins_anew(runner: RuleRunner) -> bool:
@@ -77,15 +82,17 @@ def check_saved(runners: Sequence[RuleRunner], saved: Mapping[str, Any]) -> None
             raise ValueError(f"this state is of {saved[str(i)]['rule']}, and the rule attached is {runner.rule!r}")
 
 
-def save_runner(runner: RuleRunner, names: Names, flights: bool = True) -> dict[str, Any]:
+def save_runner(runner: RuleRunner, names: Names, flights: bool = True, same_ranks: bool = True) -> dict[str, Any]:
     """Return copies of the state of a rule. Waits for its flights; those of a free-running rule are left out.
 
-    Without `flights` all are left out, and the state is as before them, as the runner's journal knows it.
+    Args:
+        flights: without it all are left out, and the state is as before them, as the runner's journal knows it.
+        same_ranks: without it all that another number of ranks makes anew is left out.
     """
     flights = flights and runner.rule.window != "free_running"
     if flights:
         for flight in runner.flights():  # their results, and their changes of the states
-            flight.flight.result()
+            runner.channel.monitor.wait_for(flight)
     saved: dict[str, Any] = {
         "rule": repr(runner.rule),
         "round": runner.round,
@@ -96,6 +103,8 @@ def save_runner(runner: RuleRunner, names: Names, flights: bool = True) -> dict[
     for i, bucket in enumerate(runner.buckets):
         state = runner.states[i] if flights or runner.journal is None else runner.journal.state(i, runner.states[i])
         for path, tensor, carry in remembered(runner.rule.stage, state):
+            if not same_ranks and carry in (None, "anew"):
+                continue
             if carry is None:
                 saved["own"][f"{i}.{path}"] = tensor.clone()
             else:
@@ -107,14 +116,19 @@ def save_runner(runner: RuleRunner, names: Names, flights: bool = True) -> dict[
     return saved
 
 
-def load_runner(runner: RuleRunner, names: Names, saved: Mapping[str, Any], same_ranks: bool) -> None:
-    """Load the state that `save_runner` returned, perhaps for other buckets or another number of ranks."""
+def load_runner(
+    runner: RuleRunner, names: Names, saved: Mapping[str, Any], same_ranks: bool, anew: bool = False
+) -> None:
+    """Load the state that `save_runner` returned, perhaps for other buckets or another number of ranks.
+
+    With `anew` only the round is loaded, and no state.
+    """
     runner.drop()
     if runner.journal is not None:  # of flights that are dropped, and states that are no more
         runner.journal = Journal(len(runner.buckets))
     runner.round = int(saved["round"])
     runner.to_average = []
-    for i in range(len(runner.buckets)):
+    for i in range(0 if anew else len(runner.buckets)):
         load_bucket(runner, i, names, saved, same_ranks)
     load_delayed(runner, names, saved["parameters"], same_ranks)
 

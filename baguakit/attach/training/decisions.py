@@ -13,6 +13,8 @@ from ..monitor import Collective, PeerError
 from ..runners.gradients import FAILED, GradientRunner
 from ..runners.runner import RuleRunner
 
+REST = 1.0  # seconds that a lane may still compute; if it does so for longer, it waits for a rank that is lost
+
 
 class Decisions:
     """The decisions after backward passes, in their order. Only delayed gradients have several under way.
@@ -55,11 +57,12 @@ class Decisions:
 
     def settle_all(self, but: int) -> None:
         """Settle as `settle` does; if the network fails, as this rank alone would decide."""
+        lanes = {runner.channel.lane for runner, _ in self._under_way}
         try:
             self.settle(but)
         except PeerError:
-            for runner, _ in self._under_way:
-                runner.channel.lane.run(lambda: None).result()  # what the lane was doing has ended
+            for lane in lanes:
+                lane.rest(REST)
             self._under_way.clear()
             if self.joint is not None:
                 self.joint.settle()
