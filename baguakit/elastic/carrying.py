@@ -108,7 +108,7 @@ class Carrying:
         if not self.survivors or kept is None:
             engine.begin()
             return
-        load_runners(engine.runners, engine.setup.names, kept.rules["rules"], same_ranks=False)
+        load_runners(engine.runners, engine.setup.names, kept.rules["rules"], same_ranks=False, made=True)
         for runner, round in zip(engine.runners, self.rounds, strict=True):
             runner.round = round
         engine.together("the means of what all ranks remember", self._average)
@@ -176,7 +176,7 @@ def kept_after_loss(engine: Engine, error: BaseException) -> Kept:
         runner.air.clear()
     for p in engine.setup.names:
         p.grad = None
-    rules = engine.state_dict(flights=False)
+    rules = engine.state_dict(flights=False, same_ranks=False)
     return Kept(rules, rules["step"] - engine.since)
 
 
@@ -186,7 +186,7 @@ def kept_at_pause(engine: Engine) -> Kept:
         if runner.rule.what == "data" and runner.rule.window != "free_running" and runner.air:
             runner.land_all()  # type: ignore[attr-defined]
     engine.together("the end of the round", lambda comm: None, meet=True)
-    rules = engine.state_dict()
+    rules = engine.state_dict(same_ranks=False)
     abandon(engine, None)
     return Kept(rules, rules["step"] - engine.since)
 

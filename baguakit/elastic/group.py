@@ -95,9 +95,10 @@ def join(
         real("keep_alive", keep_alive, 0.05, 600),
         real("last_call", last_call, 0.05, 600),
         real("patience", patience, 1),
+        integer("every", every, 1),
     )
     groups: list[Any] = []
-    membership = Membership(settings, integer("every", every, 1), groups.append)
+    membership = Membership(settings, groups.append)
     membership.meet()
     comm = ElasticComm(groups[-1], membership=membership)
     membership.follow = comm.follow

@@ -3,6 +3,7 @@
     came     who has come to the meeting, in order
     closed   the members of the round that came of it, by rank: written once, by compare-and-set
     over     the round is over
+    broken   why, where that was not agreed on; told: there is this, or a plan of a pause (`pausing.py`)
     alive/r  member r has heard that it is over, and will come
     gone/r   member r will not come
     beat/r   a count that member r raises from time to time; waits/NAME, a process that has come
@@ -17,13 +18,11 @@ again for alive; and one whose training hangs while its threads live keeps all o
 
 import json
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import Any
 
 from torch.distributed.distributed_c10d import PrefixStore
-
-from .changes import Left
 
 POLL = (0.02, 0.25)  # seconds between two looks into the store, at first and at most
 SILENCE = 5.0  # seconds without a beat after which a member is gone, whatever it has said
@@ -41,6 +40,7 @@ class Settings:
         keep_alive: seconds between two beats, and for which a member may leave the end of a round unanswered.
         last_call: seconds for which a round of ranks that have not trained waits for more once it has the least.
         patience: seconds for which a process waits to be let in.
+        every: ranks are let in after a step whose number is a multiple of this.
     """
 
     host: str
@@ -51,6 +51,7 @@ class Settings:
     keep_alive: float
     last_call: float
     patience: float
+    every: int
 
     @property
     def silence(self) -> float:
@@ -135,28 +136,15 @@ class Meeting:
         here: Any = self.here
         here.append("came", json.dumps(asdict(me)) + "\n")
 
-    def wait(self, until: float, leaving: Callable[[], bool] = lambda: False) -> tuple[Member, ...]:
-        """Wait until the meeting is closed, and return the members of the round.
-
-        Raises:
-            TimeoutError: it was not by the time `until`, of `time.monotonic`.
-            Left: this process has been asked to leave meanwhile.
-        """
+    def wait(self, look: Callable[[], None]) -> tuple[Member, ...]:
+        """Wait until the meeting is closed, and return the members of the round; `look` may end that by an error."""
         pause, most = POLL
         while not self.here.check(["closed"]):
+            look()
             now = time.monotonic()
-            if now > until:
-                raise TimeoutError(
-                    f"no group of at least {self.settings.least} ranks has formed at {self.settings.host}:"
-                    f"{self.settings.port} within {self.settings.patience:g} s"
-                )
-            if leaving():
-                if self.me.latest == self.number - 1:
-                    self.last.set(f"gone/{self.me.rank}", "")
-                raise Left
             self.here.add(f"waits/{self.me.name}", 1)
             came = self._came()
-            if self._first(came, now).name == self.me.name:
+            if next(member for member in came if self._waits(member, now)).name == self.me.name:
                 present = [member for member in came if self._waits(member, now)]
                 if self._all_here(present, now):
                     self._close(present)
@@ -171,10 +159,7 @@ class Meeting:
     def _waits(self, member: Member, now: float) -> bool:
         return member.name == self.me.name or self._counts.rise(self.here, f"waits/{member.name}", now, ABSENCE)
 
-    def _first(self, came: Sequence[Member], now: float) -> Member:
-        return next((member for member in came if self._waits(member, now)), self.me)
-
-    def _all_here(self, came: Sequence[Member], now: float) -> bool:
+    def _all_here(self, came: list[Member], now: float) -> bool:
         """Return whether nobody else is expected."""
         names = {member.name for member in came}
         if self.before:
@@ -205,7 +190,7 @@ class Meeting:
     def _beats_on(self, r: int, now: float) -> bool:
         return self._counts.rise(self.last, f"beat/{r}", now, self.settings.silence)
 
-    def _close(self, came: Sequence[Member]) -> None:
+    def _close(self, came: list[Member]) -> None:
         """Write the members, those of the round before first and in their order; somebody else may be faster."""
         old = {member.name: rank for rank, member in enumerate(self.before)}
         ordered = sorted(came, key=lambda member: old.get(member.name, len(old)))
@@ -227,19 +212,8 @@ def latest_round(store: Any, known: int) -> int:
     return number
 
 
-def confirmed(round: Round, seconds: float) -> bool:
-    """Tell the others of a round that this rank is there; return False if not all are within so many seconds."""
-    round.store.set(f"here/{round.rank}", "")
-    if round.rank == 0 and waited(round.store, [f"here/{rank}" for rank in range(round.size)], seconds):
-        round.store.set("all here", "")
-    return waited(round.store, ["all here"], 1.5 * seconds)
-
-
-def waited(store: Any, keys: Sequence[str], seconds: float) -> bool:
-    """Wait until all keys are in the store; return False if they are not within so many seconds, or the round ends."""
-    until = time.monotonic() + seconds
-    while not store.check(list(keys)):
-        if time.monotonic() > until or store.check(["over"]):
-            return False
-        time.sleep(POLL[0])
-    return True
+def delete_before(store: Any, number: int) -> None:
+    """Delete what all rounds before one have left in the store."""
+    for key in store.list_keys():
+        if (round := key.partition("/")[0]).isdecimal() and int(round) < number:
+            store.delete_key(key)

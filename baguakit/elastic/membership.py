@@ -27,8 +27,8 @@ FRUITLESS = 3  # regroups without a step between them, and with nobody lost, aft
 class Membership(Rounds):
     """The membership of this process in a group whose ranks come and go. The arguments are those of `Rounds`."""
 
-    def __init__(self, settings: Settings, every: int, follow: Callable[[Any], None]) -> None:
-        super().__init__(settings, every, follow)
+    def __init__(self, settings: Settings, follow: Callable[[Any], None]) -> None:
+        super().__init__(settings, follow)
         self.bodies = 0  # of `recoverable` that have ended
         self._engines: list[Engine] = []
         self._kept: dict[Engine, Kept] = {}  # those that are not at work
@@ -100,7 +100,12 @@ class Membership(Rounds):
         """See `Attachment.on_regroup`."""
         self._callbacks.append(callback)
         if self._joined is not None:
-            callback(self._joined)
+            try:
+                callback(self._joined)
+            except RuntimeError as error:
+                if not self._is_loss(error):
+                    raise
+                self.regroup(error)
 
     # A step
 
@@ -139,7 +144,7 @@ class Membership(Rounds):
     def regroup(self, error: BaseException | None) -> None:
         """Meet again, and go on from the last whole step; `error` is None after a pause on which all had agreed."""
         began, old = time.monotonic(), self.round
-        why = self.pausing.why if error is None else str(error)
+        why = str(self.pausing.plan["why"] if error is None else error)
         error = self._keep(error)
         if self.leaving:
             self.end_round(gone=True)
@@ -170,12 +175,13 @@ class Membership(Rounds):
                 except PeerError as late:
                     error = late
             if error is not None:
-                self.broken(str(error))
+                self.broken(self.round, str(error))
                 self._kept[engine] = kept_after_loss(engine, error)
             self._at_work.remove(engine)
         for engine in self._engines:
             if hasattr(engine, "runtime"):
                 abandon(engine, error)
+                self._past += engine.runtime.groups()
         return error
 
     def _check_own(self, error: ValueError, refused: int) -> None:
@@ -199,18 +205,21 @@ class Membership(Rounds):
         if round.rank == 0:
             lost = f"; lost: {', '.join(gone)}" if gone else ""
             log.warning("%d ranks go on from step %d after %.1f s%s; %s", change.ranks, change.step, seconds, lost, why)
-        self._joined = change if change.before[change.rank] is None else None
+        # One whose first callbacks have been cut off is told of this change by those that it has still to register.
+        self._joined = change if change.before[change.rank] is None or self._joined is not None else None
         for callback in self._callbacks:
             callback(change)
 
 
 def free(groups: list[Any]) -> None:
-    """Free what rounds that are over have held, on a thread of its own: gloo may wait without end for a group to close.
+    """Free what rounds that are over have held, each on a thread of its own: gloo waits for a group to close.
 
-    It does if a connection was refused, since a rank had been lost before the first message. Errors and the frames that
-    they hold refer to each other, and to the groups: a collection finds them, which stops all threads for a while, and
-    so waits until the first steps of the round have been made.
+    It waits for the end of every collective in it, which an abort does not bring, but that of the other ranks' groups;
+    and without end if a connection was refused, since a rank had been lost before the first message. Errors and the
+    frames that they hold refer to each other, and to the groups: a collection finds them, which stops all threads for a
+    while, and so waits until the first steps of the round have been made.
     """
     time.sleep(FIRST_STEPS)
     gc.collect()
-    groups.clear()
+    while groups:
+        threading.Thread(target=list.clear, args=([groups.pop()],), name="baguakit free", daemon=True).start()

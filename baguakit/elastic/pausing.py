@@ -7,17 +7,18 @@ thread that hears, so that none waits for another's step, and no rank passes the
 knows `until`.
 """
 
-import threading
+import json
+import time
 from collections.abc import Callable
 from typing import Any
 
-from .meeting import Round, waited
+from .meeting import POLL, Round
 
 SAID = 5.0  # seconds that the ranks have to say where they are
 
 
 class Pause:
-    """The pause of a round.
+    """The pause of a round; only the first plan of a round counts.
 
     Args:
         round: to be ended.
@@ -26,33 +27,34 @@ class Pause:
 
     def __init__(self, round: Round, step: Callable[[], int]) -> None:
         self.round, self.step = round, step
-        self._lock = threading.Lock()
-        self._plan: dict[str, Any] | None = None
+        self.plan: dict[str, Any] = {}  # "every", and "why"; empty while there is none
         self._until: int | None = None
 
-    @property
-    def why(self) -> str:
-        """Return the reason of the pause."""
-        return str(self._plan["why"]) if self._plan else ""
+    def ask(self, every: int, why: str) -> None:
+        """Ask all ranks to end the round after a step whose number is a multiple of `every`."""
+        self.round.store.compare_set("plan", "", json.dumps({"every": every, "why": why}))
+        self.round.store.set("told", "")
 
-    def plan(self, plan: dict[str, Any]) -> None:
-        """Plan the pause: on the thread that hears of it."""
-        with self._lock:
-            self._plan = plan
-            self.round.store.set(f"at/{self.round.rank}", str(self.step()))
+    def heard(self) -> None:
+        """Tell the others where this rank is: on the thread that hears of the plan."""
+        self.plan = json.loads(self.round.store.get("plan"))  # first: a step that ends now waits for what all say
+        self.round.store.set(f"at/{self.round.rank}", str(self.step()))
 
     def due(self, step: int) -> bool:
         """Return whether the round ends now: this rank has made so many steps.
 
         A rank that does not say where it is has been lost, which the first message to it shows.
         """
-        with self._lock:
-            if self._plan is None:
+        if not self.plan:
+            return False
+        store, until = self.round.store, time.monotonic() + SAID
+        keys = [f"at/{rank}" for rank in range(self.round.size)]
+        while self._until is None:
+            if store.check(keys):
+                every, top = self.plan["every"], max(map(int, store.multi_get(keys)))
+                self._until = -(-(top + 1) // every) * every
+            elif time.monotonic() > until or store.check(["over"]):
                 return False
-        if self._until is None:
-            keys = [f"at/{rank}" for rank in range(self.round.size)]
-            if not waited(self.round.store, keys, SAID):
-                return False
-            every, top = self._plan["every"], max(map(int, self.round.store.multi_get(keys)))
-            self._until = -(-(top + 1) // every) * every
+            else:
+                time.sleep(POLL[0])
         return step < 0 or step >= self._until

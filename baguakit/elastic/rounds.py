@@ -7,7 +7,7 @@ import sys
 import threading
 import time
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import Future, InvalidStateError
 from datetime import timedelta
 from typing import Any
@@ -17,13 +17,15 @@ import torch.distributed as dist
 from torch.distributed.distributed_c10d import PrefixStore
 
 from ..attach.monitor import Monitor, PeerError
+from ..attach.monitor.judging import first_line
 from ..comm import abort_all, lazy_group
-from .bells import BROKEN, Bells
-from .meeting import Counts, Meeting, Member, Round, Settings, confirmed, latest_round
+from .changes import Left
+from .meeting import Counts, Meeting, Member, Round, Settings, delete_before, latest_round
 from .pausing import Pause
 
 ANSWER = timedelta(seconds=10)  # that the store may take to answer
-CONFIRM = 5.0  # seconds that the ranks of a round have to confirm it
+LOOK = 0.1  # seconds between two looks for news of the round
+STANDS = 5.0  # seconds that training may stand still when a round ends, without an attachment that says how long
 PROGRESS = 10.0  # seconds between two lines of a rank that waits
 
 
@@ -32,7 +34,6 @@ class Rounds:
 
     Args:
         settings: of the group.
-        every: ranks are let in after a step whose number is a multiple of this.
         follow: is given the process group of each round.
 
     Attributes:
@@ -41,8 +42,8 @@ class Rounds:
         leaving: this rank has been asked to leave.
     """
 
-    def __init__(self, settings: Settings, every: int, follow: Callable[[Any], None]) -> None:
-        self.settings, self.every, self.follow = settings, every, follow
+    def __init__(self, settings: Settings, follow: Callable[[Any], None]) -> None:
+        self.settings, self.follow = settings, follow
         self.name = f"{socket.gethostname()}:{os.getpid()}:{uuid.uuid4().hex[:6]}"
         self.round: Round | None = None
         self.why, self.leaving = "", False
@@ -65,35 +66,49 @@ class Rounds:
             Left: this process has been asked to leave meanwhile.
         """
         self.end_round()
-        until = time.monotonic() + self.settings.patience
-        with self._progress():
-            while self.round is None:
-                try:
-                    self._meet(until)
-                except RuntimeError as error:
-                    self._store = None
-                    if time.monotonic() > until:
-                        where = f"{self.settings.host}:{self.settings.port}"
-                        raise TimeoutError(f"the store at {where} cannot be reached: {first_line(error)}") from None
-                    time.sleep(self.settings.keep_alive)
+        settings, began, lines = self.settings, time.monotonic(), 0
+        where, failed = f"{settings.host}:{settings.port}", ""
+
+        def look() -> None:
+            nonlocal lines
+            waited = time.monotonic() - began
+            if self.leaving:
+                raise Left
+            if waited > settings.patience:
+                if failed:
+                    raise TimeoutError(f"the store at {where} cannot be reached: {failed}")
+                least, most = settings.least, settings.patience
+                raise TimeoutError(f"no group of at least {least} ranks has formed at {where} within {most:g} s")
+            if waited > (lines + 1) * PROGRESS:
+                lines += 1
+                print(f"baguakit: waiting for at least {settings.least} ranks at {where}", file=sys.stderr, flush=True)
+
+        while self.round is None:
+            try:
+                self._meet(look)
+                failed = ""
+            except RuntimeError as error:
+                self._store, failed = None, first_line(error)
+                look()
+                time.sleep(settings.keep_alive)
         self._begin(self.round)
 
-    def _meet(self, until: float) -> None:
+    def _meet(self, look: Callable[[], None]) -> None:
         if self._store is None:
             given: Any = dist
             host, port = self.settings.host, self.settings.port
             tcp = given.TCPStore(host, port, is_master=False, wait_for_workers=False, timeout=ANSWER)
             self._store = PrefixStore(f"baguakit/elastic/{self.settings.name}", tcp)
-        me = Member(self.name, *self._latest)
         number = latest_round(self._store, self._number) + 1
-        members = Meeting(self._store, self.settings, me, number).wait(until, lambda: self.leaving)
+        try:
+            members = Meeting(self._store, self.settings, Member(self.name, *self._latest), number).wait(look)
+        except Left:
+            if self._latest[0] == number - 1:
+                self._store.set(f"{number - 1}/gone/{self._latest[1]}", "")
+            raise
         self._number, names = number, [member.name for member in members]
         if self.name in names:
-            round = Round(number, PrefixStore(str(number), self._store), names.index(self.name), members)
-            if confirmed(round, CONFIRM):
-                self.round = round
-            else:
-                Bells.broken_by(round, f"not all ranks of round {number} have come: one is lost")
+            self.round = Round(number, PrefixStore(str(number), self._store), names.index(self.name), members)
 
     def _begin(self, round: Round) -> None:
         self.why, self._monitors, self._over = "", [], threading.Event()
@@ -103,17 +118,16 @@ class Rounds:
             self._latest = (round.number, round.rank)
         self._group = lazy_group(round.store, round.rank, round.size, timedelta(minutes=10))
         self.follow(self._group)
-        self.bells = Bells(round, self._heard)
         if self.leaving:  # that was asked for meanwhile
             self.leave()
-        threading.Thread(target=self._pulse, args=(round, self._over), name="baguakit pulse", daemon=True).start()
+        words = (round, self.pausing, self._over)
+        threading.Thread(target=self._pulse, args=words, name="baguakit pulse", daemon=True).start()
 
     def end_round(self, gone: bool = False) -> None:
         """End what belongs to the round; `gone`: this process does not come to the next one."""
         if self.round is not None:
             round, self.round = self.round, None
             self._over.set()
-            self.bells.end()
             with contextlib.suppress(RuntimeError):  # without a store there is nobody to tell
                 round.store.set(f"gone/{round.rank}" if gone else "over", self.why)
             abort_all([self._group])
@@ -123,7 +137,8 @@ class Rounds:
         """See `Attachment.leave`."""
         self.leaving = True
         if self.round is not None:
-            self.bells.pause({"every": 1, "why": f"{self.name} has left"})
+            with contextlib.suppress(RuntimeError):  # without a store the round breaks
+                self.pausing.ask(1, f"{self.name} has left")
 
     def touch(self) -> None:
         """Note that the training thread is alive."""
@@ -131,22 +146,25 @@ class Rounds:
 
     def watch(self, monitor: Monitor) -> None:
         """End what a monitor watches when the round ends, and the round when the monitor gives up."""
-        monitor.hasty, monitor.failed = True, self.broken
+        round = self.round
+        monitor.hasty, monitor.failed = True, lambda why: self.broken(round, why)
         self._monitors.append(monitor)
         if self.why:
             monitor.fail(self.why)
 
-    def broken(self, why: str) -> None:
-        """End the round: here, and for all."""
-        if not self.why and self.round is not None:
-            self.why = why
-            Bells.broken_by(self.round, why)
-            for monitor in list(self._monitors):
-                monitor.fail(why)
-            for result in list(self._waiting):
-                with contextlib.suppress(InvalidStateError):  # it is there
-                    result.set_exception(PeerError(why))
-            abort_all([self._group])
+    def broken(self, round: Round | None, why: str) -> None:
+        """End a round, if it is the present one: here, and for all."""
+        if round is None or round is not self.round or self.why:
+            return
+        self.why = why
+        with contextlib.suppress(RuntimeError):  # the store is gone, which all ranks notice
+            round.store.multi_set(["over", "broken", "told"], [why] * 3)
+        for monitor in list(self._monitors):
+            monitor.fail(why)
+        for result in list(self._waiting):
+            with contextlib.suppress(InvalidStateError):  # it is there
+                result.set_exception(PeerError(why))
+        abort_all([self._group])
 
     def during(self, work: Callable[[], Any]) -> Any:
         """Return `work()`, a collective; it is done on a thread, since gloo's waits do not end when a group is aborted.
@@ -173,62 +191,44 @@ class Rounds:
         finally:
             self._waiting.remove(result)
 
-    def _heard(self, round: Round, kind: str, said: Any) -> None:
-        """Hear a bell: on its thread."""
-        over = self._over
-        if not self.leaving:
-            round.store.set(f"alive/{round.rank}", "")
-        if kind != BROKEN:
-            self.pausing.plan(said)
-            return
-        self.broken(said)
-        # All wait for a process that lives, even if its training stands still.
-        patience = max([monitor.timeout for monitor in self._monitors], default=CONFIRM)
-        if not over.wait(max(self.settings.keep_alive, self._touched + patience - time.monotonic())):
-            round.store.set(f"gone/{round.rank}", "its training stands still")
-
-    def _pulse(self, round: Round, over: threading.Event) -> None:
-        """Beat, and listen to the next rank; let the round pause when processes wait to join.
+    def _pulse(self, round: Round, pausing: Pause, over: threading.Event) -> None:
+        """Beat, hear what the others say, and listen to the next rank; let the round pause when processes wait to join.
 
         The round ends here if the store does not answer: without it this rank cannot know that the others have gone on
         without it. A rank that is lost mostly closes connections, which tells at once; but those of lazy groups may not
         be there yet, and gloo's waits for them end with their timeout only.
         """
-        counts, after = Counts(), (round.rank + 1) % round.size
+        store, settings, after, counts = round.store, self.settings, (round.rank + 1) % round.size, Counts()
+        beaten, ends = 0.0, float("inf")
+
+        def breaks(why: str) -> None:  # on a thread, since an abort takes seconds, and this one beats meanwhile
+            threading.Thread(target=self.broken, args=(round, why), name="baguakit broken", daemon=True).start()
+
         try:
-            while not over.wait(self.settings.keep_alive):
-                round.store.add(f"beat/{round.rank}", 1)
-                if not counts.rise(round.store, f"beat/{after}", time.monotonic(), self.settings.silence):
-                    name, seconds = round.members[after].name, self.settings.silence
-                    self.broken(f"{name} is gone: no sign of it for {seconds:g} s")
-                if round.rank == 0 and round.size < self.settings.most and self._waits(round):
-                    self.bells.pause({"every": self.every, "why": "ranks have joined"})
+            if round.rank == 0:
+                delete_before(self._store, round.number - 1)
+            while not over.wait(LOOK):
+                now = time.monotonic()
+                if now > ends:  # all wait for a process that lives, even if its training stands still
+                    store.set(f"gone/{round.rank}", "its training stands still")
+                    return
+                if ends == float("inf") and store.check(["broken" if pausing.plan else "told"]):
+                    if not self.leaving:
+                        store.set(f"alive/{round.rank}", "")
+                    if store.check(["broken"]):
+                        breaks(store.get("broken").decode())
+                        patience = max([monitor.timeout for monitor in self._monitors], default=STANDS)
+                        ends = max(now + settings.keep_alive, self._touched + patience)
+                    else:
+                        pausing.heard()
+                if now - beaten < settings.keep_alive:
+                    continue
+                beaten = now
+                store.add(f"beat/{round.rank}", 1)
+                if not counts.rise(store, f"beat/{after}", now, settings.silence):
+                    breaks(f"{round.members[after].name} is gone: no sign of it for {settings.silence:g} s")
+                if round.rank == 0 and round.size < settings.most and self._store.check([f"{round.number + 1}/came"]):
+                    pausing.ask(settings.every, "ranks have joined")
         except RuntimeError as error:
             if not over.is_set():
-                self.broken(f"{self.name} cannot reach the store: {first_line(error)}")
-
-    def _waits(self, round: Round) -> bool:
-        return bool(self._store.check([f"{round.number + 1}/came"]))
-
-    @contextlib.contextmanager
-    def _progress(self) -> Iterator[None]:
-        """Write a line from time to time while the body waits."""
-        over, settings = threading.Event(), self.settings
-
-        def tell() -> None:
-            while not over.wait(PROGRESS):
-                where = f"{settings.host}:{settings.port}"
-                print(f"baguakit: waiting for at least {settings.least} ranks at {where}", file=sys.stderr, flush=True)
-
-        thread = threading.Thread(target=tell, name="baguakit progress", daemon=True)
-        thread.start()
-        try:
-            yield
-        finally:
-            over.set()
-            thread.join()
-
-
-def first_line(error: BaseException) -> str:
-    """Return the first line of an error's text, or its type if it has none."""
-    return str(error).splitlines()[0] if str(error) else type(error).__name__
+                self.broken(round, f"{self.name} cannot reach the store: {first_line(error)}")

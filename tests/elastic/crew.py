@@ -97,6 +97,7 @@ def train(end: Any, store: str, name: str, algorithm: str, options: dict[str, An
     model, rate = Quadratic().to(device), options.pop("lr", 0.25)
     optimizer = torch.optim.SGD(model.parameters(), lr=rate, momentum=options.pop("momentum", 0.0))
     timeout, waits = options.pop("timeout", 30.0), options.pop("waits", False)
+    dies_told, gathers = options.pop("dies_told", 0), options.pop("gathers", False)
     if dies := options.pop("dies", ""):
         die_at(dies, model, optimizer)
     changes: list[Any] = []
@@ -108,6 +109,11 @@ def train(end: Any, store: str, name: str, algorithm: str, options: dict[str, An
             end.recv()
         with bk.attach(model, optimizer, made(algorithm), comm=comm, timeout=timeout, bucket_bytes=100) as att:
             att.on_regroup(changes.append)
+            if dies_told:  # in its first callback; both are collective
+                att.on_regroup(lambda change: die_at("now") if change.ranks == dies_told else comm.gather_objects(1))
+            elif gathers:
+                att.on_regroup(lambda change: end.send(("told", comm.gather_objects(1))))
+                att.on_regroup(lambda change: end.send(("told", comm.gather_objects(2))))
 
             def said() -> dict[str, Any]:
                 found = {"step": att.step, "rank": comm.rank, "ranks": att.ranks, "passes": int(model.passes)}
@@ -141,17 +147,10 @@ def train(end: Any, store: str, name: str, algorithm: str, options: dict[str, An
                     end.send(("stepped", said()))
                 elif order[0] == "state":
                     end.send(("state", att.state_dict()))
-                elif order[0] == "gather":
-                    while att.ranks != order[1]:
-                        step()
-                    end.send(("stepped", said()))
-                elif order[0] == "return":  # from a round that is lost
-                    number = comm.membership.round.number
-                    while comm.membership.round.number == number or att.ranks != order[1]:
-                        step()
-                    end.send(("stepped", said()))
-                elif order[0] == "together":
-                    while set(pids(comm)) != set(order[1]):
+                elif order[0] in ("gather", "return", "together"):
+                    number = comm.membership.round.number if order[0] == "return" else 0  # from a round that is lost
+                    of = set if order[0] == "together" else len
+                    while comm.membership.round.number == number or of(pids(comm)) != order[1]:
                         step()
                     end.send(("stepped", said()))
                 elif order[0] == "resources":
@@ -192,7 +191,7 @@ def threads() -> list[str]:
 INNER = {"meeting": (Membership, "meet"), "carrying": (Carrying, "fill"), "saving": (Engine, "state_dict")}
 
 
-def die_at(moment: str, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+def die_at(moment: str, model: Any = None, optimizer: Any = None) -> None:
     """Let this process be killed, at once or later in its next step."""
 
     def die(*_: Any) -> None:

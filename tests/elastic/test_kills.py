@@ -4,6 +4,7 @@ import random
 
 import pytest
 import torch
+import torch.distributed as dist
 from crew import INNER, crew, gather, step
 from everything import averages_gradients, made
 
@@ -40,6 +41,8 @@ def test_all_go_on_whenever_a_rank_is_killed(seed):
         old, new = here[0], here[-1]  # it was never killed; it has seen no round but this one
         while resources(old) != resources(new):  # threads and connections end in their own time
             step(here)
+        while not only_the_latest_two(rounds_in(ranks.address)):
+            step(here)
 
 
 def replace(ranks, here, moment, draws, name):
@@ -64,10 +67,23 @@ def replace(ranks, here, moment, draws, name):
                 each.kill()
     after = left + ranks.start(*new)
     for each in after:
-        each.tell("together", [those.process.pid for those in after])
+        each.tell("together", {those.process.pid for those in after})
     for each in after:
         each.hear("stepped")
     return after
+
+
+def rounds_in(address):
+    """Return the numbers of the rounds of which the store holds a key."""
+    host, port = address.split(":")
+    store = dist.TCPStore(host, int(port), is_master=False, wait_for_workers=False)
+    keys = [key.split("/")[0] for key in dist.PrefixStore("baguakit/elastic/baguakit", store).list_keys()]
+    return {int(key) for key in keys if key.isdecimal()}
+
+
+def only_the_latest_two(rounds):
+    """Return whether rounds are the present one and the one before."""
+    return rounds == {max(rounds) - 1, max(rounds)}
 
 
 def resources(process):

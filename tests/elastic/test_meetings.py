@@ -8,11 +8,13 @@ from dataclasses import replace
 import pytest
 import torch.distributed as dist
 
-from baguakit.elastic.bells import BROKEN, PAUSE, Bells
-from baguakit.elastic.meeting import Meeting, Member, Round, Settings, latest_round, members_of
+import baguakit as bk
+from baguakit.attach.monitor import PeerError
+from baguakit.elastic.meeting import Meeting, Member, Round, Settings, delete_before, latest_round, members_of
 from baguakit.elastic.pausing import Pause
+from baguakit.elastic.rounds import Rounds
 
-SOON = Settings("127.0.0.1", 0, "name", least=1, most=64, keep_alive=0.3, last_call=0.3, patience=20.0)
+SOON = Settings("127.0.0.1", 0, "name", least=1, most=64, keep_alive=0.3, last_call=0.3, patience=20.0, every=1)
 
 
 @pytest.fixture
@@ -22,10 +24,14 @@ def store():
 
 def meet(store, names, settings=SOON, latest=0, seconds=20.0):
     """The rounds in which processes of these names find themselves, if they come together."""
-    number = latest_round(store, 0) + 1
+    number, until = latest_round(store, 0) + 1, time.monotonic() + seconds
+
+    def look():
+        if time.monotonic() > until:
+            raise TimeoutError
 
     def come(name):
-        return Meeting(store.clone(), settings, Member(name, latest, 0), number).wait(time.monotonic() + seconds)
+        return Meeting(store.clone(), settings, Member(name, latest, 0), number).wait(look)
 
     with ThreadPoolExecutor(len(names)) as pool:
         return list(pool.map(come, names))
@@ -82,8 +88,9 @@ def test_no_more_than_the_most_are_let_in(store):
 
 
 def test_too_few_wait_until_their_patience_ends(store):
-    with pytest.raises(TimeoutError, match="no group of at least 2 ranks has formed"):
-        meet(store, "a", replace(SOON, least=2), seconds=0.5)
+    port = store.underlying_store.port
+    with pytest.raises(TimeoutError, match=f"no group of at least 2 ranks has formed at 127.0.0.1:{port} within 1 s"):
+        bk.elastic.join(f"127.0.0.1:{port}", least=2, patience=1.0)
 
 
 def test_training_never_begins_anew_while_a_member_may_live(store):
@@ -113,29 +120,65 @@ def test_survivors_are_those_of_the_latest_round_with_a_whole_state():
     assert survivors(7, 8, 6) == [1]
 
 
-def heard(store, rank, size, ring):
-    """Return the kinds and words that the bells of a rank say after `ring(bells)`."""
-    said, done = [], threading.Event()
-
-    def hear(round, kind, words):
-        said.append((kind, words))
-        if kind == BROKEN:
-            done.set()
-
-    bells = Bells(Round(1, store, rank, tuple(Member(str(i), 0, 0) for i in range(size))), hear)
-    ring(bells)
-    assert done.wait(20)
-    bells.end()
-    return said
+@pytest.fixture
+def two(store):
+    """Two processes that have met, and 3 steps each."""
+    settings = replace(SOON, port=store.underlying_store.port, least=2, most=2)
+    both = [Trained(settings, lambda group: None) for _ in range(2)]
+    with ThreadPoolExecutor(2) as pool:
+        list(pool.map(Rounds.meet, both))
+    yield both
+    for each in both:
+        each.end_round(gone=True)
 
 
-def test_bells_ring_for_a_pause_and_then_for_the_end(store):
-    def ring(bells):
-        bells.pause("first")
-        bells.pause("second")  # which does not count
-        Bells.broken_by(bells.round, "why")
+class Trained(Rounds):
+    def step(self):
+        return 3
 
-    assert heard(dist.PrefixStore("1", store), 1, 2, ring) in ([(PAUSE, "first"), (BROKEN, "why")], [(BROKEN, "why")])
+
+def wait_until(true):
+    """Wait for something that another thread does."""
+    until = time.monotonic() + 20
+    while not true():
+        assert time.monotonic() < until
+        time.sleep(0.01)
+
+
+def test_all_hear_of_the_first_plan_of_a_pause_and_of_the_end(two):
+    two[1].pausing.ask(1, "first")
+    two[0].pausing.ask(1, "second")  # which does not count
+    wait_until(lambda: all(each.pausing.plan for each in two))
+    assert [each.pausing.plan["why"] for each in two] == ["first", "first"]
+    assert [each.pausing.due(3) for each in two] == [False, False]
+    assert [each.pausing.due(4) for each in two] == [True, True]
+    two[0].broken(two[0].round, "why")
+    wait_until(lambda: two[1].why)
+    assert [each.why for each in two] == ["why", "why"]
+    with pytest.raises(PeerError, match="why"):
+        two[1].during(lambda: None)
+
+
+def test_news_of_a_round_that_is_over_ends_no_other(two):
+    old = two[0].round
+    two[0].broken(old, "first")
+    wait_until(lambda: two[1].why)
+    with ThreadPoolExecutor(2) as pool:
+        list(pool.map(Rounds.meet, two))
+    assert two[0].round.number == old.number + 1
+    two[0].broken(old, "late")
+    assert [each.why for each in two] == ["", ""]
+    assert not two[0].round.store.check(["broken"])
+
+
+def test_old_rounds_leave_nothing_in_the_store(store):
+    here = dist.PrefixStore("name", store)
+    for key in ("1/closed", "1/group/x", "2/closed", "12/closed", "round"):
+        here.set(key, "")
+    store.set("1/of another", "")
+    delete_before(here, 2)
+    assert sorted(here.list_keys()) == ["12/closed", "2/closed", "round"]
+    assert store.check(["1/of another"])
 
 
 @pytest.mark.parametrize(("every", "until"), [(1, 6), (4, 8), (6, 6)])
@@ -145,7 +188,8 @@ def test_a_pause_is_after_a_step_that_nobody_has_ended(store, every, until):
     pauses = [Pause(Round(1, here, rank, members), lambda s=s: s) for rank, s in enumerate(steps)]
     for pause in pauses:
         assert not pause.due(100)  # nobody has asked for one
-        pause.plan({"every": every, "why": "because"})
+        pause.ask(every, "because")
+        pause.heard()
     for pause, step in zip(pauses, steps, strict=True):
         assert [s for s in range(step, 12) if pause.due(s)] == list(range(until, 12))
-        assert pause.why == "because"
+        assert pause.plan["why"] == "because"

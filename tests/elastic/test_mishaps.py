@@ -43,6 +43,23 @@ def test_a_rank_that_dies_while_it_joins_is_left_out():
 
 
 @pytest.mark.slow
+def test_a_rank_that_is_lost_in_a_callback_ends_no_other():
+    """One that has just joined runs its callbacks as it registers them: it goes on with those that are left."""
+    with crew("gradient_allreduce()", gathers=True) as ranks:
+        both = ranks.start("a") + ranks.start("b", dies_told=3)
+        gather(both)
+        left = both[:1] + ranks.start("c")
+        both[1].tell("step", 10**9)
+        for each in left:
+            each.tell("together", {those.process.pid for those in left})
+        for each in left:
+            assert each.hear("stepped")["ranks"] == 2
+        found = step(left)
+        assert torch.equal(found[0]["weights"], found[1]["weights"])
+        assert {change.ranks for change in found[1]["changes"]} == {3, 2}
+
+
+@pytest.mark.slow
 def test_a_rank_that_attaches_something_else_is_refused_and_the_others_go_on():
     with crew("gradient_allreduce()") as ranks:
         both = ranks.start("a", "b")

@@ -128,17 +128,21 @@ class Runtime(Generic[AnySetup]):
             each()
 
     def _abort(self) -> None:
-        abort_all(group for comm in self._own_comms() for group in comm.groups())
+        abort_all(self.groups())
         self._aborted()
 
     def _broken(self) -> str:
-        return error_in(group for comm in self._own_comms() for group in comm.groups())
+        return error_in(self.groups())
 
     def _close(self, wait: bool) -> None:
         for channel in self.channels:
             channel.lane.close(wait)
         for comm in self._own_comms():
             comm.close()
+
+    def groups(self) -> list[Any]:
+        """Return the process groups that were made here."""
+        return [group for comm in self._own_comms() for group in comm.groups()]
 
     def _own_comms(self) -> list[Comm]:
         """Return the groups made here: none with one rank, which uses the group of the user."""
