@@ -9,6 +9,7 @@ import sys
 
 from . import (
     algorithms,
+    backend,
     compressors,
     data,
     elastic,
@@ -46,6 +47,7 @@ __all__ = [
     "after_step",
     "algorithms",
     "attach",
+    "backend",
     "between_steps",
     "compressors",
     "data",

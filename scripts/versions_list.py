@@ -15,6 +15,7 @@ TESTS = {
     "tests/test_comm.py": "groups of torch.distributed",
     "tests/test_lanes.py": "streams, threads and works of torch.distributed",
     "tests/optim/test_fused_equals_unfused.py": "steps of torch.optim",
+    "tests/backend": "methods of process groups, and what DDP, FSDP2 and DTensor call",
     "tests/interop/test_ddp_hook.py": "hooks of DDP",
     "tests/interop/test_fsdp_hooks.py": "hooks of FSDP2",
     "tests/data/test_sample_codec.py": "formats of NumPy",

@@ -23,7 +23,7 @@ FLOORS = [
     {"stages"},
     {"rules"},
     {"algorithms", "attach"},
-    {"interop", "elastic"},
+    {"interop", "elastic", "backend"},
 ]
 LEVEL = {room: level for level, rooms in enumerate(FLOORS) for room in rooms}
 # Beside the floors: a wing may use them up to the algorithms, and no floor may use a wing.
@@ -32,7 +32,7 @@ WINGS = {"data", "net", "pictures", "ranks", "tune"}
 TOP = ({"command", "store"}, {"__main__"})
 TOPMOST = {room: level for level, rooms in enumerate(TOP) for room in rooms}
 # Who may speak to torch.distributed: the door; what gives it hooks; and what makes processes that have a group.
-DISTRIBUTED = {"comm", "attach", "interop", "ranks", "command", "elastic", "store"}
+DISTRIBUTED = {"comm", "attach", "interop", "backend", "ranks", "command", "elastic", "store"}
 ROOF = "__init__"
 # (from, to): why this import is an exception.
 NOTED = {("comm", "lanes"): "each flow of a divided message is waited for on a lane of its own"}

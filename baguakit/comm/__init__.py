@@ -1,7 +1,20 @@
 """Process groups and the messages over them: the only module that calls `torch.distributed` for exchanges."""
 
 from .comm import Comm, check_comm
-from .groups import FLAT, INTER, INTRA, PatientStore, check_device, check_peer, lazy_group, next_name, rotated, store_of
+from .groups import (
+    FLAT,
+    INTER,
+    INTRA,
+    PatientStore,
+    check_device,
+    check_peer,
+    lazy_group,
+    next_name,
+    own_group,
+    rotated,
+    store_of,
+)
+from .inner import add_nccl, members_of, stand_for
 from .nccl import error_in
 from .notes import Note
 from .own import abort_all
@@ -14,12 +27,16 @@ __all__ = [
     "Note",
     "PatientStore",
     "abort_all",
+    "add_nccl",
     "check_comm",
     "check_device",
     "check_peer",
     "error_in",
     "lazy_group",
+    "members_of",
     "next_name",
+    "own_group",
     "rotated",
+    "stand_for",
     "store_of",
 ]

@@ -17,6 +17,7 @@ from ..arguments import checked, instance, integer
 from . import groups
 from .flows import Flows
 from .groups import FLAT, INTER, INTRA, all_gather_single, check_mesh, flat_group, reduce_scatter_single, rotated
+from .inner import inner_of
 from .notes import Notes, Sent, noted
 from .own import flows_of, renewed, shut_all
 
@@ -64,9 +65,8 @@ class Comm:
         groups.check_group(self.group)
         if self.mesh is not None and self._parts is None:
             check_mesh(self.mesh, self.group)
-            object.__setattr__(self, "_parts", (self.mesh.get_group(INTRA), self.mesh.get_group(INTER)))
-        if self.group is None:
-            object.__setattr__(self, "group", flat_group(self.mesh))
+            object.__setattr__(self, "_parts", tuple(inner_of(self.mesh.get_group(part)) for part in (INTRA, INTER)))
+        object.__setattr__(self, "group", inner_of(flat_group(self.mesh) if self.group is None else self.group))
         object.__setattr__(self, "rank", int(self.group.rank()))
         object.__setattr__(self, "size", int(self.group.size()))
         integer("flows", self.flows, 1, 64)

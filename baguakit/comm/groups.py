@@ -14,6 +14,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.distributed_c10d import PrefixStore, Store
 
 from ..arguments import instance, integer, shown
+from .inner import members_of
 from .nccl import nccl_backend
 
 FLAT, INTER, INTRA = "flat", "inter", "intra"
@@ -114,6 +115,9 @@ class PatientStore(Store):
     def check(self, keys: Sequence[str]) -> bool:
         return bool(self._store.check(keys))
 
+    def clone(self) -> Any:
+        return self._store.clone()
+
     def wait(self, keys: Sequence[str], timeout: timedelta | None = None) -> None:
         if self._wait_until is None:
             self._store.wait(list(keys))
@@ -182,14 +186,6 @@ def group_over(given: Any, store: Any, rank: int, size: int, backends: Mapping[s
         group._register_backend(torch.device(kind), kinds[kind], backend)
     _stores[group] = given
     return group
-
-
-def members_of(group: Any) -> list[int]:
-    """Return the ranks of the members in the default group; of a group made without one, its own ranks."""
-    try:
-        return dist.get_process_group_ranks(group)
-    except KeyError:
-        return list(range(group.size()))
 
 
 def warm(group: Any, device: torch.device) -> None:

@@ -20,7 +20,7 @@ from torch.nn.parallel import DistributedDataParallel
 from ..arguments import said
 from ..attach.runners.runner import call_unscaled
 from ..attach.setup.setup import Setup
-from ..comm import Comm, check_comm, check_device
+from ..comm import Comm, check_comm, check_device, members_of
 from ..stages import Stage, State
 from .handle import Handle, make_hook_setup
 from .runners import rules_on_gradients
@@ -72,10 +72,10 @@ def ddp(
         names: dict[Tensor, str] = {p: n for n, p in ddp_model.module.named_parameters() if p.requires_grad}
         device = next(iter(names)).device
         check_device(comm.group, device)
-        if dist.get_process_group_ranks(comm.group) != dist.get_process_group_ranks(group):
+        if members_of(comm.group) != members_of(group):
             raise ValueError(
-                f"comm= has the ranks {dist.get_process_group_ranks(comm.group)} and the model's process group "
-                f"{dist.get_process_group_ranks(group)}; they must be the same"
+                f"comm= has the ranks {members_of(comm.group)} and the model's process group "
+                f"{members_of(group)}; they must be the same"
             )
         for rule in rules:
             rule.stage.check(comm)

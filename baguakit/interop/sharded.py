@@ -16,7 +16,7 @@ from torch import nn
 from ..arguments import instance, said, truth
 from ..attach.setup.setup import Setup
 from ..attach.setup.sharding import reshard
-from ..comm import Comm, check_comm, check_device
+from ..comm import Comm, check_comm, check_device, members_of
 from ..compressors import Compressor
 from .handle import Handle, make_hook_setup
 from .runners import rules_on_gradients
@@ -66,7 +66,7 @@ def fsdp(
     units = units_of(model)
     comm = Comm(units[0].group) if comm is None else comm
     check_comm(comm)
-    across = dist.get_process_group_ranks(comm.group) != units[0].ranks
+    across = members_of(comm.group) != units[0].ranks
 
     layouts = [unit.scattered() if across else unit.unscattered() for unit in units]
 
@@ -93,7 +93,7 @@ def fsdp(
 
 def check_units(units: list[Unit], comm: Comm, across: bool) -> None:
     """Raise a ValueError unless all units are sharded over one group, and `comm` is that or one across it."""
-    first, ours = units[0], dist.get_process_group_ranks(comm.group)
+    first, ours = units[0], members_of(comm.group)
     for unit in units:
         if unit.ranks != first.ranks:
             raise ValueError(

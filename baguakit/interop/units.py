@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 
 from ..attach.setup.sharding import fsdp_modules
+from ..comm import members_of
 
 
 @dataclass(frozen=True, eq=False)
@@ -36,7 +36,7 @@ class Unit:
     @property
     def ranks(self) -> list[int]:
         """Return the ranks over which it is sharded."""
-        return dist.get_process_group_ranks(self.group)
+        return members_of(self.group)
 
     def scattered(self) -> dict[Tensor, str]:
         """Return the layout of its scattered gradients: a stand-in without memory for each shard, and its name."""

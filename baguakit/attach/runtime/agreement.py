@@ -20,10 +20,10 @@ from ..setup.sharding import is_sharded
 AnySetup = TypeVar("AnySetup", bound=Setup)
 
 
-def agree(monitor: Monitor, make: Callable[[], AnySetup], label: str = "attach()") -> AnySetup:
+def agree(monitor: Monitor, make: Callable[[], AnySetup], label: str = "attach()", verb: str = "attach") -> AnySetup:
     """Make this rank's setup and compare it with the others' through the store, which needs no group. Collective.
 
-    Rank 0 reads the setups of all ranks, and writes the result.
+    Rank 0 reads the setups of all ranks, and writes the result. `label` and `verb` say in errors what the ranks do.
 
     Raises:
         ValueError: two setups differ, or `make` has raised on another rank; on all ranks.
@@ -40,7 +40,7 @@ def agree(monitor: Monitor, make: Callable[[], AnySetup], label: str = "attach()
     if monitor.size > 1:
         mine = (f"{type(error).__name__}: {error}" if error is not None else None, () if setup is None else setup.lines)
         lane = CpuLane("baguakit agree")  # a store that does not answer blocks the thread, which is not joined
-        collective.flight = lane.run(lambda: _compared(monitor, f"agree/{launches.count}", mine), label)
+        collective.flight = lane.run(lambda: _compared(monitor, f"agree/{launches.count}", mine, verb), label)
         lane.close(wait=False)
         found = monitor.wait_for(collective)
     if error is not None:
@@ -51,29 +51,30 @@ def agree(monitor: Monitor, make: Callable[[], AnySetup], label: str = "attach()
     return setup
 
 
-def _compared(monitor: Monitor, key: str, written: tuple[str | None, Sequence[str]]) -> str:
+def _compared(monitor: Monitor, key: str, written: tuple[str | None, Sequence[str]], verb: str) -> str:
     """Write this rank's error or lines, and return the difference that rank 0 finds; "" for none."""
     store, mine = monitor.store, f"{key}/{monitor.rank}"
     keys, verdict = [f"{key}/{rank}" for rank in range(monitor.size)], f"{key}/verdict"
     store.set(mine, zlib.compress(json.dumps(written).encode()))
     if monitor.rank == 0:
         monitor.wait_until(lambda: bool(store.check(keys)))
-        store.set(verdict, json.dumps(difference([json.loads(zlib.decompress(store.get(each))) for each in keys])))
+        lines = [json.loads(zlib.decompress(store.get(each))) for each in keys]
+        store.set(verdict, json.dumps(difference(lines, verb)))
     monitor.wait_until(lambda: bool(store.check([verdict])))
     store.delete_key(mine)
     return str(json.loads(store.get(verdict)))
 
 
-def difference(written: Sequence[tuple[str | None, list[str]]]) -> str:
+def difference(written: Sequence[tuple[str | None, list[str]]], verb: str = "attach") -> str:
     """Return a sentence about the first rank that has an error, or other lines than rank 0; "" if none has."""
     for rank, (error, _) in enumerate(written):
         if error is not None:
-            return f"rank {rank} could not attach: {error}"
+            return f"rank {rank} could not {verb}: {error}"
     for rank, (_, lines) in enumerate(written):
         if lines != written[0][1]:
             pairs = zip_longest(written[0][1], lines, fillvalue="nothing more")
             ours, theirs = next((a.strip(), b.strip()) for a, b in pairs if a != b)
-            return f"ranks must attach the same: rank 0 has {ours} where rank {rank} has {theirs}"
+            return f"ranks must {verb} the same: rank 0 has {ours} where rank {rank} has {theirs}"
     return ""
 
 

@@ -11,7 +11,7 @@ from typing import Any
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from ...comm import Comm
+from ...comm import Comm, members_of
 from ...rules import Rule
 
 
@@ -45,7 +45,7 @@ def check_shards(rules: Sequence[Rule], names: dict[Tensor, str], comm: Comm) ->
                 f"{rule!r} acts on gradients, and those of a sharded model are reduced by FSDP; "
                 f"use bk.interop.fsdp(model, {rule.stage!r}), and attach for rules on weights"
             )
-    ours = dist.get_process_group_ranks(comm.group)
+    ours = members_of(comm.group)
     for p in sharded:
         both = sorted(set(ours) & set(p.device_mesh.mesh.flatten().tolist()))
         if both != [dist.get_rank()]:

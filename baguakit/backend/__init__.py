@@ -1,0 +1,10 @@
+"""A backend of `torch.distributed` whose collectives fly compressed: `register()`, then `init_process_group("bagua")`.
+
+`exact()` excepts a part of a program, and `report()` tells how each operation flew.
+"""
+
+from .policy import Policy, exact
+from .registration import register
+from .reports import Report, Row, report
+
+__all__ = ["Policy", "Report", "Row", "exact", "register", "report"]

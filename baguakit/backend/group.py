@@ -1,0 +1,163 @@
+"""The process group of the backend: it lets collectives fly compressed, or passes them to an inner group."""
+
+import sys
+from itertools import count as numbers
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from ..attach.monitor import Collective
+from ..attach.monitor.records import LEFT
+from ..attach.runtime.agreement import agree
+from ..attach.runtime.channels import Channel
+from ..attach.runtime.start import own_comm, start_monitor
+from ..attach.setup.setup import Setup
+from ..comm import FLAT, Comm, abort_all, add_nccl, error_in, own_group, stand_for
+from ..lanes import lane
+from .methods import Call, Methods
+from .policy import Policy
+from .reports import count
+from .works import Passed, Work
+
+CPU = torch.device("cpu")
+
+
+class BaguaGroup(Methods):
+    """A process group over gloo for tensors on the CPU, and NCCL for those on a GPU. Collective.
+
+    What flies compressed does so on a lane, in groups of its own and in the order of the calls. The monitor watches all
+    collectives, and names the rank at fault if one does not end.
+
+    Args:
+        options: those that torch gives a backend.
+        policy: the same on all ranks.
+
+    Raises:
+        ValueError: ranks have different policies; it names one of them.
+        PeerError: a rank has not come within the timeout.
+    """
+
+    def __init__(self, options: Any, policy: Policy) -> None:
+        super().__init__(options.group_rank, options.group_size)
+        self.policy, self._store, self._timeout, self._rounds = policy, options.store, options.timeout, numbers()
+        self._channels: dict[str, Channel] = {}  # by kind of device
+        self._inner: Any = None
+        self._this = Comm(self)
+        self._name, self._monitor = start_monitor(self._this, "backend", self._timeout, self._abort, self._broken)
+        setup = Setup((), {}, CPU, self._timeout, None, (repr(policy), f"GPUs: {torch.cuda.is_available()}"))
+        try:
+            agree(self._monitor, lambda: setup, "init_process_group('bagua')", "register")
+            self._connect(options.global_ranks_in_group)
+        except BaseException:
+            self._monitor.leave(LEFT)
+            raise
+        self._set_group_name(options.group_id)
+        if self._this.rank == 0 and not options.global_ranks_in_group:
+            print(f"baguakit: {policy!r} on {self._this.size} ranks", file=sys.stderr, flush=True)
+
+    def _connect(self, members: list[int]) -> None:
+        """Make the inner group, and the channel of tensors on the CPU."""
+        name = f"{self._name}/exact"
+        if self._this.size == 1:
+            self._inner = own_group(self, self._store, name, self._timeout, CPU)
+        else:
+            self._inner = own_comm(self._this, name, self._timeout, CPU, self._monitor, {FLAT}, 1).group
+            self._channel(CPU)
+        kinds = ["cpu"]
+        if torch.cuda.is_available():
+            kinds.append("cuda")
+            add_nccl(self._inner, self._store, f"{self._name}/nccl", self._timeout, members)
+        for kind in map(torch.device, kinds):
+            self._register_backend(kind, dist.ProcessGroup.BackendType.CUSTOM, self._inner._get_backend(kind))
+        stand_for(self, self._inner, members)
+
+    def _channel(self, device: torch.device) -> Channel:
+        """Return the lane of tensors on a device, and the groups that only it uses. Collective at the first call."""
+        if device.type not in self._channels:
+            name, flows = f"{self._name}/{device.type}", self.policy.flows if device.type == "cpu" else 1
+            own = own_comm(self._this, name, self._timeout, device, self._monitor, {FLAT}, flows)
+            self._channels[device.type] = Channel(0, lane(device, "baguakit backend"), own, self._monitor)
+        return self._channels[device.type]
+
+    def _launch(self, call: Call) -> Work:
+        why = self.policy.objection(call.operation, call.whole, call.op, self._this.size) or call.unlike
+        return self._passed(call, why) if why else self._compressed(call)
+
+    def _compressed(self, call: Call) -> Work:
+        """Let a collective fly on the lane."""
+        channel, round = self._channel(call.whole[0].device), next(self._rounds)
+        channel.lane.uses([*call.outs, *call.whole])
+        # Ranks may have different splits.
+        values = "" if call.operation == "all_to_all" else f" of {sum(x.numel() for x in call.whole):,} values"
+
+        def work(comm: Comm) -> None:
+            sent: dict[str, float] = {}
+            notes: list[Any] = []
+            for each in call.compressed:
+                each(self.policy.compressor, comm.stand(round, None, 0, sent, notes))
+            packed = [note for note in notes if note.flew is note.asked]
+            flew, reason = (packed[-1].flew, "") if packed else ("exact", notes[-1].reason if notes else "over flows")
+            count(call.operation, sum(sent.values()), flew, reason)
+
+        return Work(channel.begin(call.operation + values, work), self._monitor, call.outs, channel.lane)
+
+    def _passed(self, call: Call, why: str) -> Work:
+        """Pass a collective to the inner group."""
+        self._monitor.check()
+        collective, n = Collective(label=f"{call.operation}, exact"), self._this.size
+        self._monitor.launched(0, collective)
+        share = 2 * (n - 1) / n if call.operation == "all_reduce" else (n - 1) / n
+        count(call.operation, share * sum(x.nbytes for x in call.whole), "exact", why)
+        collective.flight = Passed([getattr(self._inner, name)(*args) for name, args in call.passed])
+        return Work(collective, self._monitor, call.outs, None)
+
+    # Messages between two ranks, which the others know nothing of
+
+    def send(self, tensors: list[Tensor], rank: int, tag: int) -> Any:
+        return self._message("send", tensors, rank, tag)
+
+    def recv(self, tensors: list[Tensor], rank: int, tag: int) -> Any:
+        return self._message("recv", tensors, rank, tag)
+
+    def recv_anysource(self, tensors: list[Tensor], tag: int) -> Any:
+        return self._message("recv_anysource", tensors, tag)
+
+    def _message(self, name: str, tensors: list[Tensor], *where: int) -> Any:
+        self._monitor.check()
+        count(name, sum(x.nbytes for x in tensors) if name == "send" else 0, "exact", "not in the policy")
+        return getattr(self._inner, name)(tensors, *where)
+
+    # Its life
+
+    def get_group_store(self) -> Any:
+        return self._store
+
+    def getBackendName(self) -> str:
+        return "bagua"
+
+    def shutdown(self) -> None:
+        self._end(wait=self._monitor.error is None)
+        self._inner.shutdown()
+
+    def abort(self) -> None:
+        self._end(wait=False)
+        self._abort()
+
+    def _end(self, wait: bool) -> None:
+        for channel in self._channels.values():
+            channel.lane.close(wait)
+        self._monitor.leave(LEFT)
+        for channel in self._channels.values():
+            channel.comm.close()
+
+    def _groups(self) -> list[Any]:
+        own = [group for channel in list(self._channels.values()) for group in channel.comm.groups()]
+        return own + [self._inner] * (self._inner is not None)
+
+    def _abort(self) -> None:
+        abort_all(self._groups())
+
+    def _broken(self) -> str:
+        return error_in(self._groups())

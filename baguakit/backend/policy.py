@@ -1,0 +1,107 @@
+"""The policy of the backend: which collectives fly compressed, and why the others do not."""
+
+import contextlib
+import threading
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from ..arguments import check_fields, integer, one_of
+from ..compressors import Compressor, MinMaxUInt8
+from ..compressors.base import FLOATS, check_dense
+from ..expressions import expression
+
+OPERATIONS = ("all_reduce", "reduce_scatter", "all_gather", "all_to_all")
+
+
+@dataclass(frozen=True)
+class Policy:
+    """The collectives that fly compressed: those of floating tensors, of a size, that sum or average or move values.
+
+    All others are exact: integers, MAX, MIN, PRODUCT, small tensors, broadcasts, messages between two ranks.
+
+    Args:
+        compressor: such as `compressors.UInt4()`; None sends values as they are, which is of use with `flows`.
+        operations: those that may fly compressed, among "all_reduce", "reduce_scatter", "all_gather" and "all_to_all".
+        least: the bytes of the smallest tensor that is compressed: of the whole that is reduced, scattered or gathered.
+            An all-to-all compresses the messages that are fewer bytes packed, since their sizes differ among ranks.
+        flows: the number of connections to each peer, as of `Comm`; for tensors on the CPU.
+
+    Raises:
+        TypeError: the compressor keeps some places only; an argument is of another type.
+        ValueError: an operation is unknown, `least` is negative, or `flows` is not 1 to 64.
+    """
+
+    compressor: Compressor | None = MinMaxUInt8()
+    operations: tuple[str, ...] = OPERATIONS
+    least: int = 1 << 16
+    flows: int = 1
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+        if self.compressor is not None:
+            check_dense("compressor", self.compressor)
+        for each in self.operations:
+            one_of("operations", each, OPERATIONS)
+        integer("least", self.least, 0)
+        integer("flows", self.flows, 1, 64)
+
+    def __repr__(self) -> str:
+        return expression(self)
+
+    def objection(self, operation: str, tensors: Sequence[Tensor], op: Any, size: int) -> str:
+        """Return why an operation must be exact, in words; "" if it flies compressed. The same on all ranks.
+
+        Args:
+            operation: its name.
+            tensors: that are reduced, scattered or gathered, whole.
+            op: of a reduction; None for other operations.
+            size: of the group.
+        """
+        if size == 1:
+            return "one rank"
+        if _depth.value:
+            return "within exact()"
+        if operation not in self.operations or (self.compressor is None and self.flows == 1):
+            return "not in the policy"
+        if op is not None and not (op == dist.ReduceOp.SUM or op == dist.ReduceOp.AVG):
+            kinds: Any = dist.ReduceOp.RedOpType.__members__
+            return next((name for name, kind in kinds.items() if op == kind), "another reduction")
+        if other := next((x.dtype for x in tensors if x.dtype not in FLOATS), None):
+            return str(other).removeprefix("torch.")
+        if operation != "all_to_all" and sum(x.nbytes for x in tensors) < self.least:
+            return f"less than {self.least:,} bytes"
+        if any(x.layout is not torch.strided for x in tensors):
+            return "sparse"
+        return ""
+
+
+class _Depth:
+    value = 0
+
+
+_depth, _lock = _Depth(), threading.Lock()  # of the process: backward calls from threads of its own
+
+
+@contextlib.contextmanager
+def exact() -> Iterator[None]:
+    """Let all collectives of this process that begin in this block be exact. All ranks enter and leave it alike.
+
+    For sums that must be exact, such as those of metrics and counters:
+
+        with bk.backend.exact():
+            dist.all_reduce(correct)
+
+    Ranks of which only some are in such a block raise a `PeerError` that names them.
+    """
+    with _lock:
+        _depth.value += 1
+    try:
+        yield
+    finally:
+        with _lock:
+            _depth.value -= 1

@@ -1,0 +1,120 @@
+"""The work that a collective returns: an error at `wait()` or in its future names the rank at fault."""
+
+from collections.abc import Callable, Sequence
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from ..attach.monitor import Collective, Monitor
+from ..lanes import Flight, Lane
+
+_torch: Any = torch  # its stubs take no list of devices
+
+
+class Passed(Flight):
+    """Work of the inner group."""
+
+    def __init__(self, works: Sequence[Any]) -> None:
+        self.works = [work for work in works if work is not None]
+
+    def done(self) -> bool:
+        return self._error is not None or all(work.is_completed() for work in self.works)
+
+    def result(self) -> None:
+        for work in self.works:
+            if self._error is None:
+                work.wait()
+        if self._error is not None:
+            raise self._error
+
+
+class Ended(Flight):
+    """Work that has ended, with an error or not."""
+
+    def __init__(self, error: BaseException | None = None) -> None:
+        self._error = error
+
+    def done(self) -> bool:
+        return True
+
+    def result(self) -> None:
+        if self._error is not None:
+            raise self._error
+
+
+class Work(dist.Work):
+    """A collective under way.
+
+    Args:
+        collective: as the monitor sees it.
+        monitor: of the group.
+        outs: the tensors that it fills.
+        lane: on which it flies; None for work of the inner group.
+    """
+
+    def __init__(self, collective: Collective, monitor: Monitor, outs: Sequence[Tensor], lane: Lane | None) -> None:
+        super().__init__()
+        self._collective, self._monitor, self._outs, self._lane = collective, monitor, list(outs), lane
+        self._followed = False  # by a future, which outlives this
+
+    def __del__(self) -> None:
+        if not self._followed:
+            self._monitor.air.land(self._collective)
+
+    def wait(self, timeout: timedelta = timedelta(0)) -> bool:
+        """Wait for the end, and raise the error of the work, if any; on CUDA the current stream waits."""
+        self._monitor.wait_for(self._collective)
+        return True
+
+    def synchronize(self) -> None:
+        self.wait()
+
+    def is_completed(self) -> bool:
+        return self._collective.flight.done()
+
+    def result(self) -> list[Tensor]:
+        return self._outs
+
+    def get_future(self) -> Any:
+        """Return a future of the tensors; DDP waits for it, not for this work."""
+        self._followed, collective, monitor, outs = True, self._collective, self._monitor, self._outs
+        flight = collective.flight
+        if isinstance(flight, Passed):
+            ended = _torch.futures.collect_all([work.get_future() for work in flight.works])
+            return ended.then(lambda each: _found(collective, monitor, outs, each.value))
+        kinds = [x.device for x in outs[:1] if x.is_cuda]
+        future = _torch.futures.Future(devices=kinds) if kinds else _torch.futures.Future()
+
+        def deliver() -> None:
+            try:
+                monitor.wait_for(collective)
+                future.set_result(outs)
+            except Exception as error:
+                future.set_result(error)
+
+        assert self._lane is not None
+        self._lane.run(deliver)  # it runs after the work, which is on the same lane
+        return future.then(_value_of)
+
+
+def _found(collective: Collective, monitor: Monitor, outs: list[Tensor], value: Callable[[], Any]) -> list[Tensor]:
+    """Return the tensors of work of the inner group that has ended, or raise its error."""
+    # The work itself would wait for this callback.
+    try:
+        value()
+        collective.flight = Ended()
+    except Exception as error:
+        collective.flight = Ended(error)
+    monitor.wait_for(collective)
+    return outs
+
+
+def _value_of(future: Any) -> list[Tensor]:
+    """Return the tensors of a future, or raise its error: C++ waits for this one, and reads an error only if raised."""
+    value = future.value()
+    if isinstance(value, Exception):
+        raise value
+    return value  # type: ignore[no-any-return]

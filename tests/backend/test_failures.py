@@ -1,0 +1,113 @@
+"""A rank dies, is late, differs or raises: all others raise one sentence that names it."""
+
+import os
+import re
+import signal
+import time
+
+import pytest
+import torch
+import torch.distributed as dist
+from bagua import group, said
+from pool import Pool, ranks
+from tiers import slow
+
+import baguakit as bk
+
+TIMEOUT = 3.0
+
+
+def test_ranks_whose_policies_differ_are_refused():
+    def run():
+        policy = bk.backend.Policy(bk.compressors.UInt4() if dist.get_rank() == 1 else bk.compressors.MinMaxUInt8())
+
+        def make():
+            with group(policy):
+                pass
+
+        return said(make)
+
+    sentence = (
+        "ValueError: ranks must register the same: rank 0 has Policy(MinMaxUInt8()) where rank 1 has Policy(UInt4())"
+    )
+    assert ranks(3, run) == [sentence] * 3
+
+
+def test_a_rank_that_makes_other_calls_is_named():
+    def run():
+        with group(bk.backend.Policy(least=0), timeout=TIMEOUT) as g:
+
+            def train():
+                for step in range(100):
+                    if step == 3 and dist.get_rank() == 1:
+                        with bk.backend.exact():
+                            dist.all_reduce(torch.ones(500), group=g)
+                    dist.all_reduce(torch.ones(500), group=g)
+
+            return said(train)
+
+    for sentence in ranks(3, run):
+        assert re.match(
+            r"PeerError: rank 1 has parted from ranks 0, 2: as launch \d+, rank 1 made all_reduce, exact", sentence
+        )
+
+
+@pytest.mark.parametrize("kind", ["DDP", slow("compressed"), slow("exact")])
+def test_a_killed_rank_is_named(kind):
+    def run(kind):
+        with group(bk.backend.Policy(least=0), timeout=TIMEOUT) as g:
+            model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(30, 30), process_group=g)
+
+            def train():
+                for step in range(1000):
+                    if step == 3 and dist.get_rank() == 1:
+                        os.kill(os.getpid(), signal.SIGKILL)
+                    if kind == "DDP":
+                        model(torch.ones(2, 30)).sum().backward()
+                    else:
+                        dist.all_reduce(
+                            torch.ones(500, dtype=torch.float if kind == "compressed" else torch.int), group=g
+                        )
+
+            began = time.monotonic()
+            return said(train), time.monotonic() - began
+
+    with Pool(3) as pool:
+        found = pool.run(run, kind, lost=[1])
+    for sentence, seconds in (found[0], found[2]):
+        assert "rank 1 is dead: no sign of it for" in sentence
+        assert seconds < 40  # a silence of four heartbeats is 1.2 s
+
+
+@pytest.mark.slow  # it waits for a timeout
+def test_a_late_rank_is_named():
+    def run():
+        def make():
+            if dist.get_rank() == 2:
+                time.sleep(TIMEOUT + 3)
+            with group(timeout=TIMEOUT):
+                pass
+
+        return said(make)
+
+    with Pool(3) as pool:
+        first, second, third = pool.run(run)
+    expected = (
+        "PeerError: rank 2 is late: it has not come to init_process_group('bagua') within 3 s; its process is dead"
+    )
+    assert first.startswith(expected) and second.startswith(expected) and third.startswith("PeerError: rank 2 is late")
+
+
+@pytest.mark.slow  # it waits for a timeout
+def test_a_rank_that_does_not_come_to_a_collective_is_named():
+    def run():
+        with group(bk.backend.Policy(least=0), timeout=TIMEOUT) as g:
+            if dist.get_rank() == 2:
+                time.sleep(TIMEOUT + 3)
+            return said(lambda: dist.all_reduce(torch.ones(500), group=g))
+
+    with Pool(3) as pool:
+        for sentence in pool.run(run):
+            assert sentence.startswith(
+                "PeerError: rank 2 is late: it has not launched all_reduce of 500 values within 3 s"
+            )
