@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from bench.netlab import obstacle
 from bench.network.table import RESULTS, Table
 
-from . import page
+from . import page, torchft_peer
 from .cells import cells
 from .experiment import measure
 
@@ -18,14 +18,15 @@ def main(words: Sequence[str] | None = None) -> int:
     """Measure what is missing, draw and write the page; 1 if something could not be measured."""
     parser = argparse.ArgumentParser(prog="python -m bench.elastic", description="Ranks killed and replaced.")
     parser.add_argument("what", nargs="?", choices=["run", "page"], default="page")
-    parser.add_argument("--only", metavar="TEXT", default="", help="only cells whose algorithm or event contains this")
+    parser.add_argument("--only", metavar="TEXT", default="", help="only cells whose algorithm and event contain this")
     options = parser.parse_args(words)
     table, failed = Table(PATH), 0
     if options.what == "run":
         if reason := obstacle():
             parser.exit(1, f"{reason}\n")
         for cell in cells():
-            if cell not in table and options.only in cell["algorithm"] + cell["event"]:
+            there = cell["algorithm"] != torchft_peer.NAME or torchft_peer.INSTALLED
+            if there and cell not in table and options.only in f"{cell['algorithm']}, {cell['event']}":
                 try:
                     table.add(cell, measure(cell))
                 except (RuntimeError, TimeoutError) as error:

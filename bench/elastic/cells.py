@@ -4,6 +4,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from .torchft_peer import NAME as TORCHFT
+
 HOSTS, RATE = 8, "100mbit"
 SECONDS, SHORT = 300, 120  # of a training; the shorter one where ranks are killed more often, or one hangs
 CALM, KILLS, HANG = "nothing", {"a kill every 60 s": 60, "a kill every 20 s": 20}, "a rank hangs"
@@ -33,6 +35,7 @@ ALGORITHMS = (
     Trained("local_sgd(every=8)"),
     Trained("diloco(every=30)"),
     Trained("async_model_average()"),
+    Trained(TORCHFT, equal=True),
 )
 
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from bench.netlab import Lab
 
-from . import trainer
+from . import torchft_peer, trainer
 
 context = multiprocessing.get_context("forkserver")
 
@@ -71,9 +71,10 @@ class Crew:
         preload()
         self.lab, self.cell, self.all = lab, cell, list[Trainee]()
         self.store = lab.hosts - 1
-        address = lab.wires.address(self.store)
+        address, self.ours = lab.wires.address(self.store), cell["algorithm"] != torchft_peer.NAME
         self.endpoint = f"{address}:29400"
-        self._store = context.Process(target=trainer.keep_store, args=(lab.namespace(self.store), address))
+        keep_store = trainer.keep_store if self.ours else torchft_peer.keep_store
+        self._store = context.Process(target=keep_store, args=(lab.namespace(self.store), address))
         self._store.start()
         for host in range(self.store):
             self.start(host)
@@ -95,7 +96,7 @@ class Crew:
         """Start a process on a host."""
         here, there = context.Pipe()
         words = (there, self.lab.namespace(host), self.lab.environment(host), self.endpoint, dict(self.cell))
-        process = context.Process(target=trainer.train, args=words)
+        process = context.Process(target=trainer.train if self.ours else torchft_peer.train, args=words)
         process.start()
         there.close()
         self.all.append(Trainee(host, process, here))
@@ -131,5 +132,5 @@ class Crew:
 def preload() -> None:
     """Start the process from which all others are forked; before Python 3.14 it does not take over `sys.path`."""
     os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, sys.path))
-    context.set_forkserver_preload([trainer.__name__])
+    context.set_forkserver_preload([trainer.__name__, torchft_peer.__name__])
     forkserver.ensure_running()

@@ -1,5 +1,6 @@
 """The page about ranks that come and go: bench/elastic/README.md."""
 
+import math
 import os
 from collections.abc import Mapping
 from pathlib import Path
@@ -51,7 +52,7 @@ def row(table: Table, cell: Mapping[str, Any]) -> str:
     found, calm = table[cell], calm_of(table, cell)
     equal = next(each.equal for each in ALGORITHMS if each.algorithm == cell["algorithm"])
     words = [f"`{cell['algorithm']}`", str(found["kills"])]
-    words.append("–" if calm is None else f"{goodput(found, calm):.0%}")
+    words.append(f"{goodput(found, cell['hosts']):.0%}")
     words += [f"{found[f'{who}_median']:.1f}, {found[f'{who}_worst']:.1f}" for who in ("survivors", "newcomer")]
     same = calm is not None and cell["seconds"] == SECONDS
     words += [f"{found['loss']:.3f}", f"{calm['loss']:.3f}"] if calm and same else ["", ""]
@@ -65,9 +66,13 @@ def calm_of(table: Table, cell: Mapping[str, Any]) -> Mapping[str, Any] | None:
     return next((found for other, found in table if other == calm), None)
 
 
-def goodput(found: Mapping[str, Any], calm: Mapping[str, Any]) -> float:
-    """Return the steps that were made ÷ those of as many undisturbed seconds of ranks."""
-    return float(found["steps"] / found["rank_seconds"] / (calm["steps"] / calm["rank_seconds"]))
+def goodput(found: Mapping[str, Any], hosts: int) -> float:
+    """Return the steps that were made ÷ those of as many undisturbed seconds of ranks, in the same run."""
+    first, last = found["events"][0], found["events"][-1]
+    again = math.ceil(last["at"] + max(last["survivors"], last["newcomer"])) + 1
+    counts = found["steps_by_second"]
+    calm = counts[1 : int(first["at"])] + counts[again:-1]  # the seconds at both ends are not whole
+    return float(found["steps"] / found["rank_seconds"] / (sum(calm) / len(calm) / hosts))
 
 
 def draw(table: Table) -> Figure:
