@@ -13,7 +13,6 @@ kept their own: they multiply by n / kept and the others by 0, before the mean o
 import io
 import zlib
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -27,27 +26,9 @@ from ..comm import Comm
 from ..primitives import mean_
 from ..rules import Rule
 
-
-@dataclass
-class Kept:
-    """The state of an attachment between two rounds: that after its last whole step.
-
-    Attributes:
-        rules: as `Attachment.state_dict` returns it.
-        steps: the optimizer steps made in the round before.
-    """
-
-    rules: dict[str, Any]
-    steps: int = 0
-
-    @property
-    def step(self) -> int:
-        """Return the number of optimizer steps made."""
-        return int(self.rules["step"])
-
-    def rounds(self) -> list[int]:
-        """Return the rounds of the rules."""
-        return [int(self.rules["rules"][str(i)]["round"]) for i in range(len(self.rules["rules"]))]
+Kept = dict[str, Any]
+"""The state of an attachment between two rounds, that after its last whole step: as `Engine.state_dict` returns it, and
+"made", the number of steps in the round before."""
 
 
 def shared(rules: Sequence[Rule], step: int) -> bool:
@@ -88,19 +69,19 @@ class Carrying:
 
     def _fill(self, comm: Comm) -> None:
         engine, kept = self.engine, self.kept if comm.rank in self.survivors else None
-        mine = None if kept is None else (kept.step, kept.rounds(), checksum(engine), kept.steps)
-        told = comm.gather_objects(mine)
+        rounds = [each["round"] for each in kept["rules"].values()] if kept else []
+        told = comm.gather_objects(kept and (kept["step"], rounds, checksum(engine), kept["made"]))
         known = {rank: told[rank] for rank in self.survivors if told[rank] is not None}
         if not known:  # those that had one have been lost while they handed it over
             raise PeerError("no rank that is left has trained")
-        step, self.steps = max(each[0] for each in known.values()), max(each[3] for each in known.values())
+        step, self.steps = (max(each[i] for each in known.values()) for i in (0, 3))
         one = min(rank for rank, each in known.items() if each[0] == step)
         same = shared(engine.setup.rules, step)
         self.holders = [r for r, each in known.items() if not same or (each[0], each[2]) == (step, known[one][2])]
         self.rounds = [max(each) for each in zip(*(known[r][1] for r in self.holders), strict=True)]
         hand_over(self, comm)
         assert self.kept is not None
-        self.kept.rules["step"] = step
+        self.kept["step"] = step
 
     def load(self) -> None:
         """Load what the rules remember, and launch the first flights. Collective."""
@@ -108,11 +89,11 @@ class Carrying:
         if not self.survivors or kept is None:
             engine.begin()
             return
-        load_runners(engine.runners, engine.setup.names, kept.rules["rules"], same_ranks=False, made=True)
+        load_runners(engine.runners, engine.setup.names, kept["rules"], same_ranks=False, made=True)
         for runner, round in zip(engine.runners, self.rounds, strict=True):
             runner.round = round
         engine.together("the means of what all ranks remember", self._average)
-        engine.clock.step = engine.steps.loaded = engine.since = kept.step
+        engine.clock.step = engine.steps.loaded = engine.since = kept["step"]
         engine.begin()
 
     def _average(self, comm: Comm) -> None:
@@ -151,14 +132,13 @@ def packed(engine: Engine, kept: Kept | None) -> Tensor:
     model = {name: local(x) for name, x in (*setup.model.named_parameters(), *setup.model.named_buffers())}
     scaler = None if setup.scaler is None else setup.scaler.state_dict()
     optimizers = [each.state_dict() for each in setup.optimizers]
-    rules = None if kept is None else kept.rules
-    torch.save({"model": model, "optimizers": optimizers, "scaler": scaler, "rules": rules}, content)
+    torch.save({"model": model, "optimizers": optimizers, "scaler": scaler, "kept": kept}, content)
     return torch.frombuffer(bytearray(content.getvalue()), dtype=torch.uint8)
 
 
 @torch.no_grad()
 def unpacked(engine: Engine, state: Tensor) -> Kept:
-    """Load the state of another rank, and return what its rules remember."""
+    """Load the state of another rank, and return what it has kept."""
     setup, found = engine.setup, torch.load(io.BytesIO(state.numpy().tobytes()), map_location="cpu", weights_only=False)
     for name, x in (*setup.model.named_parameters(), *setup.model.named_buffers()):
         local(x).copy_(found["model"][name])
@@ -166,7 +146,7 @@ def unpacked(engine: Engine, state: Tensor) -> Kept:
         optimizer.load_state_dict(its)
     if setup.scaler is not None:
         setup.scaler.load_state_dict(found["scaler"])
-    return Kept(found["rules"])
+    return dict(found["kept"])
 
 
 def kept_after_loss(engine: Engine, error: BaseException) -> Kept:
@@ -176,8 +156,7 @@ def kept_after_loss(engine: Engine, error: BaseException) -> Kept:
         runner.air.clear()
     for p in engine.setup.names:
         p.grad = None
-    rules = engine.state_dict(flights=False, same_ranks=False)
-    return Kept(rules, rules["step"] - engine.since)
+    return kept_now(engine, flights=False)
 
 
 def kept_at_pause(engine: Engine) -> Kept:
@@ -186,9 +165,14 @@ def kept_at_pause(engine: Engine) -> Kept:
         if runner.rule.what == "data" and runner.rule.window != "free_running" and runner.air:
             runner.land_all()  # type: ignore[attr-defined]
     engine.together("the end of the round", lambda comm: None, meet=True)
-    rules = engine.state_dict(same_ranks=False)
+    kept = kept_now(engine)
     abandon(engine, None)
-    return Kept(rules, rules["step"] - engine.since)
+    return kept
+
+
+def kept_now(engine: Engine, flights: bool = True) -> Kept:
+    """Return the state, with the flights in the air or without them."""
+    return {**engine.state_dict(flights, same_ranks=False), "made": engine.clock.step - engine.since}
 
 
 def abandon(engine: Engine, error: BaseException | None) -> None:

@@ -31,17 +31,7 @@ ABSENCE = 2.0  # seconds without a look into the store after which one that has 
 
 @dataclass(frozen=True)
 class Settings:
-    """The settings of a group, equal on all ranks.
-
-    Attributes:
-        host, port: of the store.
-        name: tells trainings apart that share a store.
-        least, most: ranks of a round.
-        keep_alive: seconds between two beats, and for which a member may leave the end of a round unanswered.
-        last_call: seconds for which a round of ranks that have not trained waits for more once it has the least.
-        patience: seconds for which a process waits to be let in.
-        every: ranks are let in after a step whose number is a multiple of this.
-    """
+    """The settings of a group, equal on all ranks: see `join`."""
 
     host: str
     port: int

@@ -57,7 +57,6 @@ class Membership(Rounds):
             except PeerError as error:
                 self.regroup(error)
             else:
-                self._whole()
                 self._joined = change
         except BaseException:
             self.ended(engine)
@@ -77,15 +76,12 @@ class Membership(Rounds):
             raise
         self._kept.pop(engine, None)
         self._at_work.append(engine)
+        if len(self._at_work) == len(self._engines):
+            self._latest = (round.number, round.rank)  # this rank has a whole state
         if not survivors:
             return None
         before = tuple(member.rank if rank in survivors else None for rank, member in enumerate(round.members))
         return Change(round.rank, round.size, before, (), carrying.steps, engine.clock.step, 0.0, "")
-
-    def _whole(self) -> None:
-        """Note that this rank has a whole state."""
-        if self.round is not None:
-            self._latest = (self.round.number, self.round.rank)
 
     def ended(self, engine: Engine) -> None:
         """Note that an attachment is detached; with the last one this process leaves."""
@@ -154,7 +150,6 @@ class Membership(Rounds):
             self.meet()
             try:
                 changes = [self._start(engine) for engine in self._engines]
-                self._whole()
                 self._report(changes[0], old, why, time.monotonic() - began, error)
                 return
             except ValueError as differs:

@@ -198,7 +198,8 @@ class Rounds:
         without it. A rank that is lost mostly closes connections, which tells at once; but those of lazy groups may not
         be there yet, and gloo's waits for them end with their timeout only.
         """
-        store, settings, after, counts = round.store, self.settings, (round.rank + 1) % round.size, Counts()
+        store, settings, all_rounds = round.store, self.settings, self._store
+        after, counts = (round.rank + 1) % round.size, Counts()
         beaten, ends = 0.0, float("inf")
 
         def breaks(why: str) -> None:  # on a thread, since an abort takes seconds, and this one beats meanwhile
@@ -206,7 +207,7 @@ class Rounds:
 
         try:
             if round.rank == 0:
-                delete_before(self._store, round.number - 1)
+                delete_before(all_rounds, round.number - 1)
             while not over.wait(LOOK):
                 now = time.monotonic()
                 if now > ends:  # all wait for a process that lives, even if its training stands still
@@ -227,7 +228,7 @@ class Rounds:
                 store.add(f"beat/{round.rank}", 1)
                 if not counts.rise(store, f"beat/{after}", now, settings.silence):
                     breaks(f"{round.members[after].name} is gone: no sign of it for {settings.silence:g} s")
-                if round.rank == 0 and round.size < settings.most and self._store.check([f"{round.number + 1}/came"]):
+                if round.rank == 0 and round.size < settings.most and all_rounds.check([f"{round.number + 1}/came"]):
                     pausing.ask(settings.every, "ranks have joined")
         except RuntimeError as error:
             if not over.is_set():

@@ -31,7 +31,8 @@ def main(words: Sequence[str] | None = None) -> int:
     if is_everywhere(host) and not options.everywhere:
         parser.error(f"{host} is every interface of this machine; name one, or add --everywhere")
     try:
-        server = socket.create_server((host, port), family=family_of(host), backlog=1024)
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        server = socket.create_server((host, port), family=family, backlog=1024)
     except OSError as error:
         print(f"the store cannot listen on {options.bind}: {error}", file=sys.stderr)
         return 1
@@ -54,11 +55,6 @@ def is_everywhere(host: str) -> bool:
         return ipaddress.ip_address(host).is_unspecified
     except ValueError:  # a name
         return False
-
-
-def family_of(host: str) -> socket.AddressFamily:
-    """Return the family of the addresses of a host."""
-    return socket.AF_INET6 if ":" in host else socket.AF_INET
 
 
 if __name__ == "__main__":
