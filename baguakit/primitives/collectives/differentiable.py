@@ -59,6 +59,7 @@ class Differentiable:
     backward: Compressor | None = None
     _name: str = field(default="", init=False, repr=False)
     _calls: "itertools.count[int]" = field(default_factory=itertools.count, init=False, repr=False)
+    _sent: dict[str, float] = field(default_factory=dict, init=False, repr=False)
 
     def __post_init__(self) -> None:
         check_comm(self.comm)
@@ -70,6 +71,11 @@ class Differentiable:
 
     def __deepcopy__(self, memo: Any) -> "Differentiable":
         return self  # in the copy of a model, over the same group
+
+    @property
+    def bytes_sent(self) -> float:
+        """The bytes that this rank has sent, in both passes."""
+        return sum(self._sent.values())
 
     def all_gather(self, x: Tensor) -> Tensor:
         """Return the tensors `x` (k, …) of all ranks, concatenated: (size · k, …). Backward: `reduce_scatter`."""
@@ -107,7 +113,8 @@ def _found(name: str, forward: bool) -> tuple[Compressor | None, Comm]:
     if name not in _named:
         raise RuntimeError("the Differentiable of this graph is gone; keep it as long as what was computed with it")
     found = _named[name]
-    comm = found.comm.at((found.comm._round or 0) + next(found._calls))
+    round = (found.comm._round or 0) + next(found._calls)
+    comm = found.comm.stand(round, found.comm._step, 0, found._sent, found.comm._notes)
     return found.forward if forward else found.backward, comm
 
 
