@@ -24,13 +24,15 @@ This page is written by `python -m bench.roofline --page` from the JSON in `benc
     python -m bench.elastic           steps, and seconds to the next one, while ranks are killed and replaced (root)
     python -m bench.netlab -- CMD     such hosts for a program of your own (root)
     python -m bench.memory            memory that each algorithm takes beside the model
-    python -m bench.scaling           a model of a step on up to 1,024 ranks, beside published figures; nothing measured
+    python -m bench.scaling           the planner's steps on up to 1,024 nodes, beside published figures
+    python -m bench.scaling.many      one rank of up to 16,384, counted, and up to 64 real ranks on one machine
     python -m bench.accuracy          errors and biases of all formats, beside MXFP8, MXFP4 and NVFP4
 
 A benchmark checks its result before it prints a speed. Speeds are shares of a copy timed in the same run: of its bytes
-a second, each counting what it must at least read and write. Five questions have pages of their own: [seconds to the
+a second, each counting what it must at least read and write. Six questions have pages of their own: [seconds to the
 same loss](frontier/README.md), steps of training over [slow networks](network/README.md), [ranks that come and
-go](elastic/README.md), [accuracy of formats](accuracy/README.md), and [scale, on paper](scaling/README.md).
+go](elastic/README.md), [accuracy of formats](accuracy/README.md), [scale, on paper](scaling/README.md), and [many
+ranks](scaling/many/README.md).
 """
 
 

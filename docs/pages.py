@@ -14,6 +14,7 @@ SHOWN = {
     "benchmarks": "bench/README.md",
     "networks": "bench/network/README.md",
     "scaling": "bench/scaling/README.md",
+    "many": "bench/scaling/many/README.md",
     "accuracy": "bench/accuracy/README.md",
     "frontier": "bench/frontier/README.md",
     "replaced": "bench/elastic/README.md",

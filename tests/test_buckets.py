@@ -85,3 +85,13 @@ def test_room_for_whole_blocks_is_less_than_a_hundredth_of_a_bucket(multiple, va
     assert found == times * multiple and times in (1, 2, 4, 8, 16, 32, 64, 128)
     assert times == 1 or 100 * found < values
     assert times == 128 or multiple == 1 or 200 * found >= values  # it is the largest
+
+
+@pytest.mark.parametrize("ranks", [2, 64, 1000, 10_007, 16_384, 1 << 20])
+@pytest.mark.parametrize("values", [0, 1, 155, 5000, 1 << 20, 6_553_600])
+def test_padding_of_many_ranks_is_no_more_than_an_eighth(ranks, values):
+    """A bucket of few values would otherwise have 64 for each rank."""
+    padded = -values % padded_multiple(64 * ranks, [nn.Parameter(torch.empty(values, device="meta"))])
+    assert padded < max(4096, values / 8)
+    if 64 * ranks <= 4096:
+        assert padded_multiple(64 * ranks, [nn.Parameter(torch.empty(values, device="meta"))]) % (64 * ranks) == 0

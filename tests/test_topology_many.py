@@ -17,7 +17,7 @@ from baguakit.topology import (
     ShiftOne,
     Star,
 )
-from bench.scaling.one_rank.calls import python_calls
+from bench.scaling.many.calls import python_calls
 
 FEW, MANY = 1 << 4, 1 << 14
 EXCEPTIONS = {

@@ -1,49 +1,42 @@
 """Three figures: Bagua's, BlueFog's, and an outlook to 1,024 nodes."""
 
 from collections.abc import Sequence
-from dataclasses import replace
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from .model import (
-    Algorithm,
-    Cluster,
-    Training,
-    by_nodes,
-    compressed,
-    free_running,
-    local_steps,
-    low_precision,
-    low_precision_one_peer,
-    one_peer,
-    one_ring,
-    throughput,
-)
-from .published import BAGUA, BLUEFOG, THEIRS, Published, band
+import baguakit as bk
+from baguakit.topology import OnePeerExact, OnePeerExponential
+from baguakit.tune import Line, Network
 
+from .model import Algorithm, Training, cluster, codec, throughput, with_nodes
+from .published import BAGUA, BLUEFOG, KERNELS, THEIRS, Published
+
+a = bk.algorithms
 OURS: dict[str, Algorithm] = {
-    "all-reduce, one ring": one_ring,
-    "all-reduce, by nodes": by_nodes,
-    "bytegrad, by nodes": compressed,
-    "decentralized, one peer": one_peer,
-    "low-precision decentralized, ring": low_precision,
-    "low-precision, one peer (choco)": low_precision_one_peer,
-    "local SGD, every 8": local_steps,
-    "free running": free_running,
+    "all-reduce": a.gradient_allreduce(),
+    "bytegrad": a.bytegrad(),
+    "decentralized, one peer": a.decentralized(OnePeerExponential()),
+    "low-precision decentralized, ring": a.low_precision_decentralized(),
+    "low-precision, one peer (choco)": a.choco(OnePeerExact(), gamma=1.0),
+    "local SGD, every 8": a.local_sgd(8),
+    "free running": a.async_model_average(),
 }
+ALPHA = 50e-6
+RESNET50 = Training(25_557_032, 64, 64 / 350)
+NODES = tuple(2**i for i in range(1, 11))
 COLOURS = ("#000000", "#0072B2", "#D55E00", "#009E73", "#CC79A7", "#999999", "#56B4E9", "#E69F00")
 MARKERS = "osD^v*PX"
 
 
 def draw_bagua(figure: Figure) -> None:
-    """Bands of the model and their bars' heights, a panel for each network."""
+    """Bands of the planner and their bars' heights, a panel for each network."""
     panels = figure.subplots(1, len(BAGUA), sharey=True)
     for axes, (rate, bars) in zip(panels, BAGUA.items(), strict=True):
         _bands(axes, bars, [bar.name for bar in bars])
         axes.set(title=f"VGG16, 128 V100, {rate}", xlabel="images a second")
     figure.supxlabel(
-        "◆ published: Bagua's tutorial, benchmark page, read off its chart     ▬ α–β model, from no overlap to all\n"
+        "◆ published: Bagua's tutorial, benchmark page, read off its chart     ▬ bk.tune.predict, no overlap to all\n"
         "What is published of 8-bit algorithms at 10 Gb/s is faster than 1.25 GB/s allow: see bench.scaling",
         fontsize="small",
     )
@@ -55,9 +48,9 @@ def draw_bluefog(figure: Figure) -> None:
     for axes, (batch, bars) in zip(panels, BLUEFOG.items(), strict=True):
         for name, colour, marker, aside in zip(THEIRS, COLOURS, MARKERS, (0.92, 1.0, 1.08), strict=False):
             mine = [bar for bar in bars if bar.name == name]
-            linear = [8 * bar.nodes * bar.training.batch / bar.training.seconds for bar in mine]
-            at = [8 * bar.nodes * aside for bar in mine]  # beside one another
-            low, high = ([band(bar)[end] / line for bar, line in zip(mine, linear, strict=True)] for end in (0, 1))
+            linear = [bar.network.ranks * bar.training.batch / bar.training.seconds for bar in mine]
+            at = [bar.network.ranks * aside for bar in mine]  # beside one another
+            low, high = ([bar.band()[end] / line for bar, line in zip(mine, linear, strict=True)] for end in (0, 1))
             axes.vlines(at, low, high, color=colour, alpha=0.35, linewidth=7)
             shares = [bar.value / line for bar, line in zip(mine, linear, strict=True)]
             axes.plot(at, shares, color=colour, linestyle="", marker=marker, label=f"{name}, published")
@@ -70,25 +63,25 @@ def draw_bluefog(figure: Figure) -> None:
     panels[0].set_ylabel("throughput, to linear")
     panels[0].legend(loc="lower left", frameon=False, fontsize="small")
     figure.supxlabel(
-        "points: BlueFog's performance page, read off its charts; bars: α–β model, from no overlap to all of it",
+        "points: BlueFog's performance page, read off its charts; bars: bk.tune.predict, from no overlap to all of it",
         fontsize="small",
     )
 
 
-def draw_outlook(figure: Figure, cluster: Cluster, training: Training, measured: bool = False) -> None:
-    """Efficiency up to 1,024 nodes at three rates, with all possible overlap; the last is that of the cluster,
-    if it was measured."""
-    nodes, rates = [2**i for i in range(1, 11)], [1.0, 10.0, cluster.beta * 8e-9 if measured else 100.0]
+def draw_outlook(figure: Figure, measured: Network | None = None) -> None:
+    """Efficiency up to 1,024 nodes at three rates, with all possible overlap; the last is measured, if it was."""
+    networks = [cluster(2, 1, Line(ALPHA, 8e-9 / gigabits), Line(0.0, 0.0), [codec(KERNELS)]) for gigabits in (1, 10)]
+    networks.append(measured or cluster(2, 1, Line(ALPHA, 8e-11), Line(0.0, 0.0), [codec(KERNELS)]))
     panels = figure.subplots(1, 3, sharey=True)
-    for axes, gigabits in zip(panels, rates, strict=True):
-        there = replace(cluster, beta=gigabits / 8 * 1e9)
-        for (name, algorithm), colour, marker in zip(OURS.items(), COLOURS, MARKERS, strict=True):
-            alone = [m * there.per_node * training.batch / training.seconds for m in nodes]
-            shares = [throughput(algorithm, training, there, m) / a for m, a in zip(nodes, alone, strict=True)]
-            axes.plot(nodes, shares, color=colour, marker=marker, markersize=4, linewidth=1.2, label=name)
+    for axes, network in zip(panels, networks, strict=True):
+        for (name, algorithm), colour, marker in zip(OURS.items(), COLOURS, MARKERS, strict=False):
+            over = bk.hierarchical(algorithm) if network.per_node > 1 and name != "free running" else algorithm
+            shares = [share(over, with_nodes(network, m)) for m in NODES]
+            axes.plot(NODES, shares, color=colour, marker=marker, markersize=4, linewidth=1.2, label=name)
+        rate = network.links[0].all_reduce.rate * 8e-9
         axes.set(
-            title=f"{gigabits:.3g} Gb/s" + " (measured)" * (measured and axes is panels[-1]),
-            xlabel="nodes" if there.per_node == 1 else f"nodes of {there.per_node} GPUs",
+            title=f"{rate:.3g} Gb/s" + " (measured)" * (network is measured),
+            xlabel="nodes" if network.per_node == 1 else f"nodes of {network.per_node} GPUs",
             xscale="log",
             yscale="log",
         )
@@ -97,15 +90,20 @@ def draw_outlook(figure: Figure, cluster: Cluster, training: Training, measured:
     handles, labels = panels[0].get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside right center", frameon=False, fontsize="small")
     figure.supxlabel(
-        f"α–β model: α = {cluster.alpha * 1e6:g} µs, {training.values / 1e6:.1f} M values, "
-        f"{training.seconds * 1e3:.0f} ms of forward and backward for {training.batch} images",
+        f"bk.tune.predict: α = {ALPHA * 1e6:g} µs, {RESNET50.values / 1e6:.1f} M values, "
+        f"{RESNET50.seconds * 1e3:.0f} ms of forward and backward for {RESNET50.batch} images",
         fontsize="small",
     )
 
 
+def share(algorithm: Algorithm, network: Network) -> float:
+    """Return the throughput to a linear one."""
+    return throughput(algorithm, RESNET50, network) * RESNET50.seconds / network.ranks / RESNET50.batch
+
+
 def _bands(axes: Axes, bars: Sequence[Published], names: Sequence[str]) -> None:
     for y, bar in enumerate(bars):
-        low, high = band(bar)
+        low, high = bar.band()
         axes.barh(y, max(high - low, 100), left=low, height=0.5, color=COLOURS[1], alpha=0.5)
         axes.plot(bar.value, y, marker="D", color=COLOURS[2], linestyle="")
     axes.set_yticks(range(len(names)), names)

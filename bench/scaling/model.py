@@ -1,147 +1,93 @@
-"""Clusters, training, and what exchanges take; see `bench.scaling`."""
+"""Clusters as a `Network`, and the steps that `bk.tune.predict` predicts on them; see `bench.scaling`."""
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache
 
-from baguakit.costs import all_reduce, neighbors, scatter_gather
-from baguakit.costs.overlap import overlapped
-from baguakit.tune import Cost, Line
+import torch
+from torch import nn
 
-CODEC_BYTES = 12  # a value, read and written by a compressed mean
+import baguakit as bk
+from baguakit.compressors import MinMaxUInt8
+from baguakit.tune import Codec, Compute, Line, Link, Network, predict
+
+PASSES = (5, 5, 2)  # bytes that compressing, decompressing and averaging a value in 8 bits read and write
+Algorithm = bk.rules.Algorithm
 
 
-@dataclass(frozen=True)
-class Cluster:
-    """Machines and their network; bytes per second and seconds.
+def cluster(
+    nodes: int,
+    per_node: int,
+    between: Line,
+    within: Line,
+    codecs: Sequence[Codec] = (),
+    senders: int | None = None,
+    copy: float = 0.0,
+    launch: float = 0.0,
+) -> Network:
+    """Describe nodes of some GPUs each, which share the interface of the node.
 
-    Attributes:
-        per_node: g, GPUs of a node.
-        alpha: α, the latency of a message between nodes.
-        beta: β, of a node's interface, each way, as large messages see it.
-        beta_intra: β_nv, of a GPU's link within the node.
-        codec: bytes that compressing or decompressing reads and writes in a second.
-        packed: c(S)/S, for 8 bits of fp32 with their ranges.
+    Args:
+        between: a message over an interface, alone.
+        within: a message between two GPUs of a node.
+        senders: the GPUs of a node that send to others at once in an exchange of all ranks; None: all of them.
     """
+    shared = replace(between, beta=per_node * between.beta)
+    exchanged = replace(between, beta=(per_node if senders is None else senders) * between.beta)
+    ranks = nodes * per_node
+    links = [Link("flat", 1, ranks, exchanged, between)]  # a ring crosses an interface once
+    if per_node > 1:
+        links += [Link("intra", 1, per_node, within, within), Link("inter", 1, nodes, shared, shared)]
+    return Network(ranks, per_node, "cuda", 1, tuple(links), tuple(codecs), copy=copy, launch=launch)
 
-    per_node: int = 8
-    alpha: float = 50e-6
-    beta: float = 12.5e9
-    beta_intra: float = 60e9
-    codec: float = 0.7e12
-    packed: float = 0.254
 
-    @property
-    def between(self) -> Line:
-        """A node's interface."""
-        return Line(self.alpha, 1 / self.beta)
+def with_nodes(network: Network, nodes: int) -> Network:
+    """Return the measurements of a network for another number of nodes, with the same α and β of its links."""
+    ranks = {"flat": nodes * network.per_node, "inter": nodes}
+    links = [replace(link, ranks=ranks.get(link.part, link.ranks)) for link in network.links]
+    return replace(network, ranks=ranks["flat"], links=tuple(links))
 
-    @property
-    def within(self) -> Line:
-        """A GPU's link within the node, whose latency is left out."""
-        return Line(0.0, 1 / self.beta_intra)
+
+def codec(speed: float) -> Codec:
+    """Return the 8-bit codec of a machine whose kernels move so many bytes a second."""
+    compress, decompress, average = (each / speed for each in PASSES)
+    return Codec(repr(MinMaxUInt8()), compress, decompress, average)
 
 
 @dataclass(frozen=True)
 class Training:
-    """A model as one rank trains it: values, images a step, and seconds of forward and backward alone."""
+    """A model as one rank trains it: values, images a step, and seconds of forward and backward alone.
+
+    Attributes:
+        messages: into which the gradients are divided.
+    """
 
     values: int
     batch: int
     seconds: float
-    forward_share: float = 1 / 3
-    messages: int = 8
+    messages: int = 1
 
-    @property
-    def size(self) -> float:
-        """S, bytes in fp32."""
-        return 4.0 * self.values
-
-    @property
-    def forward(self) -> float:
-        """t_f."""
-        return self.seconds * self.forward_share
-
-    @property
-    def backward(self) -> float:
-        """t_b."""
-        return self.seconds - self.forward
+    def compute(self, overlap: float) -> Compute:
+        """Return the parts of a step; with the whole overlap, gradients are ready as backward begins."""
+        ready = (1 - overlap,) * self.messages
+        return Compute(self.seconds / 3, 2 * self.seconds / 3, ready=ready)
 
 
-@dataclass(frozen=True)
-class Exchange:
-    """The seconds that an exchange takes, and how many of them computation can hide."""
-
-    seconds: float
-    hides: float
-
-
-Algorithm = Callable[[Training, Cluster, int], Exchange]
+@lru_cache(maxsize=64)
+def parameters(values: int, parts: int) -> nn.Module:
+    """Return a model of so many values in equal parts, without memory."""
+    with torch.device("meta"):
+        return nn.ParameterList(nn.Parameter(torch.empty(values // parts)) for _ in range(parts))
 
 
-def intra(t: Training, c: Cluster) -> float:
-    """Averaging within a node before the exchange, and telling all of it afterwards."""
-    return 2 * all_reduce(c.within, c.per_node, t.size)
+def step(algorithm: Algorithm, training: Training, network: Network, overlap: float = 1.0) -> float:
+    """Return the seconds of a step, with all of the possible overlap, or with none if `overlap` is 0."""
+    model = parameters(training.values, training.messages)
+    if overlap:
+        return predict(algorithm, model, network, training.compute(overlap), bucket_bytes=1).seconds
+    return training.seconds + predict(algorithm, model, network, Compute(0.0, 0.0), bucket_bytes=1).seconds
 
 
-def codec(t: Training, c: Cluster) -> float:
-    """Compressing S, averaging the codes of shards and decompressing S: 5, 2 and 5 bytes a value."""
-    return CODEC_BYTES * t.values / c.codec
-
-
-def one_ring(t: Training, c: Cluster, m: int) -> Exchange:
-    """All-reduce as NCCL and Horovod do it over all ranks; a ring enters and leaves a node once."""
-    M = t.messages
-    return Exchange(M * all_reduce(c.between, m * c.per_node, t.size / M), t.backward)
-
-
-def by_nodes(t: Training, c: Cluster, m: int) -> Exchange:
-    """All-reduce within nodes and between their leaders."""
-    return Exchange(intra(t, c) + all_reduce(c.between, m, t.size), t.backward)
-
-
-def compressed(t: Training, c: Cluster, m: int) -> Exchange:
-    """ByteGrad, QAdam: scattered and gathered in 8 bits between leaders."""
-    wire = scatter_gather(c.between, m, c.packed * t.size / m)
-    return Exchange(intra(t, c) + wire + codec(t, c), t.backward)
-
-
-def decentralized(t: Training, c: Cluster, m: int) -> Exchange:
-    """Bagua's: leaders average the weights while forward and backward run."""
-    return Exchange(by_nodes(t, c, m).seconds, t.seconds)
-
-
-def low_precision(t: Training, c: Cluster, m: int, peers: int = 2) -> Exchange:
-    """Differences in 8 bits to two neighbours, after the step."""
-    return Exchange(intra(t, c) + neighbors(c.between, peers, c.packed * t.size) + codec(t, c), 0.0)
-
-
-def low_precision_one_peer(t: Training, c: Cluster, m: int) -> Exchange:
-    """Differences in 8 bits to one node, which is another in each round, after the step."""
-    return low_precision(t, c, m, peers=1)
-
-
-def one_peer(t: Training, c: Cluster, m: int) -> Exchange:
-    """One rank of a node sends its weights to one of another, while forward and backward run."""
-    return Exchange(neighbors(c.between, 1, t.size), t.seconds)
-
-
-def one_peer_by_nodes(t: Training, c: Cluster, m: int) -> Exchange:
-    """The mean of a node to one other node."""
-    return Exchange(intra(t, c) + neighbors(c.between, 1, t.size), t.backward)
-
-
-def local_steps(t: Training, c: Cluster, m: int, every: int = 8) -> Exchange:
-    """An all-reduce by nodes after every `every` steps."""
-    return Exchange(by_nodes(t, c, m).seconds / every, 0.0)
-
-
-def free_running(t: Training, c: Cluster, m: int) -> Exchange:
-    """Nobody waits."""
-    return Exchange(0.0, 0.0)
-
-
-def throughput(algorithm: Algorithm, t: Training, c: Cluster, m: int, overlap: float = 1.0) -> float:
-    """Images a second of m nodes, with so much of the possible overlap."""
-    flight = algorithm(t, c, m)
-    step = overlapped(t.seconds, [(t.seconds - overlap * flight.hides, Cost(flight.seconds))])
-    return m * c.per_node * t.batch / step
+def throughput(algorithm: Algorithm, training: Training, network: Network, overlap: float = 1.0) -> float:
+    """Return the images a second of all ranks."""
+    return network.ranks * training.batch / step(algorithm, training, network, overlap)

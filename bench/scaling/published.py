@@ -1,65 +1,76 @@
-"""Results that others published, in images a second, and the model's inputs for them."""
+"""Results that others published, in images a second, and the planner's inputs for them."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
-from .model import (
-    Algorithm,
-    Cluster,
-    Training,
-    by_nodes,
-    compressed,
-    decentralized,
-    free_running,
-    low_precision,
-    one_peer,
-    one_peer_by_nodes,
-    one_ring,
-    throughput,
-)
+import baguakit as bk
+from baguakit.stages import Hierarchical, NeighborMean
+from baguakit.topology import FullyConnected, OnePeerExponential
+from baguakit.tune import Line, Network
 
+from .model import Algorithm, Training, cluster, codec, throughput
+
+a, by_nodes = bk.algorithms, bk.hierarchical
 VGG16 = Training(138_357_544, 32, 32 / (29_300 / 128))  # a rank alone: the chart's linear line
 NCCL, BAGUA_NET = 2 * 1.75e9, 2 * 2.8e9  # nccl-tests divide by the time of an all-reduce, which sends everything twice
-TCP_100 = Cluster(beta=NCCL, alpha=30e-6)
-TCP_10 = Cluster(beta=1.25e9, alpha=30e-6)
+NVLINK, KERNELS, GPUS = 60e9, 0.7e12, 8  # bytes a second of a GPU's link and of its kernels; GPUs of a node
+
+
+def v100(nodes: int, rate: float, alpha: float, senders: int | None = None) -> Network:
+    """Describe nodes of 8 V100 whose leader averages within the node first and tells it afterwards.
+
+    That sends twice as much within a node as shards do, and the leader compresses for all of it.
+    """
+    within = Line(0.0, 2 / NVLINK)
+    return cluster(nodes, GPUS, Line(alpha, 1 / rate), within, [codec(KERNELS / GPUS)], senders)
 
 
 @dataclass(frozen=True)
 class Published:
-    """A bar of a chart: whose, how high, and what of the model stands beside it."""
+    """A bar of a chart: whose, how high, and what of the planner stands beside it."""
 
     name: str
     value: float
     algorithm: Algorithm
-    cluster: Cluster
+    network: Network
     training: Training
-    nodes: int = 16
+
+    @property
+    def nodes(self) -> int:
+        """Return the number of nodes."""
+        return self.network.ranks // GPUS
+
+    def band(self) -> tuple[float, float]:
+        """Return images a second without overlap and with all of it."""
+        low, high = (throughput(self.algorithm, self.training, self.network, overlap) for overlap in (0.0, 1.0))
+        return low, high
 
 
-def _bagua(values: Sequence[float], nccl: Cluster, own: Cluster) -> list[Published]:
-    bars: list[tuple[str, Algorithm, Cluster]] = [
-        ("PyTorch DDP", one_ring, nccl),
-        ("Horovod", one_ring, nccl),
-        ("Bagua AllReduce", by_nodes, own),
-        ("Bagua Decentralized", decentralized, own),
-        ("Bagua Low-prec. decentralized", low_precision, own),
-        ("Bagua QAdam", compressed, own),
-        ("Bagua ByteGrad", compressed, own),
-        ("Bagua Async", free_running, own),
+def _bagua(values: Sequence[float], nccl: float, own: float) -> list[Published]:
+    bars: list[tuple[str, Algorithm, float]] = [
+        ("PyTorch DDP", a.gradient_allreduce(), nccl),
+        ("Horovod", a.gradient_allreduce(), nccl),
+        ("Bagua AllReduce", by_nodes(a.gradient_allreduce()), own),
+        ("Bagua Decentralized", by_nodes(a.decentralized(FullyConnected())), own),
+        ("Bagua Low-prec. decentralized", by_nodes(a.low_precision_decentralized()), own),
+        ("Bagua QAdam", by_nodes(a.qadam()), own),
+        ("Bagua ByteGrad", by_nodes(a.bytegrad()), own),
+        ("Bagua Async", a.async_model_average(), own),
     ]
-    once = replace(VGG16, messages=1)  # at 2 · 127 messages of α each, NCCL's tree and chunks would be slandered
-    return [Published(name, v, f, c, once) for (name, f, c), v in zip(bars, values, strict=True)]
+    return [Published(name, v, f, v100(16, r, 30e-6), VGG16) for (name, f, r), v in zip(bars, values, strict=True)]
 
 
 BAGUA = {
-    "100 Gb/s": _bagua(
-        [8880, 9690, 12300, 13660, 15900, 18880, 21800, 28880], TCP_100, replace(TCP_100, beta=BAGUA_NET)
-    ),
-    "10 Gb/s": _bagua([4530, 4470, 4470, 4720, 16030, 17830, 19690, 28940], TCP_10, TCP_10),
+    "100 Gb/s": _bagua([8880, 9690, 12300, 13660, 15900, 18880, 21800, 28880], NCCL, BAGUA_NET),
+    "10 Gb/s": _bagua([4530, 4470, 4470, 4720, 16030, 17830, 19690, 28940], 1.25e9, 1.25e9),
 }
 
-TCP_25 = Cluster(beta=3.125e9, alpha=120e-6)
-_BLUEFOG = {
+THEIRS: dict[str, Algorithm] = {
+    "Horovod": a.gradient_allreduce(),
+    "H_N_AR": bk.during_backward(Hierarchical(NeighborMean(OnePeerExponential()))),
+    "N_AR": a.decentralized(OnePeerExponential()),  # one GPU of a node sends to another node, the others within
+}
+_BLUEFOG: dict[int, tuple[float, dict[str, Sequence[float]]]] = {
     64: (
         44_900,
         {
@@ -77,36 +88,29 @@ _BLUEFOG = {
         },
     ),
 }
-THEIRS: dict[str, Algorithm] = {"Horovod": one_ring, "H_N_AR": one_peer_by_nodes, "N_AR": one_peer}
 
 
 def _bluefog(batch: int) -> list[Published]:
     linear, bars = _BLUEFOG[batch]
-    training = Training(25_557_032, batch, batch / (linear / 128), messages=3)  # 102 MB in Horovod's buffers of 64
-    return [
-        Published(name, value, THEIRS[name], TCP_25, training, nodes)
-        for name, values in bars.items()
-        for nodes, value in zip((2, 4, 8, 16), values, strict=True)
-    ]
+    found = []
+    for name, values in bars.items():
+        # Of 102 MB, in Horovod's buffers of 64: two that it fills, and the rest of a cycle.
+        training = Training(25_557_032, batch, batch / (linear / 128), messages=3 if name == "Horovod" else 1)
+        for nodes, value in zip((2, 4, 8, 16), values, strict=True):
+            network = v100(nodes, 3.125e9, 120e-6, senders=1)
+            found.append(Published(name, value, THEIRS[name], network, training))
+    return found
 
 
 BLUEFOG = {batch: _bluefog(batch) for batch in _BLUEFOG}
 
 
-def band(p: Published) -> tuple[float, float]:
-    """Images a second without overlap and with all of it."""
-    return (
-        throughput(p.algorithm, p.training, p.cluster, p.nodes, 0.0),
-        throughput(p.algorithm, p.training, p.cluster, p.nodes, 1.0),
-    )
-
-
 def report() -> str:
-    """Published and model side by side."""
+    """Return published figures and the planner's side by side."""
     lines = [f"{'':<16}{'':<32}{'published':>10}{'no overlap':>12}{'overlap':>10}"]
     for where, bars in [*BAGUA.items(), *((f"batch {batch}", bars) for batch, bars in BLUEFOG.items())]:
         for bar in bars:
-            low, high = band(bar)
-            name = bar.name if bar.nodes == 16 else f"{bar.name}, {8 * bar.nodes} GPUs"
+            low, high = bar.band()
+            name = bar.name if bar.nodes == 16 else f"{bar.name}, {GPUS * bar.nodes} GPUs"
             lines.append(f"{where:<16}{name:<32}{bar.value:>10,.0f}{low:>12,.0f}{high:>10,.0f}")
     return "\n".join(lines)

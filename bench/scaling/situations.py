@@ -13,13 +13,16 @@ gets as much of the link as an all-reduce does.
 
 import sys
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 import torch
 from torch import nn
 
 import baguakit as bk
 from baguakit.compressors import BFloat16, Float8, MinMaxUInt8, UInt4
-from baguakit.tune import Codec, Compute, Line, Link, Network, predict
+from baguakit.tune import Compute, Line, Network, predict
+
+from .model import cluster, codec
 
 ALPHA, MEMORY, LAUNCH = 20e-6, 350e9, 20e-6  # half of the 696 GB/s that the memory of an A40 has on paper
 FITTED = 1.5e9  # from 6.4 s and 3.6 s: 2.8 s for 4.2 GB fewer
@@ -59,18 +62,11 @@ def model(layers: int, width: int) -> nn.Module:
 
 def network(ranks: int, rate: float, per_node: int = 1) -> Network:
     """Describe a network of GPUs; `rate` is in bytes a second of a rank, or of a node's interface."""
-    line = Line(ALPHA, 1 / rate)
-    links = [Link("flat", 1, ranks, line, line)]
-    if per_node > 1:
-        inside, shared = Line(ALPHA, 1 / WITHIN), Line(ALPHA, per_node / rate)
-        links = [Link("flat", 1, ranks, shared, line)]  # a ring crosses an interface once, and shards all of it
-        links += [Link("intra", 1, per_node, inside, inside), Link("inter", 1, ranks // per_node, shared, shared)]
-    # Bytes that compressing, decompressing and averaging read and write for a value.
-    codecs = [
-        Codec(repr(c), 5 / MEMORY, 5 / MEMORY, 2 / MEMORY) for c in (BFloat16(), Float8(), MinMaxUInt8(), UInt4())
-    ]
+    compressors = (BFloat16(), Float8(), MinMaxUInt8(), UInt4())
+    codecs = [replace(codec(MEMORY), name=repr(c)) for c in compressors]
     copy = 2 / MEMORY  # a byte is read and written
-    return Network(ranks, per_node, "cuda", 1, tuple(links), tuple(codecs), copy=copy, launch=LAUNCH)
+    between, within = Line(ALPHA, 1 / rate), Line(ALPHA, 1 / WITHIN)
+    return cluster(ranks // per_node, per_node, between, within, codecs, copy=copy, launch=LAUNCH)
 
 
 def steps(

@@ -21,6 +21,7 @@ from .losses import Losses
 from .padding import clear_padding_
 from .ways import Ways
 
+PADDED = 4096  # values by which any bucket may be padded
 RECORDED = 100  # flights of a bucket, and steps, of which records are kept
 
 
@@ -202,9 +203,13 @@ def buckets_of(params_of_buckets: Sequence[Sequence[Tensor]], rule: Rule, comm: 
 def padded_multiple(multiple: int, params: Sequence[Tensor]) -> int:
     """Return `multiple`, doubled up to 128 times while that is less than a hundredth of the bucket; or 1 if it is 1.
 
-    Shards of the bucket are then whole blocks of a compressor.
+    Shards of the bucket are then whole blocks of a compressor. A multiple that grows with the number of ranks, and is
+    more than `PADDED` and than an eighth of the bucket, is halved, or 64: small buckets of many ranks stay small.
     """
     values, times = sum(local(p).numel() for p in params), 1
+    most = max(PADDED, values // 8)
+    while multiple > most:
+        multiple = multiple // 2 if multiple % 2 == 0 else 64
     while multiple > 1 and times < 128 and 200 * times * multiple < values:
         times *= 2
     return times * multiple

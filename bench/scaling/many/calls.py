@@ -1,5 +1,6 @@
 """The number of Python calls: what a step costs the host, whatever else the machine does."""
 
+import gc
 import sys
 import threading
 from collections import Counter
@@ -8,7 +9,8 @@ from contextlib import contextmanager
 from types import FrameType
 from typing import Any
 
-UNCOUNTED = ("threading", "queue", "selectors", "bench.scaling.one_rank.group")  # depend on time; or only count
+# The calls of these depend on time, or are those of a group that only counts.
+UNCOUNTED = ("threading", "queue", "selectors", "weakref", "_weakrefset", "bench.scaling.many.group")
 
 
 class Calls:
@@ -39,11 +41,14 @@ class Calls:
 
     def of(self, work: Callable[[], Any], but: str = "monitor") -> int:
         """Return the calls made while `work()` runs, on all watched threads but those whose name contains `but`."""
+        gc.collect()  # what it ends makes calls, too
+        gc.disable()
         before, self._counts = self.by_thread.copy(), True
         try:
             work()
         finally:
             self._counts = False
+            gc.enable()
         return sum(n for name, n in (self.by_thread - before).items() if but not in name)
 
 
