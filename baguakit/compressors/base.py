@@ -101,6 +101,64 @@ class Compressor:
         return expression(self)
 
 
+class Checked(Compressor):
+    """A compressor whose arguments are checked here: its own operations are given what fits, and needs no gradient."""
+
+    as_given: ClassVar[bool] = True  # no subclass has public operations of its own
+
+    def __init_subclass__(cls) -> None:
+        cls.as_given = cls.as_given and vars(cls).keys().isdisjoint(("compress", "decompress", "add_", "reduce"))
+
+    def _compress(self, x: Tensor, residual: Tensor | None, key: int) -> Tensor:
+        raise NotImplementedError
+
+    def _decompress_(self, out: Tensor, packed: Tensor) -> None:
+        raise NotImplementedError
+
+    def _add_(self, out: Tensor, packed: Tensor, weights: Tensor) -> None:
+        raise NotImplementedError
+
+    def _reduce(self, packed: Tensor, n: int, residual: Tensor | None, key: int) -> Tensor:
+        raise NotImplementedError
+
+    @torch.no_grad()
+    def compress(self, x: Tensor, residual: Tensor | None = None, key: int = 0) -> Tensor:
+        x = values_of(x, key)
+        return self._compress(x, residual_of(residual, x.shape, x), key)
+
+    @torch.no_grad()
+    def decompress(
+        self, packed: Tensor, n: int, dtype: torch.dtype = torch.float32, out: Tensor | None = None
+    ) -> Tensor:
+        packed = packed_of(packed, self, n)
+        return self._decompress(packed, n, dtype, output_for(out, packed, n, dtype))
+
+    @torch.no_grad()
+    def add_(self, out: Tensor, packed: Tensor, weights: Sequence[float] | Tensor) -> Tensor:
+        packed = packed_of(packed, self, sum_into(out, packed).shape[0])
+        self._add_(out.detach(), packed, weights_of(weights, packed))
+        return out
+
+    @torch.no_grad()
+    def reduce(self, packed: Tensor, n: int, residual: Tensor | None = None, key: int = 0) -> Tensor:
+        packed = packed_of(packed, self, n)
+        integer("key", key, None)
+        if not len(packed):
+            raise ValueError(said("packed", "one row or more, to take the mean of", packed))
+        return self._reduce(packed, n, residual_of(residual, (n,), packed), key)
+
+    def _unchecked(self, x: Tensor) -> Unchecked:
+        if not self.as_given:
+            return super()._unchecked(x)
+        return Unchecked(self.row_bytes, self._compress, self._decompress, self._reduce)
+
+    def _decompress(self, packed: Tensor, n: int, dtype: torch.dtype, out: Tensor | None) -> Tensor:
+        if out is None:
+            out = torch.empty(len(packed), n, dtype=dtype, device=packed.device)
+        self._decompress_(out, packed)
+        return out
+
+
 def check_dense(name: str, compressor: Any) -> None:
     """Raise a TypeError unless `compressor` is one that keeps all places."""
     if not isinstance(compressor, Compressor):
@@ -149,13 +207,6 @@ def packed_of(packed: Tensor, compressor: Compressor, n: int) -> Tensor:
     if packed.dim() != 2 or packed.shape[1] != size:
         raise ValueError(said("packed", f"rows of {size} bytes, as {compressor!r} packs n={n} values", packed))
     return packed.contiguous()
-
-
-def check_rows(packed: Tensor, key: int) -> None:
-    """Raise unless there are rows to take the mean of, and a key."""
-    integer("key", key, None)
-    if not len(packed):
-        raise ValueError(said("packed", "one row or more, to take the mean of", packed))
 
 
 def output_for(out: Tensor | None, packed: Tensor, n: int, dtype: torch.dtype) -> Tensor:

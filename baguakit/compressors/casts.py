@@ -1,6 +1,5 @@
 """Sixteen bits a value."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -8,10 +7,10 @@ import torch
 from torch import Tensor
 
 from ..arguments import integer
-from .base import MOST, Compressor, check_rows, output_for, packed_of, residual_of, sum_into, values_of, weights_of
+from .base import MOST, Checked
 
 
-class Cast(Compressor):
+class Cast(Checked):
     """Two bytes a value, by a cast that rounds to the nearest, ties to even."""
 
     dtype: ClassVar[torch.dtype]
@@ -19,44 +18,33 @@ class Cast(Compressor):
     def row_bytes(self, n: int) -> int:
         return 2 * integer("n", n, 0, MOST)
 
-    @torch.no_grad()
-    def compress(self, x: Tensor, residual: Tensor | None = None, key: int = 0) -> Tensor:
-        x = values_of(x, key)
+    def _compress(self, x: Tensor, residual: Tensor | None, key: int) -> Tensor:
         sent = x.to(self.dtype, copy=True)
-        if (lost := residual_of(residual, x.shape, x)) is not None:
-            lost.copy_(x.float() - sent.float())
+        if residual is not None:
+            residual.copy_(x.float() - sent.float())
         return sent.view(torch.uint8)
 
-    @torch.no_grad()
-    def decompress(
-        self, packed: Tensor, n: int, dtype: torch.dtype = torch.float32, out: Tensor | None = None
-    ) -> Tensor:
-        rows = self._rows(packed, n)
-        return output_for(out, packed, n, dtype).copy_(rows)
+    def _decompress_(self, out: Tensor, packed: Tensor) -> None:
+        out.copy_(self._rows(packed))
 
-    @torch.no_grad()
-    def add_(self, out: Tensor, packed: Tensor, weights: Sequence[float] | Tensor) -> Tensor:
-        rows = self._rows(packed, sum_into(out, packed).shape[0])
+    def _add_(self, out: Tensor, packed: Tensor, weights: Tensor) -> None:
         total = out.float()
-        for row, weight in zip(rows, weights_of(weights, packed), strict=True):
+        for row, weight in zip(self._rows(packed), weights, strict=True):
             total = total + row.float() * weight
-        return out.copy_(total)
+        out.copy_(total)
 
-    @torch.no_grad()
-    def reduce(self, packed: Tensor, n: int, residual: Tensor | None = None, key: int = 0) -> Tensor:
-        rows = self._rows(packed, n)
-        check_rows(packed, key)
+    def _reduce(self, packed: Tensor, n: int, residual: Tensor | None, key: int) -> Tensor:
         total = torch.zeros(n, dtype=torch.float32, device=packed.device)
-        for row in rows:
+        for row in self._rows(packed):
             total += row
-        mean = total / total.new_full((1,), len(rows))
+        mean = total / total.new_full((1,), len(packed))
         sent = mean.to(self.dtype)
-        if (lost := residual_of(residual, (n,), packed)) is not None:
-            lost += (mean - sent.float()) * len(rows)
+        if residual is not None:
+            residual += (mean - sent.float()) * len(packed)
         return sent.view(torch.uint8).unsqueeze(0)
 
-    def _rows(self, packed: Tensor, n: int) -> Tensor:
-        return packed_of(packed, self, n).flatten().view(self.dtype).view(len(packed), n)
+    def _rows(self, packed: Tensor) -> Tensor:
+        return packed.flatten().view(self.dtype).view(len(packed), -1)
 
 
 @dataclass(frozen=True, repr=False)

@@ -1,6 +1,5 @@
 """The largest values, each with its place."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -10,13 +9,13 @@ from torch import Tensor
 from ..arguments import check_fields, integer, real, shown
 from ..kernels.blockwise.layout import aligned, join_, planes_of, split
 from ..kernels.topk import operators as topk_ops
-from .base import MOST, PROBE, Compressor, output_for, packed_of, residual_of, sum_into, values_of, warmed, weights_of
+from .base import MOST, PROBE, Checked, Compressor, warmed
 
 CHUNKS = tuple(1 << power for power in range(6, 13))
 
 
 @dataclass(frozen=True, repr=False)
-class TopK(Compressor):
+class TopK(Checked):
     """The `ratio` of each chunk of a row that is largest in magnitude: values, and places in the bits a chunk needs.
 
     A row is cut in chunks; the last one ends with the row. Of each at least one value is kept, and of equal ones the
@@ -64,11 +63,9 @@ class TopK(Compressor):
         count = self.kept(n)
         return self._values_at(count) + (4 * count if self.values is None else self.values.row_bytes(count))
 
-    @torch.no_grad()
-    def compress(self, x: Tensor, residual: Tensor | None = None, key: int = 0) -> Tensor:
-        x = values_of(x, key)
-        lost, rest = residual_of(residual, x.shape, x), self._kept_of(x.shape[1] % self.chunk)
-        places, kept = topk_ops.select(x, self.chunk, self._kept_of(self.chunk), rest, lost)
+    def _compress(self, x: Tensor, residual: Tensor | None, key: int) -> Tensor:
+        rest = self._kept_of(x.shape[1] % self.chunk)
+        places, kept = topk_ops.select(x, self.chunk, self._kept_of(self.chunk), rest, residual)
         packed = x.new_empty(len(x), self.row_bytes(x.shape[1]), dtype=torch.uint8)
         at = self._values_at(kept.shape[1])
         packed[:, :at].zero_()
@@ -77,33 +74,27 @@ class TopK(Compressor):
         if self.values is None:
             packed[:, at:] = kept.view(torch.uint8)
         else:
-            again = None if lost is None else torch.empty_like(kept)
-            packed[:, at:] = self.values.compress(kept, again, key)
-            if lost is not None and again is not None:
-                lost.scatter_(1, self._index(places), again)
+            lost = None if residual is None else torch.empty_like(kept)
+            packed[:, at:] = self.values.compress(kept, lost, key)
+            if residual is not None and lost is not None:
+                residual.scatter_(1, self._index(places), lost)
         return packed
 
-    @torch.no_grad()
-    def decompress(
-        self, packed: Tensor, n: int, dtype: torch.dtype = torch.float32, out: Tensor | None = None
-    ) -> Tensor:
-        packed = packed_of(packed, self, n)
-        values, index = self._parts(packed, n)
-        out = output_for(out, packed, n, dtype)
-        return out.zero_().scatter_(1, index, values.to(out.dtype))
+    def _decompress_(self, out: Tensor, packed: Tensor) -> None:
+        values, index = self._parts(packed, out.shape[1])
+        out.zero_().scatter_(1, index, values.to(out.dtype))
 
-    @torch.no_grad()
-    def add_(self, out: Tensor, packed: Tensor, weights: Sequence[float] | Tensor) -> Tensor:
-        packed = packed_of(packed, self, sum_into(out, packed).numel())
+    def _add_(self, out: Tensor, packed: Tensor, weights: Tensor) -> None:
         wide = torch.promote_types(out.dtype, torch.float32)
         total = out.to(wide)
-        for values, index, weight in zip(*self._parts(packed, out.numel()), weights_of(weights, packed), strict=True):
+        for values, index, weight in zip(*self._parts(packed, len(out)), weights, strict=True):
             part = (values * weight).to(wide)
             if total.is_cpu:
                 total.index_add_(0, index, part)
             else:  # the atomic sums of GPUs take subnormal numbers for zeros
                 total[index] = total[index] + part
-        return out if total is out else out.copy_(total)
+        if total is not out:
+            out.copy_(total)
 
     def reduce(self, packed: Tensor, n: int, residual: Tensor | None = None, key: int = 0) -> Tensor:
         raise TypeError(f"{self!r} keeps other places of each rank's values; average them with SparseMean({self!r})")

@@ -261,10 +261,10 @@ def test_operators_keep_the_rules_of_operators(name, device, monkeypatch):
     monkeypatch.undo()  # opcheck compares what fake and real operators make of torch.empty
     operators, _, block = FORMATS[name]
     x = sample(2, 100).to(device)
-    packed = operators.registered.compress(x, block, None, None)
+    packed = operators.compress.registered(x, block, None, None)
     residual, weights = torch.zeros(2, 100, device=device), torch.ones(2, device=device)
-    torch.library.opcheck(operators.registered.compress, (x, block, residual, None))
-    torch.library.opcheck(operators.registered.compress, (x, block, None, None))
-    torch.library.opcheck(operators.registered.decompress_, (torch.zeros_like(x), packed, block))
-    torch.library.opcheck(operators.registered.add_, (torch.zeros_like(x[0]), packed, weights, block))
-    torch.library.opcheck(operators.registered.reduce, (packed, 100, block, residual[0].clone(), 3))
+    torch.library.opcheck(operators.compress.registered, (x, block, residual, None))
+    torch.library.opcheck(operators.compress.registered, (x, block, None, None))
+    torch.library.opcheck(operators.decompress_.registered, (torch.zeros_like(x), packed, block))
+    torch.library.opcheck(operators.add_.registered, (torch.zeros_like(x[0]), packed, weights, block))
+    torch.library.opcheck(operators.reduce.registered, (packed, 100, block, residual[0].clone(), 3))

@@ -91,13 +91,12 @@ def calls(name):
     """The results of all operations on rows of values, by what they are seen as."""
     operators, block, _ = FORMATS[name]
     x = sample(2, 3 * block)
-    on = operators.on(x)
-    packed, out = on.compress(x, block, None, None), torch.empty_like(x)
-    on.decompress_(out, packed, block)
-    on.add_(out[0], packed, torch.ones(2), block)
+    packed, out = operators.compress(x, block, None, None), torch.empty_like(x)
+    operators.decompress_(out, packed, block)
+    operators.add_(out[0], packed, torch.ones(2), block)
     mixing_ops.mix_(out[0], [x[1]], [0.5, 0.5])
     mixing_ops.land_(out[0], x[0], x[1])
-    return packed, out, on.reduce(packed, x.shape[1], block, None, None), *topk_ops.select(x, 64, 3, 0, None)
+    return packed, out, operators.reduce(packed, x.shape[1], block, None, None), *topk_ops.select(x, 64, 3, 0, None)
 
 
 @every

@@ -219,12 +219,12 @@ def test_without_a_compiler_the_definition_runs_and_says_so(all_compiled, monkey
 
 
 def operations(x: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
-    packed = MINMAX.registered.compress(x, 64, residual, None)
+    packed = MINMAX.compress.registered(x, 64, residual, None)
     out = torch.zeros_like(x)
-    MINMAX.registered.decompress_(out, packed, 64)
+    MINMAX.decompress_.registered(out, packed, 64)
     total = torch.zeros_like(x[0])
-    MINMAX.registered.add_(total, packed, x.new_ones(len(x)), 64)
-    sent = MINMAX.registered.reduce(packed, x.shape[1], 64, total, 5)
+    MINMAX.add_.registered(total, packed, x.new_ones(len(x)), 64)
+    sent = MINMAX.reduce.registered(packed, x.shape[1], 64, total, 5)
     return out.sum() + total.sum() + sent.sum()
 
 

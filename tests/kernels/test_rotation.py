@@ -35,8 +35,8 @@ def test_a_rotation_adds_the_pairs_of_each_distance_in_turn(width):
 def test_rows_of_several_pieces_are_rotated_as_one(threads, all_compiled):
     def work():
         x, residual, total = sample(1, 1000 * 64 + 5), torch.empty(1, 1000 * 64 + 5), torch.ones(1000 * 64 + 5)
-        packed = operators.direct.compress(x, 64, residual, None)
-        operators.direct.add_(total, packed, torch.ones(1), 64)
+        packed = operators.compress(x, 64, residual, None)
+        operators.add_(total, packed, torch.ones(1), 64)
         return [packed, residual, total, round_trip(operators, x, 64)]
 
     operators = FORMATS["uint4_rotated"][0]

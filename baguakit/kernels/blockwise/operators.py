@@ -5,7 +5,6 @@ arithmetic for that; all others take the definition. No argument has a default, 
 arguments among those that are not.
 """
 
-from collections.abc import Callable
 from functools import cache
 from typing import Any, NamedTuple
 
@@ -14,30 +13,19 @@ from torch import Tensor
 from torch.autograd.graph import increment_version
 
 from ..cpu import units
-from ..shared.tracing import recorded
+from ..shared.tracing import Operator
 from . import definition, in_numpy
 from .format import Format
 
 
-class Operations(NamedTuple):
+class Operators(NamedTuple):
     """The functions of `definition` for one format."""
 
-    compress: Callable[[Tensor, int, Tensor | None, int | None], Tensor]
-    decompress_: Callable[[Tensor, Tensor, int], None]
-    add_: Callable[[Tensor, Tensor, Tensor, int], None]
-    reduce: Callable[[Tensor, int, int, Tensor | None, int | None], Tensor]
-
-
-class Operators(NamedTuple):
-    """The operations of a format: as operators of torch, and as the functions that those call."""
-
     format: Format
-    registered: Operations
-    direct: Operations
-
-    def on(self, x: Tensor) -> Operations:
-        """Return those to be called for `x`: the operators only where somebody records them."""
-        return self.registered if recorded(x) else self.direct
+    compress: Operator[Tensor]
+    decompress_: Operator[None]
+    add_: Operator[None]
+    reduce: Operator[Tensor]
 
 
 def operators(format: Format) -> Operators:
@@ -69,18 +57,13 @@ def operators(format: Format) -> Operators:
     def fake_reduce(packed: Tensor, n: int, block: int, residual: Tensor | None, key: int | None) -> Tensor:
         return packed.new_empty(1, format.row_bytes(n, block))
 
-    def register(name: str, function: Callable[..., Any], written: str) -> Any:
-        return torch.library.custom_op(f"baguakit::{format.name}_{name}", function, mutates_args={written})
-
-    registered = Operations(
-        register("compress", compress, "residual"),
-        register("decompress_", decompress_, "out"),
-        register("add_", add_, "out"),
-        register("reduce", reduce, "residual"),
+    return Operators(
+        format,
+        Operator(compress, f"{format.name}_compress", {"residual"}, fake_compress),
+        Operator(decompress_, f"{format.name}_decompress_", {"out"}),
+        Operator(add_, f"{format.name}_add_", {"out"}),
+        Operator(reduce, f"{format.name}_reduce", {"residual"}, fake_reduce),
     )
-    registered.compress.register_fake(fake_compress)  # type: ignore[attr-defined]
-    registered.reduce.register_fake(fake_reduce)  # type: ignore[attr-defined]
-    return Operators(format, registered, Operations(compress, decompress_, add_, reduce))
 
 
 def _check_apart(written: Tensor, its_name: str, read: Tensor, name: str) -> None:

@@ -5,10 +5,12 @@ A dispatch costs the host more than the launch of a kernel, on a thread that bac
 
 from collections.abc import Callable, Iterable
 from functools import update_wrapper
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 import torch
 from torch import Tensor
+
+Result = TypeVar("Result")
 
 
 def recorded(x: Tensor) -> bool:
@@ -20,7 +22,7 @@ def recorded(x: Tensor) -> bool:
     return torch.compiler.is_compiling() or type(x) is not Tensor or modes() > 0
 
 
-class Operator:
+class Operator(Generic[Result]):
     """A function of a tensor and other arguments, called as an operator of torch where it is recorded.
 
     It has no gradient: what calls it asks for none.
@@ -29,15 +31,29 @@ class Operator:
         registered: the operator.
     """
 
-    def __init__(self, function: Callable[..., Any], name: str, mutates: Iterable[str]) -> None:
+    def __init__(
+        self,
+        function: Callable[..., Result],
+        name: str,
+        mutates: Iterable[str],
+        fake: Callable[..., Result] | None = None,
+    ) -> None:
         update_wrapper(self, function)
         self.function = function
         self.registered: Any = torch.library.custom_op(f"baguakit::{name}", function, mutates_args=mutates)
+        if fake is not None:
+            self.registered.register_fake(fake)
 
-    def __call__(self, x: Tensor, *arguments: Any) -> Any:
-        return (self.registered if recorded(x) else self.function)(x, *arguments)
+    def __call__(self, x: Tensor, *arguments: Any) -> Result:
+        function: Callable[..., Result] = self.registered if recorded(x) else self.function
+        return function(x, *arguments)
 
 
-def operator(mutates: Iterable[str], name: str = "") -> Callable[[Callable[..., Any]], Operator]:
-    """Make a function an `Operator`, of its own name or another, that overwrites the arguments in `mutates`."""
-    return lambda function: Operator(function, name or function.__name__, mutates)
+def operator(
+    mutates: Iterable[str], name: str = "", fake: Callable[..., Any] | None = None
+) -> Callable[[Callable[..., Result]], Operator[Result]]:
+    """Make a function an `Operator`, of its own name or another, that overwrites the arguments in `mutates`.
+
+    `fake` returns what has the shapes of its results, if it has any.
+    """
+    return lambda function: Operator(function, name or function.__name__, mutates, fake)

@@ -12,7 +12,12 @@ from ..shared.tracing import operator
 from . import definition
 
 
-@operator(mutates={"residual"}, name="topk_select")
+def _fake_select(x: Tensor, chunk: int, k: int, rest: int, residual: Tensor | None) -> tuple[Tensor, Tensor]:
+    shape = (x.shape[0], x.shape[1] // chunk * k + rest)
+    return x.new_empty(shape, dtype=torch.int32), x.new_empty(shape, dtype=torch.float32)
+
+
+@operator(mutates={"residual"}, name="topk_select", fake=_fake_select)
 def select(x: Tensor, chunk: int, k: int, rest: int, residual: Tensor | None) -> tuple[Tensor, Tensor]:
     """Return the places and values of the `k` largest of each chunk of rows `x` (rows, n), and `rest` of a shorter one.
 
@@ -25,11 +30,3 @@ def select(x: Tensor, chunk: int, k: int, rest: int, residual: Tensor | None) ->
     if residual is not None:
         increment_version(residual)  # kernels write unseen
     return gpu.select(x, chunk, k, rest, residual)
-
-
-def _fake_select(x: Tensor, chunk: int, k: int, rest: int, residual: Tensor | None) -> tuple[Tensor, Tensor]:
-    shape = (x.shape[0], x.shape[1] // chunk * k + rest)
-    return x.new_empty(shape, dtype=torch.int32), x.new_empty(shape, dtype=torch.float32)
-
-
-select.registered.register_fake(_fake_select)
