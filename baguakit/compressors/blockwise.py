@@ -1,10 +1,14 @@
 """Blocks of values, each value as a few bits and each block headed by a few bytes."""
 
+from functools import cache
+
+import torch
 from torch import Tensor
 
 from ..arguments import check_fields, integer, shown
 from ..kernels.blockwise.operators import Operators
-from .base import MOST, Checked
+from ..kernels.shared.tracing import recorded
+from .base import MOST, Checked, Unchecked
 
 BLOCKS = tuple(1 << power for power in range(6, 14))
 
@@ -44,6 +48,43 @@ class Blockwise(Checked):
     def _reduce(self, packed: Tensor, n: int, residual: Tensor | None, key: int) -> Tensor:
         return self.operators.reduce(packed, n, self.block, residual, self._key(key))
 
+    def _unchecked(self, x: Tensor) -> Unchecked:
+        if not self.as_given or recorded(x):
+            return super()._unchecked(x)
+        return _direct(self.operators, self.block, self._drawn)
+
+    @property
+    def _drawn(self) -> bool:
+        """Return whether rounding is drawn at random."""
+        return getattr(self, "stochastic", False)
+
     def _key(self, key: int) -> int | None:
-        """Return the key of draws, if there are any, as a signed 64-bit integer, which the operator's argument is."""
-        return (key + (1 << 63)) % (1 << 64) - (1 << 63) if getattr(self, "stochastic", False) else None
+        return signed(key) if self._drawn else None
+
+
+def signed(key: int) -> int:
+    """Return any integer as a signed 64-bit one, which the operator's argument is."""
+    return (key + (1 << 63)) % (1 << 64) - (1 << 63)
+
+
+@cache
+def _direct(operators: Operators, block: int, drawn: bool) -> Unchecked:
+    """Return the operations for primitives, found once: on a GPU the host's time is theirs."""
+    compress, decompress_, reduce = (
+        operators.compress.function,
+        operators.decompress_.function,
+        operators.reduce.function,
+    )
+
+    def decompress(packed: Tensor, n: int, dtype: torch.dtype, out: Tensor | None) -> Tensor:
+        if out is None:
+            out = torch.empty(packed.shape[0], n, dtype=dtype, device=packed.device)
+        decompress_(out, packed, block)
+        return out
+
+    return Unchecked(
+        lambda n: operators.format.layout(n, block).row,
+        lambda x, residual, key: compress(x, block, residual, signed(key) if drawn else None),
+        decompress,
+        lambda packed, n, residual, key: reduce(packed, n, block, residual, signed(key) if drawn else None),
+    )

@@ -5,6 +5,7 @@ from formats import FORMATS, KEY
 from hostile import KINDS, hostile
 
 from baguakit.kernels.blockwise import definition as blockwise
+from baguakit.kernels.shared.noise_gpu import signed
 from baguakit.kernels.steps import definition as steps
 from baguakit.kernels.steps import launch as steps_launch
 from baguakit.kernels.steps import norm_gpu
@@ -118,7 +119,7 @@ def numbers(variant):
         yield tables.numbers[: len(expected)], torch.tensor(expected)
         yield tables.numbers[FACTOR.value], torch.tensor(factor)
         if theirs.key is not None:
-            yield words[SEED.value : SEED.value + 2], torch.tensor([*map(steps_launch.signed, seed)], dtype=torch.int32)
+            yield words[SEED.value : SEED.value + 2], torch.tensor([*map(signed, seed)], dtype=torch.int32)
 
 
 def rule_of(variant):

@@ -10,10 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from baguakit.compressors import MinMaxUInt8
-from baguakit.kernels.blockwise import in_numpy
 from baguakit.kernels.cpu import units
+from baguakit.kernels.formats import uniform_numpy
 
-numpy_codec = Bound(in_numpy, MINMAX.format)
+numpy_codec = Bound(uniform_numpy, MINMAX.format)
 SPECIAL = [0.0, -0.0, 1.0, -1.0, 1e-45, -1e-40, 2.0**-126, 1e-36, 0.1, 3e38, -3.4e38]
 BROKEN = [float("nan"), -float("nan"), float("inf"), -float("inf")]
 
@@ -73,8 +73,8 @@ def asked(monkeypatch):
     """The operations that NumPy did."""
     found = []
     for name in ("compress", "decompress_", "add_", "reduce"):
-        real = getattr(in_numpy, name)
-        monkeypatch.setattr(in_numpy, name, lambda *given, name=name, real=real: found.append(name) or real(*given))
+        real = getattr(uniform_numpy, name)
+        monkeypatch.setattr(uniform_numpy, name, lambda *a, name=name, real=real: found.append(name) or real(*a))
     return found
 
 

@@ -57,7 +57,7 @@ FAULTS = {
         (VARIANTS, "select_kernel and bf16"), f"RaceFault: select_kernel|MemoryFault: select_kernel|{DIFFERS}",
     ),
     "NaN is no value": Fault(
-        "formats/minmax_uint8_gpu.py", "propagate_nan=tl.PropagateNan.ALL", "propagate_nan=tl.PropagateNan.NONE",
+        "formats/uniform_gpu.py", "propagate_nan=tl.PropagateNan.ALL", "propagate_nan=tl.PropagateNan.NONE",
         (VARIANTS, "compress_kernel and minmax and bf16"), DIFFERS,
         ("test_blockwise.py", "test_kernels_pass_broken_blocks_on and minmax_uint8"),
     ),

@@ -21,28 +21,19 @@ from .layout import Run, join_, planes_of, split, stripes
 # because Inductor would otherwise do again for each value what is done once for a block. Codes come by plane.
 
 
-def measure_(header: Tensor, scale: Tensor, x: Tensor, format: Format) -> None:
-    _measure_(header, scale, format.measure(x.float(), False))
-
-
-def measure_for_draws_(header: Tensor, scale: Tensor, x: Tensor, format: Format) -> None:
-    _measure_(header, scale, format.measure(x.float(), True))
-
-
-def _measure_(header: Tensor, scale: Tensor, measured: tuple[Tensor, Tensor]) -> None:
+def measure_(header: Tensor, scale: Tensor, x: Tensor, format: Format, *draws: Tensor) -> None:
+    measured = format.measure(x.float(), bool(draws))
     header.copy_(measured[0])
     scale.copy_(measured[1])
 
 
-def encode_(header: Tensor, scale: Tensor, x: Tensor, format: Format, *codes: Tensor) -> None:
-    join_(codes, format.encode(x.float(), header, scale, None), format.bits)
-
-
-def encode_by_draws_(
-    header: Tensor, scale: Tensor, x: Tensor, start_and_seed: Tensor, format: Format, *codes: Tensor
-) -> None:
-    position = start_and_seed[0] + torch.arange(x.numel(), device=x.device).view(x.shape)
-    draw = noise.uniform(position, start_and_seed[1:])
+def encode_(header: Tensor, scale: Tensor, x: Tensor, format: Format, *codes_and_draws: Tensor) -> None:
+    planes = len(planes_of(format.bits))
+    codes, draws = codes_and_draws[:planes], codes_and_draws[planes:]
+    draw = None
+    for start_and_seed in draws:  # one, or none
+        position = start_and_seed[0] + torch.arange(x.numel(), device=x.device).view(x.shape)
+        draw = noise.uniform(position, start_and_seed[1:])
     join_(codes, format.encode(x.float(), header, scale, draw), format.bits)
 
 
@@ -213,12 +204,9 @@ def _pack_(
     format: Format,
 ) -> None:
     scale = torch.empty(*header.shape[:-1], 1, dtype=torch.float32, device=x.device)
-    if key is None:
-        run_unit(measure_, header, scale, x, format)
-        run_unit(encode_, header, scale, x, format, *codes)
-    else:
-        run_unit(measure_for_draws_, header, scale, x, format)
-        run_unit(encode_by_draws_, header, scale, x, noise.start_and_seed(start, key, x.device), format, *codes)
+    draws = [] if key is None else [noise.start_and_seed(start, key, x.device)]
+    run_unit(measure_, header, scale, x, format, *draws)
+    run_unit(encode_, header, scale, x, format, *codes, *draws)
 
 
 def _add_rows_(

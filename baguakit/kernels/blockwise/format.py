@@ -1,27 +1,13 @@
 """The interface of blockwise formats."""
 
-from collections.abc import Callable, Mapping
 from functools import lru_cache
-from typing import Any, ClassVar, NamedTuple
+from importlib import import_module
+from types import ModuleType
 
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from .layout import Layout, layout_of, row_bytes
-
-Array = NDArray[Any]
-
-
-class Arithmetic(NamedTuple):
-    """The functions of a format for arrays (…, width) of NumPy, as if rounding were not drawn.
-
-    `measure` gives headers (…, numbers) and factors (…, 1), and `encode` codes as whole numbers of any dtype.
-    """
-
-    measure: Callable[[Array], tuple[Array, Array]]
-    encode: Callable[[Array, Array, Array], Array]
-    decode: Callable[[Array, Array], Array]
 
 
 class Format:
@@ -34,19 +20,20 @@ class Format:
 
     Attributes:
         bits: of a code, 1 to 8.
-        header: the numbers that head a block: their dtype, and how many.
         rotated: blocks are rotated before they are measured (`shared/rotation.py`). Rows are added rotated.
-        arrays: the same for few values, for which calls of torch take too long; or None.
     """
 
     bits: int
-    header: ClassVar[tuple[torch.dtype, int]]
     rotated: bool = False
-    arrays: ClassVar[Arithmetic | None] = None
 
     @property
     def name(self) -> str:
         """Return the prefix of the names of its operators."""
+        raise NotImplementedError
+
+    @property
+    def header(self) -> tuple[torch.dtype, int]:
+        """Return the numbers that head a block: their dtype, and how many."""
         raise NotImplementedError
 
     @property
@@ -69,9 +56,19 @@ class Format:
         """Return the value of each code."""
         raise NotImplementedError
 
-    def device(self) -> Mapping[str, Any]:
-        """Return the same for GPUs: the constants of the kernels in `gpu`."""
-        raise NotImplementedError
+    @property
+    def in_numpy(self) -> ModuleType | None:
+        """Return a module with the operations, undrawn, for few values, for which calls of torch take too long."""
+        return None
+
+    @property
+    def numbers(self) -> tuple[int, ...]:
+        """Return further numbers that its kernels take as constants."""
+        return ()
+
+    def on_gpus(self) -> tuple[ModuleType, tuple[int, ...]]:
+        """Return the module with the same for GPUs, and the FORM of its kernels (see `gpu.py`)."""
+        return import_module(f"{type(self).__module__}_gpu"), (self.bits, self.padded, self.rotated, *self.numbers)
 
     @property
     def header_bytes(self) -> int:

@@ -3,14 +3,15 @@
 A program holds a tile of whole blocks, a block to a line. Only tiles that reach past the end of their row have masks,
 so that all others move whole lines of memory.
 
-A format is five constants of the kernels, where a block's header is one unsigned integer, a word:
+A format is a module with three functions, and two constants. A block's header is one unsigned integer, a word:
 
     MEASURE(x, inside, width, MASKED, DRAWN, FORM) -> words and scales (blocks,)     `inside` tells which values are
                                                                                      there, and `width` how many; others
                                                                                      are zero
     ENCODE(x, word, scale, draw, FORM) -> codes (blocks, width) as uint8             `draw` is None where none is drawn
     DECODE(codes, word, FORM) -> values
-    WORD, the type of a header, and FORM: the bits of a code, whether the last block is padded, and blocks are rotated.
+    WORD, the type of a header, and FORM: the bits of a code, whether the last block is padded, whether blocks are
+    rotated, and what numbers else the functions need.
 """
 
 # What Triton compiles has no Python types.

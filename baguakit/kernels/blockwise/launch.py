@@ -24,6 +24,7 @@ from .layout import Layout, planes_of
 # a thread can hold the values of the very bytes it reads.
 WARP = 1024
 TILES = {compress_kernel: WARP, decompress_kernel: 2 * WARP, add_kernel: 2 * WARP, reduce_kernel: WARP}
+WORDS = {1: tl.uint8, 4: tl.uint32, 8: tl.uint64}  # by the bytes of a header
 KERNELS = {"compress": compress_kernel, "decompress": decompress_kernel, "add": add_kernel, "reduce": reduce_kernel}
 
 
@@ -99,7 +100,9 @@ def constants_of(
     kernel: Any, format: Format, block: int, itemsize: int, masked: bool, stride: int = 0
 ) -> dict[str, Any]:
     """Return the constants of a kernel for a format and for values of so many bytes, in rows so far apart."""
-    device = dict(format.device()) | {"FORM": (format.bits, format.padded, format.rotated)}
+    module, form = format.on_gpus()
+    device = {"MEASURE": module.measure, "ENCODE": module.encode, "DECODE": module.decode, "FORM": form}
+    device["WORD"] = WORDS[format.header_bytes]
     width = min(16 // itemsize, 4 * planes_of(format.bits)[0])  # a thread's part of what a warp of 32 holds
     return {name: value for name, value in device.items() if name in kernel.arg_names} | {
         "BLOCK": block,

@@ -14,7 +14,7 @@ from torch.autograd.graph import increment_version
 
 from ..cpu import units
 from ..shared.tracing import Operator
-from . import definition, in_numpy
+from . import definition
 from .format import Format
 
 
@@ -79,8 +79,8 @@ def _implementation(format: Format, values: Tensor, key: int | None = None) -> A
     if values.is_cuda:
         return _kernels()
     few_values = 0 < values.numel() < units.COMPILED_VALUES
-    if few_values and key is None and format.arrays is not None and units.thread.how is not None:
-        return in_numpy
+    if few_values and key is None and format.in_numpy is not None and units.thread.how is not None:
+        return format.in_numpy
     return definition
 
 

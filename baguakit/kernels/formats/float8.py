@@ -26,9 +26,7 @@ GPUs nor Triton's interpreter cast as torch does:
     code = (f − 1) · 2ᵐ + k                          a carry into the exponent is the next power of two
 """
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -57,6 +55,11 @@ class Float8Format(Format):
 
     bits = 8
     header = (torch.uint8, 1)
+
+    @property
+    def numbers(self) -> tuple[int, ...]:
+        """Return m, e and the code of the largest number."""
+        return self.m, self.e, (self.exponent - self.e + 1 << self.m) + 3 * (1 << self.m) // 4
 
     @property
     def name(self) -> str:
@@ -99,11 +102,6 @@ class Float8Format(Format):
         s = (header.int() << 23).view(torch.float32)
         s = torch.where(header == NAN_FIELD, float("nan"), s)
         return codes.view(self.dtype).float() * s
-
-    def device(self) -> Mapping[str, Any]:
-        from . import float8_gpu
-
-        return float8_gpu.E4M3 if self.m == 3 else float8_gpu.E5M2
 
 
 E4M3 = operators(Float8Format(torch.float8_e4m3fn, m=3, e=-6))

@@ -1,22 +1,30 @@
-"""One to eight bits a value: each block on a grid of 2ᵇ levels of its own, headed by four bytes.
+"""One to eight bits a value: each block on a grid of 2ᵇ levels of its own.
 
     top    = 2ᵇ − 1
-    step   = max((high − low) / top, max |x| / reach, 2⁻¹²⁶), rounded up to bf16; at most the largest bf16
-    bottom = ⌊low · (1 / step) + ½⌋                  an int16
+    step   = (high / 2 − low / 2) / (top / 2)        at least 2⁻¹²⁶; halves, so that no finite block overflows
+    bottom = ⌊low · (1 / step) + ½⌋
     code   = ⌊x · (1 / step) + ½⌋ − bottom           clamped to 0 … top
     x′     = (code + bottom) · step                  |x′ − x| ≤ step / 2 + a few ulps of the largest |x|
 
-Every level is an integer times the step, so zero survives exactly. Where bits are few the header weighs: (step, bottom)
-as the halves of an int32 take 4.125 bits a value in blocks of 256, where two fp32 would take 4.25, and a step that is
-at most 2⁻⁷ wider costs less than the larger blocks that would make up for it. So the error of four bits is at most
-1.008 times (high − low) / 30; where a block is narrow and far from zero, 1.008 times max |x| / 65520, for bottom must
-be an int16 (reach = 32760); and where its values are tiny, 2⁻¹²⁷. A block that holds a NaN or an infinity takes the
-step 0x7fc0, bottom and codes 0, and reads as NaN throughout. The grid reaches half a step past the block: of four bits
-only values within 4 % of the largest fp32 can read as infinite, and no finite block as NaN: only of two bits and draws
-could a step, then half the range, lie above the largest bf16.
+Every level is an integer times the step, so zero survives exactly. The least step is the smallest normal number, so
+that devices that flush subnormals read the same. A block that holds a NaN or an infinity takes the step 0x7fc00000,
+bottom and codes 0, and reads as NaN throughout. The grid reaches half a step past the block: only values within 0.4 %
+(of four bits 4 %) of the largest fp32 can read as infinite, and no finite block as NaN.
 
 Rounding by draws is unbiased: the range is divided by top − 1 and bottom is ⌊low / step⌋, so that both neighbours of
 each value are levels, and the upper one is taken with probability x / step − ⌊x / step⌋.
+
+Eight bits, not rotated, have a *wide* header, (step, bottom) as two fp32: 8.125 bits a value in blocks of 512. A block
+of equal values takes that value for its step, with code 0 and bottom 1, and is exact. All others have a narrow one, a
+bf16 and an int16 as the halves of an int32:
+
+    step   = max(step above, max |x| / reach)        rounded up to bf16; at most the largest bf16
+
+Where bits are few the header weighs: they take 4.125 bits a value in blocks of 256, where two fp32 would take 4.25, and
+a step that is at most 2⁻⁷ wider costs less than the larger blocks that would make up for it. So the error of four bits
+is at most 1.008 times (high − low) / 30; where a block is narrow and far from zero, 1.008 times max |x| / 65520, for
+bottom must be an int16 (reach = 32760). Only of two bits and draws could a step, then half the range, lie above the
+largest bf16.
 
 Rotated blocks (`shared/rotation.py`) are nearly normal, and a grid that reaches their farthest values wastes levels
 where bits are few. So of up to three bits, to the nearest, and of one bit always, the grid lies about zero:
@@ -35,23 +43,23 @@ but for the rounding of the step. Where a grid may lie about zero, bottom is cou
     mean |x| = Σ ⌊|x| / u⌋ / width · u               u = 2⁻¹⁷ of the least power of two above max |x|, at least 2⁻¹¹³,
                                                      so that no device meets a subnormal
 
-This file is the definition; `uniform_gpu.py` holds the same arithmetic for GPUs.
+This file is the definition; `uniform_gpu.py` holds the same arithmetic for GPUs, and `uniform_numpy.py` that of wide
+headers for few values.
 """
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from types import ModuleType
 
 import torch
 from torch import Tensor
 
 from ..blockwise.format import Format
 from ..blockwise.operators import Operators, operators
-from . import minmax_uint8
-from .minmax_uint8 import NAN, SMALLEST, dequantize, lowest_level, quantize
+from . import uniform_numpy
 
+SMALLEST = 2.0**-126
+NAN = float("nan")
 REACH = 32760.0  # how many halves of a step, or steps, from zero a value may be
-NAN_STEP = 0x7FC0  # in bf16
 LARGEST = 2.0**127  # step about zero
 LARGEST_BF16 = torch.finfo(torch.bfloat16).max
 FIELD = 30  # the least field of an exponent that max |x| is taken to have: u is 2⁻¹¹³, and u / 8192 is normal
@@ -66,15 +74,26 @@ class UniformFormat(Format):
     bits: int
     rotated: bool = False
 
-    header = (torch.int32, 1)
-
     @property
     def name(self) -> str:
-        return f"uint{self.bits}" + "_rotated" * self.rotated
+        return "minmax_uint8" if self.wide else f"uint{self.bits}" + "_rotated" * self.rotated
+
+    @property
+    def wide(self) -> bool:
+        """Return whether a header is two fp32."""
+        return self.bits == 8 and not self.rotated
+
+    @property
+    def header(self) -> tuple[torch.dtype, int]:
+        return (torch.float32, 2) if self.wide else (torch.int32, 1)
 
     @property
     def padded(self) -> bool:
         return self.rotated or self.bits not in (1, 2, 4, 8)
+
+    @property
+    def in_numpy(self) -> ModuleType | None:
+        return uniform_numpy if self.wide else None
 
     @property
     def unit(self) -> float:
@@ -89,39 +108,57 @@ class UniformFormat(Format):
         top = (1 << self.bits) - 1
         if self.about_zero(drawn):
             size = x.abs().amax(-1, keepdim=True) if drawn else mean_magnitude(x)
-            broken = size - size != 0  # amax passes NaN on, here and below
-            step = (size * (2.0 if drawn else SPACINGS[self.bits])).clamp(SMALLEST, LARGEST)
-            half = torch.where(size == 0, 0, bf16_above(step))
+            broken, zero = size - size != 0, size == 0  # amax passes NaN on, here and below
+            step = bf16_above((size * (2.0 if drawn else SPACINGS[self.bits])).clamp(SMALLEST, LARGEST))
+            scale, step = torch.where(zero, 0.0, step.reciprocal()), torch.where(zero, 0.0, step)
             bottom = torch.full_like(size, -top)
         else:
             low, high = x.amin(-1, keepdim=True), x.amax(-1, keepdim=True)
             spread = high * 0.5 - low * 0.5
             broken = spread - spread != 0
-            reach = torch.maximum(low.abs(), high.abs()) / x.new_full((1,), REACH * self.unit)
-            step = torch.maximum(reach, spread / x.new_full((1,), (top - drawn) / 2))
-            half = bf16_above(step.clamp(SMALLEST, LARGEST_BF16))
-            bottom = lowest_level(low * from_bf16(half).reciprocal(), drawn) / self.unit
-        scale = torch.where(half == 0, 0.0, from_bf16(half).reciprocal()).masked_fill(broken, NAN)
-        return half.masked_fill(broken, NAN_STEP) | bottom.masked_fill(broken, 0).int() << 16, scale
+            step = spread / x.new_full((1,), (top - drawn) / 2)
+            if self.wide:
+                step = step.clamp(min=SMALLEST)
+            else:
+                reach = torch.maximum(low.abs(), high.abs()) / x.new_full((1,), REACH * self.unit)
+                step = bf16_above(torch.maximum(reach, step).clamp(SMALLEST, LARGEST_BF16))
+            scale = step.reciprocal()
+            level = torch.where((low * scale).abs() < SMALLEST, 0.0, low * scale)  # a GPU's floor flushes subnormals
+            bottom = (level + (0.0 if drawn else 0.5)).floor() / self.unit
+            if self.wide:
+                equal = (low == high) & (high != 0)
+                step, scale = torch.where(equal, high, step), torch.where(equal, 0.0, scale)
+                bottom = torch.where(equal, 1.0, bottom)
+        step, bottom = step.masked_fill(broken, NAN), bottom.masked_fill(broken, 0)
+        header = torch.cat([step, bottom], -1) if self.wide else step.view(torch.int32) >> 16 | bottom.int() << 16
+        return header, scale.masked_fill(broken, NAN)
 
     def encode(self, x: Tensor, header: Tensor, scale: Tensor, draw: Tensor | None) -> Tensor:
         top = (1 << self.bits) - 1
         if self.bits == 1 and draw is None:
             return ((x >= 0) & (scale == scale)).to(torch.uint8)
+        level = x * scale
         if self.about_zero(draw is not None):
-            return quantize(x * scale + top / 2, 0.0, scale, draw, top)
-        return quantize(x * scale, self._bottom(header), scale, draw, top)
+            level = level + top / 2
+        if draw is None:
+            level = (level + 0.5).floor()
+        else:
+            below = level.floor()
+            level = below + (level - below > draw).float()
+        if not self.about_zero(draw is not None):
+            level = level - self._parts(header)[1]
+        # What a NaN becomes in uint8 is undefined.
+        return torch.where(scale == scale, level.clamp(0, top), 0.0).to(torch.uint8)
 
     def decode(self, codes: Tensor, header: Tensor) -> Tensor:
-        return dequantize(codes, from_bf16(header), self._bottom(header))
+        step, bottom = self._parts(header)
+        return (codes.float() + bottom) * step
 
-    def _bottom(self, header: Tensor) -> Tensor:
-        return (header >> 16).float() * self.unit
-
-    def device(self) -> Mapping[str, Any]:
-        from . import uniform_gpu
-
-        return uniform_gpu.DEVICE
+    def _parts(self, header: Tensor) -> tuple[Tensor, Tensor]:
+        """Return step and bottom (…, 1) of headers."""
+        if self.wide:
+            return header[..., :1], header[..., 1:]
+        return (header << 16).view(torch.float32), (header >> 16).float() * self.unit
 
 
 def mean_magnitude(x: Tensor) -> Tensor:
@@ -136,16 +173,11 @@ def mean_magnitude(x: Tensor) -> Tensor:
 
 
 def bf16_above(x: Tensor) -> Tensor:
-    """Return the bits of the bf16 that is next, away from zero; bf16 is the upper half of fp32."""
-    return (x.view(torch.int32) + 0xFFFF) >> 16
+    """Return the bf16 that is next, away from zero, in fp32: its upper half, and zeros."""
+    return ((x.view(torch.int32) + 0xFFFF) & -0x10000).view(torch.float32)
 
 
-def from_bf16(half: Tensor) -> Tensor:
-    """Return as fp32 the bf16 whose bits are the lower half of an int32."""
-    return (half << 16).view(torch.float32)
-
-
-OPERATORS = {(8, False): minmax_uint8.OPERATORS}  # by bits, and whether blocks are rotated; filled when first needed
+OPERATORS = {(8, False): operators(UniformFormat(8))}  # by bits and rotation; others are made when first needed
 
 
 def operators_of(bits: int, rotated: bool) -> Operators:

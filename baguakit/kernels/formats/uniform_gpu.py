@@ -1,4 +1,7 @@
-"""The arithmetic of `uniform.py` for GPUs, whose docstring states the format. A word is step | bottom << 16."""
+"""The arithmetic of `uniform.py` for GPUs, whose docstring states the format.
+
+A word is step | bottom << 32 where headers are wide, else step | bottom << 16.
+"""
 
 # What Triton compiles has no Python types.
 # mypy: disable-error-code="no-untyped-def, untyped-decorator, no-untyped-call"
@@ -7,11 +10,10 @@ import triton  # type: ignore[import-untyped]
 import triton.language as tl  # type: ignore[import-untyped]
 
 from ..blockwise.gpu import BITS, ROTATED
-from .minmax_uint8_gpu import NAN, SMALLEST, extremes, lowest_level, quantize
+from ..shared.rounding_gpu import INTERPRETED
 
-REACH, LARGEST, NAN_STEP = tl.constexpr(32760.0), tl.constexpr(2.0**127), tl.constexpr(0x7FC0)
-LARGEST_BF16 = tl.constexpr(255 * 2.0**120)
-LEAST = tl.constexpr(0x0080)  # 2⁻¹²⁶ in bf16
+SMALLEST, NAN, INFINITY = tl.constexpr(2.0**-126), tl.constexpr(float("nan")), tl.constexpr(float("inf"))
+REACH, LARGEST, LARGEST_BF16 = tl.constexpr(32760.0), tl.constexpr(2.0**127), tl.constexpr(255 * 2.0**120)
 INFINITY_BITS = tl.constexpr(0x7F800000)
 TWO, THREE = tl.constexpr(1.2479), tl.constexpr(0.7344)  # spacings
 
@@ -19,24 +21,63 @@ TWO, THREE = tl.constexpr(1.2479), tl.constexpr(0.7344)  # spacings
 @triton.jit
 def measure(x, inside, width, MASKED: tl.constexpr, DRAWN: tl.constexpr, FORM: tl.constexpr):
     TOP: tl.constexpr = (1 << FORM[BITS]) - 1
+    WIDE: tl.constexpr = FORM[BITS] == 8 and not FORM[ROTATED]
     if FORM[BITS] == 1 or (FORM[ROTATED] and FORM[BITS] <= 3 and not DRAWN):  # a grid about zero
         if DRAWN:
             size, broken = tl.max(tl.abs(x), 1), tl.max((x - x != 0).to(tl.int32), 1) != 0  # max drops NaN
         else:
             size, broken = mean_magnitude(x, width)
         step = size * (2.0 if DRAWN or FORM[BITS] == 1 else TWO if FORM[BITS] == 2 else THREE)
-        half = tl.where(size == 0, 0, bf16_above(tl.minimum(tl.maximum(step, SMALLEST), LARGEST)))
+        step = bf16_above(tl.minimum(tl.maximum(step, SMALLEST), LARGEST))
+        scale, step = tl.where(size == 0, 0.0, tl.div_rn(1.0, step)), tl.where(size == 0, 0.0, step)
         bottom = tl.zeros_like(step) - TOP
     else:
         low, high, broken = extremes(x, inside, MASKED)
-        reach = tl.div_rn(tl.maximum(tl.abs(low), tl.abs(high)), REACH / 2 if FORM[ROTATED] else REACH)
-        step = tl.maximum(reach, tl.div_rn(high * 0.5 - low * 0.5, (TOP - 1) / 2 if DRAWN else TOP / 2))
-        half = bf16_above(tl.minimum(tl.maximum(step, SMALLEST), LARGEST_BF16))
-        bottom = lowest_level(low * tl.div_rn(1.0, from_bf16(half)), DRAWN) * (2 if FORM[ROTATED] else 1)
-    scale = tl.where(half == 0, 0.0, tl.div_rn(1.0, from_bf16(tl.maximum(half, LEAST))))
-    bottom = tl.where(broken, 0.0, bottom).to(tl.int32)
-    word = tl.where(broken, NAN_STEP, half) | bottom.to(tl.uint32, bitcast=True) << 16
+        step = tl.div_rn(high * 0.5 - low * 0.5, (TOP - 1) / 2 if DRAWN else TOP / 2)
+        if WIDE:
+            equal = (low == high) & (high != 0)
+            step = tl.where(equal, high, tl.maximum(step, SMALLEST))
+            scale = tl.where(equal, 0.0, tl.div_rn(1.0, step))
+        else:
+            reach = tl.div_rn(tl.maximum(tl.abs(low), tl.abs(high)), REACH / 2 if FORM[ROTATED] else REACH)
+            step = bf16_above(tl.minimum(tl.maximum(tl.maximum(reach, step), SMALLEST), LARGEST_BF16))
+            scale = tl.div_rn(1.0, step)
+        level = tl.where(tl.abs(low * scale) < SMALLEST, 0.0, low * scale)
+        bottom = tl.floor(level if DRAWN else level + 0.5) * (2 if FORM[ROTATED] else 1)
+        if WIDE:
+            bottom = tl.where(equal, 1.0, bottom)
+    step, bottom = tl.where(broken, NAN, step).to(tl.uint32, bitcast=True), tl.where(broken, 0.0, bottom)
+    if WIDE:
+        word = step.to(tl.uint64) | bottom.to(tl.uint32, bitcast=True).to(tl.uint64) << 32
+    else:
+        word = step >> 16 | bottom.to(tl.int32).to(tl.uint32, bitcast=True) << 16
     return word, tl.where(broken, NAN, scale)
+
+
+@triton.jit
+def extremes(x, inside, MASKED: tl.constexpr):
+    """Return the lowest and the highest value of each block, and whether one is not finite."""
+    low = tl.min(tl.where(inside, x, INFINITY) if MASKED else x, 1)
+    high = highest(tl.where(inside, x, -INFINITY) if MASKED else x)
+    if MASKED:
+        empty = low > high
+        low, high = tl.where(empty, 0.0, low), tl.where(empty, 0.0, high)
+    return low, high, (low - low != 0) | (high - high != 0)
+
+
+@triton.jit
+def highest(x):
+    """Return the highest value of each block: NaN, if it has one."""
+    if INTERPRETED:  # it reduces by functions of ours only slowly
+        high = tl.where(tl.max((x != x).to(tl.int32), 1) != 0, NAN, tl.max(x, 1))
+    else:
+        high = tl.reduce(x, 1, higher)
+    return high
+
+
+@triton.jit
+def higher(a, b):
+    return tl.maximum(a, b, propagate_nan=tl.PropagateNan.ALL)
 
 
 @triton.jit
@@ -50,6 +91,11 @@ def mean_magnitude(x, width):
 
 
 @triton.jit
+def bf16_above(x):
+    return ((x.to(tl.uint32, bitcast=True) + 0xFFFF) & 0xFFFF0000).to(tl.float32, bitcast=True)
+
+
+@triton.jit
 def encode(x, word, scale, draw, FORM: tl.constexpr):
     TOP: tl.constexpr = (1 << FORM[BITS]) - 1
     if FORM[BITS] == 1 and draw is None:
@@ -57,39 +103,43 @@ def encode(x, word, scale, draw, FORM: tl.constexpr):
     elif FORM[BITS] == 1 or (FORM[ROTATED] and FORM[BITS] <= 3 and draw is None):
         codes = quantize(x * scale[:, None] + TOP / 2, tl.zeros_like(scale), scale, draw, TOP)
     else:
-        codes = quantize(x * scale[:, None], bottom_of(word, FORM), scale, draw, TOP)
+        codes = quantize(x * scale[:, None], parts_of(word, FORM)[1], scale, draw, TOP)
     return codes
 
 
 @triton.jit
+def quantize(level, bottom, scale, draw, TOP: tl.constexpr):
+    if draw is None:
+        level = tl.floor(level + 0.5)
+    else:
+        below = tl.floor(level)
+        level = below + (level - below > draw).to(tl.float32)
+    codes = tl.minimum(tl.maximum(level - bottom[:, None], 0.0), TOP)
+    return tl.where((scale == scale)[:, None], codes, 0.0).to(tl.uint8)
+
+
+@triton.jit
 def decode(codes, word, FORM: tl.constexpr):
-    step = from_bf16(word)
+    step, bottom = parts_of(word, FORM)
     if FORM[BITS] == 1:  # half a step with a sign
         below = (step * -0.5).to(tl.uint32, bitcast=True)
         values = (below[:, None] ^ codes.to(tl.uint32) << 31).to(tl.float32, bitcast=True)
+    elif FORM[BITS] == 8 and not FORM[ROTATED]:
+        values = (codes.to(tl.float32) + bottom[:, None]) * step[:, None]
     else:
         # 2²³ + code, by its bits, and bottom − 2²³, both exact: |bottom| < 2¹⁵. Conversions are slow. With halves, 2²².
         HALVES: tl.constexpr = FORM[ROTATED]
         shifted = ((codes.to(tl.uint32) << 1) | 0x4A800000) if HALVES else (codes.to(tl.uint32) | 0x4B000000)
-        origin = bottom_of(word, FORM) - (4194304.0 if HALVES else 8388608.0)
+        origin = bottom - (4194304.0 if HALVES else 8388608.0)
         values = (shifted.to(tl.float32, bitcast=True) + origin[:, None]) * step[:, None]
     return values
 
 
 @triton.jit
-def bottom_of(word, FORM: tl.constexpr):
-    bottom = (word.to(tl.int32, bitcast=True) >> 16).to(tl.float32)
-    return bottom * 0.5 if FORM[ROTATED] else bottom
-
-
-@triton.jit
-def bf16_above(x):
-    return (x.to(tl.uint32, bitcast=True) + 0xFFFF) >> 16
-
-
-@triton.jit
-def from_bf16(half):
-    return (half << 16).to(tl.float32, bitcast=True)
-
-
-DEVICE = {"MEASURE": measure, "ENCODE": encode, "DECODE": decode, "WORD": tl.uint32}
+def parts_of(word, FORM: tl.constexpr):
+    """Return step and bottom of a word."""
+    if FORM[BITS] == 8 and not FORM[ROTATED]:
+        step, bottom = word.to(tl.uint32), (word >> 32).to(tl.uint32).to(tl.float32, bitcast=True)
+    else:
+        step, bottom = word << 16, (word.to(tl.int32, bitcast=True) >> 16).to(tl.float32)
+    return step.to(tl.float32, bitcast=True), bottom * 0.5 if FORM[ROTATED] else bottom

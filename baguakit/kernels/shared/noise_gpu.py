@@ -28,4 +28,9 @@ def mix(h):
 def signed_words(key: int) -> tuple[int, int]:
     """Return the seed's two words as the signed 32-bit numbers that a launch takes."""
     seed, seed_high = seed_words(key)
-    return seed - (seed >> 31 << 32), seed_high - (seed_high >> 31 << 32)
+    return signed(seed), signed(seed_high)
+
+
+def signed(word: int) -> int:
+    """Return a word of 32 bits as the signed integer of the same bits."""
+    return word - (word >> 31 << 32)

@@ -25,6 +25,7 @@ This file is the definition, and what CPU tensors take; `gpu.py` holds the same 
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -86,9 +87,7 @@ class Adam:
     weight_decay: float = 0.0
     decoupled: bool = False
 
-    @property
-    def states(self) -> int:
-        return 2
+    states: ClassVar[int] = 2
 
     def numbers(self, lr: float, t: int) -> Numbers:
         size = -(lr / (1 - power(self.beta1, t)))
@@ -115,9 +114,7 @@ class Lion:
     beta2: float = 0.99
     weight_decay: float = 0.0
 
-    @property
-    def states(self) -> int:
-        return 1
+    states: ClassVar[int] = 1
 
     def numbers(self, lr: float, t: int) -> Numbers:
         return 1 - lr * self.weight_decay, self.beta1, 1 - self.beta1, self.beta2, 1 - self.beta2, -lr

@@ -13,7 +13,7 @@ import triton  # type: ignore[import-untyped]
 import triton.language as tl  # type: ignore[import-untyped]
 
 from ..blockwise.gpu import store
-from ..formats.minmax_uint8_gpu import decode
+from ..formats.uniform_gpu import decode
 from ..shared.noise_gpu import uniform
 from .table import FIELDS
 
@@ -28,6 +28,7 @@ WHOLE = tl.constexpr(FIELDS.index("whole"))
 P_AT, G_AT, U_AT, V_AT, MASTER_AT = (tl.constexpr(FIELDS.index(name)) for name in ("p", "g", "u", "v", "master"))
 COUPLED, DECOUPLED = tl.constexpr(1), tl.constexpr(2)  # what a decay is added to: gradients, or weights
 TYPES = {torch.float32: tl.float32, torch.bfloat16: tl.bfloat16, torch.float16: tl.float16, torch.uint8: tl.uint8}
+PACKED = tl.constexpr((8, False, False))  # the FORM of packed gradients
 
 
 # The arithmetic of fp32 values. `u` and `v` are what the optimizer remembers, `STATES` of them; in place of one that it
@@ -126,7 +127,7 @@ def gradients(
         word = load(words, None if inside is None else begin < n)
         # As many codes a thread as it has fp32 weights in 16 bytes. A row begins on such an address by itself.
         codes = load(tl.multiple_of(row + at, [4, 4]) if WIDE else row + at, inside)
-        g = decode(codes, word, None)
+        g = decode(codes, word, PACKED)
     return g
 
 

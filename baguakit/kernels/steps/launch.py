@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from ..shared.devices import on
-from ..shared.noise_gpu import signed_words
+from ..shared.noise_gpu import signed, signed_words
 from .definition import SGD, Adam, Conditions, Update, numbers_of
 from .gpu import COUPLED, DECOUPLED, TYPES, step_kernel
 from .numbers_gpu import numbers_kernel
@@ -79,8 +79,3 @@ def _decay(update: Update) -> int:
     if isinstance(update, Adam) and update.decoupled:
         return int(DECOUPLED.value)
     return int(COUPLED.value) if update.weight_decay else 0
-
-
-def signed(word: int) -> int:
-    """Return a word of 32 bits as the signed integer of the same bits."""
-    return word - (word >> 31 << 32)
