@@ -128,7 +128,7 @@ def _exact(name: str) -> Callable[..., Any]:
     return method
 
 
-for _name in ("broadcast", "reduce", "gather", "scatter", "barrier"):
+for _name in ("broadcast", "reduce", "gather", "gather_single", "gather_into_tensor", "scatter", "barrier"):
     setattr(Methods, _name, _exact(_name))
 
 

@@ -1,10 +1,10 @@
-"""`python -m bench.network [steps | exchanges | few | flows | plan | figures] [--quick]`: see `bench.network`."""
+"""`python -m bench.network [WHAT] [--quick]`: see `bench.network`."""
 
 import argparse
 import sys
 from pathlib import Path
 
-from . import exchanges, few, figures, flows, page, plan, reports, runs, steps
+from . import backend, exchanges, few, figures, flows, page, plan, reports, runs, steps
 from .contenders import contender
 from .table import RESULTS, Table
 
@@ -13,7 +13,7 @@ def main(words: list[str] | None = None) -> int:
     """Measure what is missing, print the table and draw; 1 if a cell could not be measured."""
     parser = argparse.ArgumentParser(prog="python -m bench.network", description="Algorithms on slow networks.")
     parser.add_argument(
-        "what", nargs="?", choices=["steps", "exchanges", "few", "flows", "plan", "figures"], default="steps"
+        "what", nargs="?", choices=["steps", "exchanges", "few", "flows", "backend", "plan", "figures"], default="steps"
     )
     parser.add_argument("--quick", action="store_true", help="a subset, in minutes")
     parser.add_argument("--only", nargs="+", metavar="NAME", help="only these contenders (steps)")
@@ -39,6 +39,10 @@ def main(words: list[str] | None = None) -> int:
             latencies = Table(options.out / "network-few.jsonl")
             failed = runs.measure(few.cells(options.quick), latencies, "bench.network.few")
             print(reports.of_few(latencies))
+        elif options.what == "backend":
+            programs = Table(options.out / "network-backend.jsonl")
+            failed = runs.measure(backend.cells(options.quick), programs, "bench.network.backend")
+            print(reports.of_backend(programs))
         elif options.what == "flows":
             divided = Table(options.out / "network-flows.jsonl")
             failed = runs.measure(flows.cells(options.quick), divided, "bench.network.flows")

@@ -35,14 +35,15 @@ PICTURES = {
 
 def write(results: Path = RESULTS, page: Path = PAGE) -> Path:
     """Write the page from what is in the folder of results, pictures and tables, and return its path."""
-    steps, exchanges, few, flows, probes = (
-        Table(results / f"network-{name}.jsonl") for name in ("steps", "exchanges", "few", "flows", "probes")
+    steps, exchanges, few, flows, programs, probes = (
+        Table(results / f"network-{name}.jsonl") for name in ("steps", "exchanges", "few", "flows", "backend", "probes")
     )
     sections: list[tuple[str, Table, Callable[[], str]]] = [
         ("Steps of training", steps, lambda: reports.of_steps(steps)),
         ("Exchanges alone", exchanges, lambda: reports.of_exchanges(exchanges)),
         ("Few values", few, lambda: reports.of_few(few)),
         ("Several connections", flows, lambda: reports.of_flows(flows)),
+        ("Programs over the backend", programs, lambda: reports.of_backend(programs)),
         ("Predictions", probes, lambda: plan.report(plan.compared(steps, probes))),
     ]
     parts = [HEAD + "".join(f"* `{task.name}`: {task.about}\n" for task in TASKS)]

@@ -47,6 +47,21 @@ def of_few(table: Table) -> str:
     return aligned(rows)
 
 
+def of_backend(table: Table) -> str:
+    """Programs over the backend, beside gloo and beside what they compute alone."""
+    rows = [("rate", "hosts", "program", "step ms", "spread", "compute", "line", "to line", "to gloo", "MB", "formula")]
+    for cell, result in table:
+        compute = f"{result['compute']['seconds'] * 1e3:.1f}"
+        for name, r in result.items():
+            if name == "compute":
+                continue
+            seconds, *to_line = beside(r["seconds"], line_of(r["formula"], cell["rate"]), scale=1e3)
+            gain = f"{result[name.partition(',')[0] + ', gloo']['seconds'] / r['seconds']:.2f}"
+            sent = (f"{r['payload'] / 1e6:.2f}", share(r["payload"], r["formula"]))
+            rows.append((cell["rate"], str(cell["hosts"]), name, seconds, spread_of(r), compute, *to_line, gain, *sent))
+    return aligned(rows)
+
+
 def of_flows(table: Table) -> str:
     """Several connections beside their line, which is what their caps let pass together, and beside one of them."""
     rows = [("rate", "cap", "hosts", "MiB", "exchange", "flows", "seconds", "spread", "line", "to line", "times one")]
@@ -149,7 +164,7 @@ def aligned(rows: Iterable[Sequence[str]]) -> str:
     """Columns as wide as their widest entry; numbers to the right."""
     rows = list(rows)
     widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
-    words = ("algorithm", "cap", "exchange", "rate", "task")
+    words = ("algorithm", "cap", "exchange", "program", "rate", "task")
     left = [name in words for name in rows[0]]
     return "\n".join(
         "  ".join(

@@ -16,6 +16,17 @@ OTHERS = {
     *("BackendType", "abort", "bound_device_id", "boxed", "get_group_store", "group_desc", "group_name"),
     *("merge_remote_group", "monitored_barrier", "name", "rank", "set_timeout", "shutdown", "size", "split_group"),
     *("unbox", "use_pg_for_symm_mem_rendezvous"),
+    # of torch 2.14
+    *(
+        "get_backend",
+        "get_reconfigure_handle",
+        "new_window",
+        "reconfigure",
+        "register_abort_hook",
+        "register_post_hook",
+    ),
+    *("register_pre_hook", "supports_reconfigure", "supports_window", "unregister_abort_hook", "unregister_post_hook"),
+    "unregister_pre_hook",
 }
 UInt8 = "MinMaxUInt8()"
 N = 600  # values of a rank
@@ -103,8 +114,8 @@ def test_without_a_compressor_each_method_is_exact(policy):
             x = torch.arange(N * 1.0) + dist.get_rank()  # sums of which are exact
             for name in calls(g, x):
                 operation, arguments, result, exact = calls(g, x)[name]
-                if not policy.operations and not hasattr(dist.ProcessGroup, name):
-                    continue
+                if not policy.operations and name == "alltoall" and not hasattr(dist, "all_gather_single"):
+                    continue  # gloo has it since torch 2.13
                 _, rows = flown(lambda a=arguments, name=name: getattr(g, name)(*a).wait())
                 assert rows == {(operation, "exact", "over flows" if policy.operations else "not in the policy"): 1}
                 value = torch.cat(result) if isinstance(result, list) else result
@@ -197,7 +208,7 @@ def test_messages_and_unequal_splits():
 def test_work_is_asynchronous_and_in_order():
     def run():
         with group(bk.backend.Policy(least=0)) as g:
-            xs = [torch.full((1 << 16,), float(i)) for i in range(4)]
+            xs = [torch.full((1 << 12,), float(i)) for i in range(4)]
             works = [dist.all_reduce(x, group=g, async_op=True) for x in xs]
             futures = [work.get_future() for work in works]
             for i in reversed(range(4)):

@@ -4,6 +4,7 @@ import json
 import os
 import re
 import textwrap
+from unittest import mock
 
 import pytest
 import torch
@@ -13,7 +14,7 @@ import baguakit as bk
 from baguakit.compressors import BFloat16, MinMaxUInt8, TopK
 from baguakit.kernels.cpu import units
 from baguakit.topology import OnePeerExponential, Ring
-from bench.network import exchanges, few, flows, formulas, page, reports, runs, steps
+from bench.network import backend, exchanges, few, flows, formulas, page, reports, runs, steps
 from bench.network.contenders import ALONE, CONTENDERS, WARM_UP, contender
 from bench.network.reports import aligned, line_of, of_flows, of_steps
 from bench.network.table import Table
@@ -142,6 +143,36 @@ def test_means_of_few_values_are_measured_and_told(tmp_path):
     plain, compressed = ({"seconds": s, "quartiles": [0.9 * s, s, 1.1 * s]} for s in (4e-4, 6e-4))
     table.add({**cell, "rate": "1gbit"}, {"16": {few.PLAIN: plain, few.COMPRESSED: compressed}})
     assert reports.of_few(table).splitlines()[1].split() == ["1gbit", "2", "16", "400", "20%", "600", "20%", "1.50"]
+
+
+def test_programs_over_the_backend_are_told(tmp_path):
+    def found(seconds, formula):
+        quartiles = [0.95 * seconds, seconds, 1.05 * seconds]
+        return {"seconds": seconds, "quartiles": quartiles, "payload": 1.01 * formula, "formula": formula}
+
+    table = Table(tmp_path / "table.jsonl")
+    result = {"DDP, gloo": found(3.0, 36e6), "DDP, bagua": found(0.75, 9e6), "compute": found(0.02, 0.0)}
+    table.add({"hosts": 4, "rate": "100mbit", "steps": 2}, result)
+    rows = [re.split(r" {2,}", line) for line in reports.of_backend(table).splitlines()[1:]]
+    assert rows[0][2:] == ["DDP, gloo", "3000.000", "10%", "20.0", "2880.000", "1.04", "1.00", "36.36", "1.010"]
+    assert rows[1][2:] == ["DDP, bagua", "750.000", "10%", "20.0", "720.000", "1.04", "4.00", "9.09", "1.010"]
+
+
+@pytest.mark.slow
+def test_programs_over_the_backend_are_measured():
+    """Over loopback: what they send is what the formula says."""
+
+    def work():
+        with mock.patch.dict(os.environ, {"GLOO_SOCKET_IFNAME": "lo"}):
+            return backend.measure({"hosts": 2, "rate": "unshaped", "steps": 1})
+
+    here, there = ranks(2, work)
+    assert here == there and set(here) == {
+        "compute",
+        *(f"{p}, {b}" for p in backend.PROGRAMS for b in ("gloo", "bagua")),
+    }
+    for name, row in here.items():
+        assert name == "FSDP2, gloo" or row["payload"] >= row["formula"]  # loopback carries the store's messages, too
 
 
 @pytest.mark.slow
