@@ -39,9 +39,11 @@ def reduce_scatter(
 
 def all_gather(out: Tensor | Sequence[Tensor], x: Tensor, compressor: Compressor | None, comm: Comm) -> None:
     """Compute out ← [Q(x_0); …; Q(x_{n−1})], one tensor or one for each rank."""
-    flat = x.reshape(-1)
+    flat, outs = x.reshape(-1), [out] if isinstance(out, Tensor) else out
+    if compressor is not None and isinstance(out, Tensor) and out.is_contiguous() and out.dtype == x.dtype:
+        compressed_all_gather(flat, compressor, comm, out.view(-1))
+        return
     landed = comm.all_gather(flat) if compressor is None else compressed_all_gather(flat, compressor, comm)
-    outs = [out] if isinstance(out, Tensor) else out
     for each, values in zip(outs, landed.chunk(len(outs)), strict=True):
         each.copy_(values.view(each.shape))
 

@@ -65,6 +65,9 @@ class BaguaGroup(Methods):
         else:
             self._inner = own_comm(self._this, name, self._timeout, CPU, self._monitor, {FLAT}, 1).group
             self._channel(CPU)
+            if self.policy.compressor is not None and not members and not torch.cuda.is_available():
+                with self._monitor.busy("compiling"):
+                    self.policy.compressor.warm_up(CPU)
         kinds = ["cpu"]
         if torch.cuda.is_available():
             kinds.append("cuda")
@@ -127,7 +130,8 @@ class BaguaGroup(Methods):
     def _message(self, name: str, tensors: list[Tensor], *where: int) -> Any:
         self._monitor.check()
         count(name, sum(x.nbytes for x in tensors) if name == "send" else 0, "exact", "not in the policy")
-        return getattr(self._inner, name)(tensors, *where)
+        flight = Passed([getattr(self._inner, name)(tensors, *where)])
+        return Work(Collective(label=name, flight=flight), self._monitor, tensors, None)
 
     # Its life
 

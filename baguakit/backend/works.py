@@ -15,7 +15,7 @@ _torch: Any = torch  # its stubs take no list of devices
 
 
 class Passed(Flight):
-    """Work of the inner group."""
+    """Work of the inner group; without any, it has ended."""
 
     def __init__(self, works: Sequence[Any]) -> None:
         self.works = [work for work in works if work is not None]
@@ -27,20 +27,6 @@ class Passed(Flight):
         for work in self.works:
             if self._error is None:
                 work.wait()
-        if self._error is not None:
-            raise self._error
-
-
-class Ended(Flight):
-    """Work that has ended, with an error or not."""
-
-    def __init__(self, error: BaseException | None = None) -> None:
-        self._error = error
-
-    def done(self) -> bool:
-        return True
-
-    def result(self) -> None:
         if self._error is not None:
             raise self._error
 
@@ -65,7 +51,10 @@ class Work(dist.Work):
             self._monitor.air.land(self._collective)
 
     def wait(self, timeout: timedelta = timedelta(0)) -> bool:
-        """Wait for the end, and raise the error of the work, if any; on CUDA the current stream waits."""
+        """Wait for the end, and raise the error of the work, if any; on CUDA the current stream waits.
+
+        `timeout` counts for nothing: that of the group ends the wait.
+        """
         self._monitor.wait_for(self._collective)
         return True
 
@@ -77,6 +66,10 @@ class Work(dist.Work):
 
     def result(self) -> list[Tensor]:
         return self._outs
+
+    def _source_rank(self) -> int:
+        flight = self._collective.flight
+        return int(flight.works[0]._source_rank()) if isinstance(flight, Passed) else -1
 
     def get_future(self) -> Any:
         """Return a future of the tensors; DDP waits for it, not for this work."""
@@ -102,12 +95,11 @@ class Work(dist.Work):
 
 def _found(collective: Collective, monitor: Monitor, outs: list[Tensor], value: Callable[[], Any]) -> list[Tensor]:
     """Return the tensors of work of the inner group that has ended, or raise its error."""
-    # The work itself would wait for this callback.
+    collective.flight = Passed([])  # the work itself would wait for this callback
     try:
         value()
-        collective.flight = Ended()
     except Exception as error:
-        collective.flight = Ended(error)
+        collective.flight.fail(error)
     monitor.wait_for(collective)
     return outs
 

@@ -14,7 +14,7 @@ from tiers import slow
 
 import baguakit as bk
 
-TIMEOUT = 3.0
+TIMEOUT = 10.0  # starting ranks on a busy machine takes seconds
 
 
 def test_ranks_whose_policies_differ_are_refused():
@@ -33,6 +33,7 @@ def test_ranks_whose_policies_differ_are_refused():
     assert ranks(3, run) == [sentence] * 3
 
 
+@pytest.mark.slow  # it waits for heartbeats
 def test_a_rank_that_makes_other_calls_is_named():
     def run():
         with group(bk.backend.Policy(least=0), timeout=TIMEOUT) as g:
@@ -52,7 +53,7 @@ def test_a_rank_that_makes_other_calls_is_named():
         )
 
 
-@pytest.mark.parametrize("kind", ["DDP", slow("compressed"), slow("exact")])
+@pytest.mark.parametrize("kind", ["DDP", slow("compressed"), slow("exact"), slow("messages")])
 def test_a_killed_rank_is_named(kind):
     def run(kind):
         with group(bk.backend.Policy(least=0), timeout=TIMEOUT) as g:
@@ -62,7 +63,12 @@ def test_a_killed_rank_is_named(kind):
                 for step in range(1000):
                     if step == 3 and dist.get_rank() == 1:
                         os.kill(os.getpid(), signal.SIGKILL)
-                    if kind == "DDP":
+                    if kind == "messages":
+                        x, size = torch.ones(5), dist.get_world_size()
+                        sending = dist.isend(x, group=g, group_dst=(dist.get_rank() + 1) % size)
+                        dist.recv(x, group=g, group_src=(dist.get_rank() - 1) % size)
+                        sending.wait()
+                    elif kind == "DDP":
                         model(torch.ones(2, 30)).sum().backward()
                     else:
                         dist.all_reduce(
@@ -76,7 +82,7 @@ def test_a_killed_rank_is_named(kind):
         found = pool.run(run, kind, lost=[1])
     for sentence, seconds in (found[0], found[2]):
         assert "rank 1 is dead: no sign of it for" in sentence
-        assert seconds < 40  # a silence of four heartbeats is 1.2 s
+        assert seconds < 60  # a silence of four heartbeats is 4 s
 
 
 @pytest.mark.slow  # it waits for a timeout
@@ -84,7 +90,7 @@ def test_a_late_rank_is_named():
     def run():
         def make():
             if dist.get_rank() == 2:
-                time.sleep(TIMEOUT + 3)
+                time.sleep(TIMEOUT + 10)
             with group(timeout=TIMEOUT):
                 pass
 
@@ -93,7 +99,7 @@ def test_a_late_rank_is_named():
     with Pool(3) as pool:
         first, second, third = pool.run(run)
     expected = (
-        "PeerError: rank 2 is late: it has not come to init_process_group('bagua') within 3 s; its process is dead"
+        "PeerError: rank 2 is late: it has not come to init_process_group('bagua') within 10 s; its process is dead"
     )
     assert first.startswith(expected) and second.startswith(expected) and third.startswith("PeerError: rank 2 is late")
 
@@ -103,11 +109,11 @@ def test_a_rank_that_does_not_come_to_a_collective_is_named():
     def run():
         with group(bk.backend.Policy(least=0), timeout=TIMEOUT) as g:
             if dist.get_rank() == 2:
-                time.sleep(TIMEOUT + 3)
+                time.sleep(TIMEOUT + 10)
             return said(lambda: dist.all_reduce(torch.ones(500), group=g))
 
     with Pool(3) as pool:
         for sentence in pool.run(run):
             assert sentence.startswith(
-                "PeerError: rank 2 is late: it has not launched all_reduce of 500 values within 3 s"
+                "PeerError: rank 2 is late: it has not launched all_reduce of 500 values within 10 s"
             )
