@@ -8,7 +8,8 @@ Formulas, of N values on n ranks, c(N) being the bytes of N packed values:
 
     DDP     an all-reduce of the gradients                        2 (n − 1)/n · 4 N, or 2 (n − 1) c(N/n)
     FSDP2   a reduce-scatter of the gradients, and two            3 (n − 1)/n · 4 N, or 3 (n − 1) c(N/n)
-            all-gathers of the weights, for forward and backward
+            all-gathers of the weights, for forward and backward; gloo makes its
+            reduce-scatter of an all-reduce, and so sends a third more
 """
 
 import statistics
