@@ -62,7 +62,8 @@ class Ranks:
 
     Raises:
         TypeError, ValueError: a number is impossible, or `cuda` is True and there is no GPU.
-        OSError: the system cannot fork processes.
+        OSError: the system cannot fork processes; from `run`, so many ranks need more open files than a process may
+            have.
     """
 
     def __init__(self, size: int, *, threads: int = 1, cuda: bool = False, timeout: float | None = None) -> None:

@@ -3,20 +3,23 @@
 import math
 import os
 import pickle
+import resource
 import selectors
 import signal
 import socket
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from .connections import CallerConnection
 from .display import Screen, Stream
-from .launcher import Launcher, launcher
+from .launcher import FILES, Launcher, launcher
 from .serving import Progress, Reply, Start, Work
 
 GRACE = 2.0  # seconds that the other ranks have to reply after one has failed
+SPARE = 64  # open files for everything else
 STACK_SECONDS = 0.3  # that a rank has to print its stack
 
 
@@ -49,6 +52,23 @@ class Call:
             self.failures[rank] = reason
 
 
+def check_open_files(size: int) -> None:
+    """Raise an OSError if so many ranks need more open files than a process may have.
+
+    The caller has three for each rank. A rank has a connection to every other one in the default group, and rank 0,
+    which holds the store, two or three more from each.
+    """
+    most, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    folder = Path("/proc/self/fd")
+    here = len(list(folder.iterdir())) if folder.exists() else 0
+    needed = max(here + FILES * size, 4 * size) + SPARE
+    if needed > most:
+        raise OSError(
+            f"{size} ranks need up to {needed} open files in a process, and the limit is {most}; "
+            f"set it by `ulimit -n {needed}` before the program starts, or start fewer ranks"
+        )
+
+
 class Processes:
     """The processes of `size` ranks."""
 
@@ -65,7 +85,9 @@ class Processes:
 
         Raises:
             RuntimeError: a rank could not start.
+            OSError: so many ranks need more open files than a process may have.
         """
+        check_open_files(self.size)
         port = 0
         for rank in range(self.size):
             connection = self._fork(rank)
