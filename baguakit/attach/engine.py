@@ -209,11 +209,10 @@ class Engine:
 
     def keep_step(self) -> None:
         """Keep what a step has changed, where ranks may be lost: a flight that is lost later does not take it back."""
-        if self.comm.membership is not None:
-            self.backward.decisions.settle_all(max((rule.delay for rule in self.setup.rules), default=0))
-            for runner in self.runners:
-                if runner.journal is not None:
-                    runner.journal.step_ended()
+        self.backward.decisions.settle_all(max((rule.delay for rule in self.setup.rules), default=0))
+        for runner in self.runners:
+            if runner.journal is not None:
+                runner.journal.step_ended()
 
     # The end
 

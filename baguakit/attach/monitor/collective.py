@@ -31,10 +31,9 @@ class Collective:
     flight: Flight = field(default_factory=Unlaunched)
     launched: float = field(default_factory=time.time)
 
-    def end(self, error: Exception | None) -> None:
-        """End the flight with an error; None ends nothing."""
-        if error is not None:
-            self.flight.fail(error)
+    def end(self, error: Exception) -> None:
+        """End the flight with an error."""
+        self.flight.fail(error)
 
 
 @dataclass(frozen=True, eq=False)

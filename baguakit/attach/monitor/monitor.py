@@ -78,7 +78,8 @@ class Monitor:
             return LaunchCount()
         launches = self.history.add(lane, collective.label, collective.step)
         self.air.add(Airborne(collective, lane, launches))
-        collective.end(self.error)  # on another thread `fail` may have looked too early to see it
+        if self.error is not None:  # on another thread `fail` may have looked too early to see it
+            collective.end(self.error)
         return launches
 
     def wait_for(self, collective: Collective) -> Any:
@@ -86,7 +87,8 @@ class Monitor:
 
         An error of torch about the network is not shown as the cause, since the sentence says more.
         """
-        collective.end(self.error)  # `fail` may have ended a placeholder in place of this flight
+        if self.error is not None:  # `fail` may have ended a placeholder in place of this flight
+            collective.end(self.error)
         try:
             return collective.flight.result()
         except Exception as error:

@@ -66,7 +66,8 @@ class Steps:
         if self.runners:
             self.clock.announce(END)
         try:
-            self._exchange(step)
+            if self.runners:
+                self._exchange(step)
         finally:  # the optimizer has stepped, even if the exchange after it has been lost
             self.log.step_ended(step)
             self.clock.step = step + 1
