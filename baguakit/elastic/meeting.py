@@ -18,7 +18,7 @@ again for alive; and one whose training hangs while its threads live keeps all o
 
 import json
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -156,7 +156,7 @@ class Meeting:
             if not self.last.check(["over"]):
                 if any(self._beats_on(r, now) for r in range(len(self.before))):
                     return False
-                self.last.set("over", "all its ranks are gone")
+                tell_broken(self.last, "all its ranks are gone")  # if they are only slow, they hear it and come
             self._over = self._over or now
             missing = [r for r, member in enumerate(self.before) if member.name not in names]
             # Without any of them training would begin anew.
@@ -202,8 +202,14 @@ def latest_round(store: Any, known: int) -> int:
     return number
 
 
-def delete_before(store: Any, number: int) -> None:
-    """Delete what all rounds before one have left in the store."""
+def tell_broken(store: Any, why: str) -> None:
+    """Tell all ranks of a round that it is over."""
+    store.multi_set(["over", "broken", "told"], [why] * 3)
+
+
+def delete_before(store: Any, number: int) -> Iterator[str]:
+    """Delete what all rounds before one have left in the store, a key at a time, and yield each: it may take long."""
     for key in store.list_keys():
         if (round := key.partition("/")[0]).isdecimal() and int(round) < number:
             store.delete_key(key)
+            yield key

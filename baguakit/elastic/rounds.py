@@ -10,6 +10,7 @@ import uuid
 from collections.abc import Callable
 from concurrent.futures import Future, InvalidStateError
 from datetime import timedelta
+from itertools import islice
 from typing import Any
 
 import torch
@@ -20,11 +21,12 @@ from ..attach.monitor import Monitor, PeerError
 from ..attach.monitor.judging import first_line
 from ..comm import abort_all, lazy_group
 from .changes import Left
-from .meeting import Counts, Meeting, Member, Round, Settings, delete_before, latest_round
+from .meeting import Counts, Meeting, Member, Round, Settings, delete_before, latest_round, tell_broken
 from .pausing import Pause
 
 ANSWER = timedelta(seconds=10)  # that the store may take to answer
 LOOK = 0.1  # seconds between two looks for news of the round
+FEW = 10  # keys of old rounds that are deleted at each look
 STANDS = 5.0  # seconds that training may stand still when a round ends, without an attachment that says how long
 PROGRESS = 10.0  # seconds between two lines of a rank that waits
 
@@ -158,7 +160,7 @@ class Rounds:
             return
         self.why = why
         with contextlib.suppress(RuntimeError):  # the store is gone, which all ranks notice
-            round.store.multi_set(["over", "broken", "told"], [why] * 3)
+            tell_broken(round.store, why)
         for monitor in list(self._monitors):
             monitor.fail(why)
         for result in list(self._waiting):
@@ -206,10 +208,11 @@ class Rounds:
             threading.Thread(target=self.broken, args=(round, why), name="baguakit broken", daemon=True).start()
 
         try:
-            if round.rank == 0:
-                delete_before(all_rounds, round.number - 1)
+            old = delete_before(all_rounds, round.number - 1) if round.rank == 0 else iter(())
             while not over.wait(LOOK):
                 now = time.monotonic()
+                for _ in islice(old, FEW):  # the beats go on meanwhile
+                    pass
                 if now > ends:  # all wait for a process that lives, even if its training stands still
                     store.set(f"gone/{round.rank}", "its training stands still")
                     return
