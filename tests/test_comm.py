@@ -47,6 +47,7 @@ def test_collectives(n):
             "all": comm.all_gather(torch.full((2,), float(r))),
             "first": comm.broadcast(torch.full((2,), float(r))),
             "objects": comm.gather_objects({"rank": r}),
+            "one object": [comm.broadcast_object({"rank": r} if r == source else None, source) for source in range(n)],
         }
         ring = {(r - 1) % n, (r + 1) % n} - {r}
         out["ring"] = {p: float(t[0]) for p, t in comm.exchange(torch.full((3,), float(r)), sorted(ring), ring).items()}
@@ -58,7 +59,7 @@ def test_collectives(n):
         assert torch.equal(out["shard"], (n * base + total)[4 * r : 4 * r + 4])
         assert torch.equal(out["all"], torch.arange(float(n)).repeat_interleave(2))
         assert torch.equal(out["first"], torch.zeros(2))
-        assert out["objects"] == [{"rank": p} for p in range(n)]
+        assert out["objects"] == out["one object"] == [{"rank": p} for p in range(n)]
         assert out["ring"] == {p: float(p) for p in {(r - 1) % n, (r + 1) % n} - {r}}
         peers = len({(r - 1) % n, (r + 1) % n} - {r})
         wire = 2 * (n - 1) / n * 16 * n + (n - 1) * 16 + (n - 1) * 8 + (n - 1) / n * 8 + peers * 12

@@ -223,7 +223,7 @@ class Joining:
         def take(comm: Comm) -> None:
             take_from(source, engine.setup, comm)
             if scaler is not None:
-                scaler.load_state_dict(comm.gather_objects(scaler.state_dict())[source])
+                scaler.load_state_dict(comm.broadcast_object(scaler.state_dict(), source))
 
         engine.together(f"the weights of rank {source}", take)
 

@@ -14,7 +14,7 @@ from torch.distributed.constants import default_pg_timeout
 from torch.distributed.device_mesh import DeviceMesh
 
 from ..arguments import checked, instance, integer
-from . import groups
+from . import groups, objects
 from .flows import Flows
 from .groups import FLAT, INTER, INTRA, all_gather_single, check_mesh, flat_group, reduce_scatter_single, rotated
 from .inner import inner_of
@@ -71,7 +71,7 @@ class Comm:
         object.__setattr__(self, "size", int(self.group.size()))
         integer("flows", self.flows, 1, 64)
         if self.flows > 1 and not self._flows and self.size > 1:
-            name = self.gather_objects(uuid.uuid4().hex)[0]
+            name = self.broadcast_object(uuid.uuid4().hex)
             object.__setattr__(self, "_flows", flows_of(self.group, self._parts, self.flows, name, default_pg_timeout))
 
     def __repr__(self) -> str:
@@ -203,9 +203,8 @@ class Comm:
             dist.broadcast(x, group=self.group, group_src=source)
         return x
 
-    def gather_objects(self, value: Any) -> list[Any]:
-        """Return the picklable `value` of every rank."""
-        return groups.gather_pickled(value, self.group) if self.size > 1 else [value]
+    gather_objects = objects.gather_objects
+    broadcast_object = objects.broadcast_object
 
     def settled(self) -> "Flows | None":
         """Return the flows, or None, after an agreement on their shares. All ranks call it before each collective."""

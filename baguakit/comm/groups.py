@@ -1,11 +1,10 @@
 """Process groups: their checks, and the creation of separate ones."""
 
 import os
-import pickle
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import timedelta
 from typing import Any
-from weakref import WeakKeyDictionary
+from weakref import WeakKeyDictionary, WeakMethod
 
 import torch
 import torch.distributed as dist
@@ -85,22 +84,19 @@ def store_of(group: Any, name: str) -> Any:
 class PatientStore(Store):
     """A store whose waits for keys are made by `wait_until`, which may give up.
 
-    The constructor of a process group waits in the store for missing ranks, and cannot be interrupted otherwise.
+    A process group waits in the store for the address of a rank, and cannot be interrupted otherwise.
 
     Args:
         group: the group whose store to use.
-        wait_until: a function that waits until the condition that it is given is true, or raises.
+        wait_until: a method that waits until the condition that it is given is true, or raises. The store does not
+            keep its object alive.
     """
 
     def __init__(self, group: Any, wait_until: Callable[[Callable[[], bool]], None]) -> None:
         super().__init__()
         store_of(group, "")
         self._store = _connections[group]
-        self._wait_until: Callable[[Callable[[], bool]], None] | None = wait_until
-
-    def rest(self) -> None:
-        """Wait as the store itself does from now on."""
-        self._wait_until = None
+        self._wait_until = WeakMethod(wait_until)
 
     def set(self, key: str, value: Any) -> None:
         self._store.set(key, value)
@@ -119,10 +115,9 @@ class PatientStore(Store):
         return self._store.clone()
 
     def wait(self, keys: Sequence[str], timeout: timedelta | None = None) -> None:
-        if self._wait_until is None:
-            self._store.wait(list(keys))
-        else:
-            self._wait_until(lambda: self.check(keys))
+        if (wait_until := self._wait_until()) is None:
+            raise RuntimeError("this group has a message to send after all that used it has ended")
+        wait_until(lambda: self.check(keys))
 
 
 def next_name(group: Any) -> str:
@@ -151,7 +146,7 @@ def own_group(like: Any, store: Any, name: str, timeout: timedelta, device: torc
     if device.type == "cuda":
         backend = nccl_backend(part, rank, members_of(like), f"baguakit/{name}", timeout)
     else:
-        backend = dist.ProcessGroupGloo(part, rank, size, timeout)
+        backend = lazy_gloo(part, rank, size, timeout)
     return group_over(store, part, rank, size, {device.type: backend})
 
 
@@ -163,17 +158,25 @@ def lazy_group(store: Any, rank: int, size: int, timeout: timedelta) -> Any:
         rank, size: of this process, and of the group.
         timeout: of each message.
     """
+    backends: dict[str, Any] = {"cpu": lazy_gloo(PrefixStore("gloo", store), rank, size, timeout)}
+    if torch.cuda.is_available():
+        part = PrefixStore("nccl", store)
+        backends["cuda"] = nccl_backend(part, rank, list(range(size)), "baguakit/elastic", timeout)
+    return group_over(store, PrefixStore("group", store), rank, size, backends)
+
+
+def lazy_gloo(store: Any, rank: int, size: int, timeout: timedelta) -> Any:
+    """Return a gloo backend that connects two ranks with their first message: each asks the store for its peers only.
+
+    A backend that connects at once asks for the addresses of all ranks, and opens a socket to each.
+    """
     gloo: Any = dist.ProcessGroupGloo
     options = gloo._Options()
     # With options of its own, gloo does not look at this variable.
     names = list(filter(None, os.environ.get("GLOO_SOCKET_IFNAME", "").split(",")))
     devices = [gloo.create_device(interface=name, lazy_init=True) for name in names]
     options._timeout, options._devices = timeout, devices or [gloo.create_default_device(lazy_init=True)]
-    backends: dict[str, Any] = {"cpu": gloo(PrefixStore("gloo", store), rank, size, options)}
-    if torch.cuda.is_available():
-        part = PrefixStore("nccl", store)
-        backends["cuda"] = nccl_backend(part, rank, list(range(size)), "baguakit/elastic", timeout)
-    return group_over(store, PrefixStore("group", store), rank, size, backends)
+    return gloo(store, rank, size, options)
 
 
 def group_over(given: Any, store: Any, rank: int, size: int, backends: Mapping[str, Any]) -> Any:
@@ -189,32 +192,23 @@ def group_over(given: Any, store: Any, rank: int, size: int, backends: Mapping[s
 
 
 def warm(group: Any, device: torch.device) -> None:
-    """All-reduce one byte, if this group has never sent tensors of `device`. Collective.
+    """Send a first byte, if this group has never sent tensors of `device`. Collective.
 
-    NCCL makes its communicator in the first call, which waits for all ranks, including those that have no message.
+    NCCL makes its communicator in the first call, which waits for all ranks, including those that have no message. Gloo
+    connects with the first message, so that each rank sends one to the next: an interface that does not reach it is
+    found now.
     """
-    if group.size() > 1 and device not in _warm.setdefault(group, set()):
-        dist.all_reduce(torch.zeros(1, dtype=torch.uint8, device=device), group=group)
-        _warm[group].add(device)
-
-
-def gather_pickled(value: Any, group: Any) -> list[Any]:
-    """Return the picklable `value` of every rank. Collective.
-
-    `dist.all_gather_object` is not used: with TORCH_DISTRIBUTED_DEBUG=DETAIL it knows only groups that torch made.
-    """
-    kinds = {each.type for each in group._device_types}
-    there = torch.device("cpu") if "cpu" in kinds else torch.device("cuda", torch.cuda.current_device())
-    mine = torch.frombuffer(bytearray(pickle.dumps(value)), dtype=torch.uint8)
-    sizes = torch.empty(group.size(), dtype=torch.int64, device=there)
-    all_gather_single(sizes, torch.tensor([mine.numel()], device=there), group=group)
-    counts = sizes.tolist()
-    padded = torch.zeros(max(counts), dtype=torch.uint8)
-    padded[: mine.numel()] = mine
-    landed = torch.empty(len(counts) * len(padded), dtype=torch.uint8, device=there)
-    all_gather_single(landed, padded.to(there), group=group)
-    rows = landed.cpu().view(len(counts), -1)
-    return [pickle.loads(row[:count].numpy().tobytes()) for row, count in zip(rows, counts, strict=True)]
+    if group.size() == 1 or device in _warm.setdefault(group, set()):
+        return
+    byte = torch.zeros(1, dtype=torch.uint8, device=device)
+    if device.type == "cuda":
+        dist.all_reduce(byte, group=group)
+    else:
+        works = [group.recv([byte], (group.rank() - 1) % group.size(), 0)]
+        works.append(group.send([torch.zeros_like(byte)], (group.rank() + 1) % group.size(), 0))
+        for work in works:
+            work.wait()
+    _warm[group].add(device)
 
 
 def check_group(group: Any) -> None:

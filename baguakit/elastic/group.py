@@ -39,7 +39,8 @@ def _ends_with_the_round(method: Callable[..., Any]) -> Callable[..., Any]:
     return during
 
 
-for _name in ("all_reduce", "reduce_scatter", "all_gather", "broadcast", "gather_objects", "exchange_each"):
+_MESSAGES = "all_reduce reduce_scatter all_gather broadcast gather_objects broadcast_object exchange_each"
+for _name in _MESSAGES.split():
     setattr(ElasticComm, _name, _ends_with_the_round(getattr(Comm, _name)))
 
 

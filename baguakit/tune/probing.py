@@ -66,7 +66,7 @@ def probe(
     there = device_of(comm, device)
     counts = checked_flows(flows, there)
     real("seconds", seconds, above=0)
-    name = comm.gather_objects(uuid.uuid4().hex)[0]
+    name = comm.broadcast_object(uuid.uuid4().hex)
 
     def meet() -> list[Any]:
         return comm.gather_objects(None)

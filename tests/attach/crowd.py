@@ -28,10 +28,10 @@ class Endless(Flight):
 
 
 class CountedStore:
-    """A store that counts its requests."""
+    """A store that counts its requests, and keeps what they have set."""
 
     def __init__(self, store):
-        self.store, self.requests = store, Counter()
+        self.store, self.requests, self.written = store, Counter(), ""
 
     def __getattr__(self, name):
         if name not in REQUESTS:
@@ -40,6 +40,8 @@ class CountedStore:
 
         def counted(*arguments):
             self.requests[name] += 1
+            if name == "set":
+                self.written += str(arguments[1])
             return call(*arguments)
 
         return counted

@@ -11,7 +11,8 @@ import torch.distributed as dist
 from baguakit.attach.monitor import Collective, Monitor, PeerError
 from baguakit.attach.monitor.board import Board
 from baguakit.attach.monitor.records import Record
-from baguakit.lanes import Flight
+from baguakit.attach.runtime.channels import Channel
+from baguakit.lanes import CpuLane, Flight
 
 
 class EndlessFlight(Flight):
@@ -146,3 +147,31 @@ def test_a_flight_that_replaces_its_placeholder_after_the_monitor_gave_up_ends_t
     agreement.flight = EndlessFlight()
     with pytest.raises(PeerError, match="rank 1 is lost"):
         monitor.wait_for(agreement)
+
+
+def test_no_flight_takes_the_place_of_flights_that_were_dropped():
+    """Its messages would meet those of the dropped flights on another rank, and gloo ends the process."""
+    monitor, _ = monitored()
+    blocked, sent = threading.Event(), []
+
+    class Racing(CpuLane):
+        def run(self, work, name=""):
+            if name == "the third":  # training has looked, and the monitor gives up now
+                monitor.fail("rank 1 is lost")
+            return super().run(work, name)
+
+    channel = Channel(0, Racing(), None, monitor)
+    flights = [
+        channel.begin(name, work)
+        for name, work in (
+            ("the first", lambda comm: blocked.wait()),
+            ("the second", lambda comm: sent.append("the second")),
+            ("the third", lambda comm: sent.append("the third")),
+        )
+    ]
+    for each in flights:
+        with pytest.raises(PeerError, match="rank 1 is lost"):
+            monitor.wait_for(each)
+    blocked.set()
+    channel.lane.close()  # it waits for the lane's thread
+    assert sent == []

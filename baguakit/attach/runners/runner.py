@@ -116,6 +116,8 @@ class RuleRunner:
         stage = self.stage(i) if work is None else self.rule.stage
 
         def fly() -> Any:
+            if channel.monitor.error is not None:
+                channel.monitor.check()  # earlier flights were dropped: this one's messages would meet theirs
             if self.journal is not None:
                 self.journal.before(i, state)
             clear_padding_(stage, state, bucket, comm)

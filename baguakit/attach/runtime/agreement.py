@@ -1,5 +1,6 @@
 """The agreement of ranks when they attach: they compare their setups, and take the model of rank 0."""
 
+import hashlib
 import json
 import zlib
 from collections.abc import Callable, Iterable, Sequence
@@ -18,12 +19,17 @@ from ..setup.setup import AttachSetup, Setup
 from ..setup.sharding import is_sharded
 
 AnySetup = TypeVar("AnySetup", bound=Setup)
+Written = tuple[str | None, Sequence[str]]
+"""The error of a rank, or None, and the lines of its setup."""
+
+ERROR = "error"  # in place of the digest of a rank that could not make its setup
 
 
 def agree(monitor: Monitor, make: Callable[[], AnySetup], label: str = "attach()", verb: str = "attach") -> AnySetup:
     """Make this rank's setup and compare it with the others' through the store, which needs no group. Collective.
 
-    Rank 0 reads the setups of all ranks, and writes the result. `label` and `verb` say in errors what the ranks do.
+    Rank 0 reads a digest of every rank's setup, and writes the result. `label` and `verb` say in errors what the ranks
+    do.
 
     Raises:
         ValueError: two setups differ, or `make` has raised on another rank; on all ranks.
@@ -51,31 +57,53 @@ def agree(monitor: Monitor, make: Callable[[], AnySetup], label: str = "attach()
     return setup
 
 
-def _compared(monitor: Monitor, key: str, written: tuple[str | None, Sequence[str]], verb: str) -> str:
-    """Write this rank's error or lines, and return the difference that rank 0 finds; "" for none."""
-    store, mine = monitor.store, f"{key}/{monitor.rank}"
-    keys, verdict = [f"{key}/{rank}" for rank in range(monitor.size)], f"{key}/verdict"
-    store.set(mine, zlib.compress(json.dumps(written).encode()))
+def _compared(monitor: Monitor, key: str, written: Written, verb: str) -> str:
+    """Write a digest of this rank's error or lines, and return the difference that rank 0 finds; "" for none.
+
+    Rank 0 reads all digests in one request. Only a rank that differs writes its error or lines, for rank 0 to compare.
+    However many ranks there are, a rank makes four requests, and one each time that it asks whether the others are
+    done.
+    """
+    store, mine, verdict, told = monitor.store, f"{key}/{monitor.rank}", f"{key}/verdict", f"{key}/told"
+    text = json.dumps(written).encode()
+    store.set(mine, ERROR if written[0] is not None else hashlib.sha256(text).hexdigest())
+    store.add(f"{key}/came", 1)
     if monitor.rank == 0:
-        monitor.wait_until(lambda: bool(store.check(keys)))
-        lines = [json.loads(zlib.decompress(store.get(each))) for each in keys]
-        store.set(verdict, json.dumps(difference(lines, verb)))
-    monitor.wait_until(lambda: bool(store.check([verdict])))
+        monitor.wait_until(lambda: int(store.add(f"{key}/came", 0)) == monitor.size)
+        digests = store.multi_get([f"{key}/{rank}" for rank in range(monitor.size)])
+        store.set(verdict, str(odd_one(digests)))
+    odd = int(_awaited(monitor, verdict))
     store.delete_key(mine)
-    return str(json.loads(store.get(verdict)))
+    if odd < 0:
+        return ""
+    if monitor.rank == odd:
+        store.set(told, zlib.compress(text))
+    if monitor.rank == 0:
+        theirs = json.loads(zlib.decompress(_awaited(monitor, told)))
+        store.set(f"{key}/difference", difference(odd, written, theirs, verb))
+    return _awaited(monitor, f"{key}/difference").decode()
 
 
-def difference(written: Sequence[tuple[str | None, list[str]]], verb: str = "attach") -> str:
-    """Return a sentence about the first rank that has an error, or other lines than rank 0; "" if none has."""
-    for rank, (error, _) in enumerate(written):
-        if error is not None:
-            return f"rank {rank} could not {verb}: {error}"
-    for rank, (_, lines) in enumerate(written):
-        if lines != written[0][1]:
-            pairs = zip_longest(written[0][1], lines, fillvalue="nothing more")
-            ours, theirs = next((a.strip(), b.strip()) for a, b in pairs if a != b)
-            return f"ranks must {verb} the same: rank 0 has {ours} where rank {rank} has {theirs}"
-    return ""
+def _awaited(monitor: Monitor, key: str) -> bytes:
+    """Return the value of a key once it is there."""
+    monitor.wait_until(lambda: bool(monitor.store.check([key])))
+    return bytes(monitor.store.get(key))
+
+
+def odd_one(digests: Sequence[bytes]) -> int:
+    """Return the first rank that has an error, else the first with another digest than rank 0; -1 if there is none."""
+    errors = [rank for rank, digest in enumerate(digests) if digest == ERROR.encode()]
+    others = [rank for rank, digest in enumerate(digests) if digest != digests[0]]
+    return next(iter(errors or others), -1)
+
+
+def difference(rank: int, ours: Written, theirs: Written, verb: str) -> str:
+    """Return a sentence about a rank that has an error, or other lines than rank 0, whose are `ours`."""
+    if theirs[0] is not None:
+        return f"rank {rank} could not {verb}: {theirs[0]}"
+    pairs = zip_longest(ours[1], theirs[1], fillvalue="nothing more")
+    a, b = next((a.strip(), b.strip()) for a, b in pairs if a != b)
+    return f"ranks must {verb} the same: rank 0 has {a} where rank {rank} has {b}"
 
 
 def take_from(source: int, setup: AttachSetup, comm: Comm) -> None:
@@ -107,7 +135,7 @@ def broadcast_optimizers(optimizers: Iterable[Optimizer], comm: Comm, device: to
         tensors: list[Tensor] = []
         skeleton = _without_tensors(optimizer.state_dict(), tensors)
         mine = skeleton, [_shape(t) for t in tensors], any(map(is_sharded, tensors))
-        skeleton, shapes, sharded = comm.gather_objects(mine if comm.rank == source else None)[source]
+        skeleton, shapes, sharded = comm.broadcast_object(mine if comm.rank == source else None, source)
         if sharded and [_shape(t) for t in tensors] != shapes:
             raise ValueError(
                 f"the optimizer state of a sharded model has other tensors on rank {comm.rank} than on rank {source}; "

@@ -36,6 +36,7 @@ class Channel:
         launches = self.monitor.launched(self.number, collective)
 
         def run() -> Any:
+            self.monitor.check()  # if earlier flights were dropped, the messages of this one would meet theirs
             if meet:
                 self.monitor.meet(self.number, launches)
             return work(self.comm)

@@ -74,7 +74,7 @@ class Runtime(Generic[AnySetup]):
     def use_flows(self, flows: int) -> None:
         """Replace the groups of every channel by groups of so many flows. Collective."""
         before = self.channels
-        unique = before[0].together("other flows", lambda comm: comm.gather_objects(uuid.uuid4().hex)[0])
+        unique = before[0].together("other flows", lambda comm: comm.broadcast_object(uuid.uuid4().hex))
         self.channels = [
             Channel(c.number, c.lane, self._own_comm(f"{self.name}/{unique}/{c.number}", c.number, flows), self.monitor)
             for c in before

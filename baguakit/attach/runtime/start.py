@@ -68,9 +68,9 @@ def own_comm(
 ) -> Comm:
     """Return a Comm of the same ranks with its own groups. Collective; with one rank, return `comm` itself.
 
-    A rank that does not come, which the monitor names, keeps the constructor of a group waiting beyond all timeouts: so
-    that runs on a thread that is not joined, with a store that gives up when the monitor does. (NCCL waits in its own
-    threads, which Python must not slow down.)
+    A rank that does not come, which the monitor names, keeps the first message of a group waiting beyond all timeouts:
+    so that runs on a thread that is not joined, with a store that gives up when the monitor does. (NCCL waits in its
+    own threads, which Python must not slow down.)
 
     Args:
         name: the same on all ranks.
@@ -86,10 +86,7 @@ def own_comm(
     def made() -> Comm:
         if current is not None:
             torch.cuda.set_device(device if device.index is not None else current)
-        own = comm.own(name, timeout, device, flows, store, parts)
-        if store is not None:
-            store.rest()
-        return own
+        return comm.own(name, timeout, device, flows, store, parts)
 
     start = CpuLane("baguakit start")
     try:

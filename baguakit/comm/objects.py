@@ -1,0 +1,53 @@
+"""Python objects between the ranks of a group: methods of `Comm`.
+
+`dist.all_gather_object` and `dist.broadcast_object_list` are not used: with TORCH_DISTRIBUTED_DEBUG=DETAIL they know
+only groups that torch made.
+"""
+
+import pickle
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from .groups import all_gather_single
+
+
+def gather_objects(comm: Any, value: Any) -> list[Any]:
+    """Return the picklable `value` of every rank."""
+    if comm.size == 1:
+        return [value]
+    group, there, mine = comm.group, _device(comm.group), _packed(value)
+    sizes = torch.empty(comm.size, dtype=torch.int64, device=there)
+    all_gather_single(sizes, torch.tensor([mine.numel()], device=there), group=group)
+    counts = sizes.tolist()
+    padded = torch.zeros(max(counts), dtype=torch.uint8)
+    padded[: mine.numel()] = mine
+    landed = torch.empty(len(counts) * len(padded), dtype=torch.uint8, device=there)
+    all_gather_single(landed, padded.to(there), group=group)
+    rows = landed.cpu().view(len(counts), -1)
+    return [pickle.loads(row[:count].numpy().tobytes()) for row, count in zip(rows, counts, strict=True)]
+
+
+def broadcast_object(comm: Any, value: Any, source: int = 0) -> Any:
+    """Return the picklable `value` of rank `source`; those of other ranks are not read."""
+    if comm.size == 1:
+        return value
+    group, there, mine = comm.group, _device(comm.group), _packed(value if comm.rank == source else None)
+    size = torch.tensor([mine.numel()], device=there)
+    dist.broadcast(size, group=group, group_src=source)
+    if comm.rank != source:
+        mine = torch.empty(int(size), dtype=torch.uint8)
+    landed = mine.to(there)
+    dist.broadcast(landed, group=group, group_src=source)
+    return pickle.loads(landed.cpu().numpy().tobytes())
+
+
+def _device(group: Any) -> torch.device:
+    kinds = {each.type for each in group._device_types}
+    return torch.device("cpu") if "cpu" in kinds else torch.device("cuda", torch.cuda.current_device())
+
+
+def _packed(value: Any) -> Tensor:
+    return torch.frombuffer(bytearray(pickle.dumps(value)), dtype=torch.uint8)

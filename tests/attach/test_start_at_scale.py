@@ -1,0 +1,124 @@
+"""The start of an attachment costs each rank the same, however many ranks there are."""
+
+import math
+import os
+import threading
+from datetime import timedelta
+from types import SimpleNamespace
+
+import pytest
+import torch.distributed as dist
+from crowd import CountedStore
+from pool import Pool, ranks
+from tiers import slow_after
+from training import loss, net_and_sgd
+
+import baguakit as bk
+from baguakit.attach.monitor import Monitor
+from baguakit.attach.runtime.agreement import agree
+from baguakit.comm import Comm
+
+POLLS = ("add", "check")  # the requests of a rank that asks whether others are done
+
+
+def agreed(size, made):
+    """Let ranks, each a thread, agree on `made(rank)`; return their stores, and what each returned or raised."""
+    store, found = dist.HashStore(), {}
+    stores = [CountedStore(store) for _ in range(size)]
+
+    def run(rank):
+        monitor = Monitor(stores[rank], rank, size, timedelta(seconds=600), lambda: None)
+        try:
+            found[rank] = agree(monitor, lambda: SimpleNamespace(lines=made(rank)))
+        except Exception as error:
+            found[rank] = f"{type(error).__name__}: {error}"
+
+    threads = [threading.Thread(target=run, args=(rank,)) for rank in range(size)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return stores, [found[rank] for rank in range(size)]
+
+
+@pytest.mark.parametrize("size", [2, 32])
+def test_an_agreement_takes_as_many_requests_with_many_ranks(size):
+    stores, found = agreed(size, lambda rank: ["a long description of the model"] * 100)
+    assert [each.lines[0] for each in found] == ["a long description of the model"] * size
+    requests = [{name: n for name, n in each.requests.items() if name not in POLLS} for each in stores]
+    assert requests[0] == {"set": 2, "multi_get": 1, "get": 1, "delete_key": 1}
+    assert requests[1:] == [{"set": 1, "get": 1, "delete_key": 1}] * (size - 1)
+    assert sum(len(each.written) for each in stores) == 64 * size + len("-1")  # digests, and the verdict
+
+
+@pytest.mark.parametrize("size", [3, 32])
+def test_only_the_rank_that_differs_writes_its_text(size):
+    stores, found = agreed(size, lambda rank: ["the same", "another" if rank >= 2 else "one"])
+    said = "ValueError: ranks must attach the same: rank 0 has one where rank 2 has another"
+    assert found == [said] * size
+    assert [each.requests["set"] for each in stores] == [3, 1, 2] + [1] * (size - 3)
+
+
+@pytest.mark.parametrize("wrong", [0, 1])
+def test_an_error_on_one_rank_is_raised_on_all(wrong):
+    def made(rank):
+        if rank >= wrong:
+            raise KeyError("mine")
+        return ["the same"]
+
+    _, found = agreed(3, made)
+    others = [f"ValueError: rank {wrong} could not attach: KeyError: 'mine'"] * wrong
+    assert found == [*others, *["KeyError: 'mine'"] * (3 - wrong)]
+
+
+@pytest.mark.parametrize("algorithm", ["decentralized()", "gradient_allreduce()", "qadam()"])
+def test_attach_gathers_nothing(algorithm):
+    def run():
+        def refuse(self, *_):
+            raise AssertionError("all ranks send to all")
+
+        names = ("gather_objects", "all_gather", "all_to_all_later")
+        kept = {name: getattr(Comm, name) for name in names}
+        model, optimizer = net_and_sgd()
+        try:
+            for name in names:
+                setattr(Comm, name, refuse)
+            att = bk.attach(model, optimizer, eval(f"bk.algorithms.{algorithm}"))
+        finally:
+            for name in names:
+                setattr(Comm, name, kept[name])
+        att.detach()
+        return True
+
+    assert ranks(2, run) == [True, True]
+
+
+def descriptors_added(algorithm, rounds):
+    """Attach, train for some rounds, and return how many descriptors both have added."""
+
+    def count():
+        return len(os.listdir("/proc/self/fd"))
+
+    model, optimizer = net_and_sgd()
+    before = count()
+    with bk.attach(model, optimizer, algorithm, timeout=600):
+        for step in range(rounds):
+            optimizer.zero_grad()
+            loss(model, dist.get_rank(), step).backward()
+            optimizer.step()
+        return count() - before
+
+
+@pytest.mark.parametrize("size", slow_after(1, [4, 64]))
+@pytest.mark.parametrize("topology", [bk.topology.Ring(), bk.topology.OnePeerExponential()], ids=repr)
+def test_an_attachment_opens_connections_to_neighbours_only(size, topology):
+    """And to its parent and children in the tree of a broadcast: log2 n of them at most."""
+    period = topology.period(size)
+    rows = [topology.weights(0, size, round) for round in range(period)]
+    sources = {peer for row in rows for peer in row} - {0}
+    targets = {r for r in range(1, size) for round in range(period) if 0 in topology.weights(r, size, round)}
+    neighbours = len(sources | targets)
+    with Pool(size) as pool:
+        added = pool.run(descriptors_added, bk.algorithms.decentralized(topology), 2 * period)
+    assert max(added[1:]) <= neighbours + 16  # of one lane and one flow; rank 0 holds the store
+    assert max(added[1:]) <= neighbours + 7 + math.ceil(math.log2(size))
