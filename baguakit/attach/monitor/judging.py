@@ -89,9 +89,14 @@ class Judge:
         found = (self._late(waiting, here, absent) for _, waiting in awaited if waiting.late)
         return next(filter(None, found), "")
 
+    def heard(self, r: int, beats: int, now: float) -> bool:
+        """Note the heartbeats of a rank at a time of the clock; return whether there are other ones than before."""
+        if new := self.seen.get(r, (-1, 0.0))[0] != beats:
+            self.seen[r] = (beats, now)
+        return new
+
     def _dead(self, r: int, record: Record, here: dict[int, Record], awaited: list[tuple[int, Waiting]]) -> str:
-        if self.seen.get(r, (-1, 0.0))[0] != record.beats:
-            self.seen[r] = (record.beats, self.clock.now)
+        if self.heard(r, record.beats, self.clock.now):
             return ""
         silent = self.clock.now - self.seen[r][1]
         if record.how or silent <= min((waiting.patience for _, waiting in awaited), default=silent):

@@ -130,7 +130,7 @@ class Watch:
         """Judge, and publish the verdict, after taking the lease if this rank does not have it."""
         if lease.rank != self.monitor.rank:
             if lease.rank >= 0:  # that rank may have died: it has been silent since the lease was new
-                self.judge.seen.setdefault(lease.rank, (lease.beats, self._renewed))
+                self.judge.heard(lease.rank, lease.beats, self._renewed)
             self._saw(self._ask(self.board.swap, lease, self._mine()))
             if not self._judges:
                 return
@@ -195,7 +195,8 @@ class Watch:
 
     def _next(self, event: threading.Event, seconds: float) -> bool:
         """Sleep; return False to stop watching."""
-        event.wait(seconds)
+        if not self.over.is_set():
+            event.wait(seconds)
         if self.over.is_set() or self.monitor.error is not None:
             return False
         if self.monitor.device.type == "cuda":  # a thread that asks for an event would make a context on GPU 0
