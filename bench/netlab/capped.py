@@ -21,7 +21,8 @@ def with_caps(comm: bk.Comm, caps: Sequence[float], timeout: timedelta) -> bk.Co
     store, groups, others, name = comm.group.get_group_store(), [], set(connections()), new_name()
     for flow, rate in enumerate(caps):
         groups.append(own_group(comm.group, store, f"{name}/{flow}", timeout, CPU))
-        dist.all_reduce(torch.zeros(1), group=groups[-1])  # its connections are made
+        sent = torch.zeros(comm.size)
+        dist.all_to_all_single(torch.empty_like(sent), sent, group=groups[-1])  # two ranks connect with a first message
         new = connections()
         for inode in new.keys() - others:
             with at(new[inode]) as one:
