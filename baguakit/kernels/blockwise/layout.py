@@ -146,7 +146,7 @@ def join_(planes: Sequence[Tensor], codes: Tensor, bits: int) -> None:
         joined = striped[..., 0, :]
         for i in range(1, 8 // plane):
             joined = joined | striped[..., i, :] << i * plane
-        bytes_.copy_(joined.to(torch.uint8))
+        bytes_.copy_(joined)  # its lowest eight bits
         shift += plane
 
 
