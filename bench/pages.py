@@ -22,6 +22,7 @@ This page is written by `python -m bench.roofline --page` from the JSON in `benc
     python -m bench.network           steps of training over slow links, on hosts that are network namespaces (root)
     python -m bench.frontier          seconds and bytes to the same loss of a language model, ours and peers
     python -m bench.elastic           steps, and seconds to the next one, while ranks are killed and replaced (root)
+    python -m bench.control measure   requests to the store, and seconds to name a lost rank, with up to 512 ranks
     python -m bench.netlab -- CMD     such hosts for a program of your own (root)
     python -m bench.memory            memory that each algorithm takes beside the model
     python -m bench.scaling           the planner's steps on up to 1,024 nodes, beside published figures
@@ -29,10 +30,10 @@ This page is written by `python -m bench.roofline --page` from the JSON in `benc
     python -m bench.accuracy          errors and biases of all formats, beside MXFP8, MXFP4 and NVFP4
 
 A benchmark checks its result before it prints a speed. Speeds are shares of a copy timed in the same run: of its bytes
-a second, each counting what it must at least read and write. Six questions have pages of their own: [seconds to the
+a second, each counting what it must at least read and write. Seven questions have pages of their own: [seconds to the
 same loss](frontier/README.md), steps of training over [slow networks](network/README.md), [ranks that come and
-go](elastic/README.md), [accuracy of formats](accuracy/README.md), [scale, on paper](scaling/README.md), and [many
-ranks](scaling/many/README.md).
+go](elastic/README.md), [accuracy of formats](accuracy/README.md), [scale, on paper](scaling/README.md), [many
+ranks](scaling/many/README.md), and [failure detection](control/README.md).
 """
 
 

@@ -18,6 +18,7 @@ SHOWN = {
     "accuracy": "bench/accuracy/README.md",
     "frontier": "bench/frontier/README.md",
     "replaced": "bench/elastic/README.md",
+    "control": "bench/control/README.md",
     "changelog": "CHANGELOG.md",
     "contributing": "CONTRIBUTING.md",
 }
