@@ -172,7 +172,8 @@ def test_programs_over_the_backend_are_measured():
         *(f"{p}, {b}" for p in backend.PROGRAMS for b in ("gloo", "bagua")),
     }
     for name, row in here.items():
-        assert name == "FSDP2, gloo" or row["payload"] >= row["formula"]  # loopback carries the store's messages, too
+        # Loopback carries the store's messages, too; FSDP2 gathers the weights of its root once.
+        assert row["payload"] > 0.98 * row["formula"], name
 
 
 @pytest.mark.slow
