@@ -153,6 +153,7 @@ BY_NAME: dict[str, Any] = {
     "algorithm": lambda w, called: bk.algorithms.bytegrad(),
     "algorithms": lambda w, called: bk.algorithms.bytegrad(),
     "compressors": lambda w, called: MinMaxUInt8(),
+    "compressor": lambda w, called: MinMaxUInt8(),
     "where": lambda w, called: torch.tensor(True),
     "store": lambda w, called: w.keep(bk.data.MemoryStore()),
     "capacity": lambda w, called: 1,
@@ -253,6 +254,8 @@ MADE_BY_OTHERS = {
     "data.StoreError",
     "data.StoreStats",
     "data.CacheReport",
+    "backend.Report",
+    "backend.Row",
     *(f"baguakit.{name}" for name in ("Attachment", "Handle", "PeerError", "RankError", "Report", "Timeline")),
     "compressors.Compressor",
     "topology.Topology",
@@ -262,6 +265,7 @@ MADE_BY_OTHERS = {
 COSTLY = {
     "baguakit.Ranks", "net.serve", "net.measure", "net.build", "tune.probe", "tune.plan", "data.RedisStore",
     "baguakit.Comm().receive_later", "baguakit.Comm().send_later", "elastic.join",
+    "primitives.compressed_send", "primitives.compressed_receive_", "backend.register",
 }  # fmt: skip
 OPTIONS = {"algorithms.diloco": ["lr"]}
 # Refused here, whatever is given.
@@ -275,7 +279,8 @@ REFUSED = (
     # Nobody knows what all ranks have chosen, and `fixed`, `agree` and `agreed` are for those who launch.
     *(f"Chosen().{name}" for name in dir(bk.topology.Chosen) if name != "choose"),
 )
-HOOKS = {"links", "stand"}  # of a topology: its other methods call it, with arguments that they have checked
+# Of topologies and policies: their other methods or their room call it, with arguments that they have checked.
+HOOKS = {"links", "stand", "objection"}
 ALIASES = {
     "size": "group",
     "algorithms": "algorithm",

@@ -13,7 +13,7 @@ from baguakit.attach.runners.weights import WeightRunner
 from baguakit.attach.runtime.channels import Channel
 from baguakit.attach.training.decisions import Decisions
 from baguakit.interop.runners import HookRunner
-from baguakit.interop.scatter import gather, scatter
+from baguakit.interop.scatter import scatter
 from baguakit.keeping import Joint
 from baguakit.kernels.steps.table import tables_of
 from baguakit.rules import rules_of
@@ -106,7 +106,7 @@ def test_no_sharded_model_waits(stage):
             decisions.begin([runner])
             decisions.settle()
             runner.land()
-            gather(compressors.MinMaxUInt8(), x[: 1 << 11], torch.empty_like(x), Two().at(step))
+            bk.primitives.compressed_all_gather(x[: 1 << 11], compressors.MinMaxUInt8(), Two().at(step), out=torch.empty_like(x))
 
 
 def test_what_the_host_brings_is_pinned():

@@ -23,13 +23,14 @@ from weakref import WeakValueDictionary
 import torch
 from torch import Tensor
 
+from ...arguments import tensor
 from ...comm import Comm, check_comm
 from ...compressors import Compressor
 from ...compressors.base import check_dense
 from ..compressed import compressed_mean_
 from .gathers import compressed_all_gather
 from .scatters import compressed_reduce_scatter
-from .transposes import compressed_all_to_all
+from .transposes import compressed_all_to_all, splits_of
 
 _named: "WeakValueDictionary[str, Differentiable]" = WeakValueDictionary()
 _numbers = itertools.count()
@@ -79,11 +80,11 @@ class Differentiable:
 
     def all_gather(self, x: Tensor) -> Tensor:
         """Return the tensors `x` (k, …) of all ranks, concatenated: (size · k, …). Backward: `reduce_scatter`."""
-        return _all_gather(x, self.comm.size, self._name, True)  # type: ignore[no-any-return]
+        return _all_gather(_checked(x), self.comm.size, self._name, True)  # type: ignore[no-any-return]
 
     def reduce_scatter(self, x: Tensor) -> Tensor:
         """Return this rank's shard (k, …) of the sum of `x` (size · k, …) over all ranks. Backward: `all_gather`."""
-        return _reduce_scatter(x, self.comm.size, self._name, True)  # type: ignore[no-any-return]
+        return _reduce_scatter(_checked(x), self.comm.size, self._name, True)  # type: ignore[no-any-return]
 
     def all_to_all(
         self,
@@ -96,16 +97,23 @@ class Differentiable:
         A rank's part for itself is exact. Splits are numbers of rows, given both or neither: see
         `compressed_all_to_all`. Backward: the same, with the splits swapped.
         """
+        if not torch.compiler.is_compiling():
+            splits_of(_checked(x), output_split_sizes, input_split_sizes, self.comm)
         splits = [[] if each is None else list(each) for each in (output_split_sizes, input_split_sizes)]
         return _all_to_all(x, *splits, self._name, True)  # type: ignore[no-any-return]
 
     def all_reduce(self, x: Tensor) -> Tensor:
         """Return the sum of `x` over all ranks. Backward: the identity."""
-        return _all_reduce(x, self._name, True)  # type: ignore[no-any-return]
+        return _all_reduce(_checked(x), self._name, True)  # type: ignore[no-any-return]
 
     def identity(self, x: Tensor) -> Tensor:
         """Return a copy of `x`. Backward: the sum over all ranks, sent with the compressor `backward`."""
-        return _identity(x, self._name, True)  # type: ignore[no-any-return]
+        return _identity(_checked(x), self._name, True)  # type: ignore[no-any-return]
+
+
+def _checked(x: Tensor) -> Tensor:
+    """Return `x`, or raise unless it is a floating tensor, which an operator of torch would say in its own words."""
+    return x if torch.compiler.is_compiling() else tensor("x", x, floating=True)
 
 
 def _found(name: str, forward: bool) -> tuple[Compressor | None, Comm]:
