@@ -175,6 +175,8 @@ class Inline(Lane):
 class Silent:
     """A monitor of nobody."""
 
+    error = None
+
     def check(self) -> None:
         pass
 

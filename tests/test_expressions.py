@@ -117,6 +117,7 @@ def test_the_list_is_of_all_there_is():
         "Average",
         "Blockwise",
         "Cast",
+        "Checked",
         "Given",
         "Gossip",
         "Grid",

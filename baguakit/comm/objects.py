@@ -11,6 +11,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from ..arguments import integer
 from .groups import all_gather_single
 
 
@@ -32,6 +33,7 @@ def gather_objects(comm: Any, value: Any) -> list[Any]:
 
 def broadcast_object(comm: Any, value: Any, source: int = 0) -> Any:
     """Return the picklable `value` of rank `source`; those of other ranks are not read."""
+    integer("source", source, 0, comm.size - 1)
     if comm.size == 1:
         return value
     group, there, mine = comm.group, _device(comm.group), _packed(value if comm.rank == source else None)

@@ -48,10 +48,11 @@ def resources() -> dict[str, float]:
 
 
 def tensor_bytes() -> int:
-    """Return the bytes of all tensors of this process."""
+    """Return the bytes of all dense tensors of this process."""
     gc.collect()
     found = [x for x in gc.get_objects() if issubclass(type(x), torch.Tensor)]  # isinstance looks into modules
-    return sum({x.untyped_storage().data_ptr(): x.untyped_storage().nbytes() for x in found}.values())
+    held = [x.untyped_storage() for x in found if x.layout is torch.strided]
+    return sum({each.data_ptr(): each.nbytes() for each in held}.values())
 
 
 def traffic(tally: Tally) -> dict[str, float]:
