@@ -106,7 +106,9 @@ def test_no_sharded_model_waits(stage):
             decisions.begin([runner])
             decisions.settle()
             runner.land()
-            bk.primitives.compressed_all_gather(x[: 1 << 11], compressors.MinMaxUInt8(), Two().at(step), out=torch.empty_like(x))
+            bk.primitives.compressed_all_gather(
+                x[: 1 << 11], compressors.MinMaxUInt8(), Two().at(step), out=torch.empty_like(x)
+            )
 
 
 def test_what_the_host_brings_is_pinned():
