@@ -3,6 +3,7 @@
     python -m bench.network                  # steps of training: every algorithm, network and task; hours
     python -m bench.network --quick          # some of them; minutes
     python -m bench.network exchanges        # single exchanges of 16 and 64 MiB, against their ideal lines
+    python -m bench.network collectives      # compressed collectives of 16 and 64 MiB, against their ideal lines
     python -m bench.network few              # compressed means of few values, beside plain ones
     python -m bench.network flows            # eight connections against one, capped and not, and one that is slow
     python -m bench.network backend          # DDP and FSDP2 over the backend of torch.distributed, beside gloo

@@ -4,17 +4,17 @@ import argparse
 import sys
 from pathlib import Path
 
-from . import backend, exchanges, few, figures, flows, page, plan, reports, runs, steps
+from . import backend, collectives, exchanges, few, figures, flows, page, plan, reports, runs, steps
 from .contenders import contender
 from .table import RESULTS, Table
+
+WHAT = ("steps", "exchanges", "collectives", "few", "flows", "backend", "plan", "figures")
 
 
 def main(words: list[str] | None = None) -> int:
     """Measure what is missing, print the table and draw; 1 if a cell could not be measured."""
     parser = argparse.ArgumentParser(prog="python -m bench.network", description="Algorithms on slow networks.")
-    parser.add_argument(
-        "what", nargs="?", choices=["steps", "exchanges", "few", "flows", "backend", "plan", "figures"], default="steps"
-    )
+    parser.add_argument("what", nargs="?", default="steps", choices=WHAT)
     parser.add_argument("--quick", action="store_true", help="a subset, in minutes")
     parser.add_argument("--only", nargs="+", metavar="NAME", help="only these contenders (steps)")
     parser.add_argument("--out", type=Path, default=RESULTS, metavar="FOLDER", help="(%(default)s)")
@@ -26,6 +26,7 @@ def main(words: list[str] | None = None) -> int:
         parser.error(str(error))
     trained = Table(options.out / "network-steps.jsonl")
     exchanged = Table(options.out / "network-exchanges.jsonl")
+    collected = Table(options.out / "network-collectives.jsonl")
     probed = Table(options.out / "network-probes.jsonl")
     failed = 0
     try:
@@ -35,6 +36,9 @@ def main(words: list[str] | None = None) -> int:
         elif options.what == "exchanges":
             failed = runs.measure(exchanges.cells(options.quick), exchanged, "bench.network.exchanges")
             print(reports.of_exchanges(exchanged))
+        elif options.what == "collectives":
+            failed = runs.measure(collectives.cells(options.quick), collected, "bench.network.collectives")
+            print(reports.of_exchanges(collected))
         elif options.what == "few":
             latencies = Table(options.out / "network-few.jsonl")
             failed = runs.measure(few.cells(options.quick), latencies, "bench.network.few")
@@ -57,7 +61,7 @@ def main(words: list[str] | None = None) -> int:
     except KeyboardInterrupt:
         print("\nInterrupted; the same command goes on from here.", file=sys.stderr)
         return 130
-    for picture in figures.draw(trained, exchanged, options.out):
+    for picture in figures.draw(trained, exchanged, collected, options.out):
         print(f"The picture is {picture}")
     if options.out == RESULTS:
         print(f"The page is {page.write(RESULTS)}")

@@ -14,9 +14,9 @@ last has its result; what is told is the median, and the quartiles, of several, 
 import itertools
 import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -130,16 +130,45 @@ def measure(cell: dict[str, Any]) -> dict[str, Any]:
     BYTE.warm_up("cpu")
     for exchange in EXCHANGES.values():  # connections are made
         exchange.call(torch.zeros(1 << 18), comm.at(0))
-    taken: dict[str, list[float]] = {name: [] for name in EXCHANGES}
-    passed: dict[str, list[Counters]] = {name: [] for name in EXCHANGES}
-    for round in range(cell["repeats"]):
-        for name, exchange in EXCHANGES.items():
-            x = base + comm.rank
+    tasks = {name: task(name, exchange, base, comm) for name, exchange in EXCHANGES.items()}
+    found = turns(comm, cell["repeats"], tasks)
+    return {name: found[name] | {"formula": each.sends(values, comm.size)} for name, each in EXCHANGES.items()}
+
+
+class Task(NamedTuple):
+    """An operation to time, on what `make` returns in its round, and the check of its result, which raises."""
+
+    make: Callable[[], Tensor]
+    call: Callable[[Tensor, int], Any]
+    check: Callable[[Any, int], None]
+
+
+def task(name: str, exchange: Exchange, base: Tensor, comm: bk.Comm) -> Task:
+    """Return the task of an exchange, which overwrites what it is given."""
+
+    def call(x: Tensor, round: int) -> Tensor:
+        exchange.call(x, comm.at(round))
+        return x
+
+    return Task(
+        lambda: base + comm.rank,
+        call,
+        lambda x, round: check(name, exchange, x, base, comm.rank, comm.size, round),
+    )
+
+
+def turns(comm: bk.Comm, repeats: int, tasks: Mapping[str, Task]) -> dict[str, dict[str, Any]]:
+    """Time the tasks in turns; every rank returns the same times, and the mean of the bytes. Collective."""
+    taken: dict[str, list[float]] = {name: [] for name in tasks}
+    passed: dict[str, list[Counters]] = {name: [] for name in tasks}
+    for round in range(repeats):
+        for name, each in tasks.items():
+            x = each.make()
             dist.barrier()
             before, began = counted(), time.perf_counter()
-            exchange.call(x, comm.at(round))
+            result = each.call(x, round)
             ended, after = time.perf_counter(), counted()
-            check(name, exchange, x, base, comm.rank, comm.size, round)
+            each.check(result, round)
             marks = comm.gather_objects((began, ended))
             taken[name].append(max(end for _, end in marks) - min(begin for begin, _ in marks))
             passed[name].append(after - before)
@@ -149,9 +178,8 @@ def measure(cell: dict[str, Any]) -> dict[str, Any]:
             **told(taken[name]),
             "sent": statistics.mean(c.sent for one in every for c in one[name]) / share(comm.size),
             "payload": statistics.mean(c.payload for one in every for c in one[name]) / share(comm.size),
-            "formula": exchange.sends(values, comm.size),
         }
-        for name, exchange in EXCHANGES.items()
+        for name in tasks
     }
 
 

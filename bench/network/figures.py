@@ -5,7 +5,7 @@ in its colour; the colours are those of Okabe and Ito, which colour-blind reader
 """
 
 import itertools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
+from .collectives import COLLECTIVES
 from .contenders import ALONE, LOCAL
 from .exchanges import EXCHANGES
 from .panels import COLOURS, DDP, GREY, MOST, WIDTH, Curves, Panel, multiples, tidy
@@ -43,7 +44,7 @@ TEXT |= {"xtick.labelsize": 8, "ytick.labelsize": 8}
 Cells = list[tuple[dict[str, Any], Any]]
 
 
-def draw(trained: Table, exchanged: Table, folder: Path) -> list[Path]:
+def draw(trained: Table, exchanged: Table, collected: Table, folder: Path) -> list[Path]:
     """Draw what there is to draw; return the pictures."""
     cells = longest(trained)
     made: list[tuple[str, Callable[[Figure], bool]]] = [
@@ -52,7 +53,8 @@ def draw(trained: Table, exchanged: Table, folder: Path) -> list[Path]:
         ("network-scaling", lambda figure: by_hosts(figure, cells)),
         ("network-loss", lambda figure: by_time(figure, cells)),
         ("network-straggler", lambda figure: with_straggler(figure, cells)),
-        ("network-exchanges", lambda figure: of_exchanges(figure, exchanged)),
+        ("network-exchanges", lambda figure: of_exchanges(figure, exchanged, EXCHANGES)),
+        ("network-collectives", lambda figure: of_exchanges(figure, collected, COLLECTIVES)),
     ]
     paths = []
     for name, paint in made:
@@ -220,15 +222,16 @@ def others(result: Any) -> float:
     return float(sum(quick) / len(quick))
 
 
-def of_exchanges(figure: Figure, exchanged: Table) -> bool:
+def of_exchanges(figure: Figure, exchanged: Table, names: Iterable[str]) -> bool:
     """Times to their ideal lines, a panel for each size and number of hosts."""
     panels = []
     ticks = {float(place): NICE[rate] for place, rate in enumerate(RATES[:-1])}
     for hosts, mib in sorted({(cell["hosts"], cell["mib"]) for cell, _ in exchanged}):
         curves: Curves = {}
         for cell, result in sorted(exchanged, key=lambda row: RATES.index(row[0]["rate"])):
-            for name in EXCHANGES:
-                line = line_of(result[name]["formula"], cell["rate"]) if name in result else None
+            for name in names:
+                carried = result[name].get("busiest", result[name]["formula"]) if name in result else None
+                line = line_of(carried, cell["rate"])
                 if (cell["hosts"], cell["mib"]) == (hosts, mib) and line:
                     at = RATES.index(cell["rate"])
                     curves.setdefault(name, {})[at] = result[name]["seconds"] / line

@@ -30,17 +30,20 @@ PICTURES = {
     "network-loss": "Training loss against time",
     "network-straggler": "Speed kept beside a straggler",
     "network-exchanges": "Exchanges beside their ideal lines",
+    "network-collectives": "Compressed collectives beside their ideal lines",
 }
 
 
 def write(results: Path = RESULTS, page: Path = PAGE) -> Path:
     """Write the page from what is in the folder of results, pictures and tables, and return its path."""
-    steps, exchanges, few, flows, programs, probes = (
-        Table(results / f"network-{name}.jsonl") for name in ("steps", "exchanges", "few", "flows", "backend", "probes")
+    steps, exchanges, collectives, few, flows, programs, probes = (
+        Table(results / f"network-{name}.jsonl")
+        for name in ("steps", "exchanges", "collectives", "few", "flows", "backend", "probes")
     )
     sections: list[tuple[str, Table, Callable[[], str]]] = [
         ("Steps of training", steps, lambda: reports.of_steps(steps)),
         ("Exchanges alone", exchanges, lambda: reports.of_exchanges(exchanges)),
+        ("Compressed collectives alone", collectives, lambda: reports.of_exchanges(collectives)),
         ("Few values", few, lambda: reports.of_few(few)),
         ("Several connections", flows, lambda: reports.of_flows(flows)),
         ("Programs over the backend", programs, lambda: reports.of_backend(programs)),

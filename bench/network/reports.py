@@ -27,7 +27,7 @@ def of_exchanges(table: Table) -> str:
     rows = [("rate", "hosts", "MiB", "exchange", "seconds", "line", "ratio", "MB sent", "to formula")]
     for cell, result in sorted(table, key=lambda row: (RATES.index(row[0]["rate"]), row[0]["hosts"], row[0]["mib"])):
         for name, r in result.items():
-            line = line_of(r["formula"], cell["rate"])
+            line = line_of(r.get("busiest", r["formula"]), cell["rate"])
             place = (cell["rate"], str(cell["hosts"]), str(cell["mib"]), name)
             rows.append(
                 (*place, *beside(r["seconds"], line), f"{r['sent'] / 1e6:.2f}", share(r["payload"], r["formula"]))

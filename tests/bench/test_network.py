@@ -14,7 +14,7 @@ import baguakit as bk
 from baguakit.compressors import BFloat16, MinMaxUInt8, TopK
 from baguakit.kernels.cpu import units
 from baguakit.topology import OnePeerExponential, Ring
-from bench.network import backend, exchanges, few, flows, formulas, page, reports, runs, steps
+from bench.network import backend, collectives, exchanges, few, flows, formulas, page, reports, runs, steps
 from bench.network.contenders import ALONE, CONTENDERS, WARM_UP, contender
 from bench.network.reports import aligned, line_of, of_flows, of_steps
 from bench.network.table import Table
@@ -120,6 +120,20 @@ def test_exchanges_are_checked_and_counted():
     assert all(each["seconds"] > 0 for each in here.values())
     computed, alone = here["compressed_mean_"], here["its messages alone"]
     assert alone["formula"] == computed["formula"] < alone["payload"]  # and what loopback carries besides
+
+
+def test_collectives_are_checked_and_counted():
+    """Likewise; 1 MiB is one piece of each."""
+
+    def work():
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+        with units.eager():
+            return collectives.measure({"hosts": 4, "rate": "unshaped", "mib": 1, "repeats": 2})
+
+    here, *others = ranks(4, work)
+    assert others == [here] * 3 and here.keys() == collectives.COLLECTIVES.keys()
+    assert all(each["seconds"] > 0 for each in here.values())
+    assert all(0 < each["formula"] <= each["busiest"] for each in here.values())
 
 
 def test_messages_that_went_wrong_are_not_timed():
