@@ -1,6 +1,8 @@
 """Groups of one's own: which are made, how NCCL's are set up, and how all are given up."""
 
 import os
+import subprocess
+import sys
 import threading
 from dataclasses import dataclass
 from datetime import timedelta
@@ -166,3 +168,36 @@ def test_a_stage_of_ones_own_names_the_nodes_that_it_uses():
 
     for (sentence,) in ranks(4, run):
         assert "this Comm has no mesh" in sentence and "stages name both in `needs_groups`" in sentence
+
+
+KILLED = """
+import gc, os, signal, sys
+from datetime import timedelta
+import torch, torch.distributed as dist
+from baguakit.comm import abort_all, lazy_group
+
+store, rank = dist.FileStore(sys.argv[1], 2), int(sys.argv[2])
+groups = [lazy_group(dist.PrefixStore(str(i), store), rank, 2, timedelta(hours=1)) for i in range(8)]
+if rank == 1:
+    store.set("pid", str(os.getpid()))
+    signal.pause()
+os.kill(int(store.get("pid")), signal.SIGKILL)
+x = torch.zeros(1)
+works = [group.allgather([[x, x]], [x]) for group in groups]
+abort_all(groups)
+del groups, works
+gc.collect()
+"""
+
+
+def test_a_group_whose_peer_was_lost_before_its_first_message_stops_nobody_at_its_end(tmp_path):
+    """gloo would wait in the end of the group, where of two ranks the other was to open the connection.
+
+    Which of them does depends on their ports: of eight groups, that of one is the other's.
+    """
+    command = [sys.executable, "-c", KILLED, str(tmp_path / "store")]
+    with subprocess.Popen([*command, "1"]) as lost:
+        try:
+            subprocess.run([*command, "0"], check=True, capture_output=True, timeout=100)
+        finally:
+            lost.kill()

@@ -23,6 +23,9 @@ def slow_after(number: int, values: Iterable[Any]) -> list[Any]:
 
 
 def slow_and_compiled(targets: Iterable[str], one: str = "cuda:90") -> list[Any]:
-    """Return targets of compilation as parameters: all are marked slow, and one is also `compiled`."""
-    marks = [pytest.mark.slow, pytest.mark.compiled]
-    return [pytest.param(each, marks=marks if each == one else marks[:1]) for each in targets]
+    """Return targets of compilation as parameters: all are marked slow, and one is also `compiled`.
+
+    The first test of a target waits until all is compiled: minutes, where nothing is cached and other tests run.
+    """
+    marks = [pytest.mark.slow, pytest.mark.timeout(900), pytest.mark.compiled]
+    return [pytest.param(each, marks=marks if each == one else marks[:2]) for each in targets]

@@ -17,7 +17,7 @@ from .groups import (
 from .inner import add_nccl, members_of, stand_for
 from .nccl import error_in
 from .notes import Note
-from .own import abort_all
+from .own import abort_all, let_go
 
 __all__ = [
     "FLAT",
@@ -33,6 +33,7 @@ __all__ = [
     "check_peer",
     "error_in",
     "lazy_group",
+    "let_go",
     "members_of",
     "next_name",
     "own_group",

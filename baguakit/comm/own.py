@@ -1,6 +1,7 @@
 """Separate groups: the same ranks in new process groups, and further groups for flows."""
 
 import contextlib
+import ctypes
 import threading
 import time
 from collections.abc import Collection, Iterable
@@ -80,9 +81,15 @@ def abort_all(groups: Iterable[Any]) -> None:
 
     NCCL ends a communicator when the device has completed earlier launches. One of these may be a message of another
     communicator that waits for a rank that has ended: one abort after another would block. It waits at most `ENDING`.
+
+    Aborted groups are kept, also when the process ends: gloo waits in the end of a group for its last collective, which
+    an abort does not end, and without end if a connection was refused, since a rank was lost before its first message.
+    A garbage collection would then stop the process. `let_go` frees them.
     """
     alive = [group for group in groups if group not in _aborted]
     _aborted.update(alive)
+    for group in alive:
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(group))
     threads = [threading.Thread(target=_abort, args=(g,), name="baguakit abort", daemon=True) for g in alive]
     for thread in threads:
         thread.start()
@@ -94,6 +101,15 @@ def abort_all(groups: Iterable[Any]) -> None:
 def _abort(group: Any) -> None:
     with contextlib.suppress(RuntimeError):  # it took too long, which torch logs; the cause is raised elsewhere
         group.abort()
+
+
+def let_go(groups: list[Any]) -> None:
+    """Free aborted groups of which only this list and `abort_all` know, and empty it. It may wait without end."""
+    for group in _aborted.intersection(groups):
+        _aborted.discard(group)
+        ctypes.pythonapi.Py_DecRef(ctypes.py_object(group))
+        del group
+    groups.clear()
 
 
 def shut_all(groups: Iterable[Any]) -> None:

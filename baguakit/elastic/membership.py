@@ -13,6 +13,7 @@ import torch.distributed as dist
 
 from ..attach.engine import Engine
 from ..attach.monitor import PeerError
+from ..comm import let_go
 from .carrying import Carrying, Kept, abandon, kept_after_loss, kept_at_pause
 from .changes import Change, Left
 from .meeting import Round, Settings
@@ -207,14 +208,12 @@ class Membership(Rounds):
 
 
 def free(groups: list[Any]) -> None:
-    """Free what rounds that are over have held, each on a thread of its own: gloo waits for a group to close.
+    """Free what rounds that are over have held, each on a thread of its own, since the end of a group may wait.
 
-    It waits for the end of every collective in it, which an abort does not bring, but that of the other ranks' groups;
-    and without end if a connection was refused, since a rank had been lost before the first message. Errors and the
-    frames that they hold refer to each other, and to the groups: a collection finds them, which stops all threads for a
-    while, and so waits until the first steps of the round have been made.
+    Errors and the frames that they hold refer to each other, and to the groups: a collection finds them, which stops
+    all threads for a while, and so waits until the first steps of the round have been made.
     """
     time.sleep(FIRST_STEPS)
     gc.collect()
     while groups:
-        threading.Thread(target=list.clear, args=([groups.pop()],), name="baguakit free", daemon=True).start()
+        threading.Thread(target=let_go, args=([groups.pop()],), name="baguakit free", daemon=True).start()

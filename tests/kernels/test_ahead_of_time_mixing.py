@@ -5,6 +5,7 @@ from tiers import slow_after, slow_and_compiled
 from variants import TARGETS, compiled, name_of
 
 pytest.importorskip("triton")
+pytestmark = pytest.mark.timeout(900)  # the first test of a target waits until all is compiled
 # Compiling takes half a minute for each target where nothing is cached.
 PARAMS = slow_and_compiled(TARGETS)
 VECTORS = ("v4.b32", "v2.b64")
