@@ -2,6 +2,7 @@
 
 import contextlib
 import ctypes
+import sys
 import threading
 import time
 from collections.abc import Collection, Iterable
@@ -18,7 +19,9 @@ from .groups import FLAT, INTER, INTRA, own_group, warm
 
 ENDING = 5.0  # seconds that an abort may take
 
+REFERENCES = 3  # to an aborted group: by `abort_all`, by a list in `let_go`, and by the call that counts them
 _aborted: WeakSet[Any] = WeakSet()
+_kept: list[Any] = []  # aborted groups
 
 Parts = tuple[Any, Any] | None
 """The intra and inter groups of this rank; None without a mesh."""
@@ -34,6 +37,7 @@ def renewed(
     parts: Collection[str],
 ) -> Any:
     """Return a Comm of the same ranks in new groups, in each of which the first message has been sent. Collective."""
+    let_go()
     timeout = timeout * 1.25 + timedelta(seconds=2)
     count = integer("flows", comm.flows if flows is None else flows, 1, 64)
     nodes = comm._parts if count > 1 or not {INTRA, INTER}.isdisjoint(parts) else None
@@ -82,14 +86,15 @@ def abort_all(groups: Iterable[Any]) -> None:
     NCCL ends a communicator when the device has completed earlier launches. One of these may be a message of another
     communicator that waits for a rank that has ended: one abort after another would block. It waits at most `ENDING`.
 
-    Aborted groups are kept, also when the process ends: gloo waits in the end of a group for its last collective, which
-    an abort does not end, and without end if a connection was refused, since a rank was lost before its first message.
-    A garbage collection would then stop the process. `let_go` frees them.
+    Aborted groups are kept until `let_go`, also when the process ends: gloo waits in the end of a group for its last
+    collective, which an abort does not end, and without end if a connection was refused, since a rank was lost before
+    its first message. A garbage collection would then stop the process.
     """
     alive = [group for group in groups if group not in _aborted]
     _aborted.update(alive)
     for group in alive:
-        ctypes.pythonapi.Py_IncRef(ctypes.py_object(group))
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(group))  # the end of the interpreter empties the list
+        _kept.append(group)
     threads = [threading.Thread(target=_abort, args=(g,), name="baguakit abort", daemon=True) for g in alive]
     for thread in threads:
         thread.start()
@@ -103,13 +108,15 @@ def _abort(group: Any) -> None:
         group.abort()
 
 
-def let_go(groups: list[Any]) -> None:
-    """Free aborted groups of which only this list and `abort_all` know, and empty it. It may wait without end."""
-    for group in _aborted.intersection(groups):
-        _aborted.discard(group)
-        ctypes.pythonapi.Py_DecRef(ctypes.py_object(group))
-        del group
-    groups.clear()
+def let_go() -> None:
+    """Free the aborted groups that nothing else refers to, each on a thread of its own, which may wait without end."""
+    for _ in range(len(_kept)):
+        held = [_kept.pop(0)]
+        if sys.getrefcount(held[0]) > REFERENCES:
+            _kept.extend(held)
+        else:
+            ctypes.pythonapi.Py_DecRef(ctypes.py_object(held[0]))
+            threading.Thread(target=held.clear, name="baguakit free", daemon=True).start()
 
 
 def shut_all(groups: Iterable[Any]) -> None:

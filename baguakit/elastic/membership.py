@@ -112,8 +112,8 @@ class Membership(Rounds):
         self.touch()
         self._joined = None
         if self._past:
-            past, self._past = self._past, []
-            threading.Thread(target=free, args=(past,), name="baguakit free", daemon=True).start()
+            self._past = False
+            threading.Thread(target=free, name="baguakit free", daemon=True).start()
         step = self.step()
         buffers = [(x, x.clone()) for engine in self._engines for x in engine.setup.model.buffers()]
         try:
@@ -177,7 +177,7 @@ class Membership(Rounds):
         for engine in self._engines:
             if hasattr(engine, "runtime"):
                 abandon(engine, error)
-                self._past += engine.runtime.groups()
+                self._past = True
         return error
 
     def _check_own(self, error: ValueError, refused: int) -> None:
@@ -207,13 +207,12 @@ class Membership(Rounds):
             callback(change)
 
 
-def free(groups: list[Any]) -> None:
-    """Free what rounds that are over have held, each on a thread of its own, since the end of a group may wait.
+def free() -> None:
+    """Free the groups of rounds that are over.
 
     Errors and the frames that they hold refer to each other, and to the groups: a collection finds them, which stops
     all threads for a while, and so waits until the first steps of the round have been made.
     """
     time.sleep(FIRST_STEPS)
     gc.collect()
-    while groups:
-        threading.Thread(target=let_go, args=([groups.pop()],), name="baguakit free", daemon=True).start()
+    let_go()

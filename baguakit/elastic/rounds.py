@@ -52,7 +52,7 @@ class Rounds:
         self._store: Any = None
         self._number = 0  # of the latest round that this process knows
         self._latest = (0, 0)  # the number of the latest round with a whole state, and the rank in it
-        self._past: list[Any] = []  # process groups of rounds that are over
+        self._past = False  # whether there are process groups of rounds that are over
         self._monitors: list[Monitor] = []
         self._waiting: list[Future[Any]] = []  # collectives of the program's own
 
@@ -133,7 +133,7 @@ class Rounds:
             with contextlib.suppress(RuntimeError):  # without a store there is nobody to tell
                 round.store.set(f"gone/{round.rank}" if gone else "over", self.why)
             abort_all([self._group])
-            self._past.append(self._group)
+            self._past = True
 
     def leave(self) -> None:
         """See `Attachment.leave`."""

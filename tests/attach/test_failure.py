@@ -156,3 +156,29 @@ def test_a_rank_that_has_fewer_steps(own_pools):
     for sentence, _ in said[1:]:
         assert sentence.startswith("PeerError: rank 0 has left after during_backward(Mean()), bucket 0, round 3")
         assert sentence.endswith("give every rank the same number of steps")
+
+
+def test_after_a_flight_has_failed_nothing_more_takes_off_on_its_lane(own_pools):
+    """Its messages would meet the rest of those of the flight that has failed, and end the process of another rank."""
+
+    def run():
+        began = []
+
+        class Fails(bk.stages.Stage):
+            def __call__(self, x, state, comm):
+                began.append(comm.rank)
+                if comm.rank == 1:
+                    raise KeyError("half-way")
+                return bk.primitives.mean_(x, comm)
+
+        model, optimizer = net_and_sgd()
+        try:
+            with bk.attach(model, optimizer, bk.during_backward(Fails()), timeout=TIMEOUT, bucket_bytes=64):
+                loss(model, 0, 0).backward()
+                optimizer.step()
+        except bk.PeerError as error:
+            return len(began), str(error)
+
+    said = own_pools(2).run(run)
+    assert said[1][0] == 1 and "bucket 0" in said[1][1] and "half-way" in said[1][1]
+    assert "half-way" in said[0][1]

@@ -110,18 +110,22 @@ class RuleRunner:
         notes: list[Note] = []
         comm = channel.comm.stand(self.round, step, self.number(i), self.sent[i], notes)
         channel.monitor.check()
-        if self.to_average:
-            averaged, self.to_average = self.to_average, []
-            channel.lane.run(lambda: mean_(averaged, comm))
+        averaged, self.to_average = self.to_average, []
         stage = self.stage(i) if work is None else self.rule.stage
 
         def fly() -> Any:
-            if channel.monitor.error is not None:
-                channel.monitor.check()  # earlier flights were dropped: this one's messages would meet theirs
-            if self.journal is not None:
-                self.journal.before(i, state)
-            clear_padding_(stage, state, bucket, comm)
-            return call_stage(stage, bucket.flat, state, comm) if work is None else work(bucket.flat, comm)
+            if channel.failed or channel.monitor.error is not None:
+                channel.check()
+            try:
+                if averaged:
+                    mean_(averaged, comm)
+                if self.journal is not None:
+                    self.journal.before(i, state)
+                clear_padding_(stage, state, bucket, comm)
+                return call_stage(stage, bucket.flat, state, comm) if work is None else work(bucket.flat, comm)
+            except Exception as error:
+                channel.note(error)
+                raise
 
         flight = BucketFlight(
             label=f"{self.label}, bucket {i}, round {self.round}",

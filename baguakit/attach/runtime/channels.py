@@ -1,7 +1,7 @@
 """Channels: lanes and the process groups that only the work on them uses."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from ...comm import Comm
@@ -15,12 +15,25 @@ class Channel:
 
     Attributes:
         number: tells channels apart, for the monitor.
+        failed: the errors of work that has failed here.
     """
 
     number: int
     lane: Lane
     comm: Comm
     monitor: Monitor
+    failed: list[Exception] = field(default_factory=list)
+
+    def check(self) -> None:
+        """Raise, on the lane, if earlier work was dropped or has failed: messages would meet those it still lacks."""
+        self.monitor.check()
+        if self.failed:
+            raise self.failed[0]
+
+    def note(self, error: Exception) -> None:
+        """Note the error of work that has failed. One rank alone may go on: its messages meet nobody's."""
+        if self.comm.size > 1:
+            self.failed.append(error)
 
     def begin(self, label: str, work: Callable[[Comm], Any], meet: bool = False) -> Collective:
         """Put `work(comm)` on the lane, on all ranks.
@@ -36,10 +49,14 @@ class Channel:
         launches = self.monitor.launched(self.number, collective)
 
         def run() -> Any:
-            self.monitor.check()  # if earlier flights were dropped, the messages of this one would meet theirs
+            self.check()
             if meet:
                 self.monitor.meet(self.number, launches)
-            return work(self.comm)
+            try:
+                return work(self.comm)
+            except Exception as error:
+                self.note(error)
+                raise
 
         collective.flight = self.lane.run(run, label)
         return collective
