@@ -17,6 +17,9 @@ from .inner import members_of
 from .nccl import nccl_backend
 
 FLAT, INTER, INTRA = "flat", "inter", "intra"
+# Up to so many ranks, gloo connects all with all at once. A connection that breaks tells that a rank is lost; who waits
+# for the first message of a lost rank is told nothing, and gloo keeps its thread.
+CONNECTED = 32
 
 # torch 2.13 renamed these two, and warns for the old names; older versions have only the old names.
 all_gather_single = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
@@ -137,6 +140,8 @@ def next_name(group: Any) -> str:
 def own_group(like: Any, store: Any, name: str, timeout: timedelta, device: torch.device) -> Any:
     """Return a new process group of the ranks of `like`. Its members only call this, with the same unique name.
 
+    On the CPU, more than `CONNECTED` ranks connect with their first messages.
+
     `dist.new_group` is not used: if only the members call it, it changes torch's group counter on these ranks only; and
     with `use_local_synchronization`, a group that is destroyed and made again finds the addresses of the first one in
     the store and hangs. Here the unique name is the prefix in the store, and no global state changes.
@@ -146,7 +151,8 @@ def own_group(like: Any, store: Any, name: str, timeout: timedelta, device: torc
     if device.type == "cuda":
         backend = nccl_backend(part, rank, members_of(like), f"baguakit/{name}", timeout)
     else:
-        backend = lazy_gloo(part, rank, size, timeout)
+        connect = dist.ProcessGroupGloo if size <= CONNECTED else lazy_gloo
+        backend = connect(part, rank, size, timeout)
     return group_over(store, part, rank, size, {device.type: backend})
 
 
@@ -195,7 +201,7 @@ def warm(group: Any, device: torch.device) -> None:
     """Send a first byte, if this group has never sent tensors of `device`. Collective.
 
     NCCL makes its communicator in the first call, which waits for all ranks, including those that have no message. Gloo
-    connects with the first message, so that each rank sends one to the next: an interface that does not reach it is
+    may connect with the first message, so that each rank sends one to the next: an interface that does not reach it is
     found now.
     """
     if group.size() == 1 or device in _warm.setdefault(group, set()):

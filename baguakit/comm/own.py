@@ -22,6 +22,7 @@ ENDING = 5.0  # seconds that an abort may take
 REFERENCES = 3  # to an aborted group: by `abort_all`, by a list in `let_go`, and by the call that counts them
 _aborted: WeakSet[Any] = WeakSet()
 _kept: list[Any] = []  # aborted groups
+_letting_go = threading.Lock()
 
 Parts = tuple[Any, Any] | None
 """The intra and inter groups of this rank; None without a mesh."""
@@ -87,8 +88,8 @@ def abort_all(groups: Iterable[Any]) -> None:
     communicator that waits for a rank that has ended: one abort after another would block. It waits at most `ENDING`.
 
     Aborted groups are kept until `let_go`, also when the process ends: gloo waits in the end of a group for its last
-    collective, which an abort does not end, and without end if a connection was refused, since a rank was lost before
-    its first message. A garbage collection would then stop the process.
+    collective, which an abort does not end. Where a rank was lost before the first message to it, that takes as long as
+    the timeout of the group, and a garbage collection would stop the process meanwhile.
     """
     alive = [group for group in groups if group not in _aborted]
     _aborted.update(alive)
@@ -108,15 +109,17 @@ def _abort(group: Any) -> None:
         group.abort()
 
 
-def let_go() -> None:
-    """Free the aborted groups that nothing else refers to, each on a thread of its own, which may wait without end."""
-    for _ in range(len(_kept)):
-        held = [_kept.pop(0)]
-        if sys.getrefcount(held[0]) > REFERENCES:
-            _kept.extend(held)
-        else:
-            ctypes.pythonapi.Py_DecRef(ctypes.py_object(held[0]))
-            threading.Thread(target=held.clear, name="baguakit free", daemon=True).start()
+def let_go() -> int:
+    """Free the aborted groups that nothing else refers to, on threads of their own; return how many are left."""
+    with _letting_go:
+        for _ in range(len(_kept)):
+            held = [_kept.pop(0)]
+            if sys.getrefcount(held[0]) > REFERENCES:
+                _kept.extend(held)
+            else:
+                ctypes.pythonapi.Py_DecRef(ctypes.py_object(held[0]))
+                threading.Thread(target=held.clear, name="baguakit free", daemon=True).start()
+        return len(_kept)
 
 
 def shut_all(groups: Iterable[Any]) -> None:

@@ -211,8 +211,12 @@ def free() -> None:
     """Free the groups of rounds that are over.
 
     Errors and the frames that they hold refer to each other, and to the groups: a collection finds them, which stops
-    all threads for a while, and so waits until the first steps of the round have been made.
+    all threads for a while, and so waits until the first steps of the round have been made. A thread that still waits
+    in a group holds it as long as `Rounds` lets a message take.
     """
-    time.sleep(FIRST_STEPS)
+    pause = FIRST_STEPS
+    time.sleep(pause)
     gc.collect()
-    let_go()
+    while let_go():
+        time.sleep(pause)
+        pause *= 2

@@ -25,6 +25,7 @@ from .meeting import Counts, Meeting, Member, Round, Settings, delete_before, la
 from .pausing import Pause
 
 ANSWER = timedelta(seconds=10)  # that the store may take to answer
+SLOWEST_MESSAGE = timedelta(minutes=10)  # a part of the state of a rank, to one that joins
 LOOK = 0.1  # seconds between two looks for news of the round
 FEW = 10  # keys of old rounds that are deleted at each look
 STANDS = 5.0  # seconds that training may stand still when a round ends, without an attachment that says how long
@@ -118,7 +119,7 @@ class Rounds:
         self.pausing = Pause(round, self.step)
         if round.rank in round.survivors():
             self._latest = (round.number, round.rank)
-        self._group = lazy_group(round.store, round.rank, round.size, timedelta(minutes=10))
+        self._group = lazy_group(round.store, round.rank, round.size, SLOWEST_MESSAGE)
         self.follow(self._group)
         if self.leaving:  # that was asked for meanwhile
             self.leave()

@@ -12,6 +12,7 @@ import signal
 import socket
 import sys
 import zlib
+from datetime import timedelta
 from multiprocessing import forkserver
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,7 @@ from torch import nn
 import baguakit as bk
 from baguakit.attach.engine import Engine
 from baguakit.attach.runners import runner as runners
+from baguakit.elastic import rounds
 from baguakit.elastic.carrying import Carrying
 from baguakit.elastic.membership import Membership
 from bench.netlab import LINK, enter
@@ -89,6 +91,7 @@ def train(end: Any, store: str, name: str, algorithm: str, options: dict[str, An
     if namespace := options.pop("namespace", None):
         enter(namespace)
         os.environ["GLOO_SOCKET_IFNAME"] = LINK
+    rounds.SLOWEST_MESSAGE = timedelta(seconds=20)  # so long a thread may wait for a rank that was killed
     torch.set_num_threads(1)
     torch.manual_seed(0)
     device = options.pop("device", "cpu")

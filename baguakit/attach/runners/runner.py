@@ -111,6 +111,7 @@ class RuleRunner:
         comm = channel.comm.stand(self.round, step, self.number(i), self.sent[i], notes)
         channel.monitor.check()
         averaged, self.to_average = self.to_average, []
+        label = f"{self.label}, bucket {i}, round {self.round}"
         stage = self.stage(i) if work is None else self.rule.stage
 
         def fly() -> Any:
@@ -124,11 +125,11 @@ class RuleRunner:
                 clear_padding_(stage, state, bucket, comm)
                 return call_stage(stage, bucket.flat, state, comm) if work is None else work(bucket.flat, comm)
             except Exception as error:
-                channel.note(error)
+                channel.note(label, error)
                 raise
 
         flight = BucketFlight(
-            label=f"{self.label}, bucket {i}, round {self.round}",
+            label=label,
             step=step,
             flight=channel.lane.run(fly, self.name(i)),
             launched=time.time(),

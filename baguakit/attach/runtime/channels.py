@@ -6,7 +6,7 @@ from typing import Any
 
 from ...comm import Comm
 from ...lanes import Lane
-from ..monitor import Collective, Monitor
+from ..monitor import Collective, Monitor, PeerError
 
 
 @dataclass(frozen=True, eq=False)
@@ -15,25 +15,25 @@ class Channel:
 
     Attributes:
         number: tells channels apart, for the monitor.
-        failed: the errors of work that has failed here.
+        failed: what has failed here.
     """
 
     number: int
     lane: Lane
     comm: Comm
     monitor: Monitor
-    failed: list[Exception] = field(default_factory=list)
+    failed: list[str] = field(default_factory=list)
 
     def check(self) -> None:
         """Raise, on the lane, if earlier work was dropped or has failed: messages would meet those it still lacks."""
         self.monitor.check()
         if self.failed:
-            raise self.failed[0]
+            raise PeerError(self.failed[0])
 
-    def note(self, error: Exception) -> None:
-        """Note the error of work that has failed. One rank alone may go on: its messages meet nobody's."""
-        if self.comm.size > 1:
-            self.failed.append(error)
+    def note(self, label: str, error: Exception) -> None:
+        """Note that work has failed. One rank alone may go on: its messages meet nobody's."""
+        if self.comm.size > 1:  # in words: the error holds the frames in which it was raised, and they hold groups
+            self.failed.append(f"{label} failed on rank {self.comm.rank}: {type(error).__name__}: {error}")
 
     def begin(self, label: str, work: Callable[[Comm], Any], meet: bool = False) -> Collective:
         """Put `work(comm)` on the lane, on all ranks.
@@ -55,7 +55,7 @@ class Channel:
             try:
                 return work(self.comm)
             except Exception as error:
-                self.note(error)
+                self.note(label, error)
                 raise
 
         collective.flight = self.lane.run(run, label)
