@@ -178,7 +178,7 @@ def test_programs_over_the_backend_are_measured():
 
     def work():
         with mock.patch.dict(os.environ, {"GLOO_SOCKET_IFNAME": "lo"}):
-            return backend.measure({"hosts": 2, "rate": "unshaped", "steps": 1})
+            return backend.measure({"hosts": 2, "rate": "unshaped", "steps": 2})
 
     here, there = ranks(2, work)
     assert here == there and set(here) == {
