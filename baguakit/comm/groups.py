@@ -4,7 +4,7 @@ import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import timedelta
 from typing import Any
-from weakref import WeakKeyDictionary, WeakMethod
+from weakref import WeakKeyDictionary, WeakMethod, WeakSet
 
 import torch
 import torch.distributed as dist
@@ -31,6 +31,9 @@ _connections: WeakKeyDictionary[Any, Any] = WeakKeyDictionary()  # second connec
 _named: WeakKeyDictionary[Any, int] = WeakKeyDictionary()  # the number of names given out
 _lives: WeakKeyDictionary[Any, int] = WeakKeyDictionary()  # the number of the group among those of the same store
 _warm: WeakKeyDictionary[Any, set[torch.device]] = WeakKeyDictionary()  # the devices whose tensors it has sent
+
+lazy: WeakSet[Any] = WeakSet()
+"""The groups in which two ranks connect with their first message."""
 
 
 def check_device(group: Any, device: torch.device) -> None:
@@ -153,7 +156,10 @@ def own_group(like: Any, store: Any, name: str, timeout: timedelta, device: torc
     else:
         connect = dist.ProcessGroupGloo if size <= CONNECTED else lazy_gloo
         backend = connect(part, rank, size, timeout)
-    return group_over(store, part, rank, size, {device.type: backend})
+    group = group_over(store, part, rank, size, {device.type: backend})
+    if device.type == "cpu" and size > CONNECTED:
+        lazy.add(group)
+    return group
 
 
 def lazy_group(store: Any, rank: int, size: int, timeout: timedelta) -> Any:
@@ -168,7 +174,8 @@ def lazy_group(store: Any, rank: int, size: int, timeout: timedelta) -> Any:
     if torch.cuda.is_available():
         part = PrefixStore("nccl", store)
         backends["cuda"] = nccl_backend(part, rank, list(range(size)), "baguakit/elastic", timeout)
-    return group_over(store, PrefixStore("group", store), rank, size, backends)
+    lazy.add(group := group_over(store, PrefixStore("group", store), rank, size, backends))
+    return group
 
 
 def lazy_gloo(store: Any, rank: int, size: int, timeout: timedelta) -> Any:

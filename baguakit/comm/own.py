@@ -15,13 +15,13 @@ import torch
 
 from ..arguments import integer
 from .flows import Flows
-from .groups import FLAT, INTER, INTRA, own_group, warm
+from .groups import FLAT, INTER, INTRA, lazy, own_group, warm
 
 ENDING = 5.0  # seconds that an abort may take
 
 REFERENCES = 3  # to an aborted group: by `abort_all`, by a list in `let_go`, and by the call that counts them
 _aborted: WeakSet[Any] = WeakSet()
-_kept: list[Any] = []  # aborted groups
+_kept: list[Any] = []  # aborted groups that connected lazily
 _letting_go = threading.Lock()
 
 Parts = tuple[Any, Any] | None
@@ -87,13 +87,14 @@ def abort_all(groups: Iterable[Any]) -> None:
     NCCL ends a communicator when the device has completed earlier launches. One of these may be a message of another
     communicator that waits for a rank that has ended: one abort after another would block. It waits at most `ENDING`.
 
-    Aborted groups are kept until `let_go`, also when the process ends: gloo waits in the end of a group for its last
-    collective, which an abort does not end. Where a rank was lost before the first message to it, that takes as long as
-    the timeout of the group, and a garbage collection would stop the process meanwhile.
+    Groups that connect with their first messages are kept until `let_go`, also when the process ends: gloo waits in the
+    end of a group for its last collective, which an abort does not end. Where a rank was lost before the first message
+    to it, no connection breaks, and the wait takes as long as the timeout of the group; a garbage collection would stop
+    the process meanwhile.
     """
     alive = [group for group in groups if group not in _aborted]
     _aborted.update(alive)
-    for group in alive:
+    for group in lazy.intersection(alive):
         ctypes.pythonapi.Py_IncRef(ctypes.py_object(group))  # the end of the interpreter empties the list
         _kept.append(group)
     threads = [threading.Thread(target=_abort, args=(g,), name="baguakit abort", daemon=True) for g in alive]
@@ -110,7 +111,7 @@ def _abort(group: Any) -> None:
 
 
 def let_go() -> int:
-    """Free the aborted groups that nothing else refers to, on threads of their own; return how many are left."""
+    """Free the aborted groups that are kept and that nothing else refers to, on threads; return how many are left."""
     with _letting_go:
         for _ in range(len(_kept)):
             held = [_kept.pop(0)]
