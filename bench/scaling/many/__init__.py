@@ -8,8 +8,8 @@ What does not grow with n:
 
 * an exchange with a few neighbours: its messages, bytes, Python calls, memory and threads, for every topology that has
   few neighbours, whichever round it is (`tests/test_topology_many.py`, `tests/bench/test_many.py`);
-* requests to the store: two in a heartbeat while training, and a few at `attach`, where ranks compare digests and open
-  no connection before the first message on it;
+* requests to the store: two in a heartbeat while training, and a few at `attach`, where ranks compare digests and, if
+  they are more than 32, open no connection before the first message on it;
 * the checks of `attach`, which read the facts that a topology declares.
 
 What grows with n, and why:
