@@ -1,5 +1,6 @@
 """The work that a collective returns: an error at `wait()` or in its future names the rank at fault."""
 
+import time
 from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import Any
@@ -11,6 +12,7 @@ from torch import Tensor
 from ..attach.monitor import Collective, Monitor
 from ..lanes import Flight, Lane
 
+POLL = 0.0005  # seconds between two looks at work with a timeout of its own
 _torch: Any = torch  # its stubs take no list of devices
 
 
@@ -53,10 +55,25 @@ class Work(dist.Work):
     def wait(self, timeout: timedelta = timedelta(0)) -> bool:
         """Wait for the end, and raise the error of the work, if any; on CUDA the current stream waits.
 
-        `timeout` counts for nothing: that of the group ends the wait.
+        Args:
+            timeout: how long the host waits at most; 0 for that of the group. The work goes on after it.
+
+        Raises:
+            RuntimeError: it has not ended within `timeout`.
         """
+        if timeout > timedelta(0) and not self._ends_within(timeout.total_seconds()):
+            raise RuntimeError(
+                f"{self._collective.label} has not ended within the {timeout} given to wait(); it goes on"
+            )
         self._monitor.wait_for(self._collective)
         return True
+
+    def _ends_within(self, seconds: float) -> bool:
+        """Return whether the work ends within so many seconds, and wait for it that long."""
+        until = time.monotonic() + seconds
+        while not self.is_completed() and time.monotonic() < until:
+            time.sleep(POLL)
+        return self.is_completed()
 
     def synchronize(self) -> None:
         self.wait()

@@ -3,6 +3,8 @@
 import os
 import re
 import signal
+import subprocess
+import sys
 import time
 
 import pytest
@@ -117,3 +119,32 @@ def test_a_rank_that_does_not_come_to_a_collective_is_named():
             assert sentence.startswith(
                 "PeerError: rank 2 is late: it has not launched all_reduce of 500 values within 10 s"
             )
+
+
+TWICE = """
+import sys
+import torch, torch.distributed as dist
+import baguakit as bk
+
+bk.backend.register(bk.backend.Policy(least=0))
+store, rank = dist.FileStore(sys.argv[1], 2), int(sys.argv[2])
+for time in range(3):
+    dist.init_process_group("bagua", store=store, rank=rank, world_size=2)
+    x = torch.full((500,), float(time + rank))
+    dist.all_reduce(x)
+    assert x.tolist() == [2.0 * time + 1] * 500
+    dist.barrier()
+    dist.destroy_process_group()
+"""
+
+
+def test_a_program_may_begin_anew_over_the_same_store(tmp_path):
+    """As under torchrun, whose agent has one store for all groups."""
+    command = [sys.executable, "-c", TWICE, str(tmp_path / "store")]
+    both = [subprocess.Popen([*command, str(rank)], stderr=subprocess.PIPE, text=True) for rank in range(2)]
+    try:
+        said = [each.communicate(timeout=100)[1] for each in both]
+    finally:
+        for each in both:
+            each.kill()
+    assert [each.returncode for each in both] == [0, 0], said

@@ -222,6 +222,26 @@ def test_work_is_asynchronous_and_in_order():
     ranks(2, run)
 
 
+@pytest.mark.parametrize("operation", ["all_reduce of 9 values", "all_reduce, exact"])
+def test_a_wait_may_have_a_limit_of_its_own_and_the_work_goes_on(operation):
+    """The other rank launches when it hears that the wait is over."""
+
+    def run():
+        store = dist.distributed_c10d._get_default_store()
+        with group(bk.backend.Policy(least=0)) as g:
+            if dist.get_rank() == 1:
+                store.wait([operation])
+            x = torch.ones(9, dtype=torch.int64 if "exact" in operation else torch.float32)
+            work = dist.all_reduce(x, group=g, async_op=True)
+            if dist.get_rank() == 0:
+                with pytest.raises(RuntimeError, match=f"{operation} has not ended within the 0:00:00.1"):
+                    work.wait(timedelta(seconds=0.1))
+                store.set(operation, "")
+            assert work.wait(timedelta(seconds=60)) and x.tolist() == [2] * 9
+
+    ranks(2, run)
+
+
 def test_one_rank():
     def run():
         with group(bk.backend.Policy(least=0), [dist.get_rank()]) as g:
