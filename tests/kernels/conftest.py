@@ -36,6 +36,14 @@ def executed_gpu(request: pytest.FixtureRequest, fresh: Any) -> Iterator[Any]:
         yield gpu
 
 
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """With `--ptx`, leave out the tests of what is compiled for CPUs: they launch no kernel."""
+    if config.getoption("ptx"):
+        for_cpus = [each for each in items if "all_compiled" in getattr(each, "fixturenames", ())]
+        config.hook.pytest_deselected(items=for_cpus)
+        items[:] = [each for each in items if each not in for_cpus]
+
+
 def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:
     """Say how much was executed."""
     if gpu := config.stash.get(GPU, None):
