@@ -22,6 +22,8 @@ ALGORITHMS = (
     *PLACES,
 )
 
+PARTS = ("attached", "forward", "backward", "step", "merge", "consensus", "recut", "unfreeze", "detach")  # may wait
+
 
 def algorithm_of(name: str) -> Any:
     """Return the algorithm of an entry of `ALGORITHMS`."""

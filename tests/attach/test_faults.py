@@ -93,7 +93,8 @@ def complaints(cell: Cell, struck: float | None, said: dict[str, Any]) -> list[s
     elif error:
         if not error.startswith("PeerError: ") or not blamed or not blamed <= right:
             found.append(f"blames {sorted(blamed) or 'nobody'}: {error}")
-        if (seconds := said["at"] - struck) > 1.25 * TIMEOUT + SLACK:
+        # A rank that comes late to a part of the program waits from then on.
+        if (seconds := said["at"] - max(struck, said["came"])) > 1.25 * TIMEOUT + SLACK:
             found.append(f"spoke after {seconds:.1f} s: {error}")
         if said["trace"].count("Traceback") != 1:
             found.append(f"shows more than one traceback: {said['trace']}")
