@@ -203,7 +203,7 @@ def over(job: Job) -> bool:
 
 
 def live(rank: int, cell: Cell, folder: Path) -> None:
-    """A rank's life: it meets the others, trains, and writes down what was raised, and when, and when it came there."""
+    """A rank's life: it meets the others, trains, and writes down what was raised, and when it was where."""
     file = os.open(folder / f"{rank}.txt", os.O_CREAT | os.O_WRONLY)
     os.dup2(file, 1)
     os.dup2(file, 2)
@@ -212,16 +212,20 @@ def live(rank: int, cell: Cell, folder: Path) -> None:
     meet(rank, cell, folder)
     if rank == cell.victim:
         faults.arm(faults.POINTS[cell.point], faults.mishap(cell.mishap, folder / "struck"))
-    came = [0.0]
+    parts: list[tuple[float, int]] = []  # when this rank came to a part of its life, 1, and when it left it, -1
     for part in lives.PARTS:
-        faults.wrap(f"lives:{part}", lambda: came.append(time.monotonic()), lambda: None)
+        faults.wrap(
+            f"lives:{part}",
+            lambda: parts.append((time.monotonic(), 1)),
+            lambda: parts.append((time.monotonic(), -1)),
+        )
     told: dict[str, Any] = {"error": "", "trace": ""}
     try:
         lives.program(rank, cell.algorithm)
     except Exception as error:
         trace = "".join(traceback.format_exception(error))
         told = {"error": f"{type(error).__name__}: {error}", "trace": trace}
-    told |= {"came": came[-1], "at": time.monotonic()}
+    told |= {"parts": parts, "at": time.monotonic()}
     (folder / f"{rank}.json").write_text(json.dumps(told))
 
 

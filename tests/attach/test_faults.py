@@ -93,14 +93,19 @@ def complaints(cell: Cell, struck: float | None, said: dict[str, Any]) -> list[s
     elif error:
         if not error.startswith("PeerError: ") or not blamed or not blamed <= right:
             found.append(f"blames {sorted(blamed) or 'nobody'}: {error}")
-        # A rank that comes late to a part of the program waits from then on.
-        if (seconds := said["at"] - max(struck, said["came"])) > 1.25 * TIMEOUT + SLACK:
+        if (seconds := said["at"] - waiting_since(struck, said["parts"])) > 1.25 * TIMEOUT + SLACK:
             found.append(f"spoke after {seconds:.1f} s: {error}")
         if said["trace"].count("Traceback") != 1:
             found.append(f"shows more than one traceback: {said['trace']}")
     if "Traceback" in said["stderr"]:
         found.append(f"wrote to stderr: {said['stderr'][-600:]}")
     return found
+
+
+def waiting_since(struck: float, parts: Sequence[tuple[float, int]]) -> float:
+    """When a survivor began to wait: a rank that was between two parts of its life may come late to the next one."""
+    inside = sum(step for at, step in parts if at <= struck)
+    return struck if inside else next((at for at, step in parts if at > struck), struck)
 
 
 def named(sentence: str) -> set[str]:

@@ -121,7 +121,7 @@ def test_a_rank_that_does_not_come_to_a_collective_is_named():
             )
 
 
-TWICE = """
+ANEW = """
 import sys
 import torch, torch.distributed as dist
 import baguakit as bk
@@ -140,7 +140,7 @@ for time in range(3):
 
 def test_a_program_may_begin_anew_over_the_same_store(tmp_path):
     """As under torchrun, whose agent has one store for all groups."""
-    command = [sys.executable, "-c", TWICE, str(tmp_path / "store")]
+    command = [sys.executable, "-c", ANEW, str(tmp_path / "store")]
     both = [subprocess.Popen([*command, str(rank)], stderr=subprocess.PIPE, text=True) for rank in range(2)]
     try:
         said = [each.communicate(timeout=100)[1] for each in both]
