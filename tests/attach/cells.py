@@ -40,18 +40,19 @@ HOST = "127.0.0.1"
 AT_ONCE = 5
 LONG = 60.0  # seconds that a cell may take until its victim dies
 SIZE = 3
-LATE = 1.25 * TIMEOUT + 30.0  # seconds after that, when whoever is still there hangs
+MORE = 30.0  # seconds after that and the limit, when whoever is still there hangs
 
 
 @dataclass(frozen=True)
 class Cell:
-    """One job: what it trains with, where which rank is struck by what, and who holds the store."""
+    """One job: what it trains with, where which rank is struck by what, who holds the store, and attach()'s limit."""
 
     algorithm: str
     point: str
     victim: int
     holder: str  # "rank 0" or "parent"
     mishap: str = "killed"
+    timeout: float = TIMEOUT
 
 
 def run(cells: Sequence[Cell], at_once: int = AT_ONCE) -> list[dict[str, Any]]:
@@ -93,7 +94,7 @@ class Job:
 
     number: int
     folder: Path
-    victim: int
+    cell: Cell
     pids: dict[int, int]
     holder: int | None
     began: float = field(default_factory=time.monotonic)
@@ -104,9 +105,9 @@ class Job:
         struck = self.folder / "struck"
         if not struck.exists():
             return self.began + LONG
-        if self.pids.keys() - self.ended.keys() == {self.victim}:
+        if self.pids.keys() - self.ended.keys() == {self.cell.victim}:
             return 0.0  # it may be asleep
-        return float(struck.read_text()) + LATE
+        return float(struck.read_text()) + 1.25 * self.cell.timeout + MORE
 
 
 def serve(folder: Path, cells: Sequence[Cell], at_once: int) -> None:
@@ -170,7 +171,7 @@ def begin(number: int, cell: Cell, folder: Path) -> Job:
     folder.mkdir()
     holder = forked(lambda: hold(folder)) if cell.holder == "parent" else None
     pids = {rank: forked(lambda rank=rank: live(rank, cell, folder)) for rank in range(SIZE)}
-    return Job(number, folder, cell.victim, pids, holder)
+    return Job(number, folder, cell, pids, holder)
 
 
 def over(job: Job) -> bool:
@@ -221,7 +222,7 @@ def live(rank: int, cell: Cell, folder: Path) -> None:
         )
     told: dict[str, Any] = {"error": "", "trace": ""}
     try:
-        lives.program(rank, cell.algorithm)
+        lives.program(rank, cell.algorithm, cell.timeout)
     except Exception as error:
         trace = "".join(traceback.format_exception(error))
         told = {"error": f"{type(error).__name__}: {error}", "trace": trace}

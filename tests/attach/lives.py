@@ -9,7 +9,7 @@ from torch import nn
 
 import baguakit as bk
 
-TIMEOUT = 4.0  # seconds that attach() is given
+TIMEOUT = 4.0  # seconds that attach() is given, unless a life says otherwise
 PLACES = {  # with one more attachment on another model, and in DDP's hook
     "two at once": "bytegrad(MinMaxUInt8(block=64))",
     "ddp": "bytegrad(MinMaxUInt8(block=64), error_feedback=True)",
@@ -30,20 +30,20 @@ def algorithm_of(name: str) -> Any:
     return made(PLACES.get(name, name))
 
 
-def program(rank: int, algorithm: str) -> None:
+def program(rank: int, algorithm: str, timeout: float = TIMEOUT) -> None:
     """Attach, train, merge, measure, save, load, recut, unfreeze, train, detach."""
     model, optimizer = trained(rank)
     free = runs_free(algorithm_of(algorithm))  # ranks are at different steps, and buckets stay as they are
     if algorithm == "ddp":
-        in_ddp(model, optimizer, rank)
+        in_ddp(model, optimizer, rank, timeout)
         return
     model[3].weight.requires_grad_(False)
     with contextlib.ExitStack() as ended:
         if algorithm == "two at once":
             other, its_optimizer = trained(rank)
-            ended.enter_context(attached(other, its_optimizer, "decentralized()"))
+            ended.enter_context(attached(other, its_optimizer, "decentralized()", timeout))
             model.register_forward_hook(lambda *_: train(other, its_optimizer, rank))
-        att = ended.enter_context(attached(model, optimizer, algorithm))
+        att = ended.enter_context(attached(model, optimizer, algorithm, timeout))
         for step in range(3):
             (second if step == 1 else train)(model, optimizer, rank)
         merge(att)
@@ -59,12 +59,12 @@ def program(rank: int, algorithm: str) -> None:
         detach(att)
 
 
-def in_ddp(model: Any, optimizer: Any, rank: int) -> None:
+def in_ddp(model: Any, optimizer: Any, rank: int, timeout: float) -> None:
     """The same for a model in DDP."""
     from torch.nn.parallel import DistributedDataParallel
 
     ddp_model = DistributedDataParallel(model, broadcast_buffers=False)
-    with attached(ddp_model, None, "ddp") as handle:
+    with attached(ddp_model, None, "ddp", timeout) as handle:
         for step in range(3):
             (second if step == 1 else train)(ddp_model, optimizer, rank)
         handle.load_state_dict(handle.state_dict())
@@ -82,10 +82,10 @@ def trained(rank: int) -> tuple[Any, Any]:
     return model, optimizer
 
 
-def attached(model: Any, optimizer: Any, algorithm: str) -> Any:
+def attached(model: Any, optimizer: Any, algorithm: str, timeout: float) -> Any:
     if algorithm == "ddp":
-        return bk.interop.ddp(model, algorithm_of(algorithm), timeout=TIMEOUT)
-    return bk.attach(model, optimizer, algorithm_of(algorithm), bucket_bytes=256, timeout=TIMEOUT)
+        return bk.interop.ddp(model, algorithm_of(algorithm), timeout=timeout)
+    return bk.attach(model, optimizer, algorithm_of(algorithm), bucket_bytes=256, timeout=timeout)
 
 
 def forward(model: Any, rank: int) -> Any:

@@ -1,15 +1,19 @@
 """Ranks die at every point of an attachment's life: the others name the right one in time, or finish."""
 
 import re
+import warnings
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
 import pytest
 from cells import AT_ONCE, Cell, all_cells, run
-from lives import ALGORITHMS, TIMEOUT
+from lives import ALGORITHMS
 
+pytestmark = pytest.mark.filterwarnings("default:run again")  # shown at the end of the tests, and no error
 SLACK = 2.0  # seconds more, in which a busy machine may not have let a survivor run
+LONGER = 20.0  # seconds that attach() is given where a cell is run again
+OF_TIME = re.compile(r" is late|within [\d.]+ s|spoke after")
 BYTEGRAD = "bytegrad(MinMaxUInt8(block=64))"
 FEW = (
     Cell(BYTEGRAD, "before attach", 1, "rank 0"),
@@ -64,11 +68,22 @@ def test_ranks_stand_still(mishap):
 
 
 def check(cells: Sequence[Cell], at_once: int = AT_ONCE) -> None:
-    """Raise, with all that is wrong, unless every survivor names the right rank in time, or finishes."""
-    found = [
-        f"{cell}: {said}" for cell, left in zip(cells, run(cells, at_once), strict=True) for said in wrong(cell, left)
-    ]
-    assert not found, "\n".join(found)
+    """Raise, with all that is wrong, unless every survivor names the right rank in time, or finishes.
+
+    A rank that a busy machine has kept from running for 4 s is late, and the others are right to name it: where they
+    speak of time, the same cell is run again, by itself and with a longer limit, and has to be right then.
+    """
+    found = faults_of(cells, at_once)
+    again = [cell for cell, said in found.items() if any(map(OF_TIME.search, said))]
+    for cell in again:
+        warnings.warn(f"run again with {LONGER:.0f} s: {cell}: {found.pop(cell)}", stacklevel=2)
+        found |= faults_of([replace(cell, timeout=LONGER)], 1)
+    assert not found, "\n".join(f"{cell}: {said}" for cell, sentences in found.items() for said in sentences)
+
+
+def faults_of(cells: Sequence[Cell], at_once: int) -> dict[Cell, list[str]]:
+    """Run cells; return the faults of those that have some, in sentences."""
+    return {cell: said for cell, left in zip(cells, run(cells, at_once), strict=True) if (said := wrong(cell, left))}
 
 
 def wrong(cell: Cell, left: dict[str, Any]) -> list[str]:
@@ -93,7 +108,7 @@ def complaints(cell: Cell, struck: float | None, said: dict[str, Any]) -> list[s
     elif error:
         if not error.startswith("PeerError: ") or not blamed or not blamed <= right:
             found.append(f"blames {sorted(blamed) or 'nobody'}: {error}")
-        if (seconds := said["at"] - waiting_since(struck, said["parts"])) > 1.25 * TIMEOUT + SLACK:
+        if (seconds := said["at"] - waiting_since(struck, said["parts"])) > 1.25 * cell.timeout + SLACK:
             found.append(f"spoke after {seconds:.1f} s: {error}")
         if said["trace"].count("Traceback") != 1:
             found.append(f"shows more than one traceback: {said['trace']}")

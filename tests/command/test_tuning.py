@@ -91,29 +91,34 @@ def test_calls_are_short_in_the_table():
     assert short("bk.hierarchical(bk.algorithms.bytegrad())") == "bytegrad, by node"
 
 
+def free_ports(count):
+    """Ports of this host that nobody listens on, all different."""
+    with contextlib.ExitStack() as open_until_all_are_known:
+        sockets = [open_until_all_are_known.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(count)]
+        return [each.getsockname()[1] for each in sockets]
+
+
 @pytest.mark.slow  # torchrun, and two ranks that import torch
 def test_they_run_on_the_ranks_of_torchrun(models):
     """In one group after another, as torchrun starts them; rank 0 alone speaks."""
 
-    def run(port, *lines):
+    def run(ports, *lines):
         dist.destroy_process_group()
-        os.environ["MASTER_PORT"] = str(port)
         told = []
-        for words in lines:
+        for port, words in zip(ports, lines, strict=True):
+            os.environ["MASTER_PORT"] = str(port)
             out, err = io.StringIO(), io.StringIO()
             with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
                 status = main(words.split())
             told.append((status, out.getvalue(), err.getvalue()))
         return told
 
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    ports = free_ports(4)  # one for each: rank 1 may begin the next while rank 0 still ends the store of the last
     plan = "plan models_of_a_user:model --flows 1 --seconds 0.05 --algorithms gradient_allreduce,bytegrad --step-ms 5"
     with Pool(2) as pool:
         first, second = pool.run(
             run,
-            port,
+            ports,
             plan,
             "probe --flows 1 --seconds 0.05 --json measured.json",
             "plan models_of_a_user:number",
