@@ -43,6 +43,7 @@ def strictly(function: Callable[..., Any], *args: Any) -> Any:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         warnings.filterwarnings("ignore", "Guards may run slower", RuntimeWarning)  # torch's, of Python 3.13.0
+        warnings.filterwarnings("ignore", "`torch.jit.script_method` is deprecated", DeprecationWarning)  # of inductor
         return function(*args)
 
 

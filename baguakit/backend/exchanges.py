@@ -31,17 +31,18 @@ def reduce_scatter(
     """Compute out ← Σ_r Q(this rank's part of x_r), or the mean; `x` has a part for each rank."""
     flat = x.reshape(-1) if isinstance(x, Tensor) else torch.cat([part.reshape(-1) for part in x])
     if compressor is None:
-        shard = comm.reduce_scatter(flat).mul_(1 / comm.size if average else 1)
+        out.copy_(comm.reduce_scatter(flat).mul_(1 / comm.size if average else 1).view(out.shape))
+    elif lands_in(out, flat):
+        compressed_reduce_scatter(flat, compressor, comm, average=average, out=out)
     else:
-        shard = compressed_reduce_scatter(flat, compressor, comm, average=average)
-    out.copy_(shard.view(out.shape))
+        out.copy_(compressed_reduce_scatter(flat, compressor, comm, average=average).view(out.shape))
 
 
 def all_gather(out: Tensor | Sequence[Tensor], x: Tensor, compressor: Compressor | None, comm: Comm) -> None:
     """Compute out ← [Q(x_0); …; Q(x_{n−1})], one tensor or one for each rank."""
     flat, outs = x.reshape(-1), [out] if isinstance(out, Tensor) else out
-    if compressor is not None and isinstance(out, Tensor) and out.is_contiguous() and out.dtype == x.dtype:
-        compressed_all_gather(flat, compressor, comm, out.view(-1))
+    if compressor is not None and isinstance(out, Tensor) and lands_in(out, x):
+        compressed_all_gather(flat, compressor, comm, out)
         return
     landed = comm.all_gather(flat) if compressor is None else compressed_all_gather(flat, compressor, comm)
     for each, values in zip(outs, landed.chunk(len(outs)), strict=True):
@@ -65,3 +66,8 @@ def all_to_all(outs: Sequence[Tensor], ins: Sequence[Tensor], compressor: Compre
         comm.exchange_each(outgoing, incoming, flat.device)
     for out, values in zip(outs, landed.split(there), strict=True):
         out.copy_(values.view(out.shape))
+
+
+def lands_in(out: Tensor, x: Tensor) -> bool:
+    """Return whether what comes of `x` can be written to `out` as it arrives."""
+    return out.is_contiguous() and out.dtype == x.dtype

@@ -9,6 +9,7 @@ from torch import Tensor
 from ..comm import Comm, rotated
 
 Held = TypeVar("Held")
+Rows = Tensor | Sequence[Tensor]  # of bytes, one for each rank
 
 
 class NcclRows:
@@ -18,9 +19,10 @@ class NcclRows:
         self.comm, self.incoming = comm, incoming
         self.works: dict[int, Any] = {}
 
-    def scatter(self, tag: int, rows: Tensor) -> None:
+    def scatter(self, tag: int, rows: Rows) -> None:
         """Send row r of `rows` to rank r, as row of this rank in what `tag` brings it."""
-        self.works[tag] = self.comm.all_to_all_later(self.incoming[tag], rows)
+        together = rows if isinstance(rows, Tensor) else torch.stack(list(rows))
+        self.works[tag] = self.comm.all_to_all_later(self.incoming[tag], together)
 
     def gather(self, tag: int, row: Tensor) -> None:
         """Send `row` (1, bytes) to every rank, as row of this rank in what `tag` brings it."""
@@ -65,7 +67,7 @@ class GlooRows(Gloo[Tensor]):
         for tag, rows in enumerate(incoming):
             self.receives.append([comm.receive_later(rows[peer], peer, tag) for peer in self.peers])
 
-    def scatter(self, tag: int, rows: Tensor) -> None:
+    def scatter(self, tag: int, rows: Rows) -> None:
         """Send row r of `rows` to rank r, as row of this rank in what `tag` brings it."""
         for peer in self.peers:
             self.sends.append(self.comm.send_later(rows[peer], peer, tag))

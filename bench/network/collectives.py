@@ -8,8 +8,8 @@
     broadcast               (n − 1)/n c(N), the mean over ranks                         c(N)
     send                    c(N)/2: even ranks send to the next                         c(N)
 
-c(N) is the bytes of N values in 8 bits, with their ranges. The ideal time is that of the busiest link. The result of
-each is checked before its time counts.
+c(N) is the bytes of N values in 8 bits, with their ranges. The ideal time is that of the busiest link. Results are
+written to tensors that exist, as by torch's own collectives. Each is checked before its time counts.
 """
 
 import itertools
@@ -36,7 +36,7 @@ class Collective:
 
     Attributes:
         gives: of the rows of all values, what this rank gives: from (rows, rank, n).
-        call: from (what it gives, comm).
+        call: from (what it gives, comm, a tensor for the result).
         expected: its result, from (rows, rank, n).
         sends: bytes that a rank sends, the mean over ranks, from (values, n).
         busiest: bytes that the busiest link carries; None for the same.
@@ -44,7 +44,7 @@ class Collective:
     """
 
     gives: Callable[[Tensor, int, int], Tensor]
-    call: Callable[[Tensor, bk.Comm], Tensor | None]
+    call: Callable[[Tensor, bk.Comm, Tensor], Tensor | None]
     expected: Callable[[Tensor, int, int], Tensor]
     sends: Sizes
     busiest: Sizes | None = None
@@ -72,18 +72,18 @@ def rows_to(rank: int, n: int) -> list[int]:
     return [parts.get(peer, 0) for peer in range(n)]
 
 
-def between(x: Tensor, comm: bk.Comm) -> Tensor | None:
+def between(x: Tensor, comm: bk.Comm, out: Tensor) -> Tensor | None:
     """Send from an even rank to the next."""
     if comm.rank % 2:
-        return bk.primitives.compressed_receive_(x, BYTE, comm, comm.rank - 1)
+        return bk.primitives.compressed_receive_(out, BYTE, comm, comm.rank - 1)
     bk.primitives.compressed_send(x, BYTE, comm, comm.rank + 1)
     return None
 
 
-def unevenly(x: Tensor, comm: bk.Comm) -> Tensor:
+def unevenly(x: Tensor, comm: bk.Comm, out: Tensor) -> Tensor:
     """Send to each rank its rows."""
     coming = [rows_to(peer, comm.size)[comm.rank] for peer in range(comm.size)]
-    return bk.primitives.compressed_all_to_all(x, BYTE, comm, coming, rows_to(comm.rank, comm.size))
+    return bk.primitives.compressed_all_to_all(x, BYTE, comm, coming, rows_to(comm.rank, comm.size), out)
 
 
 def heard(rows: Tensor, rank: int, n: int) -> Tensor:
@@ -95,27 +95,27 @@ def heard(rows: Tensor, rank: int, n: int) -> Tensor:
 COLLECTIVES = {
     "all_gather": Collective(
         lambda rows, rank, n: rows.chunk(n)[rank] + rank,
-        lambda x, comm: bk.primitives.compressed_all_gather(x, BYTE, comm),
+        lambda x, comm, out: bk.primitives.compressed_all_gather(x, BYTE, comm, out),
         lambda rows, rank, n: torch.cat([chunk + peer for peer, chunk in enumerate(rows.chunk(n))]),
         shards,
     ),
     "reduce_scatter": Collective(
         lambda rows, rank, n: rows + rank,
-        lambda x, comm: bk.primitives.compressed_reduce_scatter(x, BYTE, comm),
+        lambda x, comm, out: bk.primitives.compressed_reduce_scatter(x, BYTE, comm, out=out),
         lambda rows, rank, n: rows.chunk(n)[rank] * n + n * (n - 1) / 2,
         shards,
         terms=lambda n: n,
     ),
     "all_to_all": Collective(
         lambda rows, rank, n: rows + rank,
-        lambda x, comm: bk.primitives.compressed_all_to_all(x, BYTE, comm),
+        lambda x, comm, out: bk.primitives.compressed_all_to_all(x, BYTE, comm, out=out),
         lambda rows, rank, n: torch.cat([rows.chunk(n)[rank] + peer for peer in range(n)]),
         shards,
     ),
     "all_to_all, unequal": Collective(lambda rows, rank, n: rows + rank, unevenly, heard, unequal),
     "broadcast": Collective(
         lambda rows, rank, n: rows + rank,
-        lambda x, comm: bk.primitives.compressed_broadcast_(x, BYTE, comm, source=1),
+        lambda x, comm, out: bk.primitives.compressed_broadcast_(x, BYTE, comm, source=1),
         lambda rows, rank, n: rows + 1,
         lambda values, n: (n - 1) / n * whole(values, n),
         whole,
@@ -147,7 +147,9 @@ def measure(cell: dict[str, Any]) -> dict[str, Any]:
     tasks = {name: task(each, rows, comm) for name, each in COLLECTIVES.items()}
     few = rows[:, : (1 << 18) // ROWS].contiguous()
     for each in COLLECTIVES.values():  # connections are made
-        each.call(each.gives(few, comm.rank, comm.size), comm)
+        each.call(
+            each.gives(few, comm.rank, comm.size), comm, torch.zeros_like(each.expected(few, comm.rank, comm.size))
+        )
     found = turns(comm, cell["repeats"], tasks)
     return {
         name: found[name]
@@ -158,6 +160,7 @@ def measure(cell: dict[str, Any]) -> dict[str, Any]:
 
 def task(each: Collective, rows: Tensor, comm: bk.Comm) -> Task:
     """Return the task of a collective: what it takes, the call, and the check of its result."""
+    out = torch.zeros_like(each.expected(rows, comm.rank, comm.size))
 
     def check(result: Tensor | None, round: int) -> None:
         if result is not None:
@@ -167,7 +170,7 @@ def task(each: Collective, rows: Tensor, comm: bk.Comm) -> Task:
 
     return Task(
         lambda: each.gives(rows, comm.rank, comm.size).contiguous(),
-        lambda x, round: each.call(x, comm.at(round)),
+        lambda x, round: each.call(x, comm.at(round), out),
         check,
     )
 

@@ -3,12 +3,11 @@
 import torch
 from torch import Tensor
 
-from ...arguments import instance, shown
 from ...comm import Comm
 from ...compressors import Compressor
 from ..pieces import row_pieces
 from ..transports import row_transport
-from .rows import bytes_for, codec_of, decompress_rows, values_in
+from .rows import bytes_for, codec_of, decompress_rows, output, values_in
 
 
 @torch.no_grad()
@@ -36,7 +35,7 @@ def compressed_all_gather(x: Tensor, compressor: Compressor | None, comm: Comm, 
     """
     mine, n = values_in(x, compressor, comm), comm.size
     shape = (n * x.shape[0], *x.shape[1:]) if x.dim() else (n,)
-    result = x.new_empty(shape) if out is None else check_output(out, x, n)
+    result = output(out, x, shape)
     if not mine.numel():
         return result
     rows, codec = result.detach().view(n, -1), codec_of(x, compressor, comm, n * mine.numel())
@@ -51,13 +50,3 @@ def compressed_all_gather(x: Tensor, compressor: Compressor | None, comm: Comm, 
         decompress_rows(codec, transport.arrived(i), rows[:, part])
     transport.close()
     return result
-
-
-def check_output(out: Tensor, x: Tensor, n: int) -> Tensor:
-    """Return `out` if it has room for the values of n tensors like `x`; else raise."""
-    instance("out", out, Tensor, "a tensor")
-    if out.numel() != n * x.numel() or out.dtype != x.dtype or out.device != x.device or not out.is_contiguous():
-        raise ValueError(
-            f"out is a contiguous tensor of {n * x.numel()} values of {x.dtype} on {x.device}, not {shown(out)}"
-        )
-    return out

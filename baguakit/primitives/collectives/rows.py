@@ -1,15 +1,17 @@
 """Rows of values as rows of bytes, whole or in pieces: pieces of several rows lie apart in memory."""
 
 import math
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
-from ...arguments import tensor
+from ...arguments import instance, shown, tensor
 from ...comm import Comm, check_comm
 from ...compressors import Compressor
 from ...compressors.base import Unchecked, check_dense, check_dtype
 from ..compressed import compresses
+from ..transports import Rows
 
 
 def values_in(x: Tensor, compressor: Compressor | None, comm: Comm) -> Tensor:
@@ -52,16 +54,27 @@ def bytes_for(rows: int, values: int, codec: Unchecked, device: torch.device) ->
     return torch.empty(rows, codec.row_bytes(values), dtype=torch.uint8, device=device)
 
 
-def compress_rows(codec: Unchecked, rows: Tensor, residual: Tensor | None, comm: Comm, salt: int) -> Tensor:
-    """Return the packed rows of `rows` (n, values), and write to `residual` (n, values) what they lose.
+def output(out: Tensor | None, x: Tensor, shape: Sequence[int]) -> Tensor:
+    """Return `out`, or a new tensor of this shape without it; raise unless it has room for values like those of `x`."""
+    if out is None:
+        return x.new_empty(shape)
+    instance("out", out, Tensor, "a tensor")
+    values = math.prod(shape)
+    if out.numel() != values or out.dtype != x.dtype or out.device != x.device or not out.is_contiguous():
+        raise ValueError(f"out is a contiguous tensor of {values} values of {x.dtype} on {x.device}, not {shown(out)}")
+    return out
 
-    `rows` and `residual` may be columns of longer rows, which are compressed one by one.
+
+def compress_rows(codec: Unchecked, rows: Tensor, residual: Tensor | None, comm: Comm, salt: int) -> Rows:
+    """Return the packed bytes of each of `rows` (n, values), and write to `residual` (n, values) what they lose.
+
+    `rows` and `residual` may be columns of longer rows, which are compressed one by one, into tensors of their own.
     """
     if rows.is_contiguous():
         return codec.compress(rows, residual, comm.key(salt))
     n = len(rows)
     lost = [None] * n if residual is None else residual.split(1)
-    return torch.cat([codec.compress(rows[r : r + 1], lost[r], comm.key(salt * n + r)) for r in range(n)])
+    return [codec.compress(rows[r : r + 1], lost[r], comm.key(salt * n + r))[0] for r in range(n)]
 
 
 def decompress_rows(codec: Unchecked, packed: Tensor, rows: Tensor) -> None:

@@ -9,12 +9,17 @@ from ...compressors import Compressor
 from ..compressed import check_residual
 from ..pieces import row_pieces
 from ..transports import row_transport
-from .rows import bytes_for, codec_of, compress_rows, values_in
+from .rows import bytes_for, codec_of, compress_rows, output, values_in
 
 
 @torch.no_grad()
 def compressed_reduce_scatter(
-    x: Tensor, compressor: Compressor | None, comm: Comm, residual: Tensor | None = None, average: bool = False
+    x: Tensor,
+    compressor: Compressor | None,
+    comm: Comm,
+    residual: Tensor | None = None,
+    average: bool = False,
+    out: Tensor | None = None,
 ) -> Tensor:
     """Return this rank's shard (k, …) of the sum of `x` (size · k, …) over all ranks, sending only compressed values.
 
@@ -31,13 +36,16 @@ def compressed_reduce_scatter(
         residual: fp32, as long as `x`; overwritten by what compression lost of this rank's contribution, x − Q(x), such
             that Σ_q residual_q = Σ_q x_q − the sum, up to the rounding of the sum.
         average: divide the sum by the number of ranks.
+        out: a contiguous tensor of N/n values in the dtype of `x` to write to, instead of a new one; may be a part of
+            `x`.
 
     Returns:
-        A new tensor (k, …) in the dtype of `x`.
+        `out`; a new tensor (k, …) in the dtype of `x` without it.
 
     Raises:
         TypeError: `x` is not floating, or is sparse; `compressor` keeps some places only.
-        ValueError: `x` is not divisible among the ranks; `residual` is not contiguous, not fp32, or not as long as `x`.
+        ValueError: `x` is not divisible among the ranks; `residual` is not contiguous, not fp32, or not as long as `x`;
+            `out` does not fit.
     """
     values, n = values_in(x, compressor, comm), comm.size
     truth("average", average)
@@ -45,13 +53,14 @@ def compressed_reduce_scatter(
         check_residual(residual, x)
     if not x.dim() or x.shape[0] % n:
         raise ValueError(f"x is (size · k, …), its first dimension a multiple of {n} ranks, not {shown(x)}; pad it")
-    shape, codec = (x.shape[0] // n, *x.shape[1:]), codec_of(x, compressor, comm)
+    result, codec = output(out, x, (x.shape[0] // n, *x.shape[1:])), codec_of(x, compressor, comm)
+    shard = result.detach().view(-1)
     if codec is None or compressor is None:
         if residual is not None:
             residual.zero_()
-        if n == 1 or not values.numel():
-            return values.clone().view(shape)
-        return comm.reduce_scatter(values * (1 / n) if average else values).view(shape)
+        if values.numel():
+            shard.copy_(values if n == 1 else comm.reduce_scatter(values * (1 / n) if average else values))
+        return result
     rows = values.view(n, -1)
     lost = None if residual is None else residual.detach().view(n, -1)
     parts = row_pieces(rows.shape[1], n, x.is_cuda)
@@ -59,9 +68,11 @@ def compressed_reduce_scatter(
     for i, part in enumerate(parts):
         packed = compress_rows(codec, rows[:, part], None if lost is None else lost[:, part], comm, i)
         transport.scatter(i, packed)
-    total = torch.zeros(rows.shape[1], dtype=torch.float32, device=x.device)
+    total = (shard if shard.dtype == torch.float32 else torch.empty_like(shard, dtype=torch.float32)).zero_()
     weights = torch.full((n,), 1 / n if average else 1.0, dtype=torch.float32, device=x.device)
     for i, part in enumerate(parts):
         compressor.add_(total[part], transport.arrived(i), weights)
     transport.close()
-    return total.to(x.dtype).view(shape)
+    if total is not shard:
+        shard.copy_(total)
+    return result

@@ -13,7 +13,7 @@ from ...compressors.base import Unchecked
 from ..compressed import Fewer, pays
 from ..pieces import row_pieces
 from ..transports import message_transport, row_transport
-from .rows import bytes_for, compress_rows, decompress_rows, values_in, width_of
+from .rows import bytes_for, decompress_rows, output, values_in, width_of
 
 
 @torch.no_grad()
@@ -23,6 +23,7 @@ def compressed_all_to_all(
     comm: Comm,
     output_split_sizes: Sequence[int] | None = None,
     input_split_sizes: Sequence[int] | None = None,
+    out: Tensor | None = None,
 ) -> Tensor:
     """Send a part of `x` to each rank, compressed, and return the parts that all ranks have for this one.
 
@@ -40,29 +41,40 @@ def compressed_all_to_all(
         output_split_sizes: the rows that come from each rank; with `input_split_sizes`, which must agree across ranks.
         input_split_sizes: the rows of `x` that go to each rank, in their order; any of them may be 0. Without both, all
             parts are of rows / size rows.
+        out: a contiguous tensor of as many values in the dtype of `x` to write to, instead of a new one; it shares no
+            memory with `x`.
 
     Returns:
-        A new tensor (Σ output_split_sizes, …), in the order of the ranks.
+        `out`; a new tensor (Σ output_split_sizes, …), in the order of the ranks, without it.
 
     Raises:
         TypeError: `x` is not floating, or is sparse; `compressor` keeps some places only; only one of the splits is
             given.
-        ValueError: `x` cannot be split so.
+        ValueError: `x` cannot be split so; `out` does not fit, or shares memory with `x`.
     """
     values, n, rank = values_in(x, compressor, comm), comm.size, comm.rank
     sends, receives = splits_of(x, output_split_sizes, input_split_sizes, comm)
-    out, width = x.new_empty(sum(receives), *x.shape[1:]), width_of(x)
+    result, width = output(out, x, (sum(receives), *x.shape[1:])), width_of(x)
+    if share_memory(result, values):
+        raise ValueError("out shares memory with x: what arrives would overwrite what is still to be sent")
     codec = None if compressor is None else compressor._unchecked(x)
-    leaving, coming = parts_of(values, sends, width), parts_of(out.view(-1), receives, width)
+    landed = result.detach().view(-1)
+    leaving, coming = parts_of(values, sends, width), parts_of(landed, receives, width)
     coming[rank].copy_(leaving[rank])
     if n == 1:
-        return out
+        return result
     note([*leaving[:rank], *leaving[rank + 1 :], *coming[:rank], *coming[rank + 1 :]], compressor, codec, comm)
-    if codec is not None and output_split_sizes is None and packs(leaving[0], codec):
-        _of_equal_parts(values.view(n, -1), out.view(n, -1), codec, comm)
+    alike = codec is not None and output_split_sizes is None and packs(leaving[0], codec)
+    if codec is not None and alike and len(row_pieces(leaving[0].numel(), n, x.is_cuda)) == 1:
+        _at_once(values.view(n, -1), landed.view(n, -1), codec, comm)
     else:
         _of_parts(leaving, coming, codec, comm, x.device)
-    return out
+    return result
+
+
+def share_memory(a: Tensor, b: Tensor) -> bool:
+    """Return whether two contiguous tensors have bytes in common."""
+    return max(a.data_ptr(), b.data_ptr()) < min(a.data_ptr() + a.nbytes, b.data_ptr() + b.nbytes)
 
 
 def splits_of(
@@ -124,16 +136,16 @@ def note(parts: list[Tensor], compressor: Compressor | None, codec: Unchecked | 
         comm.note(compressor, as_they_are[0].dtype, Fewer(max(part.numel() for part in as_they_are), comm.size))
 
 
-def _of_equal_parts(rows: Tensor, out: Tensor, codec: Unchecked, comm: Comm) -> None:
-    """Send row r of `rows` to rank r, and write what comes from rank r to row r of `out`, but for this rank's own."""
-    n, rank = rows.shape[0], comm.rank
-    parts = row_pieces(rows.shape[1], n, rows.is_cuda)
-    transport = row_transport(comm, [bytes_for(n, part.stop - part.start, codec, rows.device) for part in parts])
-    for i, part in enumerate(parts):
-        transport.scatter(i, compress_rows(codec, rows[:, part], None, comm, i))
-    for i, part in enumerate(parts):
-        decompress_rows(codec, transport.arrived(i), out[:, part])
-    out[rank] = rows[rank]
+def _at_once(rows: Tensor, out: Tensor, codec: Unchecked, comm: Comm) -> None:
+    """Send row r of few `rows` to rank r, and write what comes from rank r to row r of `out`, but for this rank's own.
+
+    All are compressed in one call, and this rank's own row with them: that takes less than a call for each.
+    """
+    n, values = rows.shape
+    transport = row_transport(comm, [bytes_for(n, values, codec, rows.device)])
+    transport.scatter(0, codec.compress(rows, None, comm.key(0)))
+    codec.decompress(transport.arrived(0), values, rows.dtype, out)
+    out[comm.rank] = rows[comm.rank]
     transport.close()
 
 
