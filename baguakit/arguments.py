@@ -10,6 +10,7 @@ import math
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Set
 from dataclasses import fields
 from functools import wraps
+from itertools import chain, repeat
 from inspect import Parameter, signature, unwrap
 from operator import is_
 from typing import Any, ParamSpec, TypeVar, get_type_hints
@@ -169,6 +170,7 @@ def checked(called: Callable[P, R], like: Callable[..., Any] | None = None) -> C
     home = called if like is None else like
     kinds: dict[str, Kind] = {}
     names: list[str] = []
+    rest: list[str] = []  # the name of all positional arguments after those with names of their own
     lasting: set[str] = set()  # arguments whose type alone decides
     passed: set[tuple[Any, ...]] = set()
 
@@ -178,6 +180,8 @@ def checked(called: Callable[P, R], like: Callable[..., Any] | None = None) -> C
                 kinds[name] = kind_of(resolved(parameter.annotation, getattr(unwrap(home), "__globals__", {})))
             if parameter.kind is not Parameter.KEYWORD_ONLY:
                 names.append(name)
+            if parameter.kind is Parameter.VAR_POSITIONAL:
+                rest.append(name)
             if name not in kinds or kinds[name].by_type:
                 lasting.add(name)
         if not kinds:
@@ -186,8 +190,8 @@ def checked(called: Callable[P, R], like: Callable[..., Any] | None = None) -> C
     def look(types: tuple[Any, ...], args: Any, options: dict[str, Any]) -> tuple[Any, Any]:
         if not kinds:
             learn()
-        last = len(names) - 1
-        taken = [_taken(kinds, names[min(i, last)], value) for i, value in enumerate(args)] if names else list(args)
+        each = chain(names, repeat(*rest or [""]))  # of what is more than all names, Python speaks itself
+        taken = [_taken(kinds, name, value) for name, value in zip(each, args, strict=False)]
         named = {name: _taken(kinds, name, value) for name, value in options.items()}
         by_type = lasting.issuperset(names[: len(args)]) and lasting.issuperset(options)
         if by_type and len(passed) < MEMORY and all(map(is_, [*taken, *named.values()], [*args, *options.values()])):

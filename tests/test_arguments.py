@@ -75,6 +75,26 @@ def test_what_has_passed_once_passes_by_its_type_only_where_that_decides():
     assert len(looked) == 9
 
 
+def test_more_arguments_than_names_are_not_taken_for_the_last_of_them():
+    @arguments.checked
+    def two(x: torch.Tensor, k: int):
+        return k
+
+    @arguments.checked
+    def many(*k: int):
+        return k
+
+    def three(x, k, extra=None):
+        return k
+
+    one = torch.ones(1)
+    with pytest.raises(TypeError, match="takes 2 positional arguments but 3 were given"):
+        two(one, 1, None)
+    assert arguments.checked(three, like=two)(one, 1, None) == 1  # as a subclass with one argument more
+    with pytest.raises(TypeError, match="k is a whole number, not None"):
+        many(1, 2, None)
+
+
 def test_values_are_shown_in_a_line():
     with pytest.raises(TypeError, match=r"^x is a finite number, not a tensor \(2, 3\) of torch.float32 on cpu$"):
         arguments.real("x", torch.zeros(2, 3))

@@ -15,12 +15,12 @@ from ..arguments import integer
 from .groups import all_gather_single
 
 
-def gather_objects(comm: Any, value: Any) -> list[Any]:
+def gather_objects(self: Any, value: Any) -> list[Any]:
     """Return the picklable `value` of every rank."""
-    if comm.size == 1:
+    if self.size == 1:
         return [value]
-    group, there, mine = comm.group, _device(comm.group), _packed(value)
-    sizes = torch.empty(comm.size, dtype=torch.int64, device=there)
+    group, there, mine = self.group, _device(self.group), _packed(value)
+    sizes = torch.empty(self.size, dtype=torch.int64, device=there)
     all_gather_single(sizes, torch.tensor([mine.numel()], device=there), group=group)
     counts = sizes.tolist()
     padded = torch.zeros(max(counts), dtype=torch.uint8)
@@ -31,15 +31,15 @@ def gather_objects(comm: Any, value: Any) -> list[Any]:
     return [pickle.loads(row[:count].numpy().tobytes()) for row, count in zip(rows, counts, strict=True)]
 
 
-def broadcast_object(comm: Any, value: Any, source: int = 0) -> Any:
+def broadcast_object(self: Any, value: Any, source: int = 0) -> Any:
     """Return the picklable `value` of rank `source`; those of other ranks are not read."""
-    integer("source", source, 0, comm.size - 1)
-    if comm.size == 1:
+    integer("source", source, 0, self.size - 1)
+    if self.size == 1:
         return value
-    group, there, mine = comm.group, _device(comm.group), _packed(value if comm.rank == source else None)
+    group, there, mine = self.group, _device(self.group), _packed(value if self.rank == source else None)
     size = torch.tensor([mine.numel()], device=there)
     dist.broadcast(size, group=group, group_src=source)
-    if comm.rank != source:
+    if self.rank != source:
         mine = torch.empty(int(size), dtype=torch.uint8)
     landed = mine.to(there)
     dist.broadcast(landed, group=group, group_src=source)

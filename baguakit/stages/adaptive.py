@@ -56,7 +56,8 @@ class Adaptive(Average):
     bits: tuple[int, ...] = (2, 3, 4, 5, 6, 8)
     lossy: ClassVar[bool] = True
     # The choice is the only state. It is kept even if a result is not finite, by all ranks alike: of such values a
-    # rank repeats the choice in force.
+    # rank repeats the choice in force, as of zeros, which say nothing of those that follow: layers behind one that
+    # begins at zero get their first gradients a step later.
 
     def __post_init__(self) -> None:
         check_fields(self)
@@ -108,7 +109,7 @@ def format_of(bits: int) -> Uniform:
 
 
 def choice(stage: Adaptive, x: Tensor, now: int) -> Tensor:
-    """Return the fewest bits that are accurate enough for `x` (n,), as a uint8; `now` where it is not finite."""
+    """Return the fewest bits that are accurate enough for `x` (n,), as a uint8; `now` if it is zero or not finite."""
     sample = sample_of(x)
     lost, errors = torch.empty_like(sample), []
     for bits in stage.bits:
@@ -118,7 +119,7 @@ def choice(stage: Adaptive, x: Tensor, now: int) -> Tensor:
     enough = torch.stack(errors) <= size * stage.error
     choices = uploaded(torch.tensor([*stage.bits, now]), x.device)
     least = torch.where(enough, choices[:-1], choices[-2]).amin()
-    return torch.where(size.isfinite(), least, choices[-1]).to(torch.uint8)
+    return torch.where(size.isfinite() & (size > 0), least, choices[-1]).to(torch.uint8)
 
 
 class Noting(Compressor):
