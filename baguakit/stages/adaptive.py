@@ -40,8 +40,9 @@ class Adaptive(Average):
     The error is relative and squared, ‖Q(x) − x‖² / ‖x‖², and that of one compression: a mean in two hops is compressed
     twice, once by each rank and once by the owner of a shard. Each rank measures it in every 8th flight on up to
     65,536 of its own values, all ranks take the largest of their choices, and it takes effect 4 flights later; until
-    then, and where no choice is accurate enough, values fly in the largest of `bits`. Blocks have 256 values; of up to
-    4 bits they are rotated. The choice is saved, and with other buckets or ranks made anew.
+    then, and where no choice is accurate enough, values fly in the largest of `bits`. Blocks have 256 values; of fewer
+    than 8 bits they are rotated, so that one batch with a few large values does not change the error of a format. The
+    choice is saved, and with other buckets or ranks made anew.
 
     Args:
         error: of a compression, above 0 and below 1: about 5e-5 needs 8 bits, 1e-3 needs 6, and 1.5e-2 needs 4.
@@ -105,7 +106,7 @@ class Adaptive(Average):
 
 def format_of(bits: int) -> Uniform:
     """Return the compressor of so many bits."""
-    return Uniform(bits, BLOCK, rotate=bits <= 4)
+    return Uniform(bits, BLOCK, rotate=bits < 8)
 
 
 def choice(stage: Adaptive, x: Tensor, now: int) -> Tensor:

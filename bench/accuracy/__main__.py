@@ -15,7 +15,7 @@ from . import page
 from .formats import formats
 from .measures import DRAWN, DRAWS, of_source
 from .sources import SEED, distributions, gradients
-from .training import ways
+from .training import asked, ways
 from .training.tasks import text
 
 
@@ -23,11 +23,14 @@ def main(words: Sequence[str] | None = None) -> int:
     """Measure what was asked for, and write the page."""
     parser = argparse.ArgumentParser(prog="python -m bench.accuracy", description="The accuracy of wire formats.")
     which = parser.add_mutually_exclusive_group()
-    which.add_argument("--training", action="store_true", help="train with gradients of two to eight bits")
+    which.add_argument(
+        "--training", action="store_true", help="train with gradients of two to eight bits, or of an error"
+    )
     which.add_argument("--page", action="store_true", help="measure nothing; write the page from the results")
     options = parser.parse_args(words)
     if options.training:
         ways.run()
+        asked.run()
     elif not options.page:
         measure(RESULTS / f"{page.NAME}.json")
     print(f"The page is {page.write(RESULTS)}")

@@ -2,7 +2,7 @@
 
 import itertools
 import statistics
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from bench.network.table import Table
@@ -105,6 +105,12 @@ def four_as_eight(table: Table) -> Iterator[str]:
         noise = [change(table, task, Way(8, rotate, True), Way()) for rotate in (True, False)]
         told = " and ".join(f"{each:+.2%}" for each in noise if each is not None)
         yield f"* {task}: {'; '.join(parts)}. Eight bits differ from no compression by {told}."
+
+
+def fixed(result: Mapping[str, Any]) -> str | None:
+    """Return the fewest fixed bits whose worst error is no worse than that of the bits that were chosen."""
+    accurate = [bits for bits, each in result["fixed"].items() if each["worst"] <= result["worst"]]
+    return min(accurate, key=int, default=None)
 
 
 def short(error: float) -> str:

@@ -11,7 +11,7 @@ from bench.network.table import Table
 
 from . import claims
 from .claims import DISTRIBUTIONS, FEW_BITS, LEAST_ERROR, Found, bound, short
-from .training import ways
+from .training import asked, ways
 from .training.ways import TASKS, Way
 
 PAGE = Path(__file__).parent / "README.md"
@@ -80,6 +80,17 @@ At four bits with error feedback, the loss exceeds that of eight bits by
 {held}
 """
 
+ASKED = """## An error instead of bits
+
+Two ranks train the same tasks with `bytegrad(error=…)`, seed {seed}, in buckets of {kib} KiB. The errors are those of
+all flights of all ranks, each measured on the whole bucket before it was sent: their median, the worst, and how many
+lie more than 10 % over what was asked. *Gradients change by* is the largest norm of a bucket on a rank over its
+smallest. *Beside it* stands the format of fixed bits that sends least among those with no worse error on the same
+gradients. Bytes are those that a rank sends in a step. At the end all ranks have {equal} weights.
+
+Trained on {on}.
+"""
+
 
 def write(results: Path, page: Path = PAGE) -> Path:
     """Write the picture and the page from the JSON in the folder of results, and return the page's path."""
@@ -87,11 +98,12 @@ def write(results: Path, page: Path = PAGE) -> Path:
 
     found = json.loads((results / f"{NAME}.json").read_text())
     picture.draw(found).savefig(results / f"{NAME}.png", dpi=150)
-    page.write_text(text(found, Table(results / ways.PATH.name), os.path.relpath(results, page.parent)))
+    trained, wanted = Table(results / ways.PATH.name), Table(results / asked.PATH.name)
+    page.write_text(text(found, trained, wanted, os.path.relpath(results, page.parent)))
     return page
 
 
-def text(found: Found, trained: Table, results: str) -> str:
+def text(found: Found, trained: Table, wanted: Table, results: str) -> str:
     """Return the page, whose picture is in the folder `results`."""
     values = found["sources"][0]["values"]
     parts = [
@@ -104,7 +116,7 @@ def text(found: Found, trained: Table, results: str) -> str:
         GROUPS,
         _groups(found),
     ]
-    return "\n".join(parts + _training(trained))
+    return "\n".join(parts + _training(trained) + _asked(wanted))
 
 
 def _errors(found: Found) -> list[str]:
@@ -185,6 +197,35 @@ def _training(trained: Table) -> list[str]:
     on = "; ".join(map(machine, trained.machines))
     told = TRAINING.format(seeds=len(seeds), tasks=tasks, on=on, held="\n".join(claims.four_as_eight(trained)))
     return [told, table(head, rows)]
+
+
+def _asked(wanted: Table) -> list[str]:
+    if not len(wanted):
+        return []
+    rows = []
+    for cell, result in wanted:
+        beside = claims.fixed(result)
+        steps = result["steps"]
+        rows.append(
+            [
+                cell["task"],
+                f"{cell['error']:g}",
+                ", ".join(f"{share:.0%} in {bits}" for bits, share in result["bits"].items() if share),
+                *(short(result[of]) for of in ("median", "worst")),
+                f"{result['over']:.2%}",
+                f"{result['range']:.0f} ×",
+                f"{result['bytes'] / steps:,.0f}",
+                f"{beside} bits, {result['fixed'][beside]['bytes'] / steps:,.0f}" if beside else "none",
+                f"{result['loss']:.4f}",
+            ]
+        )
+    head = [
+        "training", "error asked", "flights in bits", "median", "worst", "over by 10 %", "gradients change by", "bytes",
+        "beside it", "loss",
+    ]  # fmt: skip
+    first, on = next(iter(wanted))[0], "; ".join(map(machine, wanted.machines))
+    equal = "bitwise equal" if all(result["equal"] for _, result in wanted) else "DIFFERENT"
+    return [ASKED.format(**first, kib=first["bucket_bytes"] >> 10, equal=equal, on=on), table(head, rows)]
 
 
 def _is(cell: Found, task: str, way: Way) -> bool:

@@ -204,9 +204,19 @@ def test_every_training_has_a_result_of_each_seed():
         assert all(set(claims.losses(trained, name, way)) == set(ways.SEEDS) for way in ways.ways()), name
 
 
+def test_the_bits_of_an_asked_error_keep_it_and_all_ranks_the_same_weights():
+    wanted, asked = Table(RESULTS / page.asked.PATH.name), page.asked
+    assert all(cell in wanted for cell, _, _ in asked.cells())
+    for cell, result in wanted:
+        assert result["equal"] and result["over"] <= 0.001 and result["median"] <= cell["error"]
+        assert result["range"] > 100 or cell["task"] == "embeddings"
+        beside = result["fixed"][claims.fixed(result)]
+        assert result["bytes"] <= 1.03 * beside["bytes"]  # what it sends in 8 bits until the first choice
+
+
 def test_the_page_is_what_the_results_give():
-    trained = Table(RESULTS / page.ways.PATH.name)
-    assert page.text(FOUND, trained, "../results") == page.PAGE.read_text()
+    trained, wanted = (Table(RESULTS / each.PATH.name) for each in (page.ways, page.asked))
+    assert page.text(FOUND, trained, wanted, "../results") == page.PAGE.read_text()
 
 
 def test_each_format_of_few_bits_has_its_point_and_name_in_the_picture():

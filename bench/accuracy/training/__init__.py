@@ -2,4 +2,5 @@
 
 tasks    a transformer, a network of matrices, and a table of embeddings
 ways     each of them with gradients of two to eight bits, on two ranks
+asked    each of them with an error instead of bits
 """

@@ -81,10 +81,10 @@ def summary(flights: list[Flight], stage: bk.stages.Adaptive, comm: bk.Comm) -> 
         norms.setdefault(flight.bucket, []).append(flight.norm)
     mine = {
         "adaptive": [flight.errors[flight.bits] for flight in flights],
-        "range": max(max(each) / max(min(each), 1e-30) for each in norms.values()),
+        "range": max(max(each) / min(norm for norm in each if norm) for each in norms.values()),
     }
     every = comm.gather_objects((mine, {b: max(f.errors[b] for f in flights) for b in stage.bits}))
-    errors = torch.tensor([error for each, _ in every for error in each["adaptive"]])
+    errors = torch.tensor([error for each, _ in every for error in each["adaptive"]], dtype=torch.float64)
 
     def sent(bits: int, flight: Flight) -> float:
         return 2 * (comm.size - 1) * format_of(bits).row_bytes(flight.values // comm.size)
