@@ -5,7 +5,7 @@ from formats import FORMATS, KEY
 from hostile import KINDS, hostile
 
 from baguakit.kernels.blockwise import definition as blockwise
-from baguakit.kernels.shared.noise_gpu import signed
+from baguakit.kernels.shared.gpu import signed
 from baguakit.kernels.steps import definition as steps
 from baguakit.kernels.steps import launch as steps_launch
 from baguakit.kernels.steps import norm_gpu

@@ -42,7 +42,7 @@ FAULTS = {
         (VARIANTS, "land_kernel and fp64 and masked and True"), "MemoryFault: land_kernel, .* outside every",
     ),
     "halves are cut off": Fault(
-        "shared/rounding_gpu.py", "return x.to(dtype)",
+        "shared/gpu.py", "return x.to(dtype)",
         "return (x.to(tl.uint32, bitcast=True) >> 16).to(tl.uint16).to(dtype, bitcast=True)"
         " if dtype == tl.bfloat16 and x.dtype == tl.float32 else x.to(dtype)",
         (VARIANTS, "land_kernel and bf16"), DIFFERS,

@@ -14,15 +14,10 @@ A format is a module with three functions, and two constants. A block's header i
     rotated, and what numbers else the functions need.
 """
 
-# What Triton compiles has no Python types.
-# mypy: disable-error-code="no-untyped-def, untyped-decorator, no-untyped-call"
-
 import triton  # type: ignore[import-untyped]
 import triton.language as tl  # type: ignore[import-untyped]
 
-from ..shared.noise_gpu import uniform
-from ..shared.rotation_gpu import restore, rotate
-from ..shared.rounding_gpu import rounded
+from ..shared.gpu import load, restore, rotate, store, uniform
 
 BITS, PADDED, ROTATED = (tl.constexpr(place) for place in range(3))  # of FORM
 
@@ -77,7 +72,7 @@ def load_plane(
     FORM: tl.constexpr, BLOCK: tl.constexpr, MASKED: tl.constexpr, WIDTH: tl.constexpr,
 ):  # fmt: skip
     at, some = bytes_at(row_ptr, n, block, PLANE, FORM, BLOCK, WIDTH)
-    return split(load(at, some, MASKED), PLANE) << (FORM[BITS] & -(2 * PLANE))
+    return split(load(at, some if MASKED else None), PLANE) << (FORM[BITS] & -(2 * PLANE))
 
 
 @triton.jit
@@ -88,7 +83,7 @@ def store_plane(
     if FORM[BITS] != PLANE:
         codes = (codes >> (FORM[BITS] & -(2 * PLANE))) & ((1 << PLANE) - 1)
     at, some = bytes_at(row_ptr, n, block, PLANE, FORM, BLOCK, WIDTH)
-    store(at, join(codes, PLANE), some, MASKED)
+    store(at, join(codes, PLANE), some if MASKED else None)
 
 
 @triton.jit
@@ -142,16 +137,6 @@ def values_at(row_ptr, at, WIDTH: tl.constexpr, NARROW: tl.constexpr):
 
 
 @triton.jit
-def load(ptr, inside, MASKED: tl.constexpr):
-    return tl.load(ptr, inside, 0) if MASKED else tl.load(ptr)
-
-
-@triton.jit
-def store(ptr, value, inside, MASKED: tl.constexpr):
-    tl.store(ptr, rounded(value, ptr.dtype.element_ty), inside if MASKED else None)
-
-
-@triton.jit
 def word_of(row_ptr, header_at, block, WORD: tl.constexpr):
     return (row_ptr + header_at + block * (WORD.primitive_bitwidth // 8)).to(tl.pointer_type(WORD))
 
@@ -162,7 +147,7 @@ def load_values(
     DECODE: tl.constexpr, WORD: tl.constexpr, FORM: tl.constexpr,
     BLOCK: tl.constexpr, MASKED: tl.constexpr, WIDTH: tl.constexpr,
 ):  # fmt: skip
-    word = load(word_of(row_ptr, header_at, block, WORD), block * BLOCK < n, MASKED)
+    word = load(word_of(row_ptr, header_at, block, WORD), block * BLOCK < n if MASKED else None)
     return DECODE(load_codes(row_ptr, n, block, FORM, BLOCK, MASKED, WIDTH), word, FORM)
 
 
@@ -180,7 +165,7 @@ def store_values(
     if CUT:
         codes = tl.where(inside, codes, 0)
     store_codes(row_ptr, codes, n, block, FORM, BLOCK, MASKED, WIDTH)
-    store(word_of(row_ptr, header_at, block, WORD), word, block * BLOCK < n, MASKED)
+    store(word_of(row_ptr, header_at, block, WORD), word, block * BLOCK < n if MASKED else None)
     return DECODE(codes, word, FORM)
 
 
@@ -199,7 +184,7 @@ def compress_kernel(
     row = (tl.program_id(0) // tiles).to(tl.int64)
     tile = first + tl.program_id(0) % tiles
     block, at, inside = locate(tile, n, FORM, BLOCK, BLOCKS, MASKED)
-    x = load(values_at(x_ptr + row * stride, at, WIDTH, NARROW), inside, MASKED).to(tl.float32)
+    x = load(values_at(x_ptr + row * stride, at, WIDTH, NARROW), inside if MASKED else None).to(tl.float32)
     coded = rotate(x) if FORM[ROTATED] else x
     values = store_values(
         packed_ptr + row * row_bytes, header_at, coded, row * n, seed, seed_high, n, block, at, inside,
@@ -207,7 +192,7 @@ def compress_kernel(
     )  # fmt: skip
     if residual_ptr is not None:
         lost = x - (restore(values) if FORM[ROTATED] else values)
-        store(values_at(residual_ptr + row * stride, at, WIDTH, NARROW), lost, inside, MASKED)
+        store(values_at(residual_ptr + row * stride, at, WIDTH, NARROW), lost, inside if MASKED else None)
 
 
 @triton.jit(do_not_specialize=["n", "first", "tiles"], do_not_specialize_on_alignment=["packed_ptr"])
@@ -224,7 +209,7 @@ def decompress_kernel(
     values = load_values(row_ptr, header_at, n, block, DECODE, WORD, FORM, BLOCK, MASKED, WIDTH)
     if FORM[ROTATED]:
         values = restore(values)
-    store(values_at(out_ptr + row * stride, at, WIDTH, NARROW), values, inside, MASKED)
+    store(values_at(out_ptr + row * stride, at, WIDTH, NARROW), values, inside if MASKED else None)
 
 
 @triton.jit(do_not_specialize=["rows", "n", "first", "tiles"], do_not_specialize_on_alignment=["packed_ptr"])
@@ -236,7 +221,7 @@ def add_kernel(
 ):  # fmt: skip
     block, at, inside = locate(first + tl.program_id(0), n, FORM, BLOCK, BLOCKS, MASKED)
     out_at = values_at(out_ptr, at, WIDTH, NARROW)
-    begun = load(out_at, inside, MASKED).to(tl.float32)
+    begun = load(out_at, inside if MASKED else None).to(tl.float32)
     total = tl.zeros_like(begun) if FORM[ROTATED] else begun
     for _ in tl.range(rows, loop_unroll_factor=1 if MASKED else 4):
         total += tl.load(weights_ptr) * load_values(
@@ -246,7 +231,7 @@ def add_kernel(
         weights_ptr += 1
     if FORM[ROTATED]:
         total = begun + restore(total)
-    store(out_at, total, inside, MASKED)
+    store(out_at, total, inside if MASKED else None)
 
 
 @triton.jit(
@@ -280,4 +265,4 @@ def reduce_kernel(
         if FORM[ROTATED]:
             lost = restore(lost)
         residual_at = values_at(residual_ptr, at, WIDTH, NARROW)
-        store(residual_at, load(residual_at, inside, MASKED) + lost * count, inside, MASKED)
+        store(residual_at, load(residual_at, inside if MASKED else None) + lost * count, inside if MASKED else None)

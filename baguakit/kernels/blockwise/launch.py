@@ -11,9 +11,7 @@ import torch
 import triton.language as tl  # type: ignore[import-untyped]
 from torch import Tensor
 
-from ..shared.devices import on
-from ..shared.noise_gpu import signed_words
-from ..shared.rounding_gpu import INTERPRETED
+from ..shared.gpu import INTERPRETED, on, signed_words
 from .format import Format
 from .gpu import ROTATED, add_kernel, compress_kernel, decompress_kernel, reduce_kernel
 from .layout import Layout, planes_of

@@ -1,8 +1,5 @@
 """The arithmetic of `float8.py` for GPUs, whose docstring states the formats. A word is the exponent's field of s."""
 
-# What Triton compiles has no Python types.
-# mypy: disable-error-code="no-untyped-def, untyped-decorator, no-untyped-call"
-
 import triton  # type: ignore[import-untyped]
 import triton.language as tl  # type: ignore[import-untyped]
 

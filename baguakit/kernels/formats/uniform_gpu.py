@@ -3,14 +3,11 @@
 A word is step | bottom << 32 where headers are wide, else step | bottom << 16.
 """
 
-# What Triton compiles has no Python types.
-# mypy: disable-error-code="no-untyped-def, untyped-decorator, no-untyped-call"
-
 import triton  # type: ignore[import-untyped]
 import triton.language as tl  # type: ignore[import-untyped]
 
 from ..blockwise.gpu import BITS, ROTATED
-from ..shared.rounding_gpu import INTERPRETED
+from ..shared.gpu import INTERPRETED
 
 SMALLEST, NAN, INFINITY = tl.constexpr(2.0**-126), tl.constexpr(float("nan")), tl.constexpr(float("inf"))
 REACH, LARGEST, LARGEST_BF16 = tl.constexpr(32760.0), tl.constexpr(2.0**127), tl.constexpr(255 * 2.0**120)

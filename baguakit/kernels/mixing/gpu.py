@@ -4,9 +4,6 @@ A program holds a tile of each tensor. Only the last tile, where it reaches past
 others move sixteen bytes at a time.
 """
 
-# What Triton compiles has no Python types.
-# mypy: disable-error-code="no-untyped-def, untyped-decorator, no-untyped-call"
-
 from collections.abc import Sequence
 from typing import Any
 
@@ -15,8 +12,7 @@ import triton  # type: ignore[import-untyped]
 import triton.language as tl  # type: ignore[import-untyped]
 from torch import Tensor
 
-from ..shared.devices import on
-from ..shared.rounding_gpu import rounded
+from ..shared.gpu import on, rounded, store
 from .definition import WIDE
 
 TILE = 2048  # values
@@ -43,11 +39,6 @@ def places(first, TILE: tl.constexpr, MASKED: tl.constexpr):
 @triton.jit
 def load(ptr, inside):
     return wide(tl.load(ptr) if inside is None else tl.load(ptr, inside, 0))
-
-
-@triton.jit
-def store(ptr, value, inside):
-    tl.store(ptr, rounded(value, ptr.dtype.element_ty), inside)
 
 
 # Mixing. The weights are numbers of the launch, or lie on the device.

@@ -10,7 +10,7 @@ from the place alone (`noise.py`, key 0): ranks add rotated blocks, and whoever 
 H is applied in m steps, step d = 0, 1, … m − 1 to the pairs of places that differ by 2ᵈ: (a, b) → (a + b, a − b). The
 factors are powers of two; those less than one come before the first step, both ways, so that no sum overflows on its
 way and none is NaN: only in the last product, with 2ᵐ⁺¹, can a finite value become infinite, where it was within what
-its block loses of the largest fp32. `rotation_gpu.py` does the same.
+its block loses of the largest fp32. `gpu.py` does the same.
 """
 
 from functools import lru_cache

@@ -5,16 +5,12 @@ One launch steps all tensors: a program takes a tile of one of them, and finds i
 bytes of fp32 a thread. The numbers of the step are arguments, or lie on the device (see `numbers_gpu.py`).
 """
 
-# What Triton compiles has no Python types.
-# mypy: disable-error-code="no-untyped-def, untyped-decorator, no-untyped-call"
-
 import torch
 import triton  # type: ignore[import-untyped]
 import triton.language as tl  # type: ignore[import-untyped]
 
-from ..blockwise.gpu import store
 from ..formats.uniform_gpu import decode
-from ..shared.noise_gpu import uniform
+from ..shared.gpu import load, store, uniform
 from .table import FIELDS
 
 FACTOR = tl.constexpr(7)  # places among the numbers on the device: seven of the update rule go before
@@ -97,11 +93,6 @@ def column(record, FIELD: tl.constexpr, TYPE: tl.constexpr, WIDE: tl.constexpr):
 
 
 @triton.jit
-def load(ptr, inside):
-    return tl.load(ptr) if inside is None else tl.load(ptr, inside, 0)
-
-
-@triton.jit
 def places(tile, LINE: tl.constexpr, TILE: tl.constexpr):
     """Return the places of a tile's values, in lines."""
     return lines(tile, LINE, TILE)[:, None] + tl.arange(0, LINE)[None, :]
@@ -163,7 +154,7 @@ def step_tile(
     if DRAWN:
         tl.store(p_at, drawn(p, tl.load(record + START) + at, seed, seed_high), inside)
     else:
-        store(p_at, p, inside, not WIDE)
+        store(p_at, p, inside)
 
 
 @triton.jit(do_not_specialize=["seed", "seed_high"])

@@ -5,8 +5,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..shared.devices import on
-from ..shared.noise_gpu import signed, signed_words
+from ..shared.gpu import on, signed, signed_words
 from .definition import SGD, Adam, Conditions, Update, numbers_of
 from .gpu import COUPLED, DECOUPLED, TYPES, step_kernel
 from .numbers_gpu import numbers_kernel

@@ -1,13 +1,10 @@
 """The kernels of `definition.gradient_norm_`: a sum in two stages, always in the same order."""
 
-# What Triton compiles has no Python types.
-# mypy: disable-error-code="no-untyped-def, untyped-decorator, no-untyped-call"
-
 import triton  # type: ignore[import-untyped]
 import triton.language as tl  # type: ignore[import-untyped]
 from torch import Tensor
 
-from ..shared.devices import on
+from ..shared.gpu import on
 from .gpu import G_AT, LENGTH, RECORD, TYPES, WHOLE, column, places
 from .table import StepTables
 

@@ -3,13 +3,10 @@
 One program leaves them all on the device, with the count of steps advanced, unless the step is to be skipped.
 """
 
-# What Triton compiles has no Python types.
-# mypy: disable-error-code="no-untyped-def, untyped-decorator, no-untyped-call"
-
 import triton  # type: ignore[import-untyped]
 import triton.language as tl  # type: ignore[import-untyped]
 
-from ..shared.noise_gpu import mix
+from ..shared.gpu import mix
 from .gpu import DECOUPLED, FACTOR, SEED, SEED_HIGH, SKIP
 
 

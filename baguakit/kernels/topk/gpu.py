@@ -5,15 +5,12 @@ keeps. The bisection begins between the least and the largest of the maxima of n
 k values are as large as a candidate: after ten counts of most chunks, and 31 at the most.
 """
 
-# What Triton compiles has no Python types.
-# mypy: disable-error-code="no-untyped-def, untyped-decorator, no-untyped-call"
-
 import torch
 import triton  # type: ignore[import-untyped]
 import triton.language as tl  # type: ignore[import-untyped]
 from torch import Tensor
 
-from ..shared.devices import on
+from ..shared.gpu import on
 from . import definition
 
 NAN = tl.constexpr(definition.NAN)

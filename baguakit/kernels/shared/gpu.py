@@ -1,0 +1,96 @@
+"""Parts of kernels: the draws of `noise.py`, the rotation of `rotation.py`, loads and stores; and where they launch."""
+
+import contextlib
+
+import torch
+import triton  # type: ignore[import-untyped]
+import triton.language as tl  # type: ignore[import-untyped]
+
+from .noise import seed_words
+
+
+def on(device: torch.device) -> contextlib.AbstractContextManager[object]:
+    """Make `device` the current one in a block, on which Triton launches; do nothing if it is, as on a lane."""
+    there = device.type != "cuda" or device.index == torch.cuda.current_device()
+    return contextlib.nullcontext() if there else torch.cuda.device(device)
+
+
+def signed_words(key: int) -> tuple[int, int]:
+    """Return the seed's two words as the signed 32-bit numbers that a launch takes."""
+    seed, seed_high = seed_words(key)
+    return signed(seed), signed(seed_high)
+
+
+def signed(word: int) -> int:
+    """Return a word of 32 bits as the signed integer of the same bits."""
+    return word - (word >> 31 << 32)
+
+
+INTERPRETED = tl.constexpr(triton.knobs.runtime.interpret)
+ULP = tl.constexpr(2.0**-24)
+SEED, SEED_HIGH = (tl.constexpr(word) for word in signed_words(0))
+
+
+@triton.jit
+def uniform(at, seed, seed_high):
+    """Return numbers in [0, 1) for 64-bit positions, from the two words of `signed_words`."""
+    h = mix(at.to(tl.uint32) ^ seed.to(tl.uint32, bitcast=True))
+    return (mix(h ^ (at >> 32).to(tl.uint32) ^ seed_high.to(tl.uint32, bitcast=True)) >> 8).to(tl.float32) * ULP
+
+
+@triton.jit
+def mix(h):
+    h = (h ^ (h >> 16)) * 0x21F0AAAD
+    h = (h ^ (h >> 15)) * 0x735A2D97
+    return h ^ (h >> 15)
+
+
+@triton.jit
+def rotate(x):
+    """Return blocks (blocks, width) rotated."""
+    return butterflies(x * (signs_of(x.shape[1]) * (0.5 / x.shape[1])))
+
+
+@triton.jit
+def restore(x):
+    """Return what blocks were that have been rotated."""
+    return butterflies(x * (1 / x.shape[1])) * (signs_of(x.shape[1]) * (2 * x.shape[1]))
+
+
+@triton.jit
+def signs_of(WIDTH: tl.constexpr):
+    place = tl.arange(0, WIDTH)[None, :].to(tl.int64)
+    return tl.where(uniform(place, tl.full((), SEED, tl.int32), tl.full((), SEED_HIGH, tl.int32)) < 0.5, 1.0, -1.0)
+
+
+@triton.jit
+def butterflies(x):
+    """Apply H: each step takes the lowest bit of the places, and turns it to the highest."""
+    BLOCKS: tl.constexpr = x.shape[0]
+    WIDTH: tl.constexpr = x.shape[1]
+    for step in tl.static_range(13):
+        if 1 << step < WIDTH:
+            a, b = tl.split(tl.reshape(x, (BLOCKS, WIDTH // 2, 2)))
+            x = tl.reshape(tl.permute(tl.join(a + b, a - b), (0, 2, 1)), (BLOCKS, WIDTH))
+    return x
+
+
+@triton.jit
+def rounded(x, dtype: tl.constexpr):
+    """Return fp32 values in a narrower type, rounded to nearest on GPUs and under Triton's interpreter alike."""
+    if INTERPRETED and dtype == tl.bfloat16:  # the interpreter cuts bits off; a GPU rounds, as here
+        bits = x.to(tl.uint32, bitcast=True)
+        near = (bits + 0x7FFF + ((bits >> 16) & 1)) >> 16
+        return tl.where(x == x, near, 0x7FC0).to(tl.uint16).to(tl.bfloat16, bitcast=True)
+    else:
+        return x.to(dtype)
+
+
+@triton.jit
+def load(ptr, inside):
+    return tl.load(ptr) if inside is None else tl.load(ptr, inside, 0)
+
+
+@triton.jit
+def store(ptr, value, inside):
+    tl.store(ptr, rounded(value, ptr.dtype.element_ty), inside)
