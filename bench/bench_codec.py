@@ -163,7 +163,7 @@ def bench_decompress_by_torch_compile(benchmark, codec):
     packed, codes, headers = compiled_unit(codec)
     packed.copy_(packed_rows(codec)[:1])
     out = torch.empty(N // codec.block, codec.block, device=DEVICE)
-    work = functools.partial(torch.compile(blockwise.unpack_), out, headers, None, codec.operators.format, codes)
+    work = functools.partial(torch.compile(blockwise.unpack_), out, None, codec.operators.format, headers, codes)
     work()
     torch.testing.assert_close(out.view(1, N), codec.decompress(packed, N))
     measure(benchmark, work, N, packed.shape[1] + 4 * N)

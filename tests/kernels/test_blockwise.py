@@ -106,7 +106,7 @@ def test_a_broken_block_reads_as_nan_throughout(name, value, at):
     codec.decompress_(decoded, packed, block)
     assert torch.equal(decoded.isnan()[0], broken) and torch.equal(residual.isnan()[0], broken)
     row = operators.format.layout(130, block)
-    codes = layout.split(row.runs[-(at >= 128)].codes_of(row.parts(packed)[0]), operators.format.bits)
+    codes = layout.split(row.runs[-(at >= 128)].parts_of(row.parts(packed), slice(None))[1:], operators.format.bits)
     assert not codes[0, at // 64 % 2].any()
 
 

@@ -15,10 +15,11 @@ from ..cpu.inductor import piecewise
 from ..shared import noise
 from ..shared.rotation import in_memory, restore, rotate, signs_of
 from .format import Format
-from .layout import Run, join_, planes_of, split, stripes
+from .layout import Parts, Run, join_, planes_of, split, stripes
 
 # What is done to a run of blocks, overwriting tensors: the units that a CPU compiles. To measure is one of its own
-# because Inductor would otherwise do again for each value what is done once for a block. Codes come by plane.
+# because Inductor would otherwise do again for each value what is done once for a block. The *parts* of rows are
+# headers and, by plane, codes.
 
 
 def measure_(header: Tensor, scale: Tensor, x: Tensor, format: Format, *draws: Tensor) -> None:
@@ -48,37 +49,32 @@ def add_restored_(total: Tensor, rotated: Tensor, signs: Tensor) -> None:
 
 
 @piecewise
-def unpack_(out: Tensor, header: Tensor, signs: Tensor | None, format: Format, *codes: Tensor) -> None:
-    _write_(out, _restored(_values(header, format, codes), signs), format)
+def unpack_(out: Tensor, signs: Tensor | None, format: Format, *parts: Tensor) -> None:
+    _write_(out, _restored(_values(format, *parts), signs), format)
 
 
-def accumulate_(total: Tensor, weights: Tensor, format: Format, *rows: Tensor) -> None:
-    """Add rows, given as headers and codes in turn, each times its weight."""
+def accumulate_(total: Tensor, weights: Tensor, format: Format, *parts: Tensor) -> None:
+    """Add rows, whose parts come in turn, each times its weight."""
     value = stripes(total, format.bits)
-    parts = 1 + len(planes_of(format.bits))
-    for row in range(len(rows) // parts):
-        header, *codes = rows[row * parts : (row + 1) * parts]
-        value = value + _values(header, format, codes) * weights[row]
+    count = 1 + len(planes_of(format.bits))
+    for row in range(len(parts) // count):
+        value = value + _values(format, *parts[row * count : (row + 1) * count]) * weights[row]
     _write_(total, value, format)
 
 
 @piecewise
-def keep_loss_(
-    residual: Tensor, x: Tensor, header: Tensor, signs: Tensor | None, format: Format, *codes: Tensor
-) -> None:
-    lost = stripes(x.float(), format.bits) - _restored(_values(header, format, codes), signs)
+def keep_loss_(residual: Tensor, x: Tensor, signs: Tensor | None, format: Format, *parts: Tensor) -> None:
+    lost = stripes(x.float(), format.bits) - _restored(_values(format, *parts), signs)
     _write_(residual, lost, format)
 
 
 @piecewise
-def add_loss_(
-    residual: Tensor, x: Tensor, times: Tensor, header: Tensor, signs: Tensor | None, format: Format, *codes: Tensor
-) -> None:
-    lost = _restored(stripes(x, format.bits) - _values(header, format, codes), signs)
+def add_loss_(residual: Tensor, x: Tensor, times: Tensor, signs: Tensor | None, format: Format, *parts: Tensor) -> None:
+    lost = _restored(stripes(x, format.bits) - _values(format, *parts), signs)
     _write_(residual, stripes(_padded(residual, x.shape[-1]), format.bits) + lost * times, format)
 
 
-def _values(header: Tensor, format: Format, codes: Sequence[Tensor]) -> Tensor:
+def _values(format: Format, header: Tensor, *codes: Tensor) -> Tensor:
     """Return the values of blocks in the stripes of their codes: neighbours in memory are neighbours for a CPU."""
     return format.decode(split(codes, format.bits), header.unsqueeze(-2))
 
@@ -109,19 +105,19 @@ def compress(format: Format, x: Tensor, block: int, residual: Tensor | None = No
     packed = layout.empty(rows, x.device)
     if not x.numel():
         return packed
-    planes, headers = layout.parts(packed)
+    packed_parts = layout.parts(packed)
     for run in layout.runs:
-        run_unit, signs = _runner(format, run, rows, n, x, residual), _signs(format, run, x.device)
+        run_unit, signs = _tools(format, run, rows, n, x, residual)
         for row in _rows(rows, run_unit, key):
-            codes, header = run.codes_of([plane[row] for plane in planes]), headers[row][..., run.blocks, :]
+            parts = run.parts_of(packed_parts, row)
             start = 0 if isinstance(row, slice) else row * n + run.columns.start
             values = coded = _padded(run.values_of(x[row]), run.width)
             if signs is not None:
                 coded = torch.empty_like(values, dtype=torch.float32)
                 run_unit(rotate_, coded, values, signs)
-            _pack_(run_unit, codes, header, coded, start, key, format)
+            _pack_(format, run_unit, parts, coded, start, key)
             if residual is not None:
-                run_unit(keep_loss_, run.values_of(residual[row]), values, header, signs, format, *codes)
+                run_unit(keep_loss_, run.values_of(residual[row]), values, signs, format, *parts)
     return packed
 
 
@@ -131,13 +127,11 @@ def decompress_(format: Format, out: Tensor, packed: Tensor, block: int) -> None
     if not out.numel():
         return
     layout = format.layout(n, block)
-    planes, headers = layout.parts(packed)
+    packed_parts = layout.parts(packed)
     for run in layout.runs:
-        run_unit, signs = _runner(format, run, rows, n, out, packed), _signs(format, run, out.device)
+        run_unit, signs = _tools(format, run, rows, n, out, packed)
         for row in _rows(rows, run_unit):
-            values, header = run.values_of(out[row]), headers[row][..., run.blocks, :]
-            codes = run.codes_of([plane[row] for plane in planes])
-            run_unit(unpack_, values, header, signs, format, *codes)
+            run_unit(unpack_, run.values_of(out[row]), signs, format, *run.parts_of(packed_parts, row))
 
 
 def add_(format: Format, out: Tensor, packed: Tensor, weights: Tensor, block: int) -> None:
@@ -149,14 +143,13 @@ def add_(format: Format, out: Tensor, packed: Tensor, weights: Tensor, block: in
     if not n:
         return
     layout = format.layout(n, block)
-    parts = layout.parts(packed)
     for run in layout.runs:
         values = run.values_of(out)
         total = summed = _padded(values.float(), run.width)
-        run_unit, signs = _runner(format, run, rows, n, total, packed), _signs(format, run, out.device)
+        run_unit, signs = _tools(format, run, rows, n, total, packed)
         if signs is not None:
             summed = torch.zeros_like(total)
-        _add_rows_(run_unit, summed, run, *parts, weights, format)
+        _add_rows_(format, run_unit, summed, run, layout.parts(packed), weights)
         if signs is not None:
             run_unit(add_restored_, total, summed, signs)
         if total is not values:
@@ -174,35 +167,24 @@ def reduce(
     sent = layout.empty(1, packed.device)
     if not n:
         return sent
-    parts, (sent_planes, sent_headers) = layout.parts(packed), layout.parts(sent)
     ones = torch.ones(rows, dtype=torch.float32, device=packed.device)
     divisor = ones.new_full((1,), rows)
     for run in layout.runs:
         mean = torch.zeros(run.height, run.width, dtype=torch.float32, device=packed.device)
-        run_unit = _runner(format, run, rows, n, mean, packed)
-        _add_rows_(run_unit, mean, run, *parts, ones, format)
+        run_unit, signs = _tools(format, run, rows, n, mean, packed)
+        _add_rows_(format, run_unit, mean, run, layout.parts(packed), ones)
         mean /= divisor
-        codes, header = run.codes_of([plane[0] for plane in sent_planes]), sent_headers[0][run.blocks]
-        _pack_(run_unit, codes, header, mean, run.columns.start, key, format)
+        parts = run.parts_of(layout.parts(sent), 0)
+        _pack_(format, run_unit, parts, mean, run.columns.start, key)
         if residual is not None:
-            signs = _signs(format, run, packed.device)
-            run_unit(add_loss_, run.values_of(residual), mean, divisor, header, signs, format, *codes)
+            run_unit(add_loss_, run.values_of(residual), mean, divisor, signs, format, *parts)
     return sent
 
 
-def _signs(format: Format, run: Run, device: torch.device) -> Tensor | None:
-    return signs_of(run.width, device) if format.rotated else None
-
-
 def _pack_(
-    run_unit: units.RunUnit,
-    codes: Sequence[Tensor],
-    header: Tensor,
-    x: Tensor,
-    start: int,
-    key: int | None,
-    format: Format,
+    format: Format, run_unit: units.RunUnit, parts: Sequence[Tensor], x: Tensor, start: int, key: int | None
 ) -> None:
+    header, *codes = parts
     scale = torch.empty(*header.shape[:-1], 1, dtype=torch.float32, device=x.device)
     draws = [] if key is None else [noise.start_and_seed(start, key, x.device)]
     run_unit(measure_, header, scale, x, format, *draws)
@@ -210,32 +192,26 @@ def _pack_(
 
 
 def _add_rows_(
-    run_unit: units.RunUnit,
-    total: Tensor,
-    run: Run,
-    planes: Sequence[Tensor],
-    headers: Tensor,
-    weights: Tensor,
-    format: Format,
+    format: Format, run_unit: units.RunUnit, total: Tensor, run: Run, packed: Parts, weights: Tensor
 ) -> None:
     """Add the rows to `total`: four in one pass over it, or one."""
-    first, rows = 0, headers.shape[0]
+    first, rows = 0, len(weights)
     while first < rows:
-        parts: list[Tensor] = []
         last = first + 4 if first + 4 <= rows else first + 1
-        for row in range(first, last):
-            parts += headers[row][run.blocks], *run.codes_of([plane[row] for plane in planes])
+        parts = [part for row in range(first, last) for part in run.parts_of(packed, row)]
         run_unit(accumulate_, total, weights[first:last], format, *parts)
         first = last
 
 
-def _runner(format: Format, run: Run, rows: int, n: int, values: Tensor, beside: Tensor | None) -> units.RunUnit:
-    """Return the function that runs units on a run of `rows` rows: a single block of each row runs as written."""
-    if run.height == 1 or not values.is_cpu or not values.is_contiguous():
-        return units.plain
-    if beside is not None and not beside.is_contiguous():
-        return units.plain
-    return units.runner((format, run.width, values.dtype), rows, n)
+def _tools(
+    format: Format, run: Run, rows: int, n: int, values: Tensor, beside: Tensor | None
+) -> tuple[units.RunUnit, Tensor | None]:
+    """Return what runs units on a run of rows, of single blocks as written; and the signs of rotated ones."""
+    compiled = (
+        run.height > 1 and values.is_cpu and values.is_contiguous() and (beside is None or beside.is_contiguous())
+    )
+    run_unit = units.runner((format, run.width, values.dtype), rows, n) if compiled else units.plain
+    return run_unit, signs_of(run.width, values.device) if format.rotated else None
 
 
 def _rows(rows: int, run_unit: units.RunUnit, key: int | None = None) -> list[slice] | range:

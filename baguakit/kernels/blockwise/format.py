@@ -7,11 +7,11 @@ from types import ModuleType
 import torch
 from torch import Tensor
 
-from .layout import Layout, layout_of, row_bytes
+from .layout import Layout, aligned, plane_bytes, planes_of, runs_of
 
 
 class Format:
-    """Rows of values as a code for each value and a header for each block; a frozen dataclass with three functions.
+    """Rows of values as a code for each value and a header for each block: attributes, and three functions.
 
     On the wire a row is its codes, zeros up to a multiple of 16 bytes, its headers, and zeros up to a multiple of 16.
     The last block of a row holds the values that remain, and zeros where blocks are padded. Arithmetic is fp32: bf16
@@ -19,27 +19,25 @@ class Format:
     header by which it reads as NaN.
 
     Attributes:
+        name: the prefix of the names of its operators.
         bits: of a code, 1 to 8.
+        header: the numbers that head a block: their dtype, and how many.
+        padded: the last block of a row is stored like the others; else it ends with the row.
         rotated: blocks are rotated before they are measured (`shared/rotation.py`). Rows are added rotated.
+        numbers: further numbers that its kernels take as constants.
+        in_numpy: a module with the operations, undrawn, for few values, for which calls of torch take too long.
     """
 
+    name: str
     bits: int
+    header: tuple[torch.dtype, int]
+    padded: bool = False
     rotated: bool = False
+    numbers: tuple[int, ...] = ()
+    in_numpy: ModuleType | None = None
 
-    @property
-    def name(self) -> str:
-        """Return the prefix of the names of its operators."""
-        raise NotImplementedError
-
-    @property
-    def header(self) -> tuple[torch.dtype, int]:
-        """Return the numbers that head a block: their dtype, and how many."""
-        raise NotImplementedError
-
-    @property
-    def padded(self) -> bool:
-        """Return whether the last block of a row is stored like the others; else it ends with the row."""
-        return False
+    def __repr__(self) -> str:
+        return self.name  # of which, among others, the names of compiled units are made
 
     def measure(self, x: Tensor, drawn: bool) -> tuple[Tensor, Tensor]:
         """Return the headers of blocks (…, width), and (…, 1) the factor that turns values into levels.
@@ -56,16 +54,6 @@ class Format:
         """Return the value of each code."""
         raise NotImplementedError
 
-    @property
-    def in_numpy(self) -> ModuleType | None:
-        """Return a module with the operations, undrawn, for few values, for which calls of torch take too long."""
-        return None
-
-    @property
-    def numbers(self) -> tuple[int, ...]:
-        """Return further numbers that its kernels take as constants."""
-        return ()
-
     def on_gpus(self) -> tuple[ModuleType, tuple[int, ...]]:
         """Return the module with the same for GPUs, and the FORM of its kernels (see `gpu.py`)."""
         return import_module(f"{type(self).__module__}_gpu"), (self.bits, self.padded, self.rotated, *self.numbers)
@@ -78,8 +66,18 @@ class Format:
     @lru_cache(maxsize=4096)  # noqa: B019 formats live as long as the process, and lengths of buckets are few
     def layout(self, n: int, block: int) -> Layout:
         """Return the layout of rows of `n` values."""
-        return layout_of(n, block, self.bits, self.header, self.padded)
+        blocks, planes, end = -(-n // block), [], 0
+        for plane in planes_of(self.bits):
+            size = plane_bytes(blocks * block if self.padded else n, block, plane)
+            planes.append(slice(end, end + size))
+            end += aligned(size)
+        dtype, numbers = self.header
+        runs = tuple(runs_of(n, block, planes_of(self.bits), self.padded))
+        return Layout(tuple(planes), end, self.row_bytes(n, block), (blocks, numbers), dtype, runs)
 
     def row_bytes(self, n: int, block: int) -> int:
         """Return how many bytes a row of `n` values takes on the wire; `n` may be a symbol of `torch.compile`."""
-        return row_bytes(n, block, self.bits, self.header_bytes, self.padded)
+        blocks = -(-n // block)
+        stored = blocks * block if self.padded else n
+        codes = sum(aligned(plane_bytes(stored, block, plane)) for plane in planes_of(self.bits))
+        return codes + aligned(blocks * self.header_bytes)

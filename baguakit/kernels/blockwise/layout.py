@@ -1,6 +1,6 @@
 """The layout of rows: values in blocks, and blocks in bytes."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 import torch
@@ -25,6 +25,10 @@ def plane_bytes(n: int, block: int, plane: int) -> int:
     return n // block * block * plane // 8 + -(-(n % block) * plane // 8)
 
 
+Parts = tuple[list[Tensor], Tensor]
+"""Of packed rows the codes (rows, bytes) by plane, and the headers (rows, blocks, numbers): views."""
+
+
 class Run(NamedTuple):
     """Neighbouring blocks of one width: their columns among the values of a row, and their numbers.
 
@@ -46,12 +50,11 @@ class Run(NamedTuple):
         """Return the values (…, blocks, width) of this run, without those that are missing."""
         return rows[..., self.columns].view(*rows.shape[:-1], self.height, self.width - self.missing)
 
-    def codes_of(self, planes: Sequence[Tensor]) -> list[Tensor]:
-        """Return the codes (…, blocks, bytes) of this run, by plane."""
-        return [
-            codes[..., columns].view(*codes.shape[:-1], self.height, -1)
-            for codes, columns in zip(planes, self.code_columns, strict=True)
-        ]
+    def parts_of(self, parts: Parts, row: int | slice) -> list[Tensor]:
+        """Return the headers (…, blocks, numbers) of this run in a row or in rows, and its codes by plane."""
+        planes, headers = parts
+        codes = [plane[row][..., columns] for plane, columns in zip(planes, self.code_columns, strict=True)]
+        return [headers[row][..., self.blocks, :], *(each.view(*each.shape[:-1], self.height, -1) for each in codes)]
 
 
 class Layout(NamedTuple):
@@ -86,47 +89,24 @@ class Layout(NamedTuple):
                 packed[:, end : aligned(end)].zero_()
         return packed
 
-    def parts(self, packed: Tensor) -> tuple[list[Tensor], Tensor]:
-        """Return the codes (rows, bytes) of packed rows by plane, and their headers (rows, blocks, numbers): views."""
+    def parts(self, packed: Tensor) -> Parts:
+        """Return the codes and the headers of packed rows."""
         headers = packed[:, self.header_at : self.header_end].view(self.dtype)
         return [packed[:, plane] for plane in self.planes], headers.view(packed.shape[0], *self.headers)
 
 
-def layout_of(n: int, block: int, bits: int, header: tuple[torch.dtype, int], padded: bool) -> Layout:
-    """Return the layout of rows of `n` values, of so many bits each, whose blocks have such headers.
-
-    `padded`: the last block is stored like the others; else it ends with the row.
-    """
-    blocks, planes, end = -(-n // block), [], 0
-    for plane in planes_of(bits):
-        size = plane_bytes(blocks * block if padded else n, block, plane)
-        planes.append(slice(end, end + size))
-        end += aligned(size)
-    row = end + aligned(blocks * header[1] * header[0].itemsize)
-    runs = tuple(_runs(n, block, planes_of(bits), padded))
-    return Layout(tuple(planes), end, row, (blocks, header[1]), header[0], runs)
-
-
-def row_bytes(n: int, block: int, bits: int, header_bytes: int, padded: bool) -> int:
-    """Return the bytes of a row of such a layout; `n` may be a symbol of `torch.compile`."""
-    blocks = -(-n // block)
-    codes = sum(aligned(plane_bytes(blocks * block if padded else n, block, plane)) for plane in planes_of(bits))
-    return codes + aligned(blocks * header_bytes)
-
-
-def _runs(n: int, block: int, planes: tuple[int, ...], padded: bool) -> list[Run]:
+def runs_of(n: int, block: int, planes: tuple[int, ...], padded: bool) -> Iterator[Run]:
+    """Yield the runs of a row of `n` values, whose codes are cut in such planes."""
     whole, stride = n // block * block, max(RUN // block, 1) * block
     ends = [(start, min(start + stride, whole), block) for start in range(0, whole, stride)]
     ends += [(whole, n, block if padded else n - whole)] * (n > whole)
-    runs = []
     for start, stop, width in ends:
         height = -(-(stop - start) // width)
         columns = tuple(
             slice(start * plane // 8, start * plane // 8 + height * -(-width * plane // 8)) for plane in planes
         )
         blocks = slice(start // block, -(-stop // block))
-        runs.append(Run(slice(start, stop), blocks, width, height, height * width - (stop - start), columns))
-    return runs
+        yield Run(slice(start, stop), blocks, width, height, height * width - (stop - start), columns)
 
 
 # A block of w values with 8 / bits to a byte is cut in as many stripes of ⌈w · bits / 8⌉ values, the last padded with

@@ -26,8 +26,6 @@ GPUs nor Triton's interpreter cast as torch does:
     code = (f − 1) · 2ᵐ + k                          a carry into the exponent is the next power of two
 """
 
-from dataclasses import dataclass
-
 import torch
 from torch import Tensor
 
@@ -39,7 +37,6 @@ NAN_FIELD = 255
 MANTISSA = 0x600000  # of 1.75, that of the largest number in both formats
 
 
-@dataclass(frozen=True, eq=False)
 class Float8Format(Format):
     """The two formats of this file.
 
@@ -47,33 +44,18 @@ class Float8Format(Format):
         dtype: torch's float8.
         m: bits of the mantissa.
         e: exponent of the smallest normal number.
+        exponent: of the largest number.
+        fields: the bounds of the field of s: that 2ᵉ⁻ᵐ · s is normal, and the largest number times s finite.
     """
-
-    dtype: torch.dtype
-    m: int
-    e: int
 
     bits = 8
     header = (torch.uint8, 1)
 
-    @property
-    def numbers(self) -> tuple[int, ...]:
-        """Return m, e and the code of the largest number."""
-        return self.m, self.e, (self.exponent - self.e + 1 << self.m) + 3 * (1 << self.m) // 4
-
-    @property
-    def name(self) -> str:
-        return f"float8_e{7 - self.m}m{self.m}"
-
-    @property
-    def fields(self) -> tuple[int, int]:
-        """Return the bounds of the field of s: that 2ᵉ⁻ᵐ · s is normal, and the largest number times s finite."""
-        return 1 + self.m - self.e, BIAS + 127 - self.exponent
-
-    @property
-    def exponent(self) -> int:
-        """Return the exponent of the largest number."""
-        return round(torch.finfo(self.dtype).max / 1.75).bit_length() - 1
+    def __init__(self, dtype: torch.dtype, m: int, e: int) -> None:
+        self.name, self.dtype, self.m, self.e = f"float8_e{7 - m}m{m}", dtype, m, e
+        self.exponent = round(torch.finfo(dtype).max / 1.75).bit_length() - 1
+        self.fields = 1 + m - e, BIAS + 127 - self.exponent
+        self.numbers = m, e, (self.exponent - e + 1 << m) + 3 * (1 << m) // 4  # the code of the largest number
 
     def measure(self, x: Tensor, drawn: bool) -> tuple[Tensor, Tensor]:
         top = x.abs().amax(-1, keepdim=True)
@@ -88,15 +70,12 @@ class Float8Format(Format):
         y = (x * scale).clamp(-largest, largest)
         y = torch.where(scale == scale, y, 0.0)
         if draw is not None:
-            y = self._drawn(y, draw)
+            field = ((y.view(torch.int32) >> 23) & 0xFF).clamp(min=BIAS + self.e)
+            unit = ((field - self.m) << 23).view(torch.float32)  # the distance of the neighbours
+            level = y.abs() / unit
+            below = level.floor()
+            y = torch.copysign((below + (level - below > draw).float()) * unit, y)
         return y.to(self.dtype).view(torch.uint8)
-
-    def _drawn(self, y: Tensor, draw: Tensor) -> Tensor:
-        field = ((y.view(torch.int32) >> 23) & 0xFF).clamp(min=BIAS + self.e)
-        unit = ((field - self.m) << 23).view(torch.float32)  # the distance of the neighbours
-        level = y.abs() / unit
-        below = level.floor()
-        return torch.copysign((below + (level - below > draw).float()) * unit, y)
 
     def decode(self, codes: Tensor, header: Tensor) -> Tensor:
         s = (header.int() << 23).view(torch.float32)

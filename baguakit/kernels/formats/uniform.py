@@ -47,9 +47,6 @@ This file is the definition; `uniform_gpu.py` holds the same arithmetic for GPUs
 headers for few values.
 """
 
-from dataclasses import dataclass
-from types import ModuleType
-
 import torch
 from torch import Tensor
 
@@ -67,38 +64,22 @@ DIGITS = 17  # of the integers that are summed: 8192 of them fit 31 bits
 SPACINGS = {1: 2.0, 2: 1.2479, 3: 0.7344}  # of levels about zero, in mean magnitudes
 
 
-@dataclass(frozen=True, eq=False)
 class UniformFormat(Format):
-    """The format of this file, of so many bits."""
+    """The format of this file, of so many bits.
 
-    bits: int
-    rotated: bool = False
+    Attributes:
+        wide: a header is two fp32.
+        unit: of bottoms, in steps.
+    """
 
-    @property
-    def name(self) -> str:
-        return "minmax_uint8" if self.wide else f"uint{self.bits}" + "_rotated" * self.rotated
-
-    @property
-    def wide(self) -> bool:
-        """Return whether a header is two fp32."""
-        return self.bits == 8 and not self.rotated
-
-    @property
-    def header(self) -> tuple[torch.dtype, int]:
-        return (torch.float32, 2) if self.wide else (torch.int32, 1)
-
-    @property
-    def padded(self) -> bool:
-        return self.rotated or self.bits not in (1, 2, 4, 8)
-
-    @property
-    def in_numpy(self) -> ModuleType | None:
-        return uniform_numpy if self.wide else None
-
-    @property
-    def unit(self) -> float:
-        """Return the unit of bottoms, in steps."""
-        return 0.5 if self.rotated or self.bits == 1 else 1.0
+    def __init__(self, bits: int, rotated: bool = False) -> None:
+        self.bits, self.rotated = bits, rotated
+        self.wide = bits == 8 and not rotated
+        self.name = "minmax_uint8" if self.wide else f"uint{bits}" + "_rotated" * rotated
+        self.header = (torch.float32, 2) if self.wide else (torch.int32, 1)
+        self.padded = rotated or bits not in (1, 2, 4, 8)
+        self.in_numpy = uniform_numpy if self.wide else None
+        self.unit = 0.5 if rotated or bits == 1 else 1.0
 
     def about_zero(self, drawn: bool) -> bool:
         """Return whether the grid of a block lies about zero, and not between its extremes."""
