@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from ...arguments import real, shown
-from .definition import SGD, Adam, Conditions, Operands, Update
+from .definition import Conditions, Operands, Update
 
 CPU = torch.device("cpu")
 WEIGHTS = (torch.float32, torch.bfloat16, torch.float16)
@@ -26,10 +26,9 @@ def check_operands(operands: Operands, names: Sequence[str], drawn: bool, packed
         TypeError: a tensor is not dense, or has a dtype that cannot be stepped.
         ValueError: numbers, sizes, layouts or devices differ, or what is written shares memory with another.
     """
-    columns: dict[str, Sequence[Tensor | None]] = {"p": operands.p}
-    columns |= {} if packed else {"g": operands.g}
-    columns |= dict(zip(names, operands.states, strict=True))
-    columns |= {"master": operands.master} if operands.master else {}
+    columns = operands.columns(names)
+    if packed:
+        del columns["g"]
     for name, column in columns.items():
         if len(column) != len(operands.p):
             raise ValueError(
@@ -54,30 +53,19 @@ def check_gradients(grads: Sequence[Tensor]) -> None:
 
 def check_conditions(update: Update, conditions: Conditions, device: torch.device) -> None:
     """Raise unless the options have a meaning for tensors on this device."""
-    betas = {} if isinstance(update, SGD) else {"betas[0]": update.beta1, "betas[1]": update.beta2}
-    for name, beta in betas.items():
-        if not 0 <= beta < 1:
-            raise ValueError(f"{name} is {beta!r}, and must be at least 0 and less than 1")
-    others = {"eps": update.eps} if isinstance(update, Adam) else {}
-    if isinstance(update, SGD):
-        others = {"momentum": update.momentum}
-    for name, value in {**others, "weight_decay": update.weight_decay}.items():
-        if not value >= 0:
+    for name, value in vars(update).items():
+        if name in ("beta1", "beta2") and not 0 <= value < 1:
+            raise ValueError(f"betas[{int(name == 'beta2')}] is {value!r}, and must be at least 0 and less than 1")
+        if name in ("momentum", "eps", "weight_decay") and not value >= 0:
             raise ValueError(f"{name} is {value!r}, and must be at least 0")
-    c = conditions
-    numbers = {
-        "lr": (c.lr, 0.0),
-        "clip": (c.clip, 0.0),
-        "grad_scale": (c.grad_scale, None),
-        "found_inf": (c.found_inf, None),
-    }
-    for name, (number, least) in numbers.items():
-        check_number(name, number, device, least)
-    if isinstance(c.taken, Tensor):
-        if c.taken.numel() != 1 or c.taken.device not in (device, CPU) or c.taken.is_complex():
-            raise ValueError(f"step is a number or a tensor with one value on {device}, not {_words(c.taken)}")
-    elif isinstance(c.taken, bool) or not isinstance(c.taken, int) or not 0 <= c.taken < 2**31 - 1:
-        raise ValueError(f"step is {shown(c.taken)}; it says how many steps were taken before this one: 0 at first")
+    for name in ("lr", "clip", "grad_scale", "found_inf"):
+        check_number(name, getattr(conditions, name), device, 0.0 if name in ("lr", "clip") else None)
+    taken = conditions.taken
+    if isinstance(taken, Tensor):
+        if taken.numel() != 1 or taken.device not in (device, CPU) or taken.is_complex():
+            raise ValueError(f"step is a number or a tensor with one value on {device}, not {_words(taken)}")
+    elif isinstance(taken, bool) or not isinstance(taken, int) or not 0 <= taken < 2**31 - 1:
+        raise ValueError(f"step is {shown(taken)}; it says how many steps were taken before this one: 0 at first")
 
 
 def check_number(name: str, number: object, device: torch.device, least: float | None = None) -> None:
@@ -133,16 +121,7 @@ def _check_masters(operands: Operands, drawn: bool) -> None:
 
 def is_dense(x: Tensor) -> bool:
     """Return whether the values of a tensor fill its memory without gaps or overlaps, in any order."""
-    if x.is_contiguous():
-        return True
-    reach = 1
-    for stride, size in sorted(zip(x.stride(), x.shape, strict=True)):
-        if size == 1:
-            continue
-        if stride != reach:
-            return False
-        reach *= size
-    return True
+    return x.is_contiguous() or x.permute(sorted(range(x.dim()), key=x.stride, reverse=True)).is_contiguous()
 
 
 def check_apart(tensors: dict[str, Tensor]) -> None:

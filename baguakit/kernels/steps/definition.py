@@ -24,7 +24,7 @@ This file is the definition, and what CPU tensors take; `gpu.py` holds the same 
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
@@ -43,11 +43,6 @@ def power(base: float, t: int) -> float:
         result = result * base if t >> bit & 1 else result
         base = base * base
     return result
-
-
-def exact_sqrt(x: Tensor) -> Tensor:
-    """Return √x in fp32, correctly rounded; on CPUs torch's own may be that of a library, an ulp off."""
-    return x.double().sqrt().float()
 
 
 @dataclass(frozen=True)
@@ -103,7 +98,8 @@ class Adam:
             g = g + p * decay
         m.copy_(m + (g - m) * first)
         v.copy_(v * kept + g * second * g)
-        return p + m * size / (exact_sqrt(v) / root + eps)
+        # Rounded correctly: on CPUs torch's root of fp32 may be that of a library, an ulp off.
+        return p + m * size / (v.double().sqrt().float() / root + eps)
 
 
 @dataclass(frozen=True)
@@ -165,7 +161,12 @@ class Operands:
     p: Sequence[Tensor]
     g: Sequence[Tensor]
     states: tuple[Sequence[Tensor], ...] = ()
-    master: Sequence[Tensor | None] = field(default=())
+    master: Sequence[Tensor | None] = ()
+
+    def columns(self, names: Sequence[str]) -> dict[str, Sequence[Tensor | None]]:
+        """Return the tensors of each kind by its name; states have these names."""
+        states = dict(zip(names, self.states, strict=False))
+        return {"p": self.p, "g": self.g, **states} | ({"master": self.master} if self.master else {})
 
 
 def numbers_of(update: Update, conditions: Conditions) -> tuple[Numbers, float, tuple[int, int]]:

@@ -13,15 +13,10 @@ from ..formats.uniform_gpu import decode
 from ..shared.gpu import load, store, uniform
 from .table import FIELDS
 
-FACTOR = tl.constexpr(7)  # places among the numbers on the device: seven of the update rule go before
-SKIP = tl.constexpr(8)
-SEED = tl.constexpr(9)
-SEED_HIGH = tl.constexpr(10)
+# Places among the numbers on the device, behind the seven of the update rule; and among the FIELDS of a record.
+FACTOR, SKIP, SEED, SEED_HIGH = (tl.constexpr(place) for place in range(7, 11))
+P_AT, G_AT, U_AT, V_AT, MASTER_AT, LENGTH, START, WHOLE = (tl.constexpr(place) for place in range(len(FIELDS)))
 RECORD = tl.constexpr(len(FIELDS))
-LENGTH = tl.constexpr(FIELDS.index("length"))
-START = tl.constexpr(FIELDS.index("start"))
-WHOLE = tl.constexpr(FIELDS.index("whole"))
-P_AT, G_AT, U_AT, V_AT, MASTER_AT = (tl.constexpr(FIELDS.index(name)) for name in ("p", "g", "u", "v", "master"))
 COUPLED, DECOUPLED = tl.constexpr(1), tl.constexpr(2)  # what a decay is added to: gradients, or weights
 TYPES = {torch.float32: tl.float32, torch.bfloat16: tl.bfloat16, torch.float16: tl.float16, torch.uint8: tl.uint8}
 PACKED = tl.constexpr((8, False, False))  # the FORM of packed gradients

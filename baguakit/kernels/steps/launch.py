@@ -16,11 +16,13 @@ WARPS = 4  # eight values a thread: Adam, with four streams, then needs about a 
 
 def step_(update: Update, tables: StepTables, conditions: Conditions, block: int | None = None) -> None:
     """Step all tensors of the tables; `block` is that of packed gradients."""
-    held = held_by(tables.device, conditions)
+    c, device = conditions, tables.numbers.device
+    found = (c.lr, c.taken, c.grad_scale, c.clip, c.found_inf)
+    held = [x if isinstance(x, Tensor) and x.device == device else None for x in found]  # the others are on the host
     if held[-1] is None and float(conditions.found_inf) != 0:
         return
     constants = {"RULE": type(update).__name__, "DECAY": _decay(update)}
-    with on(tables.device):
+    with on(device):
         numbers: tuple[Any, ...] = (tables.numbers, *(0.0,) * 8, 0, 0)
         if any(x is not None for x in held):
             _launch_numbers(update, tables, conditions, held, constants)
@@ -32,13 +34,6 @@ def step_(update: Update, tables: StepTables, conditions: Conditions, block: int
             _launch(table, numbers, constants, conditions.key is not None)
     if isinstance(conditions.taken, Tensor) and held[1] is None:
         conditions.taken.add_(1)
-
-
-def held_by(device: torch.device, conditions: Conditions) -> list[Tensor | None]:
-    """Return those of lr, taken, grad_scale, clip, found_inf that lie on the device; the others are on the host."""
-    c = conditions
-    values = (c.lr, c.taken, c.grad_scale, c.clip, c.found_inf)
-    return [x if isinstance(x, Tensor) and x.device == device else None for x in values]
 
 
 def _launch(table: Table, numbers: tuple[Any, ...], constants: dict[str, Any], drawn: bool) -> None:
@@ -55,11 +50,8 @@ def _launch_numbers(
     update: Update, tables: StepTables, conditions: Conditions, held: list[Tensor | None], constants: dict[str, Any]
 ) -> None:
     c = conditions
-    on_host = [
-        0.0 if there is not None else float(x)
-        for x, there in zip((c.lr, c.taken, c.grad_scale, c.clip), held, strict=False)
-    ]
-    lr, taken, scale, clip = on_host
+    found = zip((c.lr, c.taken, c.grad_scale, c.clip), held, strict=False)
+    lr, taken, scale, clip = (float(x) if there is None else 0.0 for x, there in found)
     numbers_kernel[(1,)](
         tables.numbers, *held, lr, int(taken), scale, clip, *_options(update), *signed_words(c.key or 0),
         **constants, num_warps=1, enable_fp_fusion=False,

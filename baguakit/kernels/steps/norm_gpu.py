@@ -54,7 +54,7 @@ def norm_kernel(norm_ptr, found_ptr, partials_ptr, count, TURN: tl.constexpr):
 def gradient_norm_(norm: Tensor, tables: StepTables, found_inf: Tensor | None) -> None:
     """Write the norm of the gradients of the tables; and, in `found_inf`, 1 if it is not finite, else 0."""
     first = 0
-    with on(tables.device):
+    with on(tables.partials.device):
         for table in tables.by_kind:
             programs = len(table.tiles)
             if programs:

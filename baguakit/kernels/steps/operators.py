@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from torch import Tensor
 
 from . import definition
-from .table import SUM_TILE, TILE, Kind, Role, StepTables, TableCache, key_of, listed, tables_of, written
+from .table import SUM_TILE, TILE, Role, StepTables, TableCache, key_of, listed, tables_of, written
 
 TABLES = TableCache()
 
@@ -43,16 +43,10 @@ def tables_for(roles: dict[str, Role], options: object, check: Callable[[], defi
     tables = TABLES.find(key, device)
     if tables is None:
         operands = check()
-        columns: dict[str, Sequence[Tensor | None]] = {"p": operands.p, "g": operands.g}
-        columns |= dict(zip("uv", operands.states, strict=False))
-        columns |= {"master": operands.master} if operands.master else {}
-        tables = TABLES.keep(key, tables_of(_kinds(operands), columns, TILE))
+        masters = operands.master or [None] * len(operands.p)
+        kinds = [(p.dtype, g.dtype, m is not None) for p, g, m in zip(operands.p, operands.g, masters, strict=True)]
+        tables = TABLES.keep(key, tables_of(kinds, operands.columns("uv"), TILE))
     return tables
-
-
-def _kinds(operands: definition.Operands) -> list[Kind]:
-    masters = operands.master or [None] * len(operands.p)
-    return [(p.dtype, g.dtype, m is not None) for p, g, m in zip(operands.p, operands.g, masters, strict=True)]
 
 
 def gradient_norm_(norm: Tensor, grads: Role, found_inf: Tensor | None, check: Callable[[], Sequence[Tensor]]) -> None:

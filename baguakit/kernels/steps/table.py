@@ -24,12 +24,12 @@ FIELDS = ("p", "g", "u", "v", "master", "length", "start", "whole")
 NUMBERS = 16  # words on the device for the numbers of a step
 TILE = 1024  # values; with four warps and the four streams of Adam, a thread has eight 16-byte loads in flight
 KEPT = 64  # tables of a cache
-
 SUM_TILE = 16384  # values of a tile where only a sum is found
+
 Kind = tuple[torch.dtype, torch.dtype, bool]
 Integers = np.ndarray[Any, np.dtype[np.int64]]
 
-_serial = count()
+_serial, _nbytes = count(), attrgetter("nbytes")
 
 
 class Fixed:
@@ -87,9 +87,6 @@ def key_of(name: str, role: Role) -> object:
     return name, where, role[0].dtype, tuple(map(_nbytes, role)) if name in "pg" else None
 
 
-_nbytes = attrgetter("nbytes")
-
-
 @dataclass(frozen=True, eq=False)
 class Table:
     """Tensors of one kind: the dtypes of weights and gradients, and whether there are masters."""
@@ -112,7 +109,6 @@ class StepTables:
     by_kind: tuple[Table, ...]
     numbers: Tensor
     partials: Tensor
-    device: torch.device
 
 
 class TableCache:
@@ -162,13 +158,9 @@ def tables_of(kinds: Sequence[Kind], columns: dict[str, Sequence[Tensor | None]]
         at = np.array([i for i, other in enumerate(kinds) if other == kind])
         tiles, rows = (uploaded(torch.from_numpy(x), device) for x in (_tiles(lengths[at], tile), records[at]))
         tables.append(Table(kind, tiles, rows, tile))
+    numbers = torch.zeros(NUMBERS, dtype=torch.float32, device=device)
     partials = 0 if "p" in columns else sum(len(table.tiles) for table in tables)
-    return StepTables(
-        tuple(tables),
-        torch.zeros(NUMBERS, dtype=torch.float32, device=device),
-        torch.zeros(partials, dtype=torch.float64, device=device),
-        device,
-    )
+    return StepTables(tuple(tables), numbers, torch.zeros(partials, dtype=torch.float64, device=device))
 
 
 def _tiles(lengths: Integers, tile: int) -> Integers:
