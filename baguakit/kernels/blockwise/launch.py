@@ -31,19 +31,19 @@ def compress(format: Format, x: Tensor, block: int, residual: Tensor | None = No
     stride, x = _stride(x), x.contiguous()
     plan = plan_of("compress", format, n, block, x.itemsize, stride)
     packed = plan.layout.empty(rows, x.device)
-    _launch(plan, rows, x.device, (x, residual, packed, stride, *plan.place), _draws(key))
+    _launch(plan, rows, x.device, (x, residual, packed, stride), _draws(key))
     return packed
 
 
 def decompress_(format: Format, out: Tensor, packed: Tensor, block: int) -> None:
     (rows, n), stride = out.shape, _stride(out)
     plan = plan_of("decompress", format, n, block, out.itemsize, stride)
-    _launch(plan, rows, out.device, (out, _aligned(packed), stride, *plan.place), {})
+    _launch(plan, rows, out.device, (out, _aligned(packed), stride), {})
 
 
 def add_(format: Format, out: Tensor, packed: Tensor, weights: Tensor, block: int) -> None:
     plan = plan_of("add", format, len(out), block, out.itemsize)
-    _launch(plan, 1, out.device, (out, _aligned(packed), weights, _count(packed), *plan.place), {})
+    _launch(plan, 1, out.device, (out, _aligned(packed), weights, _count(packed)), {})
 
 
 def reduce(
@@ -51,7 +51,7 @@ def reduce(
 ) -> Tensor:
     plan = plan_of("reduce", format, n, block, 1 if residual is None else 4)
     sent = plan.layout.empty(1, packed.device)
-    _launch(plan, 1, sent.device, (sent, residual, _aligned(packed), _count(packed), *plan.place), _draws(key))
+    _launch(plan, 1, sent.device, (sent, residual, _aligned(packed), _count(packed)), _draws(key))
     return sent
 
 
@@ -59,14 +59,12 @@ class LaunchPlan(NamedTuple):
     """The launches of a kernel on rows of one length.
 
     Attributes:
-        place: the bytes of a packed row, and where in it its headers begin.
         runs: (first, tiles, options) of a row: its tiles that hold values throughout, and then the last if it does not.
     """
 
     kernel: Any
     n: int
     layout: Layout
-    place: tuple[int, int]
     runs: tuple[tuple[int, int, dict[str, Any]], ...]
 
 
@@ -80,7 +78,7 @@ def plan_of(operation: str, format: Format, n: int, block: int, itemsize: int, s
         if count:
             constants = constants_of(kernel, format, block, itemsize, masked, stride)
             runs.append((first, count, constants | options_of(constants)))
-    return LaunchPlan(kernel, n, layout, (layout.row, layout.header_at), tuple(runs))
+    return LaunchPlan(kernel, n, layout, tuple(runs))
 
 
 def blocks_of(kernel: Any, format: Format, block: int) -> int:
@@ -132,14 +130,9 @@ def _stride(x: Tensor) -> int:
     return x.shape[1] if x.shape[0] > 1 else 0
 
 
-UNDRAWN = {"seed": 0, "seed_high": 0, "DRAWN": False}
-
-
 def _draws(key: int | None) -> dict[str, Any]:
-    if key is None:
-        return UNDRAWN
-    seed, seed_high = signed_words(key)
-    return {"seed": seed, "seed_high": seed_high, "DRAWN": True}
+    seed, seed_high = (0, 0) if key is None else signed_words(key)
+    return {"seed": seed, "seed_high": seed_high, "DRAWN": key is not None}
 
 
 def _launch(
@@ -147,6 +140,7 @@ def _launch(
 ) -> None:
     if not rows:
         return
+    row, header_at = plan.layout.row, plan.layout.header_at
     with on(device):
         for first, tiles, options in plan.runs:
-            plan.kernel[(rows * tiles,)](*arguments, plan.n, first, tiles, **draws, **options)
+            plan.kernel[(rows * tiles,)](*arguments, row, header_at, plan.n, first, tiles, **draws, **options)

@@ -5,7 +5,6 @@ arithmetic for that; all others take the definition. No argument has a default, 
 arguments among those that are not.
 """
 
-from functools import cache
 from typing import Any, NamedTuple
 
 import torch
@@ -13,7 +12,7 @@ from torch import Tensor
 from torch.autograd.graph import increment_version
 
 from ..cpu import units
-from ..shared.tracing import Operator
+from ..shared.tracing import Operator, imported
 from . import definition
 from .format import Format
 
@@ -77,15 +76,8 @@ def _check_apart(written: Tensor, its_name: str, read: Tensor, name: str) -> Non
 def _implementation(format: Format, values: Tensor, key: int | None = None) -> Any:
     """Return the module whose functions take `values`, or packed rows."""
     if values.is_cuda:
-        return _kernels()
+        return imported(".launch", __package__)
     few_values = 0 < values.numel() < units.COMPILED_VALUES
     if few_values and key is None and format.in_numpy is not None and units.thread.how is not None:
         return format.in_numpy
     return definition
-
-
-@cache
-def _kernels() -> Any:
-    from . import launch
-
-    return launch

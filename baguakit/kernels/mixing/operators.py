@@ -5,13 +5,12 @@ because torch 2.11 looks for mutated arguments among those that are not.
 """
 
 from collections.abc import Sequence
-from functools import cache
 from typing import Any
 
 from torch import Tensor
 from torch.autograd.graph import increment_version
 
-from ..shared.tracing import operator
+from ..shared.tracing import imported, operator
 from . import definition
 
 
@@ -62,11 +61,4 @@ def _for(x: Tensor) -> Any:
     if not x.is_cuda:
         return definition
     increment_version(x)  # kernels write unseen
-    return _kernels()
-
-
-@cache
-def _kernels() -> Any:
-    from . import gpu
-
-    return gpu
+    return imported(".gpu", __package__)

@@ -4,13 +4,16 @@ A dispatch costs the host more than the launch of a kernel, on a thread that bac
 """
 
 from collections.abc import Callable, Iterable
-from functools import update_wrapper
+from functools import cache, update_wrapper
+from importlib import import_module
 from typing import Any, Generic, TypeVar
 
 import torch
 from torch import Tensor
 
 Result = TypeVar("Result")
+
+imported = cache(import_module)  # Triton is imported at the first kernel: where there is no GPU, it need not be there
 
 
 def recorded(x: Tensor) -> bool:
