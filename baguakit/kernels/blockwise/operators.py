@@ -58,10 +58,10 @@ def operators(format: Format) -> Operators:
 
     return Operators(
         format,
-        Operator(compress, f"{format.name}_compress", {"residual"}, fake_compress),
-        Operator(decompress_, f"{format.name}_decompress_", {"out"}),
-        Operator(add_, f"{format.name}_add_", {"out"}),
-        Operator(reduce, f"{format.name}_reduce", {"residual"}, fake_reduce),
+        Operator(compress, {"residual"}, f"{format.name}_compress", fake_compress),
+        Operator(decompress_, {"out"}, f"{format.name}_decompress_"),
+        Operator(add_, {"out"}, f"{format.name}_add_"),
+        Operator(reduce, {"residual"}, f"{format.name}_reduce", fake_reduce),
     )
 
 

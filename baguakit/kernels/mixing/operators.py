@@ -5,37 +5,23 @@ because torch 2.11 looks for mutated arguments among those that are not.
 """
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 from torch import Tensor
 from torch.autograd.graph import increment_version
 
-from ..shared.tracing import imported, operator
+from ..shared.tracing import Operator, imported
 from . import definition
 
 
-@operator(mutates={"x"})
+@partial(Operator, mutates={"x"})
 def mix_(x: Tensor, others: Sequence[Tensor], weights: Sequence[float]) -> None:
     """Mix tensors:  x ← weights[0] · x + Σ weights[k] · others[k − 1]."""
-    _check_mix(x, others, len(weights))
-    _for(x).mix_(x.view(-1), [other.reshape(-1) for other in others], weights)
-
-
-@operator(mutates={"x"})
-def land_(x: Tensor, result: Tensor, before: Tensor) -> None:
-    """Land a result:  x ← result where x equals `before`, else x + (result − before)."""
-    _check_alike(x, (result, before))
-    if all(t.is_contiguous() and t.dtype == x.dtype for t in (x, result, before)):
-        _for(x).land_(x.view(-1), result.view(-1), before.view(-1))
-    else:  # the definition takes any strides, and promotes
-        definition.land_(x, result, before)
-
-
-def _check_mix(x: Tensor, others: Sequence[Tensor], weights: int) -> None:
     _check_alike(x, others)
-    if weights != len(others) + 1:
+    if len(weights) != len(others) + 1:
         raise ValueError(
-            f"{len(others) + 1} tensors are mixed with as many weights, the first one's first, not {weights}"
+            f"{len(others) + 1} tensors are mixed with as many weights, the first one's first, not {len(weights)}"
         )
     for other in others:
         if other.dtype != x.dtype:
@@ -44,6 +30,17 @@ def _check_mix(x: Tensor, others: Sequence[Tensor], weights: int) -> None:
             raise ValueError("a tensor is mixed into itself: it would be read after it was written; clone it first")
     if not x.is_contiguous():
         raise ValueError("the tensor that others are mixed into is contiguous; this one has gaps: use .contiguous()")
+    _for(x).mix_(x.view(-1), [other.reshape(-1) for other in others], weights)
+
+
+@partial(Operator, mutates={"x"})
+def land_(x: Tensor, result: Tensor, before: Tensor) -> None:
+    """Land a result:  x ← result where x equals `before`, else x + (result − before)."""
+    _check_alike(x, (result, before))
+    if all(t.is_contiguous() and t.dtype == x.dtype for t in (x, result, before)):
+        _for(x).land_(x.view(-1), result.view(-1), before.view(-1))
+    else:  # the definition takes any strides, and promotes
+        definition.land_(x, result, before)
 
 
 def _check_alike(x: Tensor, others: Sequence[Tensor]) -> None:

@@ -30,33 +30,27 @@ class Operator(Generic[Result]):
 
     It has no gradient: what calls it asks for none.
 
-    Attributes:
-        registered: the operator.
+    Args:
+        function: what is called.
+        mutates: the names of the arguments that it overwrites.
+        name: of the operator, if not that of the function.
+        fake: returns what has the shapes of its results, if it has any.
     """
 
     def __init__(
         self,
         function: Callable[..., Result],
-        name: str,
         mutates: Iterable[str],
+        name: str = "",
         fake: Callable[..., Result] | None = None,
     ) -> None:
         update_wrapper(self, function)
         self.function = function
-        self.registered: Any = torch.library.custom_op(f"baguakit::{name}", function, mutates_args=mutates)
+        name = f"baguakit::{name or function.__name__}"
+        self.registered: Any = torch.library.custom_op(name, function, mutates_args=mutates)
         if fake is not None:
             self.registered.register_fake(fake)
 
     def __call__(self, x: Tensor, *arguments: Any) -> Result:
         function: Callable[..., Result] = self.registered if recorded(x) else self.function
         return function(x, *arguments)
-
-
-def operator(
-    mutates: Iterable[str], name: str = "", fake: Callable[..., Any] | None = None
-) -> Callable[[Callable[..., Result]], Operator[Result]]:
-    """Make a function an `Operator`, of its own name or another, that overwrites the arguments in `mutates`.
-
-    `fake` returns what has the shapes of its results, if it has any.
-    """
-    return lambda function: Operator(function, name or function.__name__, mutates, fake)

@@ -4,11 +4,13 @@ CUDA tensors take the kernel, and import it at the first; all others take the de
 because torch 2.11 looks for mutated arguments among those that are not.
 """
 
+from functools import partial
+
 import torch
 from torch import Tensor
 from torch.autograd.graph import increment_version
 
-from ..shared.tracing import operator
+from ..shared.tracing import Operator
 from . import definition
 
 
@@ -17,7 +19,7 @@ def _fake_select(x: Tensor, chunk: int, k: int, rest: int, residual: Tensor | No
     return x.new_empty(shape, dtype=torch.int32), x.new_empty(shape, dtype=torch.float32)
 
 
-@operator(mutates={"residual"}, name="topk_select", fake=_fake_select)
+@partial(Operator, mutates={"residual"}, name="topk_select", fake=_fake_select)
 def select(x: Tensor, chunk: int, k: int, rest: int, residual: Tensor | None) -> tuple[Tensor, Tensor]:
     """Return the places and values of the `k` largest of each chunk of rows `x` (rows, n), and `rest` of a shorter one.
 
