@@ -11,7 +11,7 @@ from baguakit.kernels.steps import launch as steps_launch
 from baguakit.kernels.steps import norm_gpu
 from baguakit.kernels.steps import table as steps_table
 from baguakit.kernels.steps.definition import SGD, Adam, Conditions, Lion, Operands
-from baguakit.kernels.steps.numbers_gpu import FACTOR, SEED, SKIP
+from baguakit.kernels.steps.gpu import FACTOR, SEED, SKIP
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 RULES = {

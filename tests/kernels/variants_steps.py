@@ -6,7 +6,6 @@ from variants import Variant
 from baguakit.kernels.steps import gpu as kernels
 from baguakit.kernels.steps import launch as steps_launch
 from baguakit.kernels.steps import norm_gpu as steps_norm_triton
-from baguakit.kernels.steps import numbers_gpu as steps_numbers_triton
 from baguakit.kernels.steps.table import SUM_TILE, TILE
 
 SIZES = {"fp32": 4, "bf16": 2, "fp16": 2, "u8": 1}
@@ -82,7 +81,7 @@ def numbers(rule, held):
     absent = {} if held else {name: None for name in pointers if name != "taken_ptr"}
     constants = {"RULE": rule, "DECAY": 2 if rule == "Adam" else 1} | absent
     return Variant(
-        steps_numbers_triton.numbers_kernel,
+        steps_launch.numbers_kernel,
         {name: kind for name, kind in signature.items() if name not in constants},
         constants,
         aligned=("numbers_ptr",),

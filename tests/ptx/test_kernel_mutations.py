@@ -99,7 +99,7 @@ FAULTS = {
         STEP,
     ),
     "the count of steps is stored before all have read it": Fault(
-        "steps/numbers_gpu.py", "        tl.debug_barrier()", "        pass",
+        "steps/launch.py", "        tl.debug_barrier()", "        pass",
         (VARIANTS, "numbers_kernel and Adam"), "RaceFault: numbers_kernel, line .* nothing orders them",
         ("test_steps_kernels.py", "test_the_kernel_equals_the_definition and Lion"),
     ),

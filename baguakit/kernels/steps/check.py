@@ -1,8 +1,8 @@
 """Checks of tensors that are stepped together: made before anything is launched, where they are new."""
 
 from collections.abc import Sequence
+from operator import itemgetter
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -36,9 +36,8 @@ def check_operands(operands: Operands, names: Sequence[str], drawn: bool, packed
             )
         for i, (x, p) in enumerate(zip(column, operands.p, strict=True)):
             if x is not None or name != "master":
-                _check_like(
-                    _checked(f"{name}[{i}]", x, WEIGHTS if name in "pg" else (torch.float32,)), f"{name}[{i}]", p
-                )
+                dtypes = WEIGHTS if name in "pg" else (torch.float32,)
+                _check_like(_checked(f"{name}[{i}]", x, dtypes), f"{name}[{i}]", p)
     _check_masters(operands, drawn)
     check_apart({f"{name}[{i}]": x for name, column in columns.items() for i, x in enumerate(column) if x is not None})
 
@@ -126,18 +125,14 @@ def is_dense(x: Tensor) -> bool:
 
 def check_apart(tensors: dict[str, Tensor]) -> None:
     """Raise if one shares memory with another; two gradients may, since they are only read."""
-    names = [name for name, x in tensors.items() if x.numel()]
-    starts = np.array([tensors[name].data_ptr() for name in names], np.int64)
-    stops = starts + np.array([tensors[name].nbytes for name in names], np.int64)
-    read = np.array([name.startswith("g[") for name in names], bool)
-    order = np.argsort(starts, kind="stable")
-    reach: dict[bool, tuple[int, str]] = {True: (0, ""), False: (0, "")}  # how far those read, and written, have come
-    for i in order.tolist():
-        for other in (False,) if read[i] else (False, True):
-            if starts[i] < reach[other][0]:
+    spans = [(x.data_ptr(), x.data_ptr() + x.nbytes, name) for name, x in tensors.items() if x.numel()]
+    reach = {True: (0, ""), False: (0, "")}  # how far those read, and written, have come
+    for start, stop, name in sorted(spans, key=itemgetter(0)):
+        read = name.startswith("g[")
+        for other in (False,) if read else (False, True):
+            if start < reach[other][0]:
                 raise ValueError(
-                    f"{names[i]} and {reach[other][1]} share memory, and one of them is overwritten; clone one, and "
+                    f"{name} and {reach[other][1]} share memory, and one of them is overwritten; clone one, and "
                     "give a shared parameter once"
                 )
-        key = bool(read[i])
-        reach[key] = max(reach[key], (int(stops[i]), names[i]))
+        reach[read] = max(reach[read], (stop, name))

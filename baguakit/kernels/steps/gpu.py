@@ -2,7 +2,7 @@
 
 One launch steps all tensors: a program takes a tile of one of them, and finds in tables on the device which (see
 `table.py`). Tiles that are whole, of tensors whose addresses are all multiples of 16, have no masks and move 16
-bytes of fp32 a thread. The numbers of the step are arguments, or lie on the device (see `numbers_gpu.py`).
+bytes of fp32 a thread. The numbers of the step are arguments, or lie on the device (see `launch.py`).
 """
 
 import torch
@@ -27,9 +27,7 @@ PACKED = tl.constexpr((8, False, False))  # the FORM of packed gradients
 
 
 @triton.jit
-def sgd(
-    p, g, b, decay, kept, taken, momentum, rate, DECAY: tl.constexpr, NESTEROV: tl.constexpr, STATES: tl.constexpr
-):  # fmt: skip
+def sgd(p, g, b, decay, kept, taken, momentum, rate, DECAY: tl.constexpr, NESTEROV: tl.constexpr, STATES: tl.constexpr):
     if DECAY == COUPLED:
         g = g + p * decay
     if STATES > 0:
@@ -57,9 +55,7 @@ def lion(p, g, m, decay, old, new, kept, taken, rate):
 
 
 @triton.jit
-def update(
-    p, g, u, v, n, RULE: tl.constexpr, DECAY: tl.constexpr, NESTEROV: tl.constexpr, STATES: tl.constexpr
-):  # fmt: skip
+def update(p, g, u, v, n, RULE: tl.constexpr, DECAY: tl.constexpr, NESTEROV: tl.constexpr, STATES: tl.constexpr):
     if RULE == "SGD":
         p, u = sgd(p, g, u, n[0], n[1], n[2], n[3], n[4], DECAY, NESTEROV, STATES)
     elif RULE == "Adam":

@@ -26,9 +26,7 @@ def squares(record, tile, G: tl.constexpr, WIDE: tl.constexpr, TILE: tl.constexp
 
 
 @triton.jit
-def partials_kernel(
-    partials_ptr, tiles_ptr, records_ptr, G: tl.constexpr, TILE: tl.constexpr, TURN: tl.constexpr
-):  # fmt: skip
+def partials_kernel(partials_ptr, tiles_ptr, records_ptr, G: tl.constexpr, TILE: tl.constexpr, TURN: tl.constexpr):
     entry = tl.load(tiles_ptr + tl.program_id(0))
     record = records_ptr + (entry >> 32) * RECORD
     tile = entry & 0xFFFFFFFF

@@ -121,14 +121,12 @@ class TableCache:
     def find(self, key: object, device: torch.device) -> StepTables | None:
         tables = self.captured.get(key) or self.latest.get(key)
         capturing = device.type == "cuda" and torch.cuda.is_current_stream_capturing()
-        if tables is None:
-            if capturing:
-                raise RuntimeError(
-                    "the first step over tensors writes a table, which a CUDA graph cannot capture; take one step "
-                    "over the same tensors before the capture"
-                )
-            return None
-        if capturing:
+        if tables is None and capturing:
+            raise RuntimeError(
+                "the first step over tensors writes a table, which a CUDA graph cannot capture; take one step over the "
+                "same tensors before the capture"
+            )
+        if tables is not None and capturing:
             self.captured[key] = tables
         elif key in self.latest:
             self.latest.move_to_end(key)
