@@ -17,6 +17,7 @@ class Blockwise(Checked):
     """A format in blocks: `block` values share a header; `stochastic` selects unbiased rounding."""
 
     block: int
+    stochastic: bool = False
 
     @property
     def operators(self) -> Operators:
@@ -51,15 +52,10 @@ class Blockwise(Checked):
     def _unchecked(self, x: Tensor) -> Unchecked:
         if not self.as_given or recorded(x):
             return super()._unchecked(x)
-        return _direct(self.operators, self.block, self._drawn)
-
-    @property
-    def _drawn(self) -> bool:
-        """Return whether rounding is drawn at random."""
-        return getattr(self, "stochastic", False)
+        return _direct(self.operators, self.block, self.stochastic)
 
     def _key(self, key: int) -> int | None:
-        return signed(key) if self._drawn else None
+        return signed(key) if self.stochastic else None
 
 
 def signed(key: int) -> int:

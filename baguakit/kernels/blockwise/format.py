@@ -1,7 +1,6 @@
 """The interface of blockwise formats."""
 
 from functools import lru_cache
-from importlib import import_module
 from types import ModuleType
 
 import torch
@@ -53,10 +52,6 @@ class Format:
     def decode(self, codes: Tensor, header: Tensor) -> Tensor:
         """Return the value of each code."""
         raise NotImplementedError
-
-    def on_gpus(self) -> tuple[ModuleType, tuple[int, ...]]:
-        """Return the module with the same for GPUs, and the FORM of its kernels (see `gpu.py`)."""
-        return import_module(f"{type(self).__module__}_gpu"), (self.bits, self.padded, self.rotated, *self.numbers)
 
     @property
     def header_bytes(self) -> int:

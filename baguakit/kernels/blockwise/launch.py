@@ -4,6 +4,7 @@ Launches turn off the fusion of multiplication and addition, which would round o
 """
 
 from functools import lru_cache
+from importlib import import_module
 from math import gcd
 from typing import Any, NamedTuple
 
@@ -96,9 +97,12 @@ def constants_of(
     kernel: Any, format: Format, block: int, itemsize: int, masked: bool, stride: int = 0
 ) -> dict[str, Any]:
     """Return the constants of a kernel for a format and for values of so many bytes, in rows so far apart."""
-    module, form = format.on_gpus()
-    device = {"MEASURE": module.measure, "ENCODE": module.encode, "DECODE": module.decode, "FORM": form}
-    device["WORD"] = WORDS[format.header_bytes]
+    module = import_module(f"{type(format).__module__}_gpu")
+    device = {"MEASURE": module.measure, "ENCODE": module.encode, "DECODE": module.decode}
+    device |= {
+        "WORD": WORDS[format.header_bytes],
+        "FORM": (format.bits, format.padded, format.rotated, *format.numbers),
+    }
     width = min(16 // itemsize, 4 * planes_of(format.bits)[0])  # a thread's part of what a warp of 32 holds
     return {name: value for name, value in device.items() if name in kernel.arg_names} | {
         "BLOCK": block,

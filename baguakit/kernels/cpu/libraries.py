@@ -80,7 +80,8 @@ def _caller(library: ctypes.PyDLL, name: str, unit: Unit, like: tuple[Any, ...])
 
 def _open(calls: list[Call]) -> ctypes.PyDLL:
     """Return the library of these units: the one in the folder, or a new one."""
-    name = _name(calls)
+    parts = [*_machine(), *(_described(*call) for call in calls)]  # all that the code of a library depends on
+    name = hashlib.sha256("\0".join(parts).encode()).hexdigest()[:24]
     try:
         with _folder() as folder:
             if (found := _kept(folder, name)) is not None:
@@ -91,12 +92,6 @@ def _open(calls: list[Call]) -> ctypes.PyDLL:
         _once(f"the CPU codec is compiled by each process for itself, since no folder can keep it: {error}")
     with tempfile.TemporaryDirectory(prefix="baguakit-") as temporary:
         return ctypes.PyDLL(str(_make(calls, temporary)))
-
-
-def _name(calls: list[Call]) -> str:
-    """Return a name that changes with everything that the code of a library depends on."""
-    parts = [*_machine(), *(_described(*call) for call in calls)]
-    return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:24]
 
 
 @functools.cache

@@ -61,11 +61,9 @@ class _Thread(threading.local):
 thread = _Thread()
 
 
-@contextlib.contextmanager
-def eager() -> Iterator[None]:
+def eager() -> contextlib.AbstractContextManager[None]:
     """Run every unit of this thread as it is written."""
-    with _instead(None):
-        yield
+    return _instead(None)
 
 
 @contextlib.contextmanager
