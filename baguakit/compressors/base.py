@@ -109,17 +109,11 @@ class Checked(Compressor):
     def __init_subclass__(cls) -> None:
         cls.as_given = cls.as_given and vars(cls).keys().isdisjoint(("compress", "decompress", "add_", "reduce"))
 
-    def _compress(self, x: Tensor, residual: Tensor | None, key: int) -> Tensor:
-        raise NotImplementedError
-
-    def _decompress_(self, out: Tensor, packed: Tensor) -> None:
-        raise NotImplementedError
-
-    def _add_(self, out: Tensor, packed: Tensor, weights: Tensor) -> None:
-        raise NotImplementedError
-
-    def _reduce(self, packed: Tensor, n: int, residual: Tensor | None, key: int) -> Tensor:
-        raise NotImplementedError
+    # The operations of a subclass.
+    _compress: Callable[[Tensor, Tensor | None, int], Tensor]  # of x, residual and key
+    _decompress_: Callable[[Tensor, Tensor], None]  # of out and packed
+    _add_: Callable[[Tensor, Tensor, Tensor], None]  # of out, packed and weights
+    _reduce: Callable[[Tensor, int, Tensor | None, int], Tensor]  # of packed, n, residual and key
 
     @torch.no_grad()
     def compress(self, x: Tensor, residual: Tensor | None = None, key: int = 0) -> Tensor:

@@ -66,9 +66,9 @@ class Format:
             size = plane_bytes(blocks * block if self.padded else n, block, plane)
             planes.append(slice(end, end + size))
             end += aligned(size)
-        dtype, numbers = self.header
+        ends = end, end + blocks * self.header_bytes
         runs = tuple(runs_of(n, block, planes_of(self.bits), self.padded))
-        return Layout(tuple(planes), end, self.row_bytes(n, block), (blocks, numbers), dtype, runs)
+        return Layout(tuple(planes), *ends, self.row_bytes(n, block), (blocks, self.header[1]), self.header[0], runs)
 
     def row_bytes(self, n: int, block: int) -> int:
         """Return how many bytes a row of `n` values takes on the wire; `n` may be a symbol of `torch.compile`."""

@@ -27,23 +27,21 @@ BITS, PADDED, ROTATED = (tl.constexpr(place) for place in range(3))  # of FORM
 @triton.jit
 def join(codes, PLANE: tl.constexpr):
     if PLANE == 8:
-        joined = codes
+        return codes
     else:
         shift = (tl.arange(0, 8 // PLANE) * PLANE).to(tl.uint8)
         striped = tl.reshape(codes, (codes.shape[0], 8 // PLANE, codes.shape[1] // (8 // PLANE)))
-        joined = tl.sum(striped << shift[None, :, None], 1).to(tl.uint8)
-    return joined
+        return tl.sum(striped << shift[None, :, None], 1).to(tl.uint8)
 
 
 @triton.jit
 def split(joined, PLANE: tl.constexpr):
     if PLANE == 8:
-        codes = joined
+        return joined
     else:
         shift = (tl.arange(0, 8 // PLANE) * PLANE).to(tl.uint32)
         striped = (joined.to(tl.uint32)[:, None, :] >> shift[None, :, None]) & ((1 << PLANE) - 1)
-        codes = tl.reshape(striped, (joined.shape[0], 8 // PLANE * joined.shape[1]))
-    return codes
+        return tl.reshape(striped, (joined.shape[0], 8 // PLANE * joined.shape[1]))
 
 
 @triton.jit
@@ -76,17 +74,6 @@ def load_plane(
 
 
 @triton.jit
-def store_plane(
-    row_ptr, codes, n, block, PLANE: tl.constexpr,
-    FORM: tl.constexpr, BLOCK: tl.constexpr, MASKED: tl.constexpr, WIDTH: tl.constexpr,
-):  # fmt: skip
-    if FORM[BITS] != PLANE:
-        codes = (codes >> (FORM[BITS] & -(2 * PLANE))) & ((1 << PLANE) - 1)
-    at, some = bytes_at(row_ptr, n, block, PLANE, FORM, BLOCK, WIDTH)
-    store(at, join(codes, PLANE), some if MASKED else None)
-
-
-@triton.jit
 def load_codes(row_ptr, n, block, FORM: tl.constexpr, BLOCK: tl.constexpr, MASKED: tl.constexpr, WIDTH: tl.constexpr):
     LAST: tl.constexpr = FORM[BITS] & -FORM[BITS]
     codes = load_plane(row_ptr, n, block, LAST, FORM, BLOCK, MASKED, WIDTH)
@@ -102,7 +89,11 @@ def store_codes(
 ):
     for plane in tl.static_range(4):
         if FORM[BITS] & (8 >> plane):
-            store_plane(row_ptr, codes, n, block, 8 >> plane, FORM, BLOCK, MASKED, WIDTH)
+            part = codes
+            if FORM[BITS] != 8 >> plane:
+                part = (codes >> (FORM[BITS] & -(16 >> plane))) & ((1 << (8 >> plane)) - 1)
+            at, some = bytes_at(row_ptr, n, block, 8 >> plane, FORM, BLOCK, WIDTH)
+            store(at, join(part, 8 >> plane), some if MASKED else None)
 
 
 # Moving a tile. Where nothing is masked, all masks are true and none is read.
@@ -198,9 +189,8 @@ def compress_kernel(
 @triton.jit(do_not_specialize=["n", "first", "tiles"], do_not_specialize_on_alignment=["packed_ptr"])
 def decompress_kernel(
     out_ptr, packed_ptr, stride, row_bytes, header_at, n, first, tiles,
-    DECODE: tl.constexpr, WORD: tl.constexpr, FORM: tl.constexpr,
-    BLOCK: tl.constexpr, BLOCKS: tl.constexpr, MASKED: tl.constexpr, WIDTH: tl.constexpr,
-    NARROW: tl.constexpr,
+    DECODE: tl.constexpr, WORD: tl.constexpr, FORM: tl.constexpr, BLOCK: tl.constexpr, BLOCKS: tl.constexpr,
+    MASKED: tl.constexpr, WIDTH: tl.constexpr, NARROW: tl.constexpr,
 ):  # fmt: skip
     row = (tl.program_id(0) // tiles).to(tl.int64)
     tile = first + tl.program_id(0) % tiles
@@ -215,9 +205,8 @@ def decompress_kernel(
 @triton.jit(do_not_specialize=["rows", "n", "first", "tiles"], do_not_specialize_on_alignment=["packed_ptr"])
 def add_kernel(
     out_ptr, packed_ptr, weights_ptr, rows, row_bytes, header_at, n, first, tiles,
-    DECODE: tl.constexpr, WORD: tl.constexpr, FORM: tl.constexpr,
-    BLOCK: tl.constexpr, BLOCKS: tl.constexpr, MASKED: tl.constexpr, WIDTH: tl.constexpr,
-    NARROW: tl.constexpr,
+    DECODE: tl.constexpr, WORD: tl.constexpr, FORM: tl.constexpr, BLOCK: tl.constexpr, BLOCKS: tl.constexpr,
+    MASKED: tl.constexpr, WIDTH: tl.constexpr, NARROW: tl.constexpr,
 ):  # fmt: skip
     block, at, inside = locate(first + tl.program_id(0), n, FORM, BLOCK, BLOCKS, MASKED)
     out_at = values_at(out_ptr, at, WIDTH, NARROW)
@@ -261,8 +250,6 @@ def reduce_kernel(
         MEASURE, ENCODE, DECODE, WORD, FORM, DRAWN, BLOCK, MASKED, WIDTH,
     )  # fmt: skip
     if residual_ptr is not None:
-        lost = mean - values
-        if FORM[ROTATED]:
-            lost = restore(lost)
+        lost = restore(mean - values) if FORM[ROTATED] else mean - values
         residual_at = values_at(residual_ptr, at, WIDTH, NARROW)
         store(residual_at, load(residual_at, inside if MASKED else None) + lost * count, inside if MASKED else None)

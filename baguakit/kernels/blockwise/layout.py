@@ -62,7 +62,7 @@ class Layout(NamedTuple):
 
     Attributes:
         planes: where the bytes of each plane begin and end.
-        header_at: where the headers begin.
+        header_at, header_end: where the headers begin and end.
         row: the number of bytes.
         headers: the numbers of all headers of a row: how many blocks, and how many numbers for each.
         dtype: of headers.
@@ -71,15 +71,11 @@ class Layout(NamedTuple):
 
     planes: tuple[slice, ...]
     header_at: int
+    header_end: int
     row: int
     headers: tuple[int, int]
     dtype: torch.dtype
     runs: tuple[Run, ...]
-
-    @property
-    def header_end(self) -> int:
-        """Return where the headers end."""
-        return self.header_at + self.headers[0] * self.headers[1] * self.dtype.itemsize
 
     def empty(self, rows: int, device: torch.device) -> Tensor:
         """Return memory for packed rows; what no code or header fills is zero."""

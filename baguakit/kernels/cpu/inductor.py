@@ -9,15 +9,13 @@ import contextlib
 import logging
 import threading
 import types
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.fx
 from torch import Tensor
-
-from .examples import Unit, examples
 
 PIECE = 1 << 14  # values, about, whose temporaries stay in a core's cache
 ROWS = 1 << 12  # of the example that is traced: enough for Inductor to divide the work among threads
@@ -40,6 +38,7 @@ INDUCTOR_SETTINGS = {
 
 _log = logging.getLogger("baguakit")
 
+Unit = Callable[..., object]
 Call = tuple["Kernel", list[tuple[str, int]]]  # operands: the place in C++ that they count from, and how far
 
 
@@ -63,6 +62,23 @@ class Kernel:
 
     def __call__(self, *operands: Any) -> None:
         self.calls.append((self, operands))
+
+
+def examples(like: tuple[Any, ...], rows: int) -> list[Any]:
+    """Return arguments of the dtypes and widths of `like`, with so many rows: many magnitudes, and a row of zeros."""
+    # A generator of its own leaves the user's random numbers alone.
+    source = torch.Generator().manual_seed(rows)
+    return [_example(part, rows, source) if isinstance(part, Tensor) else part for part in like]
+
+
+def _example(like: Tensor, rows: int, source: torch.Generator) -> Tensor:
+    shape = (rows, *like.shape[1:]) if like.dim() == 2 else like.shape
+    if not like.dtype.is_floating_point:
+        return torch.randint(0, 256, shape, generator=source, device="cpu").to(like.dtype)
+    scale = torch.randint(-40, 40, (*shape[:-1], 1), generator=source, device="cpu")
+    values = torch.randn(shape, generator=source, dtype=torch.float32, device="cpu") * 2.0**scale
+    values[0] = 0
+    return values.to(like.dtype)
 
 
 def write(calls: list[tuple[Unit, tuple[Any, ...]]]) -> str:

@@ -25,7 +25,7 @@ import torch
 from torch import Tensor
 
 from . import inductor
-from .examples import Unit
+from .inductor import Unit
 
 Call = tuple[Unit, tuple[Any, ...]]
 

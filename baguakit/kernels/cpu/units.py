@@ -17,9 +17,10 @@ from functools import partial
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from . import libraries
-from .examples import Unit, agree, examples
+from .inductor import Unit, examples
 
 # Units are compiled for so many values or more, in rows of so many or more: fewer gain less than 0.1 ms a call, which
 # does not pay for a compilation, and on shorter rows a call takes longer than its arithmetic.
@@ -137,7 +138,16 @@ def _checked(unit: Unit, like: tuple[Any, ...], candidate: Unit | None) -> Unit:
     """Return the candidate if it does what the unit does, else the unit."""
     if candidate is None:
         return unit
-    if all(agree(unit, candidate, examples(like, rows)) for rows in (2, 37)):
+    if all(_agree(unit, candidate, examples(like, rows)) for rows in (2, 37)):
         return candidate
     _log.warning("%s runs as written, many times slower than compiled: compiled, its result differs", unit.__name__)
     return unit
+
+
+def _agree(unit: Unit, candidate: Unit, arguments: list[Any]) -> bool:
+    """Return whether two units write the same values into copies of the arguments, and NaN in the same places."""
+    copies = [part.clone() if isinstance(part, Tensor) else part for part in arguments]
+    unit(*arguments)
+    candidate(*copies)
+    written = [pair for pair in zip(arguments, copies, strict=True) if isinstance(pair[0], Tensor)]
+    return all(torch.allclose(a, b, rtol=0, atol=0, equal_nan=True) for a, b in written)

@@ -53,23 +53,17 @@ def measure(x, inside, width, MASKED: tl.constexpr, DRAWN: tl.constexpr, FORM: t
 
 @triton.jit
 def extremes(x, inside, MASKED: tl.constexpr):
-    """Return the lowest and the highest value of each block, and whether one is not finite."""
+    """Return the lowest and the highest value of each block, NaN if it has one, and whether one is not finite."""
     low = tl.min(tl.where(inside, x, INFINITY) if MASKED else x, 1)
-    high = highest(tl.where(inside, x, -INFINITY) if MASKED else x)
-    if MASKED:
-        empty = low > high
-        low, high = tl.where(empty, 0.0, low), tl.where(empty, 0.0, high)
-    return low, high, (low - low != 0) | (high - high != 0)
-
-
-@triton.jit
-def highest(x):
-    """Return the highest value of each block: NaN, if it has one."""
+    x = tl.where(inside, x, -INFINITY) if MASKED else x
     if INTERPRETED:  # it reduces by functions of ours only slowly
         high = tl.where(tl.max((x != x).to(tl.int32), 1) != 0, NAN, tl.max(x, 1))
     else:
         high = tl.reduce(x, 1, higher)
-    return high
+    if MASKED:
+        empty = low > high
+        low, high = tl.where(empty, 0.0, low), tl.where(empty, 0.0, high)
+    return low, high, (low - low != 0) | (high - high != 0)
 
 
 @triton.jit
@@ -96,12 +90,11 @@ def bf16_above(x):
 def encode(x, word, scale, draw, FORM: tl.constexpr):
     TOP: tl.constexpr = (1 << FORM[BITS]) - 1
     if FORM[BITS] == 1 and draw is None:
-        codes = ((x >= 0) & (scale == scale)[:, None]).to(tl.uint8)
+        return ((x >= 0) & (scale == scale)[:, None]).to(tl.uint8)
     elif FORM[BITS] == 1 or (FORM[ROTATED] and FORM[BITS] <= 3 and draw is None):
-        codes = quantize(x * scale[:, None] + TOP / 2, tl.zeros_like(scale), scale, draw, TOP)
+        return quantize(x * scale[:, None] + TOP / 2, tl.zeros_like(scale), scale, draw, TOP)
     else:
-        codes = quantize(x * scale[:, None], parts_of(word, FORM)[1], scale, draw, TOP)
-    return codes
+        return quantize(x * scale[:, None], parts_of(word, FORM)[1], scale, draw, TOP)
 
 
 @triton.jit
@@ -120,16 +113,15 @@ def decode(codes, word, FORM: tl.constexpr):
     step, bottom = parts_of(word, FORM)
     if FORM[BITS] == 1:  # half a step with a sign
         below = (step * -0.5).to(tl.uint32, bitcast=True)
-        values = (below[:, None] ^ codes.to(tl.uint32) << 31).to(tl.float32, bitcast=True)
+        return (below[:, None] ^ codes.to(tl.uint32) << 31).to(tl.float32, bitcast=True)
     elif FORM[BITS] == 8 and not FORM[ROTATED]:
-        values = (codes.to(tl.float32) + bottom[:, None]) * step[:, None]
+        return (codes.to(tl.float32) + bottom[:, None]) * step[:, None]
     else:
         # 2²³ + code, by its bits, and bottom − 2²³, both exact: |bottom| < 2¹⁵. Conversions are slow. With halves, 2²².
         HALVES: tl.constexpr = FORM[ROTATED]
         shifted = ((codes.to(tl.uint32) << 1) | 0x4A800000) if HALVES else (codes.to(tl.uint32) | 0x4B000000)
         origin = bottom - (4194304.0 if HALVES else 8388608.0)
-        values = (shifted.to(tl.float32, bitcast=True) + origin[:, None]) * step[:, None]
-    return values
+        return (shifted.to(tl.float32, bitcast=True) + origin[:, None]) * step[:, None]
 
 
 @triton.jit

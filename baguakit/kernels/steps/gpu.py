@@ -101,7 +101,7 @@ def gradients(
     G: tl.constexpr, WIDE: tl.constexpr, BLOCK: tl.constexpr, LINE: tl.constexpr, TILE: tl.constexpr,
 ):  # fmt: skip
     if BLOCK is None:
-        g = load(column(record, G_AT, G, WIDE) + at, inside).to(tl.float32)
+        return load(column(record, G_AT, G, WIDE) + at, inside).to(tl.float32)
     else:
         row, n = column(record, G_AT, tl.uint8, False), tl.load(record + LENGTH)
         begin = lines(tile, LINE, TILE)
@@ -109,8 +109,7 @@ def gradients(
         word = load(words, None if inside is None else begin < n)
         # As many codes a thread as it has fp32 weights in 16 bytes. A row begins on such an address by itself.
         codes = load(tl.multiple_of(row + at, [4, 4]) if WIDE else row + at, inside)
-        g = decode(codes, word, PACKED)
-    return g
+        return decode(codes, word, PACKED)
 
 
 @triton.jit

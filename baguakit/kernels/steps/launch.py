@@ -46,16 +46,15 @@ def numbers_of_rule(lr, t, o0, o1, o2, o3, RULE: tl.constexpr, DECAY: tl.constex
     if RULE == "SGD":
         momentum, dampening, decay, first = fp64(o0), fp64(o1), fp64(o2), t == 1
         kept, taken = tl.where(first, zero, momentum), tl.where(first, fp64(1.0), 1 - dampening)
-        n = (decay, kept, taken, momentum, -lr, zero, zero)
+        return decay, kept, taken, momentum, -lr, zero, zero
     elif RULE == "Adam":
         beta1, beta2, eps, decay = fp64(o0), fp64(o1), fp64(o2), fp64(o3)
         size = -(lr / (1 - power(beta1, t)))
         root = tl.sqrt(1 - power(beta2, t))
-        n = (1 - lr * decay if DECAY == DECOUPLED else decay, 1 - beta1, beta2, 1 - beta2, root, eps, size)
+        return 1 - lr * decay if DECAY == DECOUPLED else decay, 1 - beta1, beta2, 1 - beta2, root, eps, size
     else:
         beta1, beta2, decay = fp64(o0), fp64(o1), fp64(o2)
-        n = (1 - lr * decay, beta1, 1 - beta1, beta2, 1 - beta2, -lr, zero)
-    return n
+        return 1 - lr * decay, beta1, 1 - beta1, beta2, 1 - beta2, -lr, zero
 
 
 @triton.jit(do_not_specialize=["taken", "seed", "seed_high"])
