@@ -80,8 +80,7 @@ class Compressor:
         Compile for values of `dtype`, and of float32, the dtype of residuals and replicas. On a CPU nothing is compiled
         for few values, and everything once for all processes on a machine.
         """
-        kind = warmed(device, dtype, values)
-        if kind == "cpu" and values < UNPADDED:
+        if warmed(device, dtype, values) == "cpu" and values < UNPADDED:
             return
         with torch.no_grad(), units.together():
             for each in dict.fromkeys((torch.float32, dtype)):
@@ -258,5 +257,4 @@ def check_device(name: str, x: Tensor, beside: Tensor) -> None:
 
 
 def described(x: Tensor) -> str:
-    """Return a shape in words."""
     return f"{tuple(x.shape)}{'' if x.is_contiguous() else ' with gaps'}"

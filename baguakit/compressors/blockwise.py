@@ -66,11 +66,8 @@ def signed(key: int) -> int:
 @cache
 def _direct(operators: Operators, block: int, drawn: bool) -> Unchecked:
     """Return the operations for primitives, found once: on a GPU the host's time is theirs."""
-    compress, decompress_, reduce = (
-        operators.compress.function,
-        operators.decompress_.function,
-        operators.reduce.function,
-    )
+    compress, reduce = operators.compress.function, operators.reduce.function
+    decompress_ = operators.decompress_.function
 
     def decompress(packed: Tensor, n: int, dtype: torch.dtype, out: Tensor | None) -> Tensor:
         if out is None:

@@ -73,29 +73,6 @@ def load_plane(
     return split(load(at, some if MASKED else None), PLANE) << (FORM[BITS] & -(2 * PLANE))
 
 
-@triton.jit
-def load_codes(row_ptr, n, block, FORM: tl.constexpr, BLOCK: tl.constexpr, MASKED: tl.constexpr, WIDTH: tl.constexpr):
-    LAST: tl.constexpr = FORM[BITS] & -FORM[BITS]
-    codes = load_plane(row_ptr, n, block, LAST, FORM, BLOCK, MASKED, WIDTH)
-    for plane in tl.static_range(3):
-        if FORM[BITS] & (8 >> plane) and 8 >> plane > LAST:
-            codes |= load_plane(row_ptr, n, block, 8 >> plane, FORM, BLOCK, MASKED, WIDTH)
-    return codes
-
-
-@triton.jit
-def store_codes(
-    row_ptr, codes, n, block, FORM: tl.constexpr, BLOCK: tl.constexpr, MASKED: tl.constexpr, WIDTH: tl.constexpr
-):
-    for plane in tl.static_range(4):
-        if FORM[BITS] & (8 >> plane):
-            part = codes
-            if FORM[BITS] != 8 >> plane:
-                part = (codes >> (FORM[BITS] & -(16 >> plane))) & ((1 << (8 >> plane)) - 1)
-            at, some = bytes_at(row_ptr, n, block, 8 >> plane, FORM, BLOCK, WIDTH)
-            store(at, join(part, 8 >> plane), some if MASKED else None)
-
-
 # Moving a tile. Where nothing is masked, all masks are true and none is read.
 
 
@@ -139,7 +116,12 @@ def load_values(
     BLOCK: tl.constexpr, MASKED: tl.constexpr, WIDTH: tl.constexpr,
 ):  # fmt: skip
     word = load(word_of(row_ptr, header_at, block, WORD), block * BLOCK < n if MASKED else None)
-    return DECODE(load_codes(row_ptr, n, block, FORM, BLOCK, MASKED, WIDTH), word, FORM)
+    LAST: tl.constexpr = FORM[BITS] & -FORM[BITS]
+    codes = load_plane(row_ptr, n, block, LAST, FORM, BLOCK, MASKED, WIDTH)
+    for plane in tl.static_range(3):
+        if FORM[BITS] & (8 >> plane) and 8 >> plane > LAST:
+            codes |= load_plane(row_ptr, n, block, 8 >> plane, FORM, BLOCK, MASKED, WIDTH)
+    return DECODE(codes, word, FORM)
 
 
 @triton.jit
@@ -155,7 +137,13 @@ def store_values(
     codes = ENCODE(x, word, scale, uniform(origin + at, seed, seed_high) if DRAWN else None, FORM)
     if CUT:
         codes = tl.where(inside, codes, 0)
-    store_codes(row_ptr, codes, n, block, FORM, BLOCK, MASKED, WIDTH)
+    for plane in tl.static_range(4):
+        if FORM[BITS] & (8 >> plane):
+            part = codes
+            if FORM[BITS] != 8 >> plane:
+                part = (codes >> (FORM[BITS] & -(16 >> plane))) & ((1 << (8 >> plane)) - 1)
+            at, some = bytes_at(row_ptr, n, block, 8 >> plane, FORM, BLOCK, WIDTH)
+            store(at, join(part, 8 >> plane), some if MASKED else None)
     store(word_of(row_ptr, header_at, block, WORD), word, block * BLOCK < n if MASKED else None)
     return DECODE(codes, word, FORM)
 

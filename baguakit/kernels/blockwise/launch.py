@@ -83,7 +83,6 @@ def plan_of(operation: str, format: Format, n: int, block: int, itemsize: int, s
 
 
 def blocks_of(kernel: Any, format: Format, block: int) -> int:
-    """Return how many blocks a tile has."""
     tile = TILES[kernel] if format.bits == 8 and not format.rotated else warp_of(format.rotated)
     return max(block, tile) // block
 
@@ -98,11 +97,9 @@ def constants_of(
 ) -> dict[str, Any]:
     """Return the constants of a kernel for a format and for values of so many bytes, in rows so far apart."""
     module = import_module(f"{type(format).__module__}_gpu")
+    form = format.bits, format.padded, format.rotated, *format.numbers
     device = {"MEASURE": module.measure, "ENCODE": module.encode, "DECODE": module.decode}
-    device |= {
-        "WORD": WORDS[format.header_bytes],
-        "FORM": (format.bits, format.padded, format.rotated, *format.numbers),
-    }
+    device |= {"WORD": WORDS[format.header_bytes], "FORM": form}
     width = min(16 // itemsize, 4 * planes_of(format.bits)[0])  # a thread's part of what a warp of 32 holds
     return {name: value for name, value in device.items() if name in kernel.arg_names} | {
         "BLOCK": block,

@@ -1,8 +1,7 @@
-"""The operations of a format as operators of torch, which `torch.compile` passes over.
+"""The operations of a format as operators of torch.
 
-CUDA tensors take the kernels, and import them at the first; few values on a CPU take NumPy, if the format has its
-arithmetic for that; all others take the definition. No argument has a default, because torch 2.11 looks for mutated
-arguments among those that are not.
+CUDA tensors take the kernels; few values on a CPU take NumPy, if the format has its arithmetic for that; all others
+take the definition.
 """
 
 from typing import Any, NamedTuple

@@ -26,9 +26,7 @@ from .inductor import Unit, examples
 # does not pay for a compilation, and on shorter rows a call takes longer than its arithmetic.
 COMPILED_VALUES, COMPILED_ROW = 1 << 16, 1 << 12
 
-RunUnit = Callable[..., None]
-"""Runs a unit: the first argument; the others are the unit's."""
-
+RunUnit = Callable[..., None]  # runs a unit: the first argument; the others are the unit's
 Kind = tuple[Any, ...]
 """All that the code of units depends on besides their number of arguments: constants, width and dtype of blocks."""
 

@@ -162,7 +162,6 @@ OPERATORS = {(8, False): operators(UniformFormat(8))}  # by bits and rotation; o
 
 
 def operators_of(bits: int, rotated: bool) -> Operators:
-    """Return the operators of the format of so many bits."""
     found = OPERATORS.get((bits, rotated))
     if found is None:
         found = OPERATORS.setdefault((bits, rotated), operators(UniformFormat(bits, rotated)))

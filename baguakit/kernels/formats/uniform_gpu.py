@@ -126,7 +126,6 @@ def decode(codes, word, FORM: tl.constexpr):
 
 @triton.jit
 def parts_of(word, FORM: tl.constexpr):
-    """Return step and bottom of a word."""
     if FORM[BITS] == 8 and not FORM[ROTATED]:
         step, bottom = word.to(tl.uint32), (word >> 32).to(tl.uint32).to(tl.float32, bitcast=True)
     else:

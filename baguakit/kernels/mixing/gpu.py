@@ -30,7 +30,6 @@ def wide(x):
 
 @triton.jit
 def places(first, TILE: tl.constexpr, MASKED: tl.constexpr):
-    """Return the places of a tile's values."""
     at = (first + tl.program_id(0)).to(tl.int64) * TILE + tl.arange(0, TILE)
     # Masked values move one by one: neighbours then belong to neighbouring threads, unless Triton expects more.
     return tl.multiple_of(at, 1) if MASKED else at
@@ -104,9 +103,8 @@ def mix_(x: Tensor, others: Sequence[Tensor], weights: Sequence[float] | Tensor)
         last = start + MOST >= len(others)
         out = x if last or x.dtype in WIDE else torch.empty_like(x, dtype=torch.float32) if begun is x else begun
         absent: list[None] = [None] * (MOST - len(some))
-        factors: list[Any]
         if isinstance(weights, Tensor):
-            factors = [weights[start:], *[None] * (MOST + 1)]  # what they weigh is read from there
+            factors: list[Any] = [weights[start:], *[None] * (MOST + 1)]  # what they weigh is read from there
         else:
             own = weights[0] if start == 0 else None
             factors = [None, own, *weights[start + 1 : start + 1 + len(some)], *absent]

@@ -1,8 +1,4 @@
-"""`mixing` as operators of torch, which `torch.compile` passes over.
-
-CUDA tensors take the kernels, and import them at the first; all others take the definition. No argument has a default,
-because torch 2.11 looks for mutated arguments among those that are not.
-"""
+"""`mixing` as operators of torch: CUDA tensors take the kernels, all others the definition."""
 
 from collections.abc import Sequence
 from functools import partial

@@ -53,7 +53,6 @@ def rotate(x):
 
 @triton.jit
 def restore(x):
-    """Return what blocks were that have been rotated."""
     return butterflies(x * (1 / x.shape[1])) * (signs_of(x.shape[1]) * (2 * x.shape[1]))
 
 

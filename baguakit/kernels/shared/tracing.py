@@ -28,7 +28,8 @@ def recorded(x: Tensor) -> bool:
 class Operator(Generic[Result]):
     """A function of a tensor and other arguments, called as an operator of torch where it is recorded.
 
-    It has no gradient: what calls it asks for none.
+    It has no gradient: what calls it asks for none. No argument of the function has a default, because torch 2.11 looks
+    for mutated arguments among those that are not.
 
     Args:
         function: what is called.

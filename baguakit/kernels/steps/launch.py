@@ -90,13 +90,13 @@ def step_(update: Update, tables: StepTables, conditions: Conditions, block: int
     c, device = conditions, tables.numbers.device
     found = (c.lr, c.taken, c.grad_scale, c.clip, c.found_inf)
     held = [x if isinstance(x, Tensor) and x.device == device else None for x in found]  # the others are on the host
-    if held[-1] is None and float(conditions.found_inf) != 0:
+    if held[-1] is None and float(c.found_inf) != 0:
         return
     constants = {"RULE": type(update).__name__, "DECAY": _decay(update)}
     with on(device):
         numbers: tuple[Any, ...] = (tables.numbers, *(0.0,) * 8, 0, 0)
         if any(x is not None for x in held):
-            _launch_numbers(update, tables, conditions, held, constants)
+            _launch_numbers(update, tables.numbers, found, held, c.key, constants)
         else:
             values, factor, seed = numbers_of(update, conditions)
             numbers = (None, *values, *(0.0,) * (7 - len(values)), factor, *map(signed, seed))
@@ -118,14 +118,12 @@ def _launch(table: Table, numbers: tuple[Any, ...], constants: dict[str, Any], d
 
 
 def _launch_numbers(
-    update: Update, tables: StepTables, conditions: Conditions, held: list[Tensor | None], constants: dict[str, Any]
+    update: Update, numbers: Tensor, found: Any, held: list[Tensor | None], key: int | None, constants: dict[str, Any]
 ) -> None:
-    c = conditions
-    found = zip((c.lr, c.taken, c.grad_scale, c.clip), held, strict=False)
-    lr, taken, scale, clip = (float(x) if there is None else 0.0 for x, there in found)
+    lr, taken, scale, clip, _ = (float(x) if there is None else 0.0 for x, there in zip(found, held, strict=True))
     options = [x for x in vars(update).values() if not isinstance(x, bool)]  # three, or four, in the kernel's order
     numbers_kernel[(1,)](
-        tables.numbers, *held, lr, int(taken), scale, clip, *(*options, 0.0)[:4], *signed_words(c.key or 0),
+        numbers, *held, lr, int(taken), scale, clip, *(*options, 0.0)[:4], *signed_words(key or 0),
         **constants, num_warps=1, enable_fp_fusion=False,
     )  # fmt: skip
 

@@ -63,7 +63,6 @@ Role = Sequence[Any] | Fixed
 
 
 def listed(role: Role) -> Sequence[Tensor]:
-    """Return the tensors of a role."""
     return role.tensors if isinstance(role, Fixed) else role
 
 

@@ -1,8 +1,4 @@
-"""`topk` as an operator of torch, which `torch.compile` passes over.
-
-CUDA tensors take the kernel, and import it at the first; all others take the definition. No argument has a default,
-because torch 2.11 looks for mutated arguments among those that are not.
-"""
+"""`topk` as an operator of torch: CUDA tensors take the kernel, all others the definition."""
 
 from functools import partial
 
