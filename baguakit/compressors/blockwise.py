@@ -17,7 +17,6 @@ class Blockwise(Checked):
     """A format in blocks: `block` values share a header; `stochastic` selects unbiased rounding."""
 
     block: int
-    stochastic: bool = False
 
     @property
     def operators(self) -> Operators:
@@ -52,10 +51,15 @@ class Blockwise(Checked):
     def _unchecked(self, x: Tensor) -> Unchecked:
         if not self.as_given or recorded(x):
             return super()._unchecked(x)
-        return _direct(self.operators, self.block, self.stochastic)
+        return _direct(self.operators, self.block, self._drawn)
+
+    @property
+    def _drawn(self) -> bool:
+        """Return whether rounding is drawn at random."""
+        return getattr(self, "stochastic", False)
 
     def _key(self, key: int) -> int | None:
-        return signed(key) if self.stochastic else None
+        return signed(key) if self._drawn else None
 
 
 def signed(key: int) -> int:

@@ -207,9 +207,7 @@ def _tools(
     format: Format, run: Run, rows: int, n: int, values: Tensor, beside: Tensor | None
 ) -> tuple[units.RunUnit, Tensor | None]:
     """Return what runs units on a run of rows, of single blocks as written; and the signs of rotated ones."""
-    compiled = (
-        run.height > 1 and values.is_cpu and values.is_contiguous() and (beside is None or beside.is_contiguous())
-    )
+    compiled = run.height > 1 and values.is_cpu and all(x is None or x.is_contiguous() for x in (values, beside))
     run_unit = units.runner((format, run.width, values.dtype), rows, n) if compiled else units.plain
     return run_unit, signs_of(run.width, values.device) if format.rotated else None
 

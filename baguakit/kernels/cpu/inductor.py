@@ -41,7 +41,6 @@ _log = logging.getLogger("baguakit")
 Unit = Callable[..., object]
 Call = tuple["Kernel", list[tuple[str, int]]]  # operands: the place in C++ that they count from, and how far
 
-
 _piecewise: set[Unit] = set()
 
 

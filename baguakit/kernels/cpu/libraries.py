@@ -68,7 +68,6 @@ def _caller(library: ctypes.PyDLL, name: str, unit: Unit, like: tuple[Any, ...])
         return None
     tensors = [i for i, part in enumerate(like) if isinstance(part, Tensor)]
     function.argtypes = [ctypes.c_void_p] * len(tensors) + [ctypes.c_int64]
-
     tensors_of = operator.itemgetter(*tensors)
 
     def run(*arguments: Any) -> None:

@@ -20,7 +20,7 @@ WARPS = 4  # with 16 values a thread: of each tensor four 16-byte loads in fligh
 MOST = 8  # tensors mixed in by one launch
 
 
-# Values in the type in which they are added, and back.
+# Values in the type in which they are added.
 
 
 @triton.jit
