@@ -10,8 +10,8 @@ import math
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Set
 from dataclasses import fields
 from functools import wraps
-from itertools import chain, repeat
 from inspect import Parameter, signature, unwrap
+from itertools import chain, repeat
 from operator import is_
 from typing import Any, ParamSpec, TypeVar, get_type_hints
 
