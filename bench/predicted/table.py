@@ -14,6 +14,8 @@ from .work import Operation, operations
 ROOT = Path(__file__).parents[2]
 ARCH = 90
 NAME = "roofline-predicted"
+# Written by `EXECUTED_COUNTS=bench/results/executed.jsonl scripts/test tests/ptx/test_kernels.py -m slow`.
+COUNTS = ROOT / "bench" / "results" / "executed.jsonl"
 
 
 def predictions(n: int, chosen: Iterable[Operation] | None = None) -> dict[str, Any]:
@@ -83,7 +85,27 @@ def lines(found: dict[str, Any], picture: bool) -> list[str]:
     )  # fmt: skip
     shown = [f"![*Predicted* share of a copy's speed of every kernel](results/{NAME}.png)", ""] if picture else []
     table = [f"| {' | '.join(COLUMNS)} |", "|---" * len(COLUMNS) + "|", *map(_line, found["rows"]), ""]
-    return [head, *shown, *table]
+    return [head, *counts(), *shown, *table]
+
+
+def counts(path: Path = COUNTS) -> list[str]:
+    """Return the sentence about what the tests have executed, from the counts in a file."""
+    if not path.exists():
+        return []
+    each = [json.loads(line) for line in path.read_text().splitlines()]
+    totals = {
+        arch: (
+            sum(e["launches"] for e in each if e["arch"] == arch),
+            sum(e["tests"] for e in each if e["arch"] == arch),
+        )
+        for arch in sorted({e["arch"] for e in each})
+    }
+    told = [f"{launches:,} launches on sm_{arch} ({tests:,} tests)" for arch, (launches, tests) in totals.items()]
+    return [
+        "The tests of the kernels execute them likewise, on hostile values, and compare every byte of what each launch",
+        f"writes with the definition: {', '.join(told)}, all equal.",
+        "",
+    ]
 
 
 def _line(row: dict[str, Any]) -> str:

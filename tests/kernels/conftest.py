@@ -1,6 +1,9 @@
 """Kernels run where their tensors are; memory that was never written holds NaN."""
 
+import json
+import os
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -45,12 +48,18 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:
-    """Say how much was executed."""
+    """Say how much was executed, and append it as a line of JSON to the file that EXECUTED_COUNTS names, if it does."""
     if gpu := config.stash.get(GPU, None):
         from variants import key_of_launch
 
         variants = len({key_of_launch(each) for each in gpu.launches})
         terminalreporter.write_line(f"sm_{gpu.arch} executed {len(gpu.launches)} launches of {variants} variants")
+        if path := os.environ.get("EXECUTED_COUNTS"):
+            files = [Path(argument).stem for argument in config.args]
+            tests = len(terminalreporter.stats.get("passed", []))
+            counts = {"arch": gpu.arch, "files": files, "tests": tests, "launches": len(gpu.launches)}
+            with open(path, "a") as file:
+                file.write(json.dumps(counts | {"variants": variants}) + "\n")
 
 
 @pytest.fixture
