@@ -27,8 +27,8 @@ _deciding = _Deciding()
 
 def finite(x: Tensor) -> Tensor:
     """Return whether every value of `x` is finite: a bool on the device of `x`, without a synchronisation."""
-    if x.numel() == 0:
-        return torch.ones((), dtype=torch.bool, device=x.device)
+    if x.numel() == 0 or not x.is_floating_point():
+        return torch.isfinite(x).all()
     low, high = torch.aminmax(x)  # both are NaN if one value is
     return torch.isfinite(torch.maximum(high, -low))
 
