@@ -12,7 +12,7 @@ from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_
 from torch.nn.parallel import DistributedDataParallel
 
 import baguakit as bk
-from baguakit.compressors import BFloat16, MinMaxUInt8, TopK
+from baguakit.compressors import BFloat16, MinMaxUInt8, TopK, UInt4
 from baguakit.topology import OnePeerExact, Ring
 
 from . import formulas, hivemind_peer
@@ -131,6 +131,16 @@ CONTENDERS = (
 if hivemind_peer.INSTALLED:
     CONTENDERS += (Contender("hivemind", lambda s, n: formulas.all_reduce(s, n) / LOCAL, hivemind=True, period=LOCAL),)
 
+# What a rotation costs in a step; the planner's page, which predicts the others, leaves them out.
+FOUR_BITS = tuple(
+    Contender(
+        f"bytegrad, UInt4{told}",
+        lambda s, n, format=format: formulas.compressed_all_reduce(s, n, format),
+        a.bytegrad(format, error_feedback=True),
+    )
+    for told, format in ((", rotated", UInt4()), ("", UInt4(rotate=False)))
+)
+
 
 def contender(name: str) -> Contender:
     """The contender of a name.
@@ -138,7 +148,7 @@ def contender(name: str) -> Contender:
     Raises:
         ValueError: there is none.
     """
-    for each in CONTENDERS:
+    for each in (*CONTENDERS, *FOUR_BITS):
         if each.name == name:
             return each
     raise ValueError(f"there is no contender called {name!r}; there are {', '.join(each.name for each in CONTENDERS)}")

@@ -5,7 +5,7 @@ from typing import Any
 
 from baguakit.command.pacing.rates import bytes_per_second
 
-from .contenders import CONTENDERS
+from .contenders import CONTENDERS, FOUR_BITS
 from .runs import UNSHAPED
 from .steps import RATES
 from .table import Table
@@ -18,7 +18,7 @@ def line_of(formula: float | None, rate: str) -> float | None:
 
 def names_with(cells: Iterable[tuple[Mapping[str, Any], Any]]) -> list[str]:
     """The names of all contenders, in their order; behind them those in the cells that are not installed here."""
-    here = [each.name for each in CONTENDERS]
+    here = [each.name for each in (*CONTENDERS, *FOUR_BITS)]
     return [*here, *sorted({cell["algorithm"] for cell, _ in cells} - set(here))]
 
 

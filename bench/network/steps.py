@@ -4,7 +4,7 @@ import itertools
 from collections.abc import Sequence
 from typing import Any
 
-from .contenders import CONTENDERS
+from .contenders import CONTENDERS, FOUR_BITS
 
 RATES = ("100mbit", "500mbit", "1gbit", "unshaped")
 HOSTS, STEPS = 4, 24
@@ -45,7 +45,7 @@ def cells(quick: bool, only: Sequence[str] | None = None) -> list[dict[str, Any]
         quick: the wide task at two rates, seven contenders, without stragglers.
         only: names of contenders.
     """
-    names = [each.name for each in CONTENDERS if not only or each.name in only]
+    names, few = ([e.name for e in each if not only or e.name in only] for each in (CONTENDERS, FOUR_BITS))
     if quick:
         names = [name for name in names if only or name in QUICK]
         return [cell(name, rate=rate, steps=16) for rate, name in itertools.product(QUICK_RATES, names)]
@@ -58,6 +58,7 @@ def cells(quick: bool, only: Sequence[str] | None = None) -> list[dict[str, Any]
             cell(name, task=t, rate=rate, straggler=True)
             for rate, t, name in itertools.product(STRAGGLED, ("deep", "wide"), names)
         ),
+        *(cell(name, rate=rate) for rate, name in itertools.product(QUICK_RATES, few)),
     ]
 
 

@@ -89,7 +89,7 @@ def lines(found: dict[str, Any], picture: bool) -> list[str]:
 
 
 def counts(path: Path = COUNTS) -> list[str]:
-    """Return the sentence about what the tests have executed, from the counts in a file."""
+    """Return the lines on what the tests have executed, from the counts in a file."""
     if not path.exists():
         return []
     each = [json.loads(line) for line in path.read_text().splitlines()]
@@ -100,10 +100,11 @@ def counts(path: Path = COUNTS) -> list[str]:
         )
         for arch in sorted({e["arch"] for e in each})
     }
-    told = [f"{launches:,} launches on sm_{arch} ({tests:,} tests)" for arch, (launches, tests) in totals.items()]
     return [
-        "The tests of the kernels execute them likewise, on hostile values, and compare every byte of what each launch",
-        f"writes with the definition: {', '.join(told)}, all equal.",
+        "Tests of kernels execute them likewise, on hostile values, and compare what they write with the definitions.",
+        "All are equal, byte for byte:",
+        "",
+        *(f"* sm_{arch}: {launches:,} launches in {tests:,} tests." for arch, (launches, tests) in totals.items()),
         "",
     ]
 

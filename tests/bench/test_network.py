@@ -15,7 +15,7 @@ from baguakit.compressors import BFloat16, MinMaxUInt8, TopK
 from baguakit.kernels.cpu import units
 from baguakit.topology import OnePeerExponential, Ring
 from bench.network import backend, collectives, exchanges, few, flows, formulas, page, reports, runs, steps
-from bench.network.contenders import ALONE, CONTENDERS, WARM_UP, contender
+from bench.network.contenders import ALONE, CONTENDERS, FOUR_BITS, WARM_UP, contender
 from bench.network.reports import aligned, line_of, of_flows, of_steps
 from bench.network.table import Table
 from bench.network.train import blocks_of
@@ -91,7 +91,7 @@ def test_cells_are_all_different():
     for quick in (True, False):
         cells = steps.cells(quick)
         assert len({json.dumps(cell) for cell in cells}) == len(cells)
-    assert {cell["algorithm"] for cell in steps.cells(False)} == {each.name for each in CONTENDERS}
+    assert {cell["algorithm"] for cell in steps.cells(False)} == {each.name for each in (*CONTENDERS, *FOUR_BITS)}
     assert {cell["algorithm"] for cell in steps.cells(False, ["DDP"])} == {"DDP"}
 
 
