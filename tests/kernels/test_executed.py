@@ -114,7 +114,7 @@ def test_no_kernel_was_left_out(executed_gpu):
     from triton.runtime import JITFunction
 
     found = pkgutil.walk_packages(baguakit.kernels.__path__, "baguakit.kernels.")
-    modules = [importlib.import_module(each.name) for each in found if each.name.endswith("gpu")]
+    modules = [importlib.import_module(each.name) for each in found if each.name.endswith(("gpu", "launch"))]
     every = {name for module in modules for name, each in vars(module).items() if isinstance(each, JITFunction)}
     launched = {each.name for each in executed_gpu.launches}
     assert launched == {name for name in every if name.endswith("_kernel")}
