@@ -15,7 +15,7 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
 from .collectives import COLLECTIVES
-from .contenders import ALONE, LOCAL
+from .contenders import ALONE, FOUR_BITS, LOCAL
 from .exchanges import EXCHANGES
 from .panels import COLOURS, DDP, GREY, MOST, WIDTH, Curves, Panel, multiples, tidy
 from .reports import line_of, names_with, throughput
@@ -76,8 +76,11 @@ def longest(table: Table) -> Cells:
 
 
 def families(cells: Cells) -> dict[str, Sequence[str]]:
-    """Return the names of each family; those in the cells that are in none come last, a few at a time."""
-    known = set(itertools.chain(*FAMILIES.values()))
+    """Return the names of each family; those in the cells that are in none come last, a few at a time.
+
+    Those of four bits are in the table only.
+    """
+    known = {*itertools.chain(*FAMILIES.values()), *(each.name for each in FOUR_BITS)}
     others = [name for name in names_with(cells) if name not in known]
     return FAMILIES | {f"Others{', more' * (at > 0)}": others[at : at + MOST] for at in range(0, len(others), MOST)}
 
