@@ -54,12 +54,17 @@ def attached(name: str) -> dict[str, float]:
 
 
 def measured(size: int) -> list[dict[str, Any]]:
-    """Return a row for each algorithm: of the slowest rank, and of those that do not hold the store."""
+    """Return a row for each algorithm, on ranks of its own: others would count what the last attachment left open."""
+    return [of_algorithm(name, size) for name in NAMES]
+
+
+def of_algorithm(name: str, size: int) -> dict[str, Any]:
+    """Return the row of an algorithm: of the slowest rank, and of those that do not hold the store."""
     began = time.perf_counter()
     with bk.Ranks(size) as ranks:
         ranks.run(os.getpid)
         started = time.perf_counter() - began
-        return [row(name, size, started, [ranks.run(attached, name) for _ in range(REPEATS)]) for name in NAMES]
+        return row(name, size, started, [ranks.run(attached, name) for _ in range(REPEATS)])
 
 
 def row(name: str, size: int, started: float, runs: Sequence[Sequence[dict[str, float]]]) -> dict[str, Any]:
