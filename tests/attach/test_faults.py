@@ -70,11 +70,11 @@ def test_ranks_stand_still(mishap):
 def check(cells: Sequence[Cell], at_once: int = AT_ONCE) -> None:
     """Raise, with all that is wrong, unless every survivor names the right rank in time, or finishes.
 
-    A rank that a busy machine has kept from running for 4 s is late, and the others are right to name it: where they
-    speak of time, the same cell is run again, by itself and with a longer limit, and has to be right then.
+    A rank that a busy machine has kept from running for 4 s is late, and the others are right to name it: where all
+    that is wrong is of time, the same cell is run again, by itself and with a longer limit, and has to be right then.
     """
     found = faults_of(cells, at_once)
-    again = [cell for cell, said in found.items() if any(map(OF_TIME.search, said))]
+    again = [cell for cell, said in found.items() if all(map(OF_TIME.search, said))]
     for cell in again:
         warnings.warn(f"run again with {LONGER:.0f} s: {cell}: {found.pop(cell)}", stacklevel=2)
         found |= faults_of([replace(cell, timeout=LONGER)], 1)

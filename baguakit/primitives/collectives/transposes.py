@@ -64,8 +64,8 @@ def compressed_all_to_all(
     if n == 1:
         return result
     note([*leaving[:rank], *leaving[rank + 1 :], *coming[:rank], *coming[rank + 1 :]], compressor, codec, comm)
-    alike = codec is not None and output_split_sizes is None and packs(leaving[0], codec)
-    if codec is not None and alike and len(row_pieces(leaving[0].numel(), n, x.is_cuda)) == 1:
+    few = output_split_sizes is None and len(row_pieces(leaving[0].numel(), n, x.is_cuda)) == 1
+    if codec is not None and few and packs(leaving[0], codec):
         _at_once(values.view(n, -1), landed.view(n, -1), codec, comm)
     else:
         _of_parts(leaving, coming, codec, comm, x.device)

@@ -53,18 +53,14 @@ _flights: list[Flight] = []
 def trained(task: Task, error: float, seed: int) -> dict[str, Any]:
     """Train on this rank; return what all ranks found. Collective."""
     comm = bk.Comm()
-    model, optimizer, loss, test = task.begin(seed, comm.rank, comm.size)
+    training = task.begin(seed, comm.rank, comm.size)
     _flights.clear()
     stage = Watched(error)
-    with bk.attach(model, optimizer, bk.during_backward(stage), comm=comm, bucket_bytes=BUCKET):
-        for step in range(1, task.steps + 1):
-            for group in optimizer.param_groups:
-                group["lr"] = task.rate(step)
-            optimizer.zero_grad()
-            loss(step).backward()
-            optimizer.step()
-        final = test(comm)
-    weights = torch.cat([p.detach().flatten() for p in model.parameters()])
+    with bk.attach(training.model, training.optimizer, bk.during_backward(stage), comm=comm, bucket_bytes=BUCKET):
+        for _ in task.train(training):
+            pass
+        final = training.test(comm)
+    weights = torch.cat([p.detach().flatten() for p in training.model.parameters()])
     return {"loss": final, "equal": same(weights, comm)} | summary(_flights, stage, comm) | {"steps": task.steps}
 
 

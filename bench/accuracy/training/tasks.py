@@ -3,7 +3,7 @@
 import functools
 import importlib.util
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -43,6 +43,16 @@ class Task(ABC):
     def rate(self, step: int) -> float:
         """Return the learning rate of a step, which is 1 or more."""
         return self.lr * min(1.0, step / max(1, self.warmup)) * (1 - (step - 1) / self.steps)
+
+    def train(self, training: Training) -> Iterator[int]:
+        """Train, and yield the number of each step after it."""
+        for step in range(1, self.steps + 1):
+            for group in training.optimizer.param_groups:
+                group["lr"] = self.rate(step)
+            training.optimizer.zero_grad()
+            training.loss(step).backward()
+            training.optimizer.step()
+            yield step
 
     @abstractmethod
     def begin(self, seed: int, rank: int, ranks: int) -> Training:

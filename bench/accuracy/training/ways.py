@@ -53,19 +53,15 @@ def ways() -> Iterator[Way]:
 def trained(task: Task, way: Way, seed: int) -> dict[str, Any]:
     """Train on this rank; return the loss and the bytes a step. Collective."""
     comm = bk.Comm()
-    model, optimizer, loss, test = task.begin(seed, comm.rank, comm.size)
+    training = task.begin(seed, comm.rank, comm.size)
     losses = []
-    with bk.attach(model, optimizer, way.algorithm(), comm=comm) as att:
-        for step in range(1, task.steps + 1):
-            for group in optimizer.param_groups:
-                group["lr"] = task.rate(step)
-            optimizer.zero_grad()
-            loss(step).backward()
-            optimizer.step()
+    with bk.attach(training.model, training.optimizer, way.algorithm(), comm=comm) as att:
+        for step in task.train(training):
             if step in [round(share * task.steps) for share in TESTS]:
-                losses.append(test(comm))
+                losses.append(training.test(comm))
         sent = att.report().bytes_per_step
-    return {"loss": statistics.mean(losses), "bytes": sent, "values": sum(p.numel() for p in model.parameters())}
+    values = sum(p.numel() for p in training.model.parameters())
+    return {"loss": statistics.mean(losses), "bytes": sent, "values": values}
 
 
 def cell(name: str, way: Way, seed: int) -> dict[str, Any]:
