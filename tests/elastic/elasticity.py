@@ -44,6 +44,13 @@ def train(words, data, output, dies_in_load):
     torch.set_num_threads(1)
     sys.stdout = sys.stderr = open(output, "w", buffering=1)  # noqa: SIM115
     program = elastic(*data)
+    batch = program.batch
+
+    def noted(images, labels, step, rank, ranks):
+        print(f"makes step {step}")  # the program prints only what rank 0 has made
+        return batch(images, labels, step, rank, ranks)
+
+    program.batch = noted
     if dies_in_load:
         program.torch.load = lambda *a, **k: os.kill(os.getpid(), signal.SIGKILL)
     program.train(program.arguments(words))
@@ -80,6 +87,11 @@ class Rank:
         """(step, loss, ranks) of the steps that were printed so far."""
         found = [re.match(r"step (\d+) loss (\S+) ranks (\d+)$", line) for line in self.lines]
         return [(int(m[1]), float(m[2]), int(m[3])) for m in found if m]
+
+    @property
+    def begun(self):
+        """The steps that it has begun to make, in order, those of other ranks than 0 too."""
+        return [int(line.removeprefix("makes step ")) for line in self.lines if line.startswith("makes step ")]
 
     def kill(self):
         """End it at once."""
