@@ -76,7 +76,7 @@ def test_the_shared_estimate_is_the_mean_of_all(inner, momentum):
 
     def run():
         draw = torch.Generator().manual_seed(dist.get_rank())
-        return flown(TrackedMean(inner, momentum), [torch.randn(60_000, generator=draw) for _ in range(4)])
+        return flown(TrackedMean(inner, momentum), [torch.randn(20_000, generator=draw) for _ in range(4)])
 
     for steps in zip(*ranks(3, run), strict=True):
         mean = sum(own for _, own, _ in steps) / 3

@@ -17,8 +17,9 @@ def test_a_rotation_restored_is_exact_for_integers(width):
     rotated = rotation.rotate(x, signs)
     assert torch.equal(rotation.restore(rotated, signs), x)
     assert torch.equal((rotated.double() * 2 * width).square().sum(1), x.double().square().sum(1) * width)
-    spread = rotation.rotate(torch.eye(width), signs)  # its rows are those of H D
-    assert torch.equal(spread.abs(), torch.full((width, width), 0.5 / width))
+    some = torch.eye(width)[:: max(1, width // 512)]
+    spread = rotation.rotate(some, signs)  # its rows are those of H D
+    assert torch.equal(spread.abs(), torch.full_like(some, 0.5 / width))
 
 
 @widths
