@@ -136,5 +136,6 @@ class TopK(Checked):
         return values, self._index(places)
 
     def _index(self, places: Tensor) -> Tensor:
-        chunks = torch.arange(places.shape[1], device=places.device) // self._kept_of(self.chunk)
-        return places + chunks * self.chunk
+        count, k = places.shape[1], self._kept_of(self.chunk)
+        starts = torch.arange(-(-count // k), device=places.device) * self.chunk
+        return places + starts.repeat_interleave(k)[:count]

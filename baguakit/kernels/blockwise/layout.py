@@ -132,8 +132,10 @@ def split(planes: Sequence[Tensor], bits: int) -> Tensor:
         return planes[0].unsqueeze(-2)
     codes, shift = None, 0
     for bytes_, plane in zip(planes, planes_of(bits), strict=True):
-        shifts = torch.arange(0, 8, plane, device=bytes_.device, dtype=torch.int32).unsqueeze(-1)
-        part = (bytes_.unsqueeze(-2).int() >> shifts & (1 << plane) - 1) << shift
+        part = bytes_.unsqueeze(-2).int()
+        if plane < 8:
+            shifts = torch.arange(0, 8, plane, device=bytes_.device, dtype=torch.int32).unsqueeze(-1)
+            part = (part >> shifts & (1 << plane) - 1) << shift
         codes = part if codes is None else codes + part.reshape(codes.shape)
         shift += plane
     assert codes is not None
