@@ -5,14 +5,15 @@ An algorithm is an expression of the exchange, its peers, its compression and it
     bytegrad = during_backward(CompressedMean(MinMaxUInt8()))
 """
 
+import importlib
 import sys
+from types import ModuleType
+from typing import TYPE_CHECKING
 
 from . import (
     algorithms,
-    backend,
     compressors,
     data,
-    elastic,
     interop,
     net,
     optim,
@@ -66,5 +67,18 @@ __all__ = [
     "tune",
 ]
 __version__ = "0.2.0"
+
+if TYPE_CHECKING:
+    from . import backend, elastic
+
+
+def __getattr__(name: str) -> ModuleType:
+    """Import `bk.backend` and `bk.elastic` when a program first uses them: others do not wait for it."""
+    if name not in ("backend", "elastic"):
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}", name=name, obj=sys.modules[__name__])
+    module = importlib.import_module(f".{name}", __name__)
+    show_public(module)
+    return module
+
 
 show_public(sys.modules[__name__])
