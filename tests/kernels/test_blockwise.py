@@ -212,7 +212,10 @@ def test_kernels_pass_broken_blocks_on_in_the_same_bytes(name, dtypes, device):
 # The compiled definition.
 
 
-@pytest.mark.parametrize("name", [*(pytest.param(n, marks=pytest.mark.slow) for n in ("uint4", "float8_e4m3")), "uint1"])
+SLOW = [pytest.param(name, marks=pytest.mark.slow) for name in ("uint4", "float8_e4m3")]
+
+
+@pytest.mark.parametrize("name", ["uint1", *SLOW])
 def test_compiled_equals_eager(name, all_compiled):
     operators, block, _ = FORMATS[name]
     codec, x = definition(operators), sample(2, 4 * block)
