@@ -23,9 +23,9 @@ ROOT = Path(__file__).parents[2]
 def test_twenty_kills_at_random_moments(tmp_path):
     """Half of them while a rank starts, half while all train: every step is made, in order, and training begins once.
 
-    The last step of a rank that is killed may be made again, if no other had made it. For every rank that is killed, the
-    line of one step may be missing: rank 0, which prints, was killed before it did, or had not made the step when the
-    group broke, and took the state of a rank that had.
+    The last step of a rank that is killed may be made again, if no other had made it. For every rank that is killed,
+    the line of one step may be missing: rank 0, which prints, was killed before it did, or had not made the step when
+    the group broke, and took the state of a rank that had.
     """
     chance, folder, killed = random.Random(0), tmp_path / "killed", []
     with crew("") as store:

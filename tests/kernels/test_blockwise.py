@@ -211,7 +211,6 @@ def test_kernels_pass_broken_blocks_on_in_the_same_bytes(name, dtypes, device):
 
 # The compiled definition.
 
-
 SLOW = [pytest.param(name, marks=pytest.mark.slow) for name in ("uint4", "float8_e4m3")]
 
 
