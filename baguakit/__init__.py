@@ -76,9 +76,7 @@ def __getattr__(name: str) -> ModuleType:
     """Import `bk.backend` and `bk.elastic` when a program first uses them: others do not wait for it."""
     if name not in ("backend", "elastic"):
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}", name=name, obj=sys.modules[__name__])
-    module = importlib.import_module(f".{name}", __name__)
-    show_public(module)
-    return module
+    return importlib.import_module(f".{name}", __name__)
 
 
 show_public(sys.modules[__name__])

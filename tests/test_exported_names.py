@@ -197,7 +197,8 @@ def namespaces(home=bk):
     """Yield the public modules: the package, and every module that a public one exports."""
     yield home
     for name in home.__all__:
-        if isinstance(inner := vars(home).get(name), ModuleType):
+        # Of others a name may need an extra.
+        if isinstance(inner := getattr(home, name) if home is bk else vars(home).get(name), ModuleType):
             yield from namespaces(inner)
 
 

@@ -3,8 +3,13 @@
 `exact()` excepts a part of a program, and `report()` tells how each operation flew.
 """
 
+import sys
+
+from ..namespaces import show_public
 from .policy import Policy, exact
 from .registration import register
 from .reports import Report, Row, report
 
 __all__ = ["Policy", "Report", "Row", "exact", "register", "report"]
+
+show_public(sys.modules[__name__])

@@ -5,7 +5,12 @@ after a step on which all agree if a process waits to join or a rank leaves. The
 last whole steps.
 """
 
+import sys
+
+from ..namespaces import show_public
 from .changes import Change, Left
 from .group import join
 
 __all__ = ["Change", "Left", "join"]
+
+show_public(sys.modules[__name__])

@@ -133,7 +133,7 @@ def split(planes: Sequence[Tensor], bits: int) -> Tensor:
     codes, shift = None, 0
     for bytes_, plane in zip(planes, planes_of(bits), strict=True):
         part = bytes_.unsqueeze(-2).int()
-        if plane < 8:
+        if plane < 8:  # whole bytes come first, and are their codes' lowest eight bits as they are
             shifts = torch.arange(0, 8, plane, device=bytes_.device, dtype=torch.int32).unsqueeze(-1)
             part = (part >> shifts & (1 << plane) - 1) << shift
         codes = part if codes is None else codes + part.reshape(codes.shape)
