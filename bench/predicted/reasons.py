@@ -4,7 +4,7 @@ from typing import Any
 
 TARGET = 0.9
 DRAWS = "draws: two rounds of an integer hash for each value, fixed by the format's definition"
-ROTATES = "rotates blocks: an addition for each value and doubling of the block, and three moves through shared memory"
+ROTATES = "rotates blocks: an addition for each value and doubling of the block, and two moves between threads"
 COUNTS = "finds a threshold: nine counts of a chunk of normal values, of three integer instructions for each value"
 # By beginnings of "family: name, dtype".
 REASONS = {

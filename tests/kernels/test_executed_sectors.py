@@ -56,16 +56,19 @@ def of_format(counted, name, n, residual):
     row = layout.planes[-1].stop + layout.header_end - layout.header_at
     x, out, rest = torch.randn(ROWS, n), torch.empty(ROWS, n), torch.zeros(ROWS, n) if residual else None
     packed = launch.compress(format, x, block)
-    length = 1 if format.rotated else n  # a program has half as many values, and so twice the headers and weights
+    # The signs of a rotation, which each program reads: a table as long as a block.
+    table = 4 * block if format.rotated else 0
+    signs = table * (n // max(block, launch.WARP) + 1) // SECTOR
+    checked = functools.partial(check, counted, beside=table)
     compress = functools.partial(launch.compress, format, x, block, rest)
-    check(counted, compress, length, ROWS * ((4 + lost) * n + row))
-    check(counted, lambda: launch.decompress_(format, out, packed, block), length, ROWS * (4 * n + row), ROWS * blocks)
+    checked(compress, n, ROWS * ((4 + lost) * n + row), ROWS * signs)
+    checked(lambda: launch.decompress_(format, out, packed, block), n, ROWS * (4 * n + row), ROWS * (blocks + signs))
     weights, total, rest = torch.ones(ROWS), torch.zeros(n), torch.zeros(n) if residual else None
     add = functools.partial(launch.add_, format, total, packed, weights, block)
-    apart = 1 if format.header_bytes == 1 else length  # float8: up to 1.14 at lengths of whole lines
-    check(counted, add, apart, 8 * n + ROWS * row, ROWS * (blocks + n // 1024 + 1))  # and weights
+    apart = 1 if format.header_bytes == 1 else n  # float8: up to 1.14 at lengths of whole lines
+    checked(add, apart, 8 * n + ROWS * row, ROWS * (blocks + n // 1024 + 1) + signs)  # and weights
     reduce = functools.partial(launch.reduce, format, packed, n, block, rest)
-    check(counted, reduce, length, (ROWS + 1) * row + 2 * lost * n, (ROWS + 1) * blocks)
+    checked(reduce, n, (ROWS + 1) * row + 2 * lost * n, (ROWS + 1) * blocks + signs * residual)
 
 
 def of_mixing(counted, n):

@@ -6,7 +6,8 @@ from variants import Variant
 from baguakit.kernels.blockwise import gpu as kernels
 from baguakit.kernels.blockwise import launch
 
-POINTERS = {"packed_ptr": "*u8", "sent_ptr": "*u8", "residual_ptr": "*fp32", "weights_ptr": "*fp32"}
+POINTERS = {"packed_ptr": "*u8", "sent_ptr": "*u8"}
+POINTERS |= {"residual_ptr": "*fp32", "weights_ptr": "*fp32", "signs_ptr": "*fp32"}
 SIZES = {"fp32": 4, "bf16": 2, "fp16": 2, "fp64": 8}
 OTHERS = [(each.operators.format, each.block) for each in BLOCKWISE if each.operators is not MINMAX]
 
@@ -38,8 +39,9 @@ def of_format(format, dtype, block, masked, residuals):
 def variant(kernel, format, dtype, block, masked, residual, drawn, stride=16):
     size = SIZES[dtype] if kernel is not kernels.reduce_kernel else 4 if residual else 1
     constants = launch.constants_of(kernel, format, block, size, masked, stride) | drawn
-    if not residual and "residual_ptr" in kernel.arg_names:
-        constants["residual_ptr"] = None
+    for name, there in (("residual_ptr", residual), ("signs_ptr", format.rotated)):
+        if not there and name in kernel.arg_names:
+            constants[name] = None
     signature = {
         name: POINTERS.get(name, f"*{dtype}") if name.endswith("_ptr") else "i32"
         for name in kernel.arg_names

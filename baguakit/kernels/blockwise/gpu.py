@@ -1,14 +1,15 @@
 """The kernels of the operations of `definition.py`: the same roundings in the same order, so the same bytes.
 
-A program holds a tile of whole blocks, a block to a line. Only tiles that reach past the end of their row have masks,
-so that all others move whole lines of memory.
+A program holds a tile of whole blocks, a block to a column: Triton then gives a thread whole columns where it is free
+to, so that what is added up or exchanged within a block stays in registers. Only tiles that reach past the end of their
+row have masks, so that all others move whole lines of memory.
 
 A format is a module with three functions, and two constants. A block's header is one unsigned integer, a word:
 
     MEASURE(x, inside, width, MASKED, DRAWN, FORM) -> words and scales (blocks,)     `inside` tells which values are
                                                                                      there, and `width` how many; others
                                                                                      are zero
-    ENCODE(x, word, scale, draw, FORM) -> codes (blocks, width) as uint8             `draw` is None where none is drawn
+    ENCODE(x, word, scale, draw, FORM) -> codes (width, blocks) as uint8             `draw` is None where none is drawn
     DECODE(codes, word, FORM) -> values
     WORD, the type of a header, and FORM: the bits of a code, whether the last block is padded, whether blocks are
     rotated, and what numbers else the functions need.
@@ -30,8 +31,8 @@ def join(codes, PLANE: tl.constexpr):
         return codes
     else:
         shift = (tl.arange(0, 8 // PLANE) * PLANE).to(tl.uint8)
-        striped = tl.reshape(codes, (codes.shape[0], 8 // PLANE, codes.shape[1] // (8 // PLANE)))
-        return tl.sum(striped << shift[None, :, None], 1).to(tl.uint8)
+        striped = tl.reshape(codes, (8 // PLANE, codes.shape[0] // (8 // PLANE), codes.shape[1]))
+        return tl.sum(striped << shift[:, None, None], 0).to(tl.uint8)
 
 
 @triton.jit
@@ -40,8 +41,8 @@ def split(joined, PLANE: tl.constexpr):
         return joined
     else:
         shift = (tl.arange(0, 8 // PLANE) * PLANE).to(tl.uint32)
-        striped = (joined.to(tl.uint32)[:, None, :] >> shift[None, :, None]) & ((1 << PLANE) - 1)
-        return tl.reshape(striped, (joined.shape[0], 8 // PLANE * joined.shape[1]))
+        striped = (joined.to(tl.uint32)[None, :, :] >> shift[:, None, None]) & ((1 << PLANE) - 1)
+        return tl.reshape(striped, (8 // PLANE * joined.shape[0], joined.shape[1]))
 
 
 @triton.jit
@@ -53,10 +54,10 @@ def bytes_at(row_ptr, n, block, PLANE: tl.constexpr, FORM: tl.constexpr, BLOCK: 
             if 8 >> before > PLANE and FORM[BITS] & (8 >> before):
                 row_ptr += (blocks * (BLOCK * (8 >> before) // 8) + 15) // 16 * 16
     STRIPES: tl.constexpr = 8 // PLANE
-    width = tl.minimum(tl.maximum(n - block * BLOCK, 0), BLOCK)[:, None]
+    width = tl.minimum(tl.maximum(n - block * BLOCK, 0), BLOCK)[None, :]
     stored = (width + (BLOCK - 1)) // BLOCK * BLOCK if FORM[PADDED] else width
-    byte = tl.arange(0, BLOCK // STRIPES)[None, :]
-    at = row_ptr + (block[:, None] * (BLOCK // STRIPES) + byte)
+    byte = tl.arange(0, BLOCK // STRIPES)[:, None]
+    at = row_ptr + (block[None, :] * (BLOCK // STRIPES) + byte)
     # `packed_ptr` is not specialized on its alignment, so that this is all that Triton knows and a thread holds WIDTH
     # bytes. With 16 codes to a thread, each access of a warp to the values they come from would touch a part of every
     # line it needs, and of none the whole.
@@ -80,8 +81,8 @@ def load_plane(
 def locate(tile, n, FORM: tl.constexpr, BLOCK: tl.constexpr, BLOCKS: tl.constexpr, MASKED: tl.constexpr):
     """Return the index of each block of the tile, and the columns of its values with their mask."""
     block = tile.to(tl.int64) * BLOCKS + tl.arange(0, BLOCKS)
-    place = tl.arange(0, BLOCK)[None, :]
-    width = tl.minimum(tl.maximum(n - block * BLOCK, 0), BLOCK)[:, None]
+    place = tl.arange(0, BLOCK)[:, None]
+    width = tl.minimum(tl.maximum(n - block * BLOCK, 0), BLOCK)[None, :]
     if MASKED and FORM[BITS] < 8 and not FORM[PADDED]:  # the stripes of the last block are shorter
         STRIPES: tl.constexpr = 8 // FORM[BITS]
         stripe = (width + (STRIPES - 1)) // STRIPES
@@ -90,7 +91,7 @@ def locate(tile, n, FORM: tl.constexpr, BLOCK: tl.constexpr, BLOCKS: tl.constexp
         inside = (in_stripe < stripe) & (place < width)
     else:
         inside = place < width
-    return block, block[:, None] * BLOCK + place, inside
+    return block, block[None, :] * BLOCK + place, inside
 
 
 @triton.jit
@@ -155,7 +156,7 @@ def store_values(
     do_not_specialize=["n", "first", "tiles", "seed", "seed_high"], do_not_specialize_on_alignment=["packed_ptr"]
 )
 def compress_kernel(
-    x_ptr, residual_ptr, packed_ptr, stride, row_bytes, header_at, n, first, tiles, seed, seed_high,
+    x_ptr, residual_ptr, packed_ptr, stride, signs_ptr, row_bytes, header_at, n, first, tiles, seed, seed_high,
     MEASURE: tl.constexpr, ENCODE: tl.constexpr, DECODE: tl.constexpr, WORD: tl.constexpr, FORM: tl.constexpr,
     DRAWN: tl.constexpr, BLOCK: tl.constexpr, BLOCKS: tl.constexpr, MASKED: tl.constexpr, WIDTH: tl.constexpr,
     NARROW: tl.constexpr,
@@ -164,19 +165,19 @@ def compress_kernel(
     tile = first + tl.program_id(0) % tiles
     block, at, inside = locate(tile, n, FORM, BLOCK, BLOCKS, MASKED)
     x = load(values_at(x_ptr + row * stride, at, WIDTH, NARROW), inside if MASKED else None).to(tl.float32)
-    coded = rotate(x) if FORM[ROTATED] else x
+    coded = rotate(x, signs_ptr) if FORM[ROTATED] else x
     values = store_values(
         packed_ptr + row * row_bytes, header_at, coded, row * n, seed, seed_high, n, block, at, inside,
         MEASURE, ENCODE, DECODE, WORD, FORM, DRAWN, BLOCK, MASKED, WIDTH,
     )  # fmt: skip
     if residual_ptr is not None:
-        lost = x - (restore(values) if FORM[ROTATED] else values)
+        lost = x - (restore(values, signs_ptr) if FORM[ROTATED] else values)
         store(values_at(residual_ptr + row * stride, at, WIDTH, NARROW), lost, inside if MASKED else None)
 
 
 @triton.jit(do_not_specialize=["n", "first", "tiles"], do_not_specialize_on_alignment=["packed_ptr"])
 def decompress_kernel(
-    out_ptr, packed_ptr, stride, row_bytes, header_at, n, first, tiles,
+    out_ptr, packed_ptr, stride, signs_ptr, row_bytes, header_at, n, first, tiles,
     DECODE: tl.constexpr, WORD: tl.constexpr, FORM: tl.constexpr, BLOCK: tl.constexpr, BLOCKS: tl.constexpr,
     MASKED: tl.constexpr, WIDTH: tl.constexpr, NARROW: tl.constexpr,
 ):  # fmt: skip
@@ -186,13 +187,13 @@ def decompress_kernel(
     row_ptr = packed_ptr + row * row_bytes
     values = load_values(row_ptr, header_at, n, block, DECODE, WORD, FORM, BLOCK, MASKED, WIDTH)
     if FORM[ROTATED]:
-        values = restore(values)
+        values = restore(values, signs_ptr)
     store(values_at(out_ptr + row * stride, at, WIDTH, NARROW), values, inside if MASKED else None)
 
 
 @triton.jit(do_not_specialize=["rows", "n", "first", "tiles"], do_not_specialize_on_alignment=["packed_ptr"])
 def add_kernel(
-    out_ptr, packed_ptr, weights_ptr, rows, row_bytes, header_at, n, first, tiles,
+    out_ptr, packed_ptr, weights_ptr, rows, signs_ptr, row_bytes, header_at, n, first, tiles,
     DECODE: tl.constexpr, WORD: tl.constexpr, FORM: tl.constexpr, BLOCK: tl.constexpr, BLOCKS: tl.constexpr,
     MASKED: tl.constexpr, WIDTH: tl.constexpr, NARROW: tl.constexpr,
 ):  # fmt: skip
@@ -207,7 +208,7 @@ def add_kernel(
         packed_ptr += row_bytes
         weights_ptr += 1
     if FORM[ROTATED]:
-        total = begun + restore(total)
+        total = begun + restore(total, signs_ptr)
     store(out_at, total, inside if MASKED else None)
 
 
@@ -216,13 +217,13 @@ def add_kernel(
     do_not_specialize_on_alignment=["packed_ptr"],
 )
 def reduce_kernel(
-    sent_ptr, residual_ptr, packed_ptr, rows, row_bytes, header_at, n, first, tiles, seed, seed_high,
+    sent_ptr, residual_ptr, packed_ptr, rows, signs_ptr, row_bytes, header_at, n, first, tiles, seed, seed_high,
     MEASURE: tl.constexpr, ENCODE: tl.constexpr, DECODE: tl.constexpr, WORD: tl.constexpr, FORM: tl.constexpr,
     DRAWN: tl.constexpr, BLOCK: tl.constexpr, BLOCKS: tl.constexpr, MASKED: tl.constexpr, WIDTH: tl.constexpr,
     NARROW: tl.constexpr,
 ):  # fmt: skip
     block, at, inside = locate(first + tl.program_id(0), n, FORM, BLOCK, BLOCKS, MASKED)
-    total, count = tl.zeros((BLOCKS, BLOCK), tl.float32), 0.0
+    total, count = tl.zeros((BLOCK, BLOCKS), tl.float32), 0.0
     for _ in tl.range(rows, loop_unroll_factor=1 if MASKED else 4):
         total += load_values(packed_ptr, header_at, n, block, DECODE, WORD, FORM, BLOCK, MASKED, WIDTH)
         packed_ptr += row_bytes
@@ -238,6 +239,6 @@ def reduce_kernel(
         MEASURE, ENCODE, DECODE, WORD, FORM, DRAWN, BLOCK, MASKED, WIDTH,
     )  # fmt: skip
     if residual_ptr is not None:
-        lost = restore(mean - values) if FORM[ROTATED] else mean - values
+        lost = restore(mean - values, signs_ptr) if FORM[ROTATED] else mean - values
         residual_at = values_at(residual_ptr, at, WIDTH, NARROW)
         store(residual_at, load(residual_at, inside if MASKED else None) + lost * count, inside if MASKED else None)

@@ -13,8 +13,9 @@ import triton.language as tl  # type: ignore[import-untyped]
 from torch import Tensor
 
 from ..shared.gpu import INTERPRETED, on, signed_words
+from ..shared.rotation import signs_of
 from .format import Format
-from .gpu import ROTATED, add_kernel, compress_kernel, decompress_kernel, reduce_kernel
+from .gpu import add_kernel, compress_kernel, decompress_kernel, reduce_kernel
 from .layout import Layout, planes_of
 
 # Values of a tile; a warp takes WARP of it, so that each thread has eight 16-byte loads of fp32 in flight. What looks
@@ -60,10 +61,12 @@ class LaunchPlan(NamedTuple):
     """The launches of a kernel on rows of one length.
 
     Attributes:
+        rotated: the width of blocks that are rotated; 0 where none are.
         runs: (first, tiles, options) of a row: its tiles that hold values throughout, and then the last if it does not.
     """
 
     kernel: Any
+    rotated: int
     n: int
     layout: Layout
     runs: tuple[tuple[int, int, dict[str, Any]], ...]
@@ -79,17 +82,12 @@ def plan_of(operation: str, format: Format, n: int, block: int, itemsize: int, s
         if count:
             constants = constants_of(kernel, format, block, itemsize, masked, stride)
             runs.append((first, count, constants | options_of(constants)))
-    return LaunchPlan(kernel, n, layout, tuple(runs))
+    return LaunchPlan(kernel, block if format.rotated else 0, n, layout, tuple(runs))
 
 
 def blocks_of(kernel: Any, format: Format, block: int) -> int:
-    tile = TILES[kernel] if format.bits == 8 and not format.rotated else warp_of(format.rotated)
+    tile = TILES[kernel] if format.bits == 8 and not format.rotated else WARP
     return max(block, tile) // block
-
-
-def warp_of(rotated: bool) -> int:
-    """Return how many values a warp takes: rotated, each takes more registers."""
-    return WARP // 2 if rotated else WARP
 
 
 def constants_of(
@@ -114,7 +112,7 @@ def constants_of(
 def options_of(constants: dict[str, Any]) -> dict[str, Any]:
     """Return the options with which a kernel of these constants is launched."""
     values = constants["BLOCK"] * constants["BLOCKS"]
-    return {"num_warps": values // warp_of(constants["FORM"][ROTATED.value]), "enable_fp_fusion": False}
+    return {"num_warps": values // WARP, "enable_fp_fusion": False}
 
 
 def _aligned(packed: Tensor) -> Tensor:
@@ -143,5 +141,6 @@ def _launch(
         return
     row, header_at = plan.layout.row, plan.layout.header_at
     with on(device):
+        signs = signs_of(plan.rotated, device) if plan.rotated else None
         for first, tiles, options in plan.runs:
-            plan.kernel[(rows * tiles,)](*arguments, row, header_at, plan.n, first, tiles, **draws, **options)
+            plan.kernel[(rows * tiles,)](*arguments, signs, row, header_at, plan.n, first, tiles, **draws, **options)

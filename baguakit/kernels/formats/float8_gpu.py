@@ -14,7 +14,7 @@ def measure(x, inside, width, MASKED: tl.constexpr, DRAWN: tl.constexpr, FORM: t
     M: tl.constexpr = FORM[M_AT]
     E: tl.constexpr = FORM[E_AT]
     TOP: tl.constexpr = FORM[TOP_AT]
-    top = tl.max(x.to(tl.int32, bitcast=True) & 0x7FFFFFFF, 1)  # as integers magnitudes keep their order, and NaN
+    top = tl.max(x.to(tl.int32, bitcast=True) & 0x7FFFFFFF, 0)  # as integers magnitudes keep their order, and NaN
     exponent = (TOP >> M) - 1 + E
     field = ((top + (0x7FFFFF - MANTISSA)) >> 23) - exponent
     field = tl.minimum(tl.maximum(field, 1 + M - E), 254 - exponent)
@@ -28,7 +28,7 @@ def encode(x, word, scale, draw, FORM: tl.constexpr):
     M: tl.constexpr = FORM[M_AT]
     E: tl.constexpr = FORM[E_AT]
     TOP: tl.constexpr = FORM[TOP_AT]
-    y = x * scale[:, None]
+    y = x * scale[None, :]
     bits = y.to(tl.int32, bitcast=True)
     binade = tl.maximum(bits & INFINITY, (127 + E) << 23)  # the least power of two of |y|, or that of subnormal codes
     if draw is None:
@@ -39,7 +39,7 @@ def encode(x, word, scale, draw, FORM: tl.constexpr):
         below = tl.floor(level)
         k = below.to(tl.int32) + (level - below > draw).to(tl.int32)
     codes = tl.minimum((binade >> (23 - M)) - ((127 + E) << M) + k, TOP) | ((bits >> 24) & 0x80)
-    return tl.where((scale == scale)[:, None], codes, 0).to(tl.uint8)
+    return tl.where((scale == scale)[None, :], codes, 0).to(tl.uint8)
 
 
 @triton.jit
@@ -49,7 +49,7 @@ def decode(codes, word, FORM: tl.constexpr):
     bits, field = codes.to(tl.int8, bitcast=True).to(tl.int32), word.to(tl.int32)
     small = (bits << (23 - M)) & (-0x80000000 | 0x7F << (23 - M))
     s = tl.where(field == 255, NAN, power(field))
-    return small.to(tl.float32, bitcast=True) * 2.0 ** (FORM[E_AT] + 126) * s[:, None]
+    return small.to(tl.float32, bitcast=True) * 2.0 ** (FORM[E_AT] + 126) * s[None, :]
 
 
 @triton.jit

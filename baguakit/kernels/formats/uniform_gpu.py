@@ -21,9 +21,9 @@ def measure(x, inside, width, MASKED: tl.constexpr, DRAWN: tl.constexpr, FORM: t
     WIDE: tl.constexpr = FORM[BITS] == 8 and not FORM[ROTATED]
     if FORM[BITS] == 1 or (FORM[ROTATED] and FORM[BITS] <= 3 and not DRAWN):  # a grid about zero
         if DRAWN:
-            size, broken = tl.max(tl.abs(x), 1), tl.max((x - x != 0).to(tl.int32), 1) != 0  # max drops NaN
+            size, broken = tl.max(tl.abs(x), 0), tl.max((x - x != 0).to(tl.int32), 0) != 0  # max drops NaN
         else:
-            size, broken = mean_magnitude(x, width)
+            size, broken = mean_magnitude(x, width, MASKED)
         step = size * (2.0 if DRAWN or FORM[BITS] == 1 else TWO if FORM[BITS] == 2 else THREE)
         step = bf16_above(tl.minimum(tl.maximum(step, SMALLEST), LARGEST))
         scale, step = tl.where(size == 0, 0.0, tl.div_rn(1.0, step)), tl.where(size == 0, 0.0, step)
@@ -54,12 +54,12 @@ def measure(x, inside, width, MASKED: tl.constexpr, DRAWN: tl.constexpr, FORM: t
 @triton.jit
 def extremes(x, inside, MASKED: tl.constexpr):
     """Return the lowest and the highest value of each block, NaN if it has one, and whether one is not finite."""
-    low = tl.min(tl.where(inside, x, INFINITY) if MASKED else x, 1)
+    low = tl.min(tl.where(inside, x, INFINITY) if MASKED else x, 0)
     x = tl.where(inside, x, -INFINITY) if MASKED else x
     if INTERPRETED:  # it reduces by functions of ours only slowly
-        high = tl.where(tl.max((x != x).to(tl.int32), 1) != 0, NAN, tl.max(x, 1))
+        high = tl.where(tl.max((x != x).to(tl.int32), 0) != 0, NAN, tl.max(x, 0))
     else:
-        high = tl.reduce(x, 1, higher)
+        high = tl.reduce(x, 0, higher)
     if MASKED:
         empty = low > high
         low, high = tl.where(empty, 0.0, low), tl.where(empty, 0.0, high)
@@ -72,13 +72,15 @@ def higher(a, b):
 
 
 @triton.jit
-def mean_magnitude(x, width):
+def mean_magnitude(x, width, MASKED: tl.constexpr):
     """Return the mean |x| of each block, and whether one of its values is not finite."""
-    top = tl.max(x.to(tl.int32, bitcast=True) & 0x7FFFFFFF, 1)  # as integers magnitudes keep their order, and NaN
+    top = tl.max(x.to(tl.int32, bitcast=True) & 0x7FFFFFFF, 0)  # as integers magnitudes keep their order, and NaN
     field = tl.minimum(tl.maximum(top >> 23, 30), 254)
     unit, units = ((field - 16) << 23).to(tl.float32, bitcast=True), ((270 - field) << 23).to(tl.float32, bitcast=True)
-    total = tl.sum((tl.abs(x) * units[:, None]).to(tl.int32), 1)
-    return tl.div_rn(total.to(tl.float32), tl.zeros_like(unit) + width) * unit, top >= INFINITY_BITS
+    total = tl.sum((tl.abs(x) * units[None, :]).to(tl.int32), 0).to(tl.float32)
+    # By a power of two, the product is the quotient.
+    mean = tl.div_rn(total, tl.zeros_like(unit) + width) if MASKED else total * (1.0 / width)
+    return mean * unit, top >= INFINITY_BITS
 
 
 @triton.jit
@@ -90,22 +92,24 @@ def bf16_above(x):
 def encode(x, word, scale, draw, FORM: tl.constexpr):
     TOP: tl.constexpr = (1 << FORM[BITS]) - 1
     if FORM[BITS] == 1 and draw is None:
-        return ((x >= 0) & (scale == scale)[:, None]).to(tl.uint8)
-    elif FORM[BITS] == 1 or (FORM[ROTATED] and FORM[BITS] <= 3 and draw is None):
-        return quantize(x * scale[:, None] + TOP / 2, tl.zeros_like(scale), scale, draw, TOP)
+        return ((x >= 0) & (scale == scale)[None, :]).to(tl.uint8)
     else:
-        return quantize(x * scale[:, None], parts_of(word, FORM)[1], scale, draw, TOP)
-
-
-@triton.jit
-def quantize(level, bottom, scale, draw, TOP: tl.constexpr):
-    if draw is None:
-        level = tl.floor(level + 0.5)
-    else:
-        below = tl.floor(level)
-        level = below + (level - below > draw).to(tl.float32)
-    codes = tl.minimum(tl.maximum(level - bottom[:, None], 0.0), TOP)
-    return tl.where((scale == scale)[:, None], codes, 0.0).to(tl.uint8)
+        ABOUT_ZERO: tl.constexpr = FORM[BITS] == 1 or (FORM[ROTATED] and FORM[BITS] <= 3 and draw is None)
+        level = x * scale[None, :]
+        if ABOUT_ZERO:
+            level += TOP / 2
+        if draw is not None:
+            below = tl.floor(level)
+            level = below + (level - below > draw).to(tl.float32)
+        elif ABOUT_ZERO:
+            level += 0.5  # what is clamped is not negative: the conversion rounds down
+        else:
+            level = tl.floor(level + 0.5)
+        if not ABOUT_ZERO:
+            level -= parts_of(word, FORM)[1][None, :]
+        if INTERPRETED:  # whose maximum is NaN where one is
+            level = tl.where(level == level, level, 0.0)
+        return tl.minimum(tl.maximum(level, 0.0), TOP).to(tl.uint8)
 
 
 @triton.jit
@@ -113,15 +117,15 @@ def decode(codes, word, FORM: tl.constexpr):
     step, bottom = parts_of(word, FORM)
     if FORM[BITS] == 1:  # half a step with a sign
         below = (step * -0.5).to(tl.uint32, bitcast=True)
-        return (below[:, None] ^ codes.to(tl.uint32) << 31).to(tl.float32, bitcast=True)
+        return (below[None, :] ^ codes.to(tl.uint32) << 31).to(tl.float32, bitcast=True)
     elif FORM[BITS] == 8 and not FORM[ROTATED]:
-        return (codes.to(tl.float32) + bottom[:, None]) * step[:, None]
+        return (codes.to(tl.float32) + bottom[None, :]) * step[None, :]
     else:
         # 2²³ + code, by its bits, and bottom − 2²³, both exact: |bottom| < 2¹⁵. Conversions are slow. With halves, 2²².
         HALVES: tl.constexpr = FORM[ROTATED]
         shifted = ((codes.to(tl.uint32) << 1) | 0x4A800000) if HALVES else (codes.to(tl.uint32) | 0x4B000000)
         origin = bottom - (4194304.0 if HALVES else 8388608.0)
-        return (shifted.to(tl.float32, bitcast=True) + origin[:, None]) * step[:, None]
+        return (shifted.to(tl.float32, bitcast=True) + origin[None, :]) * step[None, :]
 
 
 @triton.jit

@@ -28,7 +28,6 @@ def signed(word: int) -> int:
 
 INTERPRETED = tl.constexpr(triton.knobs.runtime.interpret)
 ULP = tl.constexpr(2.0**-24)
-SEED, SEED_HIGH = (tl.constexpr(word) for word in signed_words(0))
 
 
 @triton.jit
@@ -46,31 +45,30 @@ def mix(h):
 
 
 @triton.jit
-def rotate(x):
-    """Return blocks (blocks, width) rotated."""
-    return butterflies(x * (signs_of(x.shape[1]) * (0.5 / x.shape[1])))
+def rotate(x, signs_ptr):
+    """Return blocks (width, blocks) rotated, given the signs of `rotation.py`."""
+    return butterflies(x * (load_signs(signs_ptr, x.shape[0]) * (0.5 / x.shape[0])))
 
 
 @triton.jit
-def restore(x):
-    return butterflies(x * (1 / x.shape[1])) * (signs_of(x.shape[1]) * (2 * x.shape[1]))
+def restore(x, signs_ptr):
+    return butterflies(x * (1 / x.shape[0])) * (load_signs(signs_ptr, x.shape[0]) * (2 * x.shape[0]))
 
 
 @triton.jit
-def signs_of(WIDTH: tl.constexpr):
-    place = tl.arange(0, WIDTH)[None, :].to(tl.int64)
-    return tl.where(uniform(place, tl.full((), SEED, tl.int32), tl.full((), SEED_HIGH, tl.int32)) < 0.5, 1.0, -1.0)
+def load_signs(signs_ptr, WIDTH: tl.constexpr):
+    return tl.load(signs_ptr + tl.arange(0, WIDTH))[:, None]
 
 
 @triton.jit
 def butterflies(x):
     """Apply H: each step takes the lowest bit of the places, and turns it to the highest."""
-    BLOCKS: tl.constexpr = x.shape[0]
-    WIDTH: tl.constexpr = x.shape[1]
+    WIDTH: tl.constexpr = x.shape[0]
+    BLOCKS: tl.constexpr = x.shape[1]
     for step in tl.static_range(13):
         if 1 << step < WIDTH:
-            a, b = tl.split(tl.reshape(x, (BLOCKS, WIDTH // 2, 2)))
-            x = tl.reshape(tl.permute(tl.join(a + b, a - b), (0, 2, 1)), (BLOCKS, WIDTH))
+            a, b = tl.split(tl.permute(tl.reshape(x, (WIDTH // 2, 2, BLOCKS)), (0, 2, 1)))
+            x = tl.reshape(tl.permute(tl.join(a + b, a - b), (2, 0, 1)), (WIDTH, BLOCKS))
     return x
 
 

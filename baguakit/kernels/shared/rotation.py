@@ -26,9 +26,9 @@ STEPS = 3  # taken at once: 2³ parts fit the registers of a CPU; with more, the
 @lru_cache(maxsize=64)
 def signs_of(width: int, device: torch.device) -> Tensor:
     """Return D of blocks of `width` values, as ±1 in fp32."""
-    place = torch.arange(width, device=device)
-    one = torch.ones((), dtype=torch.float32, device=device)
-    return torch.where(noise.uniform(place, noise.start_and_seed(0, 0, device)[1:]) < 0.5, one, -one)
+    seed = noise.start_and_seed(0, 0, torch.device("cpu"))[1:]
+    # Made on the CPU and copied: the copy has ended when this returns, whichever stream reads it next.
+    return torch.where(noise.uniform(torch.arange(width), seed) < 0.5, 1.0, -1.0).to(device)
 
 
 def rotate(x: Tensor, signs: Tensor) -> Tensor:

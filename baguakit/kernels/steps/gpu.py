@@ -109,7 +109,7 @@ def gradients(
         word = load(words, None if inside is None else begin < n)
         # As many codes a thread as it has fp32 weights in 16 bytes. A row begins on such an address by itself.
         codes = load(tl.multiple_of(row + at, [4, 4]) if WIDE else row + at, inside)
-        return decode(codes, word, PACKED)
+        return tl.trans(decode(tl.trans(codes), word, PACKED))  # there a block is a column
 
 
 @triton.jit
