@@ -57,7 +57,10 @@ def test_values_stream_in_sixteen_bytes_and_codes_in_whole_lines(codec):
         residual = values * 4 // 16 if facts["residual"] else 0
         if facts["kernel"] == "compress_kernel":
             residual_store = "st.global.v4.b32" if cuda else store
-            assert accesses[load] == wide and accesses.get(residual_store, 0) == residual, name_of(facts)
+            # Of a rotation, a warp also loads the signs, 128 at a time; and again to restore what it has rounded.
+            signs = 2 * max(1, facts["block"] // 128) if facts["format"].endswith("_rotated") else 0
+            assert wide <= accesses[load] <= wide + signs, name_of(facts)
+            assert accesses.get(residual_store, 0) == residual, name_of(facts)
         elif facts["kernel"] == "decompress_kernel":
             assert accesses[store] == wide, name_of(facts)
         elif facts["kernel"] == "add_kernel":
@@ -108,6 +111,8 @@ def test_bytes_moved_are_those_of_the_format(codec):
 def test_streaming_programs_leave_room_for_many(codec):
     for facts in spared(codec):
         if facts["target"].startswith("cuda") and not facts["masked"]:
-            # Triton 3.6 takes 142 to add up two rows in fp64 on an A100, and 168 to compress rows of odd length.
-            limit = 168 if facts["dtype"] == "fp64" or facts["narrow"] else 128
+            # Triton 3.6 takes 142 to add up two rows in fp64 on an A100, and 168 to compress rows of odd length, and
+            # bf16 in four bits.
+            more = facts["dtype"] == "fp64" or facts["narrow"] or (facts["dtype"], facts["bits"]) == ("bf16", 4)
+            limit = 168 if more else 128
             assert facts["registers"] <= limit, name_of(facts)
