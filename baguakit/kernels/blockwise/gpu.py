@@ -79,7 +79,7 @@ def load_plane(
 
 @triton.jit
 def locate(tile, n, FORM: tl.constexpr, BLOCK: tl.constexpr, BLOCKS: tl.constexpr, MASKED: tl.constexpr):
-    """Return the index of each block of the tile, and the columns of its values with their mask."""
+    """Return the index of each block of the tile, and the places of its values (BLOCK, BLOCKS) with their mask."""
     block = tile.to(tl.int64) * BLOCKS + tl.arange(0, BLOCKS)
     place = tl.arange(0, BLOCK)[:, None]
     width = tl.minimum(tl.maximum(n - block * BLOCK, 0), BLOCK)[None, :]
