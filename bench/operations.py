@@ -47,7 +47,7 @@ class Operation:
 
 @functools.lru_cache(maxsize=16)
 def drawn(n: int, seed: int = 0) -> Tensor:
-    return torch.randn(n, generator=torch.Generator().manual_seed(seed)).to(DEVICE)
+    return torch.randn(n, generator=torch.Generator(DEVICE).manual_seed(seed), device=DEVICE)
 
 
 def equal(result: Tensor, expected: Tensor) -> None:

@@ -7,7 +7,7 @@
 Each operation is checked against its definition at every size up to 2²⁰, and then timed: the median of some readings,
 each of a millisecond or more, one call after another on the same tensors. The roof is a copy of 2²⁶ values on a GPU and
 2²⁴ on a CPU, before and after all else. Tensors that fit in a cache are read from there, so that a small size may lie
-above the roof. Sizes grow until `--seconds` have passed.
+above the roof. After the smallest size come the largest and those below it, until `--seconds` have passed.
 
 `--predicted` executes every kernel's PTX on 2¹⁶ values, or 2 to the power of `--largest` if that is less, and predicts
 what an H200 takes: see `bench.predicted.model`.
@@ -66,12 +66,12 @@ def main() -> None:
 
 
 def measure_all(largest: int, limit: float) -> dict[str, Any]:
-    """Sizes in turn, and at each all operations."""
+    """Sizes in turn, those first that tell most, and at each all operations."""
     until, copy = time.monotonic() + limit, copy_of(1 << ROOF)
     roof = [8 * 2**ROOF / seconds(copy)]
     rows: list[dict[str, Any]] = []
     late = False
-    for power in range(SMALLEST, largest + 1, STEP):
+    for power in (SMALLEST, *reversed(range(SMALLEST + STEP, largest + 1, STEP))):
         for operation in operations():
             late = late or time.monotonic() > until
             if late:
@@ -87,6 +87,7 @@ def measure_all(largest: int, limit: float) -> dict[str, Any]:
         drawn.cache_clear()
         gc.collect()
         print(f"2^{power}: {len(rows)} measured", flush=True)
+    rows.sort(key=lambda row: row["values"])  # it is stable: operations keep their order
     roof.append(8 * 2**ROOF / seconds(copy))
     for row in rows:
         row["share"] = row["bytes"] / row["seconds"] / (sum(roof) / 2)

@@ -1,6 +1,8 @@
 """The parts of `scripts/gpu`, in the order in which they tell most: what fails early makes the later ones idle."""
 
+import os
 from dataclasses import dataclass, field
+from importlib.util import find_spec
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -14,7 +16,11 @@ PYTEST = (
     "--record={facts}",
     "--continue-on-collection-errors",
 )
+# Where pytest-xdist is, tests of kernels run side by side: Triton compiles on the processor, most of the time.
+PARALLEL = ("-n", str(min(8, (os.cpu_count() or 1) // 2))) if find_spec("xdist") else ()
 NCCL = "tests/test_cuda.py"
+# These compile the definition for the processor, and launch nothing.
+FOR_CPUS = "compiled_equals_eager or compiled_outlives or without_a_compiler or several_pieces"
 # Of the tests of kernels, those that a GPU decides, steps and formats before all others.
 FIRST = ("test_steps", "test_blockwise.py", "test_minmax", "test_uint4", "test_float8", "test_sign", "test_topk")
 
@@ -63,7 +69,12 @@ PARTS = (
         needed=True,
         dry=("cuda:90", "steps"),
     ),
-    Part("kernels", "steps, formats, mixing and top-k equal their definitions", 140, (*PYTEST, *kernel_tests())),
+    Part(
+        "kernels",
+        "steps, formats, mixing and top-k equal their definitions",
+        140,
+        (*PYTEST, *PARALLEL, "-k", f"not ({FOR_CPUS})", *kernel_tests()),
+    ),
     Part(
         "pair",
         "two ranks over NCCL share a GPU: forks, duplicates, transport, warnings",
@@ -95,14 +106,14 @@ PARTS = (
     Part(
         "roofline",
         "every kernel against the speed of a copy",
-        100,
-        ("-m", "bench.roofline", "--out", "{out}", "--seconds", "60"),
+        140,
+        ("-m", "bench.roofline", "--out", "{out}", "--seconds", "110"),
         dry=("--largest", "10", "--seconds", "600"),
     ),
     Part(
         "comparison",
         "each kernel's share of a copy's speed beside the predicted one",
-        80,
+        110,
         ("scripts/gpu_compare.py", "{out}", "--facts", "{facts}"),
         dry=("--cpu",),
     ),
@@ -112,6 +123,12 @@ PARTS = (
         60,
         ("-m", "bench.step_profile", "--out", "{out}", "--facts", "{facts}"),
         dry=("--cpu", "--megabytes", "1"),
+    ),
+    Part(
+        "users",
+        "compressors, primitives and optimizer steps on the GPU",
+        100,
+        (*PYTEST, *PARALLEL, "tests/test_compressors.py", "tests/primitives", "tests/optim"),
     ),
     Part(
         "benchmarks",
