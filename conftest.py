@@ -36,7 +36,8 @@ def pytest_configure(config):
     # A shell lets what it runs in the background ignore interrupts, and the processes that tests interrupt inherit it.
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
-    if config.getoption("record") and not hasattr(config, "workerinput"):  # xdist's workers report to the one that writes
+    worker = hasattr(config, "workerinput")  # of pytest-xdist: it reports to the process that started it, which writes
+    if config.getoption("record") and not worker:
         config.pluginmanager.register(Record(config.getoption("record")), "record")
     if config.getoption("first"):
         config.pluginmanager.register(First(), "first")

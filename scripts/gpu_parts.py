@@ -17,7 +17,8 @@ PYTEST = (
     "--continue-on-collection-errors",
 )
 # Where pytest-xdist is, tests of kernels run side by side: Triton compiles on the processor, most of the time.
-PARALLEL = ("-n", str(min(8, (os.cpu_count() or 1) // 2))) if find_spec("xdist") else ()
+# pytest-benchmark warns of that.
+PARALLEL = ("-n", str(min(8, (os.cpu_count() or 1) // 2)), "-p", "no:benchmark") if find_spec("xdist") else ()
 NCCL = "tests/test_cuda.py"
 # These compile the definition for the processor, and launch nothing.
 FOR_CPUS = "compiled_equals_eager or compiled_outlives or without_a_compiler or several_pieces"

@@ -76,9 +76,10 @@ def test_a_cuda_lane_sees_what_came_before_and_is_waited_for_on_the_stream():
     device = torch.device("cuda")
     way, user = lane(device), torch.cuda.Stream()
     x = torch.zeros(1 << 20, device=device)
+    (x + 1) * 2  # CUDA loads a kernel at its first launch, which may wait for those before
     torch.cuda.synchronize()
     with torch.cuda.stream(user):
-        torch.cuda._sleep(50_000_000)
+        torch.cuda._sleep(1_000_000_000)
         x.add_(1)
         flight = way.run(lambda: x * 2)
         assert not flight.done()
