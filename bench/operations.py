@@ -3,12 +3,14 @@
 import functools
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor
 
 import baguakit as bk
 from baguakit.compressors.blockwise import Blockwise
+from baguakit.kernels.blockwise import definition as blockwise
 from baguakit.kernels.cpu import units
 from baguakit.kernels.mixing import definition as mixing
 from baguakit.kernels.mixing import operators as mixing_ops
@@ -54,9 +56,15 @@ def equal(result: Tensor, expected: Tensor) -> None:
     assert torch.equal(result.cpu(), expected.cpu()), "the result is not that of the definition"
 
 
-def by_definition(work: Callable[[], Tensor]) -> Tensor:
+def by_definition(work: Callable[[], Any]) -> Any:
+    """Return what `work` returns if a definition is run as it is written."""
     with units.eager():
         return work()
+
+
+def as_written(work: Work) -> dict[str, Work]:
+    """Name a peer: the definition as it is written, on the same device."""
+    return {"eager definition": lambda: by_definition(work)}
 
 
 # Mixing and landing.
@@ -134,7 +142,7 @@ def top_k(n: int, residual: bool) -> Ready:
     return Ready(lambda: compressor.compress(x, lost), (4 + 4 * residual) * n + compressor.row_bytes(n), check, peers)
 
 
-# Wire formats. Their peers stand in bench_codec.py.
+# Wire formats. Other peers stand in bench_codec.py.
 
 
 def compress(n: int, codec: Blockwise, residual: bool) -> Ready:
@@ -148,7 +156,8 @@ def compress(n: int, codec: Blockwise, residual: bool) -> Ready:
         if lost is not None and expected_lost is not None:
             equal(lost, expected_lost)
 
-    return Ready(lambda: codec.compress(x, lost), (4 + 4 * residual) * n + codec.row_bytes(n), check)
+    peers = as_written(lambda: blockwise.compress(codec.operators.format, x, codec.block, lost))
+    return Ready(lambda: codec.compress(x, lost), (4 + 4 * residual) * n + codec.row_bytes(n), check, peers)
 
 
 def decompress(n: int, codec: Blockwise) -> Ready:
@@ -157,7 +166,8 @@ def decompress(n: int, codec: Blockwise) -> Ready:
     def check() -> None:
         equal(codec.decompress(packed, n, out=out), by_definition(lambda: codec.decompress(packed.cpu(), n)))
 
-    return Ready(lambda: codec.decompress(packed, n, out=out), 4 * n + codec.row_bytes(n), check)
+    peers = as_written(lambda: blockwise.decompress_(codec.operators.format, out, packed, codec.block))
+    return Ready(lambda: codec.decompress(packed, n, out=out), 4 * n + codec.row_bytes(n), check, peers)
 
 
 def add(n: int, codec: Blockwise) -> Ready:
@@ -168,7 +178,8 @@ def add(n: int, codec: Blockwise) -> Ready:
         expected = by_definition(lambda: codec.add_(torch.zeros(n), packed.cpu(), weights.cpu()))
         equal(codec.add_(torch.zeros_like(out), packed, weights), expected)
 
-    return Ready(lambda: codec.add_(out, packed, weights), 8 * n + 2 * codec.row_bytes(n), check)
+    peers = as_written(lambda: blockwise.add_(codec.operators.format, out, packed, weights, codec.block))
+    return Ready(lambda: codec.add_(out, packed, weights), 8 * n + 2 * codec.row_bytes(n), check, peers)
 
 
 def reduce(n: int, codec: Blockwise) -> Ready:
@@ -177,7 +188,8 @@ def reduce(n: int, codec: Blockwise) -> Ready:
     def check() -> None:
         equal(codec.reduce(packed, n), by_definition(lambda: codec.reduce(packed.cpu(), n)))
 
-    return Ready(lambda: codec.reduce(packed, n), (ROWS + 1) * codec.row_bytes(n), check)
+    peers = as_written(lambda: blockwise.reduce(codec.operators.format, packed, n, codec.block))
+    return Ready(lambda: codec.reduce(packed, n), (ROWS + 1) * codec.row_bytes(n), check, peers)
 
 
 # Optimizer steps.

@@ -28,8 +28,9 @@ def test_a_cpu_lane_is_a_thread_that_ends():
     assert "a lane of mine" not in [t.name for t in threading.enumerate()]
 
 
-def test_an_error_is_raised_by_the_flight_and_the_lane_goes_on():
-    way = lane(torch.device("cpu"))
+@pytest.mark.parametrize("device", DEVICES)
+def test_an_error_is_raised_by_the_flight_and_the_lane_goes_on(device):
+    way = lane(torch.device(device))
     bad, good = way.run(lambda: 1 / 0), way.run(lambda: 5)
     with pytest.raises(ZeroDivisionError):
         bad.result()

@@ -27,10 +27,16 @@ class CudaLane(Lane):
             launched = moment(self.device)
             self.stream.wait_event(launched)
             with torch.cuda.stream(self.stream), torch.no_grad(), in_profile("", name):
-                began = moment(self.device)
-                value = work()
+                began, value, error = moment(self.device), None, None
+                try:
+                    value = work()
+                except Exception as raised:  # the flight's, as on a CPU: whoever waits for it learns whose fault it is
+                    error = raised
                 ended = moment(self.device)
-        return CudaFlight(self.device, value, (launched, began, ended), name)
+        flight = CudaFlight(self.device, value, (launched, began, ended), name)
+        if error is not None:
+            flight.fail(error)
+        return flight
 
     def follow(self, streams: Iterable[Any]) -> None:
         here = torch.cuda.current_stream(self.device)

@@ -114,7 +114,7 @@ def test_who_records_sees_operators_and_nobody_else_pays_for_them(name):
 
 def test_what_kernels_overwrite_is_counted(on_gpu, device):
     """Autograd asks for it; a kernel that no operator stands for writes unseen."""
-    x, out, residual = sample(2, 1024), torch.zeros(2, 1024), torch.zeros(2, 1024)
+    x, out, residual = sample(2, 1024).to(device), *(torch.zeros(2, 1024, device=device) for _ in range(2))
     c = bk.compressors.MinMaxUInt8()
 
     def counted(written, work):

@@ -211,13 +211,11 @@ def test_addresses_and_positions_are_64_bits_wide(device):
 
 @pytest.mark.parametrize("rule", [SGD(0.9), Adam(), Lion()], ids=str)
 def test_what_is_not_finite_leaves_everything_as_it_was(rule, device):
-    for where in ("cpu", device):
+    for run, where in ((steps.step_, "cpu"), (lambda r, x, c: steps_launch.step_(r, tables_of(x), c), device)):
         x = moved(operands(rule, FORMS[4], [700, 9]), where)
         before = moved(x, where)
         conditions = on(where, HELD | {"found_inf": torch.tensor(1.0)})
-        run = steps.step_ if where == "cpu" else steps_launch.step_
-        run(rule, x if where == "cpu" else tables_of(x), conditions)
-        steps_launch.step_(rule, tables_of(x), conditions)
+        run(rule, x, conditions)
         assert same(x.p, before.p) and same(x.master, before.master) and int(conditions.taken) == 6
         assert all(same(a, b) for a, b in zip(x.states, before.states, strict=True))
 

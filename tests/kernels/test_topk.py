@@ -189,7 +189,7 @@ def test_rows_are_added_one_after_another_where_they_have_places(dtype, device):
     packed, weights = compressor.compress(x), (3, 0.1, 1)
     start = drawn(1, 1000, dtype, 1)[0] * (torch.arange(1000) % 3 > 0)
     wide = torch.promote_types(dtype, torch.float32)
-    total, (places, kept) = start.to(wide), topk.select(x, 4096, 0, 300)
+    total, (places, kept) = start.to(wide, copy=True), topk.select(x, 4096, 0, 300)
     for values, at, weight in zip(kept, places, torch.tensor(weights).float(), strict=True):
         for value, place in zip(values, at.tolist(), strict=True):
             total[place] = total[place] + (value * weight).to(wide)
