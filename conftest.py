@@ -25,6 +25,7 @@ def pytest_addoption(parser, pluginmanager):
         help="kernels run neither interpreted nor on a GPU: the PTX that Triton generates for sm_ARCH is executed",
     )
     parser.addoption("--record", type=Path, metavar="PATH", help="append a line of JSON as a test begins and ends")
+    parser.addoption("--table", type=Path, metavar="PATH", help="write the table of benchmarks to PATH, as JSON")
     # What pyproject.toml and scripts/gpu name must be known, whichever plugins the machine has.
     if not pluginmanager.hasplugin("benchmark"):
         parser.addoption("--benchmark-json", type=Path, metavar="PATH", help="write the timings to PATH")

@@ -5,9 +5,10 @@ anything, so one that has passed is verified. It says in `extra_info["beside"]` 
 a peer.
 """
 
+import json
 import statistics
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import pytest
@@ -63,6 +64,8 @@ def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> Non
     rows = config.stash.get(ROWS, {})
     if not rows:
         return
+    if path := config.getoption("table"):
+        path.write_text(json.dumps({"benchmarks": [asdict(row) for row in rows.values()]}))
     terminalreporter.section("benchmarks")
     head = Row("benchmark", "median", "beside a limit or a peer", "verified")
     width = max(len(row.name) for row in (head, *rows.values()))

@@ -1,6 +1,7 @@
 """Presentation of measurements: a picture of shares and latencies, and the page bench/README.md."""
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -58,6 +59,10 @@ def write_page(results: Path) -> Path:
         kind = measured.get("kind") if isinstance(measured, dict) else None
         if kind == "roofline":
             parts.append(_measured(path, measured))
+        elif kind == "comparison":
+            parts.append("\n".join(comparison(measured)))
+        elif kind == "gpu":
+            parts.append("\n".join(ran(measured)))
         elif kind == "predicted":
             parts.append("\n".join(table.lines(measured, picture=path.with_suffix(".png").exists())))
     page = results.parent / "README.md"
@@ -98,3 +103,54 @@ def _measured(path: Path, measured: dict[str, Any]) -> str:
                 f"({last['values']:,} values) | {last['share']:.2f} |"
             )
     return "\n".join([*lines, ""])
+
+
+HEADINGS = (
+    ("values", "{:,}"),
+    ("share", "{:.2f}"),
+    ("predicted_share", "{:.2f}"),
+    ("of_predicted", "{:.2f}"),
+    ("sectors", "{:.3f}"),
+    ("predicted_sectors", "{:.3f}"),
+    ("bytes", "{:.2f}"),
+    ("predicted_bytes", "{:.2f}"),
+)
+
+
+def comparison(found: Mapping[str, Any], level: int = 2) -> list[str]:
+    """Return the lines of a comparison of `scripts/gpu`: the operation furthest below its prediction comes first."""
+    rows = sorted(found["rows"], key=lambda row: (row["of_predicted"] is None, row["of_predicted"] or 0.0))
+    machine = found["machine"]
+    lines = [
+        f"{'#' * level} Measured and predicted: {machine['device']}",
+        "",
+        f"torch {machine['torch']}, triton {machine['triton']}, {machine['date']}. A copy ran at "
+        f"{found['copy_gb_per_s'][0]:.0f} GB/s before and {found['copy_gb_per_s'][-1]:.0f} GB/s after. Shares are of "
+        "that speed, and predicted for it; sectors and bytes are of one value in fp32.",
+        "",
+        *([f"Sectors and bytes were not counted: {found['counted']}.", ""] if found["counted"] else []),
+        "| operation | " + " | ".join(key.replace("_", " ") for key, _ in HEADINGS) + " |",
+        "|---" * (len(HEADINGS) + 1) + "|",
+    ]
+    for row in rows:
+        cells = ["–" if row[key] is None else form.format(row[key]) for key, form in HEADINGS]
+        lines.append(f"| {row['operation']} | " + " | ".join(cells) + " |")
+    return [*lines, ""]
+
+
+def ran(found: Mapping[str, Any]) -> list[str]:
+    """Return the lines of a run of `scripts/gpu`: its parts, the benchmarks, and variants of launches side by side."""
+    machine, parts = found["machine"], found["parts"]
+    versions = ", ".join(f"{name} {machine[name]}" for name in ("driver", "cuda", "nccl", "torch", "triton", "python"))
+    lines = [f"## What ran on {', '.join(machine['gpu'])}", "", f"{versions}; {machine['date']}. {found['about']}", ""]
+    lines += ["| part of `scripts/gpu` | | seconds | |", "|---|---|---|---|"]
+    for name, part in parts.items():
+        plain = {key: value for key, value in (part["found"] or {}).items() if isinstance(value, (int, float))}
+        said = ", ".join(f"{key} {value:.4g}" for key, value in plain.items() if not isinstance(value, bool))
+        lines.append(f"| {name} | {part['status']} | {part['seconds']:.0f} | {said} |")
+    lines += ["", "| benchmark | median | beside a limit or a peer | verified |", "|---|---|---|---|"]
+    for row in parts["benchmarks"]["found"]["benchmarks"]:
+        lines.append(f"| {' | '.join(row[key] for key in ('name', 'median', 'beside', 'verified'))} |")
+    lines += ["", "| operation on 64 Mi values | options | share of the copy |", "|---|---|---|"]
+    lines += [f"| {row['operation']} | {row['options']} | {row['share']:.2f} |" for row in found["variants"]]
+    return [*lines, ""]

@@ -10,11 +10,14 @@ that the kernels move. If one of the files is missing, it says so. `--cpu` reads
 import argparse
 import json
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import gpu_sectors
+
+from bench.pages import comparison
+from bench.predicted.model import COPY
 
 ROOT = Path(__file__).resolve().parents[1]
 PREDICTED = ROOT / "bench" / "results" / "roofline-predicted.json"
@@ -65,23 +68,21 @@ def compared(
     Args:
         measured: of `bench.roofline`; of each operation its largest size counts.
         predicted: of `bench.roofline --predicted`; its rows in fp32 count, as only fp32 is measured. It gives sectors
-            relative to those that the bytes fill.
+            relative to those that the bytes fill. It is for an H200: for another GPU it holds if that computes as
+            fast, and memory then is as fast as the measured copy.
         counted: "sectors" and "bytes" a value by "family, name", or the reason why nothing was counted.
     """
     largest = {name_of(row): row for row in sorted(measured["rows"], key=lambda row: row["values"])}
     expected = {name_of(row): row for row in predicted["rows"] if row["dtype"] == "fp32"}
     names = [*largest, *(name for name in expected if name not in largest)]
+    copy = sum(measured["copy_gb_per_s"]) / len(measured["copy_gb_per_s"]) * 1e9
+    seen = {} if isinstance(counted, str) else counted
     return {
         "kind": "comparison",
         "machine": measured["machine"],
         "copy_gb_per_s": measured["copy_gb_per_s"],
         "counted": counted if isinstance(counted, str) else None,
-        "rows": [
-            beside(
-                name, largest.get(name), expected.get(name), {} if isinstance(counted, str) else counted.get(name, {})
-            )
-            for name in names
-        ],
+        "rows": [beside(name, largest.get(name), expected.get(name), seen.get(name, {}), copy) for name in names],
     }
 
 
@@ -90,11 +91,11 @@ def name_of(row: Row) -> str:
     return KERNELS.get(name, name)
 
 
-def beside(name: str, measured: Row | None, predicted: Row | None, counted: Row) -> dict[str, Any]:
-    """Return the figures of an operation; None stands for what is not known."""
+def beside(name: str, measured: Row | None, predicted: Row | None, counted: Row, copy: float) -> dict[str, Any]:
+    """Return the figures of an operation, where a copy moves so many bytes a second; None is for what is not known."""
     share = measured["share"] if measured else None
     # The prediction counts all bytes that a kernel moves, and the measurement those that it must.
-    expected = predicted["share"] * predicted["floor"] / predicted["bytes"] if predicted else None
+    expected = share_of(predicted, copy) * predicted["floor"] / predicted["bytes"] if predicted else None
     return {
         "operation": name,
         "values": measured["values"] if measured else None,
@@ -108,39 +109,15 @@ def beside(name: str, measured: Row | None, predicted: Row | None, counted: Row)
     }
 
 
-HEADINGS = (
-    ("values", "{:,}"),
-    ("share", "{:.2f}"),
-    ("predicted_share", "{:.2f}"),
-    ("of_predicted", "{:.2f}"),
-    ("sectors", "{:.3f}"),
-    ("predicted_sectors", "{:.3f}"),
-    ("bytes", "{:.2f}"),
-    ("predicted_bytes", "{:.2f}"),
-)
+def share_of(predicted: Row, copy: float) -> float:
+    """Return the predicted share of the speed of a copy that moves so many bytes a second."""
+    busy = dict(predicted["busy"])
+    return float(1 / max(busy.pop("memory"), max(busy.values()) * copy / COPY))
 
 
 def page(found: Mapping[str, Any]) -> str:
-    """Return the comparison as Markdown: the operation furthest below its prediction comes first."""
-    rows: Iterable[Row] = sorted(
-        found["rows"], key=lambda row: (row["of_predicted"] is None, row["of_predicted"] or 0.0)
-    )
-    machine = found["machine"]
-    lines = [
-        f"# Measured and predicted: {machine['device']}",
-        "",
-        f"torch {machine['torch']}, triton {machine['triton']}, {machine['date']}. A copy ran at "
-        f"{found['copy_gb_per_s'][0]:.0f} GB/s before and {found['copy_gb_per_s'][-1]:.0f} GB/s after. Shares are of "
-        "that speed; sectors and bytes are of one value in fp32.",
-        "",
-        *([f"Sectors and bytes were not counted: {found['counted']}.", ""] if found["counted"] else []),
-        "| operation | " + " | ".join(key.replace("_", " ") for key, _ in HEADINGS) + " |",
-        "|---" * (len(HEADINGS) + 1) + "|",
-    ]
-    for row in rows:
-        cells = ["–" if row[key] is None else form.format(row[key]) for key, form in HEADINGS]
-        lines.append(f"| {row['operation']} | " + " | ".join(cells) + " |")
-    return "\n".join(lines) + "\n"
+    """Return the comparison as Markdown."""
+    return "\n".join(comparison(found, level=1))
 
 
 if __name__ == "__main__":

@@ -135,7 +135,7 @@ PARTS = (
         "benchmarks",
         "bench/, each checked before it is timed",
         170,
-        ("-m", "pytest", "--benchmark", "-q", "-p", "no:cacheprovider", "--benchmark-json={out}/benchmarks.json"),
+        ("-m", "pytest", "--benchmark", "-q", "-p", "no:cacheprovider", "--table={facts}"),
     ),
     Part(
         "rest",

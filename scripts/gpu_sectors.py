@@ -2,8 +2,7 @@
 
     python scripts/gpu_sectors.py NAMES
 
-It runs every operation once and marks where each begins: `counted` lets ncu run it, and reads what ncu writes. This has
-not run with ncu itself yet, only with a program in its place.
+It runs every operation once and marks where each begins: `counted` lets ncu run it, and reads what ncu writes.
 """
 
 import csv

@@ -22,12 +22,18 @@ def measured(name, values, share):
 
 def predicted(name, dtype, share, floor=4):
     named = {"family": "Sign()", "name": name, "dtype": dtype}
-    return named | {"share": share, "requested": 2.0, "distinct": 1.125, "bytes": 4, "floor": floor}
+    return named | {
+        "busy": {"memory": 1.0, "issue": 1 / share},
+        "requested": 2.0,
+        "distinct": 1.125,
+        "bytes": 4,
+        "floor": floor,
+    }
 
 
 MEASURED = {
     "machine": MACHINE,
-    "copy_gb_per_s": [4300.0, 4310.4],
+    "copy_gb_per_s": [4290.0, 4310.0],
     "rows": [
         measured("compress", 1 << 20, 0.75),
         measured("compress", 1 << 10, 0.01),
@@ -47,8 +53,8 @@ COUNTED = {"Sign(), compress": {"sectors": 0.5, "bytes": 5.25}}
 PAGE = """\
 # Measured and predicted: NVIDIA H200
 
-torch 2.11.0, triton 3.6.0, 2026-11-23. A copy ran at 4300 GB/s before and 4310 GB/s after. Shares are of that speed; \
-sectors and bytes are of one value in fp32.
+torch 2.11.0, triton 3.6.0, 2026-11-23. A copy ran at 4290 GB/s before and 4310 GB/s after. Shares are of that speed, \
+and predicted for it; sectors and bytes are of one value in fp32.
 
 | operation | values | share | predicted share | of predicted | sectors | predicted sectors | bytes | predicted bytes |
 |---|---|---|---|---|---|---|---|---|
@@ -77,6 +83,14 @@ def test_the_largest_size_stands_beside_the_prediction_in_fp32():
     }
     assert found["rows"][2]["predicted_share"] is found["rows"][2]["of_predicted"] is found["rows"][3]["share"] is None
     assert found["counted"] is None and gpu_compare.page(found) == PAGE
+
+
+@pytest.mark.parametrize(
+    "copy, memory, share", [(4300.0, 1.0, 0.5), (2150.0, 1.0, 1.0), (8600.0, 1.0, 0.25), (1.0, 1.25, 0.8)]
+)
+def test_what_is_predicted_for_one_speed_of_memory_is_told_for_another(copy, memory, share):
+    """Half as fast, it leaves instructions twice the time for each byte."""
+    assert gpu_compare.share_of({"busy": {"memory": memory, "issue": 2.0, "float": 0.5}}, copy * 1e9) == share
 
 
 def test_every_measured_operation_is_predicted():
@@ -250,6 +264,7 @@ Parts
   roofline    not run
   comparison  passed, 1.0 s
   profile     not run
+  users       not run
   benchmarks  not run
   rest        not run
 

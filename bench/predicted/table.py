@@ -58,9 +58,9 @@ def save(found: dict[str, Any], out: Path) -> Path:
 
 HEAD = """## *Predicted*, not measured: an H200
 
-No GPU has run these kernels yet. The PTX that Triton generates for them is executed in NumPy (`tests/ptx`) on
-{values:,} values; each result is compared with its definition, and what it took is counted. A kernel is predicted to
-take as long as the slowest of
+The PTX that Triton generates for the kernels is executed in NumPy (`tests/ptx`) on {values:,} values; each result is
+compared with its definition, and what it took is counted. What is predicted stands beside what was measured on an H100
+in the comparison above. A kernel is predicted to take as long as the slowest of
 
 * memory: {copy} TB/s, the speed of a large copy;
 * the first cache and shared memory: 128 bytes a clock and multiprocessor;

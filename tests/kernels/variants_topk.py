@@ -30,7 +30,7 @@ def variant(dtype, chunk, residual=True):
         signature,
         constants,
         aligned=tuple(name for name, kind in signature.items() if kind[0] == "*" or name == "stride"),
-        options={"num_warps": max(1, chunk // 512)},
+        options=kernels.options_of(chunk),
         values=chunk,
         facts={"dtype": dtype, "chunk": chunk, "residual": residual},
     )
