@@ -9,12 +9,10 @@ from ..comm import Comm
 from ..compressors import Compressor
 from ..primitives import compressed_all_gather, compressed_all_to_all, compressed_mean_, compressed_reduce_scatter
 
-HALVES = (torch.float16, torch.bfloat16)
-
 
 def all_reduce(x: Tensor, average: bool, compressor: Compressor | None, comm: Comm) -> None:
     """Compute x ← Σ_r Q(x_r), or the mean. The sum is n times a mean: in fp32, where halves would round it to 0."""
-    y = x.float() if compressor is not None and x.dtype in HALVES else x.contiguous()
+    y = x.float() if compressor is not None and x.itemsize < 4 else x.contiguous()
     if compressor is None:
         comm.all_reduce(y.view(-1))
         y.mul_(1 / comm.size if average else 1)

@@ -1,6 +1,7 @@
 """The process group of the backend: it lets collectives fly compressed, or passes them to an inner group."""
 
 import sys
+from functools import partialmethod
 from itertools import count as numbers
 from typing import Any
 
@@ -45,7 +46,9 @@ class BaguaGroup(Methods):
         self._channels: dict[str, Channel] = {}  # by kind of device
         self._inner: Any = None
         self._this = Comm(self)
-        self._name, self._monitor = start_monitor(self._this, "backend", self._timeout, self._abort, self._broken)
+        self._name, self._monitor = start_monitor(
+            self._this, "backend", self._timeout, lambda: abort_all(self._groups()), lambda: error_in(self._groups())
+        )
         setup = Setup((), {}, CPU, self._timeout, None, (repr(policy), f"GPUs: {torch.cuda.is_available()}"))
         try:
             agree(self._monitor, lambda: setup, "init_process_group('bagua')", "register")
@@ -118,20 +121,15 @@ class BaguaGroup(Methods):
 
     # Messages between two ranks, which the others know nothing of
 
-    def send(self, tensors: list[Tensor], rank: int, tag: int) -> Any:
-        return self._message("send", tensors, rank, tag)
-
-    def recv(self, tensors: list[Tensor], rank: int, tag: int) -> Any:
-        return self._message("recv", tensors, rank, tag)
-
-    def recv_anysource(self, tensors: list[Tensor], tag: int) -> Any:
-        return self._message("recv_anysource", tensors, tag)
-
     def _message(self, name: str, tensors: list[Tensor], *where: int) -> Any:
         self._monitor.check()
         count(name, sum(x.nbytes for x in tensors) if name == "send" else 0, "exact", "not in the policy")
         flight = Passed([getattr(self._inner, name)(tensors, *where)])
         return Work(Collective(label=name, flight=flight), self._monitor, tensors, None)
+
+    send = partialmethod(_message, "send")
+    recv = partialmethod(_message, "recv")
+    recv_anysource = partialmethod(_message, "recv_anysource")
 
     # Its life
 
@@ -147,7 +145,7 @@ class BaguaGroup(Methods):
 
     def abort(self) -> None:
         self._end(wait=False)
-        self._abort()
+        abort_all(self._groups())
 
     def _end(self, wait: bool) -> None:
         for channel in self._channels.values():
@@ -159,9 +157,3 @@ class BaguaGroup(Methods):
     def _groups(self) -> list[Any]:
         own = [group for channel in list(self._channels.values()) for group in channel.comm.groups()]
         return own + [self._inner] * (self._inner is not None)
-
-    def _abort(self) -> None:
-        abort_all(self._groups())
-
-    def _broken(self) -> str:
-        return error_in(self._groups())

@@ -49,15 +49,13 @@ class Call:
 class Methods(Group):  # type: ignore[misc]
     """A process group that launches its collectives as calls."""
 
-    def _launch(self, call: Call) -> Any:
-        raise NotImplementedError
+    _launch: Callable[[Call], Any]
 
     def allreduce(self, tensors: Any, opts: Any = SUM, timeout: Any = None) -> Any:
         xs, op = listed(tensors), getattr(opts, "reduceOp", opts)
         passed = [("allreduce", ([x], *given(opts, timeout))) for x in xs]
-        return self._launch(
-            Call("all_reduce", xs, xs, passed, [partial(exchanges.all_reduce, x, op == AVG) for x in xs], op)
-        )
+        compressed = [partial(exchanges.all_reduce, x, op == AVG) for x in xs]
+        return self._launch(Call("all_reduce", xs, xs, passed, compressed, op))
 
     def allreduce_coalesced(self, tensors: Any, opts: Any = SUM) -> Any:
         return self.allreduce(tensors, getattr(opts, "reduceOp", opts))
@@ -84,9 +82,8 @@ class Methods(Group):  # type: ignore[misc]
     def all_gather_single_coalesced(self, outs: list[Tensor], xs: list[Tensor], opts: Any = None) -> Any:
         pairs = list(zip(outs, xs, strict=True))
         passed = [(GATHER, (out, x, *given(opts))) for out, x in pairs]  # gloo has no coalesced one
-        return self._launch(
-            Call("all_gather", outs, outs, passed, [partial(exchanges.all_gather, out, x) for out, x in pairs])
-        )
+        compressed = [partial(exchanges.all_gather, out, x) for out, x in pairs]
+        return self._launch(Call("all_gather", outs, outs, passed, compressed))
 
     def allgather(self, outs: Any, ins: Any, opts: Any = None) -> Any:
         rows, x = (outs, ins) if isinstance(ins, Tensor) else (outs[0], ins[0])

@@ -1,7 +1,6 @@
 """The policy of the backend: which collectives fly compressed, and why the others do not."""
 
 import contextlib
-import threading
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -64,7 +63,7 @@ class Policy:
         """
         if size == 1:
             return "one rank"
-        if _depth.value:
+        if _inside:
             return "within exact()"
         if operation not in self.operations or (self.compressor is None and self.flows == 1):
             return "not in the policy"
@@ -80,11 +79,7 @@ class Policy:
         return ""
 
 
-class _Depth:
-    value = 0
-
-
-_depth, _lock = _Depth(), threading.Lock()  # of the process: backward calls from threads of its own
+_inside: list[None] = []  # one for each block that the process is in: backward calls from threads of its own
 
 
 @contextlib.contextmanager
@@ -98,10 +93,8 @@ def exact() -> Iterator[None]:
 
     Ranks of which only some are in such a block raise a `PeerError` that names them.
     """
-    with _lock:
-        _depth.value += 1
+    _inside.append(None)
     try:
         yield
     finally:
-        with _lock:
-            _depth.value -= 1
+        _inside.pop()

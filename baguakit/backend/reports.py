@@ -35,14 +35,10 @@ class Report:
     rows: tuple[Row, ...]
 
     def __str__(self) -> str:
-        head = ("operation", "calls", "MB sent", "flew as", "reason")
-        cells = [(r.operation, f"{r.calls:,}", f"{r.bytes / 1e6:.2f}", r.format, r.reason) for r in self.rows]
-        widths = [max(map(len, column)) for column in zip(head, *cells, strict=True)]
-        pads = (str.ljust, str.rjust, str.rjust, str.ljust, str.ljust)
-        return "\n".join(
-            "  ".join(pad(cell, width) for pad, cell, width in zip(pads, line, widths, strict=True)).rstrip()
-            for line in [head, *cells]
-        )
+        lines = [("operation", "calls", "MB sent", "flew as", "reason")]
+        lines += [(r.operation, f"{r.calls:,}", f"{r.bytes / 1e6:.2f}", r.format, r.reason) for r in self.rows]
+        a, b, c, d, _ = (max(map(len, column)) for column in zip(*lines, strict=True))
+        return "\n".join(f"{o:<{a}}  {n:>{b}}  {mb:>{c}}  {f:<{d}}  {why}".rstrip() for o, n, mb, f, why in lines)
 
 
 _counts: dict[tuple[str, Any, Any], tuple[int, float]] = {}

@@ -61,19 +61,14 @@ class Work(dist.Work):
         Raises:
             RuntimeError: it has not ended within `timeout`.
         """
-        if timeout > timedelta(0) and not self._ends_within(timeout.total_seconds()):
-            raise RuntimeError(
-                f"{self._collective.label} has not ended within the {timeout} given to wait(); it goes on"
-            )
+        until = time.monotonic() + timeout.total_seconds()
+        while timeout > timedelta(0) and not self.is_completed():
+            if time.monotonic() > until:
+                said = f"{self._collective.label} has not ended within the {timeout} given to wait(); it goes on"
+                raise RuntimeError(said)
+            time.sleep(POLL)
         self._monitor.wait_for(self._collective)
         return True
-
-    def _ends_within(self, seconds: float) -> bool:
-        """Return whether the work ends within so many seconds, and wait for it that long."""
-        until = time.monotonic() + seconds
-        while not self.is_completed() and time.monotonic() < until:
-            time.sleep(POLL)
-        return self.is_completed()
 
     def synchronize(self) -> None:
         self.wait()
@@ -95,8 +90,7 @@ class Work(dist.Work):
         if isinstance(flight, Passed):
             ended = _torch.futures.collect_all([work.get_future() for work in flight.works])
             return ended.then(lambda each: _found(collective, monitor, outs, each.value))
-        kinds = [x.device for x in outs[:1] if x.is_cuda]
-        future = _torch.futures.Future(devices=kinds) if kinds else _torch.futures.Future()
+        future = _torch.futures.Future(devices=[x.device for x in outs[:1] if x.is_cuda])
 
         def deliver() -> None:
             try:
