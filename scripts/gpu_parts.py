@@ -98,6 +98,12 @@ PARTS = (
         {"PYTORCH_NO_CUDA_MEMORY_CACHING": "1"},
     ),
     Part(
+        "groups",
+        "groups of NCCL are made and aborted, ranks come and go over them, and moments are those of the GPU",
+        90,
+        (*PYTEST, "tests/test_cuda_groups.py", "tests/elastic/test_nccl.py", "tests/attach/test_timeline.py"),
+    ),
+    Part(
         "peer",
         "one of two ranks is killed: what the other says, and when",
         150,

@@ -258,6 +258,7 @@ Parts
   waits       not run
   streams     not run
   uncached    not run
+  groups      not run
   peer        passed, 99.0 s
     named: True
     seconds: 2.085
