@@ -19,6 +19,8 @@ from bench.predicted.model import CLOCK, COPY, MULTIPROCESSORS, RATES, cost, ins
 from bench.predicted.reasons import REASONS, TARGET, reason_of
 
 RESULT = ROOT / "bench" / "results" / f"{table.NAME}.json"
+# Where a row of a block's codes is 32 or 64 bytes, of which a warp takes a part at a time.
+REQUESTED = {("UInt2()", "average 8 rows"): 1.75, ("Uniform()", "bf16"): 1.45}
 TARGETS = (
     "MinMaxUInt8(): compress, ",
     "MinMaxUInt8(): decompress",
@@ -117,7 +119,7 @@ def test_what_is_predicted_now_is_what_the_table_says(tmp_path):
     now, then = (json.loads(path.read_text())["rows"] for path in (tmp_path / RESULT.name, RESULT))
     for ours, theirs in zip(now, then, strict=True):
         named = f"{ours['family']}: {ours['name']}, {ours['dtype']}"
-        most = 1.75 if named == "UInt2(): average 8 rows, fp32" else 1.25  # 32 bytes of codes a block and row
+        most = REQUESTED.get((ours["family"], ours["name"] if ours["dtype"] == "fp32" else "bf16"), 1.25)
         assert ours["distinct"] <= 1.05 and ours["requested"] <= most, named
         assert ours["share"] >= theirs["share"] - 0.05, named  # other versions of Triton make other code
         assert ours["share"] >= TARGET or not named.startswith(TARGETS) or "stochastic" in named, named

@@ -60,7 +60,7 @@ def key_of_launch(launched: Any) -> Key:
     return _key(source.fn, signature, constants, aligned, options)
 
 
-DEFAULTS = {"num_warps": 4, "enable_fp_fusion": True}
+DEFAULTS = {"num_warps": 4, "enable_fp_fusion": True, "maxnreg": None}
 
 
 def _key(
