@@ -15,7 +15,7 @@ from . import machine, measures, page
 def main(words: Sequence[str] | None = None) -> int:
     """Count, measure, or write the page."""
     parser = argparse.ArgumentParser(prog="python -m bench.scaling.many", description="The cost of a rank of many.")
-    parser.add_argument("what", choices=("one", "all", "page"))
+    parser.add_argument("what", nargs="?", choices=("one", "all", "page"), default="page")
     parser.add_argument("--out", type=Path, default=RESULTS, metavar="FOLDER", help="(%(default)s)")
     parser.add_argument("--sizes", type=int, nargs="+", metavar="N", help="numbers of ranks")
     asked = parser.parse_args(words)
