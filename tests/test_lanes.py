@@ -1,12 +1,13 @@
 """Lanes run work in order, beside the caller, and end when they are told to."""
 
+import contextlib
 import threading
 import time
 
 import pytest
 import torch
 
-from baguakit.lanes import lane
+from baguakit.lanes import cuda, lane
 
 DEVICES = ["cpu", *(["cuda"] if torch.cuda.is_available() else [])]
 
@@ -59,6 +60,9 @@ class Stream:
     def wait_stream(self, other):
         self.waits.append(other)
 
+    def wait_event(self, event):
+        pass
+
 
 def test_a_cuda_lane_waits_for_the_streams_it_follows(monkeypatch):
     """Besides the current one, for which every flight waits."""
@@ -68,6 +72,17 @@ def test_a_cuda_lane_waits_for_the_streams_it_follows(monkeypatch):
     way = lane(torch.device("cuda", 0))
     way.follow([here, other, third])
     assert way.stream.waits == [other, third] and here.waits == []
+
+
+def test_an_error_in_a_launch_is_the_flights_on_a_cuda_lane_too(monkeypatch):
+    """Whoever waits for the flight asks the monitor whose fault it is; who launched it does not."""
+    monkeypatch.setattr(torch.cuda, "Stream", Stream)
+    monkeypatch.setattr(torch.cuda, "stream", contextlib.nullcontext)
+    monkeypatch.setattr(cuda, "moment", lambda device: None)
+    flight = lane(torch.device("cuda", 0)).run(lambda: 1 / 0)
+    assert flight.done()
+    with pytest.raises(ZeroDivisionError):
+        flight.result()
 
 
 @pytest.mark.gpu
