@@ -139,18 +139,28 @@ def comparison(found: Mapping[str, Any], level: int = 2) -> list[str]:
 
 
 def ran(found: Mapping[str, Any]) -> list[str]:
-    """Return the lines of a run of `scripts/gpu`: its parts, the benchmarks, and variants of launches side by side."""
+    """Return the lines of results.json of `scripts/gpu`: its parts and benchmarks.
+
+    By hand may be added "about", what is to be said of the run, and "variants", rows of launches side by side.
+    """
     machine, parts = found["machine"], found["parts"]
     versions = ", ".join(f"{name} {machine[name]}" for name in ("driver", "cuda", "nccl", "torch", "triton", "python"))
-    lines = [f"## What ran on {', '.join(machine['gpu'])}", "", f"{versions}; {machine['date']}. {found['about']}", ""]
+    lines = [
+        f"## What ran on {', '.join(machine['gpu'])}",
+        "",
+        f"{versions}; {machine['date']}. {found.get('about', '')}".rstrip(),
+        "",
+    ]
     lines += ["| part of `scripts/gpu` | | seconds | |", "|---|---|---|---|"]
     for name, part in parts.items():
-        plain = {key: value for key, value in (part["found"] or {}).items() if isinstance(value, (int, float))}
+        facts = part["found"] if isinstance(part["found"], dict) else {}
+        plain = {key: value for key, value in facts.items() if isinstance(value, (int, float))}
         said = ", ".join(f"{key} {value:.4g}" for key, value in plain.items() if not isinstance(value, bool))
         lines.append(f"| {name} | {part['status']} | {part['seconds']:.0f} | {said} |")
-    lines += ["", "| benchmark | median | beside a limit or a peer | verified |", "|---|---|---|---|"]
-    for row in parts["benchmarks"]["found"]["benchmarks"]:
-        lines.append(f"| {' | '.join(row[key] for key in ('name', 'median', 'beside', 'verified'))} |")
-    lines += ["", "| operation on 64 Mi values | options | share of the copy |", "|---|---|---|"]
-    lines += [f"| {row['operation']} | {row['options']} | {row['share']:.2f} |" for row in found["variants"]]
+    if rows := ((parts.get("benchmarks") or {}).get("found") or {}).get("benchmarks"):
+        lines += ["", "| benchmark | median | beside a limit or a peer | verified |", "|---|---|---|---|"]
+        lines += [f"| {' | '.join(row[key] for key in ('name', 'median', 'beside', 'verified'))} |" for row in rows]
+    if rows := found.get("variants"):
+        lines += ["", "| operation on 64 Mi values | options | share of the copy |", "|---|---|---|"]
+        lines += [f"| {row['operation']} | {row['options']} | {row['share']:.2f} |" for row in rows]
     return [*lines, ""]

@@ -16,8 +16,8 @@ PYTEST = (
     "--record={facts}",
     "--continue-on-collection-errors",
 )
-# Where pytest-xdist is, tests of kernels run side by side: Triton compiles on the processor, most of the time.
-# pytest-benchmark warns of that.
+# Where pytest-xdist is, tests of kernels run side by side, for most of their time Triton compiles on the processor; but
+# pytest-benchmark, where it is, would warn of that.
 PARALLEL = ("-n", str(min(8, (os.cpu_count() or 1) // 2)), "-p", "no:benchmark") if find_spec("xdist") else ()
 NCCL = "tests/test_cuda.py"
 # These compile the definition for the processor, and launch nothing.

@@ -163,7 +163,7 @@ class Run:
 
     def write(self) -> None:
         """Replace results.json and report.txt whole."""
-        found = {"machine": self.machine, "parts": self.results}
+        found = {"kind": "gpu", "machine": self.machine, "parts": self.results}
         texts = {"results.json": json.dumps(found, indent=1) + "\n", "report.txt": gpu_issue.text(found, self.out)}
         for name, text in texts.items():
             half = self.out / f"{name}.half"

@@ -13,6 +13,8 @@ import gpu_compare  # noqa: E402 there it lies
 import gpu_issue  # noqa: E402
 import gpu_sectors  # noqa: E402
 
+from bench import pages  # noqa: E402
+
 MACHINE = {"device": "NVIDIA H200", "torch": "2.11.0", "triton": "3.6.0", "date": "2026-11-23"}
 
 
@@ -270,6 +272,14 @@ Parts
   rest        not run
 
 {PAGE}"""
+
+
+def test_the_page_of_benchmarks_takes_the_results_of_a_run_as_they_are():
+    table = [f"| {name} | yes |" for name in ("a | 1.000 ms | fast", "b | 2.000 ms | –")]
+    rows = [dict(zip(("name", "median", "beside", "verified"), line[2:-2].split(" | "), strict=True)) for line in table]
+    benchmarks = {"status": "passed", "seconds": 9.0, "found": {"benchmarks": rows}}
+    assert "| kernels | failed with 1 | 80 | passed 7, skipped 2 |" in pages.ran(RESULTS)
+    assert set(table) <= {*pages.ran(RESULTS | {"parts": RESULTS["parts"] | {"benchmarks": benchmarks}})}
 
 
 def test_the_report_of_a_run_tells_all_and_names_no_path_address_or_host(tmp_path):

@@ -1,6 +1,7 @@
 """`scripts/gpu`: its parts fit into a call, and what is cut off or fails is told."""
 
 import json
+import re
 import shutil
 import signal
 import sys
@@ -18,7 +19,7 @@ import gpu_pair  # noqa: E402
 import gpu_peer  # noqa: E402
 import gpu_report  # noqa: E402
 import gpu_run  # noqa: E402
-from gpu_parts import PARTS, PYTEST, SECONDS, Part, kernel_tests  # noqa: E402
+from gpu_parts import FOR_CPUS, PARTS, PYTEST, SECONDS, Part, kernel_tests  # noqa: E402
 
 from bench import step_profile  # noqa: E402
 
@@ -55,6 +56,8 @@ def test_what_parts_name_is_there():
     assert named == {str(path.relative_to(ROOT)) for path in ROOT.glob("tests/kernels/test_*.py")} <= {*words}
     assert [Path(path).name.startswith("test_steps") for path in kernel_tests()[:4]] == [True] * 3 + [False]
     assert not [word for word in words if word.startswith("--ignore") and "ahead_of_time" in word]
+    tests = "".join(path.read_text() for path in ROOT.glob("tests/**/test_*.py"))
+    assert all(re.search(rf"def test_\w*{name}", tests) for name in FOR_CPUS.split(" or "))
 
 
 def test_a_part_leaves_what_it_found_and_another_call_adds_to_it(run, tmp_path, capsys):

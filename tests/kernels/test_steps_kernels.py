@@ -215,7 +215,8 @@ def test_what_is_not_finite_leaves_everything_as_it_was(rule, device):
         x = moved(operands(rule, FORMS[4], [700, 9]), where)
         before = moved(x, where)
         conditions = on(where, HELD | {"found_inf": torch.tensor(1.0)})
-        run(rule, x, conditions)
+        for _ in range(2):
+            run(rule, x, conditions)
         assert same(x.p, before.p) and same(x.master, before.master) and int(conditions.taken) == 6
         assert all(same(a, b) for a, b in zip(x.states, before.states, strict=True))
 

@@ -49,19 +49,18 @@ def compressed_all_gather(x: Tensor, compressor: Compressor | None, comm: Comm, 
     if len(parts) > 1:
         pass_around(mine, rows, codec, comm, parts)
         return result
-    transport = row_transport(comm, [bytes_for(n, part.stop - part.start, codec, x.device) for part in parts])
-    for i, part in enumerate(parts):
-        transport.gather(i, codec.compress(mine[part].view(1, -1), None, comm.key(i)))
-    for i, part in enumerate(parts):
-        decompress_rows(codec, transport.arrived(i), rows[:, part])
+    transport = row_transport(comm, [bytes_for(n, mine.numel(), codec, x.device)])
+    transport.gather(0, codec.compress(mine.view(1, -1), None, comm.key(0)))
+    decompress_rows(codec, transport.arrived(0), rows)
     transport.close()
     return result
 
 
 def pass_around(mine: Tensor, rows: Tensor, codec: Unchecked, comm: Comm, parts: Sequence[slice]) -> None:
-    """Fill `rows` (n, N) with the values of all ranks, each sent from rank to rank, to the next of which all pass it.
+    """Fill row q of `rows` (n, N) with Q(x_q) on all ranks, around a ring, in pieces.
 
-    So each rank receives from one other: messages of several at once meet in its link, and are lost there.
+    In step s = 0 … n − 2 rank r sends Q(x_{r−s}) to rank r + 1, and receives Q(x_{r−s−1}) from rank r − 1. So a rank
+    receives from one other alone: messages of several at once meet in its link, which drops some.
     """
     n, (before, after) = comm.size, ((comm.rank + step) % comm.size for step in (-1, 1))
     sizes = [part.stop - part.start for part in parts]
