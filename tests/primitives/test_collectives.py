@@ -239,3 +239,43 @@ def test_draws_differ_by_rank_and_by_part():
         return torch.equal(gathered[0], gathered[1]), torch.equal(gathered, again), torch.equal(gathered, later)
 
     assert ranks(2, run) == [(False, True, False)] * 2
+
+
+def all_of_them(comm, n):
+    """Results of all primitives that send in pieces, of values whose blocks pieces do not divide."""
+    byte = bk.compressors.MinMaxUInt8(block=64)
+    x = draw(comm.rank, 61_440)  # 64 · 960: shards of 2 to 5 ranks, and their eighths, are whole blocks
+    rows, residual = x.view(n, -1), torch.empty_like(x)
+    parts = [[64 * (17 * q + 5 * r + 40) * (r != 1 or q == 1) for r in range(n)] for q in range(n)]  # to rank r from q
+    values = draw(comm.rank, sum(parts[comm.rank]))
+    place = comm.rank * 7  # of the result within x: not that of a shard
+    again = x.clone()
+    return [
+        bk.primitives.compressed_all_gather(rows[0], byte, comm),
+        bk.primitives.compressed_reduce_scatter(rows, byte, comm, residual),
+        residual,
+        bk.primitives.compressed_reduce_scatter(
+            again.view(n, -1), byte, comm, out=again[place:][: len(x) // n].view(1, -1)
+        ).clone(),
+        bk.primitives.compressed_all_to_all(rows, byte, comm),
+        bk.primitives.compressed_all_to_all(values, byte, comm, [each[comm.rank] for each in parts], parts[comm.rank]),
+        bk.primitives.compressed_mean_(x.clone(), byte, comm),
+    ]
+
+
+@pytest.mark.parametrize("n", SIZES)
+def test_what_is_sent_in_pieces_is_as_if_sent_whole(n):
+    """All results are equal, bit for bit, in one piece and in several."""
+
+    def run():
+        from baguakit.primitives import pieces
+
+        expected = all_of_them(bk.Comm(), n)
+        usual, pieces.PIECE_VALUES = pieces.PIECE_VALUES, 1 << 10
+        try:
+            found = all_of_them(bk.Comm(), n)
+        finally:
+            pieces.PIECE_VALUES = usual
+        return [torch.equal(a, b) for a, b in zip(expected, found, strict=True)]
+
+    assert ranks(n, run) == [[True] * 7] * n

@@ -7,6 +7,7 @@ copies of the model for any number of neighbours.
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import tee
 from typing import ClassVar, NamedTuple
 
 import torch
@@ -22,7 +23,7 @@ from ...lanes import New, temporaries
 from ...primitives import neighbor_mean_
 from ...primitives.neighbors import links, round_of
 from ...primitives.pieces import pieces, pieces_of
-from ...primitives.transports import message_transport
+from ...primitives.transports import exchanged
 from ...stages import Stage, State
 from ...topology import Topology
 
@@ -114,16 +115,22 @@ class Gossip(Stage):
         c = self.compressor
         runs = pieces(x) if c.dense else (slice(0, x.numel()),)  # a sparse one selects from all values
         lengths = [c.row_bytes(run.stop - run.start) for run in runs]
-        incoming = [{p: torch.empty(1, b, dtype=torch.uint8, device=x.device) for p in here.weights} for b in lengths]
-        messages, sent = message_transport(comm, incoming, x.device), []
-        for tag, run in enumerate(runs):
-            with temporaries() as new:
-                change = self._change(x[run], here.at(run), new)
-                sent.append(c.compress(change.view(1, -1), key=comm.key(tag)))
-            messages.send(tag, dict.fromkeys(here.targets, sent[tag]))
-        for tag, run in enumerate(runs):
-            yield run, sent[tag], messages.arrived(tag)
-        messages.close()
+        incoming = {p: [torch.empty(1, b, dtype=torch.uint8, device=x.device) for b in lengths] for p in here.weights}
+
+        def changes() -> Iterator[Tensor]:
+            for tag, run in enumerate(runs):
+                with temporaries() as new:
+                    packed = c.compress(self._change(x[run], here.at(run), new).view(1, -1), key=comm.key(tag))
+                yield packed
+
+        own, *others = tee(changes(), 1 + len(here.targets))  # all neighbours are sent the same
+        outgoing, left = dict(zip(here.targets, others, strict=True)), [len(incoming)] * len(runs)
+        comm.settled()
+        for _, i in exchanged(comm, outgoing, incoming, x.device, in_turns=False):
+            left[i] -= 1
+            if not left[i]:
+                yield runs[i], next(own), {p: pieces[i] for p, pieces in incoming.items()}
+        yield from ((run, packed, {}) for run, packed in zip(runs, own, strict=False))  # if this rank hears nobody
 
     def _decompressed(self, packed: Tensor, like: Tensor, new: New) -> Tensor:
         """Return the change of a piece as the neighbours decompress it."""

@@ -35,7 +35,7 @@ from ...comm import Comm
 from ...costs import Cost, Load, Place, exchange, scatter_gather
 from ...keeping import finite, keep_
 from ...lanes import temporaries
-from ...primitives.transports import row_transport
+from ...primitives.transports import gathered, scattered
 from ...rules import Rule, during_backward
 from ...stages import Stage, State
 
@@ -101,16 +101,19 @@ def voted_(v: Tensor, comm: Comm) -> Tensor:
     if n == 1 or N == 0:
         return v
     b = shard_bytes(N, n)
-    incoming = [torch.empty(n, b, dtype=torch.uint8, device=v.device) for _ in range(2)]
-    transport = row_transport(comm, incoming)
-    transport.scatter(0, packed(v, n * b).view(n, b))
-    first, *others = transport.arrived(0)
-    count = unpacked(first)
-    for row in others:
-        count += unpacked(row)
-    transport.gather(1, packed(signs_(count, torch.empty_like(count)), b).view(1, b))
-    v.copy_(unpacked(transport.arrived(1).view(-1))[:N])
-    transport.close()
+    votes, signs = (torch.empty(n, b, dtype=torch.uint8, device=v.device) for _ in range(2))
+
+    def counted(i: int) -> Tensor:
+        first, *others = votes
+        count = unpacked(first)
+        for row in others:
+            count += unpacked(row)
+        return packed(signs_(count, torch.empty_like(count)), b).view(1, b)
+
+    comm.settled()
+    heard = scattered(comm, [votes], lambda i, ranks: packed(v, n * b).view(n, b)[ranks])
+    for _ in gathered(comm, [signs], map(counted, heard), tag=1):
+        v.copy_(unpacked(signs.view(-1))[:N])
     return v
 
 

@@ -8,7 +8,8 @@ from ...compressors import Compressor
 from ...compressors.base import Unchecked
 from ..compressed import ONE_HOP_BYTES
 from ..flat import on_flat
-from .rows import bytes_for, check_arguments, codec_of
+from ..transports import bytes_for
+from .rows import check_arguments, codec_of
 
 # Values of a link in the chain. Each rank passes one on while it receives the next, so the chain takes as long as c(N)
 # takes, and n − 2 links more; and one is decoded while the next is on the wire.

@@ -7,7 +7,8 @@ from ...comm import Comm, check_peer
 from ...compressors import Compressor
 from ..flat import check_averageable
 from ..pieces import row_pieces
-from .rows import bytes_for, check_arguments, codec_of, values_in
+from ..transports import bytes_for
+from .rows import check_arguments, codec_of, values_in
 
 
 @torch.no_grad()

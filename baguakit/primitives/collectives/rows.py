@@ -3,7 +3,6 @@
 import math
 from collections.abc import Sequence
 
-import torch
 from torch import Tensor
 
 from ...arguments import instance, shown, tensor
@@ -11,7 +10,6 @@ from ...comm import Comm, check_comm
 from ...compressors import Compressor
 from ...compressors.base import Unchecked, check_dense, check_dtype
 from ..compressed import compresses
-from ..transports import Rows
 
 
 def values_in(x: Tensor, compressor: Compressor | None, comm: Comm) -> Tensor:
@@ -49,11 +47,6 @@ def width_of(x: Tensor) -> int:
     return math.prod(x.shape[1:])
 
 
-def bytes_for(rows: int, values: int, codec: Unchecked, device: torch.device) -> Tensor:
-    """Return memory for packed rows of so many values."""
-    return torch.empty(rows, codec.row_bytes(values), dtype=torch.uint8, device=device)
-
-
 def output(out: Tensor | None, x: Tensor, shape: Sequence[int]) -> Tensor:
     """Return `out`, or a new tensor of this shape without it; raise unless it has room for values like those of `x`."""
     if out is None:
@@ -65,22 +58,6 @@ def output(out: Tensor | None, x: Tensor, shape: Sequence[int]) -> Tensor:
     return out
 
 
-def compress_rows(codec: Unchecked, rows: Tensor, residual: Tensor | None, comm: Comm, salt: int) -> Rows:
-    """Return the packed bytes of each of `rows` (n, values), and write to `residual` (n, values) what they lose.
-
-    `rows` and `residual` may be columns of longer rows, which are compressed one by one, into tensors of their own.
-    """
-    if rows.is_contiguous():
-        return codec.compress(rows, residual, comm.key(salt))
-    n = len(rows)
-    lost = [None] * n if residual is None else residual.split(1)
-    return [codec.compress(rows[r : r + 1], lost[r], comm.key(salt * n + r))[0] for r in range(n)]
-
-
-def decompress_rows(codec: Unchecked, packed: Tensor, rows: Tensor) -> None:
-    """Write the values of packed rows to `rows` (n, values), which may be columns of longer rows."""
-    if rows.is_contiguous():
-        codec.decompress(packed, rows.shape[1], rows.dtype, rows)
-        return
-    for one, row in zip(packed.split(1), rows.split(1), strict=True):
-        codec.decompress(one, rows.shape[1], rows.dtype, row)
+def share_memory(a: Tensor, b: Tensor) -> bool:
+    """Return whether two contiguous tensors have bytes in common."""
+    return max(a.data_ptr(), b.data_ptr()) < min(a.data_ptr() + a.nbytes, b.data_ptr() + b.nbytes)

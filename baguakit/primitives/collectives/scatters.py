@@ -8,8 +8,8 @@ from ...comm import Comm
 from ...compressors import Compressor
 from ..compressed import check_residual
 from ..pieces import row_pieces
-from ..transports import row_transport
-from .rows import bytes_for, codec_of, compress_rows, output, values_in
+from ..transports import bytes_for, scattered
+from .rows import codec_of, output, share_memory, values_in
 
 
 @torch.no_grad()
@@ -64,15 +64,18 @@ def compressed_reduce_scatter(
     rows = values.view(n, -1)
     lost = None if residual is None else residual.detach().view(n, -1)
     parts = row_pieces(rows.shape[1], n, x.is_cuda)
-    transport = row_transport(comm, [bytes_for(n, part.stop - part.start, codec, x.device) for part in parts])
-    for i, part in enumerate(parts):
-        packed = compress_rows(codec, rows[:, part], None if lost is None else lost[:, part], comm, i)
-        transport.scatter(i, packed)
-    total = (shard if shard.dtype == torch.float32 else torch.empty_like(shard, dtype=torch.float32)).zero_()
+    incoming = [bytes_for(n, part.stop - part.start, codec, x.device) for part in parts]
+    apart = shard.dtype != torch.float32 or share_memory(shard, values)  # values are read while others are added
+    total = (torch.empty_like(shard, dtype=torch.float32) if apart else shard).zero_()
     weights = torch.full((n,), 1 / n if average else 1.0, dtype=torch.float32, device=x.device)
-    for i, part in enumerate(parts):
-        compressor.add_(total[part], transport.arrived(i), weights)
-    transport.close()
+
+    def packed(i: int, ranks: slice) -> Tensor:
+        loss = None if lost is None else lost[ranks, parts[i]]
+        return codec.compress(rows[ranks, parts[i]], loss, comm.key(i * n + (ranks.start or 0)))
+
+    comm.settled()
+    for i in scattered(comm, incoming, packed):
+        compressor.add_(total[parts[i]], incoming[i], weights)
     if total is not shard:
         shard.copy_(total)
     return result

@@ -1,6 +1,6 @@
 """Values that each rank has for each other: tokens to experts, heads for sequences."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from itertools import accumulate, pairwise
 
 import torch
@@ -12,8 +12,8 @@ from ...compressors import Compressor
 from ...compressors.base import Unchecked
 from ..compressed import Fewer, pays
 from ..pieces import row_pieces
-from ..transports import message_transport, row_transport
-from .rows import bytes_for, decompress_rows, output, values_in, width_of
+from ..transports import bytes_for, exchanged, scattered
+from .rows import output, share_memory, values_in, width_of
 
 
 @torch.no_grad()
@@ -64,17 +64,14 @@ def compressed_all_to_all(
     if n == 1:
         return result
     note([*leaving[:rank], *leaving[rank + 1 :], *coming[:rank], *coming[rank + 1 :]], compressor, codec, comm)
-    few = output_split_sizes is None and len(row_pieces(leaving[0].numel(), n, x.is_cuda)) == 1
+    even = output_split_sizes is None
+    few = even and len(row_pieces(leaving[0].numel(), n, x.is_cuda)) == 1
+    comm.settled()
     if codec is not None and few and packs(leaving[0], codec):
         _at_once(values.view(n, -1), landed.view(n, -1), codec, comm)
     else:
-        _of_parts(leaving, coming, codec, comm, x.device)
+        _of_parts(leaving, coming, codec, comm, even)
     return result
-
-
-def share_memory(a: Tensor, b: Tensor) -> bool:
-    """Return whether two contiguous tensors have bytes in common."""
-    return max(a.data_ptr(), b.data_ptr()) < min(a.data_ptr() + a.nbytes, b.data_ptr() + b.nbytes)
 
 
 def splits_of(
@@ -142,47 +139,35 @@ def _at_once(rows: Tensor, out: Tensor, codec: Unchecked, comm: Comm) -> None:
     All are compressed in one call, and this rank's own row with them: that takes less than a call for each.
     """
     n, values = rows.shape
-    transport = row_transport(comm, [bytes_for(n, values, codec, rows.device)])
-    transport.scatter(0, codec.compress(rows, None, comm.key(0)))
-    codec.decompress(transport.arrived(0), values, rows.dtype, out)
+    incoming = bytes_for(n, values, codec, rows.device)
+    for _ in scattered(comm, [incoming], lambda i, ranks: codec.compress(rows[ranks], None, comm.key(0))):
+        codec.decompress(incoming, values, rows.dtype, out)
     out[comm.rank] = rows[comm.rank]
-    transport.close()
 
 
-def _of_parts(
-    leaving: list[Tensor], coming: list[Tensor], codec: Unchecked | None, comm: Comm, device: torch.device
-) -> None:
+def _of_parts(leaving: list[Tensor], coming: list[Tensor], codec: Unchecked | None, comm: Comm, even: bool) -> None:
     """Send each rank its part of `leaving`, and fill the parts of `coming`, but for this rank's own."""
-    n = comm.size
+    n, device = comm.size, leaving[0].device
     peers = [rank for rank in range(n) if rank != comm.rank]
     sent, heard = ({p: cut(parts[p], n, codec) for p in peers} for parts in (leaving, coming))
-    # Sender and receiver cut a part alike. On a GPU, where all ranks call for each tag, there is one of them.
-    tags = range(max([1, *map(len, sent.values()), *map(len, heard.values())]))
-    incoming: list[dict[int, Tensor]] = [
-        {
-            p: bytes_for(1, pieces[tag].numel(), codec, device)
-            if codec is not None and packs(coming[p], codec)
-            else pieces[tag]
-            for p, pieces in heard.items()
-            if tag < len(pieces)
-        }
-        for tag in tags
-    ]
-    transport = message_transport(comm, incoming, device)
-    for tag in tags:
-        outgoing: dict[int, Tensor] = {}
-        for p, pieces in sent.items():
-            if tag < len(pieces):
-                piece = pieces[tag]
-                if codec is not None and packs(leaving[p], codec):
-                    piece = codec.compress(piece.view(1, -1), None, comm.key(tag * n + p))
-                outgoing[p] = piece
-        transport.send(tag, outgoing)
-    for tag in tags:
-        for p, arrived in transport.arrived(tag).items():
-            if codec is not None and packs(coming[p], codec):
-                decompress_rows(codec, arrived, heard[p][tag].view(1, -1))
-    transport.close()
+
+    def outgoing(p: int) -> Iterator[Tensor]:
+        for i, piece in enumerate(sent[p]):
+            if codec is not None and packs(leaving[p], codec):
+                yield codec.compress(piece.view(1, -1), None, comm.key(i * n + p))
+            else:
+                yield piece
+
+    incoming = {
+        p: [bytes_for(1, piece.numel(), codec, device) for piece in pieces]
+        if codec is not None and packs(coming[p], codec)
+        else pieces
+        for p, pieces in heard.items()
+    }
+    for p, i in exchanged(comm, {p: outgoing(p) for p in peers}, incoming, device, in_turns=even):
+        if codec is not None and packs(coming[p], codec):
+            piece = heard[p][i]
+            codec.decompress(incoming[p][i], piece.numel(), piece.dtype, piece.view(1, -1))
 
 
 def cut(part: Tensor, n: int, codec: Unchecked | None) -> list[Tensor]:
