@@ -101,9 +101,9 @@ CONTENDERS: tuple[Contender, ...] = (
     Contender("decentralized", "decentralized()"),
     Contender("low_precision_decentralized", "low_precision_decentralized()"),
     Contender("choco, one peer", "choco(OnePeerExact(), gamma=1.0)"),
-    Contender("quasi_global_momentum", "quasi_global_momentum()", SGD, lr=0.1),
-    Contender("exact_diffusion", "exact_diffusion()", SGD, lr=0.1),
-    Contender("gradient_tracking", "gradient_tracking()", SGD, lr=0.1),
+    Contender("quasi_global_momentum", "quasi_global_momentum()", SGD, lr=0.05),
+    Contender("exact_diffusion", "exact_diffusion()", SGD, lr=0.05),
+    Contender("gradient_tracking", "gradient_tracking()", SGD, lr=0.05),
     Contender("async_model_average", "async_model_average()", free=True),
 )  # fmt: skip
 if hivemind_peer.INSTALLED:

@@ -9,7 +9,8 @@
     send                    c(N)/2: even ranks send to the next                         c(N)
 
 c(N) is the bytes of N values in 8 bits, with their ranges. The ideal time is that of the busiest link. Results are
-written to tensors that exist, as by torch's own collectives. Each is checked before its time counts.
+written to tensors that exist, as by torch's own collectives. Each is checked before its time counts. Two hosts have a
+core each on a machine of two; four share them, and so wait for each other's codecs.
 """
 
 import itertools
@@ -25,7 +26,7 @@ import baguakit as bk
 from .exchanges import BYTE, Task, turns
 from .train import on_every_host
 
-RATES, HOSTS, SIZES, REPEATS = ("100mbit", "500mbit"), 4, (16, 64), 5
+RATES, HOSTS, SIZES, REPEATS = ("100mbit", "500mbit"), (2, 4), (16, 64), 9
 ROWS = 24  # of a tensor of N values: they are divisible by 6 and by the hosts
 Sizes = Callable[[int, int], float]
 
@@ -57,8 +58,8 @@ def shards(values: int, n: int) -> float:
 
 
 def unequal(values: int, n: int) -> float:
-    """Half to the next rank, a third to the one after it."""
-    return BYTE.row_bytes(values // 2) + BYTE.row_bytes(values // 3)
+    """Half to the next rank, a third to the one after it; of two ranks that is the rank itself."""
+    return BYTE.row_bytes(values // 2) + (BYTE.row_bytes(values // 3) if n > 2 else 0)
 
 
 def whole(values: int, n: int) -> float:
@@ -68,8 +69,10 @@ def whole(values: int, n: int) -> float:
 
 def rows_to(rank: int, n: int) -> list[int]:
     """Of ROWS rows of a rank, those to each: a sixth to itself, half to the next, a third to the one after it."""
-    parts = {rank: ROWS // 6, (rank + 1) % n: ROWS // 2, (rank + 2) % n: ROWS // 3}
-    return [parts.get(peer, 0) for peer in range(n)]
+    parts = [0] * n
+    for step, part in enumerate((ROWS // 6, ROWS // 2, ROWS // 3)):
+        parts[(rank + step) % n] += part
+    return parts
 
 
 def between(x: Tensor, comm: bk.Comm, out: Tensor) -> Tensor | None:
@@ -133,8 +136,8 @@ COLLECTIVES = {
 def cells(quick: bool) -> list[dict[str, Any]]:
     """Return the cases to measure; quick: 16 MiB."""
     return [
-        {"hosts": HOSTS, "rate": rate, "mib": mib, "repeats": REPEATS}
-        for rate, mib in itertools.product(RATES, SIZES[: 1 if quick else None])
+        {"hosts": hosts, "rate": rate, "mib": mib, "repeats": REPEATS}
+        for hosts, rate, mib in itertools.product(HOSTS, RATES, SIZES[: 1 if quick else None])
     ]
 
 

@@ -126,7 +126,7 @@ class Gossip(Stage):
         own, *others = tee(changes(), 1 + len(here.targets))  # all neighbours are sent the same
         outgoing, left = dict(zip(here.targets, others, strict=True)), [len(incoming)] * len(runs)
         comm.settled()
-        for _, i in exchanged(comm, outgoing, incoming, x.device, in_turns=False):
+        for _, i in exchanged(comm, outgoing, incoming, x.device):
             left[i] -= 1
             if not left[i]:
                 yield runs[i], next(own), {p: pieces[i] for p, pieces in incoming.items()}

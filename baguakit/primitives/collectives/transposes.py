@@ -64,13 +64,12 @@ def compressed_all_to_all(
     if n == 1:
         return result
     note([*leaving[:rank], *leaving[rank + 1 :], *coming[:rank], *coming[rank + 1 :]], compressor, codec, comm)
-    even = output_split_sizes is None
-    few = even and len(row_pieces(leaving[0].numel(), n, x.is_cuda)) == 1
+    few = output_split_sizes is None and len(row_pieces(leaving[0].numel(), n, x.is_cuda)) == 1
     comm.settled()
     if codec is not None and few and packs(leaving[0], codec):
         _at_once(values.view(n, -1), landed.view(n, -1), codec, comm)
     else:
-        _of_parts(leaving, coming, codec, comm, even)
+        _of_parts(leaving, coming, codec, comm)
     return result
 
 
@@ -145,7 +144,7 @@ def _at_once(rows: Tensor, out: Tensor, codec: Unchecked, comm: Comm) -> None:
     out[comm.rank] = rows[comm.rank]
 
 
-def _of_parts(leaving: list[Tensor], coming: list[Tensor], codec: Unchecked | None, comm: Comm, even: bool) -> None:
+def _of_parts(leaving: list[Tensor], coming: list[Tensor], codec: Unchecked | None, comm: Comm) -> None:
     """Send each rank its part of `leaving`, and fill the parts of `coming`, but for this rank's own."""
     n, device = comm.size, leaving[0].device
     peers = [rank for rank in range(n) if rank != comm.rank]
@@ -164,7 +163,7 @@ def _of_parts(leaving: list[Tensor], coming: list[Tensor], codec: Unchecked | No
         else pieces
         for p, pieces in heard.items()
     }
-    for p, i in exchanged(comm, {p: outgoing(p) for p in peers}, incoming, device, in_turns=even):
+    for p, i in exchanged(comm, {p: outgoing(p) for p in peers}, incoming, device):
         if codec is not None and packs(coming[p], codec):
             piece = heard[p][i]
             codec.decompress(incoming[p][i], piece.numel(), piece.dtype, piece.view(1, -1))
