@@ -265,17 +265,20 @@ def all_of_them(comm, n):
 
 @pytest.mark.parametrize("n", SIZES)
 def test_what_is_sent_in_pieces_is_as_if_sent_whole(n):
-    """All results are equal, bit for bit, in one piece and in several."""
+    """All results are equal, bit for bit, in one piece and in several, at once and in turns."""
 
     def run():
-        from baguakit.primitives import pieces
+        from baguakit.primitives import pieces, transports
 
-        expected = all_of_them(bk.Comm(), n)
-        usual, pieces.PIECE_VALUES = pieces.PIECE_VALUES, 1 << 10
+        expected, right = all_of_them(bk.Comm(), n), []
+        usual = pieces.PIECE_VALUES, transports.TURN
         try:
-            found = all_of_them(bk.Comm(), n)
+            pieces.PIECE_VALUES = 1 << 10
+            for transports.TURN in (usual[1], 1):
+                found = all_of_them(bk.Comm(), n)
+                right += [torch.equal(a, b) for a, b in zip(expected, found, strict=True)]
         finally:
-            pieces.PIECE_VALUES = usual
-        return [torch.equal(a, b) for a, b in zip(expected, found, strict=True)]
+            pieces.PIECE_VALUES, transports.TURN = usual
+        return right
 
-    assert ranks(n, run) == [[True] * 7] * n
+    assert ranks(n, run) == [[True] * 14] * n
