@@ -36,25 +36,38 @@ class Row:
     curves: list[Curve] = field(default_factory=list)
     real: Curve = field(default_factory=list)
 
-    def seconds(self, target: float) -> list[float]:
-        """Return the seconds to a loss by seed; infinity where it was never reached."""
-        return [self.step * steps for steps in self.steps(target)]
+    def curve(self) -> Curve:
+        """Return the mean loss over seeds by step, or, of free ranks, the loss by second."""
+        return self.real if self.contender.free else mean_of(self.curves)
+
+    def seconds(self, target: float) -> float:
+        """Return the seconds to a loss; infinity if it was never reached."""
+        return self.step * self.steps(target)
+
+    def half_range(self, target: float) -> float:
+        """Return half the range over seeds of the seconds to a loss; infinity if one of them did not reach it."""
+        steps = [reached(curve, target) for curve in self.curves]
+        return self.step * (max(steps) - min(steps)) / 2 if all(map(math.isfinite, steps)) else math.inf
 
     def bytes(self, target: float) -> float:
-        """Return the bytes that a rank sends to a loss, the mean over seeds."""
-        return self.sent * statistics.mean(self.steps(target))
+        """Return the bytes that a rank sends to a loss."""
+        return self.sent * self.steps(target)
 
-    def steps(self, target: float) -> list[float]:
-        """Return the steps to a loss by seed."""
-        if self.contender.free:
-            return [reached(self.real, target) / self.step]
-        return [reached(curve, target) for curve in self.curves]
+    def steps(self, target: float) -> float:
+        """Return the steps to a loss."""
+        found = reached(self.curve(), target)
+        return found / self.step if self.contender.free else found
 
     def final(self) -> float:
         """Return the loss after as many steps as DDP takes; of free ranks, that after all of theirs."""
-        if self.contender.free:
-            return self.real[-1][1]
-        return statistics.mean(at(curve, STEPS) for curve in self.curves)
+        return self.real[-1][1] if self.contender.free else at(self.curve(), STEPS)
+
+
+def mean_of(curves: Sequence[Curve]) -> Curve:
+    """Return the mean of curves where all of them have a point, which is to the end of the shortest."""
+    return [
+        (step, statistics.mean(at(curve, step) for curve in curves)) for step, _ in min(curves, key=len, default=[])
+    ]
 
 
 def reached(curve: Curve, target: float) -> float:
@@ -110,8 +123,8 @@ def by_second(result: Mapping[str, Any]) -> Curve:
 
 def targets(losses: Table, ranks: int = RANKS) -> list[float]:
     """Return DDP's losses at some of its steps, the mean over its seeds."""
-    known = curves(losses, DDP, ranks)
-    return [statistics.mean(at(curve, round(share * STEPS)) for curve in known) for share in SHARES] if known else []
+    known = mean_of(curves(losses, DDP, ranks))
+    return [at(known, round(share * STEPS)) for share in SHARES] if known else []
 
 
 def steps_beside_ddp(losses: Table) -> dict[str, float]:
@@ -122,9 +135,9 @@ def steps_beside_ddp(losses: Table) -> dict[str, float]:
     goals, found = targets(losses), {}
     for each in CONTENDERS if len(curves(losses, DDP)) == len(SEEDS) else ():
         known = curves(losses, each) if each.algorithm and not each.free else []
-        steps = [reached(curve, goals[-1]) for curve in known]
-        if len(steps) == len(SEEDS) and all(map(math.isfinite, steps)):
-            found[", ".join(map(repr, each.rules()))] = round(statistics.mean(steps) / STEPS, 3)
+        steps = reached(mean_of(known), goals[-1])
+        if len(known) == len(SEEDS) and math.isfinite(steps):
+            found[", ".join(map(repr, each.rules()))] = round(steps / STEPS, 3)
     return found
 
 
@@ -163,5 +176,5 @@ def checks(losses: Table, timings: Table) -> list[tuple[str, str, int, float, fl
 
 def best(found: Sequence[Row], target: float) -> list[Row]:
     """Return ours that reach a loss, the soonest first."""
-    sooner = [(statistics.mean(row.seconds(target)), row) for row in found if not row.contender.peer]
+    sooner = [(row.seconds(target), row) for row in found if not row.contender.peer]
     return [row for seconds, row in sorted(sooner, key=lambda pair: pair[0]) if math.isfinite(seconds)]

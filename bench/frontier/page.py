@@ -3,7 +3,6 @@
 import json
 import math
 import os
-import statistics
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -36,9 +35,9 @@ A synchronous training takes the same course on every network. So its losses by 
 and its seconds and bytes by step on each network; the tables are *composed* of both. Ranks that do not wait for each
 other are trained on each network itself.
 
-Targets are DDP's losses after {shares} steps; – is a loss that was never reached. After ± stands half the range over
-seeds. *r* is computation to DDP's communication in a step; the *ceiling* is DDP's step to computation alone, which no
-exchange can surpass.
+Targets are DDP's losses after {shares} steps. Losses are means over seeds; – is one that was never reached. After ±
+stands half the range over seeds, – if one of them did not reach the loss. *r* is computation to DDP's communication in
+a step; the *ceiling* is DDP's step to computation alone, which no exchange can surpass.
 """
 
 HEADER = (
@@ -85,15 +84,15 @@ def section(losses: Table, timings: Table, network: str, hosts: int) -> list[str
     if here := compose.place(timings, network, hosts):
         lines.append(f"r = {here.r:.2f}; ceiling {here.ceiling:.1f}.\n")
     lines += [HEADER.format(*goals, STEPS), "|---|---|---|---|---|---|---|---|---|---|"]
-    ddp = next((row.seconds(goals[-1]) for row in found if row.contender == DDP), None)
-    lines += [line(row, goals, statistics.mean(ddp) if ddp else math.nan) for row in found]
+    ddp = next((row.seconds(goals[-1]) for row in found if row.contender == DDP), math.nan)
+    lines += [line(row, goals, ddp) for row in found]
     return [*lines, ""]
 
 
 def line(row: Row, goals: Sequence[float], ddp: float) -> str:
     """Return a line of a table."""
-    times = [spread(row.seconds(goal)) for goal in goals]
-    last = statistics.mean(row.seconds(goals[-1]))
+    times = [time_to(row, goal) for goal in goals]
+    last = row.seconds(goals[-1])
     gain = f"{ddp / last:.2f} ×" if math.isfinite(last) else "–"
     sent = row.bytes(goals[-1]) / 1e6
     total = f"{sent:,.1f}" if math.isfinite(sent) else "–"
@@ -103,12 +102,12 @@ def line(row: Row, goals: Sequence[float], ddp: float) -> str:
     return "| " + " | ".join([*cells, gain, total, ended]) + " |"
 
 
-def spread(values: Sequence[float]) -> str:
-    """Return the mean of values and half their range; a dash if one is infinite."""
-    if not all(map(math.isfinite, values)):
+def time_to(row: Row, goal: float) -> str:
+    """Return the seconds to a loss and half their range over seeds; a dash for what was never reached."""
+    if not math.isfinite(seconds := row.seconds(goal)):
         return "–"
-    half = (max(values) - min(values)) / 2
-    return f"{statistics.mean(values):.0f}" + (f" ± {half:.0f}" if len(values) > 1 else "")
+    half = row.half_range(goal) if len(row.curves) > 1 else 0.0
+    return f"{seconds:.0f}" + (f" ± {half:.0f}" if half else "").replace("inf", "–")
 
 
 def checked(losses: Table, timings: Table) -> list[str]:

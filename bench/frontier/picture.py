@@ -1,7 +1,5 @@
 """The pictures of the front door: loss against seconds, and against bytes."""
 
-import math
-import statistics
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -15,7 +13,6 @@ from bench.network.table import RESULTS, Table
 from . import compose
 from .compose import Row
 from .contenders import DDP
-from .trajectories import LONGEST
 
 NETWORK = "100 Mb/s"
 PICTURES = {
@@ -63,11 +60,8 @@ def panel(axes: Axes, found: Sequence[Row], names: Sequence[str], of: str, goal:
 
 def course(row: Row, scale: float) -> tuple[list[float], list[float]]:
     """Return steps, times a scale, and the mean loss over seeds."""
-    shared = [step for step, _ in min(row.curves, key=len, default=row.real) if step <= LONGEST]
-    if row.contender.free:
-        return [seconds for seconds, _ in row.real], [loss for _, loss in row.real]
-    means = [statistics.mean(compose.at(curve, step) for curve in row.curves) for step in shared]
-    return [step * scale for step in shared], [loss for loss in means if math.isfinite(loss)]
+    per = scale / row.step if row.contender.free else scale
+    return [x * per for x, _ in row.curve()], [loss for _, loss in row.curve()]
 
 
 def label(axes: Axes, ends: Sequence[tuple[float, float, str, Any, bool]]) -> None:
