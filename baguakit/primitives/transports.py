@@ -130,8 +130,8 @@ def gathered(
         packed: this rank's row (1, bytes) of each piece, taken when it is due.
         tag: the first of n times as many numbers as there are pieces.
     """
-    n, rank, device = comm.size, comm.rank, incoming[0].device
-    if device.type == "cuda":
+    n, rank = comm.size, comm.rank
+    if incoming[0].is_cuda:
         for i, row in enumerate(packed):
             comm.all_gather_later(incoming[i], row).wait()
             yield slice(n), i
