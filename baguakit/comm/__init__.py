@@ -11,7 +11,6 @@ from .groups import (
     lazy_group,
     next_name,
     own_group,
-    rotated,
     store_of,
 )
 from .inner import add_nccl, members_of, stand_for
@@ -37,7 +36,6 @@ __all__ = [
     "members_of",
     "next_name",
     "own_group",
-    "rotated",
     "stand_for",
     "store_of",
 ]

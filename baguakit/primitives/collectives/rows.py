@@ -1,4 +1,4 @@
-"""Rows of values as rows of bytes, whole or in pieces: pieces of several rows lie apart in memory."""
+"""What collectives take and write to: the checks of their arguments, and memory for their results."""
 
 import math
 from collections.abc import Sequence
