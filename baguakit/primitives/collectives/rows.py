@@ -1,4 +1,4 @@
-"""What collectives take and write to: the checks of their arguments, and memory for their results."""
+"""Checks of the arguments of collectives, and memory for their results."""
 
 import math
 from collections.abc import Sequence
