@@ -99,9 +99,15 @@ PARTS = (
     ),
     Part(
         "groups",
-        "groups of NCCL are made and aborted, ranks come and go over them, and moments are those of the GPU",
+        "groups of NCCL are made and aborted, ranks come and go, collectives and moments are those of the GPU",
         90,
-        (*PYTEST, "tests/test_cuda_groups.py", "tests/elastic/test_nccl.py", "tests/attach/test_timeline.py"),
+        (
+            *PYTEST,
+            "tests/primitives/test_collectives_cuda.py",
+            "tests/test_cuda_groups.py",
+            "tests/elastic/test_nccl.py",
+            "tests/attach/test_timeline.py",
+        ),
     ),
     Part(
         "peer",

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from drawn import FLOATS, draw
+from drawn import FLOATS, all_of_them, draw
 from pool import ranks
 
 import baguakit as bk
@@ -241,28 +241,6 @@ def test_draws_differ_by_rank_and_by_part():
     assert ranks(2, run) == [(False, True, False)] * 2
 
 
-def all_of_them(comm, n):
-    """Results of all primitives that send in pieces, of values whose blocks pieces do not divide."""
-    byte = bk.compressors.MinMaxUInt8(block=64)
-    x = draw(comm.rank, 61_440)  # 64 · 960: shards of 2 to 5 ranks, and their eighths, are whole blocks
-    rows, residual = x.view(n, -1), torch.empty_like(x)
-    parts = [[64 * (17 * q + 5 * r + 40) * (r != 1 or q == 1) for r in range(n)] for q in range(n)]  # to rank r from q
-    values = draw(comm.rank, sum(parts[comm.rank]))
-    place = comm.rank * 7  # of the result within x: not that of a shard
-    again = x.clone()
-    return [
-        bk.primitives.compressed_all_gather(rows[0], byte, comm),
-        bk.primitives.compressed_reduce_scatter(rows, byte, comm, residual),
-        residual,
-        bk.primitives.compressed_reduce_scatter(
-            again.view(n, -1), byte, comm, out=again[place:][: len(x) // n].view(1, -1)
-        ).clone(),
-        bk.primitives.compressed_all_to_all(rows, byte, comm),
-        bk.primitives.compressed_all_to_all(values, byte, comm, [each[comm.rank] for each in parts], parts[comm.rank]),
-        bk.primitives.compressed_mean_(x.clone(), byte, comm),
-    ]
-
-
 @pytest.mark.parametrize("n", SIZES)
 def test_what_is_sent_in_pieces_is_as_if_sent_whole(n):
     """All results are equal, bit for bit, in one piece and in several, at once and in turns."""
@@ -270,12 +248,12 @@ def test_what_is_sent_in_pieces_is_as_if_sent_whole(n):
     def run():
         from baguakit.primitives import pieces, transports
 
-        expected, right = all_of_them(bk.Comm(), n), []
+        expected, right = all_of_them(bk.Comm()), []
         usual = pieces.PIECE_VALUES, transports.TURN
         try:
             pieces.PIECE_VALUES = 1 << 10
             for transports.TURN in (usual[1], 1):
-                found = all_of_them(bk.Comm(), n)
+                found = all_of_them(bk.Comm())
                 right += [torch.equal(a, b) for a, b in zip(expected, found, strict=True)]
         finally:
             pieces.PIECE_VALUES, transports.TURN = usual
