@@ -87,12 +87,15 @@ def pack_(codes: torch.Tensor, headers: torch.Tensor, x: torch.Tensor, format: F
 @every
 def bench_compress_by_torch_compile(benchmark, codec):
     packed, codes, headers = compiled_unit(codec)
-    work = functools.partial(
-        torch.compile(pack_), codes, headers, values().view(-1, codec.block), codec.operators.format
-    )
+    room = codes.clone(), headers.clone()  # it does not write to views of the same bytes with different dtypes
+    compiled = torch.compile(pack_, dynamic=False)
+    work = functools.partial(compiled, *room, values().view(-1, codec.block), codec.operators.format)
     work()
-    # Inductor fuses products with sums and divides in its own way: its codes may be one off.
-    assert (codec.decompress(packed, N) - values()).abs().max() <= 2 * values().abs().max()
+    codes.copy_(room[0])
+    headers.copy_(room[1])
+    # Inductor fuses products with sums and divides in its own way: some of its codes are one off.
+    errors = [(codec.decompress(each, N) - values()).norm() for each in (packed, codec.compress(values()))]
+    assert errors[0] <= 1.001 * errors[1]
     measure(benchmark, work, N, 4 * N + packed.shape[1])
 
 
@@ -102,7 +105,9 @@ def bench_decompress_by_torch_compile(benchmark, codec):
     packed, codes, headers = compiled_unit(codec)
     packed.copy_(codec.compress(values()))
     out = torch.empty(N // codec.block, codec.block, device=DEVICE)
-    work = functools.partial(torch.compile(blockwise.unpack_), out, None, codec.operators.format, headers, codes)
+    work = functools.partial(
+        torch.compile(blockwise.unpack_, dynamic=False), out, None, codec.operators.format, headers, codes
+    )
     work()
     torch.testing.assert_close(out.view(1, N), codec.decompress(packed, N))
     measure(benchmark, work, N, packed.shape[1] + 4 * N)

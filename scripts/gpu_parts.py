@@ -100,7 +100,7 @@ PARTS = (
     Part(
         "groups",
         "groups of NCCL are made and aborted, ranks come and go, collectives and moments are those of the GPU",
-        90,
+        180,
         (
             *PYTEST,
             "tests/primitives/test_collectives_cuda.py",

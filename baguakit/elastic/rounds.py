@@ -169,8 +169,11 @@ class Rounds:
                 result.set_exception(PeerError(why))
         abort_all([self._group])
 
-    def during(self, work: Callable[[], Any]) -> Any:
+    def during(self, work: Callable[[], Any], group: Any) -> Any:
         """Return `work()`, a collective; it is done on a thread, since gloo's waits do not end when a group is aborted.
+
+        On a GPU the host waits for it if `group` is that of the round: the messages of attachments have other groups,
+        and a monitor that waits for them.
 
         Raises:
             PeerError: the round is over, or ends meanwhile.
@@ -184,7 +187,10 @@ class Rounds:
         def fly() -> None:
             with contextlib.suppress(InvalidStateError), torch.cuda.stream(stream):  # the round may have ended
                 try:
-                    result.set_result(work())
+                    value = work()
+                    if stream is not None and group is self._group:
+                        stream.synchronize()
+                    result.set_result(value)
                 except BaseException as error:
                     result.set_exception(error)
 

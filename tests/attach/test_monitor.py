@@ -175,3 +175,33 @@ def test_no_flight_takes_the_place_of_flights_that_were_dropped():
     blocked.set()
     channel.lane.close()  # it waits for the lane's thread
     assert sent == []
+
+
+class AbortedFlight(CountingFlight):
+    """Work on a GPU, whose end CUDA reports also when an abort has ended it: here at the first look."""
+
+    def done(self):
+        arrived = super().done()
+        if self.asked == 1:
+            self.monitor.fail("rank 1 is lost")
+        return arrived
+
+    def result(self):
+        if self.error is not None:
+            raise self.error
+        return "half a sum"
+
+
+def test_what_an_abort_has_ended_on_a_gpu_is_no_result_where_ranks_come_and_go(capfd):
+    flight = AbortedFlight()
+
+    def abort():
+        flight.arrived = True
+
+    flight.monitor = monitor = Monitor(dist.HashStore(), 0, 2, timedelta(seconds=600), abort)
+    monitor.device, monitor.hasty = torch.device("cuda", 0), True
+    waited_for = launched(0.0, flight)
+    monitor.launched(0, waited_for)
+    with pytest.raises(PeerError, match="rank 1 is lost"):
+        monitor.wait_for(waited_for)
+    assert flight.asked == 2

@@ -156,7 +156,7 @@ def test_all_hear_of_the_first_plan_of_a_pause_and_of_the_end(two):
     wait_until(lambda: two[1].why)
     assert [each.why for each in two] == ["why", "why"]
     with pytest.raises(PeerError, match="why"):
-        two[1].during(lambda: None)
+        two[1].during(lambda: None, None)
 
 
 def test_news_of_a_round_that_is_over_ends_no_other(two):

@@ -23,6 +23,7 @@ from .records import GAVE_UP, History, LaunchCount
 from .watching import Watch
 
 POLL = 0.0005  # seconds between the first two queries of the store
+PAUSE = 0.0001  # seconds between two looks at work on a GPU
 SHARE = 1 / 8  # of the time that a rank has waited already: the pause before the next query, at most a heartbeat
 
 
@@ -86,9 +87,14 @@ class Monitor:
         """Wait for a collective and return its result, or raise an error that names the rank at fault.
 
         An error of torch about the network is not shown as the cause, since the sentence says more.
+
+        Where ranks come and go, the host waits for work on a GPU, too: an abort ends a kernel whose data have not come,
+        as if they had, and a step that uses its result must not count. `fail` sets the error before it aborts.
         """
         if self.error is not None:  # `fail` may have ended a placeholder in place of this flight
             collective.end(self.error)
+        while self.hasty and self.device.type == "cuda" and not collective.flight.done():
+            time.sleep(PAUSE)
         try:
             return collective.flight.result()
         except Exception as error:
