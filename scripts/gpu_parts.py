@@ -103,10 +103,12 @@ PARTS = (
         180,
         (
             *PYTEST,
-            "tests/primitives/test_collectives_cuda.py",
-            "tests/test_cuda_groups.py",
+            "-m",
+            "gpu",
             "tests/elastic/test_nccl.py",
+            "tests/primitives/test_collectives_cuda.py",
             "tests/attach/test_timeline.py",
+            "tests/test_cuda_groups.py",
         ),
     ),
     Part(

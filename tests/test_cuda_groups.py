@@ -23,6 +23,7 @@ pytestmark = [
 ]
 
 TIMEOUT = 6.0
+LIMIT = 80.0  # seconds that the call may take in which a rank is killed: it needs 20
 
 
 def first_message_of_two():
@@ -90,7 +91,7 @@ def killed():
 def test_a_rank_killed_is_named_and_the_other_process_lives():
     pool = Pool(2, cuda=True)
     try:
-        sentence, seconds, alive = pool.run(killed, lost=(1,))[0]
+        sentence, seconds, alive = pool.run(killed, lost=(1,), limit=LIMIT)[0]
     finally:
         pool.close()
     assert sentence.startswith("PeerError: rank 1 is dead: no sign of it for")
