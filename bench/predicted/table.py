@@ -60,9 +60,8 @@ HEAD = """## *Predicted*, not measured: an H200
 
 The PTX that Triton generates for the kernels is executed in NumPy (`tests/ptx`) on {values:,} values; each result is
 compared with its definition, and what it took is counted. On an H100 (the comparison above) the counters saw as many
-sectors as predicted; kernels bound by memory reached 0.88 to 1.04 of the predicted speed, and those bound by
-instructions 0.71 to 0.74, but for the average of signs, 1.18, and top-k with a residual before it took 80 registers,
-0.44. A kernel is predicted to take as long as the slowest of
+sectors as predicted; kernels bound by memory reached 0.81 to 1.04 of the predicted speed, and those bound by
+instructions 0.70 to 0.83, but for the average of signs, 1.18. A kernel is predicted to take as long as the slowest of
 
 * memory: {copy} TB/s, the speed of a large copy;
 * the first cache and shared memory: 128 bytes a clock and multiprocessor;
