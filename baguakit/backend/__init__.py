@@ -6,8 +6,8 @@
 import sys
 
 from ..namespaces import show_public
+from .group import register
 from .policy import Policy, exact
-from .registration import register
 from .reports import Report, Row, report
 
 __all__ = ["Policy", "Report", "Row", "exact", "register", "report"]

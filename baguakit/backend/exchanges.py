@@ -18,8 +18,7 @@ def all_reduce(x: Tensor, average: bool, compressor: Compressor | None, comm: Co
         y.mul_(1 / comm.size if average else 1)
     else:
         compressed_mean_(y, compressor, comm).mul_(1 if average else comm.size)
-    if y is not x:
-        x.copy_(y)
+    x.copy_(y)  # nothing, if it is x
 
 
 def reduce_scatter(

@@ -1,4 +1,7 @@
-"""The process group of the backend: it lets collectives fly compressed, or passes them to an inner group."""
+"""The process group of the backend: it lets collectives fly compressed, or passes them to an inner group.
+
+`register` lets torch make it.
+"""
 
 import sys
 from functools import partialmethod
@@ -9,6 +12,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from ..arguments import instance
 from ..attach.monitor import Collective
 from ..attach.monitor.records import LEFT
 from ..attach.runtime.agreement import agree
@@ -22,6 +26,7 @@ from .policy import Policy
 from .reports import count
 from .works import Passed, Work
 
+NAME = "bagua"
 CPU = torch.device("cpu")
 
 
@@ -71,11 +76,9 @@ class BaguaGroup(Methods):
             if self.policy.compressor is not None and not members and not torch.cuda.is_available():
                 with self._monitor.busy("compiling"):
                     self.policy.compressor.warm_up(CPU)
-        kinds = ["cpu"]
-        if torch.cuda.is_available():
-            kinds.append("cuda")
+        if cuda := torch.cuda.is_available():
             add_nccl(self._inner, self._store, f"{self._name}/nccl", self._timeout, members)
-        for kind in map(torch.device, kinds):
+        for kind in map(torch.device, ("cpu", "cuda")[: 1 + cuda]):
             self._register_backend(kind, dist.ProcessGroup.BackendType.CUSTOM, self._inner._get_backend(kind))
         stand_for(self, self._inner, members)
 
@@ -127,17 +130,13 @@ class BaguaGroup(Methods):
         flight = Passed([getattr(self._inner, name)(tensors, *where)])
         return Work(Collective(label=name, flight=flight), self._monitor, tensors, None)
 
-    send = partialmethod(_message, "send")
-    recv = partialmethod(_message, "recv")
-    recv_anysource = partialmethod(_message, "recv_anysource")
-
     # Its life
 
     def get_group_store(self) -> Any:
         return self._store
 
     def getBackendName(self) -> str:
-        return "bagua"
+        return NAME
 
     def shutdown(self) -> None:
         self._end(wait=self._monitor.error is None)
@@ -157,3 +156,29 @@ class BaguaGroup(Methods):
     def _groups(self) -> list[Any]:
         own = [group for channel in list(self._channels.values()) for group in channel.comm.groups()]
         return own + [self._inner] * (self._inner is not None)
+
+
+for _name in ("send", "recv", "recv_anysource"):
+    setattr(BaguaGroup, _name, partialmethod(BaguaGroup._message, _name))
+
+_chosen = [Policy()]  # for groups that are made from now on
+
+
+def register(policy: Policy | None = None) -> None:
+    """Register the backend "bagua" with torch, for `init_process_group("bagua")` and the groups that are made then.
+
+        bk.backend.register()
+        torch.distributed.init_process_group("bagua")
+
+    All ranks call it with the same policy, before they make the group: rank 0 prints it. A further call sets the policy
+    of groups that are made later.
+
+    Args:
+        policy: which collectives fly compressed; None for `Policy()`.
+
+    Raises:
+        TypeError: `policy` is not a Policy.
+    """
+    _chosen[0] = Policy() if policy is None else instance("policy", policy, Policy, "a bk.backend.Policy")
+    if NAME not in dist.Backend.backend_list:
+        dist.Backend.register_backend(NAME, lambda o, _: BaguaGroup(o, _chosen[0]), True, ["cpu", "cuda"])

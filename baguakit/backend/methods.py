@@ -86,17 +86,14 @@ class Methods(Group):  # type: ignore[misc]
         return self._launch(Call("all_gather", outs, outs, passed, compressed))
 
     def allgather(self, outs: Any, ins: Any, opts: Any = None) -> Any:
-        rows, x = (outs, ins) if isinstance(ins, Tensor) else (outs[0], ins[0])
-        passed = [("allgather", (outs, ins, *given(opts)))]
-        compressed = [partial(exchanges.all_gather, rows, x)]
-        return self._launch(Call("all_gather", rows, rows, passed, compressed, unlike=unlike(rows)))
+        rows, xs = ([outs], [ins]) if isinstance(ins, Tensor) else (outs, ins)
+        filled = [x for row in rows for x in row]
+        passed = [("allgather", ([row], [x], *given(opts))) for row, x in zip(rows, xs, strict=True)]
+        compressed = [partial(exchanges.all_gather, row, x) for row, x in zip(rows, xs, strict=True)]
+        return self._launch(Call("all_gather", filled, filled, passed, compressed, unlike=unlike(*rows)))
 
     def allgather_coalesced(self, outs: list[list[Tensor]], ins: list[Tensor], opts: Any = None) -> Any:
-        filled = [x for each in outs for x in each]
-        passed = [("allgather_coalesced", (outs, ins, *given(opts)))]
-        columns = zip(*outs, strict=True)
-        compressed = [partial(exchanges.all_gather, list(c), x) for c, x in zip(columns, ins, strict=True)]
-        return self._launch(Call("all_gather", filled, filled, passed, compressed))
+        return self.allgather([list(rows) for rows in zip(*outs, strict=True)], ins, opts)
 
     def all_to_all_single(self, out: Tensor, x: Tensor, there: Any, here: Any, opts: Any = None) -> Any:
         passed = [(ALL_TO_ALL, (out, x, there, here, *given(opts)))]
@@ -144,6 +141,6 @@ def parts(x: Tensor, sizes: Sequence[int], n: int) -> Sequence[Tensor]:
     return x.split(list(sizes)) if len(sizes) else x.chunk(n) if len(x) else [x] * n
 
 
-def unlike(parts: Sequence[Tensor]) -> str:
-    """Return why tensors cannot be gathered or scattered as one; "" if they can."""
-    return "unequal sizes" if len({x.numel() for x in parts}) > 1 else ""
+def unlike(*rows: Sequence[Tensor]) -> str:
+    """Return why the tensors of a row cannot be gathered or scattered as one; "" if they can."""
+    return "unequal sizes" if any(len({x.numel() for x in row}) > 1 for row in rows) else ""

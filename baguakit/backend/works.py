@@ -13,7 +13,6 @@ from ..attach.monitor import Collective, Monitor
 from ..lanes import Flight, Lane
 
 POLL = 0.0005  # seconds between two looks at work with a timeout of its own
-_torch: Any = torch  # its stubs take no list of devices
 
 
 class Passed(Flight):
@@ -64,8 +63,7 @@ class Work(dist.Work):
         until = time.monotonic() + timeout.total_seconds()
         while timeout > timedelta(0) and not self.is_completed():
             if time.monotonic() > until:
-                said = f"{self._collective.label} has not ended within the {timeout} given to wait(); it goes on"
-                raise RuntimeError(said)
+                raise RuntimeError(f"{self._collective.label} has not ended within the {timeout} of wait(); it goes on")
             time.sleep(POLL)
         self._monitor.wait_for(self._collective)
         return True
@@ -88,9 +86,9 @@ class Work(dist.Work):
         self._followed, collective, monitor, outs = True, self._collective, self._monitor, self._outs
         flight = collective.flight
         if isinstance(flight, Passed):
-            ended = _torch.futures.collect_all([work.get_future() for work in flight.works])
+            ended = torch.futures.collect_all([work.get_future() for work in flight.works])
             return ended.then(lambda each: _found(collective, monitor, outs, each.value))
-        future = _torch.futures.Future(devices=[x.device for x in outs[:1] if x.is_cuda])
+        future: Any = torch.futures.Future(devices=[x.device for x in outs[:1] if x.is_cuda])
 
         def deliver() -> None:
             try:
