@@ -19,7 +19,7 @@ from bench.network.train import blocks_of, counted, on_every_host, share
 
 from .contenders import ALONE, Contender, contender
 from .task import TASK
-from .trajectories import best_rate, rates, set_rate, validated
+from .trajectories import AT_MORE, best_rate, rates, set_rate, validated
 
 HOSTS, STEPS, WARM_UP = 4, 50, 4
 LEAST_PERIODS = 2
@@ -46,7 +46,7 @@ FREE: Cell = {"seconds": 240.0, "every_seconds": 10.0}  # a training whose ranks
 
 
 def cells(some: Sequence[Contender], table: Table) -> list[Cell]:
-    """Return what to measure of some contenders: steps on all networks and of 8 hosts, and whole trainings.
+    """Return what to measure of some contenders: steps on all networks, some of 8 hosts, and whole trainings.
 
     Args:
         some: the contenders.
@@ -54,7 +54,8 @@ def cells(some: Sequence[Contender], table: Table) -> list[Cell]:
     """
     waiting = [each for each in some if not each.free]
     found = [timed(each, name) for name in NETWORKS for each in (ALONE, *waiting)]
-    found += [timed(each, name, hosts=8) for name in MORE for each in (ALONE, *waiting)]
+    more = [each for each in waiting if each.name in AT_MORE]
+    found += [timed(each, name, hosts=8) for name in MORE for each in (ALONE, *more)]
     for name, network, steps in REAL:
         for each in some:
             if each.name == name and (tried := rates(table, each)):
