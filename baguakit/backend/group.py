@@ -87,6 +87,7 @@ class BaguaGroup(Methods):
         if device.type not in self._channels:
             name, flows = f"{self._name}/{device.type}", self.policy.flows if device.type == "cpu" else 1
             own = own_comm(self._this, name, self._timeout, device, self._monitor, {FLAT}, flows)
+            self._monitor.device = device  # its threads ask there
             self._channels[device.type] = Channel(0, lane(device, "baguakit backend"), own, self._monitor)
         return self._channels[device.type]
 
@@ -119,7 +120,7 @@ class BaguaGroup(Methods):
         self._monitor.launched(0, collective)
         share = 2 * (n - 1) / n if call.operation == "all_reduce" else (n - 1) / n
         count(call.operation, share * sum(x.nbytes for x in call.whole), "exact", why)
-        collective.flight = Passed([getattr(self._inner, name)(*args) for name, args in call.passed])
+        collective.flight = Passed([getattr(self._inner, name)(*args) for name, args in call.passed], call.whole)
         return Work(collective, self._monitor, call.outs, None)
 
     # Messages between two ranks, which the others know nothing of

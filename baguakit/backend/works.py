@@ -18,8 +18,8 @@ POLL = 0.0005  # seconds between two looks at work with a timeout of its own
 class Passed(Flight):
     """Work of the inner group; without any, it has ended."""
 
-    def __init__(self, works: Sequence[Any]) -> None:
-        self.works = [work for work in works if work is not None]
+    def __init__(self, works: Sequence[Any], tensors: Sequence[Tensor] = ()) -> None:
+        self.works, self.on_device = [work for work in works if work is not None], any(x.is_cuda for x in tensors)
 
     def done(self) -> bool:
         return self._error is not None or all(work.is_completed() for work in self.works)
@@ -115,7 +115,6 @@ def _found(collective: Collective, monitor: Monitor, outs: list[Tensor], value: 
 
 def _value_of(future: Any) -> list[Tensor]:
     """Return the tensors of a future, or raise its error: C++ waits for this one, and reads an error only if raised."""
-    value = future.value()
-    if isinstance(value, Exception):
+    if isinstance(value := future.value(), Exception):
         raise value
     return value  # type: ignore[no-any-return]

@@ -24,8 +24,13 @@ class FlightTimes:
 
 
 class Flight:
-    """Work on a lane: `done()` queries it, `result()` waits for it."""
+    """Work on a lane: `done()` queries it, `result()` waits for it.
 
+    Attributes:
+        on_device: `result()` lets a stream wait, and not the host: the work may still be under way then.
+    """
+
+    on_device = False
     _value: Any = None
     _error: BaseException | None = None
 
@@ -74,6 +79,10 @@ class Lane:
 
     def rest(self, seconds: float) -> None:
         """Wait until the work under way has ended on the host, but no longer than so many seconds."""
+
+    def idle(self) -> bool:
+        """Return False while a device has work that the host does not wait for."""
+        return True
 
     def close(self, wait: bool = True) -> None:
         """Take no more work, and wait for the work under way; without `wait`, which may be stuck, return at once."""

@@ -49,12 +49,17 @@ class CudaLane(Lane):
             if tensor.is_cuda:
                 tensor.record_stream(self.stream)
 
+    def idle(self) -> bool:
+        return bool(self.stream.query())
+
     def close(self, wait: bool = True) -> None:
         if wait:
             self.stream.synchronize()
 
 
 class CudaFlight(Flight):
+    on_device = True
+
     def __init__(self, device: torch.device, value: Any, moments: tuple[Any, Any, Any], name: str) -> None:
         self._device, self._value, self._name = device, value, name
         self._launched, self._began, self._ended = moments

@@ -71,7 +71,7 @@ def test_flights_are_asked_from_the_oldest_to_the_first_that_is_not_done():
     ]
     for each in flights:
         monitor.launched(0, each)
-    found, failed = monitor.air.awaited(time.time() - 2 * monitor.beat)
+    found, failed = monitor.air.awaited(time.time() - 2 * monitor.beat, 0.0)
     assert found is not None and found.collective is flights[0] and not failed
     assert [each.flight.asked for each in flights] == [1, 1, 0]
 
@@ -177,8 +177,47 @@ def test_no_flight_takes_the_place_of_flights_that_were_dropped():
     assert sent == []
 
 
+class DeviceFlight(CountingFlight):
+    """Work on a GPU: the host passes it as soon as it is launched."""
+
+    on_device = True
+
+    def result(self):
+        pass
+
+
+@pytest.mark.parametrize(("age", "error", "says"), [(10.0, "COMM_ERROR", "dead"), (700.0, "", "late")])
+def test_work_on_a_gpu_that_the_host_has_passed_is_watched(age, error, says):
+    """Where training stands in `torch.cuda.synchronize`, no flight is in the air on the host."""
+    said = [""]
+    monitor, _ = monitored(broken=lambda: said[0])
+    done, passed = (launched(age, DeviceFlight(arrived)) for arrived in (True, False))
+    for each in (done, passed):
+        monitor.launched(0, each)
+        monitor.wait_for(each)
+    said[0] = error
+    monitor.watch.turn()
+    clock, seen = monitor.watch.clock, monitor.watch.judge.seen
+    assert monitor.watch._written.waiting.what == passed.label
+    seen[1] = (seen[1][0], clock.now - monitor.patience - 1)
+    monitor.watch.turn()
+    assert str(monitor.error).startswith(f"rank 1 is {says}: ")
+
+
+def test_work_on_a_gpu_is_not_asked_for_without_need():
+    """Training may capture a graph by then, which the question would end."""
+    monitor, _ = monitored()
+    passed = launched(10.0, DeviceFlight(arrived=True))
+    monitor.launched(0, passed)
+    monitor.wait_for(passed)
+    monitor.watch.turn()
+    assert passed.flight.asked == 0 and monitor.watch._written.waiting is None
+
+
 class AbortedFlight(CountingFlight):
     """Work on a GPU, whose end CUDA reports also when an abort has ended it: here at the first look."""
+
+    on_device = True
 
     def done(self):
         arrived = super().done()

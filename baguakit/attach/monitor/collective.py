@@ -46,10 +46,14 @@ class Airborne:
 
 
 class Air:
-    """The collectives that have been launched and not waited for. Thread-safe."""
+    """The collectives that have been launched and not waited for. Thread-safe.
+
+    The latest one on each lane that the host has passed, and a device may still be at work on, is kept as well.
+    """
 
     def __init__(self) -> None:
         self._held: dict[Collective, Airborne] = {}
+        self._passed: dict[int, Airborne] = {}  # by lane
         self._failed: set[Collective] = set()
         self._lock = threading.Lock()
 
@@ -70,9 +74,11 @@ class Air:
             return self._held.get(collective)
 
     def land(self, collective: Collective) -> None:
-        """Remove a collective."""
+        """Remove a collective for which the host, or on a GPU a stream, has waited."""
         with self._lock:
-            self._held.pop(collective, None)
+            flying = self._held.pop(collective, None)
+            if flying is not None and collective.flight.on_device:
+                self._passed[flying.lane] = flying
             self._failed.discard(collective)
 
     def all(self) -> list[Collective]:
@@ -80,10 +86,11 @@ class Air:
         with self._lock:
             return list(self._held)
 
-    def awaited(self, before: float) -> tuple[Airborne | None, bool]:
+    def awaited(self, before: float, passed_before: float) -> tuple[Airborne | None, bool]:
         """Return the collective that is waited for, if any, and whether it has failed.
 
-        It is the oldest that has failed, else the oldest that is not done and was launched before a time.
+        It is the oldest that has failed, else the oldest that is not done and was launched before a time, else one that
+        the host has passed, a device has not done, and was launched before another time.
 
         Younger flights are not queried: on CUDA that queries an event, which would end a graph capture that training
         has begun meanwhile. Nor is any flight after the first that is not done.
@@ -93,4 +100,11 @@ class Air:
                 return self._held[min(self._failed, key=lambda each: each.launched)], True
             old = sorted((each for each in self._held if each.launched < before), key=lambda each: each.launched)
             first = next((each for each in old if not each.flight.done()), None)
-            return (None if first is None else self._held[first]), False
+            if first is not None:
+                return self._held[first], False
+            for lane, flying in list(self._passed.items()):
+                if flying.collective.launched < passed_before:
+                    if not flying.collective.flight.done():
+                        return flying, False
+                    del self._passed[lane]
+            return None, False

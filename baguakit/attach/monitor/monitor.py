@@ -93,7 +93,7 @@ class Monitor:
         """
         if self.error is not None:  # `fail` may have ended a placeholder in place of this flight
             collective.end(self.error)
-        while self.hasty and self.device.type == "cuda" and not collective.flight.done():
+        while self.hasty and collective.flight.on_device and not collective.flight.done():
             time.sleep(PAUSE)
         try:
             return collective.flight.result()

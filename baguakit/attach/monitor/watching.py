@@ -159,7 +159,9 @@ class Watch:
     def _waiting(self) -> tuple[Waiting | None, bool]:
         """Return the flight that this rank waits for, and whether that is late or has failed."""
         monitor, now = self.monitor, time.time()
-        flying, failed = monitor.air.awaited(now - 2 * self.beat)
+        # What the host has passed on a GPU is asked for in need only, for the reason that `awaited` names.
+        passed = 2 * self.beat if monitor.broken() else monitor.timeout
+        flying, failed = monitor.air.awaited(now - 2 * self.beat, now - passed)
         if flying is None:
             self._late_at = math.inf
             return None, False

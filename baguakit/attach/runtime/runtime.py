@@ -98,6 +98,8 @@ class Runtime(Generic[AnySetup]):
         self.take_hooks_out()
         with self.or_abandon():
             drain()
+            for channel in self.channels:  # the host waits while a lost rank is still noticed
+                self.monitor.wait_until(channel.lane.idle)
         self.over = True
         self.monitor.leave(LEFT)
         self._close(wait=True)
