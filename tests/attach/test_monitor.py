@@ -188,7 +188,7 @@ class DeviceFlight(CountingFlight):
 
 @pytest.mark.parametrize(("age", "error", "says"), [(10.0, "COMM_ERROR", "dead"), (700.0, "", "late")])
 def test_work_on_a_gpu_that_the_host_has_passed_is_watched(age, error, says):
-    """Where training stands in `torch.cuda.synchronize`, no flight is in the air on the host."""
+    """While training stands in `torch.cuda.synchronize`, no flight is in the air on the host."""
     said = [""]
     monitor, _ = monitored(broken=lambda: said[0])
     done, passed = (launched(age, DeviceFlight(arrived)) for arrived in (True, False))
