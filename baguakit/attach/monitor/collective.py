@@ -86,6 +86,10 @@ class Air:
         with self._lock:
             return list(self._held)
 
+    def passed(self) -> bool:
+        """Return whether there is one that the host has passed, and a device may not have."""
+        return bool(self._passed)
+
     def awaited(self, before: float, passed_before: float) -> tuple[Airborne | None, bool]:
         """Return the collective that is waited for, if any, and whether it has failed.
 

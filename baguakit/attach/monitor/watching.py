@@ -160,7 +160,7 @@ class Watch:
         """Return the flight that this rank waits for, and whether that is late or has failed."""
         monitor, now = self.monitor, time.time()
         # What the host has passed on a GPU is asked for in need only, for the reason that `awaited` names.
-        passed = 2 * self.beat if monitor.broken() else monitor.timeout
+        passed = 2 * self.beat if monitor.air.passed() and monitor.broken() else monitor.timeout
         flying, failed = monitor.air.awaited(now - 2 * self.beat, now - passed)
         if flying is None:
             self._late_at = math.inf
