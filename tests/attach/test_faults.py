@@ -13,9 +13,7 @@ from lives import ALGORITHMS
 pytestmark = pytest.mark.filterwarnings("default:run again")  # shown at the end of the tests, and no error
 SLACK = 2.0  # seconds more, in which a busy machine may not have let a survivor run
 LONGER = 20.0  # seconds that attach() is given where a cell is run again
-OF_TIME = re.compile(
-    r" is late|within [\d.]+ s|spoke after|no sign of it for| failed on rank \d|cannot reach the store"
-)
+OF_TIME = re.compile(r" is late|within [\d.]+ s|spoke after|no sign of it for| failed on rank \d|not reach the store")
 BYTEGRAD = "bytegrad(MinMaxUInt8(block=64))"
 FEW = (
     Cell(BYTEGRAD, "before attach", 1, "rank 0"),
@@ -73,7 +71,7 @@ def check(cells: Sequence[Cell], at_once: int = AT_ONCE) -> None:
     """Raise, with all that is wrong, unless every survivor names the right rank in time, or finishes.
 
     A rank that a busy machine has kept from running is late after 4 s, and taken for dead after 1.6 s, and the others
-    are right to name it; whoever does not find out in time why a message failed says only where; and rank 0, which holds
+    are right to name it; whoever does not find out in time why a message failed says only where; and rank 0, which has
     the store, waits 1.6 s at its end for those that have not read there who is at fault. Where all that is wrong is of
     time, the same cell is run again, by itself and with a longer limit, and has to be right then.
     """
