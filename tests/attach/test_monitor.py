@@ -192,8 +192,8 @@ def test_work_on_a_gpu_that_the_host_has_passed_is_watched(age, error, says):
     said = [""]
     monitor, _ = monitored(broken=lambda: said[0])
     done, passed = (launched(age, DeviceFlight(arrived)) for arrived in (True, False))
-    for each in (done, passed):
-        monitor.launched(0, each)
+    for lane, each in enumerate((done, passed)):
+        monitor.launched(lane, each)
         monitor.wait_for(each)
     said[0] = error
     monitor.watch.turn()
@@ -202,6 +202,7 @@ def test_work_on_a_gpu_that_the_host_has_passed_is_watched(age, error, says):
     seen[1] = (seen[1][0], clock.now - monitor.patience - 1)
     monitor.watch.turn()
     assert str(monitor.error).startswith(f"rank 1 is {says}: ")
+    assert done.flight.asked == 1  # it is not held any more
 
 
 def test_work_on_a_gpu_is_not_asked_for_without_need():
