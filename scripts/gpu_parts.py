@@ -112,6 +112,12 @@ PARTS = (
         ),
     ),
     Part(
+        "backend",
+        "the backend's methods over NCCL, DDP and FSDP2 over it, and a rank that is killed",
+        150,
+        (*PYTEST, "-m", "gpu", "tests/backend"),
+    ),
+    Part(
         "peer",
         "one of two ranks is killed: what the other says, and when",
         150,

@@ -261,6 +261,7 @@ Parts
   streams     not run
   uncached    not run
   groups      not run
+  backend     not run
   peer        passed, 99.0 s
     named: True
     seconds: 2.085

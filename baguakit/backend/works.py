@@ -103,8 +103,12 @@ class Work(dist.Work):
 
 
 def _found(collective: Collective, monitor: Monitor, outs: list[Tensor], value: Callable[[], Any]) -> list[Tensor]:
-    """Return the tensors of work of the inner group that has ended, or raise its error."""
-    collective.flight = Passed([])  # the work itself would wait for this callback
+    """Return the tensors of work of the inner group that has ended, or raise its error.
+
+    On a GPU this is called as the work is launched: the flight stays what it is, so that the monitor still sees it.
+    """
+    if not collective.flight.on_device:
+        collective.flight = Passed([])  # the work itself would wait for this callback
     try:
         value()
     except Exception as error:
