@@ -114,7 +114,7 @@ PARTS = (
     Part(
         "backend",
         "the backend's methods over NCCL, DDP and FSDP2 over it, and a rank that is killed",
-        150,
+        220,
         (*PYTEST, "-m", "gpu", "tests/backend"),
     ),
     Part(

@@ -20,7 +20,7 @@ from ..attach.runtime.channels import Channel
 from ..attach.runtime.start import own_comm, start_monitor
 from ..attach.setup.setup import Setup
 from ..comm import FLAT, Comm, abort_all, add_nccl, error_in, own_group, stand_for
-from ..lanes import lane
+from ..lanes import lane, lane_of, tensors_in
 from .methods import Call, Methods
 from .policy import Policy
 from .reports import count
@@ -98,7 +98,7 @@ class BaguaGroup(Methods):
     def _compressed(self, call: Call) -> Work:
         """Let a collective fly on the lane."""
         channel, round = self._channel(call.whole[0].device), next(self._rounds)
-        channel.lane.uses([*call.outs, *call.whole])
+        channel.lane.uses(call.passed)
         # Ranks may have different splits.
         values = "" if call.operation == "all_to_all" else f" of {sum(x.numel() for x in call.whole):,} values"
 
@@ -114,22 +114,45 @@ class BaguaGroup(Methods):
         return Work(channel.begin(call.operation + values, work), self._monitor, call.outs, channel.lane)
 
     def _passed(self, call: Call, why: str) -> Work:
-        """Pass a collective to the inner group."""
+        """Pass a collective to the inner group.
+
+        On a GPU a lane of its own waits for NCCL's work, which counts as ended once a connection breaks, although its
+        kernel waits on: an event on the lane does not, and the monitor sees it.
+        """
         self._monitor.check()
         collective, n = Collective(label=f"{call.operation}, exact"), self._this.size
         self._monitor.launched(0, collective)
         share = 2 * (n - 1) / n if call.operation == "all_reduce" else (n - 1) / n
         count(call.operation, share * sum(x.nbytes for x in call.whole), "exact", why)
-        collective.flight = Passed([getattr(self._inner, name)(*args) for name, args in call.passed], call.whole)
-        return Work(collective, self._monitor, call.outs, None)
+        collective.flight = passed = Passed([self._call(collective, name, *args) for name, args in call.passed])
+        device, beside = next((x.device for x in tensors_in(call.passed)), CPU), None
+        if device.type == "cuda":
+            self._monitor.device, beside = device, lane_of(self._inner, device)
+            beside.uses(call.passed)
+            collective.flight = beside.run(passed.result, collective.label)
+        return Work(collective, self._monitor, call.outs, beside)
 
     # Messages between two ranks, which the others know nothing of
 
     def _message(self, name: str, tensors: list[Tensor], *where: int) -> Any:
         self._monitor.check()
         count(name, sum(x.nbytes for x in tensors) if name == "send" else 0, "exact", "not in the policy")
-        flight = Passed([getattr(self._inner, name)(tensors, *where)])
-        return Work(Collective(label=name, flight=flight), self._monitor, tensors, None)
+        message, device = Collective(label=name), tensors[0].device
+        message.flight = passed = Passed([self._call(message, name, tensors, *where)])
+        if device.type == "cuda":  # the monitor sees the end on a lane for which nothing else waits
+            self._monitor.device, watching = device, lane_of(self._monitor, device)
+            watching.uses(tensors)
+            self._monitor.air.watch(Collective(label=name, flight=watching.run(passed.result)))
+        return Work(message, self._monitor, tensors, None)
+
+    def _call(self, collective: Collective, name: str, *arguments: Any) -> Any:
+        """Call a method of the inner group."""
+        try:
+            return getattr(self._inner, name)(*arguments)
+        except dist.DistBackendError as error:  # NCCL may find a connection broken as it launches
+            collective.flight = Passed([])
+            collective.end(error)
+            return self._monitor.wait_for(collective)  # raises the sentence that names the rank at fault
 
     # Its life
 

@@ -16,10 +16,10 @@ POLL = 0.0005  # seconds between two looks at work with a timeout of its own
 
 
 class Passed(Flight):
-    """Work of the inner group; without any, it has ended."""
+    """Work of the inner group, for which the host waits; without any, it has ended."""
 
-    def __init__(self, works: Sequence[Any], tensors: Sequence[Tensor] = ()) -> None:
-        self.works, self.on_device = [work for work in works if work is not None], any(x.is_cuda for x in tensors)
+    def __init__(self, works: Sequence[Any]) -> None:
+        self.works = [work for work in works if work is not None]
 
     def done(self) -> bool:
         return self._error is not None or all(work.is_completed() for work in self.works)
@@ -39,7 +39,7 @@ class Work(dist.Work):
         collective: as the monitor sees it.
         monitor: of the group.
         outs: the tensors that it fills.
-        lane: on which it flies; None for work of the inner group.
+        lane: on which it flies; None for work of the inner group for which the host waits.
     """
 
     def __init__(self, collective: Collective, monitor: Monitor, outs: Sequence[Tensor], lane: Lane | None) -> None:
@@ -103,12 +103,8 @@ class Work(dist.Work):
 
 
 def _found(collective: Collective, monitor: Monitor, outs: list[Tensor], value: Callable[[], Any]) -> list[Tensor]:
-    """Return the tensors of work of the inner group that has ended, or raise its error.
-
-    On a GPU this is called as the work is launched: the flight stays what it is, so that the monitor still sees it.
-    """
-    if not collective.flight.on_device:
-        collective.flight = Passed([])  # the work itself would wait for this callback
+    """Return the tensors of work of the inner group that has ended, or raise its error."""
+    collective.flight = Passed([])  # the work itself would wait for this callback
     try:
         value()
     except Exception as error:

@@ -10,7 +10,7 @@ import torch
 
 from .base import Flight, Lane
 from .cpu import CpuLane
-from .cuda import CudaLane, current_stream
+from .cuda import CudaLane, current_stream, tensors_in
 from .moments import Moment, between, moment, passed, reader
 from .temporaries import New, temporaries
 
@@ -29,6 +29,7 @@ __all__ = [
     "passed",
     "reader",
     "temporaries",
+    "tensors_in",
 ]
 
 

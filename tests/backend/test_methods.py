@@ -10,6 +10,8 @@ from pool import ranks
 
 import baguakit as bk
 from baguakit.backend.group import BaguaGroup
+from baguakit.backend.methods import Methods
+from baguakit.lanes import tensors_in
 
 # Methods of a process group that move no tensors.
 OTHERS = {
@@ -105,6 +107,29 @@ def test_each_method_flies_compressed_once():
     first, *others = ranks(3, run)
     alike = [key for key in first if key[0] in ("allreduce", "allreduce_coalesced", "allgather", "all_gather_single")]
     assert all(torch.equal(first[key], other[key]) for key in alike for other in others)
+
+
+class Recorder(Methods):
+    """A group that returns its calls."""
+
+    def _launch(self, call):
+        return call
+
+
+def test_a_lane_is_told_of_every_tensor_of_a_call():
+    """On a GPU the memory of one that it is not told of may be handed out while the lane still reads it."""
+
+    def run():
+        missing, recorder, x = {}, Recorder(dist.get_rank(), dist.get_world_size()), torch.ones(4)
+        made = {name: arguments for name, (_, arguments, *_) in calls(recorder, torch.arange(N * 1.0)).items()}
+        made |= {"broadcast": ([x],), "reduce": ([x],), "gather": ([[x + 1] * 2], [x]), "scatter": ([x], [[x + 1] * 2])}
+        for name, arguments in made.items():
+            told = {each.data_ptr() for each in tensors_in(getattr(recorder, name)(*arguments).passed)}
+            if lost := {each.data_ptr() for each in tensors_in(arguments)} - told:
+                missing[name] = len(lost)
+        return missing
+
+    assert ranks(2, run) == [{}] * 2
 
 
 @pytest.mark.parametrize("policy", [bk.backend.Policy(None, least=0, flows=2), bk.backend.Policy(operations=())])

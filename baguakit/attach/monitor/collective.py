@@ -7,6 +7,8 @@ from dataclasses import dataclass, field
 from ...lanes import Flight
 from .records import LaunchCount
 
+MESSAGES = -1  # their lane
+
 
 class Unlaunched(Flight):
     """A placeholder for a flight that is about to be launched."""
@@ -80,6 +82,11 @@ class Air:
             if flying is not None and collective.flight.on_device:
                 self._passed[flying.lane] = flying
             self._failed.discard(collective)
+
+    def watch(self, message: Collective) -> None:
+        """Keep the latest message between two ranks, for which no other rank has a launch."""
+        with self._lock:
+            self._passed[MESSAGES] = Airborne(message, MESSAGES, LaunchCount())
 
     def all(self) -> list[Collective]:
         """Return all collectives in the air."""

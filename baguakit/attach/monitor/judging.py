@@ -124,6 +124,8 @@ class Judge:
                 f"rank {r} is late: it has not launched {waiting.what} within {self.timeout:g} s; "
                 f"its latest launch known is {latest[r].what}"
             )
+        if not waiting.count:  # a message, which two ranks launch
+            return f"{waiting.what} has not arrived within {self.timeout:g} s"
         return f"all ranks have launched {waiting.what}, and it has not arrived within {self.timeout:g} s"
 
 
