@@ -205,6 +205,16 @@ def test_work_on_a_gpu_that_the_host_has_passed_is_watched(age, error, says):
     assert done.flight.asked == 1  # it is not held any more
 
 
+def test_a_message_on_a_gpu_that_never_comes_ends_at_the_timeout():
+    """No other rank has a launch for it, so that none is at fault that lives."""
+    monitor, _ = monitored(timeout=6.0)
+    message = launched(10.0, DeviceFlight())
+    monitor.air.watch(message)
+    monitor.watch.turn()
+    monitor.watch.turn()
+    assert str(monitor.error) == f"{message.label} has not arrived within 6 s"
+
+
 def test_work_on_a_gpu_is_not_asked_for_without_need():
     """Training may capture a graph by then, which the question would end."""
     monitor, _ = monitored()
