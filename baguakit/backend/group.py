@@ -129,7 +129,7 @@ class BaguaGroup(Methods):
         if device.type == "cuda":
             self._monitor.device, beside = device, lane_of(self._inner, device)
             beside.uses(call.passed)
-            collective.flight = beside.run(passed.result, collective.label)
+            collective.flight = beside.run(passed.follow, collective.label)
         return Work(collective, self._monitor, call.outs, beside)
 
     # Messages between two ranks, which the others know nothing of

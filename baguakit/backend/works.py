@@ -24,6 +24,11 @@ class Passed(Flight):
     def done(self) -> bool:
         return self._error is not None or all(work.is_completed() for work in self.works)
 
+    def follow(self) -> None:
+        """Let the current stream wait for NCCL, which keeps memory of its own until it has ended: a `wait()` frees it."""
+        for work in self.works:
+            work.get_future().wait()
+
     def result(self) -> None:
         for work in self.works:
             if self._error is None:

@@ -66,26 +66,28 @@ def test_each_method_means_what_it_means_over_gloo(n, policy):
     assert ranks(n, differences, POLICIES[policy], cuda=True) == [{}] * n
 
 
-def gathered_at_once(policy):
+def gathered_at_once(policy, whole):
     """The least and largest value gathered of a tensor whose memory is let go of, and written, before it is sent."""
-    gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor  # torch 2.13 renamed it
+    single = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor  # torch 2.13 renamed it
     n, found = 1 << 22, []
     with group(policy) as g:
         out = torch.empty(2 * n, device=DEVICE)
+        gather, to = (single, out) if whole else (dist.all_gather, list(out.chunk(2)))
         for round in range(5):
             torch.cuda.synchronize()
-            works = [gather(out, torch.full((n,), float(round), device=DEVICE), g, True) for _ in range(3)]
+            works = [gather(to, torch.full((n,), float(round), device=DEVICE), g, True) for _ in range(3)]
             for _ in range(8):
-                torch.full((n,), -1.0, device=DEVICE)
+                torch.full((2 * n,), -1.0, device=DEVICE)
             for work in works:
                 work.wait()
             found.append((out.min().item(), out.max().item()))
     return found
 
 
+@pytest.mark.parametrize("whole", [True, False], ids=["one tensor", "a list"])  # NCCL copies those of a list
 @pytest.mark.parametrize("policy", ["8 bits", "exact"])
-def test_a_tensor_may_be_let_go_of_once_its_collective_is_launched(policy):
-    found = ranks(2, gathered_at_once, POLICIES[policy], cuda=True)
+def test_a_tensor_may_be_let_go_of_once_its_collective_is_launched(policy, whole):
+    found = ranks(2, gathered_at_once, POLICIES[policy], whole, cuda=True)
     assert found == [[(float(round), float(round)) for round in range(5)]] * 2
 
 
