@@ -3,7 +3,7 @@
 import itertools
 import math
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -174,7 +174,7 @@ def checks(losses: Table, timings: Table) -> list[tuple[str, str, int, float, fl
     return found
 
 
-def best(found: Sequence[Row], target: float) -> list[Row]:
-    """Return ours that reach a loss, the soonest first."""
-    sooner = [(row.seconds(target), row) for row in found if not row.contender.peer]
-    return [row for seconds, row in sorted(sooner, key=lambda pair: pair[0]) if math.isfinite(seconds)]
+def best(found: Sequence[Row], cost: Callable[[Row], float]) -> list[Row]:
+    """Return ours whose cost is finite, the least first."""
+    costs = [(cost(row), row) for row in found if not row.contender.peer]
+    return [row for least, row in sorted(costs, key=lambda pair: pair[0]) if math.isfinite(least)]

@@ -7,7 +7,7 @@ from typing import Any
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from bench.network.panels import COLOURS, GREY, plain, spread, tidy
+from bench.network.panels import COLOURS, GREY, plain, tidy
 from bench.network.table import RESULTS, Table
 
 from . import compose
@@ -27,11 +27,12 @@ def draw(losses: Table, timings: Table, folder: Path = RESULTS) -> list[Path]:
     found, goals = compose.rows(losses, timings, NETWORK), compose.targets(losses)
     if not found or not goals:
         return []
-    names = [row.contender.name for row in compose.best(found, goals[-1])[:MOST]]
-    paths = []
-    for (name, title), of in zip(PICTURES.items(), ("seconds", "gigabytes"), strict=True):
+    goal, paths = goals[-1], []
+    costs = {"seconds": lambda row: row.seconds(goal), "gigabytes": lambda row: row.bytes(goal)}
+    for (name, title), (of, cost) in zip(PICTURES.items(), costs.items(), strict=True):
+        names = [row.contender.name for row in compose.best(found, cost)[:MOST]]
         figure = Figure(figsize=(8, 4), layout="constrained")
-        panel(figure.add_subplot(), found, names, of, goals[-1])
+        panel(figure.add_subplot(), found, names, of, goal)
         figure.suptitle(title, x=0.01, ha="left", fontsize=10)
         paths.append(folder / f"{name}.png")
         figure.savefig(paths[-1], dpi=150)
@@ -65,10 +66,10 @@ def course(row: Row, scale: float) -> tuple[list[float], list[float]]:
 
 
 def label(axes: Axes, ends: Sequence[tuple[float, float, str, Any, bool]]) -> None:
-    """Write names at the right, each at the height of the end of its curve or near it."""
-    places = [axes.transAxes.inverted().transform(axes.transData.transform(end[:2])) for end in ends]
-    heights = spread([float(y) for _, y in places], [LINE] * len(ends))
-    for (x, y, name, colour, named), height in zip(ends, heights, strict=True):
+    """Write names at the right: the further right a curve ends the lower, so that few of the lines to them cross."""
+    lowest = min(axes.transAxes.inverted().transform(axes.transData.transform(end[:2]))[1] for end in ends)
+    for place, (x, y, name, colour, named) in enumerate(sorted(ends, key=lambda end: -end[0])):
         arrow = {"arrowstyle": "-", "color": colour, "linewidth": 0.5, "alpha": 0.6, "relpos": (0, 0.5)}
         style = {"fontsize": 8 if named else 7, "va": "center", "color": colour}
-        axes.annotate(name, (x, y), (1.02, height), textcoords="axes fraction", arrowprops=arrow, **style)
+        at = (1.02, lowest + LINE * place)
+        axes.annotate(name, (x, y), at, textcoords="axes fraction", arrowprops=arrow, **style)

@@ -12,10 +12,9 @@ from typing import Any
 from matplotlib import rc_context
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.patches import Patch
 
 from .collectives import COLLECTIVES
-from .contenders import ALONE, FOUR_BITS, LOCAL
+from .contenders import ALONE, FOUR_BITS
 from .exchanges import EXCHANGES
 from .panels import COLOURS, DDP, GREY, MOST, WIDTH, Curves, Panel, multiples, tidy
 from .reports import line_of, names_with, throughput
@@ -36,7 +35,6 @@ FAMILIES = {
         *("async_model_average", "async_model_average, 0.5 s"),
     ),
 }
-SHORT = (*THEIRS, "bytegrad", "power_sgd", "top_k", "decentralized, AWC", "choco, one peer", "local_sgd", "diloco")
 NICE = {"100mbit": "100 Mb/s", "500mbit": "500 Mb/s", "1gbit": "1 Gb/s", "unshaped": "unshaped"}
 TEXT = {"font.size": 9, "axes.titlesize": 9, "figure.titlesize": 9.5, "axes.labelsize": 8.5}
 TEXT |= {"xtick.labelsize": 8, "ytick.labelsize": 8}
@@ -48,7 +46,6 @@ def draw(trained: Table, exchanged: Table, collected: Table, folder: Path) -> li
     """Draw what there is to draw; return the pictures."""
     cells = longest(trained)
     made: list[tuple[str, Callable[[Figure], bool]]] = [
-        ("network-front", lambda figure: in_short(figure, cells)),
         ("network-throughput", lambda figure: by_bandwidth(figure, cells)),
         ("network-scaling", lambda figure: by_hosts(figure, cells)),
         ("network-loss", lambda figure: by_time(figure, cells)),
@@ -88,33 +85,6 @@ def families(cells: Cells) -> dict[str, Sequence[str]]:
 def chosen(cells: Cells, **asked: Any) -> Iterator[tuple[dict[str, Any], Any]]:
     """The cells that are as asked."""
     return ((cell, r) for cell, r in cells if all(cell[key] == value for key, value in asked.items()))
-
-
-def in_short(figure: Figure, cells: Cells) -> bool:
-    """Draw the speedup over DDP at the two slower rates, a bar for each of some contenders, and their losses."""
-    panels = figure.subplots(1, 2, sharey=True)
-    losses: dict[str, float] = {}
-    for axes, rate in zip(panels, RATES[:2], strict=True):
-        asked = {"task": "wide", "rate": rate, "straggler": False, "hosts": HOSTS}
-        found = {cell["algorithm"]: r for cell, r in chosen(cells, **asked)}
-        names = [name for name in SHORT if name in found and DDP in found]
-        losses |= {name: found[name]["test_loss"] for name in names}
-        speeds = [found[DDP]["step"] / found[name]["step"] for name in names]
-        bars = axes.barh(names, speeds, color=[GREY if name in THEIRS else COLOURS[0] for name in names])
-        axes.bar_label(bars, [f"{speed:.1f} ×" for speed in speeds], padding=3)
-        axes.set(title=f"{HOSTS} hosts, links of {NICE[rate]}", xlabel="steps in the time of one step of DDP")
-        axes.margins(x=0.17)
-        tidy(axes)
-        axes.grid(visible=False, axis="y")
-    panels[0].invert_yaxis()
-    at = panels[1].get_yaxis_transform()
-    for place, loss in enumerate(losses.values()):
-        panels[1].text(1.2, place, f"{loss:.2f}", transform=at, ha="right", va="center")
-    panels[1].annotate(f"test loss\nafter {STEPS} steps", (1.2, 1.02), xycoords="axes fraction", ha="right")
-    figure.suptitle(f"{headline('wide')}\nhivemind, local_sgd and diloco average every {LOCAL} steps")
-    kinds = [Patch(color=GREY, label="torch and hivemind"), Patch(color=COLOURS[0], label="baguakit")]
-    figure.legend(handles=kinds, loc="outside lower center", ncols=2, frameon=False)
-    return bool(losses)
 
 
 def by_bandwidth(figure: Figure, cells: Cells) -> bool:

@@ -72,17 +72,6 @@ def test_of_the_committed_results_each_contender_is_drawn_in_panels_of_few_curve
         assert written == colours
 
 
-def test_the_front_picture_shows_the_loss_of_each_bar(table, figure):
-    from bench.network import figures
-
-    assert figures.in_short(figure, figures.longest(table))
-    assert [text.get_text() for axes in figure.axes for text in axes.texts] == [
-        *("1.0 ×", "2.0 ×"),  # at 100 Mb/s
-        *("1.0 ×", "2.0 ×"),  # at 500 Mb/s
-        *("0.50", "0.50", "test loss\nafter 24 steps"),
-    ]
-
-
 @given(st.lists(st.tuples(st.floats(0, 1), st.sampled_from([0.1, 0.2])), min_size=1, max_size=6))
 def test_names_beside_curves_do_not_overlap(asked):
     from bench.network.panels import spread
