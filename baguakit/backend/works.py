@@ -25,7 +25,7 @@ class Passed(Flight):
         return self._error is not None or all(work.is_completed() for work in self.works)
 
     def follow(self) -> None:
-        """Let the current stream wait for NCCL, which keeps memory of its own until it has ended: a `wait()` frees it."""
+        """Let the current stream wait for NCCL, which keeps memory of its own until it has ended: `wait()` frees it."""
         for work in self.works:
             work.get_future().wait()
 
