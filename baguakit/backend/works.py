@@ -16,7 +16,7 @@ POLL = 0.0005  # seconds between two looks at work with a timeout of its own
 
 
 class Passed(Flight):
-    """Work of the inner group, for which the host waits; without any, it has ended."""
+    """Work of the inner group; without any, it has ended."""
 
     def __init__(self, works: Sequence[Any]) -> None:
         self.works = [work for work in works if work is not None]
@@ -44,7 +44,7 @@ class Work(dist.Work):
         collective: as the monitor sees it.
         monitor: of the group.
         outs: the tensors that it fills.
-        lane: on which it flies; None for work of the inner group for which the host waits.
+        lane: on which it flies; None for a message, and for work of gloo.
     """
 
     def __init__(self, collective: Collective, monitor: Monitor, outs: Sequence[Tensor], lane: Lane | None) -> None:

@@ -1,6 +1,6 @@
 """The backend over real NCCL: its results equal those over gloo, DDP and FSDP2 train, a killed rank is named.
 
-The functions that ranks run stand at the top of this file, so that they can be sent where cloudpickle is missing.
+The functions that ranks run are those of this file, none within another: they can be sent without cloudpickle.
 """
 
 import os
