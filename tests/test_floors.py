@@ -149,14 +149,14 @@ def test_no_room_is_called_utils():
     assert not [str(path.relative_to(ROOT)) for path in FILES if "utils" in path.stem]
 
 
-def test_files_fit_on_three_screens():
+def test_a_file_has_400_lines_at_most():
     lengths = {str(path.relative_to(ROOT)): len(path.read_text().splitlines()) for path in FILES}
-    assert {path: length for path, length in lengths.items() if length > 300} == {}
+    assert {path: length for path, length in lengths.items() if length > 400} == {}
 
 
-def test_a_folder_has_ten_files_at_most():
+def test_a_folder_has_14_files_at_most():
     folders = {path.parent for path in FILES}
-    assert {str(each.relative_to(ROOT)): n for each in folders if (n := len(list(each.glob("*.py")))) > 10} == {}
+    assert {str(each.relative_to(ROOT)): n for each in folders if (n := len(list(each.glob("*.py")))) > 14} == {}
 
 
 def test_every_file_says_what_it_is():

@@ -13,6 +13,7 @@ from .groups import (
     own_group,
     store_of,
 )
+from .hosts import HOSTS, host, ranks_by_host
 from .inner import add_nccl, members_of, stand_for
 from .nccl import error_in
 from .notes import Note
@@ -20,6 +21,7 @@ from .own import abort_all, let_go
 
 __all__ = [
     "FLAT",
+    "HOSTS",
     "INTER",
     "INTRA",
     "Comm",
@@ -31,11 +33,13 @@ __all__ = [
     "check_device",
     "check_peer",
     "error_in",
+    "host",
     "lazy_group",
     "let_go",
     "members_of",
     "next_name",
     "own_group",
+    "ranks_by_host",
     "stand_for",
     "store_of",
 ]

@@ -5,7 +5,7 @@ import uuid
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 import torch
 import torch.distributed as dist
@@ -17,6 +17,7 @@ from ..arguments import checked, instance, integer
 from . import groups, objects
 from .flows import Flows
 from .groups import FLAT, INTER, INTRA, all_gather_single, check_mesh, flat_group, reduce_scatter_single, rotated
+from .hosts import HOSTS, node_groups
 from .inner import inner_of
 from .notes import Notes, Sent, noted
 from .own import flows_of, renewed, shut_all
@@ -28,9 +29,10 @@ class Comm:
 
     Args:
         group: the process group; None for the default group, or the ranks of `mesh`.
-        mesh: a `DeviceMesh` with the dimensions ("inter", "intra"): nodes, and ranks within a node. With a mesh,
-            `comm.intra` and `comm.inter` are the groups that `Hierarchical` uses. A mesh that covers fewer ranks than
-            the default group makes a new group: then all its members must construct this `Comm` together.
+        mesh: "hosts", or a `DeviceMesh` with the dimensions ("inter", "intra"): nodes, and ranks within a node. With a
+            mesh, `comm.intra` and `comm.inter` are the groups that `Hierarchical` uses. "hosts" takes as nodes the
+            hosts that the ranks run on, each with as many ranks; it makes groups, and so does a mesh that covers fewer
+            ranks than the default group: then all members must construct this `Comm` together.
         flows: the number of connections to each peer over which messages of 256 KiB or more are divided, for networks
             that limit the bandwidth of one connection; with a mesh, between nodes only. For tensors on the CPU. More
             than one makes groups: all members must construct this `Comm` together.
@@ -41,11 +43,12 @@ class Comm:
 
     Raises:
         RuntimeError: torch.distributed is not initialised.
-        ValueError: the mesh has other dimensions, or other ranks than the group; `flows` is not 1 to 64.
+        ValueError: the mesh has other dimensions, or other ranks than the group; hosts have different numbers of
+            ranks; `flows` is not 1 to 64.
     """
 
     group: Any = None
-    mesh: DeviceMesh | None = None
+    mesh: DeviceMesh | Literal["hosts"] | None = None
     flows: int = 1
     membership: ClassVar[Any] = None  # of ranks that come and go: see `bk.elastic`
     rank: int = field(default=0, init=False)
@@ -63,12 +66,15 @@ class Comm:
         if self.group is None and not dist.is_initialized():
             raise RuntimeError("torch.distributed is not initialised: call init_process_group first (one rank will do)")
         groups.check_group(self.group)
-        if self.mesh is not None and self._parts is None:
-            check_mesh(self.mesh, self.group)
-            object.__setattr__(self, "_parts", tuple(inner_of(self.mesh.get_group(part)) for part in (INTRA, INTER)))
-        object.__setattr__(self, "group", inner_of(flat_group(self.mesh) if self.group is None else self.group))
+        mesh: Any = None if self.mesh == HOSTS else self.mesh
+        if mesh is not None and self._parts is None:
+            check_mesh(mesh, self.group)
+            object.__setattr__(self, "_parts", tuple(inner_of(mesh.get_group(part)) for part in (INTRA, INTER)))
+        object.__setattr__(self, "group", inner_of(flat_group(mesh) if self.group is None else self.group))
         object.__setattr__(self, "rank", int(self.group.rank()))
         object.__setattr__(self, "size", int(self.group.size()))
+        if mesh is not self.mesh and self._parts is None:
+            object.__setattr__(self, "_parts", node_groups(self))
         integer("flows", self.flows, 1, 64)
         if self.flows > 1 and not self._flows and self.size > 1:
             name = self.broadcast_object(uuid.uuid4().hex)

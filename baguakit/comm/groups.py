@@ -55,7 +55,7 @@ def check_device(group: Any, device: torch.device) -> None:
 def part_groups(parts: tuple[Any, Any] | None) -> tuple[Any, Any]:
     """Return the intra and inter groups of a Comm, or raise a ValueError if it has none."""
     if parts is None:
-        made = 'Comm(mesh=init_device_mesh(…, mesh_dim_names=("inter", "intra")))'
+        made = 'Comm(mesh="hosts"), or with a DeviceMesh of the dimensions ("inter", "intra")'
         raise ValueError(f"this Comm has no mesh; construct it with {made}; stages name both in `needs_groups`")
     return parts
 
@@ -149,17 +149,20 @@ def own_group(like: Any, store: Any, name: str, timeout: timedelta, device: torc
     with `use_local_synchronization`, a group that is destroyed and made again finds the addresses of the first one in
     the store and hangs. Here the unique name is the prefix in the store, and no global state changes.
     """
-    backend: Any
     part, rank, size = PrefixStore(f"baguakit/{name}", store), like.rank(), like.size()
-    if device.type == "cuda":
-        backend = nccl_backend(part, rank, members_of(like), f"baguakit/{name}", timeout)
-    else:
-        connect = dist.ProcessGroupGloo if size <= CONNECTED else lazy_gloo
-        backend = connect(part, rank, size, timeout)
+    backend = connected(device.type, part, rank, members_of(like), f"baguakit/{name}", timeout)
     group = group_over(store, part, rank, size, {device.type: backend})
     if device.type == "cpu" and size > CONNECTED:
         lazy.add(group)
     return group
+
+
+def connected(kind: str, store: Any, rank: int, members: list[int], name: str, timeout: timedelta) -> Any:
+    """Return a new backend for tensors on a kind of device; see `nccl_backend`."""
+    if kind == "cuda":
+        return nccl_backend(store, rank, members, name, timeout)
+    connect = dist.ProcessGroupGloo if len(members) <= CONNECTED else lazy_gloo
+    return connect(store, rank, len(members), timeout)
 
 
 def lazy_group(store: Any, rank: int, size: int, timeout: timedelta) -> Any:
@@ -234,7 +237,7 @@ def check_group(group: Any) -> None:
 
 def check_mesh(mesh: DeviceMesh, group: Any) -> None:
     """Raise unless the mesh has the two dimensions and, if there is a group, its ranks."""
-    instance("mesh", mesh, DeviceMesh, f'a DeviceMesh with the dimensions ("{INTER}", "{INTRA}")')
+    instance("mesh", mesh, DeviceMesh, f'"hosts", or a DeviceMesh with the dimensions ("{INTER}", "{INTRA}")')
     names = mesh.mesh_dim_names or ()
     if set(names) != {INTER, INTRA}:
         raise ValueError(

@@ -3,7 +3,7 @@
 Each stage declares its cost in these terms, in its method `cost`; `tune` predicts training steps from them.
 """
 
-from .lines import FREE, Line, all_gather, all_reduce, neighbors, ring, scatter_gather
+from .lines import FREE, Line, all_gather, all_reduce, neighbors, ring
 from .model import FP32, Cost, Load, Place, degree, exchange, piped, rounds_of
 from .network import Codec, Link, Network
 
@@ -25,5 +25,4 @@ __all__ = [
     "piped",
     "ring",
     "rounds_of",
-    "scatter_gather",
 ]

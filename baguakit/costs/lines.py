@@ -5,8 +5,11 @@ Exchanges on a line take, for n ranks, S bytes of values and messages of b bytes
     a message to each of k neighbours      α + k β b                            posted together
     all-reduce, a ring                     2 (n − 1) α + 2 (n − 1)/n β S
     all-gather, a ring                     (n − 1) (α + β b)                    b bytes from each rank
-    scatter and gather                     2 (α + (n − 1) β b)                  shards of b bytes, each to its owner
-                                                                                and from it to all
+    scatter, and gather                    α' + (n − 1) β' b + α + (n − 1) β b  shards of b bytes, each to its owner,
+                                                                                and around a ring to all
+
+α' and β' are those of an all-to-all. Where ranks share a network card, or GPUs a link between two sockets, its messages
+meet there, and those of a ring do not: each link of a ring has one sender.
 
 Thakur, Rabenseifner and Gropp 2005, "Optimization of Collective Communication Operations in MPICH".
 """
@@ -65,8 +68,3 @@ def all_reduce(line: Line, n: int, S: float) -> float:
 def all_gather(line: Line, n: int, b: float) -> float:
     """Return the seconds of an all-gather of b bytes from each of n ranks, or of a reduce-scatter to b bytes each."""
     return (n - 1) * line.seconds(b)
-
-
-def scatter_gather(line: Line, n: int, b: float) -> float:
-    """Return the seconds in which n ranks send shards of b bytes to their owners and get as many back from each."""
-    return 2 * (line.alpha + (n - 1) * line.beta * b)

@@ -109,10 +109,23 @@ class Place:
 
     @checked
     def messages(self, k: int, b: float) -> Cost:
-        """Return the cost of a message of b bytes to each of k neighbours, 0 or more."""
+        """Return the cost of a message of b bytes to each of k neighbours, 0 or more, which may be any ranks."""
         integer("k", k, 0)
-        line = self.link.exchange
+        line = self.link.to_all
         return exchange(line, neighbors(line, k, b), k * b)
+
+    @checked
+    def shards(self, b: float, q: float, P: int = 1) -> Cost:
+        """Return the cost of n shards of b bytes, each sent to its owner and from it, around a ring, to all ranks.
+
+        Args:
+            b: bytes of a shard.
+            q: seconds of computing.
+            P: pieces that follow each other.
+        """
+        each, to, around = (self.ranks - 1) * b, self.link.to_all, self.link.exchange
+        w, u = to.seconds(each) + around.seconds(each), (to.busy + around.busy) * each
+        return piped(q, w, u, P, 2 * each)
 
 
 def piped(q: float, w: float, u: float, P: int = 1, sent: float = 0.0) -> Cost:

@@ -18,8 +18,10 @@ class Link:
         part: "flat", all ranks; with nodes also "intra", those of a node, and "inter", one of each node.
         flows: connections to each peer, as in `Comm(flows=…)`.
         ranks: the number of ranks that exchange on it together.
-        exchange: the line of an exchange in which every rank sends one message and receives one.
+        exchange: the line of an exchange in which every rank sends one message to the next rank, and receives one.
         all_reduce: the α and β of the ring 2 (n − 1) α + 2 (n − 1)/n β S that takes as long.
+        all_to_all: the line of an exchange in which every rank sends to all others, by the bytes that it sends in all;
+            None: the same as `exchange`.
     """
 
     part: str
@@ -27,10 +29,16 @@ class Link:
     ranks: int
     exchange: Line
     all_reduce: Line
+    all_to_all: Line | None = None
 
     def __post_init__(self) -> None:
         check_fields(self)
         integer("flows", self.flows, 1)
+
+    @property
+    def to_all(self) -> Line:
+        """Return the line of messages to ranks anywhere in this part."""
+        return self.exchange if self.all_to_all is None else self.all_to_all
 
 
 @dataclass(frozen=True)
@@ -153,10 +161,11 @@ class Network:
 
     def _links(self) -> list[str]:
         head = f"{'link':<8}{'flows':>6}{'ranks':>6}"
-        lines = [f"{head}{'α':>10}{'1/β':>12}{'busy':>6}  {'all-reduce α':>12}{'1/β':>12}{'busy':>6}"]
+        columns = (("α", 10), ("all-reduce α", 12), ("all-to-all α", 12))
+        lines = [head + "  ".join(f"{name:>{width}}{'1/β':>13}{'busy':>6}" for name, width in columns)]
         for link in self.links:
             place = f"{link.part:<8}{link.flows:>6}{link.ranks:>6}"
-            lines.append(f"{place}{_line(link.exchange)}  {_line(link.all_reduce, 12)}")
+            lines.append(f"{place}{_line(link.exchange)}  {_line(link.all_reduce, 12)}  {_line(link.to_all, 12)}")
         return lines
 
     def _codecs(self) -> list[str]:
@@ -168,13 +177,13 @@ class Network:
 
 
 def _link(found: Mapping[str, Any]) -> Link:
-    lines = {name: Line(**found[name]) for name in ("exchange", "all_reduce")}
+    lines = {name: Line(**line) for name, line in found.items() if isinstance(line, Mapping)}
     return Link(**{**found, **lines})
 
 
 def _line(line: Line, width: int = 10) -> str:
     share = line.busy / line.beta if line.beta else 0.0
-    return f"{line.alpha * 1e6:>{width - 3}.0f} µs{line.rate / 1e6:>7.1f} MB/s{share:>6.0%}"
+    return f"{line.alpha * 1e6:>{width - 3}.0f} µs{line.rate / 1e6:>8.1f} MB/s{share:>6.0%}"
 
 
 def gigabytes(seconds: float) -> str:

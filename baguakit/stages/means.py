@@ -20,7 +20,6 @@ from ..costs import (
     neighbors,
     ring,
     rounds_of,
-    scatter_gather,
 )
 from ..primitives import compressed_mean_, mean_, neighbor_mean_, sparse_mean_
 from ..primitives.compressed import in_one_hop, pays
@@ -82,12 +81,12 @@ class CompressedMean(Average):
         n, N, c = place.ranks, load.values, self.compressor
         if n == 1 or not pays(N, load.value_bytes, c, n):
             return Mean().cost(load, place)
-        line, speed = place.link.exchange, place.network.codec(c)
+        line, speed = place.link.to_all, place.network.codec(c)
         if in_one_hop(N, c, n):
             b, q = c.row_bytes(N), N * (speed.compress + n * speed.decompress)
             return exchange(line, neighbors(line, n - 1, b), (n - 1) * b, q)
         b, q = c.row_bytes(-(-N // n)), N * (speed.compress + speed.reduce + speed.decompress)
-        return exchange(line, scatter_gather(line, n, b), 2 * (n - 1) * b, q, pieces_of(N, place.gpu))
+        return place.shards(b, q, pieces_of(N, place.gpu))
 
 
 @dataclass(frozen=True, repr=False)

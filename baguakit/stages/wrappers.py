@@ -58,8 +58,8 @@ class Hierarchical(Around):
     def check(self, comm: Comm) -> None:
         if not comm.hierarchical:
             raise ValueError(
-                f"{self!r} must know the nodes: pass comm=Comm(mesh=…) "
-                'with a DeviceMesh of dimensions ("inter", "intra")'
+                f'{self!r} must know the nodes: pass comm=bk.Comm(mesh="hosts"), '
+                'or with a DeviceMesh of dimensions ("inter", "intra")'
             )
         self.inner.check(comm.inter)
 

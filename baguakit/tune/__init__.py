@@ -11,6 +11,7 @@ start of training, when buffers and connections are new.
 from ..costs import Codec, Cost, Line, Link, Load, Network, Place
 from ..stages import cost
 from .compute import Compute
+from .described import describe
 from .effects import Effect, effect
 from .planning import Plan, plan
 from .prediction import Prediction, predict
@@ -33,6 +34,7 @@ __all__ = [
     "Tuner",
     "autotune",
     "cost",
+    "describe",
     "effect",
     "plan",
     "predict",

@@ -1,6 +1,7 @@
 """The plan: every combination of algorithm, bucket size and number of flows predicted, and one picked."""
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -12,6 +13,7 @@ from ..costs import Network
 from ..rules import Algorithm
 from .choices import choices_of, compressors_in, counted, counts_of, distinct, probed, written
 from .compute import Compute, as_compute
+from .described import Described
 from .effects import effect
 from .prediction import Prediction, predict
 from .probing import probe
@@ -104,7 +106,8 @@ def plan(
     Args:
         model: the model to train.
         comm: the ranks; with a mesh each algorithm is tried between nodes as well, by `bk.hierarchical`.
-        network: the result of `probe`; None means to probe now, for the compressors that the algorithms name.
+        network: the result of `probe`; None means to probe now, for the compressors that the algorithms name. One of
+            more ranks than `comm` has, such as that of `describe`, is planned for on each rank alone.
         step_seconds: the time of one step without communication, with all ranks at work: seconds, of which forward
             takes a third; or a `Compute`; or a function that makes one such step, which is then called and timed seven
             times (it moves this rank's weights: plan before `attach`, which broadcasts rank 0's, or pass it a copy).
@@ -118,7 +121,7 @@ def plan(
         ValueError, TypeError: nothing to choose from, an algorithm that cannot work in this group, or a stage of
             unknown cost.
     """
-    comm = Comm() if comm is None else comm
+    comm = planned_for(comm, network)
     choices, left_out = choices_of(algorithms, comm)
     sizes = [integer("bucket_bytes", size, 1) for size in sorted(set(bucket_bytes))]
     if not sizes:
@@ -129,11 +132,22 @@ def plan(
     if algorithms is None:
         choices, unknown = probed(choices, network)
         left_out |= unknown
-    gathered = from_all(comm, lambda: as_compute(step_seconds, model))
+    here = isinstance(comm, Described)  # each rank plans by itself
+    gathered = [as_compute(step_seconds, model)] if here else from_all(comm, lambda: as_compute(step_seconds, model))
     compute = max(gathered, key=lambda each: each.seconds)  # the slowest; of equals that of the lowest rank
     counts = network.flows() if flows is None else flows
     kept = [each for each in choices if algorithms is not None or effect(each).keeps_loss]
     return replace(plan_of(model, network, compute, choices, sizes, counts, kept), left_out=left_out)
+
+
+def planned_for(comm: Comm | None, network: Network | None) -> Comm:
+    """Return the ranks to plan for: those of `comm`, None for all, or of a network that has more ranks."""
+    with suppress(RuntimeError) if comm is None and network is not None else nullcontext():
+        comm = Comm() if comm is None else comm
+    if network is not None and (comm is None or network.ranks > comm.size):
+        return Described(network.ranks, network.per_node)
+    assert comm is not None
+    return comm
 
 
 def from_all(comm: Comm, make: Callable[[], Compute]) -> list[Compute]:

@@ -2,6 +2,7 @@
 
 import time
 import uuid
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
@@ -16,6 +17,7 @@ from ..comm import Comm, abort_all, check_device
 from ..comm.flows import SMALLEST
 from ..compressors import Compressor, MinMaxUInt8
 from ..costs import FREE, Line, Link, Network, ring
+from ..primitives.transports import scattered
 from . import machine
 from .fitting import fit
 
@@ -41,10 +43,11 @@ def probe(
 
         print(bk.tune.probe(bk.Comm()))
 
-    On each link all ranks send a message to the next rank, and then reduce a tensor, of 1 KiB, 4 KiB and so on, until
-    the time is used up; lines are fitted to the medians. Compression is measured on all ranks together, because those
-    of one machine share its cores. Groups are made for the probe and closed: one set for each number of flows. Nobody
-    else should use the network meanwhile.
+    On each link all ranks send a message to the next rank, then reduce a tensor, and then send to all others: 1 KiB,
+    4 KiB and so on, until the time is used up. Lines are fitted to the medians. Messages to the next rank and those to
+    all take different ways where ranks share a network card, or GPUs a PCIe switch or the link between two sockets.
+    Compression is measured on all ranks together, because those of one machine share its cores. Groups are made for the
+    probe and closed: one set for each number of flows. Nobody else should use the network meanwhile.
 
     Args:
         comm: the ranks, and with a mesh their nodes; None means all.
@@ -76,7 +79,7 @@ def probe(
     codecs = [machine.codec(each, there, meet) for each in compressors]
     copy, launch = machine.copy_seconds(there, meet), machine.launch_seconds(there, meet)
     series = len(parts_of(comm, 1)) + (len(counts) - (1 in counts))
-    survey = Survey(comm, there, 0.0 if there.type == "cuda" else stretch, seconds / max(1, 2 * series))
+    survey = Survey(comm, there, 0.0 if there.type == "cuda" else stretch, seconds / max(1, 3 * series))
     links: list[Link] = []
     for count in counts if comm.size > 1 else ():
         with borrowed(comm, f"probe/{name}/{count}", there, count) as own:
@@ -164,10 +167,23 @@ class Survey:
             there.all_reduce(buffer[: b // 4])
             return ring(n) * b
 
+        def to_all(b: int) -> float:
+            size = -(-b // n)
+            rows, incoming = (x.view(torch.uint8)[: n * size].view(n, size) for x in (buffer, landed))
+            there.settled()
+            deque(scattered(there, [incoming], lambda _, ranks: rows[ranks]), 0)
+            return (n - 1) * size
+
         least = LEAST if flows == 1 else LEAST - 1
         messages, reductions = self.series(exchange, sizes, least), self.series(reduce, sizes, least)
         alpha, beta = reductions.alpha / (2 * (n - 1)), reductions.beta / ring(n)
-        return Link(part, flows, n, messages, Line(alpha, beta, min(beta, reductions.busy)))
+        around = Line(alpha, beta, min(beta, reductions.busy))
+        if n == 2:  # all others are the next rank
+            return Link(part, flows, n, messages, around)
+        landed = torch.zeros_like(buffer)
+        spread = self.series(to_all, sizes, least)
+        beta = spread.beta * n / (n - 1)
+        return Link(part, flows, n, messages, around, Line(spread.alpha, beta, min(beta, spread.busy)))
 
     def series(self, send: Callable[[int], float], sizes: Sequence[int], least: int) -> Line:
         """Return the line through messages of growing size, `least` sizes or more; all ranks measure the same sizes.

@@ -32,7 +32,7 @@ from torch import Tensor
 from ...arguments import check_fields, checked, pair, real
 from ...buckets import Bucket
 from ...comm import Comm
-from ...costs import Cost, Load, Place, exchange, scatter_gather
+from ...costs import Cost, Load, Place
 from ...keeping import finite, keep_
 from ...lanes import temporaries
 from ...primitives.transports import gathered, scattered
@@ -85,9 +85,7 @@ class MajorityVote(Stage):
         n = place.ranks
         if n == 1:
             return place.copies(12, load.fp32.size)
-        line, b = place.link.exchange, shard_bytes(load.values, n)
-        q = place.copies(18, load.fp32.size).busy
-        return exchange(line, scatter_gather(line, n, b), 2 * (n - 1) * b, q)
+        return place.shards(shard_bytes(load.values, n), place.copies(18, load.fp32.size).busy)
 
 
 def signs_(x: Tensor, out: Tensor) -> Tensor:

@@ -13,7 +13,7 @@ from ..monitor.records import LEFT, RAISED
 from ..runners.runner import RuleRunner
 from .agreement import AnySetup, agree
 from .channels import Channel
-from .start import own_comm, start_monitor
+from .start import own_comm, start_monitor, warn_of_shared_cards
 
 
 class Runtime(Generic[AnySetup]):
@@ -63,6 +63,8 @@ class Runtime(Generic[AnySetup]):
             for number in self.setup.channels():
                 own = self._own_comm(f"{self.name}/{number}", number)
                 self.channels.append(Channel(number, lane(device), own, self.monitor))
+            if comm.membership is None:
+                warn_of_shared_cards(self.setup.rules, self.channels[0])
             if any(rule.window == "free_running" for rule in self.setup.rules):
                 flat, cpu = Comm(comm.group), torch.device("cpu")
                 self.host = own_comm(flat, f"{self.name}/host", self.setup.timeout, cpu, self.monitor, {FLAT})
