@@ -40,7 +40,10 @@ class Unit:
 
     def scattered(self) -> dict[Tensor, str]:
         """Return the layout of its scattered gradients: a stand-in without memory for each shard, and its name."""
-        return {torch.empty(shape, device="meta"): name for name, shape in zip(self.names, self.shards, strict=True)}
+        return {
+            torch.empty(shape, dtype=torch.float32, device="meta"): name
+            for name, shape in zip(self.names, self.shards, strict=True)
+        }
 
     def unscattered(self) -> dict[Tensor, str]:
         """Return the layout before: the shards of the first rank, then those of the second, and so on."""

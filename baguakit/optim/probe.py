@@ -101,7 +101,7 @@ def _compared(optimizer: Optimizer, together: Callable[[Optimizer], StepFunction
     apart, fused = toy(optimizer, with_state), toy(optimizer, with_state)
     kind = type(optimizer)
     step, fused_step = own_step(kind), together(fused)
-    closure = (lambda: torch.zeros(()),) if _needs_closure(step) else ()
+    closure = (lambda: torch.zeros((), dtype=torch.float32),) if _needs_closure(step) else ()
     start, magnitudes = [p.detach().clone() for p in _params(apart)], Magnitudes()
     for i in range(STEPS):
         for toys in (apart, fused):
@@ -185,7 +185,7 @@ def toy(optimizer: Optimizer, with_state: bool = False) -> Optimizer:
 
 
 def _toys(params: list[Tensor], shapes: Sequence[tuple[int, ...]]) -> list[nn.Parameter]:
-    like = shard_of(params[0]) if params else torch.empty(0)
+    like = shard_of(params[0]) if params else torch.empty(0, dtype=torch.float32)
     toys = []
     for i, shape in enumerate(shapes):
         values = torch.sin(1 + i + 1.7 * torch.arange(math.prod(shape), dtype=torch.float64, device="cpu"))

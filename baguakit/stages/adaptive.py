@@ -170,6 +170,7 @@ def sample_of(x: Tensor) -> Tensor:
 @lru_cache(maxsize=64)
 def bits_of_normal_values(stage: Adaptive) -> int:
     """Return the bits that a stage chooses for normal values."""
-    values = torch.randn(SAMPLE // 4, generator=torch.Generator().manual_seed(0), device="cpu")
+    source = torch.Generator().manual_seed(0)
+    values = torch.randn(SAMPLE // 4, dtype=torch.float32, generator=source, device="cpu")
     with units.eager():  # a plan waits for no compiler
         return int(choice(stage, values, stage.bits[-1]))

@@ -50,7 +50,7 @@ def watched(work: Work, device: torch.device, meet: Meet) -> tuple[float, float]
 
 def copy_seconds(device: torch.device, meet: Meet) -> float:
     """Return the seconds to copy a byte: one read and one write."""
-    x = torch.ones(VALUES, device=device)
+    x = torch.ones(VALUES, dtype=torch.float32, device=device)
     y = torch.empty_like(x)
     return timed(lambda: y.copy_(x), device, meet) / x.nbytes
 
@@ -64,11 +64,11 @@ def launch_seconds(device: torch.device, meet: Meet) -> float:
 def codec(compressor: Compressor, device: torch.device, meet: Meet) -> Codec:
     """Return the speed of a compressor, after a warm-up."""
     rows = ROWS if compressor.dense else 1
-    x = torch.randn(rows, VALUES // rows, device=device)
+    x = torch.randn(rows, VALUES // rows, dtype=torch.float32, device=device)
     n = x.shape[1]
     compressor.warm_up(device, x.dtype, x.numel())
     packed, out = compressor.compress(x), torch.empty_like(x)
-    total = torch.zeros(n, device=device)
+    total = torch.zeros(n, dtype=torch.float32, device=device)
 
     def average() -> Tensor:
         return compressor.reduce(packed, n) if compressor.dense else compressor.add_(total, packed, [1.0])
@@ -82,7 +82,7 @@ def crowding(device: torch.device, meet: Meet) -> tuple[float, float]:
 
     T₁ is the time of matrix products on all ranks at once, T₂ their time while each rank computes as many on its lane.
     """
-    x = torch.randn(SIDE, SIDE, device=device)
+    x = torch.randn(SIDE, SIDE, dtype=torch.float32, device=device)
 
     def products() -> None:
         for _ in range(PRODUCTS):

@@ -157,7 +157,7 @@ class Survey:
         if n == 1:
             return Link(part, flows, n, FREE, FREE)
         sizes = [b for b in SIZES if flows == 1 or b >= SMALLEST or b == SIZES[0]]  # smaller ones are not divided
-        buffer = torch.zeros(SIZES[-1] // 4, device=self.device)
+        buffer = torch.zeros(SIZES[-1] // 4, dtype=torch.float32, device=self.device)
 
         def exchange(b: int) -> float:
             there.exchange(buffer[: b // 4], [(r - 1) % n], [(r + 1) % n])

@@ -92,7 +92,7 @@ class LowRankMean(Average):
         for view in bucket.views:
             if view.dim() > 1 and view.numel():
                 m, k = view.shape[0], view.numel() // view.shape[0]
-                factor = torch.randn(k, min(self.rank, m, k), generator=draw)
+                factor = torch.randn(k, min(self.rank, m, k), dtype=torch.float32, generator=draw)
                 outer, inner = around_first(view)
                 order = [dim - 1 for dim in (*outer, *inner)]
                 factor = factor.view(*view.shape[1:], -1).permute(*order, len(order)).reshape(k, -1)

@@ -155,7 +155,7 @@ def check_options(optimizer: Any, options: dict[str, Any]) -> None:
             if isinstance(number, float):
                 real(name, number)
     try:
-        optimizer([torch.zeros(1)], **options)
+        optimizer([torch.zeros(1, dtype=torch.float32)], **options)
     except Exception as error:  # of any type: optimizers check their options in their own ways
         kind = ValueError if isinstance(error, ValueError) else TypeError
         given = ", ".join(f"{name}={shown(value)}" for name, value in options.items())

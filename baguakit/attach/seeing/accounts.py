@@ -68,7 +68,7 @@ def flight_spans(rank: int, flight: BucketFlight, read: Callable[[Moment], float
 
 def gathered(comm: Comm, device: torch.device, spans: list[Span]) -> Timeline:
     """Return the timeline of all ranks from the account of each. Collective."""
-    one = torch.zeros(1, device=device)
+    one = torch.zeros(1, dtype=torch.float32, device=device)
     mine: list[Ping] = []
     for _ in range(PINGS):
         entered = time.perf_counter()

@@ -29,15 +29,15 @@ def glyphs() -> Tensor:
 def drawn(count: int, seed: int) -> tuple[Tensor, Tensor]:
     """Return `count` images (count, 64) and their digits: each digit at a random place, in random ink, under noise."""
     random = torch.Generator().manual_seed(seed)
-    shapes, images = glyphs(), torch.zeros(count, SIDE, SIDE)
+    shapes, images = glyphs(), torch.zeros(count, SIDE, SIDE, dtype=torch.float32)
     height, width = shapes.shape[1:]
     labels = torch.randint(DIGITS, (count,), generator=random)
     tops = torch.randint(SIDE - height + 1, (count,), generator=random)
     lefts = torch.randint(1, SIDE - width, (count,), generator=random)
     rows, columns = tops[:, None] + torch.arange(height), lefts[:, None] + torch.arange(width)
     images[torch.arange(count)[:, None, None], rows[:, :, None], columns[:, None, :]] = shapes[labels]
-    images *= 0.5 + torch.rand(count, 1, 1, generator=random)
-    images += NOISE * torch.randn(images.shape, generator=random)
+    images *= 0.5 + torch.rand(count, 1, 1, dtype=torch.float32, generator=random)
+    images += NOISE * torch.randn(images.shape, dtype=torch.float32, generator=random)
     return images.flatten(1).sub_(0.35).mul_(2), labels
 
 

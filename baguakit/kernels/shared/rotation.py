@@ -28,7 +28,8 @@ def signs_of(width: int, device: torch.device) -> Tensor:
     """Return D of blocks of `width` values, as ±1 in fp32."""
     seed = noise.start_and_seed(0, 0, torch.device("cpu"))[1:]
     # Made on the CPU and copied: the copy has ended when this returns, whichever stream reads it next.
-    return torch.where(noise.uniform(torch.arange(width), seed) < 0.5, 1.0, -1.0).to(device)
+    negative = noise.uniform(torch.arange(width), seed) >= 0.5
+    return (1 - 2 * negative.float()).to(device)
 
 
 def rotate(x: Tensor, signs: Tensor) -> Tensor:

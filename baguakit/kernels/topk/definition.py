@@ -41,7 +41,7 @@ def select(x: Tensor, chunk: int, k: int, rest: int, residual: Tensor | None = N
     """
     count = x.shape[1] // chunk * k + rest
     places = torch.empty(len(x), count, dtype=torch.int32, device=x.device)
-    values = torch.empty(len(x), count, device=x.device)
+    values = torch.empty(len(x), count, dtype=torch.float32, device=x.device)
     for row in range(len(x)):
         for columns, slots, width, wanted in pieces(x.shape[1], chunk, k, rest):
             v = x[row, columns].float() if residual is None else residual[row, columns].copy_(x[row, columns])

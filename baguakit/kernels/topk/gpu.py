@@ -103,7 +103,7 @@ def select(x: Tensor, chunk: int, k: int, rest: int, residual: Tensor | None = N
     x = x.contiguous()
     rows, n = x.shape
     places = torch.empty(rows, n // chunk * k + rest, dtype=torch.int32, device=x.device)
-    values = torch.empty(places.shape, device=x.device)
+    values = torch.empty(places.shape, dtype=torch.float32, device=x.device)
     if places.numel():
         chunks = triton.cdiv(n, chunk)
         # A single row begins where the tensor does, whatever its length: zero keeps its accesses wide.
