@@ -70,7 +70,7 @@ class Carrying:
     def _fill(self, comm: Comm) -> None:
         engine, kept = self.engine, self.kept if comm.rank in self.survivors else None
         rounds = [each["round"] for each in kept["rules"].values()] if kept else []
-        told = comm.gather_objects(kept and (kept["step"], rounds, checksum(engine), kept["made"]))
+        told = comm.gather_objects(kept and (kept["step"], rounds, checksum(engine), kept["made"]), plain=True)
         known = {rank: told[rank] for rank in self.survivors if told[rank] is not None}
         if not known:  # those that had one have been lost while they handed it over
             raise PeerError("no rank that is left has trained")
@@ -116,7 +116,7 @@ def hand_over(carrying: Carrying, comm: Comm) -> None:
     device, mine = engine.setup.device, torch.empty(0, dtype=torch.uint8)
     if comm.rank in source.values():
         mine = packed(engine, carrying.kept)
-    sizes = comm.gather_objects(mine.numel())
+    sizes = comm.gather_objects(mine.numel(), plain=True)
     incoming = {}
     if comm.rank in source:
         peer = source[comm.rank]
@@ -138,8 +138,12 @@ def packed(engine: Engine, kept: Kept | None) -> Tensor:
 
 @torch.no_grad()
 def unpacked(engine: Engine, state: Tensor) -> Kept:
-    """Load the state of another rank, and return what it has kept."""
-    setup, found = engine.setup, torch.load(io.BytesIO(state.numpy().tobytes()), map_location="cpu", weights_only=False)
+    """Load the state of another rank, and return what it has kept. Reading it runs no code that a peer has chosen.
+
+    Raises:
+        pickle.UnpicklingError: it holds objects other than tensors and plain values.
+    """
+    setup, found = engine.setup, torch.load(io.BytesIO(state.numpy().tobytes()), map_location="cpu", weights_only=True)
     for name, x in (*setup.model.named_parameters(), *setup.model.named_buffers()):
         local(x).copy_(found["model"][name])
     for optimizer, its in zip(setup.optimizers, found["optimizers"], strict=True):
