@@ -125,6 +125,20 @@ PARTS = (
         dry=("--cpu", "--after", "0"),
     ),
     Part(
+        "mesh",
+        "8 ranks as 2 nodes of 4: every algorithm and way to attach, beside the same over gloo",
+        200,
+        ("scripts/gpu_mesh.py", "{facts}"),
+        dry=("--cpu", "--ranks", "4", "--only", "during_backward(Hierarchical", "no_sync", "resume", "unequal"),
+    ),
+    Part(
+        "real",
+        "steps of a GPT of 124 million values at the rates of slow networks, DDP and its hooks beside ours",
+        300,
+        ("scripts/gpu_real.py", "{facts}"),
+        dry=("--cpu", "--values", "small", "--rates", "100mbit"),
+    ),
+    Part(
         "roofline",
         "every kernel against the speed of a copy",
         140,
