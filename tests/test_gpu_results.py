@@ -265,6 +265,8 @@ Parts
   peer        passed, 99.0 s
     named: True
     seconds: 2.085
+  mesh        not run
+  real        not run
   roofline    not run
   comparison  passed, 1.0 s
   profile     not run
