@@ -1,12 +1,12 @@
 """The attachment as the user sees it, and how to make one."""
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from datetime import timedelta
 from functools import partial
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 
 from ..arguments import checked, integer, truth
 from ..comm import Comm, check_comm
@@ -260,7 +260,8 @@ def attach(
     `bk.PeerError`.
 
     Args:
-        model: any module; its trainable parameters are on one device.
+        model: any module; its trainable parameters are on one device. Parameters may be frozen, thawed, added and
+            removed while it trains, on all ranks alike; one that is frozen keeps its place and state.
         optimizer: the optimizer; or a sequence of them, and a step ends when the last has stepped; or None for rules
             on gradients only.
         algorithms: such as `bk.algorithms.bytegrad()`: rules, or tuples of rules.
@@ -280,9 +281,9 @@ def attach(
     comm = Comm() if comm is None else comm
     check_comm(comm)
 
-    def make(bucket_bytes: int = bucket_bytes) -> AttachSetup:
+    def make(ever: Collection[Tensor], bucket_bytes: int = bucket_bytes) -> AttachSetup:
         truth("broadcast", broadcast)
-        return make_setup(model, optimizer, algorithms, comm, bucket_bytes, timeout, scaler, broadcast)
+        return make_setup(model, optimizer, algorithms, comm, bucket_bytes, timeout, scaler, broadcast, ever)
 
     engine = Engine(make, comm, timeout)
     Hooks(engine)

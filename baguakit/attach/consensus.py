@@ -1,12 +1,14 @@
-"""The consensus of ranks with different weights: their distance from the mean, and the mean itself."""
+"""Exact means over ranks: of all weights, with the ranks' distance from it, and of gradients that no bucket holds."""
 
 from collections.abc import Iterator, Sequence
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 
 from ..buckets import local
 from ..comm import Comm
+from ..primitives import mean_
 from .setup.sharding import reshard
 
 CHUNK = 1 << 24  # values at a time, so that the fp32 copies stay small
@@ -25,6 +27,17 @@ def merge_(model: nn.Module, comm: Comm, device: torch.device) -> None:
         comm.all_reduce(flat.div_(comm.size))
         for x, mean in zip(chunk, flat.split([x.numel() for x in chunk]), strict=True):
             x.copy_(mean.view(x.shape))
+
+
+@torch.no_grad()
+def mean_gradients_(params: Sequence[Tensor], comm: Comm) -> None:
+    """Average exactly the gradients that some rank has of these parameters; a missing one counts as zero."""
+    mine = torch.tensor([p.grad is not None for p in params], dtype=torch.uint8, device=params[0].device)
+    used = comm.all_reduce(mine, dist.ReduceOp.MAX).tolist() if comm.size > 1 else []
+    for p, somewhere in zip(params, used, strict=False):
+        if somewhere and p.grad is None:
+            p.grad = torch.zeros_like(p)
+    mean_([p.grad for p in params if p.grad is not None], comm)
 
 
 @torch.no_grad()

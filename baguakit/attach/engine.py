@@ -1,13 +1,15 @@
 """The engine of an attachment: its runners, made from its setup, and made anew with their state when that changes."""
 
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Container
 from functools import partial
 from operator import is_
 from typing import Any
 
+from torch import Tensor
+
 from ..comm import Comm
-from ..primitives import mean_
+from .consensus import mean_gradients_
 from .monitor import PeerError
 from .runners.freerunning import FreeRunner
 from .runners.gradients import GradientRunner
@@ -33,12 +35,14 @@ class Engine:
     """The parts of an attachment that carry out its setup on this rank.
 
     Attributes:
-        make: makes the setup, with `bucket_bytes=` for another size.
+        make: makes the setup of the parameters that are trainable or in `ever`, which is its argument; with
+            `bucket_bytes=` for another size.
         comm: the group that the user gave.
         timeout: as the user gave it.
         runtime: monitor, groups and lanes.
         runners: one for each rule.
         free_runners: those of free-running rules.
+        ever: the parameters that have been trainable here: they keep their place and state while they are frozen.
         other_optimizers: optimizers that step the model's parameters and are not attached.
         since: the step at which the buckets were made.
         log: the times of training since then.
@@ -50,6 +54,7 @@ class Engine:
     def __init__(self, make: Callable[..., AttachSetup], comm: Comm, timeout: Any) -> None:
         self.make, self.comm, self.timeout, self.clock = make, comm, timeout, Clock()
         self.tuned: dict[str, int] | None = None
+        self.ever: Collection[Tensor] = ()
         self.listeners: list[Callable[[], None]] = []
         self.rebuilt: Callable[[], None] = lambda: None
         self.runtime: Runtime[AttachSetup]
@@ -93,9 +98,9 @@ class Engine:
         """Return the number of connections over which messages are divided."""
         return self.runtime.channels[0].comm.flows
 
-    def make_setup(self, make: Callable[[], AttachSetup]) -> AttachSetup:
+    def make_setup(self, make: Callable[..., AttachSetup]) -> AttachSetup:
         """Make the setup of this rank, and check that it fits those of other attachments."""
-        setup = make()
+        setup = make(self.ever)
         check_others(setup, [each.setup for each in _engines if each is not self and not each.runtime.over])
         return setup
 
@@ -111,6 +116,7 @@ class Engine:
     def make_buckets(self) -> None:
         """Make the buckets of the setup, and the runners that launch and land them."""
         setup, channels, self.since = self.setup, self.runtime.channels, self.clock.step
+        self.ever, self._ids = setup.names, frozenset(map(id, setup.names))
         self.log = Logbook(setup.device, on=self.runtime.comm.size > 1)
         self.runners: list[RuleRunner] = []
         for i, (rule, params_of_buckets) in enumerate(zip(setup.rules, setup.buckets_of_rules, strict=True)):
@@ -142,39 +148,43 @@ class Engine:
         self._rebuild(partial(self.make, bucket_bytes=bucket_bytes), f"new buckets over {flows} flows", flows)
 
     def follow_parameters(self) -> None:
-        """Make new buckets if parameters have been unfrozen, frozen, added or removed, on all ranks.
+        """Make new buckets if parameters have become trainable, been added or removed, on all ranks.
 
-        New parameters begin as on rank 0, and the gradients that they already have are averaged exactly.
+        One that is frozen stays where it is. What was never trainable here begins as on rank 0, and gradients that it
+        already has are averaged exactly.
         """
-        known = self.runtime.setup.names
-        trainable = [p for p in self.runtime.setup.model.parameters() if p.requires_grad]
-        if len(trainable) == len(known) and all(map(is_, trainable, known)):
+        known, ids, params = self.runtime.setup.names, self._ids, self.runtime.setup.model.parameters()
+        held = [p for p in params if p.requires_grad or id(p) in ids or p.grad is not None]  # frozen after a backward
+        if len(held) == len(known) and all(map(is_, held, known)):
             return
+        self.ever = set(held)
         self.clock.outside("a change of the trainable parameters")
         self._rebuild(self.make, "other parameters", self.flows)
-        new = [p for p in self.setup.names if p not in known]
         acting = [runner for runner in self.backward.runners if runner.rule.acts(self.clock.step)]
-        averaged = {p for runner in acting for p in runner.params()}
-
-        def catch_up(comm: Comm) -> None:
-            if self.setup.broadcast and comm.size > 1:
-                broadcast_tensors(new, comm, self.setup.device)
-            mean_([p.grad for p in new if p in averaged and p.grad is not None], comm)
-
-        self.together("new parameters", catch_up)
+        averaged = {p for runner in acting for p in runner.params() if p not in known}
+        late = [p for p in self.setup.names if p in averaged]
+        if late:
+            self.together("gradients of new parameters", partial(mean_gradients_, late))
 
     def _rebuild(self, make: Callable[..., AttachSetup], label: str, flows: int) -> None:
         """Agree on a new setup, make its buckets and groups, and carry over the state. Collective."""
+        known, steps, backward = self.setup.names, self.steps, self.backward
         setup = agree(self.runtime.monitor, lambda: self.make_setup(make), label)  # nothing has changed if this raises
-        state, touched = self.state_dict(), self.backward.touched
+        state = self.state_dict()
         for runner in self.runners:
             runner.drop()
         if flows != self.flows:
             self.runtime.use_flows(flows)
         self.make, self.runtime.setup = make, setup
+        new = [p for p in setup.names if p not in known]
+        if new and setup.broadcast:  # before rules remember it
+            self.together("new parameters", lambda comm: broadcast_tensors(new, comm, setup.device))
         self.make_buckets()
-        self.backward.touched = touched
-        self._load_rules(state, same_ranks=True)
+        self.steps.follow(steps)
+        self.backward.follow(backward)
+        names = {p: known.get(p, f"new {name}") for p, name in setup.names.items()}  # a removal may have renamed others
+        load_runners(self.runners, names, state["rules"], same_ranks=True)
+        self.steps.launch_between()
 
     # The state
 
@@ -199,13 +209,18 @@ class Engine:
         if same_ranks and "tuned" in state:
             self.tuned = dict(state["tuned"])
             self.recut(**self.tuned)
-        self._load_rules(state, same_ranks)
-        self.log.clear()
-
-    def _load_rules(self, state: dict[str, Any], same_ranks: bool) -> None:
+        self._take_in({name for rule in state["rules"].values() for name in rule["parameters"]})
         load_runners(self.runners, self.setup.names, state["rules"], same_ranks)
         self.clock.step = self.steps.loaded = self.since = int(state["step"])
         self.steps.launch_between()
+        self.log.clear()
+
+    def _take_in(self, saved: Container[str]) -> None:
+        """Give parameters that are frozen, and were not when the state was saved, their place again."""
+        named = self.setup.model.named_parameters()
+        if frozen := [p for name, p in named if name in saved and p not in self.setup.names]:
+            self.ever = {*self.setup.names, *frozen}
+            self._rebuild(self.make, "parameters of the loaded state", self.flows)
 
     def keep_step(self) -> None:
         """Keep what a step has changed, where ranks may be lost: a flight that is lost later does not take it back."""

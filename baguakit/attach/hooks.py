@@ -54,9 +54,9 @@ class Hooks:
 
     def _gradients_landed(self) -> None:
         engine = self.engine
-        engine.follow_parameters()
         if engine.backward.dropped:
             return
+        engine.follow_parameters()
         if not engine.runtime.setup.optimizers:  # then every backward that lands is a step
             engine.log.step_ended(engine.clock.step)
             engine.clock.step += 1
@@ -73,11 +73,9 @@ class Hooks:
             )
         engine = self.engine
         self.others.ours = True
+        engine.backward.drop_failed()
         if not engine.steps.begun:
-            engine.backward.drop_failed()
             check_unconverted(engine.steps.runners, engine.runtime.setup.names)
-            if not engine.backward.dropped:
-                engine.follow_parameters()
         closure = args[1] if len(args) > 1 else kwargs.get("closure")
         if not callable(closure):
             self._begin_step()
@@ -89,6 +87,7 @@ class Hooks:
 
     def _begin_step(self) -> None:
         if not self.engine.backward.dropped:
+            self.engine.follow_parameters()
             self.engine.steps.before()
 
     def _after_step(self, optimizer: Optimizer, *_: Any) -> None:

@@ -1,6 +1,6 @@
 """The setup of an attachment, made from the arguments of `attach`, and the checks of them."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from itertools import combinations
 from typing import Any
 
@@ -26,8 +26,12 @@ def make_setup(
     timeout: Any,
     scaler: Any,
     broadcast: Any,
+    ever: Collection[Tensor],
 ) -> AttachSetup:
     """Check everything that one rank can check alone, and divide the parameters into buckets.
+
+    Args:
+        ever: parameters that take part although they may be frozen now.
 
     Raises:
         ValueError, TypeError: something cannot work.
@@ -39,7 +43,7 @@ def make_setup(
     check_wrappers(model, rules)
     reshard(model)
     check_optimizers(optimizers, model)
-    names: dict[Tensor, str] = {p: name for name, p in model.named_parameters() if p.requires_grad}
+    names: dict[Tensor, str] = {p: name for name, p in model.named_parameters() if p.requires_grad or p in ever}
     if not names:
         raise ValueError("the model has no trainable parameter; set requires_grad before attach")
     integer("bucket_bytes", bucket_bytes, 1)

@@ -65,6 +65,13 @@ class Backward:
         self.missed: set[Tensor] = set()  # had none at a landing since the last optimizer step
         self.leaves = LeafStreams()
 
+    def follow(self, other: "Backward") -> None:
+        """Go on in the step of `other`, whose runners these replace."""
+        self.dropped, self.passes, self.leaves = other.dropped, other.passes, other.leaves
+        self.touched, self.missed = other.touched, other.missed
+        for runner, before in zip(self.runners, other.runners, strict=True):
+            runner.flown, runner.factor = before.flown, before.factor
+
     def gradient_ready(self, p: Tensor) -> None:
         """Launch the buckets that are complete, after a gradient has been accumulated into `p.grad`."""
         self.leaves.note(p)
@@ -92,7 +99,7 @@ class Backward:
         self.task, self.reached = task, set()
         self.log.begin(BACKWARD)
         self.prepare()
-        self.missing = [set(runner.buckets[i].params) for runner, i in self.order]
+        self.missing = [{p for p in runner.buckets[i].params if p.requires_grad} for runner, i in self.order]
         self.places = {}
         for place, params in enumerate(self.missing):
             for p in params:

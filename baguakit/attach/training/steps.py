@@ -32,6 +32,10 @@ class Steps:
         self.stepped: set[int] = set()
         self.loaded: int | None = None  # the step of the checkpoint that has been loaded
 
+    def follow(self, other: "Steps") -> None:
+        """Go on with the step of `other`, whose runners these replace."""
+        self.begun, self.stepped, self.loaded = other.begun, other.stepped, other.loaded
+
     @torch.no_grad()
     def before(self) -> None:
         """Begin a step, if it has not begun: an optimizer is about to step."""
@@ -87,8 +91,8 @@ class Steps:
 
     @torch.no_grad()
     def launch_between(self) -> None:
-        """Launch the flights that land when the next step begins."""
-        for runner in self.runners:
+        """Launch the flights that land when the next step begins, unless one is under way."""
+        for runner in () if self.begun else self.runners:
             if runner.rule.window == "between_steps" and runner.rule.exchanges(self.clock.step) and not runner.air:
                 runner.launch_all(self.clock.step, keep=True)
 
