@@ -111,8 +111,8 @@ class Attachment(Recoverable):
         Waits for nothing: only flights that the device has finished are timed. `report().scalars()` is for loggers.
         """
         engine = self._engine
-        steps, seconds = engine.clock.step - engine.since, engine.log.seconds_per_step()
-        return make_report(engine.runners, engine.runtime.channels, engine.runtime.host, steps, seconds)
+        steps = engine.clock.step - engine.since
+        return make_report(engine.runners, engine.runtime.channels, engine.runtime.host, steps, engine.log)
 
     def compression_error(self) -> tuple[float, ...]:
         """Return the loss of compression:  ε = √( Σ ‖x − Q(x)‖² / Σ ‖x‖² ), one for each of `rules`. Local.

@@ -7,10 +7,18 @@ from typing import Any
 
 from ...arguments import shown
 from ...comm import Comm
+from ...lanes import between, passed
 from ..runners.runner import RuleRunner
 from ..runtime.channels import Channel
+from ..training.logbook import BACKWARD, Logbook
 from .row import Row
 from .table import counted, milliseconds, size, table
+
+MOST = 0.8  # of forward and backward, of which forward takes about a third
+LATE = (
+    "the first bucket is launched when {:.0%} of forward and backward are over, so that little overlaps: it holds a "
+    "gradient that comes late, or torch.compile returns all gradients at once; compile block by block"
+)
 
 
 @dataclass(frozen=True, eq=False)
@@ -22,6 +30,8 @@ class Report:
         ranks, groups: the number of ranks, and of process groups that the attachment has made.
         rows: one for each bucket of each rule.
         seconds_per_step: of the latest steps, the mean; None with one rank, or before the first step.
+        launched_after: the share of forward and backward that was over when the first of several buckets of gradients
+            was launched, from 0 to 1: the mean over the latest steps with one backward; None if that is not known.
     """
 
     steps: int
@@ -29,6 +39,7 @@ class Report:
     groups: int
     rows: tuple[Row, ...]
     seconds_per_step: float | None = None
+    launched_after: float | None = None
 
     @property
     def bytes_sent(self) -> float:
@@ -86,7 +97,8 @@ class Report:
         return sum(amounts) / max(1, self.steps)
 
     def __str__(self) -> str:
-        return "\n".join([self._summary(), *table(self.rows, self.parts if len(self.parts) > 1 else ())])
+        late = [LATE.format(self.launched_after)] if (self.launched_after or 0.0) > MOST else []
+        return "\n".join([self._summary(), *late, *table(self.rows, self.parts if len(self.parts) > 1 else ())])
 
     __repr__ = __str__
 
@@ -105,7 +117,7 @@ def make_report(
     channels: Sequence[Channel],
     host: Comm | None,
     steps: int,
-    seconds_per_step: float | None = None,
+    log: Logbook | None = None,
 ) -> Report:
     """Return the report of an attachment at this moment, without waiting."""
     rows = []
@@ -120,7 +132,23 @@ def make_report(
             rows.append(Row(*which, runner.launches[i], landed, dict(runner.sent[i]), flown, kinds))
     comms, ranks = [*(channel.comm for channel in channels), *([host] if host else [])], channels[0].comm.size
     groups = sum(len(comm.groups()) for comm in comms) if ranks > 1 else 0
-    return Report(steps, ranks, groups, tuple(rows), seconds_per_step)
+    seconds, late = (None, None) if log is None else (log.seconds_per_step(), launched_after(runners, log))
+    return Report(steps, ranks, groups, tuple(rows), seconds, late)
+
+
+def launched_after(runners: Sequence[RuleRunner], log: Logbook) -> float | None:
+    """Return `Report.launched_after`. Backward is known from its first gradient on, and so a step from its begin."""
+    on_gradients = [each for each in runners if each.rule.what == "grad" and not each.rule.delay]
+    first: dict[int | None, Any] = {}  # moments, by step
+    for flight in (flight for runner in on_gradients for flight in runner.records[0] if flight.flight.over()):
+        first.setdefault(flight.step, flight.flight.times().launched)
+    shares = []
+    for record in (each for each in log.steps if each.step in first and not each.accumulated and passed(each.end)):
+        ends = [part.end for part in record.parts if part.name == BACKWARD]
+        if len(ends) == 1 and (length := between(record.begin, ends[0])) > 0:
+            shares.append(between(record.begin, first[record.step]) / length)
+    several = sum(len(each.buckets) for each in on_gradients) > 1
+    return sum(shares) / len(shares) if shares and several else None
 
 
 def written(scalars: Mapping[str, float], writer: Any, step: int) -> dict[str, float]:

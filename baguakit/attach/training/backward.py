@@ -98,6 +98,7 @@ class Backward:
         self.end_failed()
         self.task, self.reached = task, set()
         self.log.begin(BACKWARD)
+        self.log.accumulated |= bool(self.touched)
         self.prepare()
         self.missing = [{p for p in runner.buckets[i].params if p.requires_grad} for runner, i in self.order]
         self.places = {}

@@ -27,12 +27,16 @@ class Stretch(NamedTuple):
 
 @dataclass(frozen=True)
 class StepRecord:
-    """One optimizer step: from the end of the one before it, or from when the hooks were set, to its own."""
+    """One optimizer step: from the end of the one before it, or from when the hooks were set, to its own.
+
+    `accumulated`: gradients were accumulated under `no_sync` first.
+    """
 
     step: int
     begin: Moment
     end: Moment
     parts: tuple[Stretch, ...]
+    accumulated: bool = False
 
 
 @dataclass(eq=False)
@@ -56,6 +60,7 @@ class Logbook:
         self.steps.clear()
         self._open: dict[str, Moment] = {}
         self._parts: list[Stretch] = []
+        self.accumulated = False
         self._since: Moment = moment(self.device) if self.on else None
 
     def begin(self, part: str) -> None:
@@ -72,8 +77,8 @@ class Logbook:
         """End the step, and begin the next."""
         if self.on:
             now = moment(self.device)
-            self.steps.append(StepRecord(step, self._since, now, tuple(self._parts)))
-            self._since, self._parts = now, []
+            self.steps.append(StepRecord(step, self._since, now, tuple(self._parts), self.accumulated))
+            self._since, self._parts, self.accumulated = now, [], False
 
     def seconds_per_step(self) -> float | None:
         """Return the mean over the steps that have passed on the device; None before one has. Waits for nothing."""
