@@ -64,7 +64,10 @@ class Comm:
 
     def __post_init__(self) -> None:
         if self.group is None and not dist.is_initialized():
-            raise RuntimeError("torch.distributed is not initialised: call init_process_group first (one rank will do)")
+            raise RuntimeError(
+                "torch.distributed is not initialised: call init_process_group first (one rank will do), or pass "
+                "comm=, which bk.elastic.join has returned"
+            )
         groups.check_group(self.group)
         mesh: Any = None if self.mesh == HOSTS else self.mesh
         if mesh is not None and self._parts is None:

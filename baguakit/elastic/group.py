@@ -1,6 +1,7 @@
 """The group of a round, which changes with the rounds, and how to join it."""
 
 import functools
+import re
 import signal
 import threading
 from collections.abc import Callable
@@ -13,6 +14,7 @@ from .meeting import Settings
 from .membership import Membership
 
 PORT = 29400  # as of `torchrun`
+ENDPOINT = re.compile(r"(?:\[(?P<v6>[0-9A-Fa-f:.]+(?:%\w+)?)\]|(?P<host>[\w.-]+))(?::(?P<port>[0-9]{1,5}))?")
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -107,18 +109,19 @@ def join(
     return comm
 
 
-def endpoint_of(endpoint: str) -> tuple[str, int]:
+def endpoint_of(endpoint: str, least: int = 1) -> tuple[str, int]:
     """Return the host and the port of "host:port", "[::1]:port" or "host".
 
     Raises:
-        ValueError: it is none of these.
+        ValueError: it is none of these, or its port is not one from `least` to 65535.
     """
-    host, colon, port = endpoint.rpartition(":")
-    if not colon or endpoint.endswith("]"):
-        host, port = endpoint, str(PORT)
-    if not host or not port.isdecimal():
-        raise ValueError(f'endpoint is "host:port" of the store, such as "10.0.0.1:{PORT}", not {endpoint!r}')
-    return host.strip("[]"), int(port)
+    found = ENDPOINT.fullmatch(endpoint)
+    if found is None or not least <= int(found["port"] or PORT) <= 65535:
+        raise ValueError(
+            f'endpoint is "host:port" of the store, such as "10.0.0.1:{PORT}" or "[::1]:{PORT}", with a port from '
+            f"{least} to 65535, not {endpoint!r}"
+        )
+    return found["v6"] or found["host"], int(found["port"] or PORT)
 
 
 def leave_at_sigterm(leave: Callable[[], None]) -> None:

@@ -25,18 +25,19 @@ def main(words: Sequence[str] | None = None) -> int:
     parser.add_argument("--everywhere", action="store_true", help="let ADDRESS be 0.0.0.0 or ::, all interfaces")
     options = parser.parse_args(words)
     try:
-        host, port = endpoint_of(options.bind)
+        host, port = endpoint_of(options.bind, least=0)
     except ValueError as error:
         parser.error(str(error))
-    if is_everywhere(host) and not options.everywhere:
-        parser.error(f"{host} is every interface of this machine; name one, or add --everywhere")
     try:
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         server = socket.create_server((host, port), family=family, backlog=1024)
     except OSError as error:
         print(f"the store cannot listen on {options.bind}: {error}", file=sys.stderr)
         return 1
-    there = server.getsockname()[:2]
+    there = server.getsockname()[:2]  # not the text: 0, 0x0 and a name in /etc/hosts mean all interfaces, too
+    if is_everywhere(there[0]) and not options.everywhere:
+        server.close()
+        parser.error(f"{host} is every interface of this machine; name one, or add --everywhere")
     given: Any = dist
     store = given.TCPStore(*there, is_master=True, wait_for_workers=False, master_listen_fd=server.detach())
     print(f"The store listens at {options.bind if port else ':'.join(map(str, there))}.", flush=True)
@@ -49,12 +50,10 @@ def main(words: Sequence[str] | None = None) -> int:
     return 0
 
 
-def is_everywhere(host: str) -> bool:
-    """Return whether an address means all interfaces."""
-    try:
-        return ipaddress.ip_address(host).is_unspecified
-    except ValueError:  # a name
-        return False
+def is_everywhere(address: str) -> bool:
+    """Return whether the address of a socket means all interfaces."""
+    found = ipaddress.ip_address(address.partition("%")[0])
+    return found.is_unspecified or (found.version == 6 and found.ipv4_mapped == ipaddress.IPv4Address(0))
 
 
 if __name__ == "__main__":
