@@ -16,7 +16,17 @@ from torch.distributed.device_mesh import DeviceMesh
 from ..arguments import checked, instance, integer
 from . import groups, objects
 from .flows import Flows
-from .groups import FLAT, INTER, INTRA, all_gather_single, check_mesh, flat_group, reduce_scatter_single, rotated
+from .groups import (
+    FLAT,
+    INTER,
+    INTRA,
+    all_gather_single,
+    as_sent,
+    check_mesh,
+    flat_group,
+    reduce_scatter_single,
+    rotated,
+)
 from .hosts import HOSTS, node_groups
 from .inner import inner_of
 from .notes import Notes, Sent, noted
@@ -187,7 +197,7 @@ class Comm:
         out = x.new_empty(self.size * x.shape[0], *x.shape[1:])
         self._count((self.size - 1) * x.nbytes)
         if (flows := self.settled()) is None:
-            all_gather_single(out, x, group=self.group)
+            all_gather_single(as_sent(out), as_sent(x), group=self.group)
         else:
             flows.all_gather(out.view(-1), x.view(-1), all_gather_single)
         return out
@@ -209,7 +219,7 @@ class Comm:
         integer("source", source, 0, self.size - 1)
         if self.size > 1:
             self._count((self.size - 1) / self.size * x.nbytes)  # of each rank in the mean
-            dist.broadcast(x, group=self.group, group_src=source)
+            dist.broadcast(as_sent(x), group=self.group, group_src=source)
         return x
 
     gather_objects = objects.gather_objects

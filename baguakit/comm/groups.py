@@ -36,6 +36,17 @@ lazy: WeakSet[Any] = WeakSet()
 """The groups in which two ranks connect with their first message."""
 
 
+SENT = {
+    *(torch.bool, torch.uint8, torch.int8, torch.int32, torch.int64),
+    *(torch.float16, torch.bfloat16, torch.float32, torch.float64),
+}
+
+
+def as_sent(x: Tensor) -> Tensor:
+    """Return a contiguous tensor; its bytes, if gloo or NCCL does not send its dtype, such as int16 or float8."""
+    return x if x.dtype in SENT or x.is_complex() else x.view(-1).view(torch.uint8)
+
+
 def check_device(group: Any, device: torch.device) -> None:
     """Raise ValueError unless the group sends CPU tensors by gloo, or CUDA tensors by NCCL."""
     wanted = {"cpu": "gloo", "cuda": "nccl"}.get(device.type)
