@@ -18,7 +18,6 @@ from .arguments import every, integer, one_of, said, several, shown, tensor
 
 What = Literal["grad", "data"]
 WHAT = get_args(What)
-Pair = tuple[Tensor, Tensor]  # a tensor to copy to, and one to copy from
 
 
 BOOLS = "a list of bool"
@@ -62,7 +61,8 @@ class Bucket:
         check_apart(self.params)
         used = sum(local(p).numel() for p in self.params)
         self.flat: Tensor = torch.zeros(used + -used % multiple_of, dtype=first.dtype, device=first.device)
-        self._lay_out(used)
+        self.padding: Tensor = self.flat[used:]
+        self.views: list[Tensor] = pieces(self.flat, self.params)
 
     @classmethod
     def of(cls, x: Tensor, params: Iterable[Tensor] = ()) -> "Bucket":
@@ -74,14 +74,9 @@ class Bucket:
         bucket.params, bucket.flat = list(every("params", listed, Tensor, "a list of tensors")), x
         if (used := sum(local(p).numel() for p in bucket.params)) > x.numel():
             raise ValueError(f"params hold {used} values, and x {x.numel()}: {shown(x)}")
-        bucket._lay_out(used if bucket.params else x.numel())
+        bucket.views = pieces(x, bucket.params)
+        bucket.padding = x[sum(view.numel() for view in bucket.views) if bucket.params else x.numel() :]
         return bucket
-
-    def _lay_out(self, used: int) -> None:
-        self.views: list[Tensor] = pieces(self.flat, self.params)
-        self.padding: Tensor = self.flat[used:]
-        # Zeros are copied with the values: on a GPU to set the padding to zero would be a launch of its own.
-        self._padded = [(self.padding, torch.zeros_like(self.padding))] if self.padding.numel() else []
 
     def __repr__(self) -> str:
         padding, kind = self.padding.numel(), f"{self.flat.dtype} on {self.flat.device}".removeprefix("torch.")
@@ -102,31 +97,35 @@ class Bucket:
             one_of("what", what, WHAT)
         if what == "grad":
             return self._load_gradients([p.grad for p in self.params])
-        _copy([*zip(self.views, map(local, self.params), strict=True), *self._padded])
+        self.padding.zero_()
+        torch._foreach_copy_(self.views, [local(p) for p in self.params])
         return self.flat
 
-    def _load_gradients(self, grads: Sequence[Tensor | None], beside: Sequence[Pair] = ()) -> Tensor:
-        """Copy `grads`, those of `params`, to `flat`, and return it; and in the same launch the pairs `beside`.
+    def _load_gradients(self, grads: Sequence[Tensor | None]) -> Tensor:
+        """Copy `grads`, those of `params`, to `flat`, and return it.
 
         A lane must not read `p.grad`: after a backward that failed, the user may set it to None at the same time.
         """
-        absent, pairs = [], [*self._padded, *beside]
+        self.padding.zero_()
+        absent, copied, sources = [], [], []
         for view, grad in zip(self.views, grads, strict=True):
             if grad is None:
                 absent.append(view)
             elif not is_view(grad, view):
-                pairs.append((view, dense(grad)))
+                copied.append(view)
+                sources.append(dense(grad))
         if absent:
             torch._foreach_zero_(absent)
-        _copy(pairs)
+        if copied:
+            torch._foreach_copy_(copied, sources)
         return self.flat
 
     @torch.no_grad()
     def now(self) -> Tensor:
         """Return the present weights in a new flat tensor, without a change of `flat`."""
         flat = torch.empty_like(self.flat)
-        padded = [(flat[flat.numel() - zeros.numel() :], zeros) for _, zeros in self._padded]
-        _copy([*zip(pieces(flat, self.params), map(local, self.params), strict=True), *padded])
+        flat[flat.numel() - self.padding.numel() :].zero_()
+        torch._foreach_copy_(pieces(flat, self.params), [local(p) for p in self.params])
         return flat
 
     @torch.no_grad()
@@ -147,11 +146,6 @@ class Bucket:
                     self.params[i].grad = self.views[i]
         elif chosen:
             torch._foreach_copy_([local(self.params[i]) for i in chosen], [self.views[i] for i in chosen])
-
-
-def _copy(pairs: Sequence[Pair]) -> None:
-    if pairs:
-        torch._foreach_copy_([to for to, _ in pairs], [source for _, source in pairs])
 
 
 @torch.no_grad()

@@ -3,7 +3,11 @@
 `register` lets torch make it.
 """
 
+import contextlib
 import sys
+from collections import deque
+from collections.abc import Sequence
+from datetime import timedelta
 from functools import partialmethod
 from itertools import count as numbers
 from typing import Any
@@ -19,7 +23,19 @@ from ..attach.runtime.agreement import agree
 from ..attach.runtime.channels import Channel
 from ..attach.runtime.start import own_comm, start_monitor
 from ..attach.setup.setup import Setup
-from ..comm import FLAT, Comm, abort_all, add_nccl, error_in, own_group, stand_for
+from ..comm import (
+    FLAT,
+    SENT,
+    Comm,
+    abort_all,
+    add_nccl,
+    error_in,
+    longer,
+    own_group,
+    set_timeout,
+    stand_for,
+    timeout_of,
+)
 from ..lanes import lane, lane_of, tensors_in
 from .methods import Call, Methods
 from .policy import Policy
@@ -28,6 +44,7 @@ from .works import Passed, Work
 
 NAME = "bagua"
 CPU = torch.device("cpu")
+DROPPED = 16  # works that are kept though Python has let go of them: see `Work`
 
 
 class BaguaGroup(Methods):
@@ -47,8 +64,10 @@ class BaguaGroup(Methods):
 
     def __init__(self, options: Any, policy: Policy) -> None:
         super().__init__(options.group_rank, options.group_size)
-        self.policy, self._store, self._timeout, self._rounds = policy, options.store, options.timeout, numbers()
+        self.policy, self._store, self._rounds = policy, options.store, numbers()
+        self._timeout: timedelta = options.timeout
         self._channels: dict[str, Channel] = {}  # by kind of device
+        self._dropped: deque[Work] = deque(maxlen=DROPPED)
         self._inner: Any = None
         self._this = Comm(self)
         self._name, self._monitor = start_monitor(
@@ -72,6 +91,7 @@ class BaguaGroup(Methods):
             self._inner = own_group(self, self._store, name, self._timeout, CPU)
         else:
             self._inner = own_comm(self._this, name, self._timeout, CPU, self._monitor, {FLAT}, 1).group
+            self._set, self._monitor.limit = timeout_of(self._inner), self._limit
             self._channel(CPU)
             if self.policy.compressor is not None and not members and not torch.cuda.is_available():
                 with self._monitor.busy("compiling"):
@@ -81,6 +101,14 @@ class BaguaGroup(Methods):
         for kind in map(torch.device, ("cpu", "cuda")[: 1 + cuda]):
             self._register_backend(kind, dist.ProcessGroup.BackendType.CUSTOM, self._inner._get_backend(kind))
         stand_for(self, self._inner, members)
+
+    def _limit(self) -> timedelta:
+        """Return the timeout: torch sets another one in the inner group, and the lanes' groups follow."""
+        if (now := timeout_of(self._inner)) != self._set:
+            self._timeout, self._set = now, longer(now)  # first: another thread may ask, too
+            for group in self._groups():
+                set_timeout(group, self._set)
+        return self._timeout
 
     def _channel(self, device: torch.device) -> Channel:
         """Return the lane of tensors on a device, and the groups that only it uses. Collective at the first call."""
@@ -93,6 +121,7 @@ class BaguaGroup(Methods):
 
     def _launch(self, call: Call) -> Work:
         why = self.policy.objection(call.operation, call.whole, call.op, self._this.size) or call.unlike
+        why = why or "no tensors" * (not call.whole)
         return self._passed(call, why) if why else self._compressed(call)
 
     def _compressed(self, call: Call) -> Work:
@@ -102,16 +131,20 @@ class BaguaGroup(Methods):
         # Ranks may have different splits.
         values = "" if call.operation == "all_to_all" else f" of {sum(x.numel() for x in call.whole):,} values"
 
+        inference = any(x.is_inference() for x in call.outs)  # others may not write to them, such as the lane's thread
+
         def work(comm: Comm) -> None:
             sent: dict[str, float] = {}
             notes: list[Any] = []
-            for each in call.compressed:
-                each(self.policy.compressor, comm.stand(round, None, 0, sent, notes))
+            with torch.inference_mode() if inference else contextlib.nullcontext():
+                for each in call.compressed:
+                    each(self.policy.compressor, comm.stand(round, None, 0, sent, notes))
             packed = [note for note in notes if note.flew is note.asked]
             flew, reason = (packed[-1].flew, "") if packed else ("exact", notes[-1].reason if notes else "over flows")
             count(call.operation, sum(sent.values()), flew, reason)
 
-        return Work(channel.begin(call.operation + values, work), self._monitor, call.outs, channel.lane)
+        flying = channel.begin(call.operation + values, work)
+        return Work(flying, self._monitor, call.outs, channel.lane, self._dropped)
 
     def _passed(self, call: Call, why: str) -> Work:
         """Pass a collective to the inner group.
@@ -120,17 +153,19 @@ class BaguaGroup(Methods):
         kernel waits on: an event on the lane does not, and the monitor sees it.
         """
         self._monitor.check()
+        if other := next((x.dtype for x in call.whole if x.is_cpu and x.dtype not in SENT), None):
+            raise TypeError(f"{call.operation}: gloo does not send {other}; send the bytes, x.view(torch.uint8)")
         collective, n = Collective(label=f"{call.operation}, exact"), self._this.size
         self._monitor.launched(0, collective)
         share = 2 * (n - 1) / n if call.operation == "all_reduce" else (n - 1) / n
-        count(call.operation, share * sum(x.nbytes for x in call.whole), "exact", why)
-        collective.flight = passed = Passed([self._call(collective, name, *args) for name, args in call.passed])
+        count(call.operation, share * sum(map(nbytes, call.whole)), "exact", why)
+        collective.flight = passed = Passed([self._call(collective, *each) for each in call.passed])
         device, beside = next((x.device for x in tensors_in(call.passed)), CPU), None
         if device.type == "cuda":
             self._monitor.device, beside = device, lane_of(self._inner, device)
             beside.uses(call.passed)
             collective.flight = beside.run(passed.follow, collective.label)
-        return Work(collective, self._monitor, call.outs, beside)
+        return Work(collective, self._monitor, call.outs, beside, self._dropped)
 
     # Messages between two ranks, which the others know nothing of
 
@@ -138,21 +173,24 @@ class BaguaGroup(Methods):
         self._monitor.check()
         count(name, sum(x.nbytes for x in tensors) if name == "send" else 0, "exact", "not in the policy")
         message, device = Collective(label=name), tensors[0].device
-        message.flight = passed = Passed([self._call(message, name, tensors, *where)])
+        message.flight = passed = Passed([self._call(message, name, [tensors, *where], {})])
         if device.type == "cuda":  # the monitor sees the end on a lane for which nothing else waits
             self._monitor.device, watching = device, lane_of(self._monitor, device)
             watching.uses(tensors)
             self._monitor.air.watch(Collective(label=name, flight=watching.run(passed.result)))
-        return Work(message, self._monitor, tensors, None)
+        return Work(message, self._monitor, tensors, None, self._dropped)
 
-    def _call(self, collective: Collective, name: str, *arguments: Any) -> Any:
+    def _call(self, collective: Collective, name: str, arguments: Sequence[Any], named: dict[str, Any]) -> Any:
         """Call a method of the inner group."""
         try:
-            return getattr(self._inner, name)(*arguments)
+            return getattr(self._inner, name)(*arguments, **named)
         except dist.DistBackendError as error:  # NCCL may find a connection broken as it launches
             collective.flight = Passed([])
             collective.end(error)
             return self._monitor.wait_for(collective)  # raises the sentence that names the rank at fault
+        except Exception:  # it refuses the arguments: nothing flies that others could wait for
+            self._monitor.air.land(collective)
+            raise
 
     # Its life
 
@@ -171,6 +209,7 @@ class BaguaGroup(Methods):
         abort_all(self._groups())
 
     def _end(self, wait: bool) -> None:
+        self._dropped.clear()
         for channel in self._channels.values():
             channel.lane.close(wait)
         self._monitor.leave(LEFT)
@@ -184,6 +223,20 @@ class BaguaGroup(Methods):
 
 for _name in ("send", "recv", "recv_anysource"):
     setattr(BaguaGroup, _name, partialmethod(BaguaGroup._message, _name))
+
+
+def nbytes(x: Tensor) -> int:
+    """Return the bytes of the values of a tensor, and of the places of a sparse one."""
+    dense = [x] if x.layout is torch.strided else [x._indices(), x._values()] if x.is_sparse else []
+    return sum(each.nbytes for each in dense)
+
+
+def _keep_from_compiler() -> None:
+    """Let `torch.compile` call the methods as they are, between its graphs; it would trace into them otherwise."""
+    for name, method in [*vars(Methods).items(), *vars(BaguaGroup).items()]:
+        if callable(method) and not name.startswith("__") and hasattr(dist.ProcessGroup, name):
+            setattr(BaguaGroup, name, torch.compiler.disable(method))
+
 
 _chosen = [Policy()]  # for groups that are made from now on
 
@@ -205,4 +258,5 @@ def register(policy: Policy | None = None) -> None:
     """
     _chosen[0] = Policy() if policy is None else instance("policy", policy, Policy, "a bk.backend.Policy")
     if NAME not in dist.Backend.backend_list:
+        _keep_from_compiler()
         dist.Backend.register_backend(NAME, lambda o, _: BaguaGroup(o, _chosen[0]), True, ["cpu", "cuda"])

@@ -6,13 +6,16 @@ A method that is missing here would reach the inner group's backend without a wo
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import pairwise
 from typing import Any
 
+import torch
 import torch.distributed as dist
 from torch import Tensor
 
 from ..comm import Comm
 from ..compressors import Compressor
+from ..lanes import tensors_in
 from . import exchanges
 
 Group: Any = dist.ProcessGroup
@@ -31,16 +34,16 @@ class Call:
         operation: its name in a policy, or that of a method that is always exact.
         outs: the tensors that it fills.
         whole: those that are reduced, scattered or gathered, for their size.
-        passed: the methods of the inner group that do it exactly, and their arguments.
+        passed: the methods of the inner group that do it exactly, and their arguments, by place and by name.
         compressed: functions of a compressor and a `Comm` that do it compressed; none, if it is always exact.
         op: of a reduction.
-        unlike: why it must be exact, if its tensors are of different sizes.
+        unlike: why it must be exact, if its tensors do not fit each other: the inner group refuses what is wrong.
     """
 
     operation: str
     outs: Sequence[Tensor]
     whole: Sequence[Tensor]
-    passed: Sequence[tuple[str, Sequence[Any]]]
+    passed: Sequence[tuple[str, Sequence[Any], dict[str, Any]]]
     compressed: Sequence[Callable[[Compressor | None, Comm], None]] = ()
     op: Any = None
     unlike: str = ""
@@ -51,14 +54,19 @@ class Methods(Group):  # type: ignore[misc]
 
     _launch: Callable[[Call], Any]
 
-    def allreduce(self, tensors: Any, opts: Any = SUM, timeout: Any = None) -> Any:
-        xs, op = listed(tensors), getattr(opts, "reduceOp", opts)
-        passed = [("allreduce", ([x], *given(opts, timeout))) for x in xs]
-        compressed = [partial(exchanges.all_reduce, x, op == AVG) for x in xs]
-        return self._launch(Call("all_reduce", xs, xs, passed, compressed, op))
+    def allreduce(self, tensors: Any, opts: Any = SUM, timeout: Any = None, op: Any = None) -> Any:
+        xs = listed(tensors)
+        return self._reduced(
+            "allreduce", xs, opts if op is None else op, timeout, "" if len(xs) == 1 else "no one tensor"
+        )
 
-    def allreduce_coalesced(self, tensors: Any, opts: Any = SUM) -> Any:
-        return self.allreduce(tensors, getattr(opts, "reduceOp", opts))
+    def allreduce_coalesced(self, tensors: Any, opts: Any = None) -> Any:
+        return self._reduced("allreduce_coalesced", tensors, opts, None, "shared memory" if shared(tensors) else "")
+
+    def _reduced(self, name: str, xs: Sequence[Tensor], opts: Any, timeout: Any, unlike: str) -> Any:
+        op = SUM if opts is None else getattr(opts, "reduceOp", opts)
+        compressed = [partial(exchanges.all_reduce, x, op == AVG) for x in xs]
+        return self._launch(Call("all_reduce", xs, xs, [to(name, xs, opts, timeout=timeout)], compressed, op, unlike))
 
     def reduce_scatter_single(self, out: Tensor, x: Tensor, opts: Any = None) -> Any:
         return self.reduce_scatter_single_coalesced([out], [x], opts)
@@ -66,43 +74,57 @@ class Methods(Group):  # type: ignore[misc]
     def reduce_scatter_single_coalesced(self, outs: list[Tensor], xs: list[Tensor], opts: Any = None) -> Any:
         op = getattr(opts, "reduceOp", SUM)
         pairs = list(zip(outs, xs, strict=True))
-        passed = [(SCATTER, (out, x, *given(opts))) for out, x in pairs]
+        passed = [to(SCATTER, out, x, opts) for out, x in pairs]
         compressed = [partial(exchanges.reduce_scatter, out, x, op == AVG) for out, x in pairs]
-        return self._launch(Call("reduce_scatter", outs, xs, passed, compressed, op))
+        why = unlike(all(x.numel() == out.numel() * self.size() for out, x in pairs))
+        return self._launch(Call("reduce_scatter", outs, xs, passed, compressed, op, why))
 
-    def reduce_scatter(self, outs: Any, ins: Any, opts: Any = SUM, timeout: Any = None) -> Any:
+    def reduce_scatter(self, outs: Any, ins: Any, opts: Any = SUM, timeout: Any = None, op: Any = None) -> Any:
+        opts = opts if op is None else op
         op, out, parts = getattr(opts, "reduceOp", opts), listed(outs)[0], ins if isinstance(outs, Tensor) else ins[0]
-        passed = [("reduce_scatter", (outs, ins, *given(opts, timeout)))]
+        passed = [to("reduce_scatter", outs, ins, opts, timeout=timeout)]
         compressed = [partial(exchanges.reduce_scatter, out, parts, op == AVG)]
-        return self._launch(Call("reduce_scatter", [out], parts, passed, compressed, op, unlike(parts)))
+        return self._launch(Call("reduce_scatter", [out], parts, passed, compressed, op, self._uneven([out], [parts])))
 
     def all_gather_single(self, out: Tensor, x: Tensor, opts: Any = None) -> Any:
         return self.all_gather_single_coalesced([out], [x], opts)
 
     def all_gather_single_coalesced(self, outs: list[Tensor], xs: list[Tensor], opts: Any = None) -> Any:
         pairs = list(zip(outs, xs, strict=True))
-        passed = [(GATHER, (out, x, *given(opts))) for out, x in pairs]  # gloo has no coalesced one
+        passed = [to(GATHER, out, x, opts) for out, x in pairs]  # gloo has no coalesced one
         compressed = [partial(exchanges.all_gather, out, x) for out, x in pairs]
-        return self._launch(Call("all_gather", outs, outs, passed, compressed))
+        why = unlike(all(out.numel() == x.numel() * self.size() for out, x in pairs))
+        return self._launch(Call("all_gather", outs, outs, passed, compressed, unlike=why))
 
-    def allgather(self, outs: Any, ins: Any, opts: Any = None) -> Any:
+    def allgather(self, outs: Any, ins: Any, opts: Any = None, timeout: Any = None) -> Any:
         rows, xs = ([outs], [ins]) if isinstance(ins, Tensor) else (outs, ins)
-        filled = [x for row in rows for x in row]
-        passed = [("allgather", ([row], [x], *given(opts))) for row, x in zip(rows, xs, strict=True)]
-        compressed = [partial(exchanges.all_gather, row, x) for row, x in zip(rows, xs, strict=True)]
-        return self._launch(Call("all_gather", filled, filled, passed, compressed, unlike=unlike(*rows)))
+        pairs, filled = list(zip(rows, xs, strict=True)), [x for row in rows for x in row]
+        passed = [to("allgather", [row], [x], opts) for row, x in pairs] if timeout is None else []
+        passed = passed or [to("allgather", outs, ins, timeout=timeout)]
+        compressed = [partial(exchanges.all_gather, row, x) for row, x in pairs]
+        return self._launch(Call("all_gather", filled, filled, passed, compressed, unlike=self._uneven(xs, rows)))
 
     def allgather_coalesced(self, outs: list[list[Tensor]], ins: list[Tensor], opts: Any = None) -> Any:
         return self.allgather([list(rows) for rows in zip(*outs, strict=True)], ins, opts)
 
-    def all_to_all_single(self, out: Tensor, x: Tensor, there: Any, here: Any, opts: Any = None) -> Any:
-        passed = [(ALL_TO_ALL, (out, x, there, here, *given(opts)))]
+    def all_to_all_single(
+        self, out: Tensor, x: Tensor, there: Any, here: Any, opts: Any = None, timeout: Any = None
+    ) -> Any:
+        passed = [to(ALL_TO_ALL, out, x, there, here, opts, timeout=timeout)]
         outs, ins = parts(out, there, self.size()), parts(x, here, self.size())
         return self._launch(Call("all_to_all", [out], [x], passed, [partial(exchanges.all_to_all, outs, ins)]))
 
     def alltoall(self, outs: list[Tensor], ins: list[Tensor], opts: Any = None) -> Any:
-        passed = [("alltoall", (outs, ins, *given(opts)))]
-        return self._launch(Call("all_to_all", outs, ins, passed, [partial(exchanges.all_to_all, outs, ins)]))
+        passed, n = [to("alltoall", outs, ins, opts)], self.size()
+        compressed, why = [partial(exchanges.all_to_all, outs, ins)], unlike(len(outs) == len(ins) == n)
+        return self._launch(Call("all_to_all", outs, ins, passed, compressed, unlike=why))
+
+    def _uneven(self, parts: Sequence[Tensor], rows: Sequence[Sequence[Tensor]]) -> str:
+        """Return why a row has not the size of a part for each rank; "" if all have."""
+        pairs = zip(parts, rows, strict=True)
+        return unlike(
+            all(len(row) == self.size() and {x.numel() for x in row} == {part.numel()} for part, row in pairs)
+        )
 
     # The names before torch 2.13
     _allgather_base = all_gather_single
@@ -115,9 +137,13 @@ class Methods(Group):  # type: ignore[misc]
 def _exact(name: str) -> Callable[..., Any]:
     """Return the method of a collective that is always exact."""
 
-    def method(self: Methods, *args: Any, opts: Any = None, timeout: Any = None) -> Any:
-        tensors = [x for x in listed(args[0]) if isinstance(x, Tensor)] if args and name != "barrier" else []
-        return self._launch(Call(name, tensors, tensors, [(name, (*args, *given(opts, timeout)))]))
+    def method(
+        self: Methods, *args: Any, opts: Any = None, root: Any = None, op: Any = None, timeout: Any = None
+    ) -> Any:
+        tensors = tensors_in(args[0]) if args and name != "barrier" else []
+        return self._launch(
+            Call(name, tensors, tensors, [to(name, *args, opts=opts, root=root, op=op, timeout=timeout)])
+        )
 
     return method
 
@@ -131,16 +157,32 @@ def listed(tensors: Any) -> list[Any]:
     return [tensors] if isinstance(tensors, Tensor) else list(tensors)
 
 
-def given(*arguments: Any) -> list[Any]:
-    """Return the arguments that are given."""
-    return [each for each in arguments if each is not None]
+def to(name: str, *arguments: Any, **named: Any) -> tuple[str, Sequence[Any], dict[str, Any]]:
+    """Return a call of a method of the inner group, without the arguments that are None."""
+    return name, [x for x in arguments if x is not None], {key: x for key, x in named.items() if x is not None}
 
 
 def parts(x: Tensor, sizes: Sequence[int], n: int) -> Sequence[Tensor]:
-    """Return the rows of `x` for each of n ranks: equally many, unless `sizes` says how many."""
-    return x.split(list(sizes)) if len(sizes) else x.chunk(n) if len(x) else [x] * n
+    """Return the rows of `x` for each of n ranks: equally many, unless `sizes` says how many; raise if they are not."""
+    if len(sizes) not in (0, n) or sum(sizes) != len(x) * bool(sizes) or (not sizes and len(x) % n):
+        rows = f"{len(x)} rows cannot be split among {n} ranks" + f" as {list(sizes)}" * bool(sizes)
+        raise ValueError(
+            f"all_to_all_single: {rows}; give output_split_sizes and input_split_sizes that add up to them"
+        )
+    return x.split(list(sizes)) if sizes else x.split(len(x) // n) if len(x) else [x] * n
 
 
-def unlike(*rows: Sequence[Tensor]) -> str:
-    """Return why the tensors of a row cannot be gathered or scattered as one; "" if they can."""
-    return "unequal sizes" if any(len({x.numel() for x in row}) > 1 for row in rows) else ""
+def shared(tensors: Sequence[Tensor]) -> bool:
+    """Return whether one of some dense tensors has memory of another."""
+    spans = sorted((x.data_ptr(), x.data_ptr() + extent(x)) for x in tensors if x.layout is torch.strided and x.numel())
+    return any(end > begin for (_, end), (begin, _) in pairwise(spans))
+
+
+def extent(x: Tensor) -> int:
+    """Return the bytes from the first value of a tensor to the end of its last."""
+    return x.itemsize * (1 + sum((n - 1) * stride for n, stride in zip(x.shape, x.stride(), strict=True)))
+
+
+def unlike(fit: bool) -> str:
+    """Return why tensors cannot be gathered, scattered or exchanged as one; "" if they `fit` each other."""
+    return "" if fit else "unequal sizes"

@@ -70,12 +70,12 @@ class Policy:
         if op is not None and not (op == dist.ReduceOp.SUM or op == dist.ReduceOp.AVG):
             kinds: Any = dist.ReduceOp.RedOpType.__members__
             return next((name for name, kind in kinds.items() if op == kind), "another reduction")
+        if any(x.layout is not torch.strided for x in tensors):
+            return "sparse"
         if other := next((x.dtype for x in tensors if x.dtype not in FLOATS), None):
             return str(other).removeprefix("torch.")
         if operation != "all_to_all" and sum(x.nbytes for x in tensors) < self.least:
             return f"less than {self.least:,} bytes"
-        if any(x.layout is not torch.strided for x in tensors):
-            return "sparse"
         return ""
 
 

@@ -1,6 +1,7 @@
 """The work that a collective returns: an error at `wait()` or in its future names the rank at fault."""
 
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import Any
@@ -40,21 +41,35 @@ class Passed(Flight):
 class Work(dist.Work):
     """A collective under way.
 
+    Where C++ keeps work that a program has let go of, as DDP does in `join`, it calls the methods of this object, and
+    would wait for ever if it were gone. Whether it does cannot be seen: the latest works of a group are kept for which
+    nothing has waited.
+
     Args:
         collective: as the monitor sees it.
         monitor: of the group.
         outs: the tensors that it fills.
         lane: on which it flies; None for a message, and for work of gloo.
+        dropped: the works of the group that are kept.
     """
 
-    def __init__(self, collective: Collective, monitor: Monitor, outs: Sequence[Tensor], lane: Lane | None) -> None:
+    def __init__(
+        self,
+        collective: Collective,
+        monitor: Monitor,
+        outs: Sequence[Tensor],
+        lane: Lane | None,
+        dropped: "deque[Work]",
+    ) -> None:
         super().__init__()
         self._collective, self._monitor, self._outs, self._lane = collective, monitor, list(outs), lane
-        self._followed = False  # by a future, which outlives this
+        self._followed = False  # by a wait, or by a future, which outlives this
+        self._dropped = dropped
 
     def __del__(self) -> None:
         if not self._followed:
             self._monitor.air.land(self._collective)
+            self._dropped.append(self)
 
     def wait(self, timeout: timedelta = timedelta(0)) -> bool:
         """Wait for the end, and raise the error of the work, if any; on CUDA the current stream waits.
@@ -70,6 +85,7 @@ class Work(dist.Work):
             if time.monotonic() > until:
                 raise RuntimeError(f"{self._collective.label} has not ended within the {timeout} of wait(); it goes on")
             time.sleep(POLL)
+        self._followed = True
         self._monitor.wait_for(self._collective)
         return True
 
@@ -103,7 +119,10 @@ class Work(dist.Work):
                 future.set_result(error)
 
         assert self._lane is not None
-        self._lane.run(deliver)  # it runs after the work, which is on the same lane
+        if flight.done():  # C++ may read the value at once
+            deliver()
+        else:
+            self._lane.run(deliver)  # it runs after the work, which is on the same lane
         return future.then(_value_of)
 
 

@@ -5,6 +5,7 @@ from .groups import (
     FLAT,
     INTER,
     INTRA,
+    SENT,
     PatientStore,
     check_device,
     check_peer,
@@ -17,13 +18,14 @@ from .hosts import HOSTS, host, ranks_by_host
 from .inner import add_nccl, members_of, stand_for
 from .nccl import error_in
 from .notes import Note
-from .own import abort_all, let_go
+from .own import abort_all, let_go, longer, set_timeout, timeout_of
 
 __all__ = [
     "FLAT",
     "HOSTS",
     "INTER",
     "INTRA",
+    "SENT",
     "Comm",
     "Note",
     "PatientStore",
@@ -36,10 +38,13 @@ __all__ = [
     "host",
     "lazy_group",
     "let_go",
+    "longer",
     "members_of",
     "next_name",
     "own_group",
     "ranks_by_host",
+    "set_timeout",
     "stand_for",
     "store_of",
+    "timeout_of",
 ]

@@ -39,7 +39,7 @@ def renewed(
 ) -> Any:
     """Return a Comm of the same ranks in new groups, in each of which the first message has been sent. Collective."""
     let_go()
-    timeout = timeout * 1.25 + timedelta(seconds=2)
+    timeout = longer(timeout)
     count = integer("flows", comm.flows if flows is None else flows, 1, 64)
     nodes = comm._parts if count > 1 or not {INTRA, INTER}.isdisjoint(parts) else None
     group, nodes = own_groups(comm.group, nodes, name, timeout, device, store)
@@ -49,6 +49,22 @@ def renewed(
         if each is not group or FLAT in parts:
             warm(each, device)
     return new
+
+
+def longer(timeout: timedelta) -> timedelta:
+    """Return the timeout of the messages of a flight, later than that of the monitor, which names ranks."""
+    return timeout * 1.25 + timedelta(seconds=2)
+
+
+def timeout_of(group: Any) -> timedelta:
+    """Return the timeout of the messages of a group over gloo."""
+    return group._get_backend(torch.device("cpu")).options._timeout  # type: ignore[no-any-return]
+
+
+def set_timeout(group: Any, timeout: timedelta) -> None:
+    """Set the timeout of the messages of a group that was made here."""
+    for device in group._device_types:
+        group._get_backend(device)._set_default_timeout(timeout)
 
 
 def own_groups(

@@ -43,7 +43,7 @@ def slowly(size: int, seconds: float, slower: float) -> dict[str, Any]:
     """Let ranks wait for so long with a slower store; count those that give up."""
     with crowd(size, slower) as ranks:
         for monitor in ranks.monitors:
-            monitor.timeout = seconds + 600  # no flight is late
+            monitor.limit = lambda: timedelta(seconds=seconds + 600)  # no flight is late
         ranks.start()
         rates = ranks.rates(seconds)
         said = sorted({str(monitor.error) for monitor in ranks.monitors if monitor.error})

@@ -85,7 +85,7 @@ def test_an_error_of_the_network_is_told_once_nobody_is_found_to_blame():
     error[0] = "COMM_ERROR"
     monitor.watch.turn()
     assert monitor.error is None and not aborts
-    monitor.inquiry = -1.0
+    monitor.watch._broke -= monitor.inquiry + 1
     monitor.watch.turn()
     assert str(monitor.error) == "a flight of 10 s failed on rank 0: NCCL reports COMM_ERROR"
     assert late.flight.error is monitor.error and len(aborts) == 1

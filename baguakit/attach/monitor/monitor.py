@@ -52,11 +52,9 @@ class Monitor:
     ) -> None:
         self.store, self.rank, self.size, self.abort, self.broken = store, rank, size, abort, broken
         self.device = torch.device("cpu")
-        self.timeout = timeout.total_seconds()
+        self.limit: Callable[[], timedelta] = lambda: timeout  # another one, where it may change
         self.beat = min(1.0, self.timeout / 10)
-        # A silent rank may be starved, compiling or saving. It is taken for dead soon if a connection has broken, too.
-        self.patience, self.silence = max(4 * self.beat, min(60.0, self.timeout / 4)), 4 * self.beat
-        self.inquiry = min(self.timeout, 6 * self.beat + 1)  # seconds to find out whose fault an error is
+        self.silence = 4 * self.beat
         self.error: PeerError | None = None
         self.hasty = False  # the error of a connection ends everything at once; whose fault it is comes out later
         self.failed: Callable[[str], None] = lambda sentence: None  # told when this gives up
@@ -65,6 +63,24 @@ class Monitor:
         self.history, self.air = History(), Air()
         self.watch = Watch(self)
         self._lock, self._ended = threading.Lock(), threading.Event()
+
+    @property
+    def timeout(self) -> float:
+        """The age at which a flight is given up, in seconds."""
+        return self.limit().total_seconds()
+
+    @property
+    def patience(self) -> float:
+        """The seconds after which a silent rank is taken for dead: it may be starved, compiling or saving.
+
+        If a connection has broken, too, `silence` is enough.
+        """
+        return max(4 * self.beat, min(60.0, self.timeout / 4))
+
+    @property
+    def inquiry(self) -> float:
+        """The seconds to find out whose fault an error is."""
+        return min(self.timeout, 6 * self.beat + 1)
 
     # Called by the attachment
 

@@ -1,0 +1,266 @@
+"""Calls and tensors that gloo takes: the backend takes them, too, and gives what gloo gives."""
+
+import warnings
+from datetime import timedelta
+
+import pytest
+import torch
+import torch.distributed as dist
+from bagua import flown, group, said
+from pool import Pool, ranks
+
+import baguakit as bk
+from baguakit.comm.groups import all_gather_single, reduce_scatter_single
+
+EXACT = bk.backend.Policy(None)
+UINT8 = bk.backend.Policy(least=0)
+POLICIES = [EXACT, UINT8]
+
+
+def values(rank, n=2):
+    return torch.full((n,), float(rank + 1))
+
+
+def by_keywords(g, method):
+    """The tensors that this rank has after a method was called with arguments by name."""
+    rank, size, x = dist.get_rank(), g.size(), values(dist.get_rank())
+    outs = [torch.zeros(2) for _ in range(size)]
+    root, none = rank == 1, []
+    called = {
+        "allreduce": lambda: g.allreduce([x], op=dist.ReduceOp.MAX),
+        "several": lambda: g.allreduce([x, outs[0].add_(5)]),
+        "broadcast": lambda: g.broadcast(x, root=1),
+        "reduce": lambda: g.reduce(x, root=1, op=dist.ReduceOp.MIN),
+        "gather": lambda: g.gather(outs if root else none, x, root=1),
+        "scatter": lambda: g.scatter(x, [values(10 + r) for r in range(size)] if root else none, root=1),
+        "allgather": lambda: g.allgather(outs, x, timeout=timedelta(seconds=60)),
+        "barrier": lambda: g.barrier(timeout=timedelta(seconds=60)),
+    }
+    called[method]().wait()
+    return [x.tolist(), *(out.tolist() for out in outs)]
+
+
+def test_methods_take_arguments_by_name():
+    def run():
+        names = ["allreduce", "several", "broadcast", "reduce", "gather", "scatter", "allgather", "barrier"]
+        with group(EXACT) as g:
+            for name in names:
+                ours, theirs = by_keywords(g, name), by_keywords(dist.group.WORLD, name)
+                if dist.get_rank() == 1 or name != "reduce":  # gloo leaves parts of the sum on the others
+                    assert ours == theirs, name
+
+    ranks(2, run)
+
+
+def test_a_future_has_the_tensors_of_a_gather():
+    def run():
+        with group(UINT8) as g:
+            rank = dist.get_rank()
+            outs = [torch.zeros(2) for _ in range(2)] if rank == 0 else None
+            future = dist.gather(values(rank), outs, group_dst=0, group=g, async_op=True).get_future()
+            future.wait()
+            return [x.tolist() for x in future.value()]
+
+    assert ranks(2, run) == [[[1, 1], [2, 2]], []]
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_a_list_may_name_a_tensor_twice(policy):
+    def run(policy):
+        with group(policy) as g:
+            x, apart = torch.ones(64), torch.ones(128)
+
+            def both(*tensors):
+                g.allreduce_coalesced(list(tensors)).wait()
+                return [set(t.tolist()) for t in tensors]
+
+            assert both(x, x) == [{2.0}] * 2
+            twice = flown(lambda: both(apart[:100], apart[50:]))[1]
+            found, once = flown(lambda: both(*torch.ones(128).split(64)))
+            assert found == [{2.0}] * 2
+            return list(twice), list(once)
+
+    twice, once = ranks(2, run, policy)[0]
+    exact = ("all_reduce", "exact", "not in the policy")
+    assert once == ([exact] if policy is POLICIES[0] else [("all_reduce", "MinMaxUInt8()", "")])
+    assert twice == ([exact] if policy is POLICIES[0] else [("all_reduce", "exact", "shared memory")])
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_what_gloo_refuses_is_refused_at_the_call_and_the_group_lives_on(policy):
+    def run(policy):
+        with group(policy) as g:
+            x = torch.ones(10)
+            said_of = {
+                "no tensors": said(lambda: g.allreduce_coalesced([])),
+                "rows": said(lambda: dist.all_to_all_single(torch.zeros(10), x, group=g)),
+                "splits": said(lambda: dist.all_to_all_single(torch.zeros(9), x[:9], [3, 3, 3], [4, 4, 4], group=g)),
+                "dtype": said(lambda: dist.broadcast(x.short(), 0, group=g)),
+                "room": said(lambda: g.allgather([[x, x]], [x])),
+                "shard": said(lambda: dist.reduce_scatter(x[:3], [x, x, x], group=g)),
+            }
+            assert all(said_of.values()), said_of
+            assert "10 rows cannot be split among 3 ranks; give output_split_sizes" in said_of["rows"]
+            assert "9 rows cannot be split among 3 ranks as [4, 4, 4]" in said_of["splits"]
+            dist.all_reduce(x, group=g)
+            return x[0].item()
+
+    assert ranks(3, run, policy) == [3.0] * 3
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_sparse_tensors_are_exact(policy):
+    def run(policy):
+        rank = dist.get_rank()
+
+        def gradient(g):
+            torch.manual_seed(0)
+            model = torch.nn.Sequential(torch.nn.Embedding(100, 8, sparse=True), torch.nn.Flatten())
+            ddp = torch.nn.parallel.DistributedDataParallel(model, process_group=g)
+            (ddp(torch.tensor([[1, 2], [3, 4]]) + rank).sum() * (rank + 1)).backward()
+            return model[0].weight.grad.coalesce().to_dense()
+
+        with group(policy) as g:
+            assert torch.equal(gradient(g), gradient(dist.group.WORLD))
+            x = torch.eye(300).to_sparse()
+            _, rows = flown(lambda: dist.all_reduce(x, group=g))
+            assert torch.equal(x.to_dense(), 2 * torch.eye(300))
+            return list(rows)
+
+    why = "not in the policy" if policy is EXACT else "sparse"
+    assert ranks(2, run, policy) == [[("all_reduce", "exact", why)]] * 2
+
+
+def test_tensors_of_inference_mode():
+    """One made in inference mode is written to inside and outside of it; later work has ordinary tensors."""
+
+    def run():
+        with group(UINT8) as g:
+            with torch.inference_mode():
+                made = [torch.ones(600) for _ in range(4)]
+                dist.all_reduce(made[0], group=g)
+                reduce_scatter_single(made[1][:300], made[0], group=g)
+            for x in made[2:]:
+                all_gather_single(x, made[0][:300], group=g)
+            dist.all_to_all_single(made[3], made[0], group=g)
+            ordinary = torch.ones(600)
+            with torch.inference_mode():
+                dist.all_reduce(ordinary, group=g)
+            dist.all_reduce(ordinary, group=g)
+            return ordinary[0].item(), [x[0].item() for x in made]
+
+    assert ranks(2, run) == [(4.0, [2.0, 4.0, 2.0, 2.0])] * 2
+
+
+def test_complex_values_keep_their_imaginary_parts():
+    def run():
+        rank = dist.get_rank()
+        with group(bk.backend.Policy(None, least=0, flows=2)) as g:
+            x = torch.complex(torch.full((64,), 1.0 + rank), torch.full((64,), 2.0 + rank))
+            outs = [torch.zeros_like(x) for _ in range(2)]
+            swapped, mine = torch.zeros_like(x), x.clone()
+            dist.all_gather(outs, x, group=g)
+            dist.all_to_all_single(swapped, x, group=g)
+            dist.all_reduce(x, group=g)
+            assert [out[0].item() for out in outs] == [1 + 2j, 2 + 3j]
+            assert swapped[rank * 32].item() == mine[0].item() and swapped[(1 - rank) * 32].item() != mine[0].item()
+            return x[0].item()
+
+    assert ranks(2, run) == [3 + 5j] * 2
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_join_with_uneven_inputs(policy):
+    """DDP keeps the work of an all-reduce in C++ alone, and waits for it in the backward."""
+
+    def run(policy):
+        def trained(g, initial):
+            found, rank = [], dist.get_rank()
+            torch.manual_seed(0)
+            ddp = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(5, 5, bias=False), process_group=g)
+            with ddp.join(divide_by_initial_world_size=initial):
+                for _ in range(2 + 2 * rank):
+                    ddp(torch.ones(1, 5)).sum().backward()
+                    found.append(next(ddp.parameters()).grad[0, 0].item())
+                    ddp.zero_grad()
+            return found
+
+        with group(policy) as g:
+            return trained(g, False), trained(g, True)
+
+    assert ranks(2, run, policy) == [([1.0] * 2, [1.0] * 2), ([1.0] * 4, [1.0, 1.0, 0.5, 0.5])]
+
+
+def test_torch_sets_another_timeout():
+    """A rank comes later than the first timeout, when it has heard that the other one has waited so long."""
+
+    def run():
+        store, rank = dist.distributed_c10d._get_default_store(), dist.get_rank()
+        with group(UINT8, timeout=1) as g:
+            dist.distributed_c10d._set_pg_timeout(timedelta(seconds=60), g)
+            xs = [torch.ones(64), torch.ones(64, dtype=torch.int64)]
+            for i, x in enumerate(xs):
+                if rank == 1:
+                    store.wait([f"late {i}"])
+                work = dist.all_reduce(x, group=g, async_op=True)
+                if rank == 0:
+                    with pytest.raises(RuntimeError, match="it goes on"):
+                        work.wait(timedelta(seconds=1.5))
+                    store.set(f"late {i}", "")
+                work.wait()
+            return [x[0].item() for x in xs]
+
+    assert ranks(2, run) == [[2.0, 2]] * 2
+
+
+BITS = "bool uint8 int8 int16 int32 int64 uint16 uint32 uint64 float16 bfloat16 float32 float64 float8_e4m3fn"
+
+
+def test_comm_moves_values_of_any_dtype():
+    def run(names):
+        comm = bk.Comm()
+        for dtype in (getattr(torch, name) for name in names.split()):
+            theirs, x = ((torch.arange(4.0) + rank).to(dtype) for rank in (1, comm.rank))
+            both = torch.cat([(torch.arange(4.0) + rank).to(dtype) for rank in (0, 1)])
+            assert torch.equal(comm.all_gather(x).float(), both.float()), dtype
+            assert torch.equal(comm.all_gather(x.view(2, 2)).float(), both.view(4, 2).float()), dtype
+            comm.broadcast(x[3], 1)
+            assert x[3].float() == theirs[3].float(), dtype
+            assert torch.equal(comm.broadcast(x, 1).float(), theirs.float()), dtype
+
+    ranks(2, run, BITS)
+
+
+def compiled():
+    """DDP and collectives under `torch.compile`, with breaks between graphs."""
+    found = []
+    warnings.simplefilter("ignore")  # torch's tracer knows no BroadcastOptions
+    with group(UINT8) as g:
+        for more in ([], [torch.nn.BatchNorm1d(8)]):
+            model = torch.nn.Sequential(torch.nn.Linear(8, 8), *more)
+            ddp = torch.nn.parallel.DistributedDataParallel(model, process_group=g)
+            step = torch.compile(ddp, backend="eager")
+            for _ in range(2):
+                step(torch.ones(4, 8)).sum().backward()
+            torch._dynamo.reset()
+
+        @torch.compile(backend="eager")
+        def shared(x):
+            dist.broadcast(x, group_src=0, group=g)
+            dist.barrier(group=g)
+            return x + 1
+
+        @torch.compile(backend="eager", fullgraph=True)
+        def summed(x):
+            dist.all_reduce(x, group=g)
+            return x + 1
+
+        for function in (shared, summed):
+            found += function(torch.ones(4)).tolist()[:1]
+    return found
+
+
+@pytest.mark.slow  # the compiler is imported, and traces
+def test_compiled_programs():
+    with Pool(2) as pool:
+        assert pool.run(compiled) == [[2.0, 3.0]] * 2
