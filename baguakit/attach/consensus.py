@@ -6,7 +6,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from ..buckets import local
+from ..buckets import local, real
 from ..comm import Comm
 from ..primitives import mean_
 from .setup.sharding import reshard
@@ -16,11 +16,12 @@ CHUNK = 1 << 24  # values at a time, so that the fp32 copies stay small
 
 @torch.no_grad()
 def merge_(model: nn.Module, comm: Comm, device: torch.device) -> None:
-    """Overwrite every floating parameter and buffer with its mean over all ranks, computed in fp32 (fp64 for fp64)."""
+    """Overwrite every parameter and buffer but integers with its mean over all ranks, in fp32 (fp64 for fp64)."""
     if comm.size == 1:
         return
     reshard(model)
-    floating = [local(x) for x in dict.fromkeys([*model.parameters(), *model.buffers()]) if x.is_floating_point()]
+    tensors = dict.fromkeys([*model.parameters(), *model.buffers()])
+    floating = [real(local(x)) for x in tensors if x.is_floating_point() or x.is_complex()]
     for chunk in chunks(floating):
         exact = torch.float64 if any(x.dtype == torch.float64 for x in chunk) else torch.float32
         flat = torch.cat([x.to(device, exact).flatten() for x in chunk])
@@ -46,7 +47,7 @@ def consensus_distance(params: Sequence[Tensor], comm: Comm) -> float:
     if comm.size == 1:
         return 0.0
     squares = torch.zeros((), dtype=torch.float64, device=params[0].device)
-    for chunk in chunks([local(p) for p in params]):
+    for chunk in chunks([real(local(p)) for p in params]):
         x = torch.cat([p.flatten().double() for p in chunk])
         mean = comm.all_reduce(x / comm.size)
         squares += (x - mean).square().sum()

@@ -20,6 +20,7 @@ from torch.nn.parallel import DistributedDataParallel
 from ..arguments import said
 from ..attach.runners.runner import call_unscaled
 from ..attach.setup.setup import Setup
+from ..buckets import check_averaged, real
 from ..comm import Comm, check_comm, check_device, members_of
 from ..stages import Stage, State
 from .handle import Handle, make_hook_setup
@@ -70,6 +71,8 @@ def ddp(
     def make() -> Setup:
         rules = rules_on_gradients(stage)
         names: dict[Tensor, str] = {p: n for n, p in ddp_model.module.named_parameters() if p.requires_grad}
+        for p, name in names.items():
+            check_averaged(f"parameter {name}", p)
         device = next(iter(names)).device
         check_device(comm.group, device)
         if members_of(comm.group) != members_of(group):
@@ -122,7 +125,7 @@ class DataParallelHandle(Handle):
                 finally:
                     future.set()
 
-            place = runner.fit(i, flat, bucket.parameters())
+            place = runner.fit(i, real(flat).view(-1), bucket.parameters())
             runner.take_off(place, self._clock.step, work, self._decisions.joint)
         return future.future
 

@@ -15,6 +15,7 @@ from ..attach.state.checkpoint import check_saved
 from ..attach.state.checks import check_state
 from ..attach.training.clock import Clock
 from ..attach.training.decisions import Decisions
+from ..buckets import values
 from ..comm import Comm
 from ..keeping import Joint
 from ..rules import Rule
@@ -41,8 +42,8 @@ class Handle:
         with self._runtime.or_abandon():
             # The buckets are not known yet: none is larger than all parameters of a dtype.
             for dtype in {p.dtype for p in names}:
-                values = sum(p.numel() for p in names if p.dtype == dtype)
-                largest = torch.empty((), dtype=dtype, device=self._setup.device).expand(values)
+                most = values(p for p in names if p.dtype == dtype)
+                largest = torch.empty((), dtype=dtype.to_real(), device=self._setup.device).expand(most)
                 warm_up([rule.stage for rule in rules], [largest], self._channel)
         self._runners = [HookRunner(i, rule, [], self._channel, names=names) for i, rule in enumerate(rules)]
 

@@ -18,6 +18,7 @@ from ..attach.runtime.agreement import broadcast_tensors
 from ..attach.seeing.report import Report
 from ..attach.seeing.row import Row
 from ..attach.setup.setup import Setup
+from ..buckets import real
 from ..comm import Comm, Note
 from ..compressors import Compressor
 from ..primitives import compressed_all_gather
@@ -100,7 +101,7 @@ class AcrossShards(ShardedHandle):
         if x.is_cuda:  # FSDP may let go of it while the stream of its reductions still uses it
             x.record_stream(torch.cuda.current_stream(x.device))
         scale = self._setup.loss_scale()
-        self._fly(i, x, lambda stage, x, state, comm: call_unscaled(stage, x, state, comm, scale))
+        self._fly(i, real(x).view(-1), lambda stage, x, state, comm: call_unscaled(stage, x, state, comm, scale))
 
 
 class WithinShards(ShardedHandle):
@@ -132,6 +133,7 @@ class WithinShards(ShardedHandle):
     def _scatter(self, i: int, out: Tensor, x: Tensor) -> None:
         """Fill `out` with this rank's shard of the mean of `x`: the exact mean in steps in which no rule acts."""
         scale = self._setup.loss_scale()
+        out, x = real(out).view(-1), real(x).view(-1)
 
         def work(stage: Stage, x: Tensor, state: State, comm: Comm) -> None:
             if scale is not None:

@@ -23,7 +23,8 @@ class Unit:
         module: takes the hooks.
         group: the process group over which FSDP shards; ranks reduce and gather in it.
         replicated: FSDP averages over a second dimension of its mesh as well.
-        names, shards: of every trainable parameter its name, and the shape of a rank's padded shard of it.
+        names, shards: of every trainable parameter its name, and the shape of a rank's padded shard of it; a complex
+            one is real pairs.
     """
 
     name: str
@@ -85,7 +86,7 @@ def _unit(name: str, module: Any, group: Any, module_names: dict[nn.Module, str]
     for p in trainable:
         at = module_names[p._module_info.module]
         names.append(f"{at}.{p._module_info.param_name}" if at else p._module_info.param_name)
-    shards = [p.padded_sharded_param_size for p in trainable]
+    shards = [torch.Size([*p.padded_sharded_param_size, *[2] * p.sharded_param.is_complex()]) for p in trainable]
     mesh = group.mesh_info
     shard_group = getattr(mesh, "shard_process_group", None)
     if shard_group is None:

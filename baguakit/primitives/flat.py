@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from ..arguments import said, several
+from ..buckets import real
 
 P = ParamSpec("P")
 Tensors = TypeVar("Tensors", bound=Tensor | Sequence[Tensor])
@@ -25,6 +26,7 @@ def on_flat(primitive: Callable[Concatenate[Tensor, P], Tensor]) -> Callable[Con
             with torch.no_grad():
                 return wrapped(x, *args, **options)
         tensors = [x] if isinstance(x, Tensor) else several("x", x, "a tensor or a list of tensors", ordered=True)
+        tensors = [real(each) if isinstance(each, Tensor) else each for each in tensors]
         for tensor in tensors:
             check_averageable(tensor)
         for alike in _alike(tensors) if len(tensors) != 1 else [tensors]:
@@ -44,7 +46,8 @@ def check_averageable(x: Tensor) -> None:
     if not isinstance(x, Tensor):
         raise TypeError(said("x", "a tensor or a list of tensors", x))
     if not x.is_floating_point():
-        raise TypeError(f"x of dtype {x.dtype} cannot be averaged; convert it to a floating dtype first")
+        pairs = "give torch.view_as_real(x)" if x.is_complex() else "convert it to a floating dtype first"
+        raise TypeError(f"x of dtype {x.dtype} cannot be averaged; {pairs}")
     if x.layout is not torch.strided:
         raise TypeError(f"x of layout {x.layout} cannot be averaged; call .to_dense() first")
     if not x.is_contiguous() and any(n > 1 and not s for n, s in zip(x.shape, x.stride(), strict=True)):

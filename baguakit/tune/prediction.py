@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from torch import Tensor, nn
 
 from ..arguments import check_fields, checked, integer
-from ..buckets import local, split
+from ..buckets import local, real, split
 from ..costs import Cost, Load, Network, Place
 from ..costs.overlap import overlapped
 from ..rules import Algorithm, Rule, rules_of
@@ -145,7 +145,7 @@ def cost_of(rule: Rule, named: Mapping[str, Tensor], bucket_bytes: int, place: P
 
 def load_of(params: Sequence[Tensor]) -> Load:
     """Return the load of a bucket; of sharded parameters, this rank's shards."""
-    here = [local(p) for p in params]
+    here = [real(local(p)) for p in params]
     return Load(sum(p.numel() for p in here), here[0].element_size(), tuple(tuple(p.shape) for p in here))
 
 

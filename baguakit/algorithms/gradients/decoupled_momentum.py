@@ -31,7 +31,7 @@ import torch
 from torch import Tensor
 
 from ...arguments import check_fields, checked, real
-from ...buckets import Bucket
+from ...buckets import Bucket, pieces
 from ...comm import Comm
 from ...compressors import Compressor, TopK
 from ...costs import Cost, Load, Place
@@ -90,7 +90,7 @@ class InCosines(Around):
         if not bucket.params and bucket.flat.numel():
             raise ValueError(f"{self!r} works on matrices and was given a bare tensor; give it a Bucket of parameters")
         layout, at = [], 0
-        for view in bucket.views:
+        for view in pieces(bucket.flat, bucket.params):
             long = [dim for dim in range(view.dim()) if view.shape[dim] != 1]
             rows = view.shape[max(long, key=view.stride)] if len(long) > 1 and view.numel() else 1
             layout.append(Blocks(at, rows, view.numel() // rows))

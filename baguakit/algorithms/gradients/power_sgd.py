@@ -25,7 +25,7 @@ import torch
 from torch import Tensor
 
 from ...arguments import check_fields, checked, integer
-from ...buckets import Bucket
+from ...buckets import Bucket, pieces
 from ...comm import Comm
 from ...costs import Cost, Load, Place
 from ...keeping import finite, keep_
@@ -89,7 +89,7 @@ class LowRankMean(Average):
         q: State = {}
         at = 0
         draw = torch.Generator().manual_seed(comm.key(shared=True))
-        for view in bucket.views:
+        for view in pieces(bucket.flat, bucket.params):
             if view.dim() > 1 and view.numel():
                 m, k = view.shape[0], view.numel() // view.shape[0]
                 factor = torch.randn(k, min(self.rank, m, k), dtype=torch.float32, generator=draw)

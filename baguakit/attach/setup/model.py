@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from ...arguments import instance, integer, said, several
-from ...buckets import split
+from ...buckets import check_averaged, split
 from ...comm import Comm, check_device
 from ...rules import Rule, rules_of
 from .conflicts import check_dense, check_optimizers, check_wrappers
@@ -108,10 +108,7 @@ def one_device(names: dict[Tensor, str]) -> torch.device:
     """Return the device of all trainable parameters; raise if they have none in common, or one cannot be averaged."""
     first = next(iter(names))
     for p, name in names.items():
-        if not p.is_floating_point():
-            raise TypeError(
-                f"parameter {name} is of dtype {p.dtype}, which cannot be averaged; set requires_grad=False on it"
-            )
+        check_averaged(f"parameter {name}", p)
         if p.device != first.device:
             raise ValueError(
                 f"all trainable parameters must be on one device; {names[first]} is on {first.device} "
