@@ -20,6 +20,7 @@ from .arguments import every, integer, one_of, said, several, shown, tensor
 
 What = Literal["grad", "data"]
 WHAT = get_args(What)
+Pair = tuple[Tensor, Tensor]  # a tensor to copy to, and one to copy from
 
 
 BOOLS = "a list of bool"
@@ -64,8 +65,7 @@ class Bucket:
         check_apart(self.params)
         used = values(self.params)
         self.flat: Tensor = torch.zeros(used + -used % multiple_of, dtype=first.dtype.to_real(), device=first.device)
-        self.padding: Tensor = self.flat[used:]
-        self.views: list[Tensor] = views(self.flat, self.params)
+        self._lay_out(used)
 
     @classmethod
     def of(cls, x: Tensor, params: Iterable[Tensor] = ()) -> "Bucket":
@@ -77,9 +77,14 @@ class Bucket:
         bucket.params, bucket.flat = list(every("params", listed, Tensor, "a list of tensors")), x
         if (used := values(bucket.params)) > x.numel():
             raise ValueError(f"params hold {used} values, and x {x.numel()}: {shown(x)}")
-        bucket.views = views(x, bucket.params)
-        bucket.padding = x[used if bucket.params else x.numel() :]
+        bucket._lay_out(used if bucket.params else x.numel())
         return bucket
+
+    def _lay_out(self, used: int) -> None:
+        self.views: list[Tensor] = views(self.flat, self.params)
+        self.padding: Tensor = self.flat[used:]
+        # Zeros are copied with the values: on a GPU to set the padding to zero would be a launch of its own.
+        self._padded = [(self.padding, torch.zeros_like(self.padding))] if self.padding.numel() else []
 
     def __repr__(self) -> str:
         padding, kind = self.padding.numel(), f"{self.flat.dtype} on {self.flat.device}".removeprefix("torch.")
@@ -103,35 +108,31 @@ class Bucket:
             one_of("what", what, WHAT)
         if what == "grad":
             return self._load_gradients([p.grad for p in self.params])
-        self.padding.zero_()
-        torch._foreach_copy_(self.views, [local(p) for p in self.params])
+        _copy([*zip(self.views, map(local, self.params), strict=True), *self._padded])
         return self.flat
 
-    def _load_gradients(self, grads: Sequence[Tensor | None]) -> Tensor:
-        """Copy `grads`, those of `params`, to `flat`, and return it.
+    def _load_gradients(self, grads: Sequence[Tensor | None], beside: Sequence[Pair] = ()) -> Tensor:
+        """Copy `grads`, those of `params`, to `flat`, and return it; and in the same launch the pairs `beside`.
 
         A lane must not read `p.grad`: after a backward that failed, the user may set it to None at the same time.
         """
-        self.padding.zero_()
-        absent, copied, sources = [], [], []
+        absent, pairs = [], [*self._padded, *beside]
         for view, grad in zip(self.views, grads, strict=True):
             if grad is None:
                 absent.append(view)
             elif not is_view(grad, view):
-                copied.append(view)
-                sources.append(dense(grad))
+                pairs.append((view, dense(grad)))
         if absent:
             torch._foreach_zero_(absent)
-        if copied:
-            torch._foreach_copy_(copied, sources)
+        _copy(pairs)
         return self.flat
 
     @torch.no_grad()
     def now(self) -> Tensor:
         """Return the present weights in a new flat tensor, without a change of `flat`."""
         flat = torch.empty_like(self.flat)
-        flat[flat.numel() - self.padding.numel() :].zero_()
-        torch._foreach_copy_(views(flat, self.params), [local(p) for p in self.params])
+        padded = [(flat[flat.numel() - zeros.numel() :], zeros) for _, zeros in self._padded]
+        _copy([*zip(views(flat, self.params), map(local, self.params), strict=True), *padded])
         return flat
 
     @torch.no_grad()
@@ -152,6 +153,11 @@ class Bucket:
                     self.params[i].grad = self.views[i]
         elif chosen:
             torch._foreach_copy_([local(self.params[i]) for i in chosen], [self.views[i] for i in chosen])
+
+
+def _copy(pairs: Sequence[Pair]) -> None:
+    if pairs:
+        torch._foreach_copy_([to for to, _ in pairs], [source for _, source in pairs])
 
 
 @torch.no_grad()

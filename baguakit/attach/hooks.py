@@ -43,9 +43,24 @@ class Hooks:
             self._of_params.pop(p).remove()
         for p in params:
             if p not in self._of_params:
-                self._of_params[p] = p.register_post_accumulate_grad_hook(
-                    lambda p: self.engine.backward.gradient_ready(p)  # of the runners of the time
-                )
+                self._of_params[p] = self._hook(p)
+
+    def _hook(self, p: Tensor) -> Any:
+        """Hook a parameter, behind all other hooks of it: they may change the gradient, whenever they were registered.
+
+        In the backward that finds another one behind, the gradient counts as the last of its bucket; in the next, this
+        one is behind again.
+        """
+
+        def accumulated(p: Any) -> None:
+            hooks = p._post_accumulate_grad_hooks
+            behind = next(reversed(hooks)) == handle.id
+            if not behind:
+                hooks[handle.id] = hooks.pop(handle.id)  # torch calls them in the order of insertion
+            self.engine.backward.gradient_ready(p, behind)  # of the runners of the time
+
+        handle: Any = p.register_post_accumulate_grad_hook(accumulated)
+        return handle
 
     def remove(self) -> None:
         """Take all hooks out."""

@@ -7,7 +7,7 @@ list, and only the records of ranks in that list are asked for. The list is read
 
 import json
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from typing import Any
 
 from .records import Record
@@ -23,15 +23,17 @@ class Lease:
         rank: who has it; -1: nobody.
         beats: the heartbeats of that rank when it renewed the lease.
         verdict: a sentence that names the rank at fault, which ends training on all ranks; "" while there is none.
+        silent: that rank sees another one that has written no heartbeat for long.
     """
 
     rank: int = -1
     beats: int = 0
     verdict: str = ""
+    silent: bool = False
 
     def as_text(self) -> str:
         """Return the lease as it is written."""
-        return "" if self.rank < 0 else json.dumps([self.rank, self.beats, self.verdict])
+        return "" if self.rank < 0 else json.dumps(astuple(self))
 
     @classmethod
     def of(cls, text: bytes) -> "Lease":
@@ -65,9 +67,9 @@ class Board:
         """Replace the lease if it is still `before`; return the lease that holds from now on."""
         return Lease.of(self.store.compare_set(LEASE, before.as_text(), after.as_text()))
 
-    def glance(self, peer: int) -> tuple[Lease, dict[int, Record]]:
-        """Return the lease, and the record of `peer` if it is known to have come."""
-        incomplete, peers = len(self._came) < self.size, sorted({peer} & self._came - {self.rank})
+    def glance(self, ranks: Iterable[int]) -> tuple[Lease, dict[int, Record]]:
+        """Return the lease, and the records of those of `ranks` that are known to have come, but for this rank's."""
+        incomplete, peers = len(self._came) < self.size, sorted(set(ranks) & self._came - {self.rank})
         lease, *found = self.store.multi_get([LEASE, *([CAME] if incomplete else []), *map(str, peers)])
         if incomplete:
             self._read_who_came(found.pop(0))

@@ -1,6 +1,7 @@
 """The rank at fault when a flight does not arrive: a sentence, from the records of all ranks."""
 
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 from .parting import parted
@@ -89,16 +90,22 @@ class Judge:
         found = (self._late(waiting, here, absent) for _, waiting in awaited if waiting.late)
         return next(filter(None, found), "")
 
-    def heard(self, r: int, beats: int, now: float) -> bool:
-        """Note the heartbeats of a rank at a time of the clock; return whether there are other ones than before."""
-        if new := self.seen.get(r, (-1, 0.0))[0] != beats:
+    def heard(self, r: int, beats: int, now: float) -> None:
+        """Note the heartbeats of a rank at a time of the clock."""
+        if self.seen.get(r, (-1, 0.0))[0] != beats:
             self.seen[r] = (beats, now)
-        return new
+
+    def silence(self, records: Mapping[int, Record | None]) -> float:
+        """Return for how many seconds the most silent of these ranks has written nothing; one that left is not."""
+        here = {r: record for r, record in records.items() if record is not None and not record.how}
+        return max((self._silence(r, record) for r, record in here.items()), default=0.0)
+
+    def _silence(self, r: int, record: Record) -> float:
+        self.heard(r, record.beats, self.clock.now)
+        return self.clock.now - self.seen[r][1]
 
     def _dead(self, r: int, record: Record, here: dict[int, Record], awaited: list[tuple[int, Waiting]]) -> str:
-        if self.heard(r, record.beats, self.clock.now):
-            return ""
-        silent = self.clock.now - self.seen[r][1]
+        silent = self._silence(r, record)
         if record.how or silent <= min((waiting.patience for _, waiting in awaited), default=silent):
             return ""
         for rank, waiting in _awaited({other: each for other, each in here.items() if other != r}):

@@ -1,9 +1,14 @@
 """The watch of one rank: with each heartbeat it writes its record, reads the verdict, and judges if it is the judge.
 
 A heartbeat takes two requests to the store, however many ranks there are: a record is written, and the lease of the
-judge is read with the record of one other rank. One of the ranks that wait takes the lease. It reads the records of
-all in one request more, and judges for all that wait, until none does. A lease that is not renewed for `STALE`
-heartbeats is taken by another rank: the judge has died, or cannot reach the store.
+judge is read with the records of two other ranks: the next one, and another with each heartbeat. One of the ranks that
+wait takes the lease. It reads the records of all in one request more, and judges for all that wait, until none does. A
+lease that is not renewed for `STALE` heartbeats is taken by another rank: the judge has died, or cannot reach the
+store.
+
+A transport may not report that a rank is lost (NCCL does so over sockets only), and a host that has passed a flight on
+a GPU does not wait for it. So a rank that finds another one silent for long takes the lease even if it does not wait,
+and says so there; then every rank asks its device for the flights that the host has passed.
 """
 
 import contextlib
@@ -44,6 +49,8 @@ class Watch:
         self._next_beat = 0.0  # the time of the clock from which the next record is due
         self._pause, self._hurried = self.beat, False
         self._late_at = math.inf  # the time at which the flight that is waited for is late
+        self._silence = 0.0  # seconds: the longest of the ranks that were looked at last
+        self._store_lost = False
         self._lease, self._renewed = Lease(), 0.0  # as it was read last, and the time of the clock at which it was new
         self._broke: float | None = None  # time since which the network has had an error
         self._asked: float | None = None  # time of the request that the store has not answered
@@ -90,23 +97,26 @@ class Watch:
         if changed or now >= self._next_beat:
             self._next_beat = now + 0.9 * self.beat
             self._ask(self.write, waiting)
-        if hurried:
-            self._pause = min(2 * self._pause, self.beat / 2) if self._hurried else HURRY * self.beat
-        else:
-            self._pause = max(HURRY * self.beat, min(self.beat, self._late_at - time.time()))
-        self._hurried = hurried
+        in_need = self._in_need()
         if self._judges:
             lease = self._ask(self._renew)
         else:
-            lease, records = self._ask(self.board.glance, self._peer(waiting))
+            lease, records = self._ask(self.board.glance, self._peers(waiting))
             self._saw(lease)
+            self._silence = self.judge.silence(records)
             if waiting is None or not lease.verdict:
                 self._ask(self._compare, records)
         if waiting is not None and lease.verdict:
             self._give_up(lease.verdict)
-        elif self._judges or (waiting is not None and self._may_take(lease)):
+        elif self._judges or ((waiting is not None or self._silent) and self._may_take(lease)):
             self._look(lease)
         self._look_at_the_network(waiting)
+        if hurried or (self._in_need() and not in_need):
+            self._pause = min(2 * self._pause, self.beat / 2) if self._hurried else HURRY * self.beat
+        else:
+            soon = min(self.beat, self._late_at - time.time(), abs(self.monitor.patience - self._silence))
+            self._pause = max(HURRY * self.beat, soon)
+        self._hurried = hurried
 
     # Who judges
 
@@ -122,7 +132,7 @@ class Watch:
         return lease.rank < 0 or self.clock.now - self._renewed > STALE * self.beat
 
     def _renew(self) -> Lease:
-        if self._lease.beats != self._beats:
+        if self._lease != self._mine():
             self._saw(self.board.swap(self._lease, self._mine()))
         return self._lease
 
@@ -137,7 +147,10 @@ class Watch:
         records = self._ask(self.board.others)
         self.judge.timeout = self.monitor.timeout
         found = self.judge.sentence(self._written, records)
-        if found is None:
+        self._silence = self.judge.silence(records)
+        if found is None and self._silent:
+            self._ask(self._renew)  # which ranks wait comes out now
+        elif found is None:
             self._release()
         elif found and not self.over.is_set():
             self._give_up(self._ask(self.board.swap, self._lease, self._mine(found)).verdict)
@@ -145,7 +158,7 @@ class Watch:
             self._ask(self._compare, {r: record for r, record in records.items() if record is not None})
 
     def _mine(self, verdict: str = "") -> Lease:
-        return Lease(self.monitor.rank, self._beats, verdict)
+        return Lease(self.monitor.rank, self._beats, verdict, self._silent)
 
     def _give_up(self, sentence: str) -> None:
         if sentence and not self.over.is_set():
@@ -161,7 +174,8 @@ class Watch:
         """Return the flight that this rank waits for, and whether that is late or has failed."""
         monitor, now = self.monitor, time.time()
         # What the host has passed on a GPU is asked for in need only, for the reason that `awaited` names.
-        passed = 2 * self.beat if monitor.air.passed() and monitor.broken() else monitor.timeout
+        in_need = monitor.air.passed() and (self._in_need() or monitor.broken())
+        passed = 2 * self.beat if in_need else monitor.timeout
         flying, failed = monitor.air.awaited(now - 2 * self.beat, now - passed)
         if flying is None:
             self._late_at = math.inf
@@ -171,11 +185,20 @@ class Watch:
         patience = monitor.silence if failed or monitor.broken() else monitor.patience
         return Waiting(flying.collective.label, flying.lane, flying.launches.count, late, patience), late or failed
 
-    def _peer(self, waiting: Waiting | None) -> int:
-        """Return the rank to compare with: the judge compares with all, but not with those that are ahead of it."""
+    @property
+    def _silent(self) -> bool:
+        return bool(self._silence > self.monitor.patience)
+
+    def _in_need(self) -> bool:
+        """Return whether a flight may never arrive: a rank is silent, a verdict is there, or the store is lost."""
+        return self._silent or self._lease.silent or bool(self._lease.verdict) or self._store_lost
+
+    def _peers(self, waiting: Waiting | None) -> tuple[int, int]:
+        """Return the next rank, and one to compare with: the judge does not compare with those that are ahead of it."""
         rank, size = self.monitor.rank, self.monitor.size
         judge = self._lease.rank
-        return judge if waiting is not None and judge >= 0 else (rank + 1 + self._beats % (size - 1)) % size
+        other = judge if waiting is not None and judge >= 0 else (rank + 1 + self._beats % (size - 1)) % size
+        return (rank + 1) % size, other
 
     def _compare(self, records: Mapping[int, Record], sure: bool = False) -> None:
         monitor = self.monitor
@@ -212,6 +235,7 @@ class Watch:
             try:
                 self.turn()
             except Exception as error:
+                self._store_lost = True
                 if not self.over.is_set() and self._waiting()[0] is not None:
                     self.monitor.fail(store_gone(self.monitor.rank, error))
                     return

@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from ...buckets import Bucket, is_view
+from ...buckets import Bucket, Pair, is_view
 from ...comm import Comm
 from ...keeping import Joint
 from ...kernels.shared.uploads import uploaded
@@ -33,13 +33,23 @@ class Flags:
     mine: list[int]
     used: Tensor | None = None
 
+    def beside(self, ones: Tensor, dtype: torch.dtype) -> list[Pair]:
+        """Return what to copy with the gradients of this dtype, in one launch, to have the bytes on the device.
+
+        `ones` are as many bytes on the device, or some more: they are copied if this rank has all gradients, as nearly
+        always. Else the bytes are brought there when they are sent.
+        """
+        if self.mine.count(1) < len(self.mine):
+            return []
+        used = torch.empty_like(ones)
+        self.used = used[: len(self.mine)]
+        return [(used.view(dtype), ones.view(dtype))]
+
     def begin(self, like: Tensor, comm: Comm) -> Any:
         """Begin the all-reduce, and return the work to wait for."""
         if comm.size == 1:
             return None
-        if self.mine.count(1) == len(self.mine):  # nearly always; and then nothing is copied to the device
-            self.used = torch.ones(len(self.mine), dtype=torch.uint8, device=like.device)
-        else:
+        if self.used is None:
             self.used = uploaded(torch.tensor(self.mine, dtype=torch.uint8), like.device)
         return comm.all_reduce_later(self.used, dist.ReduceOp.MAX)
 
@@ -74,6 +84,7 @@ class GradientRunner(RuleRunner):
         untouched: views that are gradients and were not accumulated into, each with its values before the launch.
         versions: of the flat tensors, when their gradients landed.
         factor: of the gradients at launch: not 1 where the mean is over some ranks only.
+        ones: flags of a rank that has all gradients, on the device, and some more.
     """
 
     flown: bool = False
@@ -82,10 +93,12 @@ class GradientRunner(RuleRunner):
     untouched: list[tuple[Tensor, Tensor]] = field(default_factory=list)
     versions: list[int] = field(default_factory=list)
     factor: float = 1.0
+    ones: Tensor = field(init=False)
 
     def __post_init__(self) -> None:
         super().__post_init__()
         self.flags = self._all()
+        self.ones = torch.ones(-(-len(self.flags.mine) // 8) * 8, dtype=torch.uint8, device=self.buckets[0].flat.device)
         self.ring = deque(
             Pass([Bucket.of(torch.zeros_like(bucket.flat), bucket.params) for bucket in self.buckets], {}, self._all())
             for _ in range(self.rule.delay)
@@ -105,7 +118,8 @@ class GradientRunner(RuleRunner):
         idle = [view for p, view in pairs if p not in touched and is_view(p.grad, view)]
 
         def load() -> Tensor:
-            flat = bucket._load_gradients(grads)
+            beside = flags.beside(self.ones, bucket.flat.dtype) if flags and self.channel.comm.size > 1 else ()
+            flat = bucket._load_gradients(grads, beside)
             if idle:
                 self.untouched += [(view, view.clone()) for view in idle]
             return flat if factor == 1 else flat.mul_(factor)

@@ -1,4 +1,4 @@
-"""Padding: zero at every launch, in the bucket and in every elementwise tensor of its state.
+"""Padding: zero at every launch, in the bucket, where loading does it, and in every elementwise tensor of its state.
 
 A coarse compressor turns zeros in a block with other values into something else. In residuals and replicas that would
 stay, change the scales of the next flight, and be missing from a checkpoint.
@@ -16,13 +16,12 @@ from ...stages import Hierarchical, Stage, State
 
 
 def clear_padding_(stage: Stage, state: State, bucket: Bucket, comm: Comm) -> None:
-    """Zero the padding of a bucket and of every elementwise tensor in its state, on the lane."""
-    if not state and not bucket.padding.numel():
+    """Zero the padding of every elementwise tensor in the state of a bucket, on the lane."""
+    if not state:
         return
     length = bucket.flat.numel()
     used = length - bucket.padding.numel()
-    kept = padding_of(stage, state, used, length, comm)
-    if padding := [each for each in (bucket.padding, *kept) if each.numel()]:
+    if padding := [each for each in padding_of(stage, state, used, length, comm) if each.numel()]:
         torch._foreach_zero_(padding)
 
 

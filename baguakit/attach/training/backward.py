@@ -72,8 +72,11 @@ class Backward:
         for runner, before in zip(self.runners, other.runners, strict=True):
             runner.flown, runner.factor = before.flown, before.factor
 
-    def gradient_ready(self, p: Tensor) -> None:
-        """Launch the buckets that are complete, after a gradient has been accumulated into `p.grad`."""
+    def gradient_ready(self, p: Tensor, final: bool) -> None:
+        """Launch the buckets that are complete, after a gradient has been accumulated into `p.grad`.
+
+        One that is not `final` may still be changed by hooks, and its buckets are launched at the end of backward.
+        """
         self.leaves.note(p)
         if not self.clock.synchronising:
             self.touched.add(p)
@@ -85,7 +88,7 @@ class Backward:
         self.reached.add(p)
         if self.passes:
             self.check_another_pass(p)
-        for place in self.places.get(p, ()):
+        for place in self.places.get(p, ()) if final else ():
             self.missing[place].discard(p)
         while self.next < len(self.order) and not self.missing[self.next]:
             self.launch_next()

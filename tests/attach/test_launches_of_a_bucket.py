@@ -1,0 +1,93 @@
+"""What one bucket of one backward costs the host: kernels and collectives, counted on a GPU that holds no values."""
+
+from collections import Counter
+
+import pytest
+import torch
+from blind import Blind, Inline, Silent, Two
+from everything import made
+from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
+
+import baguakit as bk
+from baguakit.attach.runners.gradients import GradientRunner
+from baguakit.attach.runtime.channels import Channel
+from baguakit.attach.training.decisions import Decisions
+from baguakit.rules import rules_of
+
+NO_KERNEL = {  # views, and memory without values
+    "view", "detach", "as_strided", "slice", "select", "unbind", "split", "split_with_sizes", "alias", "empty",
+    "empty_like", "new_empty", "_unsafe_view", "expand", "t", "transpose", "permute", "reshape", "unsqueeze", "squeeze",
+}  # fmt: skip
+COLLECTIVES = ["all_reduce", "reduce_scatter", "all_gather", "all_reduce_later", "all_gather_later", "all_to_all_later"]
+MOST = {  # kernels and collectives
+    "gradient_allreduce()": (2, 2),
+    "bytegrad()": (4, 3),
+    "hierarchical(gradient_allreduce())": (4, 4),
+    "hierarchical(bytegrad())": (6, 5),
+}
+
+
+class Kernels(TorchDispatchMode):
+    """Counts the operations that launch a kernel."""
+
+    def __init__(self):
+        super().__init__()
+        self.counted = Counter()
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        name = func.overloadpacket.__name__
+        if name not in NO_KERNEL:
+            self.counted[name] += 1
+        return func(*args, **(kwargs or {}))
+
+
+SENT = Counter()  # by collective
+
+
+class Counted(Two):
+    """Two ranks, whose collectives are counted, within nodes and between them."""
+
+    @property
+    def intra(self):
+        return Counted()
+
+    inter = intra
+
+
+for _name in COLLECTIVES:
+
+    def _counted(self, *args, _name=_name):
+        SENT[_name] += 1
+        return getattr(Two, _name)(self, *args)
+
+    setattr(Counted, _name, _counted)
+
+
+def of_third_step(algorithm, shapes=((600, 700), (71000,))):
+    """The kernels and the collectives of a bucket in the third backward, when all memory has been made."""
+    with Blind(copies=False), torch.no_grad(), Kernels() as kernels:
+        params = [nn.Parameter(torch.empty(shape, device="cuda")) for shape in shapes]
+        (rule,) = rules_of(made(algorithm))
+        buckets = [bk.Bucket(params, rule.stage.multiple_of(Counted()))]
+        runner = GradientRunner(0, rule, buckets, Channel(0, Inline(), Counted(), Silent()))
+        runner.make_states()
+        decisions = Decisions()
+        for step in range(3):
+            for p in params:
+                p.grad = torch.empty_like(p)
+            kernels.counted.clear()
+            SENT.clear()
+            runner.launch_bucket(0, step, set(params), None, decisions.joint)
+            decisions.begin([runner])
+            runner.arrive_all()
+            runner.land(None)
+            decisions.settle()
+            runner.step_ended()
+        return kernels.counted, Counter(SENT)
+
+
+@pytest.mark.parametrize("algorithm", MOST)
+def test_a_bucket_costs_no_more_launches_than_this(algorithm):
+    kernels, collectives = of_third_step(algorithm)
+    assert (kernels.total(), collectives.total()) == MOST[algorithm], (kernels, collectives)
