@@ -1,6 +1,7 @@
 """The cells: each by its name, with a function that measures it."""
 
 from collections.abc import Callable
+from datetime import timedelta
 from typing import Any
 
 from .crowd import crowd
