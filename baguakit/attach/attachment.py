@@ -1,7 +1,7 @@
 """The attachment as the user sees it, and how to make one."""
 
 import contextlib
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 from datetime import timedelta
 from functools import partial
 from typing import Any
@@ -281,9 +281,9 @@ def attach(
     comm = Comm() if comm is None else comm
     check_comm(comm)
 
-    def make(ever: Collection[Tensor], bucket_bytes: int = bucket_bytes) -> AttachSetup:
+    def make(ever: Collection[Tensor], bucket_bytes: int = bucket_bytes, order: Sequence[str] = ()) -> AttachSetup:
         truth("broadcast", broadcast)
-        return make_setup(model, optimizer, algorithms, comm, bucket_bytes, timeout, scaler, broadcast, ever)
+        return make_setup(model, optimizer, algorithms, comm, bucket_bytes, timeout, scaler, broadcast, ever, order)
 
     engine = Engine(make, comm, timeout)
     Hooks(engine)

@@ -20,8 +20,9 @@ from .runtime.agreement import agree, broadcast_tensors, take_from
 from .runtime.runtime import Runtime
 from .runtime.start import warm_up
 from .setup.conflicts import check_others
+from .setup.order import better_order
 from .setup.setup import AttachSetup, channel_of
-from .state.checkpoint import load_runners, save_runner
+from .state.checkpoint import load_runners, remembered, save_runner
 from .training.backward import Backward
 from .training.clock import Clock
 from .training.logbook import Logbook
@@ -62,6 +63,8 @@ class Engine:
             self.start(self.take_from_rank_0, self.begin)
         else:
             comm.membership.start(self)
+        if self._may_reorder():
+            self.backward.arrived = {}
         self.other_optimizers = OtherOptimizers(self.setup.model, self.setup.optimizers)
         _engines.add(self)
 
@@ -147,6 +150,31 @@ class Engine:
             raise ValueError(f"flows={flows} divide what travels over gloo, and these parameters travel by NCCL; use 1")
         self._rebuild(partial(self.make, bucket_bytes=bucket_bytes), f"new buckets over {flows} flows", flows)
 
+    def _may_reorder(self) -> bool:
+        """Return whether all ranks can cut the buckets of gradients anew after the first step, and lose no state."""
+        on_gradients = self.backward.runners
+        free = any(rule.window == "free_running" for rule in self.setup.rules)  # ranks are at different steps
+        states = [(runner.rule.stage, state) for runner in on_gradients for state in runner.states]
+        own = any(carry is None for stage, state in states for _, _, carry in remembered(stage, state))
+        alone = self.runtime.comm.size == 1 or self.comm.membership is not None  # one that joins has other buckets
+        return not (free or own or alone) and any(len(runner.buckets) > 1 for runner in on_gradients)
+
+    def follow_gradients(self) -> None:
+        """Cut the buckets of gradients in the order in which those of rank 0 came in the first step, if that helps.
+
+        As DDP does: buckets are launched in order, so that one late gradient in the first would hold up all. Collective
+        after the first step, and nothing after that.
+        """
+        arrived = self.backward.arrived
+        if arrived is None or self.clock.joined:
+            return
+        self.backward.arrived = None
+        cuts = [[bucket.params for bucket in runner.buckets] for runner in self.backward.runners]
+        mine = better_order(cuts, arrived, self.setup.names, self.setup.bucket_bytes)
+        order = self.together("the order of gradients", lambda comm: comm.broadcast_object(mine))
+        if order is not None:
+            self._rebuild(partial(self.make, order=order), "the order of gradients", self.flows)
+
     def follow_parameters(self) -> None:
         """Make new buckets if parameters have become trainable, been added or removed, on all ranks.
 
@@ -199,6 +227,7 @@ class Engine:
             "step": self.clock.step,
             "rules": {str(i): each for i, each in enumerate(saved)},
             **({} if self.tuned is None else {"tuned": dict(self.tuned)}),
+            **({"order": list(self.setup.order)} if self.setup.order else {}),
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -209,6 +238,9 @@ class Engine:
         if same_ranks and "tuned" in state:
             self.tuned = dict(state["tuned"])
             self.recut(**self.tuned)
+        if same_ranks and (order := tuple(state.get("order", ()))) != self.setup.order:
+            self._rebuild(partial(self.make, order=order), "the order of the loaded state", self.flows)
+        self.backward.arrived = None  # a resumed training goes on with the buckets of the state
         self._take_in({name for rule in state["rules"].values() for name in rule["parameters"]})
         load_runners(self.runners, self.setup.names, state["rules"], same_ranks)
         self.clock.step = self.steps.loaded = self.since = int(state["step"])

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from baguakit.attach.seeing.report import Report, launched_after
+from baguakit.attach.seeing.row import Row
 from baguakit.attach.training.logbook import BACKWARD, Logbook, StepRecord, Stretch
 
 
@@ -51,6 +52,7 @@ def test_else_it_is_not_known(runners, steps):
 
 
 def test_a_report_says_that_little_overlaps():
-    late, early = (str(Report(1, 2, 1, (), None, share)).splitlines() for share in (0.9, 0.2))
+    row = Row("Mean", 0, 0, 500_000, "float32", 1, 1, {"flat": 2e6}, ())
+    late, early = (str(Report(1, 2, 1, (row,), None, share)).splitlines() for share in (0.9, 0.2))
     assert late[1].startswith("the first bucket is launched when 90% of forward and backward are over")
     assert [late[0], *late[2:]] == early

@@ -75,12 +75,10 @@ def test_a_collective_call_on_one_rank_at_the_end_is_named(own_pools):
     assert first == "" and second.startswith("PeerError: rank 0 has left after") and "consensus_distance()" in second
 
 
-def test_a_parameter_that_one_rank_alone_unfreezes_is_named(own_pools):
+def test_a_parameter_that_one_rank_alone_adds_is_named(own_pools):
     def each(att, model, optimizer, step, rank):
-        if step == 0:
-            model[0].bias.requires_grad_(False)
-        if step == 3 or rank == 1:
-            model[0].bias.requires_grad_(step == 3 and rank == 1)
+        if step == 3 and rank == 1:
+            model.added = torch.nn.Parameter(torch.zeros(1))
 
     for sentence in own_pools(3).run(said, train, FEEDBACK, each):
         assert sentence.startswith("PeerError: rank 1 has parted from ranks 0, 2:"), sentence

@@ -14,6 +14,7 @@ from ..training.logbook import BACKWARD, Logbook
 from .row import Row
 from .table import counted, milliseconds, size, table
 
+LEAST = 1e6  # bytes a step: the overlap of fewer is not worth a word
 MOST = 0.8  # of forward and backward, of which forward takes about a third
 LATE = (
     "the first bucket is launched when {:.0%} of forward and backward are over, so that little overlaps: it holds a "
@@ -97,7 +98,8 @@ class Report:
         return sum(amounts) / max(1, self.steps)
 
     def __str__(self) -> str:
-        late = [LATE.format(self.launched_after)] if (self.launched_after or 0.0) > MOST else []
+        slow = self.bytes_per_step > LEAST and (self.launched_after or 0.0) > MOST
+        late = [LATE.format(self.launched_after)] if slow else []
         return "\n".join([self._summary(), *late, *table(self.rows, self.parts if len(self.parts) > 1 else ())])
 
     __repr__ = __str__

@@ -13,6 +13,7 @@ from ...buckets import check_averaged, split
 from ...comm import Comm, check_device
 from ...rules import Rule, rules_of
 from .conflicts import check_dense, check_optimizers, check_wrappers
+from .order import in_order
 from .setup import AttachSetup, as_time, check_scaler
 from .sharding import check_shards, is_sharded, reshard
 
@@ -27,11 +28,13 @@ def make_setup(
     scaler: Any,
     broadcast: Any,
     ever: Collection[Tensor],
+    order: Sequence[str] = (),
 ) -> AttachSetup:
     """Check everything that one rank can check alone, and divide the parameters into buckets.
 
     Args:
         ever: parameters that take part although they may be frozen now.
+        order: the names of parameters in the order of their gradients; (): the reverse of that of the model.
 
     Raises:
         ValueError, TypeError: something cannot work.
@@ -60,7 +63,10 @@ def make_setup(
     for rule in rules:
         rule.stage.check(comm)
     check_scaler(scaler, rules)
-    buckets_of_rules = tuple(tuple(map(tuple, split(params, bucket_bytes))) for params in params_of_rules)
+    orders = [
+        in_order(p, names, order) if rule.what == "grad" else p for rule, p in zip(rules, params_of_rules, strict=True)
+    ]
+    buckets_of_rules = tuple(tuple(map(tuple, split(params, bucket_bytes))) for params in orders)
     lines = [
         f"bucket_bytes={bucket_bytes}",
         f"optimizers={len(optimizers)}",
@@ -75,7 +81,7 @@ def make_setup(
         for i, bucket in enumerate(buckets):
             lines += [f"  bucket {i}: {names[p]} {tuple(p.shape)} {p.dtype}" for p in bucket]
     common = rules, names, device, as_time(timeout), scaler, tuple(lines)
-    return AttachSetup(*common, model, optimizers, buckets_of_rules, bucket_bytes, bool(broadcast))
+    return AttachSetup(*common, model, optimizers, buckets_of_rules, bucket_bytes, tuple(order), bool(broadcast))
 
 
 def optimizers_of(optimizer: Any) -> tuple[Optimizer, ...]:

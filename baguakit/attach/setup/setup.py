@@ -61,6 +61,7 @@ class AttachSetup(Setup):
 
     Attributes:
         buckets_of_rules: the parameters of each bucket of each rule.
+        order: the names of parameters in the order of their gradients, if buckets of gradients follow that.
         broadcast: begin with the model and optimizers of rank 0.
     """
 
@@ -68,6 +69,7 @@ class AttachSetup(Setup):
     optimizers: tuple[Optimizer, ...]
     buckets_of_rules: tuple[tuple[tuple[Tensor, ...], ...], ...]
     bucket_bytes: int
+    order: tuple[str, ...]
     broadcast: bool
 
 

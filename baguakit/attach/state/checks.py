@@ -21,6 +21,8 @@ def check_state(state: Any) -> None:
     keys('state["rules"]', rules, map(str, range(len(rules))))
     for i, rule in rules.items():
         check_rule(f'state["rules"]["{i}"]', rule)
+    for name in state.get("order", ()):
+        text('state["order"]', name)
     for name, number in dictionary('state["tuned"]', state.get("tuned", {})).items():
         integer(f'state["tuned"]["{name}"]', number, 1)
 

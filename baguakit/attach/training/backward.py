@@ -64,11 +64,12 @@ class Backward:
         self.touched: set[Tensor] = set()  # has a gradient since the last landing, under no_sync as well
         self.missed: set[Tensor] = set()  # had none at a landing since the last optimizer step
         self.leaves = LeafStreams()
+        self.arrived: dict[Tensor, None] | None = None  # has a gradient of this step, in the order of their arrival
 
     def follow(self, other: "Backward") -> None:
         """Go on in the step of `other`, whose runners these replace."""
         self.dropped, self.passes, self.leaves = other.dropped, other.passes, other.leaves
-        self.touched, self.missed = other.touched, other.missed
+        self.touched, self.missed, self.arrived = other.touched, other.missed, other.arrived
         for runner, before in zip(self.runners, other.runners, strict=True):
             runner.flown, runner.factor = before.flown, before.factor
 
@@ -86,6 +87,8 @@ class Backward:
             self.begin(task)
         self.touched.add(p)
         self.reached.add(p)
+        if self.arrived is not None:
+            self.arrived[p] = None
         if self.passes:
             self.check_another_pass(p)
         for place in self.places.get(p, ()) if final else ():
