@@ -35,7 +35,7 @@ def better_order(
         names: of all parameters.
         size: the bytes of a bucket.
     """
-    order = [names[p] for p in arrived]
+    order = [names[p] for p in arrived if p in names]  # others have been removed meanwhile
     gain = 0.0
     for buckets in cuts:
         held = {p for bucket in buckets for p in bucket}
