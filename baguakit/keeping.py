@@ -29,8 +29,20 @@ def finite(x: Tensor) -> Tensor:
     """Return whether every value of `x` is finite: a bool on the device of `x`, without a synchronisation."""
     if x.numel() == 0 or not x.is_floating_point():
         return torch.isfinite(x).all()
+    if x.is_cuda:
+        return finite_in_two(x)
     low, high = torch.aminmax(x)  # both are NaN if one value is
     return torch.isfinite(torch.maximum(high, -low))
+
+
+def finite_in_two(x: Tensor) -> Tensor:
+    """Return what `finite` does, in two launches on a GPU. On CPUs `aminmax` takes a fiftieth of the time.
+
+    Raises:
+        RuntimeError: `x` is empty or not floating.
+    """
+    largest: Tensor = torch.linalg.vector_norm(x, torch.inf)  # NaN if one value is, which is not less
+    return largest < torch.inf
 
 
 def keep_(state: Tensor, new: Tensor, where: Tensor) -> Tensor:

@@ -179,7 +179,9 @@ def orthonormal(matrices: list[Tensor], together: bool) -> list[Tensor]:
         alike.setdefault(matrix.shape, []).append(i)
     found = list(matrices)
     for members in alike.values():
-        for i, factor in zip(members, torch.linalg.qr(torch.stack([matrices[i] for i in members])).Q, strict=True):
+        one = len(members) == 1  # and a view is enough
+        stack = matrices[members[0]].unsqueeze(0) if one else torch.stack([matrices[i] for i in members])
+        for i, factor in zip(members, torch.linalg.qr(stack).Q, strict=True):
             found[i] = factor
     return found
 
