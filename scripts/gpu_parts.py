@@ -160,6 +160,13 @@ PARTS = (
         dry=("--cpu", "--megabytes", "1"),
     ),
     Part(
+        "overlap",
+        "steps and flights of buckets with lanes of priority 0 and -1, beside DDP",
+        150,
+        ("scripts/gpu_overlap.py", "{facts}"),
+        dry=("--cpu", "--megabytes", "1"),
+    ),
+    Part(
         "users",
         "compressors, primitives and optimizer steps on the GPU",
         100,
