@@ -48,6 +48,7 @@ def test_an_nccl_group_is_made_under_settings_that_are_put_back(monkeypatch):
         dist.set_debug_level(before)
     options = {"_timeout": timedelta(seconds=3), "group_name": "mine", "global_ranks_in_group": [4, 6, 8]}
     assert found == [(SETTINGS, dist.DebugLevel.INFO, "a store", 1, 3, options)]
+    assert SETTINGS["TORCH_NCCL_NAN_CHECK"] == "0"  # an overflow is sent, and all ranks skip the step
     assert SETTINGS["TORCH_NCCL_ASYNC_ERROR_HANDLING"] == SETTINGS["TORCH_NCCL_WAIT_TIMEOUT_DUMP_MILSEC"] == "0"
     assert {name: os.environ[name] for name in SETTINGS if name in os.environ} == {
         "TORCH_NCCL_ASYNC_ERROR_HANDLING": "1"

@@ -24,6 +24,7 @@ SETTINGS = {
     "TORCH_NCCL_WAIT_TIMEOUT_DUMP_MILSEC": "0",  # the watchdog sleeps for four times as long, and joining it waits
     "TORCH_NCCL_DUMP_ON_TIMEOUT": "0",
     "TORCH_NCCL_ENABLE_MONITORING": "0",  # it ends the process if the watchdog is blocked
+    "TORCH_NCCL_NAN_CHECK": "0",  # it ends the process at a NaN, which is sent on purpose: all ranks skip that step
     "TORCH_NCCL_RETHROW_CUDA_ERRORS": "0",  # the next CUDA call of Python raises the error of a failed kernel
 }
 

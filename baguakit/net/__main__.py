@@ -57,7 +57,8 @@ def _told(run: Callable[[argparse.Namespace], None], options: argparse.Namespace
 def _build(options: argparse.Namespace) -> None:
     path = build(options.out)
     print(f"export NCCL_NET_PLUGIN={path}")
-    print('with NCCL_DEBUG=INFO, NCCL must then say "Using network baguanet"', file=sys.stderr)
+    print("export NCCL_NET_PLUGIN_REF_COUNT=1")  # else NCCL 2.28.3 to 2.29.7 forget it with their last communicator
+    print('a rank that sends over it then says "baguanet: NCCL sends over this plugin"', file=sys.stderr)
 
 
 def _measure(options: argparse.Namespace) -> None:

@@ -11,8 +11,11 @@
  * (maxRecvs = 1), so order alone matches, and tags are not looked at. On each stream the messages of chunks only grow;
  * so a stream that holds a chunk of a receive not yet posted may wait for it, and no deadlock can come of that.
  *
- * NCCL is told the file by NCCL_NET_PLUGIN=/path/libnccl-net-baguanet.so; NCCL_DEBUG=INFO must then say "Using network
- * baguanet". Plugins have no door but the environment. NCCL's own variables mean here what they mean there:
+ * NCCL is told the file by NCCL_NET_PLUGIN=/path/libnccl-net-baguanet.so, and to keep it when its last communicator
+ * ends by NCCL_NET_PLUGIN_REF_COUNT=1: versions 2.28.3 to 2.29.7 forget it otherwise, and the next communicator would
+ * use NCCL's sockets. A process that sends over it says so once on stderr, whatever NCCL_DEBUG is; NCCL_DEBUG=INFO says
+ * "Using network baguanet". Plugins have no door but the environment. NCCL's own variables mean here what they mean
+ * there:
  *
  *     NCCL_SOCKET_IFNAME   the interfaces: prefixes "eth,ib", names "=eth0,eth1", or all but these "^docker", "^=eth2"
  *     NCCL_SOCKET_FAMILY   AF_INET or AF_INET6 if an interface has both
@@ -25,8 +28,9 @@
  *     BAGUANET_TIMEOUT=120      seconds after which a peer that no longer answers is given up, 0: the system's;
  *                               a peer that answers but is slow is waited for
  *
- * Written against versions 8 (NCCL 2.20 to 2.27) and 11 (from 2.28) of NCCL's network interface. Host memory only: NCCL
- * stages. After an error, here or at the peer, a connection is used up, and `test` says so of all that is unfinished.
+ * Written against versions 8 (NCCL 2.20 to 2.27) and 11 (from 2.28) of NCCL's network interface. NCCL with version 12
+ * loads version 11 as well; what is new in 12 describes rails and planes of a fabric, which a TCP device has none of.
+ * Tuners and GIN are other interfaces, which NCCL does without if a library has none. Host memory only: NCCL stages. After an error, here or at the peer, a connection is used up, and `test` says so of all that is unfinished.
  */
 
 #define _GNU_SOURCE
@@ -943,6 +947,9 @@ static result connect_to(int device, void *opaque, void **sender, void **offload
         keep_dial(d);
         return success;
     }
+    static atomic_flag said = ATOMIC_FLAG_INIT;
+    if (!atomic_flag_test_and_set(&said))  /* NCCL falls back to its own sockets in silence */
+        fprintf(stderr, "baguanet: NCCL sends over this plugin, by %s\n", devices[device].name);
     *sender = open_connection(d->fd, d->streams, true);
     free(d);
     return *sender ? success : system_error;

@@ -202,7 +202,8 @@ def test_the_command_line_measures(server, monkeypatch, capsys):
 def test_the_command_line_builds(library, capsys, tmp_path):
     assert main(["build", "--out", str(tmp_path / "new")]) == 0
     path = tmp_path / "new" / "libnccl-net-baguanet.so"
-    assert capsys.readouterr().out == f"export NCCL_NET_PLUGIN={path}\n"
+    kept = "export NCCL_NET_PLUGIN_REF_COUNT=1\n"  # in a second group, too
+    assert capsys.readouterr().out == f"export NCCL_NET_PLUGIN={path}\n{kept}"
     assert ctypes.CDLL(str(path)).ncclNetPlugin_v8 and list(path.parent.iterdir()) == [path]
 
 
