@@ -6,7 +6,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from pool import ranks
-from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 import baguakit as bk
 
@@ -91,6 +91,23 @@ def test_a_group_of_some_ranks():
         return x[0].item()
 
     assert ranks(3, run) == [1.0, 1.0, 1.0]
+
+
+def test_the_group_of_a_mesh_of_some_ranks_waits_for_no_other_rank():
+    """With a device of its own, torch would split the communicator of all ranks, which all of them must call."""
+
+    def run():
+        rank, asked = dist.get_rank(), torch.device("cuda", 0)
+        mesh = DeviceMesh("cpu", [[2], [0]], mesh_dim_names=("inter", "intra"))
+        dist.group.WORLD.bound_device_id = asked
+        try:
+            comm = bk.Comm(mesh=mesh) if rank != 1 else None
+            assert dist.group.WORLD.bound_device_id == asked
+        finally:
+            dist.group.WORLD.bound_device_id = None
+        return bk.primitives.mean_(torch.full((1,), float(rank)), comm).item() if comm else None
+
+    assert ranks(3, run) == [1.0, None, 1.0]
 
 
 def test_a_cold_group_meets_before_a_rank_without_peers_goes_on():

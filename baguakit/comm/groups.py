@@ -1,7 +1,8 @@
 """Process groups: their checks, and the creation of separate ones."""
 
+import contextlib
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import timedelta
 from typing import Any
 from weakref import WeakKeyDictionary, WeakMethod, WeakSet
@@ -269,7 +270,21 @@ def flat_group(mesh: DeviceMesh | None) -> Any:
     world = dist.group.WORLD
     if mesh is None or mesh.size() == dist.get_world_size():
         return world
-    return dist.new_group(mesh.mesh.flatten().tolist(), use_local_synchronization=True)
+    with unsplit(world):
+        return dist.new_group(mesh.mesh.flatten().tolist(), use_local_synchronization=True)
+
+
+@contextlib.contextmanager
+def unsplit(world: Any) -> Iterator[None]:
+    """Make groups in this block by their members only, also after `init_process_group(device_id=…)`.
+
+    torch would split the communicator of all ranks, which waits for those that do not make this group.
+    """
+    bound, world.bound_device_id = world.bound_device_id, None
+    try:
+        yield
+    finally:
+        world.bound_device_id = bound
 
 
 def rotated(peers: Iterable[int], rank: int) -> list[int]:
