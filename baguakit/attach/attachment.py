@@ -183,7 +183,11 @@ class Attachment(Recoverable):
 
         Each rank saves its own. The tensors are copies, which `torch.load(weights_only=True)` accepts. Waits for
         flights in the air, and saves what they bring; but those of free-running rules are left out.
+
+        Raises:
+            PeerError: a rank is at fault; on a GPU, half a sum may have reached the state.
         """
+        self._engine.check()
         return self._engine.state_dict()
 
     def load_state_dict(self, state: dict[str, Any]) -> None:

@@ -216,6 +216,14 @@ class Engine:
 
     # The state
 
+    def check(self) -> None:
+        """Raise the PeerError that the monitor has found: on a GPU, what came after it rests on half a sum.
+
+        Where ranks come and go, the host has waited for every flight, and each step that it made counts.
+        """
+        if self.comm.membership is None:
+            self.runtime.monitor.check()
+
     def state_dict(self, flights: bool = True, same_ranks: bool = True) -> dict[str, Any]:
         """See `Attachment.state_dict`, and for the arguments `save_runner`."""
         if flights:

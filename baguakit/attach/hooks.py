@@ -87,6 +87,7 @@ class Hooks:
                 "step when backward has returned"
             )
         engine = self.engine
+        engine.check()
         self.others.ours = True
         engine.backward.drop_failed()
         if not engine.steps.begun:

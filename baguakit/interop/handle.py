@@ -63,7 +63,11 @@ class Handle:
         """Return the state of the stages: tensors by parameter name, and counters, as of `bk.attach`. Local.
 
         Each rank saves its own.
+
+        Raises:
+            PeerError: a rank is at fault; on a GPU, half a sum may have reached the state.
         """
+        self._runtime.monitor.check()
         self._decisions.settle()
         rules = {str(i): runner.saved() for i, runner in enumerate(self._runners)}
         return {"version": 1, "ranks": self._channel.comm.size, "step": self._clock.step, "rules": rules}
