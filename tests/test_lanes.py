@@ -54,8 +54,8 @@ def test_a_flight_can_be_failed_while_it_is_stuck():
 class Stream:
     """Of a device; keeps a list of the streams that it waits for."""
 
-    def __init__(self, device=None):
-        self.device, self.waits = device, []
+    def __init__(self, device=None, priority=0):
+        self.device, self.priority, self.waits = device, priority, []
 
     def wait_stream(self, other):
         self.waits.append(other)
@@ -72,6 +72,13 @@ def test_a_cuda_lane_waits_for_the_streams_it_follows(monkeypatch):
     way = lane(torch.device("cuda", 0))
     way.follow([here, other, third])
     assert way.stream.waits == [other, third] and here.waits == []
+
+
+@pytest.mark.parametrize("priority", (0, -1))
+def test_every_cuda_lane_has_the_one_priority(monkeypatch, priority):
+    monkeypatch.setattr(torch.cuda, "Stream", Stream)
+    monkeypatch.setattr(cuda, "PRIORITY", priority)
+    assert lane(torch.device("cuda", 0)).stream.priority == priority
 
 
 def test_an_error_in_a_launch_is_the_flights_on_a_cuda_lane_too(monkeypatch):
