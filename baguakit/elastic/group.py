@@ -12,6 +12,7 @@ from ..arguments import checked, integer, real, text
 from ..comm import Comm
 from .meeting import Settings
 from .membership import Membership
+from .unused import warn_if_unused
 
 PORT = 29400  # as of `torchrun`
 ENDPOINT = re.compile(r"(?:\[(?P<v6>[0-9A-Fa-f:.]+(?:%\w+)?)\]|(?P<host>[\w.-]+))(?::(?P<port>[0-9]{1,5}))?")
@@ -82,10 +83,11 @@ def join(
         name: tells trainings apart that share a store.
         keep_alive: seconds between two signs of life of a rank, and in which it answers when a round ends.
         last_call: seconds for which a group that begins, if it has the least, waits for more ranks.
-        patience: seconds for which this call, and a rank whose group is too small, wait before they give up.
+        patience: seconds for which this call, and a rank whose group is too small or out of reach, wait before they
+            give up; without a step for so long, ranks that cannot reach all others are left out.
 
     Raises:
-        ValueError: an argument is impossible.
+        ValueError: an argument is impossible, or `least`, `most`, `every` or `keep_alive` differs between ranks.
         TimeoutError: no group has formed within the patience, or the store cannot be reached.
     """
     host, port = endpoint_of(endpoint)
@@ -105,6 +107,7 @@ def join(
     membership.meet()
     comm = ElasticComm(groups[-1], membership=membership)
     membership.follow = comm.follow
+    warn_if_unused(lambda: membership.used)
     leave_at_sigterm(membership.leave)
     return comm
 

@@ -6,10 +6,15 @@
     broken   why, where that was not agreed on; told: there is this, or a plan of a pause (`pausing.py`)
     alive/r  member r has heard that it is over, and will come
     gone/r   member r will not come
+    cut      why somebody was left out
     beat/r   a count that member r raises from time to time; waits/NAME, a process that has come
 
-A meeting closes when the round before is over, and each of its members has come, will not come, or has not answered for
-a moment. The first of those that have come closes it. Those that come too late come to the next one.
+A meeting closes when the round before is over, and each of its members has come, will not come, has a closed door
+(`doors.py`), or has not answered for a moment. The first of those that have come closes it. Those that come too late
+come to the next one. A newcomer comes when the doors of all members of the round before are open to it.
+
+When no step has been made for the patience, all say who does not answer at their doors, and those without whom all
+that are left reach each other are left out.
 
 Why not torch's rendezvous of `torch.distributed.elastic`: its waiting ranks look once a second, and miss a round by
 chance; signs of life of all ranks rewrite one value, and on a busy machine living ranks are taken for dead and never
@@ -19,10 +24,12 @@ again for alive; and one whose training hangs while its threads live keeps all o
 import json
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from torch.distributed.distributed_c10d import PrefixStore
+
+from .doors import GONE, SILENT, Knocks
 
 POLL = (0.02, 0.25)  # seconds between two looks into the store, at first and at most
 SILENCE = 5.0  # seconds without a beat after which a member is gone, whatever it has said
@@ -31,7 +38,7 @@ ABSENCE = 2.0  # seconds without a look into the store after which one that has 
 
 @dataclass(frozen=True)
 class Settings:
-    """The settings of a group, equal on all ranks: see `join`."""
+    """The settings of a group: see `join`."""
 
     host: str
     port: int
@@ -48,6 +55,11 @@ class Settings:
         """Return the seconds without a beat after which a member is gone."""
         return max(SILENCE, 5 * self.keep_alive)
 
+    @property
+    def agreed(self) -> str:
+        """Return those settings that must be equal on all ranks."""
+        return f"least={self.least}, most={self.most}, every={self.every}, keep_alive={self.keep_alive:g}"
+
 
 @dataclass(frozen=True)
 class Member:
@@ -57,11 +69,17 @@ class Member:
         name: host, process number and a random part.
         latest: the number of the latest round in which it had a whole state; 0: it has none.
         rank: in that round.
+        door: its address.
+        agreed: the settings that must be equal.
+        cut: the names of members that do not answer at their doors; None while it does not say.
     """
 
     name: str
     latest: int
     rank: int
+    door: str = ""
+    agreed: str = ""
+    cut: list[str] | None = None
 
 
 @dataclass(frozen=True)
@@ -113,44 +131,116 @@ class Meeting:
         settings: of the group.
         me: this process.
         number: of the round.
+        stuck: returns whether no step has been made for the patience.
     """
 
-    def __init__(self, store: Any, settings: Settings, me: Member, number: int) -> None:
-        self.store, self.settings, self.me, self.number = store, settings, me, number
+    def __init__(
+        self, store: Any, settings: Settings, me: Member, number: int, stuck: Callable[[], bool] = lambda: False
+    ) -> None:
+        self.store, self.settings, self.me, self.number, self.stuck = store, settings, me, number, stuck
         self.here = PrefixStore(str(number), store)
         self.last = PrefixStore(str(number - 1), store)
         self.before = members_of(self.last) if number > 1 else ()
-        self._counts = Counts()
+        self.cut_off = ""  # from whom, while this process cannot come
+        self._old = me.name in {member.name for member in self.before}
+        self._counts, self._knocks = Counts(), Knocks()
         self._over: float | None = None  # when the round before was seen to be over
         self._enough: float | None = None  # when the least had come
-        here: Any = self.here
-        here.append("came", json.dumps(asdict(me)) + "\n")
 
     def wait(self, look: Callable[[], None]) -> tuple[Member, ...]:
-        """Wait until the meeting is closed, and return the members of the round; `look` may end that by an error."""
+        """Wait until the meeting is closed, and return the members of the round; `look` may end that by an error.
+
+        Raises:
+            ValueError: this process has other settings than the members of the group.
+        """
         pause, most = POLL
-        while not self.here.check(["closed"]):
-            look()
-            now = time.monotonic()
-            self.here.add(f"waits/{self.me.name}", 1)
-            came = self._came()
-            if next(member for member in came if self._waits(member, now)).name == self.me.name:
-                present = [member for member in came if self._waits(member, now)]
-                if self._all_here(present, now):
-                    self._close(present)
-            time.sleep(pause)
-            pause = min(1.2 * pause, most)
+        has_come = False
+        try:
+            while not self.here.check(["closed"]):
+                look()
+                now = time.monotonic()
+                if has_come:
+                    self._look(now)
+                elif has_come := self._may_come(now):
+                    self._come()
+                time.sleep(pause)
+                pause = min(1.2 * pause, most)
+        finally:
+            self._knocks.end()
         return members_of(self.here)
+
+    def _look(self, now: float) -> None:
+        """Close the meeting if that is due, and on this process."""
+        self.here.add(f"waits/{self.me.name}", 1)
+        came = self._came()
+        first = next(member for member in came if self._waits(member, now))
+        if not self._old:
+            self._check_agreed(first)
+        if self._is_to_say_who_is_cut(came):
+            return
+        if first.name == self.me.name:
+            present = [each for each in came if each.agreed == self.me.agreed and self._waits(each, now)]
+            kept = unbroken(present, [member.name for member in self.before])
+            if self._all_here(present, kept, now) and not self._to_say(present):
+                self._close(kept, [member for member in present if member not in kept])
+
+    # This process comes
+
+    def _may_come(self, now: float) -> bool:
+        """Return whether this process was in the round before, or reaches all that were and live."""
+        if self._old or not self.before:
+            return True
+        beats = [member for r, member in enumerate(self.before) if self._beats_on(r, now)]
+        if beats:
+            self._check_agreed(beats[0])
+        states = [self._knocks.knock(member.door) if member.door else GONE for member in beats]
+        self.cut_off = ", ".join(m.name for m, state in zip(beats, states, strict=True) if state == SILENT)
+        return not self.cut_off and "" not in states
+
+    def _come(self) -> None:
+        here: Any = self.here
+        here.append("came", json.dumps(asdict(self.me)) + "\n")
+
+    def _check_agreed(self, other: Member) -> None:
+        if other.agreed and other.agreed != self.me.agreed:
+            raise ValueError(
+                f"{self.me.name} joins with {self.me.agreed}, and {other.name} has joined with {other.agreed}: "
+                "pass the same on all ranks"
+            )
+
+    def _is_to_say_who_is_cut(self, came: list[Member]) -> bool:
+        """Say who does not answer, if no step has been made for long, or another has said it; True until it is read."""
+        if not self._old or self.me.cut is not None or not (self.stuck() or any(m.cut is not None for m in came)):
+            return False
+        others = [member for member in came if member.name != self.me.name]
+        states = [self._knocks.knock(member.door) if member.door else GONE for member in others]
+        if "" not in states:
+            cut = [member.name for member, state in zip(others, states, strict=True) if state == SILENT]
+            self.me = replace(self.me, cut=cut)
+            self._come()
+        return True
+
+    # Who is there
 
     def _came(self) -> list[Member]:
         lines = self.here.get("came").decode().splitlines()
         return list({member.name: member for member in (Member(**json.loads(line)) for line in lines)}.values())
 
     def _waits(self, member: Member, now: float) -> bool:
-        return member.name == self.me.name or self._counts.rise(self.here, f"waits/{member.name}", now, ABSENCE)
+        if member.name == self.me.name:
+            return True
+        return not self._is_gone(member) and self._counts.rise(self.here, f"waits/{member.name}", now, ABSENCE)
 
-    def _all_here(self, came: list[Member], now: float) -> bool:
-        """Return whether nobody else is expected."""
+    def _is_gone(self, member: Member) -> bool:
+        return self._knocks.knock(member.door) == GONE
+
+    def _to_say(self, present: list[Member]) -> bool:
+        """Return whether somebody has still to say who does not answer."""
+        said = {member.name: member.cut is not None for member in present}
+        return any(said.values()) and not all(said.get(member.name, True) for member in self.before)
+
+    def _all_here(self, came: list[Member], kept: list[Member], now: float) -> bool:
+        """Return whether nobody else is expected, and those that are kept are enough."""
         names = {member.name for member in came}
         if self.before:
             if not self.last.check(["over"]):
@@ -163,15 +253,15 @@ class Meeting:
             sure = len(missing) == len(self.before)
             if any(self._expected(r, now, sure) for r in missing):
                 return False
-        if len(came) < self.settings.least:
+        if len(kept) < self.settings.least:
             return False
         self._enough = self._enough or now
         on = any(member.name in names for member in self.before)  # a training that goes on waits for nobody else
-        return on or len(came) >= self.settings.most or now - self._enough >= self.settings.last_call
+        return on or len(kept) >= self.settings.most or now - self._enough >= self.settings.last_call
 
     def _expected(self, r: int, now: float, sure: bool) -> bool:
         """Return whether member r of the round before may still come."""
-        if self.last.check([f"gone/{r}"]):
+        if self.last.check([f"gone/{r}"]) or (not sure and self._is_gone(self.before[r])):
             return False
         if sure or self.last.check([f"alive/{r}"]):
             return self._beats_on(r, now)
@@ -180,18 +270,44 @@ class Meeting:
     def _beats_on(self, r: int, now: float) -> bool:
         return self._counts.rise(self.last, f"beat/{r}", now, self.settings.silence)
 
-    def _close(self, came: list[Member]) -> None:
+    def _close(self, came: list[Member], out: list[Member]) -> None:
         """Write the members, those of the round before first and in their order; somebody else may be faster."""
         old = {member.name: rank for rank, member in enumerate(self.before)}
         ordered = sorted(came, key=lambda member: old.get(member.name, len(old)))
-        members = [asdict(member) for member in ordered[: self.settings.most]]
+        members = [asdict(replace(member, cut=None)) for member in ordered[: self.settings.most]]
+        if out:
+            self.here.set("cut", " and ".join(f"{each.name} is left out: {who_is_cut(each, came)}" for each in out))
         self.here.compare_set("closed", "", json.dumps(members))
         self.store.set("round", str(self.number))
+
+
+def unbroken(present: list[Member], order: list[str]) -> list[Member]:
+    """Return those of whom each reaches each: one after the other, who reaches the fewest is left out.
+
+    Of several, it is the one that comes last in `order`, the names of the round before.
+    """
+    kept = list(present)
+    while pairs := {frozenset((a.name, b.name)) for a in kept for b in kept if b.name in (a.cut or ())}:
+        broken = {each.name: sum(each.name in pair for pair in pairs) for each in kept}
+        place = {each.name: order.index(each.name) if each.name in order else len(order) for each in kept}
+        kept.remove(max(kept, key=lambda each: (broken[each.name], place[each.name])))
+    return kept
+
+
+def who_is_cut(one: Member, others: list[Member]) -> str:
+    """Say which of the others a member does not reach."""
+    names = [each.name for each in others if each.name in (one.cut or ()) or one.name in (each.cut or ())]
+    return f"it and {', '.join(names)} do not reach each other"
 
 
 def members_of(store: Any) -> tuple[Member, ...]:
     """Return the members of a round that has been closed, from its part of the store."""
     return tuple(Member(**each) for each in json.loads(store.get("closed")))
+
+
+def why_cut(store: Any) -> str:
+    """Return the sentence about those that were left out of a round that has been closed; "" if nobody was."""
+    return str(store.get("cut").decode()) if store.check(["cut"]) else ""
 
 
 def latest_round(store: Any, known: int) -> int:

@@ -2,7 +2,7 @@
 
 import contextlib
 import gc
-import logging
+import re
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -16,12 +16,12 @@ from ..attach.monitor import PeerError
 from ..comm import let_go
 from .carrying import Carrying, Kept, abandon, kept_after_loss, kept_at_pause
 from .changes import Change, Left
+from .doors import SILENT, Knocks
 from .meeting import Round, Settings
-from .rounds import Rounds
-
-log = logging.getLogger("baguakit")
+from .rounds import PROGRESS, Rounds, log
 
 FIRST_STEPS = 3.0  # seconds for the first steps of a round
+GLOO = re.compile(r"(Gloo \w+ failed|\[\S*gloo/\S+:\d+\])")  # how errors of gloo begin
 FRUITLESS = 3  # regroups without a step between them, and with nobody lost, after which the error is raised
 
 
@@ -30,6 +30,7 @@ class Membership(Rounds):
 
     def __init__(self, settings: Settings, follow: Callable[[Any], None]) -> None:
         super().__init__(settings, follow)
+        self.used = False  # by an attachment
         self.bodies = 0  # of `recoverable` that have ended
         self._engines: list[Engine] = []
         self._kept: dict[Engine, Kept] = {}  # those that are not at work
@@ -49,6 +50,7 @@ class Membership(Rounds):
 
     def start(self, engine: Engine) -> None:
         """Start an attachment in this round, or in a later one if this one breaks. Collective."""
+        self.used = True
         self._engines.append(engine)
         try:
             if self.round is None:
@@ -127,7 +129,7 @@ class Membership(Rounds):
                     x.copy_(before)
             self.regroup(error)
         else:
-            self._fruitless, self.bodies = 0, self.bodies + 1
+            self._fruitless, self._stuck, self.bodies = 0, None, self.bodies + 1
             if self.why:
                 self.regroup(PeerError(self.why))
             elif self.pausing.due(self.step()):
@@ -136,19 +138,22 @@ class Membership(Rounds):
 
     def _is_loss(self, error: RuntimeError) -> bool:
         """Return whether a rank that is lost may have caused an error: one of an attachment, or of the network."""
-        return isinstance(error, (PeerError, dist.DistError)) or bool(self.why) or "gloo" in str(error)
+        return isinstance(error, (PeerError, dist.DistError)) or bool(self.why) or bool(GLOO.match(str(error)))
 
     def regroup(self, error: BaseException | None) -> None:
         """Meet again, and go on from the last whole step; `error` is None after a pause on which all had agreed."""
         began, old = time.monotonic(), self.round
         why = str(self.pausing.plan["why"] if error is None else error)
+        self._stuck = self._stuck or (None if error is None else began)
         error = self._keep(error)
         if self.leaving:
             self.end_round(gone=True)
             raise Left
-        refused = 0
+        refused, says = 0, 0.0
         while True:
+            self.cut, tried, was_stuck = "", self._names(), self.is_stuck()
             self.meet()
+            why = self.cut or why
             try:
                 changes = [self._start(engine) for engine in self._engines]
                 self._report(changes[0], old, why, time.monotonic() - began, error)
@@ -160,7 +165,25 @@ class Membership(Rounds):
             except RuntimeError as again:  # a rank was lost while all started, or in callbacks
                 if not self._is_loss(again) or self._fruitless >= FRUITLESS:
                     raise
+                if was_stuck and not self.cut and tried == self._names():
+                    patience = self.settings.patience
+                    raise PeerError(f"no step for {patience:g} s, and nobody is lost: {again}") from again
                 self._keep(again)
+                if cut := self._cut_from():
+                    if time.monotonic() > says:
+                        says = time.monotonic() + PROGRESS
+                        log.warning("%s cannot reach %s, and all meet again: %s", self.name, cut, again)
+                    time.sleep(self.settings.keep_alive)  # so that they do not meet many times in a second
+
+    def _names(self) -> list[str]:
+        return [] if self.round is None else [member.name for member in self.round.members]
+
+    def _cut_from(self) -> str:
+        """Return the names of the members of the round that do not answer at their doors."""
+        members, knocks = [] if self.round is None else [each for each in self.round.members if each.door], Knocks()
+        states = knocks.settled([each.door for each in members])
+        knocks.end()
+        return ", ".join(each.name for each, state in zip(members, states, strict=True) if state == SILENT)
 
     def _keep(self, error: BaseException | None) -> BaseException | None:
         """Take attachments out of the round, and keep their states; return the error that has ended it, if any."""
@@ -197,7 +220,9 @@ class Membership(Rounds):
         change = Change(change.rank, change.ranks, change.before, gone, change.steps, change.step, seconds, why)
         self._fruitless = self._fruitless + 1 if error is not None and not gone else 0
         if self._fruitless >= FRUITLESS:
-            raise PeerError(f"{FRUITLESS} regroups, in which no rank was lost, have not helped: {why}") from error
+            if not self._cut_from():
+                raise PeerError(f"{FRUITLESS} regroups, in which no rank was lost, have not helped: {why}") from error
+            self._fruitless = 0  # until the patience ends
         if round.rank == 0:
             lost = f"; lost: {', '.join(gone)}" if gone else ""
             log.warning("%d ranks go on from step %d after %.1f s%s; %s", change.ranks, change.step, seconds, lost, why)

@@ -1,6 +1,7 @@
 """Rounds: this process meets the others, hears when a round ends, and lets all know when it ends here."""
 
 import contextlib
+import logging
 import os
 import socket
 import sys
@@ -8,7 +9,7 @@ import threading
 import time
 import uuid
 from collections.abc import Callable
-from concurrent.futures import Future, InvalidStateError
+from concurrent.futures import Future, InvalidStateError, wait
 from datetime import timedelta
 from itertools import islice
 from typing import Any
@@ -21,8 +22,12 @@ from ..attach.monitor import Monitor, PeerError
 from ..attach.monitor.judging import first_line
 from ..comm import abort_all, lazy_group
 from .changes import Left
-from .meeting import Counts, Meeting, Member, Round, Settings, delete_before, latest_round, tell_broken
+from .doors import GONE, Door, Knocks
+from .meeting import Counts, Meeting, Member, Round, Settings, delete_before, latest_round, tell_broken, why_cut
 from .pausing import Pause
+from .search import Search
+
+log = logging.getLogger("baguakit")
 
 ANSWER = timedelta(seconds=10)  # that the store may take to answer
 SLOWEST_MESSAGE = timedelta(minutes=10)  # a part of the state of a rank, to one that joins
@@ -50,7 +55,10 @@ class Rounds:
         self.name = f"{socket.gethostname()}:{os.getpid()}:{uuid.uuid4().hex[:6]}"
         self.round: Round | None = None
         self.why, self.leaving = "", False
+        self.door = Door()
+        self.cut = ""  # a sentence about those that were left out when this round began
         self._store: Any = None
+        self._stuck: float | None = None  # since when rounds have ended without a step
         self._number = 0  # of the latest round that this process knows
         self._latest = (0, 0)  # the number of the latest round with a whole state, and the rank in it
         self._past = False  # whether there are process groups of rounds that are over
@@ -66,52 +74,85 @@ class Rounds:
 
         Raises:
             TimeoutError: there has been none within the patience, or the store cannot be reached.
+            ValueError: this process has other settings than the others.
             Left: this process has been asked to leave meanwhile.
         """
         self.end_round()
         settings, began, lines = self.settings, time.monotonic(), 0
-        where, failed = f"{settings.host}:{settings.port}", ""
-
-        def look() -> None:
-            nonlocal lines
-            waited = time.monotonic() - began
-            if self.leaving:
+        search = Search(f"{settings.host}:{settings.port}")
+        found: Future[Round] = Future()
+        # On a thread, since the store may not answer, and a call of it has no end then.
+        threading.Thread(target=self._find, args=(found, search), name="baguakit meeting", daemon=True).start()
+        try:
+            while not (found.done() or (self.leaving and search.is_silent())):
+                waited = time.monotonic() - began
+                if waited > settings.patience:
+                    raise TimeoutError(search.failure(settings.least, settings.patience))
+                if waited > (lines + 1) * PROGRESS:
+                    lines += 1
+                    print(f"baguakit: {search.line(settings.least)}", file=sys.stderr, flush=True)
+                wait([found], timeout=LOOK)
+            if not found.done():
                 raise Left
-            if waited > settings.patience:
-                if failed:
-                    raise TimeoutError(f"the store at {where} cannot be reached: {failed}")
-                least, most = settings.least, settings.patience
-                raise TimeoutError(f"no group of at least {least} ranks has formed at {where} within {most:g} s")
-            if waited > (lines + 1) * PROGRESS:
-                lines += 1
-                print(f"baguakit: waiting for at least {settings.least} ranks at {where}", file=sys.stderr, flush=True)
-
-        while self.round is None:
-            try:
-                self._meet(look)
-                failed = ""
-            except RuntimeError as error:
-                self._store, failed = None, first_line(error)
-                look()
-                time.sleep(settings.keep_alive)
+            self.round = found.result()
+        except BaseException:
+            self.door.close()
+            raise
+        finally:
+            search.over = True
         self._begin(self.round)
 
-    def _meet(self, look: Callable[[], None]) -> None:
+    def _find(self, found: "Future[Round]", search: Search) -> None:
+        """Set the next round that this process is in, or the error that has ended the search."""
+
+        def look() -> None:
+            search.looked()
+            if self.leaving:
+                raise Left
+
+        try:
+            while not found.done():
+                try:
+                    if (round := self._meet(look, search)) is not None:
+                        found.set_result(round)
+                except RuntimeError as error:
+                    self._store, search.failed = None, first_line(error)
+                    time.sleep(self.settings.keep_alive)
+                    look()
+        except BaseException as error:
+            found.set_exception(error)
+
+    def _meet(self, look: Callable[[], None], search: Search) -> Round | None:
+        settings = self.settings
         if self._store is None:
             given: Any = dist
-            host, port = self.settings.host, self.settings.port
-            tcp = given.TCPStore(host, port, is_master=False, wait_for_workers=False, timeout=ANSWER)
-            self._store = PrefixStore(f"baguakit/elastic/{self.settings.name}", tcp)
+            try:  # torch asks again for long before it says that nobody is there
+                socket.create_connection((settings.host, settings.port), ANSWER.total_seconds()).close()
+            except OSError as error:
+                raise RuntimeError(str(error)) from error
+            tcp = given.TCPStore(settings.host, settings.port, is_master=False, wait_for_workers=False, timeout=ANSWER)
+            self._store = PrefixStore(f"baguakit/elastic/{settings.name}", tcp)
         number = latest_round(self._store, self._number) + 1
+        me = Member(self.name, *self._latest, self.door.address, settings.agreed)
+        meeting = Meeting(self._store, settings, me, number, self.is_stuck)
+        search.failed, search.meeting = "", meeting
         try:
-            members = Meeting(self._store, self.settings, Member(self.name, *self._latest), number).wait(look)
+            members = meeting.wait(look)
         except Left:
             if self._latest[0] == number - 1:
                 self._store.set(f"{number - 1}/gone/{self._latest[1]}", "")
             raise
         self._number, names = number, [member.name for member in members]
-        if self.name in names:
-            self.round = Round(number, PrefixStore(str(number), self._store), names.index(self.name), members)
+        if said := why_cut(meeting.here):
+            log.warning("%s", said)
+            self.cut, self._stuck = said, time.monotonic()
+        if self.name not in names:
+            return None
+        return Round(number, PrefixStore(str(number), self._store), names.index(self.name), members)
+
+    def is_stuck(self) -> bool:
+        """Return whether no step has been made for the patience."""
+        return self._stuck is not None and time.monotonic() - self._stuck > self.settings.patience
 
     def _begin(self, round: Round) -> None:
         self.why, self._monitors, self._over = "", [], threading.Event()
@@ -135,6 +176,8 @@ class Rounds:
                 round.store.set(f"gone/{round.rank}" if gone else "over", self.why)
             abort_all([self._group])
             self._past = True
+        if gone:
+            self.door.close()
 
     def leave(self) -> None:
         """See `Attachment.leave`."""
@@ -208,7 +251,7 @@ class Rounds:
         be there yet, and gloo's waits for them end with their timeout only.
         """
         store, settings, all_rounds = round.store, self.settings, self._store
-        after, counts = (round.rank + 1) % round.size, Counts()
+        after, counts, knocks = round.members[(round.rank + 1) % round.size], Counts(), Knocks()
         beaten, ends = 0.0, float("inf")
 
         def breaks(why: str) -> None:  # on a thread, since an abort takes seconds, and this one beats meanwhile
@@ -232,14 +275,19 @@ class Rounds:
                         ends = max(now + settings.keep_alive, self._touched + patience)
                     else:
                         pausing.heard()
+                if round.size > 1 and not self.why and knocks.knock(after.door) == GONE:
+                    breaks(f"{after.name} is gone: its process has ended")
                 if now - beaten < settings.keep_alive:
                     continue
                 beaten = now
+                self.door.let_in()
                 store.add(f"beat/{round.rank}", 1)
-                if not counts.rise(store, f"beat/{after}", now, settings.silence):
-                    breaks(f"{round.members[after].name} is gone: no sign of it for {settings.silence:g} s")
+                if not counts.rise(store, f"beat/{(round.rank + 1) % round.size}", now, settings.silence):
+                    breaks(f"{after.name} is gone: no sign of it for {settings.silence:g} s")
                 if round.rank == 0 and round.size < settings.most and all_rounds.check([f"{round.number + 1}/came"]):
                     pausing.ask(settings.every, "ranks have joined")
         except RuntimeError as error:
             if not over.is_set():
                 self.broken(round, f"{self.name} cannot reach the store: {first_line(error)}")
+        finally:
+            knocks.end()

@@ -19,6 +19,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from cutting import cut_from
 from everything import made
 from torch import nn
 
@@ -138,6 +139,8 @@ def train(end: Any, store: str, name: str, algorithm: str, options: dict[str, An
             while (order := end.recv())[0] != "end":
                 if order[0] == "die":
                     die_at(order[1], model, optimizer)
+                elif order[0] == "cut":
+                    cut_from(order[1], comm.membership)
                 elif order[0] == "leave":
                     att.leave()
                 elif order[0] == "hang":

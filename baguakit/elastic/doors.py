@@ -1,0 +1,179 @@
+"""Doors: each process listens where gloo does, and others knock to learn whether it lives and can be reached.
+
+    OPEN     connected
+    GONE     refused by its host, or closed: the process has ended
+    SILENT   no answer for `ANSWERS` seconds, or no way there: the link is broken, or the host is off
+    ""       not known yet, or the process has no door
+
+The kernel answers, so that a process that computes, or is stopped, has an open door. Nothing is sent through it, and
+the store is not asked.
+"""
+
+import fcntl
+import os
+import socket
+import struct
+import threading
+import time
+import weakref
+from contextlib import suppress
+
+OPEN, GONE, SILENT = "open", "gone", "silent"
+ANSWERS = 3.0  # seconds in which a host answers; the kernel asks again after 1 s
+SIOCGIFADDR = 0x8915  # of Linux: the IPv4 address of an interface
+
+_doors: "weakref.WeakSet[Door]" = weakref.WeakSet()
+
+
+class Door:
+    """The door of this process. Processes that are forked from it do not keep it open."""
+
+    def __init__(self) -> None:
+        self.address = ""
+        self._lock = threading.Lock()
+        self._sockets: list[socket.socket] = []  # that listens, and those of others
+        with suppress(OSError):  # an interface without an IPv4 address: others wait for signs of life
+            host = own_address()
+            listener = socket.create_server((host, 0), family=family_of(host), backlog=1024)
+            listener.setblocking(False)
+            self.address = f"{host}:{listener.getsockname()[1]}"
+            self._sockets.append(listener)
+        _doors.add(self)
+
+    def let_in(self) -> None:
+        """Take those that have knocked, and drop those that have gone."""
+        with self._lock:
+            for each in self._sockets[1:]:
+                if state_of(each) == GONE:
+                    self._sockets.remove(each)
+                    each.close()
+            with suppress(BlockingIOError):
+                while self._sockets:
+                    guest, _ = self._sockets[0].accept()
+                    guest.setblocking(False)
+                    self._sockets.append(guest)
+
+    def close(self) -> None:
+        """Close it, which tells all that have knocked."""
+        for each in self._sockets:
+            each.close()
+        self._sockets = []
+
+
+def _close_in_child() -> None:
+    for door in list(_doors):
+        door.close()
+
+
+os.register_at_fork(after_in_child=_close_in_child)
+
+
+class Knocks:
+    """The connections of this process to the doors of others. Not thread-safe."""
+
+    def __init__(self) -> None:
+        self._made: dict[str, tuple[socket.socket | None, float]] = {}  # and since when, by address
+        self._gone: set[str] = set()  # a socket tells once
+
+    def knock(self, address: str) -> str:
+        """Return the state of a door. Never waits."""
+        if not address or address in self._gone:
+            return GONE if address else ""
+        now = time.monotonic()
+        if address not in self._made:
+            try:
+                self._made[address] = (connecting(address), now)
+            except ConnectionRefusedError:
+                self._gone.add(address)
+                return GONE
+        made, since = self._made[address]
+        found = SILENT if made is None else state_of(made)
+        if found == GONE:
+            self._gone.add(address)
+        if found == GONE or (found == SILENT and now - since > 1):  # there was no way; perhaps there is one now
+            self.forget(address)
+        return SILENT if not found and now - since > ANSWERS else found
+
+    def settled(self, addresses: list[str]) -> list[str]:
+        """Return the state of each door; it waits until all are known."""
+        until = time.monotonic() + ANSWERS
+        while "" in (found := [self.knock(each) for each in addresses]) and time.monotonic() < until:
+            time.sleep(0.02)
+        return found
+
+    def forget(self, address: str) -> None:
+        """Knock anew next time."""
+        made, _ = self._made.pop(address)
+        if made is not None:
+            made.close()
+
+    def end(self) -> None:
+        """Close all connections."""
+        for address in list(self._made):
+            self.forget(address)
+
+
+def connecting(address: str) -> socket.socket | None:
+    """Return a socket on its way to an address; None if there is no way.
+
+    Raises:
+        ConnectionRefusedError: it is one of this host, and nobody listens there.
+    """
+    host, _, port = address.rpartition(":")
+    made = socket.socket(family_of(host), socket.SOCK_STREAM)
+    made.setblocking(False)
+    try:
+        made.connect((host, int(port)))
+    except BlockingIOError:
+        return made
+    except ConnectionRefusedError:
+        made.close()
+        raise
+    except OSError:
+        made.close()
+        return None
+    return made
+
+
+def state_of(made: socket.socket) -> str:
+    """Return the state of the door to which a socket is connected, or on its way."""
+    try:
+        return OPEN if made.recv(1) else GONE
+    except BlockingIOError:
+        return OPEN if connected(made) else ""
+    except (ConnectionRefusedError, ConnectionResetError):
+        return GONE
+    except OSError:
+        return SILENT
+
+
+def connected(made: socket.socket) -> bool:
+    """Return whether a socket has reached its end."""
+    try:
+        made.getpeername()
+    except OSError:
+        return False
+    return True
+
+
+def own_address() -> str:
+    """Return the address at which gloo lets others connect: that of its interface, or of the name of this host.
+
+    Raises:
+        OSError: the interface has no IPv4 address.
+    """
+    for name in filter(None, os.environ.get("GLOO_SOCKET_IFNAME", "").split(",")):
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asked:
+            found = fcntl.ioctl(asked.fileno(), SIOCGIFADDR, struct.pack("256s", name.encode()[:15]))
+        return socket.inet_ntoa(found[20:24])
+    with suppress(OSError):  # the name of this host is not known
+        for _, kind, _, _, place in socket.getaddrinfo(socket.gethostname(), None, type=socket.SOCK_STREAM):
+            with suppress(OSError), socket.socket(family_of(str(place[0])), kind) as tried:
+                tried.bind(place)
+                return str(place[0])
+    return "127.0.0.1"
+
+
+def family_of(host: str) -> socket.AddressFamily:
+    """Return the family of an address."""
+    return socket.AF_INET6 if ":" in host else socket.AF_INET
