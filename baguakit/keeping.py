@@ -63,6 +63,14 @@ def keep_(state: Tensor, new: Tensor, where: Tensor) -> Tensor:
     return torch.where(where, new, state, out=state)
 
 
+def room_for(state: Tensor, new: Callable[[Tensor], Tensor]) -> Tensor:
+    """Return memory for the value that `keep_` will set `state` to: made by `new`, or what a `Joint` would copy it to.
+
+    Its values are undefined, and it may be used until the flight ends.
+    """
+    return new(state) if _deciding.joint is None else _deciding.joint.copy_of(state)
+
+
 def wide_copy(x: Tensor) -> Tensor:
     """Return a copy of `x` in fp32 at least, in which small changes of it are not lost."""
     return x.to(torch.promote_types(x.dtype, torch.float32), copy=True)
@@ -108,7 +116,7 @@ class Joint:
             guarded: whether it changes that by `keep_` only.
             result: what the flight brings, asked for when the body has ended.
         """
-        before = [] if guarded else [(tensor, self._copy_of(tensor)) for tensor in tensors_of(state)]
+        before = [] if guarded else [(tensor, self.copy_of(tensor)) for tensor in tensors_of(state)]
         for tensor, copy in before:
             copy.copy_(tensor)
         flags, outer = len(self._flags), _deciding.joint
@@ -123,8 +131,8 @@ class Joint:
 
     def hold(self, state: Tensor, new: Tensor, where: Tensor) -> None:
         """Hold the new value of a tensor, and whether the flight that brought it would keep it."""
-        copy = self._copy_of(state)
-        self._new.append((state, copy.copy_(new), state))
+        copy = self.copy_of(state)
+        self._new.append((state, copy if new is copy else copy.copy_(new), state))
         self._flags.append(where)
 
     def note(self, ok: Tensor) -> None:
@@ -157,7 +165,8 @@ class Joint:
                 state.copy_(old)
         self._new, self._flags = [], []
 
-    def _copy_of(self, state: Tensor) -> Tensor:
+    def copy_of(self, state: Tensor) -> Tensor:
+        """Return the memory for the other value of a tensor."""
         if id(state) not in self._copies:
             self._copies[id(state)] = (state, torch.empty_like(state))
         return self._copies[id(state)][1]

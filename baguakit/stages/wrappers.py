@@ -11,7 +11,7 @@ from ..arguments import check_fields, real
 from ..buckets import Bucket
 from ..comm import INTER, INTRA, Comm
 from ..costs import Cost, Load, Place, all_gather, exchange
-from ..keeping import finite, keep_
+from ..keeping import finite, keep_, room_for
 from ..lanes import temporaries
 from .base import Carry, Stage, State, cost
 
@@ -141,7 +141,7 @@ class ErrorFeedback(Around):
         e = state["residual"]
         with temporaries() as new:
             fed = x.add_(e, alpha=self.decay) if x.dtype == e.dtype else torch.add(x, e, alpha=self.decay)
-            lost = new(e)
+            lost = room_for(e, new)
             y = self.inner(fed, state["inner"], comm, residual=lost)  # type: ignore[call-arg]
             keep_(e, lost, where=finite(y))
             return x.copy_(y)  # nothing, where that is x

@@ -13,6 +13,7 @@ import baguakit as bk
 from baguakit.attach.runners.gradients import GradientRunner
 from baguakit.attach.runtime.channels import Channel
 from baguakit.attach.training.decisions import Decisions
+from baguakit.keeping import Joint
 from baguakit.rules import rules_of
 
 NO_KERNEL = {  # views, and memory without values
@@ -20,6 +21,10 @@ NO_KERNEL = {  # views, and memory without values
     "empty_like", "new_empty", "_unsafe_view", "expand", "t", "transpose", "permute", "reshape", "unsqueeze", "squeeze",
 }  # fmt: skip
 COLLECTIVES = ["all_reduce", "reduce_scatter", "all_gather", "all_reduce_later", "all_gather_later", "all_to_all_later"]
+TOGETHER = {  # where the flights of several buckets decide together: the decision, which comes once, included
+    "bytegrad(error_feedback=True)": (12, 3),
+    "power_sgd()": (24, 3),
+}
 MOST = {  # kernels and collectives
     "gradient_allreduce()": (2, 2),
     "bytegrad()": (4, 3),
@@ -66,15 +71,18 @@ for _name in COLLECTIVES:
     setattr(Counted, _name, _counted)
 
 
-def of_third_step(algorithm, shapes=((600, 700), (71000,))):
-    """The kernels and the collectives of a bucket in the third backward, when all memory has been made."""
+def of_third_step(algorithm, joint=None, shapes=((600, 700), (71000,))):
+    """The kernels and the collectives of a bucket in the third backward, when all memory has been made.
+
+    With a `Joint` it decides as if there were other buckets.
+    """
     with Blind(copies=False), torch.no_grad(), Kernels() as kernels:
         params = [nn.Parameter(torch.empty(shape, device="cuda")) for shape in shapes]
         (rule,) = rules_of(made(algorithm))
         buckets = [bk.Bucket(params, rule.stage.multiple_of(Counted()))]
         runner = GradientRunner(0, rule, buckets, Channel(0, Inline(), Counted(), Silent()))
         runner.make_states()
-        decisions = Decisions()
+        decisions = Decisions(joint)
         for step in range(3):
             for p in params:
                 p.grad = torch.empty_like(p)
@@ -93,3 +101,9 @@ def of_third_step(algorithm, shapes=((600, 700), (71000,))):
 def test_a_bucket_costs_no_more_launches_than_this(algorithm):
     kernels, collectives = of_third_step(algorithm)
     assert (kernels.total(), collectives.total()) == MOST[algorithm], (kernels, collectives)
+
+
+@pytest.mark.parametrize("algorithm", TOGETHER)
+def test_a_bucket_that_decides_with_others_costs_no_more_than_this(algorithm):
+    kernels, collectives = of_third_step(algorithm, Joint())
+    assert (kernels.total(), collectives.total()) == TOGETHER[algorithm], (kernels, collectives)
