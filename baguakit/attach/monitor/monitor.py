@@ -18,6 +18,7 @@ import torch
 
 from .collective import Air, Airborne, Collective
 from .errors import PeerError, again, from_network
+from .fault import Fault
 from .judging import first_line, store_gone
 from .records import GAVE_UP, History, LaunchCount
 from .watching import Watch
@@ -60,7 +61,7 @@ class Monitor:
         self.failed: Callable[[str], None] = lambda sentence: None  # told when this gives up
         self.leaving: tuple[str, str] = ("", "")  # how and why this rank has left
         self.working_on = ""  # work that may take long
-        self.history, self.air = History(), Air()
+        self.history, self.air, self.fault = History(), Air(), Fault()
         self.watch = Watch(self)
         self._lock, self._ended = threading.Lock(), threading.Event()
 
@@ -219,6 +220,7 @@ class Monitor:
         for collective in self.air.all():
             collective.end(self.error)
         self._ended.set()
+        self.fault.set()
         if self.device.type == "cuda":  # the host may be blocked in CUDA, where no hook comes to raise it
             print(f"baguakit: {self.error}", file=sys.stderr, flush=True)
         self.abort()

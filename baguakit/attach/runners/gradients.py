@@ -98,6 +98,7 @@ class GradientRunner(RuleRunner):
     def __post_init__(self) -> None:
         super().__post_init__()
         self.flags = self._all()
+        self._heads: dict[int, list[Tensor]] = {}  # the first value of each gradient, by bucket
         self.ones = torch.ones(-(-len(self.flags.mine) // 8) * 8, dtype=torch.uint8, device=self.buckets[0].flat.device)
         self.ring = deque(
             Pass([Bucket.of(torch.zeros_like(bucket.flat), bucket.params) for bucket in self.buckets], {}, self._all())
@@ -178,6 +179,25 @@ class GradientRunner(RuleRunner):
         """Go from the buckets of this backward to those that land, which the next one launches."""
         self.ring.append(Pass(self.buckets, self.air, self.flags))
         self.buckets, self.air, self.flags = self.ring.popleft()
+
+    def show_fault(self) -> None:
+        """Let the first value of each gradient on a GPU be NaN if the monitor has given up before it landed.
+
+        Where ranks come and go, the host has waited for the flights, and the step counts.
+        """
+        monitor = self.channel.monitor
+        if not self.buckets[0].flat.is_cuda or self.channel.comm.size == 1 or monitor.hasty:
+            return
+        for dtype in dict.fromkeys(bucket.flat.dtype for bucket in self.buckets):
+            alike = [bucket for bucket in self.buckets if bucket.flat.dtype == dtype]
+            if heads := [head for bucket in alike for head in self._heads_of(bucket)]:
+                monitor.fault.multiply_(heads)
+
+    def _heads_of(self, bucket: Bucket) -> list[Tensor]:
+        if id(bucket) not in self._heads:  # the runner keeps its buckets
+            places = [view.storage_offset() - bucket.flat.storage_offset() for view in bucket.views if view.numel()]
+            self._heads[id(bucket)] = [bucket.flat[at : at + 1] for at in places]
+        return self._heads[id(bucket)]
 
     def land(self, scale: Tensor | None) -> None:
         """Make the gradients that some rank has views of the buckets; delayed ones times the `scale` of the loss."""

@@ -184,6 +184,7 @@ class Backward:
             self.drop_gradients()
         else:
             for runner in self.acting:
+                runner.show_fault()
                 runner.land(self.scale())
                 self.missed |= set(runner.params()) - self.touched
             self.passes += 1
