@@ -84,7 +84,9 @@ def test_a_late_rank_has_the_judge_name_who_has_not_come(monkeypatch):
     crowd.wait(2, launched=601.0)
     crowd.turn()
     crowd.turn()
-    said = "rank 3 is late: it has not launched a flight within 600 s; its latest launch known is nothing"
+    said = (
+        "rank 3 is late: it has not launched a flight within the timeout of 600 s; its latest launch known is nothing"
+    )
     assert crowd.errors() == [said] * 3 + [""]  # rank 3 waits for nothing: it reads that when it comes
 
 

@@ -112,7 +112,8 @@ def test_a_rank_asleep(own_pools):
     said = own_pools(3).run(run)
     for sentence, seconds in said[:2]:
         assert sentence.startswith(
-            "PeerError: rank 2 is late: it has not launched during_backward(Mean()), bucket 0, round 3 within 3 s; "
+            "PeerError: rank 2 is late: it has not launched during_backward(Mean()), bucket 0, round 3 "
+            "within the timeout of 3 s; "
             "its latest launch known is during_backward(Mean()), bucket 0, round 2"
         )
         assert TIMEOUT - 0.5 < seconds < TIMEOUT + 2

@@ -212,7 +212,7 @@ def test_a_message_on_a_gpu_that_never_comes_ends_at_the_timeout():
     monitor.air.watch(message)
     monitor.watch.turn()
     monitor.watch.turn()
-    assert str(monitor.error) == f"{message.label} has not arrived within 6 s"
+    assert str(monitor.error) == f"{message.label} has not arrived within the timeout of 6 s"
 
 
 def test_work_on_a_gpu_is_not_asked_for_without_need():

@@ -100,9 +100,8 @@ def test_a_late_rank_is_named():
 
     with Pool(3) as pool:
         first, second, third = pool.run(run)
-    expected = (
-        "PeerError: rank 2 is late: it has not come to init_process_group('bagua') within 10 s; its process is dead"
-    )
+    expected = "PeerError: rank 2 is late: it has not come to init_process_group('bagua') within the timeout of 10 s; "
+    expected += "its process is dead"
     assert first.startswith(expected) and second.startswith(expected) and third.startswith("PeerError: rank 2 is late")
 
 
@@ -117,7 +116,7 @@ def test_a_rank_that_does_not_come_to_a_collective_is_named():
     with Pool(3) as pool:
         for sentence in pool.run(run):
             assert sentence.startswith(
-                "PeerError: rank 2 is late: it has not launched all_reduce of 500 values within 10 s"
+                "PeerError: rank 2 is late: it has not launched all_reduce of 500 values within the timeout of 10 s"
             )
 
 

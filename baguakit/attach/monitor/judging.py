@@ -25,7 +25,8 @@ def store_silent(rank: int, silent: float, what: str, timeout: float) -> str:
     """Return the sentence about a store that does not answer."""
     return (
         f"rank {rank} has had no answer from the store, which rank 0 or torchrun holds, for {silent:.1f} s, and "
-        f"{what} has not arrived within {timeout:g} s: the link between the two hosts is down, or that host stands "
+        f"{what} has not arrived within the timeout of {timeout:g} s: "
+        "the link between the two hosts is down, or that host stands "
         "still"
     )
 
@@ -119,7 +120,8 @@ class Judge:
     def _late(self, waiting: Waiting, here: dict[int, Record], absent: set[int]) -> str:
         if absent:
             return (
-                f"rank {min(absent)} is late: it has not come to {waiting.what} within {self.timeout:g} s; "
+                f"rank {min(absent)} is late: it has not come to {waiting.what} "
+                f"within the timeout of {self.timeout:g} s; "
                 "its process is dead, or does something else"
             )
         if any(record.busy for record in here.values()):
@@ -128,12 +130,15 @@ class Judge:
         r = min(latest, key=lambda r: latest[r].count)
         if latest[r].count < waiting.count:
             return (
-                f"rank {r} is late: it has not launched {waiting.what} within {self.timeout:g} s; "
+                f"rank {r} is late: it has not launched {waiting.what} "
+                f"within the timeout of {self.timeout:g} s; "
                 f"its latest launch known is {latest[r].what}"
             )
         if not waiting.count:  # a message, which two ranks launch
-            return f"{waiting.what} has not arrived within {self.timeout:g} s"
-        return f"all ranks have launched {waiting.what}, and it has not arrived within {self.timeout:g} s"
+            return f"{waiting.what} has not arrived within the timeout of {self.timeout:g} s"
+        return (
+            f"all ranks have launched {waiting.what}, and it has not arrived within the timeout of {self.timeout:g} s"
+        )
 
 
 def _awaited(here: dict[int, Record]) -> list[tuple[int, Waiting]]:
