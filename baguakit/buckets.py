@@ -9,9 +9,9 @@ ms), and 0.04 ms if `zero_grad(set_to_none=False)` keeps the views.
 A complex number is two real ones: the flat tensor of complex parameters is real, and its views are complex.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import pairwise
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor
@@ -254,16 +254,17 @@ def dense(grad: Tensor) -> Tensor:
     return grad.detach()
 
 
-def split(params: Sequence[Tensor], bucket_bytes: int) -> list[list[Tensor]]:
+def split(params: Sequence[Tensor], bucket_bytes: int, apart: Mapping[Tensor, int] = {}) -> list[list[Tensor]]:
     """Return the parameters in groups of about `bucket_bytes`, in the order of backward.
 
-    Each group has one dtype and device. A parameter larger than `bucket_bytes` has its own group.
+    Each group has one dtype and device, and one number in `apart`; with it, groups are in the order of their last
+    parameters. A parameter larger than `bucket_bytes` has its own group.
     """
     groups: list[list[Tensor]] = []
-    kinds: dict[tuple[torch.dtype, torch.device], int] = {}
+    kinds: dict[Any, int] = {}
     free: dict[int, int] = {}
     for p in reversed(params):
-        kind = (p.dtype, p.device)
+        kind = (p.dtype, p.device, apart.get(p))
         at = kinds.get(kind)
         if at is None or (groups[at] and free[at] < p.nbytes):
             at = kinds[kind] = len(groups)
@@ -271,4 +272,7 @@ def split(params: Sequence[Tensor], bucket_bytes: int) -> list[list[Tensor]]:
             free[at] = bucket_bytes
         groups[at].append(p)
         free[at] -= p.nbytes
+    if apart:  # of several kinds, the first may be complete last, and the others would wait for it
+        place = {p: i for i, p in enumerate(params)}
+        groups.sort(key=lambda group: -place[group[-1]])
     return groups

@@ -104,45 +104,60 @@ class Joint:
         self._copies: dict[
             int, tuple[Tensor, Tensor]
         ] = {}  # by id: a tensor of a state, and memory for the other value
-        self._new: list[tuple[Tensor, Tensor, Tensor]] = []  # state, the value to keep, and the one to go back to
+        self._new: list[
+            tuple[Tensor, Tensor, Tensor, Any]
+        ] = []  # state, the value to keep, the one to go back to, and whose
+        self._whose: Any = None
         self._flags: list[Tensor] = []
 
     @contextlib.contextmanager
-    def flight(self, state: Mapping[str, Any], guarded: bool, result: Callable[[], Tensor]) -> Iterator[None]:
+    def flight(
+        self, state: Mapping[str, Any], guarded: bool, result: Callable[[], Tensor], whose: Any = None
+    ) -> Iterator[None]:
         """Hold what the flight in the body keeps; without `keep_`, its state is copied first and may be restored.
 
         Args:
             state: what the stage remembers.
             guarded: whether it changes that by `keep_` only.
             result: what the flight brings, asked for when the body has ended.
+            whose: what `settle` is to tell of this state to its `where`.
         """
         before = [] if guarded else [(tensor, self.copy_of(tensor)) for tensor in tensors_of(state)]
         for tensor, copy in before:
             copy.copy_(tensor)
-        flags, outer = len(self._flags), _deciding.joint
+        flags, outer, self._whose = len(self._flags), _deciding.joint, whose
         _deciding.joint = self if guarded else None
         try:
             yield
         finally:
             _deciding.joint = outer
-        self._new += [(tensor, tensor, copy) for tensor, copy in before]
+        self._new += [(tensor, tensor, copy, whose) for tensor, copy in before]
         if len(self._flags) == flags:
             self._flags.append(finite(result()))
 
     def hold(self, state: Tensor, new: Tensor, where: Tensor) -> None:
         """Hold the new value of a tensor, and whether the flight that brought it would keep it."""
         copy = self.copy_of(state)
-        self._new.append((state, copy if new is copy else copy.copy_(new), state))
+        self._new.append((state, copy if new is copy else copy.copy_(new), state, self._whose))
         self._flags.append(where)
 
     def note(self, ok: Tensor) -> None:
         """Keep nothing unless this bool is true as well."""
         self._flags.append(ok)
 
-    def settle(self, agreed: Callable[[Tensor], Tensor] | None = None) -> None:
-        """Keep everything if all flags are true, else nothing; `agreed` asks the other ranks where they may differ."""
+    def settle(
+        self,
+        agreed: Callable[[Tensor], Tensor] | None = None,
+        where: Callable[[Any, Tensor], Tensor | None] = lambda whose, state: None,
+    ) -> None:
+        """Keep everything if all flags are true, else nothing.
+
+        Args:
+            agreed: asks the other ranks where they may differ.
+            where: returns the values of a state that may be kept, as bools; None for all.
+        """
         new, flags = self._new, self._flags
-        self._copies = {id(state): self._copies[id(state)] for state, _, _ in new}
+        self._copies = {id(state): self._copies[id(state)] for state, _, _, _ in new}
         if not new:  # on all ranks: their states are alike
             flags.clear()
             return
@@ -151,7 +166,9 @@ class Joint:
         if agreed is not None:
             ok = agreed(ok)  # until then all is held, so that it can be decided without ranks that are lost
         self._new, self._flags = [], []
-        for state, kept, old in new:
+        for state, kept, old, whose in new:
+            if (changed := where(whose, state)) is not None:
+                torch.where(changed, kept, old, out=kept)
             if ok.is_cpu:
                 if (chosen := kept if ok else old) is not state:
                     _swap(state, chosen)
@@ -160,7 +177,7 @@ class Joint:
 
     def forget(self) -> None:
         """Drop what is held: the flights belong to a backward that has failed. Their states are as before it."""
-        for state, _, old in self._new:
+        for state, _, old, _ in self._new:
             if old is not state:
                 state.copy_(old)
         self._new, self._flags = [], []

@@ -113,7 +113,8 @@ class Hooks:
         engine.log.end(part_of(optimizer))
         if not steps.begun and not dropped:  # it was given a closure, and did not call it
             steps.before()
-        if steps.is_last(optimizer):
+        engine.backward.divided = not (last := steps.is_last(optimizer))
+        if last:
             engine.backward.dropped = False
             if not dropped:
                 steps.end()

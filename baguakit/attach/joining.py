@@ -231,6 +231,7 @@ class Joining:
 def shadow(backward: Backward) -> None:
     """Launch zeros for a backward of other ranks, and land nothing."""
     backward.prepare()
+    backward.hold_states()
     for runner, i in backward.order:
         runner.launch_filled(i, backward.clock.step, backward.decisions.joint, failed=False)
     backward.decisions.settle()

@@ -27,20 +27,21 @@ class Schedule(NamedTuple):
     events: list[Event]
 
 
-def schedule(seed: int, any_pass: bool) -> Schedule:
+def schedule(seed: int, any_pass: bool = False, grows: bool = True) -> Schedule:
     """Draw a schedule.
 
     Args:
         any_pass: with backward passes that add to averaged gradients, which only exact averages allow.
+        grows: with parameters that are added, removed, or not trainable at first.
     """
     draw = Random(seed)
     nets = draw.choice(["ab", "abc"])
     blocks = dict.fromkeys(nets, 2)
-    frozen = [(net, 1, name) for net in nets for name in ("weight", "bias") if draw.random() < 0.2]
+    frozen = [(net, 1, name) for net in nets for name in ("weight", "bias") if grows and draw.random() < 0.2]
     new = {*frozen}
     events: list[Event] = []
     for _ in range(draw.randint(3, 4)):
-        for event in _structure(draw, nets, blocks):
+        for event in _structure(draw, nets, blocks) if grows else ():
             events.append(event)
             new |= {(event[1], 1, name) for name in ("weight", "bias")}
         for net in draw.sample(nets, len(nets)):
@@ -73,7 +74,7 @@ def _turn(
         name, rank = draw.choice(["weight", "bias"]), draw.choice([None, None, 0, 1])
         alike = block > 1 or blocks[which] < 2 or (which, 1, name) in new  # ranks must agree on what is new
         yield "trainable", which, block, name, draw.random() < 0.5, None if alike else rank
-    yield "zero", nets if not any_pass or draw.random() < 0.5 else net, draw.random() < 0.7
+    yield "zero", nets if not any_pass or draw.random() < 0.5 else net, not any_pass or draw.random() < 0.7
     passes = draw.choice([1, 1, 2, 3])
     for i in range(passes):
         path = draw.choice([net, net, net + others[0], others[-1] + net, nets])

@@ -152,7 +152,7 @@ class GradientRunner(RuleRunner):
             if joint is None:
                 call_unscaled(stage, flat, state, comm, scale)
             else:
-                with joint.flight(state, self.guards, lambda: flat):
+                with joint.flight(state, self.guards, lambda: flat, whose=(self, i)):
                     call_unscaled(stage, flat, state, comm, scale)
             if later is not None:
                 later.wait()
@@ -212,6 +212,23 @@ class GradientRunner(RuleRunner):
                 bucket.flat.mul_(scale)
             bucket.store("grad", only=None if all(here) else here)
         self.flown, self.versions = True, [bucket.flat._version for bucket in self.buckets]
+
+    def used(self, flags: Flags, i: int, state: Tensor) -> Tensor | None:
+        """Return which values of a state of bucket `i` belong to gradients that some rank has: bools, or None for all.
+
+        A state that has no value for each of the bucket belongs to all of its parameters.
+        """
+        if flags.mine.count(1) == len(flags.mine):
+            return None
+        bucket, start = self.buckets[i], sum(len(bucket.params) for bucket in self.buckets[:i])
+        of_all = torch.tensor(flags.mine, dtype=torch.uint8) if flags.used is None else flags.used
+        here = of_all[start : start + len(bucket.params)] > 0
+        if state.shape != bucket.flat.shape:
+            return here.any().to(state.device)
+        sizes = uploaded(torch.tensor([view.numel() for view in bucket.views]), here.device)
+        padding = here.new_ones(bucket.padding.numel())
+        values = here.repeat_interleave(sizes, output_size=len(bucket.flat) - len(padding))
+        return torch.cat([values, padding]).to(state.device)
 
     def flights(self) -> list[BucketFlight]:
         return [*(flight for each in self.ring for flight in each.air.values()), *super().flights()]

@@ -63,10 +63,14 @@ def make_setup(
     for rule in rules:
         rule.stage.check(comm)
     check_scaler(scaler, rules)
+    steppers = {p: i for i, each in enumerate(optimizers) for group in each.param_groups for p in group["params"]}
     orders = [
         in_order(p, names, order) if rule.what == "grad" else p for rule, p in zip(rules, params_of_rules, strict=True)
     ]
-    buckets_of_rules = tuple(tuple(map(tuple, split(params, bucket_bytes))) for params in orders)
+    buckets_of_rules = tuple(
+        tuple(map(tuple, split(params, bucket_bytes, steppers if apart(rule, optimizers) else {})))
+        for rule, params in zip(rules, orders, strict=True)
+    )
     lines = [
         f"bucket_bytes={bucket_bytes}",
         f"optimizers={len(optimizers)}",
@@ -82,6 +86,11 @@ def make_setup(
             lines += [f"  bucket {i}: {names[p]} {tuple(p.shape)} {p.dtype}" for p in bucket]
     common = rules, names, device, as_time(timeout), scaler, tuple(lines)
     return AttachSetup(*common, model, optimizers, buckets_of_rules, bucket_bytes, tuple(order), bool(broadcast))
+
+
+def apart(rule: Rule, optimizers: Sequence[Optimizer]) -> bool:
+    """Return True if optimizers have buckets of their own: what is remembered of one does not depend on the others."""
+    return len(optimizers) > 1 and rule.what == "grad" and rule.stage.remembers()
 
 
 def optimizers_of(optimizer: Any) -> tuple[Optimizer, ...]:

@@ -59,17 +59,17 @@ class Backward:
         self.places: dict[Tensor, list[int]] = {}
         self.decisions = Decisions()
         self.dropped = False  # the latest backward failed on some rank: no rank steps with it
+        self.divided = False  # some of the optimizers have stepped in this step, and others have not
         self.passes = 0  # backward passes landed since the last step
         self.reached: set[Tensor] = set()  # has a gradient of this backward
         self.touched: set[Tensor] = set()  # has a gradient since the last landing, under no_sync as well
-        self.missed: set[Tensor] = set()  # had none at a landing since the last optimizer step
         self.leaves = LeafStreams()
         self.arrived: dict[Tensor, None] | None = None  # has a gradient of this step, in the order of their arrival
 
     def follow(self, other: "Backward") -> None:
         """Go on in the step of `other`, whose runners these replace."""
-        self.dropped, self.passes, self.leaves = other.dropped, other.passes, other.leaves
-        self.touched, self.missed, self.arrived = other.touched, other.missed, other.arrived
+        self.dropped, self.passes, self.divided = other.dropped, other.passes, other.divided
+        self.leaves, self.touched, self.arrived = other.leaves, other.touched, other.arrived
         for runner, before in zip(self.runners, other.runners, strict=True):
             runner.flown, runner.factor = before.flown, before.factor
 
@@ -125,22 +125,27 @@ class Backward:
                 if runner not in acting:
                     runner.drop()
         self.acting = acting
+        if self.divided and self.delay and self.scale() is None:  # a scaler may have let one skip its step
+            self.task = None
+            raise RuntimeError(
+                f"{acting[0].rule!r} lands gradients of an earlier backward, and the optimizers of a step have a "
+                "backward each; attach each model with its own optimizer"
+            )
         self.order = [(runner, i) for runner in self.acting for i in range(len(runner.buckets))]
-        if not self.must_decide_together():
+        if len(self.order) > 1 or not all(each.rule.stage.agrees and each.guards for each in self.acting):
+            self.hold_states()
+        else:
             self.decisions.joint = None
-        elif self.decisions.joint is None:
-            self.decisions.joint = Joint()
+
+    def hold_states(self) -> None:
+        """Hold what flights would keep until all have ended, and it is known which gradients there are."""
+        remember = any(True for runner in self.acting for _ in tensors_of(dict(enumerate(runner.states))))
+        self.decisions.joint = (self.decisions.joint or Joint()) if remember else None
 
     @property
     def delay(self) -> int:
         """Return the delay of the gradients of this backward: all rules that act have the same."""
         return max((runner.rule.delay for runner in self.acting), default=0)
-
-    def must_decide_together(self) -> bool:
-        """Return True if what one flight of this backward keeps depends on the results of others."""
-        if not any(True for runner in self.acting for _ in tensors_of(dict(enumerate(runner.states)))):
-            return False
-        return len(self.order) > 1 or not all(runner.rule.stage.agrees and runner.guards for runner in self.acting)
 
     def announce(self) -> None:
         """Announce a backward to ranks that have run out of batches. An error is raised on all ranks."""
@@ -157,6 +162,8 @@ class Backward:
             self.announce()
         runner, i = self.order[self.next]
         self.next += 1
+        if len(self.order) == 1 and (self.missing[0] or len(self.places) < len(runner.params())):
+            self.hold_states()  # of what has no gradient
         if runner.rule.delay:
             self.leaves.follow(runner.buckets[i].params)
         else:
@@ -186,7 +193,6 @@ class Backward:
             for runner in self.acting:
                 runner.show_fault()
                 runner.land(self.scale())
-                self.missed |= set(runner.params()) - self.touched
             self.passes += 1
         self.touched.clear()
         self.landed()
@@ -265,29 +271,23 @@ class Backward:
     def check_another_pass(self, p: Tensor) -> None:
         """Raise a RuntimeError if this backward, the second or later of a step, cannot be averaged after the first.
 
-        A gradient that the first backward has missed needs another round, which only stages without state allow; with a
-        delay each backward has its own. A rule that replaces the gradient by something else, such as an earlier one,
-        needs it dropped before gradients are added again.
+        A rule that replaces the gradient by something else, such as an earlier one, needs it dropped before gradients
+        are added again.
         """
         for runner in self.acting:
             stage, delay = runner.rule.stage, runner.rule.delay
-            if not delay and p in self.missed and stage.remembers() and any(p is q for q in runner.params()):
-                raise RuntimeError(
-                    f"{self.names[p]} got a gradient after a backward without it was averaged by {runner.rule!r}, "
-                    "which remembers what it did; use checkpoint(use_reentrant=False), or att.no_sync() for all but "
-                    "the last backward of a step"
-                )
             for place in self.places.get(p, ()) if runner.flown and (delay or not stage.averages) else ():
                 other, i = self.order[place]
                 if other is runner and runner.landed_on(i, self.reached):
                     raise RuntimeError(
                         f"a second backward has added gradients to what {runner.rule!r} put in place of those of the "
-                        "first; use att.no_sync() for all but the last backward of a step, or zero_grad() between them"
+                        "first; use att.no_sync() for all but the last backward of a step, or zero_grad() between "
+                        "them; of several networks, freeze those that this backward is not for, or attach each model "
+                        "with its own optimizer"
                     )
 
     def step_ended(self) -> None:
         """Begin the next step: the optimizer has stepped."""
-        self.missed.clear()
-        self.passes = 0
+        self.passes, self.divided = 0, False
         for runner in self.runners:
             runner.step_ended()

@@ -35,17 +35,20 @@ class Decisions:
         joint = self.joint
         if joint is None or not runners:
             return
-        flags = [runner.flags for runner in runners if isinstance(runner, GradientRunner)]
+        flags = {runner: runner.flags for runner in runners if isinstance(runner, GradientRunner)}
         agree = not (self.alike and all(runner.rule.stage.agrees for runner in runners))
 
         def settle(comm: Comm) -> None:
             def on_all_ranks(ok: Tensor) -> Tensor:
                 return comm.all_reduce(ok.to(torch.uint8), dist.ReduceOp.MIN).bool()
 
-            for each in flags:
+            def of_used(whose: tuple[GradientRunner, int] | None, state: Tensor) -> Tensor | None:
+                return None if whose is None else whose[0].used(flags[whose[0]], whose[1], state)
+
+            for each in flags.values():
                 if each.used is not None:
                     joint.note(each.used[0] != FAILED)  # the backward has failed on no rank
-            joint.settle(on_all_ranks if agree else None)
+            joint.settle(on_all_ranks if agree else None, of_used)
 
         self._under_way.append((runners[0], runners[0].channel.begin("the decision on what to keep", settle)))
 
