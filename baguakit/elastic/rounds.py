@@ -25,7 +25,7 @@ from .changes import Left
 from .doors import GONE, Door, Knocks
 from .meeting import Counts, Meeting, Member, Round, Settings, delete_before, latest_round, tell_broken, why_cut
 from .pausing import Pause
-from .search import Search
+from .search import Search, tell
 
 log = logging.getLogger("baguakit")
 
@@ -172,8 +172,7 @@ class Rounds:
         if self.round is not None:
             round, self.round = self.round, None
             self._over.set()
-            with contextlib.suppress(RuntimeError):  # without a store there is nobody to tell
-                round.store.set(f"gone/{round.rank}" if gone else "over", self.why)
+            tell(lambda: round.store.set(f"gone/{round.rank}" if gone else "over", self.why))
             abort_all([self._group])
             self._past = True
         if gone:
@@ -203,8 +202,7 @@ class Rounds:
         if round is None or round is not self.round or self.why:
             return
         self.why = why
-        with contextlib.suppress(RuntimeError):  # the store is gone, which all ranks notice
-            tell_broken(round.store, why)
+        tell(lambda: tell_broken(round.store, why))
         for monitor in list(self._monitors):
             monitor.fail(why)
         for result in list(self._waiting):

@@ -1,9 +1,13 @@
-"""The search of a process for its next round, as its training thread sees it."""
+"""A store that may not answer: the search of a process for its next round, and what it tells the others."""
 
+import contextlib
+import threading
 import time
+from collections.abc import Callable
 from typing import Any
 
 SILENT = 2.0  # seconds without an answer after which the store is not reached: it is asked many times in a second
+TOLD = 1.0  # seconds that the store has to take what it is told
 
 
 class Search:
@@ -60,3 +64,15 @@ class Search:
         silent = f"no answer for {time.monotonic() - self._looked:.1f} s" if self.is_silent() else ""
         why = self.failed or silent
         return why and f"the store at {self.where} cannot be reached: {why}"
+
+
+def tell(request: Callable[[], Any]) -> None:
+    """Make a request to the store; without a store there is nobody to tell, and one that hangs is not waited for."""
+
+    def ask() -> None:
+        with contextlib.suppress(RuntimeError):
+            request()
+
+    asking = threading.Thread(target=ask, name="baguakit tell", daemon=True)
+    asking.start()
+    asking.join(TOLD)
