@@ -10,7 +10,7 @@ from typing import Any
 
 from ..arguments import checked, integer, real, text
 from ..comm import Comm
-from .meeting import Settings
+from .members import Settings
 from .membership import Membership
 from .unused import warn_if_unused
 

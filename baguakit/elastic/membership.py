@@ -17,7 +17,7 @@ from ..comm import let_go
 from .carrying import Carrying, Kept, abandon, kept_after_loss, kept_at_pause
 from .changes import Change, Left
 from .doors import SILENT, Knocks
-from .meeting import Round, Settings
+from .members import Round, Settings
 from .rounds import PROGRESS, Rounds, log
 
 FIRST_STEPS = 3.0  # seconds for the first steps of a round

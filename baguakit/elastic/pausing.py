@@ -12,7 +12,8 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from .meeting import POLL, Round
+from .meeting import POLL
+from .members import Round
 
 SAID = 5.0  # seconds that the ranks have to say where they are
 

@@ -23,7 +23,8 @@ from ..attach.monitor.judging import first_line
 from ..comm import abort_all, lazy_group
 from .changes import Left
 from .doors import GONE, Door, Knocks
-from .meeting import Counts, Meeting, Member, Round, Settings, delete_before, latest_round, tell_broken, why_cut
+from .meeting import Counts, Meeting, delete_before, latest_round, tell_broken, why_cut
+from .members import Member, Round, Settings
 from .pausing import Pause
 from .search import Search, tell
 

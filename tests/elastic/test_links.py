@@ -9,7 +9,8 @@ import torch.distributed as dist
 from test_meetings import SOON, meet, names_of, round_of
 
 from baguakit.elastic.doors import OPEN, SILENT
-from baguakit.elastic.meeting import Meeting, Member, unbroken, why_cut
+from baguakit.elastic.meeting import Meeting, unbroken, why_cut
+from baguakit.elastic.members import Member
 from baguakit.elastic.membership import GLOO
 
 

@@ -10,7 +10,8 @@ import torch.distributed as dist
 
 import baguakit as bk
 from baguakit.attach.monitor import PeerError
-from baguakit.elastic.meeting import Meeting, Member, Round, Settings, delete_before, latest_round, members_of
+from baguakit.elastic.meeting import Meeting, delete_before, latest_round, members_of
+from baguakit.elastic.members import Member, Round, Settings
 from baguakit.elastic.pausing import Pause
 from baguakit.elastic.rounds import Rounds
 
