@@ -22,9 +22,6 @@ pytestmark = [
 CANNOT: dict[str, str] = {}
 """Tests that pass over gloo and cannot over the backend without a compressor, and the reason."""
 
-COMPRESSED = {}
-"""Tests that pass over gloo and cannot where values are rounded to 8 bits, and the reason."""
-
 
 def outcomes(policy, folder, names=()):
     """Run torch's tests, all or some; return {name: (outcome, error)}."""
