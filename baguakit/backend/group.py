@@ -8,7 +8,7 @@ import sys
 from collections import deque
 from collections.abc import Sequence
 from datetime import timedelta
-from functools import partialmethod
+from functools import partial, partialmethod
 from itertools import count as numbers
 from typing import Any
 
@@ -25,7 +25,9 @@ from ..attach.runtime.start import own_comm, start_monitor
 from ..attach.setup.setup import Setup
 from ..comm import (
     FLAT,
+    LENGTHS,
     SENT,
+    TAGS,
     Comm,
     abort_all,
     add_nccl,
@@ -37,10 +39,11 @@ from ..comm import (
     timeout_of,
 )
 from ..lanes import lane, lane_of, tensors_in
+from .comparing import Comparison, described, tag_of
 from .methods import Call, Methods
 from .policy import Policy
 from .reports import count
-from .works import Passed, Work
+from .works import Begun, Passed, Work
 
 NAME = "bagua"
 CPU = torch.device("cpu")
@@ -69,6 +72,7 @@ class BaguaGroup(Methods):
         self._channels: dict[str, Channel] = {}  # by kind of device
         self._dropped: deque[Work] = deque(maxlen=DROPPED)
         self._inner: Any = None
+        self._destroyed = False
         self._this = Comm(self)
         self._name, self._monitor = start_monitor(
             self._this, "backend", self._timeout, lambda: abort_all(self._groups()), lambda: error_in(self._groups())
@@ -120,6 +124,7 @@ class BaguaGroup(Methods):
         return self._channels[device.type]
 
     def _launch(self, call: Call) -> Work:
+        self._check()
         why = self.policy.objection(call.operation, call.whole, call.op, self._this.size) or call.unlike
         why = why or "no tensors" * (not call.whole)
         return self._passed(call, why) if why else self._compressed(call)
@@ -128,23 +133,28 @@ class BaguaGroup(Methods):
         """Let a collective fly on the lane."""
         channel, round = self._channel(call.whole[0].device), next(self._rounds)
         channel.lane.uses(call.passed)
-        # Ranks may have different splits.
-        values = "" if call.operation == "all_to_all" else f" of {sum(x.numel() for x in call.whole):,} values"
-
-        inference = any(x.is_inference() for x in call.outs)  # others may not write to them, such as the lane's thread
+        label = described(call, exact=False)
+        compares = self.policy.compare and not call.whole[0].is_cuda
 
         def work(comm: Comm) -> None:
             sent: dict[str, float] = {}
             notes: list[Any] = []
-            with torch.inference_mode() if inference else contextlib.nullcontext():
+            meet = partial(self._agree, Comparison(comm.group, label, round + 1, call.splits)) if compares else None
+            with writing(call.outs):
                 for each in call.compressed:
-                    each(self.policy.compressor, comm.stand(round, None, 0, sent, notes))
+                    each(self.policy.compressor, comm.stand(round, None, 0, sent, notes).meeting(tag_of(label), meet))
+            if meet is not None:  # a rank that neither sends nor hears anything has not met the others
+                meet()
             packed = [note for note in notes if note.flew is note.asked]
             flew, reason = (packed[-1].flew, "") if packed else ("exact", notes[-1].reason if notes else "over flows")
             count(call.operation, sum(sent.values()), flew, reason)
 
-        flying = channel.begin(call.operation + values, work)
-        return Work(flying, self._monitor, call.outs, channel.lane, self._dropped)
+        return Work(channel.begin(label, work), self._monitor, call.outs, channel.lane, self._dropped)
+
+    def _agree(self, lines: Comparison) -> None:
+        """Wait until all ranks are known to make the same call."""
+        if said := lines.wait():
+            raise self._monitor.fail(said)
 
     def _passed(self, call: Call, why: str) -> Work:
         """Pass a collective to the inner group.
@@ -152,27 +162,44 @@ class BaguaGroup(Methods):
         On a GPU a lane of its own waits for NCCL's work, which counts as ended once a connection breaks, although its
         kernel waits on: an event on the lane does not, and the monitor sees it.
         """
-        self._monitor.check()
         if other := next((x.dtype for x in call.whole if x.is_cpu and x.dtype not in SENT), None):
             raise TypeError(f"{call.operation}: gloo does not send {other}; send the bytes, x.view(torch.uint8)")
-        collective, n = Collective(label=f"{call.operation}, exact"), self._this.size
+        collective, n = Collective(label=described(call, exact=True)), self._this.size
         self._monitor.launched(0, collective)
         share = 2 * (n - 1) / n if call.operation == "all_reduce" else (n - 1) / n
         count(call.operation, share * sum(map(nbytes, call.whole)), "exact", why)
+        tensors, beside = tensors_in([arguments for _, arguments, _ in call.passed]), None
+        device = tensors[0].device if tensors else CPU
+        if n > 1 and self.policy.compare and not call.unlike and over_gloo(call.operation, tensors):
+            return self._compared(call, collective)
         collective.flight = passed = Passed([self._call(collective, *each) for each in call.passed])
-        device, beside = next((x.device for x in tensors_in(call.passed)), CPU), None
         if device.type == "cuda":
             self._monitor.device, beside = device, lane_of(self._inner, device)
             beside.uses(call.passed)
             collective.flight = beside.run(passed.follow, collective.label)
         return Work(collective, self._monitor, call.outs, beside, self._dropped)
 
+    def _compared(self, call: Call, collective: Collective) -> Work:
+        """Let gloo do a collective when all ranks are known to make the same call, after those before it."""
+        channel, number = self._channels["cpu"], next(self._rounds) + 1
+
+        def begin() -> list[Any]:
+            channel.check()
+            group = channel.comm.group
+            self._agree(Comparison(group, collective.label, number, call.splits))
+            with writing(call.outs):
+                return [getattr(group, name)(*arguments, **named) for name, arguments, named in call.passed]
+
+        collective.flight = Begun(channel.lane.run(begin, collective.label))
+        return Work(collective, self._monitor, call.outs, channel.lane, self._dropped)
+
     # Messages between two ranks, which the others know nothing of
 
     def _message(self, name: str, tensors: list[Tensor], *where: int) -> Any:
-        self._monitor.check()
+        self._check()
         count(name, sum(x.nbytes for x in tensors) if name == "send" else 0, "exact", "not in the policy")
         message, device = Collective(label=name), tensors[0].device
+        where = (*where[:-1], (where[-1] + LENGTHS * tensors[0].nbytes) % TAGS)  # as of a Comm
         message.flight = passed = Passed([self._call(message, name, [tensors, *where], {})])
         if device.type == "cuda":  # the monitor sees the end on a lane for which nothing else waits
             self._monitor.device, watching = device, lane_of(self._monitor, device)
@@ -194,6 +221,12 @@ class BaguaGroup(Methods):
 
     # Its life
 
+    def _check(self) -> None:
+        """Raise if the group has been destroyed, or the monitor has found an error."""
+        if self._destroyed:
+            raise RuntimeError("this process group has been destroyed; make another with torch.distributed.new_group")
+        self._monitor.check()
+
     def get_group_store(self) -> Any:
         return self._store
 
@@ -201,14 +234,19 @@ class BaguaGroup(Methods):
         return NAME
 
     def shutdown(self) -> None:
+        if well := self._monitor.error is None:
+            self._monitor.compare(*range(self._this.size), sure=True)
         self._end(wait=self._monitor.error is None)
         self._inner.shutdown()
+        if well and self._monitor.error is not None:  # of work for which nobody has waited
+            print(f"baguakit: {self._monitor.error}", file=sys.stderr, flush=True)
 
     def abort(self) -> None:
         self._end(wait=False)
         abort_all(self._groups())
 
     def _end(self, wait: bool) -> None:
+        self._destroyed = True
         self._dropped.clear()
         for channel in self._channels.values():
             channel.lane.close(wait)
@@ -229,6 +267,20 @@ def nbytes(x: Tensor) -> int:
     """Return the bytes of the values of a tensor, and of the places of a sparse one."""
     dense = [x] if x.layout is torch.strided else [x._indices(), x._values()] if x.is_sparse else []
     return sum(each.nbytes for each in dense)
+
+
+def over_gloo(operation: str, tensors: Sequence[Tensor]) -> bool:
+    """Return whether gloo does an exact operation, and does not refuse its tensors, as far as can be seen."""
+    if not tensors:
+        return operation == "barrier" and not torch.cuda.is_available()  # which prefers NCCL
+    return tensors[0].device.type == "cpu" and {(x.dtype, x.layout) for x in tensors} == {
+        (tensors[0].dtype, torch.strided)
+    }
+
+
+def writing(tensors: Sequence[Tensor]) -> contextlib.AbstractContextManager[Any]:
+    """Return the mode in which a lane's thread may write to tensors that were made in inference mode, or not."""
+    return torch.inference_mode() if any(x.is_inference() for x in tensors) else contextlib.nullcontext()
 
 
 def _keep_from_compiler() -> None:

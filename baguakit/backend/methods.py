@@ -37,6 +37,9 @@ class Call:
         passed: the methods of the inner group that do it exactly, and their arguments, by place and by name.
         compressed: functions of a compressor and a `Comm` that do it compressed; none, if it is always exact.
         op: of a reduction.
+        root: of a broadcast and its kind.
+        alike: the tensors that have a shape, dtype and layout on all ranks; None for `whole`.
+        splits: of an all-to-all: the values for each rank, and those from each.
         unlike: why it must be exact, if its tensors do not fit each other: the inner group refuses what is wrong.
     """
 
@@ -47,6 +50,9 @@ class Call:
     compressed: Sequence[Callable[[Compressor | None, Comm], None]] = ()
     op: Any = None
     unlike: str = ""
+    root: int | None = None
+    alike: Sequence[Tensor] | None = None
+    splits: tuple[list[int], list[int]] | None = None
 
 
 class Methods(Group):  # type: ignore[misc]
@@ -112,12 +118,15 @@ class Methods(Group):  # type: ignore[misc]
     ) -> Any:
         passed = [to(ALL_TO_ALL, out, x, there, here, opts, timeout=timeout)]
         outs, ins = parts(out, there, self.size()), parts(x, here, self.size())
-        return self._launch(Call("all_to_all", [out], [x], passed, [partial(exchanges.all_to_all, outs, ins)]))
+        return self._exchange(outs, ins, [out], [x], passed)
 
     def alltoall(self, outs: list[Tensor], ins: list[Tensor], opts: Any = None) -> Any:
-        passed, n = [to("alltoall", outs, ins, opts)], self.size()
+        return self._exchange(outs, ins, outs, ins, [to("alltoall", outs, ins, opts)])
+
+    def _exchange(self, outs: Any, ins: Any, filled: Any, whole: Any, passed: Any) -> Any:
+        splits, n = ([x.numel() for x in ins], [x.numel() for x in outs]), self.size()
         compressed, why = [partial(exchanges.all_to_all, outs, ins)], unlike(len(outs) == len(ins) == n)
-        return self._launch(Call("all_to_all", outs, ins, passed, compressed, unlike=why))
+        return self._launch(Call("all_to_all", filled, whole, passed, compressed, unlike=why, splits=splits))
 
     def _uneven(self, parts: Sequence[Tensor], rows: Sequence[Sequence[Tensor]]) -> str:
         """Return why a row has not the size of a part for each rank; "" if all have."""
@@ -141,9 +150,12 @@ def _exact(name: str) -> Callable[..., Any]:
         self: Methods, *args: Any, opts: Any = None, root: Any = None, op: Any = None, timeout: Any = None
     ) -> Any:
         tensors = tensors_in(args[0]) if args and name != "barrier" else []
-        return self._launch(
-            Call(name, tensors, tensors, [to(name, *args, opts=opts, root=root, op=op, timeout=timeout)])
-        )
+        passed = [to(name, *args, opts=opts, root=root, op=op, timeout=timeout)]
+        options = next((each for each in (*args, opts) if hasattr(each, "timeout")), None)
+        root, op = getattr(options, "rootRank", root), getattr(options, "reduceOp", op)
+        alike = tensors_in(args[1]) if name.startswith("gather") else tensors
+        why = unlike(name == "barrier" or (len(alike) == 1 and (root is None or 0 <= root < self.size())))
+        return self._launch(Call(name, tensors, tensors, passed, op=op, root=root, alike=alike, unlike=why))
 
     return method
 

@@ -29,6 +29,9 @@ class Policy:
         least: the bytes of the smallest tensor that is compressed: of the whole that is reduced, scattered or gathered.
             An all-to-all compresses the messages that are fewer bytes packed, since their sizes differ among ranks.
         flows: the number of connections to each peer, as of `Comm`; for tensors on the CPU.
+        compare: for tensors on the CPU, tell every other rank in 128 bytes which call comes, so that ranks whose calls
+            differ are named at once, and exact calls begin only when they agree. Without it such ranks are named a
+            heartbeat or two later, if they live so long, and gloo may have mixed their values or ended the process.
 
     Raises:
         TypeError: the compressor keeps some places only; an argument is of another type.
@@ -39,6 +42,7 @@ class Policy:
     operations: tuple[str, ...] = OPERATIONS
     least: int = 1 << 16
     flows: int = 1
+    compare: bool = True
 
     def __post_init__(self) -> None:
         check_fields(self)
@@ -68,8 +72,7 @@ class Policy:
         if operation not in self.operations or (self.compressor is None and self.flows == 1):
             return "not in the policy"
         if op is not None and not (op == dist.ReduceOp.SUM or op == dist.ReduceOp.AVG):
-            kinds: Any = dist.ReduceOp.RedOpType.__members__
-            return next((name for name, kind in kinds.items() if op == kind), "another reduction")
+            return name_of(op)
         if any(x.layout is not torch.strided for x in tensors):
             return "sparse"
         if other := next((x.dtype for x in tensors if x.dtype not in FLOATS), None):
@@ -77,6 +80,12 @@ class Policy:
         if operation != "all_to_all" and sum(x.nbytes for x in tensors) < self.least:
             return f"less than {self.least:,} bytes"
         return ""
+
+
+def name_of(op: Any) -> str:
+    """Return the name of a reduction."""
+    kinds: Any = dist.ReduceOp.RedOpType.__members__
+    return next((name for name, kind in kinds.items() if op == kind), "another reduction")
 
 
 _inside: list[None] = []  # one for each block that the process is in: backward calls from threads of its own

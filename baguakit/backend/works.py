@@ -38,6 +38,28 @@ class Passed(Flight):
             raise self._error
 
 
+class Begun(Passed):
+    """Work of gloo that a lane begins.
+
+    Args:
+        launch: returns the work.
+    """
+
+    def __init__(self, launch: Flight) -> None:
+        self.launch = launch
+
+    @property
+    def works(self) -> Sequence[Any]:  # type: ignore[override]
+        return self.launch.result()  # type: ignore[no-any-return]
+
+    def done(self) -> bool:
+        return self.launch.done() and (self.launch._error is not None or super().done())
+
+    def fail(self, error: BaseException) -> None:
+        super().fail(error)
+        self.launch.fail(error)
+
+
 class Work(dist.Work):
     """A collective under way.
 
@@ -106,6 +128,10 @@ class Work(dist.Work):
         """Return a future of the tensors; DDP waits for it, not for this work."""
         self._followed, collective, monitor, outs = True, self._collective, self._monitor, self._outs
         flight = collective.flight
+        if isinstance(flight, Begun):
+            assert self._lane is not None
+            value = later(flight, self._lane)
+            return value.then(lambda each: _found(collective, monitor, outs, each.value()))
         if isinstance(flight, Passed):
             ended = torch.futures.collect_all([work.get_future() for work in flight.works])
             return ended.then(lambda each: _found(collective, monitor, outs, each.value))
@@ -124,6 +150,24 @@ class Work(dist.Work):
         else:
             self._lane.run(deliver)  # it runs after the work, which is on the same lane
         return future.then(_value_of)
+
+
+def later(flight: Begun, lane: Lane) -> Any:
+    """Return a future of a function that returns when the work of a flight has ended, or raises its error."""
+    future: Any = torch.futures.Future()
+
+    def follow() -> None:
+        try:
+            ended = torch.futures.collect_all([work.get_future() for work in flight.works])
+            ended.then(lambda each: future.set_result(each.value))
+        except Exception:
+            future.set_result(flight.result)
+
+    if flight.done():  # C++ may read the value at once
+        follow()
+    else:
+        lane.run(follow)
+    return future
 
 
 def _found(collective: Collective, monitor: Monitor, outs: list[Tensor], value: Callable[[], Any]) -> list[Tensor]:

@@ -1,6 +1,6 @@
 """Process groups and the messages over them: the only module that calls `torch.distributed` for exchanges."""
 
-from .comm import Comm, check_comm
+from .comm import LENGTHS, TAGS, Comm, check_comm
 from .groups import (
     FLAT,
     INTER,
@@ -25,7 +25,9 @@ __all__ = [
     "HOSTS",
     "INTER",
     "INTRA",
+    "LENGTHS",
     "SENT",
+    "TAGS",
     "Comm",
     "Note",
     "PatientStore",

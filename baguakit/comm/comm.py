@@ -2,7 +2,7 @@
 
 import hashlib
 import uuid
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from typing import Any, ClassVar, Literal
@@ -31,6 +31,9 @@ from .hosts import HOSTS, node_groups
 from .inner import inner_of
 from .notes import Notes, Sent, noted
 from .own import flows_of, renewed, shut_all
+
+TAGS = 1 << 31
+LENGTHS = 0x1E3779B1  # odd and large: tags of messages of other lengths are far apart
 
 
 @dataclass(frozen=True, eq=False)
@@ -68,6 +71,8 @@ class Comm:
     _round: int | None = None
     _step: int | None = None
     _bucket: int = 0
+    _call: int = 0  # tells its messages from those of other calls
+    _meet: Callable[[], None] | None = None  # called before this waits for others, and before they add to its values
     _sent: Sent | None = None  # counted for a report
     _notes: Notes | None = None  # of one flight, likewise
     _part: str = FLAT
@@ -125,6 +130,14 @@ class Comm:
         """
         return replace(self, _round=round, _step=step, _bucket=bucket, _sent=sent, _notes=notes)
 
+    def meeting(self, call: int, meet: Callable[[], None] | None) -> "Comm":
+        """Return the same group for a call that other ranks may not make.
+
+        Over gloo its messages meet only those of the same `call`, a number below 2³¹. Exchanges of rows call `meet`
+        when this rank has sent first messages, and collectives of gloo before they begin.
+        """
+        return replace(self, _call=call, _meet=meet)
+
     def note(self, asked: Any, flew: Any, reason: Any = "") -> None:
         """Note for the report of an attachment in which format this flight sends values; with one rank, that none fly.
 
@@ -163,6 +176,7 @@ class Comm:
         """Sum `x` over the ranks in place."""
         if self.size > 1:
             self._count(2 * (self.size - 1) / self.size * x.nbytes)
+            self.met()
             if (flows := self.settled()) is None:
                 dist.all_reduce(x, op, group=self.group)
             else:
@@ -184,6 +198,7 @@ class Comm:
             return x
         out = x.new_empty(x.numel() // self.size)
         self._count((self.size - 1) * out.nbytes)
+        self.met()
         if (flows := self.settled()) is None:
             reduce_scatter_single(out, x, group=self.group)
         else:
@@ -196,6 +211,7 @@ class Comm:
             return x
         out = x.new_empty(self.size * x.shape[0], *x.shape[1:])
         self._count((self.size - 1) * x.nbytes)
+        self.met()
         if (flows := self.settled()) is None:
             all_gather_single(as_sent(out), as_sent(x), group=self.group)
         else:
@@ -228,15 +244,23 @@ class Comm:
     def settled(self) -> "Flows | None":
         """Return the flows, or None, after an agreement on their shares. All ranks call it before each collective."""
         if (flows := self._flows.get(self._part)) is not None:
-            flows.settle()
+            flows.settle(self.met)
         return flows
 
-    # Messages between two ranks, by the methods of the group: torch's irecv and isend take 1.5 times as long.
+    def met(self) -> None:
+        """Return once all ranks are known to make the same call, in `meeting`; else at once."""
+        if self._meet is not None:
+            self._meet()
+
+    # Messages between two ranks, by the methods of the group: torch's irecv and isend take 1.5 times as long. Gloo ends
+    # the process where a message is longer than the memory for it, and takes a shorter one without a word: with the
+    # length and the call in its tag neither arrives.
 
     def receive_later(self, x: Tensor, peer: int, tag: int = 0) -> Any:
         """Begin to receive `x` from `peer`; return the work to `.wait()` for."""
         if not 0 <= peer < self.size or peer == self.rank:
             groups.check_peer(peer, self.group)
+        tag = (tag + self._call + LENGTHS * x.nbytes) % TAGS
         if (flows := self._flows.get(self._part)) is not None:
             return flows.begin(x.view(-1), lambda part, group: group.recv([part], peer, tag))
         return self.group.recv([x], peer, tag)
@@ -245,7 +269,9 @@ class Comm:
         """Begin to send `x` to `peer`; return the work to `.wait()` for before `x` is overwritten."""
         if not 0 <= peer < self.size or peer == self.rank:
             groups.check_peer(peer, self.group)
-        self._count(x.nbytes)
+        nbytes = x.nbytes
+        self._count(nbytes)
+        tag = (tag + self._call + LENGTHS * nbytes) % TAGS
         if (flows := self._flows.get(self._part)) is not None:
             return flows.begin(x.view(-1), lambda part, group: group.send([part], peer, tag))
         return self.group.send([x], peer, tag)

@@ -90,11 +90,12 @@ class Flows:
         ]
         Shares(self, works).wait()
 
-    def settle(self) -> None:
-        """Agree on new shares in every `PERIOD`-th call. Collective: all ranks call it equally often."""
+    def settle(self, before: Callable[[], None]) -> None:
+        """Agree on new shares in every `PERIOD`-th call, after `before()`. Collective: all call it equally often."""
         self._settled += 1
         if self._settled % PERIOD:
             return
+        before()
         taken = torch.tensor(self.seconds, dtype=torch.float64)
         dist.all_reduce(taken, group=self.groups[0])
         self.seconds = [0.0] * len(self.groups)

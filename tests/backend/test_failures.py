@@ -116,7 +116,8 @@ def test_a_rank_that_does_not_come_to_a_collective_is_named():
     with Pool(3) as pool:
         for sentence in pool.run(run):
             assert sentence.startswith(
-                "PeerError: rank 2 is late: it has not launched all_reduce of 500 values within the timeout of 10 s"
+                "PeerError: rank 2 is late: it has not launched all_reduce of 500 values of float32, SUM within the "
+                "timeout of 10 s"
             )
 
 

@@ -247,7 +247,9 @@ def test_work_is_asynchronous_and_in_order():
     ranks(2, run)
 
 
-@pytest.mark.parametrize("operation", ["all_reduce of 9 values", "all_reduce, exact"])
+@pytest.mark.parametrize(
+    "operation", ["all_reduce of 9 values of float32, SUM", "all_reduce, exact, of 9 values of int64, SUM"]
+)
 def test_a_wait_may_have_a_limit_of_its_own_and_the_work_goes_on(operation):
     """The other rank launches when it hears that the wait is over."""
 

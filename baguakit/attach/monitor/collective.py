@@ -57,6 +57,8 @@ class Air:
         self._held: dict[Collective, Airborne] = {}
         self._passed: dict[int, Airborne] = {}  # by lane
         self._failed: set[Collective] = set()
+        self._first: Collective | None = None
+        self.since = 0.0  # the time at which the one that is waited for was launched, or the one before it ended
         self._lock = threading.Lock()
 
     def add(self, flying: Airborne) -> None:
@@ -108,14 +110,20 @@ class Air:
         """
         with self._lock:
             if self._failed:
-                return self._held[min(self._failed, key=lambda each: each.launched)], True
+                failed = min(self._failed, key=lambda each: each.launched)
+                self.since = failed.launched
+                return self._held[failed], True
             old = sorted((each for each in self._held if each.launched < before), key=lambda each: each.launched)
             first = next((each for each in old if not each.flight.done()), None)
+            last, self._first = self._first, first
             if first is not None:
+                if first is not last:
+                    self.since = first.launched if last is None else max(first.launched, time.time())
                 return self._held[first], False
             for lane, flying in list(self._passed.items()):
                 if flying.collective.launched < passed_before:
                     if not flying.collective.flight.done():
+                        self.since = flying.collective.launched
                         return flying, False
                     del self._passed[lane]
             return None, False

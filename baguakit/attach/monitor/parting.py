@@ -29,6 +29,16 @@ def parted(rank: int, size: int, history: History, records: Mapping[int, Record]
     return ""
 
 
+def differing(count: int, calls: Mapping[int, str]) -> str:
+    """Return a sentence that names the ranks whose `count`-th call differs from that of most."""
+    alike: dict[str, list[int]] = {}
+    for rank, call in sorted(calls.items()):
+        alike.setdefault(call, []).append(rank)
+    many, few, *_ = sorted(alike, key=lambda call: (-len(alike[call]), alike[call]))
+    a, b = LaunchCount(count, few), LaunchCount(count, many)
+    return _sentence(alike[few], a, alike[many], b, alone=len(alike[few]) < len(alike[many]))
+
+
 def _sentence(few: list[int], a: LaunchCount, many: list[int], b: LaunchCount, alone: bool) -> str:
     have = "has" if len(few) == 1 and alone else "have"
     head = (

@@ -180,7 +180,7 @@ class Watch:
         if flying is None:
             self._late_at = math.inf
             return None, False
-        self._late_at = flying.collective.launched + monitor.timeout
+        self._late_at = monitor.air.since + monitor.timeout
         late = now > self._late_at
         patience = monitor.silence if failed or monitor.broken() else monitor.patience
         return Waiting(flying.collective.label, flying.lane, flying.launches.count, late, patience), late or failed

@@ -11,8 +11,9 @@ N is the number of values of a tensor, n that of ranks, and c(N) the bytes of N 
 Bytes are those that one rank sends. Values that would be more bytes packed (a handful of them) travel as they are.
 
 All ranks give the same compressor, and tensors of the shapes and dtypes that fit each other. By hand nobody compares
-them: gloo ends a process that receives more bytes than it waits for, and takes fewer without a word. In a stage of an
-attachment, a compressor that differs is named before anything is sent, and a rank that dies or is late after it.
+them: over gloo a message of another length never arrives, and values that travel as they are may end a process. In a
+stage of an attachment, a compressor that differs is named before anything is sent, and a rank that dies or is late
+after it.
 """
 
 from .broadcasts import compressed_broadcast_
