@@ -6,6 +6,7 @@ from datetime import timedelta
 from functools import partial
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from ..arguments import checked, integer, truth
@@ -289,6 +290,7 @@ def attach(
         truth("broadcast", broadcast)
         return make_setup(model, optimizer, algorithms, comm, bucket_bytes, timeout, scaler, broadcast, ever, order)
 
-    engine = Engine(make, comm, timeout)
-    Hooks(engine)
+    with torch.inference_mode(False):  # else no step outside of it could write to the buckets
+        engine = Engine(make, comm, timeout)
+        Hooks(engine)
     return Attachment(engine)

@@ -123,6 +123,8 @@ def one_device(names: dict[Tensor, str]) -> torch.device:
     """Return the device of all trainable parameters; raise if they have none in common, or one cannot be averaged."""
     first = next(iter(names))
     for p, name in names.items():
+        if isinstance(p, nn.parameter.UninitializedParameter):
+            raise TypeError(f"parameter {name} has no shape yet; run a forward pass of the model before attach")
         check_averaged(f"parameter {name}", p)
         if p.device != first.device:
             raise ValueError(
