@@ -157,7 +157,8 @@ class Bucket:
 
 def _copy(pairs: Sequence[Pair]) -> None:
     if pairs:
-        torch._foreach_copy_([to for to, _ in pairs], [source for _, source in pairs])
+        to, source = zip(*pairs, strict=True)
+        torch._foreach_copy_(to, source)
 
 
 @torch.no_grad()
@@ -191,8 +192,11 @@ def pieces(flat: Tensor, like: Sequence[Tensor]) -> list[Tensor]:
 
 def views(flat: Tensor, like: Sequence[Tensor]) -> list[Tensor]:
     """Return `pieces`, those of complex tensors as complex views."""
-    pairs = zip(pieces(flat, like), like, strict=True)
-    return [torch.view_as_complex(piece) if x.is_complex() else piece for piece, x in pairs]
+    found = pieces(flat, like)
+    for i, x in enumerate(like):
+        if x.is_complex():
+            found[i] = torch.view_as_complex(found[i])
+    return found
 
 
 def real(x: Tensor) -> Tensor:

@@ -122,7 +122,8 @@ class Hooks:
 
     def _step_ended(self) -> None:
         self.engine.backward.step_ended()
-        self.engine.follow_gradients()
+        if self.engine.backward.arrived is not None:
+            self.engine.follow_gradients()
         if self.engine.comm.membership is not None:
             self.engine.keep_step()
         for listener in list(self.engine.listeners):

@@ -25,8 +25,11 @@ def on_flat(primitive: Callable[Concatenate[Tensor, P], Tensor]) -> Callable[Con
         if torch.is_grad_enabled():
             with torch.no_grad():
                 return wrapped(x, *args, **options)
-        tensors = [x] if isinstance(x, Tensor) else several("x", x, "a tensor or a list of tensors", ordered=True)
-        tensors = [real(each) if isinstance(each, Tensor) else each for each in tensors]
+        if isinstance(x, Tensor):
+            tensors: list[Tensor] = [torch.view_as_real(x) if x.is_complex() else x]
+        else:
+            listed = several("x", x, "a tensor or a list of tensors", ordered=True)
+            tensors = [real(each) if isinstance(each, Tensor) else each for each in listed]
         for tensor in tensors:
             check_averageable(tensor)
         for alike in _alike(tensors) if len(tensors) != 1 else [tensors]:

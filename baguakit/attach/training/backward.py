@@ -4,6 +4,7 @@ import logging
 import weakref
 from collections.abc import Callable, Sequence
 from functools import partial
+from operator import attrgetter
 from typing import Any
 
 import torch
@@ -21,6 +22,7 @@ from .leaves import LeafStreams
 from .logbook import BACKWARD, Logbook
 
 log = logging.getLogger("baguakit")
+TRAINABLE = attrgetter("requires_grad")
 
 
 class Backward:
@@ -106,7 +108,7 @@ class Backward:
         self.log.begin(BACKWARD)
         self.log.accumulated |= bool(self.touched)
         self.prepare()
-        self.missing = [{p for p in runner.buckets[i].params if p.requires_grad} for runner, i in self.order]
+        self.missing = [set(filter(TRAINABLE, runner.buckets[i].params)) for runner, i in self.order]
         self.places = {}
         for place, params in enumerate(self.missing):
             for p in params:
