@@ -9,6 +9,7 @@ from typing import Any
 from torch import Tensor
 
 from ..comm import Comm
+from ..stages.base import remembered
 from .consensus import mean_gradients_
 from .monitor import PeerError
 from .runners.freerunning import FreeRunner
@@ -22,7 +23,7 @@ from .runtime.start import warm_up
 from .setup.conflicts import check_others
 from .setup.order import better_order
 from .setup.setup import AttachSetup, channel_of
-from .state.checkpoint import load_runners, remembered, save_runner
+from .state.checkpoint import load_runners, save_runner
 from .training.backward import Backward
 from .training.clock import Clock
 from .training.logbook import Logbook
@@ -137,6 +138,8 @@ class Engine:
         for each in self.runners:
             warm_up([each.rule.stage], [bucket.flat for bucket in each.buckets], each.channel)
             each.make_states()
+            if each.rule.window == "free_running" and each.remembers():
+                raise ValueError(f"{each.rule!r} remembers something; a free-running rule takes a stage without state")
             if self.comm.membership is not None:
                 each.journal = Journal(len(each.buckets))
         self.rebuilt()

@@ -126,7 +126,7 @@ class DataParallelHandle(Handle):
                     future.set()
 
             place = runner.fit(i, real(flat).view(-1), bucket.parameters())
-            runner.take_off(place, self._clock.step, work, self._decisions.joint)
+            self._take_off(runner, place, work)
         return future.future
 
     def _aborted(self) -> None:

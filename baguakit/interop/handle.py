@@ -19,6 +19,7 @@ from ..buckets import values
 from ..comm import Comm
 from ..keeping import Joint
 from ..rules import Rule
+from ..stages import Stage, State
 from .runners import HookRunner
 
 
@@ -37,8 +38,7 @@ class Handle:
         self._runtime = Runtime("hook", make, comm, timeout, self._aborted)
         self._setup, self._channel = self._runtime.setup, self._runtime.channels[0]
         rules, names = self._setup.rules, self._setup.names
-        remembers = any(rule.stage.remembers() for rule in rules)
-        self._decisions = Decisions(Joint() if remembers else None, self._alike)
+        self._decisions = Decisions(None, self._alike)
         with self._runtime.or_abandon():
             # The buckets are not known yet: none is larger than all parameters of a dtype.
             for dtype in {p.dtype for p in names}:
@@ -114,6 +114,12 @@ class Handle:
             self._task = task
             Variable._execution_engine.queue_callback(lambda: self._land(task))
         return next((runner for runner in self._runners if runner.rule.acts(self._clock.step)), None)
+
+    def _take_off(self, runner: HookRunner, i: int, work: Callable[[Stage, Tensor, State, Comm], Any]) -> None:
+        """Launch bucket `i` of a runner: its flights decide together if they remember something."""
+        if runner.remembers_any and self._decisions.joint is None:
+            self._decisions.joint = Joint()
+        runner.take_off(i, self._clock.step, work, self._decisions.joint if runner.remembers_any else None)
 
     def _land(self, task: int) -> None:
         """Land all flights: backward has ended."""

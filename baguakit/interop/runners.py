@@ -66,12 +66,14 @@ class HookRunner(RuleRunner):
         places: the number of a bucket here, by its number in the hook: buckets are numbered as they first come.
         memory: from `save_runner`, for buckets that have not come since.
         same_ranks: `memory` is from as many ranks.
+        remembers_any: its flights depend on the flights before them.
     """
 
     names: dict[Tensor, str] = field(default_factory=dict)
     places: dict[int, int] = field(default_factory=dict)
     memory: Mapping[str, Any] | None = None
     same_ranks: bool = True
+    remembers_any: bool = False
 
     def fit(self, called: int, flat: Tensor, params: Sequence[Tensor]) -> int:
         """Return the number here of bucket `called` of the hook: now `flat`, with `params` one after another."""
@@ -93,6 +95,7 @@ class HookRunner(RuleRunner):
         state = self.channel.together("new buckets", lambda _: self.rule.stage.init(bucket, comm))
         self.buckets.append(bucket)
         self.states.append(state)
+        self.remembers_any = self.remembers()
         self.sent.append({})
         self.launches.append(0)
         self.records.append(deque(maxlen=RECORDED))

@@ -84,7 +84,7 @@ class ShardedHandle(Handle):
                 "those that may go unused in a module of their own"
             )
         place = runner.fit(i, x, layout)
-        runner.take_off(place, self._clock.step, work, self._decisions.joint)
+        self._take_off(runner, place, work)
         runner.arrive(place)
         return True
 

@@ -137,8 +137,9 @@ class BaguaStrategy(DDPStrategy):
             return
         differ = any(rule.what == "data" for rule in self.rules)
         late = any(rule.delay and not rule.stage.agrees for rule in self.rules)
-        each = differ or late or any(rule.stage.remembers() for rule in self.rules)
-        checkpoint[KEY] = {"ranks": self.world_size, "each": each, "state": self._attachment.state_dict()}
+        state = self._attachment.state_dict()
+        each = differ or late or any(map(remembers, state["rules"].values()))
+        checkpoint[KEY] = {"ranks": self.world_size, "each": each, "state": state}
         super().save_checkpoint(checkpoint, filepath, storage_options=storage_options)
         if each and self.global_rank > 0:
             part = checkpoint if differ else {KEY: checkpoint[KEY]}
@@ -197,6 +198,12 @@ def named(algorithm: Any) -> Any:
     if algorithm not in algorithms.__all__:
         raise ValueError(f"there is no bk.algorithms.{algorithm}; there are {', '.join(algorithms.__all__)}")
     return getattr(algorithms, algorithm)()
+
+
+def remembers(saved: Mapping[str, Any]) -> bool:
+    """Return whether the saved state of a rule has more than the flights in the air."""
+    paths = (path for held in saved["parameters"].values() for path in held)
+    return bool(saved["own"]) or any(not path.startswith("flight.") for path in paths)
 
 
 def part_of(filepath: Any, rank: int) -> str:

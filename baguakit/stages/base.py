@@ -1,6 +1,6 @@
 """A stage, and its state."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, fields
 from functools import singledispatch
 from typing import Any, ClassVar, Literal
@@ -109,7 +109,7 @@ class Stage:
         return [self, *(each for inner in self.nested().values() for each in inner.whole())]
 
     def remembers(self) -> bool:
-        """Return whether a flight depends on the flights before it."""
+        """Return whether it is declared that a flight depends on the flights before it; `remembered` asks a state."""
         return bool(self.elementwise) or any(inner.remembers() for inner in self.nested().values())
 
     def wants_shapes(self) -> bool:
@@ -147,6 +147,28 @@ def call_stage(stage: Stage, x: Tensor, state: State, comm: Comm) -> Tensor:
         found = f"a tensor {tuple(result.shape)}" if isinstance(result, Tensor) else repr(result)
         raise TypeError(f"{stage!r} returned {found}; a stage returns what becomes of x, a tensor {tuple(x.shape)}")
     return result
+
+
+def remembered(stage: Stage, state: State, carried: bool = True, at: str = "") -> Iterator[tuple[str, Tensor, Any]]:
+    """Yield for every tensor of a state its path, itself, and how it is carried to other ranks; None: not at all.
+
+    Tensors that are derived from the bucket are left out.
+    """
+    nested = stage.nested()
+    for name, value in ((name, value) for name, value in state.items() if name not in stage.derived):
+        if name in nested and isinstance(value, dict):
+            yield from remembered(nested[name], value, carried and not stage.shards, f"{at}{name}.")
+        else:
+            carry = stage.elementwise.get(name) if carried else None
+            yield from ((path, tensor, carry) for path, tensor in _leaves(value, f"{at}{name}"))
+
+
+def _leaves(value: Any, at: str) -> Iterator[tuple[str, Tensor]]:
+    if isinstance(value, Tensor):
+        yield at, value
+    elif isinstance(value, dict):
+        for name, each in value.items():
+            yield from _leaves(each, f"{at}.{name}")
 
 
 @singledispatch

@@ -13,6 +13,7 @@ from ...comm import Comm, Note
 from ...primitives import mean_
 from ...rules import Rule
 from ...stages import Stage, State, call_stage
+from ...stages.base import remembered
 from ...topology.chosen import as_chosen, chooses
 from ..monitor import Collective
 from ..runtime.channels import Channel
@@ -160,6 +161,11 @@ class RuleRunner:
             flight.flight.forget()
             if self.losses is not None:
                 self.losses.landed((i, flight.round))
+
+    def remembers(self) -> bool:
+        """Return whether its flights depend on the flights before them, as the states tell."""
+        stage = self.rule.stage
+        return stage.remembers() or any(True for state in self.states for _ in remembered(stage, state))
 
     def flights(self) -> list[BucketFlight]:
         """Return the flights in the air, in the order of their launch."""

@@ -9,7 +9,7 @@ is saved as its result.
 
 import logging
 import re
-from collections.abc import Container, Iterator, Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -17,35 +17,14 @@ from torch import Tensor
 
 from ...buckets import Bucket, local
 from ...expressions import spellings
-from ...stages import Carry, Stage, State
+from ...stages import Carry, State
+from ...stages.base import remembered
 from ..runners.journal import Journal
 from ..runners.runner import RuleRunner
 from .flights import load_delayed, load_flight, save_flights
 from .pieces import Names, gathered, save_pieces
 
 log = logging.getLogger("baguakit")
-
-
-def remembered(stage: Stage, state: State, carried: bool = True, at: str = "") -> Iterator[tuple[str, Tensor, Any]]:
-    """Yield for every tensor of a state its path, itself, and how it is carried to other ranks; None: not at all.
-
-    Tensors that are derived from the bucket are left out.
-    """
-    nested = stage.nested()
-    for name, value in ((name, value) for name, value in state.items() if name not in stage.derived):
-        if name in nested and isinstance(value, dict):
-            yield from remembered(nested[name], value, carried and not stage.shards, f"{at}{name}.")
-        else:
-            carry = stage.elementwise.get(name) if carried else None
-            yield from ((path, tensor, carry) for path, tensor in _leaves(value, f"{at}{name}"))
-
-
-def _leaves(value: Any, at: str) -> Iterator[tuple[str, Tensor]]:
-    if isinstance(value, Tensor):
-        yield at, value
-    elif isinstance(value, dict):
-        for name, each in value.items():
-            yield from _leaves(each, f"{at}.{name}")
 
 
 def load_runners(
