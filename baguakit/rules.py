@@ -252,7 +252,8 @@ def hierarchical(algorithm: Algorithm) -> Algorithm:
         algorithm: a rule, or a tuple of rules.
 
     Raises:
-        TypeError: it is neither, or it needs the shapes of parameters (`power_sgd`), which shards do not have.
+        TypeError: it is neither; it needs the shapes of parameters (`power_sgd`), which shards do not have; or it is
+            hierarchical already.
     """
     if isinstance(algorithm, tuple) and algorithm and all(isinstance(rule, Rule) for rule in algorithm):
         return tuple(replace(rule, stage=Hierarchical(rule.stage)) for rule in algorithm)

@@ -50,7 +50,8 @@ class Adaptive(Average):
 
     Raises:
         TypeError: an argument is of another type.
-        ValueError: `error` or `bits` are anything else.
+        ValueError: `error` or `bits` are anything else, or `error` is below 1 / (2ᵇ − 1)² for the largest b of `bits`,
+            what it loses of values that are spread evenly.
     """
 
     error: float
@@ -66,6 +67,11 @@ class Adaptive(Average):
         integers("bits", self.bits, 1, 8)
         if list(self.bits) != sorted(set(self.bits)):
             raise ValueError(said("bits", "whole numbers that rise, such as (2, 4, 8)", self.bits))
+        if self.error < (least := (2 ** self.bits[-1] - 1) ** -2):
+            raise ValueError(
+                f"error={self.error:g} is less than {self.bits[-1]} bits can keep, about {least:.2g} of evenly spread "
+                "values; allow more, or take a wider format such as bytegrad(BFloat16()) or gradient_allreduce()"
+            )
 
     def compressors(self) -> tuple[Compressor, ...]:
         return tuple(map(format_of, self.bits))

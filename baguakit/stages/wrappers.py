@@ -51,6 +51,11 @@ class Hierarchical(Around):
             raise TypeError(
                 f"{self.inner!r} needs the shapes of the parameters, and Hierarchical gives it shards without any"
             )
+        if any(isinstance(each, Hierarchical) for each in self.inner.whole()):
+            raise TypeError(
+                f"{self.inner!r} averages within nodes and between them already, and a shard has no nodes within; use "
+                "one Hierarchical, around the stage that averages between nodes"
+            )
 
     def wants_groups(self) -> frozenset[str]:
         return self.needs_groups  # the stage inside sends between nodes

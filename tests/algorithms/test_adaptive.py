@@ -26,7 +26,7 @@ def fewest(stage, x: torch.Tensor) -> int:
     return next((b for b in stage.bits if error(format_of(b), x) <= stage.error), stage.bits[-1])
 
 
-@pytest.mark.parametrize("allowed", [1e-9, 1e-3, 3e-3, 0.02, 0.5])
+@pytest.mark.parametrize("allowed", [2e-5, 1e-3, 3e-3, 0.02, 0.5])
 @pytest.mark.parametrize("round", [0, ROUNDS])
 def test_it_chooses_the_fewest_bits_that_are_accurate_enough(allowed, round):
     stage, x = bk.stages.Adaptive(allowed), values(0, round, 2000)
@@ -90,6 +90,9 @@ def test_it_is_declared_with_a_possible_error_and_bits_that_rise():
     for wrong in (0, 1, -1, float("nan"), float("inf")):
         with pytest.raises(ValueError, match="error is a finite number"):
             bk.stages.Adaptive(wrong)
+    for wrong, bits in ((1e-12, (2, 8)), (1.5e-5, (8,)), (4e-3, (2, 3, 4))):
+        with pytest.raises(ValueError, match=rf"^error={wrong:g} is less than {bits[-1]} bits can keep, about"):
+            bk.stages.Adaptive(wrong, bits)
     for wrong in ((), (0, 4), (2, 9), (8, 4), (4, 4)):
         with pytest.raises(ValueError, match="bits is"):
             bk.stages.Adaptive(ERROR, wrong)
@@ -101,6 +104,6 @@ def test_it_is_declared_with_a_possible_error_and_bits_that_rise():
 
 
 def test_the_planner_predicts_the_bits_that_normal_values_need():
-    assert [bits_of_normal_values(bk.stages.Adaptive(e)) for e in (1e-9, 1e-3, 5e-3, 0.02, 0.5)] == [
+    assert [bits_of_normal_values(bk.stages.Adaptive(e)) for e in (2e-5, 1e-3, 5e-3, 0.02, 0.5)] == [
         8, 6, 5, 4, 2,
     ]  # fmt: skip

@@ -175,6 +175,8 @@ def test_a_rank_that_raises_is_named_on_the_others():
         ),
         (lambda bk: bk.algorithms.decentralized(order="cta"), "order is 'awc' or 'atc', not 'cta'"),
         (lambda bk: bk.hierarchical(bk.stages.Mean()), "algorithm is a rule, or a tuple of rules"),
+        (lambda bk: bk.hierarchical(bk.hierarchical(bk.algorithms.local_sgd())), "averages within nodes and between"),
+        (lambda bk: bk.algorithms.bytegrad(error=1e-12), "error=1e-12 is less than 8 bits can keep"),
         (lambda bk: bk.Bucket([]), "at least one"),
         (lambda bk: bk.Bucket([torch.zeros(2), torch.zeros(2, dtype=torch.float64)]), "one dtype"),
         (lambda bk: bk.Bucket([torch.zeros(2, dtype=torch.int64)]), "int64, which cannot be averaged"),

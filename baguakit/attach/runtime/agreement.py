@@ -5,7 +5,7 @@ import json
 import zlib
 from collections.abc import Callable, Iterable, Sequence
 from itertools import zip_longest
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -15,10 +15,9 @@ from ...buckets import local
 from ...comm import Comm
 from ...lanes import CpuLane
 from ..monitor import Collective, Monitor
-from ..setup.setup import AttachSetup, Setup
+from ..setup.setup import AnySetup, AttachSetup
 from ..setup.sharding import is_sharded
 
-AnySetup = TypeVar("AnySetup", bound=Setup)
 Written = tuple[str | None, Sequence[str]]
 """The error of a rank, or None, and the lines of its setup."""
 

@@ -11,7 +11,8 @@ from ...comm import FLAT, Comm, abort_all, error_in
 from ...lanes import lane
 from ..monitor.records import LEFT, RAISED
 from ..runners.runner import RuleRunner
-from .agreement import AnySetup, agree
+from ..setup.setup import AnySetup, on_mesh
+from .agreement import agree
 from .channels import Channel
 from .start import own_comm, start_monitor, warn_of_shared_cards
 
@@ -53,7 +54,7 @@ class Runtime(Generic[AnySetup]):
         if comm.membership is not None:
             comm.membership.watch(self.monitor)
         try:
-            self.setup = agree(self.monitor, make)
+            self.setup = agree(self.monitor, lambda: on_mesh(make(), comm))
         except BaseException:  # which all ranks raise
             self.over = True
             self.monitor.leave(LEFT)

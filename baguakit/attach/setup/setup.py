@@ -1,9 +1,9 @@
 """Setups: each rank makes its own, and all ranks compare theirs before anything is sent."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import timedelta
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from ...arguments import said
-from ...comm import FLAT
+from ...comm import FLAT, HOSTS, Comm
 from ...rules import Rule
 
 LONGEST = timedelta(days=365)  # to wait for a flight
@@ -55,6 +55,9 @@ class Setup:
         return frozenset([FLAT] if flat else []).union(*(rule.stage.wants_groups() for rule in rules))
 
 
+AnySetup = TypeVar("AnySetup", bound=Setup)
+
+
 @dataclass(frozen=True, eq=False)
 class AttachSetup(Setup):
     """The setup of an attachment.
@@ -71,6 +74,13 @@ class AttachSetup(Setup):
     bucket_bytes: int
     order: tuple[str, ...]
     broadcast: bool
+
+
+def on_mesh(setup: AnySetup, comm: Comm) -> AnySetup:
+    """Return a setup whose lines begin with the mesh of the ranks, which must be the same on all."""
+    mesh: Any = comm.mesh
+    said = f"mesh={mesh!r}" if mesh is None or mesh == HOSTS else f"mesh {mesh.mesh_dim_names} {mesh.mesh.tolist()}"
+    return replace(setup, lines=(said, *setup.lines))
 
 
 def channel_of(rule: Rule) -> int:
