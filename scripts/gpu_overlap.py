@@ -1,4 +1,4 @@
-"""What the priority of a lane's stream changes: seconds of steps and of the flights of buckets, beside DDP.
+"""The effect of the priority of a lane's stream: seconds of steps and of the flights of buckets, beside DDP.
 
 Ranks share a GPU, and train a stack of linear layers. Of each way: seconds until the host has launched a step, seconds
 until it is done, and of the flights of a bucket on the device the mean milliseconds from the launch to the begin, on

@@ -1,4 +1,4 @@
-"""Whether all values are finite: asked in one way on CPUs and in another on GPUs, with one answer."""
+"""All values are finite or not: asked in one way on CPUs and in another on GPUs, with one answer."""
 
 import math
 

@@ -1,4 +1,4 @@
-"""Where and when attach is called: before lazy parameters have shapes, and in inference mode."""
+"""Attach is called before lazy parameters have shapes, and in inference mode."""
 
 import pytest
 import torch

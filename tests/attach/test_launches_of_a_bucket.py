@@ -1,4 +1,4 @@
-"""What one bucket of one backward costs the host: kernels and collectives, counted on a GPU that holds no values."""
+"""The kernels and collectives of one bucket of one backward, counted on a GPU that holds no values."""
 
 from collections import Counter
 
