@@ -43,7 +43,7 @@ from .comparing import Comparison, described, tag_of
 from .methods import Call, Methods
 from .policy import Policy
 from .reports import count
-from .works import Begun, Passed, Work
+from .works import Begun, Passed, Work, here
 
 NAME = "bagua"
 CPU = torch.device("cpu")
@@ -184,13 +184,22 @@ class BaguaGroup(Methods):
         channel, number = self._channels["cpu"], next(self._rounds) + 1
 
         def begin() -> list[Any]:
-            channel.check()
-            group = channel.comm.group
-            self._agree(Comparison(group, collective.label, number, call.splits))
             with writing(call.outs):
+                group = channel.comm.group
                 return [getattr(group, name)(*arguments, **named) for name, arguments, named in call.passed]
 
-        collective.flight = Begun(channel.lane.run(begin, collective.label))
+        def meet() -> None:
+            channel.check()
+            self._agree(Comparison(channel.comm.group, collective.label, number, call.splits))
+
+        def both() -> list[Any]:
+            meet()
+            return begin()
+
+        if torch._C._autograd._profiler_enabled():  # it sees only what its own thread begins
+            collective.flight = here(begin, meet, channel.lane)
+        else:
+            collective.flight = Begun(channel.lane.run(both, collective.label))
         return Work(collective, self._monitor, call.outs, channel.lane, self._dropped)
 
     # Messages between two ranks, which the others know nothing of

@@ -1,5 +1,6 @@
 """The work that a collective returns: an error at `wait()` or in its future names the rank at fault."""
 
+import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -58,6 +59,28 @@ class Begun(Passed):
     def fail(self, error: BaseException) -> None:
         super().fail(error)
         self.launch.fail(error)
+
+
+def here(begin: Callable[[], Sequence[Any]], meet: Callable[[], None], lane: Lane) -> Flight:
+    """Return work of gloo that this thread begins after `meet()` on a lane, which waits for that."""
+    met, begun, well = threading.Event(), threading.Event(), []
+
+    def hold() -> None:
+        try:
+            meet()
+            well.append(True)
+        finally:
+            met.set()
+        begun.wait()
+
+    flight = lane.run(hold)
+    met.wait()
+    if not well:
+        return flight
+    try:
+        return Passed(begin())
+    finally:
+        begun.set()
 
 
 class Work(dist.Work):

@@ -176,7 +176,8 @@ class Comm:
         """Sum `x` over the ranks in place."""
         if self.size > 1:
             self._count(2 * (self.size - 1) / self.size * x.nbytes)
-            self.met()
+            if self._meet is not None:
+                self._meet()
             if (flows := self.settled()) is None:
                 dist.all_reduce(x, op, group=self.group)
             else:
@@ -198,7 +199,8 @@ class Comm:
             return x
         out = x.new_empty(x.numel() // self.size)
         self._count((self.size - 1) * out.nbytes)
-        self.met()
+        if self._meet is not None:
+            self._meet()
         if (flows := self.settled()) is None:
             reduce_scatter_single(out, x, group=self.group)
         else:
@@ -211,7 +213,8 @@ class Comm:
             return x
         out = x.new_empty(self.size * x.shape[0], *x.shape[1:])
         self._count((self.size - 1) * x.nbytes)
-        self.met()
+        if self._meet is not None:
+            self._meet()
         if (flows := self.settled()) is None:
             all_gather_single(as_sent(out), as_sent(x), group=self.group)
         else:

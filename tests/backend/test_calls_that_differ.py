@@ -248,3 +248,19 @@ def test_calls_that_begin_with_the_same_words_differ_in_a_line(label):
     sentence = Comparison(Alone(label + "."), label, 1, None).wait()
     first, other = re.search("rank 1 made (.*), and ranks 0, 2 (.*); all ranks must", sentence).groups()
     assert first != other
+
+
+def test_a_profiler_sees_exact_calls_of_its_thread():
+    """On one rank only, as programs do."""
+
+    def run():
+        with group() as g:
+            x = torch.ones(9)
+            with torch.autograd.profiler.profile(enabled=dist.get_rank() == 0) as profile:
+                works = [dist.all_reduce(x, group=g, async_op=True) for _ in range(2)]
+                for work in works:
+                    work.wait()
+            events = profile.function_events if dist.get_rank() == 0 else []
+            return x[0].item(), sum(event.name == "gloo:all_reduce" for event in events)
+
+    assert ranks(2, run) == [(4, 2), (4, 0)]
