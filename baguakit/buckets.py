@@ -39,7 +39,8 @@ class Bucket:
         params: the given parameters.
         flat: the flat tensor (n,) in the dtype of the parameters; n is the sum of their sizes, padded. Of complex
             parameters it has the real and the imaginary parts, side by side.
-        views: views of `flat` with the shapes and the dtype of the parameters.
+        views: views of `flat` with the shapes and the dtype of the parameters; each has a version counter of
+            its own.
 
     Raises:
         TypeError: a parameter is of a dtype that is not averaged (integers, float8), or two have different dtypes.
@@ -81,7 +82,7 @@ class Bucket:
         return bucket
 
     def _lay_out(self, used: int) -> None:
-        self.views: list[Tensor] = views(self.flat, self.params)
+        self.views: list[Tensor] = [view.data for view in views(self.flat, self.params)]
         self.padding: Tensor = self.flat[used:]
         # Zeros are copied with the values: on a GPU to set the padding to zero would be a launch of its own.
         self._padded = [(self.padding, torch.zeros_like(self.padding))] if self.padding.numel() else []

@@ -1,7 +1,7 @@
 """The attachment as the user sees it, and how to make one."""
 
 import contextlib
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Sequence
 from datetime import timedelta
 from functools import partial
 from typing import Any
@@ -14,6 +14,7 @@ from ..comm import Comm, check_comm
 from ..rules import Algorithm, Rule
 from .consensus import consensus_distance, merge_
 from .engine import Engine
+from .gradients import Gradients
 from .hooks import Hooks
 from .joining import joined
 from .recoverable import Recoverable
@@ -27,7 +28,7 @@ from .state.checks import check_state
 from .tuning import Tunable
 
 
-class Attachment(Recoverable):
+class Attachment(Gradients, Recoverable):
     """Rules that work on a model; made by `attach`. A context manager: leaving it detaches."""
 
     def __init__(self, engine: Engine) -> None:
@@ -42,19 +43,6 @@ class Attachment(Recoverable):
     def step(self) -> int:
         """Return the number of optimizer steps made since the attachment was made."""
         return self._engine.clock.step
-
-    @contextlib.contextmanager
-    def no_sync(self) -> Iterator[None]:
-        """Only accumulate gradients in the backward passes of the body, as with `DistributedDataParallel.no_sync`.
-
-        The first backward outside averages what has been accumulated. Local.
-        """
-        clock = self._engine.clock
-        before, clock.synchronising = clock.synchronising, False
-        try:
-            yield
-        finally:
-            clock.synchronising = before
 
     @checked
     def join(

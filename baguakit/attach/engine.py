@@ -3,6 +3,7 @@
 import weakref
 from collections.abc import Callable, Collection, Container
 from functools import partial
+from itertools import chain
 from operator import is_
 from typing import Any
 
@@ -26,6 +27,7 @@ from .setup.setup import AttachSetup, channel_of
 from .state.checkpoint import load_runners, save_runner
 from .training.backward import Backward
 from .training.clock import Clock
+from .training.landings import Landings
 from .training.logbook import Logbook
 from .training.other_optimizers import OtherOptimizers
 from .training.steps import Steps
@@ -46,6 +48,7 @@ class Engine:
         free_runners: those of free-running rules.
         ever: the parameters that have been trainable here: they keep their place and state while they are frozen.
         other_optimizers: optimizers that step the model's parameters and are not attached.
+        landings: the gradients with which each optimizer may step.
         since: the step at which the buckets were made.
         log: the times of training since then.
         tuned: the bucket size and the flows that tuning has found, if it has ended: part of the state.
@@ -67,6 +70,7 @@ class Engine:
         if self._may_reorder():
             self.backward.arrived = {}
         self.other_optimizers = OtherOptimizers(self.setup.model, self.setup.optimizers)
+        self.landings = Landings(self.setup.optimizers)
         _engines.add(self)
 
     def start(self, fill: Callable[[], Any], load: Callable[[], Any]) -> None:
@@ -196,6 +200,17 @@ class Engine:
         late = [p for p in self.setup.names if p in averaged]
         if late:
             self.together("gradients of new parameters", partial(mean_gradients_, late))
+            self.landings.landed(map(id, late))
+
+    def average_gradients(self) -> None:
+        """See `Attachment.average_`."""
+        if self.runtime.over:
+            raise RuntimeError("average_() averages with the groups of the attachment; call it before it is detached")
+        if not self.backward.runners:
+            raise ValueError("average_() averages gradients by rules on gradients, and this attachment has none")
+        by_optimizer = [self.landings.strange(each, self.backward.touched) for each in self.setup.optimizers]
+        made = chain(*by_optimizer) if by_optimizer else (p for p in self.setup.names if p.grad is not None)
+        self.backward.average(set(made))
 
     def _rebuild(self, make: Callable[..., AttachSetup], label: str, flows: int) -> None:
         """Agree on a new setup, make its buckets and groups, and carry over the state. Collective."""

@@ -1,5 +1,7 @@
 """The hooks of an attachment on parameters and optimizers: they drive its engine."""
 
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -10,7 +12,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 from .engine import Engine
 from .runners.runner import check_unconverted
 from .training.logbook import part_of
-from .training.steps import with_callback
+from .training.other_optimizers import within_backward
 
 
 class Hooks:
@@ -23,14 +25,18 @@ class Hooks:
     def __init__(self, engine: Engine) -> None:
         self.engine, self.others = engine, engine.other_optimizers
         self._of_params: dict[Tensor, Any] = {}
-        self._of_optimizers: list[Any] = [register_optimizer_step_post_hook(self.others.stepped)]
+        self._evaluating = False  # a closure, or one has raised
+        self._blank = False  # the step under way is none
+        # torch.compile of a step leaves them out. By a decorator, the compiler would be imported with the package.
+        outside: Any = torch.compiler.disable
+        self._of_optimizers: list[Any] = [register_optimizer_step_post_hook(outside(self.others.stepped))]
         engine.runtime.unhook.append(self.remove)
         with engine.runtime.or_abandon():
             for optimizer in engine.setup.optimizers:
-                before: Any = optimizer.register_step_pre_hook(self._before_step)
+                before: Any = optimizer.register_step_pre_hook(outside(self._before_step))
                 hooks: Any = optimizer._optimizer_step_pre_hooks
                 hooks.move_to_end(before.id, last=False)  # other hooks must find what has landed
-                self._of_optimizers += [before, optimizer.register_step_post_hook(self._after_step)]
+                self._of_optimizers += [before, optimizer.register_step_post_hook(outside(self._after_step))]
             self.follow()
         engine.rebuilt = self.follow
 
@@ -38,6 +44,7 @@ class Hooks:
         """Hook the parameters of the engine's buckets of gradients, and no others."""
         backward = self.engine.backward
         backward.landed = self._gradients_landed
+        self.engine.landings.follow(backward.runners)
         params = dict.fromkeys(p for runner in backward.runners for p in runner.params())
         for p in [p for p in self._of_params if p not in params]:
             self._of_params.pop(p).remove()
@@ -67,10 +74,11 @@ class Hooks:
         for hook in (*self._of_params.values(), *self._of_optimizers):
             hook.remove()
 
-    def _gradients_landed(self) -> None:
+    def _gradients_landed(self, params: list[int]) -> None:
         engine = self.engine
         if engine.backward.dropped:
             return
+        engine.landings.landed(params)
         engine.follow_parameters()
         if not engine.runtime.setup.optimizers:  # then every backward that lands is a step
             engine.log.step_ended(engine.clock.step)
@@ -82,36 +90,66 @@ class Hooks:
     def _before_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> Any:
         """Return the arguments of the step, the optimizer being the first, where they must change; else None."""
         if torch._C._current_graph_task_id() != -1:
-            raise RuntimeError(
-                f"{type(optimizer).__name__} steps within a backward, before the gradients of all ranks have landed; "
-                "step when backward has returned"
-            )
-        engine = self.engine
+            raise within_backward(optimizer)
+        engine, steps, backward = self.engine, self.engine.steps, self.engine.backward
         engine.check()
-        self.others.ours = True
-        engine.backward.drop_failed()
-        if not engine.steps.begun:
-            check_unconverted(engine.steps.runners, engine.runtime.setup.names)
         closure = args[1] if len(args) > 1 else kwargs.get("closure")
-        if not callable(closure):
-            self._begin_step()
-            engine.log.begin(part_of(optimizer))
+        self.others.ours = True
+        if closure is None and engine.landings.is_blank(optimizer, backward.touched):
+            self._blank = True
             return None
+        backward.drop_failed()
+        if self._evaluating:  # what has failed was in the closure: that step is over
+            self._evaluating = backward.dropped = steps.begun = False
+        if not steps.begun:
+            check_unconverted(steps.runners, engine.runtime.setup.names)
+        evaluates = callable(closure)
+        if not backward.dropped:
+            engine.follow_parameters()
+            steps.before(land=not evaluates)
         engine.log.begin(part_of(optimizer))
-        followed = with_callback(closure, self._begin_step)
+        if not evaluates:
+            self._check_gradients(optimizer)
+            return None
+        followed = partial(self._evaluate, optimizer, closure)
         return ((args[0], followed, *args[2:]), kwargs) if len(args) > 1 else (args, {**kwargs, "closure": followed})
 
-    def _begin_step(self) -> None:
-        if not self.engine.backward.dropped:
-            self.engine.follow_parameters()
-            self.engine.steps.before()
+    def _evaluate(self, optimizer: Optimizer, closure: Callable[[], Any]) -> Any:
+        """Call the closure of a step, once or once more."""
+        self._evaluating = True
+        result = closure()
+        self._evaluating = False
+        self._check_gradients(optimizer)
+        if self.engine.backward.runners:
+            self.engine.landings.stepped(optimizer)  # with these gradients, and it may evaluate again
+        return result
+
+    def _check_gradients(self, optimizer: Optimizer) -> None:
+        """Raise a RuntimeError if an optimizer is about to step with a gradient that should have landed and has not."""
+        engine = self.engine
+        backward, step = engine.backward, engine.clock.step
+        for p in engine.landings.strange(optimizer, backward.touched) if backward.runners else ():
+            rules = [each.rule for each in backward.runners if each.rule.acts(step) and id(p) in each.ids]
+            if rules and p.grad is not None and p.grad.any():  # zeros are those of zero_grad(set_to_none=False)
+                raise RuntimeError(
+                    f"{type(optimizer).__name__} steps with a gradient of {engine.setup.names[p]} that {rules[0]!r} "
+                    "has not averaged: no backward outside att.no_sync() has brought it since the last step; call "
+                    "att.average_() when gradients have been put into .grad in another way"
+                )
 
     def _after_step(self, optimizer: Optimizer, *_: Any) -> None:
         engine = self.engine
         steps, dropped = engine.steps, engine.backward.dropped
         self.others.ours = False
+        if self._blank:
+            self._blank = False
+            return
         engine.log.end(part_of(optimizer))
-        if not steps.begun and not dropped:  # it was given a closure, and did not call it
+        if engine.backward.runners:
+            engine.landings.stepped(optimizer)
+        if dropped:
+            steps.begun = False
+        elif not steps.begun:  # a closure has made up for a backward that failed
             steps.before()
         engine.backward.divided = not (last := steps.is_last(optimizer))
         if last:

@@ -150,14 +150,17 @@ def with_closures(algorithm, kind, fused, closures):
 
 @pytest.mark.parametrize("algorithm", others_slow(REPEATABLE, windows))
 def test_a_closure_is_the_loop(algorithm):
-    """To the last bit: what lands when a step begins finds the gradients taken, as where there is no closure."""
+    """To the last bit. Only what has flown between steps lands behind a step with a closure: x − γ g + (W x − x)."""
+    rounded = "between_steps" in windows(made(algorithm))
 
     def run(kind, fused):
         return [with_closures(algorithm, kind, fused, closures) for closures in (True, False)]
 
     for kind, fused in ((torch.optim.SGD, False), (torch.optim.Adam, True)):
         for (a, losses, steps), (b, expected, _) in ranks(2, run, kind, fused):
-            assert torch.equal(a, b) and losses == expected and steps == 6, (kind, fused)
+            close(a, b)
+            close(torch.tensor(losses), torch.tensor(expected))
+            assert (rounded or (torch.equal(a, b) and losses == expected)) and steps == 6, (kind, fused)
 
 
 @pytest.mark.parametrize("calls", [0, 2])

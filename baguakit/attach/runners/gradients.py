@@ -6,6 +6,8 @@ of d + 1: gradients are views of the buckets that landed last, and the next back
 
 from collections import deque
 from dataclasses import dataclass, field
+from itertools import compress
+from operator import attrgetter
 from typing import Any, NamedTuple
 
 import torch
@@ -18,6 +20,7 @@ from ...keeping import Joint
 from ...kernels.shared.uploads import uploaded
 from .runner import BucketFlight, RuleRunner, call_unscaled
 
+VERSION = attrgetter("_version")
 FAILED = 2  # in the place of the flags, 0 and 1
 
 
@@ -82,7 +85,7 @@ class GradientRunner(RuleRunner):
         flags: of the backward whose buckets are at hand.
         ring: the passes that land in the next backward passes, in order; zeros before the first.
         untouched: views that are gradients and were not accumulated into, each with its values before the launch.
-        versions: of the flat tensors, when their gradients landed.
+        versions: of the views of each bucket, summed, when their gradients landed.
         factor: of the gradients at launch: not 1 where the mean is over some ranks only.
         ones: flags of a rank that has all gradients, on the device, and some more.
     """
@@ -97,7 +100,7 @@ class GradientRunner(RuleRunner):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.flags = self._all()
+        self.flags, self.ids = self._all(), list(map(id, self.params()))
         self._heads: dict[int, list[Tensor]] = {}  # the first value of each gradient, by bucket
         self.ones = torch.ones(-(-len(self.flags.mine) // 8) * 8, dtype=torch.uint8, device=self.buckets[0].flat.device)
         self.ring = deque(
@@ -199,19 +202,28 @@ class GradientRunner(RuleRunner):
             self._heads[id(bucket)] = [bucket.flat[at : at + 1] for at in places]
         return self._heads[id(bucket)]
 
-    def land(self, scale: Tensor | None) -> None:
-        """Make the gradients that some rank has views of the buckets; delayed ones times the `scale` of the loss."""
-        used = self.flags.of_all()
+    def land(self, scale: Tensor | None) -> list[int]:
+        """Make the gradients that some rank has views of the buckets; delayed ones times the `scale` of the loss.
+
+        Returns:
+            the ids of the parameters whose gradients have landed.
+        """
+        landed = used = self.flags.of_all()
         for bucket in self.buckets:
             here, used = used[: len(bucket.params)], used[len(bucket.params) :]
             kept = {view.data_ptr() for view, here_used in zip(bucket.views, here, strict=True) if not here_used}
             for view, held in self.untouched:
                 if view.data_ptr() in kept:
-                    view.copy_(held)
+                    view.data.copy_(held)  # as it was: its version stays
             if self.ring and scale is not None:
                 bucket.flat.mul_(scale)
             bucket.store("grad", only=None if all(here) else here)
-        self.flown, self.versions = True, [bucket.flat._version for bucket in self.buckets]
+        self.flown, self.versions = True, [versions(bucket) for bucket in self.buckets]
+        return self.ids if all(landed) else list(compress(self.ids, landed))
+
+    def all_buckets(self) -> list[Bucket]:
+        """Return the buckets at hand, and those in the air."""
+        return [*self.buckets, *(bucket for each in self.ring for bucket in each.buckets)]
 
     def used(self, flags: Flags, i: int, state: Tensor) -> Tensor | None:
         """Return which values of a state of bucket `i` belong to gradients that some rank has: bools, or None for all.
@@ -257,11 +269,16 @@ class GradientRunner(RuleRunner):
         added = [p for p, view in pairs if p in reached and is_view(p.grad, view)]
         if not added:
             return False
-        if bucket.flat._version - self.versions[i] <= len(added):  # nobody has zeroed them
+        if versions(bucket) - self.versions[i] <= len(added):  # nobody has zeroed them
             return True
         # Zeroed, or clipped: the gradients that this backward has not reached yet tell.
         rest = [view for p, view in pairs if p not in reached and is_view(p.grad, view)]
         return bool(rest) and any(bool(view.any()) for view in rest)
+
+
+def versions(bucket: Bucket) -> int:
+    """Return the sum of the version counters of a bucket's gradients: it tells how often they have been written."""
+    return sum(map(VERSION, bucket.views))
 
 
 def has_gradient(p: Tensor, touched: set[Tensor]) -> bool:

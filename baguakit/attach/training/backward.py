@@ -2,7 +2,7 @@
 
 import logging
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from functools import partial
 from operator import attrgetter
 from typing import Any
@@ -24,6 +24,8 @@ from .logbook import BACKWARD, Logbook
 log = logging.getLogger("baguakit")
 TRAINABLE = attrgetter("requires_grad")
 
+OUTSIDE = -1  # the number of autograd's task where there is none
+
 
 class Backward:
     """The backward pass under way.
@@ -39,7 +41,7 @@ class Backward:
         log: for the times of backward passes.
 
     Attributes:
-        landed: called when gradients have landed.
+        landed: called when gradients have landed, with the ids of their parameters.
     """
 
     def __init__(
@@ -51,7 +53,7 @@ class Backward:
         log: Logbook,
     ) -> None:
         self.runners, self.names, self.clock, self.scale, self.log = runners, names, clock, scale, log
-        self.landed: Callable[[], None] = lambda: None
+        self.landed: Callable[[list[int]], None] = lambda ids: None
         self.task: int | None = None  # of the backward under way, or that has failed
         self.mark: Callable[[], Any] = lambda: None  # returns None once autograd has discarded that backward
         self.acting: list[GradientRunner] = []
@@ -103,6 +105,23 @@ class Backward:
         check_unconverted(self.runners, self.names)
         if self.task is not None and self.mark() is not None:  # this one runs within that one: reentrant checkpointing
             self.start_over()
+        self._begin(task)
+        at_end = partial(self.end, task)
+        Variable._execution_engine.queue_callback(at_end)  # and autograd holds the only reference to it
+        self.mark = weakref.ref(at_end)
+
+    @torch.no_grad()
+    def average(self, params: Collection[Tensor]) -> None:
+        """Average the gradients of parameters as if a backward had accumulated them: there is none."""
+        check_unconverted(self.runners, self.names)
+        self._begin(OUTSIDE)
+        self.touched.update(params)
+        self.reached.update(params)
+        for p in params if self.passes else ():
+            self.check_another_pass(p)
+        self.end(OUTSIDE)
+
+    def _begin(self, task: int) -> None:
         self.end_failed()
         self.task, self.reached = task, set()
         self.log.begin(BACKWARD)
@@ -113,9 +132,6 @@ class Backward:
         for place, params in enumerate(self.missing):
             for p in params:
                 self.places.setdefault(p, []).append(place)
-        at_end = partial(self.end, task)
-        Variable._execution_engine.queue_callback(at_end)  # and autograd holds the only reference to it
-        self.mark = weakref.ref(at_end)
 
     def prepare(self) -> None:
         """Determine the buckets that will be launched, and whether their flights decide together."""
@@ -187,17 +203,17 @@ class Backward:
         self.task = None
         failed = [runner.arrive_all() for runner in self.acting]
         self.leaves.landed({runner.channel.lane for runner in self.acting})
-        self.dropped = any(failed)
+        self.dropped, landed = any(failed), list[int]()
         if self.dropped and self.scale() is None:
             log.warning("a backward failed on another rank: this rank drops its gradients, and no rank steps with them")
             self.drop_gradients()
         else:
             for runner in self.acting:
                 runner.show_fault()
-                runner.land(self.scale())
+                landed += runner.land(self.scale())
             self.passes += 1
         self.touched.clear()
-        self.landed()
+        self.landed(landed)
 
     def drop_gradients(self) -> None:
         """Drop all gradients: a backward has failed on some rank, and no rank steps with it."""

@@ -4,8 +4,11 @@ import warnings
 from collections.abc import Sequence
 from typing import Any
 
+import torch
 from torch import nn
 from torch.optim import Optimizer
+
+from .landings import params_of
 
 MANY = 32  # backward passes without a step: more than a GradScaler skips when it sets out
 
@@ -24,12 +27,21 @@ class OtherOptimizers:
         self.found = ""  # the class of another optimizer
         self._warned = False
 
-    def stepped(self, optimizer: Optimizer, *_: Any) -> None:
-        """Check an optimizer that has stepped: any of this process."""
-        if self.found or self.ours or not self.attached or any(optimizer is each for each in self.attached):
-            return
+    def _trains(self, optimizer: Optimizer) -> bool:
         parameters = {id(p) for p in self.model.parameters()}
-        if any(id(p) in parameters for group in optimizer.param_groups for p in group["params"]):
+        return any(id(p) in parameters for p in params_of(optimizer))
+
+    def stepped(self, optimizer: Optimizer, *_: Any) -> None:
+        """Check an optimizer that has stepped: any of this process.
+
+        Raises:
+            RuntimeError: none is attached, and it has stepped the model within a backward.
+        """
+        if not self.attached and torch._C._current_graph_task_id() != -1 and self._trains(optimizer):
+            raise within_backward(optimizer)
+        if self.found or self.ours or not self.attached or optimizer in self.attached:
+            return
+        if self._trains(optimizer):
             self.found = type(optimizer).__name__
             self._warn(
                 f"{self.found} steps parameters of the attached model and is not the optimizer that was attached: the "
@@ -56,3 +68,11 @@ class OtherOptimizers:
         if not self._warned:
             self._warned = True
             warnings.warn(sentence, stacklevel=3)
+
+
+def within_backward(optimizer: Optimizer) -> RuntimeError:
+    """Return the error of a step that does not wait for the gradients of all ranks."""
+    return RuntimeError(
+        f"{type(optimizer).__name__} steps within a backward, before the gradients of all ranks have landed; "
+        "step when backward has returned"
+    )

@@ -1,7 +1,6 @@
 """Optimizer steps: at their boundaries, flights of weights are launched and landed."""
 
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 import torch
 from torch.optim import Optimizer
@@ -37,17 +36,25 @@ class Steps:
         self.begun, self.stepped, self.loaded = other.begun, other.stepped, other.loaded
 
     @torch.no_grad()
-    def before(self) -> None:
-        """Begin a step, if it has not begun: an optimizer is about to step."""
+    def before(self, land: bool = True) -> None:
+        """Begin a step, if it has not begun: an optimizer is about to step.
+
+        What has flown since the last step lands now or, without `land`, when the step ends: an optimizer with a closure
+        takes the gradients within its step, and it may move the weights before and put its own copy of them back.
+        """
         if not self.begun:
             self.begun = True
-            for runner in self.runners:
-                if runner.rule.window == "between_steps" and runner.air:
-                    runner.land_all()
+            if land:
+                self._land_between()
             if beginners := [runner for runner in self.runners if self.takes_first_step(runner)]:
                 self.clock.announce(BEGIN)
                 for runner in beginners:
                     runner.make_states()
+
+    def _land_between(self) -> None:
+        for runner in self.runners:
+            if runner.rule.window == "between_steps" and runner.air:
+                runner.land_all()
 
     def takes_first_step(self, runner: WeightRunner) -> bool:
         """Return True if a rule takes its first step and copies the weights: they may be others than at `attach`."""
@@ -71,6 +78,7 @@ class Steps:
             self.clock.announce(END)
         try:
             if self.runners:
+                self._land_between()
                 self._exchange(step)
         finally:  # the optimizer has stepped, even if the exchange after it has been lost
             self.log.step_ended(step)
@@ -95,22 +103,3 @@ class Steps:
         for runner in () if self.begun else self.runners:
             if runner.rule.window == "between_steps" and runner.rule.exchanges(self.clock.step) and not runner.air:
                 runner.launch_all(self.clock.step, keep=True)
-
-
-def with_callback(closure: Callable[[], Any], callback: Callable[[], None]) -> Callable[[], Any]:
-    """Return a closure that calls `callback` after the first call of `closure`.
-
-    An optimizer with a closure evaluates the loss within its step. Flights must land after the gradients have been
-    taken, as they do where the loss is evaluated before the step.
-    """
-    called = False
-
-    def both() -> Any:
-        nonlocal called
-        result = closure()
-        if not called:
-            called = True
-            callback()
-        return result
-
-    return both
