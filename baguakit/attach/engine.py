@@ -200,7 +200,7 @@ class Engine:
         late = [p for p in self.setup.names if p in averaged]
         if late:
             self.together("gradients of new parameters", partial(mean_gradients_, late))
-            self.landings.landed(map(id, late))
+            self.landings.landed([id(p) for p in late])
 
     def average_gradients(self) -> None:
         """See `Attachment.average_`."""

@@ -218,7 +218,7 @@ class GradientRunner(RuleRunner):
             if self.ring and scale is not None:
                 bucket.flat.mul_(scale)
             bucket.store("grad", only=None if all(here) else here)
-        self.flown, self.versions = True, [versions(bucket) for bucket in self.buckets]
+        self.flown, self.versions = True, [sum(map(VERSION, bucket.views)) for bucket in self.buckets]
         return self.ids if all(landed) else list(compress(self.ids, landed))
 
     def all_buckets(self) -> list[Bucket]:
@@ -269,16 +269,11 @@ class GradientRunner(RuleRunner):
         added = [p for p, view in pairs if p in reached and is_view(p.grad, view)]
         if not added:
             return False
-        if versions(bucket) - self.versions[i] <= len(added):  # nobody has zeroed them
+        if sum(map(VERSION, bucket.views)) - self.versions[i] <= len(added):  # nobody has zeroed them
             return True
         # Zeroed, or clipped: the gradients that this backward has not reached yet tell.
         rest = [view for p, view in pairs if p not in reached and is_view(p.grad, view)]
         return bool(rest) and any(bool(view.any()) for view in rest)
-
-
-def versions(bucket: Bucket) -> int:
-    """Return the sum of the version counters of a bucket's gradients: it tells how often they have been written."""
-    return sum(map(VERSION, bucket.views))
 
 
 def has_gradient(p: Tensor, touched: set[Tensor]) -> bool:

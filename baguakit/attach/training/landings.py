@@ -1,6 +1,6 @@
 """Gradients that have landed: with others an optimizer would train each rank alone."""
 
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from operator import attrgetter
 from typing import Any
 
@@ -38,11 +38,10 @@ class Landings:
         """Note the gradients that lie in the buckets of these runners."""
         self.views = {id(view) for runner in runners for bucket in runner.all_buckets() for view in bucket.views}
 
-    def landed(self, params: Iterable[int]) -> None:
+    def landed(self, params: Collection[int]) -> None:
         """Note that the gradients of parameters, given by id, have landed."""
-        ids = list(params)
         for fresh in self.fresh.values():
-            fresh.update(ids)
+            fresh.update(params)
 
     def stepped(self, optimizer: Optimizer) -> None:
         """Note the gradients with which an optimizer has stepped."""
@@ -53,9 +52,11 @@ class Landings:
             versions: list[int] = list(map(VERSION, grads))
         except (AttributeError, RuntimeError):  # None has none, nor have tensors made in inference_mode
             versions = [-1 if each is None or each.is_inference() else each._version for each in grads]
-        first = next((each for each in grads if each is not None), None)
-        if first is not None and id(first) not in self.views:  # the user has replaced them: they may be freed
-            grads = [None if each is None else TensorWeakRef(each) for each in grads]
+        for grad in grads:
+            if grad is not None:
+                if id(grad) not in self.views:  # the user has replaced them: they may be freed
+                    grads = [None if each is None else TensorWeakRef(each) for each in grads]
+                break
         self.used[optimizer] = params, grads, versions
 
     def strange(self, optimizer: Optimizer, accumulated: Collection[Tensor] = ()) -> Iterator[Tensor]:
@@ -81,9 +82,9 @@ class Landings:
     def is_blank(self, optimizer: Optimizer, accumulated: Collection[Tensor]) -> bool:
         """Return True if a step would train nothing, as torch.distributed.checkpoint makes one to get optimizer state.
 
-        No backward came since the last step, there is no state, and every gradient and every lr is 0.
+        It has no state, no backward came since its last step, and every gradient and every lr is 0.
         """
-        if optimizer.state or self.fresh[optimizer] or accumulated:
+        if self.fresh[optimizer] or accumulated:
             return False
         rates = [group.get("lr", 1.0) for group in optimizer.param_groups]
         if any(map(is_on_device, rates)) or any(rates):
