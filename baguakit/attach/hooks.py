@@ -27,6 +27,7 @@ class Hooks:
         self._of_params: dict[Tensor, Any] = {}
         self._evaluating = False  # a closure, or one has raised
         self._blank = False  # the step under way is none
+        self._copies = dict.fromkeys(engine.setup.optimizers if engine.steps.runners else ())  # those not looked at
         # torch.compile of a step leaves them out. By a decorator, the compiler would be imported with the package.
         outside: Any = torch.compiler.disable
         self._of_optimizers: list[Any] = [register_optimizer_step_post_hook(outside(self.others.stepped))]
@@ -95,7 +96,7 @@ class Hooks:
         engine.check()
         closure = args[1] if len(args) > 1 else kwargs.get("closure")
         self.others.ours = True
-        if closure is None and engine.landings.is_blank(optimizer, backward.touched):
+        if closure is None and not optimizer.state and engine.landings.is_blank(optimizer, backward.touched):
             self._blank = True
             return None
         backward.drop_failed()
@@ -103,13 +104,16 @@ class Hooks:
             self._evaluating = backward.dropped = steps.begun = False
         if not steps.begun:
             check_unconverted(steps.runners, engine.runtime.setup.names)
+        if optimizer in self._copies:
+            self._copies[optimizer] = self.others.sample(optimizer)
         evaluates = callable(closure)
         if not backward.dropped:
             engine.follow_parameters()
             steps.before(land=not evaluates)
         engine.log.begin(part_of(optimizer))
         if not evaluates:
-            self._check_gradients(optimizer)
+            if backward.runners:
+                self._check_gradients(optimizer)
             return None
         followed = partial(self._evaluate, optimizer, closure)
         return ((args[0], followed, *args[2:]), kwargs) if len(args) > 1 else (args, {**kwargs, "closure": followed})
@@ -119,8 +123,8 @@ class Hooks:
         self._evaluating = True
         result = closure()
         self._evaluating = False
-        self._check_gradients(optimizer)
         if self.engine.backward.runners:
+            self._check_gradients(optimizer)
             self.engine.landings.stepped(optimizer)  # with these gradients, and it may evaluate again
         return result
 
@@ -128,7 +132,7 @@ class Hooks:
         """Raise a RuntimeError if an optimizer is about to step with a gradient that should have landed and has not."""
         engine = self.engine
         backward, step = engine.backward, engine.clock.step
-        for p in engine.landings.strange(optimizer, backward.touched) if backward.runners else ():
+        for p in engine.landings.strange(optimizer, backward.touched):
             rules = [each.rule for each in backward.runners if each.rule.acts(step) and id(p) in each.ids]
             if rules and p.grad is not None and p.grad.any():  # zeros are those of zero_grad(set_to_none=False)
                 raise RuntimeError(
@@ -147,6 +151,8 @@ class Hooks:
         engine.log.end(part_of(optimizer))
         if engine.backward.runners:
             engine.landings.stepped(optimizer)
+        if optimizer in self._copies:
+            self.others.look_for_copies(optimizer, self._copies.pop(optimizer))
         if dropped:
             steps.begun = False
         elif not steps.begun:  # a closure has made up for a backward that failed

@@ -5,7 +5,7 @@ import json
 import zlib
 from collections.abc import Callable, Iterable, Sequence
 from itertools import zip_longest
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -16,7 +16,7 @@ from ...comm import Comm
 from ...lanes import CpuLane
 from ..monitor import Collective, Monitor
 from ..setup.setup import AnySetup, AttachSetup
-from ..setup.sharding import is_sharded
+from ..setup.sharding import is_divided, is_sharded
 
 Written = tuple[str | None, Sequence[str]]
 """The error of a rank, or None, and the lines of its setup."""
@@ -129,8 +129,13 @@ def broadcast_into(x: Tensor, comm: Comm, device: torch.device, source: int = 0)
 
 
 def broadcast_optimizers(optimizers: Iterable[Optimizer], comm: Comm, device: torch.device, source: int = 0) -> None:
-    """Overwrite the state of every optimizer, tensors and options, by that of rank `source`. Collective."""
+    """Overwrite the state of every optimizer, tensors and options, by that of rank `source`. Collective.
+
+    Where each rank has another part of the state, it stays.
+    """
     for optimizer in optimizers:
+        if is_divided(optimizer):
+            continue
         tensors: list[Tensor] = []
         skeleton = _without_tensors(optimizer.state_dict(), tensors)
         mine = skeleton, [_shape(t) for t in tensors], any(map(is_sharded, tensors))
@@ -148,7 +153,7 @@ def broadcast_optimizers(optimizers: Iterable[Optimizer], comm: Comm, device: to
         for t in tensors:
             broadcast_into(local(t), comm, device, source)
         if comm.rank != source:
-            optimizer.load_state_dict(_replaced(skeleton, _Place, tensors.__getitem__))
+            optimizer.load_state_dict(_with_tensors(skeleton, tensors))
 
 
 def _shape(t: Tensor) -> tuple[torch.Size, torch.dtype, str]:
@@ -159,17 +164,43 @@ class _Place(int):
     """The number of a tensor that was taken out of a state."""
 
 
+class _Parts(NamedTuple):
+    """A tensor that is made of others, as quantized optimizer states are, with places for these."""
+
+    kind: Any
+    parts: dict[str, Any]
+    context: Any
+    shape: torch.Size
+    stride: tuple[int, ...]
+
+
 def _without_tensors(state: Any, tensors: list[Tensor]) -> Any:
     """Return a state with a place for each tensor, which is moved to `tensors`."""
 
-    def placed(tensor: Tensor) -> _Place:
+    def placed(tensor: Any) -> _Place | _Parts:
+        if hasattr(tensor, "__tensor_flatten__") and not is_sharded(tensor):
+            names, context = tensor.__tensor_flatten__()
+            parts = {name: placed(getattr(tensor, name)) for name in names}
+            return _Parts(type(tensor), parts, context, tensor.size(), tensor.stride())
         tensors.append(tensor.detach())
         return _Place(len(tensors) - 1)
 
     return _replaced(state, Tensor, placed)
 
 
-def _replaced(value: Any, kind: type, function: Callable[[Any], Any]) -> Any:
+def _with_tensors(skeleton: Any, tensors: Sequence[Tensor]) -> Any:
+    """Return the state of `_without_tensors`, with other tensors."""
+
+    def restored(place: Any) -> Any:
+        if isinstance(place, _Place):
+            return tensors[place]
+        parts = {name: restored(each) for name, each in place.parts.items()}
+        return place.kind.__tensor_unflatten__(parts, place.context, place.shape, place.stride)
+
+    return _replaced(skeleton, (_Place, _Parts), restored)
+
+
+def _replaced(value: Any, kind: type | tuple[type, ...], function: Callable[[Any], Any]) -> Any:
     """Return nested dicts, lists and tuples with `function` of every value of a kind in its place."""
     if isinstance(value, kind):
         return function(value)

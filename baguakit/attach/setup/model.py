@@ -15,7 +15,7 @@ from ...rules import Rule, rules_of
 from .conflicts import check_dense, check_optimizers, check_wrappers
 from .order import in_order
 from .setup import AttachSetup, as_time, check_scaler
-from .sharding import check_shards, is_sharded, reshard
+from .sharding import check_shards, is_divided, is_sharded, reshard
 
 
 def make_setup(
@@ -114,7 +114,8 @@ def optimizers_of(optimizer: Any) -> tuple[Optimizer, ...]:
             )
         if isinstance(each, torch.optim.LBFGS):
             raise TypeError(
-                "LBFGS evaluates the model several times in a step, at other weights on each rank; use another one"
+                "LBFGS evaluates the model several times in a step; with rules on gradients give None for the "
+                "optimizer, which trains as DDP does, and with rules on weights use another optimizer"
             )
     return found
 
@@ -157,6 +158,11 @@ def check_rules(
     for rule in rules:
         if rule.what == "data" and not optimizers:
             raise ValueError(f"{rule!r} acts on weights when the optimizer steps; give attach the optimizer")
+        if rule.what == "data" and (shared := next(filter(is_divided, optimizers), None)):
+            raise ValueError(
+                f"{type(shared).__name__} steps each parameter on one rank and sends it to all, with the gradient of "
+                f"that rank alone under {rule!r}; use rules on gradients, or another optimizer"
+            )
     for (a, of_a), (b, of_b) in combinations(zip(rules, params_of_rules, strict=True), 2):
         if not a.meets(b):
             continue

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.optim import Optimizer
 
 from ...comm import Comm, members_of
 from ...rules import Rule
@@ -18,6 +19,11 @@ from ...rules import Rule
 def is_sharded(p: Tensor) -> bool:
     """Return True if `p` is spread over ranks: a DTensor."""
     return hasattr(p, "to_local")
+
+
+def is_divided(optimizer: Optimizer) -> bool:
+    """Return True if each rank has the state of some parameters only: a ZeroRedundancyOptimizer."""
+    return hasattr(optimizer, "consolidate_state_dict")
 
 
 def reshard(model: nn.Module) -> None:

@@ -5,9 +5,10 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from ...buckets import local
 from .landings import params_of
 
 MANY = 32  # backward passes without a step: more than a GradScaler skips when it sets out
@@ -63,6 +64,27 @@ class OtherOptimizers:
                 f"{self.found} has trained the model and is not the optimizer that was attached, so that no rule ever "
                 "flew: each rank has trained alone; give attach the optimizer that trains"
             )
+
+    def sample(self, optimizer: Optimizer) -> tuple[Tensor, Tensor] | None:
+        """Return a parameter that an optimizer is about to step, and a copy of it; None if all are zero."""
+        chosen = (p for p in params_of(optimizer) if p.requires_grad and local(p).any())
+        return None if (p := next(chosen, None)) is None else (p, local(p).clone())
+
+    def look_for_copies(self, optimizer: Optimizer, sample: tuple[Tensor, Tensor] | None) -> None:
+        """Warn if an optimizer that has stepped remembers the weights, and may step from what it remembers."""
+        if sample is None:
+            return
+        p, before = sample
+        for key, value in optimizer.state.get(p, {}).items():
+            if not isinstance(value, Tensor) or value.shape != p.shape:
+                continue
+            copy = local(value).to(before.dtype)
+            if torch.equal(copy, before) or torch.equal(copy, local(p)):
+                self._warn(
+                    f"{type(optimizer).__name__} keeps a copy of the weights in its state, {key!r}, which rules on "
+                    "weights do not average: what an exchange brings is lost where the optimizer steps from its copy; "
+                    "use rules on gradients, or an optimizer without one"
+                )
 
     def _warn(self, sentence: str) -> None:
         if not self._warned:
