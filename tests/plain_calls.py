@@ -221,6 +221,7 @@ SPECIAL |= {
     ("tune.Network", "device"): lambda w, called: "cpu",
     ("net.SocketSettings", "threads"): lambda w, called: 1,
     ("Comm().stand", "sent"): lambda w, called: {},
+    ("Comm().meeting", "meet"): lambda w, called: None,
     ("Comm().note", "asked"): lambda w, called: MinMaxUInt8(),
     ("Comm().note", "flew"): lambda w, called: torch.float32,
     ("all_gather_later", "out"): lambda w, called: torch.empty(256 * bk.Comm().size),
@@ -280,7 +281,7 @@ REFUSED = (
     *(f"Chosen().{name}" for name in dir(bk.topology.Chosen) if name != "choose"),
 )
 # Of topologies and policies: their other methods or their room call it, with arguments that they have checked.
-HOOKS = {"links", "stand", "objection"}
+HOOKS = {"links", "stand", "meeting", "objection"}
 ALIASES = {
     "size": "group",
     "algorithms": "algorithm",
@@ -293,7 +294,15 @@ ALIASES = {
     "families": "measured",
     "part": "network",
 }  # what sentences also say of an argument
-ENDS = {"close", "abort", "stop", "detach", "clear", "stand"}  # methods after which there is nothing more to call
+ENDS = {
+    "close",
+    "abort",
+    "stop",
+    "detach",
+    "clear",
+    "stand",
+    "meeting",
+}  # methods after which there is nothing more to call
 
 
 def value_of(world: World, target: str, argument: str, annotation: Any, called: Any) -> Any:

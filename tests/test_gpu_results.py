@@ -270,6 +270,7 @@ Parts
   roofline    not run
   comparison  passed, 1.0 s
   profile     not run
+  overlap     not run
   users       not run
   benchmarks  not run
   rest        not run

@@ -177,7 +177,8 @@ def test_a_second_backward_in_a_step_is_told():
 
     sentence = (
         "a second backward has added gradients to what during_backward(Mean(), delay=1) put in place of those of the "
-        "first; use att.no_sync() for all but the last backward of a step, or zero_grad() between them"
+        "first; use att.no_sync() for all but the last backward of a step, or zero_grad() between them; of several "
+        "networks, freeze those that this backward is not for, or attach each model with its own optimizer"
     )
     assert ranks(2, run) == [(sentence, 2)] * 2
 

@@ -1,10 +1,13 @@
 """Gradients are accumulated on the streams of their forward passes, and a lane waits for each: shown without a GPU."""
 
+from functools import partial
+
 import pytest
 import torch
 from blind import Inline
 from pool import ranks
 from torch import nn
+from torch.autograd import Variable
 
 import baguakit as bk
 from baguakit.attach.training import leaves
@@ -19,20 +22,24 @@ class Stream:
 class Engine:
     """Stands for autograd's: the gradients of `apart` are accumulated on `side`, all else happens on `main`."""
 
-    def __init__(self, patch, apart):
+    def __init__(self, patch, weights, apart):
         self.main, self.side = Stream(), Stream()
         self.now, self.made = self.main, {}
         patch.setattr(leaves, "current_stream", lambda device: self.now)
-        for p in apart:
-            p.register_hook(lambda g: self.go(self.side))  # before it is accumulated
+        for i, p in enumerate(weights):
+            p.register_hook(partial(self.accumulate, self.side if i in apart else self.main))
 
-    def go(self, stream):
+    def accumulate(self, stream, grad):
+        """Before a gradient is accumulated: on this stream; backward ends on the main one."""
         self.now = stream
+        Variable._execution_engine.queue_callback(self.ended)
+
+    def ended(self):
+        self.now = self.main
 
     def accumulated(self, p):
         """After baguakit's hook: the tensor that autograd has put there."""
         self.made[p] = p.grad
-        self.go(self.main)
 
 
 def trained(patch, apart, backward, bucket_bytes):
@@ -41,7 +48,7 @@ def trained(patch, apart, backward, bucket_bytes):
 
     model, lane = nn.Sequential(nn.Linear(3, 4, bias=False), nn.Linear(4, 2, bias=False)), Inline()
     weights = [layer.weight for layer in model]
-    engine = Engine(patch, [weights[i] for i in apart])
+    engine = Engine(patch, weights, apart)
     patch.setattr(runtime, "lane", lambda device: lane)
     with bk.attach(model, None, bk.algorithms.gradient_allreduce(), bucket_bytes=bucket_bytes) as att:
         for p in weights:
