@@ -11,8 +11,11 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 def warn_if_unused(is_used: Callable[[], bool]) -> None:
     """Warn at the first step of an optimizer, or at the end of the process, unless `is_used()` is true by then."""
 
+    over = False
+
     def end() -> None:
-        handle.remove()
+        nonlocal over
+        over = True  # the hook stays: torch iterates over the hooks while it calls this one
         atexit.unregister(warn)
 
     def warn() -> None:
@@ -25,10 +28,12 @@ def warn_if_unused(is_used: Callable[[], bool]) -> None:
             )
 
     def stepped(optimizer: Any, *_: Any) -> None:
+        if over:
+            return
         if is_used():
             end()
         elif any(float(group["lr"]) for group in optimizer.param_groups if "lr" in group):  # checkpoints step with 0
             warn()
 
-    handle = register_optimizer_step_pre_hook(stepped)
+    register_optimizer_step_pre_hook(stepped)
     atexit.register(warn)

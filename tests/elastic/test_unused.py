@@ -6,6 +6,7 @@ import warnings
 import pytest
 import torch
 import torch.distributed as dist
+from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 import baguakit as bk
 
@@ -26,9 +27,13 @@ def test_the_first_step_without_an_attachment_warns(joined):
     optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
     optimizer.step()  # as torch.distributed.checkpoint does
     optimizer.param_groups[0]["lr"] = 0.1
+    seen = []
+    another = register_optimizer_step_pre_hook(lambda *_: seen.append(1))
     with pytest.warns(UserWarning, match="nothing is attached to it: this rank trains alone"):
         optimizer.step()
     optimizer.step()
+    another.remove()
+    assert seen == [1, 1]
 
 
 def test_an_attachment_is_not_warned_of(joined):
