@@ -97,7 +97,7 @@ def test_a_landing_mixes_the_weights_as_they_are(delay, dtype):
         found = []
         for mix in (None, 0.0, 0.25):
             model = Point(torch.full((3,), 4.0 * dist.get_rank(), dtype=dtype))
-            optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+            optimizer = torch.optim.SGD(model.parameters(), lr=0.5)  # of gradients that are zero
             rule = bk.after_step(bk.stages.Mean(), every=2, delay=delay, mix=mix)
             with bk.attach(model, optimizer, rule, broadcast=False):
                 for step in range(2 + delay):
