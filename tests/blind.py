@@ -175,7 +175,7 @@ class Inline(Lane):
 class Silent:
     """A monitor of nobody."""
 
-    error = None
+    error = fault = None
 
     def check(self) -> None:
         pass

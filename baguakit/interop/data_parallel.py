@@ -117,11 +117,13 @@ class DataParallelHandle(Handle):
         if runner is None:
             future.set()
         else:
-            scale = self._setup.loss_scale()
+            scale, fault = self._setup.loss_scale(), self._channel.monitor.fault
 
             def work(stage: Stage, x: Tensor, state: State, comm: Comm) -> None:
                 try:
                     call_unscaled(stage, x, state, comm, scale)
+                    if fault:
+                        fault.multiply_([x])
                 finally:
                     future.set()
 

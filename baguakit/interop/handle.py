@@ -15,7 +15,7 @@ from ..attach.state.checkpoint import check_saved
 from ..attach.state.checks import check_state
 from ..attach.training.clock import Clock
 from ..attach.training.decisions import Decisions
-from ..buckets import values
+from ..buckets import real, values
 from ..comm import Comm
 from ..keeping import Joint
 from ..rules import Rule
@@ -120,6 +120,11 @@ class Handle:
         if runner.remembers_any and self._decisions.joint is None:
             self._decisions.joint = Joint()
         runner.take_off(i, self._clock.step, work, self._decisions.joint if runner.remembers_any else None)
+
+    def _show_fault(self, x: Tensor) -> None:
+        """Let the gradients `x`, which have landed, be NaN on a GPU if the monitor has given up by now."""
+        if fault := self._channel.monitor.fault:
+            fault.multiply_([real(x)])
 
     def _land(self, task: int) -> None:
         """Land all flights: backward has ended."""

@@ -102,6 +102,7 @@ class AcrossShards(ShardedHandle):
             x.record_stream(torch.cuda.current_stream(x.device))
         scale = self._setup.loss_scale()
         self._fly(i, real(x).view(-1), lambda stage, x, state, comm: call_unscaled(stage, x, state, comm, scale))
+        self._show_fault(x)
 
 
 class WithinShards(ShardedHandle):
@@ -144,6 +145,7 @@ class WithinShards(ShardedHandle):
 
         if not self._fly(i, x, work):
             self._channel.together("gradients", lambda comm: out.copy_(scatter(Mean(), x, {}, comm)))
+        self._show_fault(out)
 
 
 class Allocator:

@@ -1,4 +1,4 @@
-"""The fault: a number by which a GPU multiplies gradients as they land, which becomes NaN when the monitor gives up."""
+"""The fault: a number that a GPU reads as flights land, and that changes when the monitor gives up."""
 
 from collections.abc import Sequence
 
@@ -7,29 +7,36 @@ from torch import Tensor
 
 
 class Fault:
-    """A number in pinned memory, for each dtype:  x ← fault · x,  1 at first, which changes no bit of x.
+    """A number in pinned memory, for each dtype: 1 at first, and then NaN, or False in that of bools.
 
     An abort ends the kernels of a flight before its data have come, and steps that the host has queued by then apply
     half a sum. The device reads the number after the flight, and it has been set before the abort; so the host waits
-    for nothing, and a step that is lost shows in every parameter.
+    for nothing. Gradients are multiplied by it, which changes no bit at first: a step that is lost shows in every
+    parameter. Weights stay as they were.
     """
 
     def __init__(self) -> None:
-        self._value = 1.0
+        self._is_set = False
         self._numbers: dict[torch.dtype, Tensor] = {}
 
     def set(self) -> None:
-        """Multiply by NaN from now on."""
-        self._value = torch.nan
+        """Let what lands from now on be lost."""
+        self._is_set = True
         for number in list(self._numbers.values()):
-            number.fill_(torch.nan)
+            number.fill_(torch.nan if number.is_floating_point() else 0)
 
     def multiply_(self, heads: Sequence[Tensor]) -> None:
         """Multiply tensors of one dtype and device, about a hundred in a launch. The host waits for nothing."""
-        dtype, device = heads[0].dtype, heads[0].device
+        torch._foreach_mul_(list(heads), self._on(heads[0].device, heads[0].dtype))
+
+    def choose_(self, out: Tensor, result: Tensor, own: Tensor) -> None:
+        """Fill `out` with the result of a flight, or with `own` if that is lost. The host waits for nothing."""
+        torch.where(self._on(out.device, torch.bool), result, own, out=out)
+
+    def _on(self, device: torch.device, dtype: torch.dtype) -> Tensor:
         if dtype not in self._numbers:
             number = torch.ones((), dtype=dtype)
             self._numbers[dtype] = number.pin_memory() if device.type == "cuda" else number
-            if self._value != 1:  # it was set meanwhile, by another thread
-                self._numbers[dtype].fill_(torch.nan)
-        torch._foreach_mul_(list(heads), self._numbers[dtype].to(device, non_blocking=True))
+            if self._is_set:  # meanwhile, by another thread
+                self.set()
+        return self._numbers[dtype].to(device, non_blocking=True)

@@ -40,6 +40,8 @@ class Monitor:
 
     Attributes:
         device: the device of the flights; the CPU until the ranks have agreed on a setup.
+        fault: what flights land with, if an abort may end them half done: on a GPU, between ranks. Where these come and
+            go it is None: the host has waited for the flights, and they count.
     """
 
     def __init__(
@@ -61,7 +63,8 @@ class Monitor:
         self.failed: Callable[[str], None] = lambda sentence: None  # told when this gives up
         self.leaving: tuple[str, str] = ("", "")  # how and why this rank has left
         self.working_on = ""  # work that may take long
-        self.history, self.air, self.fault = History(), Air(), Fault()
+        self.history, self.air = History(), Air()
+        self.fault: Fault | None = None
         self.watch = Watch(self)
         self._lock, self._ended = threading.Lock(), threading.Event()
 
@@ -89,6 +92,11 @@ class Monitor:
         """Write the first record and start the threads. Call it before anything collective."""
         if self.size > 1:
             self.watch.start()
+
+    def fly_on(self, device: torch.device) -> None:
+        """Let `device` be that of the flights."""
+        self.device = device
+        self.fault = Fault() if device.type == "cuda" and self.size > 1 and not self.hasty else None
 
     def launched(self, lane: int, collective: Collective) -> LaunchCount:
         """Watch a collective that is put on a lane, and return the launches there up to it."""
@@ -220,7 +228,8 @@ class Monitor:
         for collective in self.air.all():
             collective.end(self.error)
         self._ended.set()
-        self.fault.set()
+        if self.fault is not None:
+            self.fault.set()
         if self.device.type == "cuda":  # the host may be blocked in CUDA, where no hook comes to raise it
             print(f"baguakit: {self.error}", file=sys.stderr, flush=True)
         self.abort()

@@ -184,17 +184,12 @@ class GradientRunner(RuleRunner):
         self.buckets, self.air, self.flags = self.ring.popleft()
 
     def show_fault(self) -> None:
-        """Let the first value of each gradient on a GPU be NaN if the monitor has given up before it landed.
-
-        Where ranks come and go, the host has waited for the flights, and the step counts.
-        """
-        monitor = self.channel.monitor
-        if not self.buckets[0].flat.is_cuda or self.channel.comm.size == 1 or monitor.hasty:
-            return
-        for dtype in dict.fromkeys(bucket.flat.dtype for bucket in self.buckets):
-            alike = [bucket for bucket in self.buckets if bucket.flat.dtype == dtype]
-            if heads := [head for bucket in alike for head in self._heads_of(bucket)]:
-                monitor.fault.multiply_(heads)
+        """Let the first value of each gradient on a GPU be NaN if the monitor has given up before it landed."""
+        if fault := self.channel.monitor.fault:
+            for dtype in dict.fromkeys(bucket.flat.dtype for bucket in self.buckets):
+                alike = [bucket for bucket in self.buckets if bucket.flat.dtype == dtype]
+                if heads := [head for bucket in alike for head in self._heads_of(bucket)]:
+                    fault.multiply_(heads)
 
     def _heads_of(self, bucket: Bucket) -> list[Tensor]:
         if id(bucket) not in self._heads:  # the runner keeps its buckets

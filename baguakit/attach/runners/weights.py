@@ -25,21 +25,26 @@ class WeightRunner(RuleRunner):
 
         x ← result  where `x` equals `before`, and  x ← x + (result − before)  where it has changed since the launch.
         Values are compared on the device: a version counter would not see writes through `p.data`. A rule with
-        `mix=α` has no `before`:  x ← α x + (1 − α) result.
+        `mix=α` has no `before`:  x ← α x + (1 − α) result. On a GPU x stays where an abort has ended the flight.
         """
-        mix = self.rule.mix
+        mix, fault = self.rule.mix, self.channel.monitor.fault
         arrived = [
             (self.buckets[i], self.air[i].before, self.arrive(i)) for i in sorted(self.air)
         ]  # all, or none lands
         for bucket, before, result in arrived:
-            if mix is None and before is not None:
-                x = bucket.now()
+            flat = bucket.flat
+            x = bucket.now() if fault or mix or before is not None else flat
+            if mix:
+                result = flat.copy_(result) if result is not flat else flat
+                mix_(result, [x], [1 - mix, mix])
+            if fault:
+                fault.choose_(flat, result, x if before is None else before)
+                result = flat
+            if before is not None:
                 land_(x, result, before)
                 result = x
-            if result is not bucket.flat:
-                bucket.flat.copy_(result)
-            if mix:
-                mix_(bucket.flat, [bucket.now()], [1 - mix, mix])
+            if result is not flat:
+                flat.copy_(result)
             bucket.store("data")
 
     def arrived(self) -> bool:

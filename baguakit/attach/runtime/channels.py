@@ -62,9 +62,12 @@ class Channel:
         return collective
 
     def together(self, label: str, work: Callable[[Comm], Any], meet: bool = False) -> Any:
-        """Do `work(comm)` on the lane, on all ranks, and return its result.
+        """Do `work(comm)` on the lane, on all ranks, and return its result. With `meet` the host waits for it.
 
         Raises:
             PeerError: names the rank at fault, if the network fails or a rank does not come.
         """
-        return self.monitor.wait_for(self.begin(label, work, meet))
+        collective = self.begin(label, work, meet)
+        if meet and collective.flight.on_device:  # a call of a user, who may save what it brings
+            self.monitor.wait_until(collective.flight.done)
+        return self.monitor.wait_for(collective)

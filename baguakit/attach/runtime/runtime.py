@@ -59,7 +59,8 @@ class Runtime(Generic[AnySetup]):
             self.over = True
             self.monitor.leave(LEFT)
             raise
-        self.monitor.device = device = self.setup.device
+        device = self.setup.device
+        self.monitor.fly_on(device)
         with self.or_abandon():
             for number in self.setup.channels():
                 own = self._own_comm(f"{self.name}/{number}", number)
