@@ -87,6 +87,11 @@ class Bucket:
         # Zeros are copied with the values: on a GPU to set the padding to zero would be a launch of its own.
         self._padded = [(self.padding, torch.zeros_like(self.padding))] if self.padding.numel() else []
 
+    @property
+    def zeros(self) -> Tensor | None:
+        """Return zeros as long as the padding; None if there is none."""
+        return self._padded[0][1] if self._padded else None
+
     def __repr__(self) -> str:
         padding, kind = self.padding.numel(), f"{self.flat.dtype} on {self.flat.device}".removeprefix("torch.")
         padded, n = f", {padding} of them padding" * (padding > 0), len(self.params)

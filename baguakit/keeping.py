@@ -142,7 +142,7 @@ class Joint:
         self._flags.append(where)
 
     def note(self, ok: Tensor) -> None:
-        """Keep nothing unless this bool is true as well."""
+        """Keep nothing unless these bools are true as well."""
         self._flags.append(ok)
 
     def settle(
@@ -162,7 +162,7 @@ class Joint:
             flags.clear()
             return
         device = flags[0].device
-        ok = torch.stack([flag.to(device) for flag in flags]).all()
+        ok = torch.cat([flag.to(device).view(-1) for flag in flags]).all()
         if agreed is not None:
             ok = agreed(ok)  # until then all is held, so that it can be decided without ranks that are lost
         self._new, self._flags = [], []

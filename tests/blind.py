@@ -12,6 +12,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from baguakit import Comm
+from baguakit.comm import INTER, INTRA
 from baguakit.lanes import Flight, Lane
 
 GPU = torch.device("cuda", 0)
@@ -115,9 +116,14 @@ class Two(Comm):
 
     @property
     def intra(self) -> "Two":
-        return Two()
+        return self.part(INTRA)
 
-    inter = intra
+    @property
+    def inter(self) -> "Two":
+        return self.part(INTER)
+
+    def part(self, part: str) -> "Two":
+        return Two(_rider=self._rider, _part=part)
 
     def all_reduce(self, x: Any, op: Any = None) -> Any:
         return x
@@ -126,13 +132,19 @@ class Two(Comm):
         return x.new_empty(x.numel() // 2)
 
     def all_gather(self, x: Any) -> Any:
+        self.ride()
         return x.new_empty(2 * x.shape[0], *x.shape[1:])
 
     def all_reduce_later(self, x: Any, op: Any = None) -> Work:
         return Work()
 
     def all_gather_later(self, out: Any, x: Any) -> Work:
+        self.ride()
         return Work()
+
+    def ride(self) -> None:
+        if self._rider is not None:
+            self._rider.boards(self._part, self.size)
 
     def all_to_all_later(self, out: Any, rows: Any) -> Work:
         return Work()

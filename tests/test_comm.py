@@ -9,6 +9,7 @@ from pool import ranks
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 import baguakit as bk
+from baguakit.comm import Rider
 
 
 def test_time_has_two_hands():
@@ -157,3 +158,31 @@ def test_a_cold_group_meets_before_a_rank_without_peers_goes_on():
         for rank, calls in enumerate(others, 1):
             peer = 3 - rank
             assert calls == [first, "start", f"send {peer}", f"receive {peer}", "end", "start", f"send {peer}", "end"]
+
+
+def test_flags_ride_with_the_first_gathers_that_reach_all_ranks():
+    def run():
+        comm = bk.Comm(mesh=init_device_mesh("cpu", (2, 2), mesh_dim_names=("inter", "intra"))).stand(0, 0, 0, {})
+        mine = torch.tensor([comm.rank, 3 - comm.rank], dtype=torch.uint8)
+        x = torch.full((3,), comm.rank, dtype=torch.bfloat16)
+        flat, nodes, within, none = (Rider(mine, 4) for _ in range(4))
+        gathered = [comm.carrying(flat).all_gather(x) for _ in range(2)]  # the second without it
+        between = comm.carrying(nodes).inter
+        gathered.append(between.all_gather(between.all_gather(x)))
+        gathered.append(comm.carrying(nodes).intra.all_gather(x))
+        gathered.append(comm.carrying(within).intra.all_gather(x))
+        for rider in (flat, nodes, within, none):
+            rider.arrive(comm)
+        shapes = [tuple(rider.rows.shape) for rider in (flat, nodes, within, none)]
+        return [rider.rows.amax(0).tolist() for rider in (flat, nodes, within, none)], shapes, gathered
+
+    for r, (rows, shapes, (first, second, twice, last, only)) in enumerate(ranks(4, run)):
+        assert rows == [[3, 3]] * 4 and shapes == [(4, 2), (4, 2), (2, 2), (1, 2)]
+        assert first.tolist() == second.tolist() == [0.0] * 3 + [1.0] * 3 + [2.0] * 3 + [3.0] * 3
+        assert twice.tolist() == ([r % 2] * 3 + [r % 2 + 2] * 3) * 2
+        assert last.tolist() == only.tolist() == [r // 2 * 2] * 3 + [r // 2 * 2 + 1] * 3
+
+
+def test_flags_of_many_ranks_do_not_ride():
+    rider = Rider(torch.zeros(1 << 10, dtype=torch.uint8), 256)
+    assert rider.boards("flat", 256) is None and rider.boards("inter", 32) is not None

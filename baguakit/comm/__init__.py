@@ -19,6 +19,7 @@ from .inner import add_nccl, members_of, stand_for
 from .nccl import error_in
 from .notes import Note
 from .own import abort_all, let_go, longer, set_timeout, timeout_of
+from .riding import Rider
 
 __all__ = [
     "FLAT",
@@ -31,6 +32,7 @@ __all__ = [
     "Comm",
     "Note",
     "PatientStore",
+    "Rider",
     "abort_all",
     "add_nccl",
     "check_comm",

@@ -31,6 +31,7 @@ from .hosts import HOSTS, node_groups
 from .inner import inner_of
 from .notes import Notes, Sent, noted
 from .own import flows_of, renewed, shut_all
+from .riding import Rider, gather_with
 
 TAGS = 1 << 31
 LENGTHS = 0x1E3779B1  # odd and large: tags of messages of other lengths are far apart
@@ -76,6 +77,7 @@ class Comm:
     _sent: Sent | None = None  # counted for a report
     _notes: Notes | None = None  # of one flight, likewise
     _part: str = FLAT
+    _rider: Rider | None = None  # flags that the first all-gather takes along
 
     def __post_init__(self) -> None:
         if self.group is None and not dist.is_initialized():
@@ -129,6 +131,10 @@ class Comm:
         It adds the bytes it sends to `sent`, and to `notes` the formats in which it sends them.
         """
         return replace(self, _round=round, _step=step, _bucket=bucket, _sent=sent, _notes=notes)
+
+    def carrying(self, rider: Rider) -> "Comm":
+        """Return the same group for one flight, which takes these flags along."""
+        return replace(self, _rider=rider)
 
     def meeting(self, call: int, meet: Callable[[], None] | None) -> "Comm":
         """Return the same group for a call that other ranks may not make.
@@ -216,7 +222,7 @@ class Comm:
         if self._meet is not None:
             self._meet()
         if (flows := self.settled()) is None:
-            all_gather_single(as_sent(out), as_sent(x), group=self.group)
+            self._gather(as_sent(out), as_sent(x)).wait()
         else:
             flows.all_gather(out.view(-1), x.view(-1), all_gather_single)
         return out
@@ -225,7 +231,14 @@ class Comm:
         """Begin to gather `x` (k, …) of all ranks into `out` (size · k, …); return the work to `.wait()` for."""
         groups.check_gathered(out, x, self.size)
         self._count((self.size - 1) * x.nbytes)
-        return all_gather_single(out, x, group=self.group, async_op=True)
+        return self._gather(out, x)
+
+    def _gather(self, out: Tensor, x: Tensor) -> Any:
+        pair = None if self._rider is None else self._rider.boards(self._part, self.size)
+        if pair is None:
+            return all_gather_single(out, x, group=self.group, async_op=True)
+        self._count((self.size - 1) * pair[1].nbytes)
+        return gather_with(pair, out, x, self.group)
 
     def all_to_all_later(self, out: Tensor, rows: Tensor) -> Any:
         """Begin to send row r of `rows` (size, k) to rank r, and to receive row r of `out`; return the work."""

@@ -22,15 +22,15 @@ NO_KERNEL = {  # views, and memory without values
 }  # fmt: skip
 COLLECTIVES = ["all_reduce", "reduce_scatter", "all_gather", "all_reduce_later", "all_gather_later", "all_to_all_later"]
 TOGETHER = {  # where the flights of several buckets decide together: the decision, which comes once, included
-    "bytegrad(error_feedback=True)": (12, 3),
+    "bytegrad(error_feedback=True)": (11, 2),
     "power_sgd()": (24, 3),
 }
 MOST = {  # kernels and collectives
     "gradient_allreduce()": (2, 2),
-    "bytegrad()": (4, 3),
+    "bytegrad()": (4, 2),
     "hierarchical(gradient_allreduce())": (4, 4),
-    "hierarchical(bytegrad())": (6, 5),
-    "bytegrad(error_feedback=True)": (9, 3),
+    "hierarchical(bytegrad())": (6, 4),
+    "bytegrad(error_feedback=True)": (8, 2),
     "power_sgd()": (20, 3),
 }
 
@@ -55,11 +55,14 @@ SENT = Counter()  # by collective
 class Counted(Two):
     """Two ranks, whose collectives are counted, within nodes and between them."""
 
-    @property
-    def intra(self):
-        return Counted()
+    def part(self, part):
+        return Counted(_rider=self._rider, _part=part)
 
-    inter = intra
+
+class Nodes(Counted):
+    """Two nodes of two ranks."""
+
+    size = 4
 
 
 for _name in COLLECTIVES:
@@ -79,8 +82,9 @@ def of_third_step(algorithm, joint=None, shapes=((600, 700), (71000,))):
     with Blind(copies=False), torch.no_grad(), Kernels() as kernels:
         params = [nn.Parameter(torch.empty(shape, device="cuda")) for shape in shapes]
         (rule,) = rules_of(made(algorithm))
-        buckets = [bk.Bucket(params, rule.stage.multiple_of(Counted()))]
-        runner = GradientRunner(0, rule, buckets, Channel(0, Inline(), Counted(), Silent()))
+        comm = Nodes() if algorithm.startswith("hierarchical") else Counted()
+        buckets = [bk.Bucket(params, rule.stage.multiple_of(comm))]
+        runner = GradientRunner(0, rule, buckets, Channel(0, Inline(), comm, Silent()))
         runner.make_states()
         decisions = Decisions(joint)
         for step in range(3):

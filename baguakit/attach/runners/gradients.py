@@ -5,6 +5,7 @@ of d + 1: gradients are views of the buckets that landed last, and the next back
 """
 
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from itertools import compress
 from operator import attrgetter
@@ -15,7 +16,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from ...buckets import Bucket, Pair, is_view
-from ...comm import Comm
+from ...comm import Comm, Rider
 from ...keeping import Joint
 from ...kernels.shared.uploads import uploaded
 from .runner import BucketFlight, RuleRunner, call_unscaled
@@ -30,11 +31,16 @@ class Flags:
 
     Attributes:
         mine: 1 if this rank has a gradient, else 0; `FAILED` if its backward has failed.
-        used: the bytes, all-reduced by their maximum; None with one rank.
+        rows: the bytes (1, parameters), all-reduced by their maximum, or those of all ranks; None with one rank.
     """
 
     mine: list[int]
-    used: Tensor | None = None
+    rows: Tensor | None = None
+
+    @property
+    def used(self) -> Tensor | None:
+        """Return the maximum of the bytes over all ranks."""
+        return self.rows if self.rows is None else self.rows[0] if len(self.rows) == 1 else self.rows.amax(0)
 
     def beside(self, ones: Tensor, dtype: torch.dtype) -> list[Pair]:
         """Return what to copy with the gradients of this dtype, in one launch, to have the bytes on the device.
@@ -45,26 +51,38 @@ class Flags:
         if self.mine.count(1) < len(self.mine):
             return []
         used = torch.empty_like(ones)
-        self.used = used[: len(self.mine)]
+        self.rows = used[None, : len(self.mine)]
         return [(used.view(dtype), ones.view(dtype))]
 
-    def begin(self, like: Tensor, comm: Comm) -> Any:
-        """Begin the all-reduce, and return the work to wait for."""
+    def begin(self, like: Tensor, comm: Comm) -> tuple[Comm, Callable[[], Any] | None]:
+        """Send the bytes beside a bucket; return the Comm for its flight, and what to call when that has ended.
+
+        Over gloo they fly by themselves, at the same time; over NCCL, which sends one after another, with the bucket.
+        """
         if comm.size == 1:
-            return None
-        if self.used is None:
-            self.used = uploaded(torch.tensor(self.mine, dtype=torch.uint8), like.device)
-        return comm.all_reduce_later(self.used, dist.ReduceOp.MAX)
+            return comm, None
+        if self.rows is None:
+            self.rows = uploaded(torch.tensor([self.mine], dtype=torch.uint8), like.device)
+        if not like.is_cuda:
+            return comm, comm.all_reduce_later(self.rows, dist.ReduceOp.MAX).wait
+        rider = Rider(self.rows, comm.size)
+
+        def arrive() -> None:
+            rider.arrive(comm)
+            self.rows = rider.rows
+
+        return comm.carrying(rider), arrive
 
     def of_all(self) -> list[bool]:
         """Return for each parameter whether some rank has a gradient, once the flight has arrived."""
         # Only a rank that misses a gradient asks the device whether another has one.
-        known = self.mine if all(self.mine) or self.used is None else self.used.tolist()
+        used = None if all(self.mine) else self.used
+        known = self.mine if used is None else used.tolist()
         return [bool(each) for each in known]
 
     def failed(self) -> bool:
         """Return True if the backward failed on some rank and the flags are on the host."""
-        return self.used is not None and self.used.is_cpu and int(self.used[0]) == FAILED
+        return self.rows is not None and self.rows.is_cpu and int(self.rows[0, 0]) == FAILED
 
 
 class Pass(NamedTuple):
@@ -121,8 +139,9 @@ class GradientRunner(RuleRunner):
         pairs = [] if self.ring else zip(bucket.params, bucket.views, strict=True)
         idle = [view for p, view in pairs if p not in touched and is_view(p.grad, view)]
 
-        def load() -> Tensor:
-            beside = flags.beside(self.ones, bucket.flat.dtype) if flags and self.channel.comm.size > 1 else ()
+        def load(beside: list[Pair]) -> Tensor:
+            if flags and self.channel.comm.size > 1:
+                beside = [*beside, *flags.beside(self.ones, bucket.flat.dtype)]
             flat = bucket._load_gradients(grads, beside)
             if idle:
                 self.untouched += [(view, view.clone()) for view in idle]
@@ -138,30 +157,39 @@ class GradientRunner(RuleRunner):
         value, flag = (torch.nan, FAILED) if failed else (0.0, 0)
         flags = Flags([flag] * len(self.params())) if i == len(self.buckets) - 1 else None
         flat = self.buckets[i].flat
-        self._launch(i, step, lambda: (flat if self.ring else torch.empty_like(flat)).fill_(value), flags, None, joint)
+
+        def load(beside: list[Pair]) -> Tensor:
+            for x, zeros in beside:
+                x.copy_(zeros)
+            return (flat if self.ring else torch.empty_like(flat)).fill_(value)
+
+        self._launch(i, step, load, flags, None, joint)
 
     def _launch(
         self, i: int, step: int, load: Any, flags: Flags | None, scale: Tensor | None, joint: Joint | None
     ) -> None:
         stage, state = self.stage(i), self.states[i]
         self.flags = self.flags if flags is None else flags
+        loaded, beside = None, None if self.ring else list[Pair]()
         if self.ring:  # now: gradients take no other memory while they wait for their turn, and the scale may change
-            loaded = load() if scale is None else load().mul_(scale.reciprocal())
-            load, scale = lambda: loaded, None
+            loaded = load([]) if scale is None else load([]).mul_(scale.reciprocal())
+            scale = None
 
         def work(_: Tensor, comm: Comm) -> Tensor:
-            flat: Tensor = load()
-            later = None if flags is None else flags.begin(flat, comm)
+            flat: Tensor = load(beside) if loaded is None else loaded
+            arrived = None
+            if flags is not None:
+                comm, arrived = flags.begin(flat, comm)
             if joint is None:
                 call_unscaled(stage, flat, state, comm, scale)
             else:
                 with joint.flight(state, self.guards, lambda: flat, whose=(self, i)):
                     call_unscaled(stage, flat, state, comm, scale)
-            if later is not None:
-                later.wait()
+            if arrived is not None:
+                arrived()
             return flat
 
-        self.launch(i, step, work)
+        self.launch(i, step, work, beside=beside)
 
     def arrive_all(self) -> bool:
         """Wait for all buckets that land now: of this backward, or the one `delay` before it.
@@ -228,7 +256,8 @@ class GradientRunner(RuleRunner):
         if flags.mine.count(1) == len(flags.mine):
             return None
         bucket, start = self.buckets[i], sum(len(bucket.params) for bucket in self.buckets[:i])
-        of_all = torch.tensor(flags.mine, dtype=torch.uint8) if flags.used is None else flags.used
+        known = flags.used
+        of_all = torch.tensor(flags.mine, dtype=torch.uint8) if known is None else known
         here = of_all[start : start + len(bucket.params)] > 0
         if state.shape != bucket.flat.shape:
             return here.any().to(state.device)

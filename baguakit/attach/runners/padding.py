@@ -9,20 +9,29 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from ...buckets import Bucket
+from ...buckets import Bucket, Pair
 from ...comm import Comm
 from ...keeping import tensors_of
 from ...stages import Hierarchical, Stage, State
 
 
-def clear_padding_(stage: Stage, state: State, bucket: Bucket, comm: Comm) -> None:
-    """Zero the padding of every elementwise tensor in the state of a bucket, on the lane."""
+def clear_padding_(stage: Stage, state: State, bucket: Bucket, comm: Comm, beside: bool = False) -> list[Pair]:
+    """Zero the padding of every elementwise tensor in the state of a bucket, on the lane.
+
+    With `beside`, return pairs that do so for tensors of the dtype of the bucket: it is loaded in the same launch.
+    """
     if not state:
-        return
-    length = bucket.flat.numel()
-    used = length - bucket.padding.numel()
-    if padding := [each for each in padding_of(stage, state, used, length, comm) if each.numel()]:
-        torch._foreach_zero_(padding)
+        return []
+    length, zeros = bucket.flat.numel(), bucket.zeros if beside else None
+    used, pairs, others = length - bucket.padding.numel(), list[Pair](), list[Tensor]()
+    for each in padding_of(stage, state, used, length, comm):
+        if zeros is not None and each.dtype == zeros.dtype and 0 < each.numel() <= zeros.numel():
+            pairs.append((each, zeros[: each.numel()]))
+        elif each.numel():
+            others.append(each)
+    if others:
+        torch._foreach_zero_(others)
+    return pairs
 
 
 def padding_of(stage: Stage, state: State, used: int, length: int, comm: Comm) -> Iterator[Tensor]:

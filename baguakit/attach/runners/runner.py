@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import Tensor
 
-from ...buckets import Bucket, local
+from ...buckets import Bucket, Pair, local
 from ...comm import Comm, Note
 from ...primitives import mean_
 from ...rules import Rule
@@ -105,8 +105,12 @@ class RuleRunner:
         step: int | None,
         work: Callable[[Tensor, Comm], Tensor] | None = None,
         before: Tensor | None = None,
+        beside: list[Pair] | None = None,
     ) -> BucketFlight:
-        """Put bucket `i` on the lane; `work` is done with it, by default by the stage."""
+        """Put bucket `i` on the lane; `work` is done with it, by default by the stage.
+
+        To `beside`, if given, is added what `work` copies before all else.
+        """
         state, bucket, channel = self.states[i], self.buckets[i], self.channel
         notes: list[Note] = []
         comm = channel.comm.stand(self.round, step, self.number(i), self.sent[i], notes)
@@ -123,7 +127,9 @@ class RuleRunner:
                     mean_(averaged, comm)
                 if self.journal is not None:
                     self.journal.before(i, state)
-                clear_padding_(stage, state, bucket, comm)
+                pairs = clear_padding_(stage, state, bucket, comm, beside is not None)
+                if beside is not None:
+                    beside.extend(pairs)
                 return call_stage(stage, bucket.flat, state, comm) if work is None else work(bucket.flat, comm)
             except Exception as error:
                 channel.note(label, error)

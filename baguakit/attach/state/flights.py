@@ -74,4 +74,4 @@ def load_delayed(runner: RuleRunner, names: Names, parameters: Mapping[str, Any]
             if result is not None:
                 bucket.flat.copy_(result)
         used = [known.get(names[p], {}).get(f"flight.{k}.used", True) for p in runner.params()]
-        delayed.flags.mine, delayed.flags.used = [int(each) for each in used], None
+        delayed.flags.mine, delayed.flags.rows = [int(each) for each in used], None

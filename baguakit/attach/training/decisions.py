@@ -46,8 +46,8 @@ class Decisions:
                 return None if whose is None else whose[0].used(flags[whose[0]], whose[1], state)
 
             for each in flags.values():
-                if each.used is not None:
-                    joint.note(each.used[0] != FAILED)  # the backward has failed on no rank
+                if each.rows is not None:
+                    joint.note(each.rows[:, 0] != FAILED)  # the backward has failed on no rank
             joint.settle(on_all_ranks if agree else None, of_used)
 
         self._under_way.append((runners[0], runners[0].channel.begin("the decision on what to keep", settle)))
