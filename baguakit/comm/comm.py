@@ -130,7 +130,7 @@ class Comm:
 
         It adds the bytes it sends to `sent`, and to `notes` the formats in which it sends them.
         """
-        return replace(self, _round=round, _step=step, _bucket=bucket, _sent=sent, _notes=notes)
+        return self._copied(_round=round, _step=step, _bucket=bucket, _sent=sent, _notes=notes)
 
     def carrying(self, rider: Rider) -> "Comm":
         """Return the same group for one flight, which takes these flags along."""
@@ -142,7 +142,13 @@ class Comm:
         Over gloo its messages meet only those of the same `call`, a number below 2³¹. Exchanges of rows call `meet`
         when this rank has sent first messages, and collectives of gloo before they begin.
         """
-        return replace(self, _call=call, _meet=meet)
+        return self._copied(_call=call, _meet=meet)
+
+    def _copied(self, **changes: Any) -> "Comm":
+        """Return the same group with other private fields: steps need no checks, which `replace` would make."""
+        copy = object.__new__(type(self))
+        vars(copy).update(vars(self), **changes)
+        return copy
 
     def note(self, asked: Any, flew: Any, reason: Any = "") -> None:
         """Note for the report of an attachment in which format this flight sends values; with one rank, that none fly.
@@ -355,6 +361,6 @@ def check_comm(comm: Any) -> None:
     instance("comm", comm, Comm, "a bk.Comm")
 
 
-_CHECKED = "all_reduce all_reduce_later reduce_scatter all_gather all_gather_later all_to_all_later broadcast key stand"
+_CHECKED = "all_reduce all_reduce_later reduce_scatter all_gather all_gather_later all_to_all_later broadcast key"
 for _name in [*_CHECKED.split(), "receive_later", "send_later", "exchange", "exchange_each", "own"]:
     setattr(Comm, _name, checked(getattr(Comm, _name)))
