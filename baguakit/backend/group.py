@@ -172,7 +172,9 @@ class BaguaGroup(Methods):
         device = tensors[0].device if tensors else CPU
         if n > 1 and self.policy.compare and not call.unlike and over_gloo(call.operation, tensors):
             return self._compared(call, collective)
-        collective.flight = passed = Passed([self._call(collective, *each) for each in call.passed])
+        # Torch looks for the backend by the tensors: without any, gloo itself says which are missing.
+        inner = self._inner if tensors or call.operation == "barrier" else self._inner._get_backend(CPU)
+        collective.flight = passed = Passed([self._call(inner, collective, *each) for each in call.passed])
         if device.type == "cuda":
             self._monitor.device, beside = device, lane_of(self._inner, device)
             beside.uses(call.passed)
@@ -209,17 +211,17 @@ class BaguaGroup(Methods):
         count(name, sum(x.nbytes for x in tensors) if name == "send" else 0, "exact", "not in the policy")
         message, device = Collective(label=name), tensors[0].device
         where = (*where[:-1], (where[-1] + LENGTHS * tensors[0].nbytes) % TAGS)  # as of a Comm
-        message.flight = passed = Passed([self._call(message, name, [tensors, *where], {})])
+        message.flight = passed = Passed([self._call(self._inner, message, name, [tensors, *where], {})])
         if device.type == "cuda":  # the monitor sees the end on a lane for which nothing else waits
             self._monitor.device, watching = device, lane_of(self._monitor, device)
             watching.uses(tensors)
             self._monitor.air.watch(Collective(label=name, flight=watching.run(passed.result)))
         return Work(message, self._monitor, tensors, None, self._dropped)
 
-    def _call(self, collective: Collective, name: str, arguments: Sequence[Any], named: dict[str, Any]) -> Any:
+    def _call(self, inner: Any, collective: Collective, name: str, arguments: Sequence[Any], named: Any) -> Any:
         """Call a method of the inner group."""
         try:
-            return getattr(self._inner, name)(*arguments, **named)
+            return getattr(inner, name)(*arguments, **named)
         except dist.DistBackendError as error:  # NCCL may find a connection broken as it launches
             collective.flight = Passed([])
             collective.end(error)

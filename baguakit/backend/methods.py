@@ -104,14 +104,19 @@ class Methods(Group):  # type: ignore[misc]
 
     def allgather(self, outs: Any, ins: Any, opts: Any = None, timeout: Any = None) -> Any:
         rows, xs = ([outs], [ins]) if isinstance(ins, Tensor) else (outs, ins)
-        pairs, filled = list(zip(rows, xs, strict=True)), [x for row in rows for x in row]
-        passed = [to("allgather", [row], [x], opts) for row, x in pairs] if timeout is None else []
-        passed = passed or [to("allgather", outs, ins, timeout=timeout)]
-        compressed = [partial(exchanges.all_gather, row, x) for row, x in pairs]
-        return self._launch(Call("all_gather", filled, filled, passed, compressed, unlike=self._uneven(xs, rows)))
+        return self._gathered(rows, xs, [to("allgather", outs, ins, opts, timeout=timeout)])
 
     def allgather_coalesced(self, outs: list[list[Tensor]], ins: list[Tensor], opts: Any = None) -> Any:
-        return self.allgather([list(rows) for rows in zip(*outs, strict=True)], ins, opts)
+        rows = [list(row) for row in zip(*outs, strict=False)]
+        passed = [to("allgather_coalesced", outs, ins, opts)]
+        if any(x.is_cuda for x in ins):  # NCCL has no coalesced one
+            passed = [to("allgather", [row], [x], opts) for row, x in zip(rows, ins, strict=True)]
+        return self._gathered(rows, ins, passed)
+
+    def _gathered(self, rows: Sequence[Sequence[Tensor]], xs: Sequence[Tensor], passed: Any) -> Any:
+        filled = [x for row in rows for x in row]
+        compressed = [partial(exchanges.all_gather, row, x) for row, x in zip(rows, xs, strict=False)]
+        return self._launch(Call("all_gather", filled, filled, passed, compressed, unlike=self._uneven(xs, rows)))
 
     def all_to_all_single(
         self, out: Tensor, x: Tensor, there: Any, here: Any, opts: Any = None, timeout: Any = None
@@ -130,10 +135,9 @@ class Methods(Group):  # type: ignore[misc]
 
     def _uneven(self, parts: Sequence[Tensor], rows: Sequence[Sequence[Tensor]]) -> str:
         """Return why a row has not the size of a part for each rank; "" if all have."""
-        pairs = zip(parts, rows, strict=True)
-        return unlike(
-            all(len(row) == self.size() and {x.numel() for x in row} == {part.numel()} for part, row in pairs)
-        )
+        pairs = zip(parts, rows, strict=False)
+        fit = all(len(row) == self.size() and {x.numel() for x in row} == {part.numel()} for part, row in pairs)
+        return unlike(fit and len(parts) == len(rows))
 
     # The names before torch 2.13
     _allgather_base = all_gather_single
@@ -154,7 +158,8 @@ def _exact(name: str) -> Callable[..., Any]:
         options = next((each for each in (*args, opts) if hasattr(each, "timeout")), None)
         root, op = getattr(options, "rootRank", root), getattr(options, "reduceOp", op)
         alike = tensors_in(args[1]) if name.startswith("gather") else tensors
-        why = unlike(name == "barrier" or (len(alike) == 1 and (root is None or 0 <= root < self.size())))
+        fit = (root is None or 0 <= root < self.size()) and getattr(options, "rootTensor", 0) == 0
+        why = unlike(name == "barrier" or (len(alike) == 1 and fit))
         return self._launch(Call(name, tensors, tensors, passed, op=op, root=root, alike=alike, unlike=why))
 
     return method

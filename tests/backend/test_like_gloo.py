@@ -25,7 +25,7 @@ def by_keywords(g, method):
     """The tensors that this rank has after a method was called with arguments by name."""
     rank, size, x = dist.get_rank(), g.size(), values(dist.get_rank())
     outs = [torch.zeros(2) for _ in range(size)]
-    root, none = rank == 1, []
+    root, none, spare = rank == 1, [], [torch.zeros(2) for _ in range(size)]
     called = {
         "allreduce": lambda: g.allreduce([x], op=dist.ReduceOp.MAX),
         "several": lambda: g.allreduce([x, outs[0].add_(5)]),
@@ -34,15 +34,18 @@ def by_keywords(g, method):
         "gather": lambda: g.gather(outs if root else none, x, root=1),
         "scatter": lambda: g.scatter(x, [values(10 + r) for r in range(size)] if root else none, root=1),
         "allgather": lambda: g.allgather(outs, x, timeout=timedelta(seconds=60)),
+        "gathers": lambda: g.allgather([[*outs, *spare], [y.clone() for y in outs * 2]], [x, x + 1]),
+        "coalesced": lambda: g.allgather_coalesced([[out, out.new_zeros(3)] for out in outs], [x, values(rank, 3)]),
         "barrier": lambda: g.barrier(timeout=timedelta(seconds=60)),
     }
     called[method]().wait()
-    return [x.tolist(), *(out.tolist() for out in outs)]
+    return [each.tolist() for each in (x, *outs, *spare)]
 
 
 def test_methods_take_arguments_by_name():
     def run():
         names = ["allreduce", "several", "broadcast", "reduce", "gather", "scatter", "allgather", "barrier"]
+        names += ["gathers", "coalesced"]
         with group(EXACT) as g:
             for name in names:
                 ours, theirs = by_keywords(g, name), by_keywords(dist.group.WORLD, name)
@@ -90,16 +93,20 @@ def test_a_list_may_name_a_tensor_twice(policy):
 def test_what_gloo_refuses_is_refused_at_the_call_and_the_group_lives_on(policy):
     def run(policy):
         with group(policy) as g:
-            x = torch.ones(10)
+            x, second = torch.ones(10), dist.BroadcastOptions()
+            second.rootTensor = 1
             said_of = {
                 "no tensors": said(lambda: g.allreduce_coalesced([])),
                 "rows": said(lambda: dist.all_to_all_single(torch.zeros(10), x, group=g)),
                 "splits": said(lambda: dist.all_to_all_single(torch.zeros(9), x[:9], [3, 3, 3], [4, 4, 4], group=g)),
                 "dtype": said(lambda: dist.broadcast(x.short(), 0, group=g)),
                 "room": said(lambda: g.allgather([[x, x]], [x])),
+                "rows of several": said(lambda: g.allgather_coalesced([[x]], [x, x])),
+                "root": said(lambda: g.broadcast([x], second)),
                 "shard": said(lambda: dist.reduce_scatter(x[:3], [x, x, x], group=g)),
             }
             assert all(said_of.values()), said_of
+            assert "requires non-empty tensor list" in said_of["no tensors"]
             assert "10 rows cannot be split among 3 ranks; give output_split_sizes" in said_of["rows"]
             assert "9 rows cannot be split among 3 ranks as [4, 4, 4]" in said_of["splits"]
             dist.all_reduce(x, group=g)
