@@ -101,7 +101,7 @@ class Attachment(Gradients, Recoverable):
         """
         engine = self._engine
         steps = engine.clock.step - engine.since
-        return make_report(engine.runners, engine.runtime.channels, engine.runtime.host, steps, engine.log)
+        return make_report(engine.runners, engine.runtime.own_channels(), steps, engine.log)
 
     def compression_error(self) -> tuple[float, ...]:
         """Return the loss of compression:  ε = √( Σ ‖x − Q(x)‖² / Σ ‖x‖² ), one for each of `rules`. Local.

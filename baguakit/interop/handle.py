@@ -57,7 +57,7 @@ class Handle:
     def report(self) -> Report:
         """Return bytes, formats and seconds exposed, by rule and bucket, since the buckets were made. Local."""
         steps = max([0, *(count for runner in self._runners for count in runner.launches)])
-        return make_report(self._runners, [self._channel], None, steps)
+        return make_report(self._runners, [self._channel], steps)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state of the stages: tensors by parameter name, and counters, as of `bk.attach`. Local.

@@ -10,6 +10,7 @@ import torch
 from ...comm import FLAT, Comm, abort_all, error_in
 from ...lanes import lane
 from ..monitor.records import LEFT, RAISED
+from ..runners.freerunning import AGREEMENTS
 from ..runners.runner import RuleRunner
 from ..setup.setup import AnySetup, on_mesh
 from .agreement import agree
@@ -33,7 +34,7 @@ class Runtime(Generic[AnySetup]):
         setup: the same on all ranks.
         channels: the first for work that lands within a step, the second, if a rule needs it, for flights that outlast
             a step.
-        host: a group that moves CPU tensors, if a rule is free-running; else None.
+        host: a channel that moves CPU tensors, if a rule is free-running; else None.
         over: it has ended.
         unhook: functions that take hooks out, called once, at the end.
     """
@@ -48,7 +49,7 @@ class Runtime(Generic[AnySetup]):
     ) -> None:
         self.comm, self.over, self._aborted = comm, False, aborted
         self.channels: list[Channel] = []
-        self.host: Comm | None = None
+        self.host: Channel | None = None
         self.unhook: list[Callable[[], Any]] = []
         self.name, self.monitor = start_monitor(comm, kind, timeout, self._abort, self._broken)
         if comm.membership is not None:
@@ -69,7 +70,8 @@ class Runtime(Generic[AnySetup]):
                 warn_of_shared_cards(self.setup.rules, self.channels[0])
             if any(rule.window == "free_running" for rule in self.setup.rules):
                 flat, cpu = Comm(comm.group), torch.device("cpu")
-                self.host = own_comm(flat, f"{self.name}/host", self.setup.timeout, cpu, self.monitor, {FLAT})
+                own = own_comm(flat, f"{self.name}/host", self.setup.timeout, cpu, self.monitor, {FLAT})
+                self.host = Channel(AGREEMENTS, lane(cpu), own, self.monitor)
 
     def _own_comm(self, name: str, channel: int, flows: int | None = None) -> Comm:
         setup = self.setup
@@ -141,7 +143,7 @@ class Runtime(Generic[AnySetup]):
         return error_in(self.groups())
 
     def _close(self, wait: bool) -> None:
-        for channel in self.channels:
+        for channel in self.own_channels():
             channel.lane.close(wait)
         for comm in self._own_comms():
             comm.close()
@@ -152,5 +154,8 @@ class Runtime(Generic[AnySetup]):
 
     def _own_comms(self) -> list[Comm]:
         """Return the groups made here: none with one rank, which uses the group of the user."""
-        comms = [*(channel.comm for channel in self.channels), *([self.host] if self.host else [])]
-        return [comm for comm in comms if comm.size > 1]
+        return [channel.comm for channel in self.own_channels() if channel.comm.size > 1]
+
+    def own_channels(self) -> list[Channel]:
+        """Return all channels, that of agreements last."""
+        return [*self.channels, *([self.host] if self.host else [])]

@@ -6,7 +6,6 @@ from itertools import groupby
 from typing import Any
 
 from ...arguments import shown
-from ...comm import Comm
 from ...lanes import between, passed
 from ..runners.runner import RuleRunner
 from ..runtime.channels import Channel
@@ -117,7 +116,6 @@ class Report:
 def make_report(
     runners: Sequence[RuleRunner],
     channels: Sequence[Channel],
-    host: Comm | None,
     steps: int,
     log: Logbook | None = None,
 ) -> Report:
@@ -132,8 +130,8 @@ def make_report(
             landed = runner.launches[i] - (len(runner.records[i]) - len(flown))
             kinds = tuple(runner.ways[i].kinds)
             rows.append(Row(*which, runner.launches[i], landed, dict(runner.sent[i]), flown, kinds))
-    comms, ranks = [*(channel.comm for channel in channels), *([host] if host else [])], channels[0].comm.size
-    groups = sum(len(comm.groups()) for comm in comms) if ranks > 1 else 0
+    ranks = channels[0].comm.size
+    groups = sum(len(channel.comm.groups()) for channel in channels) if ranks > 1 else 0
     seconds, late = (None, None) if log is None else (log.seconds_per_step(), launched_after(runners, log))
     return Report(steps, ranks, groups, tuple(rows), seconds, late)
 
