@@ -5,6 +5,7 @@ import warnings
 
 import pytest
 import torch
+import torch.distributed as dist
 from pool import ranks
 
 import baguakit as bk
@@ -30,6 +31,14 @@ def off_hosts(work):
 def test_ranks_of_a_process_tree_are_on_one_host():
     assert ranks_by_host(ranks(2, host)) == [[0, 1]]
     assert ranks_by_host(["b", "a", "b", "a"]) == [[0, 2], [1, 3]]
+
+
+def warned(work):
+    """The warnings that some work raises."""
+    with warnings.catch_warnings(record=True) as found:
+        warnings.simplefilter("always")
+        work()
+    return [str(each.message) for each in found]
 
 
 @pytest.mark.parametrize("names", ["aabb", "abab", "abba", "aaaa", "abcd"])
@@ -73,13 +82,14 @@ def test_a_flat_compressed_mean_warns_where_ranks_share_a_card():
         def said(algorithm, mesh=None):
             model = torch.nn.Linear(4, 4)
             optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-            with warnings.catch_warnings(record=True) as found:
-                warnings.simplefilter("always")
+
+            def steps():
                 with bk.attach(model, optimizer, algorithm, comm=bk.Comm(mesh=mesh)):
                     optimizer.zero_grad()
                     model(torch.ones(1, 4)).sum().backward()
                     optimizer.step()
-            return [str(each.message) for each in found]
+
+            return warned(steps)
 
         def done():
             a = bk.algorithms
@@ -99,3 +109,29 @@ def test_a_flat_compressed_mean_warns_where_ranks_share_a_card():
     assert "4 ranks share the network cards of 2 hosts" in sentence
     assert "1.75 times over each card, and bk.hierarchical(…) 1.00 times" in sentence
     assert [two for two, _ in told[1:]] == [[]] * 3
+
+
+@pytest.mark.slow
+def test_hooks_and_the_backend_warn_as_attach_does():
+    def work():
+        def by_hook(stage):
+            with bk.interop.ddp(torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(4, 4)), stage):
+                pass
+
+        def by_backend(policy, members=None):
+            bk.backend.register(policy)
+            dist.destroy_process_group(dist.new_group(members, backend="bagua"))
+
+        def done():
+            on_hosts("aabb")
+            exact, packed = bk.stages.Mean(), bk.stages.CompressedMean()
+            policies = [bk.backend.Policy(compressor=None), bk.backend.Policy(operations=("all_gather",))]
+            quiet = [warned(lambda: by_hook(exact)), *(warned(lambda p=p: by_backend(p)) for p in policies)]
+            return warned(lambda: by_hook(packed)), warned(lambda: by_backend(bk.backend.Policy())), quiet
+
+        return off_hosts(done)
+
+    (by_hook, by_backend, quiet), *others = ranks(4, work)
+    assert [len(by_hook), len(by_backend)] == [1, 1] and others == [([], [], [[]] * 3)] * 3 and quiet == [[]] * 3
+    assert "sends its packed values 1.75 times over each card, and bk.hierarchical(…) 1.00 times" in by_backend[0]
+    assert "Policy(" in by_backend[0] and "during_backward(CompressedMean" in by_hook[0]

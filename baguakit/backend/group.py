@@ -21,7 +21,7 @@ from ..attach.monitor import Collective
 from ..attach.monitor.records import LEFT
 from ..attach.runtime.agreement import agree
 from ..attach.runtime.channels import Channel
-from ..attach.runtime.start import own_comm, start_monitor
+from ..attach.runtime.start import own_comm, start_monitor, warn_of_shared_cards
 from ..attach.setup.setup import Setup
 from ..comm import (
     FLAT,
@@ -96,7 +96,9 @@ class BaguaGroup(Methods):
         else:
             self._inner = own_comm(self._this, name, self._timeout, CPU, self._monitor, {FLAT}, 1).group
             self._set, self._monitor.limit = timeout_of(self._inner), self._limit
-            self._channel(CPU)
+            channel, all_ranks = self._channel(CPU), not members or len(members) == dist.get_world_size()
+            if self.policy.compressor is not None and "all_reduce" in self.policy.operations and all_ranks:
+                warn_of_shared_cards(channel, [self.policy])
             if self.policy.compressor is not None and not members and not torch.cuda.is_available():
                 with self._monitor.busy("compiling"):
                     self.policy.compressor.warm_up(CPU)

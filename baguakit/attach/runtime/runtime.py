@@ -15,7 +15,7 @@ from ..runners.runner import RuleRunner
 from ..setup.setup import AnySetup, on_mesh
 from .agreement import agree
 from .channels import Channel
-from .start import own_comm, start_monitor, warn_of_shared_cards
+from .start import own_comm, packs_flat, start_monitor, warn_of_shared_cards
 
 
 class Runtime(Generic[AnySetup]):
@@ -67,7 +67,7 @@ class Runtime(Generic[AnySetup]):
                 own = self._own_comm(f"{self.name}/{number}", number)
                 self.channels.append(Channel(number, lane(device), own, self.monitor))
             if comm.membership is None:
-                warn_of_shared_cards(self.setup.rules, self.channels[0])
+                warn_of_shared_cards(self.channels[0], list(filter(packs_flat, self.setup.rules)))
             if any(rule.window == "free_running" for rule in self.setup.rules):
                 flat, cpu = Comm(comm.group), torch.device("cpu")
                 own = own_comm(flat, f"{self.name}/host", self.setup.timeout, cpu, self.monitor, {FLAT})

@@ -1,7 +1,7 @@
 """The start of a runtime: first the monitor, then its own groups, so that a rank that never comes is named."""
 
 import warnings
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Sequence
 from datetime import timedelta
 from itertools import product
 from typing import Any
@@ -98,31 +98,34 @@ def own_comm(
         start.close(wait=False)
 
 
-def warn_of_shared_cards(rules: Iterable[Rule], channel: Channel) -> None:
-    """Warn on rank 0 if ranks of one host share its network card and a rule compresses for each other rank. Collective.
+def warn_of_shared_cards(channel: Channel, packs: Sequence[Any]) -> None:
+    """Warn on rank 0 if ranks of one host share its network card and something packs for each other rank. Collective.
 
     Of the packed bucket, with L of the N ranks on each of n hosts, a card sends L (1 − 1/n) times to the owners of
     shards and (N − 1)/N times around a ring; if only the hosts' shards are compressed, 2 (1 − 1/n) times.
+
+    Args:
+        channel: over which the ranks tell each other their hosts.
+        packs: the rules or the policy that does so; none: nothing is done.
     """
     N = channel.comm.size
-    flat = [rule for rule in rules if rule.every == 1 and _compresses_flat(rule.stage)]
-    if not flat or channel.comm.hierarchical or N < 4:
+    if not packs or channel.comm.hierarchical or N < 4:
         return
     hosts = ranks_by_host(channel.together("the hosts of all ranks", lambda comm: comm.gather_objects(host())))
     n, L = len(hosts), len(hosts[0])
     if channel.comm.rank or n == 1 or L == 1 or n * L != N:
         return
     warnings.warn(
-        f"{N} ranks share the network cards of {n} hosts: {flat[0]!r} sends its packed values "
+        f"{N} ranks share the network cards of {n} hosts: {packs[0]!r} sends its packed values "
         f"{L * (1 - 1 / n) + (N - 1) / N:.2f} times over each card, and bk.hierarchical(…) {2 * (1 - 1 / n):.2f} "
-        f'times: give it comm=bk.Comm(mesh="{HOSTS}")',
+        f'times: use that in BaguaStrategy or, with comm=bk.Comm(mesh="{HOSTS}"), in bk.attach or bk.interop.ddp',
         stacklevel=2,
     )
 
 
-def _compresses_flat(stage: Stage) -> bool:
-    """Return whether a stage compresses a mean of all ranks, not within `Hierarchical`."""
-    stages = stage.whole()
+def packs_flat(rule: Rule) -> bool:
+    """Return whether a rule compresses a mean of all ranks in each step, not within `Hierarchical`."""
+    stages = rule.stage.whole() if rule.every == 1 else []
     packs = any(each.agrees and any(c.dense for c in each.compressors()) for each in stages)
     return packs and not any(each.shards for each in stages)
 
