@@ -24,7 +24,7 @@ from .seeing.report import Report, make_report, written
 from .seeing.timeline import Timeline
 from .setup.model import make_setup
 from .setup.setup import AttachSetup
-from .state.checks import check_state
+from .state.sealing import opened, sealed
 from .tuning import Tunable
 
 
@@ -177,18 +177,29 @@ class Attachment(Gradients, Recoverable):
             PeerError: a rank is at fault; on a GPU, half a sum may have reached the state.
         """
         self._engine.check()
-        return self._engine.state_dict()
+        return sealed(self._engine.state_dict(), self._engine.runtime)
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
+    def load_state_dict(self, state: dict[str, Any], strict: bool = True) -> None:
         """Continue from the point where `state_dict` was called. Local, but every rank calls it.
 
         The order of a resume is: attach, load the model, load the optimizer, and then this. The buckets may differ; if
         `bk.tune.autotune` had ended, all ranks make those that it found best. With another number of ranks, elementwise
         tensors are kept, averaged or zeroed as their stage declares, and the rest is made anew, which is logged
         ("baguakit").
+
+        Args:
+            state: from `state_dict`, perhaps of an earlier version, or of the model in or out of `torch.compile`, DDP,
+                FSDP or activation checkpointing.
+            strict: False: load it all the same where it can be, and log what would be raised ("baguakit").
+
+        Raises:
+            TypeError: it is no such state.
+            ValueError: it is of other rules; or `strict`, and a tensor is damaged or not finite, a parameter is missing
+                of which a rule remembers something, or it is of another rank or was not saved together with those that
+                other ranks load.
         """
-        check_state(state)
-        self._engine.load_state_dict(state)
+        engine = self._engine
+        engine.load_state_dict(opened(state, engine.runtime, engine.runners, strict))
 
     @checked
     def recut(self, bucket_bytes: int | None = None, flows: int | None = None) -> None:

@@ -22,6 +22,7 @@ from .runtime.agreement import agree, broadcast_tensors, take_from
 from .runtime.runtime import Runtime
 from .runtime.start import warm_up
 from .setup.conflicts import check_others
+from .setup.names import named
 from .setup.order import better_order
 from .setup.setup import AttachSetup, channel_of
 from .state.checkpoint import load_runners, save_runner
@@ -229,7 +230,7 @@ class Engine:
         self.steps.follow(steps)
         self.backward.follow(backward)
         names = {p: known.get(p, f"new {name}") for p, name in setup.names.items()}  # a removal may have renamed others
-        load_runners(self.runners, names, state["rules"], same_ranks=True)
+        load_runners(self.runners, names, state["rules"], same_ranks=True, made=True)
         self.steps.launch_between()
 
     # The state
@@ -275,8 +276,8 @@ class Engine:
 
     def _take_in(self, saved: Container[str]) -> None:
         """Give parameters that are frozen, and were not when the state was saved, their place again."""
-        named = self.setup.model.named_parameters()
-        if frozen := [p for name, p in named if name in saved and p not in self.setup.names]:
+        params = named(self.setup.model).items()
+        if frozen := [p for p, name in params if name in saved and p not in self.setup.names]:
             self.ever = {*self.setup.names, *frozen}
             self._rebuild(self.make, "parameters of the loaded state", self.flows)
 

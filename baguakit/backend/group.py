@@ -77,7 +77,7 @@ class BaguaGroup(Methods):
         self._name, self._monitor = start_monitor(
             self._this, "backend", self._timeout, lambda: abort_all(self._groups()), lambda: error_in(self._groups())
         )
-        setup = Setup((), {}, CPU, self._timeout, None, (repr(policy), f"GPUs: {torch.cuda.is_available()}"))
+        setup = Setup((), {}, (), CPU, self._timeout, None, (repr(policy), f"GPUs: {torch.cuda.is_available()}"))
         try:
             agree(self._monitor, lambda: setup, "init_process_group('bagua')", "register")
             self._connect(options.global_ranks_in_group)

@@ -19,6 +19,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from ..arguments import said
 from ..attach.runners.runner import call_unscaled
+from ..attach.setup.names import named
 from ..attach.setup.setup import Setup
 from ..buckets import check_averaged, real
 from ..comm import Comm, check_comm, check_device, members_of
@@ -70,7 +71,9 @@ def ddp(
 
     def make() -> Setup:
         rules = rules_on_gradients(stage)
-        names: dict[Tensor, str] = {p: n for n, p in ddp_model.module.named_parameters() if p.requires_grad}
+        plain = named(ddp_model.module)
+        names = {p: name for p, name in plain.items() if p.requires_grad}
+        frozen = [name for p, name in plain.items() if not p.requires_grad]
         for p, name in names.items():
             check_averaged(f"parameter {name}", p)
         device = next(iter(names)).device
@@ -86,7 +89,7 @@ def ddp(
         if held is not None and held.handle is not None:
             raise ValueError("this model has a stage already: call detach() on its handle before giving it another")
         lines = [f"{name} {tuple(p.shape)} {p.dtype}" for p, name in names.items()]
-        return make_hook_setup(rules, names, device, timeout, scaler, lines)
+        return make_hook_setup(rules, names, frozen, device, timeout, scaler, lines)
 
     return DataParallelHandle(make, comm, timeout, ddp_model)
 

@@ -11,8 +11,7 @@ from ..attach.runtime.runtime import Runtime
 from ..attach.runtime.start import warm_up
 from ..attach.seeing.report import Report, make_report
 from ..attach.setup.setup import Setup, as_time, check_scaler
-from ..attach.state.checkpoint import check_saved
-from ..attach.state.checks import check_state
+from ..attach.state.sealing import opened, sealed
 from ..attach.training.clock import Clock
 from ..attach.training.decisions import Decisions
 from ..buckets import real, values
@@ -70,16 +69,17 @@ class Handle:
         self._runtime.monitor.check()
         self._decisions.settle()
         rules = {str(i): runner.saved() for i, runner in enumerate(self._runners)}
-        return {"version": 1, "ranks": self._channel.comm.size, "step": self._clock.step, "rules": rules}
+        state = {"version": 1, "ranks": self._channel.comm.size, "step": self._clock.step, "rules": rules}
+        return sealed(state, self._runtime)
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
+    def load_state_dict(self, state: dict[str, Any], strict: bool = True) -> None:
         """Continue from the point where `state_dict` was called. Local, but every rank calls it, between two backward
         passes.
 
-        The tensors are read when the buckets next come: do not change them until the next backward has ended.
+        The tensors are read when the buckets next come: do not change them until the next backward has ended. `strict`
+        and what is raised are as of `Attachment.load_state_dict`.
         """
-        check_state(state)
-        check_saved(self._runners, state["rules"])
+        state = opened(state, self._runtime, self._runners, strict)
         self._decisions.settle()
         for i, runner in enumerate(self._runners):
             runner.recall(state["rules"][str(i)], state["ranks"] == self._channel.comm.size)
@@ -149,6 +149,7 @@ class Handle:
 def make_hook_setup(
     rules: tuple[Rule, ...],
     names: dict[Tensor, str],
+    frozen: Sequence[str],
     device: torch.device,
     timeout: Any,
     scaler: Any,
@@ -161,4 +162,4 @@ def make_hook_setup(
     """
     check_scaler(scaler, rules)
     lines = (*map(repr, rules), f"scaler={scaler is not None}", *lines)
-    return Setup(rules, names, device, as_time(timeout), scaler, lines)
+    return Setup(rules, names, tuple(frozen), device, as_time(timeout), scaler, lines)

@@ -114,8 +114,10 @@ class HookRunner(RuleRunner):
         """Return the state, as `attach` saves it."""
         self.drop()
         saved = save_runner(self, self.names)
-        if self.memory is not None:  # of parameters that have not come since
-            saved["parameters"] = {**self.memory["parameters"], **saved["parameters"]}
+        names: dict[str, Any] = {name: {} for name in self.names.values()}  # nothing is missing of one that never came
+        before = {} if self.memory is None else self.memory["parameters"]  # of parameters that have not come since
+        saved["parameters"] = {**names, **before, **saved["parameters"]}
+        if self.memory is not None:
             if whole := whole_of(self.memory, self.names) | set(saved.get("whole", ())):
                 saved["whole"] = sorted(whole)
             if not self.buckets:

@@ -14,6 +14,7 @@ import torch.distributed as dist
 from torch import nn
 
 from ..arguments import instance, said, truth
+from ..attach.setup.names import named
 from ..attach.setup.setup import Setup
 from ..attach.setup.sharding import reshard
 from ..comm import Comm, check_comm, check_device, members_of
@@ -84,8 +85,9 @@ def fsdp(
             if not across:
                 check_scatter(rule.stage)
         names = {shard: name for layout in layouts for shard, name in layout.items()}
+        frozen = [name for p, name in named(model).items() if not p.requires_grad]
         lines = [f"weights={weights!r}", *(f"{name} {tuple(shard.shape)}" for shard, name in names.items())]
-        return make_hook_setup(rules, names, device, timeout, scaler, lines)
+        return make_hook_setup(rules, names, frozen, device, timeout, scaler, lines)
 
     kind = AcrossShards if across else WithinShards
     return kind(make, comm, timeout, units, layouts, weights, model if across and broadcast else None)

@@ -23,6 +23,7 @@ except ImportError as error:
 
 from .. import algorithms
 from ..attach import Attachment, attach
+from ..attach.state.sealing import differs_between_ranks
 from ..comm import Comm
 from ..rules import rules_of
 from ..stages import Hierarchical
@@ -136,9 +137,8 @@ class BaguaStrategy(DDPStrategy):
             super().save_checkpoint(checkpoint, filepath, storage_options=storage_options)
             return
         differ = any(rule.what == "data" for rule in self.rules)
-        late = any(rule.delay and not rule.stage.agrees for rule in self.rules)
         state = self._attachment.state_dict()
-        each = differ or late or any(map(remembers, state["rules"].values()))
+        each = differ or differs_between_ranks(self.rules, state)
         checkpoint[KEY] = {"ranks": self.world_size, "each": each, "state": state}
         super().save_checkpoint(checkpoint, filepath, storage_options=storage_options)
         if each and self.global_rank > 0:
@@ -198,12 +198,6 @@ def named(algorithm: Any) -> Any:
     if algorithm not in algorithms.__all__:
         raise ValueError(f"there is no bk.algorithms.{algorithm}; there are {', '.join(algorithms.__all__)}")
     return getattr(algorithms, algorithm)()
-
-
-def remembers(saved: Mapping[str, Any]) -> bool:
-    """Return whether the saved state of a rule has more than the flights in the air."""
-    paths = (path for held in saved["parameters"].values() for path in held)
-    return bool(saved["own"]) or any(not path.startswith("flight.") for path in paths)
 
 
 def part_of(filepath: Any, rank: int) -> str:

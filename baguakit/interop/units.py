@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ..attach.setup.names import plain_names
 from ..attach.setup.sharding import fsdp_modules
 from ..comm import members_of
 
@@ -61,6 +62,7 @@ def units_of(model: nn.Module) -> list[Unit]:
     """
     units, seen = [], set()
     module_names = {module: name for name, module in model.named_modules()}
+    plain = plain_names([name for name, _ in model.named_parameters()])
     for name, module in fsdp_modules(model):
         state = module._get_fsdp_state()
         if id(state) in seen:  # one of several that were sharded together
@@ -72,7 +74,7 @@ def units_of(model: nn.Module) -> list[Unit]:
         if len(groups) > 1:
             raise ValueError(f"the parameters of {name or 'the model'} are sharded over {len(groups)} meshes; use one")
         if groups:
-            units.append(_unit(name, module, groups[0], module_names))
+            units.append(_unit(name, module, groups[0], module_names, plain))
     if not units:
         raise TypeError(
             f"no module of this model, a {type(model).__name__}, has been given to torch.distributed.fsdp.fully_shard"
@@ -80,12 +82,13 @@ def units_of(model: nn.Module) -> list[Unit]:
     return units
 
 
-def _unit(name: str, module: Any, group: Any, module_names: dict[nn.Module, str]) -> Unit:
+def _unit(name: str, module: Any, group: Any, module_names: dict[nn.Module, str], plain: dict[str, str]) -> Unit:
     trainable = [p for p in group.fsdp_params if p.sharded_param.requires_grad]
     names = []
     for p in trainable:
         at = module_names[p._module_info.module]
-        names.append(f"{at}.{p._module_info.param_name}" if at else p._module_info.param_name)
+        full = f"{at}.{p._module_info.param_name}" if at else p._module_info.param_name
+        names.append(plain.get(full, full))
     shards = [torch.Size([*p.padded_sharded_param_size, *[2] * p.sharded_param.is_complex()]) for p in trainable]
     mesh = group.mesh_info
     shard_group = getattr(mesh, "shard_process_group", None)

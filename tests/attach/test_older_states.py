@@ -18,6 +18,7 @@ def resumed(make, older, steps=(3, 6)):
     for start, stop in zip((0, *steps), steps, strict=False):
         with bk.attach(model, optimizer, make(bk), broadcast=False) as att:
             if state is not None:
+                state.pop("saved")
                 att.load_state_dict(older(state))
             run_steps(model, optimizer, range(start, stop))
             state = att.state_dict()

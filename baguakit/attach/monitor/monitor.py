@@ -10,6 +10,7 @@ import contextlib
 import sys
 import threading
 import time
+import uuid
 from collections.abc import Callable, Iterator
 from datetime import timedelta
 from typing import Any
@@ -39,6 +40,7 @@ class Monitor:
         broken: returns the network error that those groups have recorded, or "".
 
     Attributes:
+        run: a name that no other attachment has; once it has started, the same on all ranks.
         device: the device of the flights; the CPU until the ranks have agreed on a setup.
         fault: what flights land with, if an abort may end them half done: on a GPU, between ranks. Where these come and
             go it is None: the host has waited for the flights, and they count.
@@ -54,7 +56,7 @@ class Monitor:
         broken: Callable[[], str] = str,
     ) -> None:
         self.store, self.rank, self.size, self.abort, self.broken = store, rank, size, abort, broken
-        self.device = torch.device("cpu")
+        self.run, self.device = uuid.uuid4().hex[:12], torch.device("cpu")
         self.limit: Callable[[], timedelta] = lambda: timeout  # another one, where it may change
         self.beat = min(1.0, self.timeout / 10)
         self.silence = 4 * self.beat

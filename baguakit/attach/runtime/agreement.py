@@ -44,16 +44,34 @@ def agree(monitor: Monitor, make: Callable[[], AnySetup], label: str = "attach()
         error = caught
     if monitor.size > 1:
         mine = (f"{type(error).__name__}: {error}" if error is not None else None, () if setup is None else setup.lines)
-        lane = CpuLane("baguakit agree")  # a store that does not answer blocks the thread, which is not joined
-        collective.flight = lane.run(lambda: _compared(monitor, f"agree/{launches.count}", mine, verb), label)
-        lane.close(wait=False)
-        found = monitor.wait_for(collective)
+        found = _asked(monitor, collective, lambda: _compared(monitor, f"agree/{launches.count}", mine, verb))
     if error is not None:
         raise error
     if found:
         raise ValueError(found)
     assert setup is not None
     return setup
+
+
+def first_said(monitor: Monitor, label: str, text: str) -> str:
+    """Return the text of the first rank that called this here, all in the same order. Waits for no rank.
+
+    Raises:
+        PeerError: the store does not answer within the timeout, or is gone.
+    """
+    if monitor.size == 1:
+        return text
+    collective = Collective(label=label)
+    key = f"first/{monitor.launched(0, collective).count}"
+    return str(_asked(monitor, collective, lambda: monitor.store.compare_set(key, "", text).decode()))
+
+
+def _asked(monitor: Monitor, collective: Collective, ask: Callable[[], Any]) -> Any:
+    """Return the answer of the store to a collective that has been launched."""
+    lane = CpuLane("baguakit agree")  # a store that does not answer blocks the thread, which is not joined
+    collective.flight = lane.run(ask, collective.label)
+    lane.close(wait=False)
+    return monitor.wait_for(collective)
 
 
 def _compared(monitor: Monitor, key: str, written: Written, verb: str) -> str:

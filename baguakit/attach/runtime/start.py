@@ -42,6 +42,8 @@ def start_monitor(
         store = store_of(comm.group, f"{name}/monitor") if comm.size > 1 else None
         monitor = Monitor(store, comm.rank, comm.size, time_limit, abort, broken)
         monitor.start()
+        if store is not None:
+            monitor.run = store.compare_set("run", "", monitor.run).decode()  # that of the first that comes
         return name, monitor
 
     if comm.size == 1:

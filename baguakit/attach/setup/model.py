@@ -13,6 +13,7 @@ from ...buckets import check_averaged, split
 from ...comm import Comm, check_device
 from ...rules import Rule, rules_of
 from .conflicts import check_dense, check_optimizers, check_wrappers
+from .names import named
 from .order import in_order
 from .setup import AttachSetup, as_time, check_scaler
 from .sharding import check_shards, is_divided, is_sharded, reshard
@@ -63,6 +64,8 @@ def make_setup(
     for rule in rules:
         rule.stage.check(comm)
     check_scaler(scaler, rules)
+    plain = named(model)
+    names, frozen = {p: plain[p] for p in names}, tuple(name for p, name in plain.items() if p not in names)
     steppers = {p: i for i, each in enumerate(optimizers) for group in each.param_groups for p in group["params"]}
     orders = [
         in_order(p, names, order) if rule.what == "grad" else p for rule, p in zip(rules, params_of_rules, strict=True)
@@ -84,7 +87,7 @@ def make_setup(
         lines.append(f"rule {rule!r}")
         for i, bucket in enumerate(buckets):
             lines += [f"  bucket {i}: {names[p]} {tuple(p.shape)} {p.dtype}" for p in bucket]
-    common = rules, names, device, as_time(timeout), scaler, tuple(lines)
+    common = rules, names, frozen, device, as_time(timeout), scaler, tuple(lines)
     return AttachSetup(*common, model, optimizers, buckets_of_rules, bucket_bytes, tuple(order), bool(broadcast))
 
 

@@ -23,7 +23,8 @@ class Setup:
 
     Attributes:
         rules: in order.
-        names: of the parameters, or of tensors that stand for them.
+        names: of the parameters, or of tensors that stand for them, without wrappers.
+        frozen: the names of the model's other parameters.
         device: of the parameters.
         timeout: the age at which a flight is given up.
         scaler: the GradScaler in use, or None.
@@ -32,6 +33,7 @@ class Setup:
 
     rules: tuple[Rule, ...]
     names: dict[Tensor, str]
+    frozen: tuple[str, ...]
     device: torch.device
     timeout: timedelta
     scaler: Any

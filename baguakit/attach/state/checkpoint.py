@@ -38,7 +38,7 @@ def load_runners(
     check_saved(runners, saved)
     anew = [not same_ranks and begins_anew(runner) for runner in runners]
     for i, runner in enumerate(runners):
-        load_runner(runner, names, saved[str(i)], same_ranks, anew[i])
+        load_runner(runner, names, saved[str(i)], same_ranks, anew[i], made)
     for runner in (runner for runner, begins in zip(runners, anew, strict=True) if begins):
         log.warning("%r begins anew from the weights as they are: ranks have changed", runner.rule)
         if not made:
@@ -96,13 +96,16 @@ def save_runner(runner: RuleRunner, names: Names, flights: bool = True, same_ran
 
 
 def load_runner(
-    runner: RuleRunner, names: Names, saved: Mapping[str, Any], same_ranks: bool, anew: bool = False
+    runner: RuleRunner, names: Names, saved: Mapping[str, Any], same_ranks: bool, anew: bool, made: bool
 ) -> None:
     """Load the state that `save_runner` returned, perhaps for other buckets or another number of ranks.
 
-    With `anew` only the round is loaded, and no state.
+    With `anew` only the round is loaded, and no state. Unless the states have just been `made`, what is remembered of
+    parameters that are not in `saved` begins with their weights as they are.
     """
     runner.drop()
+    if not (anew or made) and any(names[p] not in saved["parameters"] for p in runner.params()):
+        runner.make_states()
     if runner.journal is not None:  # of flights that are dropped, and states that are no more
         runner.journal = Journal(len(runner.buckets))
     runner.round = int(saved["round"])
@@ -133,13 +136,15 @@ def load_bucket(runner: RuleRunner, i: int, names: Names, saved: Mapping[str, An
 
 def _load_own(runner: RuleRunner, tensor: Tensor, own: Mapping[str, Tensor], path: str) -> None:
     found = own.get(path)
-    if found is None or found.shape != tensor.shape:
-        held = "nothing" if found is None else f"a tensor {tuple(found.shape)}"
+    if found is None:
+        log.warning("%r makes %s anew: this state has none", runner.rule, path)
+    elif found.shape == tensor.shape:
+        tensor.copy_(found)
+    else:
         raise ValueError(
-            f"this state holds {held} as {path} of {runner.rule!r}, and {tuple(tensor.shape)} is here; "
-            "load it into a model of the same shapes, or begin without it"
+            f"this state holds a tensor {tuple(found.shape)} as {path} of {runner.rule!r}, and {tuple(tensor.shape)} "
+            "is here; load it into a model of the same shapes, or begin without it"
         )
-    tensor.copy_(found)
 
 
 def whole_of(saved: Mapping[str, Any], names: Names) -> set[str]:
