@@ -213,8 +213,11 @@ class Engine:
         made = chain(*by_optimizer) if by_optimizer else (p for p in self.setup.names if p.grad is not None)
         self.backward.average(set(made))
 
-    def _rebuild(self, make: Callable[..., AttachSetup], label: str, flows: int) -> None:
-        """Agree on a new setup, make its buckets and groups, and carry over the state. Collective."""
+    def _rebuild(self, make: Callable[..., AttachSetup], label: str, flows: int, begin: bool = True) -> None:
+        """Agree on a new setup, make its buckets and groups, and carry over the state. Collective.
+
+        Without `begin` new parameters do not begin as on rank 0: they have been loaded.
+        """
         known, steps, backward = self.setup.names, self.steps, self.backward
         setup = agree(self.runtime.monitor, lambda: self.make_setup(make), label)  # nothing has changed if this raises
         state = self.state_dict()
@@ -224,7 +227,7 @@ class Engine:
             self.runtime.use_flows(flows)
         self.make, self.runtime.setup = make, setup
         new = [p for p in setup.names if p not in known]
-        if new and setup.broadcast:  # before rules remember it
+        if new and begin and setup.broadcast:  # before rules remember it
             self.together("new parameters", lambda comm: broadcast_tensors(new, comm, setup.device))
         self.make_buckets()
         self.steps.follow(steps)
@@ -279,7 +282,7 @@ class Engine:
         params = named(self.setup.model).items()
         if frozen := [p for p, name in params if name in saved and p not in self.setup.names]:
             self.ever = {*self.setup.names, *frozen}
-            self._rebuild(self.make, "parameters of the loaded state", self.flows)
+            self._rebuild(self.make, "parameters of the loaded state", self.flows, begin=False)
 
     def keep_step(self) -> None:
         """Keep what a step has changed, where ranks may be lost: a flight that is lost later does not take it back."""

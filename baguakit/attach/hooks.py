@@ -67,7 +67,9 @@ class Hooks:
                 hooks[handle.id] = hooks.pop(handle.id)  # torch calls them in the order of insertion
             self.engine.backward.gradient_ready(p, behind)  # of the runners of the time
 
-        handle: Any = p.register_post_accumulate_grad_hook(accumulated)
+        trains = p.requires_grad  # else it has been taken in frozen, with a loaded state, and torch hooks none
+        handle: Any = p.requires_grad_().register_post_accumulate_grad_hook(accumulated)
+        p.requires_grad_(trains)
         return handle
 
     def remove(self) -> None:

@@ -96,10 +96,14 @@ def damages(state: Mapping[str, Any]) -> Iterator[str]:
     for place, path, x in tensors_in(state):
         if sums.pop(place, checked := checksum(x)) != checked:
             yield f"{place} is damaged: its values are not those that were saved"
-        elif not _flies(path) and not finite(x):  # a gradient in the air may be lost: its step will be skipped
+        elif not _flies(path) and not finite(_wide(x)):  # a gradient in the air may be lost: its step will be skipped
             yield f"{place} holds a value that is not finite, which training would keep"
     for place in sums:
         yield f"{place} is missing: it was saved"
+
+
+def _wide(x: Tensor) -> Tensor:
+    return x.float() if x.is_floating_point() and x.itemsize == 1 else x  # torch asks no float8 whether it is finite
 
 
 def _flies(path: str) -> bool:
@@ -119,9 +123,11 @@ def _other_ranks(state: Mapping[str, Any], runtime: Runtime[Any]) -> Iterator[st
 
 def _missing(state: Mapping[str, Any], runtime: Runtime[Any], runners: Sequence[RuleRunner]) -> Iterator[str]:
     """Yield a sentence for each parameter of which a rule remembers something here, and its saved state nothing."""
-    names, known = runtime.setup.names, set(state.get("saved", {}).get("frozen", ()))
+    names, frozen = runtime.setup.names, {*state.get("saved", {}).get("frozen", ())}
+    anywhere = {name for rule in state["rules"].values() for name in rule["parameters"]}
     for i, runner in enumerate(runners):
         saved = state["rules"][str(i)]
+        known = frozen if runner.rule.where is None else frozen | anywhere  # which may choose others of more parameters
         if runner.remembers() and saved["round"] > 0:
             for name in (names[p] for p in runner.params()):
                 if name not in saved["parameters"] and name not in known:
