@@ -12,12 +12,13 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from ..arguments import integer
+from ..arguments import integer, truth
 from .groups import all_gather_single
 
 
 def gather_objects(self: Any, value: Any, plain: bool = False) -> list[Any]:
     """Return the picklable `value` of every rank; if `plain`, one of JSON, which runs no code where it is read."""
+    truth("plain", plain)
     if self.size == 1:
         return [value]
     group, there = self.group, _device(self.group)
