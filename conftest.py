@@ -10,6 +10,8 @@ from time import perf_counter
 
 import pytest
 
+pytest_plugins = ["ptx.plugin"]
+
 
 def pytest_addoption(parser, pluginmanager):
     parser.addoption("--benchmark", action="store_true", help="run the benchmarks in bench/ instead of the tests")
@@ -17,13 +19,6 @@ def pytest_addoption(parser, pluginmanager):
         "--third", type=third_of_today_or, metavar="1|2|3|today", help="of the tests marked slow, run only this third"
     )
     parser.addoption("--first", action="store_true", help="of the tests chosen, run only the first of each file")
-    parser.addoption(
-        "--ptx",
-        type=int,
-        choices=(80, 90, 100),
-        metavar="ARCH",
-        help="kernels run neither interpreted nor on a GPU: the PTX that Triton generates for sm_ARCH is executed",
-    )
     parser.addoption("--record", type=Path, metavar="PATH", help="append a line of JSON as a test begins and ends")
     parser.addoption("--table", type=Path, metavar="PATH", help="write the table of benchmarks to PATH, as JSON")
     # What pyproject.toml and scripts/gpu name must be known, whichever plugins the machine has.

@@ -10,7 +10,6 @@ import without_hypothesis
 from pool import close_all
 
 HERE = Path(__file__).parent
-PTX_CACHE = HERE.parent / ".ptx_cache"
 if find_spec("hypothesis") is None:
     without_hypothesis.install()
 DECIDED_BY_GPU = ("test_cuda.py", "kernels", "test_compressors.py", "primitives", "optim")
@@ -22,9 +21,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
     Triton reads the environment when it is imported, by whichever test or other conftest.py comes first.
     """
-    if config.getoption("ptx"):
-        os.environ |= {"TRITON_INTERPRET": "0", "TRITON_CACHE_DIR": str(PTX_CACHE)}
-    elif not torch.cuda.is_available():
+    if not config.getoption("ptx") and not torch.cuda.is_available():
         os.environ["TRITON_INTERPRET"] = "1"
 
 

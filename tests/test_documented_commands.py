@@ -98,7 +98,7 @@ RULES: list[tuple[str, Runs | Accepted | Looked]] = [
     (r"pytest --benchmark bench/bench_data\.py.*", Runs("-k=sampler[10000]")),
     (r"pytest --benchmark bench/bench_optim\.py.*", Runs("-k=bench_fuse")),
     (r"pytest --benchmark.*", Runs("--collect-only -q")),
-    (r"pytest --ptx .*", Runs("--collect-only -q")),  # tests/ptx runs it
+    (r"pytest --ptx .*", Runs("--collect-only -q")),  # tests/kernels/test_executed_here.py runs it
     (r"scripts/test .*", Runs("--collect-only -q")),
     (r"scripts/gpu --list", Runs()),
     (r"scripts/gpu .*", Accepted(NO_GPU)),  # tests/test_gpu_script.py runs it without one

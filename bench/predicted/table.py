@@ -2,7 +2,6 @@
 
 import functools
 import json
-import sys
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -14,13 +13,12 @@ from .work import Operation, operations
 ROOT = Path(__file__).parents[2]
 ARCH = 90
 NAME = "roofline-predicted"
-# Written by `EXECUTED_COUNTS=bench/results/executed.jsonl scripts/test tests/ptx/test_kernels.py -m slow`.
+# Written by `EXECUTED_COUNTS=bench/results/executed.jsonl scripts/test tests/kernels/test_executed_here.py -m slow`.
 COUNTS = ROOT / "bench" / "results" / "executed.jsonl"
 
 
 def predictions(n: int, chosen: Iterable[Operation] | None = None) -> dict[str, Any]:
     """Execute operations on `n` values, compare each result with its definition, and predict how long each takes."""
-    sys.path.insert(0, str(ROOT / "tests"))  # the executor of PTX
     from triton import knobs
 
     if knobs.runtime.interpret:
@@ -58,7 +56,7 @@ def save(found: dict[str, Any], out: Path) -> Path:
 
 HEAD = """## *Predicted*, not measured: an H200
 
-The PTX that Triton generates for the kernels is executed in NumPy (`tests/ptx`) on {values:,} values; each result is
+The PTX that Triton generates for the kernels is executed in NumPy (`ptx`) on {values:,} values; each result is
 compared with its definition, and what it took is counted. On an H100 (the comparison above) the counters saw as many
 sectors as predicted; kernels bound by memory reached 0.81 to 1.04 of the predicted speed, and those bound by
 instructions 0.70 to 0.83, but for the average of signs, 1.18. A kernel is predicted to take as long as the slowest of

@@ -13,7 +13,9 @@ from lives import ALGORITHMS
 pytestmark = pytest.mark.filterwarnings("default:run again")  # shown at the end of the tests, and no error
 SLACK = 2.0  # seconds more, in which a busy machine may not have let a survivor run
 LONGER = 20.0  # seconds that attach() is given where a cell is run again
-OF_TIME = re.compile(r" is late|within (?:the timeout of )?[\d.]+ s|spoke after|no sign of it for| failed on rank \d|not reach the store")
+OF_TIME = re.compile(
+    r" is late|within (?:the timeout of )?[\d.]+ s|spoke after|no sign of it for| failed on rank \d|not reach the store"
+)
 BYTEGRAD = "bytegrad(MinMaxUInt8(block=64))"
 FEW = (
     Cell(BYTEGRAD, "before attach", 1, "rank 0"),

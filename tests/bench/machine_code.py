@@ -36,10 +36,9 @@ def machine(binary):
 
 def modelled(ptx):
     """Return how many instructions of each pipe the model counts, each line of PTX once."""
+    from bench.predicted.model import cost
     from ptx.text import parse
     from ptx.watching.classes import class_of
-
-    from bench.predicted.model import cost
 
     slots = Counter()
     for each in parse(ptx).instructions:

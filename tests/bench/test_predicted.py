@@ -8,15 +8,13 @@ from collections import Counter
 
 import pytest
 from laboratory import ROOT
-from ptx.forms import LIST
-from ptx.test_forms import KERNEL
-from ptx.text import parse
-from ptx.watching.classes import class_of
-from ptx.watching.counters import Counted
 
 from bench.predicted import table, work
 from bench.predicted.model import CLOCK, COPY, MULTIPROCESSORS, RATES, cost, instructions_a_byte, limits, predict
 from bench.predicted.reasons import REASONS, TARGET, reason_of
+from ptx.forms import parsed
+from ptx.watching.classes import class_of
+from ptx.watching.counters import Counted
 
 RESULT = ROOT / "bench" / "results" / f"{table.NAME}.json"
 # Where a row of a block's codes is 32 or 64 bytes, of which a warp takes a part at a time.
@@ -32,7 +30,7 @@ TARGETS = (
 
 def launch(instructions, requested=0, distinct=0, wavefronts=0):
     """A launch with so many warps of each instruction, and sectors."""
-    classes = {name: class_of(parse(KERNEL.format(line=OPERANDS[name])).instructions[0]) for name in instructions}
+    classes = {name: class_of(parsed(OPERANDS[name])[0]) for name in instructions}
     counts = {name: (32 * warps, warps) for name, warps in instructions.items()}
     sectors = [Counter(read=requested), Counter(), Counter(read=distinct)]
     return Counted("k", 1, 32, counts, classes, *sectors, Counter(), wavefronts, 0)
@@ -83,8 +81,8 @@ def test_launches_take_the_sum_of_their_times():
 
 def test_every_form_of_our_kernels_costs_instructions_of_known_pipes():
     used = set()
-    for line in LIST.read_text().splitlines():
-        (each,) = parse(KERNEL.format(line=line.split("\t")[1])).instructions
+    for line in (ROOT / "tests" / "kernels" / "forms.txt").read_text().splitlines():
+        each, _ = parsed(line.split("\t")[1])
         found = cost(".".join((each.opcode, *each.modifiers)).replace(".::", "::"), class_of(each))
         assert all(count > 0 for count in found.values())
         used |= found.keys()

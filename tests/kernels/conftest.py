@@ -10,33 +10,9 @@ import pytest
 import torch
 
 from baguakit.kernels.cpu import libraries, units
+from ptx.plugin import EXECUTED
 
 torch.set_num_threads(1)
-GPU = pytest.StashKey[Any]()
-
-
-@pytest.fixture(scope="session")
-def fresh(request: pytest.FixtureRequest) -> Any:
-    """The memory that nothing was written to, if the tests are run with `--ptx`."""
-    if not request.config.getoption("ptx"):
-        return None
-    from ptx.watching import Fresh
-
-    return Fresh()
-
-
-@pytest.fixture(scope="session", autouse=True)
-def executed_gpu(request: pytest.FixtureRequest, fresh: Any) -> Iterator[Any]:
-    """The GPU whose PTX is executed, if the tests are run with `--ptx`; races and the like fail there."""
-    if not request.config.getoption("ptx"):
-        yield None
-        return
-    from ptx.driver import executed
-    from ptx.watching import WATCHERS
-
-    with executed(request.config.getoption("ptx"), watchers=(*WATCHERS, fresh.watcher)) as gpu:
-        request.config.stash[GPU] = gpu
-        yield gpu
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
@@ -48,12 +24,13 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:
-    """Say how much was executed, and append it as a line of JSON to the file that EXECUTED_COUNTS names, if it does."""
-    if gpu := config.stash.get(GPU, None):
+    """Say how many variants were executed, and append it as a line of JSON to the file that EXECUTED_COUNTS names."""
+    gpu, _ = config.stash.get(EXECUTED, (None, None))
+    if gpu is not None:
         from variants import key_of_launch
 
         variants = len({key_of_launch(each) for each in gpu.launches})
-        terminalreporter.write_line(f"sm_{gpu.arch} executed {len(gpu.launches)} launches of {variants} variants")
+        terminalreporter.write_line(f"They are {variants} variants")
         if path := os.environ.get("EXECUTED_COUNTS"):
             files = [Path(argument).stem for argument in config.args]
             tests = len(terminalreporter.stats.get("passed", []))
@@ -86,19 +63,21 @@ def dynamo_started() -> None:
 
 
 @pytest.fixture(autouse=True)
-def poisoned(dynamo_started: None, fresh: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    for home, name in ((torch, "empty"), (torch, "empty_like"), (torch.Tensor, "new_empty")):
-        monkeypatch.setattr(home, name, _poisoning(getattr(home, name), fresh))
+def unwritten_memory(dynamo_started: None, unwritten_memory: None) -> None:
+    """The plugin's, once torch.compile has looked."""
 
 
-def _poisoning(make, fresh):
+@pytest.fixture(autouse=True)
+def poisoned(dynamo_started: None, executed_gpu: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Memory that is not written holds NaN; with `--ptx` the executor finds what reads it."""
+    if executed_gpu is None:
+        for home, name in ((torch, "empty"), (torch, "empty_like"), (torch.Tensor, "new_empty")):
+            monkeypatch.setattr(home, name, _poisoning(getattr(home, name)))
+
+
+def _poisoning(make):
     def poisoned_empty(*args, **kwargs):
         made = make(*args, **kwargs)
-        if made.dtype == torch.bool:
-            return made
-        if fresh is not None and type(made) is torch.Tensor and made.device.type == "cpu":
-            fresh.poison(made)
-            return made
-        return made.fill_(float("nan") if made.is_floating_point() else 0xAB)
+        return made if made.dtype == torch.bool else made.fill_(float("nan") if made.is_floating_point() else 0xAB)
 
     return poisoned_empty

@@ -1,4 +1,4 @@
-"""One variant of every kernel, executed as PTX, equals the definition: run with `--ptx ARCH`, as tests/ptx does.
+"""One variant of every kernel, executed as PTX, equals the definition: run with `--ptx ARCH` (test_executed_here.py).
 
 All other tests of kernels run with `--ptx`, too; these take seconds.
 """

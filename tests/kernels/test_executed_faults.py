@@ -1,7 +1,8 @@
-"""Faults planted in small kernels, which executing their PTX finds: run with `--ptx ARCH`, as tests/ptx does."""
+"""Faults planted in small kernels, which executing their PTX finds: run with `--ptx ARCH` (test_executed_here.py)."""
 
 import pytest
 import torch
+
 from ptx.faults import DivergenceFault, Fault, MemoryFault, RaceFault, UnwrittenFault
 
 triton = pytest.importorskip("triton")
