@@ -2,6 +2,7 @@
 
 import warnings
 from collections.abc import Callable, Collection, Iterable, Sequence
+from dataclasses import fields
 from datetime import timedelta
 from itertools import product
 from typing import Any
@@ -9,16 +10,19 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ...comm import HOSTS, Comm, PatientStore, host, next_name, ranks_by_host, store_of
+from ...comm import HOSTS, Comm, PatientStore, host, lazy, next_name, ranks_by_host, store_of
 from ...lanes import CpuLane
+from ...primitives.neighbors import is_mean, links
 from ...rules import Rule
-from ...stages import Stage
+from ...stages import Hierarchical, Stage
+from ...topology import Chosen, Topology
 from ..monitor import Monitor, PeerError
 from ..monitor.endings import end_with_process
 from ..monitor.judging import store_gone, store_silent
 from ..setup.setup import as_time
 from .channels import Channel
 
+ROUNDS = 16  # of a topology, whose connections are made at the start
 SLOWEST_CONNECTION = 5.0  # seconds that the store may take to answer a new connection: it may look up a name first
 
 
@@ -132,10 +136,39 @@ def packs_flat(rule: Rule) -> bool:
     return packs and not any(each.shards for each in stages)
 
 
-def warm_up(stages: Iterable[Stage], tensors: Iterable[Tensor], channel: Channel) -> None:
-    """Compile the work of stages on tensors like these. The other ranks wait for this one beyond the timeout."""
+def warm_up(stages: Sequence[Stage], tensors: Sequence[Tensor], channel: Channel) -> None:
+    """Compile the work of stages on tensors like these, and connect the ranks between which they send. Collective.
+
+    The other ranks wait for this one beyond the timeout.
+    """
     if channel.comm.size > 1:
         with channel.monitor.busy("compiling"):
             for stage, x in product(stages, tensors):
                 for each in stage.whole():
                     each.prepare(x, channel.comm)
+        if any(topologies_of(each) for stage in stages for each in stage.whole()):
+            x = tensors[0].new_zeros(1)
+            channel.together("first messages", lambda comm: connect(stages, x, comm))
+
+
+def connect(stages: Iterable[Stage], x: Tensor, comm: Comm) -> None:
+    """Send `x` (1,) to the ranks that stages will send to, so that no step waits for connections. Collective.
+
+    Each round of a topology is played as its stage will play it, so that no order of messages can block: the first
+    `ROUNDS` of its period, which are all of one that grows as log n. Groups of gloo that connected at once, and rounds
+    that are an all-reduce, need nothing.
+    """
+    n = comm.size
+    for stage in stages:
+        for topology in topologies_of(stage) if x.is_cuda or comm.group in lazy else ():
+            for round in range(min(topology.period(n), ROUNDS)):
+                if not is_mean(topology, n, round):
+                    weights, targets = links(topology, comm.rank, n, round)
+                    comm.exchange(x, [peer for peer in weights if peer != comm.rank], targets)
+        connect(stage.nested().values(), x, comm.inter if isinstance(stage, Hierarchical) else comm)
+
+
+def topologies_of(stage: Stage) -> list[Topology]:
+    """Return the topologies in the fields of a stage, but those whose weights are chosen round by round."""
+    held = [getattr(stage, each.name) for each in fields(stage)]
+    return [each for each in held if isinstance(each, Topology) and not isinstance(each, Chosen)]
