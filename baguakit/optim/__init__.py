@@ -1,6 +1,5 @@
 """Optimizers that step over a few flat tensors instead of thousands of small ones."""
 
-from .fusion import fuse, unfuse
-from .report import Report, report
+from .fusion import Report, fuse, report, unfuse
 
 __all__ = ["Report", "fuse", "report", "unfuse"]

@@ -6,6 +6,7 @@ is unchanged: its groups, its state by parameter, and its methods are torch's ow
 """
 
 from collections import defaultdict
+from dataclasses import dataclass
 from types import new_class
 from typing import Any
 
@@ -13,10 +14,9 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from ..arguments import checked
-from .flat.layout import GroupLayout, lay_out
-from .flat.memory import CannotFuse, OptimizerState
-from .flat.tensor import Flat
+from ..arguments import check_fields, checked
+from .flat import CannotFuse, Flat, OptimizerState
+from .layout import Layout, lay_out, next_layout
 from .probe import check_element_wise, own_step
 from .steppers import Groups, step_in_launches
 
@@ -61,6 +61,54 @@ def unfuse(optimizer: Optimizer) -> Optimizer:
     return optimizer
 
 
+@dataclass(frozen=True)
+class Report:
+    """The report of the latest step of a fused optimizer. Print it.
+
+    Attributes:
+        flats: flat tensors.
+        together: parameters stepped in them.
+        apart: parameters stepped as always: large ones, those that go with no other, and all of a group for 8 steps
+            after others had a gradient.
+        absent: parameters without a gradient.
+        copied: flat tensors whose gradients had to be copied, because they did not lie one after another.
+        layouts: the number of times that parameters have been laid out anew.
+    """
+
+    flats: int
+    together: int
+    apart: int
+    absent: int
+    copied: int
+    layouts: int
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+
+    def __str__(self) -> str:
+        return (
+            f"{self.together} parameters in {self.flats} flat tensors ({self.copied} with copied gradients), "
+            f"{self.apart} apart, {self.absent} without a gradient; laid out {self.layouts} times"
+        )
+
+
+@checked
+def report(optimizer: Optimizer) -> Report:
+    """Return the report of the latest step of a fused optimizer.
+
+    Raises:
+        ValueError: it is not fused.
+    """
+    fusion = fusion_of(optimizer)
+    if fusion is None:
+        raise ValueError(f"this {type(optimizer).__name__} is not fused; baguakit.optim.fuse(optimizer) does that")
+    flats = [flat for layout in fusion.layouts for flat in layout.flats]
+    together = sum(len(flat.params) for flat in flats)
+    present = [given for layout in fusion.layouts for given in layout.present]
+    absent = present.count(False)
+    return Report(len(flats), together, len(present) - absent - together, absent, fusion.copied, fusion.laid_out)
+
+
 def fusion_of(optimizer: Optimizer) -> "Fusion | None":
     """Return the fusion of an optimizer; None if it has none."""
     owners = (getattr(hook, "fusion", None) for hook in optimizer._optimizer_step_pre_hooks.values())
@@ -77,7 +125,7 @@ class Fusion:
 
     def __init__(self, optimizer: Optimizer) -> None:
         self.optimizer = optimizer
-        self.layouts: list[GroupLayout] = []
+        self.layouts: list[Layout] = []
         self.laid_out = self.copied = 0
         self._view = self._flat_view()
         self._looked_at: list[dict[str, Any]] = []
@@ -204,28 +252,29 @@ class Fusion:
             params = shown["params"]  # the same list all through a step: the optimizer may hold it
             shown.update(group)
             shown["params"] = params
-            params[:] = [p for flat in layout.flats for p in self._load(flat)] + layout.apart
+            params[:] = [*map(self._load, layout.flats), *layout.apart]
             self._state.update((p, state[p]) for p in layout.apart if p in state)
         self._left = self._groups
         if not self._asked:
             self._left = step_in_launches(type(self.optimizer), self._groups, self._state)
         self._gathered = True
 
-    def _layout(self, group: dict[str, Any], before: GroupLayout | None) -> GroupLayout:
+    def _layout(self, group: dict[str, Any], before: Layout | None) -> Layout:
         params, fused, state = group["params"], bool(group.get("fused")), self.optimizer.state
         if {g.layout for p in params if (g := p.grad) is not None} - {torch.strided}:
             raise TypeError("a sparse gradient cannot be part of a flat tensor; use sparse=False, or unfuse(optimizer)")
-        if before is not None and not self._stale and before.fits(params, state):
-            return before
-        self.laid_out += 1
-        return lay_out(params, state, fused) if before is None else before.anew(params, state, fused)
+        if before is None or self._stale:
+            layout = lay_out(params, state, fused)
+        else:
+            layout = next_layout(before, params, state, fused)
+        self.laid_out += layout is not before and layout.calm > 0
+        return layout
 
-    def _load(self, flat: Flat) -> list[Tensor]:
+    def _load(self, flat: Flat) -> Tensor:
         self.copied += flat.load()
-        for segment in flat.segments:
-            if segment.known is not None:
-                self._state[segment.param] = dict(segment.known)
-        return [segment.param for segment in flat.segments]
+        if flat.known is not None:
+            self._state[flat.param] = dict(flat.known)
+        return flat.param
 
     @torch.no_grad()
     def _scatter(self) -> None:
@@ -234,12 +283,12 @@ class Fusion:
         for layout in self.layouts:
             for flat in layout.flats:
                 flat.store(unscaled)
-                flat.remember([self._state.pop(segment.param, None) for segment in flat.segments], state)
+                flat.remember(self._state.pop(flat.param, None), state)
         state.update(self._state)
         for group, shown in zip(self.optimizer.param_groups, self._groups, strict=True):
             group.update((key, x) for key, x in shown.items() if key != "params" and group.get(key) is not x)
 
-    def _release(self, layouts: list[GroupLayout]) -> None:
+    def _release(self, layouts: list[Layout]) -> None:
         for layout in layouts:
             for flat in layout.flats:
-                flat.memory.release(self.optimizer.state)
+                flat.release(self.optimizer.state)

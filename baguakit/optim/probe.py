@@ -19,8 +19,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from .flat.members import shard_of
-from .flat.memory import NUMBERS, CannotFuse, is_elementwise
+from .flat import NUMBERS, CannotFuse, is_elementwise, shard_of
 
 SHAPES = ((7,), (5, 3), (16,), (4, 2, 3), (1,), (3, 8))
 STEPS = 12

@@ -18,8 +18,7 @@ from ..kernels.steps import definition as steps
 from ..kernels.steps import operators as steps_ops
 from ..kernels.steps.check import check_operands, is_dense
 from ..kernels.steps.table import Role
-from .flat.members import PLAIN
-from .flat.memory import OptimizerState
+from .flat import PLAIN, OptimizerState
 
 Groups = list[dict[str, Any]]
 NOT_COVERED = ("amsgrad", "capturable", "fused", "differentiable")

@@ -170,7 +170,7 @@ def test_rates_that_are_tensors(lr):
 def test_complex_parameters():
     ours, theirs = parameters(torch.complex64), parameters(torch.complex64)
     fused, plain = fuse(torch.optim.Adam(ours)), torch.optim.Adam(theirs)
-    train(20, Gradients(), ours, theirs, fused, plain)
+    train(15, Gradients(), ours, theirs, fused, plain)
     assert equal(ours, theirs) and same_state(fused, plain) and report(fused).together > 0
 
 

@@ -5,6 +5,7 @@ from torch import nn
 
 from baguakit.optim import fuse
 
+LASTING = 15  # steps: more than the same must be absent before a group is laid out again
 SHAPES = [(7,), (5, 3), (33,), (), (1,), (4, 2, 3), (16,), (2, 3, 4, 4), (3, 70), (9, 1)]
 
 
@@ -26,23 +27,24 @@ def plain_groups(params):
 
 
 class Gradients:
-    """The gradients of step after step. With `absent`, some have none: a few at random, three in a row now and then.
+    """The gradients of step after step. With `absent`, some have none, others after every `LASTING` steps.
 
     At the first step all have one: torch's fused SGD fails where some parameters have a momentum and others have none.
     """
 
     def __init__(self, absent=True, seed=1):
-        self.draw, self.absent, self.begun = torch.Generator().manual_seed(seed), absent, False
+        self.draw, self.absent, self.steps, self.gone = torch.Generator().manual_seed(seed), absent, 0, []
 
     def give(self, *sets):
         missing = torch.rand(len(sets[0]), generator=self.draw) < 0.05
-        start = int(torch.randint(0, 30, (), generator=self.draw))
-        missing[start : start + 3] = True
+        start = int(torch.randint(0, 30, (), generator=self.draw)) % 10
+        if self.absent and self.steps % LASTING == 1:
+            self.gone = [i for i, each in enumerate(missing.tolist()) if each or start <= i < start + 3]
+        self.steps += 1
         for i, alike in enumerate(zip(*sets, strict=True)):
             g = torch.randn(alike[0].shape, generator=self.draw).to(alike[0].dtype)
             for p in alike:
-                p.grad = None if self.absent and self.begun and missing[i] else torch.empty_like(p).copy_(g)
-        self.begun = True
+                p.grad = None if i in self.gone else torch.empty_like(p).copy_(g)
 
 
 def pair(kind=torch.optim.AdamW, **options):

@@ -8,7 +8,7 @@ from drawn import values
 from tiers import slow_after
 
 from baguakit.compressors import MinMaxUInt8
-from baguakit.optim.steps import functions, operator
+from baguakit.optim import steps
 from baguakit.primitives import Fixed, adam_step_, adamw_step_, gradient_norm, lion_step_, sgd_step_
 
 CODEC = MinMaxUInt8()
@@ -68,5 +68,5 @@ def test_the_operators_keep_the_rules_of_operators():
     (p, g, m, v), number = ([x] for x in values(shapes=[9] * 4)), torch.tensor(1.0)
     options, taken = [0.9, 0.999, 1e-8, 0.0, 1.0], torch.tensor(2)
     given = ("Adam", options, "m v", p, g, m, [x.square() for x in v], [], [], number, taken, number, number)
-    torch.library.opcheck(operator._operator, (*given, torch.tensor(0.0), None, None, 512))
-    torch.library.opcheck(functions._norm, (g, torch.tensor(0.0)))
+    torch.library.opcheck(steps._operator, (*given, torch.tensor(0.0), None, None, 512))
+    torch.library.opcheck(steps._norm, (g, torch.tensor(0.0)))

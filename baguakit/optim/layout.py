@@ -1,18 +1,18 @@
-"""The division of a group: which parameters are stepped as one, and their order in memory."""
+"""The layout of a group: which parameters are stepped as one, and their order in memory."""
 
 from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby, pairwise
+from operator import is_
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from .members import PLAIN, Members, is_strided, shard_of, storage_of
-from .memory import NUMBERS, OptimizerState, is_elementwise
-from .tensor import Flat
+from .flat import NUMBERS, PLAIN, Flat, OptimizerState, is_elementwise, shard_of, storage_of
 
 LONG = 16  # so many adjacent gradients are worth a flat tensor of their own
+CALM = 8  # steps in which the same parameters must have gradients before they are laid out again
 
 
 @dataclass(frozen=True)
@@ -36,42 +36,87 @@ def sizes_for(p: Tensor, fused: bool) -> Sizes:
     return (CPU_FUSED if fused else CPU) if p.device.type == "cpu" else GPU
 
 
+@dataclass(eq=False)
+class Layout:
+    """The parameters of a group, as its optimizer steps them.
+
+    Attributes:
+        params: all.
+        present: which of them have a gradient.
+        flats: those that are stepped as one.
+        apart: the others, which torch steps as always.
+        calm: the steps since others had a gradient; with fewer than `CALM` all are apart.
+    """
+
+    params: list[Tensor]
+    present: list[bool]
+    flats: list[Flat]
+    apart: list[Tensor]
+    calm: int = CALM
+
+
+def lay_out(params: Sequence[Tensor], state: OptimizerState, fused: bool) -> Layout:
+    """Return a layout: small parameters with a gradient in flat tensors, others apart."""
+    flats = _divide([p for p in params if p.grad is not None], state, fused)
+    taken = {p for flat in flats for p in flat.params}
+    apart = [p for p in params if p not in taken]
+    return Layout(list(params), [p.grad is not None for p in params], flats, apart)
+
+
+def next_layout(before: Layout, params: Sequence[Tensor], state: OptimizerState, fused: bool) -> Layout:
+    """Return the layout for a step: that of the step `before`, if it fits.
+
+    While the set of parameters with gradients changes, all are stepped apart: laying them out costs more than it saves.
+    """
+    present = [p.grad is not None for p in params]
+    same = len(params) == len(before.params) and all(map(is_, params, before.params))
+    if not same or present != before.present:
+        return Layout(list(params), present, [], list(params), calm=0)
+    settled = before.calm == CALM
+    before.calm = min(CALM, before.calm + 1)
+    if before.calm < CALM or (settled and all(flat.fits(state) for flat in before.flats)):
+        return before
+    return lay_out(params, state, fused)
+
+
 @dataclass(frozen=True, eq=False)
 class Candidate:
     """A parameter that may be stepped with others, and this rank's part of it and of its gradient."""
 
     param: Tensor
     local: Tensor
-    grad: Tensor | None
+    grad: Tensor
 
 
-def divide(params: Sequence[Tensor], state: OptimizerState, fused: bool) -> list[Flat]:
+def _divide(params: Sequence[Tensor], state: OptimizerState, fused: bool) -> list[Flat]:
     """Return flat tensors for the parameters that can be stepped as one: of one dtype, device and kind of state.
 
-    Parameters with adjacent gradients keep the order of these; the others have the order of `params`. `fused`: torch's
-    fused kernels step them.
+    Parameters with adjacent gradients keep the order of these; the others have the order of `params`.
     """
     candidates = [c for p in params if (c := _candidate(p, sizes_for(p, fused).small)) is not None]
-    flats: list[Flat] = []
-    for together in _by_kind(_without_overlaps(candidates), state):
-        for storage, run in _runs(together):
-            sizes = sizes_for(run[0].param, fused)
-            flats += [Flat(members, state, storage) for members in _chunks(run, sizes)]
-    return flats
+    return [
+        Flat([c.param for c in chunk], [c.local for c in chunk], state)
+        for together in _by_kind(_without_overlaps(candidates), state)
+        for run in _runs(together)
+        for chunk in _chunks(run, sizes_for(run[0].param, fused))
+    ]
 
 
 def _candidate(p: Tensor, small: int) -> Candidate | None:
     """Return the parameter as a candidate if it is small or distributed, and it and its gradient are dense."""
     # If p has no dimensions, `exp_avg` cannot be told from `step`.
-    if not is_strided(p) or p.dim() == 0 or not (p.grad is None or is_strided(p.grad)):
+    if not _is_strided(p) or p.dim() == 0 or p.grad is None or not _is_strided(p.grad):
         return None
-    c = Candidate(p, shard_of(p), None if p.grad is None else shard_of(p.grad))
-    if type(c.local) not in PLAIN:
-        return None
-    if c.grad is not None and (c.grad.shape, c.grad.dtype) != (c.local.shape, c.local.dtype):
+    c = Candidate(p, shard_of(p), shard_of(p.grad))
+    if type(c.local) not in PLAIN or (c.grad.shape, c.grad.dtype) != (c.local.shape, c.local.dtype):
         return None
     # Distributed ones go as shards at any size: no optimizer takes shards and distributed tensors in one call.
     return c if 0 < c.local.numel() <= small or type(p) not in PLAIN else None
+
+
+def _is_strided(x: Tensor) -> bool:
+    """Return whether `x` is a strided tensor: a plain one, or a distributed one with a local shard."""
+    return x.layout is torch.strided and (type(x) in PLAIN or hasattr(x, "to_local"))
 
 
 def _without_overlaps(candidates: list[Candidate]) -> list[Candidate]:
@@ -91,15 +136,17 @@ def _without_overlaps(candidates: list[Candidate]) -> list[Candidate]:
 
 def _by_kind(candidates: list[Candidate], state: OptimizerState) -> list[list[Candidate]]:
     """Return lists of candidates that can be stepped as one, without those whose state cannot be divided."""
-    shared = _shared_keys(candidates, state)
+    first = next((state[c.param] for c in candidates if c.param in state), {})
+    # A flat copy of state in shared memory would not reach the other processes.
+    shared = {key for key, x in first.items() if isinstance(x, Tensor) and x.is_cpu and shard_of(x).is_shared()}
     singles: dict[tuple[torch.dtype, torch.device], list[Tensor]] = {}
     kinds: list[tuple[Candidate, list[Any]]] = []
     for c in candidates:
-        kind: list[Any] = [c.grad is None, c.local.dtype, c.local.device, type(c.param) in PLAIN, c.param in state]
+        kind: list[Any] = [c.local.dtype, c.local.device, type(c.param) in PLAIN, c.param in state]
         for key, value in sorted(state.get(c.param, {}).items(), key=lambda item: str(item[0])):
             if isinstance(value, NUMBERS):
                 kind += [key, type(value), value]
-            elif not isinstance(value, Tensor) or not is_strided(value) or key in shared:
+            elif not isinstance(value, Tensor) or not _is_strided(value) or key in shared:
                 break
             elif is_elementwise(value, c.param):
                 kind += [key, value.dtype, value.device]
@@ -121,39 +168,21 @@ def _by_kind(candidates: list[Candidate], state: OptimizerState) -> list[list[Ca
     return list(together.values())
 
 
-def _shared_keys(candidates: list[Candidate], state: OptimizerState) -> set[str]:
-    """Return the keys of state in shared memory: a flat copy would not reach the other processes."""
-    first = next((state[c.param] for c in candidates if c.param in state), {})
-    return {key for key, x in first.items() if isinstance(x, Tensor) and x.is_cpu and shard_of(x).is_shared()}
-
-
-def _runs(together: list[Candidate]) -> Iterator[tuple[int, list[Candidate]]]:
-    """Yield long runs of adjacent gradients, with the address of their storage, and then all others."""
-    placed = sorted((c.grad.data_ptr(), c.grad.nbytes, i) for i, c in enumerate(together) if c.grad is not None)
+def _runs(together: list[Candidate]) -> Iterator[list[Candidate]]:
+    """Yield long runs of adjacent gradients of one storage, and then all others."""
+    placed = sorted((c.grad.data_ptr(), c.grad.nbytes, i) for i, c in enumerate(together))
     breaks = [0, *(k for k in range(1, len(placed)) if placed[k][0] != sum(placed[k - 1][:2])), len(placed)]
     in_runs: set[Candidate] = set()
     for start, stop in pairwise(breaks):
-        if stop - start < min(LONG, len(together)):
-            continue
         run = [together[i] for _, _, i in placed[start:stop]]
-        storages = {storage_of(c.grad) for c in run if c.grad is not None}
-        if len(storages) == 1:
+        if len(run) >= min(LONG, len(together)) and len({storage_of(c.grad) for c in run}) == 1:
             in_runs.update(run)
-            yield storages.pop(), run
-    rest = [c for c in together if c not in in_runs]
-    if rest:
-        yield shared_storage([c.grad for c in rest[:2] if c.grad is not None]), rest
+            yield run
+    if rest := [c for c in together if c not in in_runs]:
+        yield rest
 
 
-def shared_storage(grads: Sequence[Tensor]) -> int:
-    """Return the address of the storage that holds the first two of `grads`; 0 if they have two."""
-    if len(grads) < 2:
-        return 0
-    first, second = storage_of(grads[0]), storage_of(grads[1])
-    return first if first == second else 0
-
-
-def _chunks(run: Sequence[Candidate], sizes: Sizes) -> Iterator[Members]:
+def _chunks(run: Sequence[Candidate], sizes: Sizes) -> Iterator[list[Candidate]]:
     """Yield the members of each flat tensor of a run: none too long, large shards alone, no plain tensor alone."""
     left, chunk, chunks = 0, -1, []
     for c in run:
@@ -165,4 +194,4 @@ def _chunks(run: Sequence[Candidate], sizes: Sizes) -> Iterator[Members]:
     for _, members in groupby(chunks, key=lambda x: x[0]):
         cs = [c for _, c in members]
         if len(cs) > 1 or type(cs[0].param) not in PLAIN:
-            yield Members([c.param for c in cs], [c.local for c in cs])
+            yield cs

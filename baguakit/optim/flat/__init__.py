@@ -1,1 +1,0 @@
-"""The parameters of a group, stepped as a few flat tensors."""

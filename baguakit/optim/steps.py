@@ -1,0 +1,378 @@
+"""Optimizer steps by hand: all tensors in one launch, with nothing that waits for a GPU.
+
+    norm = bk.primitives.gradient_norm(grads, found_inf=found)                # on the device, as all that follows
+    clip = (max_norm / (norm + 1e-6)).clamp(max=1)
+    bk.primitives.adamw_step_(params, grads, m, v, steps, lr=3e-4, clip=clip, found_inf=found)
+
+p, g and the state are a tensor each, or a list each with one tensor for every parameter. Their addresses go into a
+table on the device, which is made again when they change; to read 1,000 of each takes a fraction of a millisecond, and
+no time if they are `Fixed`. On CUDA a step is one launch for each pair of dtypes of p and g, after a launch of a single
+program if a number lies on the device. It can be captured in a CUDA graph after one step over the same tensors, if the
+numbers that change (`step`, `lr`) are in tensors. On CPUs the definition runs, and gives the same bits.
+
+The four have these arguments in common:
+
+    master: fp32 copies of bf16 or fp16 parameters; the step is taken on the copies. None for those in fp32.
+    key: rounds bf16 parameters up or down at random without bias, drawn from key, the step's number and the position
+        of the value among all. Without `step`, pass another key each time.
+    grad_scale: gradients are divided by it, such as the scale of a `GradScaler`.
+    clip: they are then multiplied by it, such as min(1, max_norm / norm).
+    found_inf: if not zero, everything stays as it is, the count of steps included.
+
+lr, step, grad_scale, clip and found_inf are numbers, or tensors with one value on the device of p (read without
+waiting) or on the CPU. `step` says how many steps were taken before this one; a tensor is advanced by one.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import fields
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..arguments import instance, integer, pair, real, said, several, shown, truth
+from ..compressors import MinMaxUInt8
+from ..kernels.steps import operators as steps_ops
+from ..kernels.steps.check import check_conditions, check_gradients, check_number, check_operands
+from ..kernels.steps.definition import SGD, Adam, Conditions, Lion, Operands, Update
+from ..kernels.steps.table import Fixed, Role, listed
+
+__all__ = ["Fixed", "adam_step_", "adamw_step_", "gradient_norm", "lion_step_", "sgd_step_"]
+
+Tensors = Tensor | Sequence[Tensor] | Fixed
+Masters = Tensors | Sequence[Tensor | None]
+Number = float | Tensor
+
+
+@torch.no_grad()
+def sgd_step_(
+    p: Tensors, g: Tensors, momentum_buffer: Tensors | None = None, step: int | Tensor | None = None, *, lr: Number,
+    momentum: float = 0.0, dampening: float = 0.0, nesterov: bool = False, weight_decay: float = 0.0,
+    master: Masters | None = None, key: int | None = None, grad_scale: Number = 1.0,
+    clip: Number = 1.0, found_inf: Number = 0.0,
+) -> None:  # fmt: skip
+    """Take one step of `torch.optim.SGD`:
+
+        g ← g + λ p     b ← μ b + (1 − d) g  (b ← g at step 0)     p ← p − η (g + μ b  with Nesterov, else b)
+
+    Args:
+        p: parameters in fp32, bf16 or fp16; overwritten.
+        g: their gradients, likewise.
+        momentum_buffer: b, fp32, zeros at first; overwritten. With a momentum only.
+        step: how many steps were taken before; needed with a dampening, which the first step is without.
+        lr, momentum, dampening, nesterov, weight_decay: η, μ, d, and λ.
+        master, key, grad_scale, clip, found_inf: see this module.
+
+    Raises:
+        TypeError, ValueError: the tensors do not go together, or an option has no meaning; nothing has been changed.
+    """
+    key = _check_options(key, found_inf, step, momentum=momentum, dampening=dampening, weight_decay=weight_decay)
+    update = SGD(momentum, dampening, weight_decay, truth("nesterov", nesterov))
+    if (momentum_buffer is not None) != (momentum != 0):
+        _role("momentum_buffer", [] if momentum_buffer is None else momentum_buffer)
+        raise ValueError(f"momentum={momentum}, and momentum_buffer={shown(momentum_buffer)}; the one needs the other")
+    if nesterov and (momentum <= 0 or dampening != 0):
+        raise ValueError(f"nesterov=True needs a momentum and no dampening, not {momentum=} and {dampening=}")
+    if dampening and momentum and step is None:
+        raise ValueError(f"dampening={dampening} is left out at the first step; say how many went before with step=")
+    states = {} if momentum_buffer is None else {"momentum_buffer": momentum_buffer}
+    conditions = Conditions(lr, 1 if step is None else step, grad_scale, clip, found_inf, key)
+    _take(update, p, g, states, master, conditions)
+
+
+@torch.no_grad()
+def adam_step_(
+    p: Tensors, g: Tensors, m: Tensors, v: Tensors, step: int | Tensor, *, lr: Number = 1e-3,
+    betas: tuple[float, float] = (0.9, 0.999), eps: float = 1e-8, weight_decay: float = 0.0,
+    master: Masters | None = None, key: int | None = None, grad_scale: Number = 1.0,
+    clip: Number = 1.0, found_inf: Number = 0.0,
+) -> None:  # fmt: skip
+    """Take one step of `torch.optim.Adam`; with t = step + 1,
+
+        g ← g + λ p     m ← m + (1 − β₁) (g − m)     v ← β₂ v + (1 − β₂) g²
+        p ← p − η / (1 − β₁ᵗ) · m / (√(v / (1 − β₂ᵗ)) + ε)
+
+    Args:
+        p: parameters in fp32, bf16 or fp16; overwritten.
+        g: their gradients, likewise.
+        m, v: fp32, zeros at first; overwritten. torch calls them exp_avg and exp_avg_sq.
+        step: how many steps were taken before.
+        lr, betas, eps, weight_decay: η, (β₁, β₂), ε and λ.
+        master, key, grad_scale, clip, found_inf: see this module.
+
+    Raises:
+        TypeError, ValueError: the tensors do not go together, or an option has no meaning; nothing has been changed.
+    """
+    key = _check_options(key, found_inf, step, eps=eps, weight_decay=weight_decay)
+    conditions = Conditions(lr, step, grad_scale, clip, found_inf, key)
+    _take(Adam(*pair("betas", betas, 0, below=1), eps, weight_decay), p, g, {"m": m, "v": v}, master, conditions)
+
+
+@torch.no_grad()
+def adamw_step_(
+    p: Tensors, g: Tensors | None, m: Tensors, v: Tensors, step: int | Tensor, *, lr: Number = 1e-3,
+    betas: tuple[float, float] = (0.9, 0.999), eps: float = 1e-8, weight_decay: float = 1e-2,
+    packed: Tensor | None = None, compressor: MinMaxUInt8 = MinMaxUInt8(),
+    master: Masters | None = None, key: int | None = None, grad_scale: Number = 1.0,
+    clip: Number = 1.0, found_inf: Number = 0.0,
+) -> None:  # fmt: skip
+    """Take one step of `torch.optim.AdamW`: `adam_step_`, but p ← (1 − η λ) p before, and g as it is.
+
+    With `packed`, gradients are read as they came over the wire and are never written out.
+
+    Args:
+        packed: in place of g (None), for p, m and v that are a flat tensor each: the one row of bytes that
+            `compressor.compress(g.view(1, -1))` returned.
+        compressor: what packed it. All else as in `adam_step_`.
+
+    Raises:
+        TypeError, ValueError: the tensors do not go together, or an option has no meaning; nothing has been changed.
+    """
+    key = _check_options(key, found_inf, step, eps=eps, weight_decay=weight_decay)
+    instance("compressor", compressor, MinMaxUInt8, "MinMaxUInt8(), the only one whose bytes a step reads")
+    update = Adam(*pair("betas", betas, 0, below=1), eps, weight_decay, decoupled=True)
+    conditions = Conditions(lr, step, grad_scale, clip, found_inf, key)
+    if (g is None) == (packed is None):
+        raise ValueError(
+            f"give g, or packed= with None in its place: one of the two, not g={shown(g)} and packed={shown(packed)}"
+        )
+    _take(update, p, g, {"m": m, "v": v}, master, conditions, packed, compressor)
+
+
+@torch.no_grad()
+def lion_step_(
+    p: Tensors, g: Tensors, m: Tensors, step: int | Tensor | None = None, *, lr: Number = 1e-4,
+    betas: tuple[float, float] = (0.9, 0.99), weight_decay: float = 0.0,
+    master: Masters | None = None, key: int | None = None, grad_scale: Number = 1.0,
+    clip: Number = 1.0, found_inf: Number = 0.0,
+) -> None:  # fmt: skip
+    """Take one step of Lion:
+
+        c = β₁ m + (1 − β₁) g     p ← (1 − η λ) p − η sign(c)     m ← β₂ m + (1 − β₂) g
+
+    Chen et al. 2023, "Symbolic Discovery of Optimization Algorithms", arXiv:2302.06675.
+
+    Args:
+        p: parameters in fp32, bf16 or fp16; overwritten.
+        g: their gradients, likewise.
+        m: fp32, zeros at first; overwritten.
+        step: how many steps were taken before; only draws (`key`) depend on it.
+        lr, betas, weight_decay: η, (β₁, β₂) and λ.
+        master, key, grad_scale, clip, found_inf: see this module.
+
+    Raises:
+        TypeError, ValueError: the tensors do not go together, or an option has no meaning; nothing has been changed.
+    """
+    key = _check_options(key, found_inf, step, weight_decay=weight_decay)
+    conditions = Conditions(lr, 1 if step is None else step, grad_scale, clip, found_inf, key)
+    _take(Lion(*pair("betas", betas, 0, below=1), weight_decay), p, g, {"m": m}, master, conditions)
+
+
+@torch.no_grad()
+def gradient_norm(grads: Tensors, found_inf: Tensor | None = None) -> Tensor:
+    """Return the norm √(Σ g²) of all gradients, fp32 with no dimensions, on their device: nothing waits for it.
+
+    Summed in fp64, always in the same order. It is not finite if a gradient is not, or if it exceeds fp32.
+
+    Args:
+        grads: fp32, bf16 or fp16.
+        found_inf: a floating tensor with one value, on their device; overwritten by 1 if the norm is not finite, by 0
+            if it is.
+
+    Raises:
+        TypeError, ValueError: there are no gradients, they cannot be taken together, or `found_inf` is elsewhere.
+    """
+    if torch.compiler.is_compiling():
+        norm: Tensor = _norm(list(listed(_role("grads", grads))), found_inf)
+        return norm
+    return _gradient_norm(_role("grads", grads), found_inf)
+
+
+def _gradient_norm(role: Role, found_inf: Tensor | None) -> Tensor:
+    tensors = listed(role)
+    if not tensors:
+        raise ValueError(f"there are no grads to take a norm of, only {shown(list(tensors))}")
+    if found_inf is not None:
+        if not isinstance(found_inf, Tensor):
+            raise TypeError(f"found_inf is a tensor with one value, to be written to, not {found_inf!r}")
+        check_number("found_inf", found_inf, tensors[0].device)
+        if found_inf.device != tensors[0].device:
+            raise ValueError(
+                f"found_inf is written beside the gradients, on {tensors[0].device}, not {found_inf.device}"
+            )
+    norm = torch.empty((), dtype=torch.float32, device=tensors[0].device)
+
+    def check() -> Sequence[Tensor]:
+        check_gradients(tensors)
+        return tensors
+
+    steps_ops.gradient_norm_(norm, role, found_inf, check)
+    return norm
+
+
+@torch.library.custom_op("baguakit::gradient_norm", mutates_args={"found_inf"})
+def _norm(grads: Sequence[Tensor], found_inf: Tensor | None) -> Tensor:
+    return _gradient_norm(grads, found_inf)
+
+
+@_norm.register_fake
+def _(grads: Sequence[Tensor], found_inf: Tensor | None) -> Tensor:
+    return grads[0].new_empty((), dtype=torch.float32)
+
+
+# The arguments, and the step of every optimizer
+
+
+def _role(name: str, tensors: Any) -> Role:
+    """Return one tensor as a list of it, and a list or a `Fixed` as it is. `name` is that of the argument."""
+    if isinstance(tensors, Tensor):
+        tensors = [tensors]
+    if isinstance(tensors, Fixed):
+        return tensors
+    wanted = "a tensor or a list of tensors"
+    given = tensors if isinstance(tensors, list | tuple) else several(name, tensors, wanted, True)
+    for each in given:
+        if not isinstance(each, Tensor) and (each is not None or name != "master"):
+            raise TypeError(said(name, wanted, tensors) + "; leave out parameters without a gradient")
+        if name == "p" and each is not None and each.is_meta:
+            raise ValueError(said(name, "a tensor that holds values", each))
+    return given
+
+
+def _check_options(key: int | None, found_inf: Any, step: Any, **numbers: Any) -> int | None:
+    """Return the key if it is a whole number; raise unless the `numbers` are finite and 0 or more, and steps count.
+
+    A skipped step would be counted wrongly if `found_inf` and `step` were on two devices.
+    """
+    if key is not None:
+        key = integer("key", key, -(1 << 63), (1 << 63) - 1)
+    if not isinstance(step, Tensor):
+        integer("step", 0 if step is None else step, 0, (1 << 31) - 2)
+    elif not torch.compiler.is_compiling() and step.is_cpu and step.numel() == 1 and not 0 <= step.item() < math.inf:
+        raise ValueError(f"step is a whole number, 0 or more, not {step.item()} in {shown(step)}")
+    for name, value in numbers.items():
+        real(name, value, 0)
+    if isinstance(found_inf, Tensor) and step is not None:
+        where = step.device if isinstance(step, Tensor) else "the host"
+        if where != found_inf.device:
+            raise ValueError(
+                f"found_inf is on {found_inf.device} and step on {where}, where a skipped step would be counted; give "
+                "step in a tensor beside found_inf"
+            )
+    return key
+
+
+def _packed_row(packed: Tensor, compressor: MinMaxUInt8, p: Tensors) -> Tensor:
+    """Return the gradients of p that `compressor` packed, as a step on CUDA reads them: (bytes,).
+
+    Raises:
+        TypeError: they are not bytes.
+        ValueError: p is not one flat tensor, or they are not as many bytes as its gradients take.
+    """
+    instance("packed", packed, Tensor, "a tensor of bytes, as compress returned them")
+    if not isinstance(p, Tensor) or not p.is_contiguous():
+        raise ValueError("packed gradients are those of one contiguous tensor; step the flat tensor of a bucket")
+    if packed.dtype != torch.uint8:
+        raise TypeError(f"packed gradients are uint8, as compress returned them, not {packed.dtype}")
+    size = compressor.row_bytes(p.numel())
+    if packed.numel() != size or not packed.is_contiguous() or packed.device != p.device:
+        raise ValueError(
+            f"{compressor!r} packs {p.numel()} gradients in one contiguous row of {size} bytes on {p.device}, not in "
+            f"{tuple(packed.shape)} on {packed.device}"
+        )
+    if packed.data_ptr() % 16:
+        raise ValueError("packed gradients begin at an address that is no multiple of 16 bytes; clone them")
+    return packed.view(-1)
+
+
+def _take(
+    update: Update, p: Tensors, g: Tensors | None, states: dict[str, Tensors], master: Masters | None,
+    conditions: Conditions, packed: Tensor | None = None, compressor: MinMaxUInt8 = MinMaxUInt8(),
+) -> None:  # fmt: skip
+    """Step the tensors p, overwriting them, their `states` and their masters.
+
+    Args:
+        update: the update.
+        states: the state tensors, by their names in messages, in the order of the update.
+        g, packed: the gradients; or None, and those of a flat p as `compressor` packed them.
+        master: fp32 copies of parameters that are not.
+        conditions: the numbers that change from step to step.
+    """
+    if torch.compiler.is_compiling():
+        _step_in_graph(update, p, g, states, master, conditions, packed, compressor)
+        return
+    weights = _role("p", p)
+    if not len(weights):
+        return
+    first = listed(weights)[0]
+    check_conditions(update, conditions, first.device)
+    row = None if packed is None else _packed_row(packed, compressor, p)
+    if row is not None and not first.is_cuda:
+        g, row = compressor.decompress(row.view(1, -1), first.numel()).view(first.shape), None
+    roles: dict[str, Role] = {"p": weights, "g": _role("g", g if row is None else row)}
+    roles |= {at: _role(name, state) for at, (name, state) in zip("uv", states.items(), strict=False)}
+    if master is not None:
+        roles["master"] = _role("master", master)
+
+    def check() -> Operands:
+        lists = {name: listed(role) for name, role in roles.items()}
+        remembered = tuple(lists[name] for name in "uv"[: len(states)])
+        operands = Operands(lists["p"], lists["g"], remembered, lists.get("master", ()))
+        check_operands(operands, list(states), conditions.key is not None, row is not None)
+        return operands
+
+    steps_ops.step_(update, roles, conditions, None if row is None else compressor.block, check)
+
+
+# In a graph, lists are lists of tensors and numbers are tensors on the CPU, which a step reads without waiting.
+
+UPDATES: dict[str, Any] = {kind.__name__: kind for kind in (SGD, Adam, Lion)}
+OPTIONS = {name: tuple(each.name for each in fields(kind)) for name, kind in UPDATES.items()}
+
+
+def _step_in_graph(
+    update: Update, p: Tensors, g: Tensors | None, states: dict[str, Tensors], master: Masters | None,
+    conditions: Conditions, packed: Tensor | None, compressor: MinMaxUInt8,
+) -> None:  # fmt: skip
+    options = [float(getattr(update, name)) for name in OPTIONS[type(update).__name__]]
+    u, v = [*(_list(state) for state in states.values()), [], []][:2]
+    masters = _list(master)
+    c = conditions
+    _operator(
+        type(update).__name__, options, " ".join(states), _list(p), _list(g), u, v,
+        [x for x in masters if x is not None], [x is not None for x in masters], _tensor(c.lr), _tensor(c.taken),
+        _tensor(c.grad_scale), _tensor(c.clip), _tensor(c.found_inf), c.key, packed, compressor.block,
+    )  # fmt: skip
+
+
+def _list(tensors: Masters | None) -> list[Any]:
+    return [] if tensors is None else list(listed(_role("master", tensors)))
+
+
+def _tensor(number: Number) -> Tensor:
+    if isinstance(number, Tensor):
+        return number
+    return torch.tensor(number, dtype=torch.int64 if isinstance(number, int) else torch.float64)
+
+
+@torch.library.custom_op("baguakit::step_", mutates_args={"p", "u", "v", "master", "taken"})
+def _operator(
+    update: str, options: Sequence[float], names: str, p: Sequence[Tensor], g: Sequence[Tensor],
+    u: Sequence[Tensor], v: Sequence[Tensor], master: Sequence[Tensor], mastered: Sequence[bool], lr: Tensor,
+    taken: Tensor, grad_scale: Tensor, clip: Tensor, found_inf: Tensor, key: int | None, packed: Tensor | None,
+    block: int,
+) -> None:  # fmt: skip
+    *numbers, switch = options
+    kind = UPDATES[update]
+    masters = iter(master)
+    _take(
+        kind(*options) if kind is Lion else kind(*numbers, bool(switch)),
+        p if packed is None else p[0],
+        g if packed is None else None,
+        dict(zip(names.split(), (u, v), strict=False)),
+        [next(masters) if there else None for there in mastered] if mastered else None,
+        Conditions(lr, taken, grad_scale, clip, found_inf, key),
+        packed,
+        MinMaxUInt8(block),
+    )
