@@ -37,12 +37,9 @@ For a number of ranks a topology returns its `period`, `spectral_gap` and `round
 from .base import Topology
 from .chosen import Chosen
 from .finite_time import BaseK, OnePeerExact
-from .given.digraph import FromDigraph
-from .given.graph import FromGraph
-from .given.matrix import FromMatrix
-from .metropolis import Grid2D
+from .given import FromDigraph, FromGraph, FromMatrix
 from .periodic import Hypercube, OnePeerExponential, RandomMatching, ShiftOne
-from .static import Exponential, FullyConnected, Ring, Star, SymmetricExponential
+from .static import Exponential, FullyConnected, Grid2D, Ring, Star, SymmetricExponential
 
 __all__ = [
     "BaseK",

@@ -2,8 +2,9 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
-from functools import wraps
+from dataclasses import dataclass, fields
+from functools import cached_property, wraps
+from hashlib import sha256
 from inspect import signature
 from math import cos, fsum, pi, sin
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -21,6 +22,7 @@ if TYPE_CHECKING:  # matplotlib is optional: only drawings need it
 CHECKED = {"check", "period", "weights", "targets", "matrix", "static", "symmetric", "doubly_stochastic"}
 CHECKED |= {"column_stochastic", "rounds_to_exactness", "spectral_gap", "layout", "draw"}
 MOST_RANKS = 1 << 20  # a larger group is a mistake in the call, and its matrices would take for ever
+_SHORT = 64  # a given value with more entries prints a digest of them
 MOST_ROUNDS, MOST_DRAWN = 8, 256  # the most rounds that a drawing shows by default, and at all
 # A product of rounds is exact below the first distance. One that stays between the two only converges.
 _AT_THE_MEAN, _NEAR_THE_MEAN = 1e-13, 1e-8
@@ -212,6 +214,37 @@ def _checked(method: Callable[..., Any], name: str, like: Callable[..., Any]) ->
 
 for _name in CHECKED:
     setattr(Topology, _name, _checked(getattr(Topology, _name), _name, like=getattr(Topology, _name)))
+
+
+class Given(Topology):
+    """A topology for one number of ranks. It stores its hash: every step hashes it, and a large value takes long."""
+
+    facts: ClassVar[tuple[str, ...]] = ("doubly_stochastic",)  # the constructor refuses everything else
+
+    @property
+    @abstractmethod
+    def ranks(self) -> int:
+        """Return the number of ranks that this topology is for."""
+
+    def check(self, size: int) -> None:
+        """Raise ValueError if the group has another number of ranks; a group of one rank is allowed."""
+        super().check(size)
+        if size not in (1, self.ranks):
+            name = type(self).__name__
+            raise ValueError(f"this {name} was given for {self.ranks} ranks and the group has {size}")
+
+    @cached_property
+    def _hash(self) -> int:
+        return hash(tuple(getattr(self, f.name) for f in fields(self)))
+
+    def __hash__(self) -> int:
+        return self._hash
+
+    def _shown(self, entries: int, rounds: list[Any], summary: str) -> str:
+        contents: Any = rounds if len(rounds) > 1 else rounds[0]
+        if entries > _SHORT:
+            contents = f"<{summary}, sha256 {sha256(repr(contents).encode()).hexdigest()[:12]}>"
+        return f"{type(self).__name__}({contents})"
 
 
 def is_symmetric(rows: Rows) -> bool:
