@@ -13,9 +13,6 @@ notebook displays them after `%matplotlib inline`. Colours are those of Okabe an
 distinguish; markers and dashes distinguish the lines in grey print.
 """
 
-from .consensus import consensus_decay
-from .errors import error_histogram
-from .kernels import roofline
-from .scores import score_by_bytes
+from .plots import consensus_decay, error_histogram, roofline, score_by_bytes
 
 __all__ = ["consensus_decay", "error_histogram", "roofline", "score_by_bytes"]
