@@ -32,7 +32,7 @@ def main(words: Sequence[str] | None = None) -> int:
     parser.add_argument("--rates", nargs="*", default=["1gbit", "10gbit", "100mbit"])
     parser.add_argument("--values", choices=("full", "small"), default="full")
     asked = parser.parse_args(words)
-    from baguakit.command.pacing.rates import bytes_per_second
+    from baguakit.command.pacing import bytes_per_second
     from baguakit.ranks import Ranks
 
     until = time.monotonic() + asked.seconds
@@ -101,7 +101,7 @@ def timed(name: str, rate: float) -> dict[str, Any]:
     from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
 
     import baguakit as bk
-    from baguakit.command.pacing.pacer import Pacer
+    from baguakit.command.pacing import Pacer
 
     model, device, shape = KEPT["model"], KEPT["device"], KEPT["shape"]
     optimizer, forward, held = torch.optim.AdamW(model.parameters(), 3e-4), model, None

@@ -12,10 +12,8 @@ from typing import Any
 
 from ..net import __main__ as net
 from ..ranks import RankError
-from . import tuning
-from .demo import running as demo
-from .doctor import running as doctor
-from .refusal import Refusal
+from . import demo, doctor, tuning
+from .screen import Refusal
 
 INTERRUPTED = 130
 

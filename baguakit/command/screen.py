@@ -1,9 +1,6 @@
-"""Tables and progress bars in a terminal by rich, and as plain text without it or without a terminal."""
+"""The output: paragraphs and tables as plain text, in at most 80 columns, and errors of one sentence."""
 
-import importlib.util
-import os
 import shutil
-import sys
 import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -26,131 +23,49 @@ class Column:
     width: int
     right: bool = False
 
+    def place(self, cell: str) -> str:
+        """Return a cell as wide as the column."""
+        return cell.rjust(self.width) if self.right else cell.ljust(self.width)
+
 
 def say(text: str = "", **options: Any) -> None:
     """Print paragraphs, wrapped; lines that begin with a space are kept as they are."""
+    width = min(WIDTH, shutil.get_terminal_size((WIDTH, 24)).columns)
     for line in text.split("\n"):
-        print(line if line.startswith(" ") else textwrap.fill(line, width()), flush=True, **options)
-
-
-def width() -> int:
-    """Return the number of columns to use."""
-    return min(WIDTH, shutil.get_terminal_size((WIDTH, 24)).columns)
-
-
-def rich_terminal() -> bool:
-    """Return whether the output is a terminal that rich can draw in."""
-    drawable = sys.stdout.isatty() and os.environ.get("TERM") not in ("dumb", None)
-    return drawable and importlib.util.find_spec("rich") is not None
+        print(line if line.startswith(" ") else textwrap.fill(line, width), flush=True, **options)
 
 
 class Table:
-    """A table that grows row by row, with a progress bar below it in a terminal. A context manager.
+    """A table that is printed row by row.
 
     Args:
         columns: its columns.
-        total: the steps of the work that fills the table; 0 for no progress bar.
-        silent: show nothing: this process is not rank 0.
+        silent: print nothing: this process is not rank 0.
     """
 
-    def __init__(self, columns: Sequence[Column], total: int = 0, silent: bool = False) -> None:
-        make = Silent if silent else Rich if rich_terminal() else Plain
-        self._shown: Any = make(columns, total)
-
-    def row(self, *cells: str, style: str = "") -> None:
-        """Add a row; rich draws it in a style such as "bold"."""
-        self._shown.row(cells, style)
-
-    def step(self, label: str, count: int = 1) -> None:
-        """Move the progress bar by `count` steps, and name the work that is going on."""
-        self._shown.step(label, count)
-
-    def __enter__(self) -> "Table":
-        self._shown.open()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._shown.close()
-
-
-class Silent:
-    """A table that is not shown."""
-
-    def __init__(self, columns: Sequence[Column], total: int) -> None:
-        self.columns, self.total = columns, total
-
-    def open(self) -> None:
-        """Begin."""
-
-    def row(self, cells: Sequence[str], style: str) -> None:
-        """Add a row."""
-
-    def step(self, label: str, count: int) -> None:
-        """Move on."""
-
-    def close(self) -> None:
-        """End."""
-
-
-class Plain(Silent):
-    """A table as lines of text, printed as they come."""
-
-    def open(self) -> None:
-        """Print the head, and a rule below it."""
-        heads = [column.name.split("\n") for column in self.columns]
+    def __init__(self, columns: Sequence[Column], silent: bool = False) -> None:
+        self._columns, self._silent = columns, silent
+        heads = [column.name.split("\n") for column in columns]
         height = max(map(len, heads))
         for line in zip(*([""] * (height - len(head)) + head for head in heads), strict=True):
-            self.row(line, "")
-        print("  ".join("-" * column.width for column in self.columns), flush=True)
+            self.row(*line)
+        self._print(["-" * column.width for column in columns])
 
-    def row(self, cells: Sequence[str], style: str) -> None:
+    def row(self, *cells: str) -> None:
         """Print a row; the last cell may take several lines."""
         *first, last = cells
-        wrapped = textwrap.wrap(last, self.columns[-1].width) or [""]
-        for i, part in enumerate(wrapped):
+        for i, part in enumerate(textwrap.wrap(last, self._columns[-1].width) or [""]):
             line = [*(first if i == 0 else [""] * len(first)), part]
-            print("  ".join(map(placed, line, self.columns)).rstrip(), flush=True)
+            self._print([column.place(cell) for column, cell in zip(self._columns, line, strict=True)])
+
+    def _print(self, cells: Sequence[str]) -> None:
+        if not self._silent:
+            print("  ".join(cells).rstrip(), flush=True)
 
 
-def placed(cell: str, column: Column) -> str:
-    """Return a cell as wide as its column."""
-    return cell.rjust(column.width) if column.right else cell.ljust(column.width)
+class Refusal(Exception):
+    """A request that cannot be met, in one sentence; `status` is the exit status, 2 for wrong arguments."""
 
-
-class Rich(Silent):
-    """A table that rich draws, with a progress bar below it until it is complete."""
-
-    def open(self) -> None:
-        """Begin to draw."""
-        from rich import box
-        from rich.console import Console, Group
-        from rich.live import Live
-        from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
-        from rich.table import Table as Drawn
-
-        self.table = Drawn(
-            box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), show_edge=False, pad_edge=False, header_style="bold"
-        )
-        for column in self.columns:
-            side: Any = "right" if column.right else "left"
-            self.table.add_column(column.name, justify=side, width=column.width, vertical="top")
-        parts = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.percentage:>3.0f} %"))
-        self.progress = Progress(*parts, TimeElapsedColumn())
-        self.task = self.progress.add_task("", total=self.total, visible=self.total > 0)
-        self.live = Live(Group(self.table, self.progress), console=Console(width=width()), refresh_per_second=4)
-        self.live.start()
-
-    def row(self, cells: Sequence[str], style: str) -> None:
-        """Add a row."""
-        from rich.text import Text
-
-        self.table.add_row(*map(Text, cells), style=style)
-
-    def step(self, label: str, count: int) -> None:
-        """Move the progress bar."""
-        self.progress.update(self.task, advance=count, description=label)
-
-    def close(self) -> None:
-        """Take the bar away; the table stays."""
-        self.progress.update(self.task, visible=False)
-        self.live.stop()
+    def __init__(self, sentence: str, status: int = 2) -> None:
+        super().__init__(sentence)
+        self.status = status

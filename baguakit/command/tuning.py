@@ -16,8 +16,7 @@ from ..rules import Algorithm
 from ..tune import Plan, plan, probe
 from ..tune.choices import by_nodes, compressors_in, every
 from .ranks import joined, launched
-from .refusal import Refusal
-from .screen import Column, Table, say
+from .screen import Column, Refusal, Table, say
 
 START = """\
 `baguakit {name}` runs on the ranks of torchrun. On one machine:
@@ -206,16 +205,15 @@ def numbers(text: str | None) -> tuple[int, ...] | None:
 def show(made: Plan, calls: Mapping[Algorithm, str], counted: bool, named: bool) -> None:
     """Print the fastest row of each algorithm as a table, and the pick in words."""
     say("Predicted by a model of that network, not measured:\n")
-    with Table(COLUMNS) as table:
-        for each in made.fastest():
-            cells = (
-                short(calls[each.algorithm]),
-                f"{each.seconds * 1e3:,.1f} ms",
-                f"{each.sent / 1e6:,.2f} MB",
-                "–" if each.to_loss is None else f"{each.to_loss * 1e3:,.1f} ms",
-                each.effect.short,
-            )
-            table.row(*cells, style="bold" if each is made.best else "")
+    table = Table(COLUMNS)
+    for each in made.fastest():
+        table.row(
+            short(calls[each.algorithm]),
+            f"{each.seconds * 1e3:,.1f} ms",
+            f"{each.sent / 1e6:,.2f} MB",
+            "–" if each.to_loss is None else f"{each.to_loss * 1e3:,.1f} ms",
+            each.effect.short,
+        )
     for reason in made.left_out.values():
         say(f"Left out: {reason}")
     say(LEGEND.format(counted="" if counted else "; without computation, since --step-ms is not given"))

@@ -12,7 +12,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import TextIO
 
-from baguakit.command.pacing.rates import bytes_per_second
+from baguakit.command.pacing import bytes_per_second
 
 from . import owners
 from .commands import batch, run

@@ -24,8 +24,7 @@ import torch.distributed as dist
 
 import baguakit as bk
 from baguakit.comm.flows import PERIOD
-from baguakit.command.pacing.connections import connections, uncapped
-from baguakit.command.pacing.rates import bytes_per_second
+from baguakit.command.pacing import bytes_per_second, connections, uncapped
 from bench.netlab.capped import new_name, with_caps
 
 from .exchanges import EXCHANGES, Exchange, check, told

@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from baguakit.command.pacing.rates import bytes_per_second
+from baguakit.command.pacing import bytes_per_second
 
 from .contenders import CONTENDERS, FOUR_BITS
 from .runs import UNSHAPED

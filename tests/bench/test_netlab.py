@@ -7,7 +7,7 @@ import sys
 import pytest
 from laboratory import ROOT, needs_root, within
 
-from baguakit.command.pacing.rates import bits_per_second
+from baguakit.command.pacing import bits_per_second
 from bench.netlab import Lab, Loopback
 
 MIB = 1 << 20

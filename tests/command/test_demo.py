@@ -8,10 +8,8 @@ import torch
 
 import baguakit as bk
 from baguakit.command import main
-from baguakit.command.demo.contenders import ALONE, BASE, CONTENDERS, chosen
-from baguakit.command.demo.digits import TRAINED, Digits, glyphs, network
-from baguakit.command.demo.outcome import Clock, broken_claims, columns, most_alone, row
-from baguakit.command.demo.training import Point, Result
+from baguakit.command.demo import ALONE, BASE, CONTENDERS, Clock, broken_claims, chosen, columns, most_alone, row
+from baguakit.command.digits import TRAINED, Digits, Point, Result, glyphs, network
 
 
 @pytest.mark.parametrize("ranks", [1, 3, 4, 10])

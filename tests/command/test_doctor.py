@@ -7,9 +7,8 @@ from importlib import metadata
 import pytest
 import torch
 
-from baguakit.command import main
-from baguakit.command.doctor import extras, machine
-from baguakit.command.doctor.finding import Kind
+from baguakit.command import doctor, main
+from baguakit.command.doctor import Kind
 
 
 def only(findings):
@@ -36,8 +35,8 @@ def test_the_doctor_finds_that_this_machine_trains(capsys):
 
 def test_a_broken_core_is_said_and_is_the_exit_status(capsys, monkeypatch):
     monkeypatch.setenv("GLOO_SOCKET_IFNAME", "nowhere0")
-    monkeypatch.setattr(machine, "CHECKS", (machine.network,))
-    monkeypatch.setattr(machine, "is_up", lambda name: True)
+    monkeypatch.setattr(doctor, "CHECKS", (doctor.network,))
+    monkeypatch.setattr(doctor, "is_up", lambda name: True)
     monkeypatch.setattr(socket, "if_nameindex", lambda: [(1, "lo"), (2, "eth7")])
     assert main(["doctor"]) == 1
     said = capsys.readouterr().out
@@ -47,7 +46,7 @@ def test_a_broken_core_is_said_and_is_the_exit_status(capsys, monkeypatch):
 
 def test_missing_compilers_are_said_with_the_command_that_installs_them(monkeypatch):
     monkeypatch.setattr(shutil, "which", nothing)
-    cpp, c = machine.compilers()
+    cpp, c = doctor.compilers()
     assert cpp.mend == "sudo apt install g++" and cpp.loses == "Compression on CPUs will run, but many times slower"
     assert c.mend == "sudo apt install gcc" and c.loses == "`baguakit net build` will not run"
 
@@ -56,30 +55,30 @@ def test_a_gpu_that_torch_cannot_use_is_said(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     monkeypatch.setattr(shutil, "which", lambda name: "/usr/bin/nvidia-smi")
     monkeypatch.setattr(torch.version, "cuda", None)
-    assert only(machine.gpus()).found == "nvidia-smi is there, but torch is built for CPUs"
+    assert only(doctor.gpus()).found == "nvidia-smi is there, but torch is built for CPUs"
     monkeypatch.setattr(torch.version, "cuda", "13.0")
-    assert only(machine.gpus()).mend.startswith("update the driver to one for CUDA 13.0")
+    assert only(doctor.gpus()).mend.startswith("update the driver to one for CUDA 13.0")
     monkeypatch.setattr(shutil, "which", nothing)
-    assert only(machine.gpus()).loses == "Training on GPUs will not run: there is none"
+    assert only(doctor.gpus()).loses == "Training on GPUs will not run: there is none"
 
 
 def test_old_and_missing_libraries_are_said(monkeypatch):
     monkeypatch.setattr(torch, "__version__", "2.9.1+cpu")
-    old, _ = machine.libraries()
+    old, _ = doctor.libraries()
     assert (old.kind, old.found) == (Kind.BROKEN, "2.9.1+cpu is older than 2.11")
-    monkeypatch.setattr(machine.importlib.util, "find_spec", nothing)
-    assert only(machine.triton()).mend == "pip install 'triton>=3.6'"
+    monkeypatch.setattr(doctor.importlib.util, "find_spec", nothing)
+    assert only(doctor.triton()).mend == "pip install 'triton>=3.6'"
 
 
 def test_a_host_whose_name_is_loopback_is_told_to_name_an_interface(monkeypatch):
     monkeypatch.delenv("GLOO_SOCKET_IFNAME", raising=False)
     monkeypatch.setattr(socket, "gethostname", lambda: "box")
     monkeypatch.setattr(socket, "gethostbyname", lambda name: "127.0.1.1")
-    found = only(machine.gloo_interface("eth0"))
+    found = only(doctor.gloo_interface("eth0"))
     assert found.found == "takes 127.0.1.1, the address of box: loopback only"
     assert found.mend == "export GLOO_SOCKET_IFNAME=eth0" and "Several machines" in found.loses
     monkeypatch.setattr(socket, "gethostbyname", lambda name: "10.0.0.5")
-    assert only(machine.gloo_interface("eth0")).kind is Kind.GOOD
+    assert only(doctor.gloo_interface("eth0")).kind is Kind.GOOD
 
 
 @pytest.mark.parametrize("error", [OSError("no fork"), RuntimeError("on rank 1:\nOSError: no loopback")])
@@ -87,20 +86,20 @@ def test_ranks_that_cannot_train_break_the_core(monkeypatch, error):
     def fails(*_, **__):
         raise error
 
-    monkeypatch.setattr(machine, "Ranks", fails)
-    found = only(machine.two_ranks())
+    monkeypatch.setattr(doctor, "Ranks", fails)
+    found = only(doctor.two_ranks())
     assert found.kind is Kind.BROKEN and found.found == f"cannot train together: {str(error).splitlines()[-1]}"
 
 
 def test_extras_are_read_from_the_metadata():
     lines = ["torch>=2.11", "rich; extra == 'command'", 'lmdb; extra == "data"', "redis>=5; extra == 'data'"]
-    assert extras.by_extra(lines) == {"command": ["rich"], "data": ["lmdb", "redis>=5"]}
+    assert doctor.by_extra(lines) == {"command": ["rich"], "data": ["lmdb", "redis>=5"]}
 
 
 def test_missing_packages_are_said_with_the_command_that_installs_them(monkeypatch):
-    monkeypatch.setattr(extras.metadata, "version", absent)
-    found = extras.of_extra("data", ["lmdb", "redis>=5"])
+    monkeypatch.setattr(doctor.metadata, "version", absent)
+    found = doctor.of_extra("data", ["lmdb", "redis>=5"])
     assert found.kind is Kind.NOTE and found.mend == "pip install lmdb 'redis>=5'"
     assert found.found == "lmdb, 'redis>=5' not installed; for stores of cached datasets in LMDB and Redis"
-    monkeypatch.setattr(extras.metadata, "requires", absent)
-    assert "not installed but imported from a folder" in only(extras.packages()).found
+    monkeypatch.setattr(doctor.metadata, "requires", absent)
+    assert "not installed but imported from a folder" in only(doctor.packages()).found

@@ -9,10 +9,8 @@ import pytest
 from pool import ranks
 
 import baguakit as bk
-from baguakit.command.pacing.connections import SO_MAX_PACING_RATE, unsent
-from baguakit.command.pacing.pacer import TOO_FAST, Pacer, check_rates, measured
-from baguakit.command.pacing.rates import written
-from baguakit.command.refusal import Refusal
+from baguakit.command.pacing import SO_MAX_PACING_RATE, TOO_FAST, Pacer, check_rates, measured, unsent, written
+from baguakit.command.screen import Refusal
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the pacing of sockets needs Linux")
 RATE = 1_000_000

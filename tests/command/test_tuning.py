@@ -11,7 +11,7 @@ import torch.distributed as dist
 from pool import Pool
 
 from baguakit.command import main
-from baguakit.command.refusal import Refusal
+from baguakit.command.screen import Refusal
 from baguakit.command.tuning import algorithms_of, model_of, numbers, short
 from baguakit.tune import Network
 

@@ -11,7 +11,7 @@ from contextlib import ExitStack
 
 import pytest
 
-from baguakit.command.pacing.connections import cap
+from baguakit.command.pacing import cap
 from baguakit.net import SocketSettings, build, link, measure, nccl_socket_settings, serve
 from baguakit.net.__main__ import _parser, main
 

@@ -14,7 +14,7 @@ from torch.nn.functional import cross_entropy
 from torch.optim import SGD, Optimizer
 
 import baguakit as bk
-from baguakit.command.demo import digits
+from baguakit.command import digits
 from bench.network import tasks as networks
 
 PROGRAM = Path(__file__).parents[3] / "examples" / "language_model.py"

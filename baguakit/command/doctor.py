@@ -1,27 +1,104 @@
-"""The checks of this machine: each yields its findings on one thing that baguakit runs on."""
+"""The subcommand `doctor`: what will run on this machine, what will not, and the commands that mend it.
 
+Each check yields its findings on one thing that baguakit runs on.
+"""
+
+import argparse
 import importlib.util
 import os
 import platform
+import re
 import shutil
 import socket
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from enum import Enum
 from importlib import metadata
 from pathlib import Path
 
 import torch
 import torch.distributed as dist
 
-from ...comm import Comm
-from ...net.plugin import COMPILERS
-from ...primitives import mean_
-from ...ranks import Ranks
-from .finding import Finding, Kind
+from ..comm import Comm
+from ..net.plugin import COMPILERS
+from ..primitives import mean_
+from ..ranks import Ranks
+from .screen import Column, Table, say
 
 OLDEST = {"torch": (2, 11), "triton": (3, 6)}
 LOOPBACKS = {"lo", "lo0"}
 LIMIT = 120.0  # seconds in which two ranks must have averaged a tensor
+DEVELOPERS = {"bench", "docs", "release", "test"}  # extras for those who work on baguakit itself
+USES = {
+    "data": "stores of cached datasets in LMDB and Redis",
+    "examples": "pictures, and the programs in examples/",
+    "lightning": "the strategy for Lightning",
+    "logging": "logs for TensorBoard",
+    "notebooks": "running the notebooks",
+}
+COLUMNS = (Column("what", 13), Column("", 7), Column("found, and what to do", 56))
+DESCRIPTION = """\
+Tell what of baguakit will run on this machine, what will not, and the pip or
+apt command that mends it. It looks at Python, torch, NumPy, Triton, GPUs, NCCL,
+compilers, network interfaces and optional packages, and lets two processes
+average a tensor over loopback. The exit status is 1 if the core cannot work.
+"""
+
+
+class Kind(Enum):
+    """The weight of a finding: all is well; good to know; something will not run; the core cannot work."""
+
+    GOOD = "ok"
+    NOTE = "note"
+    LACKS = "missing"
+    BROKEN = "broken"
+
+
+@dataclass(frozen=True)
+class Finding:
+    """A thing that was looked at.
+
+    Attributes:
+        what: the thing, in at most 13 characters.
+        kind: its weight.
+        found: what was found, in words.
+        mend: the command, or the step, that mends it.
+        loses: what will not run because of it, as a sentence without a full stop.
+    """
+
+    what: str
+    kind: Kind
+    found: str
+    mend: str = ""
+    loses: str = ""
+
+
+def fill(parser: argparse.ArgumentParser) -> None:
+    """Add the options."""
+    parser.description, parser.formatter_class = DESCRIPTION, argparse.RawDescriptionHelpFormatter
+    parser.set_defaults(run=run)
+
+
+def run(options: argparse.Namespace) -> int:
+    """Show every finding; return 1 if the core cannot work."""
+    found, table = [], Table(COLUMNS)
+    for finding in (each for check in CHECKS for each in check()):
+        found.append(finding)
+        table.row(finding.what, finding.kind.value, finding.found)
+        if finding.mend:
+            table.row("", "", finding.mend)
+    say()
+    for sentence in verdict(found):
+        say(sentence)
+    return int(any(each.kind is Kind.BROKEN for each in found))
+
+
+def verdict(found: Iterable[Finding]) -> Iterator[str]:
+    """Yield what will run and what will not, in sentences."""
+    core = "The core cannot work." if any(each.kind is Kind.BROKEN for each in found) else "Training on CPUs will run."
+    yield core
+    yield from (f"{each.loses}." for each in found if each.loses)
 
 
 def python() -> Iterator[Finding]:
@@ -183,6 +260,44 @@ def last_line(error: BaseException) -> str:
     return str(error).strip().splitlines()[-1]
 
 
+def packages() -> Iterator[Finding]:
+    """Look at the packages of each extra."""
+    try:
+        wanted = by_extra(metadata.requires("baguakit") or [])
+    except metadata.PackageNotFoundError:
+        yield Finding("extras", Kind.NOTE, "baguakit is not installed but imported from a folder: pip install it")
+        return
+    for extra, names in sorted(wanted.items()):
+        if extra not in DEVELOPERS:
+            yield of_extra(extra, names)
+
+
+def by_extra(requirements: list[str]) -> dict[str, list[str]]:
+    """Return {extra: requirements} of lines such as "lightning>=2.5; extra == 'lightning'"."""
+    found: dict[str, list[str]] = {}
+    for line in requirements:
+        requirement, _, marker = line.partition(";")
+        if extra := re.search(r"extra\s*==\s*[\"']([\w.-]+)[\"']", marker):
+            found.setdefault(extra[1], []).append(requirement.strip())
+    return found
+
+
+def of_extra(extra: str, requirements: list[str]) -> Finding:
+    """Return the finding on an extra: the versions that are installed, or the command that installs the rest."""
+    versions, missing = [], []
+    for requirement in requirements:
+        name = re.split(r"[^\w.-]", requirement)[0]
+        try:
+            versions.append(f"{name} {metadata.version(name)}")
+        except metadata.PackageNotFoundError:
+            missing.append(f"'{requirement}'" if requirement != name else name)
+    if not missing:
+        return Finding(extra, Kind.GOOD, ", ".join(versions))
+    use = USES.get(extra, f"the extra {extra!r}")
+    lacks = f"{', '.join(missing)} not installed; for {use}"
+    return Finding(extra, Kind.NOTE, lacks, f"pip install {' '.join(missing)}")
+
+
 CHECKS: tuple[Callable[[], Iterator[Finding]], ...] = (
     python,
     libraries,
@@ -191,4 +306,5 @@ CHECKS: tuple[Callable[[], Iterator[Finding]], ...] = (
     compilers,
     network,
     two_ranks,
+    packages,
 )

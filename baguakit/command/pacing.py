@@ -1,4 +1,4 @@
-"""A limit on the rate at which this process sends over TCP, without root: SO_MAX_PACING_RATE on each of its sockets.
+"""A slow network without root: SO_MAX_PACING_RATE on each TCP socket of this process keeps it below a rate.
 
 The kernel keeps each socket below its own rate. To keep the process below one, as the network card of a machine would,
 a thread divides the rate among the connections that have bytes to send, every two milliseconds. Connections that open
@@ -8,23 +8,107 @@ Two things are coarser than on a real link. Over the loopback device a packet ha
 the connection was idle: smaller messages are too fast. And a connection may get its share one packet late.
 """
 
+import fcntl
+import os
+import re
+import socket
 import sys
 import threading
 import time
+from array import array
+from collections.abc import Iterator
 from contextlib import suppress
 
 import torch
 
-from ...comm import Comm
-from ..refusal import Refusal
-from .connections import at, cap, connections, is_tcp, listens, unsent
-from .rates import bytes_per_second, written
+from ..comm import Comm
+from .screen import Refusal
 
 TICK, LOOK = 0.002, 0.02  # seconds between two divisions of the rate, and between two searches for new sockets
 SECONDS = 0.25  # that a measured message takes at the rate
-LEAST, MOST = 1 << 18, 1 << 26  # bytes of a measured message
+SHORTEST, LONGEST = 1 << 18, 1 << 26  # bytes of a measured message
 UNLIMITED = -1
 TOO_FAST, TOO_SLOW = 1.25, 0.8  # of the rate asked for
+SO_MAX_PACING_RATE = 47  # Linux
+MOST = (1 << 31) - 1  # bytes a second that the option takes
+SIOCOUTQNSD = 0x894B  # Linux: the bytes that a connection has accepted and not yet sent
+_UNITS = {"bit": 1, "kbit": 1_000, "mbit": 1_000_000, "gbit": 1_000_000_000}
+
+
+def bits_per_second(rate: str) -> int:
+    """Return the number in "500mbit", in bits per second.
+
+    Raises:
+        ValueError: the text is not a rate, or the rate is below 8kbit.
+    """
+    found = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?)(k|m|g)?bit", rate.strip().lower()) if isinstance(rate, str) else None
+    bits = round(float(found[1]) * _UNITS[f"{found[2] or ''}bit"]) if found else 0
+    if bits < 8_000:
+        raise ValueError(f'a rate is 8kbit or more, such as "500mbit" or "1gbit"; not {rate!r}')
+    return bits
+
+
+def bytes_per_second(rate: str) -> float:
+    """Return the number in "500mbit", in bytes per second."""
+    return bits_per_second(rate) / 8
+
+
+def written(bits: float) -> str:
+    """Return a rate for people: "100 Mb/s"."""
+    for unit, size in (("Gb/s", 1e9), ("Mb/s", 1e6)):
+        if bits >= size:
+            return f"{bits / size:.3g} {unit}"
+    return f"{bits / 1e3:.3g} kb/s"
+
+
+def connections() -> dict[str, int]:
+    """Return the descriptors of this process's sockets by the kernel's names, which are never used again."""
+    return {name: fd for name, fd in links() if name.startswith("socket:")}
+
+
+def links() -> Iterator[tuple[str, int]]:
+    """Yield the target and the number of each descriptor of this process."""
+    for fd in os.listdir("/proc/self/fd"):
+        with suppress(OSError):  # that of the folder itself is closed by now
+            yield os.readlink(f"/proc/self/fd/{fd}"), int(fd)
+
+
+def at(fd: int) -> socket.socket:
+    """Return the socket of a descriptor; closing it does not close the descriptor."""
+    return socket.socket(fileno=os.dup(fd))
+
+
+def cap(one: socket.socket, bytes_per_second: float) -> None:
+    """Keep a TCP connection below a rate; a socket of another kind stays as it is."""
+    if is_tcp(one):
+        one.setsockopt(socket.SOL_SOCKET, SO_MAX_PACING_RATE, min(int(bytes_per_second), MOST))
+
+
+def uncapped(fd: int) -> bool:
+    """Return whether a descriptor is a TCP connection without a cap."""
+    with at(fd) as one:
+        return is_tcp(one) and one.getsockopt(socket.SOL_SOCKET, SO_MAX_PACING_RATE) == -1
+
+
+def is_tcp(one: socket.socket) -> bool:
+    """Return whether a socket is one of TCP."""
+    return one.family in (socket.AF_INET, socket.AF_INET6) and one.type == socket.SOCK_STREAM
+
+
+def listens(one: socket.socket) -> bool:
+    """Return whether a socket accepts connections, and so carries no bytes."""
+    return one.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN) != 0
+
+
+def unsent(one: int | socket.socket) -> int:
+    """Return the bytes that wait in a TCP connection to be sent; bytes that wait for an acknowledgement do not count.
+
+    Raises:
+        OSError: the socket listens, or is closed.
+    """
+    count = array("i", [0])
+    fcntl.ioctl(one, SIOCOUTQNSD, count)
+    return count[0]
 
 
 class Pacer:
@@ -113,7 +197,7 @@ class Paced:
 def measured(comm: Comm, bytes_per_second: float) -> tuple[float, float]:
     """Return the bytes per second that a rank sends to one other, and to all others at once. Collective."""
     others = [peer for peer in range(comm.size) if peer != comm.rank]
-    message = torch.zeros(int(min(max(SECONDS * bytes_per_second, LEAST), MOST)), dtype=torch.uint8)
+    message = torch.zeros(int(min(max(SECONDS * bytes_per_second, SHORTEST), LONGEST)), dtype=torch.uint8)
     to_one = seconds(comm, message, [(comm.rank - 1) % comm.size], [(comm.rank + 1) % comm.size])
     part = message[: len(message) // len(others)]
     to_all = seconds(comm, part, others, others)

@@ -1,0 +1,312 @@
+"""The subcommand `demo`: ranks learn printed digits, of which each sees some, with one algorithm after another."""
+
+import argparse
+import importlib.util
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+
+from .. import algorithms
+from ..pictures.style import COLOURS, blank, set_frame
+from ..rules import hierarchical
+from ..topology import Exponential, OnePeerExact
+from .digits import DIGITS, Contender, Result, has_nodes, prepare, train
+from .pacing import bits_per_second, bytes_per_second, check_rates, written
+from .ranks import Crew, crew
+from .screen import Column, Refusal, Table, say
+
+STEPS, RANKS, RATE = 150, 4, "100mbit"
+MOST = 6  # curves of the picture
+APART = 0.06  # of its height: the least distance of two labels
+
+DESCRIPTION = """\
+Train a small network on printed digits with one algorithm after another. Each
+rank sees only some of the digits, so that it cannot learn the others alone. The
+table shows the accuracy, the bytes sent, and the time of a step.
+
+With --rate every rank may send only so much a second, as over a slow network:
+the times are then measured at that rate. It needs no root. Without --rate the
+ranks train over loopback, and the times of a network are computed.
+
+Under torchrun the demo uses the ranks of torchrun, else it starts some itself.
+"""
+
+ALONE = Contender("no communication", algorithms.local_sgd(every=10**9), reaches=0)
+BASE = Contender("gradient_allreduce", algorithms.gradient_allreduce(), reaches=0.97, telling=True)
+CONTENDERS: tuple[Contender, ...] = (
+    ALONE,
+    BASE,
+    Contender("bytegrad", algorithms.bytegrad(), telling=True),
+    Contender("bytegrad, error feedback", algorithms.bytegrad(error_feedback=True)),
+    Contender("bytegrad, hierarchical", hierarchical(algorithms.bytegrad()), needs_nodes=True),
+    Contender("power_sgd", algorithms.power_sgd(rank=4), telling=True),
+    Contender("top_k", algorithms.top_k(ratio=0.01)),
+    Contender("qadam", algorithms.qadam(warmup_steps=40), lr=0.002, momentum=0),
+    Contender("ef21", algorithms.ef21()),
+    Contender("decoupled_momentum", algorithms.decoupled_momentum(), lr=0.005, momentum=0),
+    Contender("signum", algorithms.signum(), lr=0.01, momentum=0),
+    Contender("lion_vote", algorithms.lion_vote(), lr=0.01, momentum=0),
+    Contender("decentralized, AWC", algorithms.decentralized(order="awc")),
+    Contender("decentralized, ATC", algorithms.decentralized(order="atc")),
+    Contender("low_precision_decentralized", algorithms.low_precision_decentralized()),
+    Contender("choco", algorithms.choco()),
+    Contender("choco, one peer", algorithms.choco(OnePeerExact(), gamma=1.0), telling=True),
+    Contender("gradient_tracking", algorithms.gradient_tracking()),
+    Contender("exact_diffusion", algorithms.exact_diffusion()),
+    Contender("quasi_global_momentum", algorithms.quasi_global_momentum(), momentum=0),
+    Contender("push_sum", algorithms.push_sum(Exponential())),
+    Contender("local_sgd", algorithms.local_sgd(every=8), telling=True),
+    Contender("diloco", algorithms.diloco(every=10), telling=True),
+    Contender("gasloc", algorithms.gasloc(every=10)),
+)
+OTHERS = set(algorithms.__all__) - {"async_model_average", *(each.family for each in CONTENDERS)}
+CONTENDERS += tuple(Contender(name, getattr(algorithms, name)()) for name in sorted(OTHERS))
+
+
+BY_NAME = {each.name: each for each in CONTENDERS}
+
+
+def chosen(name: str | None, every: bool, ranks: int) -> Sequence[Contender]:
+    """Return the contenders to run: those that say most, or `every` one, or the one of a name beside the first two.
+
+    Raises:
+        ValueError: there is none of this name for so many ranks.
+    """
+    able = [each for each in CONTENDERS if has_nodes(ranks) or not each.needs_nodes]
+    if name is None:
+        return [each for each in able if every or each.telling or each is ALONE]
+    if name not in {known for each in able for known in (each.name, each.family)}:
+        names = ", ".join(dict.fromkeys(each.family for each in able if each is not ALONE))
+        raise ValueError(f"there is no algorithm called {name!r} for {ranks} ranks; choose one of: {names}")
+    return [each for each in able if each in (ALONE, BASE) or name in (each.name, each.family)]
+
+
+@dataclass(frozen=True)
+class Clock:
+    """The time of training on a network of a rate.
+
+    Attributes:
+        bits: the rate, in bits per second.
+        paced: whether the ranks trained at that rate, so that times are measured. Else they are computed: the measured
+            seconds over loopback, and then the measured bytes at the rate.
+    """
+
+    bits: float
+    paced: bool
+
+    def step(self, result: Result) -> float:
+        """Return the seconds of a step."""
+        return self.until(result.sent, result.seconds)
+
+    def until(self, sent: float, seconds: float) -> float:
+        """Return the seconds in which so many bytes were sent, and so many seconds measured."""
+        return seconds if self.paced else seconds + sent * 8 / self.bits
+
+    @property
+    def said(self) -> str:
+        """Return the source of the times, in words."""
+        rate = written(self.bits)
+        if self.paced:
+            return f"A step at {rate} is measured, with every rank kept below {rate}."
+        return (
+            f"A step at {rate} is computed, not measured: the measured step over loopback, and after it the measured "
+            "bytes at that rate. Nothing overlaps, so it is rather long; --rate measures it. Over loopback alone, "
+            "where bytes cost next to nothing, an all-reduce always looks best."
+        )
+
+
+def columns(clock: Clock) -> list[Column]:
+    """Return the columns of the table: 80 characters."""
+    mark = "measured" if clock.paced else "computed"
+    return [
+        Column("algorithm", max(map(len, BY_NAME))),
+        Column("accuracy", 8, right=True),
+        Column("sent\na step", 10, right=True),
+        Column("of\nall-reduce", 10, right=True),
+        Column(f"a step at\n{written(clock.bits)}\n{mark}", 9, right=True),
+        Column("faster", 6, right=True),
+    ]
+
+
+def row(result: Result, clock: Clock, base: Result | None) -> list[str]:
+    """Return the cells of a result, compared with that of an all-reduce."""
+    step = clock.step(result)
+    return [
+        result.contender,
+        f"{result.accuracy:.1%}",
+        f"{result.sent / 1000:,.1f} kB",
+        f"{result.sent / base.sent:.3f}" if base else "",
+        f"{step * 1e3:,.1f} ms",
+        f"{clock.step(base) / step:.1f} ×" if base and result.contender != ALONE.name else "",
+    ]
+
+
+LEGEND = """
+accuracy     on test images, of the mean of the ranks' networks; without
+             communication, the mean over the ranks of their own accuracies
+sent         by a rank; "of all-reduce" is the ratio to gradient_allreduce
+faster       than gradient_allreduce"""
+
+
+def most_alone(ranks: int) -> float:
+    """Return the most that a rank may reach alone: it holds at most ⌈10 / n⌉ of ten digits, and a tenth is for luck."""
+    return (-(-10 // ranks) + 1) / 10
+
+
+def broken_claims(results: Sequence[Result], ranks: int, complete: bool) -> list[str]:
+    """Return the claims of the demo that the results contradict, as sentences.
+
+    Args:
+        results: the results.
+        ranks: the number of ranks.
+        complete: whether ranks, steps and seed are those that the claims are made for.
+    """
+    found = {result.contender: result for result in results}
+    claims = []
+    if silent := found.get(ALONE.name):
+        most = most_alone(ranks)
+        needless = "the task shows nothing about communication"
+        said = f"without communication {silent.alone:.1%} of the images were read, more than {most:.0%}: {needless}"
+        claims.append((silent.alone <= most, said))
+    for result in results if complete else ():
+        least = BY_NAME[result.contender].reaches
+        said = f"{result.contender} reads {result.merged:.1%} of the images and should read {least:.0%}"
+        claims.append((result.merged >= least, said))
+    if complete and "bytegrad" in found and ranks > 1:
+        ratio = found["bytegrad"].sent / found[BASE.name].sent
+        claims.append((ratio <= 0.27, f"bytegrad sends {ratio:.1%} of the bytes of gradient_allreduce, more than 27%"))
+    return [sentence for holds, sentence in claims if not holds]
+
+
+def draw(results: Sequence[Result], clock: Clock, ranks: int, path: Path) -> None:
+    """Draw the curves of the results that say most, and save the picture."""
+    sending = [each for each in results if each.sent]
+    shown = sending if len(sending) <= MOST else [each for each in sending if BY_NAME[each.contender].telling]
+    figure = blank(8, 4.2)
+    axes = figure.subplots()
+    ends = []
+    for each, colour in zip(shown, COLOURS, strict=False):
+        times = [clock.until(point.sent, point.seconds) for point in each.curve]
+        losses = [point.loss for point in each.curve]
+        axes.plot(times, losses, color=colour, marker="o", markersize=3, linewidth=1.5)
+        ends.append((times[-1], losses[-1], each.contender, colour))
+    how = "measured" if clock.paced else "computed from measured bytes"
+    axes.set(xscale="log", yscale="log", ylabel="test loss of the mean of the networks")
+    axes.set_xlabel(f"seconds of training at {written(clock.bits)}, {how}")
+    axes.set_title(f"Printed digits on {ranks} ranks, rank r sees those with d mod {ranks} = r", fontsize="medium")
+    axes.xaxis.set_major_formatter("{x:g}")
+    axes.yaxis.set_major_formatter("{x:g}")
+    set_frame(axes)
+    figure.draw_without_rendering()  # places of data in the axes are known from here on
+    places = [axes.transAxes.inverted().transform(axes.transData.transform((x, y))) for x, y, *_ in ends]
+    for (x, y, name, colour), height in zip(ends, spread([place[1] for place in places]), strict=True):
+        line = {"arrowstyle": "-", "color": colour, "linewidth": 0.6}
+        axes.annotate(
+            name,
+            (x, y),
+            xytext=(1.02, height),
+            textcoords="axes fraction",
+            color=colour,
+            va="center",
+            fontsize=9,
+            arrowprops=line,
+            annotation_clip=False,
+        )
+    figure.savefig(path, dpi=150)
+
+
+def spread(heights: Sequence[float]) -> list[float]:
+    """Return the heights of labels, moved up so that no two are closer than `APART`."""
+    placed = list(heights)
+    order = sorted(range(len(heights)), key=heights.__getitem__)
+    for below, above in pairwise(order):
+        placed[above] = max(placed[above], placed[below] + APART)
+    return placed
+
+
+def fill(parser: argparse.ArgumentParser) -> None:
+    """Add the options."""
+    parser.description, parser.formatter_class = DESCRIPTION, argparse.RawDescriptionHelpFormatter
+    parser.add_argument("--rate", metavar="RATE", help='train at this rate, such as "100mbit" or "1gbit"; Linux only')
+    parser.add_argument("--ranks", type=int, default=RANKS, metavar="N", help="processes, 2 to 10 (%(default)s)")
+    parser.add_argument("--steps", type=int, default=STEPS, metavar="N", help="for each algorithm (%(default)s)")
+    which = parser.add_mutually_exclusive_group()
+    which.add_argument("--all", action="store_true", help="run every algorithm; the default is the six that say most")
+    which.add_argument("--algorithm", metavar="NAME", help="run this one, beside gradient_allreduce")
+    parser.add_argument("--seed", type=int, default=0, metavar="N", help="of weights and batches (%(default)s)")
+    parser.add_argument("--out", type=Path, metavar="FILE.png", help="draw the loss by time; needs matplotlib")
+    parser.set_defaults(run=run)
+
+
+def run(options: argparse.Namespace) -> int:
+    """Run the demo; return 1 if the results contradict a claim."""
+    check(options)
+    with crew(options.ranks) as ranks:
+        return compare(ranks, options)
+
+
+def check(options: argparse.Namespace) -> None:
+    """Raise a Refusal if an option is impossible."""
+    if not 2 <= options.ranks <= DIGITS:
+        raise Refusal(f"--ranks is 2 to 10, as each rank holds some of ten digits, not {options.ranks}")
+    if options.steps < 1:
+        raise Refusal(f"--steps is 1 or more, not {options.steps}")
+    if options.seed < 0:
+        raise Refusal(f"--seed is 0 or more, not {options.seed}")
+    if options.out is not None:
+        if options.out.suffix != ".png" or not options.out.parent.is_dir():
+            raise Refusal(f"--out is a .png file in a folder that exists, not {options.out}")
+        if importlib.util.find_spec("matplotlib") is None:
+            raise Refusal("--out needs matplotlib: pip install matplotlib")
+    try:
+        bits_per_second(options.rate or RATE)
+        chosen(options.algorithm, options.all, options.ranks)
+    except ValueError as error:
+        raise Refusal(str(error)) from None
+    if options.rate and sys.platform != "linux":
+        raise Refusal("--rate needs Linux, whose sockets can be slowed down; leave it out")
+
+
+def compare(ranks: Crew, options: argparse.Namespace) -> int:
+    """Train with each algorithm, and show what came of it."""
+    if not 2 <= ranks.size <= DIGITS:
+        raise Refusal(f"the demo needs 2 to 10 ranks, as each holds some of ten digits, and there are {ranks.size}")
+    try:
+        contenders = chosen(options.algorithm, options.all, ranks.size)
+    except ValueError as error:
+        raise Refusal(str(error)) from None
+    speak = say if ranks.speaks else lambda *_, **__: None
+    place, rates = ranks.run(prepare, bytes_per_second(options.rate) if options.rate else None)[0]
+    speak(f"{ranks.size} ranks, {place}; {options.steps} steps with each algorithm")
+    if rates is not None:
+        speak(check_rates(options.rate, *rates))
+    speak()
+    clock = Clock(bits_per_second(options.rate or RATE), options.rate is not None)
+    results = trained(ranks, contenders, options, clock)
+    speak(LEGEND)
+    speak(f"\n{clock.said}")
+    for result in results:
+        if result.between_nodes:
+            speak(f"{result.contender}: {result.between_nodes / 1000:,.1f} kB of a step go from node to node.")
+    usual = (options.steps, options.seed, ranks.size) == (STEPS, 0, RANKS)
+    broken = broken_claims(results, ranks.size, complete=usual)
+    if ranks.speaks and options.out is not None:
+        draw(results, clock, ranks.size, options.out)
+        speak(f"\nThe picture is {options.out.resolve()}")
+    for sentence in broken if ranks.speaks else ():
+        print(f"baguakit demo: {sentence}", file=sys.stderr, flush=True)
+    return 1 if broken and ranks.speaks else 0
+
+
+def trained(ranks: Crew, contenders: Sequence[Contender], options: argparse.Namespace, clock: Clock) -> list[Result]:
+    """Return the results, those of rank 0, printed as rows of a table as they come."""
+    results: list[Result] = []
+    base: Result | None = None
+    table = Table(columns(clock), silent=not ranks.speaks)
+    for contender in contenders:
+        results.append(ranks.run(train, contender, options.steps, options.seed)[0])
+        base = results[-1] if contender is BASE else base
+        table.row(*row(results[-1], clock, base))
+    return results

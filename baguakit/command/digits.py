@@ -1,0 +1,218 @@
+"""The task of the demo, printed digits under noise, of which rank r of n sees d mod n = r; and its training."""
+
+import copy
+import os
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.nn.functional import cross_entropy
+
+from ..attach import attach
+from ..comm import Comm
+from ..primitives import mean_
+from ..rules import Algorithm
+from .pacing import Pacer, measured
+
+TRAINED, TESTED, BATCH = 4000, 1000, 32  # images; the last are those of a step on each rank
+SIDE, NOISE = 8, 0.22  # pixels, and the standard deviation of what is added to each
+DIGITS = 10
+POINTS = 20  # of a curve
+FONT = """
+.###. ..#.. .###. ##### ...#. ##### ..##. ##### .###. .###.
+#...# .##.. #...# ...#. ..##. #.... .#... ....# #...# #...#
+#..## ..#.. ....# ..#.. .#.#. ####. #.... ...#. #...# #...#
+#.#.# ..#.. ...#. ...#. #..#. ....# ####. ..#.. .###. .####
+##..# ..#.. ..#.. ....# ##### ....# #...# .#... #...# ....#
+#...# ..#.. .#... #...# ...#. #...# #...# .#... #...# ...#.
+.###. .###. ##### .###. ...#. .###. .###. .#... .###. .##..
+"""
+
+
+def glyphs() -> Tensor:
+    """Return the ten digits (10, 7, 5): 1 where there is ink."""
+    rows = [line.split() for line in FONT.split("\n") if line]
+    return torch.tensor([[[mark == "#" for mark in row[digit]] for row in rows] for digit in range(DIGITS)]).float()
+
+
+def drawn(count: int, seed: int) -> tuple[Tensor, Tensor]:
+    """Return `count` images (count, 64) and their digits: each digit at a random place, in random ink, under noise."""
+    random = torch.Generator().manual_seed(seed)
+    shapes, images = glyphs(), torch.zeros(count, SIDE, SIDE, dtype=torch.float32)
+    height, width = shapes.shape[1:]
+    labels = torch.randint(DIGITS, (count,), generator=random)
+    tops = torch.randint(SIDE - height + 1, (count,), generator=random)
+    lefts = torch.randint(1, SIDE - width, (count,), generator=random)
+    rows, columns = tops[:, None] + torch.arange(height), lefts[:, None] + torch.arange(width)
+    images[torch.arange(count)[:, None, None], rows[:, :, None], columns[:, None, :]] = shapes[labels]
+    images *= 0.5 + torch.rand(count, 1, 1, dtype=torch.float32, generator=random)
+    images += NOISE * torch.randn(images.shape, dtype=torch.float32, generator=random)
+    return images.flatten(1).sub_(0.35).mul_(2), labels
+
+
+class Digits:
+    """The training data of one rank, and the test data of all, as (images, labels); always the same."""
+
+    def __init__(self, rank: int, ranks: int, device: torch.device | None = None) -> None:
+        images, labels = drawn(TRAINED, seed=0)
+        mine = labels % ranks == rank
+        test_images, test_labels = drawn(TESTED, seed=1)
+        self.rank = rank
+        self.train = images[mine].to(device), labels[mine].to(device)
+        self.test = test_images.to(device), test_labels.to(device)
+
+    def batches(self, seed: int) -> Iterator[tuple[Tensor, Tensor]]:
+        """Yield random batches of the training data of this rank, without end."""
+        images, labels = self.train
+        random = torch.Generator().manual_seed(1000 * seed + self.rank)
+        while True:
+            chosen = torch.randint(len(labels), (BATCH,), generator=random).to(labels.device)
+            yield images[chosen], labels[chosen]
+
+
+def network(seed: int, width: int = 512) -> nn.Sequential:
+    """Return a network of 301,066 parameters: quick to compute and slow to send."""
+    torch.manual_seed(seed)
+    first, last = nn.Linear(SIDE * SIDE, width), nn.Linear(width, DIGITS)
+    return nn.Sequential(first, nn.ReLU(), nn.Linear(width, width), nn.ReLU(), last)
+
+
+@torch.no_grad()
+def evaluate(model: nn.Module, digits: Digits) -> tuple[float, Tensor]:
+    """Return the test loss and the test accuracy of a network."""
+    images, labels = digits.test
+    read = model(images)
+    return float(cross_entropy(read, labels)), (read.argmax(1) == labels).float().mean()
+
+
+@dataclass(frozen=True)
+class Contender:
+    """A way to train.
+
+    Attributes:
+        name: that of a function in `bk.algorithms`, and after a comma the variant.
+        algorithm: a rule or several, as `bk.attach` takes them.
+        lr: the learning rate at the beginning; it falls to zero linearly.
+        reaches: the test accuracy that it must reach.
+        momentum: of the optimizer; 0 where the algorithm has its own.
+        needs_nodes: whether its ranks are divided into nodes of two.
+        telling: whether it is one of those that say most, which are run by default and drawn.
+    """
+
+    name: str
+    algorithm: Algorithm
+    lr: float = 0.05
+    reaches: float = 0.9
+    momentum: float = 0.9
+    needs_nodes: bool = False
+    telling: bool = False
+
+    @property
+    def family(self) -> str:
+        """Return the name without the variant."""
+        return self.name.split(",")[0]
+
+
+@dataclass(frozen=True)
+class Point:
+    """The state of a training at some step: bytes sent and seconds spent so far, and the test loss."""
+
+    sent: float
+    seconds: float
+    loss: float
+
+
+@dataclass(frozen=True)
+class Result:
+    """The outcome of a contender.
+
+    Attributes:
+        contender: its name.
+        alone: the test accuracy of a rank's own network, the mean over ranks.
+        merged: the test accuracy of the mean of the networks.
+        sent: bytes that this rank sent in a step.
+        between_nodes: those of them that left its node.
+        seconds: of a step, the mean.
+        curve: the test loss of the mean of the networks at some steps.
+    """
+
+    contender: str
+    alone: float
+    merged: float
+    sent: float
+    between_nodes: float
+    seconds: float
+    curve: tuple[Point, ...]
+
+    @property
+    def accuracy(self) -> float:
+        """Return the accuracy to show: an average of networks would be communication where there is none."""
+        return self.merged if self.sent else self.alone
+
+
+def prepare(kept: dict[str, Any], rate: float | None) -> tuple[str, tuple[float, float] | None]:
+    """Make the communicator and the data, and keep this rank below `rate` bytes a second from now on. Collective.
+
+    Returns:
+        The place where ranks train, in words, and the measured rates in bytes a second.
+    """
+    enough = torch.cuda.device_count() >= int(os.environ["LOCAL_WORLD_SIZE"]) and dist.get_backend() == "nccl"
+    device = torch.device("cuda", int(os.environ["LOCAL_RANK"])) if enough else torch.device("cpu")
+    torch.set_num_threads(1)  # ranks share the cores
+    mesh, ranks = None, dist.get_world_size()
+    if has_nodes(ranks):
+        mesh = init_device_mesh(device.type, (ranks // 2, 2), mesh_dim_names=("inter", "intra"))
+    kept["comm"] = comm = Comm(mesh=mesh)
+    kept["digits"] = Digits(comm.rank, ranks, device)
+    rates = None
+    if rate is not None:
+        kept["pacer"] = Pacer(rate)
+        rates = measured(comm, rate)
+    return "a GPU each, over NCCL" if enough else "on the CPU, over gloo", rates
+
+
+def train(kept: dict[str, Any], contender: Contender, steps: int, seed: int) -> Result:
+    """Train a new network, always the same one, on the same batches; return the outcome. Collective.
+
+    The time of copies for the curve is not counted.
+    """
+    comm, digits = kept["comm"], kept["digits"]
+    model = network(seed).to(digits.train[0].device)
+    optimizer = torch.optim.SGD(model.parameters(), lr=contender.lr, momentum=contender.momentum)
+    schedule = torch.optim.lr_scheduler.LinearLR(optimizer, 1, 0, steps)
+    moments = {round(steps ** (i / POINTS)) for i in range(POINTS + 1)}  # evenly spaced on a logarithmic axis
+    batches, spent, snapshots = digits.batches(seed), 0.0, []
+    attachment = attach(model, optimizer, contender.algorithm, comm=comm)
+    comm.gather_objects(None)  # from here on all ranks train
+    for step in range(1, steps + 1):
+        began = time.perf_counter()
+        images, labels = next(batches)
+        optimizer.zero_grad()
+        cross_entropy(model(images), labels).backward()
+        optimizer.step()
+        schedule.step()
+        spent += time.perf_counter() - began
+        if step in moments:  # evaluated afterwards: an average now would make fast ranks wait
+            snapshots.append((attachment.report().bytes_sent, spent, copy.deepcopy(model)))
+    report = attachment.report()
+    seconds = max(comm.gather_objects(spent)) / steps
+    alone = float(mean_(evaluate(model, digits)[1], comm))
+    attachment.merge()
+    attachment.detach()
+    curve = []
+    for sent, passed, then in snapshots:
+        mean_([p.data for p in then.parameters()], comm)
+        curve.append(Point(sent, passed, evaluate(then, digits)[0]))
+    between_nodes = sum(row.bytes.get("inter", 0) for row in report.rows) / steps
+    merged = float(evaluate(model, digits)[1])
+    return Result(contender.name, alone, merged, report.bytes_per_step, between_nodes, seconds, tuple(curve))
+
+
+def has_nodes(ranks: int) -> bool:
+    """Return whether the ranks can be divided into several nodes of two."""
+    return ranks >= 4 and ranks % 2 == 0
