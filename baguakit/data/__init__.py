@@ -1,8 +1,11 @@
 """Load-balanced sampling and cached datasets."""
 
-from .cache import CachedDataset, CacheReport, Codec, Pickle, Plain
-from .samplers import LoadBalancedBatchSampler, LoadBalancedSampler
-from .stores import LMDBStore, MemoryStore, RedisStore, Store, StoreError, StoreStats
+from .cached import CachedDataset, CacheReport
+from .codec import Codec, Pickle, Plain
+from .lmdb_store import LMDBStore
+from .load_balanced import LoadBalancedBatchSampler, LoadBalancedSampler
+from .redis_store import RedisStore
+from .stores import MemoryStore, Store, StoreError, StoreStats
 
 __all__ = [
     "CacheReport",

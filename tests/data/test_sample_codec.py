@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as npst
 
 from baguakit.data import Pickle, Plain
-from baguakit.data.cache.codec import PLAIN, Corrupt, _framed
+from baguakit.data.codec import PLAIN, Corrupt, _framed
 
 DTYPES = npst.scalar_dtypes() | npst.array_dtypes() | npst.unicode_string_dtypes()
 LEAVES = (

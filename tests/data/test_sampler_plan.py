@@ -4,7 +4,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from baguakit.data.samplers.plan import Limit, all_steps, assign, by_cost, one_step
+from baguakit.data.plan import Limit, all_steps, assign, by_cost, one_step
 
 COSTS = st.lists(st.floats(0, 1e6) | st.integers(0, 50).map(float), min_size=1, max_size=120).map(np.array)
 RANKS = st.integers(1, 9)

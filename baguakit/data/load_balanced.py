@@ -10,12 +10,11 @@ import numpy as np
 from torch.utils.data import Sampler
 from torch.utils.data.distributed import DistributedSampler
 
-from ...arguments import integer, real, truth
+from ..arguments import integer, real, truth
 from .complexity import Complexity, complexities
-from .followed import Followed
-from .membership import Membership, membership
+from .following import Followed
 from .plan import Batches, Indices, Limit, all_steps, assign, by_cost
-from .position import Order
+from .resuming import Membership, Order, membership
 from .sharing import Stretch
 
 

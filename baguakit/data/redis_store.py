@@ -6,19 +6,25 @@ import re
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass
 from functools import partial
 from hashlib import blake2b
 from types import NoneType
 from typing import Any, TypeVar
 
-from ...arguments import integer, real, text, truth
-from .addresses import address
-from .base import DATASET, Store, StoreError, StoreStats
+from ..arguments import integer, real, text, truth
+from .stores import DATASET, Store, StoreError, StoreStats
 
 T = TypeVar("T")
 
 GLOB, LITERAL = r"([*?\[\]^\\])", r"\\\1"  # the special characters of Redis patterns, and their escape
 TLS_NAMES = {"ca_file": "ssl_ca_certs", "cert_file": "ssl_certfile", "key_file": "ssl_keyfile"}
+KINDS = "host:port, redis://…, rediss://… (TLS) or unix://…"
+# A user and password are percent-encoded as in URLs: their # ? / @ and % are %23 and so on.
+ADDRESS = re.compile(
+    r"(?P<scheme>[a-z]+)://((?:[^@/?#%\[\]\s]|%[0-9A-Fa-f]{2})*@)?"
+    r"(?P<host>[^@/?#:%\[\]\s]+|\[[0-9A-Fa-f:.]+\])?(:(?P<port>[0-9]+))?(?P<path>/[^?#@\s]*)?(\?[^#@\s]*)?"
+)
 LONGEST = 1e8  # seconds, about three years: longer times may overflow clocks
 
 
@@ -197,6 +203,39 @@ class RedisStore(Store):
     def close(self) -> None:
         for client in self._clients:
             client.close()
+
+
+@dataclass(frozen=True)
+class Address:
+    """The address of a server: `url` for the redis package, and `shown` without user and password."""
+
+    url: str
+    shown: str
+
+    def __repr__(self) -> str:
+        return self.shown
+
+
+def address(name: str, given: Any, tls: bool) -> Address:
+    """Return the address of a server; raise TypeError or ValueError, without the password, if it is invalid."""
+    if not isinstance(given, str):
+        raise TypeError(f"{name} is a Redis address, {KINDS}, not of type {type(given).__name__}")
+    url = given if "://" in given else f"{'rediss' if tls else 'redis'}://{given}"
+    found = ADDRESS.fullmatch(url)
+    if found is None or not (found["path"] if found["scheme"] == "unix" else found["host"]):
+        raise ValueError(
+            f"{name} is not a Redis address (not shown, since it may hold a password); pass {KINDS}, and the password"
+            " as password=, or in the address with its special characters percent-encoded (# as %23)"
+        )
+    port = "" if found["port"] is None else f":{found['port']}"
+    shown = f"{found['host'] or ''}{port}{found['path'] or ''}"
+    if found["scheme"] not in ("redis", "rediss", "unix"):
+        raise ValueError(f"{shown} is not a Redis address; pass {KINDS}")
+    if tls and found["scheme"] == "redis":
+        raise ValueError(f"{shown} is an address without TLS, but TLS is required; write rediss://")
+    if found["port"] is not None:
+        integer(f"the port of {shown}", int(found["port"]), 1, 65535)
+    return Address(url, shown)
 
 
 def _named(hosts: Any) -> list[tuple[str, Any]]:

@@ -20,7 +20,7 @@ from typing import Any, Protocol
 import numpy as np
 import torch
 
-from ...arguments import instance, shown
+from ..arguments import instance, shown
 
 HEAD = struct.Struct("<4sI")
 PLAIN, PICKLED = b"bkS1", b"bkP1"

@@ -9,11 +9,9 @@ from collections.abc import Generator, Iterator
 from dataclasses import replace
 from typing import Any, TypeVar
 
-from ...arguments import integer, truth
-from .following import Record, Told, regrouped, up
-from .membership import Membership
-from .position import Order, Position, Resumable
-from .sharing import Stretch
+from ..arguments import integer, truth
+from .resuming import Membership, Order, Position, Resumable
+from .sharing import Record, Stretch, Told, regrouped, up
 
 T = TypeVar("T")
 log = logging.getLogger("baguakit")

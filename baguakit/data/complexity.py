@@ -14,9 +14,9 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from ...arguments import shown
-from ..files import replace_file
-from .membership import Membership
+from ..arguments import shown
+from .locks import replace_file
+from .resuming import Membership
 
 Costs = npt.NDArray[np.float64]
 Complexity = Callable[[Any], float] | torch.Tensor | npt.NDArray[Any] | Sequence[float] | str | os.PathLike[str]

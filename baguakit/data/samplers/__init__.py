@@ -1,5 +1,0 @@
-"""Load-balanced samplers."""
-
-from .load_balanced import LoadBalancedBatchSampler, LoadBalancedSampler
-
-__all__ = ["LoadBalancedBatchSampler", "LoadBalancedSampler"]
