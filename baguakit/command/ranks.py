@@ -4,7 +4,9 @@ import contextlib
 import os
 import signal
 from collections.abc import Callable, Iterator
-from typing import Any, Protocol
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -14,44 +16,19 @@ from ..comm import Comm
 from ..ranks import Ranks
 
 
-class Crew(Protocol):
+@dataclass(frozen=True)
+class Crew:
     """All ranks, as the program sees them.
 
     Attributes:
         size: their number.
         speaks: whether this process prints.
+        run: calls `function(kept, *args)` on every rank, where `kept` is a dict that lasts; returns the results by rank.
     """
 
     size: int
     speaks: bool
-
-    def run(self, function: Callable[..., Any], *args: Any) -> list[Any]:
-        """Call `function(kept, *args)` on every rank, where `kept` is a dict that lasts; return the results by rank."""
-
-
-class Started:
-    """Ranks that this process started."""
-
-    speaks = True
-
-    def __init__(self, ranks: Ranks) -> None:
-        self.size, self._ranks = ranks.size, ranks
-
-    def run(self, function: Callable[..., Any], *args: Any) -> list[Any]:
-        """Call a function on every rank."""
-        return self._ranks.run(function, *args, keep=True)
-
-
-class Joined:
-    """The ranks that torchrun started, of which this process is one."""
-
-    def __init__(self, comm: Comm) -> None:
-        self._comm, self._kept = comm, dict[str, Any]()
-        self.size, self.speaks = self._comm.size, self._comm.rank == 0
-
-    def run(self, function: Callable[..., Any], *args: Any) -> list[Any]:
-        """Call a function on this rank, as the others do."""
-        return self._comm.gather_objects(function(self._kept, *args))
+    run: Callable[..., list[Any]]
 
 
 @contextlib.contextmanager
@@ -59,10 +36,11 @@ def crew(size: int) -> Iterator[Crew]:
     """Yield `size` ranks that live as long as the block; under torchrun all of its ranks, whatever `size` is."""
     if launched():
         with joined() as comm:
-            yield Joined(comm)
+            kept: dict[str, Any] = {}
+            yield Crew(comm.size, comm.rank == 0, lambda call, *args: comm.gather_objects(call(kept, *args)))
     else:
         with Ranks(size) as ranks:
-            yield Started(ranks)
+            yield Crew(size, True, partial(ranks.run, keep=True))
 
 
 def launched() -> bool:
