@@ -32,7 +32,6 @@ SHORT = (
     "qadam(1)",
     "local_sgd(2)",
     "diloco(2)",
-    "gasloc(every=2)",
     "push_sum(Exponential())",
 )  # which exchange in every second step
 VARIANTS = (

@@ -54,8 +54,6 @@ ALGORITHMS = (
     "exact_diffusion(FullyConnected(), lazy=False)",
     "quasi_global_momentum()",
     "quasi_global_momentum(Ring(), nesterov=True)",
-    "gasloc(every=2)",
-    "gasloc(OnePeerExact(), every=3, lr=1.0, momentum=0.3)",
     "push_sum(Exponential())",
     "local_sgd(every=2)",
     "local_sgd(every=2, start=5)",

@@ -65,7 +65,10 @@ RULES: list[tuple[str, Runs | Accepted | Looked]] = [
     ),
     (r"torchrun .* -m baguakit (probe|demo).*", Looked("tests/command runs it on the ranks of torchrun")),
     (r"torchrun .* -m baguakit plan .*", Looked("needs a model of the reader; tests/command runs it")),
-    (r"torchrun .*examples/(exact_diffusion|cached_dataset|load_balanced_sampler|mixture_of_experts)\.py", Runs()),
+    (
+        r"torchrun .*examples/(exact_diffusion|gasloc|cached_dataset|load_balanced_sampler|mixture_of_experts)\.py",
+        Runs(),
+    ),
     (r"torchrun .* train\.py", Runs()),
     (r"python examples/(cached_dataset|fused_optimizer)\.py", Runs()),
     (r"python notebooks/execute\.py.*", Accepted("tests/notebooks runs the notebooks")),

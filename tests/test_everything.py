@@ -66,7 +66,6 @@ def test_the_first_of_each_kind_is_tested_always_and_the_others_are_slow():
         ("decentralized()", "decentralized(order='atc')", False),
         ("local_sgd(every=2)", "decentralized(order='atc')", False),
         ("local_sgd(every=2)", "local_sgd(every=2, start=5)", False),
-        ("choco()", "gasloc(every=2)", True),
     ],
 )
 def test_a_kind_is_read_from_the_rules(entry, one, alike):

@@ -54,7 +54,6 @@ WAYS = {  # of algorithms, or of entries, that want other settings than most
     "signum": Way(lr=0.04, momentum=0, reaches=0.9),  # of two ranks with other digits, a tie is often the vote
     "lion_vote": Way(lr=0.04, momentum=0, reaches=0.9),
     "diloco": Way(lr=0.1, reaches=0.89),
-    "gasloc": Way(lr=0.1, reaches=0.89),
     "quasi_global_momentum": Way(momentum=0),
     "push_sum": Way(ranks=3, reaches=0.92),
     "async_model_average": Way(lr=0.1, reaches=0.85, pace=0.01),
@@ -73,7 +72,6 @@ INSTEAD = {  # of entries whose small arguments fit a toy and not this task
     "qadam(3, compressor=MinMaxUInt8(block=64), error_feedback=True)": "qadam(30, error_feedback=True)",
     "power_sgd(rank=2)": "power_sgd(rank=4)",
     "diloco(every=2)": "diloco(every=5)",
-    "gasloc(every=2)": "gasloc(every=5)",
     "diloco(every=4, fragments=3, delay=1)": "diloco(every=6, fragments=2, delay=1)",
 }
 NODES = "hierarchical(bytegrad())"

@@ -6,7 +6,6 @@ A function here returns a rule, or a tuple of rules, to be given to `baguakit.at
 from .gossip.choco import choco as choco
 from .gossip.decentralized import decentralized as decentralized
 from .gossip.exact_diffusion import exact_diffusion as exact_diffusion
-from .gossip.gasloc import gasloc as gasloc
 from .gossip.gradient_tracking import gradient_tracking as gradient_tracking
 from .gossip.low_precision import low_precision_decentralized as low_precision_decentralized
 from .gossip.push_sum import push_sum as push_sum

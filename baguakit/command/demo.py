@@ -59,7 +59,6 @@ CONTENDERS: tuple[Contender, ...] = (
     Contender("push_sum", algorithms.push_sum(Exponential())),
     Contender("local_sgd", algorithms.local_sgd(every=8), telling=True),
     Contender("diloco", algorithms.diloco(every=10), telling=True),
-    Contender("gasloc", algorithms.gasloc(every=10)),
 )
 OTHERS = set(algorithms.__all__) - {"async_model_average", *(each.family for each in CONTENDERS)}
 CONTENDERS += tuple(Contender(name, getattr(algorithms, name)()) for name in sorted(OTHERS))

@@ -23,7 +23,7 @@ class Crew:
     Attributes:
         size: their number.
         speaks: whether this process prints.
-        run: calls `function(kept, *args)` on every rank, where `kept` is a dict that lasts; returns the results by rank.
+        run: calls `function(kept, *args)` on every rank, where `kept` is a dict that lasts, and returns the results.
     """
 
     size: int

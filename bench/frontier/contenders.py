@@ -97,7 +97,6 @@ CONTENDERS: tuple[Contender, ...] = (
     Contender("DDP, Muon", "gradient_allreduce()", MUON),
     Contender("NoLoCo", f"diloco(every={OUTER}, lr=0.7, momentum=0.5, inner={PAIRS})", period=OUTER),
     Contender("Streaming DiLoCo", f"diloco(every={OUTER}, {STREAMING})", period=OUTER),
-    Contender("GASLoC", f"gasloc(every={OUTER})", period=OUTER),
     Contender("decentralized", "decentralized()"),
     Contender("low_precision_decentralized", "low_precision_decentralized()"),
     Contender("choco, one peer", "choco(OnePeerExact(), gamma=1.0)"),

@@ -1,6 +1,8 @@
-"""GASLoC against its matrix equation, DiLoCo and decentralized local SGD."""
+"""GASLoC, an example, against its matrix equation, DiLoCo and decentralized local SGD."""
 
-import numpy as np
+import importlib.util
+from pathlib import Path
+
 import pytest
 import torch
 import torch.distributed as dist
@@ -9,9 +11,17 @@ from quadratics import Point
 from training import flat, net, simulate, train
 
 import baguakit as bk
-from baguakit.algorithms.gossip.gasloc import growth
 
 H, LR, MU = 3, 0.7, 0.5
+
+
+def gasloc(*args, **options):
+    """Return the rule of the example."""
+    path = Path(__file__).parents[2] / "examples" / "gasloc.py"
+    spec = importlib.util.spec_from_file_location("gasloc", path)
+    example = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(example)
+    return example.gasloc(*args, **options)
 
 
 @pytest.mark.parametrize("graph", ["Ring()", "RandomMatching(3)"])
@@ -31,7 +41,7 @@ def test_it_is_its_equation(graph):
         return theta
 
     def run():
-        return train(lambda bk: [bk.algorithms.gasloc(topology, H, LR, MU)], 12, torch.float64)
+        return train(lambda bk: [gasloc(topology, H, LR, MU)], 12, torch.float64)
 
     found = torch.stack(ranks(n, run))
     torch.testing.assert_close(found, simulate(n, exchange, 12), rtol=0, atol=1e-11)
@@ -60,7 +70,7 @@ def test_on_the_complete_graph_it_is_diloco_to_the_bit(n):
 
     def run():
         a = bk.algorithms
-        ours = everywhere_dyadic(a.gasloc(bk.topology.FullyConnected(), every=2, lr=0.5, momentum=0.5))
+        ours = everywhere_dyadic(gasloc(bk.topology.FullyConnected(), every=2, lr=0.5, momentum=0.5))
         theirs = everywhere_dyadic(a.diloco(every=2, lr=0.5, momentum=0.5, nesterov=True))
         heavy = everywhere_dyadic(a.diloco(every=2, lr=0.5, momentum=0.5))
         return ours, theirs, heavy
@@ -75,7 +85,7 @@ def test_on_the_complete_graph_it_is_diloco_up_to_rounding():
 
     def run():
         complete = bk.topology.FullyConnected()
-        ours = train(lambda bk: [bk.algorithms.gasloc(complete, H)], 12, torch.float64)
+        ours = train(lambda bk: [gasloc(complete, H)], 12, torch.float64)
         return ours, train(lambda bk: [bk.algorithms.diloco(H)], 12, torch.float64)
 
     results = ranks(3, run)
@@ -88,48 +98,7 @@ def test_without_momentum_it_is_decentralized_local_sgd_to_the_bit():
 
     def run():
         ring = bk.topology.Ring()
-        ours = train(lambda bk: [bk.algorithms.gasloc(ring, H, lr=1.0, momentum=0.0)], 8)
+        ours = train(lambda bk: [gasloc(ring, H, lr=1.0, momentum=0.0)], 8)
         return torch.equal(ours, train(lambda bk: [bk.algorithms.decentralized(ring, "atc", every=H)], 8))
 
     assert ranks(4, run) == [True] * 4
-
-
-def pair(eigenvalue):
-    """Two ranks whose disagreement a round multiplies by an eigenvalue."""
-    own = (1 + eigenvalue) / 2
-    return bk.topology.FromMatrix([[own, 1 - own], [1 - own, own]])
-
-
-@pytest.mark.parametrize("mu", [0.3, 0.5, 0.9])
-def test_disagreements_grow_below_an_eigenvalue(mu):
-    """The radius of d ← λ (d + μ (d − d before)) is that of z² − λ (1 + μ) z + λ μ; it is 1 at λ = −1/(1 + 2μ)."""
-    limit = -1 / (1 + 2 * mu)
-    for eigenvalue in (limit - 0.02, limit + 0.02):
-        radius = np.abs(np.roots([1, -eigenvalue * (1 + mu), eigenvalue * mu])).max()
-        assert growth(pair(eigenvalue), mu, 2) == pytest.approx(radius, rel=1e-9)
-        assert (radius > 1) == (eigenvalue < limit)
-
-
-@pytest.mark.parametrize("n", [2, 3, 4, 5, 8, 16])
-def test_a_ring_takes_any_momentum(n):
-    assert growth(bk.topology.Ring(), 0.999, n) < 1
-    assert growth(bk.topology.FullyConnected(), 0.999, n) == 0
-
-
-def test_graphs_on_which_disagreements_grow_are_refused():
-    def run():
-        model = Point(torch.zeros(3))
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-        for momentum, graph, words in [
-            (0.9, bk.topology.OnePeerExact(), "multiplies the disagreement of 3 ranks by 1.20 in each round"),
-            (0.0, bk.topology.FromDigraph([(0, 1), (1, 2), (2, 0), (0, 2)]), "not doubly stochastic"),
-        ]:
-            with pytest.raises(ValueError, match=words):
-                bk.attach(model, optimizer, bk.algorithms.gasloc(graph, momentum=momentum))
-        bk.attach(model, optimizer, bk.algorithms.gasloc(bk.topology.OnePeerExact(), momentum=0.3)).detach()
-
-    ranks(3, run)
-    with pytest.raises(ValueError, match="lr is a finite number, greater than 0"):
-        bk.algorithms.gasloc(lr=0.0)
-    with pytest.raises(ValueError, match="momentum is a finite number, 0 or more and less than 1"):
-        bk.algorithms.gasloc(momentum=1.0)

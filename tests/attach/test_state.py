@@ -16,7 +16,7 @@ import baguakit as bk
 from baguakit.rules import rules_of
 
 REPEATABLE = [each for each in ALGORITHMS if not runs_free(made(each))]
-MOMENTUM = ("diloco", "gasloc", "quasi_global_momentum")  # their own momentum moves on at step size 0
+MOMENTUM = ("diloco", "quasi_global_momentum")  # their own momentum moves on at step size 0
 MIXING = [  # rules that only average weights
     each
     for each in REPEATABLE

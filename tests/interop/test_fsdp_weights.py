@@ -17,7 +17,6 @@ RULES = {
     "diloco": lambda bk: bk.algorithms.diloco(every=3),
     "diloco, delayed": lambda bk: bk.algorithms.diloco(every=3, delay=2),
     "diloco, mixed": lambda bk: bk.algorithms.diloco(every=3, delay=1, mix=0.5),
-    "gasloc": lambda bk: bk.algorithms.gasloc(every=3),
     "exact_diffusion": lambda bk: bk.algorithms.exact_diffusion(),
     "quasi_global_momentum": lambda bk: bk.algorithms.quasi_global_momentum(),
     "awc": lambda bk: bk.algorithms.decentralized(),
