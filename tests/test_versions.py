@@ -8,7 +8,6 @@ import re
 import subprocess
 import sys
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 
@@ -45,12 +44,6 @@ def test_a_python_that_is_missing_is_named(monkeypatch, tmp_path):
     program.parent.mkdir(parents=True)
     program.symlink_to(sys.executable)
     assert versions_run.found("3.10") == str(program)
-
-
-def test_wrong_names_are_told(capsys):
-    with pytest.raises(SystemExit, match="2"):
-        versions_run.main(["newset"])
-    assert "there is no environment 'newset'; there are gpu, oldest, newest, triton" in capsys.readouterr().err
 
 
 def test_an_environment_that_cannot_be_made_fails_the_run_and_not_the_others(monkeypatch, capsys):
@@ -93,13 +86,13 @@ def test_the_table_counts_tests_and_names_those_that_failed():
 @pytest.mark.slow  # pytest starts, and imports torch
 def test_tests_run_in_an_environment_and_are_counted(tmp_path, monkeypatch):
     monkeypatch.setattr(versions_run, "FOLDER", tmp_path)
-    environment = Environment("here", "this one", "", ("triton==0",), ("tests/test_thirds.py",))
+    environment = Environment("here", "this one", "", ("triton==0",), ("tests/test_lanes.py",))
     (tmp_path / "here").mkdir()
     (tmp_path / "here" / "made-from").write_text(repr(environment))
     found = versions_run.row(environment, False, [])
     assert found["good"] and found["counts"]["passed"] > 3 and found["counts"]["failed"] == {}
     assert found["python"] == platform.python_version() and found["torch"] == importlib.metadata.version("torch")
-    found = versions_run.row(environment, False, ["tests/test_thirds.py", "-k", "no such test"])
+    found = versions_run.row(environment, False, ["tests/test_lanes.py", "-k", "no such test"])
     assert not found["good"] and found["counts"] == {}
 
 
@@ -154,18 +147,3 @@ print(json.dumps([test_draws.__name__, [mark.name for mark in test_draws.pytestm
         [sys.executable, "-c", code], cwd=ROOT / "tests", stdout=subprocess.PIPE, text=True, check=True
     )
     assert json.loads(ran.stdout) == ["test_draws", ["skip"]]
-
-
-# A trial of how tests start.
-
-
-def test_the_first_test_of_each_file_that_is_not_slow_is_kept(request):
-    def item(name, path, slow=False):
-        return SimpleNamespace(name=name, path=path, get_closest_marker={"slow": True}.get if slow else {}.get)
-
-    items = [item(0, "a", True), item(1, "a"), item(2, "a"), item(3, "b", True), item(4, "b", True), item(5, "c")]
-    left_out = []
-    hook = SimpleNamespace(pytest_deselected=lambda items: left_out.extend(items))
-    plugin = request.config.pluginmanager.get_plugin(str(request.config.rootpath / "conftest.py"))
-    plugin.First().pytest_collection_modifyitems(SimpleNamespace(hook=hook), items)
-    assert [each.name for each in items] == [1, 3, 5] and [each.name for each in left_out] == [0, 2, 4]

@@ -84,14 +84,3 @@ def test_names_beside_curves_do_not_overlap(asked):
     assert max(places) <= 1
     if len(wanted) == 1:
         assert places == wanted
-
-
-def test_marks_of_strangers_are_drawn_below_the_others(table, figure):
-    from bench.network import figures
-
-    assert figures.with_straggler(figure, figures.longest(table))
-    (axes,) = [axes for axes in figure.axes if axes.get_visible()]
-    assert [label.get_text() for label in axes.get_yticklabels()] == NAMES[1:]
-    marks, _ = axes.lines  # and the line of those that nobody slows
-    assert list(marks.get_ydata()) == [0, 1, 2] and axes.yaxis_inverted()
-    assert list(marks.get_xdata()) == pytest.approx([0.1 / SPEED[name] for name in NAMES[1:]])
