@@ -182,6 +182,29 @@ def test_states_that_were_not_saved_together_are_refused_by_the_rank_that_loads_
     assert one == other
 
 
+@pytest.mark.slow
+def test_a_rank_of_another_group_is_another_rank():
+    """As ranks are that hold other shards."""
+
+    def run():
+        rank = dist.get_rank()
+        groups = [dist.new_group([0, 2]), dist.new_group([1, 3])]
+
+        def attached():
+            model, optimizer = net_and_sgd()
+            return bk.attach(model, optimizer, made("choco()"), comm=bk.Comm(groups[rank % 2]))
+
+        with attached() as att:
+            state = att.state_dict()
+        states = [None] * 4
+        dist.all_gather_object(states, state)
+        with attached() as att:
+            refused(att, states[rank ^ 1], f"is of rank {rank ^ 1}, and this is rank {rank}: each rank")
+            att.load_state_dict(state)
+
+    ranks(4, run)
+
+
 def test_another_number_of_ranks_loads_any_state():
     def load(states):
         with of("choco()") as (_, _, att):
@@ -273,6 +296,24 @@ def test_a_state_of_an_earlier_version_has_the_names_of_wrappers():
             assert not list(unequal(right, att.state_dict()))
 
     ranks(2, run)
+
+
+def test_shards_have_names_without_wrappers():
+    def run():
+        from torch.distributed.fsdp import fully_shard
+
+        model = net()
+        model[2] = checkpoint_wrapper(model[2])
+        fully_shard(model)
+        optimizer = sgd(model.parameters())
+        with bk.interop.fsdp(model, made("bytegrad(error_feedback=True)")) as handle:
+            run_steps(model, optimizer, range(1))
+            state = handle.state_dict()
+            handle.load_state_dict(state)
+        return set(state["rules"]["0"]["parameters"])
+
+    right = {f"{name}[{r}/2]" for name, _ in net().named_parameters() for r in range(2)}
+    assert ranks(2, run) == [right, right]
 
 
 def test_names_that_would_be_the_same_stay():

@@ -52,6 +52,8 @@ def load_flight(runner: RuleRunner, i: int, parameters: Mapping[str, Any], names
     result = gathered(parameters, bucket, names, "flight.result", bucket.flat)
     if result is not None:
         before = gathered(parameters, bucket, names, "flight.before", bucket.flat)
+        if before is None and runner.rule.mix is None:
+            before = bucket.now()
         runner.air[i] = BucketFlight(
             label=f"{runner.label}, bucket {i}, from a checkpoint",
             flight=Arrived(result),
@@ -59,7 +61,7 @@ def load_flight(runner: RuleRunner, i: int, parameters: Mapping[str, Any], names
             runner=runner,
             bucket=i,
             round=runner.round - 1,
-            before=bucket.now() if before is None else before,
+            before=before,
         )
 
 

@@ -1,7 +1,8 @@
 """The seal of a saved state, by which loading finds out whose it is and whether it is whole.
 
-    state["saved"]    "rank"; "run", the same on all ranks of an attachment; "frozen", the names of the parameters that
-                      no rule knew; "sums", the place and the checksum of every tensor
+    state["saved"]    "rank", in the group; "world", the rank in the world and the size of that; "run", the same on all
+                      ranks of an attachment; "frozen", the names of the parameters that no rule knew; "sums", the place
+                      and the checksum of every tensor
 
 The number of ranks and the rules are in the state itself. Earlier versions saved no seal.
 """
@@ -13,9 +14,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 
 from ...arguments import truth
+from ...comm import Comm
 from ...keeping import finite
 from ...rules import Rule
 from ...stages.base import remembered
@@ -33,6 +36,7 @@ def sealed(state: dict[str, Any], runtime: Runtime[Any]) -> dict[str, Any]:
     """Return the state of this rank with its seal."""
     saved = {
         "rank": runtime.comm.rank,
+        "world": _world(runtime.comm),
         "run": _run(runtime),
         "frozen": list(runtime.setup.frozen),
         "sums": [[place, checksum(x)] for place, _, x in tensors_in(state)],
@@ -116,9 +120,18 @@ def _run(runtime: Runtime[Any]) -> str:
 
 
 def _other_ranks(state: Mapping[str, Any], runtime: Runtime[Any]) -> Iterator[str]:
-    comm, rank = runtime.comm, state.get("saved", {}).get("rank", runtime.comm.rank)
-    if state["ranks"] == comm.size and rank != comm.rank and differs_between_ranks(runtime.setup.rules, state):
-        yield f"this state is of rank {rank}, and this is rank {comm.rank}: each rank loads what it saved itself"
+    saved, comm = state.get("saved"), runtime.comm
+    if saved is None or state["ranks"] != comm.size or not differs_between_ranks(runtime.setup.rules, state):
+        return
+    (theirs, there), (ours, here) = (saved["rank"], saved["world"]), (comm.rank, _world(comm))
+    if theirs == ours and there[1] == here[1]:
+        theirs, ours = there[0], here[0]  # ranks of other groups hold other shards
+    if theirs != ours:
+        yield f"this state is of rank {theirs}, and this is rank {ours}: each rank loads what it saved itself"
+
+
+def _world(comm: Comm) -> list[int]:
+    return [dist.get_rank(), dist.get_world_size()] if dist.is_initialized() else [comm.rank, comm.size]
 
 
 def _missing(state: Mapping[str, Any], runtime: Runtime[Any], runners: Sequence[RuleRunner]) -> Iterator[str]:
