@@ -125,6 +125,13 @@ PARTS = (
         dry=("--cpu", "--after", "0"),
     ),
     Part(
+        "silent",
+        "one of three ranks is killed, and NCCL's report does not reach the others: when each names it",
+        70,
+        ("scripts/gpu_peer.py", "{facts}", "--ranks", "3", "--silent", "--after", "15"),
+        dry=("--cpu", "--after", "0"),
+    ),
+    Part(
         "mesh",
         "8 ranks as 2 nodes of 4: every algorithm and way to attach, beside the same over gloo",
         200,
@@ -165,6 +172,13 @@ PARTS = (
         150,
         ("scripts/gpu_overlap.py", "{facts}"),
         dry=("--cpu", "--megabytes", "1"),
+    ),
+    Part(
+        "plugin",
+        "NCCL loads our network plugin: its name, messages, groups, a kill, a second life, and rates under a cap",
+        200,
+        ("scripts/gpu_plugin.py", "{facts}"),
+        dry=("--cpu", "--megabytes", "2"),
     ),
     Part(
         "users",

@@ -1,11 +1,13 @@
-"""Kill one of two ranks in training, and see what becomes of the other.
+"""Kill rank 1 of some in training, and see what becomes of the others.
 
-    python scripts/gpu_peer.py FACTS [--cpu] [--after SECONDS]
+    python scripts/gpu_peer.py FACTS [--cpu] [--ranks 2] [--after SECONDS] [--silent]
 
-With NCCL the other has the device wait for a message that never comes. Does its next step raise the sentence that
+With NCCL they have the device wait for a message that never comes. Does the next step of each raise the sentence that
 names the dead rank, how long after, how long does `detach` take then, and does its process still live `--after`
-seconds from the death (torch's own watchdog would end it within a minute)? What is seen is written as it comes, so that
-it is there if the process is not. Ends with 1 unless the sentence came and the process lives.
+seconds from the death (torch's own watchdog would end it within a minute)? With `--silent` what NCCL reports is kept
+from them, as it is where ranks share memory: they have the heartbeats alone. What is seen is written as it comes, so
+that it is there if the process is not. Ends with 1 unless each has the sentence and lives; on a GPU with `--silent`
+unless it came within 1.25 × min(timeout, the limit of heartbeats) + 2 s.
 """
 
 import argparse
@@ -26,25 +28,32 @@ def main(words: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("facts", type=Path)
     parser.add_argument("--cpu", action="store_true", help="over gloo")
+    parser.add_argument("--ranks", type=int, default=2)
+    parser.add_argument("--silent", action="store_true", help="NCCL's report does not reach them")
     parser.add_argument("--after", type=float, default=90.0, help="seconds from the death to the last look")
     asked = parser.parse_args(words)
     from baguakit.ranks import RankError, Ranks
 
+    facts: dict[str, Any] = {}
     with tempfile.TemporaryDirectory() as room:
-        seen, error = Path(room) / "seen", None
+        error, call = None, (not asked.cpu, room, asked.after, asked.silent)
         try:
-            with Ranks(2, cuda=not asked.cpu, timeout=60) as ranks:
-                ranks.run(trained, not asked.cpu, str(seen), asked.after, lost=[1], limit=asked.after + PATIENCE)
+            with Ranks(asked.ranks, cuda=not asked.cpu, timeout=60) as ranks:
+                ranks.run(trained, *call, lost=[1], limit=asked.after + PATIENCE)
         except RankError as raised:
             error = str(raised)
-        facts = facts_of(seen.read_text().splitlines() if seen.exists() else [], error)
-    asked.facts.write_text(json.dumps(facts))
-    print(json.dumps(facts, indent=1))
-    return int(not (facts["named"] and facts["alive"]))
+        for rank in (each for each in range(asked.ranks) if each != 1):
+            seen = Path(room) / str(rank)
+            facts[f"rank {rank}"] = facts_of(seen.read_text().splitlines() if seen.exists() else [], error)
+    found = facts["rank 0"] if asked.ranks == 2 else facts
+    asked.facts.write_text(json.dumps(found))
+    print(json.dumps(found, indent=1))
+    late = [name for name, each in facts.items() if asked.silent and not asked.cpu and not each["in time"]]
+    return int(bool(late) or not all(each["named"] and each["alive"] for each in facts.values()))
 
 
-def trained(cuda: bool, seen: str, after: float) -> None:
-    """Train until the other rank is missed; rank 1 dies at its sixth step."""
+def trained(cuda: bool, room: str, after: float, silent: bool) -> None:
+    """Train until another rank is missed; rank 1 dies at its sixth step."""
     import os
     import signal
 
@@ -52,19 +61,23 @@ def trained(cuda: bool, seen: str, after: float) -> None:
     import torch.distributed as dist
 
     import baguakit as bk
+    from baguakit.attach.runtime import runtime
 
+    if silent:
+        runtime.error_in = lambda groups: ""
     device = "cuda" if cuda else "cpu"
     model = torch.nn.Linear(256, 256).to(device)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     att = bk.attach(model, optimizer, bk.algorithms.gradient_allreduce(), timeout=TIMEOUT)
-    note = functools.partial(noted, seen)
+    note = functools.partial(noted, f"{room}/{dist.get_rank()}")
+    patience = att._engine.runtime.monitor.patience
     try:
         began, step = time.monotonic(), 0
         while time.monotonic() < began + PATIENCE:
             if step == 5 and dist.get_rank() == 1:
                 os.kill(os.getpid(), signal.SIGKILL)
             if step == 5:
-                note("killed")
+                note("killed", str(1.25 * min(TIMEOUT, patience) + 2))
                 began = time.monotonic()
             optimizer.zero_grad()
             model(torch.ones(1, 256, device=device)).square().mean().backward()
@@ -96,11 +109,14 @@ def facts_of(lines: Sequence[str], error: str | None) -> dict[str, Any]:
     def between(first: str, last: str) -> float | None:
         return round(notes[last][0] - notes[first][0], 2) if first in notes and last in notes else None
 
-    sentence = notes.get("said", (0, None))[1]
+    sentence, limit = notes.get("said", (0, None))[1], float(notes.get("killed", (0, ""))[1] or 0)
+    seconds = between("killed", "said")
     return {
         "sentence": sentence,
         "named": sentence is not None and "rank 1" in sentence,
-        "seconds to the sentence": between("killed", "said"),
+        "seconds to the sentence": seconds,
+        "limit": limit,
+        "in time": seconds is not None and seconds <= limit,
         "seconds to detach": between("said", "detached"),
         "detach said": notes.get("detached", (0, None))[1],
         "alive": "alive" in notes and error is None,

@@ -265,12 +265,14 @@ Parts
   peer        passed, 99.0 s
     named: True
     seconds: 2.085
+  silent      not run
   mesh        not run
   real        not run
   roofline    not run
   comparison  passed, 1.0 s
   profile     not run
   overlap     not run
+  plugin      not run
   users       not run
   benchmarks  not run
   rest        not run

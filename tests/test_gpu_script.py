@@ -224,8 +224,8 @@ def test_a_killed_peer_is_named_and_the_other_lives_on(tmp_path):
 
 
 def test_a_process_that_ends_with_its_peer_still_leaves_what_it_noted():
-    facts = gpu_peer.facts_of(['["killed", 1.0, ""]', '["said", 3.5, "PeerError: rank 1 is dead"]'], "rank 0 ended")
-    assert facts["named"] and not facts["alive"] and facts["seconds to the sentence"] == 2.5
+    facts = gpu_peer.facts_of(['["killed", 1.0, "2.0"]', '["said", 3.5, "PeerError: rank 1 is dead"]'], "rank 0 ended")
+    assert facts["named"] and not facts["alive"] and facts["seconds to the sentence"] == 2.5 and not facts["in time"]
     assert facts["seconds to detach"] is None and not gpu_peer.facts_of([], "rank 0 ended")["named"]
 
 
