@@ -134,7 +134,7 @@ class Comm:
 
     def carrying(self, rider: Rider) -> "Comm":
         """Return the same group for one flight, which takes these flags along."""
-        return replace(self, _rider=rider)
+        return self._copied(_rider=rider)
 
     def meeting(self, call: int, meet: Callable[[], None] | None) -> "Comm":
         """Return the same group for a call that other ranks may not make.
