@@ -71,6 +71,7 @@ class BaguaGroup(Methods):
         self._timeout: timedelta = options.timeout
         self._channels: dict[str, Channel] = {}  # by kind of device
         self._dropped: deque[Work] = deque(maxlen=DROPPED)
+        self._follower = lane(CPU, "baguakit futures")
         self._inner: Any = None
         self._destroyed = False
         self._this = Comm(self)
@@ -151,7 +152,8 @@ class BaguaGroup(Methods):
             flew, reason = (packed[-1].flew, "") if packed else ("exact", notes[-1].reason if notes else "over flows")
             count(call.operation, sum(sent.values()), flew, reason)
 
-        return Work(channel.begin(label, work), self._monitor, call.outs, channel.lane, self._dropped)
+        follower = channel.lane if call.whole[0].is_cuda else self._follower
+        return Work(channel.begin(label, work), self._monitor, call.outs, follower, self._dropped)
 
     def _agree(self, lines: Comparison) -> None:
         """Wait until all ranks are known to make the same call."""
@@ -204,7 +206,7 @@ class BaguaGroup(Methods):
             collective.flight = here(begin, meet, channel.lane)
         else:
             collective.flight = Begun(channel.lane.run(both, collective.label))
-        return Work(collective, self._monitor, call.outs, channel.lane, self._dropped)
+        return Work(collective, self._monitor, call.outs, self._follower, self._dropped)
 
     # Messages between two ranks, which the others know nothing of
 
@@ -263,6 +265,7 @@ class BaguaGroup(Methods):
         self._dropped.clear()
         for channel in self._channels.values():
             channel.lane.close(wait)
+        self._follower.close(wait)
         self._monitor.leave(LEFT)
         for channel in self._channels.values():
             channel.comm.close()

@@ -73,10 +73,9 @@ class Policy:
             return "not in the policy"
         if op is not None and not (op == dist.ReduceOp.SUM or op == dist.ReduceOp.AVG):
             return name_of(op)
-        if any(x.layout is not torch.strided for x in tensors):
-            return "sparse"
-        if other := next((x.dtype for x in tensors if x.dtype not in FLOATS), None):
-            return str(other).removeprefix("torch.")
+        for x in tensors:
+            if x.layout is not torch.strided or x.dtype not in FLOATS:
+                return "sparse" if x.layout is not torch.strided else str(x.dtype).removeprefix("torch.")
         if operation != "all_to_all" and sum(x.nbytes for x in tensors) < self.least:
             return f"less than {self.least:,} bytes"
         return ""

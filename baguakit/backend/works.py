@@ -94,7 +94,8 @@ class Work(dist.Work):
         collective: as the monitor sees it.
         monitor: of the group.
         outs: the tensors that it fills.
-        lane: on which it flies; None for a message, and for work of gloo.
+        follower: a lane that waits for it and runs the callbacks of its future, which may launch collectives and wait
+            for them; None for work of the inner group that no lane has begun.
         dropped: the works of the group that are kept.
     """
 
@@ -103,11 +104,11 @@ class Work(dist.Work):
         collective: Collective,
         monitor: Monitor,
         outs: Sequence[Tensor],
-        lane: Lane | None,
+        follower: Lane | None,
         dropped: "deque[Work]",
     ) -> None:
         super().__init__()
-        self._collective, self._monitor, self._outs, self._lane = collective, monitor, list(outs), lane
+        self._collective, self._monitor, self._outs, self._follower = collective, monitor, list(outs), follower
         self._followed = False  # by a wait, or by a future, which outlives this
         self._dropped = dropped
 
@@ -150,13 +151,9 @@ class Work(dist.Work):
     def get_future(self) -> Any:
         """Return a future of the tensors; DDP waits for it, not for this work."""
         self._followed, collective, monitor, outs = True, self._collective, self._monitor, self._outs
-        flight = collective.flight
-        if isinstance(flight, Begun):
-            assert self._lane is not None
-            value = later(flight, self._lane)
-            return value.then(lambda each: _found(collective, monitor, outs, each.value()))
-        if isinstance(flight, Passed):
-            ended = torch.futures.collect_all([work.get_future() for work in flight.works])
+        if self._follower is None:
+            assert isinstance(collective.flight, Passed)
+            ended = torch.futures.collect_all([work.get_future() for work in collective.flight.works])
             return ended.then(lambda each: _found(collective, monitor, outs, each.value))
         future: Any = torch.futures.Future(devices=[x.device for x in outs[:1] if x.is_cuda])
 
@@ -167,30 +164,11 @@ class Work(dist.Work):
             except Exception as error:
                 future.set_result(error)
 
-        assert self._lane is not None
-        if flight.done():  # C++ may read the value at once
+        if collective.flight.done() or self._follower.here():  # C++ may read the value at once
             deliver()
         else:
-            self._lane.run(deliver)  # it runs after the work, which is on the same lane
+            self._follower.run(deliver)
         return future.then(_value_of)
-
-
-def later(flight: Begun, lane: Lane) -> Any:
-    """Return a future of a function that returns when the work of a flight has ended, or raises its error."""
-    future: Any = torch.futures.Future()
-
-    def follow() -> None:
-        try:
-            ended = torch.futures.collect_all([work.get_future() for work in flight.works])
-            ended.then(lambda each: future.set_result(each.value))
-        except Exception:
-            future.set_result(flight.result)
-
-    if flight.done():  # C++ may read the value at once
-        follow()
-    else:
-        lane.run(follow)
-    return future
 
 
 def _found(collective: Collective, monitor: Monitor, outs: list[Tensor], value: Callable[[], Any]) -> list[Tensor]:

@@ -80,6 +80,10 @@ class Lane:
     def rest(self, seconds: float) -> None:
         """Wait until the work under way has ended on the host, but no longer than so many seconds."""
 
+    def here(self) -> bool:
+        """Return True on the lane's own thread, if it has one."""
+        return False
+
     def idle(self) -> bool:
         """Return False while a device has work that the host does not wait for."""
         return True

@@ -37,6 +37,9 @@ class CpuLane(Lane):
                 _threads[self._thread] = self._work
         return flight
 
+    def here(self) -> bool:
+        return threading.current_thread() is self._thread
+
     def rest(self, seconds: float) -> None:
         self.run(lambda: None).wait(seconds)
 

@@ -68,6 +68,25 @@ def test_a_future_has_the_tensors_of_a_gather():
 
 
 @pytest.mark.parametrize("policy", POLICIES)
+def test_a_callback_of_a_future_may_wait_for_collectives(policy):
+    """As those of DDP's PowerSGD do, while others are under way."""
+
+    def run(policy):
+        def doubled(future):
+            x = future.value()[0]
+            return dist.all_reduce(x, group=g, async_op=True).get_future().then(lambda again: again.value()[0]).wait()
+
+        with group(policy) as g:
+            xs = [torch.ones(1 << 20) for _ in range(4)]
+            works = [dist.all_reduce(x, group=g, async_op=True) for x in xs]
+            first, *others = (work.get_future() for work in works)
+            then = first.then(doubled)
+            return [then.wait()[0].item(), *(other.wait()[0][0].item() for other in others)]
+
+    assert ranks(2, run, policy) == [[4, 2, 2, 2]] * 2
+
+
+@pytest.mark.parametrize("policy", POLICIES)
 def test_a_list_may_name_a_tensor_twice(policy):
     def run(policy):
         with group(policy) as g:
