@@ -19,8 +19,17 @@ pytestmark = [
     pytest.mark.skipif(importlib.util.find_spec("expecttest") is None, reason="torch's tests need expecttest"),
 ]
 
-CANNOT: dict[str, str] = {}
-"""Tests that pass over gloo and cannot over the backend without a compressor, and the reason."""
+PARTS = ("0/3", "1/3", "2/3")
+
+CANNOT = {
+    "test_ddp_logging_data_cpu": "asserts that DDP logs the name gloo",
+}
+"""Tests that pass over gloo and cannot over the backend, and the reason."""
+
+CANNOT_IN_8_BITS = CANNOT | dict.fromkeys(
+    ("test_DistributedDataParallelCPU", "test_DistributedDataParallelCPU_grad_is_view"),
+    "takes a second step, from weights that the rounding of the first has moved",
+)
 
 
 def outcomes(policy, folder, names=()):
@@ -32,10 +41,11 @@ def outcomes(policy, folder, names=()):
     return {row["name"]: (row["outcome"], row["why"]) for row in rows}
 
 
-@pytest.mark.parametrize("policy, names", [(EXACT, ()), (UINT8, ("test_all_",))], ids=["exact", "8 bits"])
-def test_what_passes_over_gloo_passes_over_the_backend(policy, names, tmp_path):
-    found = outcomes(policy, tmp_path / "ours", names)
-    failed = {name: why for name, (outcome, why) in found.items() if outcome == "failed" and name not in CANNOT}
+@pytest.mark.parametrize("part", PARTS)
+@pytest.mark.parametrize("policy, cannot", [(EXACT, CANNOT), (UINT8, CANNOT_IN_8_BITS)], ids=["exact", "8 bits"])
+def test_what_passes_over_gloo_passes_over_the_backend(policy, cannot, part, tmp_path):
+    found = outcomes(policy, tmp_path / "ours", [part])
+    failed = {name: why for name, (outcome, why) in found.items() if outcome == "failed" and name not in cannot}
     # A test that fails over gloo as well says nothing: torch's versions differ.
     control = outcomes("gloo", tmp_path / "gloo", failed) if failed else {}
     assert {name: why for name, why in failed.items() if control[name][0] == "passed"} == {}
