@@ -191,6 +191,9 @@ def broken_states():
             rule = {k: v for k, v in state["rules"]["0"].items() if k != key}
             with pytest.raises(ValueError, match=f'"{key}" in it'):
                 att.load_state_dict({**state, "rules": {"0": rule}})
+        for key in ("rank", "world", "run", "frozen", "sums"):
+            with pytest.raises(ValueError, match=rf'state\["saved"\] is a dict with "{key}" in it'):
+                att.load_state_dict({**state, "saved": {k: v for k, v in state["saved"].items() if k != key}})
         for key, value in [("version", 99), ("step", -7), ("ranks", 0), ("rules", []), ("step", "3")]:
             with pytest.raises((ValueError, TypeError), match=rf'state\["{key}"\] is .*, not '):
                 att.load_state_dict({**state, key: value})

@@ -9,6 +9,7 @@ from ...arguments import integer, one_of, said, text
 
 VERSIONS = (1,)
 TOP, RULE = ("version", "ranks", "step", "rules"), ("rule", "round", "cut", "parameters", "own")
+SEAL = ("rank", "world", "run", "frozen", "sums")
 
 
 def check_state(state: Any) -> None:
@@ -25,6 +26,8 @@ def check_state(state: Any) -> None:
         text('state["order"]', name)
     for name, number in dictionary('state["tuned"]', state.get("tuned", {})).items():
         integer(f'state["tuned"]["{name}"]', number, 1)
+    if "saved" in state:
+        keys('state["saved"]', state["saved"], SEAL)
 
 
 def check_rule(name: str, rule: Any) -> None:
