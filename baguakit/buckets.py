@@ -206,8 +206,11 @@ def views(flat: Tensor, like: Sequence[Tensor]) -> list[Tensor]:
 
 
 def real(x: Tensor) -> Tensor:
-    """Return a complex tensor as a view of real pairs, (*x.shape, 2), and any other as it is."""
-    return torch.view_as_real(x) if x.is_complex() else x
+    """Return a complex tensor as a view of real pairs, (*x.shape, 2), and any other as it is.
+
+    Those of a conjugate view are the pairs in memory: a mean of conjugates is the conjugate of the mean.
+    """
+    return torch.view_as_real(x.conj() if x.is_conj() else x) if x.is_complex() else x
 
 
 def check_averaged(name: str, x: Tensor) -> None:

@@ -81,7 +81,7 @@ class Attachment(Gradients, Recoverable):
         return joined(self._engine, divide_by_initial_world_size, throw_on_early_termination)
 
     def merge(self) -> None:
-        """Overwrite every parameter, and every buffer but integers, with its mean over all ranks. Collective.
+        """Overwrite every parameter, and every dense buffer but integers, with its mean over all ranks. Collective.
 
         For evaluation and checkpoints, where ranks have weights of their own.
         """

@@ -1,14 +1,12 @@
-"""Exact means over ranks: of all weights, with the ranks' distance from it, and of gradients that no bucket holds."""
+"""The exact mean of all weights over ranks, and the ranks' distance from it."""
 
 from collections.abc import Iterator, Sequence
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 
 from ..buckets import local, real
 from ..comm import Comm
-from ..primitives import mean_
 from .setup.sharding import reshard
 
 CHUNK = 1 << 24  # values at a time, so that the fp32 copies stay small
@@ -16,29 +14,22 @@ CHUNK = 1 << 24  # values at a time, so that the fp32 copies stay small
 
 @torch.no_grad()
 def merge_(model: nn.Module, comm: Comm, device: torch.device) -> None:
-    """Overwrite every parameter and buffer but integers with its mean over all ranks, in fp32 (fp64 for fp64)."""
+    """Overwrite every parameter, and every dense buffer but integers, with its mean over all ranks.
+
+    In fp32; in fp64 for fp64.
+    """
     if comm.size == 1:
         return
     reshard(model)
     tensors = dict.fromkeys([*model.parameters(), *model.buffers()])
-    floating = [real(local(x)) for x in tensors if x.is_floating_point() or x.is_complex()]
+    floats = (local(x) for x in tensors if x.is_floating_point() or x.is_complex())
+    floating = [real(x) for x in floats if x.layout is torch.strided]
     for chunk in chunks(floating):
         exact = torch.float64 if any(x.dtype == torch.float64 for x in chunk) else torch.float32
         flat = torch.cat([x.to(device, exact).flatten() for x in chunk])
         comm.all_reduce(flat.div_(comm.size))
         for x, mean in zip(chunk, flat.split([x.numel() for x in chunk]), strict=True):
             x.copy_(mean.view(x.shape))
-
-
-@torch.no_grad()
-def mean_gradients_(params: Sequence[Tensor], comm: Comm) -> None:
-    """Average exactly the gradients that some rank has of these parameters; a missing one counts as zero."""
-    mine = torch.tensor([p.grad is not None for p in params], dtype=torch.uint8, device=params[0].device)
-    used = comm.all_reduce(mine, dist.ReduceOp.MAX).tolist() if comm.size > 1 else []
-    for p, somewhere in zip(params, used, strict=False):
-        if somewhere and p.grad is None:
-            p.grad = torch.zeros_like(p)
-    mean_([p.grad for p in params if p.grad is not None], comm)
 
 
 @torch.no_grad()

@@ -11,10 +11,9 @@ from torch import Tensor
 
 from ..comm import Comm
 from ..stages.base import remembered
-from .consensus import mean_gradients_
 from .monitor import PeerError
 from .runners.freerunning import FreeRunner
-from .runners.gradients import GradientRunner
+from .runners.gradients import GradientRunner, mean_gradients_
 from .runners.journal import Journal
 from .runners.runner import RuleRunner, buckets_of
 from .runners.weights import WeightRunner

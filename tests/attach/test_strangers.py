@@ -119,3 +119,37 @@ def test_buffers_of_every_dtype_begin_as_on_rank_0(kind):
 
     first, second = ranks(2, run)
     assert first == second and first[0] == [[0, 1], [1, 0], [0, 1]]
+
+
+ODD = {
+    "sparse": lambda x: x.real.to_sparse(),
+    "sparse rows": lambda x: x.real.to_sparse_csr(),
+    "a conjugate view": torch.conj,
+    "a negative view": lambda x: x.conj().imag,
+}
+
+
+@pytest.mark.parametrize("kind", ODD)
+@pytest.mark.filterwarnings("ignore:Sparse")
+def test_buffers_of_every_layout_begin_as_on_rank_0_and_views_stay_views(kind):
+    """Also a sparse one with other places on each rank; its mean is not taken, and that of views is."""
+
+    def rows(rank):
+        return torch.tensor([[0, 1 + 2j, rank], [rank - 1, 0, 3j]])
+
+    def run():
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "Sparse")
+            model = nn.Linear(2, 2)
+            model.register_buffer("held", held := ODD[kind](rows(dist.get_rank())))
+            dense = "view" in kind
+            with bk.attach(model, None, bk.algorithms.gradient_allreduce()) as att:
+                assert torch.equal(held.to_dense(), ODD[kind](rows(0)).to_dense())
+                with torch.no_grad():
+                    held.mul_(dist.get_rank())
+                att.merge()
+            wanted = ODD[kind](rows(0)).to_dense() * (0.5 if dense else dist.get_rank())
+            assert model.held is held and held.is_conj() == (kind == "a conjugate view")
+            assert torch.equal(held.to_dense(), wanted)
+
+    ranks(2, run)

@@ -5,7 +5,7 @@ of d + 1: gradients are views of the buckets that landed last, and the next back
 """
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import compress
 from operator import attrgetter
@@ -19,6 +19,7 @@ from ...buckets import Bucket, Pair, is_view
 from ...comm import Comm, Rider
 from ...keeping import Joint
 from ...kernels.shared.uploads import uploaded
+from ...primitives import mean_
 from .runner import BucketFlight, RuleRunner, call_unscaled
 
 VERSION = attrgetter("_version")
@@ -303,3 +304,14 @@ class GradientRunner(RuleRunner):
 def has_gradient(p: Tensor, touched: set[Tensor]) -> bool:
     """Return True if this rank has a gradient of `p` to average."""
     return p in touched and p.grad is not None
+
+
+@torch.no_grad()
+def mean_gradients_(params: Sequence[Tensor], comm: Comm) -> None:
+    """Average exactly the gradients that some rank has of parameters of no bucket; a missing one counts as zero."""
+    mine = torch.tensor([p.grad is not None for p in params], dtype=torch.uint8, device=params[0].device)
+    used = comm.all_reduce(mine, dist.ReduceOp.MAX).tolist() if comm.size > 1 else []
+    for p, somewhere in zip(params, used, strict=False):
+        if somewhere and p.grad is None:
+            p.grad = torch.zeros_like(p)
+    mean_([p.grad for p in params if p.grad is not None], comm)

@@ -134,13 +134,16 @@ def take_from(source: int, setup: AttachSetup, comm: Comm) -> None:
 def broadcast_tensors(tensors: Iterable[Tensor], comm: Comm, device: torch.device, source: int = 0) -> None:
     """Overwrite tensors, such as parameters and buffers, by those of rank `source`. Collective."""
     for x in dict.fromkeys(tensors):
-        broadcast_into(local(x), comm, device, source)
+        broadcast_into(x, comm, device, source)
 
 
 def broadcast_into(x: Tensor, comm: Comm, device: torch.device, source: int = 0) -> None:
     """Overwrite `x`, of any dtype, device and layout in memory, by that of rank `source`. Collective."""
-    if x.numel():
-        there = x.to(device).contiguous()
+    if x.layout is not torch.strided:  # its values and their places are tensors of other lengths on each rank
+        there = comm.broadcast_object(x.cpu(), source)
+        x.resize_as_sparse_(there).copy_(there)  # `x` itself: a detached one would have others
+    elif (x := local(x)).numel():
+        there = x.to(device).resolve_conj().resolve_neg().contiguous()
         comm.broadcast(there.view(-1).view(torch.uint8), source)
         if there.data_ptr() != x.data_ptr():
             x.copy_(there)
@@ -169,7 +172,7 @@ def broadcast_optimizers(optimizers: Iterable[Optimizer], comm: Comm, device: to
                 for shape, dtype, kind in shapes
             ]
         for t in tensors:
-            broadcast_into(local(t), comm, device, source)
+            broadcast_into(t, comm, device, source)
         if comm.rank != source:
             optimizer.load_state_dict(_with_tensors(skeleton, tensors))
 
