@@ -145,6 +145,8 @@ class Bucket:
     def store(self, what: What, only: Sequence[bool] | None = None) -> None:
         """Copy `flat` to the weights, or make the gradients views of it.
 
+        A gradient of `backward(create_graph=True)` keeps its graph.
+
         Args:
             what: "grad" or "data".
             only: for each parameter, whether to store it; None for all.
@@ -155,8 +157,11 @@ class Bucket:
         chosen = [i for i in range(len(self.params)) if only is None or only[i]]
         if what == "grad":
             for i in chosen:
-                if not is_view(self.params[i].grad, self.views[i]):
-                    self.params[i].grad = self.views[i]
+                grad, view = self.params[i].grad, self.views[i]
+                if grad is not None and grad.requires_grad:  # a second backward goes through it
+                    grad.data = view
+                elif not is_view(grad, view):
+                    self.params[i].grad = view
         elif chosen:
             torch._foreach_copy_([local(self.params[i]) for i in chosen], [self.views[i] for i in chosen])
 

@@ -300,7 +300,8 @@ class Engine:
             except PeerError:
                 if self.comm.membership is None:
                     raise  # else another rank was lost when it had trained to the end
-            self.other_optimizers.ended(self.clock.step, any(any(runner.launches) for runner in self.runners))
+            waiting = None if self.backward.runners else self.landings.waiting()
+            self.other_optimizers.ended(self.clock.step, any(any(each.launches) for each in self.runners), waiting)
             if self.comm.membership is not None:
                 self.comm.membership.ended(self)
 

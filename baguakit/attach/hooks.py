@@ -2,17 +2,20 @@
 
 from collections.abc import Callable
 from functools import partial
+from itertools import chain
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.optim import Optimizer
-from torch.optim.optimizer import register_optimizer_step_post_hook
+from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from .engine import Engine
 from .runners.runner import check_unconverted
+from .training.landings import params_of
 from .training.logbook import part_of
-from .training.other_optimizers import within_backward
+
+UNSTEPPED = 1000  # backward passes: more than are accumulated for a step
 
 
 class Hooks:
@@ -25,12 +28,13 @@ class Hooks:
     def __init__(self, engine: Engine) -> None:
         self.engine, self.others = engine, engine.other_optimizers
         self._of_params: dict[Tensor, Any] = {}
+        self._watches: dict[Optimizer, list[Any]] = {}  # hooks that count backward passes
         self._evaluating = False  # a closure, or one has raised
         self._blank = False  # the step under way is none
         self._copies = dict.fromkeys(engine.setup.optimizers if engine.steps.runners else ())  # those not looked at
         # torch.compile of a step leaves them out. By a decorator, the compiler would be imported with the package.
         outside: Any = torch.compiler.disable
-        self._of_optimizers: list[Any] = [register_optimizer_step_post_hook(outside(self.others.stepped))]
+        self._of_optimizers: list[Any] = [register_optimizer_step_pre_hook(outside(self.others.steps))]
         engine.runtime.unhook.append(self.remove)
         with engine.runtime.or_abandon():
             for optimizer in engine.setup.optimizers:
@@ -38,6 +42,7 @@ class Hooks:
                 hooks: Any = optimizer._optimizer_step_pre_hooks
                 hooks.move_to_end(before.id, last=False)  # other hooks must find what has landed
                 self._of_optimizers += [before, optimizer.register_step_post_hook(outside(self._after_step))]
+                self._watches[optimizer] = self._watch(optimizer)
             self.follow()
         engine.rebuilt = self.follow
 
@@ -52,6 +57,18 @@ class Hooks:
         for p in params:
             if p not in self._of_params:
                 self._of_params[p] = self._hook(p)
+
+    def _watch(self, optimizer: Optimizer) -> list[Any]:
+        """Count backward passes, by one parameter, until the optimizer steps and has state: then no step is none."""
+        came = self.engine.landings.came
+
+        def counted(_: Any) -> None:
+            came[optimizer] += 1
+            if came[optimizer] == UNSTEPPED and not self.engine.backward.runners:
+                self.others.waits(optimizer)
+
+        params = [p for p in params_of(optimizer) if p.requires_grad]
+        return [p.register_post_accumulate_grad_hook(counted) for p in params[-1:]]
 
     def _hook(self, p: Tensor) -> Any:
         """Hook a parameter, behind all other hooks of it: they may change the gradient, whenever they were registered.
@@ -74,7 +91,7 @@ class Hooks:
 
     def remove(self) -> None:
         """Take all hooks out."""
-        for hook in (*self._of_params.values(), *self._of_optimizers):
+        for hook in (*self._of_params.values(), *chain(*self._watches.values()), *self._of_optimizers):
             hook.remove()
 
     def _gradients_landed(self, params: list[int]) -> None:
@@ -92,13 +109,11 @@ class Hooks:
 
     def _before_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> Any:
         """Return the arguments of the step, the optimizer being the first, where they must change; else None."""
-        if torch._C._current_graph_task_id() != -1:
-            raise within_backward(optimizer)
         engine, steps, backward = self.engine, self.engine.steps, self.engine.backward
         engine.check()
         closure = args[1] if len(args) > 1 else kwargs.get("closure")
         self.others.ours = True
-        if closure is None and not optimizer.state and engine.landings.is_blank(optimizer, backward.touched):
+        if closure is None and engine.landings.is_blank(optimizer):
             self._blank = True
             return None
         backward.drop_failed()
@@ -151,8 +166,10 @@ class Hooks:
             self._blank = False
             return
         engine.log.end(part_of(optimizer))
-        if engine.backward.runners:
-            engine.landings.stepped(optimizer)
+        engine.landings.stepped(optimizer)
+        watches = self._watches[optimizer]
+        while watches and optimizer.state:
+            watches.pop().remove()
         if optimizer in self._copies:
             self.others.look_for_copies(optimizer, self._copies.pop(optimizer))
         if dropped:

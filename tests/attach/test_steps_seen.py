@@ -80,19 +80,6 @@ def test_gradients_of_a_backward_that_was_not_averaged_are_refused(when):
         assert sentence.startswith("RuntimeError: SGD steps with a gradient of 0.weight that during_backward(Mean())")
 
 
-def test_an_optimizer_in_backward_is_refused_without_an_attached_one():
-    def run():
-        model = net()
-        for p in model.parameters():
-            optimizer = torch.optim.SGD([p], lr=0.1)
-            p.register_post_accumulate_grad_hook(lambda _, optimizer=optimizer: optimizer.step())
-        with bk.attach(model, None, made(EXACT)):
-            loss(model, 0, 0).backward()
-
-    for sentence in ranks(2, said, run):
-        assert "SGD steps within a backward, before the gradients of all ranks have landed" in sentence
-
-
 @pytest.mark.parametrize("algorithm", others_slow(each for each in ALGORITHMS if averages_gradients(made(each))))
 def test_gradients_made_by_hand_are_averaged_as_those_of_a_backward(algorithm):
     """To the last bit."""
@@ -206,6 +193,41 @@ def test_a_resume_by_torch_distributed_checkpoint_is_exact(algorithm):
 
     for expected, found in ranks(2, run):
         assert torch.equal(expected, found)
+
+
+@pytest.mark.parametrize("algorithm", [usual()["local_sgd"], EXACT])
+def test_a_checkpoint_of_an_optimizer_without_state_counts_for_nothing(algorithm):
+    """At any step, also on one rank only."""
+    from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict
+
+    def run():
+        model = net()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+        with bk.attach(model, optimizer, made(algorithm)) as att:
+            for step in range(3):
+                run_steps(model, optimizer, [step])
+                optimizer.zero_grad()
+                if dist.get_rank() == 0:
+                    get_optimizer_state_dict(model, optimizer)
+                assert att.step == step + 1
+
+    ranks(2, run)
+
+
+@pytest.mark.parametrize("algorithm", [usual()["local_sgd"], EXACT])
+@pytest.mark.parametrize("momentum", [0.0, 0.9])
+def test_a_step_of_a_warm_up_counts_where_the_gradients_of_one_rank_are_zero(algorithm, momentum):
+    def run():
+        model = net()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.0, momentum=momentum)
+        with bk.attach(model, optimizer, made(algorithm)) as att:
+            for step in range(2):
+                optimizer.zero_grad()
+                loss(model, 0, step).mul(dist.get_rank()).backward()
+                optimizer.step()
+            return att.step
+
+    assert ranks(2, run) == [2, 2]
 
 
 @pytest.mark.parametrize("algorithm", [usual()["local_sgd"], EXACT])

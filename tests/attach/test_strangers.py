@@ -60,17 +60,26 @@ def test_a_stranger_is_warned_of_once_and_backwards_without_steps_too():
         assert passes.startswith("32 backward passes have been averaged since the attached optimizer stepped")
 
 
-def test_a_step_within_backward_is_refused():
-    def run():
-        model = net()
-        optimizers = [torch.optim.SGD([p], lr=0.1) for p in model.parameters()]
-        with bk.attach(model, optimizers, bk.algorithms.gradient_allreduce()):
-            for p, optimizer in zip(model.parameters(), optimizers, strict=True):
-                p.register_post_accumulate_grad_hook(lambda _, optimizer=optimizer: optimizer.step())
-            loss(model, 0, 0).backward()
+@pytest.mark.parametrize("window", ["between_steps", "after_step"])
+def test_rules_on_weights_that_no_step_lets_fly_are_said(window):
+    """By hand, not by the optimizer that is attached."""
 
-    for sentence in ranks(2, said, run):
-        assert "SGD steps within a backward, before the gradients of all ranks have landed" in sentence
+    def run(passes):
+        model, optimizer = net_and_sgd()
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            with bk.attach(model, optimizer, getattr(bk, window)(bk.stages.Mean())):
+                for step in range(passes):
+                    loss(model, dist.get_rank(), step).backward()
+                    with torch.no_grad():
+                        torch._foreach_sub_([*model.parameters()], [0.1 * p.grad for p in model.parameters()])
+        return [str(each.message) for each in caught]
+
+    for sentences in ranks(2, lambda: [run(0), run(1), run(1001)]):
+        none, *told = sentences
+        assert none == []
+        for (sentence,) in told:
+            assert "SGD has not stepped: no rule on weights flies before" in sentence
 
 
 def test_an_optimizer_that_only_wraps_another_is_refused():

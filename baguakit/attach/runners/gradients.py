@@ -104,6 +104,7 @@ class GradientRunner(RuleRunner):
         flags: of the backward whose buckets are at hand.
         ring: the passes that land in the next backward passes, in order; zeros before the first.
         untouched: views that are gradients and were not accumulated into, each with its values before the launch.
+        mine: 1 for each parameter, of the buckets launched so far, of which this rank has a gradient, else 0.
         versions: of the views of each bucket, summed, when their gradients landed.
         factor: of the gradients at launch: not 1 where the mean is over some ranks only.
         ones: flags of a rank that has all gradients, on the device, and some more.
@@ -113,6 +114,7 @@ class GradientRunner(RuleRunner):
     flags: Flags = field(init=False)
     ring: deque[Pass] = field(init=False)
     untouched: list[tuple[Tensor, Tensor]] = field(default_factory=list)
+    mine: list[int] = field(default_factory=list)
     versions: list[int] = field(default_factory=list)
     factor: float = 1.0
     ones: Tensor = field(init=False)
@@ -130,15 +132,26 @@ class GradientRunner(RuleRunner):
     def _all(self) -> Flags:
         return Flags([1] * len(self.params()))
 
-    def launch_bucket(self, i: int, step: int, touched: set[Tensor], scale: Tensor | None, joint: Joint | None) -> None:
-        """Launch bucket `i` with the gradients of this rank; a missing gradient counts as zero."""
+    def launch_bucket(
+        self, i: int, step: int, touched: set[Tensor] | None, scale: Tensor | None, joint: Joint | None
+    ) -> None:
+        """Launch bucket `i` with the gradients of this rank; a missing gradient counts as zero.
+
+        `touched` are the parameters of which this rank has a gradient to average; None: all of this bucket.
+        """
         if i == 0:
-            self.untouched = []
-        bucket, factor = self.buckets[i], self.factor
+            self.untouched, self.mine = [], []
+        bucket, factor, idle = self.buckets[i], self.factor, list[Tensor]()
         grads = [p.grad for p in bucket.params]
-        flags = Flags([int(has_gradient(p, touched)) for p in self.params()]) if i == len(self.buckets) - 1 else None
-        pairs = [] if self.ring else zip(bucket.params, bucket.views, strict=True)
-        idle = [view for p, view in pairs if p not in touched and is_view(p.grad, view)]
+        if touched is None:
+            self.mine += [1] * len(grads)
+        else:
+            here = [p in touched for p in bucket.params]
+            self.mine += [int(has and grad is not None) for has, grad in zip(here, grads, strict=True)]
+            for has, grad, view in zip(here, grads, bucket.views, strict=True):
+                if not (has or self.ring) and is_view(grad, view):
+                    idle.append(view)
+        flags = Flags(self.mine) if i == len(self.buckets) - 1 else None
 
         def load(beside: list[Pair]) -> Tensor:
             if flags and self.channel.comm.size > 1:
@@ -299,11 +312,6 @@ class GradientRunner(RuleRunner):
         # Zeroed, or clipped: the gradients that this backward has not reached yet tell.
         rest = [view for p, view in pairs if p not in reached and is_view(p.grad, view)]
         return bool(rest) and any(bool(view.any()) for view in rest)
-
-
-def has_gradient(p: Tensor, touched: set[Tensor]) -> bool:
-    """Return True if this rank has a gradient of `p` to average."""
-    return p in touched and p.grad is not None
 
 
 @torch.no_grad()

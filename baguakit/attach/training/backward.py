@@ -1,10 +1,12 @@
 """Backward passes: they launch buckets of gradients, in the same order on every rank, and land them at the end."""
 
 import logging
+import warnings
 import weakref
 from collections.abc import Callable, Collection, Sequence
 from functools import partial
-from operator import attrgetter
+from itertools import repeat
+from operator import attrgetter, is_
 from typing import Any
 
 import torch
@@ -18,8 +20,10 @@ from ..runners.runner import check_unconverted
 from .clock import BACKWARD as A_BACKWARD
 from .clock import Clock
 from .decisions import Decisions
+from .landings import GRAD
 from .leaves import LeafStreams
 from .logbook import BACKWARD, Logbook
+from .other_optimizers import within_backward
 
 log = logging.getLogger("baguakit")
 TRAINABLE = attrgetter("requires_grad")
@@ -61,6 +65,7 @@ class Backward:
         self.next = 0
         self.missing: list[set[Tensor]] = []
         self.places: dict[Tensor, list[int]] = {}
+        self.frozen = False  # some parameters of these buckets
         self.decisions = Decisions()
         self.dropped = False  # the latest backward failed on some rank: no rank steps with it
         self.divided = False  # some of the optimizers have stepped in this step, and others have not
@@ -69,11 +74,13 @@ class Backward:
         self.touched: set[Tensor] = set()  # has a gradient since the last landing, under no_sync as well
         self.leaves = LeafStreams()
         self.arrived: dict[Tensor, None] | None = None  # has a gradient of this step, in the order of their arrival
+        self.first = True  # no backward has ended
+        self.held: list[tuple[Tensor, Tensor]] = []  # a parameter, and its values when the first backward began
 
     def follow(self, other: "Backward") -> None:
         """Go on in the step of `other`, whose runners these replace."""
         self.dropped, self.passes, self.divided = other.dropped, other.passes, other.divided
-        self.leaves, self.touched, self.arrived = other.leaves, other.touched, other.arrived
+        self.leaves, self.touched, self.arrived, self.first = other.leaves, other.touched, other.arrived, other.first
         for runner, before in zip(self.runners, other.runners, strict=True):
             runner.flown, runner.factor = before.flown, before.factor
 
@@ -106,9 +113,29 @@ class Backward:
         if self.task is not None and self.mark() is not None:  # this one runs within that one: reentrant checkpointing
             self.start_over()
         self._begin(task)
+        if torch.is_grad_enabled() and self.order:
+            self.check_graph()
+        if self.first and self.order:
+            runner, i = self.order[-1]
+            last = list(filter(TRAINABLE, runner.buckets[i].params))[-1:]
+            self.held = [(p, p.detach().clone()) for p in last]
         at_end = partial(self.end, task)
         Variable._execution_engine.queue_callback(at_end)  # and autograd holds the only reference to it
         self.mark = weakref.ref(at_end)
+
+    def check_graph(self) -> None:
+        """Warn that gradients with a graph, of `backward(create_graph=True)`, are a mean, and their graph is not."""
+        if self.delay:
+            raise RuntimeError(
+                f"backward(create_graph=True) brings gradients with a graph, and {self.acting[0].rule!r} lands those "
+                "of an earlier backward, without one; leave create_graph out, or give no delay="
+            )
+        warnings.warn(
+            "gradients of backward(create_graph=True) land as the mean, with the graph of this rank: what a second "
+            "backward() brings is averaged, and what torch.autograd.grad makes of them is of this rank alone; average "
+            "that by bk.primitives.mean_",
+            stacklevel=2,
+        )
 
     @torch.no_grad()
     def average(self, params: Collection[Tensor]) -> None:
@@ -132,6 +159,7 @@ class Backward:
         for place, params in enumerate(self.missing):
             for p in params:
                 self.places.setdefault(p, []).append(place)
+        self.frozen = len(self.places) < sum([len(runner.ids) for runner in self.acting])
 
     def prepare(self) -> None:
         """Determine the buckets that will be launched, and whether their flights decide together."""
@@ -179,14 +207,20 @@ class Backward:
         if self.next == 0:
             self.announce()
         runner, i = self.order[self.next]
+        params, whole = runner.buckets[i].params, not self.missing[self.next] and not self.frozen
+        if any(map(is_, map(GRAD, params), repeat(None))):
+            whole = False
+            if gone := [p for p in params if p in self.reached and p.grad is None]:
+                raise within_backward(f"{self.names[gone[0]]} has lost its gradient")
         self.next += 1
-        if len(self.order) == 1 and (self.missing[0] or len(self.places) < len(runner.params())):
+        if len(self.order) == 1 and not whole:
             self.hold_states()  # of what has no gradient
         if runner.rule.delay:
-            self.leaves.follow(runner.buckets[i].params)
+            self.leaves.follow(params)
         else:
-            runner.channel.lane.follow(self.leaves.of(runner.buckets[i].params))
-        runner.launch_bucket(i, self.clock.step, self.touched, self.scale(), self.decisions.joint)
+            runner.channel.lane.follow(self.leaves.of(params))
+        touched = None if whole else self.touched
+        runner.launch_bucket(i, self.clock.step, touched, self.scale(), self.decisions.joint)
 
     @torch.no_grad()
     def end(self, task: int) -> None:
@@ -194,6 +228,10 @@ class Backward:
         if task != self.task:
             return
         self.log.end(BACKWARD)
+        for p, before in self.held:
+            if not torch.equal(p.detach(), before):
+                raise within_backward(f"{self.names[p]} has changed")
+        self.first, self.held = False, []
         if not self.order:
             self.announce()
         while self.next < len(self.order):

@@ -1,6 +1,5 @@
 """Gradients that have landed: with others an optimizer would train each rank alone."""
 
-import sys
 from collections.abc import Collection, Iterator, Sequence
 from operator import attrgetter
 from typing import Any
@@ -11,7 +10,6 @@ from torch.utils.weak import TensorWeakRef
 
 from ...buckets import local
 from ..runners.gradients import GradientRunner
-from ..setup.sharding import is_sharded
 
 GRAD, VERSION = attrgetter("grad"), attrgetter("_version")
 
@@ -27,18 +25,24 @@ class Landings:
 
     Attributes:
         fresh: for each optimizer the parameters, by id, whose gradients have landed since its last step.
-        used: for each optimizer the parameters of its last step, their gradients and the versions of these.
-        views: the gradients that lie in buckets, by id.
+        used: for each optimizer the parameters of its last step, by id, their gradients and the versions of these.
+        places: for each optimizer those of its parameters that are in buckets of gradients, and their views.
+        came: for each optimizer the backward passes since its last step, as one of its parameters tells.
     """
 
     def __init__(self, optimizers: Sequence[Optimizer]) -> None:
         self.fresh: dict[Optimizer, set[int]] = {each: set() for each in optimizers}
-        self.used: dict[Optimizer, tuple[list[Tensor], list[Any], list[int]]] = {}
-        self.views: set[int] = set()
+        self.used: dict[Optimizer, tuple[Sequence[int], Sequence[Any], list[int]]] = {}
+        self.places: dict[Optimizer, tuple[list[Tensor], list[int], list[Tensor]]] = {}
+        self.came = dict.fromkeys(optimizers, 0)
 
     def follow(self, runners: Sequence[GradientRunner]) -> None:
-        """Note the gradients that lie in the buckets of these runners."""
-        self.views = {id(view) for runner in runners for bucket in runner.all_buckets() for view in bucket.views}
+        """Note which gradients lie in the buckets of these runners."""
+        buckets = [bucket for runner in runners for bucket in runner.buckets]
+        views = {id(p): view for bucket in buckets for p, view in zip(bucket.params, bucket.views, strict=True)}
+        for optimizer in self.fresh:
+            here = [p for p in params_of(optimizer) if id(p) in views]
+            self.places[optimizer] = here, [id(p) for p in here], [views[id(p)] for p in here]
 
     def landed(self, params: Collection[int]) -> None:
         """Note that the gradients of parameters, given by id, have landed."""
@@ -47,19 +51,23 @@ class Landings:
 
     def stepped(self, optimizer: Optimizer) -> None:
         """Note the gradients with which an optimizer has stepped."""
+        self.came[optimizer] = 0
         self.fresh[optimizer].clear()
+        params, ids, views = self.places[optimizer]
+        if not params:
+            return
+        if params[0].grad is views[0]:  # so they all are, but where the user has replaced some
+            self.used[optimizer] = ids, views, list(map(VERSION, views))
+            return
         params = params_of(optimizer)
-        grads: list[Any] = list(map(GRAD, params))
-        try:
-            versions: list[int] = list(map(VERSION, grads))
-        except (AttributeError, RuntimeError):  # None has none, nor have tensors made in inference_mode
-            versions = [-1 if each is None or each.is_inference() else each._version for each in grads]
-        for grad in grads:
-            if grad is not None:
-                if id(grad) not in self.views:  # the user has replaced them: they may be freed
-                    grads = [None if each is None else TensorWeakRef(each) for each in grads]
-                break
-        self.used[optimizer] = params, grads, versions
+        grads = list(map(GRAD, params))
+        versions = [-1 if each is None else version(each) for each in grads]
+        kept = [None if each is None else TensorWeakRef(each) for each in grads]  # the user's may be freed
+        self.used[optimizer] = [*map(id, params)], kept, versions
+
+    def waiting(self) -> Optimizer | None:
+        """Return an optimizer that has not stepped since a backward, or None."""
+        return next((optimizer for optimizer, passes in self.came.items() if passes), None)
 
     def strange(self, optimizer: Optimizer, accumulated: Collection[Tensor] = ()) -> Iterator[Tensor]:
         """Yield parameters with gradients that neither have landed nor were used by the optimizer's last step.
@@ -70,40 +78,35 @@ class Landings:
         fresh, params = self.fresh[optimizer], params_of(optimizer)
         if not accumulated and fresh.issuperset(map(id, params)):
             return
-        used: dict[int, Any] = {id(p): rest for p, *rest in zip(*self.used.get(optimizer, ((), (), ())), strict=True)}
+        used: dict[int, Any] = {p: rest for p, *rest in zip(*self.used.get(optimizer, ((), (), ())), strict=True)}
         for p in params:
             grad: Any = p.grad
             if grad is None or (id(p) in fresh and p not in accumulated):
                 continue
-            before, version = used.get(id(p), (None, 0))
+            before, at = used.get(id(p), (None, 0))
             if isinstance(before, TensorWeakRef):
                 before = before()
-            if grad is not before or (-1 if grad.is_inference() else grad._version) != version:
+            if grad is not before or version(grad) != at:
                 yield p
 
-    def is_blank(self, optimizer: Optimizer, accumulated: Collection[Tensor]) -> bool:
+    def is_blank(self, optimizer: Optimizer) -> bool:
         """Return True if a step would train nothing, as torch.distributed.checkpoint makes one to get optimizer state.
 
-        It has no state, no backward came since its last step, and every gradient and every lr is 0.
+        It has no state, no backward came since its last step, every gradient is there, and they and every lr are 0. One
+        parameter is enough to tell: where a backward has not reached it, its gradient is missing.
         """
-        if self.fresh[optimizer] or accumulated:
+        if optimizer.state or self.came[optimizer]:
             return False
         rates = [group.get("lr", 1.0) for group in optimizer.param_groups]
         if any(map(is_on_device, rates)) or any(rates):
             return False
-        params = params_of(optimizer)
-        if any(map(is_sharded, params)) and not within_checkpointing():  # the shards of one rank alone may have zeros
-            return False
-        return not any(p.grad is not None and local(p.grad).any() for p in params)
+        grads = [p.grad for p in params_of(optimizer) if p.requires_grad]
+        return not any(grad is None or local(grad).any() for grad in grads)
 
 
-def within_checkpointing() -> bool:
-    """Return whether torch.distributed.checkpoint is among the callers."""
-    frame: Any = sys._getframe()
-    while (frame := frame.f_back) is not None:
-        if frame.f_globals.get("__name__", "").startswith("torch.distributed.checkpoint"):
-            return True
-    return False
+def version(grad: Tensor) -> int:
+    """Return the version of a gradient; -1 of one made in inference mode, which has none."""
+    return -1 if grad.is_inference() else grad._version
 
 
 def is_on_device(x: Any) -> bool:

@@ -32,15 +32,16 @@ class OtherOptimizers:
         parameters = {id(p) for p in self.model.parameters()}
         return any(id(p) in parameters for p in params_of(optimizer))
 
-    def stepped(self, optimizer: Optimizer, *_: Any) -> None:
-        """Check an optimizer that has stepped: any of this process.
+    def steps(self, optimizer: Optimizer, *_: Any) -> None:
+        """Check an optimizer that is about to step: any of this process.
 
         Raises:
-            RuntimeError: none is attached, and it has stepped the model within a backward.
+            RuntimeError: it is attached, or none is, and it steps the model within a backward.
         """
-        if not self.attached and torch._C._current_graph_task_id() != -1 and self._trains(optimizer):
-            raise within_backward(optimizer)
-        if self.found or self.ours or not self.attached or optimizer in self.attached:
+        ours = optimizer in self.attached
+        if torch._C._current_graph_task_id() != -1 and (ours or not self.attached) and self._trains(optimizer):
+            raise within_backward(f"{type(optimizer).__name__} steps")
+        if self.found or self.ours or not self.attached or ours:
             return
         if self._trains(optimizer):
             self.found = type(optimizer).__name__
@@ -57,13 +58,25 @@ class OtherOptimizers:
                 "optimizer that trains, or use att.no_sync() while gradients are accumulated"
             )
 
-    def ended(self, step: int, flown: bool) -> None:
-        """Raise a RuntimeError if another optimizer has trained the model and no rule ever flew."""
+    def waits(self, optimizer: Optimizer) -> None:
+        """Warn that rules on weights do not fly: they do when the optimizer steps."""
+        self._warn(
+            f"there have been many backward passes, and {type(optimizer).__name__} has not stepped: no rule on weights "
+            "flies before, and each rank trains alone if something else steps; step the optimizer that is attached"
+        )
+
+    def ended(self, step: int, flown: bool, waiting: Optimizer | None) -> None:
+        """Raise a RuntimeError if another optimizer has trained the model and no rule ever flew.
+
+        Warn if there was no step for rules on weights, and `waiting` had gradients for one.
+        """
         if self.found and step == 0 and not flown:
             raise RuntimeError(
                 f"{self.found} has trained the model and is not the optimizer that was attached, so that no rule ever "
                 "flew: each rank has trained alone; give attach the optimizer that trains"
             )
+        if step == 0 and waiting is not None:
+            self.waits(waiting)
 
     def sample(self, optimizer: Optimizer) -> tuple[Tensor, Tensor] | None:
         """Return a parameter that an optimizer is about to step, and a copy of it; None if all are zero."""
@@ -92,9 +105,8 @@ class OtherOptimizers:
             warnings.warn(sentence, stacklevel=3)
 
 
-def within_backward(optimizer: Optimizer) -> RuntimeError:
+def within_backward(what: str) -> RuntimeError:
     """Return the error of a step that does not wait for the gradients of all ranks."""
     return RuntimeError(
-        f"{type(optimizer).__name__} steps within a backward, before the gradients of all ranks have landed; "
-        "step when backward has returned"
+        f"{what} within a backward, before the gradients of all ranks have landed; step when backward has returned"
     )
