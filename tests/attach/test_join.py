@@ -5,6 +5,7 @@ import torch
 import torch.distributed as dist
 from everything import others_slow
 from pool import ranks
+from saying import said
 from torch import nn
 from training import close, flat, loss, mean_loop, net, sgd
 from uneven import BATCHES, GRADIENTS, LONGEST, WEIGHTS, equal_states, even, everything, same, step_of, uneven
@@ -190,3 +191,68 @@ def test_parameters_without_a_gradient_and_buffers():
 
     (held, count), (theirs, count_there) = ranks(2, run)
     assert same(held, theirs) and count == count_there == 3
+
+
+def frozen_between(model, step):
+    """The first layer is frozen in steps 1 and 2."""
+    model[0].requires_grad_(step not in (1, 2))
+
+
+def joined_and_frozen(algorithm):
+    rank, model = dist.get_rank(), net()
+    optimizer = sgd(model.parameters())
+    with bk.attach(model, optimizer, algorithm) as att:
+        with att.join():
+            for step in range(BATCHES[rank]):
+                frozen_between(model, step)
+                step_of(model, optimizer, rank, step)
+        return flat(model), att.step
+
+
+def test_layers_are_frozen_and_thawed_inside_join():
+    """Rules on gradients: as if a rank that has run out had zeros."""
+
+    def backward(model, rank, step):
+        frozen_between(model, step)
+        if step < BATCHES[rank]:
+            loss(model, rank, step).backward()
+
+    expected = flat(mean_loop(3, backward, LONGEST))
+    for weights, steps in ranks(3, lambda: joined_and_frozen(bk.algorithms.gradient_allreduce())):
+        assert steps == LONGEST
+        close(weights, expected)
+
+
+def test_layers_are_frozen_and_thawed_inside_join_with_rules_on_weights():
+    """A rank that has run out takes part with its weights; a layer that is frozen is averaged in its place."""
+    models = [net() for _ in range(3)]
+    optimizers = [sgd(model.parameters()) for model in models]
+    for step in range(LONGEST):
+        for rank, (model, optimizer) in enumerate(zip(models, optimizers, strict=True)):
+            frozen_between(model, step)
+            if step < BATCHES[rank]:
+                step_of(model, optimizer, rank, step)
+        if step % 2:
+            mean = sum(map(flat, models)) / 3
+            for model in models:
+                nn.utils.vector_to_parameters(mean.clone(), model.parameters())
+    found = ranks(3, lambda: joined_and_frozen(bk.algorithms.local_sgd(every=2)))
+    for (weights, steps), model in zip(found, models, strict=True):
+        assert steps == LONGEST
+        close(weights, flat(model))
+
+
+def test_a_layer_that_is_new_is_refused_inside_join():
+    """Its buckets would be made by the ranks that have batches only."""
+
+    def run():
+        model = net()
+        model[0].requires_grad_(False)
+        optimizer = sgd(model.parameters())
+        with bk.attach(model, optimizer, bk.algorithms.gradient_allreduce()) as att, att.join():
+            for step in range(2):
+                model[0].requires_grad_(step == 1)
+                step_of(model, optimizer, dist.get_rank(), step)
+
+    for sentence in ranks(2, said, run):
+        assert sentence.startswith("RuntimeError: all ranks make a change of the trainable parameters together")

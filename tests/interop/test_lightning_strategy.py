@@ -14,6 +14,7 @@ import torch
 import torch.distributed as dist
 from pool import ranks
 from tiers import slow_after
+from torch import nn
 from training import batch, flat, loss, net, net_and_sgd, sgd
 
 import baguakit as bk
@@ -64,8 +65,10 @@ def toy(dtype=torch.float32, fails=lambda rank, step: False):
     return Toy(), torch.utils.data.DataLoader([batch(dist.get_rank(), i, dtype) for i in range(BATCHES)], batch_size=1)
 
 
-def fit(algorithm, epochs=1, ckpt=None, save=None, strategy=None, dtype=torch.float32, fails=None, **options):
-    """Train the toy problem; return the weights and the number of steps that the attachment counted."""
+def fit(
+    algorithm, epochs=1, ckpt=None, save=None, strategy=None, dtype=torch.float32, fails=None, module=None, **options
+):
+    """Train the toy problem, or another `module()`; return the weights and the steps that the attachment counted."""
     import lightning
     from lightning.fabric.plugins.environments import TorchElasticEnvironment
 
@@ -73,6 +76,7 @@ def fit(algorithm, epochs=1, ckpt=None, save=None, strategy=None, dtype=torch.fl
         make = bk.interop.lightning.BaguaStrategy if strategy is None else strategy
         rule = [] if algorithm is None else [algorithm if isinstance(algorithm, str) else algorithm(bk)]
         model, loader = toy(dtype, **({} if fails is None else {"fails": fails}))
+        model = model if module is None else module()
         quiet = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False}
         trainer = lightning.Trainer(
             strategy=make(*rule, cluster_environment=TorchElasticEnvironment(), process_group_backend="gloo"),
@@ -143,6 +147,96 @@ def fit_ddp(**options):
         return made
 
     return fit(None, 2, strategy=strategy, **options)[0]
+
+
+class Networks(nn.Module):
+    """The generator and the discriminator of Lightning's GAN, small, and the losses of its manual optimization."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.generator = nn.Sequential(nn.Linear(3, 8), nn.LeakyReLU(0.2), nn.Linear(8, 6))
+        self.discriminator = nn.Sequential(nn.Linear(6, 8), nn.LeakyReLU(0.2), nn.Linear(8, 1), nn.Sigmoid())
+
+    def optimizers(self):
+        each = (self.generator, self.discriminator)
+        return [torch.optim.Adam(net.parameters(), lr=0.01, betas=(0.5, 0.999)) for net in each]
+
+    def losses(self, real, step):
+        """Yield the loss of the generator, and then that of the discriminator."""
+        z = torch.randn(len(real), 3, generator=torch.Generator().manual_seed(step))
+        valid, fake = torch.ones(len(real), 1), torch.zeros(len(real), 1)
+        of = nn.functional.binary_cross_entropy
+        yield of(self.discriminator(self.generator(z)), valid)
+        generated = self.discriminator(self.generator(z).detach())
+        yield (of(self.discriminator(real), valid) + of(generated, fake)) / 2
+
+
+def gan():
+    """Lightning's template of a GAN: manual optimization, with the other network toggled off."""
+    import lightning
+
+    class GAN(lightning.LightningModule):
+        def __init__(self):
+            super().__init__()
+            self.net = Networks()
+            self.seen = []
+            self.automatic_optimization = False
+
+        def training_step(self, data, i):
+            self.seen.append(self.trainer.strategy.attachment)
+            losses = self.net.losses(data[0][0], i)
+            for optimizer in self.optimizers():
+                self.toggle_optimizer(optimizer)
+                self.manual_backward(next(losses))
+                optimizer.step()
+                optimizer.zero_grad()
+                self.untoggle_optimizer(optimizer)
+
+        def configure_optimizers(self):
+            return self.net.optimizers(), []
+
+    return GAN()
+
+
+def averaged_gan(gradients, every=1):
+    """The same on two ranks in one process, with gradients or weights averaged by hand."""
+    networks = [Networks() for _ in range(2)]
+    optimizers = [each.optimizers() for each in networks]
+    for step in range(2 * BATCHES):
+        i = step % BATCHES
+        losses = [each.losses(batch(rank, i)[0], i) for rank, each in enumerate(networks)]
+        for k in range(2):
+            for loss_of, both in zip(losses, optimizers, strict=True):
+                next(loss_of).backward()
+                other = both[1 - k].param_groups[0]["params"]
+                for p in other:
+                    p.grad = None
+            pairs = zip(*(both[k].param_groups[0]["params"] for both in optimizers), strict=True)
+            for a, b in pairs if gradients else ():
+                a.grad = b.grad = (a.grad + b.grad) / 2
+            for both in optimizers:
+                both[k].step()
+                both[k].zero_grad()
+        for pair in zip(*(each.parameters() for each in networks), strict=True) if not gradients else ():
+            if (step + 1) % every == 0:
+                mean = sum(p.detach() for p in pair) / 2
+                for p in pair:
+                    p.data.copy_(mean)
+    return [flat(each) for each in networks]
+
+
+@pytest.mark.parametrize("every", slow_after(1, [0, 2]))
+def test_lightnings_gan_is_averaged_as_by_hand(every):
+    """Its gradients, or its weights after every second step of both optimizers."""
+
+    def rule(bk):
+        return bk.algorithms.local_sgd(every=every) if every else bk.algorithms.gradient_allreduce()
+
+    wanted = averaged_gan(gradients=not every, every=every)
+    for (weights, steps), mine in zip(ranks(2, lambda: fit(rule, 2, module=gan)), wanted, strict=True):
+        torch.testing.assert_close(weights, mine, rtol=0, atol=1e-6)
+        assert steps == [2 * BATCHES]
 
 
 @pytest.mark.parametrize("rule", slow_after(1, ["bytegrad", "awc", "diloco"]))

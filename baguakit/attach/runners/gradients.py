@@ -133,17 +133,23 @@ class GradientRunner(RuleRunner):
         return Flags([1] * len(self.params()))
 
     def launch_bucket(
-        self, i: int, step: int, touched: set[Tensor] | None, scale: Tensor | None, joint: Joint | None
+        self,
+        i: int,
+        step: int,
+        touched: set[Tensor],
+        scale: Tensor | None,
+        joint: Joint | None,
+        whole: bool = False,
     ) -> None:
         """Launch bucket `i` with the gradients of this rank; a missing gradient counts as zero.
 
-        `touched` are the parameters of which this rank has a gradient to average; None: all of this bucket.
+        This rank has gradients to average of the parameters in `touched`; if `whole`, of all those of the bucket.
         """
         if i == 0:
             self.untouched, self.mine = [], []
         bucket, factor, idle = self.buckets[i], self.factor, list[Tensor]()
         grads = [p.grad for p in bucket.params]
-        if touched is None:
+        if whole:
             self.mine += [1] * len(grads)
         else:
             here = [p in touched for p in bucket.params]

@@ -219,8 +219,7 @@ class Backward:
             self.leaves.follow(params)
         else:
             runner.channel.lane.follow(self.leaves.of(params))
-        touched = None if whole else self.touched
-        runner.launch_bucket(i, self.clock.step, touched, self.scale(), self.decisions.joint)
+        runner.launch_bucket(i, self.clock.step, self.touched, self.scale(), self.decisions.joint, whole)
 
     @torch.no_grad()
     def end(self, task: int) -> None:
