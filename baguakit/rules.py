@@ -12,13 +12,16 @@
 
 Steps are optimizer steps since the attachment was made, counted from 0. A rule acts in the steps s with
 start ≤ s < stop. With `every=k` it exchanges in every k-th of them, first in step start + k − 1; with `offset=o` o
-steps after each of these, first in step start + o − 1.
+steps after each of these, first in step start + o − 1. With a function `every=H` rounds follow one another: one that
+begins in step s has H(s) steps, and the rule exchanges in the last of them.
 """
 
+from bisect import bisect_left
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields, replace
+from functools import cached_property
 from inspect import signature
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 from torch import Tensor
 
@@ -28,6 +31,7 @@ from .fragments import Fragment
 from .stages import Hierarchical, Stage
 
 Where = Callable[[str, Tensor], bool] | Fragment
+Every = int | Callable[[int], int]
 Window = Literal["during_backward", "between_steps", "after_step", "free_running"]
 
 
@@ -51,7 +55,7 @@ class Rule:
 
     window: Window
     stage: Stage
-    every: int = 1
+    every: Every = 1
     delay: int = 0
     offset: int = 0
     mix: float | None = None
@@ -64,30 +68,37 @@ class Rule:
         if self.where is not None and not isinstance(self.where, Fragment):
             function("where", self.where, "a function (name, parameter) -> bool, or a Fragment")
         check_fields(self)
-        for name, least in (("every", 1), ("delay", 0), ("offset", 0), ("start", 0)):
-            integer(name, getattr(self, name), least)
-        if self.offset >= self.every:
-            raise ValueError(f"offset={self.offset} must be less than every={self.every}")
+        for name in ("delay", "offset", "start"):
+            integer(name, getattr(self, name), 0)
         if self.stop is not None and integer("stop", self.stop, 0) <= self.start:
             raise ValueError(
                 f"a rule with start={self.start} and stop={self.stop} never acts; stop must be greater than start"
             )
-        if self.what == "data" and self.delay > self.every:
-            raise ValueError(
-                f"delay={self.delay} must be at most every={self.every}: one exchange lands before the next is launched"
-            )
         if self.mix is not None:
-            self._check_mix(self.mix)
+            object.__setattr__(self, "mix", real("mix", self.mix, 0, below=1))
+            if self.window != "after_step":
+                raise ValueError(f"mix={self.mix} is for after_step; {self.window} keeps the progress made in flight")
         real("interval", self.interval, 0)
-
-    def _check_mix(self, mix: float) -> None:
-        object.__setattr__(self, "mix", real("mix", mix, 0, below=1))
-        if self.window != "after_step":
-            raise ValueError(f"mix={mix} is for after_step; {self.window} keeps the progress made in flight")
-        if self.delay == self.every:
+        if not callable(self.every):
+            self._check_length("every", self.every)
+        elif self.offset:
             raise ValueError(
-                f"with mix={mix} a landing gives up {1 - mix:.3g} of the progress made in flight, and with "
-                f"delay={self.delay} equal to every={self.every} that is all progress; delay must be less, or mix None"
+                f"offset={self.offset} needs a number as every, of whose rounds all rules know the lengths"
+            )
+
+    def _check_length(self, name: str, length: int) -> None:
+        """Raise unless rounds of `length` steps can be."""
+        integer(name, length, 1)
+        if self.offset >= length:
+            raise ValueError(f"offset={self.offset} must be less than {name}={length}")
+        if self.what == "data" and self.delay > length:
+            raise ValueError(
+                f"delay={self.delay} must be at most {name}={length}: one exchange lands before the next is launched"
+            )
+        if self.mix is not None and self.delay == length:
+            raise ValueError(
+                f"with mix={self.mix} a landing gives up {1 - self.mix:.3g} of the progress made in flight, and with "
+                f"delay={self.delay} equal to {name}={length} that is all progress; delay must be less, or mix None"
             )
 
     @property
@@ -103,7 +114,24 @@ class Rule:
     @checked
     def exchanges(self, step: int) -> bool:
         """Return whether the rule exchanges in this step."""
+        if callable(self.every):
+            return self.acts(step) and self._last_step(step) == step
         return self.acts(step) and (step - self.start + 1) % self.every == self.offset
+
+    def _last_step(self, step: int) -> int:
+        """Return the last step of the round in which this step, from `start` on, is, where `every` is a function."""
+        ends = self._ends
+        while not ends or ends[-1] < step:
+            begin = ends[-1] + 1 if ends else self.start
+            length = cast(Callable[[int], int], self.every)(begin)
+            self._check_length(f"every({begin})", length)
+            ends.append(begin + length - 1)
+        return ends[bisect_left(ends, step)]
+
+    @cached_property
+    def _ends(self) -> list[int]:
+        """The last steps of the rounds that were asked for, in order."""
+        return []
 
     @checked
     def choose(self, named: Mapping[str, Tensor]) -> set[str]:
@@ -126,6 +154,14 @@ class Rule:
         if formerly() or options.keys() <= signature(globals()[self.window]).parameters.keys():
             return f"{self.window}({', '.join(shown)})"
         return f"Rule({', '.join([repr(self.window), *shown])})"  # an option that the function of the window lacks
+
+
+def first_ends(rule: Rule, count: int = 32) -> list[int]:
+    """Return the last steps of the first rounds of a rule whose `every` is a function, which ranks compare."""
+    ends = [rule._last_step(rule.start)]
+    while len(ends) < count:
+        ends.append(rule._last_step(ends[-1] + 1))
+    return ends
 
 
 Algorithm = Rule | tuple[Rule, ...]
@@ -171,7 +207,7 @@ def during_backward(
 
 
 def between_steps(
-    stage: Stage, *, every: int = 1, start: int = 0, stop: int | None = None, where: Where | None = None
+    stage: Stage, *, every: Every = 1, start: int = 0, stop: int | None = None, where: Where | None = None
 ) -> Rule:
     """Return a rule on weights, launched when an optimizer step ends; it lands when the next begins.
 
@@ -180,7 +216,8 @@ def between_steps(
 
     Args:
         stage: the exchange of the weights.
-        every: the number of steps per exchange.
+        every: the number of steps per exchange; or a function, equal on all ranks, from the step in which a round
+            begins to the number of its steps.
         start, stop, where: as in `during_backward`.
 
     Raises:
@@ -192,7 +229,7 @@ def between_steps(
 def after_step(
     stage: Stage,
     *,
-    every: int = 1,
+    every: Every = 1,
     delay: int = 0,
     offset: int = 0,
     mix: float | None = None,
@@ -204,7 +241,8 @@ def after_step(
 
     Args:
         stage: the exchange of the weights.
-        every: the number of steps per exchange (local SGD, DiLoCo).
+        every: the number of steps per exchange (local SGD, DiLoCo); or a function as in `between_steps`. Rounds that
+            grow as the learning rate γ falls are `every=lambda step: max(H, int((α / γ(step)) ** 2))`.
         delay: the number of steps after which the result lands; training continues meanwhile.
         offset: the number of steps after other rules with the same `every`, to take turns; less than `every`.
         mix: α, how the result lands. None: x ← x + (result − x at launch), which keeps all progress made in flight. A

@@ -222,6 +222,7 @@ SPECIAL |= {
     ("net.SocketSettings", "threads"): lambda w, called: 1,
     ("Comm().stand", "sent"): lambda w, called: {},
     ("Comm().meeting", "meet"): lambda w, called: None,
+    ("Comm().carrying", "rider"): lambda w, called: None,
     ("Comm().note", "asked"): lambda w, called: MinMaxUInt8(),
     ("Comm().note", "flew"): lambda w, called: torch.float32,
     ("all_gather_later", "out"): lambda w, called: torch.empty(256 * bk.Comm().size),
@@ -293,6 +294,7 @@ ALIASES = {
     "targets": "peer",
     "families": "measured",
     "part": "network",
+    "link": "host",
 }  # what sentences also say of an argument
 ENDS = {
     "close",
@@ -302,6 +304,7 @@ ENDS = {
     "clear",
     "stand",
     "meeting",
+    "carrying",
 }  # methods after which there is nothing more to call
 
 

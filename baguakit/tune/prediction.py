@@ -127,6 +127,13 @@ def predict(
     return Prediction(algorithm, bucket_bytes, flows, buckets, seconds, seconds - compute.seconds, sent)
 
 
+def every_of(rule: Rule) -> int:
+    """Return the number of steps per exchange; raise if a function tells it."""
+    if callable(rule.every):
+        raise ValueError(f"every of {rule!r} is a function of the step; plan and tune with a number, such as its mean")
+    return rule.every
+
+
 def buckets_of(rule: Rule, named: Mapping[str, Tensor], bucket_bytes: int) -> tuple[tuple[Tensor, ...], ...]:
     """Return the parameters of each bucket of a rule, as `attach` makes them."""
     chosen = rule.choose(named)
@@ -197,17 +204,17 @@ class StepModel:
         if overlaps(rule):
             more = self.overlapping([*always, each]) + self.compute.optimizer - base
         elif rule.delay:
-            W = min(rule.delay, rule.every) * base
+            W = min(rule.delay, every_of(rule)) * base
             more = self.copies(each) + overlapped(W, [(0.0, T)], self.kappa) - W
         else:
             more = self.copies(each) + T.seconds
-        return more / rule.every
+        return more / every_of(rule)
 
 
 def flights_per_step(each: RuleCost, step: float) -> float:
     """Return the flights per step of a rule; free running, as many as the network allows, at most one."""
     if each.rule.window != "free_running":
-        return 1 / each.rule.every
+        return 1 / every_of(each.rule)
     return step / (step + each.total.seconds + each.rule.interval) if step else 1.0
 
 

@@ -19,6 +19,7 @@ from ..rules import Rule, rules_of
 from .choices import counted, distinct
 from .machine import now
 from .planning import BUCKET_BYTES, Plan
+from .prediction import every_of
 
 log = logging.getLogger("baguakit")
 SETTLING = 2  # steps after other buckets that are not timed
@@ -97,7 +98,7 @@ class Tuner:
         self._att, self._tunable, self._setting = att, att.tunable, start
         self._sizes, self._flows, self._gain = sizes, flows, gain
         self._begin = max(map(settled, att.rules))
-        self._period = lcm(*(rule.every for rule in att.rules))
+        self._period = lcm(*map(every_of, att.rules))
         self._steps = -(-steps // self._period) * self._period
         self._skipped = -(-SETTLING // self._period) * self._period
         self.trials: list[Trial] = []

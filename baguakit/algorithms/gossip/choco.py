@@ -22,7 +22,7 @@ from ...arguments import checked, real
 from ...comm import Comm
 from ...compressors import Compressor, MinMaxUInt8
 from ...lanes import New
-from ...rules import Rule, after_step
+from ...rules import Every, Rule, after_step
 from ...topology import Ring, Topology
 from .replicas import Gossip, Replicas
 
@@ -62,7 +62,7 @@ class Choco(Gossip):
 
 @checked
 def choco(
-    topology: Topology = Ring(), compressor: Compressor = MinMaxUInt8(), gamma: float = 0.5, every: int = 1
+    topology: Topology = Ring(), compressor: Compressor = MinMaxUInt8(), gamma: float = 0.5, every: Every = 1
 ) -> Rule:
     """Train by decentralized SGD with any compressor (CHOCO): gossip does not change the mean over ranks.
 
@@ -75,7 +75,7 @@ def choco(
         compressor: any; the coarser, the smaller gamma must be.
         gamma: the step size γ towards the neighbours; 1 without compression is ATC. With TopK(0.05) begin at 0.3; if
             `consensus_distance()` keeps growing, it is too large.
-        every: exchange only after every so many steps.
+        every: exchange only after every so many steps; a number, or a function as in `bk.after_step`.
 
     Raises:
         TypeError: `topology` is not a topology, or `compressor` not a compressor.

@@ -12,13 +12,13 @@ Takezawa et al. 2023, arXiv:2305.11420 (the exact mean for every number of ranks
 from typing import Literal
 
 from ...arguments import checked
-from ...rules import Rule, after_step, between_steps
+from ...rules import Every, Rule, after_step, between_steps
 from ...stages import NeighborMean
 from ...topology import OnePeerExact, Topology
 
 
 @checked
-def decentralized(topology: Topology | None = None, order: Literal["awc", "atc"] = "awc", every: int = 1) -> Rule:
+def decentralized(topology: Topology | None = None, order: Literal["awc", "atc"] = "awc", every: Every = 1) -> Rule:
     """Average weights with this round's neighbours.
 
     Sends the size of the weights to each neighbour, for any number of ranks. Weights differ between ranks;
@@ -29,7 +29,7 @@ def decentralized(topology: Topology | None = None, order: Literal["awc", "atc"]
             one message per exchange and the exact mean after few of them, for every number of ranks: one-peer
             exponential for n = 2^k, BaseK(1) otherwise.
         order: "awc" or "atc", the equations are those of the module.
-        every: exchange only in every so many steps.
+        every: exchange only in every so many steps; a number, or a function as in `bk.between_steps`.
 
     Raises:
         ValueError: there is no such `order`, or `every` is less than 1; from `attach`, the matrices are not doubly

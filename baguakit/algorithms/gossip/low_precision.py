@@ -18,7 +18,7 @@ from ...arguments import checked
 from ...comm import Comm
 from ...compressors import Compressor, MinMaxUInt8
 from ...lanes import New
-from ...rules import Rule, after_step
+from ...rules import Every, Rule, after_step
 from ...topology import Ring, Topology
 from .replicas import Gossip, Replicas
 
@@ -45,7 +45,7 @@ class DifferenceCompression(Gossip):
 
 @checked
 def low_precision_decentralized(
-    topology: Topology = Ring(), compressor: Compressor = MinMaxUInt8(), every: int = 1
+    topology: Topology = Ring(), compressor: Compressor = MinMaxUInt8(), every: Every = 1
 ) -> Rule:
     """Train by decentralized SGD that sends compressed differences (DCD): a quarter of the bytes of `decentralized`.
 
@@ -53,7 +53,7 @@ def low_precision_decentralized(
         topology: static, symmetric and doubly stochastic. Sends a message to each neighbour; `choco` also takes one
             that changes, and then sends to one peer a round.
         compressor: exact enough that its error shrinks with the values, such as MinMaxUInt8.
-        every: exchange only after every so many steps.
+        every: exchange only after every so many steps; a number, or a function as in `bk.after_step`.
 
     Raises:
         TypeError: `topology` is not a topology, or `compressor` not a compressor.

@@ -29,7 +29,7 @@ from ...comm import Comm
 from ...costs import Cost, Load, Place, degree
 from ...keeping import finite, keep_, wide_copy
 from ...primitives.neighbors import links, mixed, round_of
-from ...rules import Rule, after_step
+from ...rules import Every, Rule, after_step
 from ...stages import Stage, State
 from ...topology import Topology
 
@@ -90,7 +90,7 @@ def matrix_of(topology: Topology, size: int, round: int) -> Tensor:
 
 
 @checked
-def push_sum(topology: Topology, every: int = 1) -> Rule:
+def push_sum(topology: Topology, every: Every = 1) -> Rule:
     """Train by decentralized SGD on a directed graph, which may change from round to round.
 
     Sends the weights, in fp32 at least, to each rank that receives from this one; costs a copy of the weights. Weights
@@ -98,7 +98,7 @@ def push_sum(topology: Topology, every: int = 1) -> Rule:
 
     Args:
         topology: column-stochastic, such as `FromDigraph(…)`, or doubly stochastic.
-        every: exchange only after every so many steps.
+        every: exchange only after every so many steps; a number, or a function as in `bk.after_step`.
 
     Raises:
         TypeError: `topology` is not a topology.

@@ -55,7 +55,7 @@ from ...expressions import written
 from ...fragments import Fragment
 from ...keeping import finite, keep_, wide_copy
 from ...lanes import New, temporaries
-from ...rules import Algorithm, after_step
+from ...rules import Algorithm, Every, after_step
 from ...stages import Mean, Stage, State, cost
 
 NESTEROV = {"lr": 0.7, "momentum": 0.9, "nesterov": True}  # what the paper found best
@@ -164,7 +164,7 @@ def check_options(optimizer: Any, options: dict[str, Any]) -> None:
 
 @checked
 def diloco(
-    every: int = 500,
+    every: Every = 500,
     optimizer: type[torch.optim.Optimizer] = torch.optim.SGD,
     inner: Stage = Mean(),
     delay: int = 0,
@@ -178,7 +178,7 @@ def diloco(
     anchor, the state of the outer optimizer, and with `delay` two more copies during a flight.
 
     Args:
-        every: H, the number of local steps.
+        every: H, the number of local steps; or, with one fragment, a function as in `bk.after_step`.
         optimizer: the class of the outer optimizer. On CUDA it counts its steps on the device if it can (`capturable`);
             at every flight of one that cannot, such as Adagrad, the host waits for the device.
         inner: the average of the distances; `ErrorFeedback(CompressedMean())` sends a quarter.
@@ -197,6 +197,8 @@ def diloco(
     step = OuterStep(optimizer, inner, **chosen)
     if integer("fragments", fragments, 1) == 1:
         return after_step(step, every=every, delay=delay, mix=mix)
+    if callable(every):
+        raise ValueError(f"fragments={fragments} take turns within rounds of one length; every must be a number")
     if fragments > integer("every", every, 1):
         raise ValueError(f"fragments={fragments} cannot take turns within every={every} steps; every must be larger")
     turns = [(k * every // fragments, Fragment(k, fragments)) for k in range(fragments)]
