@@ -4,11 +4,8 @@ Evaluated with the names of this package, `torch`, `inf` and `nan`, a repr gives
 functions, which print as …, and large matrices and graphs, which print as a digest.
 """
 
-from contextvars import ContextVar
 from dataclasses import MISSING, fields, is_dataclass
 from typing import Any
-
-_formerly: ContextVar[bool] = ContextVar("_formerly", default=False)
 
 
 def expression(value: Any) -> str:
@@ -22,7 +19,7 @@ def expression(value: Any) -> str:
         held = getattr(value, f.name)
         made_of = is_dataclass(held) or (f.default is MISSING and f.default_factory is MISSING)
         in_order &= made_of and not f.kw_only
-        if made_of and (in_order or _formerly.get()):
+        if made_of and in_order:
             shown.append(written(held))
         elif made_of or held != f.default:
             shown.append(f"{f.name}={written(held)}")
@@ -31,8 +28,6 @@ def expression(value: Any) -> str:
 
 def written(value: Any) -> str:
     """Return a value as an expression: floats of NumPy as those of Python, functions as …."""
-    if _formerly.get():
-        return repr(value)
     if isinstance(value, float):
         return float.__repr__(value)
     if type(value) is tuple:
@@ -40,18 +35,3 @@ def written(value: Any) -> str:
     if callable(value) and not isinstance(value, type) and not is_dataclass(value):
         return "…"
     return repr(value)
-
-
-def spellings(value: Any) -> set[str]:
-    """Return the repr of a value, and that of earlier versions, which is in their states."""
-    token = _formerly.set(True)
-    try:
-        former = repr(value)
-    finally:
-        _formerly.reset(token)
-    return {repr(value), former}
-
-
-def formerly() -> bool:
-    """Return whether to print the repr of earlier versions."""
-    return _formerly.get()

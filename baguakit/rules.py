@@ -26,7 +26,7 @@ from typing import Any, Literal, cast
 from torch import Tensor
 
 from .arguments import check_fields, checked, function, integer, real, said
-from .expressions import formerly, written
+from .expressions import written
 from .fragments import Fragment
 from .stages import Hierarchical, Stage
 
@@ -151,7 +151,7 @@ class Rule:
         if "where" in options and not isinstance(self.where, Fragment):
             options["where"] = "…"
         shown = [repr(self.stage), *(f"{name}={value}" for name, value in options.items())]
-        if formerly() or options.keys() <= signature(globals()[self.window]).parameters.keys():
+        if options.keys() <= signature(globals()[self.window]).parameters.keys():
             return f"{self.window}({', '.join(shown)})"
         return f"Rule({', '.join([repr(self.window), *shown])})"  # an option that the function of the window lacks
 

@@ -1,8 +1,5 @@
 """States saved by earlier versions are resumed from, or refused in one sentence."""
 
-from types import SimpleNamespace
-
-import numpy as np
 import pytest
 import torch
 from pool import ranks
@@ -51,40 +48,3 @@ def test_factors_of_other_shapes_are_refused():
             resumed(lambda bk: bk.algorithms.power_sgd(rank=1), older)
 
     ranks(2, run)
-
-
-FORMER = {
-    "qadam": (
-        lambda bk: bk.algorithms.qadam(4, error_feedback=True),
-        "during_backward(AdamDirection(4, MinMaxUInt8(), error_feedback=True))",
-    ),
-    "numbers of numpy": (
-        lambda bk: bk.algorithms.top_k(np.float64(0.4)),
-        "during_backward(ErrorFeedback(SparseMean(TopK(np.float64(0.4)))))",
-    ),
-    "qadam, hierarchical": (
-        lambda bk: bk.hierarchical(bk.algorithms.qadam(4, (0.8, 0.9))),
-        "during_backward(Hierarchical(AdamDirection(4, betas=(0.8, 0.9), MinMaxUInt8())))",
-    ),
-}
-
-
-@pytest.mark.parametrize("rule", FORMER)
-def test_a_rule_is_known_by_how_it_printed(rule):
-    from baguakit.attach.state.checkpoint import check_saved
-
-    make, text = FORMER[rule]
-    assert repr(make(bk)) != text
-    check_saved([SimpleNamespace(rule=make(bk))], {"0": {"rule": text}})
-    with pytest.raises(ValueError, match=r"state is of .*\(.*5.*\), and the rule attached is"):
-        check_saved([SimpleNamespace(rule=make(bk))], {"0": {"rule": text.replace("4", "5")}})
-
-
-def test_a_state_of_qadam_as_it_printed():
-    make, text = FORMER["qadam"]
-
-    def older(state):
-        state["rules"]["0"]["rule"] = text
-        return state
-
-    assert_resumed(make, older)

@@ -1,4 +1,4 @@
-"""States saved by version 0.1.0, before its rooms were rebuilt, are loaded bit for bit.
+"""States saved by version 0.2.0 are loaded bit for bit.
 
 `python tests/attach/test_saved_states.py FILE` writes such a file with the version at hand.
 """
@@ -14,7 +14,7 @@ from training import net_and_sgd, run_steps
 
 import baguakit as bk
 
-SAVED = Path(__file__).with_name("states-0.1.0.pt")  # {algorithm: the state of each rank}
+SAVED = Path(__file__).with_name("states-0.2.0.pt")  # {algorithm: the state of each rank}
 STEPS = 5
 
 

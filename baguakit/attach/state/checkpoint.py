@@ -8,7 +8,6 @@ is saved as its result.
 """
 
 import logging
-import re
 from collections.abc import Container, Mapping, Sequence
 from typing import Any
 
@@ -16,7 +15,6 @@ import torch
 from torch import Tensor
 
 from ...buckets import Bucket, local
-from ...expressions import spellings
 from ...stages import Carry, State
 from ...stages.base import remembered
 from ..runners.journal import Journal
@@ -56,9 +54,8 @@ def check_saved(runners: Sequence[RuleRunner], saved: Mapping[str, Any]) -> None
     if len(saved) != len(runners):
         raise ValueError(f"this state is of {len(saved)} rules, and {len(runners)} are attached")
     for i, runner in enumerate(runners):
-        rule = re.sub(r"np\.\w+\(([^()]*)\)", r"\1", saved[str(i)]["rule"])  # NumPy's numbers
-        if rule not in spellings(runner.rule):
-            raise ValueError(f"this state is of {saved[str(i)]['rule']}, and the rule attached is {runner.rule!r}")
+        if (rule := saved[str(i)]["rule"]) != repr(runner.rule):
+            raise ValueError(f"this state is of {rule}, and the rule attached is {runner.rule!r}")
 
 
 def save_runner(runner: RuleRunner, names: Names, flights: bool = True, same_ranks: bool = True) -> dict[str, Any]:
