@@ -88,8 +88,8 @@ def test_costs_of_many_ranks_are_known_at_once():
 
 
 def test_the_plan_of_a_base_graph_takes_a_few_steps_for_any_number_of_ranks():
-    from baguakit.topology import finite_time
+    from baguakit.topology import rounds
 
     for k, size in ((1, 1 << 20), (3, 1 << 20), (1, 10_007), (3, 16_383)):
-        finite_time._fewest.cache_clear()
+        rounds._fewest.cache_clear()
         assert python_calls(lambda k=k, size=size: BaseK(k).period(size)) < 20_000

@@ -7,12 +7,90 @@
     torchrun --standalone --nproc_per_node=4 -m baguakit probe                    # the network between the ranks
     torchrun --standalone --nproc_per_node=4 -m baguakit plan train:make_model    # the step of each algorithm
 
-Files: `line` is the command line, `tuning` has `probe` and `plan`, `digits` trains for `demo`, `pacing` slows sockets
-down, `ranks` starts ranks or joins those of torchrun, `screen` prints tables.
+Files: `tuning` has `probe` and `plan`, `digits` trains for `demo`, `pacing` slows sockets down, `ranks` starts ranks or
+joins those of torchrun, `screen` prints tables.
 
 `import baguakit` does not import it.
 """
 
-from .line import main
+import argparse
+import contextlib
+import io
+import os
+import signal
+import sys
+from collections.abc import Sequence
+from types import FrameType
+from typing import Any
+
+from ..net import __main__ as net
+from ..ranks import RankError
+from . import demo, doctor, tuning
+from .screen import Refusal
 
 __all__ = ["main"]
+
+INTERRUPTED = 130
+
+DESCRIPTION = """\
+Communication primitives for data-parallel PyTorch training on slow networks.
+
+exit status: 0, or 1 if it failed, 2 if it was called wrongly, 130 after Ctrl-C
+"""
+SUBCOMMANDS = (
+    ("doctor", "tell what will run on this machine, and how to mend the rest", doctor.fill),
+    ("probe", "measure the network between the ranks of torchrun", tuning.fill_probe),
+    ("plan", "predict a training step with each algorithm, for your model", tuning.fill_plan),
+    ("demo", "train on this machine as over a slow network", demo.fill),
+    ("net", "build the NCCL plugin, or measure the link between two machines", net.fill),
+)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command line, and return the exit status.
+
+    Under torchrun rank 0 alone speaks. The other ranks end with 0 after an error that rank 0 has, too: torchrun would
+    end rank 0 before it could speak if another failed first.
+    """
+    before = signal.signal(signal.SIGINT, interrupt)
+    first = os.environ.get("RANK", "0") == "0"
+    try:
+        with contextlib.ExitStack() as stack:
+            if not first:
+                stack.enter_context(contextlib.redirect_stderr(io.StringIO()))
+                stack.enter_context(contextlib.redirect_stdout(io.StringIO()))
+            options = parser().parse_args(arguments)
+        return int(options.run(options))
+    except Refusal as refusal:
+        if first:
+            print(f"baguakit: {refusal}", file=sys.stderr, flush=True)
+        return refusal.status if first else 0
+    except SystemExit as ended:
+        if first or ended.code == INTERRUPTED:
+            raise
+        return 0
+    except BrokenPipeError:  # the reader of the output has ended, as `head` does
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+    except (OSError, RankError) as error:
+        print(f"baguakit: {error}", file=sys.stderr, flush=True)
+        return 1
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def interrupt(number: int, frame: FrameType | None) -> Any:
+    """Unwind and exit with status 130, without a traceback; a second Ctrl-C ends the process at once."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    raise SystemExit(INTERRUPTED)
+
+
+def parser() -> argparse.ArgumentParser:
+    """Return the parser of the command line."""
+    made = argparse.ArgumentParser(
+        "baguakit", description=DESCRIPTION, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    commands = made.add_subparsers(required=True, title="subcommands")
+    for name, says, fill in SUBCOMMANDS:
+        fill(commands.add_parser(name, help=says, description=says[0].upper() + says[1:] + "."))
+    return made

@@ -153,11 +153,7 @@ class CachedDataset(Dataset[Any]):
         return len(cast(Sized, self.dataset))
 
     def __getitem__(self, index: Any) -> Any:
-        key, counted = self._key(index), set[str]()
-        found = self._read(key, counted)
-        if found is None:
-            found = self._computed(key, index, counted)
-        return found[0]
+        return self.__getitems__([index])[0]
 
     def __getitems__(self, indices: Sequence[Any]) -> list[Any]:
         """Return several samples, with one call of the store for all of them."""
@@ -178,12 +174,12 @@ class CachedDataset(Dataset[Any]):
         `counted` holds the kinds of failures that have been counted for the sample: each counts once.
         """
         with self.store.claim(key):
-            found = self._read(key, counted)
+            found = self._decoded(self._tried(self.store.get, key, counted=counted), counted)
             if found is not None:
                 return found
             self._check_worker()
             sample = self.dataset[index]
-            self._count(misses=1)
+            self._counters.add(misses=1)
             self._keep(key, index, sample, counted)
             return (sample,)
 
@@ -194,11 +190,8 @@ class CachedDataset(Dataset[Any]):
         text = f"{self.store!r} is not shared: each loader worker fills its own; LMDBStore(path) is shared by all"
         warnings.warn(text, RuntimeWarning, stacklevel=4)
 
-    def _read(self, key: bytes, counted: set[str]) -> tuple[Any] | None:
-        """Return the stored sample in a tuple (a sample may be None), or None if there is none."""
-        return self._decoded(self._tried(self.store.get, key, counted=counted), counted)
-
     def _decoded(self, value: bytes | None, counted: set[str]) -> tuple[Any] | None:
+        """Return the stored sample in a tuple (a sample may be None), or None if there is none."""
         if value is None:
             return None
         try:
@@ -206,7 +199,7 @@ class CachedDataset(Dataset[Any]):
         except Corrupt as error:
             self._warn("corrupt", f"{self.store!r} holds a damaged sample, which is computed again: {error}", counted)
             return None
-        self._count(hits=1, bytes_read=len(value))
+        self._counters.add(hits=1, bytes_read=len(value))
         return (sample,)
 
     def _keep(self, key: bytes, index: Any, sample: Any, counted: set[str]) -> None:
@@ -216,7 +209,7 @@ class CachedDataset(Dataset[Any]):
             raise TypeError(f"sample {index!r} of {type(self.dataset).__name__} cannot be cached: {error}") from error
         kept = self._tried(self.store.put, key, value, counted=counted)
         if kept:
-            self._count(bytes_written=len(value))
+            self._counters.add(bytes_written=len(value))
         elif kept is False:
             self._warn("not_stored", f"{self.store!r} is full; samples beyond are computed in every epoch", counted)
 
@@ -235,12 +228,9 @@ class CachedDataset(Dataset[Any]):
             return
         counted.add(kind)
         first = getattr(self._counters.report(), kind) == 0
-        self._count(**{kind: samples})
+        self._counters.add(**{kind: samples})
         if first:
             warnings.warn(text, RuntimeWarning, stacklevel=4)
-
-    def _count(self, **amounts: int) -> None:
-        self._counters.add(**amounts)
 
     def report(self) -> CacheReport:
         """Return the hits, misses, bytes and failures of this process and its loader workers. Local."""

@@ -112,12 +112,13 @@ def _kept(file: Path | None, ranks: Membership) -> Any:
     return _together(ranks, lambda: _load(file) if rank == 0 and file and file.exists() else None)[0]
 
 
-def _measured(dataset: Sized, function: Callable[[Any], float], ranks: Membership, file: Path | None) -> Costs:
+def _measured(dataset: Any, function: Callable[[Any], float], ranks: Membership, file: Path | None) -> Costs:
     """Return `function` of every sample: rank r of n calls it for the samples r, r + n, …; rank 0 writes the file."""
     rank, size = ranks.share
     costs = np.empty(len(dataset))
     mine = range(rank, len(dataset), size)
-    for r, share in enumerate(_together(ranks, lambda: _pass(dataset, function, mine, ranks))):
+    shares = _together(ranks, lambda: [_cost(function, dataset, i) for i in _progress(mine, ranks)])
+    for r, share in enumerate(shares):
         costs[r::size] = share
     costs = _checked(costs, len(dataset), "complexity")
     _together(ranks, lambda: _save(file, costs) if rank == 0 and file else None)
@@ -136,10 +137,6 @@ def _together(ranks: Membership, action: Callable[[], Any]) -> list[Any]:
         if failed is not None:
             raise ValueError(f"rank {rank} could not determine the complexity of the dataset: {failed}") from cause
     return [result for result, _ in outcomes]
-
-
-def _pass(dataset: Any, function: Callable[[Any], float], mine: range, ranks: Membership) -> Costs:
-    return np.array([_cost(function, dataset, i) for i in _progress(mine, ranks)], dtype=np.float64)
 
 
 def _cost(function: Callable[[Any], float], dataset: Any, i: int) -> float:

@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from hashlib import blake2b
 from pathlib import Path
 from types import TracebackType
+from weakref import WeakValueDictionary
 
 try:
     import fcntl
@@ -41,26 +42,15 @@ class KeyedLocks:
     """One lock per key between the threads of a process; unused keys take no memory."""
 
     def __init__(self) -> None:
-        self._guard, self._pid = ThreadLock(), os.getpid()
-        self._locks: dict[bytes, tuple[threading.Lock, int]] = {}
+        self._guard, self._locks = ThreadLock(), WeakValueDictionary[bytes, ThreadLock]()
 
     @contextmanager
     def hold(self, key: bytes) -> Iterator[None]:
         """Hold the lock of this key."""
         with self._guard:
-            if self._pid != os.getpid():
-                self._pid, self._locks = os.getpid(), {}
-            lock, waiting = self._locks.get(key, (threading.Lock(), 0))
-            self._locks[key] = lock, waiting + 1
-        try:
-            with lock:
-                yield
-        finally:
-            with self._guard:
-                lock, waiting = self._locks[key]
-                self._locks[key] = lock, waiting - 1
-                if waiting == 1:
-                    del self._locks[key]
+            lock = self._locks.setdefault(key, ThreadLock())
+        with lock:
+            yield
 
 
 def byte_of(area: int, key: bytes = b"") -> int:

@@ -108,13 +108,12 @@ class Order:
     random_level: float
 
     def __post_init__(self) -> None:
-        checked = {
-            "shuffle": truth("shuffle", self.shuffle),
-            "seed": integer("seed", self.seed, 0),
-            "drop_last": truth("drop_last", self.drop_last),
-            "random_level": real("random_level", self.random_level, 0, 1),
-        }
-        for name, value in checked.items():
+        for name, value in (
+            ("shuffle", truth("shuffle", self.shuffle)),
+            ("seed", integer("seed", self.seed, 0)),
+            ("drop_last", truth("drop_last", self.drop_last)),
+            ("random_level", real("random_level", self.random_level, 0, 1)),
+        ):
             object.__setattr__(self, name, value)
         if self.random_level and not self.shuffle:
             raise ValueError(f"random_level={self.random_level} needs shuffle=True; set random_level=0 without it")
@@ -267,11 +266,8 @@ class Resumable(Generic[T]):
                     f"this state was taken with {name}={state.get(name)!r} and the sampler has {here!r};"
                     " build the sampler with the same arguments to resume, or start the epoch again"
                 )
-        epoch, ranks = (
-            integer("epoch in the state", state["epoch"], 0),
-            integer("ranks in the state", state["ranks"], 1),
-        )
-        step = integer("step in the state", state["step"], 0)
+        least = {"epoch": 0, "ranks": 1, "step": 0}
+        epoch, ranks, step = (integer(f"{name} in the state", state[name], low) for name, low in least.items())
         behind = tuple(integer("behind in the state", each, 0) for each in state.get("behind", ()))
         self._resume(Stretch(epoch, ranks, unpacked(state["done"]), behind), step)
 

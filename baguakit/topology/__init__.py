@@ -36,9 +36,8 @@ For a number of ranks a topology returns its `period`, `spectral_gap` and `round
 
 from .base import Topology
 from .chosen import Chosen
-from .finite_time import BaseK, OnePeerExact
 from .given import FromDigraph, FromGraph, FromMatrix
-from .periodic import Hypercube, OnePeerExponential, RandomMatching, ShiftOne
+from .rounds import BaseK, Hypercube, OnePeerExact, OnePeerExponential, RandomMatching, ShiftOne
 from .static import Exponential, FullyConnected, Grid2D, Ring, Star, SymmetricExponential
 
 __all__ = [

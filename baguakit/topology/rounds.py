@@ -1,10 +1,11 @@
-"""One-peer topologies: one message per rank and round, to a peer that changes every round."""
+"""Topologies that change from round to round: with one peer a round, or exact after finitely many rounds."""
 
 from abc import abstractmethod
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from fractions import Fraction
 from functools import lru_cache
-from math import sqrt
+from math import isqrt, sqrt
 from typing import ClassVar
 
 import numpy as np
@@ -181,6 +182,98 @@ class RandomMatching(_OnePeer):
         return int(_matching(self.seed, size, round % self.period(size))[rank])
 
 
+@dataclass(frozen=True, repr=False)
+class BaseK(Topology):
+    """The Base-(k+1) graph: each rank averages with at most k others per round; exact after T(n) rounds, for every n.
+
+    The rounds combine three ways of averaging, such that T(n) is smallest:
+
+        mean      n ≤ k + 1: all ranks average in one round.                             T = 1
+        product   n = ab: average within blocks of a, then across the b blocks.          T = T(a) + T(b)
+        split     n = am + r: average a blocks of m while the r others average themselves;
+                  in one round each of the others averages with one rank of each block,
+                  weight m/n; average within each block again.                           T = 1 + max(T(am) + T(m), T(r))
+
+    The one round of a split in which blocks and others meet gives both the mean of all ranks: each of the others
+    becomes (am/n) mean of the blocks + (r/n) itself, and each block gains m (others − blocks) / n from each of the r
+    others. The others may continue to average after it, since all are shifted and scaled equally. For n = 2^j and
+    k = 1 this is `Hypercube`.
+
+    Rounds T(n), with those of the paper's graph in brackets if it takes more:
+
+        n       2   3   4   5   6   7     8   9     12  16  25    31  32  48  64  100     128
+        k = 1   1   3   2   5   4   5     3   6(7)  5   4   9     9   5   7   6   11      7
+        k = 2   1   1   2   3   2   3(4)  3   2     3   4   5(6)  6   5   5   6   7(8)    7
+        k = 3   1   1   1   2   2   3     2   2     2   2   4     5   3   3   3   5(6)    4
+
+    T ≤ 2 log_{k+1} n + 2. Some ranks are idle in some rounds. Period T, symmetric, doubly stochastic, static for
+    n ≤ k + 1 only; exact after T rounds that begin at round 0 or at a multiple of T.
+
+    Args:
+        k: the largest number of peers of a rank in one round, 1 or more.
+
+    Raises:
+        ValueError: `k` is less than 1.
+
+    Takezawa, Sato, Bao, Niwa and Yamada 2023, "Beyond Exponential Graph: Communication-Efficient Topologies for
+    Decentralized Learning via Finite-time Convergence", arXiv:2305.11420, whose blocks are powers of k + 1.
+    """
+
+    k: int
+    facts = ("symmetric", "doubly_stochastic")  # peers hear each other; rows sum to 1
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "k", integer("k", self.k, 1))
+
+    def links(self, rank: int, size: int, round: int) -> Iterator[tuple[int, float]]:
+        own = Fraction(1)  # weights are fractions until here, so that each is rounded once
+        for peer, weight in _peers(self.k, size, rank, round % self.period(size)).items():
+            own -= weight
+            yield peer, float(weight)
+        yield rank, float(own)
+
+    def period(self, size: int) -> int:
+        """Return T(n); 1 for one rank."""
+        return max(1, self.rounds_to_exactness(size))
+
+    def rounds_to_exactness(self, size: int) -> int:
+        """Return T(n); 0 for one rank."""
+        return _fewest(self.k, size)[0]
+
+
+@dataclass(frozen=True)
+class OnePeerExact(Topology):
+    """A topology with at most one peer per rank and round, exact after finitely many rounds for every n.
+
+        OnePeerExponential()  for n = 2^k,  exact after log₂ n rounds;      BaseK(1)  otherwise
+
+    The default of `decentralized`, which is declared before the size of the group is known. Doubly stochastic;
+    symmetric unless n = 4, 8, 16, …: if symmetry is required, use BaseK(1).
+    """
+
+    facts = ("doubly_stochastic",)  # as both of them are
+
+    def links(self, rank: int, size: int, round: int) -> Iterable[tuple[int, float]]:
+        return self._for(size).links(rank, size, round)
+
+    def period(self, size: int) -> int:
+        """Return log₂ n for n = 2^k; the period of BaseK(1) for other n."""
+        return self._for(size).period(size)
+
+    def targets(self, rank: int, size: int, round: int) -> tuple[int, ...]:
+        return self._for(size).targets(rank, size, round)
+
+    def symmetric(self, size: int) -> bool:
+        return self._for(size).symmetric(size)
+
+    def rounds_to_exactness(self, size: int) -> int | None:
+        """Return log₂ n for n = 2^k; the number of rounds of BaseK(1) for other n."""
+        return self._for(size).rounds_to_exactness(size)
+
+    def _for(self, size: int) -> Topology:
+        return BaseK(1) if size & (size - 1) else OnePeerExponential()
+
+
 @lru_cache(maxsize=16)
 def _matching(seed: int, size: int, round: int) -> NDArray[np.int64]:
     """Return the peer of each rank; an idle rank is its own peer.
@@ -202,3 +295,80 @@ def _hashed(numbers: NDArray[np.uint64]) -> NDArray[np.uint64]:
     z = (z ^ z >> np.uint64(30)) * np.uint64(0xBF58476D1CE4E5B9)
     z = (z ^ z >> np.uint64(27)) * np.uint64(0x94D049BB133111EB)
     return z ^ z >> np.uint64(31)
+
+
+@lru_cache(maxsize=1 << 16)
+def _fewest(k: int, n: int) -> tuple[int, tuple[int, ...]]:
+    """Return T(n) and the way to reach it: () for a mean, (a,) for a product, (a, m) for a split."""
+    if n <= k + 1:
+        return min(n - 1, 1), ()
+    best: tuple[int, tuple[int, ...]] = 2 * n, ()  # more than any plan takes
+    for a in _divisors(n):
+        if (rounds := _fewest(k, a)[0] + _fewest(k, n // a)[0]) < best[0]:
+            best = rounds, (a,)
+    for m in _products_of_small(k + 1, n):  # other blocks are never faster
+        for a in range(max(1, -(-n // m) - k), min(k, (n - 1) // m) + 1):  # at least one other, and at most k m
+            parts = (k, a * m), (k, m), (k, n - a * m)
+            if _of_split(*(_least(*part) for part in parts)) >= best[0]:
+                continue
+            if (rounds := _of_split(*(_fewest(*part)[0] for part in parts))) < best[0]:
+                best = rounds, (a, m)
+    return best
+
+
+def _of_split(blocks: int, block: int, others: int) -> int:
+    """Return the rounds of a split from those of its blocks, of one block and of the others."""
+    return 1 + max(blocks + block, others)
+
+
+def _least(k: int, n: int) -> int:
+    """Return a bound of T(n): in T rounds a rank hears from (k + 1)^T at most."""
+    rounds, heard = 0, 1
+    while heard < n:
+        rounds, heard = rounds + 1, heard * (k + 1)
+    return rounds
+
+
+def _divisors(n: int) -> list[int]:
+    """Return the divisors of n in rising order, without 1 and n."""
+    low = [a for a in range(2, isqrt(n) + 1) if n % a == 0]
+    return sorted({*low, *(n // a for a in low)})
+
+
+def _products_of_small(largest: int, n: int) -> list[int]:
+    """Return the m below n that are products of numbers up to `largest`: m ranks average in one round per factor."""
+    found = {1}
+    for factor in range(2, largest + 1):
+        ahead = list(found)
+        while ahead:
+            if (m := ahead.pop() * factor) < n and m not in found:
+                found.add(m)
+                ahead.append(m)
+    return sorted(found)
+
+
+def _peers(k: int, n: int, rank: int, round: int) -> dict[int, Fraction]:
+    """Return the ranks that a rank hears in one of the T(n) rounds, with their weights; {} once T(n) are over."""
+    rounds, way = _fewest(k, n)
+    if round >= rounds:
+        return {}
+    match way:
+        case (a,):
+            block, place = divmod(rank, a)
+            if round < (within := _fewest(k, a)[0]):
+                return {block * a + i: w for i, w in _peers(k, a, place, round).items()}
+            return {i * a + place: w for i, w in _peers(k, n // a, block, round - within).items()}
+        case (a, m):
+            blocks, before = a * m, _fewest(k, a * m)[0]
+            block, place = divmod(rank, m)
+            if rank >= blocks and round == before:
+                return {i * m + (rank - blocks) % m: Fraction(m, n) for i in range(a)}
+            if rank >= blocks:
+                among = _peers(k, n - blocks, rank - blocks, round - (round > before))
+                return {blocks + i: w for i, w in among.items()}
+            if round == before:
+                return {other: Fraction(m, n) for other in range(blocks + place, n, m)}
+            if round < before:
+                return _peers(k, blocks, rank, round)
+            return {block * m + i: w for i, w in _peers(k, m, place, round - before - 1).items()}
+    return {i: Fraction(1, n) for i in range(n) if i != rank}
