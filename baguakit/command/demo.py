@@ -5,11 +5,10 @@ import importlib.util
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 from pathlib import Path
 
 from .. import algorithms
-from ..pictures.style import COLOURS, blank, set_frame
+from ..pictures.style import blank, line_style, set_frame
 from ..rules import hierarchical
 from ..topology import Exponential, OnePeerExact
 from .digits import DIGITS, Contender, Result, has_nodes, prepare, train
@@ -19,7 +18,6 @@ from .screen import Column, Refusal, Table, say
 
 STEPS, RANKS, RATE = 150, 4, "100mbit"
 MOST = 6  # curves of the picture
-APART = 0.06  # of its height: the least distance of two labels
 
 DESCRIPTION = """\
 Train a small network on printed digits with one algorithm after another. Each
@@ -185,12 +183,9 @@ def draw(results: Sequence[Result], clock: Clock, ranks: int, path: Path) -> Non
     shown = sending if len(sending) <= MOST else [each for each in sending if BY_NAME[each.contender].telling]
     figure = blank(8, 4.2)
     axes = figure.subplots()
-    ends = []
-    for each, colour in zip(shown, COLOURS, strict=False):
+    for i, each in enumerate(shown):
         times = [clock.until(point.sent, point.seconds) for point in each.curve]
-        losses = [point.loss for point in each.curve]
-        axes.plot(times, losses, color=colour, marker="o", markersize=3, linewidth=1.5)
-        ends.append((times[-1], losses[-1], each.contender, colour))
+        axes.plot(times, [point.loss for point in each.curve], label=each.contender, **line_style(i))
     how = "measured" if clock.paced else "computed from measured bytes"
     axes.set(xscale="log", yscale="log", ylabel="test loss of the mean of the networks")
     axes.set_xlabel(f"seconds of training at {written(clock.bits)}, {how}")
@@ -198,31 +193,8 @@ def draw(results: Sequence[Result], clock: Clock, ranks: int, path: Path) -> Non
     axes.xaxis.set_major_formatter("{x:g}")
     axes.yaxis.set_major_formatter("{x:g}")
     set_frame(axes)
-    figure.draw_without_rendering()  # places of data in the axes are known from here on
-    places = [axes.transAxes.inverted().transform(axes.transData.transform((x, y))) for x, y, *_ in ends]
-    for (x, y, name, colour), height in zip(ends, spread([place[1] for place in places]), strict=True):
-        line = {"arrowstyle": "-", "color": colour, "linewidth": 0.6}
-        axes.annotate(
-            name,
-            (x, y),
-            xytext=(1.02, height),
-            textcoords="axes fraction",
-            color=colour,
-            va="center",
-            fontsize=9,
-            arrowprops=line,
-            annotation_clip=False,
-        )
+    figure.legend(*axes.get_legend_handles_labels(), loc="outside right center", fontsize=9, frameon=False)
     figure.savefig(path, dpi=150)
-
-
-def spread(heights: Sequence[float]) -> list[float]:
-    """Return the heights of labels, moved up so that no two are closer than `APART`."""
-    placed = list(heights)
-    order = sorted(range(len(heights)), key=heights.__getitem__)
-    for below, above in pairwise(order):
-        placed[above] = max(placed[above], placed[below] + APART)
-    return placed
 
 
 def fill(parser: argparse.ArgumentParser) -> None:

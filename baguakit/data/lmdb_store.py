@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..arguments import integer, said, text
 from .locks import ByteLocks, KeyedLocks, ThreadLock, byte_of, file_system, others_may_write, replace_file
-from .stores import DATASET, Store, StoreError, StoreStats
+from .stores import DATASET, Store, StoreError, StoreStats, package
 
 if TYPE_CHECKING:
     import lmdb
@@ -39,15 +39,6 @@ _environments: dict[Path, Environment] = {}
 _guard = ThreadLock()
 _writing = ThreadLock()  # held while this process writes or forks, so that no child inherits an open transaction
 _fork_hooks: list[bool] = []
-
-
-def import_lmdb() -> Any:
-    """Return the lmdb package; raise ImportError, with the command that installs it, if it is missing."""
-    try:
-        import lmdb
-    except ImportError:
-        raise ImportError("LMDBStore needs the lmdb package: pip install baguakit[data]") from None
-    return lmdb
 
 
 class LMDBStore(Store):
@@ -79,7 +70,7 @@ class LMDBStore(Store):
         self._start(Counter())
 
     def _start(self, datasets: Counter[bytes]) -> None:
-        self._lmdb, self._datasets, self._user = import_lmdb(), datasets, object()
+        self._lmdb, self._datasets, self._user = package("lmdb", "LMDBStore"), datasets, object()
         weakref.finalize(self, _leave, self.path, self._user)
 
     def __repr__(self) -> str:
@@ -230,7 +221,7 @@ class Environment:
 
     def __init__(self, path: Path, map_size: int) -> None:
         self.path, self.pid, self.users = path, os.getpid(), dict[object, Counter[bytes]]()
-        self._lmdb, self._claims = import_lmdb(), KeyedLocks()
+        self._lmdb, self._claims = package("lmdb", "LMDBStore"), KeyedLocks()
         try:
             path.mkdir(mode=0o700, parents=True, exist_ok=True)
             if problem := others_may_write(path, FILES):

@@ -13,7 +13,7 @@ from types import NoneType
 from typing import Any, TypeVar
 
 from ..arguments import integer, real, text, truth
-from .stores import DATASET, Store, StoreError, StoreStats
+from .stores import DATASET, Store, StoreError, StoreStats, package
 
 T = TypeVar("T")
 
@@ -26,15 +26,6 @@ ADDRESS = re.compile(
     r"(?P<host>[^@/?#:%\[\]\s]+|\[[0-9A-Fa-f:.]+\])?(:(?P<port>[0-9]+))?(?P<path>/[^?#@\s]*)?(\?[^#@\s]*)?"
 )
 LONGEST = 1e8  # seconds, about three years: longer times may overflow clocks
-
-
-def import_redis() -> Any:
-    """Return the redis package; raise ImportError, with the command that installs it, if it is missing."""
-    try:
-        import redis
-    except ImportError:
-        raise ImportError("RedisStore needs the redis package: pip install baguakit[data]") from None
-    return redis
 
 
 class RedisStore(Store):
@@ -80,7 +71,6 @@ class RedisStore(Store):
         claim_seconds: float = 60.0,
         prefix: str = "baguakit",
     ) -> None:
-        import_redis()
         files = {"ca_file": ca_file, "cert_file": cert_file, "key_file": key_file}
         given = {name: text(name, value) for name, value in files.items() if value is not None}
         tls = truth("tls", tls) or "ca_file" in given or "cert_file" in given
@@ -101,7 +91,7 @@ class RedisStore(Store):
         self._connect()
 
     def _connect(self) -> None:
-        self._redis = import_redis()
+        self._redis = package("redis", "RedisStore")
         self._clients = [self._client(url) for url in self._urls]
         self._away = [(0.0, "")] * len(self._urls)  # the time of the next request to a server, and its last error
 

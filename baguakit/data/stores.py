@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Sequence
@@ -95,6 +96,14 @@ class Store(ABC):
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         self.close()
+
+
+def package(name: str, user: str) -> Any:
+    """Return an optional package; raise ImportError, with the command that installs it, if it is missing."""
+    try:
+        return importlib.import_module(name)
+    except ImportError:
+        raise ImportError(f"{user} needs the {name} package: pip install baguakit[data]") from None
 
 
 class MemoryStore(Store):
