@@ -8,8 +8,9 @@ one gradient not finite skips the step for all of them. Everything is decided on
 """
 
 import contextlib
-import threading
 from collections.abc import Callable, Iterator, Mapping
+from contextvars import ContextVar
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -17,12 +18,10 @@ from torch import Tensor
 
 from .annotations import said
 
+Kept = tuple[Tensor, Tensor, Tensor, Any]
+"""A tensor of a state, the value to keep, the one to go back to, and whose it is."""
 
-class _Deciding(threading.local):
-    joint: "Joint | None" = None
-
-
-_deciding = _Deciding()
+_deciding: "ContextVar[_Held | None]" = ContextVar("baguakit deciding", default=None)  # of the flight at work here
 
 
 def finite(x: Tensor) -> Tensor:
@@ -55,8 +54,9 @@ def keep_(state: Tensor, new: Tensor, where: Tensor) -> Tensor:
         raise ValueError(said("where", "one bool, such as stages.finite returns", where))
     if new.shape != state.shape:
         raise ValueError(said("new", f"a tensor of the shape of state, {tuple(state.shape)}", new))
-    if _deciding.joint is not None:
-        _deciding.joint.hold(state, new, where)
+    held = _deciding.get()
+    if held is not None:
+        held.hold(state, new, where)
         return state
     if where.is_cpu:  # to ask waits for nothing
         return state.copy_(new) if where else state
@@ -68,7 +68,8 @@ def room_for(state: Tensor, new: Callable[[Tensor], Tensor]) -> Tensor:
 
     Its values are undefined, and it may be used until the flight ends.
     """
-    return new(state) if _deciding.joint is None else _deciding.joint.copy_of(state)
+    held = _deciding.get()
+    return new(state) if held is None else held.joint.copy_of(state)
 
 
 def wide_copy(x: Tensor) -> Tensor:
@@ -93,21 +94,32 @@ def tensors_of(state: Any) -> Iterator[Tensor]:
             yield from tensors_of(value)
 
 
+@dataclass(eq=False)
+class _Held:
+    """The values that one flight would keep."""
+
+    joint: "Joint"
+    whose: Any
+    new: list[Kept] = field(default_factory=list)
+    flags: list[Tensor] = field(default_factory=list)
+
+    def hold(self, state: Tensor, new: Tensor, where: Tensor) -> None:
+        """Hold the new value of a tensor, and whether the flight that brought it would keep it."""
+        copy = self.joint.copy_of(state)
+        self.new.append((state, copy if new is copy else copy.copy_(new), state, self.whose))
+        self.flags.append(where)
+
+
 class Joint:
     """The values that several flights would keep, until it is known whether the results of all of them are finite.
 
-    Holds one copy of each tensor of their states; on the CPU the two change places, and nothing is copied back. All
-    methods are called on one lane, in the order of the flights.
+    Holds one copy of each tensor of their states; on the CPU the two change places, and nothing is copied back.
+    Flights begin and end on one lane, in their order, and all have ended when `settle` is called there.
     """
 
     def __init__(self) -> None:
-        self._copies: dict[
-            int, tuple[Tensor, Tensor]
-        ] = {}  # by id: a tensor of a state, and memory for the other value
-        self._new: list[
-            tuple[Tensor, Tensor, Tensor, Any]
-        ] = []  # state, the value to keep, the one to go back to, and whose
-        self._whose: Any = None
+        self._copies: dict[int, tuple[Tensor, Tensor]] = {}  # by id: of a state, and memory for the other value
+        self._new: list[Kept] = []
         self._flags: list[Tensor] = []
 
     @contextlib.contextmanager
@@ -125,21 +137,16 @@ class Joint:
         before = [] if guarded else [(tensor, self.copy_of(tensor)) for tensor in tensors_of(state)]
         for tensor, copy in before:
             copy.copy_(tensor)
-        flags, outer, self._whose = len(self._flags), _deciding.joint, whose
-        _deciding.joint = self if guarded else None
+        outer, held = _deciding.get(), _Held(self, whose)
+        mine = held if guarded else None
+        _deciding.set(mine)
         try:
             yield
         finally:
-            _deciding.joint = outer
-        self._new += [(tensor, tensor, copy, whose) for tensor, copy in before]
-        if len(self._flags) == flags:
-            self._flags.append(finite(result()))
-
-    def hold(self, state: Tensor, new: Tensor, where: Tensor) -> None:
-        """Hold the new value of a tensor, and whether the flight that brought it would keep it."""
-        copy = self.copy_of(state)
-        self._new.append((state, copy if new is copy else copy.copy_(new), state, self._whose))
-        self._flags.append(where)
+            if _deciding.get() is mine:  # else the flight was given up between its phases, and this is anywhere
+                _deciding.set(outer)
+        self._new += held.new + [(tensor, tensor, copy, whose) for tensor, copy in before]
+        self._flags += held.flags or [finite(result())]
 
     def note(self, ok: Tensor) -> None:
         """Keep nothing unless these bools are true as well."""

@@ -1,20 +1,24 @@
-"""The effect of the priority of a lane's stream: seconds of steps and of the flights of buckets, beside DDP.
+"""The effect of the priority of a lane's stream, and of a second lane: seconds of steps and flights, beside DDP.
 
-Ranks share a GPU, and train a stack of linear layers. Of each way: seconds until the host has launched a step, seconds
-until it is done, and of the flights of a bucket on the device the mean milliseconds from the launch to the begin, on
-the lane, and for which training waited. Priorities take turns, so that a GPU that slows down is not taken for one.
+Ranks share a GPU, and train a stack of linear layers: two of them, and as two nodes of two with one lane and with two.
+Of each way: seconds until the host has launched a step, seconds until it is done, and of the flights of a bucket on the
+device the mean milliseconds from the launch to the begin, on the lanes, and for which training waited. Ways take turns,
+so that a GPU that slows down is not taken for one.
 """
 
 import argparse
+import contextlib
 import json
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 WIDTH, STEPS, ROUNDS = 2048, 5, 3
-WAYS = ("ddp", "bytegrad 0", "bytegrad -1", "error feedback 0", "error feedback -1")
+PRIORITIES = ("ddp", "bytegrad 0", "bytegrad -1", "error feedback 0", "error feedback -1")
+LANES = ("hierarchical, one lane", "hierarchical, two lanes")
+WAYS = {2: PRIORITIES, 4: LANES}  # by the number of ranks
 
 
 def main(words: Sequence[str] | None = None) -> int:
@@ -27,13 +31,14 @@ def main(words: Sequence[str] | None = None) -> int:
 
     layers = max(1, round(asked.megabytes * 2**20 / (4 * WIDTH * WIDTH)))
     facts: dict[str, Any] = {"megabytes": layers * WIDTH * WIDTH * 4 / 2**20}
-    with Ranks(2, cuda=not asked.cpu, timeout=60) as ranks:
-        for turn in range(1 if asked.cpu else ROUNDS):
-            for way in WAYS:
-                found = ranks.run(timed, way, layers, not asked.cpu, limit=300.0 if asked.cpu else 40.0)[0]
-                facts[f"{way}, round {turn}"] = found
-                asked.facts.write_text(json.dumps(facts))
-                print(way, turn, json.dumps(found), flush=True)
+    for size, ways in WAYS.items():
+        with Ranks(size, cuda=not asked.cpu, timeout=60) as ranks:
+            for turn in range(1 if asked.cpu else ROUNDS):
+                for way in ways:
+                    found = ranks.run(timed, way, layers, not asked.cpu, limit=300.0 if asked.cpu else 40.0)[0]
+                    facts[f"{way}, round {turn}"] = found
+                    asked.facts.write_text(json.dumps(facts))
+                    print(way, turn, json.dumps(found), flush=True)
     return 0
 
 
@@ -42,22 +47,35 @@ def timed(way: str, layers: int, cuda: bool) -> dict[str, float]:
     import torch
 
     import baguakit as bk
-    from baguakit.lanes import cuda as lanes
 
     device = "cuda" if cuda else "cpu"
     model: Any = torch.nn.Sequential(*(torch.nn.Linear(WIDTH, WIDTH, bias=False) for _ in range(layers))).to(device)
     x = torch.randn(256 if cuda else 4, WIDTH, device=device)
     if way == "ddp":
         return steps(torch.nn.parallel.DistributedDataParallel(model), x)
-    name, priority = way.rsplit(" ", 1)
-    before, lanes.PRIORITY = lanes.PRIORITY, int(priority)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+    algorithm, comm = bk.algorithms.bytegrad(error_feedback="feedback" in way), None
+    if way in LANES:
+        nodes = torch.distributed.device_mesh.init_device_mesh(device, (2, 2), mesh_dim_names=("inter", "intra"))
+        algorithm, comm = bk.hierarchical(algorithm), bk.Comm(mesh=nodes)
+    with flown(way), bk.attach(model, optimizer, algorithm, comm=comm) as att:
+        return steps(model, x, optimizer) | flights(att)
+
+
+@contextlib.contextmanager
+def flown(way: str) -> Iterator[None]:
+    """Let lanes have the priority of a way, or flights in phases one lane."""
+    from baguakit.lanes import CpuLane, CudaLane, cuda
+
+    priority, cpu, gpu = cuda.PRIORITY, CpuLane.fly, CudaLane.fly
+    if way == LANES[0]:
+        CpuLane.fly, CudaLane.fly = CpuLane.run, CudaLane.run
+    elif way not in LANES:
+        cuda.PRIORITY = int(way.split()[-1])
     try:
-        optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
-        with bk.attach(model, optimizer, bk.algorithms.bytegrad(error_feedback=name != "bytegrad")) as att:
-            facts = steps(model, x, optimizer)
-            return facts | flights(att)
+        yield
     finally:
-        lanes.PRIORITY = before
+        cuda.PRIORITY, CpuLane.fly, CudaLane.fly = priority, cpu, gpu
 
 
 def steps(model: Any, x: Any, optimizer: Any = None) -> dict[str, float]:
@@ -87,8 +105,8 @@ def flights(att: Any) -> dict[str, float]:
     for records in att._engine.runners[0].records:
         for record in list(records)[-STEPS:]:
             times = record.flight.times()
-            found.append((between(times.launched, times.begun), *record.flight.seconds()))
-    names = ("ms before the begin", "ms on the lane", "ms waited for")
+            found.append((between(times.launched, times.phases[0][0]), *record.flight.seconds()))
+    names = ("ms before the begin", "ms on the lanes", "ms waited for")
     return {name: 1000 * sum(each) / len(found) for name, each in zip(names, zip(*found, strict=True), strict=True)}
 
 

@@ -168,8 +168,8 @@ PARTS = (
     ),
     Part(
         "overlap",
-        "steps and flights of buckets with lanes of priority 0 and -1, beside DDP",
-        150,
+        "steps and flights of buckets with lanes of priority 0 and -1, beside DDP, and of nodes with one lane and two",
+        200,
         ("scripts/gpu_overlap.py", "{facts}"),
         dry=("--cpu", "--megabytes", "1"),
     ),

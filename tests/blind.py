@@ -4,6 +4,7 @@ They are torch's meta tensors, which say of themselves that they are on a GPU. A
 pinned raises as well: on a GPU the host might wait for it.
 """
 
+from types import GeneratorType
 from typing import Any
 
 import torch
@@ -13,7 +14,7 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 
 from baguakit import Comm
 from baguakit.comm import INTER, INTRA
-from baguakit.lanes import Flight, Lane
+from baguakit.lanes import Flight, Lane, whole
 
 GPU = torch.device("cuda", 0)
 META = torch.device("meta")
@@ -175,7 +176,11 @@ class Inline(Lane):
     def run(self, work: Any, name: str = "") -> Done:
         self.told.append(("run", name))
         with torch.no_grad():
-            return Done(work())
+            value = work()
+            return Done(whole(value) if isinstance(value, GeneratorType) else value)
+
+    def fly(self, work: Any, name: str = "") -> Done:
+        return self.run(work, name)
 
     def follow(self, streams: Any) -> None:
         self.told.append(("follow", list(streams)))

@@ -3,6 +3,7 @@
 import contextlib
 import threading
 import time
+from contextvars import ContextVar
 
 import pytest
 import torch
@@ -90,6 +91,157 @@ def test_an_error_in_a_launch_is_the_flights_on_a_cuda_lane_too(monkeypatch):
     assert flight.done()
     with pytest.raises(ZeroDivisionError):
         flight.result()
+
+
+def phases(seen, k, fails="", where=lambda: ""):
+    """A flight of three phases, which tell when and where they are done."""
+
+    def work():
+        for phase in "abc":
+            seen.append((where(), f"{phase}{k}"))
+            if phase == fails:
+                raise KeyError(k)
+            if phase != "c":
+                yield torch.full((1,), float(k))
+        return k
+
+    return work
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_a_phase_reads_what_the_one_before_it_made(device):
+    way, xs = lane(torch.device(device)), torch.arange(8.0, device=device).repeat(1 << 16, 1).T.contiguous()
+
+    def work(x):
+        twice = x * 2
+        yield twice
+        more = twice + 1
+        yield more
+        return more * 3
+
+    flights = [way.fly(lambda x=x: work(x)) for x in xs]
+    for x, flight in zip(xs, flights, strict=True):
+        assert torch.equal(flight.result(), (x * 2 + 1) * 3)
+    way.close()
+
+
+def on(seen, place):
+    return [phase for where, phase in seen if where == place]
+
+
+def test_phases_fly_by_turns_on_two_threads():
+    way, seen = lane(torch.device("cpu"), "one"), []
+    flights = [way.fly(phases(seen, k, where=lambda: threading.current_thread().name)) for k in (1, 2, 3)]
+    assert [flight.result() for flight in flights] == [1, 2, 3]
+    assert on(seen, "one") == ["a1", "a2", "c1", "a3", "c2", "c3"] and on(seen, "one, beside") == ["b1", "b2", "b3"]
+    assert all(len(flight.times().phases) == 3 and flight.seconds()[0] >= 0 for flight in flights)
+    assert way.run(phases(seen, 4, where=lambda: threading.current_thread().name)).result() == 4
+    assert on(seen, "one")[-3:] == ["a4", "b4", "c4"]
+    way.close()
+    assert not [t.name for t in threading.enumerate() if t.name.startswith("one")]
+
+
+def test_the_last_phase_is_due_when_other_work_comes_or_someone_waits():
+    way, seen = lane(torch.device("cpu")), []
+    flight = way.fly(phases(seen, 1))
+    while not flight.held:
+        assert not flight.done()
+    assert on(seen, "") == ["a1", "b1"]
+    way.run(lambda: seen.append(("", "other")))
+    assert flight.result() == 1 and not flight.held
+    way.flush()
+    assert way.run(list).result() == [] and on(seen, "") == ["a1", "b1", "c1", "other"]
+    last = way.fly(phases(seen, 2))
+    way.flush()
+    assert last._gate.acquire(timeout=60) and last.done() and not last.held
+    way.close()
+
+
+@pytest.mark.parametrize("phase", "abc")
+def test_an_error_in_a_phase_is_raised_by_the_flight_and_the_lanes_go_on(phase):
+    way, seen = lane(torch.device("cpu")), []
+    flights = [way.fly(phases(seen, 1)), way.fly(phases(seen, 2, fails=phase)), way.fly(phases(seen, 3))]
+    with pytest.raises(KeyError):
+        flights[1].result()
+    assert flights[0].result() == 1 and flights[2].result() == 3
+    way.close()
+
+
+def test_phases_keep_their_context():
+    """A value that a phase sets is there in the next phases of its flight, and in no other flight."""
+    way, number = lane(torch.device("cpu")), ContextVar("number", default=0)
+
+    def work(k):
+        number.set(k)
+        yield
+        found = number.get()
+        yield
+        return found, number.get()
+
+    flights = [way.fly(lambda k=k: work(k)) for k in (1, 2, 3)]
+    assert [flight.result() for flight in flights] == [(1, 1), (2, 2), (3, 3)] and way.run(number.get).result() == 0
+    way.close()
+
+
+def test_phases_fly_by_turns_on_two_streams(monkeypatch):
+    """Each waits for the event of the phase before, and memory that it reads stays until then."""
+    given, here = [], []
+
+    class Ordered(Stream):
+        def wait_event(self, event):
+            given.append((self, "waits for", event))
+
+    class Read(torch.Tensor):
+        is_cuda = True
+
+        def record_stream(self, stream):
+            given.append((stream, "reads", int(self)))
+
+    @contextlib.contextmanager
+    def at(stream):
+        here.append(stream)
+        yield
+        here.pop()
+
+    def work(k):
+        for phase in "abc":
+            given.append((here[-1], phase, k))
+            if phase != "c":
+                yield [torch.tensor(k).as_subclass(Read)]
+        return k
+
+    monkeypatch.setattr(torch.cuda, "Stream", Ordered)
+    monkeypatch.setattr(torch.cuda, "stream", at)
+    monkeypatch.setattr(cuda, "moment", lambda device: len(given))
+    way = lane(torch.device("cuda", 0))
+    way.fly(lambda: work(1))
+    way.fly(lambda: work(2))
+    way.run(lambda: given.append((here[-1], "other", 0)))
+    done = [(stream is way.stream, what, k) for stream, what, k in given if what in (*"abc", "reads", "other")]
+    assert done == [
+        (True, "a", 1),
+        (False, "reads", 1),
+        (False, "b", 1),
+        (True, "a", 2),
+        (False, "reads", 2),
+        (False, "b", 2),
+        (True, "reads", 1),
+        (True, "c", 1),
+        (True, "reads", 2),
+        (True, "c", 2),
+        (True, "other", 0),
+    ]
+    # An event is the number of what had been given when it was recorded: behind the phase before.
+    for phase, before in (("b", "a"), ("c", "b")):
+        for k in (1, 2):
+            at_phase = next(i for i, (_, what, which) in enumerate(given) if (what, which) == (phase, k))
+            waits = [
+                event
+                for stream, what, event in given[:at_phase]
+                if what == "waits for" and stream is given[at_phase][0]
+            ]
+            behind = next(i for i, (_, what, which) in enumerate(given) if (what, which) == (before, k)) + 1
+            assert waits[-1] == behind
 
 
 @pytest.mark.gpu

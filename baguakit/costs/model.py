@@ -13,8 +13,9 @@ Copies are counted in passes over the values, a read and a write each, as the st
 """
 
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass, replace
 from functools import lru_cache
+from operator import add
 
 from ..arguments import check_fields, checked, integer
 from ..topology import Topology
@@ -33,17 +34,25 @@ class Cost:
         seconds: T, on a machine that does nothing else.
         busy: z, seconds of the machine's own work among or beside them.
         sent: bytes that a rank sends, over all links.
+        beside, beside_busy: the seconds and busy seconds among these that are on a second lane; half of the others are
+            before them, and half after.
     """
 
     seconds: float = 0.0
     busy: float = 0.0
     sent: float = 0.0
+    beside: float = 0.0
+    beside_busy: float = 0.0
 
     def __post_init__(self) -> None:
         check_fields(self)
 
     def __add__(self, other: "Cost") -> "Cost":
-        return Cost(self.seconds + other.seconds, self.busy + other.busy, self.sent + other.sent)
+        return Cost(*map(add, astuple(self), astuple(other)))
+
+    def put_beside(self) -> "Cost":
+        """Return the same cost, all of it on the second lane."""
+        return replace(self, beside=self.seconds, beside_busy=self.busy)
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from .base import Flight, Lane
+from .base import Flight, Lane, Phases, whole
 from .cpu import CpuLane
 from .cuda import CudaLane, current_stream, tensors_in
 from .moments import Moment, between, moment, passed, reader
@@ -21,6 +21,7 @@ __all__ = [
     "Lane",
     "Moment",
     "New",
+    "Phases",
     "between",
     "current_stream",
     "lane",
@@ -30,6 +31,7 @@ __all__ = [
     "reader",
     "temporaries",
     "tensors_in",
+    "whole",
 ]
 
 

@@ -1,7 +1,23 @@
-"""The interface of lanes of both kinds."""
+"""The interface of lanes of both kinds.
+
+A flight in phases, such as a mean within nodes, between them and within them again, flies on two lanes by turns, which
+move data over different links. Of flights k = 1, 2, … with the phases a, b and c, the lanes do
+
+    this lane         a₁    a₂ c₁    a₃ c₂    …
+    the one beside       b₁       b₂       …
+
+So b of one flight overlaps a of the next and c of the one before. The last phase of a flight is due when the next work
+comes to its lane, `flush` is called, or someone waits for its result: the host decides that, in the same order on all
+ranks, and no clock.
+
+There is no deadlock. Each process group is used on one lane only, if first and last phases send through other groups
+than those between them. In the order a₁ b₁ a₂ c₁ b₂ a₃ c₂ … every rank puts its work on the lanes, and all that work
+waits for, events or what its lane did before, comes earlier in it. So the first of all work that has not ended has
+begun on all ranks, or can, and ends. Other work begins when both lanes have done all that came before it.
+"""
 
 import contextlib
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Generator, Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -9,17 +25,19 @@ from torch.autograd import profiler
 
 from .moments import Moment, between
 
+Phases = Generator[Any, None, Any]
+"""Work in phases, by turns for a lane and for the one beside it. It yields the tensors that the next phase reads."""
+
 
 @dataclass(frozen=True)
 class FlightTimes:
-    """The times of a flight: its launch, the begin and end of its work on the lane, and the waits for it.
+    """The times of a flight: its launch, the begin and end of each phase of its work, and the waits for it.
 
     A wait that starts after the work has ended has zero length (its end may precede its start).
     """
 
     launched: Moment
-    begun: Moment
-    arrived: Moment
+    phases: tuple[tuple[Moment, Moment], ...]
     waits: tuple[tuple[Moment, Moment], ...]
 
 
@@ -33,6 +51,14 @@ class Flight:
     on_device = False
     _value: Any = None
     _error: BaseException | None = None
+
+    @property
+    def held(self) -> bool:
+        """Return True if only the last phase is left, and not due yet."""
+        return False
+
+    def flush(self) -> None:
+        """Let the last phase be due."""
 
     def done(self) -> bool:
         """Return True if the work has ended. Never waits."""
@@ -59,17 +85,24 @@ class Flight:
         raise NotImplementedError
 
     def seconds(self) -> tuple[float, float]:
-        """Return the seconds of work on the lane, and those for which training waited. Waits unless it is over."""
+        """Return the seconds of work on the lanes, and those for which training waited. Waits unless it is over."""
         times = self.times()
-        return between(times.begun, times.arrived), sum(max(0.0, between(*wait)) for wait in times.waits)
+        return sum(between(*phase) for phase in times.phases), sum(max(0.0, between(*wait)) for wait in times.waits)
 
 
 class Lane:
     """A queue of work that runs in order, beside the training loop."""
 
     def run(self, work: Callable[[], Any], name: str = "") -> Flight:
-        """Put `work` on the lane; `name` is for profilers."""
+        """Put `work` on the lane, all phases if it has some; `name` is for profilers."""
         raise NotImplementedError
+
+    def fly(self, work: Callable[[], Phases], name: str = "") -> Flight:
+        """Put work in phases on this lane and the one beside it, by turns: see this module."""
+        raise NotImplementedError
+
+    def flush(self) -> None:
+        """Let the last phase of the latest flight be due."""
 
     def follow(self, streams: Iterable[Any]) -> None:
         """Let work launched from now on wait for these streams, besides the current one."""
@@ -106,3 +139,12 @@ def in_profile(what: str, name: str) -> contextlib.AbstractContextManager[Any]:
     if not name or not getattr(profiler, "_is_profiler_enabled", True):
         return _NO_RANGE
     return profiler.record_function(f"baguakit: {what} {name}" if what else f"baguakit: {name}")
+
+
+def whole(phases: Phases) -> Any:
+    """Return what work in phases returns, after doing all of them here."""
+    while True:
+        try:
+            next(phases)
+        except StopIteration as end:
+            return end.value

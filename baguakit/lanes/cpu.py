@@ -2,6 +2,7 @@
 
 import atexit
 import contextlib
+import contextvars
 import ctypes
 import queue
 import sys
@@ -9,11 +10,12 @@ import threading
 import time
 import weakref
 from collections.abc import Callable
+from types import GeneratorType
 from typing import Any
 
 import torch
 
-from .base import Flight, FlightTimes, Lane, in_profile
+from .base import Flight, FlightTimes, Lane, Phases, in_profile
 from .temporaries import keep
 
 TIME_TO_END = 2.0  # seconds that threads have to end before the interpreter does
@@ -26,10 +28,13 @@ class CpuLane(Lane):
         self._name = name
         self._work: queue.SimpleQueue[CpuFlight | None] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
+        self._beside: CpuLane | None = None
+        self._latest: PhasedFlight | None = None  # whose last phase is not due yet
 
-    def run(self, work: Callable[[], Any], name: str = "") -> "CpuFlight":
+    def run(self, work: Callable[[], Any], name: str = "", _flight: "CpuFlight | None" = None) -> "CpuFlight":
         with in_profile("launch", name):
-            flight = CpuFlight(work, name)
+            flight = CpuFlight(work, name) if _flight is None else _flight
+            self._latest = None
             self._work.put(flight)
             if self._thread is None:
                 self._thread = threading.Thread(target=_fly_all, args=(self._work,), name=self._name, daemon=True)
@@ -39,6 +44,18 @@ class CpuLane(Lane):
 
     def here(self) -> bool:
         return threading.current_thread() is self._thread
+
+    def fly(self, work: Callable[[], Phases], name: str = "") -> "PhasedFlight":
+        if self._beside is None:
+            self._beside = CpuLane(f"{self._name}, beside")
+        flight = PhasedFlight(work, name, self, self._beside)
+        self.run(work, name, flight)
+        self._latest = flight
+        return flight
+
+    def flush(self) -> None:
+        if self._latest is not None:
+            self.run(lambda: None)
 
     def rest(self, seconds: float) -> None:
         self.run(lambda: None).wait(seconds)
@@ -85,10 +102,23 @@ def pause_at_terminate() -> None:
 
 def _fly_all(work: "queue.SimpleQueue[CpuFlight | None]") -> None:
     keep()
+    held: PhasedFlight | None = None
+    beside: CpuLane | None = None
     with torch.no_grad():
         while (flight := work.get()) is not None:
+            if held is not None and not isinstance(flight, PhasedFlight):
+                held.finish()
+                held = None
             flight.fly()
+            if isinstance(flight, PhasedFlight):
+                if held is not None:
+                    held.finish()
+                held, beside = flight, flight.beside
             del flight  # the thread waits for work without holding on to the last result
+        if held is not None:
+            held.finish()
+    if beside is not None:
+        beside.close()
 
 
 class CpuFlight(Flight):
@@ -98,30 +128,38 @@ class CpuFlight(Flight):
         self._lock, self._over = threading.Lock(), False
         self._gate = threading.Lock()  # held until it is over: an Event takes several Python calls to be set
         self._gate.acquire()
-        self._launched = self._began = self._ended = time.perf_counter()
+        self._launched = time.perf_counter()
+        self._phases: list[tuple[float, float]] = []
         self._waits: list[tuple[float, float]] = []
 
     def fly(self) -> None:
         """Do the work; on the lane's thread."""
         if self._over or self._work is None:
             return
-        self._began = time.perf_counter()
+        began = time.perf_counter()
         try:
             with in_profile("", self._name):
                 value = self._work()
-            self._finish(value=value)
+                if type(value) is GeneratorType:
+                    try:
+                        while True:
+                            next(value)
+                    except StopIteration as end:
+                        value = end.value
+            self._finish(began, value=value)
         except BaseException as error:
-            self._finish(error=error)
+            self._finish(began, error=error)
 
-    def _finish(self, value: Any = None, error: BaseException | None = None) -> None:
+    def _finish(self, began: float, value: Any = None, error: BaseException | None = None) -> None:
         with self._lock:
             if not self._over:
                 self._value, self._error, self._work = value, error, None
-                self._ended, self._over = time.perf_counter(), True
+                self._phases.append((began, time.perf_counter()))
+                self._over = True
                 self._gate.release()
 
     def fail(self, error: BaseException) -> None:
-        self._finish(error=error)
+        self._finish(time.perf_counter(), error=error)
 
     def done(self) -> bool:
         return self._over
@@ -142,4 +180,59 @@ class CpuFlight(Flight):
         return self._value
 
     def times(self) -> FlightTimes:
-        return FlightTimes(self._launched, self._began, self._ended, tuple(self._waits))
+        return FlightTimes(self._launched, tuple(self._phases), tuple(self._waits))
+
+
+class PhasedFlight(CpuFlight):
+    """A flight on two lanes; its methods `fly` and `finish` are called on the thread of the first."""
+
+    def __init__(self, work: Callable[[], Phases], name: str, lane: CpuLane, beside: CpuLane) -> None:
+        super().__init__(work, name)
+        self._lane, self.beside, self._between = lane, beside, CpuFlight(lambda: None, "")
+        self._context = contextvars.copy_context()  # another flight begins between the phases of this one
+        self._rest: Phases | None = None
+
+    @property
+    def held(self) -> bool:
+        return self._lane._latest is self and self._between.done()
+
+    def fly(self) -> None:
+        """Do the first phase, and put the second on the lane beside."""
+        if not self._over and self._work is not None:
+            self._rest = self._work()
+            self._step_on()
+
+    def finish(self) -> None:
+        """Do the phases that are left, each when the one before it has ended on the other lane."""
+        while not self._over:
+            with self._between._gate:
+                pass
+            self._step_on()
+        self._rest = None
+
+    def _step_on(self) -> None:
+        """Do the next phase here, and put the one after it on the lane beside."""
+        self._step()
+        if not self._over:
+            self._between = self.beside.run(self._step)
+
+    def _step(self) -> None:
+        if self._over or self._rest is None:
+            return
+        began = time.perf_counter()
+        try:
+            with in_profile("", self._name):
+                self._context.run(next, self._rest)
+            self._phases.append((began, time.perf_counter()))
+        except StopIteration as end:
+            self._finish(began, value=end.value)
+        except BaseException as error:
+            self._finish(began, error=error)
+
+    def flush(self) -> None:
+        if self._lane._latest is self:
+            self._lane.flush()
+
+    def result(self) -> Any:
+        self.flush()
+        return super().result()

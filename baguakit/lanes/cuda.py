@@ -1,12 +1,14 @@
 """A CUDA stream as a lane: the host launches the work at once, without a thread."""
 
+import contextvars
 from collections.abc import Callable, Iterable
+from types import GeneratorType
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from .base import Flight, FlightTimes, Lane, in_profile
+from .base import Flight, FlightTimes, Lane, Phases, in_profile
 from .moments import moment
 
 # Of the stream of every lane, 0 or −1, which is higher. With −1 kernels of codecs need not queue behind those of
@@ -26,22 +28,35 @@ class CudaLane(Lane):
     def __init__(self, device: torch.device) -> None:
         self.device = device
         self.stream = torch.cuda.Stream(device, priority=PRIORITY)
+        self._beside: Any = None  # another stream
+        self._held: CudaFlight | None = None  # whose last phase is not due yet
 
     def run(self, work: Callable[[], Any], name: str = "") -> "CudaFlight":
-        with in_profile("launch", name):
-            launched = moment(self.device)
-            self.stream.wait_event(launched)
-            with torch.cuda.stream(self.stream), torch.no_grad(), in_profile("", name):
-                began, value, error = moment(self.device), None, None
-                try:
-                    value = work()
-                except Exception as raised:  # the flight's, as on a CPU: whoever waits for it learns whose fault it is
-                    error = raised
-                ended = moment(self.device)
-        flight = CudaFlight(self.device, value, (launched, began, ended), name)
-        if error is not None:
-            flight.fail(error)
+        self.flush()
+        return self._launched(work, name, self.stream)
+
+    def fly(self, work: Callable[[], Phases], name: str = "") -> "CudaFlight":
+        if self._beside is None:
+            self._beside = torch.cuda.Stream(self.device, priority=PRIORITY)
+        flight = self._launched(work, name, self._beside)
+        self.flush()
+        self._held = flight
         return flight
+
+    def _launched(self, work: Callable[[], Any], name: str, beside: Any) -> "CudaFlight":
+        with in_profile("launch", name):
+            flight = CudaFlight(self, name, work)
+            flight.step(self.stream)
+            flight.step(beside)
+            while beside is self.stream and not flight.given:
+                flight.step(self.stream)
+        return flight
+
+    def flush(self) -> None:
+        held, self._held = self._held, None
+        while held is not None and not held.given:
+            held.step(self.stream)
+            held.step(self._beside)
 
     def follow(self, streams: Iterable[Any]) -> None:
         here = torch.cuda.current_stream(self.device)
@@ -55,25 +70,78 @@ class CudaLane(Lane):
                 tensor.record_stream(self.stream)
 
     def idle(self) -> bool:
-        return bool(self.stream.query())
+        return bool(self.stream.query())  # it waits for the other
 
     def close(self, wait: bool = True) -> None:
         if wait:
+            self.flush()
             self.stream.synchronize()
 
 
 class CudaFlight(Flight):
     on_device = True
 
-    def __init__(self, device: torch.device, value: Any, moments: tuple[Any, Any, Any], name: str) -> None:
-        self._device, self._value, self._name = device, value, name
-        self._launched, self._began, self._ended = moments
+    def __init__(self, lane: CudaLane, name: str, work: Callable[[], Any]) -> None:
+        self._lane, self._device, self._name = lane, lane.device, name
+        self._launched = self._ended = moment(lane.device)  # `_ended`: of the phases so far
+        self._work: Callable[[], Any] | None = work
+        self.given = False  # the device has been given all phases
+        self._context = contextvars.copy_context()  # another flight begins between the phases of this one
+        self._rest: Phases | None = None
+        self._read: Any = None  # what the next phase reads
+        self._phases: list[tuple[Any, Any]] = []
         self._waited: Any = None
 
+    def step(self, stream: Any) -> None:
+        """Give the next phase to a stream, if there is one: all work, if it has no phases."""
+        if self.given:
+            return
+        stream.wait_event(self._ended)
+        with torch.cuda.stream(stream), torch.no_grad(), in_profile("", self._name):
+            for tensor in tensors_in(self._read):
+                if tensor.is_cuda:  # made on another stream, to whose work its memory may be given
+                    tensor.record_stream(stream)
+            began = moment(self._device)
+            try:
+                self._next()
+            except Exception as raised:  # the flight's, as on a CPU: whoever waits for it learns whose fault it is
+                self.fail(raised)
+            self._ended = moment(self._device)
+            self._phases.append((began, self._ended))
+
+    def _next(self) -> None:
+        if self._work is not None:
+            work, self._work = self._work, None  # a report keeps the flight
+            made = work()
+            if type(made) is not GeneratorType:
+                self._value, self.given = made, True
+                return
+            self._rest = made
+        rest = self._rest
+        if rest is None:  # another thread has failed it
+            return
+        try:
+            self._read = self._context.run(next, rest)
+        except StopIteration as end:
+            self._value, self.given, self._read, self._rest = end.value, True, None, None
+
+    def fail(self, error: BaseException) -> None:
+        super().fail(error)
+        self.given, self._read, self._rest = True, None, None
+
+    @property
+    def held(self) -> bool:
+        return not self.given and bool(self._ended.query())
+
     def done(self) -> bool:
-        return self._error is not None or bool(self._ended.query())
+        return self._error is not None or (self.given and bool(self._ended.query()))
+
+    def flush(self) -> None:
+        if self._lane._held is self:
+            self._lane.flush()
 
     def result(self) -> Any:
+        self.flush()
         if self._error is not None:
             raise self._error
         stream = torch.cuda.current_stream(self._device)
@@ -88,11 +156,12 @@ class CudaFlight(Flight):
         return self._value
 
     def over(self) -> bool:
-        return bool(self._ended.query()) and (self._waited is None or bool(self._waited.query()))
+        given = self.given and bool(self._ended.query())
+        return given and (self._waited is None or bool(self._waited.query()))
 
     def times(self) -> FlightTimes:
         waits = () if self._waited is None else ((self._waited, self._ended),)
-        return FlightTimes(self._launched, self._began, self._ended, waits)
+        return FlightTimes(self._launched, tuple(self._phases), waits)
 
 
 def tensors_in(value: Any) -> list[Tensor]:

@@ -13,6 +13,7 @@ from ..comm import FLAT, Comm
 from ..compressors import Compressor
 from ..costs import Cost, Load, Place
 from ..expressions import expression
+from ..lanes import Phases, whole
 
 Carry = Literal["keep", "mean", "zero", "anew"]
 State = dict[str, Any]
@@ -78,6 +79,15 @@ class Stage:
 
     def __call__(self, x: Tensor, state: State, comm: Comm) -> Tensor:
         """Return the result of one flight of `x` (n,). All ranks call it."""
+        result: Tensor = whole(self.phases(x, state, comm))
+        return result
+
+    def phases(self, x: Tensor, state: State, comm: Comm) -> Phases:
+        """Do one flight in phases, in place of `__call__`: an attachment overlaps those of neighbouring buckets.
+
+        It yields, between two phases, the tensors that the next one reads; the last returns the result. The first,
+        third … phases send within nodes only (`comm.intra`), and the others only between them (`comm.inter`).
+        """
         raise NotImplementedError
 
     def cost(self, load: Load, place: Place) -> Cost:
@@ -132,6 +142,7 @@ class Stage:
         return expression(self)
 
 
+Stage._unchecked = Stage.__call__
 for _name in CHECKED:
     setattr(Stage, _name, checked(getattr(Stage, _name)))
 
@@ -144,9 +155,35 @@ def call_stage(stage: Stage, x: Tensor, state: State, comm: Comm) -> Tensor:
     """
     result: Any = type(stage)._unchecked(stage, x, state, comm)
     if not isinstance(result, Tensor) or result.shape != x.shape:
-        found = f"a tensor {tuple(result.shape)}" if isinstance(result, Tensor) else repr(result)
-        raise TypeError(f"{stage!r} returned {found}; a stage returns what becomes of x, a tensor {tuple(x.shape)}")
+        raise unfit(stage, x, result)
     return result
+
+
+def in_phases(stage: Stage, x: Tensor, state: State, comm: Comm, check: Callable[[], None]) -> Phases:
+    """Do what `call_stage` does in the phases of the stage, and call `check` between them."""
+    phases = stage.phases(x, state, comm)
+    while True:
+        try:
+            read = next(phases)
+        except StopIteration as end:
+            result = end.value
+            break
+        yield read
+        check()
+    if not isinstance(result, Tensor) or result.shape != x.shape:
+        raise unfit(stage, x, result)
+    return result
+
+
+def has_phases(stage: Stage) -> bool:
+    """Return whether a stage does its work in phases."""
+    return type(stage)._unchecked is Stage._unchecked
+
+
+def unfit(stage: Stage, x: Tensor, result: Any) -> TypeError:
+    """Return the error of a stage whose result is not a tensor of the shape of `x`."""
+    found = f"a tensor {tuple(result.shape)}" if isinstance(result, Tensor) else repr(result)
+    return TypeError(f"{stage!r} returned {found}; a stage returns what becomes of x, a tensor {tuple(x.shape)}")
 
 
 def remembered(stage: Stage, state: State, carried: bool = True, at: str = "") -> Iterator[tuple[str, Tensor, Any]]:

@@ -12,7 +12,7 @@ from ..buckets import Bucket
 from ..comm import INTER, INTRA, Comm
 from ..costs import Cost, Load, Place, all_gather, exchange
 from ..keeping import finite, keep_, room_for
-from ..lanes import temporaries
+from ..lanes import Phases, temporaries
 from .base import Carry, Stage, State, cost
 
 
@@ -39,7 +39,8 @@ class Hierarchical(Around):
 
         s ← shard of (1/L) Σ x over the L ranks of a node;   s ← inner(s) between nodes;   x ← all s of the node
 
-    Every rank sends 1/L of what a flat algorithm would send between nodes.
+    Every rank sends 1/L of what a flat algorithm would send between nodes. An attachment overlaps what is sent between
+    nodes with what other buckets send within them: see `phases`.
     """
 
     shards: ClassVar[bool] = True
@@ -76,14 +77,18 @@ class Hierarchical(Around):
         shard = _padded(bucket.flat, size).chunk(size)[rank].clone()
         return {"inner": self.inner.init(Bucket.of(shard), comm.inter)}
 
-    def __call__(self, x: Tensor, state: State, comm: Comm) -> Tensor:
+    def phases(self, x: Tensor, state: State, comm: Comm) -> Phases:
         intra = comm.intra
-        shard = intra.reduce_scatter(_padded(x.mul_(1 / intra.size), intra.size)) if intra.size > 1 else x
-        shard = self.inner(shard, state["inner"], comm.inter)
-        return x.copy_(intra.all_gather(shard)[: x.numel()]) if intra.size > 1 else shard
+        if intra.size == 1:
+            return self.inner(x, state["inner"], comm.inter)
+        shard = intra.reduce_scatter(_padded(x.mul_(1 / intra.size), intra.size))
+        yield shard, state["inner"]
+        mean = self.inner(shard, state["inner"], comm.inter)
+        yield mean, state["inner"]
+        return x.copy_(intra.all_gather(mean)[: x.numel()])
 
     def cost(self, load: Load, place: Place) -> Cost:
-        """Return the cost of S/L scattered and gathered in a node of L ranks, and of `inner` on S/L between nodes."""
+        """Return the cost of S/L scattered and gathered in a node of L ranks, and beside of `inner` on S/L."""
         inside, between = replace(place, part="intra"), replace(place, part="inter")
         L = inside.ranks
         shard = Load(-(-load.values // L), load.value_bytes)
@@ -91,7 +96,7 @@ class Hierarchical(Around):
             return place.copies(1, load.size) + cost(self.inner, shard, between)
         line, b = inside.link.exchange, shard.size
         within = exchange(line, 2 * all_gather(line, L, b), 2 * (L - 1) * b)
-        return within + place.copies(3, load.size) + cost(self.inner, shard, between)
+        return within + place.copies(3, load.size) + cost(self.inner, shard, between).put_beside()
 
 
 def _padded(x: Tensor, multiple_of: int) -> Tensor:

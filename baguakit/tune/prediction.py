@@ -6,16 +6,17 @@ its warm-up:
     during_backward     flight i is launched when backward has made its gradients, at f + r_i, and lands by f + b;
                         with a delay all flights overlap one whole step, whatever the delay
     between_steps       all are launched at 0 and land by f + b
-    after_step          Σ T_i after the step, without overlap
+    after_step          all after the step, without overlap of it
     after_step(delay=d) launched after a step, with d steps to land
     free_running        one flight after another; training does not wait
 
-Rules share a lane: the flights that overlap f + b are one sequence (see `overlapped`). A step takes the seconds of that
-sequence, o, and the copies of weights into buckets and back. A flight in every k-th step counts by 1/k.
+Rules share a lane: the flights that overlap f + b are one sequence (see `overlapped`); what `Hierarchical` sends
+between nodes overlaps what other flights send within them. A step takes the seconds of that sequence, o, and the copies
+of weights into buckets and back. A flight in every k-th step counts by 1/k.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from torch import Tensor, nn
 
@@ -25,6 +26,7 @@ from ..costs import Cost, Load, Network, Place
 from ..costs.overlap import overlapped
 from ..rules import Algorithm, Rule, rules_of
 from ..stages import cost
+from ..stages.base import has_phases
 from .compute import Compute
 from .effects import Effect, effect, steps_beside_ddp
 
@@ -91,6 +93,10 @@ class RuleCost:
         """Return the cost of all flights, one after another."""
         return sum(self.flights, Cost())
 
+    def beside(self, W: float, kappa: float = 0.0) -> float:
+        """Return the seconds until W seconds of training and all flights, launched together, are over."""
+        return overlapped(W, [(0.0, flight) for flight in self.flights], kappa)
+
 
 @checked
 def predict(
@@ -147,6 +153,8 @@ def cost_of(rule: Rule, named: Mapping[str, Tensor], bucket_bytes: int, place: P
     launched = Cost(place.network.launch, place.network.launch)
     copied = 1 if rule.what == "grad" else 0  # gradients are gathered into the bucket on the lane
     flights = [launched + place.copies(copied, load.size) + cost(rule.stage, load, place) for load in loads]
+    if not has_phases(rule.stage):  # a stage in it flies on its lane
+        flights = [replace(flight, beside=0.0, beside_busy=0.0) for flight in flights]
     return RuleCost(rule, buckets, tuple(flights), sum(load.size for load in loads))
 
 
@@ -198,16 +206,16 @@ class StepModel:
 
     def added(self, each: RuleCost, base: float, always: Sequence[RuleCost]) -> float:
         """Return the seconds that a rule adds to a step that takes `base` without it."""
-        rule, T = each.rule, each.total
+        rule = each.rule
         if rule.window == "free_running":
-            return flights_per_step(each, base) * (self.copies(each) + self.kappa * T.busy)
+            return flights_per_step(each, base) * (self.copies(each) + self.kappa * each.total.busy)
         if overlaps(rule):
             more = self.overlapping([*always, each]) + self.compute.optimizer - base
         elif rule.delay:
             W = min(rule.delay, every_of(rule)) * base
-            more = self.copies(each) + overlapped(W, [(0.0, T)], self.kappa) - W
+            more = self.copies(each) + each.beside(W, self.kappa) - W
         else:
-            more = self.copies(each) + T.seconds
+            more = self.copies(each) + each.beside(0.0)
         return more / every_of(rule)
 
 
@@ -215,7 +223,7 @@ def flights_per_step(each: RuleCost, step: float) -> float:
     """Return the flights per step of a rule; free running, as many as the network allows, at most one."""
     if each.rule.window != "free_running":
         return 1 / every_of(each.rule)
-    return step / (step + each.total.seconds + each.rule.interval) if step else 1.0
+    return step / (step + each.beside(0.0) + each.rule.interval) if step else 1.0
 
 
 def overlaps(rule: Rule) -> bool:

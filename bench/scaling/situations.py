@@ -51,6 +51,11 @@ NODES = {
     "`bk.hierarchical(gradient_allreduce())`": bk.hierarchical(a.gradient_allreduce()),
     "`bk.hierarchical(bytegrad())`": bk.hierarchical(a.bytegrad()),
 }
+MACHINES = {
+    "`gradient_allreduce()`, a ring": a.gradient_allreduce(),
+    "`bytegrad()`": a.bytegrad(),
+    "`bk.hierarchical(bytegrad())`": bk.hierarchical(a.bytegrad()),
+}
 MODELS = {"1.2 B values, 1.4 s": (72, 4096, 1.4), "ResNet-50, 0.18 s": (25, 1011, 64 / 350)}
 
 
@@ -81,10 +86,10 @@ def steps(
     }
 
 
-def table(head: Sequence[str], rows: Mapping[str, Sequence[float]]) -> str:
+def table(head: Sequence[str], rows: Mapping[str, Sequence[float]], digits: int = 2) -> str:
     """Return a table in Markdown, of seconds."""
     lines = [" | ".join(head), "|".join("---" for _ in head)]
-    lines += [" | ".join([name, *(f"{s:.2f}" for s in seconds)]) for name, seconds in rows.items()]
+    lines += [" | ".join([name, *(f"{s:.{digits}f}" for s in seconds)]) for name, seconds in rows.items()]
     return "\n".join(f"| {line} |" if " | " in line else f"|{line}|" for line in lines)
 
 
@@ -108,9 +113,20 @@ def nodes() -> str:
     return table([name, *(f"{rate} Gb/s" for rate in ETHERNET)], steps(NODES, MODELS[name], there))
 
 
+def two_machines() -> str:
+    """Return the milliseconds of exchange of 22 layers of 4 M values, on 2 machines of 4 GPUs at 10 Gb/s."""
+    there = bk.tune.describe(2, 4, EFFICIENCY * 10e9 / 8, within=12e9, within_to_all=6e9, memory=800e9)
+    rows: dict[str, list[float]] = {name: [] for name in MACHINES}
+    for dtype in (torch.float32, torch.bfloat16):
+        planned = bk.tune.plan(model(22, 2000).to(dtype), network=there, algorithms=[*MACHINES.values()][:2])
+        for name, algorithm in MACHINES.items():
+            rows[name].append(next(1e3 * row.seconds for row in planned.rows if row.algorithm == algorithm))
+    return table(["", "fp32", "bf16"], rows, digits=0)
+
+
 def tables() -> dict[str, list[str]]:
     """Return the tables of each page."""
-    return {"no_nvlink": [no_nvlink()], "ethernet": [*map(ethernet, MODELS), nodes()]}
+    return {"no_nvlink": [no_nvlink(), two_machines()], "ethernet": [*map(ethernet, MODELS), nodes()]}
 
 
 def main() -> int:

@@ -74,6 +74,20 @@ def test_with_room_for_both_flights_follow_each_other():
     assert overlapped(40.0, list(zip(ready, costs(*seconds, busy=1.0), strict=True))) == 40
 
 
+@pytest.mark.parametrize(
+    "within, between, ten", [(2.0, 5.0, 52.0), (3.0, 3.0, 33.0), (5.0, 2.0, 50.0), (0.0, 4.0, 40.0)]
+)
+def test_phases_between_nodes_overlap_those_of_other_flights_within_them(within, between, ten):
+    """Within, between and within: of ten flights the lane that has more to do is busy but for the ends of the whole."""
+    flights = [(0.0, Cost(within + between, beside=between))] * 10
+    assert overlapped(0.0, flights[:1]) == within + between
+    assert overlapped(0.0, flights) == pytest.approx(ten)
+    assert overlapped(100.0, flights) == 100.0
+    assert overlapped(8.0, [(8.0, flight) for _, flight in flights]) == pytest.approx(8.0 + ten)
+    others = [*flights[:1], (0.0, Cost(1.0)), *flights[:1]]
+    assert overlapped(0.0, others) == pytest.approx(2 * (within + between) + 1.0)
+
+
 @pytest.mark.parametrize("count", [1, 2, 10, 1000])
 def test_many_buckets_hide_all_but_the_last(count):
     """Flights as long as backward, in equal buckets: c = b + T/k."""

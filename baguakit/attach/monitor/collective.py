@@ -114,7 +114,7 @@ class Air:
                 self.since = failed.launched
                 return self._held[failed], True
             old = sorted((each for each in self._held if each.launched < before), key=lambda each: each.launched)
-            first = next((each for each in old if not each.flight.done()), None)
+            first = next((each for each in old if not (each.flight.done() or each.flight.held)), None)
             last, self._first = self._first, first
             if first is not None:
                 if first is not last:

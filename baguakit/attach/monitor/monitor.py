@@ -120,6 +120,8 @@ class Monitor:
         """
         if self.error is not None:  # `fail` may have ended a placeholder in place of this flight
             collective.end(self.error)
+        if self.hasty:
+            collective.flight.flush()
         while self.hasty and collective.flight.on_device and not collective.flight.done():
             time.sleep(PAUSE)
         try:

@@ -4,6 +4,7 @@ With a delay d, the buckets of the latest d backward passes are in the air. They
 of d + 1: gradients are views of the buckets that landed last, and the next backward launches these.
 """
 
+import contextlib
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -19,10 +20,13 @@ from ...buckets import Bucket, Pair, is_view
 from ...comm import Comm, Rider
 from ...keeping import Joint
 from ...kernels.shared.uploads import uploaded
+from ...lanes import Phases
 from ...primitives import mean_
+from ...stages.base import in_phases
 from .runner import BucketFlight, RuleRunner, call_unscaled
 
 VERSION = attrgetter("_version")
+NOTHING: contextlib.AbstractContextManager[None] = contextlib.nullcontext()
 FAILED = 2  # in the place of the flags, 0 and 1
 
 
@@ -195,16 +199,20 @@ class GradientRunner(RuleRunner):
             loaded = load([]) if scale is None else load([]).mul_(scale.reciprocal())
             scale = None
 
-        def work(_: Tensor, comm: Comm) -> Tensor:
+        def work(_: Tensor, comm: Comm) -> Phases:
             flat: Tensor = load(beside) if loaded is None else loaded
             arrived = None
             if flags is not None:
                 comm, arrived = flags.begin(flat, comm)
-            if joint is None:
-                call_unscaled(stage, flat, state, comm, scale)
-            else:
-                with joint.flight(state, self.guards, lambda: flat, whose=(self, i)):
+            with NOTHING if joint is None else joint.flight(state, self.guards, lambda: flat, whose=(self, i)):
+                if not self.in_phases:
                     call_unscaled(stage, flat, state, comm, scale)
+                else:
+                    if scale is not None:
+                        flat.mul_(scale.reciprocal())
+                    flat.copy_((yield from in_phases(stage, flat, state, comm, self.channel.check)))
+                    if scale is not None:
+                        flat.mul_(scale)
             if arrived is not None:
                 arrived()
             return flat
@@ -217,6 +225,8 @@ class GradientRunner(RuleRunner):
         Returns:
             True if their backward failed on some rank and the flags are on the host.
         """
+        if self.ring:
+            self.channel.lane.flush()  # these land later, and wait for nothing more
         self._turn()
         for i in sorted(self.air):
             self.arrive(i)

@@ -4,16 +4,18 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from types import GeneratorType
 from typing import Any
 
 from torch import Tensor
 
 from ...buckets import Bucket, Pair, local
 from ...comm import Comm, Note
+from ...lanes import Phases
 from ...primitives import mean_
 from ...rules import Rule
 from ...stages import Stage, State, call_stage
-from ...stages.base import remembered
+from ...stages.base import has_phases, in_phases, remembered
 from ...topology.chosen import as_chosen, chooses
 from ..monitor import Collective
 from ..runtime.channels import Channel
@@ -62,6 +64,7 @@ class RuleRunner:
         stage = self.rule.stage
         self.label, self.outline = repr(self.rule), outline(stage)  # in words; in few, for profilers and figures
         self.guards = stage.guards()  # it changes its state by `keep_` only
+        self.in_phases = has_phases(stage)
         self.chosen = chooses(stage)  # its weights are chosen in each round
         self.sent: list[dict[str, float]] = [{} for _ in self.buckets]  # bytes by part of the network
         self.launches = [0] * len(self.buckets)
@@ -103,11 +106,11 @@ class RuleRunner:
         self,
         i: int,
         step: int | None,
-        work: Callable[[Tensor, Comm], Tensor] | None = None,
+        work: Callable[[Tensor, Comm], Any] | None = None,
         before: Tensor | None = None,
         beside: list[Pair] | None = None,
     ) -> BucketFlight:
-        """Put bucket `i` on the lane; `work` is done with it, by default by the stage.
+        """Put bucket `i` on the lane; `work` is done with it, in phases or not, by default by the stage.
 
         To `beside`, if given, is added what `work` copies before all else.
         """
@@ -119,7 +122,7 @@ class RuleRunner:
         label = f"{self.label}, bucket {i}, round {self.round}"
         stage = self.stage(i) if work is None else self.rule.stage
 
-        def fly() -> Any:
+        def fly() -> Phases:
             if channel.failed or channel.monitor.error is not None:
                 channel.check()
             try:
@@ -130,7 +133,12 @@ class RuleRunner:
                 pairs = clear_padding_(stage, state, bucket, comm, beside is not None)
                 if beside is not None:
                     beside.extend(pairs)
-                return call_stage(stage, bucket.flat, state, comm) if work is None else work(bucket.flat, comm)
+                if work is not None:
+                    result = work(bucket.flat, comm)
+                    return (yield from result) if type(result) is GeneratorType else result
+                if self.in_phases:
+                    return (yield from in_phases(stage, bucket.flat, state, comm, channel.check))
+                return call_stage(stage, bucket.flat, state, comm)
             except Exception as error:
                 channel.note(label, error)
                 raise
@@ -138,7 +146,7 @@ class RuleRunner:
         flight = BucketFlight(
             label=label,
             step=step,
-            flight=channel.lane.run(fly, self.name(i)),
+            flight=(channel.lane.fly if self.in_phases else channel.lane.run)(fly, self.name(i)),
             launched=time.time(),
             runner=self,
             bucket=i,

@@ -18,6 +18,8 @@ class WeightRunner(RuleRunner):
             if factor != 1:
                 flat.mul_(factor) if factor else flat.zero_()  # 0 · inf would not be 0
             self.launch(i, step, before=before)
+        if self.in_phases:
+            self.channel.lane.flush()
         self.round += 1
 
     def land_all(self) -> None:

@@ -9,6 +9,7 @@ and in the intersection of these intervals over several collectives. The middle 
 length is the error.
 """
 
+import itertools
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -19,7 +20,7 @@ from ...comm import Comm
 from ...lanes import Moment, reader
 from ..runners.runner import BucketFlight, RuleRunner
 from ..training.logbook import STEP, Logbook, StepRecord
-from .spans import TRAINING, FlightSpan, Span
+from .spans import BESIDE, TRAINING, FlightSpan, Span
 from .timeline import Timeline
 
 PINGS = 16  # collectives that compare the clocks
@@ -41,9 +42,9 @@ def account(rank: int, runners: Sequence[RuleRunner], log: Logbook, steps: int |
         for flights in runner.records:
             for flight in list(flights):
                 if flight not in in_air and flight.flight.times().waits:
-                    span, waits = flight_spans(rank, flight, read)
-                    if span.launched < end and span.landed > begin:
-                        spans += [span, *(wait for wait in waits if wait.start >= begin)]
+                    phases, waits = flight_spans(rank, flight, read)
+                    if phases and phases[0].launched < end and phases[0].landed > begin:
+                        spans += [*phases, *(wait for wait in waits if wait.start >= begin)]
     return spans
 
 
@@ -53,17 +54,20 @@ def training_spans(rank: int, record: StepRecord, read: Callable[[Moment], float
     return [Span(rank, TRAINING, name, read(begin), read(end), record.step) for name, begin, end in parts]
 
 
-def flight_spans(rank: int, flight: BucketFlight, read: Callable[[Moment], float]) -> tuple[FlightSpan, list[Span]]:
-    """Return the span of a flight, and those of the waits for it."""
+def flight_spans(
+    rank: int, flight: BucketFlight, read: Callable[[Moment], float]
+) -> tuple[list[FlightSpan], list[Span]]:
+    """Return the span of each phase of a flight, and those of the waits for it."""
     times, runner = flight.flight.times(), flight.runner
     name, which = runner.name(flight.bucket), (runner.label, flight.bucket, flight.round)
     waits = []
     for since, until in times.waits:
         start = read(since)
         waits.append(Span(rank, TRAINING, f"wait for {name}", start, max(start, read(until)), flight.step, *which))
-    start, end, launched = read(times.begun), read(times.arrived), read(times.launched)
-    lane, landed = f"lane {runner.channel.number}", waits[-1].end
-    return FlightSpan(rank, lane, name, start, end, flight.step, *which, launched, landed), waits
+    about = flight.step, *which, read(times.launched), waits[-1].end
+    lane = f"lane {runner.channel.number}"
+    phases = zip(itertools.cycle((lane, f"{lane} {BESIDE}")), times.phases, strict=False)
+    return [FlightSpan(rank, on, name, read(start), read(end), *about) for on, (start, end) in phases], waits
 
 
 def gathered(comm: Comm, device: torch.device, spans: list[Span]) -> Timeline:

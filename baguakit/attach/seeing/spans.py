@@ -4,6 +4,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 TRAINING = "training"
+BESIDE = "between nodes"  # after the name of a lane: the one beside it
 
 
 @dataclass(frozen=True)
@@ -11,7 +12,7 @@ class Span:
     """A stretch of time on one rank. Times are in seconds from the beginning of the timeline.
 
     Attributes:
-        rank, thread: the thread is "training", or a lane such as "lane 0".
+        rank, thread: the thread is "training", or a lane such as "lane 0" or "lane 0 between nodes", the one beside it.
         name: of training "step"; "backward", from its first gradient, where a rule acts on gradients; "SGD.step", as
             the optimizer is called; "wait for …". Of a flight what it carries, such as "CompressedMean, bucket 3".
         start, end: of a flight, its work on the lane.
@@ -37,7 +38,7 @@ class Span:
 
 @dataclass(frozen=True)
 class FlightSpan(Span):
-    """A flight: launched ≤ start ≤ end ≤ landed.
+    """A flight, or one phase of it: launched ≤ start ≤ end ≤ landed.
 
     Attributes:
         launched: the time when training put it on the lane.

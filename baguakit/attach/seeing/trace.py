@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from .spans import FlightSpan, Span, flights_of
+from .spans import BESIDE, FlightSpan, Span, flights_of
 
 Event = dict[str, Any]
 
@@ -25,8 +25,8 @@ def save_trace(path: str | os.PathLike[str], ranks: int, spans: Sequence[Span], 
 
 
 def tid(thread: str) -> int:
-    """Return the number of a thread: 0 for training, 1 for lane 0."""
-    return int(thread.split()[-1]) + 1 if thread.startswith("lane") else 0
+    """Return the number of a thread: 0 for training, 1 for lane 0, 2 for lane 1; 3 for the one beside lane 0."""
+    return 1 + int(thread.split()[1]) + 2 * thread.endswith(BESIDE) if thread.startswith("lane") else 0
 
 
 def named(pid: int, kind: str, tid: int, name: str) -> list[Event]:
