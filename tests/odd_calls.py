@@ -208,7 +208,8 @@ def obscurity(error: Exception, argument: str, value: Any) -> str:
         return f"from {Path(where).name}: {what}"
     if not re.search(rf"\b({argument}|{plain_calls.ALIASES.get(argument, argument)})\b", said):
         return f"does not name the argument: {what}"
-    return "" if shows(said, value) else f"does not show the value: {what}"
+    hidden = "not shown, since it may hold a password" in said
+    return "" if hidden or shows(said, value) else f"does not show the value: {what}"
 
 
 def shows(said: str, value: Any) -> bool:

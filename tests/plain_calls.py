@@ -222,7 +222,6 @@ SPECIAL |= {
     ("net.SocketSettings", "threads"): lambda w, called: 1,
     ("Comm().stand", "sent"): lambda w, called: {},
     ("Comm().meeting", "meet"): lambda w, called: None,
-    ("Comm().carrying", "rider"): lambda w, called: None,
     ("Comm().note", "asked"): lambda w, called: MinMaxUInt8(),
     ("Comm().note", "flew"): lambda w, called: torch.float32,
     ("all_gather_later", "out"): lambda w, called: torch.empty(256 * bk.Comm().size),
@@ -304,7 +303,6 @@ ENDS = {
     "clear",
     "stand",
     "meeting",
-    "carrying",
 }  # methods after which there is nothing more to call
 
 

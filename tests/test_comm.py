@@ -166,11 +166,11 @@ def test_flags_ride_with_the_first_gathers_that_reach_all_ranks():
         mine = torch.tensor([comm.rank, 3 - comm.rank], dtype=torch.uint8)
         x = torch.full((3,), comm.rank, dtype=torch.bfloat16)
         flat, nodes, within, none = (Rider(mine, 4) for _ in range(4))
-        gathered = [comm.carrying(flat).all_gather(x) for _ in range(2)]  # the second without it
-        between = comm.carrying(nodes).inter
+        gathered = [flat.aboard(comm).all_gather(x) for _ in range(2)]  # the second without it
+        between = nodes.aboard(comm).inter
         gathered.append(between.all_gather(between.all_gather(x)))
-        gathered.append(comm.carrying(nodes).intra.all_gather(x))
-        gathered.append(comm.carrying(within).intra.all_gather(x))
+        gathered.append(nodes.aboard(comm).intra.all_gather(x))
+        gathered.append(within.aboard(comm).intra.all_gather(x))
         for rider in (flat, nodes, within, none):
             rider.arrive(comm)
         shapes = [tuple(rider.rows.shape) for rider in (flat, nodes, within, none)]

@@ -132,10 +132,6 @@ class Comm:
         """
         return self._copied(_round=round, _step=step, _bucket=bucket, _sent=sent, _notes=notes)
 
-    def carrying(self, rider: Rider) -> "Comm":
-        """Return the same group for one flight, which takes these flags along."""
-        return self._copied(_rider=rider)
-
     def meeting(self, call: int, meet: Callable[[], None] | None) -> "Comm":
         """Return the same group for a call that other ranks may not make.
 

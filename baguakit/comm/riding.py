@@ -22,6 +22,10 @@ class Rider:
     def __init__(self, mine: Tensor, size: int) -> None:
         self.rows, self._size, self._parts = mine.view(1, -1), size, set[str]()
 
+    def aboard(self, comm: Any) -> Any:
+        """Return the same `Comm` for one flight, which takes these flags along."""
+        return comm._copied(_rider=self)
+
     def boards(self, part: str, size: int) -> tuple[Tensor, Tensor] | None:
         """Return what to gather to and from with the ranks of a part of the group; None if they stay where they are."""
         rows = size * len(self.rows)

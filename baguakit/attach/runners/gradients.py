@@ -76,7 +76,7 @@ class Flags:
             rider.arrive(comm)
             self.rows = rider.rows
 
-        return comm.carrying(rider), arrive
+        return rider.aboard(comm), arrive
 
     def of_all(self) -> list[bool]:
         """Return for each parameter whether some rank has a gradient, once the flight has arrived."""
