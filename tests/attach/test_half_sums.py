@@ -115,6 +115,14 @@ def landed_weights(rule, fault, given_up=False, dtype=torch.float32, device="cpu
     return [p.detach() for p in params], before
 
 
+def test_a_result_of_another_dtype_is_chosen_too():
+    out, fault = torch.zeros(3, dtype=torch.bfloat16), Fault()
+    for given_up in (False, True):
+        fault.choose_(out, torch.ones(3, dtype=torch.float64), torch.full_like(out, 2.0))
+        assert torch.equal(out, torch.full_like(out, 1.0 + given_up))
+        fault.set()
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("rule", WEIGHTS)
 def test_on_a_gpu_weights_stay_as_they_were_where_an_abort_has_ended_their_flight(rule, dtype):

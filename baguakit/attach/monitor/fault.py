@@ -31,7 +31,7 @@ class Fault:
 
     def choose_(self, out: Tensor, result: Tensor, own: Tensor) -> None:
         """Fill `out` with the result of a flight, or with `own` if that is lost. The host waits for nothing."""
-        torch.where(self._on(out.device, torch.bool), result, own, out=out)
+        torch.where(self._on(out.device, torch.bool), result.to(out.dtype), own, out=out)
 
     def _on(self, device: torch.device, dtype: torch.dtype) -> Tensor:
         if dtype not in self._numbers:

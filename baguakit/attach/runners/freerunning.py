@@ -101,8 +101,11 @@ class FreeRunner:
             self.runner.drop()
 
     def join(self, weight: int) -> None:
-        label = f"{self.runner.rule!r}, agreement on round {self.runner.round}"
-        self.agreement, self.weight = self.host.begin(label, lambda comm: self.agree(weight, comm)), weight
+        self.weight, label = weight, f"{self.runner.rule!r}, agreement on round {self.runner.round}"
+        if self.host.comm.size == 1:
+            self.agreed = Agreed(weight, -inf)
+        else:
+            self.agreement = self.host.begin(label, lambda comm: self.agree(weight, comm))
 
     def agree(self, weight: int, comm: Comm) -> Agreed:
         """Agree with the other ranks, on the thread of the lane."""
