@@ -90,7 +90,7 @@ def bench_step(benchmark, kind, size, device):
 @pytest.mark.parametrize("absent", ["none", "a layer in ten", "one in ten"])
 @pytest.mark.parametrize("where", ["anywhere", "in a bucket"])
 def bench_gradients(benchmark, where, absent, device):
-    """AdamW, 1,000 tensors of 1,000 values, gradients anywhere or in a bucket, at each step without others."""
+    """AdamW, 1,000 tensors of 1,000 values: gradients anywhere or in a bucket; where others are absent, one by one."""
     steps, optimizers = {}, {}
     for name, prepare in {"torch": lambda optimizer: optimizer, "bk.optim.fuse": fuse}.items():
         params = parameters([1000] * TENSORS, device)

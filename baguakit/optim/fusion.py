@@ -32,6 +32,7 @@ def fuse(optimizer: Optimizer) -> Optimizer:
     equals unfused bit for bit in float32 if that is torch's loop or `foreach` code. Elsewhere
     (torch's fused kernels on CPU, 16-bit weights) vector and scalar code round apart: a step from equal state ends
     within one rounding of the dtype, three for SGD with momentum and decay. A copy (`deepcopy`, pickle) is not fused.
+    For 8 steps after others in a group had gradients, all of the group are stepped one by one, as without `fuse`.
 
     Raises:
         TypeError: this is not a `torch.optim.Optimizer`.

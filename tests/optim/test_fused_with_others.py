@@ -46,7 +46,7 @@ def attached(rule, order, split):
     return [p.detach() for p in params], states, told and (told.flats, told.together, told.apart, told.copied)
 
 
-@pytest.mark.parametrize("rule", slow_after(2, RULES))
+@pytest.mark.parametrize("rule", slow_after(1, RULES))
 def test_attached_in_either_order(rule):
     plain = ranks(2, attached, RULES[rule], "unfused", 12)
     for order in ("fuse first", "attach first", "in the middle"):
