@@ -281,7 +281,7 @@ REFUSED = (
     *(f"Chosen().{name}" for name in dir(bk.topology.Chosen) if name != "choose"),
 )
 # Of topologies and policies: their other methods or their room call it, with arguments that they have checked.
-HOOKS = {"links", "stand", "meeting", "objection"}
+HOOKS = {"links", "stand", "meeting", "objection", "phases"}
 ALIASES = {
     "size": "group",
     "algorithms": "algorithm",

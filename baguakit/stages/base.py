@@ -83,12 +83,16 @@ class Stage:
         return result
 
     def phases(self, x: Tensor, state: State, comm: Comm) -> Phases:
-        """Do one flight in phases, in place of `__call__`: an attachment overlaps those of neighbouring buckets.
+        """Do one flight in phases: where it is defined in place of `__call__`, those of several buckets overlap.
 
         It yields, between two phases, the tensors that the next one reads; the last returns the result. The first,
-        third … phases send within nodes only (`comm.intra`), and the others only between them (`comm.inter`).
+        third … phases send within nodes only (`comm.intra`), and the others only between them (`comm.inter`). The
+        default has one phase.
         """
-        raise NotImplementedError
+        if has_phases(self):
+            raise NotImplementedError(f"{type(self).__name__} defines neither __call__ nor phases")
+        return self(x, state, comm)
+        yield  # it is a generator
 
     def cost(self, load: Load, place: Place) -> Cost:
         """Return the cost of one flight of `load` over `place`, which `bk.tune` predicts steps from.
