@@ -61,8 +61,8 @@ class OtherOptimizers:
     def waits(self, optimizer: Optimizer) -> None:
         """Warn that rules on weights do not fly: they do when the optimizer steps."""
         self._warn(
-            f"there have been many backward passes, and {type(optimizer).__name__} has not stepped: no rule on weights "
-            "flies before, and each rank trains alone if something else steps; step the optimizer that is attached"
+            f"backward passes have come, and {type(optimizer).__name__} has not stepped: no rule on weights flies "
+            "before, and each rank trains alone if something else steps; step the optimizer that is attached"
         )
 
     def ended(self, step: int, flown: bool, waiting: Optimizer | None) -> None:
