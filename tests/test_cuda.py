@@ -184,6 +184,29 @@ def test_free_running_over_nccl():
         assert mean == pytest.approx(0.5) and flights > 2
 
 
+def beside_collectives_run():
+    """The launches of averages in steps with a sum over the ranks of their own, as SyncBatchNorm has."""
+    model = torch.nn.Linear(64, 64, bias=False).cuda()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+    with bk.attach(model, optimizer, bk.algorithms.async_model_average()) as att:
+        launched, free = [], att._engine.free_runners[0]
+        launch = free.launch
+        free.launch = lambda training: launched.append(att.step) or launch(training)
+        for _ in range(150):
+            total = model(torch.ones(1, 64, device="cuda")).sum().detach()
+            dist.all_reduce(total)
+            model(torch.ones(1, 64, device="cuda")).sum().backward()
+            optimizer.step()
+            total.item()
+    return launched
+
+
+def test_free_running_beside_a_collective_of_the_program_over_nccl():
+    first, second = ranks(2, beside_collectives_run, cuda=True)
+    shared = min(len(first), len(second))
+    assert shared > 2 and first[:shared] == second[:shared]
+
+
 def overflow_run():
     model = net().cuda()
     optimizer = sgd(model.parameters())
