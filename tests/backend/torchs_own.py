@@ -15,7 +15,7 @@ import tempfile
 import time
 import unittest
 
-RANKS, SECONDS = 4, 90
+RANKS, SECONDS = 4, 240
 
 
 def settings(folder):
