@@ -24,6 +24,11 @@ def random_doubly_stochastic(size, seed):
 # One matrix, or several.
 
 
+def test_pairs_may_be_a_tensor_or_an_array():
+    pairs = [(0, 1), (1, 2), (2, 0)]
+    assert FromGraph(torch.tensor(pairs)) == FromGraph(np.array(pairs)) == FromGraph(pairs)
+
+
 def test_a_matrix_is_what_it_was():
     topology = FromMatrix(HALVES)
     assert (topology.matrix(3, 0) == HALVES).all()

@@ -314,7 +314,8 @@ def nodes_and_edges(graph: Any, taker: str) -> tuple[list[Any], list[tuple[Any, 
         if hasattr(graph, "nodes") and hasattr(graph, "edges"):
             nodes, edges = list(_value(graph.nodes)), [(a, b) for a, b, *_ in _value(graph.edges)]
         else:
-            edges = [(a, b) for a, b in graph]
+            pairs = graph.tolist() if hasattr(graph, "tolist") else graph  # values of a tensor equal no other's
+            edges = [(a, b) for a, b in pairs]
             nodes = list(dict.fromkeys(node for edge in edges for node in edge))
     except (TypeError, ValueError):
         raise TypeError(
