@@ -87,8 +87,8 @@ class TopK(Checked):
     def _add_(self, out: Tensor, packed: Tensor, weights: Tensor) -> None:
         wide = torch.promote_types(out.dtype, torch.float32)
         total = out.to(wide)
-        for values, index, weight in zip(*self._parts(packed, len(out)), weights, strict=True):
-            part = (values * weight).to(wide)
+        values, places = self._parts(packed, len(out))
+        for part, index in zip((values * weights.unsqueeze(1)).to(wide), places, strict=True):
             if total.is_cpu:
                 total.index_add_(0, index, part)
             else:  # the atomic sums of GPUs take subnormal numbers for zeros
@@ -137,5 +137,5 @@ class TopK(Checked):
 
     def _index(self, places: Tensor) -> Tensor:
         count, k = places.shape[1], self._kept_of(self.chunk)
-        starts = torch.arange(-(-count // k), device=places.device) * self.chunk
+        starts = torch.arange(0, -(-count // k) * self.chunk, self.chunk, device=places.device)
         return places + starts.repeat_interleave(k)[:count]

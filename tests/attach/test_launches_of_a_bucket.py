@@ -19,6 +19,7 @@ from baguakit.rules import rules_of
 NO_KERNEL = {  # views, and memory without values
     "view", "detach", "as_strided", "slice", "select", "unbind", "split", "split_with_sizes", "alias", "empty",
     "empty_like", "new_empty", "_unsafe_view", "expand", "t", "transpose", "permute", "reshape", "unsqueeze", "squeeze",
+    "promote_types",
 }  # fmt: skip
 COLLECTIVES = ["all_reduce", "reduce_scatter", "all_gather", "all_reduce_later", "all_gather_later", "all_to_all_later"]
 TOGETHER = {  # where the flights of several buckets decide together: the decision, which comes once, included
@@ -32,6 +33,7 @@ MOST = {  # kernels and collectives
     "hierarchical(bytegrad())": (6, 4),
     "bytegrad(error_feedback=True)": (8, 2),
     "power_sgd()": (20, 3),
+    "top_k()": (32, 1),
 }
 
 

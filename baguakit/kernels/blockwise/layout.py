@@ -116,14 +116,17 @@ def join_(planes: Sequence[Tensor], codes: Tensor, bits: int) -> None:
     if bits == 8:
         planes[0].copy_(codes)
         return
-    shift = 0
+    shift, codes = 0, codes.int()
     for bytes_, plane in zip(planes, planes_of(bits), strict=True):
-        striped = stripes(codes.int() >> shift & (1 << plane) - 1, plane)
+        part = codes >> shift if shift else codes
+        shift += plane
+        if plane < 8 and shift < bits:  # of more than a byte only the lowest eight bits are copied
+            part = part & (1 << plane) - 1
+        striped = stripes(part, plane)
         joined = striped[..., 0, :]
         for i in range(1, 8 // plane):
-            joined = joined | striped[..., i, :] << i * plane
-        bytes_.copy_(joined)  # its lowest eight bits
-        shift += plane
+            joined = torch.add(joined, striped[..., i, :], alpha=1 << i * plane)
+        bytes_.copy_(joined)
 
 
 def split(planes: Sequence[Tensor], bits: int) -> Tensor:
@@ -135,8 +138,8 @@ def split(planes: Sequence[Tensor], bits: int) -> Tensor:
         part = bytes_.unsqueeze(-2).int()
         if plane < 8:  # whole bytes come first, and are their codes' lowest eight bits as they are
             shifts = torch.arange(0, 8, plane, device=bytes_.device, dtype=torch.int32).unsqueeze(-1)
-            part = (part >> shifts & (1 << plane) - 1) << shift
-        codes = part if codes is None else codes + part.reshape(codes.shape)
+            part = part >> shifts & (1 << plane) - 1
+        codes = part if codes is None else torch.add(codes, part.reshape(codes.shape), alpha=1 << shift)
         shift += plane
     assert codes is not None
     return codes
