@@ -130,7 +130,10 @@ def serve(socket_file: int) -> None:
             result = _end(pids, pid)
         else:
             result = _alive(pids, pid)
-        user.sendall(REPLY.pack(number, result))
+        try:
+            user.sendall(REPLY.pack(number, result))
+        except BrokenPipeError:  # an interrupt has ended the user's process meanwhile
+            break
     for pid in list(pids):
         os.kill(pid, signal.SIGKILL)
     for pid in list(pids):
