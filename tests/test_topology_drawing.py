@@ -5,6 +5,7 @@ import sys
 
 import pytest
 from test_topology import EVERY
+from tiers import slow_unless
 
 from baguakit.topology import (
     BaseK,
@@ -25,7 +26,7 @@ def titles(figure):
     return [axes.get_title() for axes in figure.axes if axes.get_title()]
 
 
-@pytest.mark.parametrize("topology", EVERY, ids=repr)
+@pytest.mark.parametrize("topology", slow_unless((BaseK(1), Ring()), EVERY), ids=repr)
 @pytest.mark.parametrize("size", [1, 4])
 def test_every_topology_draws_itself(topology, size):
     figure = topology.draw(size)

@@ -2,6 +2,7 @@
 
 import pytest
 from test_topology import EVERY, matrices, possible_sizes
+from tiers import slow_unless
 
 from baguakit.costs import degree
 from baguakit.primitives.neighbors import is_mean
@@ -25,7 +26,9 @@ EXCEPTIONS = {
     Star(): "its rank 0 hears all ranks",
 }  # and `FromMatrix`, whose row of n weights is searched for those that are not 0
 A_FEW_NEIGHBORS = ("Ring", "Grid2D", "OnePeerExponential", "Hypercube", "ShiftOne", "OnePeerExact", "RandomMatching")
-every = pytest.mark.parametrize("topology", [each for each in EVERY if each not in EXCEPTIONS], ids=repr)
+FAST = OnePeerExponential(), BaseK(1)
+NEIGHBORLY = slow_unless(FAST, [each for each in EVERY if each not in EXCEPTIONS])
+every = pytest.mark.parametrize("topology", NEIGHBORLY, ids=repr)
 
 
 def calls_of_an_exchange(topology, size, round=1):
@@ -49,7 +52,7 @@ def test_a_round_costs_no_more_calls_than_its_neighbours(topology):
     assert many <= few * 14 / 4  # log₂ of the numbers of ranks
 
 
-@pytest.mark.parametrize("topology", EVERY, ids=repr)
+@pytest.mark.parametrize("topology", slow_unless(FAST, EVERY), ids=repr)
 def test_the_checks_of_attach_are_declared(topology):
     """They need no matrix: no more calls for many ranks, and no n × n memory."""
 

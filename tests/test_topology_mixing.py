@@ -6,8 +6,10 @@ from math import ceil, cos, log2, pi
 import numpy as np
 import pytest
 from test_topology import PERIODIC, SIZES, distance_from_mean, possible_sizes, product
+from tiers import slow_unless
 
 from baguakit.topology import (
+    BaseK,
     Exponential,
     FullyConnected,
     Grid2D,
@@ -205,7 +207,7 @@ def test_spectral_gap_is_what_a_period_leaves(topology):
             assert (gap == 1) == (topology.rounds_to_exactness(size) in range(period + 1))
 
 
-@pytest.mark.parametrize("topology", PERIODIC, ids=repr)
+@pytest.mark.parametrize("topology", slow_unless((OnePeerExponential(), BaseK(3)), PERIODIC), ids=repr)
 def test_rounds_to_exactness_are_those_after_which_the_product_is_the_mean(topology):
     for size in possible_sizes(topology):
         rounds = topology.rounds_to_exactness(size)

@@ -8,12 +8,13 @@ import torch.distributed as dist
 from everything import ALGORITHMS, averages_gradients, delayed, made, others_slow, runs_free, stages
 from pool import ranks
 from schedules import attached, by_hand, schedule
+from tiers import slow_after
 from training import net_and_sgd, run_steps
 
 import baguakit as bk
 from baguakit.rules import rules_of
 
-SEEDS = [*range(6), *(pytest.param(first, marks=pytest.mark.slow) for first in range(6, 300))]
+SEEDS = slow_after(3, range(300))
 
 
 @pytest.mark.parametrize("seed", SEEDS)

@@ -167,7 +167,8 @@ def same(a: list[torch.Tensor], b: list[torch.Tensor]) -> bool:
     return all(torch.equal(bits(x), bits(y)) for x, y in zip(a, b, strict=True))
 
 
-@pytest.mark.parametrize("block, key", [(512, None), pytest.param(64, KEY, marks=pytest.mark.slow)])
+@pytest.mark.slow  # one format is compiled in the fast tests of blocks
+@pytest.mark.parametrize("block, key", [(512, None), (64, KEY)])
 def test_compiled_equals_eager(block, key, all_compiled):
     """And to compile leaves the random state alone."""
     with units.eager():
