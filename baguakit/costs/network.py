@@ -160,12 +160,15 @@ class Network:
     __repr__ = __str__
 
     def _links(self) -> list[str]:
-        head = f"{'link':<8}{'flows':>6}{'ranks':>6}"
-        columns = (("α", 10), ("all-reduce α", 12), ("all-to-all α", 12))
-        lines = [head + "  ".join(f"{name:>{width}}{'1/β':>13}{'busy':>6}" for name, width in columns)]
+        lines = [f"{'link':<8}{'flows':>6}{'ranks':>6}  {'exchange':<12}{'α':>10}{'1/β':>13}{'busy':>6}"]
         for link in self.links:
             place = f"{link.part:<8}{link.flows:>6}{link.ranks:>6}"
-            lines.append(f"{place}{_line(link.exchange)}  {_line(link.all_reduce, 12)}  {_line(link.to_all, 12)}")
+            kinds = {"message": link.exchange, "all-reduce": link.all_reduce, "all-to-all": link.to_all}
+            for name, line in kinds.items():
+                share = line.busy / line.beta if line.beta else 0.0
+                alpha, rate = f"{line.alpha * 1e6:.0f} µs", f"{line.rate / 1e6:.1f} MB/s"
+                lines.append(f"{place:<20}  {name:<12}{alpha:>10}{rate:>13}{share:>6.0%}")
+                place = ""
         return lines
 
     def _codecs(self) -> list[str]:
@@ -179,11 +182,6 @@ class Network:
 def _link(found: Mapping[str, Any]) -> Link:
     lines = {name: Line(**line) for name, line in found.items() if isinstance(line, Mapping)}
     return Link(**{**found, **lines})
-
-
-def _line(line: Line, width: int = 10) -> str:
-    share = line.busy / line.beta if line.beta else 0.0
-    return f"{line.alpha * 1e6:>{width - 3}.0f} µs{line.rate / 1e6:>8.1f} MB/s{share:>6.0%}"
 
 
 def gigabytes(seconds: float) -> str:
