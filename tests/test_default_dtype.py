@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from everything import COMPRESSORS, made, others_slow, runs_free, scaler
+from everything import COMPRESSORS, made, others_slow, runs_free, scaler, windows
 from pool import ranks
 from training import flat, net, run_steps, sgd
 
@@ -42,7 +42,7 @@ def weights(algorithm, dtype):
         return flat(model)
 
 
-@pytest.mark.parametrize("algorithm", others_slow())
+@pytest.mark.parametrize("algorithm", others_slow(kind_of=windows))
 def test_an_algorithm_takes_the_same_steps(algorithm):
     def run():
         usual = weights(algorithm, torch.float32)

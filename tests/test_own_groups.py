@@ -191,6 +191,7 @@ gc.collect()
 """
 
 
+@pytest.mark.slow
 def test_a_group_whose_peer_was_lost_before_its_first_message_stops_nobody_at_its_end(tmp_path):
     """gloo would wait in the end of the group, where of two ranks the other was to open the connection.
 

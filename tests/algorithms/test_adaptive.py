@@ -49,6 +49,7 @@ def test_a_sample_is_whole_blocks_from_all_parts():
     assert torch.equal(sample_of(x[:100]), x[:100].view(1, -1))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("n", [2, pytest.param(4, marks=pytest.mark.slow)])
 def test_ranks_agree_in_passing_and_the_mean_is_that_of_the_format_in_force(n):
     def run():

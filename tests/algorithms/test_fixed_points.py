@@ -95,7 +95,7 @@ def test_gossip_ends_where_its_equation_says(n, graphs):
 
 
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize("n, graphs", [(3, ["OnePeerExact()"]), *ALL])
+@pytest.mark.parametrize("n, graphs", [pytest.param(3, ["OnePeerExact()"], marks=pytest.mark.slow), *ALL])
 def test_gradient_tracking_ends_at_the_minimum_of_the_mean(n, graphs):
     steps, lr = (110, 0.15) if graphs else (300, 0.08)
     cases = {}

@@ -9,6 +9,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from pool import ranks
+from tiers import slow_after
 from torch import nn
 
 import baguakit as bk
@@ -147,7 +148,7 @@ def in_bursts(play, can):
 
 
 @pytest.mark.parametrize("pick", [anybody, in_bursts])
-@pytest.mark.parametrize("size", [2, 3, 5])
+@pytest.mark.parametrize("size", slow_after(1, (3, 2, 5)))
 def test_ranks_with_a_collective_of_their_own_launch_in_the_same_step(size, pick):
     for seed in range(12):
         first, *others = Play(size, True, pick, seed).run()

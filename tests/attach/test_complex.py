@@ -3,7 +3,7 @@
 import pytest
 import torch
 import torch.distributed as dist
-from everything import ALGORITHMS, made, others_slow, runs_free
+from everything import ALGORITHMS, made, others_slow, runs_free, windows
 from pool import ranks
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
@@ -63,7 +63,7 @@ def trained(algorithm, pairs):
     return [*found, weights(model), torch.tensor(apart)]
 
 
-@pytest.mark.parametrize("algorithm", others_slow(REPEATABLE))
+@pytest.mark.parametrize("algorithm", others_slow(REPEATABLE, windows))
 def test_complex_parameters_are_pairs(algorithm):
     def both():
         return trained(algorithm, False), trained(algorithm, True)

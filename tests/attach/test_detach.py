@@ -25,7 +25,7 @@ def belongings():
     "ending, some",
     [
         ("detach", of_each_kind(kind_of=windows)),
-        ("refusal", of_each_kind(kind_of=windows)),
+        pytest.param("refusal", of_each_kind(kind_of=windows), marks=pytest.mark.slow),
         ("exception", ["gradient_allreduce()", "after_step(Mean(), delay=1)"]),
         pytest.param("detach", usual().values(), marks=pytest.mark.slow),
         pytest.param("refusal", usual().values(), marks=pytest.mark.slow),

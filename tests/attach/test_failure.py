@@ -97,6 +97,7 @@ def test_a_rank_that_raises_is_named_whatever_the_algorithm(own_pools, algorithm
             assert seconds < TIMEOUT + 2, (algorithm, seconds)
 
 
+@pytest.mark.slow
 def test_a_rank_asleep(own_pools):
     def run():
         store = dist.distributed_c10d._get_default_store()

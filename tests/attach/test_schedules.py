@@ -5,7 +5,7 @@ import contextlib
 import pytest
 import torch
 import torch.distributed as dist
-from everything import ALGORITHMS, averages_gradients, delayed, made, others_slow, runs_free, stages
+from everything import ALGORITHMS, averages_gradients, delayed, made, others_slow, runs_free, stages, windows
 from pool import ranks
 from schedules import attached, by_hand, schedule
 from tiers import slow_after
@@ -37,7 +37,7 @@ def test_weights_are_averaged_as_by_hand(seed):
 REPEATABLE = [each for each in ALGORITHMS if not runs_free(made(each)) and not delayed(made(each))]
 
 
-@pytest.mark.parametrize("algorithm", others_slow(REPEATABLE))
+@pytest.mark.parametrize("algorithm", others_slow(REPEATABLE, windows))
 def test_freezing_equals_a_loss_that_takes_the_weights_as_constants(algorithm):
     def run():
         drawn = schedule(ALGORITHMS.index(algorithm), grows=False)

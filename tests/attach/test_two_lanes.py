@@ -122,6 +122,7 @@ def test_what_flies_between_nodes_overlaps_what_flies_within_them(when):
     assert ranks(4, run) == [({"", " between nodes"}, True)] * 4
 
 
+@pytest.mark.slow
 def test_a_rank_that_dies_between_nodes_is_named(own_pools):
     def run():
         class Dies(bk.stages.Mean):

@@ -138,6 +138,7 @@ for time in range(3):
 """
 
 
+@pytest.mark.slow
 def test_a_program_may_begin_anew_over_the_same_store(tmp_path):
     """As under torchrun, whose agent has one store for all groups."""
     command = [sys.executable, "-c", ANEW, str(tmp_path / "store")]

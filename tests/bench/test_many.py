@@ -25,6 +25,7 @@ def counted():
         yield lambda *given: ranks.run(facts, *given)[0]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", A_FEW)
 def test_gossip_costs_a_rank_the_same_among_16384_as_among_8(counted, name):
     """The same Python calls, messages, bytes and requests a step; the same threads and descriptors."""
@@ -45,6 +46,7 @@ def test_a_step_of_collectives_makes_the_same_calls_on_any_number_of_ranks(count
     assert many["bytes"] / few["bytes"] == pytest.approx((1 - 1 / MANY) / (1 - 1 / FEW), rel=1e-3)
 
 
+@pytest.mark.slow
 def test_a_compressed_mean_sends_a_row_to_every_rank_and_no_more(counted):
     few, many = (counted("bytegrad()", size, 1) for size in (FEW, 512))
     for found, size in ((few, FEW), (many, 512)):
@@ -68,6 +70,7 @@ def test_small_buckets_of_many_ranks_stay_small():
         assert tally.sent - before < 1 << 16
 
 
+@pytest.mark.slow
 def test_the_group_that_counts_leaves_nothing_behind():
     before = set(threading.enumerate())
     facts(ONE_PEER, 64, steps=1)

@@ -122,6 +122,7 @@ def test_exchanges_are_checked_and_counted():
     assert alone["formula"] == computed["formula"] < alone["payload"]  # and what loopback carries besides
 
 
+@pytest.mark.slow
 def test_collectives_are_checked_and_counted():
     """Likewise; 1 MiB is one piece of each."""
 

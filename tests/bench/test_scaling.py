@@ -90,6 +90,7 @@ def test_the_page_is_what_the_program_writes(tmp_path):
     assert page.write(tmp_path / "results", folder / "README.md").read_text() == page.PAGE.read_text()
 
 
+@pytest.mark.slow
 def test_a_probed_network_is_drawn(tmp_path, capsys):
     path = tmp_path / "network.json"
     path.write_text(model.cluster(2, 4, Line(1e-4, 1e-9), Line(1e-5, 1e-10), [model.codec(1e11)]).to_json())

@@ -7,6 +7,7 @@ from elasticity import EVERY, FOR_EVER, Rank, alone, begins, elastic, leader_of,
 pytest.importorskip("sklearn")
 
 
+@pytest.mark.slow
 def test_ranks_come_and_go_and_every_loss_is_that_of_a_run_in_one_process(tmp_path):
     """One of two ranks is killed, another comes and leaves: each step is one of as many ranks as were there."""
     folder, algorithm = tmp_path / "checkpoints", ("--algorithm", "gradient_allreduce()")

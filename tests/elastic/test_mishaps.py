@@ -9,6 +9,7 @@ from crew import crew, gather, step
 from test_losses import weights_after
 
 
+@pytest.mark.slow
 def test_two_die_at_once():
     with crew("gradient_allreduce()") as ranks:
         four = ranks.start("a", "b", "c", "d")

@@ -121,7 +121,7 @@ RULES = {
 }
 
 
-@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("rule", slow_after(2, RULES))
 def test_every_window_is_where_it_is_in_a_loop_of_ones_own(rule):
     """Lightning steps with a closure that runs forward and backward; only awc notices, and lands behind the step."""
     theirs = ranks(2, by_hand, RULES[rule], 2)

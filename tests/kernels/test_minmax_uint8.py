@@ -180,6 +180,7 @@ def test_compiled_equals_eager(block, key, all_compiled):
     assert same(work(block, key), expected)
 
 
+@pytest.mark.slow
 def test_compiled_outlives_dynamo_resets_threads_modes_and_subnormals(all_compiled):
     with units.eager():
         expected = work()

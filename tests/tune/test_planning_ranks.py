@@ -20,6 +20,7 @@ def small():
     return nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 1))
 
 
+@pytest.mark.slow
 def test_probes_agree_across_ranks_and_leave_nothing_behind():
     def work():
         def held():
