@@ -23,7 +23,7 @@ import torch.distributed as dist
 from torch import nn
 
 import baguakit as bk
-from baguakit.tune.choices import compressors_in
+from baguakit.tune.planning import compressors_in
 
 RESULTS = Path(__file__).parent / "results" / "memory-cpu.json"
 WIDTH, LAYERS = 1024, 32

@@ -64,7 +64,7 @@ def compared(ours: Sequence[Any], gloo: Sequence[Any]) -> dict[str, Any]:
 def algorithms() -> dict[str, Any]:
     """Return every algorithm by default, some between nodes, and gossip with one and with several peers."""
     import baguakit as bk
-    from baguakit.tune.choices import every
+    from baguakit.tune.planning import every
 
     a, four = bk.algorithms, bk.compressors.UInt4()
     between = [a.gradient_allreduce(), a.bytegrad(), a.bytegrad(four, error_feedback=True), a.local_sgd(2), a.qadam(2)]

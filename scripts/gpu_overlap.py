@@ -99,7 +99,7 @@ def steps(model: Any, x: Any, optimizer: Any = None) -> dict[str, float]:
 
 def flights(att: Any) -> dict[str, float]:
     """Return the means of the latest flights of each bucket, in ms."""
-    from baguakit.lanes.moments import between
+    from baguakit.lanes.base import between
 
     found = []
     for records in att._engine.runners[0].records:

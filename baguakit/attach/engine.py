@@ -14,16 +14,13 @@ from ..stages.base import remembered
 from .monitor import PeerError
 from .runners.freerunning import FreeRunner
 from .runners.gradients import GradientRunner, mean_gradients_
-from .runners.journal import Journal
-from .runners.runner import RuleRunner, buckets_of
+from .runners.runner import Journal, RuleRunner, buckets_of
 from .runners.weights import WeightRunner
 from .runtime.agreement import agree, broadcast_tensors, take_from
 from .runtime.runtime import Runtime
 from .runtime.start import warm_up
 from .setup.conflicts import check_others
-from .setup.names import named
-from .setup.order import better_order
-from .setup.setup import AttachSetup, channel_of
+from .setup.setup import AttachSetup, better_order, channel_of, named
 from .state.checkpoint import load_runners, save_runner
 from .training.backward import Backward
 from .training.clock import Clock

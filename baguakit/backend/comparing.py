@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..attach.monitor.parting import differing
+from ..attach.monitor.records import differing
 from ..comm import TAGS
 from .methods import ALL_TO_ALL, Call
 from .policy import name_of

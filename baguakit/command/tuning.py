@@ -14,7 +14,7 @@ from .. import algorithms
 from ..comm import Comm
 from ..rules import Algorithm
 from ..tune import Plan, plan, probe
-from ..tune.choices import by_nodes, compressors_in, every
+from ..tune.planning import by_nodes, compressors_in, every
 from .ranks import joined, launched
 from .screen import Column, Refusal, Table, say
 

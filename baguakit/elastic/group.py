@@ -11,8 +11,7 @@ from typing import Any
 from ..arguments import checked, integer, real, text
 from ..comm import Comm
 from .members import Settings
-from .membership import Membership
-from .unused import warn_if_unused
+from .membership import Membership, warn_if_unused
 
 PORT = 29400  # as of `torchrun`
 ENDPOINT = re.compile(r"(?:\[(?P<v6>[0-9A-Fa-f:.]+(?:%\w+)?)\]|(?P<host>[\w.-]+))(?::(?P<port>[0-9]{1,5}))?")

@@ -19,8 +19,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from ..arguments import said
 from ..attach.runners.runner import call_unscaled
-from ..attach.setup.names import named
-from ..attach.setup.setup import Setup
+from ..attach.setup.setup import Setup, named
 from ..buckets import check_averaged, real
 from ..comm import Comm, check_comm, check_device, members_of
 from ..stages import Stage, State

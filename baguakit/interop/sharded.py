@@ -14,16 +14,14 @@ import torch.distributed as dist
 from torch import nn
 
 from ..arguments import instance, said, truth
-from ..attach.setup.names import named
-from ..attach.setup.setup import Setup
-from ..attach.setup.sharding import reshard
+from ..attach.setup.conflicts import reshard
+from ..attach.setup.setup import Setup, named
 from ..comm import Comm, check_comm, check_device, members_of
 from ..compressors import Compressor
 from .handle import Handle, make_hook_setup
 from .runners import rules_on_gradients
 from .scatter import check_scatter
-from .sharded_handles import AcrossShards, WithinShards, hooked
-from .units import Unit, units_of
+from .sharded_handles import AcrossShards, Unit, WithinShards, hooked, units_of
 
 
 def fsdp(

@@ -8,11 +8,9 @@ from typing import Any
 
 import torch
 
-from .base import Flight, Lane, Phases, whole
+from .base import Flight, Lane, Moment, New, Phases, between, moment, passed, reader, temporaries, whole
 from .cpu import CpuLane
 from .cuda import CudaLane, current_stream, tensors_in
-from .moments import Moment, between, moment, passed, reader
-from .temporaries import New, temporaries
 
 __all__ = [
     "CpuLane",

@@ -15,8 +15,7 @@ from typing import Any
 
 import torch
 
-from .base import Flight, FlightTimes, Lane, Phases, in_profile
-from .temporaries import keep
+from .base import Flight, FlightTimes, Lane, Phases, in_profile, keep
 
 TIME_TO_END = 2.0  # seconds that threads have to end before the interpreter does
 

@@ -8,8 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .base import Flight, FlightTimes, Lane, Phases, in_profile
-from .moments import moment
+from .base import Flight, FlightTimes, Lane, Phases, in_profile, moment
 
 # Of the stream of every lane, 0 or −1, which is higher. With −1 kernels of codecs need not queue behind those of
 # backward, as FSDP2 has it for its own; with 0 they take nothing from backward. Not measured yet: see the part

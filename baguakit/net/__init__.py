@@ -17,8 +17,7 @@ after the measurement.
 This package sets no environment variables. NCCL reads them when it starts: export them before.
 """
 
-from .link import measure, serve
+from .link import SocketSettings, measure, nccl_socket_settings, serve
 from .plugin import build
-from .settings import SocketSettings, nccl_socket_settings
 
 __all__ = ["SocketSettings", "build", "measure", "nccl_socket_settings", "serve"]

@@ -4,9 +4,8 @@ import argparse
 import sys
 from collections.abc import Callable, Sequence
 
-from .link import PORT, measure, serve
+from .link import PORT, measure, nccl_socket_settings, serve
 from .plugin import build
-from .settings import nccl_socket_settings
 
 HERE = "127.0.0.1"
 

@@ -15,11 +15,9 @@ from .collectives import (
     compressed_reduce_scatter,
     compressed_send,
 )
-from .compressed import compressed_mean_
+from .compressed import compressed_mean_, mean_, sparse_mean_
 from .flights import launch
-from .means import mean_
 from .neighbors import neighbor_gather, neighbor_mean_
-from .sparse import sparse_mean_
 
 __all__ = [
     "Differentiable",

@@ -1,19 +1,121 @@
-"""The mean of compressed values."""
+"""Means of flat tensors over all ranks: exact, compressed, and of few values.
 
+The compressed mean in two hops: every rank averages a shard for all the others, piece by piece.
+
+Pieces of a long tensor: one is computed with while another is on the wire.
+"""
+
+from functools import lru_cache
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from ..arguments import said, shown
+from ..arguments import instance, said, shown
 from ..comm import Comm, check_comm
 from ..compressors import Compressor
 from ..compressors.base import Unchecked, check_dense
 from ..kernels.cpu.units import COMPILED_VALUES
 from .flat import on_flat
-from .means import mean_
-from .shards import mean_of_shards
-from .transports import bytes_for, gathered
+from .transports import bytes_for, gathered, scattered
+
+# A piece of a large tensor is compressed while the one before it is on the wire. Pieces of fewer than 2²⁰ values
+# would cost more in calls and messages than the overlap gains; more than eight add nothing.
+PIECES, PIECE_VALUES = 8, 1 << 20
+# Rows of pieces are cut at multiples of so many values: so that no piece but the last has a block that is not full;
+# and where they are short, so that kernels move whole lines of memory.
+BLOCKS, LINE = 1 << 13, 64
+
+
+def pieces_of(values: int, gpu: bool) -> int:
+    """Return in how many pieces so many values are cut.
+
+    A GPU takes one. There the codec is bound by memory, which is far faster than a network, so that little could be
+    hidden; and each piece costs the host three launches and two collectives on the thread that runs backward.
+    """
+    return 1 if gpu else max(1, min(PIECES, values // PIECE_VALUES))
+
+
+def pieces(x: Tensor, rows: int = 1) -> tuple[slice, ...]:
+    """Return the pieces of a flat tensor, each of so many rows of equal length."""
+    return _pieces(x.numel(), rows * width_of_pieces(x.numel(), rows, x.is_cuda))
+
+
+def row_pieces(length: int, rows: int, gpu: bool) -> tuple[slice, ...]:
+    """Return the pieces of one of so many rows, each of `length` values, that travel together."""
+    return _pieces(length, width_of_pieces(length * rows, rows, gpu))
+
+
+def width_of_pieces(values: int, rows: int, gpu: bool) -> int:
+    """Return the values of each row in a piece."""
+    width = -(-values // (pieces_of(values, gpu) * rows))
+    return width + -width % (BLOCKS if width >= 2 * BLOCKS else LINE)
+
+
+@lru_cache(maxsize=1024)  # the lengths of a model's buckets are few
+def _pieces(values: int, width: int) -> tuple[slice, ...]:
+    starts = range(0, values, width) if values else ()
+    return tuple(slice(start, min(start + width, values)) for start in starts)
+
+
+@on_flat
+def mean_(x: Tensor, comm: Comm) -> Tensor:
+    """Average `x` over all ranks:  x ← (1/n) Σ_r x_r.
+
+    torch's all-reduce in the dtype of `x`, after a multiplication by 1/n, as in `DistributedDataParallel`.
+
+    Args:
+        x: a floating tensor of any shape, or a list of them; overwritten.
+        comm: the group. With one rank nothing happens.
+
+    Returns:
+        `x`.
+
+    Raises:
+        TypeError: a tensor is not floating, or is sparse.
+    """
+    check_comm(comm)
+    if comm.size > 1:
+        comm.all_reduce(x.mul_(1 / comm.size))
+    return x
+
+
+def mean_of_shards(x: Tensor, codec: Unchecked, comm: Comm, residual: Tensor | None) -> Tensor:
+    """Average the flat `x` over all ranks, of any length: the last shard is filled with zeros."""
+    if x.numel() % comm.size == 0:
+        return _mean_of_even_shards(x, codec, comm, residual)
+    length = x.numel()
+    padded = torch.cat([x, x.new_zeros(-length % comm.size)])
+    lost = None if residual is None else torch.empty_like(padded, dtype=torch.float32)
+    x.copy_(_mean_of_even_shards(padded, codec, comm, lost)[:length])
+    if residual is not None and lost is not None:
+        residual.copy_(lost[:length])
+    return x
+
+
+def _mean_of_even_shards(x: Tensor, codec: Unchecked, comm: Comm, residual: Tensor | None) -> Tensor:
+    n, rank = comm.size, comm.rank
+    # Of each piece: its values in one row for each rank, and their residual.
+    parts = [(x[run].view(n, -1), None if residual is None else residual[run].view(n, -1)) for run in pieces(x, n)]
+    # Of each piece come this rank's shard as each rank sees it, and the averaged shard of each rank.
+    shards, means = ([bytes_for(n, rows.shape[1], codec, x.device) for rows, _ in parts] for _ in range(2))
+
+    def packed(i: int, ranks: slice) -> Tensor:
+        rows, lost = parts[i]
+        return codec.compress(rows[ranks], None if lost is None else lost[ranks], comm.key(i * n + (ranks.start or 0)))
+
+    def mean(i: int) -> Tensor:
+        rows, lost = parts[i]
+        own = None if lost is None else lost[rank]
+        return codec.reduce(shards[i], rows.shape[1], own, comm.key((len(parts) + i) * n))
+
+    comm.settled()
+    averaged = map(mean, scattered(comm, shards, packed))
+    for ranks, i in gathered(comm, means, averaged, tag=len(parts)):
+        rows = parts[i][0][ranks]
+        codec.decompress(means[i][ranks], rows.shape[1], rows.dtype, rows)
+    return x
+
 
 # A rank that sends no more than this sends it at once: at 100 Mb/s it takes 2.6 ms, about what a second hop would.
 ONE_HOP_BYTES = 1 << 15
@@ -143,3 +245,40 @@ def _mean_of_rows(x: Tensor, codec: Unchecked, comm: Comm, residual: Tensor | No
     for row in others:  # one by one, because torch's sums have an order of their own
         total += row
     return x.copy_(total.div_(total.new_full((1,), n)))
+
+
+@on_flat
+def sparse_mean_(x: Tensor, compressor: Compressor, comm: Comm, residual: Tensor | None = None) -> Tensor:
+    """Average what a sparse compressor keeps of each rank's `x`:  x ← (1/n) Σ_r keep(x_r).
+
+    Contributions are gathered, and added one rank after another, so that the results are bitwise equal. Sends (n − 1)
+    times the packed bytes.
+
+    Args:
+        x: a floating tensor of any shape, or a list of them in one dtype; overwritten.
+        compressor: such as `compressors.TopK(0.01)`.
+        comm: the group. With one rank nothing happens and nothing is lost.
+        residual: fp32, as long as `x`; overwritten by what this rank did not send.
+
+    Returns:
+        `x`.
+
+    Raises:
+        TypeError: a tensor is not floating, or is sparse.
+        ValueError: `residual` is not contiguous, not fp32, or not as long as `x`.
+    """
+    check_comm(comm)
+    instance("compressor", compressor, Compressor, "a compressor such as TopK(0.01)")
+    if residual is not None:
+        check_residual(residual, x)
+    sent, plain = (comm.size - 1) * compressor.row_bytes(x.numel()), 2 * (comm.size - 1) * x.nbytes // comm.size
+    comm.note(compressor, compressor, Longer(sent, plain) if sent >= plain > 0 else "")
+    if comm.size == 1 or x.numel() == 0:
+        if residual is not None:
+            residual.zero_()
+        return x
+    row = x.view(1, -1)
+    packed = compressor.compress(row, residual=None if residual is None else residual.view(1, -1), key=comm.key())
+    everyone = comm.all_gather(packed)
+    weights = torch.full((comm.size,), 1 / comm.size, dtype=torch.float32, device=x.device)
+    return compressor.add_(x.zero_(), everyone, weights)

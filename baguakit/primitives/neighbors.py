@@ -11,8 +11,8 @@ from ..comm import Comm, check_comm
 from ..comm.peers import agreed_targets
 from ..kernels.mixing import operators as mixing_ops
 from ..topology import Chosen, Topology
+from .compressed import mean_
 from .flat import on_flat
-from .means import mean_
 
 
 @on_flat

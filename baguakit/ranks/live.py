@@ -11,9 +11,8 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar, overload
 import torch
 
 from ..arguments import integer, real, truth
-from .display import Screen
-from .launcher import launcher
-from .pickling import dumps, takes_closures
+from .connections import dumps, takes_closures
+from .launcher import Screen, launcher
 from .processes import Call, Processes
 from .serving import Work
 

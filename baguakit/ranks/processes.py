@@ -14,8 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from .connections import CallerConnection
-from .display import Screen, Stream
-from .launcher import FILES, Launcher, launcher
+from .launcher import FILES, Launcher, Screen, Stream, launcher
 from .serving import Progress, Reply, Start, Work
 
 GRACE = 2.0  # seconds that the other ranks have to reply after one has failed

@@ -21,8 +21,7 @@ import torch.distributed as dist
 from torch.distributed.constants import default_pg_timeout
 
 from ..arguments import integer, said
-from .connections import RankConnection
-from .pickling import dumps
+from .connections import RankConnection, dumps
 
 T = TypeVar("T")
 HOST, LOOPBACKS = "127.0.0.1", ("lo", "lo0")

@@ -22,9 +22,8 @@ from ..costs import (
     rounds_of,
 )
 from ..primitives import compressed_mean_, mean_, neighbor_mean_, sparse_mean_
-from ..primitives.compressed import in_one_hop, pays
+from ..primitives.compressed import in_one_hop, pays, pieces_of
 from ..primitives.neighbors import is_mean
-from ..primitives.pieces import pieces_of
 from ..topology import Topology
 from .base import Stage, State
 

@@ -16,9 +16,8 @@ from typing import Any, Protocol
 
 from ..arguments import check_fields, checked, integer, real, said
 from ..rules import Rule, rules_of
-from .choices import counted, distinct
-from .machine import now
-from .planning import BUCKET_BYTES, Plan
+from .compute import now
+from .planning import BUCKET_BYTES, Plan, counted, distinct
 from .prediction import every_of
 
 log = logging.getLogger("baguakit")

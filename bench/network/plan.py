@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 import baguakit as bk
-from baguakit.tune.choices import compressors_in
+from baguakit.tune.planning import compressors_in
 
 from .contenders import ALONE, CONTENDERS
 from .reports import aligned

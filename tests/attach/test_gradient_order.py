@@ -10,7 +10,7 @@ from torch import nn
 
 import baguakit as bk
 from baguakit.attach.runners.gradients import GradientRunner
-from baguakit.attach.setup.order import better_order, in_order, mean_launch
+from baguakit.attach.setup.setup import better_order, in_order, mean_launch
 from baguakit.buckets import split
 
 LAYERS, WIDTH = 6, 8

@@ -5,8 +5,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from baguakit.attach.seeing.report import Report, launched_after
-from baguakit.attach.seeing.row import Row
+from baguakit.attach.seeing.report import Report, Row, launched_after
 from baguakit.attach.training.logbook import BACKWARD, Logbook, StepRecord, Stretch
 
 

@@ -10,7 +10,7 @@ from torch import nn
 from torch.autograd import Variable
 
 import baguakit as bk
-from baguakit.attach.training import leaves
+from baguakit.attach.training import landings as leaves
 
 
 class Stream:

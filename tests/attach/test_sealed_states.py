@@ -18,7 +18,7 @@ from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoi
 from training import flat, loss, net, net_and_sgd, run_steps, sgd
 
 import baguakit as bk
-from baguakit.attach.setup.names import plain_names
+from baguakit.attach.setup.setup import plain_names
 from baguakit.attach.state.sealing import checksum, tensors_in
 
 FEEDBACK = "bytegrad(MinMaxUInt8(block=64), error_feedback=True)"

@@ -15,7 +15,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import baguakit as bk
 from baguakit.kernels.mixing import operators as mixing_ops
 from baguakit.kernels.topk import operators as topk_ops
-from baguakit.primitives.pieces import pieces
+from baguakit.primitives.compressed import pieces
 
 HERE = Path(__file__).parent
 CASES = ("bytegrad", "bytegrad, error feedback", "bytegrad, 100 MiB", "bytegrad, no whole tiles")

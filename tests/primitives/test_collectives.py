@@ -246,7 +246,8 @@ def test_what_is_sent_in_pieces_is_as_if_sent_whole(n):
     """All results are equal, bit for bit, in one piece and in several, at once and in turns."""
 
     def run():
-        from baguakit.primitives import pieces, transports
+        from baguakit.primitives import compressed as pieces
+        from baguakit.primitives import transports
 
         expected, right = all_of_them(bk.Comm()), []
         usual = pieces.PIECE_VALUES, transports.TURN

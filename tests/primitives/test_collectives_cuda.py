@@ -16,7 +16,7 @@ pytestmark = [
 
 def differences(piece):
     """The largest difference of each result on a GPU, in pieces of so many values, from the same on the processor."""
-    from baguakit.primitives import pieces
+    from baguakit.primitives import compressed as pieces
 
     comm, usual = bk.Comm(), pieces.PIECE_VALUES
     expected = all_of_them(comm)

@@ -9,8 +9,8 @@ from torch import nn
 
 import baguakit as bk
 from baguakit.rules import rules_of
-from baguakit.tune.choices import every
 from baguakit.tune.effects import effect, measured, steps_beside_ddp
+from baguakit.tune.planning import compressors_in, every
 
 a, c = bk.algorithms, bk.compressors
 
@@ -61,7 +61,7 @@ def test_a_plan_that_names_no_algorithm_predicts_all_and_picks_one_that_keeps_th
         model = nn.Linear(64, 64)
         codecs = [
             bk.tune.Codec(repr(each), 1e-9, 1e-9, 1e-9)
-            for each in bk.tune.choices.compressors_in(list(bk.tune.choices.every()))
+            for each in compressors_in(list(every()))
         ]
         line = bk.tune.Line(1e-4, 1e-7)
         links = (bk.tune.Link("flat", 1, 3, line, line),)

@@ -6,7 +6,7 @@ import pytest
 
 from baguakit.costs import all_gather, all_reduce, neighbors
 from baguakit.tune import Codec, Line, Link, Network
-from baguakit.tune.fitting import fit
+from baguakit.tune.probing import fit
 
 SIZES = [1 << power for power in range(10, 25, 2)]
 

@@ -21,8 +21,8 @@ from ...costs import Cost, Load, Place, degree, exchange, neighbors
 from ...keeping import finite
 from ...lanes import New, temporaries
 from ...primitives import neighbor_mean_
+from ...primitives.compressed import pieces, pieces_of
 from ...primitives.neighbors import links, round_of
-from ...primitives.pieces import pieces, pieces_of
 from ...primitives.transports import exchanged
 from ...stages import Stage, State
 from ...topology import Topology

@@ -4,8 +4,7 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
-from .parting import parted
-from .records import GAVE_UP, LEFT, RAISED, History, Record, Waiting
+from .records import GAVE_UP, LEFT, RAISED, History, Record, Waiting, parted
 
 
 def store_gone(rank: int, error: Exception) -> str:

@@ -4,13 +4,21 @@ Each rank writes a record to the store: a heartbeat, its latest launch on each l
 whether and why it left. When a flight is late or fails, one of the ranks that wait reads the records of all, and writes
 for all who is at fault. With every heartbeat a rank compares its launches with those of one other rank, so that ranks
 which have parted do not train on.
+
+The end of a process with attachments: it tells the other ranks, and ends the threads of the monitors.
+
+A thread that returns from a call of torch while the interpreter ends aborts the process. The store may end with rank 0,
+and the others read there why a rank has left: so rank 0 waits a moment for the others to leave first.
 """
 
+import atexit
 import contextlib
+import os
 import sys
 import threading
 import time
 import uuid
+import weakref
 from collections.abc import Callable, Iterator
 from datetime import timedelta
 from typing import Any
@@ -21,7 +29,7 @@ from .collective import Air, Airborne, Collective
 from .errors import PeerError, again, from_network
 from .fault import Fault
 from .judging import first_line, store_gone
-from .records import GAVE_UP, History, LaunchCount
+from .records import GAVE_UP, LEFT, RAISED, History, LaunchCount
 from .watching import Watch
 
 POLL = 0.0005  # seconds between the first two queries of the store
@@ -239,3 +247,26 @@ class Monitor:
         self.abort()
         self.failed(str(self.error))
         return self.error
+
+
+_monitors: "weakref.WeakKeyDictionary[Monitor, int]" = weakref.WeakKeyDictionary()  # with the process of each
+
+
+def end_with_process(monitor: Monitor) -> None:
+    """End a monitor with this process, if it has not ended by then."""
+    _monitors[monitor] = os.getpid()
+
+
+@atexit.register
+def end_all() -> None:
+    """End all monitors of this process."""
+    monitors = [monitor for monitor, process in list(_monitors.items()) if process == os.getpid()]
+    error = getattr(sys, "last_value", None)  # it ends for that
+    for monitor in monitors:
+        if not monitor.left:
+            how, why = (LEFT, "") if error is None else (RAISED, f"{type(error).__name__}: {error}")
+            monitor.leave(how, why)
+    for monitor in monitors:
+        until = time.monotonic() + monitor.silence
+        while monitor.rank == 0 and not monitor.alone() and time.monotonic() < until:
+            time.sleep(monitor.beat / 4)

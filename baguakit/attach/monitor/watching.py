@@ -22,8 +22,7 @@ import torch
 
 from .board import Board, Lease
 from .judging import Judge, SteadyClock, store_gone, store_silent
-from .parting import parted
-from .records import Record, Waiting
+from .records import Record, Waiting, parted
 
 STALE = 3  # heartbeats
 DOUBTS = 5  # times that launches may differ without a majority of ranks that agree

@@ -1,28 +1,111 @@
-"""The runner of one rule: it launches the flights of its buckets, and waits for them."""
+"""The runner of one rule: it launches the flights of its buckets, and waits for them.
+
+Padding: zero at every launch, in the bucket, where loading does it, and in every elementwise tensor of its state.
+
+A coarse compressor turns zeros in a block with other values into something else. In residuals and replicas that would
+stay, change the scales of the next flight, and be missing from a checkpoint.
+
+States as they were before flights that may be lost with a rank.
+"""
 
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from types import GeneratorType
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from ...buckets import Bucket, Pair, local
 from ...comm import Comm, Note
+from ...keeping import tensors_of
 from ...lanes import Phases
 from ...primitives import mean_
 from ...rules import Rule
-from ...stages import Stage, State, call_stage
+from ...stages import Hierarchical, Stage, State, call_stage
 from ...stages.base import has_phases, in_phases, remembered
 from ...topology.chosen import as_chosen, chooses
 from ..monitor import Collective
 from ..runtime.channels import Channel
-from .journal import Journal
 from .losses import Losses
-from .padding import clear_padding_
 from .ways import Ways
+
+
+def clear_padding_(stage: Stage, state: State, bucket: Bucket, comm: Comm, beside: bool = False) -> list[Pair]:
+    """Zero the padding of every elementwise tensor in the state of a bucket, on the lane.
+
+    With `beside`, return pairs that do so for tensors of the dtype of the bucket: it is loaded in the same launch.
+    """
+    if not state:
+        return []
+    length, zeros = bucket.flat.numel(), bucket.zeros if beside else None
+    used, pairs, others = length - bucket.padding.numel(), list[Pair](), list[Tensor]()
+    for each in padding_of(stage, state, used, length, comm):
+        if zeros is not None and each.dtype == zeros.dtype and 0 < each.numel() <= zeros.numel():
+            pairs.append((each, zeros[: each.numel()]))
+        elif each.numel():
+            others.append(each)
+    if others:
+        torch._foreach_zero_(others)
+    return pairs
+
+
+def padding_of(stage: Stage, state: State, used: int, length: int, comm: Comm) -> Iterator[Tensor]:
+    """Yield the padding of every elementwise tensor in a state: all values after the first `used` of `length`.
+
+    Called at each launch, since a flight may put other tensors into the state.
+    """
+    nested = stage.nested()
+    for name, value in state.items():
+        if name not in nested or not isinstance(value, dict):
+            held = tensors_of(value) if used < length and name in stage.elementwise else ()
+            yield from (tensor[used:] for tensor in held if tensor.shape == (length,))
+        elif isinstance(stage, Hierarchical):
+            shard = -(-length // comm.intra.size)
+            mine = min(max(used - comm.intra.rank * shard, 0), shard)
+            yield from padding_of(nested[name], value, mine, shard, comm.inter)
+        elif not stage.shards:
+            yield from padding_of(nested[name], value, used, length, comm)
+
+
+class Journal:
+    """Copies of the state of each bucket, made on the lane before each flight, until the step in which it lands ends.
+
+    A step that is lost is lost whole: what its flights have changed goes back to these copies.
+    """
+
+    def __init__(self, buckets: int) -> None:
+        self._before: list[deque[State]] = [deque() for _ in range(buckets)]
+        self._landed = [0] * buckets
+
+    def before(self, i: int, state: State) -> None:
+        """Copy the state of bucket `i`, which a flight is about to change."""
+        self._before[i].append(copied(state))
+
+    def landed(self, i: int) -> None:
+        """Count a flight of bucket `i` that has landed."""
+        self._landed[i] += 1
+
+    def step_ended(self) -> None:
+        """Keep what the flights have brought that have landed."""
+        for before, landed in zip(self._before, self._landed, strict=True):
+            for _ in range(min(landed, len(before))):
+                before.popleft()
+        self._landed = [0] * len(self._landed)
+
+    def state(self, i: int, now: State) -> State:
+        """Return the state of bucket `i` before the flights that are lost; `now` is what it is after them."""
+        return self._before[i][0] if self._before[i] else now
+
+
+def copied(state: Any) -> Any:
+    """Return a copy of a nested dict of tensors."""
+    if isinstance(state, dict):
+        return {name: copied(value) for name, value in state.items()}
+    return state.clone() if isinstance(state, Tensor) else state
+
 
 PADDED = 4096  # values by which any bucket may be padded
 RECORDED = 100  # flights of a bucket, and steps, of which records are kept

@@ -15,8 +15,8 @@ from ...buckets import local
 from ...comm import Comm
 from ...lanes import CpuLane
 from ..monitor import Collective, Monitor
+from ..setup.conflicts import is_divided, is_sharded
 from ..setup.setup import AnySetup, AttachSetup
-from ..setup.sharding import is_divided, is_sharded
 
 Written = tuple[str | None, Sequence[str]]
 """The error of a rank, or None, and the lines of its setup."""

@@ -17,8 +17,8 @@ from ...rules import Rule
 from ...stages import Hierarchical, Stage
 from ...topology import Chosen, Topology
 from ..monitor import Monitor, PeerError
-from ..monitor.endings import end_with_process
 from ..monitor.judging import store_gone, store_silent
+from ..monitor.monitor import end_with_process
 from ..setup.setup import as_time
 from .channels import Channel
 

@@ -1,17 +1,182 @@
-"""The report of an attachment: bytes sent, and the time that they were exposed."""
+"""The report of an attachment: bytes sent, and the time that they were exposed.
+
+The table of a report, and its numbers as text.
+"""
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import cached_property
 from itertools import groupby
 from typing import Any
 
 from ...arguments import shown
+from ...comm import Note
 from ...lanes import between, passed
+from ..monitor import Collective
 from ..runners.runner import RuleRunner
+from ..runners.ways import Way, numbered, ways_in
 from ..runtime.channels import Channel
 from ..training.logbook import BACKWARD, Logbook
-from .row import Row
-from .table import counted, milliseconds, size, table
+
+
+@dataclass(frozen=True, eq=False)
+class Row:
+    """One bucket of one rule.
+
+    Attributes:
+        rule, number, bucket: the rule in words and its number in `att.rules`, and the number of the bucket.
+        values, dtype: of the bucket, padding included.
+        flights, landed: the number of flights launched, and landed.
+        bytes: sent by this rank in all of them, by part of the network ("flat", "intra", "inter").
+    """
+
+    rule: str
+    number: int
+    bucket: int
+    values: int
+    dtype: str
+    flights: int
+    landed: int
+    bytes: dict[str, float]
+    _flights: tuple[Collective, ...] = field(repr=False)
+    _kinds: tuple[tuple[tuple[Note, ...], int], ...] = field(repr=False, default=())
+
+    @cached_property
+    def ways(self) -> dict[Way, int]:
+        """Return how many of the flights that have landed sent values in each way, those of the latest flight first.
+
+        Empty for a stage of which no other format was asked than the dtype of the bucket.
+        """
+        return ways_in(self._kinds)
+
+    @cached_property
+    def latest(self) -> tuple[Way, ...]:
+        """Return the ways in which the latest flight that has landed sent values."""
+        return tuple(ways_in(self._kinds[:1]))
+
+    @property
+    def asked(self) -> str:
+        """Return the format that was asked for in the latest flight, such as "MinMaxUInt8()"; "" if none was."""
+        return _joined(way.asked for way in self.latest)
+
+    @property
+    def flew(self) -> str:
+        """Return the format in which the latest flight sent values; "" if none was asked for.
+
+        An expression such as "MinMaxUInt8()", a dtype such as "float32", or "nothing"; several are joined by " + ".
+        """
+        return _joined(way.flew for way in self.latest)
+
+    @property
+    def reason(self) -> str:
+        """Return why the latest flight saved less than was asked for; "" if it did not."""
+        return _joined((way.reason for way in self.latest if way.reason), "; ")
+
+    @property
+    def bytes_sent(self) -> float:
+        """Return the bytes sent by this rank in all flights, over all parts of the network."""
+        return sum(self.bytes.values())
+
+    @cached_property
+    def _seconds(self) -> tuple[float, float]:
+        known = [flight.flight.seconds() for flight in self._flights if flight.flight.over()]
+        air, exposed = (sum(each) / max(1, len(known)) for each in zip(*known, strict=True)) if known else (0.0, 0.0)
+        return air, exposed
+
+    @property
+    def seconds(self) -> float:
+        """Return the seconds of work on the lane: the mean over the latest flights that the device has finished."""
+        return self._seconds[0]
+
+    @property
+    def exposed(self) -> float:
+        """Return the seconds for which training waited for a flight, likewise."""
+        return self._seconds[1]
+
+
+def _joined(texts: Iterable[str], by: str = " + ") -> str:
+    return by.join(dict.fromkeys(texts))
+
+
+HEAD = ("", "values", "dtype", "flights", "flew as", "sent each", "on the lane", "exposed")
+
+
+def table(rows: Sequence[Row], parts: Sequence[str]) -> list[str]:
+    """Return a line for each bucket, under the rule in words; bytes and times are of one flight.
+
+    A rule of several buckets has a line for all of them: they are launched equally often. If formats were asked for, a
+    column has those in which the latest flights were sent, and below the buckets stands why others were used.
+
+    Args:
+        rows: of the report.
+        parts: of the network that have a column each.
+    """
+    formats = any(row.flew for row in rows)
+    lines: list[str | tuple[str, ...]] = [("", *HEAD[1:4], *HEAD[4:5] * formats, HEAD[5], *parts, *HEAD[6:])]
+    for _, group in groupby(rows, key=lambda row: row.number):
+        buckets = list(group)
+        lines.append(buckets[0].rule)
+        lines += [cells(f"bucket {row.bucket}", [row], parts, formats) for row in buckets]
+        lines += [cells("all", buckets, parts, formats)] * (len(buckets) > 1)
+        lines += reasons(buckets)
+    columns = zip(*(line for line in lines if isinstance(line, tuple)), strict=True)
+    widths = [max(map(len, column)) for column in columns]
+    widths[0] += 2
+    return [line if isinstance(line, str) else "   ".join(map(str.rjust, line, widths)) for line in lines]
+
+
+def reasons(rows: Sequence[Row]) -> list[str]:
+    """Return a line for each way that saved less than was asked for, and for each of several ways of one bucket.
+
+    It names the buckets, and the number of flights if not all flew so.
+    """
+    buckets: dict[str, list[int]] = {}
+    for row in rows:
+        flights = sum(count for _, count in row._kinds)
+        for way, count in row.ways.items():
+            if way.reason or count < flights:
+                buckets.setdefault(way.line(count, flights), []).append(row.bucket)
+    return [f"  {numbered(which)}{line}" for line, which in buckets.items()]
+
+
+def cells(name: str, rows: Sequence[Row], parts: Iterable[str], formats: bool) -> tuple[str, ...]:
+    """Return the cells of one line: of a bucket, or of several that are launched together."""
+
+    def sent(part: str | None) -> str:
+        each = (row.bytes_sent if part is None else row.bytes.get(part, 0) for row in rows)
+        return size(sum(nbytes / max(1, row.flights) for nbytes, row in zip(each, rows, strict=True)))
+
+    return (
+        name,
+        f"{sum(row.values for row in rows):,}",
+        "/".join(dict.fromkeys(row.dtype for row in rows)),
+        f"{max(row.flights for row in rows):,}",
+        *[rows[0].flew * (len({row.flew for row in rows}) == 1)] * formats,
+        sent(None),
+        *(sent(part) for part in parts),
+        milliseconds(sum(row.seconds for row in rows)),
+        milliseconds(sum(row.exposed for row in rows)),
+    )
+
+
+def counted(number: int, noun: str) -> str:
+    """Return a number with a noun."""
+    return f"{number:,} {noun}{'s' * (number != 1)}"
+
+
+def milliseconds(seconds: float) -> str:
+    """Return seconds as text in ms."""
+    return f"{1e3 * seconds:,.2f} ms"
+
+
+def size(nbytes: float) -> str:
+    """Return bytes as text with three or four digits."""
+    for unit in ("B", "kB", "MB"):
+        if nbytes < 1000:
+            return f"{nbytes:.4g} {unit}"
+        nbytes /= 1000
+    return f"{nbytes:.4g} GB"
+
 
 LEAST = 1e6  # bytes a step: the overlap of fewer is not worth a word
 MOST = 0.8  # of forward and backward, of which forward takes about a third

@@ -12,11 +12,8 @@ from ...arguments import instance, integer, said, several
 from ...buckets import check_averaged, split
 from ...comm import Comm, check_device
 from ...rules import Rule, first_ends, rules_of
-from .conflicts import check_dense, check_optimizers, check_wrappers
-from .names import named
-from .order import in_order
-from .setup import AttachSetup, as_time, check_scaler
-from .sharding import check_shards, is_divided, is_sharded, reshard
+from .conflicts import check_dense, check_optimizers, check_shards, check_wrappers, is_divided, is_sharded, reshard
+from .setup import AttachSetup, as_time, check_scaler, in_order, named
 
 
 def make_setup(

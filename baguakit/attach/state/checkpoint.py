@@ -5,6 +5,14 @@ parameter, and may be loaded into other buckets. A tensor of another shape that 
 an outer optimizer's counter of steps, is *whole*: it is saved under the name of each parameter as it is. Any other
 tensor is the stage's *own*: it fits the same buckets and ranks only, and is made anew for others. A flight in the air
 is saved as its result.
+
+The pieces of an elementwise tensor, saved under the names of the parameters of its bucket.
+
+Flights in the air, saved as their results.
+
+flight.result, flight.before    of weights
+flight.k.result, flight.k.used  of gradients that land in the k-th backward from here, counted from 0: without the
+                                loss scale; and whether some rank had a gradient of the parameter
 """
 
 import logging
@@ -14,13 +22,162 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ...buckets import Bucket, local
+from ...arguments import integer, one_of, said, text
+from ...buckets import Bucket, local, pieces
+from ...lanes import Flight
 from ...stages import Carry, State
 from ...stages.base import remembered
-from ..runners.journal import Journal
-from ..runners.runner import RuleRunner
-from .flights import load_delayed, load_flight, save_flights
-from .pieces import Names, gathered, save_pieces
+from ..runners.gradients import GradientRunner
+from ..runners.runner import BucketFlight, Journal, RuleRunner
+
+VERSIONS = (1,)
+TOP, RULE = ("version", "ranks", "step", "rules"), ("rule", "round", "cut", "parameters", "own")
+SEAL = ("rank", "world", "run", "frozen", "sums")
+
+
+def check_state(state: Any) -> None:
+    """Raise a TypeError or a ValueError unless this is a state that an attachment's `state_dict` returned."""
+    keys("state", state, TOP)
+    one_of('state["version"]', state["version"], VERSIONS)
+    integer('state["ranks"]', state["ranks"], 1)
+    integer('state["step"]', state["step"], 0)
+    rules = dictionary('state["rules"]', state["rules"])
+    keys('state["rules"]', rules, map(str, range(len(rules))))
+    for i, rule in rules.items():
+        check_rule(f'state["rules"]["{i}"]', rule)
+    for name in state.get("order", ()):
+        text('state["order"]', name)
+    for name, number in dictionary('state["tuned"]', state.get("tuned", {})).items():
+        integer(f'state["tuned"]["{name}"]', number, 1)
+    if "saved" in state:
+        keys('state["saved"]', state["saved"], SEAL)
+
+
+def check_rule(name: str, rule: Any) -> None:
+    """Raise a TypeError or a ValueError unless this is the state of a rule, from `save_runner`."""
+    keys(name, rule, RULE)
+    text(f'{name}["rule"]', rule["rule"])
+    integer(f'{name}["round"]', rule["round"], 0)
+    if not isinstance(rule["cut"], list | tuple) or not all(isinstance(names, list | tuple) for names in rule["cut"]):
+        raise TypeError(said(f'{name}["cut"]', "a list of lists of parameter names", rule["cut"]))
+    tensors(f'{name}["own"]', rule["own"])
+    for parameter, held in dictionary(f'{name}["parameters"]', rule["parameters"]).items():
+        tensors(f'{name}["parameters"]["{parameter}"]', held)
+
+
+def tensors(name: str, held: Any) -> None:
+    """Raise a TypeError unless this is a dict of tensors."""
+    for path, value in dictionary(name, held).items():
+        if not isinstance(value, Tensor):
+            raise TypeError(said(f'{name}["{path}"]', "a tensor", value))
+
+
+def dictionary(name: str, value: Any) -> Mapping[str, Any]:
+    """Return a dict, or raise a TypeError."""
+    if not isinstance(value, Mapping):
+        raise TypeError(said(name, "a dict, as state_dict() returned it", value))
+    return value
+
+
+def keys(name: str, value: Any, wanted: Any) -> None:
+    """Raise a TypeError or a ValueError unless this is a dict with these keys."""
+    if missing := [key for key in wanted if key not in dictionary(name, value)]:
+        raise ValueError(said(name, f'a dict with "{missing[0]}" in it, as state_dict() returned it', dict(value)))
+
+
+Names = Mapping[Tensor, str]
+
+
+def save_pieces(saved: dict[str, Any], bucket: Bucket, names: Names, path: str, x: Tensor) -> None:
+    """Save copies of the pieces of a tensor; of one of another length than the bucket, a copy for each parameter."""
+    parts = [x] * len(bucket.params) if x.shape != bucket.flat.shape else pieces(x, bucket.params)
+    for p, part in zip(bucket.params, parts, strict=True):
+        saved[names[p]][path] = part.clone()
+
+
+def gathered(parameters: Mapping[str, Any], bucket: Bucket, names: Names, path: str, like: Tensor) -> Tensor | None:
+    """Return the pieces of an elementwise tensor put together like `like`; None if no parameter has one.
+
+    A parameter that has none (it is new) keeps its values in `like`.
+    """
+    parts = [parameters.get(names[p], {}).get(path) for p in bucket.params]
+    if all(part is None for part in parts):
+        return None
+    if like.shape != bucket.flat.shape:
+        return torch.as_tensor(next(part for part in parts if part is not None), device=like.device)
+    flat = like.clone()
+    for p, view, part in zip(bucket.params, pieces(flat, bucket.params), parts, strict=True):
+        if part is not None:
+            if part.shape != view.shape:
+                raise ValueError(
+                    f"this state holds {tuple(part.shape)} of {names[p]}, and {tuple(view.shape)} is here; "
+                    "shards are resumed with as many as there were"
+                )
+            view.copy_(part)
+    return flat
+
+
+class Arrived(Flight):
+    """A flight that has ended: loaded from a checkpoint."""
+
+    def __init__(self, value: Tensor) -> None:
+        self._value = value
+
+    def done(self) -> bool:
+        return True
+
+    def result(self) -> Any:
+        return self._value
+
+
+def save_flights(runner: RuleRunner, names: Names, saved: dict[str, Any]) -> None:
+    """Save the results of the flights in the air, which have ended, in `saved` by parameter name."""
+    if not isinstance(runner, GradientRunner):
+        for i, flight in runner.air.items():
+            bucket = runner.buckets[i]
+            save_pieces(saved, bucket, names, "flight.result", flight.flight.result())
+            if flight.before is not None and not torch.equal(flight.before, bucket.now()):
+                save_pieces(saved, bucket, names, "flight.before", flight.before)
+        return
+    for k, delayed in enumerate(runner.ring):
+        for bucket in delayed.buckets:
+            save_pieces(saved, bucket, names, f"flight.{k}.result", bucket.flat)
+        for p, used in zip(runner.params(), delayed.flags.of_all(), strict=True):
+            saved[names[p]][f"flight.{k}.used"] = torch.tensor(used)
+
+
+def load_flight(runner: RuleRunner, i: int, parameters: Mapping[str, Any], names: Names) -> None:
+    """Load the result of the flight of weights of bucket `i`, if one was saved."""
+    bucket = runner.buckets[i]
+    result = gathered(parameters, bucket, names, "flight.result", bucket.flat)
+    if result is not None:
+        before = gathered(parameters, bucket, names, "flight.before", bucket.flat)
+        if before is None and runner.rule.mix is None:
+            before = bucket.now()
+        runner.air[i] = BucketFlight(
+            label=f"{runner.label}, bucket {i}, from a checkpoint",
+            flight=Arrived(result),
+            launched=0.0,
+            runner=runner,
+            bucket=i,
+            round=runner.round - 1,
+            before=before,
+        )
+
+
+def load_delayed(runner: RuleRunner, names: Names, parameters: Mapping[str, Any], same_ranks: bool) -> None:
+    """Load the delayed gradients, or zeros where none were saved or each rank had its own and ranks have changed."""
+    if not isinstance(runner, GradientRunner):
+        return
+    known = parameters if same_ranks or runner.rule.stage.agrees else {}
+    for k, delayed in enumerate(runner.ring):
+        for bucket in delayed.buckets:
+            result = gathered(known, bucket, names, f"flight.{k}.result", bucket.flat.zero_())
+            if result is not None:
+                bucket.flat.copy_(result)
+        used = [known.get(names[p], {}).get(f"flight.{k}.used", True) for p in runner.params()]
+        delayed.flags.mine, delayed.flags.rows = [int(each) for each in used], None
+
 
 log = logging.getLogger("baguakit")
 

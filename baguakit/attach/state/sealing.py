@@ -25,9 +25,8 @@ from ...stages.base import remembered
 from ..runners.runner import RuleRunner
 from ..runtime.agreement import first_said
 from ..runtime.runtime import Runtime
-from ..setup.names import plain_names
-from .checkpoint import check_saved
-from .checks import check_state
+from ..setup.setup import plain_names
+from .checkpoint import check_saved, check_state
 
 log = logging.getLogger("baguakit")
 

@@ -20,8 +20,7 @@ from ..runners.runner import check_unconverted
 from .clock import BACKWARD as A_BACKWARD
 from .clock import Clock
 from .decisions import Decisions
-from .landings import GRAD
-from .leaves import LeafStreams
+from .landings import GRAD, LeafStreams
 from .logbook import BACKWARD, Logbook
 from .other_optimizers import within_backward
 

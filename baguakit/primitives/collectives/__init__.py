@@ -16,12 +16,14 @@ stage of an attachment, a compressor that differs is named before anything is se
 after it.
 """
 
-from .broadcasts import compressed_broadcast_
-from .differentiable import Differentiable
-from .gathers import compressed_all_gather
-from .messages import compressed_receive_, compressed_send
-from .scatters import compressed_reduce_scatter
-from .transposes import compressed_all_to_all
+from .differentiable import Differentiable, compressed_all_to_all
+from .rows import (
+    compressed_all_gather,
+    compressed_broadcast_,
+    compressed_receive_,
+    compressed_reduce_scatter,
+    compressed_send,
+)
 
 __all__ = [
     "Differentiable",

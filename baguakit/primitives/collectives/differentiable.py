@@ -12,25 +12,188 @@ the same on all ranks and counts once. They are straight-through: rounding count
 
 Each is an operator of torch, with a fake, that `torch.compile(fullgraph=True)` records whole. In a graph there are no
 groups and no compressors: the operators find them by a name, as torch's functional collectives do.
+
+Values that each rank has for each other: tokens to experts, heads for sequences.
 """
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate, pairwise
 from typing import Any
 from weakref import WeakValueDictionary
 
 import torch
 from torch import Tensor
 
-from ...arguments import tensor
+from ...arguments import integer, said, several, shown, tensor
 from ...comm import Comm, check_comm
 from ...compressors import Compressor
-from ...compressors.base import check_dense
-from ..compressed import compressed_mean_
-from .gathers import compressed_all_gather
-from .scatters import compressed_reduce_scatter
-from .transposes import compressed_all_to_all, splits_of
+from ...compressors.base import Unchecked, check_dense
+from ..compressed import Fewer, compressed_mean_, pays, row_pieces
+from ..transports import bytes_for, exchanged, scattered
+from .rows import compressed_all_gather, compressed_reduce_scatter, output, share_memory, values_in, width_of
+
+
+@torch.no_grad()
+def compressed_all_to_all(
+    x: Tensor,
+    compressor: Compressor | None,
+    comm: Comm,
+    output_split_sizes: Sequence[int] | None = None,
+    input_split_sizes: Sequence[int] | None = None,
+    out: Tensor | None = None,
+) -> Tensor:
+    """Send a part of `x` to each rank, compressed, and return the parts that all ranks have for this one.
+
+        out = [Q(part r of x_0); Q(part r of x_1); … ; Q(part r of x_{n−1})]  on rank r
+
+    A rank's part for itself does not travel, and is exact. Each rank sends Σ c(N_r) bytes over the other ranks r, N_r
+    being the values for r, in pieces: one is compressed while another is on the wire. A part of which the packed values
+    would be more bytes than the values travels as it is.
+
+    Args:
+        x: a floating tensor (rows, …), of one dtype and one shape but for its first dimension on all ranks. It is only
+            read.
+        compressor: such as `compressors.MinMaxUInt8()`; None sends values as they are.
+        comm: the group. With one rank nothing is sent and nothing is lost.
+        output_split_sizes: the rows that come from each rank; with `input_split_sizes`, which must agree across ranks.
+        input_split_sizes: the rows of `x` that go to each rank, in their order; any of them may be 0. Without both, all
+            parts are of rows / size rows.
+        out: a contiguous tensor of as many values in the dtype of `x` to write to, instead of a new one; it shares no
+            memory with `x`.
+
+    Returns:
+        `out`; a new tensor (Σ output_split_sizes, …), in the order of the ranks, without it.
+
+    Raises:
+        TypeError: `x` is not floating, or is sparse; `compressor` keeps some places only; only one of the splits is
+            given.
+        ValueError: `x` cannot be split so; `out` does not fit, or shares memory with `x`.
+    """
+    values, n, rank = values_in(x, compressor, comm), comm.size, comm.rank
+    sends, receives = splits_of(x, output_split_sizes, input_split_sizes, comm)
+    result, width = output(out, x, (sum(receives), *x.shape[1:])), width_of(x)
+    if share_memory(result, values):
+        raise ValueError("out shares memory with x: what arrives would overwrite what is still to be sent")
+    codec = None if compressor is None else compressor._unchecked(x)
+    landed = result.detach().view(-1)
+    leaving, coming = parts_of(values, sends, width), parts_of(landed, receives, width)
+    coming[rank].copy_(leaving[rank])
+    if n == 1:
+        return result
+    note([*leaving[:rank], *leaving[rank + 1 :], *coming[:rank], *coming[rank + 1 :]], compressor, codec, comm)
+    few = output_split_sizes is None and len(row_pieces(leaving[0].numel(), n, x.is_cuda)) == 1
+    comm.settled()
+    if codec is not None and few and packs(leaving[0], codec):
+        _at_once(values.view(n, -1), landed.view(n, -1), codec, comm)
+    else:
+        _of_parts(leaving, coming, codec, comm)
+    return result
+
+
+def splits_of(
+    x: Tensor, output_split_sizes: Sequence[int] | None, input_split_sizes: Sequence[int] | None, comm: Comm
+) -> tuple[list[int], list[int]]:
+    """Return the rows of `x` that go to each rank and those that come from each, or raise."""
+    n = comm.size
+    if (output_split_sizes is None) != (input_split_sizes is None):
+        raise TypeError(
+            "output_split_sizes and input_split_sizes are given both or neither; "
+            f"they are {shown(output_split_sizes)} and {shown(input_split_sizes)}"
+        )
+    if output_split_sizes is None or input_split_sizes is None:
+        if not x.dim() or x.shape[0] % n:
+            raise ValueError(
+                f"the first dimension of x is a multiple of {n} ranks if no splits are given, and x is {shown(x)}; "
+                "give output_split_sizes and input_split_sizes"
+            )
+        return [x.shape[0] // n] * n, [x.shape[0] // n] * n
+    sends = sizes("input_split_sizes", input_split_sizes, n)
+    receives = sizes("output_split_sizes", output_split_sizes, n)
+    if not x.dim() or sum(sends) != x.shape[0]:
+        raise ValueError(f"input_split_sizes add up to the rows of x; they are {sends}, and x is {shown(x)}")
+    if sends[comm.rank] != receives[comm.rank]:
+        raise ValueError(
+            f"rank {comm.rank} has {sends[comm.rank]} rows for itself by input_split_sizes, "
+            f"and {receives[comm.rank]} by output_split_sizes"
+        )
+    return sends, receives
+
+
+def sizes(name: str, values: Sequence[int], n: int) -> list[int]:
+    """Return `values` if they are a number of rows for each of `n` ranks; else raise."""
+    listed = several(name, values, "a list of numbers of rows", ordered=True)
+    if len(listed) != n:
+        raise ValueError(said(name, f"a number of rows for each of {n} ranks", values))
+    return [integer(f"each of {name}", value, 0) for value in listed]
+
+
+def parts_of(values: Tensor, rows: list[int], width: int) -> list[Tensor]:
+    """Return views of so many rows of a flat tensor, one part after another."""
+    ends = accumulate(rows, initial=0)
+    return [values[begin * width : end * width] for begin, end in pairwise(ends)]
+
+
+def packs(part: Tensor, codec: Unchecked | None) -> bool:
+    """Return whether a part travels compressed: its sender and its receiver decide alike."""
+    return codec is not None and pays(part.numel(), part.element_size(), codec, 1)
+
+
+def note(parts: list[Tensor], compressor: Compressor | None, codec: Unchecked | None, comm: Comm) -> None:
+    """Note in which formats the parts fly that this rank sends and receives."""
+    if compressor is None:
+        return
+    as_they_are = [part for part in parts if part.numel() and not packs(part, codec)]
+    if len(as_they_are) < sum(part.numel() > 0 for part in parts):
+        comm.note(compressor, compressor)
+    if as_they_are:
+        comm.note(compressor, as_they_are[0].dtype, Fewer(max(part.numel() for part in as_they_are), comm.size))
+
+
+def _at_once(rows: Tensor, out: Tensor, codec: Unchecked, comm: Comm) -> None:
+    """Send row r of few `rows` to rank r, and write what comes from rank r to row r of `out`, but for this rank's own.
+
+    All are compressed in one call, and this rank's own row with them: that takes less than a call for each.
+    """
+    n, values = rows.shape
+    incoming = bytes_for(n, values, codec, rows.device)
+    for _ in scattered(comm, [incoming], lambda i, ranks: codec.compress(rows[ranks], None, comm.key(0))):
+        codec.decompress(incoming, values, rows.dtype, out)
+    out[comm.rank] = rows[comm.rank]
+
+
+def _of_parts(leaving: list[Tensor], coming: list[Tensor], codec: Unchecked | None, comm: Comm) -> None:
+    """Send each rank its part of `leaving`, and fill the parts of `coming`, but for this rank's own."""
+    n, device = comm.size, leaving[0].device
+    peers = [rank for rank in range(n) if rank != comm.rank]
+    sent, heard = ({p: cut(parts[p], n, codec) for p in peers} for parts in (leaving, coming))
+
+    def outgoing(p: int) -> Iterator[Tensor]:
+        for i, piece in enumerate(sent[p]):
+            if codec is not None and packs(leaving[p], codec):
+                yield codec.compress(piece.view(1, -1), None, comm.key(i * n + p))
+            else:
+                yield piece
+
+    incoming = {
+        p: [bytes_for(1, piece.numel(), codec, device) for piece in pieces]
+        if codec is not None and packs(coming[p], codec)
+        else pieces
+        for p, pieces in heard.items()
+    }
+    for p, i in exchanged(comm, {p: outgoing(p) for p in peers}, incoming, device):
+        if codec is not None and packs(coming[p], codec):
+            piece = heard[p][i]
+            codec.decompress(incoming[p][i], piece.numel(), piece.dtype, piece.view(1, -1))
+
+
+def cut(part: Tensor, n: int, codec: Unchecked | None) -> list[Tensor]:
+    """Return the pieces in which a part travels: none of an empty one, and one if it is not compressed."""
+    if not packs(part, codec):
+        return [part] if part.numel() else []
+    return [part[piece] for piece in row_pieces(part.numel(), n, part.is_cuda)]
+
 
 _named: "WeakValueDictionary[str, Differentiable]" = WeakValueDictionary()
 _numbers = itertools.count()

@@ -1,15 +1,18 @@
-"""Checks of the arguments of collectives, and memory for their results."""
+"""Collectives of compressed rows: exchanges, gathers, scatters, broadcasts and messages."""
 
 import math
 from collections.abc import Sequence
 
+import torch
 from torch import Tensor
 
-from ...arguments import instance, shown, tensor
-from ...comm import Comm, check_comm
+from ...arguments import instance, integer, shown, tensor, truth
+from ...comm import Comm, check_comm, check_peer
 from ...compressors import Compressor
 from ...compressors.base import Unchecked, check_dense, check_dtype
-from ..compressed import compresses
+from ..compressed import ONE_HOP_BYTES, check_residual, compresses, row_pieces
+from ..flat import check_averageable, on_flat
+from ..transports import bytes_for, gathered, scattered
 
 
 def values_in(x: Tensor, compressor: Compressor | None, comm: Comm) -> Tensor:
@@ -61,3 +64,252 @@ def output(out: Tensor | None, x: Tensor, shape: Sequence[int]) -> Tensor:
 def share_memory(a: Tensor, b: Tensor) -> bool:
     """Return whether two contiguous tensors have bytes in common."""
     return max(a.data_ptr(), b.data_ptr()) < min(a.data_ptr() + a.nbytes, b.data_ptr() + b.nbytes)
+
+
+@torch.no_grad()
+def compressed_send(x: Tensor, compressor: Compressor | None, comm: Comm, peer: int) -> None:
+    """Send `x` to `peer`, compressed: c(N) bytes of N values. Wait until it has been sent.
+
+    The peer calls `compressed_receive_` with a tensor of as many values in the same dtype, and the same compressor.
+    Where c(N) would be more than N values are, `x` travels as it is.
+
+    Args:
+        x: a floating tensor of any shape. It is only read.
+        compressor: such as `compressors.MinMaxUInt8()`; None sends values as they are.
+        comm: the group.
+        peer: another rank of it.
+
+    Raises:
+        TypeError: `x` is not floating, or is sparse; `compressor` keeps some places only.
+        ValueError: `peer` is not another rank of the group.
+    """
+    values = values_in(x, compressor, comm)
+    check_peer(peer, comm.group)
+    codec = codec_of(x, compressor, comm, rows=1)
+    if codec is None:
+        works = [comm.send_later(values, peer)] if values.numel() else []
+    else:
+        works = []
+        for i, part in enumerate(row_pieces(values.numel(), 1, x.is_cuda)):
+            works.append(comm.send_later(codec.compress(values[part].view(1, -1), None, comm.key(i)), peer, i))
+    for work in works:
+        work.wait()
+
+
+@torch.no_grad()
+def compressed_receive_(x: Tensor, compressor: Compressor | None, comm: Comm, peer: int) -> Tensor:
+    """Overwrite `x` with what `peer` sends by `compressed_send`, rounded:  x ← Q(x_peer).
+
+    Args:
+        x: a floating tensor of as many values and of the same dtype as the one that is sent; overwritten.
+        compressor: the one that the peer sends with.
+        comm: the group.
+        peer: another rank of it.
+
+    Returns:
+        `x`.
+
+    Raises:
+        TypeError: `x` is not floating, or is sparse; `compressor` keeps some places only.
+        ValueError: `peer` is not another rank of the group.
+    """
+    check_arguments(x, compressor, comm)
+    check_averageable(x)
+    check_peer(peer, comm.group)
+    codec, N = codec_of(x, compressor, comm, rows=1), x.numel()
+    values = x.detach().view(-1) if x.is_contiguous() else x.new_empty(N)
+    if codec is None:
+        if N:
+            comm.receive_later(values, peer).wait()
+    else:
+        parts = [values[part].view(1, -1) for part in row_pieces(N, 1, x.is_cuda)]
+        packed = [bytes_for(1, part.numel(), codec, x.device) for part in parts]
+        works = [comm.receive_later(each, peer, i) for i, each in enumerate(packed)]
+        for part, each, work in zip(parts, packed, works, strict=True):
+            work.wait()
+            codec.decompress(each, part.numel(), x.dtype, part)
+    if not x.is_contiguous():
+        x.detach().copy_(values.view(x.shape))
+    return x
+
+
+# Values of a link in the chain. Each rank passes one on while it receives the next, so the chain takes as long as c(N)
+# takes, and n − 2 links more; and one is decoded while the next is on the wire.
+LINK, MOST_LINKS = 1 << 17, 256
+
+
+@on_flat
+def compressed_broadcast_(x: Tensor, compressor: Compressor | None, comm: Comm, source: int = 0) -> Tensor:
+    """Overwrite `x` on all ranks with that of rank `source`, rounded:  x ← Q(x_source).
+
+    Values are compressed once, and all ranks decode the same bytes, the source included, so that the results are
+    bitwise equal.
+
+        few     (n − 1) c(N) ≤ 32 KiB. The source sends all its values to all others: (n − 1) c(N) bytes.
+        many    In a chain, from the source on: each rank but the last sends c(N) bytes to the next, in links that it
+                passes on while others arrive. On a GPU NCCL's broadcast takes its place.
+
+    Where c(N) would be more than N values are, `x` travels as it is.
+
+    Args:
+        x: a floating tensor of any shape, or a list of them in one dtype; overwritten, at the source as well.
+        compressor: such as `compressors.MinMaxUInt8()`; None sends values as they are.
+        comm: the group. With one rank nothing happens and nothing is lost.
+        source: the rank whose values all get.
+
+    Returns:
+        `x`.
+
+    Raises:
+        TypeError: a tensor is not floating, or is sparse; `compressor` keeps some places only.
+        ValueError: `source` is not a rank of the group.
+    """
+    check_arguments(x, compressor, comm)
+    integer("source", source, 0, comm.size - 1)
+    codec = codec_of(x, compressor, comm, rows=1)
+    if codec is None:
+        return comm.broadcast(x, source) if x.numel() else x
+    if x.is_cuda:
+        row = x.view(1, -1)
+        first = comm.rank == source
+        packed = codec.compress(row, None, comm.key()) if first else bytes_for(1, x.numel(), codec, x.device)
+        codec.decompress(comm.broadcast(packed, source), x.numel(), x.dtype, row)
+        return x
+    return _chain(x, codec, comm, source)
+
+
+def _chain(x: Tensor, codec: Unchecked, comm: Comm, source: int) -> Tensor:
+    n, rank, N = comm.size, comm.rank, x.numel()
+    place = (rank - source) % n
+    heard, targets = (rank - 1) % n, [(rank + 1) % n] if place < n - 1 else []
+    if (n - 1) * codec.row_bytes(N) <= ONE_HOP_BYTES:
+        heard, targets = source, [(source + i) % n for i in range(1, n)] if place == 0 else []
+    least = LINK * (4 if comm.flows > 1 else 1)  # flows divide messages of 256 KiB
+    values = least * -(-N // (least * MOST_LINKS))
+    links = [x[i : i + values].view(1, -1) for i in range(0, N, values)]
+    comm.settled()
+    packed, receives, sends = [], [], []
+    if place:
+        packed = [bytes_for(1, link.numel(), codec, x.device) for link in links]
+        receives = [comm.receive_later(each, heard, tag) for tag, each in enumerate(packed)]
+    for tag, link in enumerate(links):
+        if place:
+            receives[tag].wait()
+        else:
+            packed.append(codec.compress(link, None, comm.key(tag)))
+        sends += [comm.send_later(packed[tag], target, tag) for target in targets]
+        codec.decompress(packed[tag], link.numel(), x.dtype, link)
+    for work in sends:
+        work.wait()
+    return x
+
+
+@torch.no_grad()
+def compressed_all_gather(x: Tensor, compressor: Compressor | None, comm: Comm, out: Tensor | None = None) -> Tensor:
+    """Return the tensors `x` (k, …) of all ranks, concatenated and rounded: (size · k, …).
+
+        out = [Q(x_0); Q(x_1); … ; Q(x_{n−1})]
+
+    Every rank decodes the same bytes, those of its own values included, so the results are bitwise equal. Each sends
+    (n − 1) c(N) bytes of its N values, in pieces: one is compressed or decompressed while another is on the wire. Where
+    c(N) would be more than N values are, `x` travels as it is.
+
+    Args:
+        x: a floating tensor, of one shape and dtype on all ranks. It is only read, and may be a part of `out`.
+        compressor: such as `compressors.MinMaxUInt8()`; None sends values as they are.
+        comm: the group. With one rank nothing is sent and nothing is lost.
+        out: a contiguous tensor of n N values in the dtype of `x` to write to, instead of a new one.
+
+    Returns:
+        `out`; a new tensor of shape (size · k, …), or (size,) for a scalar, without it.
+
+    Raises:
+        TypeError: `x` is not floating, or is sparse; `compressor` keeps some places only.
+        ValueError: `out` does not fit.
+    """
+    mine, n = values_in(x, compressor, comm), comm.size
+    shape = (n * x.shape[0], *x.shape[1:]) if x.dim() else (n,)
+    result = output(out, x, shape)
+    if not mine.numel():
+        return result
+    rows, codec = result.detach().view(n, -1), codec_of(x, compressor, comm, n * mine.numel())
+    if codec is None:
+        rows.copy_(comm.all_gather(mine).view(n, -1))
+        return result
+    parts = row_pieces(mine.numel(), n, x.is_cuda)
+    incoming = [bytes_for(n, part.stop - part.start, codec, x.device) for part in parts]
+    packed = (codec.compress(mine[part].view(1, -1), None, comm.key(i)) for i, part in enumerate(parts))
+    comm.settled()
+    for ranks, i in gathered(comm, incoming, packed):
+        out_rows = rows[ranks, parts[i]]
+        codec.decompress(incoming[i][ranks], out_rows.shape[1], x.dtype, out_rows)
+    return result
+
+
+@torch.no_grad()
+def compressed_reduce_scatter(
+    x: Tensor,
+    compressor: Compressor | None,
+    comm: Comm,
+    residual: Tensor | None = None,
+    average: bool = False,
+    out: Tensor | None = None,
+) -> Tensor:
+    """Return this rank's shard (k, …) of the sum of `x` (size · k, …) over all ranks, sending only compressed values.
+
+        shard_r = Σ_q Q(shard r of x_q)     or, with `average`, (1/n) Σ_q of it
+
+    Values are rounded once, and added in fp32 in the order of the ranks. Each rank sends (n − 1) c(N/n) bytes of its N
+    values, in pieces: one is compressed while another is on the wire. Where packed shards would be more bytes than
+    their values, `x` travels as it is, and is summed in its dtype.
+
+    Args:
+        x: a floating tensor, of one shape and dtype on all ranks. It is only read.
+        compressor: such as `compressors.MinMaxUInt8()`; None sends values as they are.
+        comm: the group. With one rank nothing is sent and nothing is lost.
+        residual: fp32, as long as `x`; overwritten by what compression lost of this rank's contribution, x − Q(x), such
+            that Σ_q residual_q = Σ_q x_q − the sum, up to the rounding of the sum.
+        average: divide the sum by the number of ranks.
+        out: a contiguous tensor of N/n values in the dtype of `x` to write to, instead of a new one; may be a part of
+            `x`.
+
+    Returns:
+        `out`; a new tensor (k, …) in the dtype of `x` without it.
+
+    Raises:
+        TypeError: `x` is not floating, or is sparse; `compressor` keeps some places only.
+        ValueError: `x` is not divisible among the ranks; `residual` is not contiguous, not fp32, or not as long as `x`;
+            `out` does not fit.
+    """
+    values, n = values_in(x, compressor, comm), comm.size
+    truth("average", average)
+    if residual is not None:
+        check_residual(residual, x)
+    if not x.dim() or x.shape[0] % n:
+        raise ValueError(f"x is (size · k, …), its first dimension a multiple of {n} ranks, not {shown(x)}; pad it")
+    result, codec = output(out, x, (x.shape[0] // n, *x.shape[1:])), codec_of(x, compressor, comm)
+    shard = result.detach().view(-1)
+    if codec is None or compressor is None:
+        if residual is not None:
+            residual.zero_()
+        if values.numel():
+            shard.copy_(values if n == 1 else comm.reduce_scatter(values * (1 / n) if average else values))
+        return result
+    rows = values.view(n, -1)
+    lost = None if residual is None else residual.detach().view(n, -1)
+    parts = row_pieces(rows.shape[1], n, x.is_cuda)
+    incoming = [bytes_for(n, part.stop - part.start, codec, x.device) for part in parts]
+    apart = shard.dtype != torch.float32 or share_memory(shard, values)  # values are read while others are added
+    total = (torch.empty_like(shard, dtype=torch.float32) if apart else shard).zero_()
+    weights = torch.full((n,), 1 / n if average else 1.0, dtype=torch.float32, device=x.device)
+
+    def packed(i: int, ranks: slice) -> Tensor:
+        loss = None if lost is None else lost[ranks, parts[i]]
+        return codec.compress(rows[ranks, parts[i]], loss, comm.key(i * n + (ranks.start or 0)))
+
+    comm.settled()
+    for i in scattered(comm, incoming, packed):
+        compressor.add_(total[parts[i]], incoming[i], weights)
+    if total is not shard:
+        shard.copy_(total)
+    return result
