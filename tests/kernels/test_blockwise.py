@@ -230,7 +230,9 @@ def test_compiled_equals_eager(name, all_compiled):
 @pytest.mark.slow  # a compilation for each dtype, width and operation
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("name", [*NAMES, "uint5_rotated"])
-@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(
+    "dtype", [*DTYPES[:2], *(pytest.param(each, marks=pytest.mark.release) for each in DTYPES[2:])]
+)
 @pytest.mark.parametrize("key", [None, KEY])
 def test_every_operation_compiled_equals_eager(name, dtype, key, all_compiled):
     operators, block, _ = FORMATS[name]

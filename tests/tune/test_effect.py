@@ -59,10 +59,7 @@ def test_steps_to_a_loss_are_known_of_algorithms_that_were_trained():
 def test_a_plan_that_names_no_algorithm_predicts_all_and_picks_one_that_keeps_the_loss():
     def work():
         model = nn.Linear(64, 64)
-        codecs = [
-            bk.tune.Codec(repr(each), 1e-9, 1e-9, 1e-9)
-            for each in compressors_in(list(every()))
-        ]
+        codecs = [bk.tune.Codec(repr(each), 1e-9, 1e-9, 1e-9) for each in compressors_in(list(every()))]
         line = bk.tune.Line(1e-4, 1e-7)
         links = (bk.tune.Link("flat", 1, 3, line, line),)
         network = bk.tune.Network(3, 1, "cpu", 1, links, tuple(codecs), copy=1e-10)
