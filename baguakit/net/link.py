@@ -199,7 +199,7 @@ def _read(flow: socket.socket, size: int, within: float = TIMEOUT) -> bytes:
     return data
 
 
-MOST_THREADS, MOST_FLOWS = 16, 64  # NCCL's limits for a connection
+NCCL_THREADS, NCCL_FLOWS = 16, 64  # NCCL's limits for a connection
 NEAR = 0.95  # of the best rate: repeated measurements differ by about 5 %
 
 
@@ -221,11 +221,11 @@ class SocketSettings:
     rate: float
 
     def __post_init__(self) -> None:
-        integer("threads", self.threads, 1, MOST_THREADS)
-        integer("sockets_per_thread", self.sockets_per_thread, 1, MOST_FLOWS)
-        if self.flows > MOST_FLOWS:
+        integer("threads", self.threads, 1, NCCL_THREADS)
+        integer("sockets_per_thread", self.sockets_per_thread, 1, NCCL_FLOWS)
+        if self.flows > NCCL_FLOWS:
             raise ValueError(
-                f"NCCL uses 1 to {MOST_FLOWS} sockets per connection, and {self.threads} threads of "
+                f"NCCL uses 1 to {NCCL_FLOWS} sockets per connection, and {self.threads} threads of "
                 f"{self.sockets_per_thread} are {self.flows}"
             )
         real("rate", self.rate, above=0)
