@@ -132,6 +132,7 @@ def made(expression):
     return found, weights
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("expression", "expected"),
     {

@@ -71,6 +71,7 @@ def test_a_rank_that_raises_is_named_with_its_launches_and_all_threads_end(own_p
     assert [names for *_, names in said] == [[], [], []]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "algorithms",
     [of_each_kind(kind_of=windows), pytest.param(usual().values(), marks=pytest.mark.slow)],

@@ -81,6 +81,7 @@ def test_reentrant_checkpointing_with_memory():
     assert ranks(2, run) == [True, True]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "backend",
     [

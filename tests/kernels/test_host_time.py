@@ -33,6 +33,7 @@ def recorded():
     return {facts["case"]: facts for facts in map(json.loads, done.stdout.splitlines())}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", ["bytegrad", "bytegrad, error feedback"])
 def test_a_bucket_of_25_mib_is_three_launches_and_two_collectives(case):
     """4 ranks: shards of 1,638,400 values, in tiles of 1024 to compress and of 2048 to decompress."""

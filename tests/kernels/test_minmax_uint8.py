@@ -206,6 +206,7 @@ def test_compiled_outlives_dynamo_resets_threads_modes_and_subnormals(all_compil
     assert torch.tensor([1e-40]).mul(1.0).item() != 0, "compiled code made this thread flush subnormals"
 
 
+@pytest.mark.slow
 def test_without_a_compiler_the_definition_runs_and_says_so(all_compiled, monkeypatch, caplog):
     expected = work()
     libraries._once.cache_clear()
