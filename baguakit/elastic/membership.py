@@ -1,6 +1,6 @@
 """The membership of this process: it carries its attachments from round to round.
 
-A warning for a program that joins a group, and attaches nothing to it: each of its ranks would train alone.
+`warn_if_unused` warns a program that joins a group and attaches nothing to it: each of its ranks would train alone.
 """
 
 import atexit

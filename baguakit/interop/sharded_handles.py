@@ -1,9 +1,8 @@
 """Stages at work in FSDP2's hooks: between ranks with the same shards, or among those that shard.
 
-The parameters that FSDP2 reduces together. No other module reads FSDP2's own objects.
-
-torch documents how to hook a module, but neither the modules that share one reduction (`fully_shard([a, b])`) nor the
-layout of parameters in the tensor that a hook gets. Both are read here, as torch 2.13 has them.
+A `Unit` has the parameters that FSDP2 reduces together. No other module reads FSDP2's own objects: torch documents how
+to hook a module, but neither the modules that share one reduction (`fully_shard([a, b])`) nor the layout of parameters
+in the tensor that a hook gets. Both are read here, as torch 2.13 has them.
 """
 
 import weakref

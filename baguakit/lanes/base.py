@@ -15,15 +15,13 @@ than those between them. In the order a₁ b₁ a₂ c₁ b₂ a₃ c₂ … eve
 waits for, events or what its lane did before, comes earlier in it. So the first of all work that has not ended has
 begun on all ranks, or can, and ends. Other work begins when both lanes have done all that came before it.
 
-Moments: seconds of `time.perf_counter`, or on CUDA an event in a stream.
+A moment is seconds of `time.perf_counter`, or on CUDA an event in a stream. An event is waited for only when its time
+is read.
 
-An event is waited for only when its time is read.
-
-Memory for the temporary tensors of a flight, kept by its lane for the next flight.
-
-An allocator of CPU memory returns large blocks to the system, and taking them again costs a page fault for every
-4 KiB: filling 16 MiB for the first time took five times as long as filling it again (3.6 ms and 0.7 ms, one thread of a
-virtual machine), and 65 ms where the virtual machine itself had to get the memory. CUDA's allocator keeps its blocks.
+A lane keeps the memory of a flight's temporary tensors for the next flight. An allocator of CPU memory returns large
+blocks to the system, and taking them again costs a page fault for every 4 KiB: filling 16 MiB for the first time took
+five times as long as filling it again (3.6 ms and 0.7 ms, one thread of a virtual machine), and 65 ms where the virtual
+machine itself had to get the memory. CUDA's allocator keeps its blocks.
 """
 
 import contextlib

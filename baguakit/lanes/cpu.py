@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from .base import Flight, FlightTimes, Lane, Phases, in_profile, keep
+from .base import Flight, FlightTimes, Lane, Phases, in_profile, keep, whole
 
 TIME_TO_END = 2.0  # seconds that threads have to end before the interpreter does
 
@@ -140,11 +140,7 @@ class CpuFlight(Flight):
             with in_profile("", self._name):
                 value = self._work()
                 if type(value) is GeneratorType:
-                    try:
-                        while True:
-                            next(value)
-                    except StopIteration as end:
-                        value = end.value
+                    value = whole(value)
             self._finish(began, value=value)
         except BaseException as error:
             self._finish(began, error=error)

@@ -4,7 +4,7 @@
 
 Bytes in buffers thus do not count as received.
 
-The number of threads and sockets of NCCL's own TCP transport for a link.
+`nccl_socket_settings` finds the number of threads and sockets of NCCL's own TCP transport for a link.
 """
 
 import selectors

@@ -1,8 +1,7 @@
 """Means of flat tensors over all ranks: exact, compressed, and of few values.
 
-The compressed mean in two hops: every rank averages a shard for all the others, piece by piece.
-
-Pieces of a long tensor: one is computed with while another is on the wire.
+A compressed mean takes two hops: every rank averages a shard for all the others. A long tensor is sent in pieces: one
+is computed with while another is on the wire.
 """
 
 from functools import lru_cache

@@ -1,6 +1,6 @@
 """The connection between the caller and a rank: messages with their lengths, over a socket pair.
 
-Pickles of functions: by cloudpickle, which takes closures, or by pickle where it is not installed.
+Functions are pickled by cloudpickle, which takes closures, or by pickle where it is not installed.
 """
 
 import contextlib

@@ -6,7 +6,7 @@ again. The launcher runs in its own session, so that a keyboard interrupt reache
 user's process ends for any reason, its end of the socket closes: the launcher then ends all ranks and itself. If the
 launcher is killed, its ranks end too.
 
-The output of ranks in the caller's process: printed lines with the rank in front, and progress bars.
+The output of ranks appears in the caller's process: printed lines with the rank in front, and progress bars.
 """
 
 import atexit

@@ -1,10 +1,9 @@
 """The computation of a training step on one rank: its time, and the time at which each gradient is ready.
 
-The speed of this rank's machine: copies, compressors, lanes, and the slowdown by a second thread.
-
-Ranks of one machine share its cores and its memory, and in training they do the same work at the same time. So all
-begin together and repeat a work for long enough that each has had turns on the cores; the mean counts. The median would
-be that of the repetitions during which no other rank had a turn.
+The speed of this rank's machine is that of copies, compressors and lanes, and the slowdown by a second thread. Ranks of
+one machine share its cores and its memory, and in training they do the same work at the same time. So all begin
+together and repeat a work for long enough that each has had turns on the cores; the mean counts. The median would be
+that of the repetitions during which no other rank had a turn.
 """
 
 import statistics

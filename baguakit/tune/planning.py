@@ -1,6 +1,6 @@
 """The plan: every combination of algorithm, bucket size and number of flows predicted, and one picked.
 
-The choices of a plan: algorithms, bucket sizes that make a difference, and numbers of flows.
+Its choices are algorithms, bucket sizes that make a difference, and numbers of flows.
 """
 
 from collections.abc import Callable, Mapping, Sequence

@@ -1,6 +1,6 @@
 """The probe of a network: times of messages and all-reduces of growing size on each class of links, by flows.
 
-The line through measured times of messages.
+A line is fitted to measured times of messages.
 """
 
 import math

@@ -5,10 +5,9 @@ whether and why it left. When a flight is late or fails, one of the ranks that w
 for all who is at fault. With every heartbeat a rank compares its launches with those of one other rank, so that ranks
 which have parted do not train on.
 
-The end of a process with attachments: it tells the other ranks, and ends the threads of the monitors.
-
-A thread that returns from a call of torch while the interpreter ends aborts the process. The store may end with rank 0,
-and the others read there why a rank has left: so rank 0 waits a moment for the others to leave first.
+At its end a process with attachments tells the other ranks, and ends the threads of its monitors: a thread that returns
+from a call of torch while the interpreter ends aborts the process. The store may end with rank 0, and the others read
+there why a rank has left: so rank 0 waits a moment for the others to leave first.
 """
 
 import atexit

@@ -4,7 +4,7 @@ A record holds a heartbeat, the flight that the rank waits for, and for each lan
 the latest, and a digest of all of them in order. Two ranks have parted if their digests differ after equally many
 launches, even if all messages arrived.
 
-The comparison of launches: which ranks have parted from the others.
+`differing` compares launches: it finds the ranks that have parted from the others.
 """
 
 import json

@@ -1,11 +1,10 @@
 """The runner of one rule: it launches the flights of its buckets, and waits for them.
 
-Padding: zero at every launch, in the bucket, where loading does it, and in every elementwise tensor of its state.
-
+Padding is zero at every launch, in the bucket, where loading does it, and in every elementwise tensor of its state.
 A coarse compressor turns zeros in a block with other values into something else. In residuals and replicas that would
 stay, change the scales of the next flight, and be missing from a checkpoint.
 
-States as they were before flights that may be lost with a rank.
+A `Journal` keeps states as they were before flights that may be lost with a rank.
 """
 
 import time

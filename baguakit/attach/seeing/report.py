@@ -1,6 +1,6 @@
 """The report of an attachment: bytes sent, and the time that they were exposed.
 
-The table of a report, and its numbers as text.
+A report prints as a table.
 """
 
 from collections.abc import Iterable, Mapping, Sequence

@@ -1,6 +1,6 @@
 """A timeline of all ranks: training, the flights on its lanes, and the waits for them.
 
-Traces in the format of Chrome's tracing, which Perfetto opens as well: JSON, with times in microseconds.
+A timeline is saved in the format of Chrome's tracing, which Perfetto opens as well: JSON, with times in microseconds.
 """
 
 import json

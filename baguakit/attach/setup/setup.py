@@ -1,14 +1,13 @@
 """Setups: each rank makes its own, and all ranks compare theirs before anything is sent.
 
-The names of parameters, without the components that wrappers of modules add.
-
+`plain_names` leaves out of the names of parameters the components that wrappers of modules add:
 `torch.compile` calls a module `_orig_mod`, DDP `module`, FSDP `_fsdp_wrapped_module`, and activation checkpointing
 `_checkpoint_wrapped_module`. A state is saved under names without them, and so loads with other wrappers or without.
 
-The order of buckets: that of the registration of parameters, or of the gradients of a first backward.
-
-Buckets are launched in order, each once it is complete. With a_p the share of the gradients' bytes that have come when
-that of p comes, bucket i is launched at  t_i = max a_p  over the parameters p of the buckets up to i, and
+`better_order` compares two orders of buckets: that in which parameters are registered, and that in which the gradients
+of a first backward come. Buckets are launched in order, each once it is complete. With a_p the share of the gradients'
+bytes that have come when that of p comes, bucket i is launched at t_i = max a_p over the parameters p of the buckets up
+to i, and
 
     T = Σ_i bytes_i t_i / Σ_i bytes_i
 

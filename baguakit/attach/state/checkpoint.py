@@ -6,9 +6,9 @@ an outer optimizer's counter of steps, is *whole*: it is saved under the name of
 tensor is the stage's *own*: it fits the same buckets and ranks only, and is made anew for others. A flight in the air
 is saved as its result.
 
-The pieces of an elementwise tensor, saved under the names of the parameters of its bucket.
+Pieces of an elementwise tensor are saved under the names of the parameters of its bucket.
 
-Flights in the air, saved as their results.
+Flights in the air are saved as their results:
 
 flight.result, flight.before    of weights
 flight.k.result, flight.k.used  of gradients that land in the k-th backward from here, counted from 0: without the

@@ -1,9 +1,8 @@
 """Gradients that have landed: with others an optimizer would train each rank alone.
 
-The CUDA streams on which autograd accumulates gradients: those of their forward passes, which may be several.
-
-Autograd makes the stream that called backward wait for all of them, but only at the end of backward. A bucket is
-launched earlier, and its gradients may be freed later.
+`LeafStreams` are the CUDA streams on which autograd accumulates gradients: those of their forward passes, which may be
+several. Autograd makes the stream that called backward wait for all of them, but only at the end of backward. A bucket
+is launched earlier, and its gradients may be freed later.
 """
 
 from collections.abc import Collection, Iterable, Iterator, Sequence

@@ -13,7 +13,7 @@ the same on all ranks and counts once. They are straight-through: rounding count
 Each is an operator of torch, with a fake, that `torch.compile(fullgraph=True)` records whole. In a graph there are no
 groups and no compressors: the operators find them by a name, as torch's functional collectives do.
 
-Values that each rank has for each other: tokens to experts, heads for sequences.
+An all-to-all sends the values that each rank has for each other: tokens to experts, heads for sequences.
 """
 
 import itertools
