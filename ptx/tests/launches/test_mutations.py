@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-PTX = Path(__file__).parents[1]
+PTX = Path(__file__).parents[2]
 ARITHMETIC = "instructions/arithmetic"
 # In words: file, what is there, what is put there, the tests that must fail.
 MUTATIONS = {
@@ -49,7 +49,7 @@ def test_a_fault_in_the_executor_fails_its_tests(name, tmp_path):
     text = (tmp_path / "ptx" / file).read_text()
     assert text.count(old) == 1, f"{file} has changed: {old}"
     (tmp_path / "ptx" / file).write_text(text.replace(old, new))
-    (chosen,) = (tmp_path / "ptx").glob(f"*/{tests}")
+    (chosen,) = (tmp_path / "ptx" / "tests").glob(f"*/{tests}")
     environment = {key: value for key, value in os.environ.items() if not key.startswith("PYTEST_")}
     command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", "-p", "no:xdist", "-c", os.devnull]
     done = subprocess.run(
