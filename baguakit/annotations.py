@@ -42,16 +42,16 @@ class Kind:
     def take(self, name: str, value: Any) -> Any:
         """Return the converted value; raise TypeError if it does not fit."""
         if not self.fits(value):
-            raise TypeError(said(name, self.words, value))
+            raise TypeError(message(name, self.words, value))
         return self.use(name, value)
 
 
-def said(name: str, wanted: str, value: Any) -> str:
+def message(name: str, wanted: str, value: Any) -> str:
     """Return the error message for an argument: the wanted value and the given one."""
-    return f"{name} is {wanted}, not {shown(value)}"
+    return f"{name} is {wanted}, not {describe(value)}"
 
 
-def shown(value: Any) -> str:
+def describe(value: Any) -> str:
     """Return a value for an error message: shape and dtype of tensors and arrays; else the repr, shortened."""
     if isinstance(value, Tensor):
         layout = "" if value.layout is torch.strided else f" of layout {value.layout}"
@@ -161,7 +161,7 @@ def _mapping(key: Kind, held: Kind) -> Kind:
 def _chosen(choices: tuple[Any, ...]) -> Callable[[str, Any], Any]:
     def use(name: str, value: Any) -> Any:
         if value not in choices:
-            raise ValueError(said(name, " or ".join(map(repr, choices)), value))
+            raise ValueError(message(name, " or ".join(map(repr, choices)), value))
         return value
 
     return use
@@ -169,9 +169,9 @@ def _chosen(choices: tuple[Any, ...]) -> Callable[[str, Any], Any]:
 
 def _finite(name: str, value: Any) -> float | int:
     if isinstance(value, float | np.floating) and not math.isfinite(value):
-        raise ValueError(said(name, "a finite number", value))
+        raise ValueError(message(name, "a finite number", value))
     if isinstance(value, int | np.integer) and abs(int(value)) >= 1 << 1023:
-        raise ValueError(said(name, "a finite number", value))
+        raise ValueError(message(name, "a finite number", value))
     return value if isinstance(value, int | float) and type(value) is not np.float64 else value.item()
 
 

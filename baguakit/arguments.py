@@ -19,7 +19,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from .annotations import Kind, kind_of, resolved, said, shown
+from .annotations import Kind, describe, kind_of, message, resolved
 
 MEMORY = 256  # combinations of types that are stored per function
 P = ParamSpec("P")
@@ -30,9 +30,9 @@ T = TypeVar("T")
 def integer(name: str, value: Any, least: int | None, most: int | None = None) -> int:
     """Return `value` if it is a whole number from `least` to `most`; else raise."""
     if isinstance(value, bool) or not isinstance(value, int | np.integer):
-        raise TypeError(said(name, _range("a whole number", least, most), value))
+        raise TypeError(message(name, _range("a whole number", least, most), value))
     if (least is not None and value < least) or (most is not None and value > most):
-        raise ValueError(said(name, _range("a whole number", least, most), value))
+        raise ValueError(message(name, _range("a whole number", least, most), value))
     return int(value)
 
 
@@ -48,7 +48,7 @@ def real(
     """Return `value` if it is a finite number from `least` to `most`, and between `above` and `below`; else raise."""
     if type(value) is not float:
         if isinstance(value, bool) or not isinstance(value, int | float | np.integer | np.floating):
-            raise TypeError(said(name, _range("a finite number", least, most, above, below), value))
+            raise TypeError(message(name, _range("a finite number", least, most, above, below), value))
         number = math.inf if isinstance(value, int) and abs(value) >= 1 << 1023 else float(value)
     else:
         number = value
@@ -59,23 +59,23 @@ def real(
         and (above is None or number > above)
         and (below is None or number < below)
     ):
-        raise ValueError(said(name, _range("a finite number", least, most, above, below), value))
+        raise ValueError(message(name, _range("a finite number", least, most, above, below), value))
     return number
 
 
 def truth(name: str, value: Any) -> bool:
     """Return `value` if it is True or False; else raise."""
     if not isinstance(value, bool | np.bool_):
-        raise TypeError(said(name, "True or False", value))
+        raise TypeError(message(name, "True or False", value))
     return bool(value)
 
 
 def text(name: str, value: Any) -> str:
     """Return `value` if it is a string that is not empty; else raise."""
     if not isinstance(value, str):
-        raise TypeError(said(name, "a string", value))
+        raise TypeError(message(name, "a string", value))
     if not value:
-        raise ValueError(said(name, "a string that is not empty", value))
+        raise ValueError(message(name, "a string that is not empty", value))
     return value
 
 
@@ -84,13 +84,13 @@ def one_of(name: str, value: Any, choices: Collection[Any]) -> Any:
     if isinstance(value, str | int | float | None) and value in choices:
         return value
     kind = TypeError if not isinstance(value, tuple(map(type, choices))) else ValueError
-    raise kind(said(name, " or ".join(map(repr, choices)), value))
+    raise kind(message(name, " or ".join(map(repr, choices)), value))
 
 
 def instance(name: str, value: Any, kinds: type[T] | tuple[type[T], ...], example: str) -> T:
     """Return `value` if it is an instance; else raise with the example, such as "a topology such as Ring()"."""
     if not isinstance(value, kinds):
-        raise TypeError(said(name, example, value))
+        raise TypeError(message(name, example, value))
     return value
 
 
@@ -98,7 +98,7 @@ def pair(name: str, values: Any, least: float, *, below: float) -> tuple[float, 
     """Return `values` if they are two finite numbers from `least` to less than `below`; else raise."""
     listed = several(name, values, "a pair of numbers")
     if len(listed) != 2:
-        raise ValueError(said(name, "a pair of numbers", values))
+        raise ValueError(message(name, "a pair of numbers", values))
     first, second = (real(f"each of {name}", value, least, below=below) for value in listed)
     return first, second
 
@@ -106,7 +106,7 @@ def pair(name: str, values: Any, least: float, *, below: float) -> tuple[float, 
 def function(name: str, value: Any, example: str) -> Any:
     """Return `value` if it is callable; else raise with the example, such as "a function (name, parameter) -> bool"."""
     if not callable(value):
-        raise TypeError(said(name, example, value))
+        raise TypeError(message(name, example, value))
     return value
 
 
@@ -114,7 +114,7 @@ def integers(name: str, values: Any, least: int, most: int | None = None) -> lis
     """Return `values` if they are one or more whole numbers; else raise."""
     listed = several(name, values, _range("whole numbers", least, most))
     if not listed:
-        raise ValueError(said(name, _range("at least one whole number", least, most), values))
+        raise ValueError(message(name, _range("at least one whole number", least, most), values))
     return [integer(name, value, least, most) for value in listed]
 
 
@@ -122,11 +122,11 @@ def several(name: str, values: Any, example: str, ordered: bool = False) -> list
     """Return `values` as a list; raise if they are not iterable, text, a tensor, a mapping or, if `ordered`, a set."""
     wrong = isinstance(values, str | bytes | Tensor | Mapping) or (ordered and isinstance(values, Set))
     if wrong or not isinstance(values, Iterable):
-        raise TypeError(said(name, example, values))
+        raise TypeError(message(name, example, values))
     try:
         return list(values)
     except TypeError:  # an array without dimensions is an Iterable, but raises
-        raise TypeError(said(name, example, values)) from None
+        raise TypeError(message(name, example, values)) from None
 
 
 def every(name: str, values: Iterable[Any], kind: type[T], example: str) -> Iterable[T]:
@@ -137,15 +137,15 @@ def every(name: str, values: Iterable[Any], kind: type[T], example: str) -> Iter
 def tensor(name: str, value: Any, *, floating: bool = False, dtype: torch.dtype | None = None) -> Tensor:
     """Return `value` if it is a dense tensor with data, `floating` or of a `dtype` if required; else raise."""
     if not isinstance(value, Tensor):
-        raise TypeError(said(name, "a tensor", value))
+        raise TypeError(message(name, "a tensor", value))
     if value.layout is not torch.strided:
-        raise TypeError(said(name, "a dense tensor", value) + "; call .to_dense() first")
+        raise TypeError(message(name, "a dense tensor", value) + "; call .to_dense() first")
     if value.is_meta:
-        raise ValueError(said(name, "a tensor that holds values", value))
+        raise ValueError(message(name, "a tensor that holds values", value))
     if floating and not value.is_floating_point():
-        raise TypeError(said(name, "a floating tensor", value) + "; convert it to a floating dtype first")
+        raise TypeError(message(name, "a floating tensor", value) + "; convert it to a floating dtype first")
     if dtype is not None and value.dtype != dtype:
-        raise TypeError(said(name, f"a tensor of {dtype}", value))
+        raise TypeError(message(name, f"a tensor of {dtype}", value))
     return value
 
 
@@ -251,17 +251,17 @@ def _range(
 __all__ = [
     "check_fields",
     "checked",
+    "describe",
     "every",
     "function",
     "instance",
     "integer",
     "integers",
+    "message",
     "one_of",
     "pair",
     "real",
-    "said",
     "several",
-    "shown",
     "tensor",
     "tensors",
     "text",

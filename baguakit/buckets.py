@@ -16,7 +16,7 @@ from typing import Any, Literal, get_args
 import torch
 from torch import Tensor
 
-from .arguments import every, integer, one_of, said, several, shown, tensor
+from .arguments import describe, every, integer, message, one_of, several, tensor
 
 What = Literal["grad", "data"]
 WHAT = get_args(What)
@@ -72,12 +72,12 @@ class Bucket:
     def of(cls, x: Tensor, params: Iterable[Tensor] = ()) -> "Bucket":
         """Return a bucket that shares the memory of a flat tensor, in which `params` follow each other."""
         if tensor("x", x, floating=True).dim() != 1:
-            raise ValueError(said("x", "a flat tensor, of shape (n,)", x))
+            raise ValueError(message("x", "a flat tensor, of shape (n,)", x))
         bucket = cls.__new__(cls)
         listed = several("params", params, "a list of tensors")  # shards may be meta tensors
         bucket.params, bucket.flat = list(every("params", listed, Tensor, "a list of tensors")), x
         if (used := values(bucket.params)) > x.numel():
-            raise ValueError(f"params hold {used} values, and x {x.numel()}: {shown(x)}")
+            raise ValueError(f"params hold {used} values, and x {x.numel()}: {describe(x)}")
         bucket._lay_out(used if bucket.params else x.numel())
         return bucket
 
@@ -153,7 +153,7 @@ class Bucket:
         """
         one_of("what", what, WHAT)
         if only is not None and [type(each) for each in several("only", only, BOOLS)] != [bool] * len(self.params):
-            raise ValueError(said("only", f"as many bool as there are parameters, {len(self.params)}", only))
+            raise ValueError(message("only", f"as many bool as there are parameters, {len(self.params)}", only))
         chosen = [i for i in range(len(self.params)) if only is None or only[i]]
         if what == "grad":
             for i in chosen:
@@ -242,12 +242,12 @@ def check_apart(params: Sequence[Tensor]) -> None:
     ends = []
     for i, p in enumerate(map(local, params)):
         if any(n > 1 and not s for n, s in zip(p.shape, p.stride(), strict=True)) and p.numel():
-            raise ValueError(f"params have separate memory, but values of {shown(p)} share memory: it was expanded")
+            raise ValueError(f"params have separate memory, but values of {describe(p)} share memory: it was expanded")
         if _is_dense(p):  # others may be interleaved without sharing memory
             ends.append((p.data_ptr(), p.data_ptr() + p.nbytes, i))
     for (_, end, _), (begin, _, i) in pairwise(sorted(ends)):
         if begin < end:
-            raise ValueError(f"params have separate memory, but {shown(params[i])} shares memory with another one")
+            raise ValueError(f"params have separate memory, but {describe(params[i])} shares memory with another one")
 
 
 def is_view(grad: Tensor | None, view: Tensor) -> bool:

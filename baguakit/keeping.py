@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .annotations import said
+from .annotations import message
 
 Kept = tuple[Tensor, Tensor, Tensor, Any]
 """A tensor of a state, the value to keep, the one to go back to, and whose it is."""
@@ -44,16 +44,16 @@ def finite_in_two(x: Tensor) -> Tensor:
     return largest < torch.inf
 
 
-def keep_(state: Tensor, new: Tensor, where: Tensor) -> Tensor:
+def update_if_finite_(state: Tensor, new: Tensor, where: Tensor) -> Tensor:
     """Set `state` to `new` where the bool `where` is true: at once, or when all flights of a `Joint` have ended.
 
     Raises:
         ValueError: `where` is not one bool, or `new` is not of the shape of `state`.
     """
     if where.numel() != 1:
-        raise ValueError(said("where", "one bool, such as stages.finite returns", where))
+        raise ValueError(message("where", "one bool, such as stages.finite returns", where))
     if new.shape != state.shape:
-        raise ValueError(said("new", f"a tensor of the shape of state, {tuple(state.shape)}", new))
+        raise ValueError(message("new", f"a tensor of the shape of state, {tuple(state.shape)}", new))
     held = _deciding.get()
     if held is not None:
         held.hold(state, new, where)
@@ -64,7 +64,9 @@ def keep_(state: Tensor, new: Tensor, where: Tensor) -> Tensor:
 
 
 def room_for(state: Tensor, new: Callable[[Tensor], Tensor]) -> Tensor:
-    """Return memory for the value that `keep_` will set `state` to: made by `new`, or what a `Joint` would copy it to.
+    """Return memory for the value that `update_if_finite_` will set `state` to.
+
+    It is made by `new`, or is what a `Joint` would copy the value to.
 
     Its values are undefined, and it may be used until the flight ends.
     """
@@ -126,11 +128,13 @@ class Joint:
     def flight(
         self, state: Mapping[str, Any], guarded: bool, result: Callable[[], Tensor], whose: Any = None
     ) -> Iterator[None]:
-        """Hold what the flight in the body keeps; without `keep_`, its state is copied first and may be restored.
+        """Hold what the flight in the body keeps.
+
+        Of a stage without `update_if_finite_` the state is copied first, and may be restored.
 
         Args:
             state: what the stage remembers.
-            guarded: whether it changes that by `keep_` only.
+            guarded: whether it changes that by `update_if_finite_` only.
             result: what the flight brings, asked for when the body has ended.
             whose: what `settle` is to tell of this state to its `where`.
         """

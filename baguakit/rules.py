@@ -25,7 +25,7 @@ from typing import Any, Literal, cast
 
 from torch import Tensor
 
-from .arguments import check_fields, checked, function, integer, real, said
+from .arguments import check_fields, checked, function, integer, message, real
 from .expressions import written
 from .fragments import Fragment
 from .stages import Hierarchical, Stage
@@ -141,7 +141,7 @@ class Rule:
         return {name for name, p in named.items() if self.where is None or self.where(name, p)}
 
     @checked
-    def meets(self, other: "Rule") -> bool:
+    def overlaps(self, other: "Rule") -> bool:
         """Return whether there is a step in which both rules act."""
         return self.acts(max(self.start, other.start)) and other.acts(max(self.start, other.start))
 
@@ -273,7 +273,7 @@ def free_running(
         TypeError, ValueError: as in `during_backward`; or the stage is no such average.
     """
     rule = Rule("free_running", stage, interval=interval, start=start, stop=stop, where=where)
-    if not stage.agrees or stage.remembers():
+    if not stage.same_on_all_ranks or stage.remembers():
         raise ValueError(
             "the stage of free_running is an average with an equal result on all ranks and without state, "
             f"such as Mean(), not {stage!r}"
@@ -296,7 +296,7 @@ def hierarchical(algorithm: Algorithm) -> Algorithm:
     if isinstance(algorithm, tuple) and algorithm and all(isinstance(rule, Rule) for rule in algorithm):
         return tuple(replace(rule, stage=Hierarchical(rule.stage)) for rule in algorithm)
     if not isinstance(algorithm, Rule):
-        raise TypeError(said("algorithm", "a rule, or a tuple of rules, such as bytegrad()", algorithm))
+        raise TypeError(message("algorithm", "a rule, or a tuple of rules, such as bytegrad()", algorithm))
     return replace(algorithm, stage=Hierarchical(algorithm.stage))
 
 
@@ -309,6 +309,6 @@ def rules_of(*algorithms: Any, name: str = "each of algorithms") -> tuple[Rule, 
             algorithm and all(isinstance(rule, Rule) for rule in algorithm) if several else isinstance(algorithm, Rule)
         ):
             wanted = "a rule or a tuple of rules, such as bk.algorithms.bytegrad()"
-            raise TypeError(said(name, wanted, algorithm))
+            raise TypeError(message(name, wanted, algorithm))
         rules += algorithm if several else [algorithm]
     return tuple(rules)

@@ -37,7 +37,7 @@ class ExactDiffusion(bk.stages.Stage):
     def __call__(self, psi, state, comm):
         x = psi + state["c"]
         x = x.add_(bk.primitives.neighbor_mean_(x.clone(), self.topology, comm)).mul_(0.5)
-        state["c"] = bk.stages.keep_(state["c"], x - psi, where=bk.stages.finite(x))
+        state["c"] = bk.stages.update_if_finite_(state["c"], x - psi, where=bk.stages.finite(x))
         return x
 
 

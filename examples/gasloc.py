@@ -49,8 +49,8 @@ class OuterGossip(bk.stages.Stage):
         y = x + (1 - self.lr) * (theta - x)  # x to the bit for η = 1
         mixed = bk.primitives.neighbor_mean_(y + self.momentum * (y - theta - c), self.topology, comm)
         ok = bk.stages.finite(mixed)
-        state["c"] = bk.stages.keep_(c, y - mixed, where=ok)
-        state["theta"] = bk.stages.keep_(theta, mixed, where=ok)
+        state["c"] = bk.stages.update_if_finite_(c, y - mixed, where=ok)
+        state["theta"] = bk.stages.update_if_finite_(theta, mixed, where=ok)
         return mixed
 
 

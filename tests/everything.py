@@ -124,7 +124,8 @@ def kind(algorithm: Algorithm) -> frozenset[tuple[Any, ...]]:
     Of each rule: its window, whether all ranks end alike, whether it remembers, and whether it lands in a later step.
     """
     return frozenset(
-        (rule.window, rule.stage.agrees, rule.stage.remembers(), rule.delay > 0) for rule in rules_of(algorithm)
+        (each.window, each.stage.same_on_all_ranks, each.stage.remembers(), each.delay > 0)
+        for each in rules_of(algorithm)
     )
 
 
@@ -160,7 +161,7 @@ def windows(algorithm: Algorithm) -> frozenset[str]:
 
 def averages_gradients(algorithm: Algorithm) -> bool:
     """Return whether all ranks step with the same gradient, so that their weights stay the same."""
-    return all(rule.what == "grad" and rule.stage.agrees for rule in rules_of(algorithm))
+    return all(rule.what == "grad" and rule.stage.same_on_all_ranks for rule in rules_of(algorithm))
 
 
 def runs_free(algorithm: Algorithm) -> bool:
@@ -182,7 +183,7 @@ def joins(algorithm: Algorithm) -> bool:
     """Return whether a rank without batches can take part, by `att.join()`."""
 
     def takes_part(rule: Rule) -> bool:
-        return rule.window != "free_running" and (rule.what == "data" or rule.stage.agrees)
+        return rule.window != "free_running" and (rule.what == "data" or rule.stage.same_on_all_ranks)
 
     return all(map(takes_part, rules_of(algorithm)))
 

@@ -205,7 +205,7 @@ SPECIAL |= {
     ("baguakit.Rule", "window"): lambda w, called: "during_backward",
     ("stages.ErrorFeedback", "inner"): lambda w, called: CompressedMean(),
     ("stages.call_stage", "state"): lambda w, called: {},
-    ("stages.keep_", "state"): flat_too,
+    ("stages.update_if_finite_", "state"): flat_too,
     ("stages.CompressedMean", "compressor"): lambda w, called: MinMaxUInt8(),
     ("stages.SparseMean", "compressor"): lambda w, called: MinMaxUInt8(),
     ("primitives.neighbor_gather", "topology"): lambda w, called: Ring(),
@@ -220,7 +220,7 @@ SPECIAL |= {
     ("tune.Network", "codecs"): lambda w, called: w.network.codecs,
     ("tune.Network", "device"): lambda w, called: "cpu",
     ("net.SocketSettings", "threads"): lambda w, called: 1,
-    ("Comm().stand", "sent"): lambda w, called: {},
+    ("Comm().for_flight", "sent"): lambda w, called: {},
     ("Comm().meeting", "meet"): lambda w, called: None,
     ("Comm().note", "asked"): lambda w, called: MinMaxUInt8(),
     ("Comm().note", "flew"): lambda w, called: torch.float32,
@@ -281,7 +281,7 @@ REFUSED = (
     *(f"Chosen().{name}" for name in dir(bk.topology.Chosen) if name != "choose"),
 )
 # Of topologies and policies: their other methods or their room call it, with arguments that they have checked.
-HOOKS = {"links", "stand", "meeting", "objection", "phases"}
+HOOKS = {"links", "for_flight", "meeting", "objection", "phases"}
 ALIASES = {
     "size": "group",
     "algorithms": "algorithm",
@@ -301,7 +301,7 @@ ENDS = {
     "stop",
     "detach",
     "clear",
-    "stand",
+    "for_flight",
     "meeting",
 }  # methods after which there is nothing more to call
 

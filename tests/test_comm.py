@@ -27,7 +27,7 @@ def test_time_has_two_hands():
 
 def test_keys_differ_by_rank_round_and_bucket_and_are_shared_where_asked():
     def run():
-        comms = [bk.Comm().stand(r, None, b, {}) for r in range(3) for b in range(3)]
+        comms = [bk.Comm().for_flight(r, None, b, {}) for r in range(3) for b in range(3)]
         return [c.key() for c in comms], [c.key(shared=True) for c in comms]
 
     results = ranks(3, run)
@@ -40,7 +40,7 @@ def test_keys_differ_by_rank_round_and_bucket_and_are_shared_where_asked():
 def test_collectives(n):
     def run():
         r, sent = dist.get_rank(), {}
-        comm = bk.Comm().stand(0, 0, 0, sent)
+        comm = bk.Comm().for_flight(0, 0, 0, sent)
         x = torch.arange(4.0 * n) + r
         out = {
             "sum": comm.all_reduce(x.clone()),
@@ -162,7 +162,7 @@ def test_a_cold_group_meets_before_a_rank_without_peers_goes_on():
 
 def test_flags_ride_with_the_first_gathers_that_reach_all_ranks():
     def run():
-        comm = bk.Comm(mesh=init_device_mesh("cpu", (2, 2), mesh_dim_names=("inter", "intra"))).stand(0, 0, 0, {})
+        comm = bk.Comm(mesh=init_device_mesh("cpu", (2, 2), mesh_dim_names=("inter", "intra"))).for_flight(0, 0, 0, {})
         mine = torch.tensor([comm.rank, 3 - comm.rank], dtype=torch.uint8)
         x = torch.full((3,), comm.rank, dtype=torch.bfloat16)
         flat, nodes, within, none = (Rider(mine, 4) for _ in range(4))

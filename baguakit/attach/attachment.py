@@ -232,7 +232,7 @@ class Attachment(Gradients, Recoverable):
         self._engine.finish()
 
     def __repr__(self) -> str:
-        return self._engine.runtime.shown("Attachment", self._engine.runners, self.step)
+        return self._engine.runtime.describe("Attachment", self._engine.runners, self.step)
 
     def __enter__(self) -> "Attachment":
         return self

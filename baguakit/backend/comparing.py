@@ -36,9 +36,9 @@ def described(call: Call, exact: bool) -> str:
         same = method.replace("_", "") == call.operation.replace("_", "")
         said += ["exact"] if same or not method else [f"exact by {method}"]
     if call.splits is not None:
-        said += sorted({f"of {shown(x.dtype)}" for x in call.whole})
+        said += sorted({f"of {describe(x.dtype)}" for x in call.whole})
     elif tensors := call.whole if call.alike is None else call.alike:
-        kinds = " and ".join(dict.fromkeys(shown(x.dtype) for x in tensors))
+        kinds = " and ".join(dict.fromkeys(describe(x.dtype) for x in tensors))
         said.append(f"of {sum(x.numel() for x in tensors):,} values of {kinds}")
         said += filter(None, [", ".join(dict.fromkeys(map(form, tensors)))])
     said += [] if call.op is None else [name_of(call.op)]
@@ -49,12 +49,12 @@ def described(call: Call, exact: bool) -> str:
 def form(x: Tensor) -> str:
     """Return the shape and layout of a tensor; "" of a flat one."""
     if x.layout is not torch.strided:
-        return f"{shown(x.layout)} {tuple(x.shape)}"
+        return f"{describe(x.layout)} {tuple(x.shape)}"
     layout = "" if x.is_contiguous() else f" with strides {x.stride()}"
     return f"shape {tuple(x.shape)}{layout}" if layout or x.dim() > 1 else ""
 
 
-def shown(value: Any) -> str:
+def describe(value: Any) -> str:
     """Return the name of a dtype or layout."""
     return str(value).removeprefix("torch.")
 

@@ -145,7 +145,10 @@ class BaguaGroup(Methods):
             meet = partial(self._agree, Comparison(comm.group, label, round + 1, call.splits)) if compares else None
             with writing(call.outs):
                 for each in call.compressed:
-                    each(self.policy.compressor, comm.stand(round, None, 0, sent, notes).meeting(tag_of(label), meet))
+                    each(
+                        self.policy.compressor,
+                        comm.for_flight(round, None, 0, sent, notes).meeting(tag_of(label), meet),
+                    )
             if meet is not None:  # a rank that neither sends nor hears anything has not met the others
                 meet()
             packed = [note for note in notes if note.flew is note.asked]

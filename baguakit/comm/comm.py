@@ -125,7 +125,7 @@ class Comm:
         integer("step", 0 if step is None else step, 0)
         return replace(self, _round=round, _step=step)
 
-    def stand(self, round: int, step: int | None, bucket: int, sent: Sent, notes: Notes | None = None) -> "Comm":
+    def for_flight(self, round: int, step: int | None, bucket: int, sent: Sent, notes: Notes | None = None) -> "Comm":
         """Return the same group for one flight: its round, step and bucket.
 
         It adds the bytes it sends to `sent`, and to `notes` the formats in which it sends them.
@@ -186,7 +186,7 @@ class Comm:
             self._count(2 * (self.size - 1) / self.size * x.nbytes)
             if self._meet is not None:
                 self._meet()
-            if (flows := self.settled()) is None:
+            if (flows := self.agree_on_shares()) is None:
                 dist.all_reduce(x, op, group=self.group)
             else:
                 flows.begin(x.view(-1), lambda part, g: dist.all_reduce(part, op, group=g, async_op=True)).wait()
@@ -209,7 +209,7 @@ class Comm:
         self._count((self.size - 1) * out.nbytes)
         if self._meet is not None:
             self._meet()
-        if (flows := self.settled()) is None:
+        if (flows := self.agree_on_shares()) is None:
             reduce_scatter_single(out, x, group=self.group)
         else:
             flows.reduce_scatter(out, x, reduce_scatter_single)
@@ -223,7 +223,7 @@ class Comm:
         self._count((self.size - 1) * x.nbytes)
         if self._meet is not None:
             self._meet()
-        if (flows := self.settled()) is None:
+        if (flows := self.agree_on_shares()) is None:
             self._gather(as_sent(out), as_sent(x)).wait()
         else:
             flows.all_gather(out.view(-1), x.view(-1), all_gather_single)
@@ -259,7 +259,7 @@ class Comm:
     gather_objects = objects.gather_objects
     broadcast_object = objects.broadcast_object
 
-    def settled(self) -> "Flows | None":
+    def agree_on_shares(self) -> "Flows | None":
         """Return the flows, or None, after an agreement on their shares. All ranks call it before each collective."""
         if (flows := self._flows.get(self._part)) is not None:
             flows.settle(self.met)
@@ -305,7 +305,7 @@ class Comm:
 
         All ranks call it. A rank without peers passes the `device` of the other ranks' tensors.
         """
-        self.settled()
+        self.agree_on_shares()
         device = next((x.device for x in (*outgoing.values(), *incoming.values())), device)
         if device is not None and device.type == "cuda":
             if outgoing:

@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.distributed_c10d import PrefixStore, Store
 
-from ..arguments import instance, integer, shown
+from ..arguments import describe, instance, integer
 from .inner import members_of
 from .nccl import nccl_backend
 
@@ -302,7 +302,9 @@ def check_peer(peer: int, group: Any) -> None:
 def check_gathered(out: Tensor, x: Tensor, size: int, name: str = "x") -> None:
     """Raise a ValueError unless `out` has the size of `size` tensors `x`; `name` is that of `x` in the error."""
     if out.numel() != size * x.numel() or out.dtype != x.dtype:
-        raise ValueError(f"out has room for {size} tensors like {name}; out is {shown(out)}, and {name} is {shown(x)}")
+        raise ValueError(
+            f"out has room for {size} tensors like {name}; out is {describe(out)}, and {name} is {describe(x)}"
+        )
 
 
 def exchange_together(

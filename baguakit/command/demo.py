@@ -102,7 +102,7 @@ class Clock:
         return seconds if self.paced else seconds + sent * 8 / self.bits
 
     @property
-    def said(self) -> str:
+    def message(self) -> str:
         """Return the source of the times, in words."""
         rate = written(self.bits)
         if self.paced:
@@ -257,7 +257,7 @@ def compare(ranks: Crew, options: argparse.Namespace) -> int:
     clock = Clock(bits_per_second(options.rate or RATE), options.rate is not None)
     results = trained(ranks, contenders, options, clock)
     speak(LEGEND)
-    speak(f"\n{clock.said}")
+    speak(f"\n{clock.message}")
     for result in results:
         if result.between_nodes:
             speak(f"{result.contender}: {result.between_nodes / 1000:,.1f} kB of a step go from node to node.")

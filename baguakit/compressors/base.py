@@ -6,7 +6,7 @@ from typing import Any, ClassVar, NamedTuple
 import torch
 from torch import Tensor
 
-from ..arguments import instance, integer, real, said, several, tensor
+from ..arguments import instance, integer, message, real, several, tensor
 from ..expressions import expression
 from ..kernels.cpu import units
 from ..kernels.cpu.units import COMPILED_VALUES
@@ -137,7 +137,7 @@ class Checked(Compressor):
         packed = packed_of(packed, self, n)
         integer("key", key, None)
         if not len(packed):
-            raise ValueError(said("packed", "one row or more, to take the mean of", packed))
+            raise ValueError(message("packed", "one row or more, to take the mean of", packed))
         return self._reduce(packed, n, residual_of(residual, (n,), packed), key)
 
     def _unchecked(self, x: Tensor) -> Unchecked:
@@ -155,7 +155,7 @@ class Checked(Compressor):
 def check_dense(name: str, compressor: Any) -> None:
     """Raise a TypeError unless `compressor` is one that keeps all places."""
     if not isinstance(compressor, Compressor):
-        raise TypeError(said(name, "a compressor such as MinMaxUInt8()", compressor))
+        raise TypeError(message(name, "a compressor such as MinMaxUInt8()", compressor))
     if not compressor.dense:
         raise TypeError(
             f"{name} {compressor!r} keeps other places on each rank; use SparseMean({compressor!r}), or sparse_mean_"
@@ -169,9 +169,9 @@ def warmed(device: Any, dtype: Any, values: Any) -> str:
     try:
         kind = torch.device(device).type
     except (RuntimeError, TypeError, ValueError):
-        raise TypeError(said("device", "a torch.device, or the name of one", device)) from None
+        raise TypeError(message("device", "a torch.device, or the name of one", device)) from None
     if kind == "meta":
-        raise ValueError(said("device", "one that holds values", device))
+        raise ValueError(message("device", "one that holds values", device))
     return kind
 
 
@@ -180,7 +180,7 @@ def values_of(x: Tensor, key: int = 0) -> Tensor:
     check_dtype("x", tensor("x", x).dtype)
     integer("key", key, None)
     if x.dim() != 2:
-        raise ValueError(said("x", "values in rows, of shape (rows, n)", x) + "; use x.view(rows, -1)")
+        raise ValueError(message("x", "values in rows, of shape (rows, n)", x) + "; use x.view(rows, -1)")
     return x.detach().contiguous()
 
 
@@ -188,17 +188,17 @@ def check_dtype(name: str, dtype: Any) -> None:
     """Raise a TypeError unless compressors take values of this dtype."""
     if not isinstance(dtype, torch.dtype) or dtype not in FLOATS:
         raise TypeError(
-            said(name, "float32, bfloat16, float16 or float64", dtype) + "; convert other values with .float()"
+            message(name, "float32, bfloat16, float16 or float64", dtype) + "; convert other values with .float()"
         )
 
 
 def packed_of(packed: Tensor, compressor: Compressor, n: int) -> Tensor:
     """Return packed rows of `n` values, contiguous, once they have been checked."""
     if tensor("packed", packed).dtype != torch.uint8:
-        raise TypeError(said("packed", "rows in uint8, as compress returned them", packed))
+        raise TypeError(message("packed", "rows in uint8, as compress returned them", packed))
     size = compressor.row_bytes(n)
     if packed.dim() != 2 or packed.shape[1] != size:
-        raise ValueError(said("packed", f"rows of {size} bytes, as {compressor!r} packs n={n} values", packed))
+        raise ValueError(message("packed", f"rows of {size} bytes, as {compressor!r} packs n={n} values", packed))
     return packed.contiguous()
 
 
@@ -232,7 +232,7 @@ def weights_of(weights: Sequence[float] | Tensor, packed: Tensor) -> Tensor:
         listed = [real("weights", w) for w in several("weights", weights, "a list of numbers")]
         given = torch.tensor(listed, dtype=torch.float32)
     if given.shape != (packed.shape[0],) or given.is_complex():
-        raise ValueError(said("weights", f"as many numbers as there are packed rows, {packed.shape[0]}", weights))
+        raise ValueError(message("weights", f"as many numbers as there are packed rows, {packed.shape[0]}", weights))
     return uploaded(given.to(torch.float32), packed.device).contiguous()
 
 

@@ -5,7 +5,7 @@ from functools import cache
 import torch
 from torch import Tensor
 
-from ..arguments import check_fields, integer, shown
+from ..arguments import check_fields, describe, integer
 from ..kernels.blockwise.operators import Operators
 from ..kernels.shared.tracing import recorded
 from .base import MOST, Checked, Unchecked
@@ -28,7 +28,7 @@ class Blockwise(Checked):
             return check_fields(self)
         name = type(self).__name__
         raise ValueError(
-            f"{name} takes a block of {BLOCKS[0]} to {BLOCKS[-1]} values, a power of two, not {shown(self.block)};"
+            f"{name} takes a block of {BLOCKS[0]} to {BLOCKS[-1]} values, a power of two, not {describe(self.block)};"
             f" {name}() takes {type(self).block}"
         )
 

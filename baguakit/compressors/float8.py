@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from ..arguments import shown
+from ..arguments import describe
 from ..kernels.blockwise.operators import Operators
 from ..kernels.formats import float8
 from .blockwise import Blockwise
@@ -37,7 +37,7 @@ class Float8(Blockwise):
         if not isinstance(self.format, str) or self.format not in FORMATS:
             raise ValueError(
                 f'format of Float8 is "e4m3", with more precision, or "e5m2", with more range, not '
-                f"{shown(self.format)}; Float8() takes {type(self).format!r}"
+                f"{describe(self.format)}; Float8() takes {type(self).format!r}"
             )
         super().__post_init__()
 

@@ -6,7 +6,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from ..arguments import check_fields, integer, real, shown
+from ..arguments import check_fields, describe, integer, real
 from ..kernels.blockwise.layout import aligned, join_, planes_of, split
 from ..kernels.topk import operators as topk_ops
 from .base import MOST, PROBE, Checked, Compressor, warmed
@@ -46,7 +46,7 @@ class TopK(Checked):
         object.__setattr__(self, "ratio", real("ratio", self.ratio, most=1, above=0))
         if self.chunk not in CHUNKS:
             raise ValueError(
-                f"TopK takes a chunk of {CHUNKS[0]} to {CHUNKS[-1]} values, a power of two, not {shown(self.chunk)}"
+                f"TopK takes a chunk of {CHUNKS[0]} to {CHUNKS[-1]} values, a power of two, not {describe(self.chunk)}"
             )
         if self.values is not None and not self.values.dense:
             raise ValueError(

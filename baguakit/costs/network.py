@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from ..arguments import check_fields, checked, integer, shown
+from ..arguments import check_fields, checked, describe, integer
 from ..compressors import Compressor
 from .lines import Line
 
@@ -143,7 +143,7 @@ class Network:
             return cls(links=links, codecs=codecs, **found)
         except (ValueError, TypeError, KeyError, AttributeError) as error:
             raise ValueError(
-                f"this text is not what Network.to_json wrote: {shown(text)}; {type(error).__name__} {error}"
+                f"this text is not what Network.to_json wrote: {describe(text)}; {type(error).__name__} {error}"
             ) from error
 
     def __str__(self) -> str:

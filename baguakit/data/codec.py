@@ -20,7 +20,7 @@ from typing import Any, Protocol
 import numpy as np
 import torch
 
-from ..arguments import instance, shown
+from ..arguments import describe, instance
 
 HEAD = struct.Struct("<4sI")
 PLAIN, PICKLED = b"bkS1", b"bkP1"
@@ -62,7 +62,7 @@ def _unframed(magic: bytes, stored: bytes) -> memoryview:
     body = memoryview(stored)[HEAD.size :]
     if len(stored) < HEAD.size or HEAD.unpack_from(stored) != (magic, zlib.crc32(body)):
         raise Corrupt(
-            f"stored is {len(stored)} bytes, {shown(bytes(stored[:8]))} …, not a complete sample of this codec"
+            f"stored is {len(stored)} bytes, {describe(bytes(stored[:8]))} …, not a complete sample of this codec"
         )
     return body
 

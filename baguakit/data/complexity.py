@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from ..arguments import shown
+from ..arguments import describe
 from .locks import replace_file
 from .resuming import Membership
 
@@ -47,7 +47,7 @@ def complexities(
         raise TypeError(f"complexity_file is a path or None, not {file!r}")
     if file is not None and not callable(complexity):
         raise ValueError(
-            f"complexity_file={shown(file)} stores the results of a function, and complexity is not a function; "
+            f"complexity_file={describe(file)} stores the results of a function, and complexity is not a function; "
             "leave it out"
         )
     if isinstance(complexity, (str, os.PathLike)):
@@ -89,7 +89,7 @@ def _checked(values: Any, n: int, what: str, otherwise: str = "; pass one number
         raise TypeError(f"{what} holds {type(values).__name__}, not one number per sample ({error})") from None
     if costs.shape != (n,):
         found = f"{what} has shape {costs.shape} and the dataset {n} samples{otherwise}"
-        raise ValueError(f"{found}, not {shown(values)}" if otherwise.startswith("; pass") else found)
+        raise ValueError(f"{found}, not {describe(values)}" if otherwise.startswith("; pass") else found)
     wrong = np.flatnonzero(~(np.isfinite(costs) & (costs >= 0)))
     if wrong.size:
         raise ValueError(f"{what} of sample {wrong[0]} is {costs[wrong[0]]}; a cost is finite and not negative")
@@ -144,7 +144,7 @@ def _cost(function: Callable[[Any], float], dataset: Any, i: int) -> float:
     try:
         return float(function(sample))
     except Exception as error:
-        what = f"complexity={shown(function)} of sample {i} raised {type(error).__name__}"
+        what = f"complexity={describe(function)} of sample {i} raised {type(error).__name__}"
         raise ValueError(f"{what}: {error}") from error
 
 

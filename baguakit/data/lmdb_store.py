@@ -20,7 +20,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..arguments import integer, said, text
+from ..arguments import integer, message, text
 from .locks import ByteLocks, KeyedLocks, ThreadLock, byte_of, file_system, others_may_write, replace_file
 from .stores import DATASET, Store, StoreError, StoreStats, package
 
@@ -335,7 +335,7 @@ class Environment:
 def held(key: bytes) -> bytes:
     """Return a key if LMDB can hold it; else raise a ValueError."""
     if not 0 < len(key) <= KEY:
-        raise ValueError(said("key", f"1 to {KEY} bytes", key))
+        raise ValueError(message("key", f"1 to {KEY} bytes", key))
     return key
 
 

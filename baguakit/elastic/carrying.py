@@ -33,7 +33,7 @@ Kept = dict[str, Any]
 
 def shared(rules: Sequence[Rule], step: int) -> bool:
     """Return whether all ranks have the same weights when they have made so many steps."""
-    return all(rule.what == "grad" and rule.stage.agrees for rule in rules if rule.acts(max(0, step - 1)))
+    return all(rule.what == "grad" and rule.stage.same_on_all_ranks for rule in rules if rule.acts(max(0, step - 1)))
 
 
 @torch.no_grad()

@@ -12,8 +12,8 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from .meeting import POLL
 from .members import Round
+from .rendezvous import POLL
 
 SAID = 5.0  # seconds that the ranks have to say where they are
 

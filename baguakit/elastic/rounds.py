@@ -23,9 +23,9 @@ from ..attach.monitor.judging import first_line
 from ..comm import abort_all, lazy_group
 from .changes import Left
 from .doors import GONE, Door, Knocks
-from .meeting import Counts, Meeting, delete_before, latest_round, tell_broken, why_cut
 from .members import Member, Round, Settings
 from .pausing import Pause
+from .rendezvous import Counts, Rendezvous, delete_before, latest_round, tell_broken, why_cut
 from .search import Search, tell
 
 log = logging.getLogger("baguakit")
@@ -135,7 +135,7 @@ class Rounds:
             self._store = PrefixStore(f"baguakit/elastic/{settings.name}", tcp)
         number = latest_round(self._store, self._number) + 1
         me = Member(self.name, *self._latest, self.door.address, settings.agreed)
-        meeting = Meeting(self._store, settings, me, number, self.is_stuck)
+        meeting = Rendezvous(self._store, settings, me, number, self.is_stuck)
         search.failed, search.meeting = "", meeting
         try:
             members = meeting.wait(look)

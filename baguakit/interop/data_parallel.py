@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.futures import Future
 from torch.nn.parallel import DistributedDataParallel
 
-from ..arguments import said
+from ..arguments import message
 from ..attach.runners.runner import call_unscaled
 from ..attach.setup.setup import Setup, named
 from ..buckets import check_averaged, real
@@ -63,7 +63,9 @@ def ddp(
         TypeError, ValueError: something cannot work, or ranks differ; on every rank.
     """
     if not isinstance(ddp_model, DistributedDataParallel):
-        raise TypeError(said("ddp_model", "a DistributedDataParallel", ddp_model) + "; use bk.attach for other modules")
+        raise TypeError(
+            message("ddp_model", "a DistributedDataParallel", ddp_model) + "; use bk.attach for other modules"
+        )
     group = ddp_model.process_group
     comm = Comm(group) if comm is None else comm
     check_comm(comm)

@@ -90,7 +90,7 @@ class Handle:
         self._runtime.finish(self._drain)
 
     def __repr__(self) -> str:
-        return self._runtime.shown("Handle", self._runners, self.step)
+        return self._runtime.describe("Handle", self._runners, self.step)
 
     def __enter__(self) -> "Handle":
         return self

@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import Tensor
 
-from ..arguments import said
+from ..arguments import message
 from ..attach.runners.runner import RECORDED, RuleRunner
 from ..attach.runners.ways import Ways
 from ..attach.state.checkpoint import load_bucket, save_runner, whole_of
@@ -30,7 +30,7 @@ def rules_on_gradients(stage: Any) -> tuple[Rule, ...]:
     if isinstance(stage, Stage):
         stage = during_backward(stage)
     elif not isinstance(stage, Rule | tuple | list) or not stage:
-        raise TypeError(said("stage", "a stage such as Mean(), or an algorithm on gradients", stage))
+        raise TypeError(message("stage", "a stage such as Mean(), or an algorithm on gradients", stage))
     rules = rules_of(stage, name="stage")
     for i, rule in enumerate(rules):
         if rule.what == "data":
@@ -52,7 +52,7 @@ def rules_on_gradients(stage: Any) -> tuple[Rule, ...]:
                 "the first; use bk.attach"
             )
         for other in rules[:i]:
-            if rule.meets(other):
+            if rule.overlaps(other):
                 raise ValueError(f"{other!r} and {rule!r} act in the same steps; separate them with start= and stop=")
     return rules
 
@@ -91,7 +91,7 @@ class HookRunner(RuleRunner):
     def add(self, bucket: Bucket) -> None:
         """Add a bucket, with the state that is remembered of its parameters."""
         i = len(self.buckets)
-        comm = self.channel.comm.stand(self.round, None, self.number(i), {})
+        comm = self.channel.comm.for_flight(self.round, None, self.number(i), {})
         state = self.channel.together("new buckets", lambda _: self.rule.stage.init(bucket, comm))
         self.buckets.append(bucket)
         self.states.append(state)

@@ -12,7 +12,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from ..comm import Comm
-from ..keeping import finite, keep_
+from ..keeping import finite, update_if_finite_
 from ..primitives import compressed_reduce_scatter
 from ..stages import CompressedMean, ErrorFeedback, Mean, Stage, State
 
@@ -37,7 +37,7 @@ def scatter(stage: Stage, x: Tensor, state: State, comm: Comm) -> Tensor:
     shard = _scatter(stage.inner, x + e, comm, lost)
     # A shard that is not finite is known to one rank only, and all must keep what they had.
     is_finite = finite(shard).float()
-    keep_(e, lost, where=comm.all_reduce(is_finite, dist.ReduceOp.MIN) > 0)
+    update_if_finite_(e, lost, where=comm.all_reduce(is_finite, dist.ReduceOp.MIN) > 0)
     return shard.to(x.dtype)
 
 

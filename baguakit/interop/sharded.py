@@ -13,7 +13,7 @@ from typing import Any
 import torch.distributed as dist
 from torch import nn
 
-from ..arguments import instance, said, truth
+from ..arguments import instance, message, truth
 from ..attach.setup.conflicts import reshard
 from ..attach.setup.setup import Setup, named
 from ..comm import Comm, check_comm, check_device, members_of
@@ -77,7 +77,7 @@ def fsdp(
         check_units(units, comm, across)
         if weights is not None and (across or not isinstance(weights, Compressor)):
             wanted = "a compressor such as MinMaxUInt8(), and only without comm="
-            raise TypeError(said("weights", wanted, weights))
+            raise TypeError(message("weights", wanted, weights))
         for rule in rules:
             rule.stage.check(comm)
             if not across:

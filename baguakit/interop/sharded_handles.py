@@ -279,7 +279,7 @@ class AllGather(Allocator):
         channel, notes = self.handle._channel, list[Note]()
 
         def work(comm: Comm) -> None:
-            comm = comm.stand(0, None, 0, self.sent, notes)
+            comm = comm.for_flight(0, None, 0, self.sent, notes)
             if output_tensor.is_floating_point():
                 compressed_all_gather(input_tensor, self.compressor, comm, out=output_tensor)
             else:

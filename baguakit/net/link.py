@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from socketserver import BaseRequestHandler, ThreadingTCPServer
 from typing import Any
 
-from ..arguments import integer, real, said, text
+from ..arguments import integer, message, real, text
 
 Layout = tuple[int, int]
 PARTS = ("threads", "sockets of each thread")
@@ -95,7 +95,7 @@ def serve(address: str = "127.0.0.1", port: int = PORT, *, ready: Callable[[str,
     text("address", address)
     integer("port", port, 0, 65535)
     if ready is not None and not callable(ready):
-        raise TypeError(said("ready", "a function of an address and a port", ready))
+        raise TypeError(message("ready", "a function of an address and a port", ready))
     try:
         server = _server(address)((address, port), _Count)
     except (OSError, UnicodeError) as error:

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from types import NoneType
 
-from ..arguments import said, text
+from ..arguments import message, text
 
 SOURCE = Path(__file__).with_name("baguanet.c")
 LIBRARY = "libnccl-net-baguanet.so"
@@ -41,11 +41,11 @@ def build(out: str | os.PathLike[str] | None = None, *, compiler: str | None = N
         RuntimeError: the compiler failed; with its output.
     """
     if not isinstance(out, (str, os.PathLike, NoneType)):
-        raise TypeError(said("out", "a directory or None", out))
+        raise TypeError(message("out", "a directory or None", out))
     if compiler is not None:
         text("compiler", compiler)
     if isinstance(flags, str) or not isinstance(flags, Sequence) or not all(isinstance(f, str) for f in flags):
-        raise TypeError(said("flags", "a list of strings", flags))
+        raise TypeError(message("flags", "a list of strings", flags))
     if platform.system() != "Linux":
         raise ValueError(f"the NCCL plugin is for Linux, and this is {platform.system()}")
     command = [_find(compiler), *FLAGS, *WARNINGS, *HARDENING, *flags]

@@ -31,7 +31,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..arguments import instance, integer, pair, real, said, several, shown, truth
+from ..arguments import describe, instance, integer, message, pair, real, several, truth
 from ..compressors import MinMaxUInt8
 from ..kernels.steps import operators as steps_ops
 from ..kernels.steps.check import check_conditions, check_gradients, check_number, check_operands
@@ -71,7 +71,9 @@ def sgd_step_(
     update = SGD(momentum, dampening, weight_decay, truth("nesterov", nesterov))
     if (momentum_buffer is not None) != (momentum != 0):
         _role("momentum_buffer", [] if momentum_buffer is None else momentum_buffer)
-        raise ValueError(f"momentum={momentum}, and momentum_buffer={shown(momentum_buffer)}; the one needs the other")
+        raise ValueError(
+            f"momentum={momentum}, and momentum_buffer={describe(momentum_buffer)}; the one needs the other"
+        )
     if nesterov and (momentum <= 0 or dampening != 0):
         raise ValueError(f"nesterov=True needs a momentum and no dampening, not {momentum=} and {dampening=}")
     if dampening and momentum and step is None:
@@ -135,7 +137,8 @@ def adamw_step_(
     conditions = Conditions(lr, step, grad_scale, clip, found_inf, key)
     if (g is None) == (packed is None):
         raise ValueError(
-            f"give g, or packed= with None in its place: one of the two, not g={shown(g)} and packed={shown(packed)}"
+            f"give g, or packed= with None in its place: one of the two, "
+            f"not g={describe(g)} and packed={describe(packed)}"
         )
     _take(update, p, g, {"m": m, "v": v}, master, conditions, packed, compressor)
 
@@ -192,7 +195,7 @@ def gradient_norm(grads: Tensors, found_inf: Tensor | None = None) -> Tensor:
 def _gradient_norm(role: Role, found_inf: Tensor | None) -> Tensor:
     tensors = listed(role)
     if not tensors:
-        raise ValueError(f"there are no grads to take a norm of, only {shown(list(tensors))}")
+        raise ValueError(f"there are no grads to take a norm of, only {describe(list(tensors))}")
     if found_inf is not None:
         if not isinstance(found_inf, Tensor):
             raise TypeError(f"found_inf is a tensor with one value, to be written to, not {found_inf!r}")
@@ -234,9 +237,9 @@ def _role(name: str, tensors: Any) -> Role:
     given = tensors if isinstance(tensors, list | tuple) else several(name, tensors, wanted, True)
     for each in given:
         if not isinstance(each, Tensor) and (each is not None or name != "master"):
-            raise TypeError(said(name, wanted, tensors) + "; leave out parameters without a gradient")
+            raise TypeError(message(name, wanted, tensors) + "; leave out parameters without a gradient")
         if name == "p" and each is not None and each.is_meta:
-            raise ValueError(said(name, "a tensor that holds values", each))
+            raise ValueError(message(name, "a tensor that holds values", each))
     return given
 
 
@@ -250,7 +253,7 @@ def _check_options(key: int | None, found_inf: Any, step: Any, **numbers: Any) -
     if not isinstance(step, Tensor):
         integer("step", 0 if step is None else step, 0, (1 << 31) - 2)
     elif not torch.compiler.is_compiling() and step.is_cpu and step.numel() == 1 and not 0 <= step.item() < math.inf:
-        raise ValueError(f"step is a whole number, 0 or more, not {step.item()} in {shown(step)}")
+        raise ValueError(f"step is a whole number, 0 or more, not {step.item()} in {describe(step)}")
     for name, value in numbers.items():
         real(name, value, 0)
     if isinstance(found_inf, Tensor) and step is not None:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from ..arguments import checked, shown, tensor
+from ..arguments import checked, describe, tensor
 from ..compressors import Compressor
 from ..topology import Topology
 from .style import COLOURS, PALE, blank, line_style, set_frame
@@ -102,7 +102,7 @@ def error_histogram(x: Tensor, *compressors: Compressor) -> "Figure":
     norm = float(torch.linalg.vector_norm(x.float()))
     if not compressors or not norm > 0:
         raise ValueError(
-            f"x has values, not all of them 0, and compressors names one or more; not {shown(x)} and {compressors!r}"
+            f"x has values, not all of them 0, and compressors names one or more; not {describe(x)} and {compressors!r}"
         )
     rows = -(-len(compressors) // ACROSS)
     columns = min(ACROSS, len(compressors))

@@ -10,7 +10,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from ..arguments import instance, said, shown
+from ..arguments import describe, instance, message
 from ..comm import Comm, check_comm
 from ..compressors import Compressor
 from ..compressors.base import Unchecked, check_dense
@@ -108,7 +108,7 @@ def _mean_of_even_shards(x: Tensor, codec: Unchecked, comm: Comm, residual: Tens
         own = None if lost is None else lost[rank]
         return codec.reduce(shards[i], rows.shape[1], own, comm.key((len(parts) + i) * n))
 
-    comm.settled()
+    comm.agree_on_shares()
     averaged = map(mean, scattered(comm, shards, packed))
     for ranks, i in gathered(comm, means, averaged, tag=len(parts)):
         rows = parts[i][0][ranks]
@@ -169,11 +169,11 @@ def compressed_mean_(x: Tensor, compressor: Compressor, comm: Comm, residual: Te
 def check_residual(residual: Tensor, x: Tensor) -> None:
     """Raise unless `residual` is a contiguous fp32 tensor as long as `x`."""
     if not isinstance(residual, Tensor):
-        raise TypeError(said("residual", "a tensor", residual))
+        raise TypeError(message("residual", "a tensor", residual))
     if residual.dtype != torch.float32 or residual.numel() != x.numel() or not residual.is_contiguous():
         raise ValueError(
             f"residual is a contiguous float32 tensor of {x.numel()} values, as many as are averaged; "
-            f"this one has {residual.numel()} of {residual.dtype}: {shown(residual)}"
+            f"this one has {residual.numel()} of {residual.dtype}: {describe(residual)}"
         )
 
 
@@ -237,7 +237,7 @@ def _mean_of_rows(x: Tensor, codec: Unchecked, comm: Comm, residual: Tensor | No
     """Average in one hop:  x ← (1/n) Σ_r Q(x_r), and residual ← x − Q(x)."""
     n, N = comm.size, x.numel()
     rows, lost = bytes_for(n, N, codec, x.device), None if residual is None else residual.view(1, N)
-    comm.settled()
+    comm.agree_on_shares()
     for _ in gathered(comm, [rows], [codec.compress(x.view(1, N), lost, comm.key())]):
         pass
     total, *others = codec.decompress(rows, N, torch.float32, None).unbind()

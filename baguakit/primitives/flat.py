@@ -7,7 +7,7 @@ from typing import Concatenate, ParamSpec, TypeVar, cast
 import torch
 from torch import Tensor
 
-from ..arguments import said, several
+from ..arguments import message, several
 from ..buckets import real
 
 P = ParamSpec("P")
@@ -47,16 +47,16 @@ def on_flat(primitive: Callable[Concatenate[Tensor, P], Tensor]) -> Callable[Con
 def check_averageable(x: Tensor) -> None:
     """Raise a TypeError unless `x` is a dense floating tensor."""
     if not isinstance(x, Tensor):
-        raise TypeError(said("x", "a tensor or a list of tensors", x))
+        raise TypeError(message("x", "a tensor or a list of tensors", x))
     if not x.is_floating_point():
         pairs = "give torch.view_as_real(x)" if x.is_complex() else "convert it to a floating dtype first"
         raise TypeError(f"x of dtype {x.dtype} cannot be averaged; {pairs}")
     if x.layout is not torch.strided:
         raise TypeError(f"x of layout {x.layout} cannot be averaged; call .to_dense() first")
     if not x.is_contiguous() and any(n > 1 and not s for n, s in zip(x.shape, x.stride(), strict=True)):
-        raise ValueError(said("x", "a tensor whose values lie apart", x) + "; it was expanded: clone it")
+        raise ValueError(message("x", "a tensor whose values lie apart", x) + "; it was expanded: clone it")
     if x.is_meta:
-        raise ValueError(said("x", "a tensor that holds values", x))
+        raise ValueError(message("x", "a tensor that holds values", x))
 
 
 def _alike(tensors: Sequence[Tensor]) -> list[list[Tensor]]:

@@ -6,7 +6,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from ..arguments import instance, said
+from ..arguments import instance, message
 from ..buckets import Bucket
 from ..comm import Comm, check_comm
 from ..kernels.mixing import operators as mixing_ops
@@ -105,7 +105,7 @@ def launch(stage: StageLike, x: Tensor, comm: Comm, state: dict[str, Any] | None
     check_averageable(x)
     check_comm(comm)
     if not callable(stage) or not hasattr(stage, "init") or isinstance(stage, type):
-        raise TypeError(said("stage", "a stage such as Mean()", stage))
+        raise TypeError(message("stage", "a stage such as Mean()", stage))
     if state is not None:
         instance("state", state, dict, "a dict, as stage.init returned it")
     flat = x.detach().reshape(-1).clone()

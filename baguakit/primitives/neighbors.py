@@ -6,7 +6,7 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
-from ..arguments import instance, real, said, several, shown, tensor, truth
+from ..arguments import describe, instance, message, real, several, tensor, truth
 from ..comm import Comm, check_comm
 from ..comm.peers import agreed_targets
 from ..kernels.mixing import operators as mixing_ops
@@ -58,7 +58,7 @@ def neighbor_mean_(
     check_comm(comm)
     truth("check", check)
     given = [
-        f"{name}={shown(w)}"
+        f"{name}={describe(w)}"
         for name, w in zip(WEIGHTS, (self_weight, src_weights, dst_weights), strict=True)
         if w is not None
     ]
@@ -92,7 +92,7 @@ def weights_in(name: str, given: Mapping[int, float] | Iterable[int], comm: Comm
     if isinstance(given, Mapping):
         return {peer: real(f"each weight in {name}", weight) for peer, weight in given.items()}
     if name == "src_weights":
-        raise TypeError(said(name, "a dict {rank: weight}", given))
+        raise TypeError(message(name, "a dict {rank: weight}", given))
     return dict.fromkeys(several(name, given, "a dict {rank: weight}, or a list of ranks"), 1.0)
 
 
@@ -154,7 +154,7 @@ def neighbor_gather(
     if comm is None or (topology is None) == (src_ranks is None):
         raise TypeError(
             "neighbor_gather takes comm=, and either a topology or src_ranks=, whom this rank hears; "
-            f"comm is {shown(comm)}, topology is {shown(topology)} and src_ranks is {shown(src_ranks)}"
+            f"comm is {describe(comm)}, topology is {describe(topology)} and src_ranks is {describe(src_ranks)}"
         )
     check_comm(comm)
     truth("check", check)
@@ -166,7 +166,7 @@ def neighbor_gather(
     instance("topology", topology, Topology, "a topology such as Ring()")
     if dst_ranks is not None:
         raise TypeError(
-            f"{topology!r} says to whom each rank sends; leave out either it or dst_ranks={shown(dst_ranks)}"
+            f"{topology!r} says to whom each rank sends; leave out either it or dst_ranks={describe(dst_ranks)}"
         )
     if comm.size == 1:
         return {}

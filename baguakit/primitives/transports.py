@@ -1,6 +1,6 @@
 """Rows between all ranks, and messages between some, in pieces: over NCCL in collectives, over gloo in messages.
 
-Callers have all ranks call `comm.settled()` once before what they exchange.
+Callers have all ranks call `comm.agree_on_shares()` once before what they exchange.
 """
 
 from collections import deque

@@ -20,7 +20,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.constants import default_pg_timeout
 
-from ..arguments import integer, said
+from ..arguments import integer, message
 from .connections import RankConnection, dumps
 
 T = TypeVar("T")
@@ -229,9 +229,9 @@ def progress(steps: Iterable[T], label: str = "", total: int | None = None) -> I
         ModuleNotFoundError: tqdm, which draws the bars, is not installed.
     """
     if not hasattr(steps, "__iter__") and not hasattr(steps, "__getitem__"):
-        raise TypeError(said("steps", "an iterable such as a range or a loader", steps))
+        raise TypeError(message("steps", "an iterable such as a range or a loader", steps))
     if not isinstance(label, str):
-        raise TypeError(said("label", "a string", label))
+        raise TypeError(message("label", "a string", label))
     total = None if total is None else integer("total", total, 0)
     return iter(steps) if _connection is None else _reported(_connection, steps, label, total)
 

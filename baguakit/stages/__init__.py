@@ -19,7 +19,7 @@ from .base import cost as cost
 from .means import CompressedMean, Mean, NeighborMean, SparseMean
 from .wrappers import ErrorFeedback, Hierarchical
 
-finite, keep_ = checked(keeping.finite), checked(keeping.keep_)
+finite, update_if_finite_ = checked(keeping.finite), checked(keeping.update_if_finite_)
 
 __all__ = [
     "Adaptive",
@@ -31,5 +31,5 @@ __all__ = [
     "SparseMean",
     "Stage",
     "finite",
-    "keep_",
+    "update_if_finite_",
 ]

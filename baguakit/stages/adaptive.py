@@ -16,7 +16,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from ..arguments import check_fields, integers, real, said
+from ..arguments import check_fields, integers, message, real
 from ..buckets import Bucket
 from ..comm import Comm
 from ..compressors import Compressor, Uniform
@@ -66,7 +66,7 @@ class Adaptive(Average):
         real("error", self.error, above=0, below=1)
         integers("bits", self.bits, 1, 8)
         if list(self.bits) != sorted(set(self.bits)):
-            raise ValueError(said("bits", "whole numbers that rise, such as (2, 4, 8)", self.bits))
+            raise ValueError(message("bits", "whole numbers that rise, such as (2, 4, 8)", self.bits))
         if self.error < (least := (2 ** self.bits[-1] - 1) ** -2):
             raise ValueError(
                 f"error={self.error:g} is less than {self.bits[-1]} bits can keep, about {least:.2g} of evenly spread "

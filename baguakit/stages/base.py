@@ -7,7 +7,7 @@ from typing import Any, ClassVar, Literal
 
 from torch import Tensor
 
-from ..arguments import checked, shown
+from ..arguments import checked, describe
 from ..buckets import Bucket
 from ..comm import FLAT, Comm
 from ..compressors import Compressor
@@ -28,11 +28,11 @@ class Stage:
 
     Attributes:
         lossy: the call takes `residual=`, an fp32 tensor as long as `x`, and writes the compression error there.
-        agrees: all ranks end with the same bits, for any values at the start.
+        same_on_all_ranks: all ranks end with the same bits, for any values at the start.
         averages: the result is an average of `x` over ranks, to which a second backward may add its gradients. If not,
             a second backward raises.
-        keeps: its state changes by `keep_` only, which keeps the state if a result is not finite. The state of other
-            stages is copied before a flight of gradients.
+        keeps: its state changes by `update_if_finite_` only, which keeps the state if a result is not finite. The
+            state of other stages is copied before a flight of gradients.
         elementwise: the entries of the state that are as long as the bucket, and how each is carried over when the
             number of ranks changes: "keep" this rank's, the "mean" of all ranks', "zero", or "anew": `init` makes the
             state again from the present weights. Other entries are made again when the buckets or the ranks change.
@@ -45,7 +45,7 @@ class Stage:
     """
 
     lossy: ClassVar[bool] = False
-    agrees: ClassVar[bool] = False
+    same_on_all_ranks: ClassVar[bool] = False
     averages: ClassVar[bool] = False
     keeps: ClassVar[bool] = False
     elementwise: ClassVar[Mapping[str, Carry]] = {}
@@ -101,7 +101,7 @@ class Stage:
             TypeError: this stage declares none.
         """
         raise TypeError(
-            f"what stage {shown(self)} costs is not known; teach it: @bk.tune.cost.register on a function of "
+            f"what stage {describe(self)} costs is not known; teach it: @bk.tune.cost.register on a function of "
             f"(stage: {type(self).__name__}, load, place) that returns a bk.tune.Cost"
         )
 
@@ -139,7 +139,7 @@ class Stage:
         return bool(self.follows) or any(inner.copies_weights() for inner in self.nested().values())
 
     def guards(self) -> bool:
-        """Return whether it, and every stage in it, changes its state by `keep_` only."""
+        """Return whether it, and every stage in it, changes its state by `update_if_finite_` only."""
         return self.keeps and all(inner.guards() for inner in self.nested().values())
 
     def __repr__(self) -> str:

@@ -32,7 +32,7 @@ from .base import Stage, State
 class Average(Stage):
     """A stage whose result is an average of `x`, equal on all ranks."""
 
-    agrees: ClassVar[bool] = True
+    same_on_all_ranks: ClassVar[bool] = True
     averages: ClassVar[bool] = True
     keeps: ClassVar[bool] = True
 

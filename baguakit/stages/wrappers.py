@@ -11,7 +11,7 @@ from ..arguments import check_fields, real
 from ..buckets import Bucket
 from ..comm import INTER, INTRA, Comm
 from ..costs import Cost, Load, Place, all_gather, exchange
-from ..keeping import finite, keep_, room_for
+from ..keeping import finite, room_for, update_if_finite_
 from ..lanes import Phases, temporaries
 from .base import Carry, Stage, State, cost
 
@@ -25,8 +25,8 @@ class Around(Stage):
     needs_groups: ClassVar[frozenset[str]] = frozenset()
 
     @property
-    def agrees(self) -> bool:  # type: ignore[override]
-        return self.inner.agrees
+    def same_on_all_ranks(self) -> bool:  # type: ignore[override]
+        return self.inner.same_on_all_ranks
 
     @property
     def averages(self) -> bool:  # type: ignore[override]
@@ -153,7 +153,7 @@ class ErrorFeedback(Around):
             fed = x.add_(e, alpha=self.decay) if x.dtype == e.dtype else torch.add(x, e, alpha=self.decay)
             lost = room_for(e, new)
             y = self.inner(fed, state["inner"], comm, residual=lost)  # type: ignore[call-arg]
-            keep_(e, lost, where=finite(y))
+            update_if_finite_(e, lost, where=finite(y))
             return x.copy_(y)  # nothing, where that is x
 
     def cost(self, load: Load, place: Place) -> Cost:

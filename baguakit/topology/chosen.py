@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, fields, is_dataclass
 from math import fsum
 from typing import Any, NoReturn, TypeVar
 
-from ..arguments import instance, real, several, shown
+from ..arguments import describe, instance, real, several
 from .base import Topology
 
 RANKS = "a list of ranks, or a mapping such as {3: 0.5}"
@@ -176,5 +176,5 @@ def as_chosen(stage: AnyStage) -> AnyStage:
 def _weights(name: str, given: Mapping[int, float]) -> tuple[tuple[int, float], ...]:
     for rank in given:
         if not isinstance(rank, int) or isinstance(rank, bool):
-            raise TypeError(f"each rank in {name} is a whole number, not {shown(rank)}")
+            raise TypeError(f"each rank in {name} is a whole number, not {describe(rank)}")
     return tuple((rank, real(f"{name}[{rank}]", given[rank])) for rank in sorted(given))

@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from ..arguments import said, several, shown
+from ..arguments import describe, message, several
 from .base import Given
 from .static import metropolis
 
@@ -98,11 +98,11 @@ def _matrices(given: Any) -> list[tuple[NDArray[np.float64], str]]:
         rounds = _arrays(given)
     if not rounds or any(each.ndim != 2 for each in rounds):
         raise TypeError(
-            f"FromMatrix takes a square matrix or a sequence of these, one for each round, not {shown(given)}"
+            f"FromMatrix takes a square matrix or a sequence of these, one for each round, not {describe(given)}"
         )
     for round, each in enumerate(rounds):
         if each.shape[0] != each.shape[1] or not each.size:
-            found = f"this one is {' × '.join(map(str, each.shape))}: {shown(given)}"
+            found = f"this one is {' × '.join(map(str, each.shape))}: {describe(given)}"
             raise ValueError(f"a mixing matrix has a row and a column for each rank; {found}")
         if each.shape != rounds[0].shape:
             others = " and that of round 0 ".join(f"{len(w)} × {len(w)}" for w in (each, rounds[0]))
@@ -266,7 +266,7 @@ class FromDigraph(Given):
 
     def __init__(self, graph: Any, order: Iterable[Hashable] | None = None) -> None:
         if isinstance(graph, str | bytes):
-            raise TypeError(f"graph of FromDigraph is a networkx graph or pairs of nodes, not {shown(graph)}")
+            raise TypeError(f"graph of FromDigraph is a networkx graph or pairs of nodes, not {describe(graph)}")
         listed = [nodes_and_edges(each, "FromDigraph") for each in _rounds(graph)]
         nodes = list(dict.fromkeys(node for some, _ in listed for node in some))
         rank = ranks_of(nodes, order)
@@ -320,10 +320,10 @@ def nodes_and_edges(graph: Any, taker: str) -> tuple[list[Any], list[tuple[Any, 
     except (TypeError, ValueError):
         raise TypeError(
             f"graph of {taker} is a networkx graph, or anything with nodes and edges, or pairs of nodes, "
-            f"not {shown(graph)}"
+            f"not {describe(graph)}"
         ) from None
     if not nodes:
-        raise ValueError(said("graph", "a graph with at least one node", graph))
+        raise ValueError(message("graph", "a graph with at least one node", graph))
     return nodes, edges
 
 
@@ -340,7 +340,7 @@ def ranks_of(nodes: list[Any], order: Iterable[Hashable] | None) -> dict[Any, in
         listed = list(order) if isinstance(order, str) else several("order", order, "the nodes of the graph")
         if sorted(map(repr, listed)) != sorted(map(repr, nodes)):
             given = order if isinstance(order, str) else listed
-            raise ValueError(said("order", f"every node of the graph once: {shown(nodes)}", given))
+            raise ValueError(message("order", f"every node of the graph once: {describe(nodes)}", given))
     return {node: rank for rank, node in enumerate(listed)}
 
 

@@ -70,7 +70,7 @@ def effect(algorithm: Algorithm) -> Effect:
     rules = [rule for rule in rules_of(algorithm, name="algorithm") if rule.stop is None]
     stages = [stage for rule in rules for stage in rule.stage.whole()]
     in_time = all(rule.window == "during_backward" and not rule.delay for rule in rules)
-    plain = all(stage.averages and stage.agrees and not stage.needs_shapes for stage in stages)
+    plain = all(stage.averages and stage.same_on_all_ranks and not stage.needs_shapes for stage in stages)
     compressors = [compressor for stage in stages for compressor in stage.compressors()]
     if not (in_time and plain and all(compressor.dense for compressor in compressors)):
         return Effect(False)

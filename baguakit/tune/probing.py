@@ -241,7 +241,7 @@ class Survey:
         def to_all(b: int) -> float:
             size = -(-b // n)
             rows, incoming = (x.view(torch.uint8)[: n * size].view(n, size) for x in (buffer, landed))
-            there.settled()
+            there.agree_on_shares()
             deque(scattered(there, [incoming], lambda _, ranks: rows[ranks]), 0)
             return (n - 1) * size
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from math import lcm
 from typing import Any, Protocol
 
-from ..arguments import check_fields, checked, integer, real, said
+from ..arguments import check_fields, checked, integer, message, real
 from ..rules import Rule, rules_of
 from .compute import now
 from .planning import BUCKET_BYTES, Plan, counted, distinct
@@ -207,7 +207,7 @@ def autotune(
         TypeError: `att` is not what `bk.attach` returned.
     """
     if not hasattr(att, "tunable"):
-        raise TypeError(said("att", "an Attachment, which bk.attach returned", att))
+        raise TypeError(message("att", "an Attachment, which bk.attach returned", att))
     for rule in att.rules:
         if rule.window == "free_running":
             raise ValueError(f"under {rule!r} ranks are at different steps and nobody waits: there is nothing to tune")

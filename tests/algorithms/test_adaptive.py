@@ -58,13 +58,13 @@ def test_ranks_agree_in_passing_and_the_mean_is_that_of_the_format_in_force(n):
         bits, sent, equal = [], [], True
         for round in range(ROUNDS):
             counted, plain = {}, {}
-            here = comm.stand(round, round, 0, counted)
+            here = comm.for_flight(round, round, 0, counted)
             x, residual, lost = values(comm.rank, round), torch.zeros(1 << 14), torch.zeros(1 << 14)
             y = stage(x.clone(), state, here, residual=residual)
             bits.append(int(state["bits"]))
             sent.append(counted["flat"])
             fixed = bk.stages.CompressedMean(format_of(bits[-1]))
-            z = fixed(x, {}, comm.stand(round, round, 0, plain), residual=lost)
+            z = fixed(x, {}, comm.for_flight(round, round, 0, plain), residual=lost)
             equal &= torch.equal(y, z) and torch.equal(residual, lost)
             equal &= round % EVERY == 0 or counted == plain
         return bits, sent, equal

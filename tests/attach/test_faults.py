@@ -40,7 +40,7 @@ IN_THE_OPEN = (  # where the host's own thread is, which may sleep while the oth
     "before another parameter",
 )
 AT_FAULT = re.compile(
-    r"rank (\d+) (?:is dead|is late|has left|raised(?! PeerError)|has parted|could not)|failed on rank (\d+)|"
+    r"rank (\d+) (?:is dead|is late|has left|raised(?! PeerError)|has diverged|could not)|failed on rank (\d+)|"
     r"(which rank 0 or torchrun holds|the process that holds it, rank 0 or torchrun, is gone)"
 )
 

@@ -12,7 +12,7 @@ from baguakit.attach.runners.runner import RuleRunner
 from baguakit.attach.runtime.channels import Channel
 from baguakit.attach.state.checkpoint import save_runner
 from baguakit.attach.training.decisions import Decisions
-from baguakit.keeping import Joint, finite, keep_
+from baguakit.keeping import Joint, finite, update_if_finite_
 from baguakit.lanes import CpuLane
 from baguakit.rules import after_step
 from baguakit.stages import Mean
@@ -38,7 +38,7 @@ def test_a_rank_decides_alone_what_to_keep_when_the_others_do_not_answer(lost):
     """Also where a later decision waits behind this one, as with delayed gradients."""
     joint, state = Joint(), torch.zeros(3)
     with joint.flight({"": state}, True, lambda: state):
-        keep_(state, torch.ones(3), finite(torch.ones(3)))
+        update_if_finite_(state, torch.ones(3), finite(torch.ones(3)))
     decisions = Decisions(joint, alike=False)
     for _ in range(2):
         decisions.begin([SimpleNamespace(channel=lost.channel, rule=SimpleNamespace(stage=Mean()))])

@@ -165,7 +165,7 @@ def test_a_call_of_a_user_waits_for_the_device_and_raises_what_ended_it():
             return OnDevice(super().run(work, name).result())
 
     monitor, flights = Silent(), []
-    monitor.meet = lambda number, launches: None
+    monitor.barrier = lambda number, launches: None
     monitor.wait_until = lambda there: flights.append([there() for _ in range(4)])
     for meet in (False, True):
         assert Channel(0, Late(), Two(), monitor).together("merge()", lambda comm: 7, meet) == 7

@@ -83,7 +83,7 @@ def test_a_rank_that_never_enters_is_named():
         return str(caught.value)
 
     for said in ranks(3, run):
-        assert "rank 1" in said and " has parted from rank" in said and "join(divide_by" in said
+        assert "rank 1" in said and " has diverged from rank" in said and "join(divide_by" in said
 
 
 @pytest.mark.slow

@@ -61,7 +61,7 @@ def test_a_collective_call_on_one_rank_only_is_named(own_pools, size, algorithm)
     for sentence in own_pools(size).run(said, train, algorithm, each):
         assert sentence.startswith("PeerError: rank") and "merge()" in sentence, sentence
         if size == 3:
-            assert sentence.startswith("PeerError: rank 0 has parted from ranks 1, 2:"), sentence
+            assert sentence.startswith("PeerError: rank 0 has diverged from ranks 1, 2:"), sentence
 
 
 def test_a_collective_call_on_one_rank_at_the_end_is_named(own_pools):
@@ -81,7 +81,7 @@ def test_a_parameter_that_one_rank_alone_adds_is_named(own_pools):
             model.added = torch.nn.Parameter(torch.zeros(1))
 
     for sentence in own_pools(3).run(said, train, FEEDBACK, each):
-        assert sentence.startswith("PeerError: rank 1 has parted from ranks 0, 2:"), sentence
+        assert sentence.startswith("PeerError: rank 1 has diverged from ranks 0, 2:"), sentence
         assert "other parameters" in sentence
 
 
@@ -114,7 +114,7 @@ def test_a_rank_that_loads_an_older_state_is_named(own_pools, algorithm):
 
     sentences = own_pools(3).run(said, run)
     for sentence in sentences:
-        assert sentence.startswith("PeerError: rank 2 has parted from ranks 0, 1:"), sentences
+        assert sentence.startswith("PeerError: rank 2 has diverged from ranks 0, 1:"), sentences
 
 
 def test_a_rank_that_steps_without_a_backward_is_named(own_pools):
@@ -124,4 +124,4 @@ def test_a_rank_that_steps_without_a_backward_is_named(own_pools):
             return "skip"
 
     for sentence in own_pools(3).run(said, train, FEEDBACK, each, 40):
-        assert sentence.startswith("PeerError: rank 1 has parted from ranks 0, 2:"), sentence
+        assert sentence.startswith("PeerError: rank 1 has diverged from ranks 0, 2:"), sentence

@@ -109,8 +109,8 @@ def test_it_is_zero_when_a_stage_is_called(algorithm, around):
         parts: int  # of the bucket, of which it is given one
 
         @property
-        def agrees(self):
-            return self.inner.agrees
+        def same_on_all_ranks(self):
+            return self.inner.same_on_all_ranks
 
         def multiple_of(self, comm):
             return 256

@@ -136,7 +136,7 @@ class Parts(Stage):
     first: Compressor
     second: Compressor
     cut: int = 3
-    agrees: ClassVar[bool] = True
+    same_on_all_ranks: ClassVar[bool] = True
     averages: ClassVar[bool] = True
 
     def __call__(self, x, state, comm):

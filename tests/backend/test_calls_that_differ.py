@@ -149,7 +149,7 @@ def test_the_rank_whose_call_differs_is_named(cases):
                 own = f"rank 1 sends {'500' if case == 'splits' else '2'} values to rank 0 in all_to_all"
                 assert (own if rank == ODD else f"rank 1 sends {count} values to rank {rank} in all_to_all") in sentence
             else:
-                assert sentence.startswith("PeerError: rank 1 has parted from ranks 0, 2: as launch 1, "), (
+                assert sentence.startswith("PeerError: rank 1 has diverged from ranks 0, 2: as launch 1, "), (
                     case,
                     sentence,
                 )
@@ -162,7 +162,7 @@ def test_without_the_comparison_ranks_are_named_later():
     for found, after in ranks(3, differ, ["size", "reduction", "kind", "dtype, as many bytes"], ODD, False):
         assert after == 3
         for sentence in found.values():
-            assert sentence.startswith("PeerError: rank 1 has parted from ranks 0, 2")
+            assert sentence.startswith("PeerError: rank 1 has diverged from ranks 0, 2")
 
 
 def test_torchs_debug_level_changes_nothing():
@@ -176,12 +176,12 @@ def test_torchs_debug_level_changes_nothing():
             dist.set_debug_level(dist.DebugLevel.OFF)
 
     for found, after in ranks(3, run):
-        assert after == 3 and found["size, exact"].startswith("PeerError: rank 1 has parted from ranks 0, 2")
+        assert after == 3 and found["size, exact"].startswith("PeerError: rank 1 has diverged from ranks 0, 2")
 
 
 def test_two_ranks_are_both_named():
     for found, _ in ranks(2, differ, ["reduction"], ODD):
-        assert found["reduction"].startswith("PeerError: rank 1 and rank 0 have parted: as launch 1, rank 1 made")
+        assert found["reduction"].startswith("PeerError: rank 1 and rank 0 have diverged: as launch 1, rank 1 made")
 
 
 def test_many_calls_in_the_air_are_not_late():

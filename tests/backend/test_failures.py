@@ -51,7 +51,7 @@ def test_a_rank_that_makes_other_calls_is_named():
 
     for sentence in ranks(3, run):
         assert re.match(
-            r"PeerError: rank 1 has parted from ranks 0, 2: as launch \d+, rank 1 made all_reduce, exact", sentence
+            r"PeerError: rank 1 has diverged from ranks 0, 2: as launch \d+, rank 1 made all_reduce, exact", sentence
         )
 
 

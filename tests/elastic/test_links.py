@@ -9,9 +9,9 @@ import torch.distributed as dist
 from test_meetings import SOON, meet, names_of, round_of
 
 from baguakit.elastic.doors import OPEN, SILENT
-from baguakit.elastic.meeting import Meeting, unbroken, why_cut
 from baguakit.elastic.members import Member
 from baguakit.elastic.membership import GLOO
+from baguakit.elastic.rendezvous import Rendezvous, unbroken, why_cut
 
 
 @pytest.fixture
@@ -29,7 +29,7 @@ def test_settings_that_differ_are_refused(store):
         with pytest.raises(
             ValueError, match=f"{name} joins with {settings.agreed}, and a has joined with {SOON.agreed}"
         ):
-            Meeting(store, settings, mine, 2).wait(lambda: None)
+            Rendezvous(store, settings, mine, 2).wait(lambda: None)
 
 
 @pytest.mark.parametrize(
@@ -66,7 +66,7 @@ def test_without_a_step_for_the_patience_one_of_a_broken_link_is_left_out(store)
     round_of(store, 1).set("over", "")
 
     def come(name):
-        meeting = Meeting(store.clone(), SOON, Member(name, 1, 0, door=name), 2, lambda: True)
+        meeting = Rendezvous(store.clone(), SOON, Member(name, 1, 0, door=name), 2, lambda: True)
         meeting._knocks = Cut({order[1]: order[2], order[2]: order[1]}.get(name, ""))
         return meeting.wait(lambda: None)
 
@@ -82,7 +82,7 @@ def test_a_newcomer_comes_when_it_reaches_all(store):
     meet(store, "a")
     here, looks = round_of(store, 1), []
     here.set("closed", json.dumps([asdict(Member("a", 0, 0, door="a"))]))
-    meeting = Meeting(store, SOON, Member("b", 0, 0), 2)
+    meeting = Rendezvous(store, SOON, Member("b", 0, 0), 2)
     meeting._knocks = Cut("a")
 
     def look():

@@ -10,9 +10,9 @@ import torch.distributed as dist
 
 import baguakit as bk
 from baguakit.attach.monitor import PeerError
-from baguakit.elastic.meeting import Meeting, delete_before, latest_round, members_of
 from baguakit.elastic.members import Member, Round, Settings
 from baguakit.elastic.pausing import Pause
+from baguakit.elastic.rendezvous import Rendezvous, delete_before, latest_round, members_of
 from baguakit.elastic.rounds import Rounds
 
 SOON = Settings("127.0.0.1", 0, "name", least=1, most=64, keep_alive=0.3, last_call=0.3, patience=20.0, every=1)
@@ -32,7 +32,7 @@ def meet(store, names, settings=SOON, latest=0, seconds=20.0):
             raise TimeoutError
 
     def come(name):
-        return Meeting(store.clone(), settings, Member(name, latest, 0), number).wait(look)
+        return Rendezvous(store.clone(), settings, Member(name, latest, 0), number).wait(look)
 
     with ThreadPoolExecutor(len(names)) as pool:
         return list(pool.map(come, names))

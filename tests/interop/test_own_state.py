@@ -79,7 +79,7 @@ def test_no_free_running_rule_takes_it():
     def run():
         model, optimizer = net_and_sgd()
         stage = scaled()
-        object.__setattr__(stage, "agrees", True)
+        object.__setattr__(stage, "same_on_all_ranks", True)
         with pytest.raises(ValueError, match="remembers something; a free-running rule takes a stage without state"):
             bk.attach(model, optimizer, bk.free_running(stage))
 

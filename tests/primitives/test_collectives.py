@@ -32,7 +32,7 @@ def test_gathered_are_the_rounded_values_of_all_ranks(n):
         wrong = []
         for compressor, dtype, width in cases():
             sent = {}
-            comm = bk.Comm().stand(3, 3, 1, sent)
+            comm = bk.Comm().for_flight(3, 3, 1, sent)
             x = draw(comm.rank, 3 * width, dtype).view(3, width)
             before = x.clone()
             out = bk.primitives.compressed_all_gather(x, compressor, comm)
@@ -57,7 +57,7 @@ def test_a_shard_is_the_sum_of_rounded_shards_in_the_order_of_ranks(n):
         wrong = []
         for compressor, dtype, width in cases():
             sent = {}
-            comm = bk.Comm().stand(3, 3, 1, sent)
+            comm = bk.Comm().for_flight(3, 3, 1, sent)
             x = draw(comm.rank, n * width, dtype).view(n, width)
             before, residual = x.clone(), torch.full((n * width,), float("nan"))
             shard = bk.primitives.compressed_reduce_scatter(x, compressor, comm, residual)
@@ -103,7 +103,7 @@ def test_every_part_arrives_rounded_and_a_rank_s_own_exact(n):
                 continue  # its draws differ by part: see the test of draws
             for parts in (None, [splits(q, n) for q in range(n)]):
                 sent = {}
-                comm = bk.Comm().stand(3, 3, 1, sent)
+                comm = bk.Comm().for_flight(3, 3, 1, sent)
                 rows = [2] * n if parts is None else parts[comm.rank]
                 x = draw(comm.rank, sum(rows) * width, dtype).view(-1, width)
                 before = x.clone()
@@ -134,7 +134,7 @@ def test_all_get_the_rounded_values_of_the_source(n):
         for source in {0, n - 1}:
             for compressor, dtype, width in [*cases(), (bk.compressors.MinMaxUInt8(), torch.float32, 40_000)]:
                 sent = {}
-                comm = bk.Comm().stand(3, 3, 1, sent)
+                comm = bk.Comm().for_flight(3, 3, 1, sent)
                 x = draw(comm.rank, width, dtype)
                 mine, nbytes = rounded(compressor, x, comm)
                 expected = comm.gather_objects(mine)[source]
@@ -162,7 +162,7 @@ def test_a_message_arrives_rounded(n):
         wrong = []
         for compressor, dtype, width in cases():
             sent = {}
-            comm = bk.Comm().stand(3, 3, 1, sent)
+            comm = bk.Comm().for_flight(3, 3, 1, sent)
             after, before = (comm.rank + 1) % n, (comm.rank - 1) % n
             x = draw(comm.rank, 2 * width, dtype).view(2, width)
             heard = torch.full((width, 2), float("nan"), dtype=dtype).T
@@ -187,7 +187,7 @@ def test_in_pieces_as_in_one(n):
     def run():
         byte, k = bk.compressors.MinMaxUInt8(), (1 << 20) + 77
         sent = {}
-        comm = bk.Comm().stand(3, 3, 1, sent)
+        comm = bk.Comm().for_flight(3, 3, 1, sent)
         x = draw(comm.rank, n * k).view(n, k)
         everyone = torch.stack([byte.decompress(byte.compress(draw(q, n * k).view(n, k)), k) for q in range(n)])
         found, c = [], byte.row_bytes(k)

@@ -60,8 +60,8 @@ def test_each_pass_has_its_compressor(name):
             grad = torch.randn(out.shape, generator=generator)
             out.backward(grad)
             with torch.no_grad():
-                expected = getattr(bk.primitives, f"compressed_{name}")(x, forward, comm.stand(0, 0, 0, sent))
-                gradient = getattr(bk.primitives, f"compressed_{back}")(grad, backward, comm.stand(0, 0, 0, sent))
+                expected = getattr(bk.primitives, f"compressed_{name}")(x, forward, comm.for_flight(0, 0, 0, sent))
+                gradient = getattr(bk.primitives, f"compressed_{back}")(grad, backward, comm.for_flight(0, 0, 0, sent))
             found.append(torch.equal(out, expected) and torch.equal(x.grad, gradient))
             found.append(sent == {"flat": through.bytes_sent})
         return found

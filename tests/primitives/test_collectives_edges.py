@@ -12,7 +12,7 @@ def test_nothing_is_sent_or_lost_where_there_is_nothing():
 
     def run():
         byte, sent = bk.compressors.MinMaxUInt8(), {}
-        comm = bk.Comm().stand(0, 0, 0, sent)
+        comm = bk.Comm().for_flight(0, 0, 0, sent)
         n, x = comm.size, torch.arange(12.0).view(6, 2)[: 0 if comm.size > 1 else 6]
         residual = torch.full((x.numel(),), float("nan"))
         found = [
@@ -33,7 +33,7 @@ def test_notes_say_what_flew():
         byte, found = bk.compressors.MinMaxUInt8(), []
         for x in (torch.ones(2, 256), torch.ones(2, 1)):
             notes = []
-            comm = bk.Comm().stand(0, 0, 0, {}, notes)
+            comm = bk.Comm().for_flight(0, 0, 0, {}, notes)
             bk.primitives.compressed_all_gather(x, byte, comm)
             bk.primitives.compressed_reduce_scatter(x, byte, comm)
             bk.primitives.compressed_all_to_all(x, byte, comm)

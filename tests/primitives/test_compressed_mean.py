@@ -97,7 +97,7 @@ def test_few_values_are_compressed_once_and_averaged_in_the_order_of_ranks(n, na
         for length in (200, 512, 1001):
             for dtype in FLOATS:
                 sent = {}
-                comm = bk.Comm().stand(3, 3, 1, sent)
+                comm = bk.Comm().for_flight(3, 3, 1, sent)
                 x = draw(dist.get_rank(), length, dtype)
                 residual, lost = torch.full((length,), float("nan")), torch.empty(1, length)
                 result = bk.primitives.compressed_mean_(x.clone(), compressor, comm, residual=residual)
@@ -138,7 +138,7 @@ def test_both_ways_send_what_they_say_and_agree(hops):
     def run():
         byte, sent, comm = bk.compressors.MinMaxUInt8(), {}, bk.Comm()
         x, residual = draw(dist.get_rank(), length), torch.empty(length)
-        result = bk.primitives.compressed_mean_(x.clone(), byte, comm.stand(0, 0, 0, sent), residual=residual)
+        result = bk.primitives.compressed_mean_(x.clone(), byte, comm.for_flight(0, 0, 0, sent), residual=residual)
         lost, total = (comm.all_reduce(each.double()) for each in (residual, x))
         everyone = comm.gather_objects(result)
         assert all(torch.equal(everyone[0], other) for other in everyone)
@@ -153,7 +153,7 @@ def test_a_handful_of_values_travels_as_it_is():
 
     def run():
         x, sent = draw(dist.get_rank(), 7), {}
-        comm = bk.Comm().stand(0, 0, 0, sent)
+        comm = bk.Comm().for_flight(0, 0, 0, sent)
         exact = bk.primitives.mean_(x.clone(), bk.Comm())
         return torch.equal(bk.primitives.compressed_mean_(x, bk.compressors.MinMaxUInt8(), comm), exact), sent
 
@@ -165,7 +165,7 @@ def test_a_handful_of_values_travels_as_it_is():
 def test_a_compressed_mean_sends_a_quarter(n):
     def run():
         sent, length = {}, 1 << 20
-        comm = bk.Comm().stand(0, 0, 0, sent)
+        comm = bk.Comm().for_flight(0, 0, 0, sent)
         bk.primitives.compressed_mean_(draw(dist.get_rank(), length), bk.compressors.MinMaxUInt8(), comm)
         return sent["flat"] / (2 * (n - 1) / n * 4 * length)
 

@@ -45,7 +45,7 @@ class Halved(bk.stages.Stage):
         return {"before": torch.zeros_like(bucket.flat)}
 
     def __call__(self, x: Tensor, state: dict[str, Any], comm: bk.Comm) -> Tensor:
-        bk.stages.keep_(state["before"], x, where=bk.stages.finite(x))
+        bk.stages.update_if_finite_(state["before"], x, where=bk.stages.finite(x))
         return bk.primitives.mean_(x, comm) / 2
 
 

@@ -35,7 +35,7 @@ from ...arguments import check_fields, checked, truth
 from ...buckets import Bucket
 from ...comm import Comm
 from ...costs import Cost, Load, Place, degree
-from ...keeping import finite, keep_
+from ...keeping import finite, update_if_finite_
 from ...lanes import temporaries
 from ...primitives.neighbors import links
 from ...rules import Rule, after_step
@@ -88,7 +88,7 @@ class ExactDiffusion(Stage):
             for peer, theirs in received.items():
                 after.add_(theirs.sub_(y), alpha=share * weights[peer])
             result = torch.add(after, x, out=y)
-            keep_(c, after, where=finite(result))
+            update_if_finite_(c, after, where=finite(result))
             return x.copy_(result)
 
     def cost(self, load: Load, place: Place) -> Cost:

@@ -25,7 +25,7 @@ from ...arguments import check_fields, checked
 from ...buckets import Bucket
 from ...comm import Comm
 from ...costs import Cost, Load, Place
-from ...keeping import finite, keep_
+from ...keeping import finite, update_if_finite_
 from ...lanes import temporaries
 from ...primitives import neighbor_mean_
 from ...rules import Algorithm, during_backward
@@ -70,8 +70,8 @@ class TrackedGradient(Stage):
             g, mixed = x.to(q.dtype), neighbor_mean_(new(q).copy_(q), self.topology, comm)
             ok = finite(g)
             mixed.add_(torch.where(ok, torch.sub(g, before, out=new(g)), 0.0))
-            keep_(q, mixed, where=finite(mixed))
-            keep_(before, g, where=ok)
+            update_if_finite_(q, mixed, where=finite(mixed))
+            update_if_finite_(before, g, where=ok)
             return x.copy_(torch.where(ok, mixed, g))
 
     def cost(self, load: Load, place: Place) -> Cost:

@@ -27,7 +27,7 @@ from ...arguments import check_fields, checked
 from ...buckets import Bucket
 from ...comm import Comm
 from ...costs import Cost, Load, Place, degree
-from ...keeping import finite, keep_, wide_copy
+from ...keeping import finite, update_if_finite_, wide_copy
 from ...primitives.neighbors import links, mixed, round_of
 from ...rules import Every, Rule, after_step
 from ...stages import Stage, State
@@ -72,7 +72,7 @@ class PushSum(Stage):
         u = mixed(u, weights[r], [(weights[peer], theirs) for peer, theirs in received.items()])
         p.copy_(matrix_of(self.topology, comm.size, round) @ p)
         u.div_(float(p[r]))
-        keep_(z, u, where=finite(u))
+        update_if_finite_(z, u, where=finite(u))
         return x.copy_(u)
 
     def cost(self, load: Load, place: Place) -> Cost:

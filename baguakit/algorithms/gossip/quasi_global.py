@@ -28,7 +28,7 @@ from ...arguments import check_fields, checked, real, truth
 from ...buckets import Bucket
 from ...comm import Comm
 from ...costs import Cost, Load, Place
-from ...keeping import finite, keep_, restored, wide_copy
+from ...keeping import finite, restored, update_if_finite_, wide_copy
 from ...lanes import temporaries
 from ...primitives import neighbor_mean_
 from ...rules import Rule, after_step
@@ -75,8 +75,8 @@ class QuasiGlobalMomentum(Stage):
             mixed = neighbor_mean_(torch.sub(now, ahead, alpha=self.momentum, out=new(held)), self.topology, comm)
             ok = finite(mixed)
             torch.sub(held, mixed, out=moved).mul_(1 - self.decay).add_(v, alpha=self.decay)
-            keep_(v, moved, where=ok)
-            keep_(held, mixed, where=ok)
+            update_if_finite_(v, moved, where=ok)
+            update_if_finite_(held, mixed, where=ok)
             return x.copy_(mixed)
 
     def cost(self, load: Load, place: Place) -> Cost:

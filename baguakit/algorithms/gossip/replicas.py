@@ -125,7 +125,7 @@ class Gossip(Stage):
 
         own, *others = tee(changes(), 1 + len(here.targets))  # all neighbours are sent the same
         outgoing, left = dict(zip(here.targets, others, strict=True)), [len(incoming)] * len(runs)
-        comm.settled()
+        comm.agree_on_shares()
         for _, i in exchanged(comm, outgoing, incoming, x.device):
             left[i] -= 1
             if not left[i]:

@@ -33,7 +33,7 @@ from ...buckets import Bucket
 from ...comm import Comm
 from ...compressors import Compressor, TopK
 from ...costs import Cost, Load, Place
-from ...keeping import finite, keep_
+from ...keeping import finite, update_if_finite_
 from ...lanes import New, temporaries
 from ...rules import Rule, during_backward
 from ...stages import SparseMean, State, cost
@@ -98,7 +98,7 @@ class TrackedMean(Around):
         """Return the result in `x`, and keep what was found if it is finite."""
         ok = finite(result)
         for name, value in found.items():
-            keep_(state[name], value, where=ok)
+            update_if_finite_(state[name], value, where=ok)
         return x.copy_(result)
 
     def cost(self, load: Load, place: Place) -> Cost:

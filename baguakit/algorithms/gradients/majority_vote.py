@@ -33,7 +33,7 @@ from ...arguments import check_fields, checked, pair, real
 from ...buckets import Bucket
 from ...comm import Comm
 from ...costs import Cost, Load, Place
-from ...keeping import finite, keep_
+from ...keeping import finite, update_if_finite_
 from ...lanes import temporaries
 from ...primitives.transports import gathered, scattered
 from ...rules import Rule, during_backward
@@ -53,7 +53,7 @@ class MajorityVote(Stage):
 
     beta1: float = 0.9
     beta2: float = 0.9
-    agrees: ClassVar[bool] = True
+    same_on_all_ranks: ClassVar[bool] = True
     keeps: ClassVar[bool] = True
     elementwise: ClassVar = {"m": "keep"}
 
@@ -77,7 +77,7 @@ class MajorityVote(Stage):
             ok = finite(d)
             torch.mul(g, 1 - self.beta2, out=c)  # before x, which may be g, is overwritten
             x.copy_(d)
-            keep_(m, torch.mul(m, self.beta2, out=part).add_(c), where=ok)
+            update_if_finite_(m, torch.mul(m, self.beta2, out=part).add_(c), where=ok)
             return x
 
     def cost(self, load: Load, place: Place) -> Cost:
@@ -108,7 +108,7 @@ def voted_(v: Tensor, comm: Comm) -> Tensor:
             count += unpacked(row)
         return packed(signs_(count, torch.empty_like(count)), b).view(1, b)
 
-    comm.settled()
+    comm.agree_on_shares()
     heard = scattered(comm, [votes], lambda i, ranks: packed(v, n * b).view(n, b)[ranks])
     for _ in gathered(comm, [signs], map(counted, heard), tag=1):
         v.copy_(unpacked(signs.view(-1))[:N])

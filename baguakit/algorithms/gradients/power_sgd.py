@@ -28,7 +28,7 @@ from ...arguments import check_fields, checked, integer
 from ...buckets import Bucket, pieces
 from ...comm import Comm
 from ...costs import Cost, Load, Place
-from ...keeping import finite, keep_
+from ...keeping import finite, update_if_finite_
 from ...primitives import mean_
 from ...primitives.compressed import Longer
 from ...rules import Algorithm, during_backward
@@ -125,7 +125,7 @@ class LowRankMean(Average):
         ok = finite(torch.cat([each.flatten() for each in (x[:0], *vectors, *q)]))  # of an empty bucket, too
         for i, (span, matrix, full, each, new) in enumerate(zip(layout, matrices, wide, p, q, strict=True)):
             span.put_(x, matrix.copy_(torch.mm(each, new, out=full)))  # in fp32 they are one: nothing is copied
-            keep_(state["q"][str(i)], new.T, where=ok)
+            update_if_finite_(state["q"][str(i)], new.T, where=ok)
         return x
 
     def _note(self, comm: Comm, dtype: torch.dtype, vectors: list[Tensor], matrices: int, factors: int) -> None:

@@ -27,7 +27,7 @@ from ...comm import Comm
 from ...compressors import Compressor, MinMaxUInt8
 from ...compressors.base import check_dense
 from ...costs import Cost, Load, Place
-from ...keeping import finite, keep_
+from ...keeping import finite, update_if_finite_
 from ...lanes import New, temporaries
 from ...primitives import compressed_mean_, mean_
 from ...rules import Rule, during_backward
@@ -44,7 +44,7 @@ class AdamDirection(Stage):
     compressor: Compressor = MinMaxUInt8()
     error_feedback: bool = False
     bound: bool = True
-    agrees: ClassVar[bool] = True
+    same_on_all_ranks: ClassVar[bool] = True
     keeps: ClassVar[bool] = True
     elementwise: ClassVar = {"m": "keep", "v": "keep", "residual": "mean"}
 
@@ -72,7 +72,7 @@ class AdamDirection(Stage):
             d = self._direction(m, v, t, new)
             ok = finite(m) & finite(v) if "v" in found else finite(m)
             for name, value in found.items():
-                keep_(state[name], value, where=ok)
+                update_if_finite_(state[name], value, where=ok)
             if ok.is_cpu and ok:  # reading it does not synchronize
                 return x.copy_(d)
             return x.copy_(torch.where(ok, d, torch.nan))  # the bound would hide an infinite value

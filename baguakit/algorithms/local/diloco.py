@@ -47,13 +47,13 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from ...arguments import checked, instance, integer, real, said, shown
+from ...arguments import checked, describe, instance, integer, message, real
 from ...buckets import Bucket
 from ...comm import Comm
 from ...costs import Cost, Load, Place
 from ...expressions import written
 from ...fragments import Fragment
-from ...keeping import finite, keep_, wide_copy
+from ...keeping import finite, update_if_finite_, wide_copy
 from ...lanes import New, temporaries
 from ...rules import Algorithm, Every, after_step
 from ...stages import Mean, Stage, State, cost
@@ -91,8 +91,8 @@ class OuterStep(Stage):
             object.__setattr__(self, f.name, value)
 
     @property
-    def agrees(self) -> bool:  # type: ignore[override]
-        return self.inner.agrees
+    def same_on_all_ranks(self) -> bool:  # type: ignore[override]
+        return self.inner.same_on_all_ranks
 
     def init(self, bucket: Bucket, comm: Comm) -> State:
         anchor = wide_copy(bucket.flat)
@@ -107,12 +107,12 @@ class OuterStep(Stage):
             optimizer.state[stepped] = {name: new(value).copy_(value) for name, value in outer.items()}
             optimizer.step()
             ok = finite(stepped)
-            keep_(a, stepped, where=ok)
+            update_if_finite_(a, stepped, where=ok)
             for name, value in optimizer.state[stepped].items():
                 if isinstance(value, Tensor):
                     if name not in outer:
                         outer[name] = torch.zeros_like(value)
-                    keep_(outer[name], value, where=ok.to(value.device))
+                    update_if_finite_(outer[name], value, where=ok.to(value.device))
             return x.copy_(stepped)
 
     def cost(self, load: Load, place: Place) -> Cost:
@@ -132,7 +132,7 @@ class OuterStep(Stage):
 
     def _distance(self, a: Tensor, x: Tensor, state: State, comm: Comm, new: New) -> Tensor:
         """Return Δ: inner(a − x), or a − inner(x) if the inner stage does not agree."""
-        if self.inner.agrees:
+        if self.inner.same_on_all_ranks:
             return self.inner(torch.sub(a, x, out=new(a)), state, comm)
         return a - self.inner(new(a).copy_(x), state, comm)
 
@@ -149,7 +149,7 @@ class OuterStep(Stage):
 def check_options(optimizer: Any, options: dict[str, Any]) -> None:
     """Raise unless this is a class of optimizers that takes these options, with finite numbers."""
     if not (isinstance(optimizer, type) and issubclass(optimizer, torch.optim.Optimizer)):
-        raise TypeError(said("optimizer", "a class such as torch.optim.SGD", optimizer))
+        raise TypeError(message("optimizer", "a class such as torch.optim.SGD", optimizer))
     for name, value in options.items():
         for number in value if isinstance(value, tuple | list) else [value]:
             if isinstance(number, float):
@@ -158,7 +158,7 @@ def check_options(optimizer: Any, options: dict[str, Any]) -> None:
         optimizer([torch.zeros(1, dtype=torch.float32)], **options)
     except Exception as error:  # of any type: optimizers check their options in their own ways
         kind = ValueError if isinstance(error, ValueError) else TypeError
-        given = ", ".join(f"{name}={shown(value)}" for name, value in options.items())
+        given = ", ".join(f"{name}={describe(value)}" for name, value in options.items())
         raise kind(f"{optimizer.__name__} cannot be made with the options {given}: {error}") from error
 
 

@@ -4,7 +4,7 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
-from .records import GAVE_UP, LEFT, RAISED, History, Record, Waiting, parted
+from .records import GAVE_UP, LEFT, RAISED, History, Record, Waiting, diverged
 
 
 def store_gone(rank: int, error: Exception) -> str:
@@ -81,7 +81,7 @@ class Judge:
                     return said
         others = {r: record for r, record in here.items() if r != self.rank}
         late = any(waiting.late for _, waiting in awaited)
-        if said := parted(self.rank, 1 + len(records), self.history, others, late):
+        if said := diverged(self.rank, 1 + len(records), self.history, others, late):
             return said
         for r, record in others.items():
             if said := self._dead(r, record, here, awaited):

@@ -3,7 +3,7 @@
 Each rank writes a record to the store: a heartbeat, its latest launch on each lane, the flight that it waits for, and
 whether and why it left. When a flight is late or fails, one of the ranks that wait reads the records of all, and writes
 for all who is at fault. With every heartbeat a rank compares its launches with those of one other rank, so that ranks
-which have parted do not train on.
+which have diverged do not train on.
 
 At its end a process with attachments tells the other ranks, and ends the threads of its monitors: a thread that returns
 from a call of torch while the interpreter ends aborts the process. The store may end with rank 0, and the others read
@@ -158,7 +158,7 @@ class Monitor:
         if self.error is not None:
             raise again(self.error)
 
-    def meet(self, lane: int, launches: LaunchCount) -> None:
+    def barrier(self, lane: int, launches: LaunchCount) -> None:
         """Wait until all ranks have made the same launches on a lane.
 
         Raises:

@@ -1,10 +1,10 @@
 """The record of each rank in the store, which the other ranks read.
 
 A record holds a heartbeat, the flight that the rank waits for, and for each lane the number of launches, the label of
-the latest, and a digest of all of them in order. Two ranks have parted if their digests differ after equally many
+the latest, and a digest of all of them in order. Two ranks have diverged if their digests differ after equally many
 launches, even if all messages arrived.
 
-`differing` compares launches: it finds the ranks that have parted from the others.
+`differing` compares launches: it finds the ranks that have diverged from the others.
 """
 
 import json
@@ -120,7 +120,7 @@ class History:
             return known[count - known[0].count]
 
 
-def parted(rank: int, size: int, history: History, records: Mapping[int, Record], sure: bool) -> str:
+def diverged(rank: int, size: int, history: History, records: Mapping[int, Record], sure: bool) -> str:
     """Return a sentence that names the ranks whose launches differ from the others'; "" if none differ.
 
     The ranks that more than half of all ranks contradict are at fault. Without such a majority the sentence names both
@@ -157,7 +157,9 @@ def differing(count: int, calls: Mapping[int, str]) -> str:
 def _sentence(few: list[int], a: LaunchCount, many: list[int], b: LaunchCount, alone: bool) -> str:
     have = "has" if len(few) == 1 and alone else "have"
     head = (
-        f"{_ranks(few)} {have} parted from {_ranks(many)}" if alone else f"{_ranks(few)} and {_ranks(many)} have parted"
+        f"{_ranks(few)} {have} diverged from {_ranks(many)}"
+        if alone
+        else f"{_ranks(few)} and {_ranks(many)} have diverged"
     )
     late = ", in another step or after other launches" if a.what == b.what else ""
     return (

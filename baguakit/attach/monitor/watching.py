@@ -22,7 +22,7 @@ import torch
 
 from .board import Board, Lease
 from .judging import Judge, SteadyClock, store_gone, store_silent
-from .records import Record, Waiting, parted
+from .records import Record, Waiting, diverged
 
 STALE = 3  # heartbeats
 DOUBTS = 5  # times that launches may differ without a majority of ranks that agree
@@ -201,11 +201,11 @@ class Watch:
 
     def _compare(self, records: Mapping[int, Record], sure: bool = False) -> None:
         monitor = self.monitor
-        if parted(monitor.rank, monitor.size, monitor.history, records, sure=True):
+        if diverged(monitor.rank, monitor.size, monitor.history, records, sure=True):
             self._doubts += 1
             everyone = self.board.written(range(monitor.size))
             sure = sure or self._doubts > DOUBTS
-            if said := parted(monitor.rank, monitor.size, monitor.history, everyone, sure):
+            if said := diverged(monitor.rank, monitor.size, monitor.history, everyone, sure):
                 self._give_up(said)
 
     def _look_at_the_network(self, waiting: Waiting | None) -> None:

@@ -145,7 +145,7 @@ class RuleRunner:
     def __post_init__(self) -> None:
         stage = self.rule.stage
         self.label, self.outline = repr(self.rule), outline(stage)  # in words; in few, for profilers and figures
-        self.guards = stage.guards()  # it changes its state by `keep_` only
+        self.guards = stage.guards()  # it changes its state by `update_if_finite_` only
         self.in_phases = has_phases(stage)
         self.chosen = chooses(stage)  # its weights are chosen in each round
         self.sent: list[dict[str, float]] = [{} for _ in self.buckets]  # bytes by part of the network
@@ -162,7 +162,7 @@ class RuleRunner:
         for i, bucket in enumerate(self.buckets):
             if self.rule.what == "data":
                 bucket.load("data")
-            states.append(self.rule.stage.init(bucket, self.channel.comm.stand(0, None, self.number(i), {})))
+            states.append(self.rule.stage.init(bucket, self.channel.comm.for_flight(0, None, self.number(i), {})))
         self.states = states  # whole: those so far stay if a rank is lost meanwhile
 
     def number(self, bucket: int) -> int:
@@ -198,7 +198,7 @@ class RuleRunner:
         """
         state, bucket, channel = self.states[i], self.buckets[i], self.channel
         notes: list[Note] = []
-        comm = channel.comm.stand(self.round, step, self.number(i), self.sent[i], notes)
+        comm = channel.comm.for_flight(self.round, step, self.number(i), self.sent[i], notes)
         channel.monitor.check()
         averaged, self.to_average = self.to_average, []
         label = f"{self.label}, bucket {i}, round {self.round}"

@@ -51,7 +51,7 @@ class Channel:
         def run() -> Any:
             self.check()
             if meet:
-                self.monitor.meet(self.number, launches)
+                self.monitor.barrier(self.number, launches)
             try:
                 return work(self.comm)
             except Exception as error:

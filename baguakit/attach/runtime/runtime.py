@@ -88,7 +88,7 @@ class Runtime(Generic[AnySetup]):
         for channel in before:
             channel.comm.close()
 
-    def shown(self, kind: str, runners: Sequence[RuleRunner], step: int) -> str:
+    def describe(self, kind: str, runners: Sequence[RuleRunner], step: int) -> str:
         """Return the `repr` of the attachment or handle: its rules, and how far it has come."""
         rules = ", ".join(repr(rule) for rule in self.setup.rules)
         buckets = " + ".join(str(len(runner.buckets)) for runner in runners)

@@ -9,7 +9,7 @@ from functools import cached_property
 from itertools import groupby
 from typing import Any
 
-from ...arguments import shown
+from ...arguments import describe
 from ...comm import Note
 from ...lanes import between, passed
 from ..monitor import Collective
@@ -326,7 +326,7 @@ def written(scalars: Mapping[str, float], writer: Any, step: int) -> dict[str, f
         if not callable(getattr(writer, "add_scalar", None)):
             raise TypeError(
                 "writer is one with add_scalar(name, value, step), such as "
-                f"torch.utils.tensorboard.SummaryWriter, and not {shown(writer)}; "
+                f"torch.utils.tensorboard.SummaryWriter, and not {describe(writer)}; "
                 "give another logger att.report().scalars()"
             )
         for name, value in scalars.items():

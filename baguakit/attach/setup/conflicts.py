@@ -139,7 +139,7 @@ def check_join(setup: AttachSetup, by_all: bool) -> None:
                 f"{rule!r} needs no join(): ranks may make different numbers of steps, and one that detaches answers "
                 "the others; leave join() out"
             )
-        if rule.what == "grad" and not rule.stage.agrees:
+        if rule.what == "grad" and not rule.stage.same_on_all_ranks:
             raise ValueError(
                 f"{rule!r} gives each rank a gradient of its own, and one that has run out of batches would not step "
                 "with it; give all ranks the same number of batches"

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from ...arguments import instance, integer, said, several
+from ...arguments import instance, integer, message, several
 from ...buckets import check_averaged, split
 from ...comm import Comm, check_device
 from ...rules import Rule, first_ends, rules_of
@@ -105,10 +105,10 @@ def optimizers_of(optimizer: Any) -> tuple[Optimizer, ...]:
     one = () if optimizer is None else (optimizer,) if isinstance(optimizer, Optimizer) else None
     found = tuple(several("optimizer", optimizer, wanted)) if one is None else one
     if one is None and not found:
-        raise ValueError(said("optimizer", wanted, optimizer))
+        raise ValueError(message("optimizer", wanted, optimizer))
     for each in found:
         if not isinstance(each, Optimizer):
-            raise TypeError(said("optimizer", wanted, each if each is not None else optimizer))
+            raise TypeError(message("optimizer", wanted, each if each is not None else optimizer))
         if not hasattr(each, "_optimizer_step_pre_hooks"):  # torch.optim.Optimizer.__init__ makes them
             raise TypeError(
                 f"{type(each).__name__} wraps another optimizer without being one itself (it never called "
@@ -166,7 +166,7 @@ def check_rules(
                 f"that rank alone under {rule!r}; use rules on gradients, or another optimizer"
             )
     for (a, of_a), (b, of_b) in combinations(zip(rules, params_of_rules, strict=True), 2):
-        if not a.meets(b):
+        if not a.overlaps(b):
             continue
         if "free_running" in (a.window, b.window):
             raise ValueError(

@@ -26,7 +26,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from ...arguments import said
+from ...arguments import message
 from ...buckets import split
 from ...comm import FLAT, HOSTS, Comm
 from ...rules import Rule
@@ -112,7 +112,7 @@ def check_scaler(scaler: Any, rules: Sequence[Rule]) -> None:
     if scaler is None:
         return
     if not isinstance(scaler, torch.amp.GradScaler):
-        raise TypeError(said("scaler", "a torch.amp.GradScaler", scaler))
+        raise TypeError(message("scaler", "a torch.amp.GradScaler", scaler))
     from torch.distributed.fsdp.sharded_grad_scaler import ShardedGradScaler
 
     for rule in rules:
@@ -129,10 +129,10 @@ def as_time(timeout: Any) -> timedelta:
         return timedelta(minutes=10)
     seconds = timeout.total_seconds() if isinstance(timeout, timedelta) else timeout
     if isinstance(seconds, bool) or not isinstance(seconds, int | float | np.integer | np.floating):
-        raise TypeError(said("timeout", "a timedelta or a number of seconds", timeout))
+        raise TypeError(message("timeout", "a timedelta or a number of seconds", timeout))
     if not 0 < seconds <= LONGEST.total_seconds():
         raise ValueError(
-            said("timeout", f"a timedelta or a number of seconds, greater than 0 and at most {LONGEST}", timeout)
+            message("timeout", f"a timedelta or a number of seconds, greater than 0 and at most {LONGEST}", timeout)
         )
     return timedelta(seconds=float(seconds))
 

@@ -22,7 +22,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ...arguments import integer, one_of, said, text
+from ...arguments import integer, message, one_of, text
 from ...buckets import Bucket, local, pieces
 from ...lanes import Flight
 from ...stages import Carry, State
@@ -59,7 +59,7 @@ def check_rule(name: str, rule: Any) -> None:
     text(f'{name}["rule"]', rule["rule"])
     integer(f'{name}["round"]', rule["round"], 0)
     if not isinstance(rule["cut"], list | tuple) or not all(isinstance(names, list | tuple) for names in rule["cut"]):
-        raise TypeError(said(f'{name}["cut"]', "a list of lists of parameter names", rule["cut"]))
+        raise TypeError(message(f'{name}["cut"]', "a list of lists of parameter names", rule["cut"]))
     tensors(f'{name}["own"]', rule["own"])
     for parameter, held in dictionary(f'{name}["parameters"]', rule["parameters"]).items():
         tensors(f'{name}["parameters"]["{parameter}"]', held)
@@ -69,20 +69,20 @@ def tensors(name: str, held: Any) -> None:
     """Raise a TypeError unless this is a dict of tensors."""
     for path, value in dictionary(name, held).items():
         if not isinstance(value, Tensor):
-            raise TypeError(said(f'{name}["{path}"]', "a tensor", value))
+            raise TypeError(message(f'{name}["{path}"]', "a tensor", value))
 
 
 def dictionary(name: str, value: Any) -> Mapping[str, Any]:
     """Return a dict, or raise a TypeError."""
     if not isinstance(value, Mapping):
-        raise TypeError(said(name, "a dict, as state_dict() returned it", value))
+        raise TypeError(message(name, "a dict, as state_dict() returned it", value))
     return value
 
 
 def keys(name: str, value: Any, wanted: Any) -> None:
     """Raise a TypeError or a ValueError unless this is a dict with these keys."""
     if missing := [key for key in wanted if key not in dictionary(name, value)]:
-        raise ValueError(said(name, f'a dict with "{missing[0]}" in it, as state_dict() returned it', dict(value)))
+        raise ValueError(message(name, f'a dict with "{missing[0]}" in it, as state_dict() returned it', dict(value)))
 
 
 Names = Mapping[Tensor, str]
@@ -169,7 +169,7 @@ def load_delayed(runner: RuleRunner, names: Names, parameters: Mapping[str, Any]
     """Load the delayed gradients, or zeros where none were saved or each rank had its own and ranks have changed."""
     if not isinstance(runner, GradientRunner):
         return
-    known = parameters if same_ranks or runner.rule.stage.agrees else {}
+    known = parameters if same_ranks or runner.rule.stage.same_on_all_ranks else {}
     for k, delayed in enumerate(runner.ring):
         for bucket in delayed.buckets:
             result = gathered(known, bucket, names, f"flight.{k}.result", bucket.flat.zero_())

@@ -81,7 +81,7 @@ def differs_between_ranks(rules: Sequence[Rule], state: Mapping[str, Any]) -> bo
     for i, rule in enumerate(rules):
         saved = state["rules"][str(i)]
         paths = [path for held in saved["parameters"].values() for path in held]
-        alike = rule.what == "grad" and rule.stage.agrees
+        alike = rule.what == "grad" and rule.stage.same_on_all_ranks
         if saved["own"] or any(not (alike and _flies(path)) for path in paths):
             return True
     return False

@@ -177,7 +177,7 @@ class Backward:
                 "backward each; attach each model with its own optimizer"
             )
         self.order = [(runner, i) for runner in self.acting for i in range(len(runner.buckets))]
-        if len(self.order) > 1 or not all(each.rule.stage.agrees and each.guards for each in self.acting):
+        if len(self.order) > 1 or not all(each.rule.stage.same_on_all_ranks and each.guards for each in self.acting):
             self.hold_states()
         else:
             self.decisions.joint = None

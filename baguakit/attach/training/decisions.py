@@ -36,7 +36,7 @@ class Decisions:
         if joint is None or not runners:
             return
         flags = {runner: runner.flags for runner in runners if isinstance(runner, GradientRunner)}
-        agree = not (self.alike and all(runner.rule.stage.agrees for runner in runners))
+        agree = not (self.alike and all(runner.rule.stage.same_on_all_ranks for runner in runners))
 
         def settle(comm: Comm) -> None:
             def on_all_ranks(ok: Tensor) -> Tensor:

@@ -6,7 +6,7 @@ from operator import itemgetter
 import torch
 from torch import Tensor
 
-from ...arguments import real, shown
+from ...arguments import describe, real
 from .definition import Conditions, Operands, Update
 
 CPU = torch.device("cpu")
@@ -32,7 +32,7 @@ def check_operands(operands: Operands, names: Sequence[str], drawn: bool, packed
     for name, column in columns.items():
         if len(column) != len(operands.p):
             raise ValueError(
-                f"{len(operands.p)} parameters need as many tensors {name}, not {len(column)}: {shown(column)}"
+                f"{len(operands.p)} parameters need as many tensors {name}, not {len(column)}: {describe(column)}"
             )
         for i, (x, p) in enumerate(zip(column, operands.p, strict=True)):
             if x is not None or name != "master":
@@ -64,7 +64,7 @@ def check_conditions(update: Update, conditions: Conditions, device: torch.devic
         if taken.numel() != 1 or taken.device not in (device, CPU) or taken.is_complex():
             raise ValueError(f"step is a number or a tensor with one value on {device}, not {_words(taken)}")
     elif isinstance(taken, bool) or not isinstance(taken, int) or not 0 <= taken < 2**31 - 1:
-        raise ValueError(f"step is {shown(taken)}; it says how many steps were taken before this one: 0 at first")
+        raise ValueError(f"step is {describe(taken)}; it says how many steps were taken before this one: 0 at first")
 
 
 def check_number(name: str, number: object, device: torch.device, least: float | None = None) -> None:
@@ -97,7 +97,9 @@ def _check_like(x: Tensor, name: str, p: Tensor) -> None:
     if x.device != p.device:
         raise ValueError(f"{name} is on {x.device} and its parameter on {p.device}; move one to the other")
     if x.numel() != p.numel():
-        raise ValueError(f"{name} has {x.numel()} values and its parameter p {p.numel()}: {shown(x)} beside {shown(p)}")
+        raise ValueError(
+            f"{name} has {x.numel()} values and its parameter p {p.numel()}: {describe(x)} beside {describe(p)}"
+        )
     if not (x.is_contiguous() and p.is_contiguous()) and (x.shape, x.stride()) != (p.shape, p.stride()):
         raise ValueError(
             f"{name} lies in memory otherwise than its parameter (strides {x.stride()} and {p.stride()}); "

@@ -26,7 +26,7 @@ from weakref import WeakValueDictionary
 import torch
 from torch import Tensor
 
-from ...arguments import integer, said, several, shown, tensor
+from ...arguments import describe, integer, message, several, tensor
 from ...comm import Comm, check_comm
 from ...compressors import Compressor
 from ...compressors.base import Unchecked, check_dense
@@ -84,7 +84,7 @@ def compressed_all_to_all(
         return result
     note([*leaving[:rank], *leaving[rank + 1 :], *coming[:rank], *coming[rank + 1 :]], compressor, codec, comm)
     few = output_split_sizes is None and len(row_pieces(leaving[0].numel(), n, x.is_cuda)) == 1
-    comm.settled()
+    comm.agree_on_shares()
     if codec is not None and few and packs(leaving[0], codec):
         _at_once(values.view(n, -1), landed.view(n, -1), codec, comm)
     else:
@@ -100,19 +100,19 @@ def splits_of(
     if (output_split_sizes is None) != (input_split_sizes is None):
         raise TypeError(
             "output_split_sizes and input_split_sizes are given both or neither; "
-            f"they are {shown(output_split_sizes)} and {shown(input_split_sizes)}"
+            f"they are {describe(output_split_sizes)} and {describe(input_split_sizes)}"
         )
     if output_split_sizes is None or input_split_sizes is None:
         if not x.dim() or x.shape[0] % n:
             raise ValueError(
-                f"the first dimension of x is a multiple of {n} ranks if no splits are given, and x is {shown(x)}; "
+                f"the first dimension of x is a multiple of {n} ranks if no splits are given, and x is {describe(x)}; "
                 "give output_split_sizes and input_split_sizes"
             )
         return [x.shape[0] // n] * n, [x.shape[0] // n] * n
     sends = sizes("input_split_sizes", input_split_sizes, n)
     receives = sizes("output_split_sizes", output_split_sizes, n)
     if not x.dim() or sum(sends) != x.shape[0]:
-        raise ValueError(f"input_split_sizes add up to the rows of x; they are {sends}, and x is {shown(x)}")
+        raise ValueError(f"input_split_sizes add up to the rows of x; they are {sends}, and x is {describe(x)}")
     if sends[comm.rank] != receives[comm.rank]:
         raise ValueError(
             f"rank {comm.rank} has {sends[comm.rank]} rows for itself by input_split_sizes, "
@@ -125,7 +125,7 @@ def sizes(name: str, values: Sequence[int], n: int) -> list[int]:
     """Return `values` if they are a number of rows for each of `n` ranks; else raise."""
     listed = several(name, values, "a list of numbers of rows", ordered=True)
     if len(listed) != n:
-        raise ValueError(said(name, f"a number of rows for each of {n} ranks", values))
+        raise ValueError(message(name, f"a number of rows for each of {n} ranks", values))
     return [integer(f"each of {name}", value, 0) for value in listed]
 
 
@@ -285,7 +285,7 @@ def _found(name: str, forward: bool) -> tuple[Compressor | None, Comm]:
         raise RuntimeError("the Differentiable of this graph is gone; keep it as long as what was computed with it")
     found = _named[name]
     round = (found.comm._round or 0) + next(found._calls)
-    comm = found.comm.stand(round, found.comm._step, 0, found._sent, found.comm._notes)
+    comm = found.comm.for_flight(round, found.comm._step, 0, found._sent, found.comm._notes)
     return found.forward if forward else found.backward, comm
 
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from ...arguments import instance, integer, shown, tensor, truth
+from ...arguments import describe, instance, integer, tensor, truth
 from ...comm import Comm, check_comm, check_peer
 from ...compressors import Compressor
 from ...compressors.base import Unchecked, check_dense, check_dtype
@@ -57,7 +57,9 @@ def output(out: Tensor | None, x: Tensor, shape: Sequence[int]) -> Tensor:
     instance("out", out, Tensor, "a tensor")
     values = math.prod(shape)
     if out.numel() != values or out.dtype != x.dtype or out.device != x.device or not out.is_contiguous():
-        raise ValueError(f"out is a contiguous tensor of {values} values of {x.dtype} on {x.device}, not {shown(out)}")
+        raise ValueError(
+            f"out is a contiguous tensor of {values} values of {x.dtype} on {x.device}, not {describe(out)}"
+        )
     return out
 
 
@@ -187,7 +189,7 @@ def _chain(x: Tensor, codec: Unchecked, comm: Comm, source: int) -> Tensor:
     least = LINK * (4 if comm.flows > 1 else 1)  # flows divide messages of 256 KiB
     values = least * -(-N // (least * MOST_LINKS))
     links = [x[i : i + values].view(1, -1) for i in range(0, N, values)]
-    comm.settled()
+    comm.agree_on_shares()
     packed, receives, sends = [], [], []
     if place:
         packed = [bytes_for(1, link.numel(), codec, x.device) for link in links]
@@ -239,7 +241,7 @@ def compressed_all_gather(x: Tensor, compressor: Compressor | None, comm: Comm, 
     parts = row_pieces(mine.numel(), n, x.is_cuda)
     incoming = [bytes_for(n, part.stop - part.start, codec, x.device) for part in parts]
     packed = (codec.compress(mine[part].view(1, -1), None, comm.key(i)) for i, part in enumerate(parts))
-    comm.settled()
+    comm.agree_on_shares()
     for ranks, i in gathered(comm, incoming, packed):
         out_rows = rows[ranks, parts[i]]
         codec.decompress(incoming[i][ranks], out_rows.shape[1], x.dtype, out_rows)
@@ -286,7 +288,7 @@ def compressed_reduce_scatter(
     if residual is not None:
         check_residual(residual, x)
     if not x.dim() or x.shape[0] % n:
-        raise ValueError(f"x is (size · k, …), its first dimension a multiple of {n} ranks, not {shown(x)}; pad it")
+        raise ValueError(f"x is (size · k, …), its first dimension a multiple of {n} ranks, not {describe(x)}; pad it")
     result, codec = output(out, x, (x.shape[0] // n, *x.shape[1:])), codec_of(x, compressor, comm)
     shard = result.detach().view(-1)
     if codec is None or compressor is None:
@@ -307,7 +309,7 @@ def compressed_reduce_scatter(
         loss = None if lost is None else lost[ranks, parts[i]]
         return codec.compress(rows[ranks, parts[i]], loss, comm.key(i * n + (ranks.start or 0)))
 
-    comm.settled()
+    comm.agree_on_shares()
     for i in scattered(comm, incoming, packed):
         compressor.add_(total[parts[i]], incoming[i], weights)
     if total is not shard:

@@ -50,7 +50,7 @@ class Counts:
         return now - self._seen[key][1] < seconds
 
 
-class Meeting:
+class Rendezvous:
     """The meeting for round `number`, to which this process comes.
 
     Args:
