@@ -1,4 +1,4 @@
-"""The cost of each sample: given as numbers, read from a file, or measured by all ranks together."""
+"""The cost of each sample: given as numbers, read from a file, or measured by all ranks of a sampler together."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import io
 import logging
 import os
 from collections.abc import Callable, Iterable, Sequence, Sized
+from dataclasses import dataclass
 from pathlib import Path
 from types import NoneType
 from typing import Any
@@ -14,14 +15,66 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from ..arguments import describe
+from ..arguments import describe, integer
+from ..comm import Comm
 from .locks import replace_file
-from .resuming import Membership
 
 Costs = npt.NDArray[np.float64]
 Complexity = Callable[[Any], float] | torch.Tensor | npt.NDArray[Any] | Sequence[float] | str | os.PathLike[str]
 
 log = logging.getLogger("baguakit")
+
+
+@dataclass(frozen=True)
+class Membership:
+    """The place of this process among the ranks of a sampler.
+
+    Attributes:
+        rank, size: the rank of this process and the number of ranks.
+        comm: the group that they communicate in; None if there is no group, or one rank only.
+        known: False if the caller set `rank` and `size` to other values than the process group has.
+    """
+
+    rank: int
+    size: int
+    comm: Comm | None = None
+    known: bool = True
+
+    @property
+    def share(self) -> tuple[int, int]:
+        """(rank, size) in the group that divides work; (0, 1) without a group."""
+        return (0, 1) if self.comm is None else (self.rank, self.size)
+
+    def gather(self, value: Any) -> list[Any]:
+        """Return the `value` of every rank that shares the work. Collective if there is a group."""
+        return [value] if self.comm is None else self.comm.gather_objects(value)
+
+
+def membership(num_replicas: int | None, rank: int | None, group: Any = None) -> Membership:
+    """Return the given rank and number of ranks; by default those of `group`, of the default group, or one rank.
+
+    Raises:
+        TypeError: `group` is neither a `Comm` nor a process group of which this process is a member.
+        ValueError: `rank` is not less than `num_replicas`.
+    """
+    comm = _comm(group)
+    here = (0, 1) if comm is None else (comm.rank, comm.size)
+    mine = here[0] if rank is None else integer("rank", rank, 0)
+    size = here[1] if num_replicas is None else integer("num_replicas", num_replicas, 1)
+    if mine >= size:
+        raise ValueError(f"there is no rank {mine} of {size} ranks; rank runs from 0 to num_replicas - 1")
+    same = (mine, size) == here
+    alone = comm is None or (comm.size == 1 and comm.membership is None)
+    return Membership(mine, size, comm if same and not alone else None, known=same or alone)
+
+
+def _comm(group: Any) -> Comm | None:
+    if isinstance(group, Comm):
+        return group
+    try:
+        return Comm(group)
+    except RuntimeError:  # torch.distributed is not initialised
+        return None
 
 
 def complexities(
@@ -65,7 +118,8 @@ def complexities(
             "it before, and pass the costs as numbers or as a file"
         )
     path = None if file is None else Path(file)
-    kept = _kept(path, ranks)
+    rank = ranks.share[0]
+    kept = _together(ranks, lambda: _load(path) if rank == 0 and path and path.exists() else None)[0]
     if kept is not None:
         stale = "; it is of another dataset: delete it to measure again, or pass another complexity_file"
         return _checked(kept, n, f"the complexity file {str(path)!r}", stale)
@@ -104,12 +158,6 @@ def _load(path: Path) -> npt.NDArray[Any]:
         raise ValueError(f"the complexity file {str(path)!r} does not exist; write one with numpy.save") from None
     except (ValueError, EOFError) as error:
         raise ValueError(f"the complexity file {str(path)!r} is not an .npy array of numbers ({error})") from None
-
-
-def _kept(file: Path | None, ranks: Membership) -> Any:
-    """Return on all ranks the costs in the file of rank 0; None if there is no file."""
-    rank = ranks.share[0]
-    return _together(ranks, lambda: _load(file) if rank == 0 and file and file.exists() else None)[0]
 
 
 def _measured(dataset: Any, function: Callable[[Any], float], ranks: Membership, file: Path | None) -> Costs:

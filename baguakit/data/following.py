@@ -1,29 +1,227 @@
-"""Samplers that follow a group whose ranks come and go."""
+"""The iteration of a sampler over an epoch: it can stop and resume at any step, and follow ranks that come and go."""
 
 from __future__ import annotations
 
 import contextlib
 import logging
 import secrets
-from collections.abc import Generator, Iterator
+from abc import abstractmethod
+from collections.abc import Generator, Iterator, Mapping, Sized
 from dataclasses import replace
-from typing import Any, TypeVar
+from typing import Any, Generic, TypeVar
+
+import numpy as np
 
 from ..arguments import integer, truth
-from .resuming import Membership, Order, Position, Resumable
-from .sharing import Record, Stretch, Told, regrouped, up
+from .complexity import Complexity, Membership, complexities
+from .plan import Batches, Costs, Indices, Order, assign
+from .sharing import Position, Record, Shares, Stretch, Told, packed, regrouped, unpacked, up
 
 T = TypeVar("T")
+PLACE = ("epoch", "done", "ranks", "step")  # the position in a state; its other entries decide the order
 log = logging.getLogger("baguakit")
 
 
-class Followed(Resumable[T]):
-    """A resumable sampler that can follow the group of an attachment."""
+class Followed(Generic[T]):
+    """An iterator over the steps of an epoch that can stop and resume at any step.
 
-    def _begin(self, order: Order, ranks: Membership) -> None:
+    A step is one item (a sample, or a batch of samples) for each rank. All ranks compute all steps, and each iterates
+    over its own items.
+    """
+
+    order: Order
+    ranks: Membership
+    epoch: int
+
+    def _begin(self, dataset: Sized, complexity: Complexity, file: Any, ranks: Membership, **settings: Any) -> None:
+        Order(np.zeros(0), **settings)  # raises for bad settings before the dataset is read
+        self.order, self.epoch = Order(complexities(dataset, complexity, ranks, file), **settings), 0
         self._record: Record | None = None  # None: it does not follow, or has joined and not heard of the others yet
         self._attachment: Any = None
-        super()._begin(order, ranks)
+        self._pending: dict[int, Position] = {}  # where passes begin that a change has found before their beginning
+        self._from = self._latest = -1  # the epoch in which this rank has joined; that of the latest pass
+        self._planned: Shares | None = None  # the latest
+        self._sit(ranks)
+        self._now = self._first()
+        self._resumed: Position | None = None  # the start of the next pass, if it resumes one
+
+    def _sit(self, ranks: Membership) -> None:
+        """Take the place of this process among the ranks."""
+        self.ranks, self.rank, self.num_replicas = ranks, ranks.rank, ranks.size
+
+    @abstractmethod
+    def _steps(self, samples: Indices, ranks: int, rng: np.random.Generator, epoch: int) -> list[Batches]:
+        """Return all steps of so many ranks over `samples`, which are shuffled and not trained yet."""
+
+    def _assigned(self, costs: Costs, ranks: int, rng: np.random.Generator, epoch: int) -> Indices:
+        """Return cells (steps, ranks), numbers of `costs`, each row of which is one step.
+
+        The ranks' totals of costs stay nearly equal. Each epoch moves the cells of a rank to the next rank.
+        """
+        cells = assign(np.arange(costs.size).reshape(-1, ranks), costs, rng if self.order.shuffle else None)
+        cells = np.roll(cells, epoch, axis=1)
+        return rng.permutation(cells) if self.order.shuffle else cells
+
+    @abstractmethod
+    def _item(self, batch: Indices) -> T:
+        """Return the item to yield for one rank's batch."""
+
+    def _signature(self) -> dict[str, Any]:
+        return self.order.signature()
+
+    def _shares(self, stretch: Stretch) -> Shares:
+        """Return the queues of all ranks. Stretches before this one are planned again, except the latest."""
+        ahead: list[Stretch] = []
+        while (self._planned is None or self._planned.stretch != stretch) and stretch.done:
+            ahead.append(stretch)
+            stretch = stretch.before()
+        shares = self._planned
+        if shares is None or shares.stretch != stretch:
+            shares = self._shared(stretch, np.arange(len(self.order.costs)), {})
+        for following in reversed(ahead):
+            shares = self._shared(following, *shares.ended(following.done[-1]))
+        self._planned = shares
+        return shares
+
+    def _shared(self, stretch: Stretch, samples: Indices, kept: dict[int, list[Indices]]) -> Shares:
+        def plan(pool: Indices, ranks: int) -> list[Batches]:
+            rng = np.random.default_rng([self.order.seed, stretch.epoch, len(stretch.done)])
+            mixed = rng.permutation(pool) if self.order.shuffle else pool
+            return self._steps(mixed, ranks, rng, stretch.epoch)
+
+        return Shares(stretch, samples, kept, plan)
+
+    def _queues(self, now: Position) -> Shares:
+        if now.shares is None:
+            now.shares = self._shares(now.stretch)
+        return now.shares
+
+    def __len__(self) -> int:
+        """Return the number of steps of this epoch, equal on all ranks; after a change of ranks, of the rest of it."""
+        return self._queues(self._now).length(self._now.rank)
+
+    def __iter__(self) -> Iterator[T]:
+        self._now = replace(self._resumed or self._first())
+        return self._walk(self._now)
+
+    def _first(self) -> Position:
+        """Return the position at the beginning of a pass."""
+        record = self._record
+        if record is None or not record.version:
+            return Position(Stretch(self.epoch, self.ranks.size), self.ranks.rank)
+        if self.epoch in self._pending:
+            return replace(self._pending[self.epoch])
+        origin = (record.step, 0) if self.epoch == record.open.epoch else None
+        return Position(record.stretch(self.epoch), self.ranks.rank, origin=origin)
+
+    def _walk(self, now: Position) -> Iterator[T]:
+        if self._attachment is not None:
+            if now.stretch.epoch <= self._latest:
+                raise ValueError(
+                    f"a pass of epoch {now.stretch.epoch} has begun before: call set_epoch with a higher number before "
+                    "each pass, by which the ranks that follow a group tell passes apart"
+                )
+            self._latest, now.base = now.stretch.epoch, (self._count(), now.step)
+            now.origin = now.origin or (self._attachment.step, now.step + now.stretch.lag(now.rank))
+        self._resumed = None  # only when the first item is drawn: loaders with workers make two iterators
+        while now.step < self._queues(now).length(now.rank):  # the queue may change between two items
+            now.step += 1
+            yield self._item(self._queues(now).item(now.rank, now.step - 1))
+        now.over = True
+
+    def _count(self) -> int:
+        """Return the bodies of `recoverable()` that have ended; if the loop repeats steps that are lost, the steps."""
+        if self._repeats or self.ranks.comm is None:
+            return int(self._attachment.step)
+        return int(self.ranks.comm.membership.bodies)
+
+    def _trained(self, now: Position) -> int:
+        """Return the number of items of the queue that were trained, as far as this is known."""
+        if self._attachment is None or now.base is None:
+            return now.step
+        count, items = now.base
+        return max(0, min(now.step, items + (self._count() - count) * self._items))
+
+    def set_epoch(self, epoch: int) -> None:
+        """Choose the order of the next pass; call it on all ranks before each pass. A resumed epoch keeps its position.
+
+        Args:
+            epoch: the number of the epoch.
+
+        Raises:
+            ValueError: this rank has joined a running training in a later epoch: begin with `sampler.epoch`.
+        """
+        epoch = integer("epoch", epoch, 0)
+        if epoch < self._from:
+            raise ValueError(
+                f"epoch is {epoch} and this rank has joined in epoch {self._from}: begin with sampler.epoch, as in "
+                "`for epoch in range(sampler.epoch, epochs)`"
+            )
+        if epoch != self.epoch:
+            self.epoch, self._resumed = epoch, None
+            self._now = self._first()
+
+    def state_dict(self, consumed: int | None = None) -> dict[str, Any]:
+        """Return the position in this epoch, equal on all ranks.
+
+        Args:
+            consumed: the number of items (samples, or batches of a batch sampler) of this pass that were trained on;
+                None for the number drawn so far. Loader workers draw ahead: with them, pass it.
+
+        Raises:
+            ValueError: `consumed` is negative or more than this pass has.
+        """
+        now = self._now
+        step = self._trained(now) if consumed is None else integer("consumed", consumed, 0) - now.before
+        if not 0 <= step <= len(self):
+            raise ValueError(f"consumed is {consumed} and this pass has {now.before + len(self)} items on each rank")
+        stretch = now.stretch
+        place = {"epoch": stretch.epoch, "done": packed(stretch.done), "ranks": stretch.ranks}
+        behind = {"behind": list(stretch.behind)} if stretch.behind else {}
+        return {**self._signature(), **place, "step": step + stretch.lag(now.rank), **behind}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Resume from `state`, on the same or another number of ranks; trained samples are not repeated.
+
+        On the same number of ranks the rest of the epoch is the same, item by item; on another number the remaining
+        samples are divided again.
+
+        Args:
+            state: the result of `state_dict`.
+
+        Raises:
+            TypeError: `state` is not a state.
+            ValueError: `state` is of other data, another seed or other settings.
+        """
+        if not isinstance(state, Mapping):
+            raise TypeError(f"state is the result of state_dict(), not {state!r}")
+        missing = [name for name in PLACE if name not in state]
+        if missing:
+            raise ValueError(f"state has no {', '.join(missing)}; pass the result of state_dict() of such a sampler")
+        for name, here in self._signature().items():
+            if state.get(name) != here:
+                raise ValueError(
+                    f"this state was taken with {name}={state.get(name)!r} and the sampler has {here!r};"
+                    " build the sampler with the same arguments to resume, or start the epoch again"
+                )
+        least = {"epoch": 0, "ranks": 1, "step": 0}
+        epoch, ranks, step = (integer(f"{name} in the state", state[name], low) for name, low in least.items())
+        behind = tuple(integer("behind in the state", each, 0) for each in state.get("behind", ()))
+        self._resume(Stretch(epoch, ranks, unpacked(state["done"]), behind), step)
+
+    def _resume(self, stretch: Stretch, items: int) -> None:
+        """Go on in a stretch after so many items, or with other ranks in a new one."""
+        record, rank = self._record, self.ranks.rank
+        if record is not None and record.version:
+            raise ValueError("this sampler follows a group that has changed: load a state before the first change")
+        if stretch.ranks != self.ranks.size:
+            stretch, items = stretch.after(items, self.ranks.size), 0
+        self.epoch = stretch.epoch
+        self._now = self._resumed = Position(stretch, rank, max(0, items - stretch.lag(rank)))
+        if record is not None:
+            self._record = replace(record, open=stretch)
+
+    # Ranks that come and go
 
     def follow(self, att: Any, items_per_step: int = 1, *, repeats: bool = False) -> None:
         """Divide a pass anew whenever the group changes. All ranks call it, once, after `bk.attach`.
@@ -70,72 +268,12 @@ class Followed(Resumable[T]):
             raise ValueError("call follow() once, before the first item is drawn")
         self._items, self._repeats = integer("items_per_step", items_per_step, 1), truth("repeats", repeats)
         self._attachment, self._id = att, secrets.randbits(62)
-        self._pending: dict[int, Position] = {}  # where passes begin that a change has found before their beginning
-        self._from = self._latest = -1  # the epoch in which this rank has joined; that of the latest pass
         place, items = self._now, self._now.step + self._now.stretch.lag(self._now.rank)
         self._sit(replace(self.ranks, rank=comm.rank, size=comm.size))  # which may have changed since
         self._resume(place.stretch, items)
         att.on_regroup(self._changed)
         if self._record is None:
             self._record = Record(0, (), att.step, self._now.stretch)
-
-    def set_epoch(self, epoch: int) -> None:
-        """Choose the order of the next pass; call it on all ranks before each pass. A resumed epoch keeps its position.
-
-        Args:
-            epoch: the number of the epoch.
-
-        Raises:
-            ValueError: this rank has joined a running training in a later epoch: begin with `sampler.epoch`.
-        """
-        if self._attachment is not None and integer("epoch", epoch, 0) < self._from:
-            raise ValueError(
-                f"epoch is {epoch} and this rank has joined in epoch {self._from}: begin with sampler.epoch, as in "
-                "`for epoch in range(sampler.epoch, epochs)`"
-            )
-        super().set_epoch(epoch)
-
-    def _first(self) -> Position:
-        record = self._record
-        if record is None or not record.version:
-            return super()._first()
-        if self.epoch in self._pending:
-            return replace(self._pending[self.epoch])
-        origin = (record.step, 0) if self.epoch == record.open.epoch else None
-        return Position(record.stretch(self.epoch), self.ranks.rank, origin=origin)
-
-    def _walk(self, now: Position) -> Iterator[T]:
-        if self._attachment is not None:
-            if now.stretch.epoch <= self._latest:
-                raise ValueError(
-                    f"a pass of epoch {now.stretch.epoch} has begun before: call set_epoch with a higher number before "
-                    "each pass, by which the ranks that follow a group tell passes apart"
-                )
-            self._latest, now.base = now.stretch.epoch, (self._count(), now.step)
-            now.origin = now.origin or (self._attachment.step, now.step + now.stretch.lag(now.rank))
-        yield from super()._walk(now)
-
-    def _count(self) -> int:
-        """Return the bodies of `recoverable()` that have ended; if the loop repeats steps that are lost, the steps."""
-        if self._repeats or self.ranks.comm is None:
-            return int(self._attachment.step)
-        return int(self.ranks.comm.membership.bodies)
-
-    def _trained(self, now: Position) -> int:
-        if self._attachment is None or now.base is None:
-            return now.step
-        count, items = now.base
-        return max(0, min(now.step, items + (self._count() - count) * self._items))
-
-    def _resume(self, stretch: Stretch, items: int) -> None:
-        record = self._record
-        if record is not None and record.version:
-            raise ValueError("this sampler follows a group that has changed: load a state before the first change")
-        super()._resume(stretch, items)
-        if record is not None:
-            self._record = replace(record, open=self._now.stretch)
-
-    # A change
 
     def _changed(self, change: Any) -> None:
         """Agree with all ranks on what is done, and go on with the rest. Collective."""

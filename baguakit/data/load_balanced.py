@@ -11,11 +11,9 @@ from torch.utils.data import Sampler
 from torch.utils.data.distributed import DistributedSampler
 
 from ..arguments import integer, real, truth
-from .complexity import Complexity, complexities
+from .complexity import Complexity, Membership, membership
 from .following import Followed
-from .plan import Batches, Indices, Limit, all_steps, assign, by_cost
-from .resuming import Membership, Order, membership
-from .sharing import Stretch
+from .plan import Batches, Indices, Limit, all_steps, by_cost
 
 
 class LoadBalancedSampler(Followed[int], DistributedSampler[int]):
@@ -63,9 +61,8 @@ class LoadBalancedSampler(Followed[int], DistributedSampler[int]):
         group: Any = None,
     ) -> None:
         ranks = membership(num_replicas, rank, group)
-        Order(np.zeros(0), shuffle, seed, drop_last, random_level)  # raises for bad settings before the dataset is read
-        costs = complexities(dataset, complexity, ranks, complexity_file)
-        self._begin(Order(costs, shuffle, seed, drop_last, random_level), ranks)
+        order = {"shuffle": shuffle, "seed": seed, "drop_last": drop_last, "random_level": random_level}
+        self._begin(dataset, complexity, complexity_file, ranks, **order)
         self.dataset = dataset  # type: ignore[assignment]
         self.shuffle, self.seed, self.drop_last = self.order.shuffle, self.order.seed, self.order.drop_last
 
@@ -75,16 +72,12 @@ class LoadBalancedSampler(Followed[int], DistributedSampler[int]):
         self.num_samples = n // ranks.size if self.order.drop_last else -(-n // ranks.size)
         self.total_size = self.num_samples * ranks.size
 
-    def _steps(self, samples: Indices, ranks: int, stretch: Stretch) -> list[Batches]:
-        order, rng = self.order, self.order.generator(stretch)
-        mixed = rng.permutation(samples) if order.shuffle else samples
-        count = len(mixed) // ranks * ranks if order.drop_last else -(-len(mixed) // ranks) * ranks
-        sorted_ = by_cost(np.resize(mixed, count), order.costs, order.random_level, rng)
-        groups = assign(sorted_.reshape(-1, ranks), order.costs, rng if order.shuffle else None)
-        groups = np.roll(groups, stretch.epoch, axis=1)  # each epoch moves a rank's samples to the next rank
-        if order.shuffle:
-            groups = rng.permutation(groups)
-        return groups[:, :, None]  # type: ignore[return-value]
+    def _steps(self, samples: Indices, ranks: int, rng: np.random.Generator, epoch: int) -> list[Batches]:
+        order = self.order
+        count = len(samples) // ranks * ranks if order.drop_last else -(-len(samples) // ranks) * ranks
+        sorted_ = by_cost(np.resize(samples, count), order.costs, order.random_level, rng)
+        cells = self._assigned(order.costs[sorted_], ranks, rng, epoch)
+        return sorted_[cells][:, :, None]  # type: ignore[return-value]
 
     def _item(self, batch: Indices) -> int:
         return int(batch[0])
@@ -134,13 +127,13 @@ class LoadBalancedBatchSampler(Followed[list[int]], Sampler[list[int]]):
         group: Any = None,
     ) -> None:
         ranks = membership(num_replicas, rank, group)
-        Order(np.zeros(0), shuffle, seed, drop_last, random_level)
         self.limit = _limit(budget, batch_size, padded)
-        costs = complexities(dataset, complexity, ranks, complexity_file)
+        order = {"shuffle": shuffle, "seed": seed, "drop_last": drop_last, "random_level": random_level}
+        self._begin(dataset, complexity, complexity_file, ranks, **order)
+        costs = self.order.costs
         if budget is not None and len(costs) and costs.max() > budget:
             worst = int(costs.argmax())
             raise ValueError(f"sample {worst} alone costs {costs[worst]:g} and the budget is {budget:g}; raise budget")
-        self._begin(Order(costs, shuffle, seed, drop_last, random_level), ranks)
         self.drop_last = self.order.drop_last
 
     @property
@@ -157,23 +150,14 @@ class LoadBalancedBatchSampler(Followed[list[int]], Sampler[list[int]]):
             "padded": limit.padded,
         }
 
-    def _steps(self, samples: Indices, ranks: int, stretch: Stretch) -> list[Batches]:
-        order, rng = self.order, self.order.generator(stretch)
-        mixed = rng.permutation(samples) if order.shuffle else samples
+    def _steps(self, samples: Indices, ranks: int, rng: np.random.Generator, epoch: int) -> list[Batches]:
+        order, limit = self.order, self.limit
         if order.drop_last:
-            multiple = ranks * (self.limit.batch_size or 1) if self.limit.budget is None else ranks
-            mixed = mixed[: len(mixed) // multiple * multiple]
-        steps = all_steps(by_cost(mixed, order.costs, order.random_level, rng), order.costs, ranks, self.limit)[::-1]
-        return self._assigned(steps, ranks, stretch, rng)
-
-    def _assigned(self, steps: list[Batches], ranks: int, stretch: Stretch, rng: np.random.Generator) -> list[Batches]:
-        """Assign the batches of each step such that the ranks' totals stay nearly equal, and shuffle the steps."""
-        costs = np.array([[self.limit.cost(b, self.order.costs) for b in step] for step in steps]).reshape(-1, ranks)
-        cells = np.arange(costs.size).reshape(costs.shape)
-        cells = assign(cells, costs.reshape(-1), rng if self.order.shuffle else None)
-        cells = np.roll(cells, stretch.epoch, axis=1)
-        if self.order.shuffle:
-            cells = rng.permutation(cells)
+            multiple = ranks * (limit.batch_size or 1) if limit.budget is None else ranks
+            samples = samples[: len(samples) // multiple * multiple]
+        steps = all_steps(by_cost(samples, order.costs, order.random_level, rng), order.costs, ranks, limit)[::-1]
+        costs = np.array([limit.cost(batch, order.costs) for step in steps for batch in step])
+        cells = self._assigned(costs, ranks, rng, epoch)
         return [[steps[cell // ranks][cell % ranks] for cell in row] for row in cells]
 
     def _item(self, batch: Indices) -> list[int]:

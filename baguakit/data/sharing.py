@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import chain, islice, pairwise
+from itertools import chain, islice
 from typing import Any
 
 import numpy as np
@@ -61,7 +61,7 @@ class Stretch:
     epoch: int
     ranks: int
     done: Done = ()
-    behind: tuple[int, ...] = field(default=())
+    behind: tuple[int, ...] = ()
 
     def lag(self, rank: int) -> int:
         """Return the steps that a rank makes before its queue."""
@@ -93,46 +93,71 @@ class Shares:
     """
 
     def __init__(self, stretch: Stretch, samples: Indices, kept: Mapping[int, list[Indices]], plan: Plan) -> None:
-        self.stretch, self.samples, self.kept = stretch, samples, kept
+        self.stretch, self.samples = stretch, samples
+        # Each part has the column of each rank that takes part, and the steps.
+        self.parts: list[tuple[dict[int, int], Steps]] = [
+            ({rank: 0}, [[item] for item in items]) for rank, items in kept.items()
+        ]
         ahead = [stretch.lag(rank) + len(kept.get(rank, ())) for rank in range(stretch.ranks)]
-        pool = without(samples, chain.from_iterable(kept.values()))
-        self.parts: list[tuple[dict[int, int], Steps]] = []  # the column of each rank that has one, and the steps
-        for low, high in pairwise(sorted(set(ahead))):
+        taken = chain.from_iterable(kept.values())
+        levels = sorted(set(ahead))
+        for low, high in zip(levels, [*levels[1:], None], strict=True):
             few = [rank for rank in range(stretch.ranks) if ahead[rank] <= low]
-            steps = first_steps(pool, len(few), high - low, plan)
-            pool = without(pool, chain.from_iterable(steps))
-            self.parts.append(({rank: column for column, rank in enumerate(few)}, steps))
-        self.steps = plan(pool, stretch.ranks)  # those of all ranks, at the end
-        self.parts.append(({rank: rank for rank in range(stretch.ranks)}, self.steps))
+            samples = without(samples, taken)
+            self.steps = plan(samples, len(few)) if high is None else first_steps(samples, len(few), high - low, plan)
+            self.parts.append(({rank: column for column, rank in enumerate(few)}, self.steps))
+            taken = chain.from_iterable(self.steps)
 
     def length(self, rank: int) -> int:
         """Return the number of items in the queue of a rank."""
-        return len(self.kept.get(rank, ())) + sum(len(steps) for columns, steps in self.parts if rank in columns)
+        return sum(len(steps) for columns, steps in self.parts if rank in columns)
 
     def item(self, rank: int, i: int) -> Indices:
         """Return item i of the queue of a rank: the samples of one step."""
-        kept = self.kept.get(rank, [])
-        if i < len(kept):
-            return kept[i]
-        i -= len(kept)
         for columns, steps in self.parts:
             if rank in columns:
                 if i < len(steps):
                     return steps[i][columns[rank]]
                 i -= len(steps)
-        raise IndexError(f"the queue of rank {rank} ends before item {i}")
+        raise IndexError(f"the queue of rank {rank} ends {i} items before")
 
     def queue(self, rank: int) -> Iterator[Indices]:
         """Return the queue of a rank, made as it is read."""
-        return (self.item(rank, i) for i in range(self.length(rank)))
+        return (steps[i][columns[rank]] for columns, steps in self.parts if rank in columns for i in range(len(steps)))
 
     def ended(self, seats: Sequence[Seat]) -> tuple[Indices, dict[int, list[Indices]]]:
         """Return the samples that nobody has trained when this stretch has ended so, and the items kept by rank."""
         taken = [list(islice(self.queue(rank), seat.drawn)) for rank, seat in enumerate(seats)]
         trained = (items[: seat.trained] for items, seat in zip(taken, seats, strict=True))
-        samples = without(self.samples, chain.from_iterable(trained))
         pairs = zip(taken, seats, strict=True)
-        return samples, {seat.to: items[seat.trained :] for items, seat in pairs if seat.to >= 0}
+        kept = {seat.to: items[seat.trained :] for items, seat in pairs if seat.to >= 0}
+        return without(self.samples, chain.from_iterable(trained)), kept
+
+
+@dataclass
+class Position:
+    """The position of one rank in a pass.
+
+    Attributes:
+        stretch: the part of the pass that has these ranks.
+        rank: of this process in it.
+        step: the items of its queue that are drawn.
+        before: the items of this pass that this rank trained before the stretch.
+        over: more items were asked for than there are.
+        base: in a sampler that follows a group, a count of steps, and of the items trained by then; None before the
+            pass has begun.
+        origin: a number of optimizer steps, and of the items that a rank had trained by then if it was not lost.
+        shares: the queues of all ranks, once they are needed.
+    """
+
+    stretch: Stretch
+    rank: int
+    step: int = 0
+    before: int = 0
+    over: bool = False
+    base: tuple[int, int] | None = None
+    origin: tuple[int, int] | None = None
+    shares: Shares | None = field(default=None, repr=False, compare=False)
 
 
 def without(samples: Indices, items: Iterable[Indices]) -> Indices:
