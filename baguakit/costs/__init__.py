@@ -3,9 +3,8 @@
 Each stage declares its cost in these terms, in its method `cost`; `tune` predicts training steps from them.
 """
 
-from .lines import FREE, Line, all_gather, all_reduce, neighbors, ring
-from .model import FP32, Cost, Load, Place, degree, exchange, piped, rounds_of
-from .network import Codec, Link, Network
+from .model import FP32, Cost, Load, Place, degree, exchange, overlapped, piped, rounds_of
+from .network import FREE, Codec, Line, Link, Network, all_gather, all_reduce, neighbors, ring
 
 __all__ = [
     "FP32",
@@ -22,6 +21,7 @@ __all__ = [
     "degree",
     "exchange",
     "neighbors",
+    "overlapped",
     "piped",
     "ring",
     "rounds_of",

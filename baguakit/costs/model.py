@@ -1,4 +1,4 @@
-"""The model of one exchange of a bucket: seconds of the link, seconds of the machine, bytes sent.
+"""The model of one exchange of a bucket, and of the overlap of exchanges with computation.
 
 For w seconds on the link, u of them work of this machine's processor as well, q seconds of compressing, adding and
 copying, and P pieces that follow each other through both:
@@ -10,17 +10,33 @@ For one piece T is q + w, one after the other. On a GPU P is 1.
 
 Letters of the stages' costs: N values of e bytes, S = N e; n ranks; k neighbours; row(N) bytes of N packed values.
 Copies are counted in passes over the values, a read and a write each, as the stages make them.
+
+Overlap: training computes for W seconds. Flight i is launched when r_i of them are done, and takes T_i seconds, z_i of
+them work of the machine's processor, in order on one lane; or T_i − B_i there and B_i on a lane beside it (see
+`baguakit.lanes`):
+
+    this lane           a_1     a_2  c_1     a_3  c_2   …     a_i = c_i = (T_i − B_i)/2
+    the one beside           b_1        b_2                   b_i = B_i
+
+While training and flights run they share the processor, by the crowding κ: with ρ the sum of z/T, the shares that are
+work of the processor, of what flies at that time,
+
+    the flights run at the rate     s = min(1, (1 − κ/2)/ρ)       their full rate, up to half of one core
+    training runs at the rate       1 − κ ρ s
+
+Without crowding (κ = 0) and on one lane flight i lands at c_i = max(r_i, c_{i−1}) + T_i, and the step ends at
+max(W, c_last). Many equal flights on two lanes take the longer of Σ (T − B) and Σ B, and the rest of one flight.
 """
 
-from collections import Counter
+from collections import Counter, deque
+from collections.abc import Sequence
 from dataclasses import astuple, dataclass, replace
 from functools import lru_cache
 from operator import add
 
 from ..arguments import check_fields, checked, integer
 from ..topology import Topology
-from .lines import Line, neighbors
-from .network import Link, Network
+from .network import Line, Link, Network, neighbors
 
 FP32 = 4
 ROUNDS = 64  # of a period that are looked at
@@ -163,3 +179,68 @@ def degree(t: Topology, n: int, round: int | None = None) -> int:
     heard = [[peer for peer in t.weights(rank, n, round) if peer != rank] for rank in range(ranks)]
     sent = Counter(peer for peers in heard for peer in peers)
     return max(*map(len, heard), *([0] if ranks < n else sent.values()), 0)
+
+
+Flights = Sequence[tuple[float, Cost]]
+"""Of each flight r, the seconds of training before its launch, in rising order, and its cost."""
+
+
+@dataclass(eq=False)
+class Job:
+    """A flight, or a phase of it: what is left of its seconds; ρ; r; the phase before it; and whether it is over."""
+
+    left: float
+    rho: float
+    r: float = 0.0
+    before: "Job | None" = None
+    over: bool = False
+
+
+def overlapped(W: float, flights: Flights, kappa: float = 0.0) -> float:
+    """Return the seconds until W seconds of training and all flights are over; see this module."""
+    t, x = 0.0, 0.0  # the time, and the seconds of W that are done
+    lanes = lanes_of(flights, W)
+    while heads := [lane[0] for lane in lanes if lane]:
+        flying = [job for job in heads if job.r <= x and (job.before is None or job.before.over)]
+        rho = sum(job.rho for job in flying)
+        s = min(1.0, (1 - kappa / 2) / rho) if rho and x < W else 1.0
+        pace = 1 - kappa * rho * s
+        until = min([W, *(job.r for job in heads if job.r > x)])
+        training = [(until - x) / pace] if x < W else []
+        seconds = min([*(job.left / s for job in flying), *training])
+        x = until if training == [seconds] else min(W, x + seconds * pace)
+        for job in flying:
+            job.left = 0.0 if job.left / s <= seconds else job.left - seconds * s
+        t += seconds
+        for lane in lanes:
+            if lane and lane[0] in flying and not lane[0].left:
+                lane.popleft().over = True
+    return t + max(0.0, W - x)
+
+
+def lanes_of(flights: Flights, W: float) -> tuple[deque[Job], deque[Job]]:
+    """Return the work of two lanes in order."""
+    lane, beside = deque[Job](), deque[Job]()
+    last: Job | None = None  # phase of the flight before, which is not due yet
+    for r, flight in flights:
+        between = Job(flight.beside, share(flight.beside_busy, flight.beside))
+        rest = flight.seconds - flight.beside
+        rho = share(flight.busy - flight.beside_busy, rest)
+        if not flight.beside and last is not None:
+            lane.append(last)
+            last = None
+        lane.append(first := Job(rest / 2 if flight.beside else rest, rho, min(r, W)))
+        if flight.beside:
+            between.before = first
+            beside.append(between)
+            if last is not None:
+                lane.append(last)
+            last = Job(rest / 2, rho, 0.0, between)
+    if last is not None:
+        lane.append(last)
+    return lane, beside
+
+
+def share(busy: float, seconds: float) -> float:
+    """Return ρ."""
+    return busy / seconds if seconds else 0.0

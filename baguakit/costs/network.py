@@ -1,13 +1,79 @@
-"""Measurements of a network and of the machines on it: they print as tables and travel as JSON."""
+"""Measurements of a network and of the machines on it: they print as tables and travel as JSON.
+
+Links are straight lines: a message of b bytes takes α + β b seconds.
+
+Exchanges on a line take, for n ranks, S bytes of values and messages of b bytes:
+
+    a message to each of k neighbours      α + k β b                            posted together
+    all-reduce, a ring                     2 (n − 1) α + 2 (n − 1)/n β S
+    all-gather, a ring                     (n − 1) (α + β b)                    b bytes from each rank
+    scatter, and gather                    α' + (n − 1) β' b + α + (n − 1) β b  shards of b bytes, each to its owner,
+                                                                                and around a ring to all
+
+α' and β' are those of an all-to-all. Where ranks share a network card, or GPUs a link between two sockets, its messages
+meet there, and those of a ring do not: each link of a ring has one sender.
+
+Thakur, Rabenseifner and Gropp 2005, "Optimization of Collective Communication Operations in MPICH".
+"""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from typing import Any
 
 from ..arguments import check_fields, checked, describe, integer
 from ..compressors import Compressor
-from .lines import Line
+
+
+@dataclass(frozen=True)
+class Line:
+    """The cost of a message: α + β b seconds for b bytes.
+
+    Attributes:
+        alpha: α, seconds that any message takes.
+        beta: β, seconds that each byte takes.
+        busy: seconds of β for which the sending rank's own processor is at work, and so not free to compute.
+    """
+
+    alpha: float
+    beta: float
+    busy: float = 0.0
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+
+    @checked
+    def seconds(self, b: float) -> float:
+        """Return α + β b."""
+        return self.alpha + self.beta * b
+
+    @property
+    def rate(self) -> float:
+        """Return 1/β in bytes a second; infinite if β is 0."""
+        return 1 / self.beta if self.beta else float("inf")
+
+
+FREE = Line(0.0, 0.0)
+
+
+def ring(n: int) -> float:
+    """Return 2 (n − 1)/n, the number of times that an all-reduce sends each byte."""
+    return 2 * (n - 1) / n
+
+
+def neighbors(line: Line, k: int, b: float) -> float:
+    """Return the seconds of a message of b bytes to each of k neighbours, and one from each."""
+    return line.alpha + k * line.beta * b if k else 0.0
+
+
+def all_reduce(line: Line, n: int, S: float) -> float:
+    """Return the seconds of the sum of S bytes over n ranks."""
+    return 2 * (n - 1) * line.alpha + ring(n) * line.beta * S
+
+
+def all_gather(line: Line, n: int, b: float) -> float:
+    """Return the seconds of an all-gather of b bytes from each of n ranks, or of a reduce-scatter to b bytes each."""
+    return (n - 1) * line.seconds(b)
 
 
 @dataclass(frozen=True)
@@ -137,11 +203,9 @@ class Network:
             ValueError: the text is something else.
         """
         try:
-            found: dict[str, Any] = json.loads(text)
-            links = tuple(_link(each) for each in found.pop("links"))
-            codecs = tuple(Codec(**each) for each in found.pop("codecs"))
-            return cls(links=links, codecs=codecs, **found)
-        except (ValueError, TypeError, KeyError, AttributeError) as error:
+            found = json.loads(text, object_hook=_parts)
+            return cls(**found | {name: tuple(found[name]) for name in ("links", "codecs")})
+        except (ValueError, TypeError, KeyError) as error:
             raise ValueError(
                 f"this text is not what Network.to_json wrote: {describe(text)}; {type(error).__name__} {error}"
             ) from error
@@ -149,8 +213,7 @@ class Network:
     def __str__(self) -> str:
         nodes = f", {self.per_node} a node" if self.per_node > 1 else ""
         lines = [f"{self.ranks} ranks{nodes}, {self.device}, {self.threads} threads"]
-        lines += self._links() if self.links else []
-        lines += self._codecs() if self.codecs else []
+        lines += [*self._links(), *self._codecs()]
         lines.append(
             f"copying {gigabytes(self.copy)}, launching {self.launch * 1e6:.0f} µs, "
             f"a second thread takes {self.crowding:.0%} of the first"
@@ -159,29 +222,33 @@ class Network:
 
     __repr__ = __str__
 
-    def _links(self) -> list[str]:
-        lines = [f"{'link':<8}{'flows':>6}{'ranks':>6}  {'exchange':<12}{'α':>10}{'1/β':>13}{'busy':>6}"]
+    def _links(self) -> Iterator[str]:
+        if self.links:
+            yield f"{'link':<8}{'flows':>6}{'ranks':>6}  {'exchange':<12}{'α':>10}{'1/β':>13}{'busy':>6}"
         for link in self.links:
             place = f"{link.part:<8}{link.flows:>6}{link.ranks:>6}"
-            kinds = {"message": link.exchange, "all-reduce": link.all_reduce, "all-to-all": link.to_all}
-            for name, line in kinds.items():
+            for name, line in (
+                ("message", link.exchange),
+                ("all-reduce", link.all_reduce),
+                ("all-to-all", link.to_all),
+            ):
                 share = line.busy / line.beta if line.beta else 0.0
                 alpha, rate = f"{line.alpha * 1e6:.0f} µs", f"{line.rate / 1e6:.1f} MB/s"
-                lines.append(f"{place:<20}  {name:<12}{alpha:>10}{rate:>13}{share:>6.0%}")
+                yield f"{place:<20}  {name:<12}{alpha:>10}{rate:>13}{share:>6.0%}"
                 place = ""
-        return lines
 
-    def _codecs(self) -> list[str]:
-        lines = [f"{'compressor':<32}{'compress':>12}{'decompress':>12}{'reduce':>12}"]
+    def _codecs(self) -> Iterator[str]:
+        if self.codecs:
+            yield f"{'compressor':<32}{'compress':>12}{'decompress':>12}{'reduce':>12}"
         for codec in self.codecs:
             speeds = (codec.compress, codec.decompress, codec.reduce)
-            lines.append(f"{codec.name:<32}" + "".join(f"{gigabytes(s / 4):>12}" for s in speeds))
-        return lines
+            yield f"{codec.name:<32}" + "".join(f"{gigabytes(s / 4):>12}" for s in speeds)
 
 
-def _link(found: Mapping[str, Any]) -> Link:
-    lines = {name: Line(**line) for name, line in found.items() if isinstance(line, Mapping)}
-    return Link(**{**found, **lines})
+def _parts(found: dict[str, Any]) -> Any:
+    kinds = {"beta": Line, "part": Link, "compress": Codec}
+    kind: Any = next((kind for mark, kind in kinds.items() if mark in found), dict)
+    return kind(**found)
 
 
 def gigabytes(seconds: float) -> str:

@@ -12,9 +12,8 @@ from ..costs import Codec, Cost, Line, Link, Load, Network, Place
 from ..stages import cost
 from .compute import Compute
 from .described import describe
-from .effects import Effect, effect
 from .planning import Plan, plan
-from .prediction import Prediction, predict
+from .prediction import Effect, Prediction, effect, predict
 from .probing import probe
 from .tuner import Trial, Tuner, autotune
 

@@ -20,8 +20,7 @@ from ..stages import Hierarchical
 from ..topology import Exponential
 from .compute import Compute, as_compute
 from .described import Described
-from .effects import effect
-from .prediction import Prediction, buckets_of, predict
+from .prediction import Prediction, buckets_of, effect, predict
 from .probing import probe
 
 

@@ -13,24 +13,107 @@ its warm-up:
 Rules share a lane: the flights that overlap f + b are one sequence (see `overlapped`); what `Hierarchical` sends
 between nodes overlaps what other flights send within them. A step takes the seconds of that sequence, o, and the copies
 of weights into buckets and back. A flight in every k-th step counts by 1/k.
+
+The effect of an algorithm on training, beside DDP, is read from what its stages declare. Whether a different trajectory
+is as good, only a training can tell. `measured.json` has what trainings of a small GPT have told (`python -m
+bench.frontier`): the steps to the loss that DDP ends with, as a multiple of DDP's.
 """
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
+from importlib import resources
 
 from torch import Tensor, nn
 
 from ..arguments import check_fields, checked, integer
 from ..buckets import local, real, split
-from ..costs import Cost, Load, Network, Place
-from ..costs.overlap import overlapped
+from ..costs import Cost, Load, Network, Place, overlapped
 from ..rules import Algorithm, Rule, rules_of
-from ..stages import cost
+from ..stages import ErrorFeedback, cost
 from ..stages.base import has_phases
 from .compute import Compute
-from .effects import Effect, effect, steps_beside_ddp
 
 LOADED, KEPT = 2, 6  # passes to copy weights into a bucket and back; and those if progress meanwhile is kept or mixed
+
+
+LOSSLESS = 8  # bits: gradients rounded to as many, or more, end with DDP's loss
+COUNT = 1 << 20  # values of which the bits are counted
+DIFFERENT = "different trajectory"
+
+
+@dataclass(frozen=True)
+class Effect:
+    """The effect of an algorithm on training. Print it.
+
+    Attributes:
+        averages: in each step all ranks have the mean of the gradients of that step, but for rounding. If not, training
+            takes a different trajectory: weights differ by rank, or gradients are sparse, of low rank or late, or the
+            optimizer is another one.
+        bits: the fewest bits a value to which gradients are rounded; None for an exact mean.
+        feedback: what rounding loses is added to the gradients of the next step.
+    """
+
+    averages: bool
+    bits: int | None = None
+    feedback: bool = False
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+
+    @property
+    def keeps_loss(self) -> bool:
+        """Return whether training ends with DDP's loss without a trial: an exact mean, or one of 8 bits or more."""
+        return self.averages and (self.bits is None or self.bits >= LOSSLESS)
+
+    @property
+    def short(self) -> str:
+        """Return it in a word or two, for a table."""
+        if not self.averages:
+            return "different"
+        return "as DDP" if self.bits is None else f"{self.bits}-bit" + ", feedback" * self.feedback
+
+    def __str__(self) -> str:
+        if not self.averages:
+            return DIFFERENT
+        if self.bits is None:
+            return "same as DDP"
+        return f"same up to {self.bits}-bit rounding" + " with error feedback" * self.feedback
+
+
+@checked
+def effect(algorithm: Algorithm) -> Effect:
+    """Return the effect of an algorithm on training, after its warm-up.
+
+    Args:
+        algorithm: a rule, or a tuple of rules.
+
+    Raises:
+        TypeError: it is neither.
+    """
+    rules = [rule for rule in rules_of(algorithm, name="algorithm") if rule.stop is None]
+    stages = [stage for rule in rules for stage in rule.stage.whole()]
+    in_time = all(rule.window == "during_backward" and not rule.delay for rule in rules)
+    plain = all(stage.averages and stage.same_on_all_ranks and not stage.needs_shapes for stage in stages)
+    compressors = [compressor for stage in stages for compressor in stage.compressors()]
+    if not (in_time and plain and all(compressor.dense for compressor in compressors)):
+        return Effect(False)
+    bits = min((compressor.row_bytes(COUNT) * 8 // COUNT for compressor in compressors), default=None)
+    return Effect(True, bits, any(isinstance(stage, ErrorFeedback) for stage in stages))
+
+
+@lru_cache(maxsize=1)
+def measured() -> dict[str, float]:
+    """Return steps to DDP's last loss as a multiple of DDP's, by the expression of the algorithm."""
+    text = resources.files(__package__).joinpath("measured.json").read_text()
+    found: dict[str, float] = json.loads(text)["steps"]
+    return found
+
+
+def steps_beside_ddp(algorithm: Algorithm) -> float | None:
+    """Return the steps that an algorithm took to DDP's loss for each of DDP's; None if it was not measured."""
+    return measured().get(", ".join(map(repr, rules_of(algorithm))))
 
 
 @dataclass(frozen=True)
@@ -78,24 +161,23 @@ class RuleCost:
 
     Attributes:
         rule: the rule.
-        buckets: the parameters of each bucket.
-        flights: the cost of the flight of each bucket.
-        size: bytes of all buckets.
+        flights: of each bucket the seconds from the start of forward to the launch in an overlapping window, and the
+            cost.
+        copies: seconds in which weights are copied into all buckets and back.
     """
 
     rule: Rule
-    buckets: tuple[tuple[Tensor, ...], ...]
-    flights: tuple[Cost, ...]
-    size: int
+    flights: tuple[tuple[float, Cost], ...]
+    copies: float
 
     @property
     def total(self) -> Cost:
         """Return the cost of all flights, one after another."""
-        return sum(self.flights, Cost())
+        return sum((flight for _, flight in self.flights), Cost())
 
     def beside(self, W: float, kappa: float = 0.0) -> float:
         """Return the seconds until W seconds of training and all flights, launched together, are over."""
-        return overlapped(W, [(0.0, flight) for flight in self.flights], kappa)
+        return overlapped(W, [(0.0, flight) for _, flight in self.flights], kappa)
 
 
 @checked
@@ -124,11 +206,14 @@ def predict(
     integer("flows", flows, 1)
     named: dict[str, Tensor] = {name: p for name, p in model.named_parameters() if p.requires_grad}
     place = Place(network, flows=flows)
+    ready = compute.gradients(list(named.values()))
     costs = [
-        cost_of(rule, named, bucket_bytes, place) for rule in rules_of(algorithm, name="algorithm") if rule.stop is None
+        cost_of(rule, named, bucket_bytes, place, compute, ready)
+        for rule in rules_of(algorithm, name="algorithm")
+        if rule.stop is None
     ]
-    step = StepModel(compute, compute.gradients(list(named.values())), network.copy, network.crowding)
-    seconds, buckets = step.with_all(costs), sum(len(each.buckets) for each in costs)
+    step = StepModel(compute, network.crowding)
+    seconds, buckets = step.with_all(costs), sum(len(each.flights) for each in costs)
     sent = sum(each.total.sent * flights_per_step(each, seconds) for each in costs)
     return Prediction(algorithm, bucket_bytes, flows, buckets, seconds, seconds - compute.seconds, sent)
 
@@ -146,16 +231,28 @@ def buckets_of(rule: Rule, named: Mapping[str, Tensor], bucket_bytes: int) -> tu
     return tuple(tuple(bucket) for bucket in split([p for name, p in named.items() if name in chosen], bucket_bytes))
 
 
-def cost_of(rule: Rule, named: Mapping[str, Tensor], bucket_bytes: int, place: Place) -> RuleCost:
+def cost_of(
+    rule: Rule,
+    named: Mapping[str, Tensor],
+    bucket_bytes: int,
+    place: Place,
+    compute: Compute,
+    ready: Mapping[Tensor, float],
+) -> RuleCost:
     """Return the cost of the flights of a rule."""
     buckets = buckets_of(rule, named, bucket_bytes)
     loads = [load_of(bucket) for bucket in buckets]
+    gradients = rule.what == "grad"
     launched = Cost(place.network.launch, place.network.launch)
-    copied = 1 if rule.what == "grad" else 0  # gradients are gathered into the bucket on the lane
-    flights = [launched + place.copies(copied, load.size) + cost(rule.stage, load, place) for load in loads]
+    gathered = 1 if gradients else 0  # into the bucket, on the lane
+    flights = [launched + place.copies(gathered, load.size) + cost(rule.stage, load, place) for load in loads]
     if not has_phases(rule.stage):  # a stage in it flies on its lane
         flights = [replace(flight, beside=0.0, beside_busy=0.0) for flight in flights]
-    return RuleCost(rule, buckets, tuple(flights), sum(load.size for load in loads))
+    times = [compute.forward + max(map(ready.__getitem__, bucket)) if gradients else 0.0 for bucket in buckets]
+    kept = rule.window != "after_step" or (rule.delay > 0 if rule.mix is None else rule.mix > 0)
+    passes = 0 if gradients else KEPT if kept else LOADED
+    copies = passes * sum(load.size for load in loads) * place.network.copy
+    return RuleCost(rule, tuple(zip(times, flights, strict=True)), copies)
 
 
 def load_of(params: Sequence[Tensor]) -> Load:
@@ -166,37 +263,17 @@ def load_of(params: Sequence[Tensor]) -> Load:
 
 @dataclass(frozen=True, eq=False)
 class StepModel:
-    """The model of a training step and the flights of its rules.
-
-    Attributes:
-        compute: f, b and o.
-        ready: r, of each parameter, in seconds since backward began.
-        copy: seconds to copy a byte.
-        kappa: κ.
-    """
+    """The model of a training step and the flights of its rules: `compute` has f, b and o; `kappa` is κ."""
 
     compute: Compute
-    ready: dict[Tensor, float]
-    copy: float
     kappa: float
 
     def overlapping(self, costs: Sequence[RuleCost]) -> float:
-        """Return the seconds of f + b, of the flights that overlap them, and of the copies of these."""
-        f, b = self.compute.forward, self.compute.backward
-        flights = [(0.0, flight) for each in costs if each.rule.what == "data" for flight in each.flights]
-        r = 0.0
-        for each in costs:
-            if each.rule.what == "grad":
-                for params, flight in zip(each.buckets, each.flights, strict=True):
-                    r = max(r, *(self.ready[p] for p in params))
-                    flights.append((f + r, flight))
-        return overlapped(f + b, flights, self.kappa) + sum(map(self.copies, costs))
-
-    def copies(self, each: RuleCost) -> float:
-        """Return the seconds in which weights are copied into buckets and back."""
-        rule = each.rule
-        kept = rule.window != "after_step" or (rule.delay > 0 if rule.mix is None else rule.mix > 0)
-        return 0.0 if each.rule.what == "grad" else (KEPT if kept else LOADED) * each.size * self.copy
+        """Return the seconds of forward and backward with the flights that overlap them, plus copies of weights."""
+        first = sorted(costs, key=lambda each: each.rule.what == "grad")  # the order of launches on the lane
+        flights = [flight for each in first for flight in each.flights]
+        both = self.compute.forward + self.compute.backward
+        return overlapped(both, flights, self.kappa) + sum(each.copies for each in costs)
 
     def with_all(self, costs: Sequence[RuleCost]) -> float:
         """Return the seconds of a step under some rules, the mean over their periods."""
@@ -208,14 +285,14 @@ class StepModel:
         """Return the seconds that a rule adds to a step that takes `base` without it."""
         rule = each.rule
         if rule.window == "free_running":
-            return flights_per_step(each, base) * (self.copies(each) + self.kappa * each.total.busy)
+            return flights_per_step(each, base) * (each.copies + self.kappa * each.total.busy)
         if overlaps(rule):
             more = self.overlapping([*always, each]) + self.compute.optimizer - base
         elif rule.delay:
             W = min(rule.delay, every_of(rule)) * base
-            more = self.copies(each) + each.beside(W, self.kappa) - W
+            more = each.copies + each.beside(W, self.kappa) - W
         else:
-            more = self.copies(each) + each.beside(0.0)
+            more = each.copies + each.beside(0.0)
         return more / every_of(rule)
 
 

@@ -3,8 +3,6 @@
 A line is fitted to measured times of messages.
 """
 
-import math
-import statistics
 import time
 import uuid
 from collections import deque
@@ -16,9 +14,10 @@ from itertools import combinations
 from statistics import median
 from typing import Any
 
+import numpy as np
 import torch
 
-from ..arguments import checked, real
+from ..arguments import checked, integers, real
 from ..comm import Comm, abort_all, check_device
 from ..comm.flows import SMALLEST
 from ..compressors import Compressor, MinMaxUInt8
@@ -50,46 +49,28 @@ def fit(times: Mapping[int, Sequence[float]]) -> Line:
     Raises:
         ValueError: fewer sizes, or one of them or a time is not positive.
     """
-    points = [(float(b), statistics.median(each)) for b, each in times.items()]
-    if len(points) < 2 or min(min(point) for point in points) <= 0:
-        raise ValueError(f"a line goes through positive times of two positive sizes or more, not {dict(points)}")
-    lines = [Line(t, 0.0) for _, t in points] + [Line(0.0, t / b) for b, t in points]
-    lines += [line for p, q in combinations(points, 2) if (line := _through(p, q)) is not None]
-    best = min(lines, key=lambda line: sum(abs(_off(line, b, t)) for b, t in points))
-    near = [(b, t) for b, t in points if abs(_off(best, b, t)) < NEAR]
-    return _least_squares(near) or best
-
-
-def _off(line: Line, b: float, t: float) -> float:
-    return math.log(line.seconds(b) / t)
-
-
-def _through(p: tuple[float, float], q: tuple[float, float]) -> Line | None:
-    beta = (q[1] - p[1]) / (q[0] - p[0])
-    alpha = p[1] - beta * p[0]
-    return Line(alpha, beta) if min(alpha, beta) >= 0 else None
-
-
-def _least_squares(points: Sequence[tuple[float, float]]) -> Line | None:
-    """Return the line of least squares with α ≥ 0 and β ≥ 0; None if the points do not determine both."""
-    scale = max(b for b, _ in points)  # so that both unknowns are of one magnitude
-    w = [math.sqrt(b / scale) for b, _ in points]
-    a = [v / t for v, (_, t) in zip(w, points, strict=True)]
-    x = [v * b / scale / t for v, (b, t) in zip(w, points, strict=True)]
-    aa, ax, xx, aw, xw = _dot(a, a), _dot(a, x), _dot(x, x), _dot(a, w), _dot(x, w)
-    determinant = aa * xx - ax * ax
-    if len(points) < 3 or determinant <= 1e-12 * aa * xx:
-        return None
-    if aw * xx < xw * ax:
-        return Line(0.0, xw / xx / scale)
-    beta = max(0.0, (xw * aa - aw * ax) / determinant / scale)
-    inverse = [1 / t for _, t in points]
-    alpha = sum(u * (1 - beta * b * u) for u, (b, _) in zip(inverse, points, strict=True)) / _dot(inverse, inverse)
-    return Line(max(0.0, alpha), beta)
-
-
-def _dot(a: Sequence[float], b: Sequence[float]) -> float:
-    return sum(x * y for x, y in zip(a, b, strict=True))
+    b, t = np.array([(float(size), median(each)) for size, each in times.items()]).reshape(-1, 2).T
+    if len(b) < 2 or min(*b, *t) <= 0:
+        raise ValueError(f"a line goes through positive times of two positive sizes or more, not {dict(times)}")
+    lines = [(each, 0.0) for each in t] + [(0.0, each) for each in t / b]
+    for p, q in combinations(range(len(b)), 2):
+        beta = (t[q] - t[p]) / (b[q] - b[p])
+        lines.append((t[p] - beta * b[p], beta))
+    alphas, betas = np.array([line for line in lines if min(line) >= 0]).T
+    off = np.abs(np.log((alphas[:, None] + betas[:, None] * b) / t))
+    best = off.sum(1).argmin()
+    near = off[best] < NEAR
+    if near.sum() < 3:
+        return Line(float(alphas[best]), float(betas[best]))
+    b, t = b[near], t[near]
+    w = np.sqrt(b / b.max())
+    columns = np.stack([w / t, w * b / b.max() / t], 1)
+    alpha, beta = np.linalg.lstsq(columns, w, rcond=None)[0] / (1, b.max())
+    if alpha < 0:
+        return Line(0.0, float(columns[:, 1] @ w / (columns[:, 1] @ columns[:, 1]) / b.max()))
+    beta = max(0.0, beta)
+    alpha = (1 - beta * b / t) @ (1 / t) / (1 / t @ (1 / t))
+    return Line(max(0.0, float(alpha)), float(beta))
 
 
 SIZES = tuple(1 << power for power in range(10, 27, 2))  # bytes: 1 KiB to 64 MiB
@@ -177,9 +158,7 @@ def checked_flows(flows: Sequence[int] | None, device: torch.device) -> tuple[in
     """Return the numbers of flows to measure, in rising order."""
     if flows is None:
         return (1,) if device.type == "cuda" else (1, 2, 4, 8)
-    counts = tuple(sorted(set(flows)))
-    if not counts or not all(isinstance(k, int) and not isinstance(k, bool) and 1 <= k <= 64 for k in counts):
-        raise ValueError(f"flows are numbers of connections to each peer, 1 to 64, such as (1, 4), not {flows!r}")
+    counts = tuple(sorted(set(integers("flows", flows, 1, 64))))
     if device.type == "cuda" and counts != (1,):
         raise ValueError(f"flows={flows!r} divide what travels over gloo; NCCL has connections of its own: flows=(1,)")
     return counts

@@ -68,7 +68,7 @@ def test_a_step_is_computed_from_bytes_or_measured():
     computed, paced = Clock(8e6, False), Clock(8e6, True)
     assert computed.step(base) == 0.01 + 0.1 and paced.step(base) == 0.01
     assert computed.until(5e5, 9.0) == 9.5 and paced.until(5e5, 9.0) == 9.0
-    assert "computed, not measured" in computed.said and "measured, with every rank kept" in paced.said
+    assert "computed, not measured" in computed.message and "measured, with every rank kept" in paced.message
     assert row(RESULTS[2], computed, base) == ["bytegrad", "99.0%", "25.0 kB", "0.250", "35.0 ms", "3.1 ×"]
     assert row(RESULTS[0], computed, None) == ["no communication", "25.0%", "0.0 kB", "", "10.0 ms", ""]
     assert sum(column.width for column in columns(paced)) + 2 * 5 <= 80

@@ -9,7 +9,7 @@ import torch
 
 from baguakit.compressors import BFloat16, MinMaxUInt8, TopK
 from baguakit.pictures import consensus_decay, error_histogram, roofline, score_by_bytes
-from baguakit.pictures.style import COLOURS, DASHES, MARKERS
+from baguakit.pictures.plots import COLOURS, DASHES, MARKERS
 from baguakit.topology import OnePeerExact, RandomMatching, Ring
 
 pytest.importorskip("matplotlib")

@@ -9,8 +9,8 @@ from torch import nn
 
 import baguakit as bk
 from baguakit.rules import rules_of
-from baguakit.tune.effects import effect, measured, steps_beside_ddp
 from baguakit.tune.planning import compressors_in, every
+from baguakit.tune.prediction import effect, measured, steps_beside_ddp
 
 a, c = bk.algorithms, bk.compressors
 

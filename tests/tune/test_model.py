@@ -9,8 +9,7 @@ from torch import nn
 
 import baguakit as bk
 from baguakit.compressors import MinMaxUInt8
-from baguakit.costs import piped
-from baguakit.costs.overlap import overlapped
+from baguakit.costs import overlapped, piped
 from baguakit.stages import Mean, Stage
 from baguakit.tune import Codec, Compute, Cost, Line, Link, Load, Network, Place, compute, cost, predict
 from baguakit.tune.planning import plan_of
@@ -259,7 +258,7 @@ def test_on_a_fast_network_exact_means_are_picked():
 
 
 def test_the_plan_prints_its_pick_and_why(monkeypatch):
-    monkeypatch.setattr("baguakit.tune.effects.measured", dict)
+    monkeypatch.setattr("baguakit.tune.prediction.measured", dict)
     found = the_plan(network())
     text = str(found).splitlines()
     assert text[0].split() == ["bucket", "flows", "step", "exposed", "sent", "a", "step", "to", "DDP", "training"]
