@@ -51,13 +51,15 @@ def about() -> str:
 
 
 def equations() -> str:
-    """Return a section for each algorithm, with the docstring of its module."""
+    """Return a section for each module of algorithms, with its docstring."""
     import baguakit as bk
 
-    modules = {name: getattr(bk.algorithms, name).__module__ for name in bk.algorithms.__all__}
+    modules: dict[str, list[str]] = {}
+    for name in bk.algorithms.__all__:
+        modules.setdefault(getattr(bk.algorithms, name).__module__, []).append(name)
     return "\n\n".join(
-        f"### {name}\n\n```{{eval-rst}}\n.. automodule:: {module}\n   :no-members:\n   :noindex:\n```"
-        for name, module in modules.items()
+        f"### {', '.join(names)}\n\n```{{eval-rst}}\n.. automodule:: {module}\n   :no-members:\n   :noindex:\n```"
+        for module, names in modules.items()
     )
 
 

@@ -26,6 +26,12 @@ def linked(lines: list[str]) -> list[str]:
     return [line if line.startswith("    ") else link for line, link in zip(lines, links, strict=True)]
 
 
+def section(doc: str, name: str) -> str:
+    """Return what the docstring of a module says of one of its functions: all, unless `**name.**` begins a section."""
+    first, *sections = re.split(r"^\*\*([a-z_0-9]+)\.\*\* ", doc, flags=re.MULTILINE)
+    return dict(zip(sections[::2], sections[1::2], strict=True)).get(name, first)
+
+
 def texts() -> dict[str, str]:
     """Return the docstring of each public function and class; an algorithm's with that of its module."""
     found: dict[int, tuple[str, str]] = {}
@@ -33,7 +39,8 @@ def texts() -> dict[str, str]:
         for name in sorted(getattr(room, "__all__", ())):
             value = getattr(room, name)
             if not isinstance(value, ModuleType):
-                above = import_module(value.__module__).__doc__ if room is baguakit.algorithms else ""
+                home = import_module(value.__module__).__doc__ or ""
+                above = section(home, name) if room is baguakit.algorithms else ""
                 paragraphs = re.split(r"\n\s*\n", f"{above}\n\n{value.__doc__ or ''}")
                 text = " / ".join(" ".join(paragraph.split()) for paragraph in paragraphs)
                 found.setdefault(id(value), (f"{room.__name__}.{name}", text))

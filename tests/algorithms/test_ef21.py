@@ -8,8 +8,8 @@ from quadratics import Point, curvatures, minimum, optima
 from training import train
 
 import baguakit as bk
-from baguakit.algorithms.gradients.ef21 import TrackedMean
-from baguakit.algorithms.gradients.power_sgd import LowRankMean
+from baguakit.algorithms.gradients import TrackedMean
+from baguakit.algorithms.power_sgd import LowRankMean
 from baguakit.compressors import MinMaxUInt8, Sign, TopK
 from baguakit.stages import CompressedMean, Hierarchical, Mean, SparseMean
 

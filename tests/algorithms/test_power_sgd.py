@@ -7,7 +7,7 @@ from pool import ranks
 from training import net, train
 
 import baguakit as bk
-from baguakit.algorithms.gradients.power_sgd import orthonormal
+from baguakit.algorithms.power_sgd import orthonormal
 
 DEVICES = ["cpu", *(["cuda"] if torch.cuda.is_available() else [])]
 
@@ -128,7 +128,7 @@ def test_matrices_are_multiplied_where_they_lie():
     """Nothing is copied of contiguous, transposed or channels_last ones."""
 
     def run():
-        from baguakit.algorithms.gradients.power_sgd import divided, spans_of
+        from baguakit.algorithms.power_sgd import divided, spans_of
 
         for name, make in STRIDES.items():
             bucket = bk.Bucket([make()])

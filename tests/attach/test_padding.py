@@ -13,7 +13,7 @@ from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 
 import baguakit as bk
-from baguakit.algorithms.gradients.ef21 import TrackedMean
+from baguakit.algorithms.gradients import TrackedMean
 
 COMPRESSORS = [*usual(COMPRESSORS).values(), "Sign(block=64)"]
 ALGORITHMS = {

@@ -21,17 +21,17 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from ...arguments import check_fields, checked, integer, pair, real
-from ...buckets import Bucket
-from ...comm import Comm
-from ...compressors import Compressor, MinMaxUInt8
-from ...compressors.base import check_dense
-from ...costs import Cost, Load, Place
-from ...keeping import finite, update_if_finite_
-from ...lanes import New, temporaries
-from ...primitives import compressed_mean_, mean_
-from ...rules import Rule, during_backward
-from ...stages import CompressedMean, Stage, State
+from ..arguments import check_fields, checked, integer, pair, real
+from ..buckets import Bucket
+from ..comm import Comm
+from ..compressors import Compressor, MinMaxUInt8
+from ..compressors.base import check_dense
+from ..costs import Cost, Load, Place
+from ..keeping import finite, update_if_finite_
+from ..lanes import New, temporaries
+from ..primitives import compressed_mean_, mean_
+from ..rules import Rule, during_backward
+from ..stages import CompressedMean, Stage, State
 
 
 @dataclass(frozen=True, repr=False)

@@ -30,15 +30,15 @@ from typing import ClassVar, NamedTuple
 import torch
 from torch import Tensor
 
-from ...arguments import check_fields, checked, real
-from ...buckets import Bucket, pieces
-from ...comm import Comm
-from ...compressors import Compressor, TopK
-from ...costs import Cost, Load, Place
-from ...lanes import temporaries
-from ...rules import Rule, during_backward
-from ...stages import ErrorFeedback, SparseMean, State, cost
-from ...stages.wrappers import Around
+from ..arguments import check_fields, checked, real
+from ..buckets import Bucket, pieces
+from ..comm import Comm
+from ..compressors import Compressor, TopK
+from ..costs import Cost, Load, Place
+from ..lanes import temporaries
+from ..rules import Rule, during_backward
+from ..stages import ErrorFeedback, SparseMean, State, cost
+from ..stages.wrappers import Around
 
 LONGEST = 64  # of the sides of a block
 

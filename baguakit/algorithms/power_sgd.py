@@ -24,16 +24,16 @@ from typing import ClassVar, NamedTuple
 import torch
 from torch import Tensor
 
-from ...arguments import check_fields, checked, integer
-from ...buckets import Bucket, pieces
-from ...comm import Comm
-from ...costs import Cost, Load, Place
-from ...keeping import finite, update_if_finite_
-from ...primitives import mean_
-from ...primitives.compressed import Longer
-from ...rules import Algorithm, during_backward
-from ...stages import ErrorFeedback, Mean, State
-from ...stages.means import Average
+from ..arguments import check_fields, checked, integer
+from ..buckets import Bucket, pieces
+from ..comm import Comm
+from ..costs import Cost, Load, Place
+from ..keeping import finite, update_if_finite_
+from ..primitives import mean_
+from ..primitives.compressed import Longer
+from ..rules import Algorithm, during_backward
+from ..stages import ErrorFeedback, Mean, State
+from ..stages.means import Average
 
 
 class MatrixSpan(NamedTuple):

@@ -29,15 +29,15 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from ...arguments import check_fields, checked, pair, real
-from ...buckets import Bucket
-from ...comm import Comm
-from ...costs import Cost, Load, Place
-from ...keeping import finite, update_if_finite_
-from ...lanes import temporaries
-from ...primitives.transports import gathered, scattered
-from ...rules import Rule, during_backward
-from ...stages import Stage, State
+from ..arguments import check_fields, checked, pair, real
+from ..buckets import Bucket
+from ..comm import Comm
+from ..costs import Cost, Load, Place
+from ..keeping import finite, update_if_finite_
+from ..lanes import temporaries
+from ..primitives.transports import gathered, scattered
+from ..rules import Rule, during_backward
+from ..stages import Stage, State
 
 DIGITS = 5  # of base 3 in a byte
 NOT_FINITE = 255  # a byte of which one value or more is not finite

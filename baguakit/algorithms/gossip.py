@@ -1,4 +1,16 @@
-"""Stochastic gradient push: gossip on directed graphs, where a rank may send to ranks that send it nothing.
+"""Gossip: ranks average their weights with a few neighbours in each step.
+
+**decentralized.** Decentralized SGD: each rank keeps its own weights x_r and averages them with those of a few others.
+
+For X the weights of all ranks, a row each, W the mixing matrix of the round, and d the optimizer's direction:
+
+    awc   X ← W X − γ d(g(X))         adapt while communicating: the exchange overlaps forward and backward
+    atc   X ← W (X − γ d(g(X)))       adapt, then communicate: smaller error, no overlap
+
+Lian et al. 2017, arXiv:1705.09056 (D-PSGD); Ying et al. 2021, arXiv:2110.13363 (exponential graphs);
+Takezawa et al. 2023, arXiv:2305.11420 (the exact mean for every number of ranks).
+
+**push_sum.** Stochastic gradient push: gossip on directed graphs, where a rank may send to ranks that send it nothing.
 
 For z_r the weights of rank r, A the column-stochastic matrix of the round, and p_r the push-sum weight of rank r, 1 at
 first:
@@ -18,20 +30,43 @@ Distributed Deep Learning" (SGP), arXiv:1811.10792.
 
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
 
-from ...arguments import check_fields, checked
-from ...buckets import Bucket
-from ...comm import Comm
-from ...costs import Cost, Load, Place, degree
-from ...keeping import finite, update_if_finite_, wide_copy
-from ...primitives.neighbors import links, mixed, round_of
-from ...rules import Every, Rule, after_step
-from ...stages import Stage, State
-from ...topology import Topology
+from ..arguments import check_fields, checked
+from ..buckets import Bucket
+from ..comm import Comm
+from ..costs import Cost, Load, Place, degree
+from ..keeping import finite, update_if_finite_, wide_copy
+from ..primitives.neighbors import links, mixed, round_of
+from ..rules import Every, Rule, after_step, between_steps
+from ..stages import NeighborMean, Stage, State
+from ..topology import OnePeerExact, Topology
+
+
+@checked
+def decentralized(topology: Topology | None = None, order: Literal["awc", "atc"] = "awc", every: Every = 1) -> Rule:
+    """Average weights with this round's neighbours.
+
+    Sends the size of the weights to each neighbour, for any number of ranks. Weights differ between ranks;
+    `att.merge()` averages them before they are evaluated or saved.
+
+    Args:
+        topology: the graph; its matrices must be doubly stochastic. None: `OnePeerExact()`, at most
+            one message per exchange and the exact mean after few of them, for every number of ranks: one-peer
+            exponential for n = 2^k, BaseK(1) otherwise.
+        order: "awc" or "atc", the equations are those of the module.
+        every: exchange only in every so many steps; a number, or a function as in `bk.between_steps`.
+
+    Raises:
+        ValueError: there is no such `order`, or `every` is less than 1; from `attach`, the matrices are not doubly
+            stochastic for as many ranks.
+        TypeError: `topology` is not a topology.
+    """
+    stage = NeighborMean(OnePeerExact() if topology is None else topology)
+    return between_steps(stage, every=every) if order == "awc" else after_step(stage, every=every)
 
 
 @dataclass(frozen=True, repr=False)

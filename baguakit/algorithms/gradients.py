@@ -1,7 +1,23 @@
-"""EF21: each rank sends what has changed since its last estimate, so that with any compressor the error vanishes.
+"""Means of gradients: exact, in 8 bits, of their largest entries, and of what has changed in them.
 
-For g_r the gradient of rank r at the common weights x, h_r its estimate, which all ranks could compute from what was
-sent, ⟨·⟩ the mean over ranks and Q the compressor, h_r = 0 at first:
+For g_r the gradient of rank r at the common weights x, and Q the compressor:
+
+    x ← x − γ d( (1/n) Σ_r g_r )                  gradient_allreduce: the exact mean
+    x ← x − γ d( Q( (1/n) Σ_r Q(g_r) ) )          bytegrad: the mean in 8 bits
+
+**top_k.** Sparse gradients: each rank sends the entries that matter most, and keeps the rest for later.
+
+    y_r ← g_r + β e_r;     x ← x − γ d( (1/n) Σ_r top(y_r) );     e_r ← y_r − top(y_r)
+
+for top the largest of each chunk of values, compressed once more if `values` is given.
+
+Stich, Cordonnier and Jaggi 2018, "Sparsified SGD with Memory", arXiv:1809.07599; Lin et al. 2017, "Deep Gradient
+Compression: Reducing the Communication Bandwidth for Distributed Training", arXiv:1712.01887; with chunks, `values` and
+`decay`, Sarfi et al. 2025, "Communication Efficient LLM Pre-training with SparseLoCo", arXiv:2508.15706.
+
+**ef21.** Each rank sends what has changed since its last estimate, so that with any compressor the error vanishes.
+
+For h_r the estimate of g_r, 0 at first, which all ranks could compute from what was sent, and ⟨·⟩ the mean over ranks:
 
     v_r ← μ v_r + (1 − μ) g_r                         v_r = g_r without momentum
     q_r ← Q(v_r − h_r);    h_r ← h_r + q_r
@@ -28,17 +44,80 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from ...arguments import check_fields, checked, real
-from ...buckets import Bucket
-from ...comm import Comm
-from ...compressors import Compressor, TopK
-from ...costs import Cost, Load, Place
-from ...keeping import finite, update_if_finite_
-from ...lanes import New, temporaries
-from ...rules import Rule, during_backward
-from ...stages import SparseMean, State, cost
-from ...stages.base import Carry
-from ...stages.wrappers import Around
+from ..arguments import check_fields, checked, real
+from ..buckets import Bucket
+from ..comm import Comm
+from ..compressors import Compressor, MinMaxUInt8, TopK
+from ..costs import Cost, Load, Place
+from ..keeping import finite, update_if_finite_
+from ..lanes import New, temporaries
+from ..rules import Rule, during_backward
+from ..stages import Adaptive, CompressedMean, ErrorFeedback, Mean, SparseMean, State, cost
+from ..stages.base import Carry
+from ..stages.wrappers import Around
+
+
+@checked
+def gradient_allreduce(*, delay: int = 0) -> Rule:
+    """Average gradients exactly, as `DistributedDataParallel` computes it.
+
+    Sends 2 (n − 1)/n times the size of the gradients in each step.
+
+    Args:
+        delay: the number of steps after which gradients land, as in `during_backward`.
+
+    Raises:
+        TypeError, ValueError: `delay` is no whole number, or less than 0.
+    """
+    return during_backward(Mean(), delay=delay)
+
+
+@checked
+def bytegrad(
+    compressor: Compressor | None = None, error_feedback: bool = False, error: float | None = None, *, delay: int = 0
+) -> Rule:
+    """Average gradients in 8 bits: scattered as codes, averaged in fp32, gathered as codes.
+
+    A quarter of the bytes of `gradient_allreduce` in fp32. Gan et al. 2021, "BAGUA: Scaling up Distributed Learning
+    with System Relaxations", arXiv:2107.01499.
+
+    Args:
+        compressor: the wire format; None for `MinMaxUInt8()`.
+        error_feedback: add the compression error of one step to the gradients of the next; costs an fp32 copy of
+            the gradients.
+        error: in place of a format, the relative squared error that a compression may have, above 0 and below 1, such
+            as 1e-3: each bucket takes the fewest bits that keep it (`stages.Adaptive`).
+        delay: the number of steps after which gradients land, as in `during_backward`.
+
+    Raises:
+        TypeError: `compressor` is not a compressor, or a sparse one, for which there is `top_k`.
+        ValueError: `error` or `delay` is out of range, or a compressor is given beside an error.
+    """
+    if error is not None and compressor is not None:
+        raise ValueError(f"bytegrad takes a compressor or an error, not both: {compressor!r} has an error of its own")
+    mean = CompressedMean(MinMaxUInt8() if compressor is None else compressor) if error is None else Adaptive(error)
+    return during_backward(ErrorFeedback(mean) if error_feedback else mean, delay=delay)
+
+
+@checked
+def top_k(ratio: float = 0.01, chunk: int = 4096, values: Compressor | None = None, decay: float = 1.0) -> Rule:
+    """Average the `ratio` of the gradient's entries that are largest on each rank, with error feedback.
+
+    Sends (n − 1) (b + log₂(chunk) / 8) bytes for each entry kept, which grows with the number of ranks: b = 4 bytes for
+    its value in fp32, or those of `values`, and 12 bits for its place by default. Costs an fp32 copy of the gradients.
+    Deterministic: contributions are added one rank after another.
+
+    Args:
+        ratio: the share of entries that a rank sends, of each chunk of a bucket.
+        chunk: how many entries a chunk has: a power of two, 64 to 4096.
+        values: how the entries sent are compressed, such as `UInt2()`; None: in fp32.
+        decay: β, from 0 to 1, of the error: less than 1 forgets entries that were never sent.
+
+    Raises:
+        TypeError: `values` is no compressor.
+        ValueError: `ratio` is not in (0, 1], `chunk` or `decay` is anything else, or `values` is sparse itself.
+    """
+    return during_backward(ErrorFeedback(SparseMean(TopK(ratio, chunk, values)), decay))
 
 
 @dataclass(frozen=True, repr=False)
@@ -63,7 +142,7 @@ class TrackedMean(Around):
 
     def __post_init__(self) -> None:
         check_fields(self)
-        object.__setattr__(self, "momentum", real("momentum", self.momentum, 0, below=1))
+        real("momentum", self.momentum, 0, below=1)
         if not self.inner.lossy:
             raise TypeError(
                 f"TrackedMean tracks what a stage loses, and {self.inner!r} loses nothing here; "

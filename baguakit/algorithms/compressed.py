@@ -1,8 +1,27 @@
-"""Replicas: copies of the weights that neighbours know as well, updated by compressed differences.
+"""Compressed gossip: ranks send compressed differences from replicas, which their neighbours know as well.
 
 For r_i the replica of rank i and q_i the compressed difference that it sends, r_i ← r_i + q_i on every rank that keeps
-r_i. A rank keeps its own r_i and the sum s_i = Σ_{j ≠ i} w_ij r_j, to which w_ij q_j is added when q_j arrives: two
-copies of the model for any number of neighbours.
+r_i; W is the mixing matrix, x_i the weights after a local step, and Q the compressor. Only q_i is sent. A rank keeps
+its own r_i and the sum s_i = Σ_{j ≠ i} w_ij r_j, to which w_ij q_j is added when q_j arrives: two copies of the model
+for any number of neighbours.
+
+**low_precision_decentralized.** DCD-SGD: differences from replicas as old as the round before.
+
+    q_i ← Q(x_i − r_i + (W r)_i − r_i);   r_i ← r_i + q_i;   x_i ← r_i
+
+Tang et al. 2018, "Communication Compression for Decentralized Training" (DCD-PSGD), arXiv:1803.06443.
+
+**choco.** CHOCO-SGD: with a step size, and with one pair of replicas for each round.
+
+    q_i ← Q(x_i − r_i);   r_i ← r_i + q_i;   x_i ← x_i + γ ((W r)_i − r_i)
+
+The replicas are up to date before they are mixed, so W may
+change from round to round: the ranks that hear a rank in one round of the period have not heard what it sent in the
+others, and each round has r_i and s_i of its own. One peer a round is then one message of compressed values, for any
+number of ranks, and 2 ⌈log₂ n⌉ copies of the weights.
+
+Koloskova, Stich and Jaggi 2019, "Decentralized Stochastic Optimization and Gossip Algorithms with Compressed
+Communication", arXiv:1902.00340.
 """
 
 from collections.abc import Iterator
@@ -13,19 +32,20 @@ from typing import ClassVar, NamedTuple
 import torch
 from torch import Tensor
 
-from ...arguments import check_fields
-from ...buckets import Bucket
-from ...comm import Comm
-from ...compressors import Compressor, MinMaxUInt8
-from ...costs import Cost, Load, Place, degree, exchange, neighbors
-from ...keeping import finite
-from ...lanes import New, temporaries
-from ...primitives import neighbor_mean_
-from ...primitives.compressed import pieces, pieces_of
-from ...primitives.neighbors import links, round_of
-from ...primitives.transports import exchanged
-from ...stages import Stage, State
-from ...topology import Topology
+from ..arguments import check_fields, checked, real
+from ..buckets import Bucket
+from ..comm import Comm
+from ..compressors import Compressor, MinMaxUInt8
+from ..costs import Cost, Load, Place, degree, exchange, neighbors
+from ..keeping import finite
+from ..lanes import New, temporaries
+from ..primitives import neighbor_mean_
+from ..primitives.compressed import pieces, pieces_of
+from ..primitives.neighbors import links, round_of
+from ..primitives.transports import exchanged
+from ..rules import Every, Rule, after_step
+from ..stages import Stage, State
+from ..topology import Ring, Topology
 
 
 class Replicas(NamedTuple):
@@ -152,3 +172,101 @@ def zero_unless_finite(q: Tensor) -> Tensor:
     if ok.is_cpu:  # reading it does not synchronize
         return q if ok else torch.zeros_like(q)
     return torch.where(ok, q, 0.0)
+
+
+@dataclass(frozen=True, repr=False)
+class DifferenceCompression(Gossip):
+    """DCD:  q ← Q(x − r + W r − r);  r ← r + q;  x ← r."""
+
+    def check(self, comm: Comm) -> None:
+        t, n = self.topology, comm.size
+        if not (t.static(n) and t.symmetric(n) and t.doubly_stochastic(n)):
+            raise ValueError(
+                f"{self!r} mixes replicas as old as the round before, for which the graph must be static and "
+                f"symmetric; {t!r} is not for {n} ranks: use Ring() or FullyConnected(), or choco() with gamma=1"
+            )
+
+    def _change(self, x: Tensor, here: Replicas, new: New) -> Tensor:
+        return here.pull(new).add_(x).sub_(here.r)
+
+    def _mix_(self, x: Tensor, here: Replicas, q: Tensor, received: dict[int, Tensor], new: New) -> None:
+        torch.add(here.r, q, out=x)
+        self._follow(here, q, received, new)
+
+
+@checked
+def low_precision_decentralized(
+    topology: Topology = Ring(), compressor: Compressor = MinMaxUInt8(), every: Every = 1
+) -> Rule:
+    """Train by decentralized SGD that sends compressed differences (DCD): a quarter of the bytes of `decentralized`.
+
+    Args:
+        topology: static, symmetric and doubly stochastic. Sends a message to each neighbour; `choco` also takes one
+            that changes, and then sends to one peer a round.
+        compressor: exact enough that its error shrinks with the values, such as MinMaxUInt8.
+        every: exchange only after every so many steps; a number, or a function as in `bk.after_step`.
+
+    Raises:
+        TypeError: `topology` is not a topology, or `compressor` not a compressor.
+        ValueError: `every` is less than 1; from `attach`, the topology changes or is not symmetric.
+    """
+    return after_step(DifferenceCompression(topology, compressor), every=every)
+
+
+LONGEST = 64  # rounds of a period: for longer ones a rank would keep more than 128 copies of its weights
+
+
+@dataclass(frozen=True, repr=False)
+class Choco(Gossip):
+    """CHOCO:  q ← Q(x − r);  r ← r + q;  x ← x + γ (W r − r), with r of their own in each round of W's period."""
+
+    gamma: float = 0.5
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        real("gamma", self.gamma, most=1, above=0)
+
+    def check(self, comm: Comm) -> None:
+        t, n = self.topology, comm.size
+        if t.period(n) > LONGEST:
+            raise ValueError(
+                f"{self!r} remembers two copies of the weights for each round of a period, and {t!r} has more than "
+                f"{LONGEST} for {n} ranks: use OnePeerExact()"
+            )
+        if not t.doubly_stochastic(n):
+            raise ValueError(
+                f"{self!r} would move the mean: the matrices of {t!r} are not doubly stochastic for {n} ranks; "
+                "use OnePeerExact() or Ring()"
+            )
+
+    def _change(self, x: Tensor, here: Replicas, new: New) -> Tensor:
+        return torch.sub(x, here.r, out=new(here.r))
+
+    def _mix_(self, x: Tensor, here: Replicas, q: Tensor, received: dict[int, Tensor], new: New) -> None:
+        self._follow(here, q, received, new)
+        x.add_(here.pull(new).to(x.dtype), alpha=self.gamma)
+
+
+@checked
+def choco(
+    topology: Topology = Ring(), compressor: Compressor = MinMaxUInt8(), gamma: float = 0.5, every: Every = 1
+) -> Rule:
+    """Train by decentralized SGD with any compressor (CHOCO): gossip does not change the mean over ranks.
+
+    The fewest bytes of all that gossip: `choco(OnePeerExact(), gamma=1.0)` sends one message a step, a byte for each
+    weight, where `bytegrad` sends 2 (n − 1)/n.
+
+    Args:
+        topology: doubly stochastic; it may change from round to round. Keeps two copies of the weights for
+            each round of its period.
+        compressor: any; the coarser, the smaller gamma must be.
+        gamma: the step size γ towards the neighbours; 1 without compression is ATC. With TopK(0.05) begin at 0.3; if
+            `consensus_distance()` keeps growing, it is too large.
+        every: exchange only after every so many steps; a number, or a function as in `bk.after_step`.
+
+    Raises:
+        TypeError: `topology` is not a topology, or `compressor` not a compressor.
+        ValueError: `gamma` is not in (0, 1], or `every` less than 1; from `attach`, the topology's matrices are not
+            doubly stochastic, or its period is longer than 64 rounds.
+    """
+    return after_step(Choco(topology, compressor, gamma=gamma), every=every)

@@ -1,4 +1,24 @@
-"""DiLoCo: local steps, then a step of an outer optimizer, whose gradient is the averaged distance.
+"""Local steps: ranks train alone, and average their weights now and then.
+
+**local_sgd.** Train alone for some steps, then average the weights.
+
+    x_r ← x_r − γ d(g_r(x_r))                     in every step
+    x_r ← (1/n) Σ_j x_j                           after every H-th
+
+Stich 2018, "Local SGD Converges Fast and Communicates Little", arXiv:1805.09767; post-local SGD: Lin et al. 2018,
+"Don't Use Large Mini-Batches, Use Local SGD", arXiv:1808.07217. Rounds that grow as the learning rate γ falls,
+`every=lambda step: max(H, int((α / γ(step)) ** 2))`: Gu et al. 2024, "A Quadratic Synchronization Rule for Distributed
+Deep Learning", arXiv:2310.14423.
+
+**async_model_average.** Ranks train at their own pace, and their weights are averaged in the background.
+
+    x_r ← x_r − γ d(g_r(x_r))                              in every step, without waiting
+    x_r ← x_r + (1/|A|) Σ_{j in A} x̂_j − x̂_r              whenever a flight arrives
+
+x̂_j are the weights that rank j launched and A the ranks that still train. The progress made during the flight is kept.
+Gan et al. 2021, "BAGUA", arXiv:2107.01499, section 3; as AsyncModelAverage there.
+
+**diloco.** Local steps, then a step of an outer optimizer, whose gradient is the averaged distance.
 
 For a the anchor, the weights that all ranks last agreed on, and H local steps between exchanges:
 
@@ -47,16 +67,51 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from ...arguments import checked, describe, instance, integer, message, real
-from ...buckets import Bucket
-from ...comm import Comm
-from ...costs import Cost, Load, Place
-from ...expressions import written
-from ...fragments import Fragment
-from ...keeping import finite, update_if_finite_, wide_copy
-from ...lanes import New, temporaries
-from ...rules import Algorithm, Every, after_step
-from ...stages import Mean, Stage, State, cost
+from ..arguments import checked, describe, instance, integer, message, real
+from ..buckets import Bucket
+from ..comm import Comm
+from ..costs import Cost, Load, Place
+from ..expressions import written
+from ..fragments import Fragment
+from ..keeping import finite, update_if_finite_, wide_copy
+from ..lanes import New, temporaries
+from ..rules import Algorithm, Every, after_step, during_backward, free_running
+from ..stages import Mean, Stage, State, cost
+
+
+@checked
+def local_sgd(every: Every = 8, start: int = 0) -> Algorithm:
+    """Average the weights after every `every` steps; sends 2 (n − 1)/n times their size, divided by `every`, a step.
+
+    Args:
+        every: H, the number of local steps between averages; or a function as in `bk.after_step`.
+        start: until this step average gradients instead (post-local SGD).
+
+    Raises:
+        ValueError: `every` is less than 1, or `start` negative.
+    """
+    average = after_step(Mean(), every=every, start=integer("start", start, 0))
+    return (during_backward(Mean(), stop=start), average) if start else average
+
+
+@checked
+def async_model_average(warmup_steps: int = 0, interval: float = 0.0) -> Algorithm:
+    """Average the weights as often as the network allows; stragglers slow nobody down.
+
+    Each flight sends 2 (n − 1)/n times the size of the weights. Ranks may make different numbers of steps: one that
+    leaves answers with weight 0 until all have left. Weights differ between ranks; `att.merge()` averages them. A
+    flight under way when a checkpoint is taken is not part of it.
+
+    Args:
+        warmup_steps: average gradients in the first so many steps, so that ranks start from equal weights.
+        interval: seconds to let pass between the landing of a flight and the launch of the next.
+
+    Raises:
+        ValueError: `warmup_steps` is not a whole number, or `interval` is negative.
+    """
+    flight = free_running(Mean(), interval=interval, start=integer("warmup_steps", warmup_steps, 0))
+    return (during_backward(Mean(), stop=warmup_steps), flight) if warmup_steps else flight
+
 
 NESTEROV = {"lr": 0.7, "momentum": 0.9, "nesterov": True}  # what the paper found best
 

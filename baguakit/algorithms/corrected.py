@@ -1,0 +1,294 @@
+"""Corrected gossip: a memory of each rank undoes what data that differ between ranks do to the average with neighbours.
+
+**gradient_tracking.** Each rank tracks the mean gradient of all ranks, for any distribution of the data.
+
+For W the mixing matrix of the round and g_r(x_r) the gradient of rank r at its own weights:
+
+    Q ← W Q + g(X) − g(X before)                  Q = g(X) in the first step;  Σ_r q_r = Σ_r g_r in every step
+    X ← W X − γ d(Q)                              awc
+    X ← W (X − γ d(Q))                            atc
+    X ← push-sum of X − γ d(Q)                    push_sum: the same on directed graphs (Push-DIGing)
+
+The fixed point is the minimum of the mean loss; on non-IID data plain gossip ends O(γ) away from it.
+
+Nedić, Olshevsky and Shi 2017, "Achieving Geometric Convergence for Distributed Optimization over Time-Varying Graphs"
+(DIGing, Push-DIGing), arXiv:1607.03218; Di Lorenzo and Scutari 2016, "NEXT: In-Network Nonconvex Optimization",
+arXiv:1602.00591. With momentum in d: Takezawa et al. 2022, "Momentum Tracking: Momentum Acceleration for Decentralized
+Deep Learning on Heterogeneous Data", arXiv:2209.15505.
+
+**exact_diffusion.** Exact diffusion and D² end at the minimum of the mean loss, for one exchange of the weights a step.
+
+For ψ the weights after the local step, W the mixing matrix, and A = (I + W)/2 for exact diffusion, A = W for D²:
+
+    ψ ← X − γ g(X)
+    X ← A (ψ + c);   c ← X − ψ             c = 0 at first;  Σ_r c_r stays 0
+
+Since c = X − X before + γ g before, D² is its published form, X ← W (2X − X before − γ g + γ g before). On the complete
+graph it is SGD with the mean gradient. At the fixed point all ranks agree, c = γ g, and Σ_r g_r = 0: the minimum of the
+mean loss, on non-IID data, too, from which plain gossip ends O(γ) away.
+
+**Rounding.** The two lines above are computed as differences, which a rank and its neighbour round alike:
+
+    y ← ψ + c;   c ← c + Σ_j a_rj (y_j − y);   X ← ψ + c
+
+Written as above, each step rounds as X does, in most graphs to one side, and c adds it up: with weights of 1/3 in fp32,
+Σ_r c_r would pull the mean away from the minimum for ever.
+
+**Learning rates.** c is not rescaled when γ changes. The mean over ranks follows the mean of the gradients under any
+schedule, because Σ_r c_r = 0. How each rank departs from the mean is as it was at the earlier γ, for as many rounds as
+the graph needs to mix: after a drop to a tenth, ranks disagree as with the γ before the drop, and then less.
+
+Yuan, Ying, Zhao and Sayed 2017, "Exact Diffusion for Distributed Optimization and Learning", arXiv:1702.05122;
+Tang, Lian, Yan, Zhang and Liu 2018, "D²: Decentralized Training over Decentralized Data", arXiv:1803.07068.
+
+**quasi_global_momentum.** The momentum follows the way of the mixed weights, not the rank's own gradients.
+
+For X the weights of all ranks, a row each, W the mixing matrix of the round, g the gradients and γ the learning rate:
+
+    X⁺ ← W (X − γ (g + β m));   m ← ν m + (1 − ν) (X − X⁺) / γ
+    X⁺ ← W (X − γ (g + β (β m + g)));   the same m                  with Nesterov's momentum
+
+The momentum is kept as a velocity, γ m, in the units of the weights. So one stage behind plain SGD does it, without γ:
+for x = X − γ g the weights after the local step,
+
+    X⁺ ← W (x − β v), or W (x − β (β v + X − x));   v ← ν v + (1 − ν) (X − X⁺);   x ← X⁺
+
+This is the same for a constant γ. When γ changes, the velocity goes on as it was and adapts in about 1/(1 − ν) steps;
+the published form would scale it at once. On the complete graph the mean of the momentum has the factor ν + (1 − ν) β:
+0.99 for 0.9 and 0.9, not 0.9.
+
+Lin, Karimireddy, Stich and Jaggi 2021, "Quasi-Global Momentum: Accelerating Decentralized Deep Learning on
+Heterogeneous Data", arXiv:2102.04761.
+"""
+
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ..arguments import check_fields, checked, real
+from ..buckets import Bucket
+from ..comm import Comm
+from ..costs import Cost, Load, Place, degree
+from ..keeping import finite, restored, update_if_finite_, wide_copy
+from ..lanes import temporaries
+from ..primitives import neighbor_mean_
+from ..primitives.neighbors import links
+from ..rules import Algorithm, Rule, after_step, during_backward
+from ..stages import NeighborMean, Stage, State
+from ..topology import OnePeerExact, Ring, Topology
+from .gossip import decentralized, push_sum
+
+
+@dataclass(frozen=True, repr=False)
+class TrackedGradient(Stage):
+    """q ← Σ_j w_rj q_j + g − g before;  q is put where the gradient was.
+
+    A gradient that is not finite is passed on. Attached, all ranks then keep their q and g. By hand, only one rank
+    knows of it, and its gradient counts as unchanged: the q are mixed, and Σ q stays the sum of the latest finite
+    gradients.
+    """
+
+    topology: Topology
+    keeps: ClassVar[bool] = True
+    elementwise: ClassVar = {"q": "zero", "g": "zero"}  # with other ranks Σ q would not be Σ g
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+
+    def check(self, comm: Comm) -> None:
+        if not self.topology.column_stochastic(comm.size):
+            raise ValueError(
+                f"the columns of {self.topology!r} do not sum to 1 for {comm.size} ranks, so that sums would drift; "
+                "use Ring() or OnePeerExact()"
+            )
+
+    def init(self, bucket: Bucket, comm: Comm) -> State:
+        dtype = torch.promote_types(bucket.flat.dtype, torch.float32)
+        return {name: torch.zeros_like(bucket.flat, dtype=dtype) for name in ("q", "g")}
+
+    def __call__(self, x: Tensor, state: State, comm: Comm) -> Tensor:
+        if comm.size == 1:
+            return x
+        q, before = state["q"], state["g"]
+        with temporaries() as new:
+            g, mixed = x.to(q.dtype), neighbor_mean_(new(q).copy_(q), self.topology, comm)
+            ok = finite(g)
+            mixed.add_(torch.where(ok, torch.sub(g, before, out=new(g)), 0.0))
+            update_if_finite_(q, mixed, where=finite(mixed))
+            update_if_finite_(before, g, where=ok)
+            return x.copy_(torch.where(ok, mixed, g))
+
+    def cost(self, load: Load, place: Place) -> Cost:
+        """Return the cost of `NeighborMean` in fp32 at least and of 7 copies."""
+        wide = load.at_least_fp32
+        return NeighborMean(self.topology).cost(wide, place) + place.copies(7, wide.size)
+
+
+@checked
+def gradient_tracking(topology: Topology | None = None, order: Literal["awc", "atc", "push_sum"] = "awc") -> Algorithm:
+    """Train by decentralized SGD that reaches the minimum of the mean loss on non-IID data, too.
+
+    Sends the size of the weights and the size of the gradients to each neighbour; costs two copies of the gradients.
+    The optimizer sees the tracked gradient. Give it a plain SGD, with momentum if wanted.
+
+    Args:
+        topology: doubly stochastic, as in `decentralized`; for `order="push_sum"` column-stochastic, such as
+            `FromDigraph(…)`. None: `OnePeerExact()`.
+        order: the average of the weights, "awc", "atc" or "push_sum"; the equations are those of the module.
+
+    Raises:
+        ValueError: there is no such `order`; from `attach`, the matrices do not fit it for as many ranks.
+        TypeError: `topology` is not a topology.
+    """
+    chosen = OnePeerExact() if topology is None else topology
+    weights = push_sum(chosen) if order == "push_sum" else decentralized(chosen, order)
+    return during_backward(TrackedGradient(chosen)), weights
+
+
+@dataclass(frozen=True, repr=False)
+class ExactDiffusion(Stage):
+    """X ← A (x + c);  c ← X − x;  x ← X,  for x the weights after a local step; A = (I + W)/2 if `lazy`, else W.
+
+    c is fp32 at least. An X that is not finite is passed on, and c is kept.
+    """
+
+    topology: Topology
+    lazy: bool = True
+
+    keeps: ClassVar[bool] = True
+    elementwise: ClassVar = {"c": "zero"}  # with other ranks Σ c would not be 0
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+
+    def check(self, comm: Comm) -> None:
+        t, n = self.topology, comm.size
+        if not (t.static(n) and t.symmetric(n) and t.doubly_stochastic(n)):
+            raise ValueError(
+                f"{self!r} corrects by the step before, for which the graph must be static, symmetric and doubly "
+                f"stochastic; {t!r} is not for {n} ranks: use Ring(), or gradient_tracking() on this graph"
+            )
+        if not self.lazy and (least := float(np.linalg.eigvalsh(t.matrix(n, 0))[0])) <= -1 / 3 + 1e-9:
+            raise ValueError(
+                f"the least eigenvalue of {t!r} is {least:.3f} for {n} ranks, and {self!r} converges if it is more "
+                "than -1/3; use lazy=True"
+            )
+
+    def init(self, bucket: Bucket, comm: Comm) -> State:
+        dtype = torch.promote_types(bucket.flat.dtype, torch.float32)
+        return {"c": torch.zeros_like(bucket.flat, dtype=dtype)}
+
+    def __call__(self, x: Tensor, state: State, comm: Comm) -> Tensor:
+        if comm.size == 1:
+            return x
+        c, share = state["c"], 0.5 if self.lazy else 1.0
+        weights, targets = links(self.topology, comm.rank, comm.size, 0)
+        with temporaries() as new:
+            y, after = torch.add(c, x, out=new(c)), new(c).copy_(c)
+            received = comm.exchange(y, [peer for peer in weights if peer != comm.rank], targets)
+            for peer, theirs in received.items():
+                after.add_(theirs.sub_(y), alpha=share * weights[peer])
+            result = torch.add(after, x, out=y)
+            update_if_finite_(c, after, where=finite(result))
+            return x.copy_(result)
+
+    def cost(self, load: Load, place: Place) -> Cost:
+        """Return the cost: w = S in fp32 at least to each of k neighbours;  q = 7 + 3 k copies."""
+        if place.ranks == 1:
+            return Cost()
+        S, k = load.at_least_fp32.size, degree(self.topology, place.ranks)
+        return place.messages(k, S) + place.copies(7 + 3 * k, S)
+
+
+@checked
+def exact_diffusion(topology: Topology = Ring(), lazy: bool = True) -> Rule:
+    """Train by decentralized SGD that reaches the minimum of the mean loss on non-IID data, too, for half the bytes.
+
+    Half of `gradient_tracking`: it sends the size of the weights, in fp32 at least, to each neighbour, and costs one
+    copy of the weights. Give it a plain SGD; heavy-ball momentum ends at the same point, Adam elsewhere. Weights differ
+    between ranks; `att.merge()` averages them.
+
+    Args:
+        topology: static, symmetric and doubly stochastic.
+        lazy: mix by (I + W)/2, which is exact diffusion, on any such graph. False: by W, which is D², faster where the
+            least eigenvalue of W is more than −1/3.
+
+    Raises:
+        TypeError: `topology` is not a topology, or `lazy` neither True nor False.
+        ValueError: from `attach`, the topology does not fit for as many ranks.
+    """
+    return after_step(ExactDiffusion(topology, lazy))
+
+
+@dataclass(frozen=True, repr=False)
+class QuasiGlobalMomentum(Stage):
+    """X⁺ ← W (x − β v);  v ← ν v + (1 − ν) (X − X⁺);  x, X ← X⁺,  for x the weights after a local step from X.
+
+    With `nesterov`, β v + X − x in place of v. The state holds X and v, in fp32 at least; β is `momentum`, ν is
+    `decay`. An X⁺ that is not finite is passed on and not kept.
+    """
+
+    topology: Topology
+    momentum: float = 0.9
+    decay: float = 0.9
+    nesterov: bool = False
+
+    keeps: ClassVar[bool] = True
+    elementwise: ClassVar = {"held": "keep", "velocity": "mean"}
+    follows: ClassVar[tuple[str, ...]] = ("held",)
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+        for name in ("momentum", "decay"):
+            real(name, getattr(self, name), 0, below=1)
+
+    def check(self, comm: Comm) -> None:
+        NeighborMean(self.topology).check(comm)
+
+    def init(self, bucket: Bucket, comm: Comm) -> State:
+        held = wide_copy(bucket.flat)
+        return {"held": held, "velocity": torch.zeros_like(held)}
+
+    def __call__(self, x: Tensor, state: State, comm: Comm) -> Tensor:
+        held, v = state["held"], state["velocity"]
+        with temporaries() as new:
+            now, ahead, moved = restored(x, held), v, new(held)
+            if self.nesterov:
+                ahead = torch.sub(held, now, out=moved).add_(v, alpha=self.momentum)
+            mixed = neighbor_mean_(torch.sub(now, ahead, alpha=self.momentum, out=new(held)), self.topology, comm)
+            ok = finite(mixed)
+            torch.sub(held, mixed, out=moved).mul_(1 - self.decay).add_(v, alpha=self.decay)
+            update_if_finite_(v, moved, where=ok)
+            update_if_finite_(held, mixed, where=ok)
+            return x.copy_(mixed)
+
+    def cost(self, load: Load, place: Place) -> Cost:
+        """Return the cost of `NeighborMean` in fp32 at least and of 10 copies."""
+        wide = load.at_least_fp32
+        return NeighborMean(self.topology).cost(wide, place) + place.copies(10, wide.size)
+
+
+@checked
+def quasi_global_momentum(
+    topology: Topology | None = None, momentum: float = 0.9, decay: float = 0.9, nesterov: bool = False
+) -> Rule:
+    """Train by decentralized SGD with a momentum that non-IID data do not pull apart.
+
+    Give it a plain SGD, without momentum. Sends the size of the weights, in fp32 at least, to each neighbour; costs two
+    copies of the weights. Weights differ between ranks; `att.merge()` averages them.
+
+    Args:
+        topology: doubly stochastic, as in `decentralized`. None: `OnePeerExact()`.
+        momentum: β, the share of the momentum in a step, from 0 to below 1; 0 is ATC.
+        decay: ν, of the momentum itself, from 0 to below 1.
+        nesterov: step by Nesterov's momentum, which the paper found best.
+
+    Raises:
+        TypeError: `topology` is not a topology, or an argument of another type.
+        ValueError: a number is impossible; from `attach`, the matrices are not doubly stochastic for as many ranks.
+    """
+    chosen = OnePeerExact() if topology is None else topology
+    return after_step(QuasiGlobalMomentum(chosen, momentum, decay, nesterov))

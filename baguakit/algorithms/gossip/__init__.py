@@ -1,1 +1,0 @@
-"""Algorithms that average weights with a few neighbours in each step."""

@@ -1,1 +1,0 @@
-"""Algorithms that average gradients: all ranks keep the same weights."""

@@ -1,1 +1,0 @@
-"""Algorithms with local steps: ranks train alone, and average their weights now and then."""
