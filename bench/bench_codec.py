@@ -17,8 +17,7 @@ import torch
 from baguakit.compressors import Float8, MinMaxUInt8, Sign, UInt4
 from baguakit.compressors.blockwise import Blockwise
 from baguakit.kernels.blockwise import definition as blockwise
-from baguakit.kernels.blockwise.format import Format
-from baguakit.kernels.blockwise.layout import join_
+from baguakit.kernels.blockwise.format import Format, join_
 from bench.measuring import DEVICE, GPU, measure
 from bench.operations import add, compress, decompress, drawn, reduce
 

@@ -10,10 +10,10 @@ from torch import Tensor
 
 import baguakit as bk
 from baguakit.compressors.blockwise import Blockwise
+from baguakit.kernels import mixing
+from baguakit.kernels import operators as mixing_ops
 from baguakit.kernels.blockwise import definition as blockwise
 from baguakit.kernels.cpu import units
-from baguakit.kernels.mixing import definition as mixing
-from baguakit.kernels.mixing import operators as mixing_ops
 
 from .measuring import DEVICE, Work
 

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from ..comm import Comm
-from ..kernels.shared.uploads import uploaded
+from ..kernels.operators import uploaded
 from .engine import Engine
 from .monitor import Collective
 from .runtime.agreement import take_from

@@ -10,7 +10,7 @@ from ..arguments import instance, integer, message, real, several, tensor
 from ..expressions import expression
 from ..kernels.cpu import units
 from ..kernels.cpu.units import COMPILED_VALUES
-from ..kernels.shared.uploads import uploaded
+from ..kernels.operators import uploaded
 
 MOST = 1 << 48  # values of a row: what is more was not meant
 FLOATS = (torch.float32, torch.bfloat16, torch.float16, torch.float64)

@@ -6,8 +6,7 @@ import torch
 from torch import Tensor
 
 from ..arguments import check_fields, describe, integer
-from ..kernels.blockwise.operators import Operators
-from ..kernels.shared.tracing import recorded
+from ..kernels.operators import Operators, recorded
 from .base import MOST, Checked, Unchecked
 
 BLOCKS = tuple(1 << power for power in range(6, 14))

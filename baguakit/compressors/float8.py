@@ -3,8 +3,8 @@
 from dataclasses import dataclass
 
 from ..arguments import describe
-from ..kernels.blockwise.operators import Operators
-from ..kernels.formats import float8
+from ..kernels.blockwise import float8
+from ..kernels.operators import Operators
 from .blockwise import Blockwise
 
 FORMATS = {"e4m3": float8.E4M3, "e5m2": float8.E5M2}

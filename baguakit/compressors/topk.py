@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 
 from ..arguments import check_fields, describe, integer, real
-from ..kernels.blockwise.layout import aligned, join_, planes_of, split
-from ..kernels.topk import operators as topk_ops
+from ..kernels import operators as topk_ops
+from ..kernels.blockwise.format import aligned, join_, planes_of, split
 from .base import MOST, PROBE, Checked, Compressor, warmed
 
 CHUNKS = tuple(1 << power for power in range(6, 13))

@@ -4,8 +4,8 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from ..arguments import integer
-from ..kernels.blockwise.operators import Operators
-from ..kernels.formats.uniform import operators_of
+from ..kernels.blockwise.uniform import uniform
+from ..kernels.operators import Operators
 from .blockwise import Blockwise
 
 
@@ -22,7 +22,7 @@ class Grid(Blockwise):
 
     @property
     def operators(self) -> Operators:
-        return operators_of(self.bits, self.rotate)
+        return uniform(self.bits, self.rotate)
 
 
 @dataclass(frozen=True, repr=False)

@@ -16,7 +16,7 @@ from torch.optim import SGD, Adam, AdamW, Optimizer
 
 from ..kernels.steps import definition as steps
 from ..kernels.steps import operators as steps_ops
-from ..kernels.steps.check import check_operands, is_dense
+from ..kernels.steps.operators import check_operands, is_dense
 from ..kernels.steps.table import Role
 from .flat import PLAIN, OptimizerState
 

@@ -34,8 +34,8 @@ from torch import Tensor
 from ..arguments import describe, instance, integer, message, pair, real, several, truth
 from ..compressors import MinMaxUInt8
 from ..kernels.steps import operators as steps_ops
-from ..kernels.steps.check import check_conditions, check_gradients, check_number, check_operands
 from ..kernels.steps.definition import SGD, Adam, Conditions, Lion, Operands, Update
+from ..kernels.steps.operators import check_conditions, check_gradients, check_number, check_operands
 from ..kernels.steps.table import Fixed, Role, listed
 
 __all__ = ["Fixed", "adam_step_", "adamw_step_", "gradient_norm", "lion_step_", "sgd_step_"]

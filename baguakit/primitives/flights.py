@@ -9,7 +9,7 @@ from torch import Tensor
 from ..arguments import instance, message
 from ..buckets import Bucket
 from ..comm import Comm, check_comm
-from ..kernels.mixing import operators as mixing_ops
+from ..kernels import operators as mixing_ops
 from ..lanes import Flight, lane_of
 from ..topology.chosen import as_chosen
 from .flat import check_averageable

@@ -9,7 +9,7 @@ from torch import Tensor
 from ..arguments import describe, instance, message, real, several, tensor, truth
 from ..comm import Comm, check_comm
 from ..comm.peers import agreed_targets
-from ..kernels.mixing import operators as mixing_ops
+from ..kernels import operators as mixing_ops
 from ..topology import Chosen, Topology
 from .compressed import mean_
 from .flat import on_flat

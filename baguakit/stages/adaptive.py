@@ -23,7 +23,7 @@ from ..compressors import Compressor, Uniform
 from ..compressors.base import Unchecked
 from ..costs import Cost, Load, Place
 from ..kernels.cpu import units
-from ..kernels.shared.uploads import uploaded
+from ..kernels.operators import uploaded
 from ..primitives import compressed_mean_
 from .base import State
 from .means import Average, CompressedMean

@@ -13,12 +13,11 @@ from torch import Tensor
 
 import baguakit as bk
 from baguakit.compressors.blockwise import Blockwise
+from baguakit.kernels import mixing, topk
 from baguakit.kernels.blockwise import definition as blocks
 from baguakit.kernels.cpu import units
-from baguakit.kernels.mixing import definition as mixing
 from baguakit.kernels.steps import definition as steps
 from baguakit.kernels.steps import table
-from baguakit.kernels.topk import definition as topk
 
 ROWS, RATIO, KEY = 8, 0.01, 0x123456789ABCDEF
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
@@ -92,7 +91,7 @@ def used(codec: Blockwise, n: int) -> int:
 
 
 def compress(n: int, codec: Blockwise, dtype: torch.dtype, residual: bool, stochastic: bool) -> Task:
-    from baguakit.kernels.blockwise import launch
+    from baguakit.kernels.blockwise import gpu as launch
 
     x, key = drawn(n, dtype).view(1, -1), KEY if stochastic else None
 
@@ -104,7 +103,7 @@ def compress(n: int, codec: Blockwise, dtype: torch.dtype, residual: bool, stoch
 
 
 def decompress(n: int, codec: Blockwise, dtype: torch.dtype) -> Task:
-    from baguakit.kernels.blockwise import launch
+    from baguakit.kernels.blockwise import gpu as launch
 
     packed = packed_of(codec, n, 1)
 
@@ -117,7 +116,7 @@ def decompress(n: int, codec: Blockwise, dtype: torch.dtype) -> Task:
 
 
 def add(n: int, codec: Blockwise, dtype: torch.dtype) -> Task:
-    from baguakit.kernels.blockwise import launch
+    from baguakit.kernels.blockwise import gpu as launch
 
     packed, weights = packed_of(codec, n, 2), torch.tensor([0.25, 0.5])
 
@@ -130,7 +129,7 @@ def add(n: int, codec: Blockwise, dtype: torch.dtype) -> Task:
 
 
 def reduce(n: int, codec: Blockwise, residual: bool) -> Task:
-    from baguakit.kernels.blockwise import launch
+    from baguakit.kernels.blockwise import gpu as launch
 
     packed = packed_of(codec, n, ROWS)
 
@@ -145,7 +144,7 @@ def reduce(n: int, codec: Blockwise, residual: bool) -> Task:
 
 
 def mix(n: int, others: int, dtype: torch.dtype) -> Task:
-    from baguakit.kernels.mixing import gpu
+    from baguakit.kernels import mixing_gpu as gpu
 
     weights = [1 / (others + 1)] * (others + 1)
 
@@ -158,7 +157,7 @@ def mix(n: int, others: int, dtype: torch.dtype) -> Task:
 
 
 def land(n: int, dtype: torch.dtype) -> Task:
-    from baguakit.kernels.mixing import gpu
+    from baguakit.kernels import mixing_gpu as gpu
 
     def work(module: Any) -> Tensors:
         x, result, before = (drawn(n, dtype, seed) for seed in range(3))
@@ -170,7 +169,7 @@ def land(n: int, dtype: torch.dtype) -> Task:
 
 
 def top_k(n: int, dtype: torch.dtype, residual: bool) -> Task:
-    from baguakit.kernels.topk import gpu
+    from baguakit.kernels import topk_gpu as gpu
 
     x, compressor = drawn(n, dtype).view(1, -1), bk.compressors.TopK(RATIO)
     chunk, (whole, rest) = compressor.chunk, divmod(n, compressor.chunk)
@@ -187,7 +186,7 @@ def top_k(n: int, dtype: torch.dtype, residual: bool) -> Task:
 
 
 def step(n: int, rule: Any, p: torch.dtype, g: torch.dtype, master: bool = False, block: int | None = None) -> Task:
-    from baguakit.kernels.steps import launch
+    from baguakit.kernels.steps import gpu as launch
 
     conditions = {"lr": 1e-3, "taken": 3}
 
@@ -223,7 +222,7 @@ def step(n: int, rule: Any, p: torch.dtype, g: torch.dtype, master: bool = False
 
 
 def norm(n: int, dtype: torch.dtype) -> Task:
-    from baguakit.kernels.steps import norm_gpu
+    from baguakit.kernels.steps import gpu as norm_gpu
 
     grads = [drawn(n, dtype)]
 

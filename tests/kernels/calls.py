@@ -8,12 +8,11 @@ import torch
 from formats import FORMATS, KEY
 from hostile import KINDS, hostile
 
+from baguakit.kernels import mixing, topk
+from baguakit.kernels import mixing_gpu as mixing_gpu
+from baguakit.kernels import topk_gpu as topk_gpu
 from baguakit.kernels.blockwise import definition as blockwise
-from baguakit.kernels.blockwise import launch as blockwise_launch
-from baguakit.kernels.mixing import definition as mixing
-from baguakit.kernels.mixing import gpu as mixing_gpu
-from baguakit.kernels.topk import definition as topk
-from baguakit.kernels.topk import gpu as topk_gpu
+from baguakit.kernels.blockwise import gpu as blockwise_launch
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16, "fp64": torch.float64}
 KEYS = (KEY, 0, (1 << 64) - 1)

@@ -7,11 +7,11 @@ import torch
 from baguakit import compressors
 from baguakit.compressors.blockwise import Blockwise
 from baguakit.kernels.blockwise import definition as blockwise
-from baguakit.kernels.formats.uniform import operators_of
+from baguakit.kernels.blockwise.uniform import uniform
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 KEY = 0x123456789ABCDEF
-MINMAX = operators_of(8, rotated=False)
+MINMAX = uniform(8, rotated=False)
 KINDS = [kind for kind in map(vars(compressors).get, compressors.__all__) if issubclass(kind, Blockwise)]
 BLOCKWISE = [kind() for kind in KINDS if kind is not compressors.Uniform]
 SELDOM = [  # tried where time does not matter
@@ -40,7 +40,7 @@ def definition(operators):
 
 
 def kernels(operators):
-    from baguakit.kernels.blockwise import launch as blockwise_launch
+    from baguakit.kernels.blockwise import gpu as blockwise_launch
 
     return Bound(blockwise_launch, operators.format)
 

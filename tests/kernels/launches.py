@@ -25,13 +25,13 @@ from triton.runtime import JITFunction, driver
 from variants import why
 
 import baguakit.kernels
-from baguakit.kernels.blockwise import launch as blockwise_launch
-from baguakit.kernels.mixing import gpu as mixing_triton
-from baguakit.kernels.steps import launch as steps_launch
-from baguakit.kernels.steps import norm_gpu as steps_norm_triton
+from baguakit.kernels import mixing_gpu as mixing_triton
+from baguakit.kernels import topk_gpu as topk_triton
+from baguakit.kernels.blockwise import gpu as blockwise_launch
+from baguakit.kernels.steps import gpu as steps_launch
+from baguakit.kernels.steps import gpu as steps_norm_triton
 from baguakit.kernels.steps import table as steps_table
 from baguakit.kernels.steps.definition import SGD, Adam, Conditions, Lion
-from baguakit.kernels.topk import gpu as topk_triton
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 RULES = (SGD(), SGD(0.9, 0.1, 0.01, nesterov=True), Adam(weight_decay=0.1), Adam(decoupled=True), Lion())

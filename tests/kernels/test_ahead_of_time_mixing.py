@@ -5,7 +5,7 @@ from tiers import slow_after, slow_and_compiled
 from variants import TARGETS, compiled, name_of
 
 pytest.importorskip("triton")
-from baguakit.kernels.topk.gpu import REGISTERS
+from baguakit.kernels.topk_gpu import REGISTERS
 
 pytestmark = pytest.mark.timeout(900)  # the first test of a target waits until all is compiled
 # Compiling takes half a minute for each target where nothing is cached.

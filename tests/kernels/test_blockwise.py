@@ -7,10 +7,10 @@ import torch
 from formats import DTYPES, FORMATS, KEY, NAMES, bits, definition, kernels, round_trip, sample, without_nan
 from tiers import slow_after, slow_unless
 
+from baguakit.kernels import rotation
 from baguakit.kernels.blockwise import definition as blockwise
-from baguakit.kernels.blockwise import layout
+from baguakit.kernels.blockwise import format as layout
 from baguakit.kernels.cpu import units
-from baguakit.kernels.shared import rotation
 
 # Less than a block, a block and a rest, and tiles of every kernel that are full, besides one that is not.
 LONG = (2, 2500)

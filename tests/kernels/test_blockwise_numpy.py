@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from baguakit.compressors import MinMaxUInt8
+from baguakit.kernels.blockwise import uniform_numpy
 from baguakit.kernels.cpu import units
-from baguakit.kernels.formats import uniform_numpy
 
 numpy_codec = Bound(uniform_numpy, MINMAX.format)
 SPECIAL = [0.0, -0.0, 1.0, -1.0, 1e-45, -1e-40, 2.0**-126, 1e-36, 0.1, 3e38, -3.4e38]

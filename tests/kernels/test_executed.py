@@ -11,10 +11,9 @@ from formats import DTYPES, KEY, MINMAX, definition, kernels, sample
 from hostile import hostile, same
 
 import baguakit.kernels
-from baguakit.kernels.mixing import definition as mixing
+from baguakit.kernels import mixing, topk
 from baguakit.kernels.steps import definition as steps
 from baguakit.kernels.steps import table as steps_table
-from baguakit.kernels.topk import definition as topk
 
 pytest.importorskip("triton")
 ROWS, LENGTH, BLOCK = 2, 2500, 512  # tiles that are full, and one that is not
@@ -49,7 +48,7 @@ def test_formats():
 
 
 def test_mixing_and_landing():
-    from baguakit.kernels.mixing import gpu
+    from baguakit.kernels import mixing_gpu as gpu
 
     x, y, z = (hostile(kind, 5000, torch.bfloat16) for kind in ("broken", "many scales", "largest"))
     ours = x.clone()
@@ -65,7 +64,7 @@ def test_mixing_and_landing():
 
 
 def test_the_largest_values():
-    from baguakit.kernels.topk import gpu
+    from baguakit.kernels import topk_gpu as gpu
 
     x, residual, ours = hostile("broken", 4099)[None], torch.empty(1, 4099), torch.empty(1, 4099)
     expected, found = topk.select(x, 1024, 70, 2, residual), gpu.select(x, 1024, 70, 2, ours)
@@ -73,7 +72,7 @@ def test_the_largest_values():
 
 
 def test_steps_and_norms():
-    from baguakit.kernels.steps import launch, norm_gpu
+    from baguakit.kernels.steps import gpu
 
     def tensors():
         source = torch.Generator().manual_seed(0)
@@ -89,17 +88,17 @@ def test_steps_and_norms():
     )
     kinds = [(torch.float32, torch.float32, False)] * 3
     plan = steps_table.tables_of(kinds, {"p": ours, "g": gradients} | dict(zip("uv", others, strict=True)))
-    launch.step_(rule, plan, steps.Conditions(**conditions))
+    gpu.step_(rule, plan, steps.Conditions(**conditions))
     assert all(same(a, b) for a, b in zip([*p, *states[0], *states[1]], [*ours, *others[0], *others[1]], strict=True))
     norms = torch.empty(()), torch.empty(())
     steps.gradient_norm_(norms[0], g, None)
-    norm_gpu.gradient_norm_(norms[1], steps_table.tables_of(kinds, {"g": gradients}, steps_table.SUM_TILE), None)
+    gpu.gradient_norm_(norms[1], steps_table.tables_of(kinds, {"g": gradients}, steps_table.SUM_TILE), None)
     assert same(*norms)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_tensors_without_values(dtype):
-    from baguakit.kernels.mixing import gpu
+    from baguakit.kernels import mixing_gpu as gpu
 
     kernel, empty = kernels(MINMAX), torch.empty(2, 0, dtype=dtype)
     assert kernel.compress(empty, BLOCK).shape == definition(MINMAX).compress(empty, BLOCK).shape

@@ -38,11 +38,11 @@ STEP = ("test_steps_kernels.py", "test_whatever_the_dtypes and float32")
 DIFFERS = r"result \d+: \S+ in place of \S+, value"
 FAULTS = {
     "a mask is dropped": Fault(
-        "mixing/gpu.py", "inside = at < n if MASKED else None\n    x,", "inside = None\n    x,",
+        "mixing_gpu.py", "inside = at < n if MASKED else None\n    x,", "inside = None\n    x,",
         (VARIANTS, "land_kernel and fp64 and masked and True"), "MemoryFault: land_kernel, .* outside every",
     ),
     "halves are cut off": Fault(
-        "shared/gpu.py", "return x.to(dtype)",
+        "gpu.py", "return x.to(dtype)",
         "return (x.to(tl.uint32, bitcast=True) >> 16).to(tl.uint16).to(dtype, bitcast=True)"
         " if dtype == tl.bfloat16 and x.dtype == tl.float32 else x.to(dtype)",
         (VARIANTS, "land_kernel and bf16"), DIFFERS,
@@ -53,11 +53,11 @@ FAULTS = {
         (VARIANTS, "compress_kernel and uint4 and fp32"), DIFFERS,
     ),
     "the threshold is one off": Fault(
-        "topk/gpu.py", "kept = (size > threshold) |", "kept = (size >= threshold) |",
+        "topk_gpu.py", "kept = (size > threshold) |", "kept = (size >= threshold) |",
         (VARIANTS, "select_kernel and bf16"), f"RaceFault: select_kernel|MemoryFault: select_kernel|{DIFFERS}",
     ),
     "NaN is no value": Fault(
-        "formats/uniform_gpu.py", "propagate_nan=tl.PropagateNan.ALL", "propagate_nan=tl.PropagateNan.NONE",
+        "blockwise/uniform_gpu.py", "propagate_nan=tl.PropagateNan.ALL", "propagate_nan=tl.PropagateNan.NONE",
         (VARIANTS, "compress_kernel and minmax and bf16"), DIFFERS,
         ("test_blockwise.py", "test_kernels_pass_broken_blocks_on and minmax_uint8"),
     ),
@@ -74,12 +74,12 @@ FAULTS = {
         (VARIANTS, "compress_kernel and e4m3 and fp32"), "MemoryFault: decompress_kernel, .* outside every tensor",
     ),
     "chunks write where their neighbours do": Fault(
-        "topk/gpu.py", "(n // CHUNK * k + rest) + chunk.to(tl.int64) * k",
+        "topk_gpu.py", "(n // CHUNK * k + rest) + chunk.to(tl.int64) * k",
         "(n // CHUNK * k + rest) + chunk.to(tl.int64) * (k - 1)",
         (VARIANTS, "select_kernel and fp32 and 512"), "RaceFault: select_kernel, line .* nothing orders them",
     ),
     "the end of a row is not written": Fault(
-        "topk/gpu.py", "tl.store(chunk_ptr + at, v, others)", "tl.store(chunk_ptr + at, v, others & (at < 0))",
+        "topk_gpu.py", "tl.store(chunk_ptr + at, v, others)", "tl.store(chunk_ptr + at, v, others & (at < 0))",
         (VARIANTS, "select_kernel and bf16"), DIFFERS,
     ),
     "a decay is left out without a momentum": Fault(
@@ -94,12 +94,12 @@ FAULTS = {
         STEP,
     ),
     "products are fused with sums": Fault(
-        "steps/launch.py", "num_warps=WARPS, enable_fp_fusion=False", "num_warps=WARPS, enable_fp_fusion=True",
+        "steps/gpu.py", "num_warps=WARPS, enable_fp_fusion=False", "num_warps=WARPS, enable_fp_fusion=True",
         STEP, "where False = equal_after_a_step",
         STEP,
     ),
     "the count of steps is stored before all have read it": Fault(
-        "steps/launch.py", "        tl.debug_barrier()", "        pass",
+        "steps/gpu.py", "        tl.debug_barrier()", "        pass",
         (VARIANTS, "numbers_kernel and Adam"), "RaceFault: numbers_kernel, line .* nothing orders them",
         ("test_steps_kernels.py", "test_the_kernel_equals_the_definition and Lion"),
     ),

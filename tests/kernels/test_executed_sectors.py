@@ -48,7 +48,7 @@ def check(counted, work, n, moved, headers=0, beside=0):
 
 def of_format(counted, name, n, residual):
     """The operations of a format on rows of n values."""
-    from baguakit.kernels.blockwise import launch
+    from baguakit.kernels.blockwise import gpu as launch
 
     operators, block, _ = FORMATS[name]
     format, blocks, lost = operators.format, -(-n // block), 4 * residual
@@ -72,7 +72,7 @@ def of_format(counted, name, n, residual):
 
 
 def of_mixing(counted, n):
-    from baguakit.kernels.mixing import gpu
+    from baguakit.kernels import mixing_gpu as gpu
 
     x, y, z = (torch.randn(n) for _ in range(3))
     check(counted, lambda: gpu.mix_(x, [y, z], [0.5, 0.25, 0.25]), n, 16 * n)
@@ -81,7 +81,7 @@ def of_mixing(counted, n):
 
 def of_top_k(counted, n):
     """The values kept are stored one by one, and so are their places."""
-    from baguakit.kernels.topk import gpu
+    from baguakit.kernels import topk_gpu as gpu
 
     x, lost = torch.randn(2, n), torch.empty(2, n)
     k, rest = 10, -(-(n % 1024) // 100)
@@ -91,7 +91,8 @@ def of_top_k(counted, n):
 
 def of_steps(counted, n, offset=0):
     """Tensors that begin `offset` values behind a multiple of sixteen bytes; a tile also reads where it lies."""
-    from baguakit.kernels.steps import definition, launch, table
+    from baguakit.kernels.steps import definition, table
+    from baguakit.kernels.steps import gpu as launch
 
     columns = {name: [torch.zeros(n + offset)[offset:]] for name in "pguv"}
     tables = table.tables_of([(torch.float32, torch.float32, False)], columns)

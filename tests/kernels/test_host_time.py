@@ -13,8 +13,8 @@ from formats import FORMATS, NAMES, sample
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import baguakit as bk
-from baguakit.kernels.mixing import operators as mixing_ops
-from baguakit.kernels.topk import operators as topk_ops
+from baguakit.kernels import operators as mixing_ops
+from baguakit.kernels import operators as topk_ops
 from baguakit.primitives.compressed import pieces
 
 HERE = Path(__file__).parent

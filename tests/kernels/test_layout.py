@@ -4,7 +4,7 @@ import pytest
 import torch
 from formats import FORMATS
 
-from baguakit.kernels.blockwise import layout
+from baguakit.kernels.blockwise import format as layout
 
 every = pytest.mark.parametrize("name", FORMATS)
 

@@ -11,8 +11,8 @@ from formats import KEY, MINMAX, bits, definition, sample, without_nan
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from baguakit.kernels import noise
 from baguakit.kernels.cpu import libraries, units
-from baguakit.kernels.shared import noise
 
 codec = definition(MINMAX)
 LARGEST = float(np.float32(3.38e38))  # a level half a step beyond is still finite

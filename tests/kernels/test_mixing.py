@@ -10,8 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tiers import slow_after
 
-from baguakit.kernels.mixing import definition as mixing
-from baguakit.kernels.mixing import operators
+from baguakit.kernels import mixing, operators
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 LENGTHS = (0, 1, 2047, 2048, 2049, 5000)  # a tile is 2048
@@ -66,7 +65,7 @@ def _exactly(a: float, b: float, c: float) -> float:
 def kernels(monkeypatch):
     from triton.runtime import interpreter
 
-    from baguakit.kernels.mixing import gpu as mixing_triton
+    from baguakit.kernels import mixing_gpu as mixing_triton
 
     def create_fma(self, x, y, z):
         return interpreter.TensorHandle(fused(x.data, y.data, z.data), z.dtype.scalar)

@@ -4,8 +4,8 @@ import pytest
 import torch
 from formats import FORMATS, bits, round_trip, sample
 
+from baguakit.kernels import rotation
 from baguakit.kernels.cpu import units
-from baguakit.kernels.shared import rotation
 
 CPU = torch.device("cpu")
 widths = pytest.mark.parametrize("width", [1 << power for power in range(6, 14)])

@@ -6,7 +6,7 @@ import pytest
 import torch
 from formats import FORMATS, definition, kernels, round_trip, sample
 
-from baguakit.kernels.formats.uniform import mean_magnitude
+from baguakit.kernels.blockwise.uniform import mean_magnitude
 
 OPERATORS = FORMATS["uint1"][0]
 

@@ -12,7 +12,7 @@ from baguakit.kernels.steps import table as steps_table
 from baguakit.kernels.steps.definition import SGD, Adam, Conditions, Lion, Operands
 
 pytest.importorskip("triton")
-from baguakit.kernels.steps import launch as steps_launch
+from baguakit.kernels.steps import gpu as steps_launch
 
 RULES = [
     SGD(),

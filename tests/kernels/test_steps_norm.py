@@ -11,7 +11,7 @@ pytest.importorskip("triton")
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
 def test_the_norm_is_that_of_fp64(dtype, device):
-    from baguakit.kernels.steps import norm_gpu as steps_norm_triton
+    from baguakit.kernels.steps import gpu as steps_norm_triton
 
     source = torch.Generator().manual_seed(0)
     grads = [(torch.randn(n, generator=source) * 10.0 ** (i - 3)).to(dtype) for i, n in enumerate([0, 3, 20_000, 1])]
@@ -28,7 +28,7 @@ def test_the_norm_is_that_of_fp64(dtype, device):
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")  # NumPy's, from the interpreter
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf"), 3e38])
 def test_what_the_norm_finds(value, device):
-    from baguakit.kernels.steps import norm_gpu as steps_norm_triton
+    from baguakit.kernels.steps import gpu as steps_norm_triton
 
     grads = [torch.ones(5), torch.full((2,), value)]
     there = [g.to(device) for g in grads]

@@ -11,8 +11,7 @@ from pool import never_waiting
 from tiers import slow_after
 
 from baguakit.compressors import BFloat16, MinMaxUInt8, TopK, UInt2
-from baguakit.kernels.topk import definition as topk
-from baguakit.kernels.topk import operators
+from baguakit.kernels import operators, topk
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 NAN, INFINITY = float("nan"), float("inf")
@@ -225,7 +224,7 @@ def test_what_cannot_be_right_is_refused_at_declaration(arguments, kind, said):
 
 
 def kernels_agree(x: torch.Tensor, chunk: int, k: int, rest: int, device: str) -> bool:
-    from baguakit.kernels.topk import gpu as kernels
+    from baguakit.kernels import topk_gpu as kernels
 
     residual, ours = torch.empty(x.shape), torch.empty(x.shape, device=device)
     expected = topk.select(x, chunk, k, rest, residual)

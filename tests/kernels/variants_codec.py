@@ -4,7 +4,7 @@ from formats import BLOCKWISE, MINMAX
 from variants import Variant
 
 from baguakit.kernels.blockwise import gpu as kernels
-from baguakit.kernels.blockwise import launch
+from baguakit.kernels.blockwise import gpu as launch
 
 POINTERS = {"packed_ptr": "*u8", "sent_ptr": "*u8"}
 POINTERS |= {"residual_ptr": "*fp32", "weights_ptr": "*fp32", "signs_ptr": "*fp32"}

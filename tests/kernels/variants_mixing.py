@@ -2,7 +2,7 @@
 
 from variants import Variant
 
-from baguakit.kernels.mixing import gpu as kernels
+from baguakit.kernels import mixing_gpu as kernels
 
 DTYPES = ("fp32", "bf16", "fp16", "fp64")
 

@@ -4,8 +4,8 @@ import torch
 from variants import Variant
 
 from baguakit.kernels.steps import gpu as kernels
-from baguakit.kernels.steps import launch as steps_launch
-from baguakit.kernels.steps import norm_gpu as steps_norm_triton
+from baguakit.kernels.steps import gpu as steps_launch
+from baguakit.kernels.steps import gpu as steps_norm_triton
 from baguakit.kernels.steps.table import SUM_TILE, TILE
 
 SIZES = {"fp32": 4, "bf16": 2, "fp16": 2, "u8": 1}

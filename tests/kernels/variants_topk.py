@@ -3,7 +3,7 @@
 import torch
 from variants import Variant
 
-from baguakit.kernels.topk import gpu as kernels
+from baguakit.kernels import topk_gpu as kernels
 
 HALVES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 POINTERS = {"places_ptr": "*i32", "values_ptr": "*fp32", "residual_ptr": "*fp32"}

@@ -19,7 +19,7 @@ from torch import Tensor
 from ...buckets import Bucket, Pair, is_view
 from ...comm import Comm, Rider
 from ...keeping import Joint
-from ...kernels.shared.uploads import uploaded
+from ...kernels.operators import uploaded
 from ...lanes import Phases
 from ...primitives import mean_
 from ...stages.base import in_phases

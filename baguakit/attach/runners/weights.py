@@ -1,6 +1,6 @@
 """The runner of a rule on weights: all its buckets are launched together, and landed together."""
 
-from ...kernels.mixing.operators import land_, mix_
+from ...kernels.operators import land_, mix_
 from .runner import RuleRunner
 
 

@@ -1,1 +1,1 @@
-"""Blocks of values, each with a scale of its own: layout, definition, CPU dispatch, launches and Triton code."""
+"""The wire formats in blocks: what they share, and each beside the same in Triton."""

@@ -1,6 +1,6 @@
 """The operations of all blockwise formats: packing, unpacking, adding and averaging rows of values.
 
-This file is the definition, and what CPU tensors take; `launch.py` does the same on GPUs, and gives the same
+This file is the definition, and what CPU tensors take; `gpu.py` does the same on GPUs, and gives the same
 bytes. The definition divides by tensors, because CUDA multiplies by the inverse of a number.
 """
 
@@ -10,12 +10,11 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
+from .. import noise
 from ..cpu import units
 from ..cpu.inductor import piecewise
-from ..shared import noise
-from ..shared.rotation import in_memory, restore, rotate, signs_of
-from .format import Format
-from .layout import Parts, Run, join_, planes_of, split, stripes
+from ..rotation import in_memory, restore, rotate, signs_of
+from .format import Format, Parts, Run, join_, planes_of, split, stripes
 
 # What is done to a run of blocks, overwriting tensors: the units that a CPU compiles. To measure is one of its own
 # because Inductor would otherwise do again for each value what is done once for a block. The *parts* of rows are

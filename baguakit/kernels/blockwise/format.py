@@ -1,12 +1,158 @@
-"""The interface of blockwise formats."""
+"""Formats in blocks: the layout of their rows, values in blocks and blocks in bytes; and their interface."""
 
+from collections.abc import Iterator, Sequence
 from functools import lru_cache
 from types import ModuleType
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from .layout import Layout, aligned, plane_bytes, planes_of, runs_of
+# The number of values, about, that a unit takes at once. With fewer, calls cost more than caches save.
+RUN = 1 << 20
+
+
+def aligned(count: int) -> int:
+    """Round up to 16 bytes, so that every part of a row can be read 16 bytes at a time."""
+    return (count + 15) // 16 * 16
+
+
+def planes_of(bits: int) -> tuple[int, ...]:
+    """Return the bits of the planes that codes of so many bits are cut in, powers of two: (4, 1) for five."""
+    return tuple(plane for plane in (8, 4, 2, 1) if bits & plane)
+
+
+def plane_bytes(n: int, block: int, plane: int) -> int:
+    """Return how many bytes a plane of the codes of `n` values takes; a block begins with a byte."""
+    return n // block * block * plane // 8 + -(-(n % block) * plane // 8)
+
+
+Parts = tuple[list[Tensor], Tensor]
+"""Of packed rows the codes (rows, bytes) by plane, and the headers (rows, blocks, numbers): views."""
+
+
+class Run(NamedTuple):
+    """Neighbouring blocks of one width: their columns among the values of a row, and their numbers.
+
+    Attributes:
+        width: of a block, as it is stored.
+        height: how many blocks.
+        missing: values of the last block that are stored as zeros, since the row has ended.
+        code_columns: their columns among the codes of a row, by plane.
+    """
+
+    columns: slice
+    blocks: slice
+    width: int
+    height: int
+    missing: int
+    code_columns: tuple[slice, ...]
+
+    def values_of(self, rows: Tensor) -> Tensor:
+        """Return the values (…, blocks, width) of this run, without those that are missing."""
+        return rows[..., self.columns].view(*rows.shape[:-1], self.height, self.width - self.missing)
+
+    def parts_of(self, parts: Parts, row: int | slice) -> list[Tensor]:
+        """Return the headers (…, blocks, numbers) of this run in a row or in rows, and its codes by plane."""
+        planes, headers = parts
+        codes = [plane[row][..., columns] for plane, columns in zip(planes, self.code_columns, strict=True)]
+        return [headers[row][..., self.blocks, :], *(each.view(*each.shape[:-1], self.height, -1) for each in codes)]
+
+
+class Layout(NamedTuple):
+    """The bytes of a packed row: the planes of its codes, its headers, and zeros behind each up to a multiple of 16.
+
+    Attributes:
+        planes: where the bytes of each plane begin and end.
+        header_at, header_end: where the headers begin and end.
+        row: the number of bytes.
+        headers: the numbers of all headers of a row: how many blocks, and how many numbers for each.
+        dtype: of headers.
+        runs: the blocks of a row, whole ones first.
+    """
+
+    planes: tuple[slice, ...]
+    header_at: int
+    header_end: int
+    row: int
+    headers: tuple[int, int]
+    dtype: torch.dtype
+    runs: tuple[Run, ...]
+
+    def empty(self, rows: int, device: torch.device) -> Tensor:
+        """Return memory for packed rows; what no code or header fills is zero."""
+        packed = torch.empty(rows, self.row, dtype=torch.uint8, device=device)
+        for end in (*(plane.stop for plane in self.planes), self.header_end):
+            if end < aligned(end):
+                packed[:, end : aligned(end)].zero_()
+        return packed
+
+    def parts(self, packed: Tensor) -> Parts:
+        """Return the codes and the headers of packed rows."""
+        headers = packed[:, self.header_at : self.header_end].view(self.dtype)
+        return [packed[:, plane] for plane in self.planes], headers.view(packed.shape[0], *self.headers)
+
+
+def runs_of(n: int, block: int, planes: tuple[int, ...], padded: bool) -> Iterator[Run]:
+    """Yield the runs of a row of `n` values, whose codes are cut in such planes."""
+    whole, stride = n // block * block, max(RUN // block, 1) * block
+    ends = [(start, min(start + stride, whole), block) for start in range(0, whole, stride)]
+    ends += [(whole, n, block if padded else n - whole)] * (n > whole)
+    for start, stop, width in ends:
+        height = -(-(stop - start) // width)
+        columns = tuple(
+            slice(start * plane // 8, start * plane // 8 + height * -(-width * plane // 8)) for plane in planes
+        )
+        blocks = slice(start // block, -(-stop // block))
+        yield Run(slice(start, stop), blocks, width, height, height * width - (stop - start), columns)
+
+
+# A block of w values with 8 / bits to a byte is cut in as many stripes of ⌈w · bits / 8⌉ values, the last padded with
+# zeros, and byte i holds value i of every stripe, the first stripe's lowest. Neighbouring bytes thus hold neighbouring
+# values: a thread that reads 16 bytes of values in each stripe writes whole words of codes and shuffles nothing. Codes
+# of 3, 5, 6 or 7 bits are cut in planes of 4, 2 and 1, the lowest bits first.
+
+
+def join_(planes: Sequence[Tensor], codes: Tensor, bits: int) -> None:
+    """Write codes (…, w) of `bits` each, as uint8, to the bytes (…, ⌈w · plane / 8⌉) of each plane."""
+    if bits == 8:
+        planes[0].copy_(codes)
+        return
+    shift, codes = 0, codes.int()
+    for bytes_, plane in zip(planes, planes_of(bits), strict=True):
+        part = codes >> shift if shift else codes
+        shift += plane
+        if plane < 8 and shift < bits:  # of more than a byte only the lowest eight bits are copied
+            part = part & (1 << plane) - 1
+        striped = stripes(part, plane)
+        joined = striped[..., 0, :]
+        for i in range(1, 8 // plane):
+            joined = torch.add(joined, striped[..., i, :], alpha=1 << i * plane)
+        bytes_.copy_(joined)
+
+
+def split(planes: Sequence[Tensor], bits: int) -> Tensor:
+    """Return the codes in bytes, in the stripes (…, count, width) of the widest plane: uint8 of 8 bits, else int32."""
+    if bits == 8:
+        return planes[0].unsqueeze(-2)
+    codes, shift = None, 0
+    for bytes_, plane in zip(planes, planes_of(bits), strict=True):
+        part = bytes_.unsqueeze(-2).int()
+        if plane < 8:  # whole bytes come first, and are their codes' lowest eight bits as they are
+            shifts = torch.arange(0, 8, plane, device=bytes_.device, dtype=torch.int32).unsqueeze(-1)
+            part = part >> shifts & (1 << plane) - 1
+        codes = part if codes is None else torch.add(codes, part.reshape(codes.shape), alpha=1 << shift)
+        shift += plane
+    assert codes is not None
+    return codes
+
+
+def stripes(values: Tensor, bits: int) -> Tensor:
+    """Return values (…, w) in the stripes of codes of so many bits, (…, count, width): a view if none is missing."""
+    count = 8 // planes_of(bits)[0]
+    if values.shape[-1] % count:
+        values = torch.nn.functional.pad(values, (0, -values.shape[-1] % count))
+    return values.view(*values.shape[:-1], count, values.shape[-1] // count)
 
 
 class Format:
@@ -22,7 +168,7 @@ class Format:
         bits: of a code, 1 to 8.
         header: the numbers that head a block: their dtype, and how many.
         padded: the last block of a row is stored like the others; else it ends with the row.
-        rotated: blocks are rotated before they are measured (`shared/rotation.py`). Rows are added rotated.
+        rotated: blocks are rotated before they are measured (`rotation.py`). Rows are added rotated.
         numbers: further numbers that its kernels take as constants.
         in_numpy: a module with the operations, undrawn, for few values, for which calls of torch take too long.
     """

@@ -30,7 +30,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from ..shared import noise
+from .. import noise
 
 Numbers = tuple[float, ...]
 PAYLOAD = 0xFFFF  # the bits that fp32 has beyond bf16

@@ -2,16 +2,20 @@
 
 One launch steps all tensors: a program takes a tile of one of them, and finds in tables on the device which (see
 `table.py`). Tiles that are whole, of tensors whose addresses are all multiples of 16, have no masks and move 16
-bytes of fp32 a thread. The numbers of the step are arguments, or lie on the device (see `launch.py`).
+bytes of fp32 a thread. The numbers of the step are arguments, or lie on the device (see `numbers_kernel`).
 """
+
+from typing import Any
 
 import torch
 import triton  # type: ignore[import-untyped]
 import triton.language as tl  # type: ignore[import-untyped]
+from torch import Tensor
 
-from ..formats.uniform_gpu import decode
-from ..shared.gpu import load, store, uniform
-from .table import FIELDS
+from ..blockwise.uniform_gpu import decode
+from ..gpu import load, mix, on, signed, signed_words, store, uniform
+from .definition import SGD, Adam, Conditions, Update, numbers_of
+from .table import FIELDS, StepTables, Table
 
 # Places among the numbers on the device, behind the seven of the update rule; and among the FIELDS of a record.
 FACTOR, SKIP, SEED, SEED_HIGH = (tl.constexpr(place) for place in range(7, 11))
@@ -176,3 +180,183 @@ def step_kernel(
             record, tile, n, factor, seed, seed_high,
             RULE, DECAY, NESTEROV, STATES, P, G, MASTER, DRAWN, BLOCK, TILE, False,
         )  # fmt: skip
+
+
+# The launchers: a launch for each kind of tensors, and one before it for numbers on the device. That one is of a kernel
+# with the fp64 arithmetic of `definition.py`: its one program leaves all numbers on the device, with the count of steps
+# advanced, unless the step is to be skipped.
+
+WARPS = 4  # eight values a thread: Adam, with four streams, then needs about a hundred registers
+
+
+@triton.jit
+def fp64(number):
+    return tl.full((), number, tl.float64)
+
+
+@triton.jit
+def power(base, t):
+    result = fp64(1.0)
+    for _ in tl.static_range(31):
+        result = tl.where((t & 1) != 0, result * base, result)
+        base = base * base
+        t = t >> 1
+    return result
+
+
+@triton.jit
+def held(ptr, number):
+    """Return the number on the device, if there is one, else the one given."""
+    return fp64(number) if ptr is None else tl.load(ptr).to(tl.float64)
+
+
+@triton.jit
+def numbers_of_rule(lr, t, o0, o1, o2, o3, RULE: tl.constexpr, DECAY: tl.constexpr):
+    zero = fp64(0.0)
+    if RULE == "SGD":
+        momentum, dampening, decay, first = fp64(o0), fp64(o1), fp64(o2), t == 1
+        kept, taken = tl.where(first, zero, momentum), tl.where(first, fp64(1.0), 1 - dampening)
+        return decay, kept, taken, momentum, -lr, zero, zero
+    elif RULE == "Adam":
+        beta1, beta2, eps, decay = fp64(o0), fp64(o1), fp64(o2), fp64(o3)
+        size = -(lr / (1 - power(beta1, t)))
+        root = tl.sqrt(1 - power(beta2, t))
+        return 1 - lr * decay if DECAY == DECOUPLED else decay, 1 - beta1, beta2, 1 - beta2, root, eps, size
+    else:
+        beta1, beta2, decay = fp64(o0), fp64(o1), fp64(o2)
+        return 1 - lr * decay, beta1, 1 - beta1, beta2, 1 - beta2, -lr, zero
+
+
+@triton.jit(do_not_specialize=["taken", "seed", "seed_high"])
+def numbers_kernel(
+    numbers_ptr, lr_ptr, taken_ptr, scale_ptr, clip_ptr, found_ptr, lr: tl.float64, taken: tl.int64, scale: tl.float64,
+    clip: tl.float64, o0: tl.float64, o1: tl.float64, o2: tl.float64, o3: tl.float64, seed, seed_high,
+    RULE: tl.constexpr, DECAY: tl.constexpr,
+):  # fmt: skip
+    """Write a step's numbers and whether it is skipped, and advance the count of steps if it is not."""
+    words = numbers_ptr.to(tl.pointer_type(tl.int32))
+    if found_ptr is not None:
+        skip = tl.load(found_ptr) != 0
+        tl.store(words + SKIP, skip.to(tl.int32))
+        if skip:
+            return
+    else:
+        tl.store(words + SKIP, 0)
+    before = taken.to(tl.int64) if taken_ptr is None else tl.load(taken_ptr).to(tl.int64)
+    n = numbers_of_rule(held(lr_ptr, lr), before + 1, o0, o1, o2, o3, RULE, DECAY)
+    for i in tl.static_range(7):
+        tl.store(numbers_ptr + i, n[i].to(tl.float32))
+    tl.store(numbers_ptr + FACTOR, (held(clip_ptr, clip) / held(scale_ptr, scale)).to(tl.float32))
+    tl.store(words + SEED, seed)
+    step_seed = seed_high.to(tl.uint32, bitcast=True) ^ mix((before + 1).to(tl.uint32))
+    tl.store(words + SEED_HIGH, step_seed.to(tl.int32, bitcast=True))
+    if taken_ptr is not None:
+        tl.debug_barrier()  # all threads have read it; one stores
+        tl.store(taken_ptr, (before + 1).to(taken_ptr.dtype.element_ty))
+
+
+def step_(update: Update, tables: StepTables, conditions: Conditions, block: int | None = None) -> None:
+    """Step all tensors of the tables; `block` is that of packed gradients."""
+    c, device = conditions, tables.numbers.device
+    found = (c.lr, c.taken, c.grad_scale, c.clip, c.found_inf)
+    held = [x if isinstance(x, Tensor) and x.device == device else None for x in found]  # the others are on the host
+    if held[-1] is None and float(c.found_inf) != 0:
+        return
+    constants = {"RULE": type(update).__name__, "DECAY": _decay(update)}
+    with on(device):
+        numbers: tuple[Any, ...] = (tables.numbers, *(0.0,) * 8, 0, 0)
+        if any(x is not None for x in held):
+            _launch_numbers(update, tables.numbers, found, held, c.key, constants)
+        else:
+            values, factor, seed = numbers_of(update, conditions)
+            numbers = (None, *values, *(0.0,) * (7 - len(values)), factor, *map(signed, seed))
+        constants |= {"NESTEROV": isinstance(update, SGD) and update.nesterov, "STATES": update.states, "BLOCK": block}
+        for table in tables.by_kind:
+            _launch(table, numbers, constants, conditions.key is not None)
+    if isinstance(conditions.taken, Tensor) and held[1] is None:
+        conditions.taken.add_(1)
+
+
+def _launch(table: Table, numbers: tuple[Any, ...], constants: dict[str, Any], drawn: bool) -> None:
+    p, g, mastered = table.kind
+    if len(table.tiles):
+        step_kernel[(len(table.tiles),)](
+            table.tiles, table.records, *numbers, **constants,
+            P=TYPES[p], G=TYPES[g], MASTER=mastered, DRAWN=drawn and p == torch.bfloat16, TILE=table.tile,
+            num_warps=WARPS, enable_fp_fusion=False,
+        )  # fmt: skip
+
+
+def _launch_numbers(
+    update: Update, numbers: Tensor, found: Any, held: list[Tensor | None], key: int | None, constants: dict[str, Any]
+) -> None:
+    lr, taken, scale, clip, _ = (float(x) if there is None else 0.0 for x, there in zip(found, held, strict=True))
+    options = [x for x in vars(update).values() if not isinstance(x, bool)]  # three, or four, in the kernel's order
+    numbers_kernel[(1,)](
+        numbers, *held, lr, int(taken), scale, clip, *(*options, 0.0)[:4], *signed_words(key or 0),
+        **constants, num_warps=1, enable_fp_fusion=False,
+    )  # fmt: skip
+
+
+def _decay(update: Update) -> int:
+    if isinstance(update, Adam) and update.decoupled:
+        return int(DECOUPLED.value)
+    return int(COUPLED.value) if update.weight_decay else 0
+
+
+# Norms: a sum in two stages, always in the same order.
+
+TURN = 1024  # values that a program adds at a time
+
+
+@triton.jit
+def squares(record, tile, G: tl.constexpr, WIDE: tl.constexpr, TILE: tl.constexpr, TURN: tl.constexpr):
+    """Return the sum of a tile's squares, of `TURN` values at a time."""
+    values, n = column(record, G_AT, G, WIDE), tl.load(record + LENGTH)
+    LINE: tl.constexpr = TURN if WIDE else TURN // 2  # as in a step
+    total = tl.zeros((TURN // LINE, LINE), tl.float64)
+    for turn in tl.range(TILE // TURN):
+        at = places(tile * (TILE // TURN) + turn, LINE, TURN)
+        g = tl.load(values + at) if WIDE else tl.load(values + at, at < n, 0)
+        wide = g.to(tl.float32).to(tl.float64)
+        total += wide * wide
+    return tl.sum(total)
+
+
+@triton.jit
+def partials_kernel(partials_ptr, tiles_ptr, records_ptr, G: tl.constexpr, TILE: tl.constexpr, TURN: tl.constexpr):
+    entry = tl.load(tiles_ptr + tl.program_id(0))
+    record = records_ptr + (entry >> 32) * RECORD
+    tile = entry & 0xFFFFFFFF
+    if tile < tl.load(record + WHOLE):
+        total = squares(record, tile, G, True, TILE, TURN)
+    else:
+        total = squares(record, tile, G, False, TILE, TURN)
+    tl.store(partials_ptr + tl.program_id(0), total)
+
+
+@triton.jit(do_not_specialize=["count"])
+def norm_kernel(norm_ptr, found_ptr, partials_ptr, count, TURN: tl.constexpr):
+    total = tl.zeros((TURN,), tl.float64)
+    for turn in tl.range((count + TURN - 1) // TURN):
+        at = turn * TURN + tl.arange(0, TURN)
+        total += tl.load(partials_ptr + at, at < count, 0)
+    norm = tl.sqrt(tl.sum(total)).to(tl.float32)
+    tl.store(norm_ptr, norm)
+    if found_ptr is not None:
+        tl.store(found_ptr, (norm - norm != 0).to(found_ptr.dtype.element_ty))
+
+
+def gradient_norm_(norm: Tensor, tables: StepTables, found_inf: Tensor | None) -> None:
+    """Write the norm of the gradients of the tables; and, in `found_inf`, 1 if it is not finite, else 0."""
+    first = 0
+    with on(tables.partials.device):
+        for table in tables.by_kind:
+            programs = len(table.tiles)
+            if programs:
+                partials_kernel[(programs,)](
+                    tables.partials[first:], table.tiles, table.records, G=TYPES[table.kind[1]],
+                    TILE=table.tile, TURN=TURN, num_warps=4, enable_fp_fusion=False,
+                )  # fmt: skip
+            first += programs
+        norm_kernel[(1,)](norm, found_inf, tables.partials, first, TURN=4 * TURN, num_warps=8, enable_fp_fusion=False)

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from ...arguments import every, several
-from ..shared.uploads import uploaded
+from ..operators import uploaded
 
 FIELDS = ("p", "g", "u", "v", "master", "length", "start", "whole")
 NUMBERS = 16  # words on the device for the numbers of a step

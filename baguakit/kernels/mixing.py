@@ -8,7 +8,7 @@ sum with one rounding for both (a fused multiply-add), and a narrower dtype is r
 done in the dtype of x, each operation rounded to it: where nothing has moved x since it was b, it becomes r to the
 bit; elsewhere what moved it is kept. A NaN equals nothing, so that it stays one.
 
-This file is the definition, and what CPU tensors take; `gpu.py` holds the same arithmetic for GPUs.
+This file is the definition, and what CPU tensors take; `mixing_gpu.py` holds the same arithmetic for GPUs.
 """
 
 from collections.abc import Iterator, Sequence

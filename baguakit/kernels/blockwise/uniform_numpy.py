@@ -1,4 +1,4 @@
-"""The operations of `blockwise/definition.py` on few values on a CPU, by NumPy, with the same bits: of wide headers.
+"""The operations of `definition.py` on few values on a CPU, by NumPy, with the same bits: of wide headers.
 
 They exist because calls of torch take longer: to compress, reduce and decompress 1,024, 4,096 and 16,384 values takes
 53, 63 and 101 μs here and 270, 286 and 346 μs by torch; in one hop of two ranks, 30, 36 and 64 μs and 116, 133 and
@@ -14,8 +14,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from ..blockwise.format import Format
-from ..blockwise.layout import Layout
+from .format import Format, Layout
 
 Array = NDArray[Any]
 HALF, ONE, HALF_INTERVALS, SMALLEST = (np.float32(value) for value in (0.5, 1, 127.5, 2.0**-126))

@@ -12,10 +12,10 @@ import triton  # type: ignore[import-untyped]
 import triton.language as tl  # type: ignore[import-untyped]
 from torch import Tensor
 
-from ..shared.gpu import on
-from . import definition
+from . import topk
+from .gpu import on
 
-NAN = tl.constexpr(definition.NAN)
+NAN = tl.constexpr(topk.NAN)
 NEIGHBOURS = tl.constexpr(16)
 ZEROS = {torch.bfloat16: 16, torch.float16: 13}  # the lowest bits of a size
 # Of a thread, at the most: three programs of the longest chunk then share a multiprocessor of NVIDIA's, so that one

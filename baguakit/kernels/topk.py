@@ -11,7 +11,7 @@ A row of n values is cut in chunks of `chunk` values; the last one ends with the
 It depends on the values alone: of equal magnitudes the first places are taken, on every device. All NaNs are of one
 size, and leave as 0x7fc00000.
 
-This file is the definition, and what CPU tensors take; `gpu.py` finds the same for GPUs. NumPy's partition takes a
+This file is the definition, and what CPU tensors take; `topk_gpu.py` finds the same for GPUs. NumPy's partition takes a
 tenth of the time of torch's. The few that may be kept are found first: a chunk is cut in groups, and k sizes or more
 reach the k-th largest of the groups' maxima, so that all that is kept is among them.
 """

@@ -6,8 +6,8 @@ A word is step | bottom << 32 where headers are wide, else step | bottom << 16.
 import triton  # type: ignore[import-untyped]
 import triton.language as tl  # type: ignore[import-untyped]
 
-from ..blockwise.gpu import BITS, ROTATED
-from ..shared.gpu import INTERPRETED
+from ..gpu import INTERPRETED
+from .gpu import BITS, ROTATED
 
 SMALLEST, NAN, INFINITY = tl.constexpr(2.0**-126), tl.constexpr(float("nan")), tl.constexpr(float("inf"))
 REACH, LARGEST, LARGEST_BF16 = tl.constexpr(32760.0), tl.constexpr(2.0**127), tl.constexpr(255 * 2.0**120)

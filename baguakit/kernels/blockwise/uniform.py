@@ -26,7 +26,7 @@ is at most 1.008 times (high − low) / 30; where a block is narrow and far from
 bottom must be an int16 (reach = 32760). Only of two bits and draws could a step, then half the range, lie above the
 largest bf16.
 
-Rotated blocks (`shared/rotation.py`) are nearly normal, and a grid that reaches their farthest values wastes levels
+Rotated blocks (`rotation.py`) are nearly normal, and a grid that reaches their farthest values wastes levels
 where bits are few. So of up to three bits, to the nearest, and of one bit always, the grid lies about zero:
 
     step   = spacing · mean |x|                      rounded up to bf16; of draws, 2 · max |x|; zero if all values are
@@ -47,12 +47,14 @@ This file is the definition; `uniform_gpu.py` holds the same arithmetic for GPUs
 headers for few values.
 """
 
+from functools import cache
+
 import torch
 from torch import Tensor
 
-from ..blockwise.format import Format
-from ..blockwise.operators import Operators, operators
+from ..operators import Operators, operators_of
 from . import uniform_numpy
+from .format import Format
 
 SMALLEST = 2.0**-126
 NAN = float("nan")
@@ -158,11 +160,10 @@ def bf16_above(x: Tensor) -> Tensor:
     return ((x.view(torch.int32) + 0xFFFF) & -0x10000).view(torch.float32)
 
 
-OPERATORS = {(8, False): operators(UniformFormat(8))}  # by bits and rotation; others are made when first needed
+@cache
+def uniform(bits: int, rotated: bool) -> Operators:
+    """Return the operators of a format of this file, which are registered when they are first needed."""
+    return operators_of(UniformFormat(bits, rotated))
 
 
-def operators_of(bits: int, rotated: bool) -> Operators:
-    found = OPERATORS.get((bits, rotated))
-    if found is None:
-        found = OPERATORS.setdefault((bits, rotated), operators(UniformFormat(bits, rotated)))
-    return found
+MINMAX_UINT8 = uniform(8, False)

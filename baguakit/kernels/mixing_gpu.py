@@ -1,4 +1,4 @@
-"""The arithmetic of `definition.py` for GPUs: the same roundings in the same order. Its docstring states the equations.
+"""The arithmetic of `mixing.py` for GPUs: the same roundings in the same order. Its docstring states the equations.
 
 A program holds a tile of each tensor. Only the last tile, where it reaches past the end, has a mask, so that all
 others move sixteen bytes at a time.
@@ -12,8 +12,8 @@ import triton  # type: ignore[import-untyped]
 import triton.language as tl  # type: ignore[import-untyped]
 from torch import Tensor
 
-from ..shared.gpu import on, rounded, store
-from .definition import WIDE
+from .gpu import on, rounded, store
+from .mixing import WIDE
 
 TILE = 2048  # values
 WARPS = 4  # with 16 values a thread: of each tensor four 16-byte loads in flight in fp32

@@ -29,8 +29,8 @@ GPUs nor Triton's interpreter cast as torch does:
 import torch
 from torch import Tensor
 
-from ..blockwise.format import Format
-from ..blockwise.operators import operators
+from ..operators import operators_of
+from .format import Format
 
 BIAS = 127  # of an exponent's field in fp32
 NAN_FIELD = 255
@@ -83,5 +83,5 @@ class Float8Format(Format):
         return codes.view(self.dtype).float() * s
 
 
-E4M3 = operators(Float8Format(torch.float8_e4m3fn, m=3, e=-6))
-E5M2 = operators(Float8Format(torch.float8_e5m2, m=2, e=-14))
+E4M3 = operators_of(Float8Format(torch.float8_e4m3fn, m=3, e=-6))
+E5M2 = operators_of(Float8Format(torch.float8_e5m2, m=2, e=-14))

@@ -1,1 +1,0 @@
-"""The wire formats in blocks: each a file with its definition, and one with the same in Triton."""

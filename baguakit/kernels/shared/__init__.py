@@ -1,1 +1,0 @@
-"""Parts that kernels of several families use."""

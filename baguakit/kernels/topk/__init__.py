@@ -1,1 +1,0 @@
-"""The k largest values of each row."""
