@@ -1,6 +1,5 @@
 """`scripts/gpu --dry` and `--report`: every part is tried without a GPU, and a report can be attached to an issue."""
 
-import dataclasses
 import json
 import os
 import subprocess
@@ -12,36 +11,7 @@ import torch
 
 ROOT = Path(__file__).parents[1]
 sys.path.append(str(ROOT / "scripts"))
-import gpu_report  # noqa: E402 there it lies
-import gpu_run  # noqa: E402
 from gpu_parts import PARTS  # noqa: E402
-
-MACHINE = {"gpu": ["none"], "torch": "-", "triton": "-", "python": "-", "skipped": {}, "dry": True}
-
-
-def test_a_dry_run_adds_arguments_and_time_to_a_part():
-    for part in PARTS:
-        assert part.dry and gpu_run.small(part) == dataclasses.replace(
-            part, command=part.command + part.dry, seconds=gpu_run.PATIENCE * part.seconds
-        )
-
-
-def test_a_report_takes_any_time_and_is_copied(monkeypatch, tmp_path, capsys):
-    taken = []
-
-    def take(self, parts):
-        taken.append(([part.name for part in parts], self.until))
-        self.write()
-        return 1
-
-    monkeypatch.setattr(gpu_run.Run, "take", take)
-    monkeypatch.setattr(gpu_report, "machine", lambda dry: MACHINE)
-    file = tmp_path / "file.txt"
-    assert gpu_run.main([str(tmp_path / "out"), "waits", "--report", str(file), "--dry"]) == 1
-    assert taken == [(["waits"], float("inf"))]
-    assert file.read_text() == (tmp_path / "out" / "report.txt").read_text()
-    assert file.read_text().startswith("baguakit: report of scripts/gpu, a dry run: its figures mean nothing\n")
-    assert f"attach {file} to an issue" in capsys.readouterr().out
 
 
 @pytest.mark.slow  # every part starts programs that import torch, and ranks

@@ -13,8 +13,6 @@ import gpu_compare  # noqa: E402 there it lies
 import gpu_issue  # noqa: E402
 import gpu_sectors  # noqa: E402
 
-from bench import pages  # noqa: E402
-
 MACHINE = {"device": "NVIDIA H200", "torch": "2.11.0", "triton": "3.6.0", "date": "2026-11-23"}
 
 
@@ -103,38 +101,6 @@ def test_every_measured_operation_is_predicted():
     assert not [row["operation"] for row in found["rows"] if row["values"] and row["predicted_share"] is None]
 
 
-def test_what_was_not_counted_is_said(tmp_path, capsys):
-    """The program reads two files, and writes two and its facts."""
-    (tmp_path / "roofline-cpu.json").write_text(json.dumps(MEASURED))
-    (tmp_path / "predicted.json").write_text(json.dumps(PREDICTED))
-    words = [
-        str(tmp_path),
-        "--cpu",
-        "--predicted",
-        str(tmp_path / "predicted.json"),
-        "--facts",
-        str(tmp_path / "facts"),
-    ]
-    assert gpu_compare.main(words) == 0
-    found = gpu_compare.compared(MEASURED, PREDICTED, "this is a CPU")
-    assert (
-        found == json.loads((tmp_path / "comparison.json").read_text()) == json.loads((tmp_path / "facts").read_text())
-    )
-    page = (tmp_path / "comparison.md").read_text()
-    assert "Sectors and bytes were not counted: this is a CPU.\n" in page and page in capsys.readouterr().out
-
-
-@pytest.mark.parametrize("there, source", [([], "the part `roofline`"), (["roofline-gpu.json"], "--predicted`")])
-def test_a_missing_file_is_named_with_what_writes_it(tmp_path, capsys, there, source):
-    for name in there:
-        (tmp_path / name).write_text(json.dumps(MEASURED))
-    words = [str(tmp_path), "--predicted", str(tmp_path / "predicted.json"), "--facts", str(tmp_path / "facts")]
-    assert gpu_compare.main(words) == 0
-    said = capsys.readouterr().out
-    assert json.loads((tmp_path / "facts").read_text()) == {"not compared": said.rstrip("\n")}
-    assert source in said and said.endswith("is missing\n") and not (tmp_path / "comparison.json").exists()
-
-
 # Nsight Compute.
 
 METRICS = (*gpu_sectors.SECTORS, *gpu_sectors.BYTES)
@@ -174,123 +140,7 @@ def test_sectors_and_bytes_of_an_operation_are_those_of_the_kernels_after_its_ma
     }
 
 
-def test_why_nothing_is_counted(ncu, tmp_path, monkeypatch):
-    ncu("#!{python}\nprint('==ERROR== ERR_NVGPUCTRPERM: no permission to read counters')\nraise SystemExit(1)\n")
-    assert gpu_sectors.counted() == "ncu ended with 1, ==ERROR== ERR_NVGPUCTRPERM: no permission to read counters"
-    ncu("#!{python}\nimport time\ntime.sleep(600)\n")
-    monkeypatch.setattr(gpu_sectors, "SECONDS", 0.1)
-    assert gpu_sectors.counted() == "ncu did not end within 0.1 s"
-    monkeypatch.setattr(gpu_sectors, "SECONDS", 60)
-    ncu(NCU.replace('"Kernel Name"', '"Function"'))
-    assert gpu_sectors.counted() == "the table of ncu was not understood, KeyError: 'Kernel Name'"
-    (tmp_path / "ncu").unlink()
-    assert gpu_sectors.counted() == "Nsight Compute (ncu) is not on the PATH"
-    with pytest.raises(ValueError, match="2 operations were run, and ncu saw 0"):
-        gpu_sectors.sums([], ["a", "b"])
-
-
 # The report.
-
-RESULTS = {
-    "machine": {
-        "dry": False,
-        "gpu": ["NVIDIA H200", "NVIDIA H200"],
-        "driver": "580.65.06",
-        "torch": "2.11.0+cu130",
-        "cuda": "13.0",
-        "nccl": "2.28.9",
-        "triton": "3.6.0",
-        "python": "3.12.3",
-        "system": "Linux-6.8.0-x86_64-with-glibc2.39",
-        "date": "2026-11-23",
-        "missing": ["sklearn"],
-        "skipped": {},
-    },
-    "parts": {
-        "compile": {
-            "status": "passed",
-            "seconds": 31.24,
-            "found": {"target": "cuda:90", "compiled": [{}, {}], "failed": {}},
-            "said last": [],
-        },
-        "kernels": {
-            "status": "failed with 1",
-            "seconds": 80.0,
-            "found": {
-                "passed": 7,
-                "skipped": 2,
-                "reasons": {"needs lmdb": 2},
-                "failed": {"tests/kernels/test_a.py::test_b[1/2]": "RuntimeError: in /home/ann/work/net.py\nmore"},
-                "cut off": ["tests/kernels/test_a.py::test_c"],
-            },
-            "said last": [f'  File "{ROOT}/tests/a.py", line 7', "see https://example.org/a/b/c", "10.1.2.3 refused"],
-        },
-        "peer": {"status": "passed", "seconds": 99.0, "found": {"named": True, "seconds": 2.08491}, "said last": []},
-        "comparison": {"status": "passed", "seconds": 1.0, "found": {"rows": []}, "said last": []},
-    },
-}
-REPORT = f"""\
-baguakit: report of scripts/gpu
-
-GPU      NVIDIA H200, NVIDIA H200
-driver   580.65.06
-CUDA     13.0
-NCCL     2.28.9
-torch    2.11.0+cu130
-triton   3.6.0
-Python   3.12.3
-system   Linux-6.8.0-x86_64-with-glibc2.39
-date     2026-11-23
-without  sklearn
-
-Parts
-  compile     passed, 31.2 s
-    target: cuda:90
-    compiled: 2
-  kernels     failed with 1, 80.0 s
-    |   File "tests/a.py", line 7
-    | see https://example.org/a/b/c
-    | ADDRESS refused
-    passed: 7
-    skipped: 2
-    skipped 2: needs lmdb
-    failed: tests/kernels/test_a.py::test_b[1/2]: RuntimeError: in …/net.py
-    cut off: tests/kernels/test_a.py::test_c
-  pair        not run
-  waits       not run
-  streams     not run
-  uncached    not run
-  groups      not run
-  backend     not run
-  peer        passed, 99.0 s
-    named: True
-    seconds: 2.085
-  silent      not run
-  mesh        not run
-  real        not run
-  roofline    not run
-  comparison  passed, 1.0 s
-  profile     not run
-  overlap     not run
-  plugin      not run
-  users       not run
-  benchmarks  not run
-  rest        not run
-
-{PAGE}"""
-
-
-def test_the_page_of_benchmarks_takes_the_results_of_a_run_as_they_are():
-    table = [f"| {name} | yes |" for name in ("a | 1.000 ms | fast", "b | 2.000 ms | –")]
-    rows = [dict(zip(("name", "median", "beside", "verified"), line[2:-2].split(" | "), strict=True)) for line in table]
-    benchmarks = {"status": "passed", "seconds": 9.0, "found": {"benchmarks": rows}}
-    assert "| kernels | failed with 1 | 80 | passed 7, skipped 2 |" in pages.ran(RESULTS)
-    assert set(table) <= {*pages.ran(RESULTS | {"parts": RESULTS["parts"] | {"benchmarks": benchmarks}})}
-
-
-def test_the_report_of_a_run_tells_all_and_names_no_path_address_or_host(tmp_path):
-    (tmp_path / "comparison.md").write_text(PAGE)
-    assert gpu_issue.text(RESULTS, tmp_path) == REPORT
 
 
 def test_names_of_a_machine_are_left_out(monkeypatch):

@@ -15,13 +15,8 @@ import torch
 ROOT = Path(__file__).parents[1]
 sys.path.append(str(ROOT / "scripts"))
 import gpu_kernels  # noqa: E402 there it lies
-import gpu_pair  # noqa: E402
-import gpu_peer  # noqa: E402
-import gpu_report  # noqa: E402
 import gpu_run  # noqa: E402
 from gpu_parts import FOR_CPUS, PARTS, PYTEST, SECONDS, Part, kernel_tests  # noqa: E402
-
-from bench import step_profile  # noqa: E402
 
 MACHINE = {"gpu": ["none"], "torch": "-", "triton": "-", "python": "-", "skipped": {}}
 
@@ -128,27 +123,6 @@ def test_tests_are_counted_and_those_that_failed_or_were_cut_off_are_named(run, 
     assert [name.rpartition("::")[2] for name in found["cut off"]] == ["test_killed"]
 
 
-def test_files_that_need_missing_modules_are_left_out_of_test_runs(run, tmp_path, monkeypatch):
-    """And of test runs only: no other program would know the option."""
-    seen = []
-    monkeypatch.setattr(gpu_run.Run, "program", lambda self, command, part: (seen.append(command), (0, False))[1])
-    monkeypatch.setitem(MACHINE, "skipped", {"tests/test_x.py": "sklearn"})
-    run(Part("tests", "", 1, (*PYTEST, "tests")), program("other", ""))
-    assert "--ignore=tests/test_x.py" in seen[0] and "--ignore=tests/test_x.py" not in seen[1]
-    path = tmp_path / "test_y.py"
-    path.write_text("import os\nfrom sklearn.datasets import load_digits\n")
-    assert gpu_report.needs(path, ["sklearn"]) == "sklearn" and gpu_report.needs(path, ["tqdm"]) is None
-    assert gpu_report.needs(ROOT / "tests" / "bench" / "test_network_page.py", ["tqdm"]) == "tqdm"  # by way of bench
-
-
-@pytest.mark.parametrize("words", [[], ["out", "no such"], ["out", "rest", "--seconds", "100"]])
-def test_wrong_usage_is_told_before_anything_is_begun(words, tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
-    with pytest.raises(SystemExit, match="2"):
-        gpu_run.main(words)
-    assert "scripts/gpu: error: " in capsys.readouterr().err and not [*tmp_path.iterdir()]
-
-
 @pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without a GPU")
 def test_a_machine_without_a_gpu_is_refused(tmp_path, capsys):
     assert gpu_run.main([str(tmp_path / "out")]) == 1
@@ -211,54 +185,3 @@ def test_occupancy_is_that_of_the_vendors_table():
 def test_kernels_are_compiled_for_the_gpu_that_is_here(monkeypatch, capability, target):
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: capability)
     assert gpu_kernels.here() == f"cuda:{target}"
-
-
-@pytest.mark.slow
-def test_a_killed_peer_is_named_and_the_other_lives_on(tmp_path):
-    """Ranks start for it, and one is dead only after two seconds without a sign."""
-    path = tmp_path / "facts"
-    assert gpu_peer.main([str(path), "--cpu", "--after", "0"]) == 0
-    facts = json.loads(path.read_text())
-    assert facts["sentence"].startswith("PeerError: rank 1 is dead") and facts["alive"] and facts["error"] is None
-    assert 0 < facts["seconds to the sentence"] < gpu_peer.TIMEOUT + 2
-
-
-def test_a_process_that_ends_with_its_peer_still_leaves_what_it_noted():
-    facts = gpu_peer.facts_of(['["killed", 1.0, "2.0"]', '["said", 3.5, "PeerError: rank 1 is dead"]'], "rank 0 ended")
-    assert facts["named"] and not facts["alive"] and facts["seconds to the sentence"] == 2.5 and not facts["in time"]
-    assert facts["seconds to detach"] is None and not gpu_peer.facts_of([], "rank 0 ended")["named"]
-
-
-NCCL = """
-host:1:2 [0] NCCL INFO NET/Socket : Using [0]lo:127.0.0.1<0>
-host:1:2 [0] NCCL INFO Using network Socket
-host:1:2 [0] NCCL INFO Channel 00/0 : 1[0] -> 0[0] [send] via NET/Socket/0
-host:1:2 [0] init.cc:904 NCCL WARN Duplicate GPU detected : rank 0 and rank 1 both on CUDA device 1000
-"""
-
-
-def test_what_nccl_says_is_read():
-    assert gpu_pair.heard(NCCL.splitlines()) == {
-        "networks": ["Socket"],
-        "transports": ["NET/Socket/0"],
-        "duplicate GPU": True,
-        "NCCL warns": ["Duplicate GPU detected : rank 0 and rank 1 both on CUDA device 1000"],
-    }
-
-
-def test_two_ranks_speak(tmp_path, monkeypatch):
-    for name in ("NCCL_DEBUG", "NCCL_DEBUG_FILE"):  # which the program sets; so they are forgotten
-        monkeypatch.setenv(name, "")
-    assert gpu_pair.main([str(tmp_path / "facts"), "--cpu"]) == 0
-    facts = json.loads((tmp_path / "facts").read_text())
-    assert facts["sums right"] and [each["warnings"] for each in facts["ranks"]] == [[], []]
-
-
-def test_a_step_is_profiled(tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(step_profile, "WIDTH", 64)
-    words = ["--out", str(tmp_path), "--facts", str(tmp_path / "facts"), "--megabytes", "0.05", "--cpu"]
-    assert step_profile.main(words) == 0
-    facts = json.loads((tmp_path / "facts").read_text())
-    assert facts["megabytes"] == 3 * 64 * 64 * 4 / 2**20 and 0 < facts["host seconds a step"] <= facts["seconds a step"]
-    assert "baguakit: launch CompressedMean, bucket 0" in capsys.readouterr().out
-    assert (tmp_path / "step_profile.json.gz").stat().st_size > 0

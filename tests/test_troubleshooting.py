@@ -17,7 +17,7 @@ def template(node):
     if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Add):
         parts = template(node.left), template(node.right)
         return "".join(part or "…" for part in parts) if any(parts) else None
-    if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "said":
+    if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "message":
         name, wanted = (template(argument) or "…" for argument in node.args[:2])
         return f"{name} is {wanted}, not …"
     return None

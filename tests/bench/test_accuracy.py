@@ -217,24 +217,3 @@ def test_the_bits_of_an_asked_error_keep_it_and_all_ranks_the_same_weights():
 def test_the_page_is_what_the_results_give():
     trained, wanted = (Table(RESULTS / each.PATH.name) for each in (page.ways, page.asked))
     assert page.text(FOUND, trained, wanted, "../results") == page.PAGE.read_text()
-
-
-def test_each_format_of_few_bits_has_its_point_and_name_in_the_picture():
-    pytest.importorskip("matplotlib")
-    from bench.accuracy import picture
-
-    figure = picture.draw(FOUND)
-    few = [each for each in FOUND["formats"] if each["bits"] <= picture.LIMITS[1]]
-    for axes in figure.axes:
-        assert sum(len(line.get_xdata()) for line in axes.lines[1:]) == len(few)
-        assert len(axes.texts) == len([each for each in few if not each["name"].startswith("Uniform")])
-
-
-def test_trainings_are_those_that_the_page_names():
-    """Each way has its own algorithm, and the most telling come first."""
-    from bench.accuracy.training.ways import Way, ways
-
-    every = list(ways())
-    assert every[0] == Way() and len(set(every)) == len(every) == 17
-    assert "ErrorFeedback(CompressedMean(Uniform(bits=2" in repr(Way(2, True, True).algorithm())
-    assert every[0].algorithm() == bk.algorithms.gradient_allreduce()

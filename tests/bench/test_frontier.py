@@ -6,9 +6,8 @@ from collections import Counter
 import pytest
 
 from baguakit.rules import rules_of
-from bench.frontier import compose, page, picture, timing, trajectories
+from bench.frontier import compose, page, timing, trajectories
 from bench.frontier.contenders import ALONE, CONTENDERS, DDP, Contender, contender
-from bench.network import runs
 from bench.network.table import Table
 
 WAITING = [each for each in CONTENDERS if not each.free and each.peer != "hivemind"]
@@ -107,34 +106,3 @@ def test_seconds_are_steps_to_a_loss_times_seconds_a_step(measured):
     assert len(found) >= trajectories.LEADING / 2 and min(found.values()) > 0
     assert max(found.values()) <= trajectories.LONGEST / trajectories.STEPS
     assert {row[0] for row in compose.checks(trained, timed)} == {name for name, _, _ in timing.REAL}
-
-
-@pytest.mark.slow
-def test_the_page_and_the_pictures_are_made_of_the_tables(measured, tmp_path, monkeypatch):
-    trained, timed = measured
-    monkeypatch.setattr(page, "PATH", trained.path)
-    monkeypatch.setattr(page, "TIMINGS", timed.path)
-    text = page.write(tmp_path / "README.md").read_text()
-    for network in timing.NETWORKS:
-        assert f"## {network}, 4 hosts" in text
-    assert page.write_for_plans(tmp_path / "measured.json").read_text().startswith('{\n "about"')
-    assert text.count("| DDP | ") == len(timing.NETWORKS) + len(timing.MORE) + 1  # the last is measured from end to end
-    assert "-2.0%" in text
-    assert len(picture.draw(trained, timed, tmp_path)) == 2
-    assert page.write(tmp_path / "again.md").read_text().count("## Measured on") == 1
-
-
-def test_a_cell_is_of_one_network(measured):
-    """The cell of a straggler has all that a cell of its rate has, and more."""
-    for asked in timing.cells(CONTENDERS, measured[0]):
-        each = contender(asked["contender"])
-        assert sum(timing.is_of(asked, each, network, asked["hosts"]) for network in timing.NETWORKS) == 1
-
-
-def test_what_is_measured_is_described_once_and_networks_stand_together(measured):
-    cells = timing.cells(CONTENDERS, measured[0])
-    keys = [str(sorted(cell.items())) for cell in cells]
-    assert len(set(keys)) == len(keys)
-    assert runs.network(timing.cell(DDP, "one link of 50 Mb/s among 500")) == (4, "500mbit", None, "50mbit")
-    assert all(cell["steps"] >= timing.LEAST_PERIODS * contender(cell["contender"]).period
-               for cell in cells if "lr" not in cell)  # fmt: skip

@@ -1,15 +1,13 @@
 """One rank of many: the real attachment, against a group that only counts, costs what its neighbours cost."""
 
-import threading
-
 import pytest
 import torch
 from tiers import slow
 
 import baguakit as bk
-from bench.scaling.many import machine, measures, page
+from bench.scaling.many import page
 from bench.scaling.many.group import alone
-from bench.scaling.many.measures import ALGORITHMS, SIZES, facts
+from bench.scaling.many.measures import SIZES, facts
 
 FEW, MANY = SIZES[0], SIZES[-1]
 ONE_PEER = "decentralized(OnePeerExponential())"
@@ -70,21 +68,7 @@ def test_small_buckets_of_many_ranks_stay_small():
         assert tally.sent - before < 1 << 16
 
 
-@pytest.mark.slow
-def test_the_group_that_counts_leaves_nothing_behind():
-    before = set(threading.enumerate())
-    facts(ONE_PEER, 64, steps=1)
-    assert set(threading.enumerate()) <= before
-
-
 def test_the_page_is_what_the_program_writes(tmp_path):
     folder = tmp_path / "many"
     folder.mkdir()
     assert page.write(page.RESULTS, folder / "README.md").read_text() == page.PAGE.read_text()
-
-
-def test_every_measured_algorithm_is_one_and_each_size_is_in_the_table():
-    assert set(machine.NAMES) <= set(ALGORITHMS)
-    for name in ALGORITHMS:
-        assert repr(ALGORITHMS[name]())
-    assert measures.steps_of(ONE_PEER) == measures.PERIOD == (MANY - 1).bit_length()

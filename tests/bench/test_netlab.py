@@ -7,7 +7,6 @@ import sys
 import pytest
 from laboratory import ROOT, needs_root, within
 
-from baguakit.command.pacing import bits_per_second
 from bench.netlab import Lab, Loopback
 
 MIB = 1 << 20
@@ -205,35 +204,3 @@ def test_loopback_runs_the_same_ranks_without_root():
         ended = lab.run([sys.executable, "-c", show], timeout=60)
     assert ended.status == 0
     assert [json.loads(text) for text in ended.outputs] == [[str(r), "3", "127.0.0.1"] for r in range(3)]
-
-
-def test_a_command_that_takes_too_long_is_stopped_and_one_killed_counts_as_such():
-    with Loopback(1) as lab:
-        assert lab.run(["sleep", "1000"], timeout=0.1).status == 124
-        assert lab.run(["sh", "-c", "kill -9 $$"], timeout=60).status == 137
-
-
-@pytest.mark.parametrize(
-    "make, words",
-    [
-        (lambda: Lab(0), "1 to 250 hosts, not 0"),
-        (lambda: Lab(2, "fast"), "a rate is 8kbit or more"),
-        (lambda: Lab(2, "0mbit"), "a rate is 8kbit or more"),
-        (lambda: Lab(3, nodes=2), "3 hosts cannot be divided into 2 nodes"),
-        (lambda: Lab(2, between="1gbit"), "give nodes="),
-        (lambda: Lab(2, flow_cap="1"), "a rate is 8kbit or more"),
-        (lambda: Loopback(0), "1 host or more"),
-    ],
-)
-def test_what_makes_no_sense_is_refused(make, words):
-    with pytest.raises(ValueError, match=words):
-        make()
-
-
-def test_rates():
-    assert [bits_per_second(r) for r in ("8000bit", "1.5Mbit", "2gbit")] == [8_000, 1_500_000, 2_000_000_000]
-
-
-def test_a_laboratory_not_entered_says_so():
-    with pytest.raises(RuntimeError, match="with Lab"):
-        Lab(2).run(["true"])

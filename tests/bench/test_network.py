@@ -2,7 +2,6 @@
 
 import json
 import os
-import re
 import textwrap
 from unittest import mock
 
@@ -14,9 +13,9 @@ import baguakit as bk
 from baguakit.compressors import BFloat16, MinMaxUInt8, TopK
 from baguakit.kernels.cpu import units
 from baguakit.topology import OnePeerExponential, Ring
-from bench.network import backend, collectives, exchanges, few, flows, formulas, page, reports, runs, steps
-from bench.network.contenders import ALONE, CONTENDERS, FOUR_BITS, WARM_UP, contender
-from bench.network.reports import aligned, line_of, of_flows, of_steps
+from bench.network import backend, collectives, exchanges, few, flows, formulas, reports, runs, steps
+from bench.network.contenders import CONTENDERS, FOUR_BITS, contender
+from bench.network.reports import of_flows
 from bench.network.table import Table
 from bench.network.train import blocks_of
 
@@ -79,32 +78,12 @@ def test_formulas_are_what_attachments_count(name):
         assert sent == pytest.approx(formula, rel=0.02)  # padding to whole lines of bytes
 
 
-def test_every_contender_is_over_its_warm_up_when_it_is_measured():
-    assert contender("qadam").algorithm.stage.warmup_steps <= WARM_UP
-    assert steps.STEPS % contender("local_sgd").period == 0 and steps.STEPS % contender("diloco").period == 0
-    assert CONTENDERS[0].name == ALONE
-    with pytest.raises(ValueError, match="no contender called 'horovod'"):
-        contender("horovod")
-
-
 def test_cells_are_all_different():
     for quick in (True, False):
         cells = steps.cells(quick)
         assert len({json.dumps(cell) for cell in cells}) == len(cells)
     assert {cell["algorithm"] for cell in steps.cells(False)} == {each.name for each in (*CONTENDERS, *FOUR_BITS)}
     assert {cell["algorithm"] for cell in steps.cells(False, ["DDP"])} == {"DDP"}
-
-
-def test_cells_of_one_network_stand_together_and_those_of_flows_say_their_cap():
-    cells = [*flows.cells(False), *flows.cells(True)]
-    assert len({json.dumps(cell) for cell in cells}) == len(cells) - 1  # the one with a slow flow is quick
-    assert [runs.network(cell) for cell in flows.cells(False)] == [
-        *((n, None, "160mbit", None) for n in (2, 4)),
-        *((n, "1gbit", None, None) for n in (2, 4)),
-        *((n, None, None, None) for n in (2, 4)),
-        (2, None, None, None),
-    ]
-    assert runs.network({"hosts": 4, "rate": "1gbit"}) == (4, "1gbit", None, None)
 
 
 def test_exchanges_are_checked_and_counted():
@@ -137,14 +116,6 @@ def test_collectives_are_checked_and_counted():
     assert all(0 < each["formula"] <= each["busiest"] for each in here.values())
 
 
-def test_messages_that_went_wrong_are_not_timed():
-    rows = exchanges.Uncomputed().compress(torch.zeros(2, 1000))
-    assert rows.shape == exchanges.BYTE.compress(torch.zeros(2, 1000)).shape
-    rows[1, -1] = 0
-    with pytest.raises(AssertionError, match="not arrived"):
-        exchanges.Uncomputed().reduce(rows, 1000)
-
-
 def test_means_of_few_values_are_measured_and_told(tmp_path):
     """Over loopback; their results are checked where they are measured."""
     cell = {"hosts": 2, "rate": "unshaped", "values": [16, 4096], "repeats": 3}
@@ -158,19 +129,6 @@ def test_means_of_few_values_are_measured_and_told(tmp_path):
     plain, compressed = ({"seconds": s, "quartiles": [0.9 * s, s, 1.1 * s]} for s in (4e-4, 6e-4))
     table.add({**cell, "rate": "1gbit"}, {"16": {few.PLAIN: plain, few.COMPRESSED: compressed}})
     assert reports.of_few(table).splitlines()[1].split() == ["1gbit", "2", "16", "400", "20%", "600", "20%", "1.50"]
-
-
-def test_programs_over_the_backend_are_told(tmp_path):
-    def found(seconds, formula):
-        quartiles = [0.95 * seconds, seconds, 1.05 * seconds]
-        return {"seconds": seconds, "quartiles": quartiles, "payload": 1.01 * formula, "formula": formula}
-
-    table = Table(tmp_path / "table.jsonl")
-    result = {"DDP, gloo": found(3.0, 36e6), "DDP, bagua": found(0.75, 9e6), "compute": found(0.02, 0.0)}
-    table.add({"hosts": 4, "rate": "100mbit", "steps": 2}, result)
-    rows = [re.split(r" {2,}", line) for line in reports.of_backend(table).splitlines()[1:]]
-    assert rows[0][2:] == ["DDP, gloo", "3000.000", "10%", "20.0", "2880.000", "1.04", "1.00", "36.36", "1.010"]
-    assert rows[1][2:] == ["DDP, bagua", "750.000", "10%", "20.0", "720.000", "1.04", "4.00", "9.09", "1.010"]
 
 
 @pytest.mark.slow
@@ -235,28 +193,6 @@ def test_a_table_outlives_its_program(tmp_path):
     assert len(Table(table.path)) == 2  # the half line has gone
 
 
-def test_a_table_does_not_guess(tmp_path):
-    path = tmp_path / "table.jsonl"
-    path.write_text('nonsense\n{"cell": {}, "result": {}}\n')
-    with pytest.raises(ValueError, match="line 1 of"):
-        Table(path)
-
-
-def test_the_page_shows_what_has_been_measured(tmp_path):
-    """Sections and pictures of what is there, with the machine and the day; nothing of what is not."""
-    results, page_file = tmp_path / "results", tmp_path / "folder" / "README.md"
-    page_file.parent.mkdir()
-    names = {"seconds": 2.0, "quartiles": [1.9, 2.0, 2.1], "sent": 3e7, "payload": 2.4e7, "formula": 2.4e7}
-    table = Table(results / "network-exchanges.jsonl")
-    table.add({"hosts": 4, "rate": "100mbit", "mib": 16, "repeats": 5}, dict.fromkeys(exchanges.EXCHANGES, names))
-    (results / "network-exchanges.png").write_bytes(b"")
-    text = page.write(results, page_file).read_text()
-    assert re.findall("^## (.*)$", text, re.MULTILINE) == ["Exchanges alone"]
-    assert re.findall(r"!\[.*\]\((.*)\)", text) == ["../results/network-exchanges.png"]
-    (on,) = table.machines
-    assert on["date"] in text and on["cpu"] in text and text.count(" 1.04 ") == len(exchanges.EXCHANGES)
-
-
 WORKER = """
 import json, os, sys
 for cell in json.loads(sys.argv[1]):
@@ -288,19 +224,3 @@ def test_steps_are_means_over_whole_periods():
     assert blocks_of([1.0, 2.0, 4.0, 8.0, 9.0], 1) == [1, 1, 2, 4, 1]
     assert blocks_of([1.0, 2.0, 4.0, 8.0, 9.0], 2) == [1, 3]
     assert blocks_of([1.0, 2.0], 8) == [1]
-
-
-def test_lines_and_tables(tmp_path):
-    assert line_of(1e6, "100mbit") == 0.08
-    assert line_of(1e6, "unshaped") is None and line_of(None, "100mbit") is None
-    assert aligned([("task", "ms"), ("wide", "1"), ("of all", "10")]) == "task    ms\nwide     1\nof all  10"
-    result = {"step": 0.2, "quartiles": [0.19, 0.2, 0.21], "step_by_rank": [0.2], "compute": 0.01, "formula": 1e6}
-    result |= {"sent": 1.05e6, "payload": 1.01e6, "losses": [1.0] * 4, "test_loss": 0.5}
-    table = Table(tmp_path / "table.jsonl")
-    for name, seconds in (("DDP", 0.2), ("bytegrad", 0.1)):
-        table.add(steps.cell(name, rate="100mbit"), {**result, "step": seconds})
-    header, ddp, bytegrad = of_steps(table).splitlines()
-    assert header.split()[-4:] == ["to", "formula", "loss", "test"]
-    columns = ["200.000", "10%", "10.0", "80.000", "2.50", "1.00", "1.05", "1.010", "1.000", "0.500"]
-    assert ddp.split() == ["wide", "100mbit", "4", "DDP", *columns]
-    assert bytegrad.split()[4:10] == ["100.000", "20%", "10.0", "80.000", "1.25", "2.00"]

@@ -63,17 +63,6 @@ def test_what_picks_come_to(tables, tmp_path):
     assert [step["algorithm"] for step in found["steps"]] == list(true) and len(found["picks"]) == 2
 
 
-def test_contenders_that_are_not_installed_are_not_predicted(tables):
-    trained, probed = tables
-    for name in ("bytegrad", "one that is not installed"):
-        trained.add(steps.cell(name, rate="100mbit"), measured(1.0))
-    assert [row.algorithm for row in plan.compared(trained, probed)] == ["bytegrad"]
-
-
-def test_without_measured_steps_it_says_what_to_do(tables):
-    assert "run `python -m bench.network` first" in plan.report(plan.compared(*tables))
-
-
 def test_every_network_on_which_steps_are_measured_is_probed():
     for quick in (True, False):
         places = {(cell["rate"], cell["hosts"]) for cell in steps.cells(quick)}
