@@ -56,8 +56,8 @@ toc_object_entries_show_parents = "hide"
 # Every name that a page mentions has to be found, but for those that live elsewhere and what only signatures know.
 nitpicky = True
 ELSEWHERE = r"(torch|numpy|np|nn|dist|collections|matplotlib|networkx|lightning|datetime|os|pathlib|contextlib|abc)\b.*"
-INSIDE = r"baguakit\.(comm\.flows\.Flows|primitives\.flights\.StageLike|attach\.setup\.setup\.Setup"
-INSIDE += r"|attach\.seeing\.spans\.\w*Span|attach\.tuning\.Tunable"
+INSIDE = r"baguakit\.(comm\.flows\.Flows|primitives\.flights\.StageLike|runtime\.setup\.Setup"
+INSIDE += r"|report\.spans\.\w*Span|attach\.parts\.Tunable"
 INSIDE += r"|ranks\.(live|serving)\.T|tune\.tuner\.(Attached|Trial)"
 INSIDE += r"|algorithms\.gossip\.replicas\.Gossip|topology\.chosen\.Choice)"
 nitpick_ignore_regex = [

@@ -61,7 +61,7 @@ def trained(cuda: bool, room: str, after: float, silent: bool) -> None:
     import torch.distributed as dist
 
     import baguakit as bk
-    from baguakit.attach.runtime import runtime
+    from baguakit.runtime import runtime
 
     if silent:
         runtime.error_in = lambda groups: ""

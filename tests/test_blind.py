@@ -8,15 +8,15 @@ from tiers import slow_after
 from torch import nn
 
 import baguakit as bk
-from baguakit.attach.runners.gradients import Flags, GradientRunner
-from baguakit.attach.runners.weights import WeightRunner
-from baguakit.attach.runtime.channels import Channel
-from baguakit.attach.training.decisions import Decisions
+from baguakit.flights.decisions import Decisions
+from baguakit.flights.gradients import Flags, GradientRunner
+from baguakit.flights.weights import WeightRunner
 from baguakit.interop.runners import HookRunner
 from baguakit.interop.scatter import scatter
 from baguakit.keeping import Joint
 from baguakit.kernels.steps.table import tables_of
 from baguakit.rules import rules_of
+from baguakit.runtime.channels import Channel
 
 compressors, stages, topology = bk.compressors, bk.stages, bk.topology
 DENSE = [each for each in map(made, usual(COMPRESSORS).values()) if each.dense]

@@ -5,8 +5,8 @@ import torch
 from torch import nn
 
 from baguakit import Bucket
-from baguakit.attach.runners.runner import padded_multiple
 from baguakit.buckets import split
+from baguakit.flights.runner import padded_multiple
 
 
 def params():

@@ -2,6 +2,7 @@
 
 import ast
 import graphlib
+import importlib
 import subprocess
 import sys
 from itertools import accumulate
@@ -22,6 +23,10 @@ FLOORS = [
     {"primitives", "keeping"},
     {"stages"},
     {"rules"},
+    {"monitor"},
+    {"runtime"},
+    {"flights"},
+    {"report"},
     {"algorithms", "attach"},
     {"interop", "elastic", "backend"},
 ]
@@ -32,8 +37,22 @@ WINGS = {"data", "net", "pictures", "ranks", "tune"}
 TOP = ({"command", "store"}, {"__main__"})
 TOPMOST = {room: level for level, rooms in enumerate(TOP) for room in rooms}
 # Who may speak to torch.distributed: the door; what gives it hooks; and what makes processes that have a group.
-DISTRIBUTED = {"comm", "attach", "interop", "backend", "ranks", "command", "elastic", "store"}
+DISTRIBUTED = {
+    "comm",
+    "monitor",
+    "runtime",
+    "flights",
+    "attach",
+    "interop",
+    "backend",
+    "ranks",
+    "command",
+    "elastic",
+    "store",
+}
 ROOF = "__init__"
+# Rooms that others know by their `__init__` only.
+FACED = {"monitor", "runtime", "flights", "report", "attach"}
 # (from, to): why this import is an exception.
 NOTED = {("comm", "lanes"): "each flow of a divided message is waited for on a lane of its own"}
 
@@ -74,8 +93,10 @@ def may_use(user, used):
         return False
     if user in TOPMOST:
         return True
+    if used in FACED and user in WINGS | {"algorithms"}:
+        return False
     if user in WINGS:
-        return used in LEVEL and used not in ("attach", "interop")
+        return used in LEVEL and used != "interop"
     return used in LEVEL and LEVEL[used] < LEVEL[user]
 
 
@@ -123,6 +144,34 @@ def test_imports_point_only_downwards():
         if not may_use(room(path), used)
     ]
     assert not wrong
+
+
+def reaches_past(path, name):
+    """Return whether a file imports a name of another room, with a face, from a module behind it."""
+    _, *parts = name.split(".")
+    return len(parts) > 2 and parts[0] in FACED and parts[0] != room(path)
+
+
+def test_rooms_with_a_face_are_known_by_it():
+    wrong = [
+        f"{where(path, line)}: {name}"
+        for path in FILES
+        for line, name in imported(path)
+        if name.startswith("baguakit.") and reaches_past(path, name)
+    ]
+    assert not wrong
+
+
+@pytest.mark.parametrize("each", sorted(FACED))
+def test_a_face_offers_what_another_room_uses(each):
+    used = {
+        name.removeprefix(f"baguakit.{each}.")
+        for path in FILES
+        if room(path) != each
+        for _, name in imported(path)
+        if name.startswith(f"baguakit.{each}.")
+    }
+    assert set(importlib.import_module(f"baguakit.{each}").__all__) == used
 
 
 def test_no_import_closes_a_cycle():
@@ -243,6 +292,12 @@ def test_the_rule_refuses_what_it_should():
     assert may_use("command", "net") and may_use("command", "attach") and may_use("__main__", "command")
     assert not may_use(ROOF, "command") and not may_use("ranks", "command") and not may_use("command", "__main__")
     assert not may_use("attach", "algorithms") and not may_use("ranks", "attach") and not may_use("comm", "ranks")
+
+
+def test_reaching_past_a_face_is_seen():
+    path = PACKAGE / "interop" / "handle.py"
+    assert reaches_past(path, "baguakit.flights.runner.RuleRunner")
+    assert not reaches_past(path, "baguakit.flights.RuleRunner") and not reaches_past(path, "baguakit.interop.a.b")
 
 
 def test_a_cycle_is_found():

@@ -15,7 +15,7 @@ from baguakit.comm.hosts import host, ranks_by_host
 def on_hosts(names):
     """Let each rank say that it runs on the host of its name."""
     mine = names[torch.distributed.get_rank()]
-    for module in ("baguakit.comm.hosts", "baguakit.attach.runtime.start"):
+    for module in ("baguakit.comm.hosts", "baguakit.runtime.start"):
         importlib.import_module(module).host = lambda: mine
 
 
@@ -24,7 +24,7 @@ def off_hosts(work):
     try:
         return work()
     finally:
-        for module in ("baguakit.comm.hosts", "baguakit.attach.runtime.start"):
+        for module in ("baguakit.comm.hosts", "baguakit.runtime.start"):
             importlib.import_module(module).host = host
 
 

@@ -1,8 +1,8 @@
 """Rules on a model and its optimizer, as hooks: the only room that knows autograd and the user's optimizer."""
 
+from ..monitor import PeerError
+from ..report import Report, Timeline
 from .attachment import Attachment, attach
-from .monitor import PeerError
-from .seeing.report import Report
-from .seeing.timeline import Timeline
+from .engine import Engine
 
-__all__ = ["Attachment", "PeerError", "Report", "Timeline", "attach"]
+__all__ = ["Attachment", "Engine", "PeerError", "Report", "Timeline", "attach"]

@@ -11,21 +11,16 @@ from torch import Tensor, nn
 
 from ..arguments import checked, integer, truth
 from ..comm import Comm, check_comm
+from ..flights import Losses, opened, sealed
+from ..report import Report, Timeline, account, gathered, make_report, written
 from ..rules import Algorithm, Rule
 from .consensus import consensus_distance, merge_
 from .engine import Engine
-from .gradients import Gradients
 from .hooks import Hooks
 from .joining import joined
-from .recoverable import Recoverable
-from .runners.losses import Losses
-from .seeing.accounts import account, gathered
-from .seeing.report import Report, make_report, written
-from .seeing.timeline import Timeline
-from .setup.model import make_setup
-from .setup.setup import AttachSetup
-from .state.sealing import opened, sealed
-from .tuning import Tunable
+from .model import make_setup
+from .parts import Gradients, Recoverable, Tunable
+from .setup import AttachSetup
 
 
 class Attachment(Gradients, Recoverable):
@@ -232,7 +227,9 @@ class Attachment(Gradients, Recoverable):
         self._engine.finish()
 
     def __repr__(self) -> str:
-        return self._engine.runtime.describe("Attachment", self._engine.runners, self.step)
+        return self._engine.runtime.describe(
+            "Attachment", (len(each.buckets) for each in self._engine.runners), self.step
+        )
 
     def __enter__(self) -> "Attachment":
         return self

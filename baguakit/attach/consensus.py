@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from ..buckets import local, real
 from ..comm import Comm
-from .setup.conflicts import reshard
+from ..runtime import reshard
 
 CHUNK = 1 << 24  # values at a time, so that the fp32 copies stay small
 

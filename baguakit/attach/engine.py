@@ -10,24 +10,28 @@ from typing import Any
 from torch import Tensor
 
 from ..comm import Comm
+from ..flights import (
+    Clock,
+    FreeRunner,
+    GradientRunner,
+    Journal,
+    Logbook,
+    RuleRunner,
+    WeightRunner,
+    buckets_of,
+    load_runners,
+    mean_gradients_,
+    save_runner,
+)
+from ..monitor import PeerError
+from ..runtime import Runtime, agree, broadcast_tensors, channel_of, named, warm_up
 from ..stages.base import remembered
-from .monitor import PeerError
-from .runners.freerunning import FreeRunner
-from .runners.gradients import GradientRunner, mean_gradients_
-from .runners.runner import Journal, RuleRunner, buckets_of
-from .runners.weights import WeightRunner
-from .runtime.agreement import agree, broadcast_tensors, take_from
-from .runtime.runtime import Runtime
-from .runtime.start import warm_up
-from .setup.conflicts import check_others
-from .setup.setup import AttachSetup, better_order, channel_of, named
-from .state.checkpoint import load_runners, save_runner
-from .training.backward import Backward
-from .training.clock import Clock
-from .training.landings import Landings
-from .training.logbook import Logbook
-from .training.other_optimizers import OtherOptimizers
-from .training.steps import Steps
+from .backward import Backward
+from .broadcast import take_from
+from .conflicts import check_others
+from .landings import Landings, OtherOptimizers
+from .setup import AttachSetup, better_order
+from .steps import Steps
 
 _engines: "weakref.WeakSet[Engine]" = weakref.WeakSet()
 

@@ -10,10 +10,9 @@ from torch import Tensor
 from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
+from ..flights import check_unconverted, part_of
 from .engine import Engine
-from .runners.runner import check_unconverted
-from .training.landings import params_of
-from .training.logbook import part_of
+from .landings import params_of
 
 UNSTEPPED = 1000  # backward passes: more than are accumulated for a step
 

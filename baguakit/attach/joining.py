@@ -21,16 +21,20 @@ import torch
 from torch import Tensor
 
 from ..comm import Comm
+from ..flights import Turn, announce_nothing
 from ..kernels.operators import uploaded
+from ..monitor import Collective
+from .backward import Backward
+from .broadcast import take_from
+from .conflicts import check_join
 from .engine import Engine
-from .monitor import Collective
-from .runtime.agreement import take_from
-from .setup.conflicts import check_join
-from .training.backward import Backward
-from .training.clock import BACKWARD, BEGIN, END, announce_nothing
 
-NOTHING = 0  # instead of an event, BACKWARD, BEGIN or END: this rank has run out
-IN_WORDS = {BACKWARD: "a backward pass", BEGIN: "the start of a step", END: "the end of a step"}
+NOTHING = 0  # instead of a `Turn`: this rank has run out
+IN_WORDS: dict[int, str] = {
+    Turn.BACKWARD: "a backward pass",
+    Turn.BEGIN: "the start of a step",
+    Turn.END: "the end of a step",
+}
 
 
 class RanOut(RuntimeError):
@@ -100,7 +104,7 @@ class Joining:
         """Announce the next event of this rank. Wait for the announcements of the others only where they matter."""
         self.unread.append(self._exchange(event))
         backward, step = self.engine.backward, self.engine.clock.step
-        again, switches = event == BACKWARD and backward.passes > 0, event == END and self._weights_part(step)
+        again, switches = event == Turn.BACKWARD and backward.passes > 0, event == Turn.END and self._weights_part(step)
         if self.by_all and not (self.throw or again or switches):
             self._read_arrived()
             return
@@ -152,9 +156,9 @@ class Joining:
     @torch.no_grad()
     def _do_as(self, rank: int, event: int) -> None:
         engine = self.engine
-        if event == BACKWARD:
+        if event == Turn.BACKWARD:
             shadow(engine.backward)
-        elif event == BEGIN:
+        elif event == Turn.BEGIN:
             engine.steps.before()
         else:
             if self._weights_part(engine.clock.step):

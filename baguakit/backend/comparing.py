@@ -19,8 +19,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..attach.monitor.records import differing
 from ..comm import TAGS
+from ..monitor import differing
 from .methods import ALL_TO_ALL, Call
 from .policy import name_of
 

@@ -17,12 +17,6 @@ import torch.distributed as dist
 from torch import Tensor
 
 from ..arguments import instance
-from ..attach.monitor import Collective
-from ..attach.monitor.records import LEFT
-from ..attach.runtime.agreement import agree
-from ..attach.runtime.channels import Channel
-from ..attach.runtime.start import own_comm, start_monitor, warn_of_shared_cards
-from ..attach.setup.setup import Setup
 from ..comm import (
     FLAT,
     LENGTHS,
@@ -39,6 +33,8 @@ from ..comm import (
     timeout_of,
 )
 from ..lanes import lane, lane_of, tensors_in
+from ..monitor import LEFT, Collective
+from ..runtime import Channel, Setup, agree, own_comm, start_monitor, warn_of_shared_cards
 from .comparing import Comparison, described, tag_of
 from .methods import Call, Methods
 from .policy import Policy

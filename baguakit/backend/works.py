@@ -11,8 +11,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from ..attach.monitor import Collective, Monitor
 from ..lanes import Flight, Lane
+from ..monitor import Collective, Monitor
 
 POLL = 0.0005  # seconds between two looks at work with a timeout of its own
 

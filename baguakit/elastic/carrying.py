@@ -18,11 +18,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..attach.engine import Engine
-from ..attach.monitor import PeerError
-from ..attach.state.checkpoint import load_runners
+from ..attach import Engine
 from ..buckets import local
 from ..comm import Comm
+from ..flights import load_runners
+from ..monitor import PeerError
 from ..primitives import mean_
 from ..rules import Rule
 

@@ -17,9 +17,9 @@ import torch
 import torch.distributed as dist
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
-from ..attach.engine import Engine
-from ..attach.monitor import PeerError
+from ..attach import Engine
 from ..comm import let_go
+from ..monitor import PeerError
 from .carrying import Carrying, Kept, abandon, kept_after_loss, kept_at_pause
 from .changes import Change, Left
 from .doors import SILENT, Knocks

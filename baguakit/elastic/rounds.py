@@ -18,9 +18,8 @@ import torch
 import torch.distributed as dist
 from torch.distributed.distributed_c10d import PrefixStore
 
-from ..attach.monitor import Monitor, PeerError
-from ..attach.monitor.judging import first_line
 from ..comm import abort_all, lazy_group
+from ..monitor import Monitor, PeerError, first_line
 from .changes import Left
 from .doors import GONE, Door, Knocks
 from .members import Member, Round, Settings

@@ -18,10 +18,10 @@ from torch.futures import Future
 from torch.nn.parallel import DistributedDataParallel
 
 from ..arguments import message
-from ..attach.runners.runner import call_unscaled
-from ..attach.setup.setup import Setup, named
 from ..buckets import check_averaged, real
 from ..comm import Comm, check_comm, check_device, members_of
+from ..flights import call_unscaled
+from ..runtime import Setup, named
 from ..stages import Stage, State
 from .handle import Handle, make_hook_setup
 from .runners import rules_on_gradients

@@ -7,17 +7,13 @@ import torch
 from torch import Tensor
 from torch.autograd import Variable
 
-from ..attach.runtime.runtime import Runtime
-from ..attach.runtime.start import warm_up
-from ..attach.seeing.report import Report, make_report
-from ..attach.setup.setup import Setup, as_time, check_scaler
-from ..attach.state.sealing import opened, sealed
-from ..attach.training.clock import Clock
-from ..attach.training.decisions import Decisions
 from ..buckets import real, values
 from ..comm import Comm
+from ..flights import Clock, Decisions, opened, sealed
 from ..keeping import Joint
+from ..report import Report, make_report
 from ..rules import Rule
+from ..runtime import Runtime, Setup, as_time, check_scaler, warm_up
 from ..stages import Stage, State
 from .runners import HookRunner
 
@@ -90,7 +86,7 @@ class Handle:
         self._runtime.finish(self._drain)
 
     def __repr__(self) -> str:
-        return self._runtime.describe("Handle", self._runners, self.step)
+        return self._runtime.describe("Handle", (len(each.buckets) for each in self._runners), self.step)
 
     def __enter__(self) -> "Handle":
         return self

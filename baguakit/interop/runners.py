@@ -9,11 +9,9 @@ from typing import Any
 from torch import Tensor
 
 from ..arguments import message
-from ..attach.runners.runner import RECORDED, RuleRunner
-from ..attach.runners.ways import Ways
-from ..attach.state.checkpoint import load_bucket, save_runner, whole_of
 from ..buckets import Bucket
 from ..comm import Comm
+from ..flights import RECORDED, RuleRunner, Ways, load_bucket, save_runner, whole_of
 from ..keeping import Joint
 from ..rules import Rule, during_backward, rules_of
 from ..stages import Stage, State

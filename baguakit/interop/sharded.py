@@ -14,10 +14,9 @@ import torch.distributed as dist
 from torch import nn
 
 from ..arguments import instance, message, truth
-from ..attach.setup.conflicts import reshard
-from ..attach.setup.setup import Setup, named
 from ..comm import Comm, check_comm, check_device, members_of
 from ..compressors import Compressor
+from ..runtime import Setup, named, reshard
 from .handle import Handle, make_hook_setup
 from .runners import rules_on_gradients
 from .scatter import check_scatter

@@ -16,17 +16,14 @@ import torch
 from torch import Tensor, nn
 from torch.distributed import ReduceOp
 
-from ..attach.monitor import Collective
-from ..attach.runners.runner import RECORDED, call_unscaled
-from ..attach.runners.ways import Ways, named
-from ..attach.runtime.agreement import broadcast_tensors
-from ..attach.seeing.report import Report, Row
-from ..attach.setup.conflicts import fsdp_modules
-from ..attach.setup.setup import Setup, plain_names
 from ..buckets import real
 from ..comm import Comm, Note, members_of
 from ..compressors import Compressor
+from ..flights import RECORDED, Ways, call_unscaled, in_words
+from ..monitor import Collective
 from ..primitives import compressed_all_gather
+from ..report import Report, Row
+from ..runtime import Setup, broadcast_tensors, fsdp_modules, plain_names
 from ..stages import Mean, Stage, State
 from .handle import Handle
 from .scatter import scatter
@@ -289,7 +286,7 @@ class AllGather(Allocator):
         collective = channel.begin("weights", work)
         self.launches += 1
         channel.monitor.wait_for(collective)
-        self.values, self.dtype = output_tensor.numel(), named(output_tensor.dtype)
+        self.values, self.dtype = output_tensor.numel(), in_words(output_tensor.dtype)
         self.ways.add(notes)
         self.records.append(collective)
 

@@ -23,8 +23,8 @@ except ImportError as error:
 
 from .. import algorithms
 from ..attach import Attachment, attach
-from ..attach.state.sealing import differs_between_ranks
 from ..comm import Comm
+from ..flights import differs_between_ranks
 from ..rules import rules_of
 from ..stages import Hierarchical
 

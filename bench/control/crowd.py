@@ -13,9 +13,9 @@ from typing import Any
 
 import torch.distributed as dist
 
-from baguakit.attach.monitor import Collective, Monitor
-from baguakit.attach.runtime.agreement import agree
 from baguakit.lanes import Flight
+from baguakit.monitor import Collective, Monitor
+from baguakit.runtime.agreement import agree
 
 TIMEOUT = 60.0  # seconds
 REQUESTS = ("set", "get", "add", "append", "check", "compare_set", "multi_get", "delete_key")

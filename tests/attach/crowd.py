@@ -8,8 +8,8 @@ from datetime import timedelta
 
 import torch.distributed as dist
 
-from baguakit.attach.monitor import Collective, Monitor, judging
 from baguakit.lanes import Flight
+from baguakit.monitor import Collective, Monitor, judging
 
 REQUESTS = ("set", "get", "add", "append", "check", "wait", "compare_set", "multi_get", "multi_set", "delete_key")
 

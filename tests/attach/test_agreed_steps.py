@@ -13,8 +13,8 @@ from tiers import slow_after
 from torch import nn
 
 import baguakit as bk
-from baguakit.attach.runners.freerunning import FreeRunner
-from baguakit.attach.runners.weights import WeightRunner
+from baguakit.flights.freerunning import FreeRunner
+from baguakit.flights.weights import WeightRunner
 
 STEPS = 60
 

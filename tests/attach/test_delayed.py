@@ -13,8 +13,8 @@ from torch import nn
 from training import flat, loss, net_and_sgd, run_steps
 
 import baguakit as bk
-from baguakit.attach.runners.runner import padded_multiple
 from baguakit.buckets import split
+from baguakit.flights.runner import padded_multiple
 
 MEAN, FEEDBACK = "Mean()", "ErrorFeedback(CompressedMean(MinMaxUInt8(block=64)))"
 ONE_BUCKET, BUCKETS = 25 << 20, 200

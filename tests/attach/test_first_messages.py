@@ -7,8 +7,8 @@ from pool import ranks
 from training import loss, net_and_sgd
 
 import baguakit as bk
-from baguakit.attach.runtime import start
 from baguakit.comm import groups
+from baguakit.runtime import start
 
 T = bk.topology
 N = 12

@@ -7,14 +7,14 @@ import pytest
 import torch
 from test_monitor import monitored
 
-from baguakit.attach.monitor import PeerError
-from baguakit.attach.runners.runner import RuleRunner
-from baguakit.attach.runtime.channels import Channel
-from baguakit.attach.state.checkpoint import save_runner
-from baguakit.attach.training.decisions import Decisions
+from baguakit.flights.checkpoint import save_runner
+from baguakit.flights.decisions import Decisions
+from baguakit.flights.runner import RuleRunner
 from baguakit.keeping import Joint, finite, update_if_finite_
 from baguakit.lanes import CpuLane
+from baguakit.monitor import PeerError
 from baguakit.rules import after_step
+from baguakit.runtime.channels import Channel
 from baguakit.stages import Mean
 
 

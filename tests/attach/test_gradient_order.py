@@ -9,9 +9,9 @@ from pool import ranks
 from torch import nn
 
 import baguakit as bk
-from baguakit.attach.runners.gradients import GradientRunner
-from baguakit.attach.setup.setup import better_order, in_order, mean_launch
+from baguakit.attach.setup import better_order, in_order, mean_launch
 from baguakit.buckets import split
+from baguakit.flights.gradients import GradientRunner
 
 LAYERS, WIDTH = 6, 8
 LAYER_BYTES = 4 * WIDTH * WIDTH

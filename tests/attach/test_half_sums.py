@@ -10,11 +10,11 @@ from torch import nn
 from training import loss, net_and_sgd
 
 import baguakit as bk
-from baguakit.attach.monitor import Monitor
-from baguakit.attach.monitor.fault import Fault
-from baguakit.attach.runners.gradients import GradientRunner
-from baguakit.attach.runners.weights import WeightRunner
-from baguakit.attach.runtime.channels import Channel
+from baguakit.flights.gradients import GradientRunner
+from baguakit.flights.weights import WeightRunner
+from baguakit.monitor import Monitor
+from baguakit.monitor.fault import Fault
+from baguakit.runtime.channels import Channel
 
 
 @pytest.mark.parametrize("name", ["gradient_allreduce", "bytegrad", "decentralized"])

@@ -5,8 +5,8 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from baguakit.attach.seeing.report import Report, Row, launched_after
-from baguakit.attach.training.logbook import BACKWARD, Logbook, StepRecord, Stretch
+from baguakit.flights.logbook import BACKWARD, Logbook, StepRecord, Stretch
+from baguakit.report.report import Report, Row, launched_after
 
 
 def runner(*launched, buckets=2, what="grad", delay=0):

@@ -10,11 +10,11 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import baguakit as bk
-from baguakit.attach.runners.gradients import GradientRunner
-from baguakit.attach.runtime.channels import Channel
-from baguakit.attach.training.decisions import Decisions
+from baguakit.flights.decisions import Decisions
+from baguakit.flights.gradients import GradientRunner
 from baguakit.keeping import Joint
 from baguakit.rules import rules_of
+from baguakit.runtime.channels import Channel
 
 NO_KERNEL = {  # views, and memory without values
     "view", "detach", "as_strided", "slice", "select", "unbind", "split", "split_with_sizes", "alias", "empty",

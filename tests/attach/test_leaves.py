@@ -10,7 +10,7 @@ from torch import nn
 from torch.autograd import Variable
 
 import baguakit as bk
-from baguakit.attach.training import landings as leaves
+from baguakit.attach import landings as leaves
 
 
 class Stream:
@@ -44,7 +44,7 @@ class Engine:
 
 def trained(patch, apart, backward, bucket_bytes):
     """The model, what its lane was told in a backward, and the streams, by name."""
-    from baguakit.attach.runtime import runtime
+    from baguakit.runtime import runtime
 
     model, lane = nn.Sequential(nn.Linear(3, 4, bias=False), nn.Linear(4, 2, bias=False)), Inline()
     weights = [layer.weight for layer in model]

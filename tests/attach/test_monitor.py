@@ -8,11 +8,11 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from baguakit.attach.monitor import Collective, Monitor, PeerError
-from baguakit.attach.monitor.board import Board
-from baguakit.attach.monitor.records import Record
-from baguakit.attach.runtime.channels import Channel
 from baguakit.lanes import CpuLane, Flight
+from baguakit.monitor import Collective, Monitor, PeerError
+from baguakit.monitor.board import Board
+from baguakit.monitor.records import Record
+from baguakit.runtime.channels import Channel
 
 
 class EndlessFlight(Flight):

@@ -10,8 +10,8 @@ from torch.distributed.device_mesh import init_device_mesh
 from training import flat, loss, net, net_and_sgd, run_steps, sgd
 
 import baguakit as bk
-from baguakit.attach.seeing.report import written
-from baguakit.attach.training.logbook import Logbook
+from baguakit.flights.logbook import Logbook
+from baguakit.report.report import written
 
 VALUES, PARAMETERS = 155, 6  # of the toy network
 # Each as an expression, evaluated on the rank.

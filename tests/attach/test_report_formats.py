@@ -12,10 +12,10 @@ from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 
 import baguakit as bk
-from baguakit.attach.runners.ways import Ways, numbered, ways_in
 from baguakit.comm import Note
 from baguakit.compressors import Compressor, MinMaxUInt8, TopK, UInt4
 from baguakit.costs import Line, Link, Load, Network, Place
+from baguakit.flights.ways import Ways, numbered, ways_in
 from baguakit.rules import rules_of
 from baguakit.stages import CompressedMean, Mean, Stage
 from baguakit.tune import Codec, cost

@@ -18,8 +18,8 @@ from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoi
 from training import flat, loss, net, net_and_sgd, run_steps, sgd
 
 import baguakit as bk
-from baguakit.attach.setup.setup import plain_names
-from baguakit.attach.state.sealing import checksum, tensors_in
+from baguakit.flights.sealing import checksum, tensors_in
+from baguakit.runtime.setup import plain_names
 
 FEEDBACK = "bytegrad(MinMaxUInt8(block=64), error_feedback=True)"
 DILOCO = "diloco(every=4, delay=2)"

@@ -10,8 +10,8 @@ import pytest
 import torch.distributed as dist
 from pool import Pool
 
-from baguakit.attach.monitor import Collective, Monitor
 from baguakit.lanes import Flight
+from baguakit.monitor import Collective, Monitor
 
 
 class OnDevice(Flight):

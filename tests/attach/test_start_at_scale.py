@@ -14,9 +14,9 @@ from tiers import slow_after
 from training import loss, net_and_sgd
 
 import baguakit as bk
-from baguakit.attach.monitor import Monitor
-from baguakit.attach.runtime.agreement import agree
 from baguakit.comm import Comm
+from baguakit.monitor import Monitor
+from baguakit.runtime.agreement import agree
 
 POLLS = ("add", "check")  # the requests of a rank that asks whether others are done
 

@@ -12,9 +12,9 @@ from timelines import STEPS, every_rule, of, timed
 from training import loss, net_and_sgd
 
 import baguakit as bk
-from baguakit.attach.seeing.accounts import ahead, gathered, shifted
-from baguakit.attach.seeing.spans import FlightSpan, Span
-from baguakit.attach.seeing.timeline import Timeline
+from baguakit.report.accounts import ahead, gathered, shifted
+from baguakit.report.spans import FlightSpan, Span
+from baguakit.report.timeline import Timeline
 
 
 @every_rule

@@ -25,10 +25,10 @@ from torch import nn
 
 import baguakit as bk
 from baguakit.attach.engine import Engine
-from baguakit.attach.runners import runner as runners
 from baguakit.elastic import rounds
 from baguakit.elastic.carrying import Carrying
 from baguakit.elastic.membership import Membership
+from baguakit.flights import runner as runners
 from bench.netlab import LINK, enter
 
 PR_SET_PDEATHSIG = 1  # of Linux: a signal at the death of the parent, the process from which all are forked

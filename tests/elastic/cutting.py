@@ -2,9 +2,9 @@
 
 from typing import Any
 
-from baguakit.attach.monitor import PeerError
 from baguakit.elastic.carrying import Carrying
 from baguakit.elastic.doors import SILENT, Knocks
+from baguakit.monitor import PeerError
 
 
 def cut_from(pid: int, membership: Any) -> None:

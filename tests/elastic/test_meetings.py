@@ -9,11 +9,11 @@ import pytest
 import torch.distributed as dist
 
 import baguakit as bk
-from baguakit.attach.monitor import PeerError
 from baguakit.elastic.members import Member, Round, Settings
 from baguakit.elastic.pausing import Pause
 from baguakit.elastic.rendezvous import Rendezvous, delete_before, latest_round, members_of
 from baguakit.elastic.rounds import Rounds
+from baguakit.monitor import PeerError
 
 SOON = Settings("127.0.0.1", 0, "name", least=1, most=64, keep_alive=0.3, last_call=0.3, patience=20.0, every=1)
 

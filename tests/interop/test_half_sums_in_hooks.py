@@ -8,8 +8,8 @@ from torch.distributed.device_mesh import init_device_mesh
 from training import loss, net
 
 import baguakit as bk
-from baguakit.attach.monitor.fault import Fault
 from baguakit.buckets import local
+from baguakit.monitor.fault import Fault
 
 
 def wrapped(kind):

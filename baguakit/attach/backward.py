@@ -1,0 +1,341 @@
+"""Backward passes: they launch buckets of gradients, in the same order on every rank, and land them at the end."""
+
+import logging
+import warnings
+import weakref
+from collections.abc import Callable, Collection, Sequence
+from functools import partial
+from itertools import repeat
+from operator import attrgetter, is_
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd import Variable
+
+from ..buckets import is_view
+from ..flights import BACKWARD, Clock, Decisions, GradientRunner, Logbook, Turn, check_unconverted
+from ..keeping import Joint, tensors_of
+from .landings import GRAD, LeafStreams, within_backward
+
+log = logging.getLogger("baguakit")
+TRAINABLE = attrgetter("requires_grad")
+
+OUTSIDE = -1  # the number of autograd's task where there is none
+
+
+class Backward:
+    """The backward pass under way.
+
+    A backward is one task of autograd's engine, known by its number. If an exception ends a task, autograd discards its
+    callbacks and tells nobody: that is noticed when the next backward begins, or the optimizer steps.
+
+    Args:
+        runners: of the rules on gradients, in order.
+        names: of the trainable parameters, for messages.
+        clock: read for the step and for `no_sync`.
+        scale: returns the loss scale in force, or None.
+        log: for the times of backward passes.
+
+    Attributes:
+        landed: called when gradients have landed, with the ids of their parameters.
+    """
+
+    def __init__(
+        self,
+        runners: Sequence[GradientRunner],
+        names: dict[Tensor, str],
+        clock: Clock,
+        scale: Callable[[], Tensor | None],
+        log: Logbook,
+    ) -> None:
+        self.runners, self.names, self.clock, self.scale, self.log = runners, names, clock, scale, log
+        self.landed: Callable[[list[int]], None] = lambda ids: None
+        self.task: int | None = None  # of the backward under way, or that has failed
+        self.mark: Callable[[], Any] = lambda: None  # returns None once autograd has discarded that backward
+        self.acting: list[GradientRunner] = []
+        self.order: list[tuple[GradientRunner, int]] = []  # the buckets of this backward, in the order of their launch
+        self.next = 0
+        self.missing: list[set[Tensor]] = []
+        self.places: dict[Tensor, list[int]] = {}
+        self.frozen = False  # some parameters of these buckets
+        self.decisions = Decisions()
+        self.dropped = False  # the latest backward failed on some rank: no rank steps with it
+        self.divided = False  # some of the optimizers have stepped in this step, and others have not
+        self.passes = 0  # backward passes landed since the last step
+        self.reached: set[Tensor] = set()  # has a gradient of this backward
+        self.touched: set[Tensor] = set()  # has a gradient since the last landing, under no_sync as well
+        self.leaves = LeafStreams()
+        self.arrived: dict[Tensor, None] | None = None  # has a gradient of this step, in the order of their arrival
+        self.first = True  # no backward has ended
+        self.held: list[tuple[Tensor, Tensor]] = []  # a parameter, and its values when the first backward began
+
+    def follow(self, other: "Backward") -> None:
+        """Go on in the step of `other`, whose runners these replace."""
+        self.dropped, self.passes, self.divided = other.dropped, other.passes, other.divided
+        self.leaves, self.touched, self.arrived, self.first = other.leaves, other.touched, other.arrived, other.first
+        for runner, before in zip(self.runners, other.runners, strict=True):
+            runner.flown, runner.factor = before.flown, before.factor
+
+    def gradient_ready(self, p: Tensor, final: bool) -> None:
+        """Launch the buckets that are complete, after a gradient has been accumulated into `p.grad`.
+
+        One that is not `final` may still be changed by hooks, and its buckets are launched at the end of backward.
+        """
+        self.leaves.note(p)
+        if not self.clock.synchronising:
+            self.touched.add(p)
+            return
+        task = torch._C._current_graph_task_id()
+        if task != self.task:
+            self.begin(task)
+        self.touched.add(p)
+        self.reached.add(p)
+        if self.arrived is not None:
+            self.arrived[p] = None
+        if self.passes:
+            self.check_another_pass(p)
+        for place in self.places.get(p, ()) if final else ():
+            self.missing[place].discard(p)
+        while self.next < len(self.order) and not self.missing[self.next]:
+            self.launch_next()
+
+    def begin(self, task: int) -> None:
+        """Begin a backward, at its first gradient."""
+        check_unconverted(self.runners, self.names)
+        if self.task is not None and self.mark() is not None:  # this one runs within that one: reentrant checkpointing
+            self.start_over()
+        self._begin(task)
+        if torch.is_grad_enabled() and self.order:
+            self.check_graph()
+        if self.first and self.order:
+            runner, i = self.order[-1]
+            last = list(filter(TRAINABLE, runner.buckets[i].params))[-1:]
+            self.held = [(p, p.detach().clone()) for p in last]
+        at_end = partial(self.end, task)
+        Variable._execution_engine.queue_callback(at_end)  # and autograd holds the only reference to it
+        self.mark = weakref.ref(at_end)
+
+    def check_graph(self) -> None:
+        """Warn that gradients with a graph, of `backward(create_graph=True)`, are a mean, and their graph is not."""
+        if self.delay:
+            raise RuntimeError(
+                f"backward(create_graph=True) brings gradients with a graph, and {self.acting[0].rule!r} lands those "
+                "of an earlier backward, without one; leave create_graph out, or give no delay="
+            )
+        warnings.warn(
+            "gradients of backward(create_graph=True) land as the mean, with the graph of this rank: what a second "
+            "backward() brings is averaged, and what torch.autograd.grad makes of them is of this rank alone; average "
+            "that by bk.primitives.mean_",
+            stacklevel=2,
+        )
+
+    @torch.no_grad()
+    def average(self, params: Collection[Tensor]) -> None:
+        """Average the gradients of parameters as if a backward had accumulated them: there is none."""
+        check_unconverted(self.runners, self.names)
+        self._begin(OUTSIDE)
+        self.touched.update(params)
+        self.reached.update(params)
+        for p in params if self.passes else ():
+            self.check_another_pass(p)
+        self.end(OUTSIDE)
+
+    def _begin(self, task: int) -> None:
+        self.end_failed()
+        self.task, self.reached = task, set()
+        self.log.begin(BACKWARD)
+        self.log.accumulated |= bool(self.touched)
+        self.prepare()
+        self.missing = [set(filter(TRAINABLE, runner.buckets[i].params)) for runner, i in self.order]
+        self.places = {}
+        for place, params in enumerate(self.missing):
+            for p in params:
+                self.places.setdefault(p, []).append(place)
+        self.frozen = len(self.places) < sum([len(runner.ids) for runner in self.acting])
+
+    def prepare(self) -> None:
+        """Determine the buckets that will be launched, and whether their flights decide together."""
+        self.next = 0
+        acting = [runner for runner in self.runners if runner.rule.acts(self.clock.step)]
+        if acting != self.acting:
+            self.decisions.settle()  # those after it may be on another lane
+            for runner in self.acting:
+                if runner not in acting:
+                    runner.drop()
+        self.acting = acting
+        if self.divided and self.delay and self.scale() is None:  # a scaler may have let one skip its step
+            self.task = None
+            raise RuntimeError(
+                f"{acting[0].rule!r} lands gradients of an earlier backward, and the optimizers of a step have a "
+                "backward each; attach each model with its own optimizer"
+            )
+        self.order = [(runner, i) for runner in self.acting for i in range(len(runner.buckets))]
+        if len(self.order) > 1 or not all(each.rule.stage.same_on_all_ranks and each.guards for each in self.acting):
+            self.hold_states()
+        else:
+            self.decisions.joint = None
+
+    def hold_states(self) -> None:
+        """Hold what flights would keep until all have ended, and it is known which gradients there are."""
+        remember = any(True for runner in self.acting for _ in tensors_of(dict(enumerate(runner.states))))
+        self.decisions.joint = (self.decisions.joint or Joint()) if remember else None
+
+    @property
+    def delay(self) -> int:
+        """Return the delay of the gradients of this backward: all rules that act have the same."""
+        return max((runner.rule.delay for runner in self.acting), default=0)
+
+    def announce(self) -> None:
+        """Announce a backward to ranks that have run out of batches. An error is raised on all ranks."""
+        try:
+            self.clock.announce(Turn.BACKWARD)
+        except BaseException:
+            self.touched = set()
+            self.start_over()
+            raise
+
+    @torch.no_grad()
+    def launch_next(self) -> None:
+        if self.next == 0:
+            self.announce()
+        runner, i = self.order[self.next]
+        params, whole = runner.buckets[i].params, not self.missing[self.next] and not self.frozen
+        if any(map(is_, map(GRAD, params), repeat(None))):
+            whole = False
+            if gone := [p for p in params if p in self.reached and p.grad is None]:
+                raise within_backward(f"{self.names[gone[0]]} has lost its gradient")
+        self.next += 1
+        if len(self.order) == 1 and not whole:
+            self.hold_states()  # of what has no gradient
+        if runner.rule.delay:
+            self.leaves.follow(params)
+        else:
+            runner.channel.lane.follow(self.leaves.of(params))
+        runner.launch_bucket(i, self.clock.step, self.touched, self.scale(), self.decisions.joint, whole)
+
+    @torch.no_grad()
+    def end(self, task: int) -> None:
+        """End a backward: launch the buckets that miss a gradient, and land all."""
+        if task != self.task:
+            return
+        self.log.end(BACKWARD)
+        for p, before in self.held:
+            if not torch.equal(p.detach(), before):
+                raise within_backward(f"{self.names[p]} has changed")
+        self.first, self.held = False, []
+        if not self.order:
+            self.announce()
+        while self.next < len(self.order):
+            self.launch_next()
+        self.decisions.settle(but=self.delay)
+        self.decisions.begin(self.acting)
+        self.task = None
+        failed = [runner.arrive_all() for runner in self.acting]
+        self.leaves.landed({runner.channel.lane for runner in self.acting})
+        self.dropped, landed = any(failed), list[int]()
+        if self.dropped and self.scale() is None:
+            log.warning("a backward failed on another rank: this rank drops its gradients, and no rank steps with them")
+            self.drop_gradients()
+        else:
+            for runner in self.acting:
+                runner.show_fault()
+                landed += runner.land(self.scale())
+            self.passes += 1
+        self.touched.clear()
+        self.landed(landed)
+
+    def drop_gradients(self) -> None:
+        """Drop all gradients: a backward has failed on some rank, and no rank steps with it."""
+        for p in self.names:
+            p.grad = None
+
+    @torch.no_grad()
+    def end_failed(self) -> bool:
+        """End a backward that has failed here, and let the other ranks, which wait for its buckets, drop the step.
+
+        Returns:
+            True if all ranks drop the step; False if no backward has failed, or no other rank waits.
+
+        Raises:
+            PeerError: the others cannot drop it: they may have stepped already.
+        """
+        if self.task is None:
+            return False
+        started, self.touched = self.next, set()
+        if started == 0:
+            self.announce()
+        if not self.order or self.acting[0].channel.comm.size == 1:
+            self.start_over()
+            return False
+        self.task = None
+        if why := self.why_not_dropped():
+            raise self.acting[0].channel.monitor.fail(
+                f"a backward failed on rank {self.acting[0].channel.comm.rank} after {started} of {len(self.order)} "
+                f"buckets had been launched, and was caught; the step cannot be dropped on all ranks: {why}"
+            )
+        while self.next < len(self.order):
+            runner, i = self.order[self.next]
+            self.next += 1
+            runner.launch_filled(i, self.clock.step, self.decisions.joint, failed=True)
+        self.decisions.settle()
+        self.decisions.begin(self.acting)
+        for runner in self.acting:
+            runner.arrive_all()
+        log.warning("a backward failed on this rank: all ranks drop the step")
+        return True
+
+    def drop_failed(self) -> None:
+        """Drop the gradients, and the step on all ranks, if a backward has failed here and was caught."""
+        if self.end_failed():
+            self.dropped = True
+            self.drop_gradients()
+
+    def start_over(self) -> None:
+        """Forget the launches of this backward."""
+        self.task = None
+        for runner in self.acting:
+            runner.start_over()
+        self.decisions.settle()  # of earlier backward passes, whose values stay
+        self.decisions.forget()
+
+    def why_not_dropped(self) -> str:
+        """Return the reason why the other ranks cannot drop a step, or ""."""
+        if self.delay:
+            return "they step with delayed gradients; let the exception end this rank, and resume from a checkpoint"
+        views = [
+            is_view(p.grad, view)
+            for runner, i in self.order[: self.next]
+            for p, view in zip(runner.buckets[i].params, runner.buckets[i].views, strict=True)
+        ]
+        if self.next == len(self.order):
+            return "they have all the gradients; let the exception end this rank, and resume from a checkpoint"
+        if any(views):
+            return "its gradients lie in the buckets; use zero_grad(set_to_none=True)"
+        if self.acting[0].buckets[0].flat.is_cuda and self.scale() is None:
+            return "on CUDA ranks run ahead of their gradients; pass attach a GradScaler, or do not catch the exception"
+        return ""
+
+    def check_another_pass(self, p: Tensor) -> None:
+        """Raise a RuntimeError if this backward, the second or later of a step, cannot be averaged after the first.
+
+        A rule that replaces the gradient by something else, such as an earlier one, needs it dropped before gradients
+        are added again.
+        """
+        for runner in self.acting:
+            stage, delay = runner.rule.stage, runner.rule.delay
+            for place in self.places.get(p, ()) if runner.flown and (delay or not stage.averages) else ():
+                other, i = self.order[place]
+                if other is runner and runner.landed_on(i, self.reached):
+                    raise RuntimeError(
+                        f"a second backward has added gradients to what {runner.rule!r} put in place of those of the "
+                        "first; use att.no_sync() for all but the last backward of a step, or zero_grad() between "
+                        "them; of several networks, freeze those that this backward is not for, or attach each model "
+                        "with its own optimizer"
+                    )
+
+    def step_ended(self) -> None:
+        """Begin the next step: the optimizer has stepped."""
+        self.passes, self.divided = 0, False
+        for runner in self.runners:
+            runner.step_ended()

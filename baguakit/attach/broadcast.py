@@ -1,0 +1,104 @@
+"""Models and optimizers that begin as on one rank."""
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+from ..buckets import local
+from ..comm import Comm
+from ..runtime import broadcast_into, broadcast_tensors
+from .conflicts import is_divided, is_sharded
+from .setup import AttachSetup
+
+
+def take_from(source: int, setup: AttachSetup, comm: Comm) -> None:
+    """Overwrite weights, buffers and optimizer state by those of rank `source`. Collective."""
+    if comm.size > 1:
+        broadcast_tensors([*setup.model.parameters(), *setup.model.buffers()], comm, setup.device, source)
+        broadcast_optimizers(setup.optimizers, comm, setup.device, source)
+
+
+def broadcast_optimizers(optimizers: Iterable[Optimizer], comm: Comm, device: torch.device, source: int = 0) -> None:
+    """Overwrite the state of every optimizer, tensors and options, by that of rank `source`. Collective.
+
+    Where each rank has another part of the state, it stays.
+    """
+    for optimizer in optimizers:
+        if is_divided(optimizer):
+            continue
+        tensors: list[Tensor] = []
+        skeleton = _without_tensors(optimizer.state_dict(), tensors)
+        mine = skeleton, [_shape(t) for t in tensors], any(map(is_sharded, tensors))
+        skeleton, shapes, sharded = comm.broadcast_object(mine if comm.rank == source else None, source)
+        if sharded and [_shape(t) for t in tensors] != shapes:
+            raise ValueError(
+                f"the optimizer state of a sharded model has other tensors on rank {comm.rank} than on rank {source}; "
+                "attach before the first step, or load every rank's own checkpoint and pass broadcast=False"
+            )
+        if comm.rank != source and not sharded:
+            tensors = [
+                torch.empty(shape, dtype=dtype, device=device if kind == device.type else kind)
+                for shape, dtype, kind in shapes
+            ]
+        for t in tensors:
+            broadcast_into(t, comm, device, source)
+        if comm.rank != source:
+            optimizer.load_state_dict(_with_tensors(skeleton, tensors))
+
+
+def _shape(t: Tensor) -> tuple[torch.Size, torch.dtype, str]:
+    return local(t).shape, t.dtype, t.device.type
+
+
+class _Place(int):
+    """The number of a tensor that was taken out of a state."""
+
+
+class _Parts(NamedTuple):
+    """A tensor that is made of others, as quantized optimizer states are, with places for these."""
+
+    kind: Any
+    parts: dict[str, Any]
+    context: Any
+    shape: torch.Size
+    stride: tuple[int, ...]
+
+
+def _without_tensors(state: Any, tensors: list[Tensor]) -> Any:
+    """Return a state with a place for each tensor, which is moved to `tensors`."""
+
+    def placed(tensor: Any) -> _Place | _Parts:
+        if hasattr(tensor, "__tensor_flatten__") and not is_sharded(tensor):
+            names, context = tensor.__tensor_flatten__()
+            parts = {name: placed(getattr(tensor, name)) for name in names}
+            return _Parts(type(tensor), parts, context, tensor.size(), tensor.stride())
+        tensors.append(tensor.detach())
+        return _Place(len(tensors) - 1)
+
+    return _replaced(state, Tensor, placed)
+
+
+def _with_tensors(skeleton: Any, tensors: Sequence[Tensor]) -> Any:
+    """Return the state of `_without_tensors`, with other tensors."""
+
+    def restored(place: Any) -> Any:
+        if isinstance(place, _Place):
+            return tensors[place]
+        parts = {name: restored(each) for name, each in place.parts.items()}
+        return place.kind.__tensor_unflatten__(parts, place.context, place.shape, place.stride)
+
+    return _replaced(skeleton, (_Place, _Parts), restored)
+
+
+def _replaced(value: Any, kind: type | tuple[type, ...], function: Callable[[Any], Any]) -> Any:
+    """Return nested dicts, lists and tuples with `function` of every value of a kind in its place."""
+    if isinstance(value, kind):
+        return function(value)
+    if isinstance(value, dict):
+        return {key: _replaced(each, kind, function) for key, each in value.items()}
+    if isinstance(value, list | tuple):
+        return type(value)(_replaced(each, kind, function) for each in value)
+    return value

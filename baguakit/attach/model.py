@@ -1,0 +1,187 @@
+"""The setup of an attachment, made from the arguments of `attach`, and the checks of them."""
+
+from collections.abc import Collection, Sequence
+from itertools import combinations
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from ..arguments import instance, integer, message, several
+from ..buckets import check_averaged, split
+from ..comm import Comm, check_device
+from ..rules import Rule, first_ends, rules_of
+from ..runtime import as_time, check_scaler, named, reshard
+from .conflicts import check_dense, check_optimizers, check_shards, check_wrappers, is_divided, is_sharded
+from .setup import AttachSetup, in_order
+
+
+def make_setup(
+    model: Any,
+    optimizer: Any,
+    algorithms: Sequence[Any],
+    comm: Comm,
+    bucket_bytes: Any,
+    timeout: Any,
+    scaler: Any,
+    broadcast: Any,
+    ever: Collection[Tensor],
+    order: Sequence[str] = (),
+) -> AttachSetup:
+    """Check everything that one rank can check alone, and divide the parameters into buckets.
+
+    Args:
+        ever: parameters that take part although they may be frozen now.
+        order: the names of parameters in the order of their gradients; (): the reverse of that of the model.
+
+    Raises:
+        ValueError, TypeError: something cannot work.
+    """
+    instance("model", model, nn.Module, "an nn.Module")
+    rules, optimizers = rules_of(*algorithms), optimizers_of(optimizer)
+    if not rules:
+        raise ValueError("attach needs at least one algorithm, such as bk.algorithms.gradient_allreduce()")
+    check_wrappers(model, rules)
+    reshard(model)
+    check_optimizers(optimizers, model)
+    names: dict[Tensor, str] = {p: name for name, p in model.named_parameters() if p.requires_grad or p in ever}
+    if not names:
+        raise ValueError("the model has no trainable parameter; set requires_grad before attach")
+    integer("bucket_bytes", bucket_bytes, 1)
+    device = one_device(names)
+    check_device(comm.group, device)
+    if comm.flows > 1 and device.type == "cuda":
+        raise ValueError(
+            f"Comm(flows={comm.flows}) divides what travels over gloo, and these parameters travel by NCCL"
+        )
+    params_of_rules = [params_of(rule, names) for rule in rules]
+    check_rules(rules, params_of_rules, names, optimizers)
+    check_dense(rules, params_of_rules, model)
+    check_shards(rules, names, comm)
+    for rule in rules:
+        rule.stage.check(comm)
+    check_scaler(scaler, rules)
+    plain = named(model)
+    names, frozen = {p: plain[p] for p in names}, tuple(name for p, name in plain.items() if p not in names)
+    steppers = {p: i for i, each in enumerate(optimizers) for group in each.param_groups for p in group["params"]}
+    orders = [
+        in_order(p, names, order) if rule.what == "grad" else p for rule, p in zip(rules, params_of_rules, strict=True)
+    ]
+    buckets_of_rules = tuple(
+        tuple(map(tuple, split(params, bucket_bytes, steppers if apart(rule, optimizers) else {})))
+        for rule, params in zip(rules, orders, strict=True)
+    )
+    lines = [
+        f"bucket_bytes={bucket_bytes}",
+        f"optimizers={len(optimizers)}",
+        f"scaler={scaler is not None}",
+        f"broadcast={bool(broadcast)}",
+    ]
+    for each in optimizers:
+        sizes = [len(group["params"]) for group in each.param_groups]
+        lines.append(f"{type(each).__name__} with groups of {sizes} parameters")
+    for rule, buckets in zip(rules, buckets_of_rules, strict=True):
+        lines.append(f"rule {rule!r}")
+        if callable(rule.every):
+            lines.append(f"  its first rounds end in steps {first_ends(rule)}")
+        for i, bucket in enumerate(buckets):
+            lines += [f"  bucket {i}: {names[p]} {tuple(p.shape)} {p.dtype}" for p in bucket]
+    common = rules, names, frozen, device, as_time(timeout), scaler, tuple(lines)
+    return AttachSetup(*common, model, optimizers, buckets_of_rules, bucket_bytes, tuple(order), bool(broadcast))
+
+
+def apart(rule: Rule, optimizers: Sequence[Optimizer]) -> bool:
+    """Return True if optimizers have buckets of their own: what is remembered of one does not depend on the others."""
+    return len(optimizers) > 1 and rule.what == "grad" and rule.stage.remembers()
+
+
+def optimizers_of(optimizer: Any) -> tuple[Optimizer, ...]:
+    """Return the optimizers that the user gave: one, several, or None.
+
+    Raises:
+        TypeError, ValueError: it is none of these, or not usable.
+    """
+    wanted = "a torch.optim.Optimizer, a sequence of them, or None"
+    one = () if optimizer is None else (optimizer,) if isinstance(optimizer, Optimizer) else None
+    found = tuple(several("optimizer", optimizer, wanted)) if one is None else one
+    if one is None and not found:
+        raise ValueError(message("optimizer", wanted, optimizer))
+    for each in found:
+        if not isinstance(each, Optimizer):
+            raise TypeError(message("optimizer", wanted, each if each is not None else optimizer))
+        if not hasattr(each, "_optimizer_step_pre_hooks"):  # torch.optim.Optimizer.__init__ makes them
+            raise TypeError(
+                f"{type(each).__name__} wraps another optimizer without being one itself (it never called "
+                "Optimizer.__init__); give attach the one inside, often its .optimizer"
+            )
+        if isinstance(each, torch.optim.LBFGS):
+            raise TypeError(
+                "LBFGS evaluates the model several times in a step; with rules on gradients give None for the "
+                "optimizer, which trains as DDP does, and with rules on weights use another optimizer"
+            )
+    return found
+
+
+def one_device(names: dict[Tensor, str]) -> torch.device:
+    """Return the device of all trainable parameters; raise if they have none in common, or one cannot be averaged."""
+    first = next(iter(names))
+    for p, name in names.items():
+        if isinstance(p, nn.parameter.UninitializedParameter):
+            raise TypeError(f"parameter {name} has no shape yet; run a forward pass of the model before attach")
+        check_averaged(f"parameter {name}", p)
+        if p.device != first.device:
+            raise ValueError(
+                f"all trainable parameters must be on one device; {names[first]} is on {first.device} "
+                f"and {name} on {p.device}"
+            )
+        if p.layout is not torch.strided or not (type(p.data) is torch.Tensor or is_sharded(p)):
+            raise TypeError(
+                f"parameter {name} is a {type(p.data).__name__} of layout {p.layout}; attach takes plain dense tensors"
+            )
+    return first.device
+
+
+def params_of(rule: Rule, names: dict[Tensor, str]) -> list[Tensor]:
+    """Return the parameters that a rule acts on."""
+    names_chosen = rule.choose({name: p for p, name in names.items()})
+    chosen = [p for p, name in names.items() if name in names_chosen]
+    if not chosen:
+        raise ValueError(f"where= of {rule!r} selects none of the {len(names)} trainable parameters")
+    return chosen
+
+
+def check_rules(
+    rules: Sequence[Rule],
+    params_of_rules: Sequence[list[Tensor]],
+    names: dict[Tensor, str],
+    optimizers: tuple[Optimizer, ...],
+) -> None:
+    """Raise a ValueError if two rules contradict each other, or a rule on weights has no optimizer."""
+    for rule in rules:
+        if rule.what == "data" and not optimizers:
+            raise ValueError(f"{rule!r} acts on weights when the optimizer steps; give attach the optimizer")
+        if rule.what == "data" and (shared := next(filter(is_divided, optimizers), None)):
+            raise ValueError(
+                f"{type(shared).__name__} steps each parameter on one rank and sends it to all, with the gradient of "
+                f"that rank alone under {rule!r}; use rules on gradients, or another optimizer"
+            )
+    for (a, of_a), (b, of_b) in combinations(zip(rules, params_of_rules, strict=True), 2):
+        if not a.overlaps(b):
+            continue
+        if "free_running" in (a.window, b.window):
+            raise ValueError(
+                f"{a!r} and {b!r} act in the same steps; a free-running rule shares none: use start= and stop="
+            )
+        if a.what == b.what == "grad" and a.delay != b.delay:
+            raise ValueError(
+                f"{a!r} and {b!r} act in the same steps, and one optimizer step takes gradients of one delay; give "
+                "both the same delay=, or separate them with start= and stop="
+            )
+        both = set(of_a) & set(of_b)
+        if a.window == b.window and both:
+            name = next(name for p, name in names.items() if p in both)
+            raise ValueError(
+                f"{a!r} and {b!r} both act on {name} in the same window and steps; "
+                "separate them with where=, or start= and stop="
+            )

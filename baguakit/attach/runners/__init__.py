@@ -1,1 +1,0 @@
-"""Runners: each launches and lands the buckets of one rule."""

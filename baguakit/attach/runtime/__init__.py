@@ -1,1 +1,0 @@
-"""The runtime that attachments and handles share: monitor, process groups and lanes, from start to end."""

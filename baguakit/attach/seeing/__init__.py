@@ -1,1 +1,0 @@
-"""Reports, timelines and scalars of an attachment."""

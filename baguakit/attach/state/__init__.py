@@ -1,1 +1,0 @@
-"""Saved states: written, checked and loaded."""

@@ -1,1 +1,0 @@
-"""Training as hooks see it: backward passes, optimizer steps, and their times."""

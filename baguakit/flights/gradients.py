@@ -1,0 +1,341 @@
+"""The runner of a rule on gradients: its buckets are launched one by one, and landed together.
+
+With a delay d, the buckets of the latest d backward passes are in the air. They and those that have landed are a ring
+of d + 1: gradients are views of the buckets that landed last, and the next backward launches these.
+"""
+
+import contextlib
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from itertools import compress
+from operator import attrgetter
+from typing import Any, NamedTuple
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from ..buckets import Bucket, Pair, is_view
+from ..comm import Comm, Rider
+from ..keeping import Joint
+from ..kernels.operators import uploaded
+from ..lanes import Phases
+from ..primitives import mean_
+from ..stages.base import in_phases
+from .runner import BucketFlight, RuleRunner, call_unscaled
+
+VERSION = attrgetter("_version")
+NOTHING: contextlib.AbstractContextManager[None] = contextlib.nullcontext()
+FAILED = 2  # in the place of the flags, 0 and 1
+
+
+@dataclass(eq=False)
+class Flags:
+    """A byte for each parameter of a rule, which travels with the last bucket of a backward pass.
+
+    Attributes:
+        mine: 1 if this rank has a gradient, else 0; `FAILED` if its backward has failed.
+        rows: the bytes (1, parameters), all-reduced by their maximum, or those of all ranks; None with one rank.
+    """
+
+    mine: list[int]
+    rows: Tensor | None = None
+
+    @property
+    def used(self) -> Tensor | None:
+        """Return the maximum of the bytes over all ranks."""
+        return self.rows if self.rows is None else self.rows[0] if len(self.rows) == 1 else self.rows.amax(0)
+
+    def beside(self, ones: Tensor, dtype: torch.dtype) -> list[Pair]:
+        """Return what to copy with the gradients of this dtype, in one launch, to have the bytes on the device.
+
+        `ones` are as many bytes on the device, or some more: they are copied if this rank has all gradients, as nearly
+        always. Else the bytes are brought there when they are sent.
+        """
+        if self.mine.count(1) < len(self.mine):
+            return []
+        used = torch.empty_like(ones)
+        self.rows = used[None, : len(self.mine)]
+        return [(used.view(dtype), ones.view(dtype))]
+
+    def begin(self, like: Tensor, comm: Comm) -> tuple[Comm, Callable[[], Any] | None]:
+        """Send the bytes beside a bucket; return the Comm for its flight, and what to call when that has ended.
+
+        Over gloo they fly by themselves, at the same time; over NCCL, which sends one after another, with the bucket.
+        """
+        if comm.size == 1:
+            return comm, None
+        if self.rows is None:
+            self.rows = uploaded(torch.tensor([self.mine], dtype=torch.uint8), like.device)
+        if not like.is_cuda:
+            return comm, comm.all_reduce_later(self.rows, dist.ReduceOp.MAX).wait
+        rider = Rider(self.rows, comm.size)
+
+        def arrive() -> None:
+            rider.arrive(comm)
+            self.rows = rider.rows
+
+        return rider.aboard(comm), arrive
+
+    def of_all(self) -> list[bool]:
+        """Return for each parameter whether some rank has a gradient, once the flight has arrived."""
+        # Only a rank that misses a gradient asks the device whether another has one.
+        used = None if all(self.mine) else self.used
+        known = self.mine if used is None else used.tolist()
+        return [bool(each) for each in known]
+
+    def failed(self) -> bool:
+        """Return True if the backward failed on some rank and the flags are on the host."""
+        return self.rows is not None and self.rows.is_cpu and int(self.rows[0, 0]) == FAILED
+
+
+class Pass(NamedTuple):
+    """The buckets of one backward pass, its flights in the air by bucket, and its flags."""
+
+    buckets: list[Bucket]
+    air: dict[int, BucketFlight]
+    flags: Flags
+
+
+@dataclass(eq=False)
+class GradientRunner(RuleRunner):
+    """A runner of a rule on gradients.
+
+    Attributes:
+        flown: gradients have landed since the last optimizer step. The round ends with the step: a skipped one has no
+            round of its own. With a delay it ends with the backward.
+        flags: of the backward whose buckets are at hand.
+        ring: the passes that land in the next backward passes, in order; zeros before the first.
+        untouched: views that are gradients and were not accumulated into, each with its values before the launch.
+        mine: 1 for each parameter, of the buckets launched so far, of which this rank has a gradient, else 0.
+        versions: of the views of each bucket, summed, when their gradients landed.
+        factor: of the gradients at launch: not 1 where the mean is over some ranks only.
+        ones: flags of a rank that has all gradients, on the device, and some more.
+    """
+
+    flown: bool = False
+    flags: Flags = field(init=False)
+    ring: deque[Pass] = field(init=False)
+    untouched: list[tuple[Tensor, Tensor]] = field(default_factory=list)
+    mine: list[int] = field(default_factory=list)
+    versions: list[int] = field(default_factory=list)
+    factor: float = 1.0
+    ones: Tensor = field(init=False)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.flags, self.ids = self._all(), list(map(id, self.params()))
+        self._heads: dict[int, list[Tensor]] = {}  # the first value of each gradient, by bucket
+        self.ones = torch.ones(-(-len(self.flags.mine) // 8) * 8, dtype=torch.uint8, device=self.buckets[0].flat.device)
+        self.ring = deque(
+            Pass([Bucket.of(torch.zeros_like(bucket.flat), bucket.params) for bucket in self.buckets], {}, self._all())
+            for _ in range(self.rule.delay)
+        )
+
+    def _all(self) -> Flags:
+        return Flags([1] * len(self.params()))
+
+    def launch_bucket(
+        self,
+        i: int,
+        step: int,
+        touched: set[Tensor],
+        scale: Tensor | None,
+        joint: Joint | None,
+        whole: bool = False,
+    ) -> None:
+        """Launch bucket `i` with the gradients of this rank; a missing gradient counts as zero.
+
+        This rank has gradients to average of the parameters in `touched`; if `whole`, of all those of the bucket.
+        """
+        if i == 0:
+            self.untouched, self.mine = [], []
+        bucket, factor, idle = self.buckets[i], self.factor, list[Tensor]()
+        grads = [p.grad for p in bucket.params]
+        if whole:
+            self.mine += [1] * len(grads)
+        else:
+            here = [p in touched for p in bucket.params]
+            self.mine += [int(has and grad is not None) for has, grad in zip(here, grads, strict=True)]
+            for has, grad, view in zip(here, grads, bucket.views, strict=True):
+                if not (has or self.ring) and is_view(grad, view):
+                    idle.append(view)
+        flags = Flags(self.mine) if i == len(self.buckets) - 1 else None
+
+        def load(beside: list[Pair]) -> Tensor:
+            if flags and self.channel.comm.size > 1:
+                beside = [*beside, *flags.beside(self.ones, bucket.flat.dtype)]
+            flat = bucket._load_gradients(grads, beside)
+            if idle:
+                self.untouched += [(view, view.clone()) for view in idle]
+            return flat if factor == 1 else flat.mul_(factor)
+
+        self._launch(i, step, load, flags, scale, joint)
+
+    def launch_filled(self, i: int, step: int, joint: Joint | None, failed: bool) -> None:
+        """Launch NaN in place of bucket `i` if the backward has failed here, else zeros.
+
+        `.grad` stays as it is, unless the result will land, after a delay.
+        """
+        value, flag = (torch.nan, FAILED) if failed else (0.0, 0)
+        flags = Flags([flag] * len(self.params())) if i == len(self.buckets) - 1 else None
+        flat = self.buckets[i].flat
+
+        def load(beside: list[Pair]) -> Tensor:
+            for x, zeros in beside:
+                x.copy_(zeros)
+            return (flat if self.ring else torch.empty_like(flat)).fill_(value)
+
+        self._launch(i, step, load, flags, None, joint)
+
+    def _launch(
+        self, i: int, step: int, load: Any, flags: Flags | None, scale: Tensor | None, joint: Joint | None
+    ) -> None:
+        stage, state = self.stage(i), self.states[i]
+        self.flags = self.flags if flags is None else flags
+        loaded, beside = None, None if self.ring else list[Pair]()
+        if self.ring:  # now: gradients take no other memory while they wait for their turn, and the scale may change
+            loaded = load([]) if scale is None else load([]).mul_(scale.reciprocal())
+            scale = None
+
+        def work(_: Tensor, comm: Comm) -> Phases:
+            flat: Tensor = load(beside) if loaded is None else loaded
+            arrived = None
+            if flags is not None:
+                comm, arrived = flags.begin(flat, comm)
+            with NOTHING if joint is None else joint.flight(state, self.guards, lambda: flat, whose=(self, i)):
+                if not self.in_phases:
+                    call_unscaled(stage, flat, state, comm, scale)
+                else:
+                    if scale is not None:
+                        flat.mul_(scale.reciprocal())
+                    flat.copy_((yield from in_phases(stage, flat, state, comm, self.channel.check)))
+                    if scale is not None:
+                        flat.mul_(scale)
+            if arrived is not None:
+                arrived()
+            return flat
+
+        self.launch(i, step, work, beside=beside)
+
+    def arrive_all(self) -> bool:
+        """Wait for all buckets that land now: of this backward, or the one `delay` before it.
+
+        Returns:
+            True if their backward failed on some rank and the flags are on the host.
+        """
+        if self.ring:
+            self.channel.lane.flush()  # these land later, and wait for nothing more
+        self._turn()
+        for i in sorted(self.air):
+            self.arrive(i)
+        if self.ring:
+            self.round += 1
+            for p in self.params():
+                p.grad = None  # it is in the air
+        return self.flags.failed()
+
+    def _turn(self) -> None:
+        """Go from the buckets of this backward to those that land, which the next one launches."""
+        self.ring.append(Pass(self.buckets, self.air, self.flags))
+        self.buckets, self.air, self.flags = self.ring.popleft()
+
+    def show_fault(self) -> None:
+        """Let the first value of each gradient on a GPU be NaN if the monitor has given up before it landed."""
+        if fault := self.channel.monitor.fault:
+            for dtype in dict.fromkeys(bucket.flat.dtype for bucket in self.buckets):
+                alike = [bucket for bucket in self.buckets if bucket.flat.dtype == dtype]
+                if heads := [head for bucket in alike for head in self._heads_of(bucket)]:
+                    fault.multiply_(heads)
+
+    def _heads_of(self, bucket: Bucket) -> list[Tensor]:
+        if id(bucket) not in self._heads:  # the runner keeps its buckets
+            places = [view.storage_offset() - bucket.flat.storage_offset() for view in bucket.views if view.numel()]
+            self._heads[id(bucket)] = [bucket.flat[at : at + 1] for at in places]
+        return self._heads[id(bucket)]
+
+    def land(self, scale: Tensor | None) -> list[int]:
+        """Make the gradients that some rank has views of the buckets; delayed ones times the `scale` of the loss.
+
+        Returns:
+            the ids of the parameters whose gradients have landed.
+        """
+        landed = used = self.flags.of_all()
+        for bucket in self.buckets:
+            here, used = used[: len(bucket.params)], used[len(bucket.params) :]
+            kept = {view.data_ptr() for view, here_used in zip(bucket.views, here, strict=True) if not here_used}
+            for view, held in self.untouched:
+                if view.data_ptr() in kept:
+                    view.data.copy_(held)  # as it was: its version stays
+            if self.ring and scale is not None:
+                bucket.flat.mul_(scale)
+            bucket.store("grad", only=None if all(here) else here)
+        self.flown, self.versions = True, [sum(map(VERSION, bucket.views)) for bucket in self.buckets]
+        return self.ids if all(landed) else list(compress(self.ids, landed))
+
+    def all_buckets(self) -> list[Bucket]:
+        """Return the buckets at hand, and those in the air."""
+        return [*self.buckets, *(bucket for each in self.ring for bucket in each.buckets)]
+
+    def used(self, flags: Flags, i: int, state: Tensor) -> Tensor | None:
+        """Return which values of a state of bucket `i` belong to gradients that some rank has: bools, or None for all.
+
+        A state that has no value for each of the bucket belongs to all of its parameters.
+        """
+        if flags.mine.count(1) == len(flags.mine):
+            return None
+        bucket, start = self.buckets[i], sum(len(bucket.params) for bucket in self.buckets[:i])
+        known = flags.used
+        of_all = torch.tensor(flags.mine, dtype=torch.uint8) if known is None else known
+        here = of_all[start : start + len(bucket.params)] > 0
+        if state.shape != bucket.flat.shape:
+            return here.any().to(state.device)
+        sizes = uploaded(torch.tensor([view.numel() for view in bucket.views]), here.device)
+        padding = here.new_ones(bucket.padding.numel())
+        values = here.repeat_interleave(sizes, output_size=len(bucket.flat) - len(padding))
+        return torch.cat([values, padding]).to(state.device)
+
+    def flights(self) -> list[BucketFlight]:
+        return [*(flight for each in self.ring for flight in each.air.values()), *super().flights()]
+
+    def drop(self) -> None:
+        for _ in range(len(self.ring) + 1):
+            self._turn()
+            super().drop()
+
+    def start_over(self) -> None:
+        """Wait for the flights of the backward under way, and discard their results."""
+        super().drop()
+
+    def step_ended(self) -> None:
+        """End the round, if gradients have landed in this step."""
+        self.round += self.flown and not self.ring
+        self.flown = False
+
+    def landed_on(self, i: int, reached: set[Tensor]) -> bool:
+        """Return True if a second backward has added gradients of bucket `i` to those that the first one brought there.
+
+        It has accumulated gradients of the parameters in `reached` so far.
+        """
+        bucket = self.buckets[i]
+        pairs = list(zip(bucket.params, bucket.views, strict=True))
+        added = [p for p, view in pairs if p in reached and is_view(p.grad, view)]
+        if not added:
+            return False
+        if sum(map(VERSION, bucket.views)) - self.versions[i] <= len(added):  # nobody has zeroed them
+            return True
+        # Zeroed, or clipped: the gradients that this backward has not reached yet tell.
+        rest = [view for p, view in pairs if p not in reached and is_view(p.grad, view)]
+        return bool(rest) and any(bool(view.any()) for view in rest)
+
+
+@torch.no_grad()
+def mean_gradients_(params: Sequence[Tensor], comm: Comm) -> None:
+    """Average exactly the gradients that some rank has of parameters of no bucket; a missing one counts as zero."""
+    mine = torch.tensor([p.grad is not None for p in params], dtype=torch.uint8, device=params[0].device)
+    used = comm.all_reduce(mine, dist.ReduceOp.MAX).tolist() if comm.size > 1 else []
+    for p, somewhere in zip(params, used, strict=False):
+        if somewhere and p.grad is None:
+            p.grad = torch.zeros_like(p)
+    mean_([p.grad for p in params if p.grad is not None], comm)

@@ -1,0 +1,102 @@
+"""The loss of compression, measured in flights.
+
+    ε = √( Σ ‖x − Q(x)‖² / Σ ‖x‖² )
+
+over all x that this rank compressed in the latest flight of each bucket: gradients, differences of weights, or others.
+A stage that compresses without a compressor (`LowRankMean`) declares its loss.
+
+The measured stage has a compressor that keeps the norms of its inputs and errors: the bytes on the wire and the results
+stay the same. The norms are tensors, and nothing waits for them until they are read.
+"""
+
+import copy
+from dataclasses import dataclass, field, fields
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..comm import Comm
+from ..compressors import Compressor
+from ..stages import Stage, State
+
+Tally = list[tuple[Tensor, Tensor]]
+"""The norms of the tensors compressed in one flight, each with the norm of its error."""
+
+
+@dataclass(eq=False)
+class Losses:
+    """The losses of a rule's compression: of the flights in the air, and of the latest that have landed."""
+
+    air: dict[tuple[int, int], Tally] = field(default_factory=dict)  # by bucket and round
+    done: dict[int, Tally] = field(default_factory=dict)  # by bucket
+
+    def measured(self, flight: tuple[int, int], stage: Stage) -> Stage:
+        """Return a stage that does the same as `stage` for one flight, by bucket and round, and measures its loss."""
+        tally = self.air[flight] = []
+        return measured(stage, tally)
+
+    def landed(self, flight: tuple[int, int]) -> None:
+        """Let the losses of a flight be the latest of its bucket."""
+        if flight in self.air:
+            self.done[flight[0]] = self.air.pop(flight)
+
+    def error(self) -> float:
+        """Return ε over the latest flight of each bucket; NaN if nothing was compressed. Waits for the device."""
+        pairs = [pair for tally in self.done.values() for pair in tally]
+        if not pairs:
+            return float("nan")
+        given, lost = torch.stack([torch.stack(pair) for pair in pairs]).square().sum(0).tolist()
+        return float((lost / given) ** 0.5) if given else 0.0
+
+
+def norm(x: Tensor) -> Tensor:
+    """Return ‖x‖ in fp64."""
+    norm: Tensor = torch.linalg.vector_norm(x, dtype=torch.float64)
+    return norm
+
+
+def measured(stage: Stage, tally: Tally) -> Stage:
+    """Return a copy of `stage` that does the same and adds its losses to `tally`."""
+    held = {f.name: getattr(stage, f.name) for f in fields(stage)}
+    found = {name: value for name, value in held.items() if isinstance(value, Compressor)}
+    compressors = {name: measured_compressor(compressor, tally) for name, compressor in found.items()}
+    if stage.lossy and not compressors:
+        return MeasuredStage(stage, tally)
+    other = copy.copy(stage)
+    for name, inner in stage.nested().items():
+        object.__setattr__(other, name, measured(inner, tally))
+    for name, compressor in compressors.items():
+        object.__setattr__(other, name, compressor)
+    return other
+
+
+def measured_compressor(compressor: Compressor, tally: Tally) -> Compressor:
+    """Return a copy of `compressor` that does the same and adds its losses to `tally`."""
+
+    def compress(x: Tensor, residual: Tensor | None = None, key: int = 0) -> Tensor:
+        lost = torch.empty(x.shape, dtype=torch.float32, device=x.device) if residual is None else residual
+        packed = compressor.compress(x, lost, key)
+        tally.append((norm(x), norm(lost)))
+        return packed
+
+    other = copy.copy(compressor)
+    object.__setattr__(other, "compress", compress)
+    object.__setattr__(other, "as_given", False)  # primitives must call this operation, not that of the format
+    object.__setattr__(other, "reduce", compressor.reduce)  # the second compression is no loss of this rank's values
+    return other
+
+
+@dataclass(frozen=True, repr=False, eq=False)
+class MeasuredStage(Stage):
+    """A lossy stage without a compressor, which measures its loss."""
+
+    inner: Any
+    tally: Tally
+
+    def __call__(self, x: Tensor, state: State, comm: Comm, residual: Tensor | None = None) -> Tensor:
+        lost = torch.empty_like(x, dtype=torch.float32) if residual is None else residual
+        given = norm(x)
+        result: Tensor = self.inner(x, state, comm, residual=lost)
+        self.tally.append((given, norm(lost)))
+        return result

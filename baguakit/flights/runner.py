@@ -1,0 +1,324 @@
+"""The runner of one rule: it launches the flights of its buckets, and waits for them.
+
+Padding is zero at every launch, in the bucket, where loading does it, and in every elementwise tensor of its state.
+A coarse compressor turns zeros in a block with other values into something else. In residuals and replicas that would
+stay, change the scales of the next flight, and be missing from a checkpoint.
+
+A `Journal` keeps states as they were before flights that may be lost with a rank.
+"""
+
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from types import GeneratorType
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..buckets import Bucket, Pair, local
+from ..comm import Comm, Note
+from ..keeping import tensors_of
+from ..lanes import Phases
+from ..monitor import Collective
+from ..primitives import mean_
+from ..rules import Rule
+from ..runtime import Channel
+from ..stages import Hierarchical, Stage, State, call_stage
+from ..stages.base import has_phases, in_phases, remembered
+from ..topology.chosen import as_chosen, chooses
+from .losses import Losses
+from .ways import Ways
+
+
+def clear_padding_(stage: Stage, state: State, bucket: Bucket, comm: Comm, beside: bool = False) -> list[Pair]:
+    """Zero the padding of every elementwise tensor in the state of a bucket, on the lane.
+
+    With `beside`, return pairs that do so for tensors of the dtype of the bucket: it is loaded in the same launch.
+    """
+    if not state:
+        return []
+    length, zeros = bucket.flat.numel(), bucket.zeros if beside else None
+    used, pairs, others = length - bucket.padding.numel(), list[Pair](), list[Tensor]()
+    for each in padding_of(stage, state, used, length, comm):
+        if zeros is not None and each.dtype == zeros.dtype and 0 < each.numel() <= zeros.numel():
+            pairs.append((each, zeros[: each.numel()]))
+        elif each.numel():
+            others.append(each)
+    if others:
+        torch._foreach_zero_(others)
+    return pairs
+
+
+def padding_of(stage: Stage, state: State, used: int, length: int, comm: Comm) -> Iterator[Tensor]:
+    """Yield the padding of every elementwise tensor in a state: all values after the first `used` of `length`.
+
+    Called at each launch, since a flight may put other tensors into the state.
+    """
+    nested = stage.nested()
+    for name, value in state.items():
+        if name not in nested or not isinstance(value, dict):
+            held = tensors_of(value) if used < length and name in stage.elementwise else ()
+            yield from (tensor[used:] for tensor in held if tensor.shape == (length,))
+        elif isinstance(stage, Hierarchical):
+            shard = -(-length // comm.intra.size)
+            mine = min(max(used - comm.intra.rank * shard, 0), shard)
+            yield from padding_of(nested[name], value, mine, shard, comm.inter)
+        elif not stage.shards:
+            yield from padding_of(nested[name], value, used, length, comm)
+
+
+class Journal:
+    """Copies of the state of each bucket, made on the lane before each flight, until the step in which it lands ends.
+
+    A step that is lost is lost whole: what its flights have changed goes back to these copies.
+    """
+
+    def __init__(self, buckets: int) -> None:
+        self._before: list[deque[State]] = [deque() for _ in range(buckets)]
+        self._landed = [0] * buckets
+
+    def before(self, i: int, state: State) -> None:
+        """Copy the state of bucket `i`, which a flight is about to change."""
+        self._before[i].append(copied(state))
+
+    def landed(self, i: int) -> None:
+        """Count a flight of bucket `i` that has landed."""
+        self._landed[i] += 1
+
+    def step_ended(self) -> None:
+        """Keep what the flights have brought that have landed."""
+        for before, landed in zip(self._before, self._landed, strict=True):
+            for _ in range(min(landed, len(before))):
+                before.popleft()
+        self._landed = [0] * len(self._landed)
+
+    def state(self, i: int, now: State) -> State:
+        """Return the state of bucket `i` before the flights that are lost; `now` is what it is after them."""
+        return self._before[i][0] if self._before[i] else now
+
+
+def copied(state: Any) -> Any:
+    """Return a copy of a nested dict of tensors."""
+    if isinstance(state, dict):
+        return {name: copied(value) for name, value in state.items()}
+    return state.clone() if isinstance(state, Tensor) else state
+
+
+PADDED = 4096  # values by which any bucket may be padded
+RECORDED = 100  # flights of a bucket, and steps, of which records are kept
+
+
+@dataclass(eq=False, kw_only=True)
+class BucketFlight(Collective):
+    """One flight of one bucket.
+
+    Attributes:
+        before: the weights as they were launched, where only what the flight changes is added at landing.
+        notes: the formats in which the stage has sent values.
+    """
+
+    runner: "RuleRunner"
+    bucket: int
+    round: int
+    before: Tensor | None = None
+    notes: list[Note] = field(default_factory=list)
+
+
+@dataclass(eq=False)
+class RuleRunner:
+    """A rule, its buckets, the state of its stage for each, and the flights in the air."""
+
+    index: int
+    rule: Rule
+    buckets: list[Bucket]
+    channel: Channel
+    round: int = 0
+    states: list[State] = field(default_factory=list)
+    air: dict[int, BucketFlight] = field(default_factory=dict)  # by bucket
+    to_average: list[Tensor] = field(default_factory=list)  # from a checkpoint of another number of ranks
+    losses: Losses | None = None  # of compression, if they are measured
+    journal: Journal | None = None  # of states, if a flight may be lost
+    current_stage: Stage | None = None  # the stage in this round
+
+    def __post_init__(self) -> None:
+        stage = self.rule.stage
+        self.label, self.outline = repr(self.rule), outline(stage)  # in words; in few, for profilers and figures
+        self.guards = stage.guards()  # it changes its state by `update_if_finite_` only
+        self.in_phases = has_phases(stage)
+        self.chosen = chooses(stage)  # its weights are chosen in each round
+        self.sent: list[dict[str, float]] = [{} for _ in self.buckets]  # bytes by part of the network
+        self.launches = [0] * len(self.buckets)
+        self.records: list[deque[BucketFlight]] = [deque(maxlen=RECORDED) for _ in self.buckets]
+        self.ways = [Ways() for _ in self.buckets]
+
+    def make_states(self) -> None:
+        """Make the states before the first flight, from the weights as they are. Collective."""
+        self.channel.together(f"the state of {self.label}", lambda comm: self._init_states())
+
+    def _init_states(self) -> None:
+        states = []
+        for i, bucket in enumerate(self.buckets):
+            if self.rule.what == "data":
+                bucket.load("data")
+            states.append(self.rule.stage.init(bucket, self.channel.comm.for_flight(0, None, self.number(i), {})))
+        self.states = states  # whole: those so far stay if a rank is lost meanwhile
+
+    def number(self, bucket: int) -> int:
+        """Return a number that no other bucket of the attachment has."""
+        return self.index << 16 | bucket
+
+    def name(self, bucket: int) -> str:
+        """Return the name of the flights of a bucket, such as "CompressedMean, bucket 3"."""
+        which = f" of rule {self.index}" if self.index else ""
+        return f"{self.outline}{which}, bucket {bucket}"
+
+    def stage(self, i: int) -> Stage:
+        """Return the stage for bucket `i` in this round.
+
+        That is the rule's, with the weights that were chosen at the launch of the first bucket. If losses are measured,
+        it is a stage that does the same and measures them.
+        """
+        if i == 0 or self.current_stage is None:
+            self.current_stage = as_chosen(self.rule.stage) if self.chosen else self.rule.stage
+        return self.current_stage if self.losses is None else self.losses.measured((i, self.round), self.current_stage)
+
+    def launch(
+        self,
+        i: int,
+        step: int | None,
+        work: Callable[[Tensor, Comm], Any] | None = None,
+        before: Tensor | None = None,
+        beside: list[Pair] | None = None,
+    ) -> BucketFlight:
+        """Put bucket `i` on the lane; `work` is done with it, in phases or not, by default by the stage.
+
+        To `beside`, if given, is added what `work` copies before all else.
+        """
+        state, bucket, channel = self.states[i], self.buckets[i], self.channel
+        notes: list[Note] = []
+        comm = channel.comm.for_flight(self.round, step, self.number(i), self.sent[i], notes)
+        channel.monitor.check()
+        averaged, self.to_average = self.to_average, []
+        label = f"{self.label}, bucket {i}, round {self.round}"
+        stage = self.stage(i) if work is None else self.rule.stage
+
+        def fly() -> Phases:
+            if channel.failed or channel.monitor.error is not None:
+                channel.check()
+            try:
+                if averaged:
+                    mean_(averaged, comm)
+                if self.journal is not None:
+                    self.journal.before(i, state)
+                pairs = clear_padding_(stage, state, bucket, comm, beside is not None)
+                if beside is not None:
+                    beside.extend(pairs)
+                if work is not None:
+                    result = work(bucket.flat, comm)
+                    return (yield from result) if type(result) is GeneratorType else result
+                if self.in_phases:
+                    return (yield from in_phases(stage, bucket.flat, state, comm, channel.check))
+                return call_stage(stage, bucket.flat, state, comm)
+            except Exception as error:
+                channel.note(label, error)
+                raise
+
+        flight = BucketFlight(
+            label=label,
+            step=step,
+            flight=(channel.lane.fly if self.in_phases else channel.lane.run)(fly, self.name(i)),
+            launched=time.time(),
+            runner=self,
+            bucket=i,
+            round=self.round,
+            before=before,
+            notes=notes,
+        )
+        self.air[i] = flight
+        self.launches[i] += 1
+        if channel.comm.size > 1:
+            self.records[i].append(flight)
+        channel.monitor.launched(channel.number, flight)
+        return flight
+
+    def arrive(self, i: int) -> Any:
+        """Wait for the flight of bucket `i` and return its result, or raise an error that names the rank at fault."""
+        flight = self.air.pop(i)
+        try:
+            result = self.channel.monitor.wait_for(flight)
+            self.ways[i].add(flight.notes)
+            return result
+        finally:
+            if self.journal is not None:
+                self.journal.landed(i)
+            flight.before = None  # a report keeps the flight
+            flight.flight.forget()
+            if self.losses is not None:
+                self.losses.landed((i, flight.round))
+
+    def remembers(self) -> bool:
+        """Return whether its flights depend on the flights before them, as the states tell."""
+        stage = self.rule.stage
+        return stage.remembers() or any(True for state in self.states for _ in remembered(stage, state))
+
+    def flights(self) -> list[BucketFlight]:
+        """Return the flights in the air, in the order of their launch."""
+        return list(self.air.values())
+
+    def drop(self) -> None:
+        """Wait for every flight in the air, and discard the results."""
+        for i in sorted(self.air):
+            self.arrive(i)
+
+    def params(self) -> list[Tensor]:
+        """Return the parameters of all buckets."""
+        return [p for bucket in self.buckets for p in bucket.params]
+
+
+def outline(stage: Stage) -> str:
+    """Return the names of a stage and of those in it, such as "ErrorFeedback(SparseMean)"."""
+    inner = ", ".join(map(outline, stage.nested().values()))
+    return type(stage).__name__ + (f"({inner})" if inner else "")
+
+
+def check_unconverted(runners: Iterable[RuleRunner], names: dict[Tensor, str]) -> None:
+    """Raise a RuntimeError if a parameter of these rules has been converted since its bucket was made."""
+    for bucket in (bucket for runner in runners for bucket in runner.buckets):
+        for p, view in zip(bucket.params, bucket.views, strict=True):
+            if p.dtype is not view.dtype or p.device != view.device:
+                raise RuntimeError(
+                    f"parameter {names[p]} is {p.dtype} on {p.device} and was {view.dtype} on "
+                    f"{view.device} when it was attached; detach, convert the model, and attach again"
+                )
+
+
+def call_unscaled(stage: Stage, x: Tensor, state: State, comm: Comm, scale: Tensor | None) -> Tensor:
+    """Call `stage` on the gradients `x`, in place, without the loss scale: divide by it before, multiply after."""
+    if scale is not None:
+        x.mul_(scale.reciprocal())
+    result = call_stage(stage, x, state, comm)
+    if result is not x:
+        x.copy_(result)
+    return x if scale is None else x.mul_(scale)
+
+
+def buckets_of(params_of_buckets: Sequence[Sequence[Tensor]], rule: Rule, comm: Comm) -> list[Bucket]:
+    """Return the buckets of a rule, padded as its stage needs."""
+    return [Bucket(params, padded_multiple(rule.stage.multiple_of(comm), params)) for params in params_of_buckets]
+
+
+def padded_multiple(multiple: int, params: Sequence[Tensor]) -> int:
+    """Return `multiple`, doubled up to 128 times while that is less than a hundredth of the bucket; or 1 if it is 1.
+
+    Shards of the bucket are then whole blocks of a compressor. A multiple that grows with the number of ranks, and is
+    more than `PADDED` and than an eighth of the bucket, is halved, or 64: small buckets of many ranks stay small.
+    """
+    values, times = sum(local(p).numel() for p in params), 1
+    most = max(PADDED, values // 8)
+    while multiple > most:
+        multiple = multiple // 2 if multiple % 2 == 0 else 64
+    while multiple > 1 and times < 128 and 200 * times * multiple < values:
+        times *= 2
+    return times * multiple

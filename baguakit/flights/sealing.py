@@ -1,0 +1,184 @@
+"""The seal of a saved state, by which loading finds out whose it is and whether it is whole.
+
+    state["saved"]    "rank", in the group; "world", the rank in the world and the size of that; "run", the same on all
+                      ranks of an attachment; "frozen", the names of the parameters that no rule knew; "sums", the place
+                      and the checksum of every tensor
+
+The number of ranks and the rules are in the state itself. Earlier versions saved no seal.
+"""
+
+import json
+import logging
+import zlib
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from ..arguments import truth
+from ..comm import Comm
+from ..keeping import finite
+from ..rules import Rule
+from ..runtime import Runtime, first_said, plain_names
+from ..stages.base import remembered
+from .checkpoint import check_saved, check_state
+from .runner import RuleRunner
+
+log = logging.getLogger("baguakit")
+
+
+def sealed(state: dict[str, Any], runtime: Runtime[Any]) -> dict[str, Any]:
+    """Return the state of this rank with its seal."""
+    saved = {
+        "rank": runtime.comm.rank,
+        "world": _world(runtime.comm),
+        "run": _run(runtime),
+        "frozen": list(runtime.setup.frozen),
+        "sums": [[place, checksum(x)] for place, _, x in tensors_in(state)],
+    }
+    return {**state, "saved": saved}
+
+
+def opened(state: Any, runtime: Runtime[Any], runners: Sequence[RuleRunner], strict: bool) -> dict[str, Any]:
+    """Return a state with the names that parameters have here. Waits for no rank.
+
+    Raises:
+        TypeError: it is no state.
+        ValueError: it is of other rules, damaged, of another rank or run, or lacks a parameter; without `strict` only
+            the first of these is raised, and the others are logged.
+    """
+    check_state(state)
+    truth("strict", strict)
+    check_saved(runners, state["rules"])
+    here = [*runtime.setup.names.values(), *runtime.setup.frozen]
+    named = _renamed(state, here)
+    for fault in (*damages(state), *_other_ranks(state, runtime), *_missing(named, runtime, runners)):
+        if strict:
+            raise ValueError(f"{fault}; load_state_dict(state, strict=False) loads it all the same")
+        log.warning("%s", fault)
+    if strict:
+        _check_together(state, runtime)
+    return named
+
+
+def tensors_in(state: Mapping[str, Any]) -> Iterator[tuple[str, str, Tensor]]:
+    """Yield for every tensor of a state its place, as an expression, the last key of that, and itself."""
+    for i, rule in state["rules"].items():
+        dicts = {'"own"': rule["own"], **{f'"parameters"]["{name}"': held for name, held in rule["parameters"].items()}}
+        for at, held in dicts.items():
+            yield from ((f'state["rules"]["{i}"][{at}]["{path}"]', path, x) for path, x in held.items())
+
+
+def differs_between_ranks(rules: Sequence[Rule], state: Mapping[str, Any]) -> bool:
+    """Return whether a state holds tensors that ranks may have of their own.
+
+    Gradients in the air that all ranks will land alike are none.
+    """
+    for i, rule in enumerate(rules):
+        saved = state["rules"][str(i)]
+        paths = [path for held in saved["parameters"].values() for path in held]
+        alike = rule.what == "grad" and rule.stage.same_on_all_ranks
+        if saved["own"] or any(not (alike and _flies(path)) for path in paths):
+            return True
+    return False
+
+
+def checksum(x: Tensor) -> int:
+    """Return a checksum of the dtype, the shape and the bits of a tensor."""
+    bits: Any = x.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy()
+    return zlib.crc32(bits, zlib.crc32(f"{x.dtype} {tuple(x.shape)}".encode()))
+
+
+def damages(state: Mapping[str, Any]) -> Iterator[str]:
+    """Yield a sentence for each tensor that is not as it was saved, or not finite."""
+    sums = dict(state.get("saved", {}).get("sums", ()))
+    for place, path, x in tensors_in(state):
+        if sums.pop(place, checked := checksum(x)) != checked:
+            yield f"{place} is damaged: its values are not those that were saved"
+        elif not _flies(path) and not finite(_wide(x)):  # a gradient in the air may be lost: its step will be skipped
+            yield f"{place} holds a value that is not finite, which training would keep"
+    for place in sums:
+        yield f"{place} is missing: it was saved"
+
+
+def _wide(x: Tensor) -> Tensor:
+    return x.float() if x.is_floating_point() and x.itemsize == 1 else x  # torch asks no float8 whether it is finite
+
+
+def _flies(path: str) -> bool:
+    return path.startswith("flight.")
+
+
+def _run(runtime: Runtime[Any]) -> str:
+    """Return the name of a run; "" where ranks come and go, and may save one step in two rounds."""
+    return runtime.monitor.run if runtime.comm.membership is None else ""
+
+
+def _other_ranks(state: Mapping[str, Any], runtime: Runtime[Any]) -> Iterator[str]:
+    saved, comm = state.get("saved"), runtime.comm
+    if saved is None or state["ranks"] != comm.size or not differs_between_ranks(runtime.setup.rules, state):
+        return
+    (theirs, there), (ours, here) = (saved["rank"], saved["world"]), (comm.rank, _world(comm))
+    if theirs == ours and there[1] == here[1]:
+        theirs, ours = there[0], here[0]  # ranks of other groups hold other shards
+    if theirs != ours:
+        yield f"this state is of rank {theirs}, and this is rank {ours}: each rank loads what it saved itself"
+
+
+def _world(comm: Comm) -> list[int]:
+    return [dist.get_rank(), dist.get_world_size()] if dist.is_initialized() else [comm.rank, comm.size]
+
+
+def _missing(state: Mapping[str, Any], runtime: Runtime[Any], runners: Sequence[RuleRunner]) -> Iterator[str]:
+    """Yield a sentence for each parameter of which a rule remembers something here, and its saved state nothing."""
+    names, frozen = runtime.setup.names, {*state.get("saved", {}).get("frozen", ())}
+    anywhere = {name for rule in state["rules"].values() for name in rule["parameters"]}
+    for i, runner in enumerate(runners):
+        saved = state["rules"][str(i)]
+        known = frozen if runner.rule.where is None else frozen | anywhere  # which may choose others of more parameters
+        if runner.remembers() and saved["round"] > 0:
+            for name in (names[p] for p in runner.params()):
+                if name not in saved["parameters"] and name not in known:
+                    yield f"this state has nothing of parameter {name}, and {runner.rule!r} needs what it remembered"
+        for b, held in enumerate(runner.states):
+            cut = [names[p] for p in runner.buckets[b].params]
+            for path, _, carry in remembered(runner.rule.stage, held):
+                if carry is None and saved["cut"][b : b + 1] == [cut] and f"{b}.{path}" not in saved["own"]:
+                    yield f"this state holds nothing as {b}.{path} of {runner.rule!r}"
+
+
+def _renamed(state: Mapping[str, Any], here: Sequence[str]) -> dict[str, Any]:
+    """Return a state with the names that parameters have here, whatever wrapped them when it was saved."""
+    rules, seal = state["rules"], state.get("saved", {})
+    known, all_names = set(here), {name for rule in rules.values() for name in rule["parameters"]}
+    plain = {name: name if name in known else short for name, short in plain_names(all_names).items()}
+
+    def renamed(names: Sequence[str]) -> list[str]:
+        return [plain.get(name, name) for name in names]
+
+    changed = {
+        i: {
+            **rule,
+            "parameters": {plain[name]: held for name, held in rule["parameters"].items()},
+            "cut": [renamed(bucket) for bucket in rule["cut"]],
+        }
+        for i, rule in rules.items()
+    }
+    return {**state, "rules": changed, "order": renamed(state.get("order", ())), "saved": seal}
+
+
+def _check_together(state: Mapping[str, Any], runtime: Runtime[Any]) -> None:
+    """Raise a ValueError if another rank has loaded a state that was not saved together with this one."""
+    if runtime.comm.membership is not None:
+        return
+    free = any(rule.window == "free_running" for rule in runtime.setup.rules)  # ranks are at steps of their own
+    mine = f"run {state.get('saved', {}).get('run', 'unknown')}" + ("" if free else f", step {state['step']}")
+    said = first_said(runtime.monitor, "load_state_dict()", json.dumps([runtime.comm.rank, mine]))
+    rank, theirs = json.loads(said)
+    if theirs != mine:
+        raise ValueError(
+            f"this state is of {mine}, and rank {rank} has loaded one of {theirs}: all ranks load what they saved "
+            "together; load_state_dict(state, strict=False) loads it all the same"
+        )

@@ -1,0 +1,20 @@
+"""The monitor: it names the rank at fault when a flight does not arrive."""
+
+from .collective import Collective
+from .errors import PeerError
+from .judging import first_line, store_gone, store_silent
+from .monitor import Monitor, end_with_process
+from .records import LEFT, RAISED, differing
+
+__all__ = [
+    "LEFT",
+    "RAISED",
+    "Collective",
+    "Monitor",
+    "PeerError",
+    "differing",
+    "end_with_process",
+    "first_line",
+    "store_gone",
+    "store_silent",
+]

@@ -1,0 +1,332 @@
+"""The report of an attachment: bytes sent, and the time that they were exposed.
+
+A report prints as a table.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from itertools import groupby
+from typing import Any
+
+from ..arguments import describe
+from ..comm import Note
+from ..flights import BACKWARD, Logbook, RuleRunner, Way, numbered, ways_in
+from ..lanes import between, passed
+from ..monitor import Collective
+from ..runtime import Channel
+
+
+@dataclass(frozen=True, eq=False)
+class Row:
+    """One bucket of one rule.
+
+    Attributes:
+        rule, number, bucket: the rule in words and its number in `att.rules`, and the number of the bucket.
+        values, dtype: of the bucket, padding included.
+        flights, landed: the number of flights launched, and landed.
+        bytes: sent by this rank in all of them, by part of the network ("flat", "intra", "inter").
+    """
+
+    rule: str
+    number: int
+    bucket: int
+    values: int
+    dtype: str
+    flights: int
+    landed: int
+    bytes: dict[str, float]
+    _flights: tuple[Collective, ...] = field(repr=False)
+    _kinds: tuple[tuple[tuple[Note, ...], int], ...] = field(repr=False, default=())
+
+    @cached_property
+    def ways(self) -> dict[Way, int]:
+        """Return how many of the flights that have landed sent values in each way, those of the latest flight first.
+
+        Empty for a stage of which no other format was asked than the dtype of the bucket.
+        """
+        return ways_in(self._kinds)
+
+    @cached_property
+    def latest(self) -> tuple[Way, ...]:
+        """Return the ways in which the latest flight that has landed sent values."""
+        return tuple(ways_in(self._kinds[:1]))
+
+    @property
+    def asked(self) -> str:
+        """Return the format that was asked for in the latest flight, such as "MinMaxUInt8()"; "" if none was."""
+        return _joined(way.asked for way in self.latest)
+
+    @property
+    def flew(self) -> str:
+        """Return the format in which the latest flight sent values; "" if none was asked for.
+
+        An expression such as "MinMaxUInt8()", a dtype such as "float32", or "nothing"; several are joined by " + ".
+        """
+        return _joined(way.flew for way in self.latest)
+
+    @property
+    def reason(self) -> str:
+        """Return why the latest flight saved less than was asked for; "" if it did not."""
+        return _joined((way.reason for way in self.latest if way.reason), "; ")
+
+    @property
+    def bytes_sent(self) -> float:
+        """Return the bytes sent by this rank in all flights, over all parts of the network."""
+        return sum(self.bytes.values())
+
+    @cached_property
+    def _seconds(self) -> tuple[float, float]:
+        known = [flight.flight.seconds() for flight in self._flights if flight.flight.over()]
+        air, exposed = (sum(each) / max(1, len(known)) for each in zip(*known, strict=True)) if known else (0.0, 0.0)
+        return air, exposed
+
+    @property
+    def seconds(self) -> float:
+        """Return the seconds of work on the lane: the mean over the latest flights that the device has finished."""
+        return self._seconds[0]
+
+    @property
+    def exposed(self) -> float:
+        """Return the seconds for which training waited for a flight, likewise."""
+        return self._seconds[1]
+
+
+def _joined(texts: Iterable[str], by: str = " + ") -> str:
+    return by.join(dict.fromkeys(texts))
+
+
+HEAD = ("", "values", "dtype", "flights", "flew as", "sent each", "on the lane", "exposed")
+
+
+def table(rows: Sequence[Row], parts: Sequence[str]) -> list[str]:
+    """Return a line for each bucket, under the rule in words; bytes and times are of one flight.
+
+    A rule of several buckets has a line for all of them: they are launched equally often. If formats were asked for, a
+    column has those in which the latest flights were sent, and below the buckets stands why others were used.
+
+    Args:
+        rows: of the report.
+        parts: of the network that have a column each.
+    """
+    formats = any(row.flew for row in rows)
+    lines: list[str | tuple[str, ...]] = [("", *HEAD[1:4], *HEAD[4:5] * formats, HEAD[5], *parts, *HEAD[6:])]
+    for _, group in groupby(rows, key=lambda row: row.number):
+        buckets = list(group)
+        lines.append(buckets[0].rule)
+        lines += [cells(f"bucket {row.bucket}", [row], parts, formats) for row in buckets]
+        lines += [cells("all", buckets, parts, formats)] * (len(buckets) > 1)
+        lines += reasons(buckets)
+    columns = zip(*(line for line in lines if isinstance(line, tuple)), strict=True)
+    widths = [max(map(len, column)) for column in columns]
+    widths[0] += 2
+    return [line if isinstance(line, str) else "   ".join(map(str.rjust, line, widths)) for line in lines]
+
+
+def reasons(rows: Sequence[Row]) -> list[str]:
+    """Return a line for each way that saved less than was asked for, and for each of several ways of one bucket.
+
+    It names the buckets, and the number of flights if not all flew so.
+    """
+    buckets: dict[str, list[int]] = {}
+    for row in rows:
+        flights = sum(count for _, count in row._kinds)
+        for way, count in row.ways.items():
+            if way.reason or count < flights:
+                buckets.setdefault(way.line(count, flights), []).append(row.bucket)
+    return [f"  {numbered(which)}{line}" for line, which in buckets.items()]
+
+
+def cells(name: str, rows: Sequence[Row], parts: Iterable[str], formats: bool) -> tuple[str, ...]:
+    """Return the cells of one line: of a bucket, or of several that are launched together."""
+
+    def sent(part: str | None) -> str:
+        each = (row.bytes_sent if part is None else row.bytes.get(part, 0) for row in rows)
+        return size(sum(nbytes / max(1, row.flights) for nbytes, row in zip(each, rows, strict=True)))
+
+    return (
+        name,
+        f"{sum(row.values for row in rows):,}",
+        "/".join(dict.fromkeys(row.dtype for row in rows)),
+        f"{max(row.flights for row in rows):,}",
+        *[rows[0].flew * (len({row.flew for row in rows}) == 1)] * formats,
+        sent(None),
+        *(sent(part) for part in parts),
+        milliseconds(sum(row.seconds for row in rows)),
+        milliseconds(sum(row.exposed for row in rows)),
+    )
+
+
+def counted(number: int, noun: str) -> str:
+    """Return a number with a noun."""
+    return f"{number:,} {noun}{'s' * (number != 1)}"
+
+
+def milliseconds(seconds: float) -> str:
+    """Return seconds as text in ms."""
+    return f"{1e3 * seconds:,.2f} ms"
+
+
+def size(nbytes: float) -> str:
+    """Return bytes as text with three or four digits."""
+    for unit in ("B", "kB", "MB"):
+        if nbytes < 1000:
+            return f"{nbytes:.4g} {unit}"
+        nbytes /= 1000
+    return f"{nbytes:.4g} GB"
+
+
+LEAST = 1e6  # bytes a step: the overlap of fewer is not worth a word
+MOST = 0.8  # of forward and backward, of which forward takes about a third
+LATE = (
+    "the first bucket is launched when {:.0%} of forward and backward are over, so that little overlaps: it holds a "
+    "gradient that comes late, or torch.compile returns all gradients at once; compile block by block"
+)
+
+
+@dataclass(frozen=True, eq=False)
+class Report:
+    """A report of an attachment so far. Print it.
+
+    Attributes:
+        steps: optimizer steps since the buckets were made.
+        ranks, groups: the number of ranks, and of process groups that the attachment has made.
+        rows: one for each bucket of each rule.
+        seconds_per_step: of the latest steps, the mean; None with one rank, or before the first step.
+        launched_after: the share of forward and backward that was over when the first of several buckets of gradients
+            was launched, from 0 to 1: the mean over the latest steps with one backward; None if that is not known.
+    """
+
+    steps: int
+    ranks: int
+    groups: int
+    rows: tuple[Row, ...]
+    seconds_per_step: float | None = None
+    launched_after: float | None = None
+
+    @property
+    def bytes_sent(self) -> float:
+        """Return the bytes sent by this rank."""
+        return sum(row.bytes_sent for row in self.rows)
+
+    @property
+    def bytes_per_step(self) -> float:
+        """Return the bytes sent by this rank in each optimizer step."""
+        return self.bytes_sent / max(1, self.steps)
+
+    @property
+    def exposed_per_step(self) -> float:
+        """Return the seconds for which training waited in each optimizer step:  Σ_rows exposed · landed / steps."""
+        return self._per_step(row.exposed * row.landed for row in self.rows)
+
+    @property
+    def exposed_share(self) -> float | None:
+        """Return the ratio of `exposed_per_step` to the length of a step; None if that is not known."""
+        return self.exposed_per_step / self.seconds_per_step if self.seconds_per_step else None
+
+    @property
+    def parts(self) -> tuple[str, ...]:
+        """Return the parts of the network in which anything was sent: "flat", or "intra" and "inter"."""
+        return tuple(sorted({part for row in self.rows for part in row.bytes}))
+
+    def scalars(self) -> dict[str, float]:
+        """Return the figures by name, for TensorBoard, wandb or Lightning's `log_dict`.
+
+        `baguakit/…` of `bytes_per_step`, `exposed_seconds_per_step`, `air_seconds_per_step`, and `exposed_share` once
+        it is known; of `bytes_per_step_intra` and `_inter` where both are used; and of the first three for each of
+        several rules, as `baguakit/rule_0/…`, by their order in `att.rules`.
+        """
+        named = self._figures("baguakit", self.rows)
+        if self.exposed_share is not None:
+            named["baguakit/exposed_share"] = self.exposed_share
+        if len(self.parts) > 1:
+            for part in self.parts:
+                sent = self._per_step(row.bytes.get(part, 0) for row in self.rows)
+                named[f"baguakit/bytes_per_step_{part}"] = sent
+        rules = [(number, list(rows)) for number, rows in groupby(self.rows, key=lambda row: row.number)]
+        if len(rules) > 1:
+            for number, rows in rules:
+                named |= self._figures(f"baguakit/rule_{number}", rows)
+        return named
+
+    def _figures(self, prefix: str, rows: Sequence[Row]) -> dict[str, float]:
+        return {
+            f"{prefix}/bytes_per_step": self._per_step(row.bytes_sent for row in rows),
+            f"{prefix}/exposed_seconds_per_step": self._per_step(row.exposed * row.landed for row in rows),
+            f"{prefix}/air_seconds_per_step": self._per_step(row.seconds * row.landed for row in rows),
+        }
+
+    def _per_step(self, amounts: Iterable[float]) -> float:
+        return sum(amounts) / max(1, self.steps)
+
+    def __str__(self) -> str:
+        slow = self.bytes_per_step > LEAST and (self.launched_after or 0.0) > MOST
+        late = [LATE.format(self.launched_after)] if slow else []
+        return "\n".join([self._summary(), *late, *table(self.rows, self.parts if len(self.parts) > 1 else ())])
+
+    __repr__ = __str__
+
+    def _summary(self) -> str:
+        length = f" of {milliseconds(self.seconds_per_step)}" if self.seconds_per_step else ""
+        share = f" ({self.exposed_share:.1%})" if self.exposed_share is not None else ""
+        return (
+            f"{counted(self.steps, 'step')}{length} on {counted(self.ranks, 'rank')}, "
+            f"{counted(self.groups, 'group')}; {size(self.bytes_per_step)} sent a step, "
+            f"{milliseconds(self.exposed_per_step)} exposed{share}"
+        )
+
+
+def make_report(
+    runners: Sequence[RuleRunner],
+    channels: Sequence[Channel],
+    steps: int,
+    log: Logbook | None = None,
+) -> Report:
+    """Return the report of an attachment at this moment, without waiting."""
+    rows = []
+    for runner in runners:
+        in_air = runner.flights()
+        for i, bucket in enumerate(runner.buckets):
+            dtype = str(bucket.flat.dtype).removeprefix("torch.")
+            flown = tuple(flight for flight in runner.records[i] if flight not in in_air)
+            which = (runner.label, runner.index, i, bucket.flat.numel(), dtype)
+            landed = runner.launches[i] - (len(runner.records[i]) - len(flown))
+            kinds = tuple(runner.ways[i].kinds)
+            rows.append(Row(*which, runner.launches[i], landed, dict(runner.sent[i]), flown, kinds))
+    ranks = channels[0].comm.size
+    groups = sum(len(channel.comm.groups()) for channel in channels) if ranks > 1 else 0
+    seconds, late = (None, None) if log is None else (log.seconds_per_step(), launched_after(runners, log))
+    return Report(steps, ranks, groups, tuple(rows), seconds, late)
+
+
+def launched_after(runners: Sequence[RuleRunner], log: Logbook) -> float | None:
+    """Return `Report.launched_after`. Backward is known from its first gradient on, and so a step from its begin."""
+    on_gradients = [each for each in runners if each.rule.what == "grad" and not each.rule.delay]
+    first: dict[int | None, Any] = {}  # moments, by step
+    for flight in (flight for runner in on_gradients for flight in runner.records[0] if flight.flight.over()):
+        first.setdefault(flight.step, flight.flight.times().launched)
+    shares = []
+    for record in (each for each in log.steps if each.step in first and not each.accumulated and passed(each.end)):
+        ends = [part.end for part in record.parts if part.name == BACKWARD]
+        if len(ends) == 1 and (length := between(record.begin, ends[0])) > 0:
+            shares.append(between(record.begin, first[record.step]) / length)
+    several = sum(len(each.buckets) for each in on_gradients) > 1
+    return sum(shares) / len(shares) if shares and several else None
+
+
+def written(scalars: Mapping[str, float], writer: Any, step: int) -> dict[str, float]:
+    """Return the scalars, after `writer.add_scalar(name, value, step)` for each, if there is a writer.
+
+    Raises:
+        TypeError: the writer has no `add_scalar`.
+    """
+    if writer is not None:
+        if not callable(getattr(writer, "add_scalar", None)):
+            raise TypeError(
+                "writer is one with add_scalar(name, value, step), such as "
+                f"torch.utils.tensorboard.SummaryWriter, and not {describe(writer)}; "
+                "give another logger att.report().scalars()"
+            )
+        for name, value in scalars.items():
+            writer.add_scalar(name, value, step)
+    return dict(scalars)

@@ -1,0 +1,28 @@
+"""The runtime that attachments and handles share: setups, monitor, process groups and lanes, from start to end."""
+
+from .agreement import agree, broadcast_into, broadcast_tensors, first_said
+from .channels import Channel
+from .runtime import Runtime
+from .setup import Setup, as_time, channel_of, check_scaler, fsdp_modules, named, plain_names, reshard
+from .start import own_comm, start_monitor, warm_up, warn_of_shared_cards
+
+__all__ = [
+    "Channel",
+    "Runtime",
+    "Setup",
+    "agree",
+    "as_time",
+    "broadcast_into",
+    "broadcast_tensors",
+    "channel_of",
+    "check_scaler",
+    "first_said",
+    "fsdp_modules",
+    "named",
+    "own_comm",
+    "plain_names",
+    "reshard",
+    "start_monitor",
+    "warm_up",
+    "warn_of_shared_cards",
+]

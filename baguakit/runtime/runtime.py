@@ -1,0 +1,158 @@
+"""The runtime of attachments and handles, from start to end."""
+
+import contextlib
+import uuid
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, Generic
+
+import torch
+
+from ..comm import FLAT, Comm, abort_all, error_in
+from ..lanes import lane
+from ..monitor import LEFT, RAISED
+from .agreement import agree
+from .channels import AGREEMENTS, Channel
+from .setup import AnySetup, on_mesh
+from .start import own_comm, packs_flat, start_monitor, warn_of_shared_cards
+
+
+class Runtime(Generic[AnySetup]):
+    """The monitor, process groups and lanes of an attachment or a handle on this rank.
+
+    Collective. An error in making it is raised on all ranks, and whatever was made is closed.
+
+    Args:
+        kind: of the hooks, for names that ranks agree on.
+        make: makes the setup of this rank.
+        comm: the group that the user gave.
+        timeout: as the user gave it; the setup raises if it is invalid.
+        aborted: called when the groups have been aborted, on any thread.
+
+    Attributes:
+        setup: the same on all ranks.
+        channels: the first for work that lands within a step, the second, if a rule needs it, for flights that outlast
+            a step.
+        host: a channel that moves CPU tensors, if a rule is free-running; else None.
+        over: it has ended.
+        unhook: functions that take hooks out, called once, at the end.
+    """
+
+    def __init__(
+        self,
+        kind: str,
+        make: Callable[[], AnySetup],
+        comm: Comm,
+        timeout: Any,
+        aborted: Callable[[], None] = lambda: None,
+    ) -> None:
+        self.comm, self.over, self._aborted = comm, False, aborted
+        self.channels: list[Channel] = []
+        self.host: Channel | None = None
+        self.unhook: list[Callable[[], Any]] = []
+        self.name, self.monitor = start_monitor(comm, kind, timeout, self._abort, self._broken)
+        if comm.membership is not None:
+            comm.membership.watch(self.monitor)
+        try:
+            self.setup = agree(self.monitor, lambda: on_mesh(make(), comm))
+        except BaseException:  # which all ranks raise
+            self.over = True
+            self.monitor.leave(LEFT)
+            raise
+        device = self.setup.device
+        self.monitor.fly_on(device)
+        with self.or_abandon():
+            for number in self.setup.channels():
+                own = self._own_comm(f"{self.name}/{number}", number)
+                self.channels.append(Channel(number, lane(device), own, self.monitor))
+            if comm.membership is None:
+                warn_of_shared_cards(self.channels[0], list(filter(packs_flat, self.setup.rules)))
+            if any(rule.window == "free_running" for rule in self.setup.rules):
+                flat, cpu = Comm(comm.group), torch.device("cpu")
+                own = own_comm(flat, f"{self.name}/host", self.setup.timeout, cpu, self.monitor, {FLAT})
+                self.host = Channel(AGREEMENTS, lane(cpu), own, self.monitor)
+
+    def _own_comm(self, name: str, channel: int, flows: int | None = None) -> Comm:
+        setup = self.setup
+        return own_comm(self.comm, name, setup.timeout, setup.device, self.monitor, setup.groups(channel), flows)
+
+    def use_flows(self, flows: int) -> None:
+        """Replace the groups of every channel by groups of so many flows. Collective."""
+        before = self.channels
+        unique = before[0].together("other flows", lambda comm: comm.broadcast_object(uuid.uuid4().hex))
+        self.channels = [
+            Channel(c.number, c.lane, self._own_comm(f"{self.name}/{unique}/{c.number}", c.number, flows), self.monitor)
+            for c in before
+        ]
+        for channel in before:
+            channel.comm.close()
+
+    def describe(self, kind: str, buckets: Iterable[int], step: int) -> str:
+        """Return the `repr` of the attachment or handle: its rules, the buckets of each, and how far it has come."""
+        rules = ", ".join(repr(rule) for rule in self.setup.rules)
+        cut, place = " + ".join(map(str, buckets)), f"rank {self.comm.rank} of {self.comm.size}"
+        return f"<{kind}: {rules}, step {step}, buckets: {cut}, {place}{', detached' * self.over}>"
+
+    # The end
+
+    def finish(self, drain: Callable[[], None]) -> None:
+        """Take the hooks out, call `drain`, which waits for what is in the air, and close. Idempotent."""
+        if self.over:
+            return
+        self.take_hooks_out()
+        with self.or_abandon():
+            drain()
+            for channel in self.channels:  # the host waits while a lost rank is still noticed
+                self.monitor.wait_until(channel.lane.idle)
+        self.over = True
+        self.monitor.leave(LEFT)
+        self._close(wait=True)
+
+    @contextlib.contextmanager
+    def or_abandon(self) -> Iterator[None]:
+        """Abandon everything if the body raises."""
+        try:
+            yield
+        except BaseException as error:
+            self.abandon(error)
+            raise
+
+    def abandon(self, error: BaseException | None) -> None:
+        """End without waiting for any rank, and tell the others why, or that this one has left. Idempotent."""
+        if self.over:
+            return
+        self.over = True
+        self.take_hooks_out()
+        self.monitor.leave(*((LEFT, "") if error is None else (RAISED, f"{type(error).__name__}: {error}")))
+        self._abort()
+        self._close(wait=False)
+
+    def take_hooks_out(self) -> None:
+        """Take the hooks out. Idempotent."""
+        unhook, self.unhook = self.unhook, []
+        for each in unhook:
+            each()
+
+    def _abort(self) -> None:
+        abort_all(self.groups())
+        self._aborted()
+
+    def _broken(self) -> str:
+        return error_in(self.groups())
+
+    def _close(self, wait: bool) -> None:
+        for channel in self.own_channels():
+            channel.lane.close(wait)
+        for comm in self._own_comms():
+            comm.close()
+
+    def groups(self) -> list[Any]:
+        """Return the process groups that were made here."""
+        return [group for comm in self._own_comms() for group in comm.groups()]
+
+    def _own_comms(self) -> list[Comm]:
+        """Return the groups made here: none with one rank, which uses the group of the user."""
+        return [channel.comm for channel in self.own_channels() if channel.comm.size > 1]
+
+    def own_channels(self) -> list[Channel]:
+        """Return all channels, that of agreements last."""
+        return [*self.channels, *([self.host] if self.host else [])]
