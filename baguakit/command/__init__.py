@@ -26,6 +26,7 @@ from typing import Any
 from ..net import __main__ as net
 from ..ranks import RankError
 from . import demo, doctor, tuning
+from .ranks import leads
 from .screen import Refusal
 
 __all__ = ["main"]
@@ -49,18 +50,16 @@ SUBCOMMANDS = (
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line, and return the exit status.
 
-    Under torchrun rank 0 alone speaks. The other ranks end with 0 after an error that rank 0 has, too: torchrun would
-    end rank 0 before it could speak if another failed first.
+    Under torchrun rank 0 alone prints. The other ranks end with 0 after an error that rank 0 has, too: torchrun would
+    end rank 0 before it could print if another failed first.
     """
     before = signal.signal(signal.SIGINT, interrupt)
-    first = os.environ.get("RANK", "0") == "0"
+    first = leads()
     try:
-        with contextlib.ExitStack() as stack:
-            if not first:
-                stack.enter_context(contextlib.redirect_stderr(io.StringIO()))
-                stack.enter_context(contextlib.redirect_stdout(io.StringIO()))
-            options = parser().parse_args(arguments)
-        return int(options.run(options))
+        with contextlib.nullcontext() if first else contextlib.redirect_stdout(io.StringIO()):
+            with contextlib.nullcontext() if first else contextlib.redirect_stderr(io.StringIO()):
+                options = parser().parse_args(arguments)
+            return int(options.run(options))
     except Refusal as refusal:
         if first:
             print(f"baguakit: {refusal}", file=sys.stderr, flush=True)

@@ -98,7 +98,6 @@ class Contender:
         name: that of a function in `bk.algorithms`, and after a comma the variant.
         algorithm: a rule or several, as `bk.attach` takes them.
         lr: the learning rate at the beginning; it falls to zero linearly.
-        reaches: the test accuracy that it must reach.
         momentum: of the optimizer; 0 where the algorithm has its own.
         needs_nodes: whether its ranks are divided into nodes of two.
         telling: whether it is one of those that say most, which are run by default and drawn.
@@ -107,7 +106,6 @@ class Contender:
     name: str
     algorithm: Algorithm
     lr: float = 0.05
-    reaches: float = 0.9
     momentum: float = 0.9
     needs_nodes: bool = False
     telling: bool = False

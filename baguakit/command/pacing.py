@@ -12,7 +12,6 @@ import fcntl
 import os
 import re
 import socket
-import sys
 import threading
 import time
 from array import array
@@ -84,12 +83,6 @@ def cap(one: socket.socket, bytes_per_second: float) -> None:
         one.setsockopt(socket.SOL_SOCKET, SO_MAX_PACING_RATE, min(int(bytes_per_second), MOST))
 
 
-def uncapped(fd: int) -> bool:
-    """Return whether a descriptor is a TCP connection without a cap."""
-    with at(fd) as one:
-        return is_tcp(one) and one.getsockopt(socket.SOL_SOCKET, SO_MAX_PACING_RATE) == -1
-
-
 def is_tcp(one: socket.socket) -> bool:
     """Return whether a socket is one of TCP."""
     return one.family in (socket.AF_INET, socket.AF_INET6) and one.type == socket.SOCK_STREAM
@@ -112,18 +105,17 @@ def unsent(one: int | socket.socket) -> int:
 
 
 class Pacer:
-    """Keeps all that this process sends over TCP below a rate, in a thread of its own. A context manager.
+    """Keeps all that this process sends over TCP below a rate, in a thread of its own. A context manager. Linux only.
 
-    Raises:
-        OSError: this system is not Linux.
+    Connections are kept by their descriptors: a duplicate would keep one open after its owner has closed it. If a
+    descriptor is closed and used again before the next look, the worst is a limit for its new user.
     """
 
     def __init__(self, bytes_per_second: float) -> None:
-        if sys.platform != "linux":
-            raise OSError("--rate needs Linux, whose sockets can be slowed down; leave it out")
         self._rate = bytes_per_second
         self._seen: set[str] = set()
-        self._paced: dict[str, Paced] = {}
+        self._paced: dict[str, int] = {}  # descriptors
+        self._limits: dict[str, float] = {}
         self._over = threading.Event()
         self.look()
         self._thread = threading.Thread(target=self._watch, name="baguakit pacer", daemon=True)
@@ -140,58 +132,43 @@ class Pacer:
     def look(self) -> None:
         """Find connections that are new, and forget those that have been closed."""
         open_now = connections()
+        self._paced = {name: fd for name, fd in self._paced.items() if name in open_now}
         for name in open_now.keys() - self._seen:
             with suppress(OSError), at(open_now[name]) as one:  # else it has been closed since
                 if is_tcp(one) and not listens(one):
-                    self._paced[name] = Paced(open_now[name], self._rate)
+                    self._paced[name] = open_now[name]
+                    self._limit(name, self._rate)
                 self._seen.add(name)
         self._seen &= open_now.keys()
-        self._paced = {name: each for name, each in self._paced.items() if name in open_now}
 
     def share(self) -> None:
         """Divide the rate among the connections that have bytes to send; an idle one may begin with all of it."""
-        busy = [each for each in self._paced.values() if each.busy()]
-        for each in self._paced.values():
-            each.limit(self._rate / len(busy) if each in busy else self._rate)
+        busy = set()
+        for name, fd in self._paced.items():
+            with suppress(OSError):  # else it is closed, and the next look forgets it
+                busy |= {name} if unsent(fd) > 0 else set()
+        for name in self._paced:
+            self._limit(name, self._rate / len(busy) if name in busy else self._rate)
+
+    def _limit(self, name: str, rate: float) -> None:
+        if self._limits.get(name) != rate:
+            self._limits[name] = rate
+            with suppress(OSError), at(self._paced[name]) as one:
+                cap(one, rate)
 
     def close(self) -> None:
         """End the thread, and remove the limits."""
         self._over.set()
         self._thread.join()
         self.look()
-        for each in self._paced.values():
-            each.limit(UNLIMITED)
+        for name in self._paced:
+            self._limit(name, UNLIMITED)
 
     def __enter__(self) -> "Pacer":
         return self
 
     def __exit__(self, *_: object) -> None:
         self.close()
-
-
-class Paced:
-    """A connection with a limit, by its descriptor: a duplicate would keep it open after its owner has closed it.
-
-    Should the descriptor be closed and used again before the next look, the worst is a limit for its new user.
-    """
-
-    def __init__(self, fd: int, rate: float) -> None:
-        self.fd, self.rate = fd, 0.0
-        self.limit(rate)
-
-    def busy(self) -> bool:
-        """Return whether bytes wait to be sent."""
-        try:
-            return unsent(self.fd) > 0
-        except OSError:  # it is closed, and the next look forgets it
-            return False
-
-    def limit(self, rate: float) -> None:
-        """Change the limit."""
-        if rate != self.rate:
-            self.rate = rate
-            with suppress(OSError), at(self.fd) as one:
-                cap(one, rate)
 
 
 def measured(comm: Comm, bytes_per_second: float) -> tuple[float, float]:
@@ -213,14 +190,16 @@ def seconds(comm: Comm, message: torch.Tensor, sources: list[int], targets: list
     return float(max(comm.gather_objects(time.perf_counter() - began)))
 
 
-def check_rates(asked: str, to_one: float, to_all: float) -> str:
-    """Return the measured rates beside the one asked for, in words; raise a Refusal if sockets ignore the limit."""
-    rate = bytes_per_second(asked)
+def check_rates(bits: float, to_one: float, to_all: float) -> str:
+    """Return in words the rate asked for, in bits per second, and those measured, in bytes per second.
+
+    Raises:
+        Refusal: sockets ignore the limit.
+    """
+    rate = bits / 8
     shown = f"{written(8 * to_one)} from a rank to one other, {written(8 * to_all)} to all others at once"
     if max(to_one, to_all) > TOO_FAST * rate:
-        raise Refusal(
-            f"the sockets of this system do not keep to a rate: asked for {written(8 * rate)}, got {shown}", 1
-        )
+        raise Refusal(f"the sockets of this system do not keep to a rate: asked for {written(bits)}, got {shown}", 1)
     slow = min(to_one, to_all) < TOO_SLOW * rate
     busy = "\nThis machine moves less than that, or is busy: the times below are longer than they would be." * slow
-    return f"asked for {written(8 * rate)}; measured {shown}{busy}"
+    return f"asked for {written(bits)}; measured {shown}{busy}"

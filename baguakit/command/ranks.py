@@ -22,12 +22,10 @@ class Crew:
 
     Attributes:
         size: their number.
-        speaks: whether this process prints.
         run: calls `function(kept, *args)` on every rank, where `kept` is a dict that lasts, and returns the results.
     """
 
     size: int
-    speaks: bool
     run: Callable[..., list[Any]]
 
 
@@ -37,15 +35,20 @@ def crew(size: int) -> Iterator[Crew]:
     if launched():
         with joined() as comm:
             kept: dict[str, Any] = {}
-            yield Crew(comm.size, comm.rank == 0, lambda call, *args: comm.gather_objects(call(kept, *args)))
+            yield Crew(comm.size, lambda call, *args: comm.gather_objects(call(kept, *args)))
     else:
         with Ranks(size) as ranks:
-            yield Crew(size, True, partial(ranks.run, keep=True))
+            yield Crew(size, partial(ranks.run, keep=True))
 
 
 def launched() -> bool:
     """Return whether torchrun started this process."""
     return "RANK" in os.environ and "WORLD_SIZE" in os.environ
+
+
+def leads() -> bool:
+    """Return whether this process prints: it is rank 0 of torchrun, or torchrun did not start it."""
+    return os.environ.get("RANK", "0") == "0"
 
 
 @contextlib.contextmanager

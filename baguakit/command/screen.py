@@ -36,31 +36,23 @@ def say(text: str = "", **options: Any) -> None:
 
 
 class Table:
-    """A table that is printed row by row.
+    """A table that is printed row by row."""
 
-    Args:
-        columns: its columns.
-        silent: print nothing: this process is not rank 0.
-    """
-
-    def __init__(self, columns: Sequence[Column], silent: bool = False) -> None:
-        self._columns, self._silent = columns, silent
+    def __init__(self, columns: Sequence[Column]) -> None:
+        self._columns = columns
         heads = [column.name.split("\n") for column in columns]
         height = max(map(len, heads))
         for line in zip(*([""] * (height - len(head)) + head for head in heads), strict=True):
             self.row(*line)
-        self._print(["-" * column.width for column in columns])
+        self.row(*("-" * column.width for column in columns))
 
     def row(self, *cells: str) -> None:
         """Print a row; the last cell may take several lines."""
         *first, last = cells
         for i, part in enumerate(textwrap.wrap(last, self._columns[-1].width) or [""]):
             line = [*(first if i == 0 else [""] * len(first)), part]
-            self._print([column.place(cell) for column, cell in zip(self._columns, line, strict=True)])
-
-    def _print(self, cells: Sequence[str]) -> None:
-        if not self._silent:
-            print("  ".join(cells).rstrip(), flush=True)
+            placed = (column.place(cell) for column, cell in zip(self._columns, line, strict=True))
+            print("  ".join(placed).rstrip(), flush=True)
 
 
 class Refusal(Exception):

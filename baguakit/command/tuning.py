@@ -6,7 +6,6 @@ import os
 import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, TypeVar
 
 from torch import nn
 
@@ -14,7 +13,7 @@ from .. import algorithms
 from ..comm import Comm
 from ..rules import Algorithm
 from ..tune import Plan, plan, probe
-from ..tune.planning import by_nodes, compressors_in, every
+from ..tune.planning import by_nodes, compressors_in, every, on_all
 from .ranks import joined, launched
 from .screen import Column, Refusal, Table, say
 
@@ -43,7 +42,6 @@ to DDP    time for the progress of a step of DDP, as measured with a small GPT
 training  as DDP; gradients rounded to so many bits; or a different trajectory"""
 
 NODES = "bk.hierarchical("
-T = TypeVar("T")
 
 
 def fill_probe(parser: argparse.ArgumentParser) -> None:
@@ -56,7 +54,7 @@ def fill_probe(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--json", type=Path, metavar="FILE", help="keep the measurements, for bk.tune.Network.from_json"
     )
-    parser.set_defaults(run=lambda options: on_ranks("probe", "", options, run_probe))
+    parser.set_defaults(run=on_ranks("probe", "", run_probe))
 
 
 def fill_plan(parser: argparse.ArgumentParser) -> None:
@@ -70,84 +68,64 @@ def fill_plan(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--step-ms", type=float, metavar="MS", help="milliseconds of a step without communication (0)")
     parser.add_argument(
         "--algorithms",
+        type=algorithms_of,
         metavar="NAMES",
         help="functions of bk.algorithms, in order of preference; all, of which one that keeps the loss is picked",
     )
-    parser.set_defaults(run=lambda options: on_ranks("plan", " train:make_model", options, run_plan))
+    parser.set_defaults(run=on_ranks("plan", " train:make_model", run_plan))
 
 
 def common(parser: argparse.ArgumentParser) -> None:
     """Add the options of both."""
-    parser.add_argument("--flows", metavar="NUMBERS", help="numbers of connections to each peer (1,2,4,8 on CPUs)")
+    parser.add_argument(
+        "--flows", type=numbers, metavar="NUMBERS", help="numbers of connections to each peer (1,2,4,8 on CPUs)"
+    )
     parser.add_argument("--seconds", type=float, default=3.0, help="that messages may take (%(default)s)")
 
 
 def on_ranks(
-    name: str, model: str, options: argparse.Namespace, work: Callable[[argparse.Namespace, Comm], None]
-) -> int:
-    """Run a subcommand on the ranks of torchrun; without torchrun, say how to start it."""
-    if not launched():
-        say(START.format(name=name, model=model), file=sys.stderr)
-        return 2
-    with joined() as comm:
-        work(options, comm)
-    return 0
+    name: str, model: str, work: Callable[[argparse.Namespace, Comm], None]
+) -> Callable[[argparse.Namespace], int]:
+    """Return a function that runs a subcommand on the ranks of torchrun; without torchrun it says how to start it.
+
+    An error of arguments or files is one sentence; of a model's own code, the kind of the error and its message.
+    """
+
+    def run(options: argparse.Namespace) -> int:
+        if not launched():
+            say(START.format(name=name, model=model), file=sys.stderr)
+            return 2
+        with joined() as comm:
+            try:
+                work(options, comm)
+            except (Refusal, OSError, TypeError, ValueError) as error:
+                raise Refusal(str(error), 1) from None
+        return 0
+
+    return run
 
 
 def run_probe(options: argparse.Namespace, comm: Comm) -> None:
     """Measure the network, and print it."""
-    flows = together(comm, lambda: numbers(options.flows))
-    announce(comm)
-    network = together(comm, lambda: probe(comm, flows=flows, seconds=options.seconds))
-    if comm.rank == 0:
-        print(network, flush=True)
+    say(f"Measuring the network between {comm.size} ranks …\n")  # which takes seconds
+    network = probe(comm, flows=options.flows, seconds=options.seconds)
+    print(network, flush=True)
     if options.json:
-        together(comm, lambda: options.json.write_text(network.to_json()) if comm.rank == 0 else 0)
+        on_all(comm, lambda: options.json.write_text(network.to_json()) if comm.rank == 0 else 0)
 
 
 def run_plan(options: argparse.Namespace, comm: Comm) -> None:
     """Measure the network, and print the predictions for a model."""
-    model = together(comm, lambda: model_of(options.model))
-    named = together(comm, lambda: algorithms_of(options.algorithms))
-    flows = together(comm, lambda: numbers(options.flows))
-    announce(comm)
-    compressors = compressors_in(list(named or every()))
-    network = together(comm, lambda: probe(comm, flows=flows, compressors=compressors, seconds=options.seconds))
+    model = on_all(comm, lambda: model_of(options.model))
+    calls = options.algorithms or every()
+    say(f"Measuring the network between {comm.size} ranks …\n")  # which takes seconds
+    network = probe(comm, flows=options.flows, compressors=compressors_in(list(calls)), seconds=options.seconds)
     step = None if options.step_ms is None else options.step_ms / 1e3
-    made = together(comm, lambda: plan(model, comm, network, step, list(named) or None))
-    if comm.rank == 0:
-        calls = dict(named or every())
-        if comm.hierarchical:
-            between = {call: by_nodes(each, comm) for each, call in calls.items()}
-            calls |= {each: f"{NODES}{call})" for call, each in between.items() if each is not None}
-        show(made, calls, counted=step is not None, named=bool(named))
-
-
-def announce(comm: Comm) -> None:
-    """Say that measuring begins, since it takes seconds."""
-    if comm.rank == 0:
-        say(f"Measuring the network between {comm.size} ranks …\n")
-
-
-def together(comm: Comm, make: Callable[[], T]) -> T:
-    """Return the value of `make()`. If it fails on a rank, all ranks raise a Refusal. Collective.
-
-    An error of arguments or files is one sentence; of a model's own code, the kind of the error and its message.
-    """
-    made: Any = None
-    said = None
-    try:
-        made = make()
-    except Refusal as refusal:
-        said = str(refusal)
-    except (OSError, TypeError, ValueError) as error:
-        said = str(error)
-    sentences = comm.gather_objects(said)
-    wrong = {rank: each for rank, each in enumerate(sentences) if each is not None}
-    if wrong:
-        rank, sentence = next(iter(wrong.items()))
-        raise Refusal(sentence if len(wrong) == comm.size else f"rank {rank}: {sentence}", 1)
-    return made  # type: ignore[no-any-return]
+    made = plan(model, comm, network, step, options.algorithms and list(calls))
+    if comm.hierarchical:
+        between = {call: by_nodes(each, comm) for each, call in calls.items()}
+        calls = calls | {each: f"{NODES}{call})" for call, each in between.items() if each is not None}
+    show(made, calls, counted=step is not None, named=bool(options.algorithms))
 
 
 def model_of(place: str) -> nn.Module:
@@ -177,10 +155,10 @@ def model_of(place: str) -> nn.Module:
     return model
 
 
-def algorithms_of(names: str | None) -> dict[Algorithm, str]:
-    """Return the algorithms that are named, and their calls."""
+def algorithms_of(names: str) -> dict[Algorithm, str]:
+    """Return the algorithms that "bytegrad,top_k" names, and their calls."""
     made: dict[Algorithm, str] = {}
-    for name in map(str.strip, names.split(",") if names is not None else ()):
+    for name in map(str.strip, names.split(",")):
         if name not in algorithms.__all__:
             raise Refusal(f"--algorithms names functions of bk.algorithms, which are {', '.join(algorithms.__all__)}")
         try:
@@ -192,10 +170,8 @@ def algorithms_of(names: str | None) -> dict[Algorithm, str]:
     return made
 
 
-def numbers(text: str | None) -> tuple[int, ...] | None:
+def numbers(text: str) -> tuple[int, ...]:
     """Return the numbers in "1,4"."""
-    if text is None:
-        return None
     try:
         return tuple(int(part) for part in text.split(","))
     except ValueError:

@@ -6,7 +6,7 @@ Its choices are algorithms, bucket sizes that make a difference, and numbers of 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, TypeVar
 
 from torch import Tensor, nn
 
@@ -138,6 +138,7 @@ BUCKET_BYTES = (1 << 20, 4 << 20, 10 << 20, 25 << 20, 100 << 20)
 NEAR = 0.02  # of the fastest: predictions do not resolve smaller differences
 NAMED = 2  # algorithms that the pick is compared with in words
 
+T = TypeVar("T")
 StepSeconds = float | Compute | Callable[[], Any] | None
 
 
@@ -248,9 +249,11 @@ def plan(
     if algorithms is None:
         choices, unknown = probed(choices, network)
         left_out |= unknown
-    here = isinstance(comm, Described)  # each rank plans by itself
-    gathered = [as_compute(step_seconds, model)] if here else from_all(comm, lambda: as_compute(step_seconds, model))
-    compute = max(gathered, key=lambda each: each.seconds)  # the slowest; of equals that of the lowest rank
+    if isinstance(comm, Described):  # each rank plans by itself
+        compute = as_compute(step_seconds, model)
+    else:
+        gathered = comm.gather_objects(on_all(comm, lambda: as_compute(step_seconds, model)))
+        compute = max(gathered, key=lambda each: each.seconds)  # the slowest; of equals that of the lowest rank
     counts = network.flows() if flows is None else flows
     kept = [each for each in choices if algorithms is not None or effect(each).keeps_loss]
     return replace(plan_of(model, network, compute, choices, sizes, counts, kept), left_out=left_out)
@@ -266,20 +269,20 @@ def planned_for(comm: Comm | None, network: Network | None) -> Comm:
     return comm
 
 
-def from_all(comm: Comm, make: Callable[[], Compute]) -> list[Compute]:
-    """Return the values of `make()` on all ranks; an error on one is raised on all."""
-    made, error = None, None
+def on_all(comm: Comm, make: Callable[[], T]) -> T:
+    """Return `make()`; an error in it on one rank is raised on all ranks. Collective."""
+    error = None
     try:
         made = make()
     except Exception as caught:
         error = caught
-    gathered = comm.gather_objects(made if error is None else f"{type(error).__name__}: {error}")
+    errors = comm.gather_objects(error and f"{type(error).__name__}: {error}")
     if error is not None:
         raise error
-    for rank, each in enumerate(gathered):
-        if isinstance(each, str):
+    for rank, each in enumerate(errors):
+        if each is not None:
             raise ValueError(f"rank {rank} could not plan: {each}")
-    return gathered
+    return made
 
 
 def plan_of(

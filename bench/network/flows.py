@@ -14,6 +14,7 @@ links are not shaped, it is the cores that are measured, not a network.
 """
 
 import itertools
+import socket
 import statistics
 import time
 from datetime import timedelta
@@ -24,7 +25,7 @@ import torch.distributed as dist
 
 import baguakit as bk
 from baguakit.comm.flows import PERIOD
-from baguakit.command.pacing import bytes_per_second, connections, uncapped
+from baguakit.command.pacing import SO_MAX_PACING_RATE, at, bytes_per_second, connections, is_tcp
 from bench.netlab.capped import new_name, with_caps
 
 from .exchanges import EXCHANGES, Exchange, check, told
@@ -36,6 +37,12 @@ SLOW_CAPS, SLOW_MIB, MESSAGES = ("160mbit", "40mbit", "160mbit", "160mbit"), 8, 
 TOLD = 16  # messages behind those, of which the throughput is told
 TIMEOUT = timedelta(minutes=5)
 CPU = torch.device("cpu")
+
+
+def uncapped(fd: int) -> bool:
+    """Return whether a descriptor is a TCP connection without a cap."""
+    with at(fd) as one:
+        return is_tcp(one) and one.getsockopt(socket.SOL_SOCKET, SO_MAX_PACING_RATE) == -1
 
 
 def cells(quick: bool) -> list[dict[str, Any]]:

@@ -6,8 +6,8 @@ COLUMNS = (Column("name", 10), Column("a\nnumber", 8, right=True), Column("words
 LONG = "words " * 20
 
 
-def rows(capsys, **options):
-    Table(COLUMNS, **options).row("one", "1", LONG)
+def rows(capsys):
+    Table(COLUMNS).row("one", "1", LONG)
     return capsys.readouterr().out
 
 
@@ -20,10 +20,6 @@ def test_plain_tables_align_and_wrap_the_last_column(capsys):
     ]
     assert lines[3].startswith("one                1  words words")
     assert " ".join(line[22:].strip() for line in lines[3:]) == LONG.strip()
-
-
-def test_a_silent_table_shows_nothing(capsys):
-    assert rows(capsys, silent=True) == ""
 
 
 def test_paragraphs_are_wrapped_and_code_is_not(capsys):
