@@ -11,7 +11,7 @@ import re
 import shutil
 import socket
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from enum import Enum
 from importlib import metadata
@@ -95,8 +95,8 @@ def run(options: argparse.Namespace) -> int:
 
 def verdict(found: Iterable[Finding]) -> Iterator[str]:
     """Yield what will run and what will not, in sentences."""
-    core = "The core cannot work." if any(each.kind is Kind.BROKEN for each in found) else "Training on CPUs will run."
-    yield core
+    broken = any(each.kind is Kind.BROKEN for each in found)
+    yield "The core cannot work." if broken else "Training on CPUs will run."
     yield from (f"{each.loses}." for each in found if each.loses)
 
 
@@ -130,7 +130,12 @@ def gpus() -> Iterator[Finding]:
     if torch.cuda.is_available():
         for i in range(torch.cuda.device_count()):
             yield Finding(f"GPU {i}", Kind.GOOD, torch.cuda.get_device_name(i))
-        yield from nccl()
+        if dist.is_nccl_available():
+            found = ".".join(map(str, torch.cuda.nccl.version()))
+            yield Finding("NCCL", Kind.NOTE, f"{found}; baguakit has not been run over NCCL yet")
+        else:
+            lacks, mend = "this build of torch has none", "install a build of torch for CUDA on Linux"
+            yield Finding("NCCL", Kind.LACKS, lacks, mend, "Several GPUs cannot train together without NCCL")
     elif shutil.which("nvidia-smi") is None:
         yield Finding("GPU", Kind.NOTE, "none found", loses="Training on GPUs will not run: there is none")
     elif torch.version.cuda is None:
@@ -141,29 +146,17 @@ def gpus() -> Iterator[Finding]:
         yield Finding("GPU", Kind.LACKS, "nvidia-smi is there, but torch finds no GPU", mend, "GPUs stay unused")
 
 
-def nccl() -> Iterator[Finding]:
-    """Look at NCCL."""
-    if not dist.is_nccl_available():
-        lacks, mend = "this build of torch has none", "install a build of torch for CUDA on Linux"
-        yield Finding("NCCL", Kind.LACKS, lacks, mend, "Several GPUs cannot train together without NCCL")
-        return
-    found = ".".join(map(str, torch.cuda.nccl.version()))
-    yield Finding("NCCL", Kind.NOTE, f"{found}; baguakit has not been run over NCCL yet")
-
-
 def compilers() -> Iterator[Finding]:
     """Look at the compilers of C++, for compression on CPUs, and of C, for the NCCL plugin."""
-    asked = [name for name in (os.environ.get("CXX"), "g++", "clang++") if name]
-    if found := next(filter(None, map(shutil.which, asked)), None):
-        yield Finding("C++ compiler", Kind.GOOD, found)
-    else:
-        loses = "Compression on CPUs will run, but many times slower"
-        yield Finding("C++ compiler", Kind.LACKS, f"none of {', '.join(asked)}", "sudo apt install g++", loses)
-    if found := next(filter(None, map(shutil.which, COMPILERS)), None):
-        yield Finding("C compiler", Kind.GOOD, found)
-    else:
-        loses = "`baguakit net build` will not run"
-        yield Finding("C compiler", Kind.NOTE, f"none of {', '.join(COMPILERS)}", "sudo apt install gcc", loses)
+    cpp = tuple(filter(None, (os.environ.get("CXX"), "g++", "clang++")))
+    for what, asked, kind, package, loses in (
+        ("C++ compiler", cpp, Kind.LACKS, "g++", "Compression on CPUs will run, but many times slower"),
+        ("C compiler", COMPILERS, Kind.NOTE, "gcc", "`baguakit net build` will not run"),
+    ):
+        if found := next(filter(None, map(shutil.which, asked)), None):
+            yield Finding(what, Kind.GOOD, found)
+        else:
+            yield Finding(what, kind, f"none of {', '.join(asked)}", f"sudo apt install {package}", loses)
 
 
 def network() -> Iterator[Finding]:
@@ -199,28 +192,26 @@ def speed(name: str) -> str:
 
 def gloo_interface(other: str) -> Iterator[Finding]:
     """Look at the address that gloo takes: that of GLOO_SOCKET_IFNAME, or of the host's own name."""
+    mend = f"export GLOO_SOCKET_IFNAME={other}"
     if asked := os.environ.get("GLOO_SOCKET_IFNAME"):
         known = [name for _, name in socket.if_nameindex()]
-        wrong = [name for name in asked.split(",") if name not in known]
-        if wrong:
-            mend = f"export GLOO_SOCKET_IFNAME={other}"
+        if wrong := [name for name in asked.split(",") if name not in known]:
             yield Finding("gloo", Kind.BROKEN, f"GLOO_SOCKET_IFNAME names {wrong[0]}, which is not there", mend)
         else:
             yield Finding("gloo", Kind.GOOD, f"takes {asked}, by GLOO_SOCKET_IFNAME")
         return
-    host, mend = socket.gethostname(), f"export GLOO_SOCKET_IFNAME={other}"
-    loses = "Several machines will not find each other over gloo until GLOO_SOCKET_IFNAME names an interface"
+    host = socket.gethostname()
     try:
         address = socket.gethostbyname(host)
+        found = f"takes {address}, the address of {host}"
+        if not address.startswith("127."):
+            yield Finding("gloo", Kind.GOOD, found)
+            return
+        found += ": loopback only"
     except OSError:
-        yield Finding(
-            "gloo", Kind.NOTE, f"the name of this host, {host}, has no address; gloo takes loopback", mend, loses
-        )
-        return
-    if address.startswith("127."):
-        yield Finding("gloo", Kind.NOTE, f"takes {address}, the address of {host}: loopback only", mend, loses)
-    else:
-        yield Finding("gloo", Kind.GOOD, f"takes {address}, the address of {host}")
+        found = f"the name of this host, {host}, has no address; gloo takes loopback"
+    loses = "Several machines will not find each other over gloo until GLOO_SOCKET_IFNAME names an interface"
+    yield Finding("gloo", Kind.NOTE, found, mend, loses)
 
 
 def two_ranks() -> Iterator[Finding]:
@@ -229,7 +220,8 @@ def two_ranks() -> Iterator[Finding]:
         with Ranks(2, timeout=LIMIT) as ranks:
             means = ranks.run(mean_of_ranks, limit=LIMIT)
     except (OSError, RuntimeError) as error:
-        yield Finding("two ranks", Kind.BROKEN, f"cannot train together: {last_line(error)}")
+        last = str(error).strip().splitlines()[-1]  # after a traceback, the error itself
+        yield Finding("two ranks", Kind.BROKEN, f"cannot train together: {last}")
         return
     if means == [0.5, 0.5]:
         yield Finding("two ranks", Kind.GOOD, "two processes averaged a tensor over gloo on loopback")
@@ -241,11 +233,6 @@ def mean_of_ranks() -> float:
     """Return the mean of the numbers of all ranks."""
     comm = Comm()
     return float(mean_(torch.tensor([float(comm.rank)]), comm))
-
-
-def last_line(error: BaseException) -> str:
-    """Return the last line of an error: after a traceback, the error itself."""
-    return str(error).strip().splitlines()[-1]
 
 
 def packages() -> Iterator[Finding]:
@@ -286,13 +273,4 @@ def of_extra(extra: str, requirements: list[str]) -> Finding:
     return Finding(extra, Kind.NOTE, lacks, f"pip install {' '.join(missing)}")
 
 
-CHECKS: tuple[Callable[[], Iterator[Finding]], ...] = (
-    python,
-    libraries,
-    triton,
-    gpus,
-    compilers,
-    network,
-    two_ranks,
-    packages,
-)
+CHECKS = (python, libraries, triton, gpus, compilers, network, two_ranks, packages)

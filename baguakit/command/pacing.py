@@ -133,6 +133,7 @@ class Pacer:
         """Find connections that are new, and forget those that have been closed."""
         open_now = connections()
         self._paced = {name: fd for name, fd in self._paced.items() if name in open_now}
+        self._limits = {name: limit for name, limit in self._limits.items() if name in open_now}
         for name in open_now.keys() - self._seen:
             with suppress(OSError), at(open_now[name]) as one:  # else it has been closed since
                 if is_tcp(one) and not listens(one):
