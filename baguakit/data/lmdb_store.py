@@ -38,7 +38,17 @@ READERS = 4096  # the most processes × threads that read at the same time
 _environments: dict[Path, Environment] = {}
 _guard = ThreadLock()
 _writing = ThreadLock()  # held while this process writes or forks, so that no child inherits an open transaction
-_fork_hooks: list[bool] = []
+
+
+def _forked() -> None:
+    """Close in a forked child the parent's environments, before the child takes its own locks."""
+    while _environments:
+        _environments.popitem()[1].abandon()
+
+
+os.register_at_fork(
+    before=_writing.__enter__, after_in_parent=partial(_writing.__exit__, None, None, None), after_in_child=_forked
+)
 
 
 class LMDBStore(Store):
@@ -87,27 +97,13 @@ class LMDBStore(Store):
         """Return this process's environment, open until all its users leave it; raise StoreError if that fails."""
         with _guard:
             environment = _environments.get(self.path)
-            if environment is not None and environment.pid != os.getpid():
-                environment.abandon()
-                environment = None
             if environment is None:
-                if not _fork_hooks and hasattr(os, "register_at_fork"):
-                    after = partial(_writing.__exit__, None, None, None)
-                    os.register_at_fork(before=_writing.__enter__, after_in_parent=after)
-                    _fork_hooks.append(True)
                 size = self.capacity_bytes + self.capacity_bytes // 8 + (16 << 20)
                 environment = _environments[self.path] = Environment(self.path, size)
             if self._user not in environment.users:
                 environment.users[self._user] = self._datasets
-                for dataset in self._datasets:
-                    environment.enter(dataset)
+                environment.settle()
             return environment
-
-    def _opened(self) -> Environment | None:
-        """Return the environment if this store has it open in this process."""
-        environment = _environments.get(self.path)
-        is_ours = environment is not None and environment.pid == os.getpid() and self._user in environment.users
-        return environment if is_ours else None
 
     @contextmanager
     def _transaction(self, write: bool = False) -> Iterator[lmdb.Transaction[bytes]]:
@@ -188,16 +184,16 @@ class LMDBStore(Store):
                     left = cursor.delete() and bool(cursor.key())
 
     def enter(self, namespace: bytes) -> None:
-        self._datasets[namespace] += 1
-        if environment := self._opened():
-            environment.enter(namespace)
+        self._count(namespace, 1)
 
     def leave(self, namespace: bytes) -> None:
-        self._datasets[namespace] -= 1
-        if self._datasets[namespace] <= 0:
-            del self._datasets[namespace]
-            if environment := self._opened():
-                environment.leave(namespace)
+        self._count(namespace, -1)
+
+    def _count(self, namespace: bytes, more: int) -> None:
+        with _guard:
+            self._datasets[namespace] += more
+            if environment := _environments.get(self.path):
+                environment.settle()
 
     def flush(self) -> None:
         self._environment().flush()
@@ -220,7 +216,7 @@ class Environment:
     """
 
     def __init__(self, path: Path, map_size: int) -> None:
-        self.path, self.pid, self.users = path, os.getpid(), dict[object, Counter[bytes]]()
+        self.path, self.users, self._used = path, dict[object, Counter[bytes]](), set[bytes]()
         self._lmdb, self._claims = package("lmdb", "LMDBStore"), KeyedLocks()
         try:
             path.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -294,7 +290,7 @@ class Environment:
             self.abandon()
 
     def abandon(self) -> None:
-        """Close as it is; in a forked child the parent's environment, before the child takes its own locks."""
+        """Close as it is."""
         self._locks.close()
         self.env.close()
 
@@ -311,22 +307,19 @@ class Environment:
                     with suppress(OSError):  # the file was closed, which released the lock
                         self._locks.free(number)
 
-    def enter(self, dataset: bytes) -> None:
-        """Register that this process uses the dataset."""
-        self._locks.take(byte_of(DATASETS, dataset), shared=True)
-
-    def leave(self, dataset: bytes) -> None:
-        """Register that one store of this process no longer uses the dataset."""
-        if not self._uses(dataset):
+    def settle(self) -> None:
+        """Hold the locks of the datasets that a store of this process uses, and no others."""
+        used = {dataset for datasets in self.users.values() for dataset, count in datasets.items() if count > 0}
+        for dataset in used - self._used:
+            self._locks.take(byte_of(DATASETS, dataset), shared=True)
+        for dataset in self._used - used:
             self._locks.free(byte_of(DATASETS, dataset))
-
-    def _uses(self, dataset: bytes) -> bool:
-        return any(datasets[dataset] > 0 for datasets in self.users.values())
+        self._used = used
 
     def is_idle(self, dataset: bytes) -> bool:
         """Return whether no process uses the dataset."""
         number = byte_of(DATASETS, dataset)
-        if self._uses(dataset) or not self._locks.take(number, wait=False):
+        if dataset in self._used or not self._locks.take(number, wait=False):
             return False
         self._locks.free(number)
         return True
@@ -360,12 +353,11 @@ def _leave(path: Path, user: object) -> None:
     """Remove a user of this process's environment at `path`; sync and close it after the last."""
     with _guard:
         environment = _environments.get(path)
-        if environment is None or environment.pid != os.getpid():
+        if environment is None:
             return
-        datasets = environment.users.pop(user, Counter[bytes]())
+        environment.users.pop(user, None)
         if environment.users:
-            for dataset in datasets:
-                environment.leave(dataset)
+            environment.settle()
             return
         del _environments[path]
         try:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import fcntl
 import os
 import stat
 import tempfile
@@ -13,11 +14,6 @@ from hashlib import blake2b
 from pathlib import Path
 from types import TracebackType
 from weakref import WeakValueDictionary
-
-try:
-    import fcntl
-except ImportError:  # no POSIX: there are locks between threads, but not between processes
-    fcntl = None  # type: ignore[assignment]
 
 
 class ThreadLock:
@@ -70,8 +66,6 @@ class ByteLocks:
 
     def take(self, number: int, shared: bool = False, wait: bool = True) -> bool:
         """Lock a byte; return False if another process holds it (without `wait`), or if waiting would deadlock."""
-        if fcntl is None:
-            return True
         how = (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | (0 if wait else fcntl.LOCK_NB)
         try:
             fcntl.lockf(self._file, how, 1, number)
@@ -83,8 +77,7 @@ class ByteLocks:
 
     def free(self, number: int) -> None:
         """Release a byte."""
-        if fcntl is not None:
-            fcntl.lockf(self._file, fcntl.LOCK_UN, 1, number)
+        fcntl.lockf(self._file, fcntl.LOCK_UN, 1, number)
 
     def close(self) -> None:
         """Release all bytes, and close the file."""
@@ -110,8 +103,6 @@ def others_may_write(path: Path, names: Iterable[str]) -> str:
 
     The superuser may always, and is ignored, as are missing files.
     """
-    if not hasattr(os, "geteuid"):
-        return ""
     for place in (path, *(path / name for name in names)):
         try:
             found = place.stat()
