@@ -17,7 +17,7 @@ import torch
 
 from ..arguments import describe, integer
 from ..comm import Comm
-from .locks import replace_file
+from .stores import replace_file
 
 Costs = npt.NDArray[np.float64]
 Complexity = Callable[[Any], float] | torch.Tensor | npt.NDArray[Any] | Sequence[float] | str | os.PathLike[str]

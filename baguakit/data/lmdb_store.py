@@ -21,8 +21,20 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..arguments import integer, message, text
-from .locks import ByteLocks, KeyedLocks, ThreadLock, byte_of, file_system, others_may_write, replace_file
-from .stores import DATASET, Store, StoreError, StoreStats, package
+from .stores import (
+    DATASET,
+    ByteLocks,
+    KeyedLocks,
+    Store,
+    StoreError,
+    StoreStats,
+    ThreadLock,
+    byte_of,
+    file_system,
+    others_may_write,
+    package,
+    replace_file,
+)
 
 if TYPE_CHECKING:
     import lmdb
@@ -75,8 +87,18 @@ class LMDBStore(Store):
             raise TypeError(f"path is a directory, not {path!r}")
         most = 1 << 46  # as much as a process can map
         self.capacity_bytes = integer("capacity_bytes", capacity_bytes, 1 << 20, most)
-        self.path = Path(text("path", os.fspath(path))).expanduser().resolve()
-        _check_directory(self.path)
+        self.path = path = Path(text("path", os.fspath(path))).expanduser().resolve()
+        if path.exists() and not path.is_dir():
+            raise ValueError(f"{path} is a file; pass a directory for this LMDBStore alone")
+        if problem := others_may_write(path, FILES):
+            raise ValueError(problem)
+        if (path / "data.mdb").exists() and read_state(path) is None:
+            raise ValueError(f"{path} holds an LMDB file that is not a store of samples; pass another directory")
+        kind = file_system(path)
+        if kind in NETWORK or kind.startswith("fuse."):
+            raise ValueError(
+                f"{path} is on {kind}, where memory maps of several nodes conflict; pass a local directory"
+            )
         self._start(Counter())
 
     def _start(self, datasets: Counter[bytes]) -> None:
@@ -133,9 +155,9 @@ class LMDBStore(Store):
     def _written(self, key: bytes, value: bytes) -> bool:
         try:
             with self._transaction(write=True) as transaction:
-                stat = transaction.stat()
-                more = len(value) + 3 * stat["psize"]
-                if _used(stat) + more > self.capacity_bytes or shutil.disk_usage(self.path).free < more + SPARE:
+                counts = transaction.stat()
+                more = len(value) + 3 * counts["psize"]
+                if _used(counts) + more > self.capacity_bytes or shutil.disk_usage(self.path).free < more + SPARE:
                     return False
                 return transaction.put(held(key), value)
         except StoreError as error:
@@ -168,8 +190,8 @@ class LMDBStore(Store):
 
     def stats(self) -> StoreStats:
         with self._transaction() as transaction:
-            stat = transaction.stat()
-        return StoreStats(stat["entries"], _used(stat), self.capacity_bytes)
+            counts = transaction.stat()
+        return StoreStats(counts["entries"], _used(counts), self.capacity_bytes)
 
     def clear(self, namespace: bytes = b"") -> None:
         left = True
@@ -223,17 +245,13 @@ class Environment:
             if problem := others_may_write(path, FILES):
                 raise StoreError(problem)
             self._locks = ByteLocks(path / "locks")
-        except OSError as error:
+            with ExitStack() as failed:
+                failed.callback(self._locks.close)
+                with self._locks.held(byte_of(OPENING)):
+                    self.env = self._open(map_size)
+                failed.pop_all()
+        except (OSError, self._lmdb.Error) as error:
             raise StoreError(f"the LMDB store at {path} cannot be opened: {error}") from error
-        try:
-            self._locks.take(byte_of(OPENING))
-            self.env = self._open(map_size)
-            self._locks.free(byte_of(OPENING))
-        except BaseException as error:
-            self._locks.close()
-            if isinstance(error, (OSError, self._lmdb.Error)):
-                raise StoreError(f"the LMDB store at {path} cannot be opened: {error}") from error
-            raise
 
     def _open(self, map_size: int) -> lmdb.Environment:
         state = read_state(self.path)
@@ -297,15 +315,8 @@ class Environment:
     @contextmanager
     def claim(self, key: bytes) -> Iterator[None]:
         """Hold the lock of `key` among all processes and threads of the node."""
-        number = byte_of(CLAIMS, key)
-        with self._claims.hold(key):
-            is_held = self._locks.take(number)
-            try:
-                yield
-            finally:
-                if is_held:
-                    with suppress(OSError):  # the file was closed, which released the lock
-                        self._locks.free(number)
+        with self._claims.hold(key), self._locks.held(byte_of(CLAIMS, key)):
+            yield
 
     def settle(self) -> None:
         """Hold the locks of the datasets that a store of this process uses, and no others."""
@@ -366,18 +377,6 @@ def _leave(path: Path, user: object) -> None:
             warnings.warn(str(error), RuntimeWarning, stacklevel=3)
 
 
-def _used(stat: Any) -> int:
+def _used(counts: Any) -> int:
     """Return the bytes of the pages that hold samples."""
-    return int((stat["branch_pages"] + stat["leaf_pages"] + stat["overflow_pages"]) * stat["psize"])
-
-
-def _check_directory(path: Path) -> None:
-    if path.exists() and not path.is_dir():
-        raise ValueError(f"{path} is a file; pass a directory for this LMDBStore alone")
-    if problem := others_may_write(path, FILES):
-        raise ValueError(problem)
-    if (path / "data.mdb").exists() and read_state(path) is None:
-        raise ValueError(f"{path} holds an LMDB file that is not a store of samples; pass another directory")
-    kind = file_system(path)
-    if kind in NETWORK or kind.startswith("fuse."):
-        raise ValueError(f"{path} is on {kind}, where memory maps of several nodes conflict; pass a local directory")
+    return int((counts["branch_pages"] + counts["leaf_pages"] + counts["overflow_pages"]) * counts["psize"])

@@ -5,10 +5,10 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass
-from functools import partial
+from contextlib import contextmanager, suppress
 from hashlib import blake2b
+from itertools import islice
+from operator import methodcaller
 from types import NoneType
 from typing import Any, TypeVar
 
@@ -75,7 +75,7 @@ class RedisStore(Store):
         given = {name: text(name, value) for name, value in files.items() if value is not None}
         tls = truth("tls", tls) or "ca_file" in given or "cert_file" in given
         addresses = [address(name, host, tls) for name, host in _named(hosts)]
-        self.hosts, self._urls = [each.shown for each in addresses], [each.url for each in addresses]
+        self._urls, self.hosts = [url for url, _ in addresses], [shown for _, shown in addresses]
         if not self.hosts or len(set(self.hosts)) < len(self.hosts):
             raise ValueError(f"hosts is {self.hosts}; pass at least one Redis server, and none twice")
         user = None if username is None else text("username", username)
@@ -155,7 +155,7 @@ class RedisStore(Store):
         found: list[bytes | None] = [None] * len(keys)
         for host, places in by_host.items():
             names = [self._name(keys[i]) for i in places]
-            for i, value in zip(places, self._ask(host, partial(_mget, names=names)), strict=True):
+            for i, value in zip(places, self._ask(host, methodcaller("mget", names)), strict=True):
                 found[i] = value
         return found
 
@@ -168,20 +168,24 @@ class RedisStore(Store):
 
     @contextmanager
     def claim(self, key: bytes) -> Iterator[None]:
-        with ExitStack() as held:
-            with suppress(StoreError, self._redis.exceptions.OutOfMemoryError):
-                self._ask(self.host_of(key), lambda client: self._claimed(client, key, held))
+        failures, lock = (StoreError, self._redis.RedisError, OSError), None
+        with suppress(*failures):
+            lock = self._ask(self.host_of(key), lambda client: self._claimed(client, key))
+        try:
             yield
+        finally:
+            with suppress(*failures):  # it expired or the server failed: the lock is free
+                if lock:
+                    lock.release()
 
-    def _claimed(self, client: Any, key: bytes, held: ExitStack) -> None:
+    def _claimed(self, client: Any, key: bytes) -> Any:
         lock = client.lock(f"{self._name(key)}:claim", timeout=self.claim_seconds, sleep=0.005)
-        if lock.acquire(blocking_timeout=self.claim_seconds):
-            held.callback(_released, lock, (self._redis.RedisError, OSError))
+        return lock if lock.acquire(blocking_timeout=self.claim_seconds) else None
 
     def stats(self) -> StoreStats:
         """Return the sums over all servers, including entries of other users."""
-        entries = sum(self._ask(i, lambda client: client.dbsize()) for i in range(len(self.hosts)))
-        memory = [self._ask(i, lambda client: client.info("memory")) for i in range(len(self.hosts))]
+        entries = sum(self._ask(i, methodcaller("dbsize")) for i in range(len(self.hosts)))
+        memory = [self._ask(i, methodcaller("info", "memory")) for i in range(len(self.hosts))]
         limits = [m["maxmemory"] for m in memory]
         return StoreStats(entries, sum(m["used_memory"] for m in memory), sum(limits) if all(limits) else None)
 
@@ -195,19 +199,12 @@ class RedisStore(Store):
             client.close()
 
 
-@dataclass(frozen=True)
-class Address:
-    """The address of a server: `url` for the redis package, and `shown` without user and password."""
+def address(name: str, given: Any, tls: bool) -> tuple[str, str]:
+    """Return the URL of a server for the redis package, and its address without user and password.
 
-    url: str
-    shown: str
-
-    def __repr__(self) -> str:
-        return self.shown
-
-
-def address(name: str, given: Any, tls: bool) -> Address:
-    """Return the address of a server; raise TypeError or ValueError, without the password, if it is invalid."""
+    Raises:
+        TypeError, ValueError: the address is invalid; without the password.
+    """
     if not isinstance(given, str):
         raise TypeError(f"{name} is a Redis address, {KINDS}, not of type {type(given).__name__}")
     url = given if "://" in given else f"{'rediss' if tls else 'redis'}://{given}"
@@ -225,7 +222,7 @@ def address(name: str, given: Any, tls: bool) -> Address:
         raise ValueError(f"{shown} is an address without TLS, but TLS is required; write rediss://")
     if found["port"] is not None:
         integer(f"the port of {shown}", int(found["port"]), 1, 65535)
-    return Address(url, shown)
+    return url, shown
 
 
 def _named(hosts: Any) -> list[tuple[str, Any]]:
@@ -246,23 +243,9 @@ def _secret(password: Any) -> str | None:
     return password
 
 
-def _mget(client: Any, names: list[str]) -> list[bytes | None]:
-    return list(client.mget(names))
-
-
-def _released(lock: Any, errors: tuple[type[BaseException], ...]) -> None:
-    with suppress(*errors):  # it expired or the server failed: the lock is free
-        lock.release()
-
-
 def _unlink(client: Any, pattern: str) -> None:
-    batch: list[bytes] = []
-    for name in client.scan_iter(pattern, count=1000):
-        batch.append(name)
-        if len(batch) == 1000:
-            client.unlink(*batch)
-            batch.clear()
-    if batch:
+    found = client.scan_iter(pattern, count=1000)
+    while batch := list(islice(found, 1000)):
         client.unlink(*batch)
 
 

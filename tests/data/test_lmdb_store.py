@@ -13,7 +13,7 @@ import pytest
 from tiers import slow_after
 
 from baguakit.data import CachedDataset, LMDBStore, StoreError, lmdb_store
-from baguakit.data.locks import byte_of
+from baguakit.data.stores import byte_of
 
 lmdb = pytest.importorskip("lmdb")
 
