@@ -1,4 +1,4 @@
-"""The subcommand `demo`: ranks learn printed digits, of which each sees some, with one algorithm after another."""
+"""The subcommand `demo`: ranks that see different digits train with one algorithm after another."""
 
 import argparse
 import importlib.util
@@ -66,7 +66,7 @@ BY_NAME = {each.name: each for each in CONTENDERS}
 
 
 def chosen(name: str | None, every: bool, ranks: int) -> Sequence[Contender]:
-    """Return the contenders to run: those that say most, or `every` one, or the one of a name beside the first two.
+    """Return the contenders to run: the default ones, or `every` one, or the named one beside the first two.
 
     Raises:
         Refusal: no contender has this name for this number of ranks.
@@ -98,7 +98,7 @@ class Clock:
         return self.until(result.sent, result.seconds)
 
     def until(self, sent: float, seconds: float) -> float:
-        """Return the seconds in which so many bytes were sent, and so many seconds measured."""
+        """Return the time of training after `sent` bytes and `seconds` measured seconds."""
         return seconds if self.paced else seconds + sent * 8 / self.bits
 
     @property

@@ -1,4 +1,4 @@
-"""The task of the demo, printed digits under noise, of which rank r of n sees d mod n = r; and its training."""
+"""The task of the demo and its training: rank r of n sees printed digits d with d mod n = r, under noise."""
 
 import copy
 import os
@@ -19,8 +19,8 @@ from ..primitives import mean_
 from ..rules import Algorithm
 from .pacing import Pacer, measured
 
-TRAINED, TESTED, BATCH = 4000, 1000, 32  # images; the last are those of a step on each rank
-SIDE, NOISE = 8, 0.22  # pixels, and the standard deviation of what is added to each
+TRAINED, TESTED, BATCH = 4000, 1000, 32  # images; BATCH is the number in a step on each rank
+SIDE, NOISE = 8, 0.22  # pixels, and the standard deviation of their noise
 DIGITS = 10
 POINTS = 20  # of a curve
 FONT = """
@@ -100,7 +100,7 @@ class Contender:
         lr: the learning rate at the beginning; it falls to zero linearly.
         momentum: of the optimizer; 0 where the algorithm has its own.
         needs_nodes: whether its ranks are divided into nodes of two.
-        telling: whether it is one of those that say most, which are run by default and drawn.
+        telling: whether it is run by default and drawn.
     """
 
     name: str
@@ -134,7 +134,7 @@ class Result:
         alone: the test accuracy of a rank's own network, the mean over ranks.
         merged: the test accuracy of the mean of the networks.
         sent: bytes that this rank sent in a step.
-        between_nodes: those of them that left its node.
+        between_nodes: bytes of `sent` that left its node.
         seconds: of a step, the mean.
         curve: the test loss of the mean of the networks at some steps.
     """

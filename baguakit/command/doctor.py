@@ -182,7 +182,7 @@ def is_up(name: str) -> bool:
 
 
 def speed(name: str) -> str:
-    """Return what the driver says of the speed of an interface, or nothing."""
+    """Return the speed of an interface that its driver reports, or an empty string."""
     try:
         megabits = int(Path(f"/sys/class/net/{name}/speed").read_text())
     except (OSError, ValueError):

@@ -5,7 +5,7 @@ a thread divides the rate among the connections that have bytes to send, every t
 later are found within twenty; until then they have no limit.
 
 Two things are coarser than on a real link. Over the loopback device a packet has up to 64 KiB, and leaves at once if
-the connection was idle: smaller messages are too fast. And a connection may get its share one packet late.
+the connection was idle: smaller messages are too fast. A connection may also get its share one packet late.
 """
 
 import fcntl
@@ -183,7 +183,7 @@ def measured(comm: Comm, bytes_per_second: float) -> tuple[float, float]:
 
 
 def seconds(comm: Comm, message: torch.Tensor, sources: list[int], targets: list[int]) -> float:
-    """Return the seconds of an exchange, those of the slowest rank; a first one fills buffers and is not counted."""
+    """Return the seconds of an exchange on the slowest rank. A first exchange fills buffers and is not timed."""
     comm.exchange(message[:1], sources, targets)
     comm.gather_objects(None)
     began = time.perf_counter()

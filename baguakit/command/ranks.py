@@ -1,4 +1,4 @@
-"""The ranks of a subcommand: processes that it starts itself, or those that torchrun has started."""
+"""The ranks of a subcommand: processes that it starts itself, or that torchrun has started."""
 
 import contextlib
 import os

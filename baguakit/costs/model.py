@@ -39,7 +39,7 @@ from ..topology import Topology
 from .network import Line, Link, Network, neighbors
 
 FP32 = 4
-ROUNDS = 64  # of a period that are looked at
+ROUNDS = 64  # most rounds of a period that are examined
 
 
 @dataclass(frozen=True)
@@ -166,7 +166,7 @@ def exchange(line: Line, w: float, sent: float, q: float = 0.0, P: int = 1) -> C
 
 
 def rounds_of(t: Topology, n: int) -> range:
-    """Return the rounds of a period; of a long one the first `ROUNDS`, which are as costly."""
+    """Return the rounds of a period, at most the first `ROUNDS`: later rounds cost the same."""
     return range(min(t.period(n), ROUNDS))
 
 
@@ -187,7 +187,7 @@ Flights = Sequence[tuple[float, Cost]]
 
 @dataclass(eq=False)
 class Job:
-    """A flight, or a phase of it: what is left of its seconds; ρ; r; the phase before it; and whether it is over."""
+    """A flight or a phase of one: its remaining seconds, ρ, r, the phase before it, and whether it is over."""
 
     left: float
     rho: float

@@ -10,8 +10,8 @@ Exchanges on a line take, for n ranks, S bytes of values and messages of b bytes
     scatter, and gather                    α' + (n − 1) β' b + α + (n − 1) β b  shards of b bytes, each to its owner,
                                                                                 and around a ring to all
 
-α' and β' are those of an all-to-all. Where ranks share a network card, or GPUs a link between two sockets, its messages
-meet there, and those of a ring do not: each link of a ring has one sender.
+α' and β' are measured by an all-to-all. If ranks share a network card, or GPUs a link between two sockets, messages of
+an all-to-all share its bandwidth. Messages of a ring do not: each link of a ring has one sender.
 
 Thakur, Rabenseifner and Gropp 2005, "Optimization of Collective Communication Operations in MPICH".
 """

@@ -1,9 +1,9 @@
 """The computation of a training step on one rank: its time, and the time at which each gradient is ready.
 
 The speed of this rank's machine is that of copies, compressors and lanes, and the slowdown by a second thread. Ranks of
-one machine share its cores and its memory, and in training they do the same work at the same time. So all begin
-together and repeat a work for long enough that each has had turns on the cores; the mean counts. The median would be
-that of the repetitions during which no other rank had a turn.
+one machine share its cores and its memory, and in training they do the same work at the same time. So all ranks begin
+together and repeat the work until each rank has had turns on the cores. The result is the mean, since the median would
+come from repetitions during which no other rank had a turn.
 """
 
 import statistics
@@ -65,10 +65,11 @@ class Compute:
 
 
 def as_compute(step: "float | Compute | Callable[[], Any] | None", model: nn.Module) -> Compute:
-    """Return the computation of a step: its parts, or its seconds, of which forward takes a third; or measure it.
+    """Return the computation of a step, from its parts, from its seconds (a third for forward), or by measuring it.
 
     Raises:
-        TypeError, ValueError: it is none of these.
+        TypeError: `step` is of another type.
+        ValueError: the seconds are negative, or a measured step makes no forward or no backward.
     """
     if step is None:
         return Compute(0.0, 0.0)
@@ -93,52 +94,38 @@ def measured(step: Callable[[], Any], model: nn.Module) -> Compute:
         ValueError: it called no forward or no backward of the model.
     """
     params = [p for p in model.parameters() if p.requires_grad]
-    with closing(Watch(model, params)) as watch:
+    device = params[0].device if params else torch.device("cpu")
+    forwards: list[Any] = []  # moments at which forward ended
+    arrivals: dict[Tensor, Any] = {}  # and those at which gradients were ready
+    hooks: list[Any] = [model.register_forward_hook(lambda *_: forwards.append(moment(device)))]
+    hooks += [p.register_post_accumulate_grad_hook(lambda p: arrivals.update({p: moment(device)})) for p in params]
+
+    def timed_step() -> Compute:
+        forwards.clear()
+        arrivals.clear()
+        began = moment(device)
+        step()
+        ended = moment(device)
+        if not forwards or not arrivals:
+            raise ValueError("step_seconds=… must call the model and its backward: one step of training, alone")
+        spans = {p: between(forwards[-1], at) for p, at in arrivals.items()}
+        last = max(spans, key=spans.__getitem__)
+        backward = max(1e-9, spans[last])
+        shares = tuple(max(0.0, spans.get(p, backward) / backward) for p in params)
+        return Compute(between(began, forwards[-1]), backward, between(arrivals[last], ended), shares)
+
+    try:
         for _ in range(WARM_UP):
             step()
-        timings = [watch.timed(step) for _ in range(REPEATS)]
+        timings = [timed_step() for _ in range(REPEATS)]
+    finally:
+        for hook in hooks:
+            hook.remove()
     ready = tuple(map(statistics.median, zip(*(each.ready for each in timings), strict=True)))
     forward, backward, optimizer = (
         statistics.median(getattr(each, part) for each in timings) for part in ("forward", "backward", "optimizer")
     )
     return Compute(forward, backward, optimizer, ready)
-
-
-class Watch:
-    """Hooks that record when forward has ended and when each gradient is ready; `close()` removes them."""
-
-    def __init__(self, model: nn.Module, params: Sequence[Tensor]) -> None:
-        self.params, self.device = params, params[0].device if params else torch.device("cpu")
-        self.forward_ended: Any = None
-        self.arrivals: dict[Tensor, Any] = {}
-        self._hooks: list[Any] = [model.register_forward_hook(self._forward)]
-        self._hooks += [p.register_post_accumulate_grad_hook(self._arrived) for p in params]
-
-    def timed(self, step: Callable[[], Any]) -> Compute:
-        """Make one step and return its times."""
-        self.forward_ended, self.arrivals = None, {}
-        began = moment(self.device)
-        step()
-        ended = moment(self.device)
-        if self.forward_ended is None or not self.arrivals:
-            raise ValueError("step_seconds=… must call the model and its backward: one step of training, alone")
-        spans = [between(self.forward_ended, at) for at in self.arrivals.values()]
-        backward = max(1e-9, *spans)
-        last = list(self.arrivals.values())[spans.index(max(spans))]
-        shares = dict(zip(self.arrivals, (max(0.0, span / backward) for span in spans), strict=True))
-        forward, rest = between(began, self.forward_ended), between(last, ended)
-        return Compute(forward, backward, rest, tuple(shares.get(p, 1.0) for p in self.params))
-
-    def close(self) -> None:
-        """Remove the hooks."""
-        for hook in self._hooks:
-            hook.remove()
-
-    def _forward(self, *_: Any) -> None:
-        self.forward_ended = moment(self.device)
-
-    def _arrived(self, p: Tensor) -> None:
-        self.arrivals[p] = moment(self.device)
 
 
 VALUES, ROWS = 1 << 22, 4  # 16 MiB of fp32: more than the cache of a core
@@ -205,7 +192,8 @@ def codec(compressor: Compressor, device: torch.device, meet: Meet) -> Codec:
 def crowding(device: torch.device, meet: Meet) -> tuple[float, float]:
     """Return κ = T₂/T₁ − 1, from 0 to 1, and the seconds that pass in a second of processor time.
 
-    T₁ is the time of matrix products on all ranks at once, T₂ their time while each rank computes as many on its lane.
+    T₁ is the time of matrix products on all ranks at once, T₂ their time while each rank computes
+    the same products on its lane too.
     """
     x = torch.randn(SIDE, SIDE, dtype=torch.float32, device=device)
 

@@ -1,4 +1,4 @@
-"""Machines in figures: a `Network` without measurements, and a Comm to plan for it where its ranks are not at hand."""
+"""Networks from figures instead of measurements, and a Comm to plan for a network whose ranks do not run."""
 
 from collections.abc import Sequence
 
@@ -7,7 +7,7 @@ from ..comm import Comm
 from ..compressors import Compressor, MinMaxUInt8
 from ..costs import Codec, Line, Link, Network
 
-VALUES = 1 << 20  # of the row from which the bytes of a packed value follow
+VALUES = 1 << 20  # values of the row that tells the bytes of a packed value
 
 
 @checked
@@ -74,11 +74,11 @@ def _codec(compressor: Compressor, byte: float) -> Codec:
 
 
 class Described(Comm):
-    """The ranks of a network that are not at hand: algorithms can be checked for them, and nothing be sent.
+    """The ranks of a network that do not run. Algorithms can be checked for these ranks, but nothing can be sent.
 
     Args:
         size: the number of ranks.
-        per_node: of these on each machine; 1: the machines are not known.
+        per_node: the number of ranks on each machine; 1 if the machines are not known.
     """
 
     def __init__(self, size: int, per_node: int = 1) -> None:

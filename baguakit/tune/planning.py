@@ -40,9 +40,9 @@ def distinct(algorithm: Algorithm, named: Mapping[str, Tensor], sizes: Sequence[
 
 
 def choices_of(named: Sequence[Algorithm] | None, comm: Comm) -> tuple[list[Algorithm], dict[str, str]]:
-    """Return the algorithms to choose from in this group, and of those that cannot work in it the reasons.
+    """Return the algorithms to choose from in this group, and the reasons why others cannot work in it.
 
-    With nodes, each is tried between nodes as well. One that was named and cannot work raises its error.
+    With nodes, each algorithm is tried between nodes as well. A named algorithm that cannot work raises its error.
     """
     if named is None:
         choices, left_out = sifted(list(every()), lambda each: check(each, comm))
@@ -113,7 +113,7 @@ def by_nodes(algorithm: Algorithm, comm: Comm) -> Algorithm | None:
     try:
         between = hierarchical(algorithm)
         check(between, comm)
-    except (TypeError, ValueError):  # it needs shapes, or a graph of as many nodes is impossible
+    except (TypeError, ValueError):  # the stage needs shapes, or its topology does not fit this number of nodes
         return None
     return between
 
@@ -136,7 +136,7 @@ def counted(count: int, noun: str) -> str:
 
 BUCKET_BYTES = (1 << 20, 4 << 20, 10 << 20, 25 << 20, 100 << 20)
 NEAR = 0.02  # of the fastest: predictions do not resolve smaller differences
-NAMED = 2  # algorithms that the pick is compared with in words
+NAMED = 2  # other algorithms in the sentence on the pick
 
 T = TypeVar("T")
 StepSeconds = float | Compute | Callable[[], Any] | None
@@ -148,8 +148,9 @@ class Plan:
 
     Attributes:
         rows: of every combination.
-        best: the one picked: of those within 2 % of the fastest that whose algorithm was named first, and of these the
-            one with the fewest flows and then the fewest buckets. If none were named, of those that keep DDP's loss.
+        best: the row that was picked among the rows within 2 % of the fastest: the row whose algorithm was named first,
+            then with the fewest flows, then with the fewest buckets. If no algorithm was named, only algorithms that
+            keep DDP's loss are candidates.
         network, compute: the measurements that they follow from.
         left_out: reasons why algorithms that were not named cannot work in this group, by their expressions.
     """
@@ -260,7 +261,7 @@ def plan(
 
 
 def planned_for(comm: Comm | None, network: Network | None) -> Comm:
-    """Return the ranks to plan for: those of `comm`, None for all, or of a network that has more ranks."""
+    """Return the ranks to plan for: `comm` (None means all ranks), or the ranks of a larger network."""
     with suppress(RuntimeError) if comm is None and network is not None else nullcontext():
         comm = Comm() if comm is None else comm
     if network is not None and (comm is None or network.ranks > comm.size):

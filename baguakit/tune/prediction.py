@@ -14,9 +14,9 @@ Rules share a lane: the flights that overlap f + b are one sequence (see `overla
 between nodes overlaps what other flights send within them. A step takes the seconds of that sequence, o, and the copies
 of weights into buckets and back. A flight in every k-th step counts by 1/k.
 
-The effect of an algorithm on training, beside DDP, is read from what its stages declare. Whether a different trajectory
-is as good, only a training can tell. `measured.json` has what trainings of a small GPT have told (`python -m
-bench.frontier`): the steps to the loss that DDP ends with, as a multiple of DDP's.
+The effect of an algorithm on training, beside DDP, is read from what its stages declare. Only training can tell
+whether a different trajectory is as good. `measured.json` has results of training a small GPT (`python -m
+bench.frontier`): the number of steps to the final loss of DDP, as a multiple of DDP's number of steps.
 """
 
 import json
@@ -35,11 +35,11 @@ from ..stages import ErrorFeedback, cost
 from ..stages.base import has_phases
 from .compute import Compute
 
-LOADED, KEPT = 2, 6  # passes to copy weights into a bucket and back; and those if progress meanwhile is kept or mixed
+LOADED, KEPT = 2, 6  # passes to copy weights into a bucket and back; KEPT if progress since the launch is kept
 
 
-LOSSLESS = 8  # bits: gradients rounded to as many, or more, end with DDP's loss
-COUNT = 1 << 20  # values of which the bits are counted
+LOSSLESS = 8  # bits: training with gradients of 8 bits or more ends with DDP's loss
+COUNT = 1 << 20  # values of the row that tells the bits of a value
 DIFFERENT = "different trajectory"
 
 
@@ -48,11 +48,11 @@ class Effect:
     """The effect of an algorithm on training. Print it.
 
     Attributes:
-        averages: in each step all ranks have the mean of the gradients of that step, but for rounding. If not, training
+        averages: in each step all ranks use the mean of the gradients of that step, up to rounding. Otherwise training
             takes a different trajectory: weights differ by rank, or gradients are sparse, of low rank or late, or the
-            optimizer is another one.
+            optimizer differs.
         bits: the fewest bits a value to which gradients are rounded; None for an exact mean.
-        feedback: what rounding loses is added to the gradients of the next step.
+        feedback: the rounding error is added to the gradients of the next step.
     """
 
     averages: bool
@@ -69,7 +69,7 @@ class Effect:
 
     @property
     def short(self) -> str:
-        """Return it in a word or two, for a table."""
+        """Return the effect in a word or two, for a table."""
         if not self.averages:
             return "different"
         return "as DDP" if self.bits is None else f"{self.bits}-bit" + ", feedback" * self.feedback
@@ -112,7 +112,7 @@ def measured() -> dict[str, float]:
 
 
 def steps_beside_ddp(algorithm: Algorithm) -> float | None:
-    """Return the steps that an algorithm took to DDP's loss for each of DDP's; None if it was not measured."""
+    """Return the number of steps that an algorithm took to DDP's loss, divided by DDP's; None if not measured."""
     return measured().get(", ".join(map(repr, rules_of(algorithm))))
 
 
@@ -141,15 +141,14 @@ class Prediction:
 
     @property
     def effect(self) -> Effect:
-        """Return what the algorithm does to training."""
+        """Return the effect of the algorithm on training."""
         return effect(self.algorithm)
 
     @property
     def to_loss(self) -> float | None:
         """Return the seconds that bring training as far as a step of DDP.
 
-        That is `seconds` times the steps to DDP's loss for each of DDP's, as measured with a small GPT; None where it
-        was not measured.
+        This is `seconds` times `steps_beside_ddp`, which was measured with a small GPT; None if it was not measured.
         """
         steps = steps_beside_ddp(self.algorithm)
         return None if steps is None else steps * self.seconds
@@ -193,7 +192,7 @@ def predict(
 
     Args:
         algorithm: as given to `bk.attach`.
-        model: the model, of which only the shapes of trainable parameters are used.
+        model: the model. Only the shapes of its trainable parameters are used.
         network: the measurements of `probe`.
         compute: the time of a step without communication.
         bucket_bytes, flows: of `bk.attach` and `bk.Comm`.
@@ -297,7 +296,7 @@ class StepModel:
 
 
 def flights_per_step(each: RuleCost, step: float) -> float:
-    """Return the flights per step of a rule; free running, as many as the network allows, at most one."""
+    """Return the flights per step of a rule: for a free-running rule at most one, limited by the network."""
     if each.rule.window != "free_running":
         return 1 / every_of(each.rule)
     return step / (step + each.beside(0.0) + each.rule.interval) if step else 1.0

@@ -76,7 +76,7 @@ def fit(times: Mapping[int, Sequence[float]]) -> Line:
 SIZES = tuple(1 << power for power in range(10, 27, 2))  # bytes: 1 KiB to 64 MiB
 LEAST = 3  # sizes that are measured however long they take; 2 with several flows
 SMALL = 1 << 17  # bytes; such messages are noisy and cheap
-REPEATS = ((SMALL, 20), (1 << 20, 5), (SIZES[-1] + 1, 3))  # messages below so many bytes
+REPEATS = ((SMALL, 20), (1 << 20, 5), (SIZES[-1] + 1, 3))  # (limit in bytes, messages of a size below the limit)
 OVERDRAWN = 4  # shares of time that a series may take until large messages take longer than small ones
 TIMEOUT = timedelta(seconds=60)  # of a message of a probe
 DENSE = (MinMaxUInt8(),)
@@ -165,7 +165,7 @@ def checked_flows(flows: Sequence[int] | None, device: torch.device) -> tuple[in
 
 
 def parts_of(comm: Comm, flows: int) -> list[tuple[str, Comm]]:
-    """Return the classes of links that are measured over so many flows."""
+    """Return the classes of links that are measured over this number of flows."""
     parts = [("flat", comm)]
     if comm.hierarchical:
         parts += [("intra", comm.intra), ("inter", comm.inter)]
@@ -238,7 +238,7 @@ class Survey:
     def series(self, send: Callable[[int], float], sizes: Sequence[int], least: int) -> Line:
         """Return the line through messages of growing size, `least` sizes or more; all ranks measure the same sizes.
 
-        `send(b)` sends a message of b bytes, or reduces as many, and returns the number of bytes sent.
+        `send(b)` sends or reduces a message of b bytes, and returns the number of bytes sent.
         """
         times: dict[int, list[float]] = {}
         cpu: dict[float, float] = {}  # the processor's time for a message, by the bytes that it sent
@@ -262,7 +262,7 @@ class Survey:
         return Line(line.alpha, beta, min(beta, max(0.0, busy)))
 
     def once(self, send: Callable[[int], float], b: int) -> tuple[float, float]:
-        """Return the seconds of one message, and those of the processor's work for it, with all ranks at work."""
+        """Return the seconds of one message, and the seconds of processor time for it, with all ranks at work."""
         cpu, began = time.process_time(), compute.now(self.device)
         send(b)
         ended = compute.now(self.device)

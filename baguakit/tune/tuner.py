@@ -21,14 +21,14 @@ from .planning import BUCKET_BYTES, Plan, counted, distinct
 from .prediction import every_of
 
 log = logging.getLogger("baguakit")
-SETTLING = 2  # steps after other buckets that are not timed
+SETTLING = 2  # steps after a change of buckets that are not timed
 
 Setting = tuple[int, int]
 """A bucket size and a number of flows."""
 
 
 class Attached(Protocol):
-    """The attachment that is tuned, of which a tuner uses `tunable`."""
+    """The attributes of an attachment that a tuner uses."""
 
     @property
     def rules(self) -> tuple[Rule, ...]: ...
@@ -183,8 +183,8 @@ def autotune(
             bk.tune.autotune(att)
             train()
 
-    Nothing runs beside training. Tuning begins after warm-ups. Each setting is used for some steps, of which the first
-    two are not timed; with rules that exchange in every k-th step, for whole periods. The state is carried over to new
+    Nothing runs beside training. Tuning begins after warm-ups. Each setting is used for some steps; the first two of
+    them are not timed; with rules that exchange in every k-th step, for whole periods. The state is carried over to new
     buckets; a stage makes anew what it cannot carry over (`power_sgd`: its factors). Results change by no more than
     other buckets change them: not at all where a sum does not depend on its place in a bucket.
 
