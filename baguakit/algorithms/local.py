@@ -61,7 +61,7 @@ Kolehmainen et al. 2025, "NoLoCo: No-all-reduce Low Communication Training Metho
 Sun et al. 2024, "CO2: Efficient Distributed Training with Full Communication-Computation Overlap", arXiv:2401.16265.
 """
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import torch
@@ -142,8 +142,7 @@ class OuterStep(Stage):
     def __init__(self, optimizer: type[torch.optim.Optimizer], inner: Stage = Mean(), **options: Any) -> None:
         instance("inner", inner, Stage, "a stage such as Mean()")
         check_options(optimizer, options)
-        for f, value in zip(fields(self), (optimizer, inner, tuple(options.items())), strict=True):
-            object.__setattr__(self, f.name, value)
+        vars(self).update(optimizer=optimizer, inner=inner, options=tuple(options.items()))
 
     @property
     def same_on_all_ranks(self) -> bool:  # type: ignore[override]

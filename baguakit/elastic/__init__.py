@@ -8,8 +8,9 @@ last whole steps.
 import sys
 
 from ..namespaces import show_public
-from .changes import Change, Left
 from .group import join
+from .membership import Change
+from .rounds import Left
 
 __all__ = ["Change", "Left", "join"]
 

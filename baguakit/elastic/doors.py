@@ -140,20 +140,14 @@ def state_of(made: socket.socket) -> str:
     try:
         return OPEN if made.recv(1) else GONE
     except BlockingIOError:
-        return OPEN if connected(made) else ""
+        with suppress(OSError):
+            made.getpeername()  # raises until the socket has reached its end
+            return OPEN
+        return ""
     except (ConnectionRefusedError, ConnectionResetError):
         return GONE
     except OSError:
         return SILENT
-
-
-def connected(made: socket.socket) -> bool:
-    """Return whether a socket has reached its end."""
-    try:
-        made.getpeername()
-    except OSError:
-        return False
-    return True
 
 
 def own_address() -> str:

@@ -10,8 +10,8 @@ from typing import Any
 
 from ..arguments import checked, integer, real, text
 from ..comm import Comm
-from .members import Settings
 from .membership import Membership, warn_if_unused
+from .rendezvous import Settings
 
 PORT = 29400  # as of `torchrun`
 ENDPOINT = re.compile(r"(?:\[(?P<v6>[0-9A-Fa-f:.]+(?:%\w+)?)\]|(?P<host>[\w.-]+))(?::(?P<port>[0-9]{1,5}))?")
@@ -29,8 +29,7 @@ class ElasticComm(Comm):
 
     def follow(self, group: Any) -> None:
         """Go over to the process group of another round."""
-        for name, value in (("group", group), ("rank", int(group.rank())), ("size", int(group.size()))):
-            object.__setattr__(self, name, value)
+        vars(self).update(group=group, rank=int(group.rank()), size=int(group.size()))
 
 
 def _ends_with_the_round(method: Callable[..., Any]) -> Callable[..., Any]:

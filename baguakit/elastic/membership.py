@@ -11,6 +11,7 @@ import threading
 import time
 import warnings
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -21,14 +22,37 @@ from ..attach import Engine
 from ..comm import let_go
 from ..monitor import PeerError
 from .carrying import Carrying, Kept, abandon, kept_after_loss, kept_at_pause
-from .changes import Change, Left
 from .doors import SILENT, Knocks
-from .members import Round, Settings
-from .rounds import PROGRESS, Rounds, log
+from .rendezvous import Round, Settings
+from .rounds import PROGRESS, Left, Rounds, log
 
 FIRST_STEPS = 3.0  # seconds for the first steps of a round
 GLOO = re.compile(r"(Gloo \w+ failed|\[\S*gloo/\S+:\d+\])")  # how errors of gloo begin
 FRUITLESS = 3  # regroups without a step between them, and with nobody lost, after which the error is raised
+
+
+@dataclass(frozen=True)
+class Change:
+    """A change of the group.
+
+    Attributes:
+        rank, ranks: of this process, and in all, from now on.
+        before: for each rank, its rank before the change; None for one that has joined.
+        lost: the names of those that are gone: host and process number.
+        steps: the optimizer steps that were made in the group as it was before.
+        step: the number of optimizer steps made, where all go on.
+        seconds: from the end of the last step to now, on this rank.
+        why: a sentence.
+    """
+
+    rank: int
+    ranks: int
+    before: tuple[int | None, ...]
+    lost: tuple[str, ...]
+    steps: int
+    step: int
+    seconds: float
+    why: str
 
 
 class Membership(Rounds):

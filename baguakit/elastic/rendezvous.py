@@ -1,9 +1,11 @@
-"""Meetings: in the store, processes agree on who is in the next round. Every round has exactly one successor.
+"""Members of a round, how they meet in the next one, and how a round pauses for that.
+
+**Meetings.** In the store, processes agree on who is in the next round. Every round has exactly one successor.
 
     came     who has come to the meeting, in order
     closed   the members of the round that came of it, by rank: written once, by compare-and-set
     over     the round is over
-    broken   why, where that was not agreed on; told: there is this, or a plan of a pause (`pausing.py`)
+    broken   why, where that was not agreed on; told: there is this, or a plan of a pause
     alive/r  member r has heard that it is over, and will come
     gone/r   member r will not come
     cut      why somebody was left out
@@ -19,18 +21,101 @@ that are left reach each other are left out.
 Why not torch's rendezvous of `torch.distributed.elastic`: its waiting ranks look once a second, and miss a round by
 chance; signs of life of all ranks rewrite one value, and on a busy machine living ranks are taken for dead and never
 again for alive; and one whose training hangs while its threads live keeps all others waiting.
+
+**Pauses.** All ranks end a round after the same step, and none loses one.
+
+    until  =  1 + max_r at_r        rounded up to a multiple of `every`
+
+where at_r is the number of steps that rank r had made when it heard of the pause. Each rank says its number from the
+thread that hears, so that none waits for another's step, and no rank passes the end of the step under way before it
+knows `until`.
 """
 
 import json
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from torch.distributed.distributed_c10d import PrefixStore
 
 from .doors import GONE, SILENT, Knocks
-from .members import Member, Settings
+
+SILENCE = 5.0  # seconds without a beat after which a member is gone, whatever it has said
+
+
+@dataclass(frozen=True)
+class Settings:
+    """The settings of a group: see `join`."""
+
+    host: str
+    port: int
+    name: str
+    least: int
+    most: int
+    keep_alive: float
+    last_call: float
+    patience: float
+    every: int
+
+    @property
+    def silence(self) -> float:
+        """Return the seconds without a beat after which a member is gone."""
+        return max(SILENCE, 5 * self.keep_alive)
+
+    @property
+    def agreed(self) -> str:
+        """Return those settings that must be equal on all ranks."""
+        return f"least={self.least}, most={self.most}, every={self.every}, keep_alive={self.keep_alive:g}"
+
+
+@dataclass(frozen=True)
+class Member:
+    """A member of a round.
+
+    Attributes:
+        name: host, process number and a random part.
+        latest: the number of the latest round in which it had a whole state; 0: it has none.
+        rank: in that round.
+        door: its address.
+        agreed: the settings that must be equal.
+        cut: the names of members that do not answer at their doors; None while it does not say.
+    """
+
+    name: str
+    latest: int
+    rank: int
+    door: str = ""
+    agreed: str = ""
+    cut: list[str] | None = None
+
+
+@dataclass(frozen=True)
+class Round:
+    """A round: a group of ranks that know each other.
+
+    Attributes:
+        number: 1, 2, 3 …
+        store: the part of the key-value store that only this round uses.
+        rank: of this process.
+        members: by rank.
+    """
+
+    number: int
+    store: Any
+    rank: int
+    members: tuple[Member, ...]
+
+    @property
+    def size(self) -> int:
+        """Return the number of members."""
+        return len(self.members)
+
+    def survivors(self) -> list[int]:
+        """Return the ranks that come from the latest round with a whole state; none if training begins."""
+        latest = max(member.latest for member in self.members)
+        return [rank for rank, member in enumerate(self.members) if latest and member.latest == latest]
+
 
 POLL = (0.02, 0.25)  # seconds between two looks into the store, at first and at most
 ABSENCE = 2.0  # seconds without a look into the store after which one that has come is gone
@@ -256,3 +341,49 @@ def delete_before(store: Any, number: int) -> Iterator[str]:
         if (round := key.partition("/")[0]).isdecimal() and int(round) < number:
             store.delete_key(key)
             yield key
+
+
+SAID = 5.0  # seconds that the ranks have to say where they are
+
+
+class Pause:
+    """The pause of a round; only the first plan of a round counts.
+
+    Args:
+        round: to be ended.
+        step: returns the step of this rank; -1 if no rank waits for another, so that each may stop at once.
+    """
+
+    def __init__(self, round: Round, step: Callable[[], int]) -> None:
+        self.round, self.step = round, step
+        self.plan: dict[str, Any] = {}  # "every", and "why"; empty while there is none
+        self._until: int | None = None
+
+    def ask(self, every: int, why: str) -> None:
+        """Ask all ranks to end the round after a step whose number is a multiple of `every`."""
+        self.round.store.compare_set("plan", "", json.dumps({"every": every, "why": why}))
+        self.round.store.set("told", "")
+
+    def heard(self) -> None:
+        """Tell the others where this rank is: on the thread that hears of the plan."""
+        self.plan = json.loads(self.round.store.get("plan"))  # first: a step that ends now waits for what all say
+        self.round.store.set(f"at/{self.round.rank}", str(self.step()))
+
+    def due(self, step: int) -> bool:
+        """Return whether the round ends now: this rank has made so many steps.
+
+        A rank that does not say where it is has been lost, which the first message to it shows.
+        """
+        if not self.plan:
+            return False
+        store, until = self.round.store, time.monotonic() + SAID
+        keys = [f"at/{rank}" for rank in range(self.round.size)]
+        while self._until is None:
+            if store.check(keys):
+                every, top = self.plan["every"], max(map(int, store.multi_get(keys)))
+                self._until = -(-(top + 1) // every) * every
+            elif time.monotonic() > until or store.check(["over"]):
+                return False
+            else:
+                time.sleep(POLL[0])
+        return step < 0 or step >= self._until

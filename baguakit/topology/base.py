@@ -3,24 +3,21 @@
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, fields
-from functools import cached_property, wraps
+from functools import cached_property
 from hashlib import sha256
-from inspect import signature
 from math import cos, fsum, pi, sin
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ..arguments import checked, integer
+from ..arguments import integer
 from ..expressions import expression
 from .drawing import draw
 
 if TYPE_CHECKING:  # matplotlib is optional: only drawings need it
     from matplotlib.figure import Figure
 
-CHECKED = {"check", "period", "weights", "targets", "matrix", "static", "symmetric", "doubly_stochastic"}
-CHECKED |= {"column_stochastic", "rounds_to_exactness", "spectral_gap", "layout", "draw"}
 MOST_RANKS = 1 << 20  # a larger group is a mistake in the call, and its matrices would take for ever
 _SHORT = 64  # a given value with more entries prints a digest of them
 MOST_ROUNDS, MOST_DRAWN = 8, 256  # the most rounds that a drawing shows by default, and at all
@@ -45,16 +42,10 @@ class Topology(ABC):
             every size. Circulant: row i of each matrix is row 0, shifted by i places.
 
     `round` is the number of the exchange, 0, 1, 2 …, equal on all ranks. It has no default: a time-varying topology
-    that is always given the same round never mixes. Every method, also of a subclass, checks its arguments first: an
-    impossible rank, size or round raises a ValueError.
+    that is always given the same round never mixes. An impossible rank, size or round raises a ValueError.
     """
 
     facts: ClassVar[tuple[str, ...]] = ()
-
-    def __init_subclass__(cls) -> None:
-        """Let the methods of the class check their arguments, and convert numbers of NumPy."""
-        for name in CHECKED & vars(cls).keys():
-            setattr(cls, name, _checked(vars(cls)[name], name, like=getattr(Topology, name)))
 
     @abstractmethod
     def links(self, rank: int, size: int, round: int) -> Iterable[tuple[int, float]]:
@@ -67,8 +58,19 @@ class Topology(ABC):
         """Raise ValueError, which names an alternative, if a group of `size` ranks is impossible."""
         integer("size", size, 1, MOST_RANKS)
 
+    def _ranks(self, size: int) -> int:
+        """Return `size`, one of NumPy as Python's; raise unless a group of so many ranks is possible."""
+        self.check(size)
+        return int(size)
+
+    def _place(self, rank: int, size: int, round: int) -> tuple[int, int, int]:
+        """Return a rank, the size of its group and a round as Python's numbers; raise if they are impossible."""
+        size = self._ranks(size)
+        return integer("rank", rank, 0, size - 1), size, integer("round", round, 0)
+
     def period(self, size: int) -> int:
         """Return the number of rounds after which the matrices repeat; 1 if they are all the same."""
+        self.check(size)
         return 1
 
     def weights(self, rank: int, size: int, round: int) -> dict[int, float]:
@@ -77,6 +79,7 @@ class Topology(ABC):
         Peers are in rising order. Ranks that hear the same peers add them in the same order, so that their means are
         equal bit for bit.
         """
+        rank, size, round = self._place(rank, size, round)
         if size == 1:
             return {0: 1.0}
         row: dict[int, float] = {}
@@ -86,6 +89,7 @@ class Topology(ABC):
 
     def targets(self, rank: int, size: int, round: int) -> tuple[int, ...]:
         """Return the other ranks that hear `rank`, in rising order: it sends to them."""
+        rank, size, round = self._place(rank, size, round)
         if "circulant" in self.facts:  # rank − d hears it if it hears rank + d
             hearers: Iterable[int] = sorted((2 * rank - peer) % size for peer in self.weights(rank, size, round))
         elif self.symmetric(size):
@@ -96,6 +100,7 @@ class Topology(ABC):
 
     def matrix(self, size: int, round: int) -> NDArray[np.float64]:
         """Return the mixing matrix W of one round, (size, size): x ← W x, one row per rank."""
+        size = self._ranks(size)
         mixing = np.zeros((size, size))
         for rank in range(size):
             for peer, weight in self.weights(rank, size, round).items():
@@ -104,7 +109,7 @@ class Topology(ABC):
 
     def static(self, size: int) -> bool:
         """Return whether every round has the same matrix."""
-        return self.period(size) == 1
+        return self.period(self._ranks(size)) == 1
 
     def symmetric(self, size: int) -> bool:
         """Return whether Wᵀ = W in every round: two ranks hear each other with the same weight."""
@@ -116,10 +121,12 @@ class Topology(ABC):
 
     def column_stochastic(self, size: int) -> bool:
         """Return whether in every round columns sum to 1 and no weight is negative: W preserves the sum."""
+        size = self._ranks(size)
         return "doubly_stochastic" in self.facts or self._holds("column_stochastic", size, has_unit_sums)
 
     def _holds(self, fact: str, size: int, holds: Callable[[Rows], bool]) -> bool:
         """Return whether a property is declared in `facts`, or `holds` returns True for the rows of every round."""
+        size = self._ranks(size)
         return fact in self.facts or all(holds(self._rows(size, round)) for round in range(self.period(size)))
 
     def _rows(self, size: int, round: int) -> Rows:
@@ -130,7 +137,7 @@ class Topology(ABC):
 
         J = 11ᵀ/n. None if no number of rounds gives it; 0 for one rank.
         """
-        if size == 1:
+        if (size := self._ranks(size)) == 1:
             return 0
         rounds = [self.matrix(size, round) for round in range(self.period(size))]
         # P, the product of a period: if any power of P − J is 0, the (n − 1)th power is.
@@ -155,7 +162,7 @@ class Topology(ABC):
         Raises:
             ValueError: the matrices are not doubly stochastic, so they do not preserve the mean.
         """
-        if not self.doubly_stochastic(size):
+        if not self.doubly_stochastic(size := self._ranks(size)):
             raise ValueError(f"{self!r} is not doubly stochastic for {size} ranks: it does not preserve the mean")
         period, exact = self.period(size), self.rounds_to_exactness(size)
         if exact is not None and exact <= period:
@@ -168,6 +175,7 @@ class Topology(ABC):
 
     def layout(self, size: int) -> list[tuple[float, float]]:
         """Return the place (x, y) of each rank in a drawing: clockwise on a circle, rank 0 at the top."""
+        size = self._ranks(size)
         return [(sin(2 * pi * rank / size), cos(2 * pi * rank / size)) for rank in range(size)]
 
     def draw(self, size: int, rounds: int | None = None) -> "Figure":
@@ -185,35 +193,13 @@ class Topology(ABC):
             ModuleNotFoundError: matplotlib is not installed.
             ValueError: the group size is impossible, or `rounds` is less than 1 or more than 256.
         """
-        period = self.period(size)
+        period = self.period(size := self._ranks(size))
         count = min(period, MOST_ROUNDS) if rounds is None else integer("rounds", rounds, 1, MOST_DRAWN)
         matrices = [self.matrix(size, round) for round in range(count)]
         return draw(repr(self), matrices, self.layout(size), period, self.rounds_to_exactness(size))
 
     def __repr__(self) -> str:
         return expression(self)
-
-
-def _checked(method: Callable[..., Any], name: str, like: Callable[..., Any]) -> Callable[..., Any]:
-    """Return the method with a check of its arguments: their types, and the ranges of `size`, `rank` and `round`."""
-    names = list(signature(like).parameters)[1:]
-
-    @wraps(method)
-    def call(self: Topology, *args: Any, **options: Any) -> Any:
-        given = {**dict(zip(names, args, strict=False)), **options}
-        if "size" in given:
-            self.check(given["size"])
-        if "rank" in given:
-            integer("rank", given["rank"], 0, given["size"] - 1)
-        if "round" in given:
-            integer("round", given["round"], 0)
-        return method(self, *args, **options)
-
-    return checked(method if name == "check" else call, like=like)
-
-
-for _name in CHECKED:
-    setattr(Topology, _name, _checked(getattr(Topology, _name), _name, like=getattr(Topology, _name)))
 
 
 class Given(Topology):

@@ -168,8 +168,7 @@ def as_chosen(stage: AnyStage) -> AnyStage:
     if isinstance(stage, Chosen):
         return stage.fixed()  # type: ignore[return-value]
     fixed = copy.copy(stage)
-    for f in fields(stage):  # type: ignore[arg-type]
-        object.__setattr__(fixed, f.name, as_chosen(getattr(stage, f.name)))
+    vars(fixed).update({f.name: as_chosen(getattr(stage, f.name)) for f in fields(stage)})  # type: ignore[arg-type]
     return fixed
 
 

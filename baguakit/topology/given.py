@@ -46,7 +46,7 @@ class FromMatrix(Given):
     def __init__(self, matrix: Any) -> None:
         rounds = [_doubly_stochastic(mixing, where) for mixing, where in _matrices(matrix)]
         stored = tuple(tuple(tuple(map(float, row)) for row in mixing) for mixing in rounds)
-        object.__setattr__(self, "rounds", stored[: _smallest_period(stored)])
+        vars(self).update(rounds=stored[: _smallest_period(stored)])
 
     @classmethod
     def metropolis(cls, matrix: Any) -> "FromMatrix":
@@ -71,13 +71,14 @@ class FromMatrix(Given):
 
     def period(self, size: int) -> int:
         """Return the number of matrices, without repetitions; 1 for one rank."""
-        return len(self.rounds) if size > 1 else 1
+        return len(self.rounds) if self._ranks(size) > 1 else 1
 
     def links(self, rank: int, size: int, round: int) -> Iterator[tuple[int, float]]:
         row = self.rounds[round % len(self.rounds)][rank]
         return ((peer, weight) for peer, weight in enumerate(row) if weight)
 
     def targets(self, rank: int, size: int, round: int) -> tuple[int, ...]:
+        rank, size, round = self._place(rank, size, round)
         if size == 1:
             return ()
         rows = self.rounds[round % len(self.rounds)]
@@ -208,7 +209,7 @@ class FromGraph(Given):
         nodes, pairs = nodes_and_edges(graph, "FromGraph")
         rank = ranks_of(nodes, order)
         edges = {(min(a, b), max(a, b)) for a, b in numbered(pairs, rank)}
-        object.__setattr__(self, "edges", tuple(sorted(edges)))
+        vars(self).update(edges=tuple(sorted(edges)))
         for first, apart in unreached(list(rank), [*edges, *backwards(edges)]):
             raise ValueError(
                 f"this graph is not connected: there is no path between node {apart!r} and node {first!r}, "
@@ -271,8 +272,7 @@ class FromDigraph(Given):
         nodes = list(dict.fromkeys(node for some, _ in listed for node in some))
         rank = ranks_of(nodes, order)
         rounds = tuple(tuple(sorted(numbered(pairs, rank))) for _, pairs in listed)
-        object.__setattr__(self, "rounds", rounds)
-        object.__setattr__(self, "size", len(rank))
+        vars(self).update(rounds=rounds, size=len(rank))
         edges, nodes = {edge for each in rounds for edge in each}, list(rank)
         back = [(end, start) for start, end in unreached(nodes, backwards(edges))]
         for start, end in [*unreached(nodes, edges), *back]:
@@ -286,13 +286,14 @@ class FromDigraph(Given):
 
     def period(self, size: int) -> int:
         """Return the number of graphs; 1 for one rank."""
-        return len(self.rounds) if size > 1 else 1
+        return len(self.rounds) if self._ranks(size) > 1 else 1
 
     def links(self, rank: int, size: int, round: int) -> Iterator[tuple[int, float]]:
         senders, targets = self._by_rank[round % len(self.rounds)]
         return ((peer, 1 / (1 + len(targets[peer]))) for peer in (rank, *senders[rank]))
 
     def targets(self, rank: int, size: int, round: int) -> tuple[int, ...]:
+        rank, size, round = self._place(rank, size, round)
         return tuple(self._by_rank[round % len(self.rounds)][1][rank]) if size > 1 else ()
 
     @cached_property

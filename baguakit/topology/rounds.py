@@ -52,13 +52,14 @@ class OnePeerExponential(_OnePeer):
 
     def period(self, size: int) -> int:
         """Return τ = ⌈log₂ n⌉; 1 for one rank."""
-        return max(1, (size - 1).bit_length())
+        return max(1, (self._ranks(size) - 1).bit_length())
 
     def symmetric(self, size: int) -> bool:
-        return size <= 2
+        return self._ranks(size) <= 2
 
     def rounds_to_exactness(self, size: int) -> int | None:
         """Return log₂ n for n = 2^k; None for other n."""
+        size = self._ranks(size)
         return None if size & (size - 1) else size.bit_length() - 1
 
     def _peer(self, rank: int, size: int, round: int) -> int:
@@ -89,11 +90,11 @@ class Hypercube(_OnePeer):
 
     def period(self, size: int) -> int:
         """Return log₂ n; 1 for one rank."""
-        return max(1, (size - 1).bit_length())
+        return max(1, (self._ranks(size) - 1).bit_length())
 
     def rounds_to_exactness(self, size: int) -> int:
         """Return log₂ n."""
-        return size.bit_length() - 1
+        return self._ranks(size).bit_length() - 1
 
     def _peer(self, rank: int, size: int, round: int) -> int:
         return rank ^ (1 << (round % self.period(size)))
@@ -124,11 +125,11 @@ class ShiftOne(_OnePeer):
 
     def period(self, size: int) -> int:
         """Return n/2; 1 for one rank."""
-        return max(1, size // 2)
+        return max(1, self._ranks(size) // 2)
 
     def rounds_to_exactness(self, size: int) -> int | None:
         """Return n/2 for n ≤ 4; None for more."""
-        return size // 2 if size <= 4 else None
+        return size // 2 if self._ranks(size) <= 4 else None
 
     def _peer(self, rank: int, size: int, round: int) -> int:
         half = size // 2
@@ -166,15 +167,15 @@ class RandomMatching(_OnePeer):
 
     def period(self, size: int) -> int:
         """Return 2^64; 1 for n ≤ 2."""
-        return 1 << 64 if size > 2 else 1
+        return 1 << 64 if self._ranks(size) > 2 else 1
 
     def rounds_to_exactness(self, size: int) -> int | None:
         """Return n − 1 for n ≤ 2; None for more."""
-        return size - 1 if size <= 2 else None
+        return size - 1 if self._ranks(size) <= 2 else None
 
     def spectral_gap(self, size: int) -> float:
         """Return 1 − √(E ‖W x − x̄‖² / ‖x − x̄‖²), the root mean square over all matchings."""
-        if size == 1:
+        if self._ranks(size) == 1:
             return 1.0
         return 1 - sqrt(1 / 2 if size % 2 else (size - 2) / (2 * (size - 1)))
 
@@ -238,7 +239,7 @@ class BaseK(Topology):
 
     def rounds_to_exactness(self, size: int) -> int:
         """Return T(n); 0 for one rank."""
-        return _fewest(self.k, size)[0]
+        return _fewest(self.k, self._ranks(size))[0]
 
 
 @dataclass(frozen=True)
@@ -271,7 +272,7 @@ class OnePeerExact(Topology):
         return self._for(size).rounds_to_exactness(size)
 
     def _for(self, size: int) -> Topology:
-        return BaseK(1) if size & (size - 1) else OnePeerExponential()
+        return BaseK(1) if self._ranks(size) & (size - 1) else OnePeerExponential()
 
 
 @lru_cache(maxsize=16)

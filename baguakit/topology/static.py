@@ -25,7 +25,7 @@ class FullyConnected(Topology):
 
     def rounds_to_exactness(self, size: int) -> int:
         """Return 1; 0 for one rank."""
-        return int(size > 1)
+        return int(self._ranks(size) > 1)
 
 
 @dataclass(frozen=True)
@@ -67,7 +67,7 @@ class Exponential(Topology):
         return (((rank - back) % size, 1 / len(places)) for back in places)
 
     def symmetric(self, size: int) -> bool:
-        return size <= 3
+        return self._ranks(size) <= 3
 
 
 @dataclass(frozen=True, repr=False)
@@ -127,7 +127,7 @@ class Star(Topology):
 
     def layout(self, size: int) -> list[tuple[float, float]]:
         """Return the places of a star: rank 0 in the middle of a circle of the others."""
-        return [(0.0, 0.0), *(super().layout(size - 1) if size > 1 else [])]
+        return [(0.0, 0.0), *(super().layout(size - 1) if self._ranks(size) > 1 else [])]
 
 
 @dataclass(frozen=True, repr=False)

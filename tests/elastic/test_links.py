@@ -9,9 +9,8 @@ import torch.distributed as dist
 from test_meetings import SOON, meet, names_of, round_of
 
 from baguakit.elastic.doors import OPEN, SILENT
-from baguakit.elastic.members import Member
 from baguakit.elastic.membership import GLOO
-from baguakit.elastic.rendezvous import Rendezvous, unbroken, why_cut
+from baguakit.elastic.rendezvous import Member, Rendezvous, unbroken, why_cut
 
 
 @pytest.fixture

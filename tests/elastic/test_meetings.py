@@ -9,9 +9,16 @@ import pytest
 import torch.distributed as dist
 
 import baguakit as bk
-from baguakit.elastic.members import Member, Round, Settings
-from baguakit.elastic.pausing import Pause
-from baguakit.elastic.rendezvous import Rendezvous, delete_before, latest_round, members_of
+from baguakit.elastic.rendezvous import (
+    Member,
+    Pause,
+    Rendezvous,
+    Round,
+    Settings,
+    delete_before,
+    latest_round,
+    members_of,
+)
 from baguakit.elastic.rounds import Rounds
 from baguakit.monitor import PeerError
 
