@@ -39,8 +39,8 @@ def texts() -> dict[str, str]:
         for name in sorted(getattr(room, "__all__", ())):
             value = getattr(room, name)
             if not isinstance(value, ModuleType):
-                home = import_module(value.__module__).__doc__ or ""
-                above = section(home, name) if room is baguakit.algorithms else ""
+                home = import_module(value.__module__) if room is baguakit.algorithms else None
+                above = section(home.__doc__ or "", name) if home else ""
                 paragraphs = re.split(r"\n\s*\n", f"{above}\n\n{value.__doc__ or ''}")
                 text = " / ".join(" ".join(paragraph.split()) for paragraph in paragraphs)
                 found.setdefault(id(value), (f"{room.__name__}.{name}", text))
