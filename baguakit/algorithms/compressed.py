@@ -131,7 +131,7 @@ class Gossip(Stage):
         return Replicas(state["replica"][str(k)], state["neighbors"][str(k)], row[comm.rank], others, targets)
 
     def _exchanged(self, x: Tensor, here: Replicas, comm: Comm) -> Iterator[tuple[slice, Tensor, dict[int, Tensor]]]:
-        """Send Q(change) in pieces, then yield of each piece the bytes sent and those of each neighbour."""
+        """Send Q(change) in pieces, then yield each piece with its bytes and the bytes of each neighbour."""
         c = self.compressor
         runs = pieces(x) if c.dense else (slice(0, x.numel()),)  # a sparse one selects from all values
         lengths = [c.row_bytes(run.stop - run.start) for run in runs]
@@ -204,7 +204,7 @@ def low_precision_decentralized(
         topology: static, symmetric and doubly stochastic. Sends a message to each neighbour; `choco` also takes one
             that changes, and then sends to one peer a round.
         compressor: exact enough that its error shrinks with the values, such as MinMaxUInt8.
-        every: exchange only after every so many steps; a number, or a function as in `bk.after_step`.
+        every: the number of steps between exchanges, or a function as in `bk.after_step`.
 
     Raises:
         TypeError: `topology` is not a topology, or `compressor` not a compressor.
@@ -262,7 +262,7 @@ def choco(
         compressor: any; the coarser, the smaller gamma must be.
         gamma: the step size γ towards the neighbours; 1 without compression is ATC. With TopK(0.05) begin at 0.3; if
             `consensus_distance()` keeps growing, it is too large.
-        every: exchange only after every so many steps; a number, or a function as in `bk.after_step`.
+        every: the number of steps between exchanges, or a function as in `bk.after_step`.
 
     Raises:
         TypeError: `topology` is not a topology, or `compressor` not a compressor.

@@ -35,7 +35,7 @@ Written as above, each step rounds as X does, in most graphs to one side, and c 
 Σ_r c_r would pull the mean away from the minimum for ever.
 
 **Learning rates.** c is not rescaled when γ changes. The mean over ranks follows the mean of the gradients under any
-schedule, because Σ_r c_r = 0. How each rank departs from the mean is as it was at the earlier γ, for as many rounds as
+schedule, because Σ_r c_r = 0. How each rank departs from the mean is as it was at the earlier γ, during the rounds that
 the graph needs to mix: after a drop to a tenth, ranks disagree as with the γ before the drop, and then less.
 
 Yuan, Ying, Zhao and Sayed 2017, "Exact Diffusion for Distributed Optimization and Learning", arXiv:1702.05122;
@@ -137,10 +137,10 @@ def gradient_tracking(topology: Topology | None = None, order: Literal["awc", "a
     Args:
         topology: doubly stochastic, as in `decentralized`; for `order="push_sum"` column-stochastic, such as
             `FromDigraph(…)`. None: `OnePeerExact()`.
-        order: the average of the weights, "awc", "atc" or "push_sum"; the equations are those of the module.
+        order: the average of the weights, "awc", "atc" or "push_sum"; see the module for the equations.
 
     Raises:
-        ValueError: there is no such `order`; from `attach`, the matrices do not fit it for as many ranks.
+        ValueError: there is no such `order`; from `attach`, the matrices do not fit it for this number of ranks.
         TypeError: `topology` is not a topology.
     """
     chosen = OnePeerExact() if topology is None else topology
@@ -218,7 +218,7 @@ def exact_diffusion(topology: Topology = Ring(), lazy: bool = True) -> Rule:
 
     Raises:
         TypeError: `topology` is not a topology, or `lazy` neither True nor False.
-        ValueError: from `attach`, the topology does not fit for as many ranks.
+        ValueError: from `attach`, the topology does not fit this number of ranks.
     """
     return after_step(ExactDiffusion(topology, lazy))
 
@@ -288,7 +288,8 @@ def quasi_global_momentum(
 
     Raises:
         TypeError: `topology` is not a topology, or an argument of another type.
-        ValueError: a number is impossible; from `attach`, the matrices are not doubly stochastic for as many ranks.
+        ValueError: a number is impossible; from `attach`, the matrices are not doubly stochastic for this number
+            of ranks.
     """
     chosen = OnePeerExact() if topology is None else topology
     return after_step(QuasiGlobalMomentum(chosen, momentum, decay, nesterov))

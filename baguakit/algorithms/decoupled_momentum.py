@@ -14,9 +14,9 @@ T is the orthonormal DCT-II, Tᵀ T = 1. A matrix is cut in blocks of h × w, h 
 to 64; a vector in runs. A tensor of more dimensions is a matrix of its outermost dimension in memory against all
 others. The largest blocks come first, so that a chunk of 4,096 coefficients is a block of 64 × 64.
 
-The step differs from the published code in three ways. The mean is over all ranks, not over those that sent a
-coefficient: so that what leaves the momenta is what is applied. The same share is sent of every chunk, not as many
-coefficients of a small block as of a large one. And g_r is not multiplied by γ: this matters while γ changes only.
+The step differs from the published code in three ways. The mean is over all ranks, not only over ranks that sent a
+coefficient, so that what leaves the momenta is what is applied. Every chunk sends the same share of its coefficients,
+not the same number for small and large blocks. And g_r is not multiplied by γ: this matters while γ changes only.
 sign(0) = 0. On one rank nothing is compressed, and m stays 0.
 
 Peng et al. 2024, "DeMo: Decoupled Momentum Optimization", arXiv:2411.19870.
@@ -64,7 +64,7 @@ class Blocks(NamedTuple):
 
 @dataclass(frozen=True, repr=False)
 class InCosines(Around):
-    """x ← Tᵀ inner(T x), in fp32; the equations are those of the module.
+    """x ← Tᵀ inner(T x), in fp32; see the module for the equations.
 
     Raises:
         TypeError: `inner` remembers something, which other buckets could not take over, or needs shapes.
@@ -171,7 +171,7 @@ def side_of(length: int) -> int:
 
 @lru_cache(maxsize=256)
 def cosines(side: int, device: torch.device, dtype: torch.dtype = torch.float32) -> Tensor:
-    """Return the orthonormal DCT-II of so many values, C_kj = √(2/s) cos(π k (2 j + 1) / 2 s), its first row / √2."""
+    """Return the orthonormal DCT-II of `side` values, C_kj = √(2/s) cos(π k (2 j + 1) / 2 s), its first row / √2."""
     k, j = torch.arange(side, dtype=torch.float64).unsqueeze(1), torch.arange(side, dtype=torch.float64)
     c = torch.cos(math.pi * k * (2 * j + 1) / (2 * side)) * math.sqrt(2 / side)
     c[0] *= math.sqrt(0.5)

@@ -1,6 +1,6 @@
 """Gossip: ranks average their weights with a few neighbours in each step.
 
-**decentralized.** Decentralized SGD: each rank keeps its own weights x_r and averages them with those of a few others.
+**decentralized.** Decentralized SGD: each rank averages its own weights x_r with the weights of a few other ranks.
 
 For X the weights of all ranks, a row each, W the mixing matrix of the round, and d the optimizer's direction:
 
@@ -57,12 +57,12 @@ def decentralized(topology: Topology | None = None, order: Literal["awc", "atc"]
         topology: the graph; its matrices must be doubly stochastic. None: `OnePeerExact()`, at most
             one message per exchange and the exact mean after few of them, for every number of ranks: one-peer
             exponential for n = 2^k, BaseK(1) otherwise.
-        order: "awc" or "atc", the equations are those of the module.
-        every: exchange only in every so many steps; a number, or a function as in `bk.between_steps`.
+        order: "awc" or "atc"; see the module for the equations.
+        every: the number of steps between exchanges, or a function as in `bk.between_steps`.
 
     Raises:
         ValueError: there is no such `order`, or `every` is less than 1; from `attach`, the matrices are not doubly
-            stochastic for as many ranks.
+            stochastic for this number of ranks.
         TypeError: `topology` is not a topology.
     """
     stage = NeighborMean(OnePeerExact() if topology is None else topology)
@@ -133,10 +133,10 @@ def push_sum(topology: Topology, every: Every = 1) -> Rule:
 
     Args:
         topology: column-stochastic, such as `FromDigraph(…)`, or doubly stochastic.
-        every: exchange only after every so many steps; a number, or a function as in `bk.after_step`.
+        every: the number of steps between exchanges, or a function as in `bk.after_step`.
 
     Raises:
         TypeError: `topology` is not a topology.
-        ValueError: `every` is less than 1; from `attach`, columns do not sum to 1 for as many ranks.
+        ValueError: `every` is less than 1; from `attach`, columns do not sum to 1 for this number of ranks.
     """
     return after_step(PushSum(topology), every=every)

@@ -103,8 +103,9 @@ def bytegrad(
 def top_k(ratio: float = 0.01, chunk: int = 4096, values: Compressor | None = None, decay: float = 1.0) -> Rule:
     """Average the `ratio` of the gradient's entries that are largest on each rank, with error feedback.
 
-    Sends (n − 1) (b + log₂(chunk) / 8) bytes for each entry kept, which grows with the number of ranks: b = 4 bytes for
-    its value in fp32, or those of `values`, and 12 bits for its place by default. Costs an fp32 copy of the gradients.
+    Sends (n − 1) (b + log₂(chunk) / 8) bytes for each entry kept, which grows with the number of ranks: b bytes for its
+    value (4 in fp32, or the bytes of a value in `values`), and 12 bits for its place by default. Costs an fp32 copy of
+    the gradients.
     Deterministic: contributions are added one rank after another.
 
     Args:

@@ -103,7 +103,7 @@ def async_model_average(warmup_steps: int = 0, interval: float = 0.0) -> Algorit
     flight under way when a checkpoint is taken is not part of it.
 
     Args:
-        warmup_steps: average gradients in the first so many steps, so that ranks start from equal weights.
+        warmup_steps: the number of first steps that average gradients, so that ranks start from equal weights.
         interval: seconds to let pass between the landing of a flight and the launch of the next.
 
     Raises:
@@ -237,10 +237,11 @@ def diloco(
             at every flight of one that cannot, such as Adagrad, the host waits for the device.
         inner: the average of the distances; `ErrorFeedback(CompressedMean())` sends a quarter.
         delay: apply the result this many steps later, and train on meanwhile.
-        fragments: divide the weights into so many fragments of similar size, which take turns within the `every` steps.
+        fragments: the number of fragments of similar size that weights are divided into; they take turns within `every`
+            steps.
         mix: α, as in `bk.after_step`: how much of a rank's own weights stays when a result lands. None keeps all
             progress made in flight.
-        options: of the outer optimizer; by default those of the paper: SGD(lr=0.7, momentum=0.9, nesterov=True).
+        options: of the outer optimizer; by default the options of the paper: SGD(lr=0.7, momentum=0.9, nesterov=True).
 
     Raises:
         TypeError: `optimizer` is not a class of optimizers, `inner` is not a stage, or there is no such option.

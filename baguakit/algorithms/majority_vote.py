@@ -116,12 +116,12 @@ def voted_(v: Tensor, comm: Comm) -> Tensor:
 
 
 def shard_bytes(values: int, ranks: int) -> int:
-    """Return the bytes of one of so many shards."""
+    """Return the bytes of one shard if `values` are divided among `ranks`."""
     return -(-values // (DIGITS * ranks))
 
 
 def packed(signs: Tensor, length: int) -> Tensor:
-    """Return `length` bytes of five signs each; what is missing counts as 0."""
+    """Return `length` bytes of five signs each; missing signs count as 0."""
     missing = DIGITS * length - signs.numel()
     rows = torch.nn.functional.pad(signs, (0, missing)) if missing else signs
     powers, _ = tables(signs.device)
@@ -137,7 +137,7 @@ def unpacked(codes: Tensor) -> Tensor:
 
 @lru_cache(maxsize=64)
 def tables(device: torch.device) -> tuple[Tensor, Tensor]:
-    """Return the powers of 3 (5,), and the signs in every byte (256, 5), NaN in those that no finite signs have."""
+    """Return the powers of 3 (5,), and the signs in every byte (256, 5), NaN in bytes that no finite signs have."""
     powers = 3 ** torch.arange(DIGITS, device=device)
     codes = torch.arange(256, device=device).unsqueeze(1)
     signs = (codes // powers % 3 - 1).float()

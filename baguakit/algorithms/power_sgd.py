@@ -67,7 +67,7 @@ class MatrixSpan(NamedTuple):
 
 @dataclass(frozen=True, repr=False)
 class LowRankMean(Average):
-    """The mean of matrices through factors of `rank` columns; the equations are those of the module."""
+    """The mean of matrices through factors of `rank` columns; see the module for the equations."""
 
     rank: int
     lossy: ClassVar[bool] = True
@@ -129,7 +129,7 @@ class LowRankMean(Average):
         return x
 
     def _note(self, comm: Comm, dtype: torch.dtype, vectors: list[Tensor], matrices: int, factors: int) -> None:
-        """Note how vectors are sent, and so many bytes of matrices as so many of factors."""
+        """Note how vectors are sent, and the bytes of matrices and of the factors sent for them."""
         if matrices:
             comm.note(self, self, Longer(factors, matrices) if factors >= matrices else "")
         if vectors:
@@ -157,7 +157,7 @@ class Vectors(NamedTuple):
 
 
 def bytes_of(tensors: list[Tensor]) -> int:
-    """Return how many bytes the values of these tensors are."""
+    """Return the number of bytes of all tensors."""
     return sum(each.nbytes for each in tensors)
 
 
@@ -169,8 +169,8 @@ def orthonormal(matrices: list[Tensor], together: bool) -> list[Tensor]:
 
     Args:
         matrices: (m, k) with m ≥ k, in fp32.
-        together: factor those of one shape in one call. It saves calls on a GPU; a CPU factors them one by one either
-            way, and the last bits of its results depend on where in memory they lie.
+        together: factor matrices of one shape in one call. It saves calls on a GPU; a CPU factors them one by one
+            either way, and the last bits of its results depend on where in memory they lie.
     """
     if not together:
         return [torch.linalg.qr(each).Q for each in matrices]
@@ -218,7 +218,7 @@ def power_sgd(rank: int = 4, warmup_steps: int = 0) -> Algorithm:
 
     Args:
         rank: columns of the factors; 1 to 4 for large models.
-        warmup_steps: average exactly in the first so many steps.
+        warmup_steps: the number of first steps that average exactly.
 
     Raises:
         ValueError: `rank` is less than 1, or `warmup_steps` negative.

@@ -36,7 +36,7 @@ from ..stages import CompressedMean, Stage, State
 
 @dataclass(frozen=True, repr=False)
 class AdamDirection(Stage):
-    """Adam's direction from gradients; the equations are those of the module."""
+    """Adam's direction from gradients; see the module for the equations."""
 
     warmup_steps: int
     betas: tuple[float, float] = (0.9, 0.999)

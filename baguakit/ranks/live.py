@@ -61,7 +61,7 @@ class Ranks:
 
     Raises:
         TypeError, ValueError: a number is impossible, or `cuda` is True and there is no GPU.
-        OSError: the system cannot fork processes; from `run`, so many ranks need more open files than a process may
+        OSError: the system cannot fork processes; from `run`, the ranks need more open files than a process may
             have.
     """
 

@@ -45,14 +45,14 @@ class Call:
             self.values[rank] = value
 
     def fail(self, ranks: Iterable[int], reason: str) -> None:
-        """Store the reason of failure for those of `ranks` that have not replied."""
+        """Store the reason of failure for all `ranks` that have not replied."""
         for rank in self.waiting.intersection(ranks):
             self.waiting.discard(rank)
             self.failures[rank] = reason
 
 
 def check_open_files(size: int) -> None:
-    """Raise an OSError if so many ranks need more open files than a process may have.
+    """Raise an OSError if `size` ranks need more open files than a process may have.
 
     The caller has three for each rank. A rank has a connection to every other one in the default group, and rank 0,
     which holds the store, two or three more from each.
@@ -84,7 +84,7 @@ class Processes:
 
         Raises:
             RuntimeError: a rank could not start.
-            OSError: so many ranks need more open files than a process may have.
+            OSError: this number of ranks needs more open files than a process may have.
         """
         check_open_files(self.size)
         port = 0

@@ -34,7 +34,7 @@ class Topology(ABC):
     """The base of topologies: a mixing matrix for every group size and every round, row by row.
 
     A new topology is a frozen dataclass with `links`. It overrides `period` if its rounds differ, and `check` if some
-    group sizes are impossible. The other methods look at all ranks, which is slow: override those that have a closed
+    group sizes are impossible. The other methods look at all ranks, which is slow: override methods that have a closed
     form, and declare `facts`, so that the cost on a rank does not grow with the number of ranks.
 
     Attributes:

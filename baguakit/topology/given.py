@@ -33,7 +33,7 @@ class FromMatrix(Given):
     It holds nested tuples, so that it can be compared, hashed and printed.
 
     Args:
-        matrix: a square matrix, or a sequence of these for the rounds 0, 1, 2, …: lists, a numpy array, a CPU tensor.
+        matrix: a square matrix, or a sequence of matrices for rounds 0, 1, 2, …: lists, numpy arrays, CPU tensors.
 
     Raises:
         TypeError: `matrix` is neither a matrix nor a sequence of them.
@@ -354,7 +354,7 @@ def numbered(pairs: Iterable[tuple[Any, Any]], rank: dict[Any, int]) -> set[tupl
 
 
 def unreached(nodes: list[Any], edges: Iterable[tuple[int, int]]) -> list[tuple[Any, Any]]:
-    """Return the first node, and the first of those to which no path leads from it; [] if there is none."""
+    """Return the first node and the first node that no path from it reaches; [] if it reaches all nodes."""
     after, reached, ahead = one_edge_after(len(nodes), edges), {0}, [0]
     while ahead:
         new = set(after[ahead.pop()]) - reached

@@ -200,7 +200,7 @@ class BaseK(Topology):
     others. The others may continue to average after it, since all are shifted and scaled equally. For n = 2^j and
     k = 1 this is `Hypercube`.
 
-    Rounds T(n), with those of the paper's graph in brackets if it takes more:
+    Rounds T(n), and in brackets the rounds of the paper's graph if it takes more:
 
         n       2   3   4   5   6   7     8   9     12  16  25    31  32  48  64  100     128
         k = 1   1   3   2   5   4   5     3   6(7)  5   4   9     9   5   7   6   11      7
@@ -318,7 +318,7 @@ def _fewest(k: int, n: int) -> tuple[int, tuple[int, ...]]:
 
 
 def _of_split(blocks: int, block: int, others: int) -> int:
-    """Return the rounds of a split from those of its blocks, of one block and of the others."""
+    """Return the rounds of a split, from the rounds among blocks, of one block and of the other ranks."""
     return 1 + max(blocks + block, others)
 
 
