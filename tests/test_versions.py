@@ -35,54 +35,6 @@ def test_the_tests_named_are_there():
     assert all([*ROOT.glob(pattern)] for pattern in COMPILED)
 
 
-def test_a_python_that_is_missing_is_named(monkeypatch, tmp_path):
-    monkeypatch.setenv("PATH", str(tmp_path))
-    monkeypatch.setenv("PYENV_ROOT", str(tmp_path))
-    with pytest.raises(versions_run.Missing, match=r"^needs Python 3\.10 with venv, and finds none on the PATH, in"):
-        versions_run.found("3.10")
-    program = tmp_path / "versions" / "3.10.9" / "bin" / "python3.10"
-    program.parent.mkdir(parents=True)
-    program.symlink_to(sys.executable)
-    assert versions_run.found("3.10") == str(program)
-
-
-def test_an_environment_that_cannot_be_made_fails_the_run_and_not_the_others(monkeypatch, capsys):
-    def made(environment, anew):
-        if environment.name == "oldest":
-            raise versions_run.Missing("needs Python 3.10")
-        if environment.name == "gpu":
-            raise subprocess.CalledProcessError(1, ["pip", "install"])
-        return Path(sys.executable)
-
-    monkeypatch.setattr(versions_run, "made", made)
-    monkeypatch.setattr(
-        versions_run, "versions", lambda *_: {"python": "3.13.0", "torch": "9", "triton": "8", "numpy": "7"}
-    )
-    monkeypatch.setattr(versions_run, "tested", lambda *_: {"good": True})
-    assert versions_run.main([]) == 1
-    assert [re.sub(r"\d+\.\d min", "x min", line) for line in capsys.readouterr().out.splitlines()[-5:]] == [
-        "gpu     failed    x min  ",
-        "        `pip install` ended with 1",
-        "oldest  failed    x min  ",
-        "        needs Python 3.10",
-        "newest  good      x min  Python 3.13.0, torch 9, triton 8, numpy 7",
-    ]
-    assert versions_run.main(["newest"]) == 0
-
-
-def test_the_table_counts_tests_and_names_those_that_failed():
-    found = {"python": "3.12.1", "torch": "2.11.0", "triton": "3.6.0", "numpy": "2.5.5"}
-    counts = {"passed": 7, "skipped": 2, "reasons": {"a": 2}, "failed": {"test_x": "no\nmore"}, "cut off": ["test_y"]}
-    row = {"name": "gpu", "good": False, "minutes": 9.44, "counts": counts, "dry": True} | found
-    assert versions_run.table([row]).splitlines() == [
-        "gpu     failed    9.4 min  Python 3.12.1, torch 2.11.0, triton 3.6.0, numpy 2.5.5",
-        "        7 passed, 2 skipped, 1 failed, 1 cut off; dry run passed",
-        "        failed: test_x: no",
-    ]
-    del row["dry"]
-    assert versions_run.table([row]).splitlines()[1] == "        7 passed, 2 skipped, 1 failed, 1 cut off"
-
-
 @pytest.mark.slow  # pytest starts, and imports torch
 def test_tests_run_in_an_environment_and_are_counted(tmp_path, monkeypatch):
     monkeypatch.setattr(versions_run, "FOLDER", tmp_path)

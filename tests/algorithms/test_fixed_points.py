@@ -111,12 +111,6 @@ def test_gradient_tracking_ends_at_the_minimum_of_the_mean(n, graphs):
         )
 
 
-def test_where_plain_gossip_stops_short_of_the_minimum():
-    """The reason for tracking: on unlike data, gossip ends O(α) away, and its ranks apart."""
-    x = solve(torch.from_numpy(graph("Ring()", 5).matrix(5, 0)), 5, 0.1, "atc")
-    assert (x - minimum(5)).abs().max() > 1e-2 and (x - x.mean(0)).abs().max() > 1e-2
-
-
 @pytest.mark.slow  # the algorithm that the package has is tested in test_corrected_gossip.py
 def test_the_example_of_one_s_own_algorithm_is_exact():
     import importlib.util

@@ -192,17 +192,6 @@ def test_without_a_process_group():
         bk.Comm()
 
 
-def test_algorithms_print_as_the_expressions_they_are():
-    assert repr(bk.algorithms.bytegrad()) == "during_backward(CompressedMean(MinMaxUInt8()))"
-    assert repr(bk.hierarchical(bk.algorithms.bytegrad(bk.compressors.MinMaxUInt8(block=64), error_feedback=True))) == (
-        "during_backward(Hierarchical(ErrorFeedback(CompressedMean(MinMaxUInt8(block=64)))))"
-    )
-    assert repr(bk.algorithms.decentralized()) == "between_steps(NeighborMean(OnePeerExact()))"
-    assert repr(bk.algorithms.local_sgd(4, start=2)) == (
-        "(during_backward(Mean(), stop=2), after_step(Mean(), every=4, start=2))"
-    )
-
-
 def test_a_stage_that_returns_something_else_is_named():
     """A result that broadcasts would otherwise be taken without a word."""
 

@@ -19,7 +19,6 @@ from training import flat, loss, net, net_and_sgd, run_steps, sgd
 
 import baguakit as bk
 from baguakit.flights.sealing import checksum, tensors_in
-from baguakit.runtime.setup import plain_names
 
 FEEDBACK = "bytegrad(MinMaxUInt8(block=64), error_feedback=True)"
 DILOCO = "diloco(every=4, delay=2)"
@@ -208,14 +207,6 @@ def test_a_rank_of_another_group_is_another_rank():
     ranks(4, run)
 
 
-def test_another_number_of_ranks_loads_any_state():
-    def load(states):
-        with of("choco()") as (_, _, att):
-            att.load_state_dict(states[2])
-
-    ranks(2, load, ranks(3, saved, "choco()"))
-
-
 # Wrappers
 
 
@@ -318,15 +309,6 @@ def test_shards_have_names_without_wrappers():
 
     right = {f"{name}[{r}/2]" for name, _ in net().named_parameters() for r in range(2)}
     assert ranks(2, run) == [right, right]
-
-
-def test_names_that_would_be_the_same_stay():
-    assert plain_names(["module.a", "_orig_mod.b.module.c", "module"]) == {
-        "module.a": "a",
-        "_orig_mod.b.module.c": "b.c",
-        "module": "module",
-    }
-    assert plain_names(["a.w", "module.a.w", "module.b"]) == {"a.w": "a.w", "module.a.w": "module.a.w", "module.b": "b"}
 
 
 def test_two_parameters_that_differ_by_a_wrapper_keep_their_states():

@@ -43,6 +43,7 @@ def test_a_bucket_of_25_mib_is_three_launches_and_two_collectives(case):
     assert facts["custom_ops"] == 0
 
 
+@pytest.mark.slow
 def test_what_no_tile_divides_takes_a_second_launch_each():
     facts = recorded()["bytegrad, no whole tiles"]
     kernels = ["compress_kernel", "reduce_kernel", "decompress_kernel"]
@@ -51,11 +52,13 @@ def test_what_no_tile_divides_takes_a_second_launch_each():
     assert len(facts["collectives"]) == 2
 
 
+@pytest.mark.slow
 def test_the_host_does_the_same_for_a_bucket_four_times_as_long():
     short, long = recorded()["bytegrad"], recorded()["bytegrad, 100 MiB"]
     assert (short["calls"], short["ops"], len(short["launches"])) == (long["calls"], long["ops"], len(long["launches"]))
 
 
+@pytest.mark.slow
 def test_power_sgd_factors_the_matrices_of_one_shape_in_one_call():
     one, three = recorded()["power_sgd, 1 layer"]["ops"], recorded()["power_sgd, 3 layers"]["ops"]
     assert one["aten::linalg_qr"] == three["aten::linalg_qr"] == 3

@@ -32,6 +32,7 @@ def test_a_rotation_adds_the_pairs_of_each_distance_in_turn(width):
     assert torch.equal(bits(rotation.rotate(x, signs)), bits(expected))
 
 
+@pytest.mark.slow  # compiles a format of its own
 @pytest.mark.parametrize("threads", [1, 2])
 def test_rows_of_several_pieces_are_rotated_as_one(threads, all_compiled):
     def work():

@@ -3,7 +3,6 @@
 Each starts a kernel, and most of them ranks, which import torch: hence the seconds.
 """
 
-import base64
 import importlib.util
 import re
 import subprocess
@@ -20,7 +19,6 @@ pytest.importorskip("matplotlib")
 
 HERE = Path(__file__).parents[2] / "notebooks"
 NOTEBOOKS = sorted(HERE.glob("*.ipynb"))
-LARGEST = 150_000  # bytes of a picture
 PATHS = re.compile(r"(?<![\w.:/])/(home|root|tmp|work|usr|opt|mnt|var|srv|Users)/")
 
 
@@ -55,10 +53,6 @@ def notebook(request):
     return nbformat.read(request.param, as_version=4)
 
 
-def test_there_is_one_for_each_idea():
-    assert [path.name[:2] for path in NOTEBOOKS] == [f"{number:02d}" for number in range(1, 10)]
-
-
 @pytest.mark.slow
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
@@ -78,19 +72,6 @@ def test_it_is_committed_as_it_ran_from_top_to_bottom(notebook):
     ran = [cell for cell in notebook.cells if cell.cell_type == "code"]
     assert [cell.execution_count for cell in ran] == list(range(1, len(ran) + 1))
     assert all(o.output_type != "error" and o.get("name") != "stderr" for o in outputs(notebook))
-
-
-def test_it_says_at_its_top_how_long_it_takes(notebook):
-    assert re.findall(r"^\*Runs in about \d+ seconds on two CPU cores\.\*$", notebook.cells[0].source, re.MULTILINE)
-
-
-def test_it_has_a_picture_of_decent_size(notebook):
-    pictures = [o.data["image/png"] for o in outputs(notebook) if "image/png" in o.get("data", {})]
-    assert pictures and all(len(base64.b64decode(picture)) <= LARGEST for picture in pictures)
-
-
-def test_it_asserts_what_it_shows(notebook):
-    assert sum("assert" in cell.source for cell in notebook.cells if cell.cell_type == "code") >= 2
 
 
 def test_it_names_no_place_on_a_machine(notebook):

@@ -9,7 +9,6 @@ import torch
 
 from baguakit.compressors import BFloat16, MinMaxUInt8, TopK
 from baguakit.pictures import consensus_decay, error_histogram, roofline, score_by_bytes
-from baguakit.pictures.plots import COLOURS, DASHES, MARKERS
 from baguakit.topology import OnePeerExact, RandomMatching, Ring
 
 pytest.importorskip("matplotlib")
@@ -67,19 +66,6 @@ ROWS = [
     for values in (1024, 4096)
 ]
 MEASURED = {"machine": {"device": "CPU", "processor": "some", "date": "2026-11-21"}, "rows": ROWS}
-
-
-def test_a_roofline_has_a_line_of_panels_for_each_family_asked_for():
-    assert len(roofline(MEASURED).axes) == 4
-    left, right = roofline(MEASURED, ["mixing"]).axes
-    drawn = lines(left)
-    assert drawn["compress"] == drawn["decompress"] == [[1024, 0.5], [4096, 0.5]]
-    assert [line.get_xydata().tolist() for line in right.get_lines()] == [[[1024, 1.024], [4096, 4.096]]] * 2
-    assert roofline(MEASURED).get_suptitle() == "CPU, some, 2026-11-21"
-
-
-def test_lines_differ_in_grey_print_too():
-    assert len(set(COLOURS)) == len(set(MARKERS)) == len(set(DASHES)) == 8
 
 
 def test_refusals_are_sentences():
