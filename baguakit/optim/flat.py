@@ -59,10 +59,8 @@ class Flat:
     def __init__(self, params: list[Tensor], locals: list[Tensor], state: OptimizerState) -> None:
         self.params, self._locals = params, locals
         self._distributed = type(params[0]) not in PLAIN
-        self._sizes = [x.numel() for x in locals]
-        *self._starts, self._total = [0, *accumulate(self._sizes)]
-        self._shapes, self._strides = [x.shape for x in locals], [x.stride() for x in locals]
-        self._contiguous = all(x.is_contiguous() for x in locals)
+        *self._starts, self._total = [0, *accumulate(x.numel() for x in locals)]
+        self._strides = [x.stride() for x in locals]
         self._pointers = [x.data_ptr() for x in locals]
         run = self._run(locals)
         self._weights = self._empty(locals[0]) if run is None else run
@@ -127,9 +125,7 @@ class Flat:
 
     def _cut(self, flat: Tensor) -> list[Tensor]:
         """Return views of a flat tensor with the shapes and strides of the parameters."""
-        if not self._contiguous:
-            return pieces(flat, self._locals)
-        return [part.view(shape) for part, shape in zip(flat.split(self._sizes), self._shapes, strict=True)]
+        return pieces(flat, self._locals)
 
     def _empty(self, like: Tensor) -> Tensor:
         return torch.empty(self._total, dtype=like.dtype, device=like.device)
@@ -143,7 +139,7 @@ class Flat:
         # Two allocations may touch by chance.
         if begin + self._total > first.untyped_storage().nbytes() // itemsize:
             return None
-        if [x.stride() for x in tensors] != self._strides or not (self._contiguous or self._dense):
+        if [x.stride() for x in tensors] != self._strides or not self._dense:
             return None
         return first.detach().as_strided((self._total,), (1,), begin)
 

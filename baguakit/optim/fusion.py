@@ -219,8 +219,8 @@ class Fusion:
         """
         kind = type(self.optimizer)
         body = {
-            "param_groups": property(lambda _: self.groups()),
-            "state": property(lambda _: self.state()),
+            "param_groups": property(lambda _: self._gathered_once()._left),
+            "state": property(lambda _: self._gathered_once()._state),
             "__module__": kind.__module__,
             "__qualname__": kind.__qualname__,
         }
@@ -228,17 +228,10 @@ class Fusion:
         view.__dict__ = self.optimizer.__dict__
         return view
 
-    def groups(self) -> Groups:
-        """Return the groups, with flat parameters."""
+    def _gathered_once(self) -> "Fusion":
         if not self._gathered:
             self._gather()
-        return self._left
-
-    def state(self) -> OptimizerState:
-        """Return the state of flat parameters, and of those apart."""
-        if not self._gathered:
-            self._gather()
-        return self._state
+        return self
 
     @torch.no_grad()
     def _gather(self) -> None:

@@ -16,7 +16,6 @@ from torch.optim import SGD, Adam, AdamW, Optimizer
 
 from ..kernels.steps import definition as steps
 from ..kernels.steps import operators as steps_ops
-from ..kernels.steps.operators import check_operands, is_dense
 from ..kernels.steps.table import Role
 from .flat import PLAIN, OptimizerState
 
@@ -36,7 +35,9 @@ def is_launched(p: Tensor) -> bool:
 
 
 def _step_group(group: dict[str, Any], state: OptimizerState) -> dict[str, Any]:
-    if any(group.get(option) for option in NOT_COVERED) or not _has_numbers(group):
+    # Options are plain numbers, except the rate, which may lie on a device.
+    options = [*group.get("betas", ()), group.get("momentum", 0), group.get("dampening", 0), group["weight_decay"]]
+    if any(group.get(option) for option in NOT_COVERED) or any(isinstance(x, Tensor) for x in options):
         return group
     ours = [p for p in group["params"] if _is_ours(p, state.get(p, {}), _adam(group))]
     together: dict[tuple[torch.device, int], list[Tensor]] = defaultdict(list)
@@ -52,12 +53,6 @@ def _adam(group: dict[str, Any]) -> bool:
     return "betas" in group
 
 
-def _has_numbers(group: dict[str, Any]) -> bool:
-    """Return whether all options are plain numbers, except the rate, which may lie on a device."""
-    options = [*group.get("betas", ()), group.get("momentum", 0), group.get("dampening", 0), group["weight_decay"]]
-    return not any(isinstance(x, Tensor) for x in options)
-
-
 def _is_ours(p: Tensor, known: dict[str, Any], adam: bool) -> bool:
     g = p.grad
     if g is None or not is_launched(p) or not p.numel():
@@ -68,7 +63,7 @@ def _is_ours(p: Tensor, known: dict[str, Any], adam: bool) -> bool:
         and x.dtype == torch.float32
         and x.layout is torch.strided
         and (x.shape, x.stride(), x.device) == (p.shape, p.stride(), p.device)
-        and is_dense(x)
+        and steps_ops.is_dense(x)
         for x in tensors
     )
 
@@ -100,12 +95,8 @@ def _step(params: Sequence[Tensor], taken: int, group: dict[str, Any], state: Op
     # Gradients that are climbed are scaled by −1, which rounds nothing.
     conditions = steps.Conditions(group["lr"], taken, grad_scale=-1.0 if group["maximize"] else 1.0)
 
-    def check() -> steps.Operands:
-        check_operands(operands, names, drawn=False)
-        return operands
-
     roles: dict[str, Role] = {"p": operands.p, "g": operands.g, **dict(zip("uv", lists, strict=False))}
-    steps_ops.step_(update, roles, conditions, None, check)
+    steps_ops.step_(update, roles, conditions, None, lambda: steps_ops.check_operands(operands, names, drawn=False))
     for each in known if _adam(group) else ():
         each["step"] += 1
 

@@ -35,7 +35,6 @@ from ..arguments import describe, instance, integer, message, pair, real, severa
 from ..compressors import MinMaxUInt8
 from ..kernels.steps import operators as steps_ops
 from ..kernels.steps.definition import SGD, Adam, Conditions, Lion, Operands, Update
-from ..kernels.steps.operators import check_conditions, check_gradients, check_number, check_operands
 from ..kernels.steps.table import Fixed, Role, listed
 
 __all__ = ["Fixed", "adam_step_", "adamw_step_", "gradient_norm", "lion_step_", "sgd_step_"]
@@ -199,18 +198,14 @@ def _gradient_norm(role: Role, found_inf: Tensor | None) -> Tensor:
     if found_inf is not None:
         if not isinstance(found_inf, Tensor):
             raise TypeError(f"found_inf is a tensor with one value, to be written to, not {found_inf!r}")
-        check_number("found_inf", found_inf, tensors[0].device)
+        steps_ops.check_number("found_inf", found_inf, tensors[0].device)
         if found_inf.device != tensors[0].device:
             raise ValueError(
                 f"found_inf is written beside the gradients, on {tensors[0].device}, not {found_inf.device}"
             )
     norm = torch.empty((), dtype=torch.float32, device=tensors[0].device)
 
-    def check() -> Sequence[Tensor]:
-        check_gradients(tensors)
-        return tensors
-
-    steps_ops.gradient_norm_(norm, role, found_inf, check)
+    steps_ops.gradient_norm_(norm, role, found_inf, lambda: steps_ops.check_gradients(tensors))
     return norm
 
 
@@ -309,7 +304,7 @@ def _take(
     if not len(weights):
         return
     first = listed(weights)[0]
-    check_conditions(update, conditions, first.device)
+    steps_ops.check_conditions(conditions, first.device)
     row = None if packed is None else _packed_row(packed, compressor, p)
     if row is not None and not first.is_cuda:
         g, row = compressor.decompress(row.view(1, -1), first.numel()).view(first.shape), None
@@ -322,8 +317,7 @@ def _take(
         lists = {name: listed(role) for name, role in roles.items()}
         remembered = tuple(lists[name] for name in "uv"[: len(states)])
         operands = Operands(lists["p"], lists["g"], remembered, lists.get("master", ()))
-        check_operands(operands, list(states), conditions.key is not None, row is not None)
-        return operands
+        return steps_ops.check_operands(operands, list(states), conditions.key is not None, row is not None)
 
     steps_ops.step_(update, roles, conditions, None if row is None else compressor.block, check)
 

@@ -74,8 +74,8 @@ CPU = torch.device("cpu")
 WEIGHTS = (torch.float32, torch.bfloat16, torch.float16)
 
 
-def check_operands(operands: Operands, names: Sequence[str], drawn: bool, packed: bool = False) -> None:
-    """Raise unless the tensors go together.
+def check_operands(operands: Operands, names: Sequence[str], drawn: bool, packed: bool = False) -> Operands:
+    """Return the tensors, if they go together.
 
     Args:
         operands: what is to be stepped.
@@ -100,32 +100,26 @@ def check_operands(operands: Operands, names: Sequence[str], drawn: bool, packed
                 dtypes = WEIGHTS if name in "pg" else (torch.float32,)
                 _check_like(_checked(f"{name}[{i}]", x, dtypes), f"{name}[{i}]", p)
     _check_masters(operands, drawn)
-    check_apart({f"{name}[{i}]": x for name, column in columns.items() for i, x in enumerate(column) if x is not None})
+    _check_apart({f"{name}[{i}]": x for name, column in columns.items() for i, x in enumerate(column) if x is not None})
+    return operands
 
 
-def check_gradients(grads: Sequence[Tensor]) -> None:
-    """Raise unless a norm can be taken of all these together."""
+def check_gradients(grads: Sequence[Tensor]) -> Sequence[Tensor]:
+    """Return the gradients, if a norm can be taken of all these together."""
     for i, g in enumerate(grads):
         _checked(f"grads[{i}]", g, WEIGHTS)
         if g.device != grads[0].device:
             raise ValueError(f"grads[{i}] is on {g.device} and grads[0] on {grads[0].device}; take a norm for each")
+    return grads
 
 
-def check_conditions(update: Update, conditions: Conditions, device: torch.device) -> None:
-    """Raise unless the options have a meaning for tensors on this device."""
-    for name, value in vars(update).items():
-        if name in ("beta1", "beta2") and not 0 <= value < 1:
-            raise ValueError(f"betas[{int(name == 'beta2')}] is {value!r}, and must be at least 0 and less than 1")
-        if name in ("momentum", "eps", "weight_decay") and not value >= 0:
-            raise ValueError(f"{name} is {value!r}, and must be at least 0")
+def check_conditions(conditions: Conditions, device: torch.device) -> None:
+    """Raise unless the numbers have a meaning for tensors on this device."""
     for name in ("lr", "clip", "grad_scale", "found_inf"):
         check_number(name, getattr(conditions, name), device, 0.0 if name in ("lr", "clip") else None)
     taken = conditions.taken
-    if isinstance(taken, Tensor):
-        if taken.numel() != 1 or taken.device not in (device, CPU) or taken.is_complex():
-            raise ValueError(f"step is a number or a tensor with one value on {device}, not {_words(taken)}")
-    elif isinstance(taken, bool) or not isinstance(taken, int) or not 0 <= taken < 2**31 - 1:
-        raise ValueError(f"step is {describe(taken)}; it says how many steps were taken before this one: 0 at first")
+    if isinstance(taken, Tensor) and (taken.numel() != 1 or taken.device not in (device, CPU) or taken.is_complex()):
+        raise ValueError(f"step is a number or a tensor with one value on {device}, not {_words(taken)}")
 
 
 def check_number(name: str, number: object, device: torch.device, least: float | None = None) -> None:
@@ -186,7 +180,7 @@ def is_dense(x: Tensor) -> bool:
     return x.is_contiguous() or x.permute(sorted(range(x.dim()), key=x.stride, reverse=True)).is_contiguous()
 
 
-def check_apart(tensors: dict[str, Tensor]) -> None:
+def _check_apart(tensors: dict[str, Tensor]) -> None:
     """Raise if one shares memory with another; two gradients may, since they are only read."""
     spans = [(x.data_ptr(), x.data_ptr() + x.nbytes, name) for name, x in tensors.items() if x.numel()]
     reach = {True: (0, ""), False: (0, "")}  # how far those read, and written, have come
