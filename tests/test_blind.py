@@ -14,7 +14,7 @@ from baguakit.flights.weights import WeightRunner
 from baguakit.interop.runners import HookRunner
 from baguakit.interop.scatter import scatter
 from baguakit.keeping import Joint
-from baguakit.kernels.steps.table import tables_of
+from baguakit.kernels.steps.operators import tables_of
 from baguakit.rules import rules_of
 from baguakit.runtime.channels import Channel
 

@@ -58,7 +58,7 @@ NOTED = {("comm", "lanes"): "each flow of a divided message is waited for on a l
 
 
 def room(path):
-    """The room of a file: baguakit/buckets.py is buckets, baguakit/kernels/steps/table.py is kernels."""
+    """The room of a file: baguakit/buckets.py is buckets, baguakit/kernels/steps/gpu.py is kernels."""
     return path.relative_to(PACKAGE).with_suffix("").parts[0]
 
 

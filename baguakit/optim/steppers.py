@@ -16,7 +16,7 @@ from torch.optim import SGD, Adam, AdamW, Optimizer
 
 from ..kernels.steps import definition as steps
 from ..kernels.steps import operators as steps_ops
-from ..kernels.steps.table import Role
+from ..kernels.steps.operators import Role
 from .flat import PLAIN, OptimizerState
 
 Groups = list[dict[str, Any]]

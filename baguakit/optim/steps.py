@@ -35,7 +35,7 @@ from ..arguments import describe, instance, integer, message, pair, real, severa
 from ..compressors import MinMaxUInt8
 from ..kernels.steps import operators as steps_ops
 from ..kernels.steps.definition import SGD, Adam, Conditions, Lion, Operands, Update
-from ..kernels.steps.table import Fixed, Role, listed
+from ..kernels.steps.operators import Fixed, Role, listed
 
 __all__ = ["Fixed", "adam_step_", "adamw_step_", "gradient_norm", "lion_step_", "sgd_step_"]
 

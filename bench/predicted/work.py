@@ -17,7 +17,7 @@ from baguakit.kernels import mixing, topk
 from baguakit.kernels.blockwise import definition as blocks
 from baguakit.kernels.cpu import units
 from baguakit.kernels.steps import definition as steps
-from baguakit.kernels.steps import table
+from baguakit.kernels.steps import operators as table
 
 ROWS, RATIO, KEY = 8, 0.01, 0x123456789ABCDEF
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}

@@ -9,7 +9,7 @@ from baguakit.kernels.gpu import signed
 from baguakit.kernels.steps import definition as steps
 from baguakit.kernels.steps import gpu as norm_gpu
 from baguakit.kernels.steps import gpu as steps_launch
-from baguakit.kernels.steps import table as steps_table
+from baguakit.kernels.steps import operators as steps_table
 from baguakit.kernels.steps.definition import SGD, Adam, Conditions, Lion, Operands
 from baguakit.kernels.steps.gpu import FACTOR, SEED, SKIP
 

@@ -30,7 +30,7 @@ from baguakit.kernels import topk_gpu as topk_triton
 from baguakit.kernels.blockwise import gpu as blockwise_launch
 from baguakit.kernels.steps import gpu as steps_launch
 from baguakit.kernels.steps import gpu as steps_norm_triton
-from baguakit.kernels.steps import table as steps_table
+from baguakit.kernels.steps import operators as steps_table
 from baguakit.kernels.steps.definition import SGD, Adam, Conditions, Lion
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)

@@ -13,7 +13,7 @@ from hostile import hostile, same
 import baguakit.kernels
 from baguakit.kernels import mixing, topk
 from baguakit.kernels.steps import definition as steps
-from baguakit.kernels.steps import table as steps_table
+from baguakit.kernels.steps import operators as steps_table
 
 pytest.importorskip("triton")
 ROWS, LENGTH, BLOCK = 2, 2500, 512  # tiles that are full, and one that is not

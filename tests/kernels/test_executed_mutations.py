@@ -88,7 +88,7 @@ FAULTS = {
         (VARIANTS, "step_kernel and SGD and not momentum"), DIFFERS,
     ),
     "tensors are promised to lie at multiples of sixteen": Fault(
-        "steps/table.py", "np.where(aligned, lengths // tile, 0)", "lengths // tile",
+        "steps/operators.py", "np.where(aligned, lengths // tile, 0)", "lengths // tile",
         STEP,
         r"MemoryFault: step_kernel, line .* no multiple of the \d+ bytes",
         STEP,

@@ -91,8 +91,9 @@ def of_top_k(counted, n):
 
 def of_steps(counted, n, offset=0):
     """Tensors that begin `offset` values behind a multiple of sixteen bytes; a tile also reads where it lies."""
-    from baguakit.kernels.steps import definition, table
+    from baguakit.kernels.steps import definition
     from baguakit.kernels.steps import gpu as launch
+    from baguakit.kernels.steps import operators as table
 
     columns = {name: [torch.zeros(n + offset)[offset:]] for name in "pguv"}
     tables = table.tables_of([(torch.float32, torch.float32, False)], columns)

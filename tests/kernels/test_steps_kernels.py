@@ -8,7 +8,7 @@ import torch
 
 from baguakit.compressors import MinMaxUInt8
 from baguakit.kernels.steps import definition as steps
-from baguakit.kernels.steps import table as steps_table
+from baguakit.kernels.steps import operators as steps_table
 from baguakit.kernels.steps.definition import SGD, Adam, Conditions, Lion, Operands
 
 pytest.importorskip("triton")

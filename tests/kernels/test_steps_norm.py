@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from baguakit.kernels.steps import definition
-from baguakit.kernels.steps import table as steps_table
+from baguakit.kernels.steps import operators as steps_table
 
 pytest.importorskip("triton")
 

@@ -6,7 +6,7 @@ from variants import Variant
 from baguakit.kernels.steps import gpu as kernels
 from baguakit.kernels.steps import gpu as steps_launch
 from baguakit.kernels.steps import gpu as steps_norm_triton
-from baguakit.kernels.steps.table import SUM_TILE, TILE
+from baguakit.kernels.steps.operators import SUM_TILE, TILE
 
 SIZES = {"fp32": 4, "bf16": 2, "fp16": 2, "u8": 1}
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16, "u8": torch.uint8}

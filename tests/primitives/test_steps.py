@@ -8,7 +8,7 @@ from drawn import SHAPES, values
 from torch import nn
 
 import baguakit as bk
-from baguakit.kernels.steps import table as steps_table
+from baguakit.kernels.steps import operators as steps_table
 from baguakit.primitives import Fixed, adam_step_, adamw_step_, gradient_norm, lion_step_, sgd_step_
 
 STEPS = 60

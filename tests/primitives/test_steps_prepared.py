@@ -8,7 +8,6 @@ from drawn import values
 
 import baguakit as bk
 from baguakit.kernels.steps import operators as steps_ops
-from baguakit.kernels.steps import table as steps_table
 from baguakit.primitives import Fixed, adamw_step_, gradient_norm, sgd_step_
 
 # Tables: of addresses, made once.
@@ -18,7 +17,7 @@ from baguakit.primitives import Fixed, adamw_step_, gradient_norm, sgd_step_
 def made(monkeypatch):
     """The tables that are made from here on; addresses of CPU tensors make as good tables as any."""
     tables, make = [], steps_ops.tables_of
-    monkeypatch.setattr(steps_ops, "TABLES", steps_table.TableCache())
+    monkeypatch.setattr(steps_ops, "TABLES", steps_ops.TableCache())
     monkeypatch.setattr(steps_ops, "tables_of", lambda *args: tables.append(make(*args)) or tables[-1])
     return tables
 
@@ -49,7 +48,7 @@ def test_what_is_fixed_is_not_read_again(made, monkeypatch):
 
 
 def test_old_tables_are_forgotten_but_not_those_of_graphs(made, monkeypatch):
-    tensors = [(torch.randn(4), torch.randn(4)) for _ in range(steps_table.KEPT + 1)]
+    tensors = [(torch.randn(4), torch.randn(4)) for _ in range(steps_ops.KEPT + 1)]
     kept = tables_for([tensors[0][0]], [tensors[0][1]])
     key = next(iter(steps_ops.TABLES.latest))
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
@@ -57,10 +56,10 @@ def test_old_tables_are_forgotten_but_not_those_of_graphs(made, monkeypatch):
     with pytest.raises(RuntimeError, match="take one step"):
         steps_ops.TABLES.find("another", torch.device("cuda"))
     monkeypatch.undo()
-    tables = steps_table.TableCache()
-    for i in range(steps_table.KEPT + 1):
+    tables = steps_ops.TableCache()
+    for i in range(steps_ops.KEPT + 1):
         tables.keep(i, kept)
-    assert len(tables.latest) == steps_table.KEPT and tables.find(0, torch.device("cpu")) is None
+    assert len(tables.latest) == steps_ops.KEPT and tables.find(0, torch.device("cpu")) is None
 
 
 # Refusals: before anything has changed, in one sentence.

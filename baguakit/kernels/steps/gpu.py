@@ -1,7 +1,7 @@
 """The arithmetic of `definition.py` for GPUs: the same roundings in the same order, so the same bits.
 
 One launch steps all tensors: a program takes a tile of one of them, and finds in tables on the device which (see
-`table.py`). Tiles that are whole, of tensors whose addresses are all multiples of 16, have no masks and move 16
+`operators.py`). Tiles that are whole, of tensors whose addresses are all multiples of 16, have no masks and move 16
 bytes of fp32 a thread. The numbers of the step are arguments, or lie on the device (see `numbers_kernel`).
 """
 
@@ -15,7 +15,7 @@ from torch import Tensor
 from ..blockwise.uniform_gpu import decode
 from ..gpu import load, mix, on, signed, signed_words, store, uniform
 from .definition import SGD, Adam, Conditions, Update, numbers_of
-from .table import FIELDS, StepTables, Table
+from .operators import FIELDS, StepTables, Table
 
 # Places among the numbers on the device, behind the seven of the update rule; and among the FIELDS of a record.
 FACTOR, SKIP, SEED, SEED_HIGH = (tl.constexpr(place) for place in range(7, 11))
