@@ -18,9 +18,9 @@ from .groups import (
 from .hosts import HOSTS, host, ranks_by_host
 from .inner import add_nccl, members_of, stand_for
 from .nccl import error_in
-from .notes import Note
 from .own import abort_all, let_go, longer, set_timeout, timeout_of
 from .riding import Rider
+from .sent_formats import SentFormat
 
 __all__ = [
     "FLAT",
@@ -31,9 +31,9 @@ __all__ = [
     "SENT",
     "TAGS",
     "Comm",
-    "Note",
     "PatientStore",
     "Rider",
+    "SentFormat",
     "abort_all",
     "add_nccl",
     "check_comm",

@@ -29,9 +29,9 @@ from .groups import (
 )
 from .hosts import HOSTS, node_groups
 from .inner import inner_of
-from .notes import Notes, Sent, noted
 from .own import flows_of, renewed, shut_all
 from .riding import Rider, gather_with
+from .sent_formats import Sent, SentFormat
 
 TAGS = 1 << 31
 LENGTHS = 0x1E3779B1  # odd and large: tags of messages of other lengths are far apart
@@ -75,7 +75,7 @@ class Comm:
     _call: int = 0  # tells its messages from those of other calls
     _meet: Callable[[], None] | None = None  # called before this waits for others, and before they add to its values
     _sent: Sent | None = None  # counted for a report
-    _notes: Notes | None = None  # of one flight, likewise
+    _formats: list[SentFormat] | None = None  # of one flight, likewise
     _part: str = FLAT
     _rider: Rider | None = None  # flags that the first all-gather takes along
 
@@ -125,12 +125,14 @@ class Comm:
         integer("step", 0 if step is None else step, 0)
         return replace(self, _round=round, _step=step)
 
-    def for_flight(self, round: int, step: int | None, bucket: int, sent: Sent, notes: Notes | None = None) -> "Comm":
+    def for_flight(
+        self, round: int, step: int | None, bucket: int, sent: Sent, formats: list[SentFormat] | None = None
+    ) -> "Comm":
         """Return the same group for one flight: its round, step and bucket.
 
-        It adds the bytes it sends to `sent`, and to `notes` the formats in which it sends them.
+        It adds the bytes it sends to `sent`, and to `formats` those in which it sends them.
         """
-        return self._copied(_round=round, _step=step, _bucket=bucket, _sent=sent, _notes=notes)
+        return self._copied(_round=round, _step=step, _bucket=bucket, _sent=sent, _formats=formats)
 
     def meeting(self, call: int, meet: Callable[[], None] | None) -> "Comm":
         """Return the same group for a call that other ranks may not make.
@@ -154,8 +156,9 @@ class Comm:
             flew: the one that is used: often the same, or a `torch.dtype`.
             reason: why they differ, an object whose `str` says it; "" if they do not.
         """
-        if self._notes is not None:
-            self._notes.append(noted(asked, flew, reason, self._part, self.size))
+        if self._formats is not None:
+            flew, reason = (flew, reason) if self.size > 1 else (None, "one rank")
+            self._formats.append(SentFormat(asked, flew, reason, self._part))
 
     def key(self, salt: int = 0, shared: bool = False) -> int:
         """Return a random key for this round, bucket and rank (without the rank if `shared`), in `[0, 2**31)`."""

@@ -7,9 +7,18 @@ from .freerunning import FreeRunner
 from .gradients import GradientRunner, mean_gradients_
 from .logbook import BACKWARD, STEP, Logbook, StepRecord, part_of
 from .losses import Losses
-from .runner import RECORDED, BucketFlight, Journal, RuleRunner, buckets_of, call_unscaled, check_unconverted
+from .runner import (
+    RECORDED,
+    BucketFlight,
+    Journal,
+    Kinds,
+    RuleRunner,
+    buckets_of,
+    call_unscaled,
+    check_unconverted,
+    count_kind,
+)
 from .sealing import differs_between_ranks, opened, sealed
-from .ways import Way, Ways, in_words, numbered, ways_in
 from .weights import WeightRunner
 
 __all__ = [
@@ -22,28 +31,25 @@ __all__ = [
     "FreeRunner",
     "GradientRunner",
     "Journal",
+    "Kinds",
     "Logbook",
     "Losses",
     "RuleRunner",
     "StepRecord",
     "Turn",
-    "Way",
-    "Ways",
     "WeightRunner",
     "announce_nothing",
     "buckets_of",
     "call_unscaled",
     "check_unconverted",
+    "count_kind",
     "differs_between_ranks",
-    "in_words",
     "load_bucket",
     "load_runners",
     "mean_gradients_",
-    "numbered",
     "opened",
     "part_of",
     "save_runner",
     "sealed",
-    "ways_in",
     "whole_of",
 ]

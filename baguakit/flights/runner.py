@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from ..buckets import Bucket, Pair, local
-from ..comm import Comm, Note
+from ..comm import Comm, SentFormat
 from ..keeping import tensors_of
 from ..lanes import Phases
 from ..monitor import Collective
@@ -29,7 +29,6 @@ from ..stages import Hierarchical, Stage, State, call_stage
 from ..stages.base import has_phases, in_phases, remembered
 from ..topology.chosen import as_chosen, chooses
 from .losses import Losses
-from .ways import Ways
 
 
 def clear_padding_(stage: Stage, state: State, bucket: Bucket, comm: Comm, beside: bool = False) -> list[Pair]:
@@ -107,6 +106,9 @@ def copied(state: Any) -> Any:
 
 
 PADDED = 4096  # values by which any bucket may be padded
+MOST_KINDS = 64  # of flights that are told apart in a bucket
+Kinds = list[tuple[tuple[SentFormat, ...], int]]
+"""The formats of a flight of a bucket, and how many flights had the same; those of the latest flight first."""
 RECORDED = 100  # flights of a bucket, and steps, of which records are kept
 
 
@@ -116,14 +118,14 @@ class BucketFlight(Collective):
 
     Attributes:
         before: the weights as they were launched, where only what the flight changes is added at landing.
-        notes: the formats in which the stage has sent values.
+        formats: those in which the stage has sent values.
     """
 
     runner: "RuleRunner"
     bucket: int
     round: int
     before: Tensor | None = None
-    notes: list[Note] = field(default_factory=list)
+    formats: list[SentFormat] = field(default_factory=list)
 
 
 @dataclass(eq=False)
@@ -151,7 +153,7 @@ class RuleRunner:
         self.sent: list[dict[str, float]] = [{} for _ in self.buckets]  # bytes by part of the network
         self.launches = [0] * len(self.buckets)
         self.records: list[deque[BucketFlight]] = [deque(maxlen=RECORDED) for _ in self.buckets]
-        self.ways = [Ways() for _ in self.buckets]
+        self.kinds: list[Kinds] = [[] for _ in self.buckets]
 
     def make_states(self) -> None:
         """Make the states before the first flight, from the weights as they are. Collective."""
@@ -197,8 +199,8 @@ class RuleRunner:
         To `beside`, if given, is added what `work` copies before all else.
         """
         state, bucket, channel = self.states[i], self.buckets[i], self.channel
-        notes: list[Note] = []
-        comm = channel.comm.for_flight(self.round, step, self.number(i), self.sent[i], notes)
+        formats: list[SentFormat] = []
+        comm = channel.comm.for_flight(self.round, step, self.number(i), self.sent[i], formats)
         channel.monitor.check()
         averaged, self.to_average = self.to_average, []
         label = f"{self.label}, bucket {i}, round {self.round}"
@@ -234,7 +236,7 @@ class RuleRunner:
             bucket=i,
             round=self.round,
             before=before,
-            notes=notes,
+            formats=formats,
         )
         self.air[i] = flight
         self.launches[i] += 1
@@ -248,7 +250,7 @@ class RuleRunner:
         flight = self.air.pop(i)
         try:
             result = self.channel.monitor.wait_for(flight)
-            self.ways[i].add(flight.notes)
+            count_kind(self.kinds[i], flight.formats)
             return result
         finally:
             if self.journal is not None:
@@ -275,6 +277,18 @@ class RuleRunner:
     def params(self) -> list[Tensor]:
         """Return the parameters of all buckets."""
         return [p for bucket in self.buckets for p in bucket.params]
+
+
+def count_kind(kinds: Kinds, formats: Iterable[SentFormat]) -> None:
+    """Count a flight that has landed among those that sent the same formats, and let its kind be the first."""
+    kind, flights = tuple(formats), 1
+    for i, (known, count) in enumerate(kinds):
+        if known == kind:
+            kind, flights = known, flights + count
+            del kinds[i]
+            break
+    kinds.insert(0, (kind, flights))
+    del kinds[MOST_KINDS:]
 
 
 def outline(stage: Stage) -> str:

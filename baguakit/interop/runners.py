@@ -11,7 +11,7 @@ from torch import Tensor
 from ..arguments import message
 from ..buckets import Bucket
 from ..comm import Comm
-from ..flights import RECORDED, RuleRunner, Ways, load_bucket, save_runner, whole_of
+from ..flights import RECORDED, RuleRunner, load_bucket, save_runner, whole_of
 from ..keeping import Joint
 from ..rules import Rule, during_backward, rules_of
 from ..stages import Stage, State
@@ -97,14 +97,14 @@ class HookRunner(RuleRunner):
         self.sent.append({})
         self.launches.append(0)
         self.records.append(deque(maxlen=RECORDED))
-        self.ways.append(Ways())
+        self.kinds.append([])
         if self.memory is not None:
             load_bucket(self, i, self.names, self.memory, self.same_ranks)
 
     def forget_from(self, i: int) -> None:
         """Drop the buckets from `i` on, and keep the state of their parameters in `memory`."""
         self.memory, self.same_ranks = self.saved(), True
-        for by_bucket in (self.buckets, self.states, self.sent, self.launches, self.records, self.ways):
+        for by_bucket in (self.buckets, self.states, self.sent, self.launches, self.records, self.kinds):
             del by_bucket[i:]
         self.places = {called: place for called, place in self.places.items() if place < i}
 

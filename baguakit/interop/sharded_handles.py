@@ -17,9 +17,9 @@ from torch import Tensor, nn
 from torch.distributed import ReduceOp
 
 from ..buckets import real
-from ..comm import Comm, Note, members_of
+from ..comm import Comm, SentFormat, members_of
 from ..compressors import Compressor
-from ..flights import RECORDED, Ways, call_unscaled, in_words
+from ..flights import RECORDED, Kinds, call_unscaled, count_kind
 from ..monitor import Collective
 from ..primitives import compressed_all_gather
 from ..report import Report, Row
@@ -268,15 +268,15 @@ class AllGather(Allocator):
         self.handle, self.i, self.compressor = handle, i, compressor
         self.values, self.dtype, self.launches = 0, "", 0
         self.sent: dict[str, float] = {}
-        self.ways = Ways()
+        self.kinds: Kinds = []
         self.records: deque[Collective] = deque(maxlen=RECORDED)
 
     def __call__(self, output_tensor: Tensor, input_tensor: Tensor, group: Any, async_op: bool = False) -> None:
         """Fill the output, on the current stream. There is nothing to wait for."""
-        channel, notes = self.handle._channel, list[Note]()
+        channel, formats = self.handle._channel, list[SentFormat]()
 
         def work(comm: Comm) -> None:
-            comm = comm.for_flight(0, None, 0, self.sent, notes)
+            comm = comm.for_flight(0, None, 0, self.sent, formats)
             if output_tensor.is_floating_point():
                 compressed_all_gather(input_tensor, self.compressor, comm, out=output_tensor)
             else:
@@ -286,12 +286,12 @@ class AllGather(Allocator):
         collective = channel.begin("weights", work)
         self.launches += 1
         channel.monitor.wait_for(collective)
-        self.values, self.dtype = output_tensor.numel(), in_words(output_tensor.dtype)
-        self.ways.add(notes)
+        self.values, self.dtype = output_tensor.numel(), str(output_tensor.dtype).removeprefix("torch.")
+        count_kind(self.kinds, formats)
         self.records.append(collective)
 
     def row(self, number: int) -> Row:
         """Return the row of a report."""
         which = (f"weights={self.compressor!r}", number, self.i, self.values, self.dtype)
-        flown = (self.launches, self.launches, dict(self.sent), tuple(self.records), tuple(self.ways.kinds))
+        flown = (self.launches, self.launches, dict(self.sent), tuple(self.records), list(self.kinds))
         return Row(*which, *flown)

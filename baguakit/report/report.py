@@ -3,6 +3,7 @@
 A report prints as a table.
 """
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -10,8 +11,8 @@ from itertools import groupby
 from typing import Any
 
 from ..arguments import describe
-from ..comm import Note
-from ..flights import BACKWARD, Logbook, RuleRunner, Way, numbered, ways_in
+from ..comm import SentFormat
+from ..flights import BACKWARD, Kinds, Logbook, RuleRunner
 from ..lanes import between, passed
 from ..monitor import Collective
 from ..runtime import Channel
@@ -37,10 +38,10 @@ class Row:
     landed: int
     bytes: dict[str, float]
     _flights: tuple[Collective, ...] = field(repr=False)
-    _kinds: tuple[tuple[tuple[Note, ...], int], ...] = field(repr=False, default=())
+    _kinds: Kinds = field(repr=False, default_factory=list)
 
     @cached_property
-    def ways(self) -> dict[Way, int]:
+    def ways(self) -> dict[SentFormat, int]:
         """Return how many of the flights that have landed sent values in each way, those of the latest flight first.
 
         Empty for a stage of which no other format was asked than the dtype of the bucket.
@@ -48,7 +49,7 @@ class Row:
         return ways_in(self._kinds)
 
     @cached_property
-    def latest(self) -> tuple[Way, ...]:
+    def latest(self) -> tuple[SentFormat, ...]:
         """Return the ways in which the latest flight that has landed sent values."""
         return tuple(ways_in(self._kinds[:1]))
 
@@ -121,6 +122,26 @@ def table(rows: Sequence[Row], parts: Sequence[str]) -> list[str]:
     widths = [max(map(len, column)) for column in columns]
     widths[0] += 2
     return [line if isinstance(line, str) else "   ".join(map(str.rjust, line, widths)) for line in lines]
+
+
+def ways_in(kinds: Kinds) -> dict[SentFormat, int]:
+    """Return how many flights sent values in each format, in words and in the order of their kinds."""
+    flights: Counter[SentFormat] = Counter()
+    for formats, count in kinds:
+        for way in dict.fromkeys(each.in_words() for each in formats):
+            flights[way] += count
+    return dict(flights)
+
+
+def numbered(buckets: list[int]) -> str:
+    """Return the numbers of buckets in rising order as text, such as "buckets 0-3, 7"."""
+    runs: list[list[int]] = []
+    for bucket in buckets:
+        if runs and bucket == runs[-1][-1] + 1:
+            runs[-1][1:] = [bucket]
+        else:
+            runs.append([bucket])
+    return f"bucket{'s' * (len(buckets) > 1)} " + ", ".join("-".join(map(str, run)) for run in runs)
 
 
 def reasons(rows: Sequence[Row]) -> list[str]:
@@ -291,7 +312,7 @@ def make_report(
             flown = tuple(flight for flight in runner.records[i] if flight not in in_air)
             which = (runner.label, runner.index, i, bucket.flat.numel(), dtype)
             landed = runner.launches[i] - (len(runner.records[i]) - len(flown))
-            kinds = tuple(runner.ways[i].kinds)
+            kinds = list(runner.kinds[i])
             rows.append(Row(*which, runner.launches[i], landed, dict(runner.sent[i]), flown, kinds))
     ranks = channels[0].comm.size
     groups = sum(len(channel.comm.groups()) for channel in channels) if ranks > 1 else 0

@@ -12,10 +12,11 @@ from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 
 import baguakit as bk
-from baguakit.comm import Note
+from baguakit.comm import SentFormat
 from baguakit.compressors import Compressor, MinMaxUInt8, TopK, UInt4
 from baguakit.costs import Line, Link, Load, Network, Place
-from baguakit.flights.ways import Ways, numbered, ways_in
+from baguakit.flights import count_kind
+from baguakit.report.report import numbered, ways_in
 from baguakit.rules import rules_of
 from baguakit.stages import CompressedMean, Mean, Stage
 from baguakit.tune import Codec, cost
@@ -255,16 +256,13 @@ def test_nothing_is_turned_into_text_before_a_report_is_printed():
 
 
 def test_kinds_of_flights_are_counted_and_bounded():
-    ways = Ways()
-    notes = [
-        Note(BYTE, MinMaxUInt8(block=64) if i % 2 else torch.float32, "" if i % 2 else "few", "flat") for i in range(6)
-    ]
-    for note in notes:
-        ways.add([note])
-    assert [(way.flew, times) for way, times in ways_in(ways.kinds).items()] == [(repr(BYTE), 3), ("float32", 3)]
+    kinds = []
+    for flown, why in [(torch.float32, "few"), (MinMaxUInt8(block=64), "")] * 3:
+        count_kind(kinds, [SentFormat(BYTE, flown, why, "flat")])
+    assert [(way.flew, times) for way, times in ways_in(kinds).items()] == [(repr(BYTE), 3), ("float32", 3)]
     for i in range(200):
-        ways.add([Note(BYTE, object(), i, "flat")])
-    assert len(ways.kinds) == 64 and ways.kinds[0][0][0].reason == 199
+        count_kind(kinds, [SentFormat(BYTE, object(), i, "flat")])
+    assert len(kinds) == 64 and kinds[0][0][0].reason == 199
     assert numbered([2]) == "bucket 2" and numbered([0, 1, 2, 5, 7, 8]) == "buckets 0-2, 5, 7-8"
 
 
@@ -274,7 +272,7 @@ def test_a_stage_that_chooses_its_bits_is_seen_to():
     def run():
         def look(att):
             rows = att.report().rows
-            return [(row.asked, row.flew, row.reason, len(att._engine.runners[0].ways[i].kinds), row.ways)
+            return [(row.asked, row.flew, row.reason, len(att._engine.runners[0].kinds[i]), row.ways)
                     for i, row in enumerate(rows)]  # fmt: skip
 
         return trained(everything.made("bytegrad(error=0.02)"), 1000, look, steps=40)

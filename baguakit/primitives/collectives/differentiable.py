@@ -285,7 +285,7 @@ def _found(name: str, forward: bool) -> tuple[Compressor | None, Comm]:
         raise RuntimeError("the Differentiable of this graph is gone; keep it as long as what was computed with it")
     found = _named[name]
     round = (found.comm._round or 0) + next(found._calls)
-    comm = found.comm.for_flight(round, found.comm._step, 0, found._sent, found.comm._notes)
+    comm = found.comm.for_flight(round, found.comm._step, 0, found._sent, found.comm._formats)
     return found.forward if forward else found.backward, comm
 
 
