@@ -66,10 +66,10 @@ def late(ranks, rank, function, *args):
 @pytest.mark.slow
 def test_a_limit_holds_while_an_answer_arrives(ranks):
     def answer():
-        from baguakit.ranks import connections, serving
+        from baguakit.ranks import serving
 
         if bk.Comm().rank == 1:  # the first bytes of an answer come, and then no more
-            serving._connection._socket.sendall(connections.HEAD.pack(1 << 20) + b"the beginning")
+            serving._connection._socket.sendall(serving.HEAD.pack(1 << 20) + b"the beginning")
             time.sleep(100)
 
     late(ranks, 1, answer)

@@ -11,10 +11,9 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar, overload
 import torch
 
 from ..arguments import integer, real, truth
-from .connections import dumps, takes_closures
 from .launcher import Screen, launcher
 from .processes import Call, Processes
-from .serving import Work
+from .serving import Work, dumps, takes_closures
 
 if TYPE_CHECKING:
     from typing_extensions import TypeVarTuple, Unpack  # Python 3.10 has them there only
@@ -136,11 +135,15 @@ class Ranks:
         """
         packed, limit = pack(function, args), seconds("limit", limit)
         truth("keep", keep)
-        gone = {integer("a rank in lost", rank, 0, self.size - 1) for rank in ranks_of("lost", lost)}
+        if not isinstance(lost, Collection) or isinstance(lost, (str, bytes, torch.Tensor)):
+            raise TypeError(f"lost is a sequence of ranks, not {lost!r}")
+        gone = {integer("a rank in lost", rank, 0, self.size - 1) for rank in lost}
         with self._lock:
             self._calls += 1
             call = Call(self._calls, set(range(self.size)) - gone)
-            work = Work(self._calls, [str(path) for path in sys.path], unfiled_sources(), keep, packed)
+            # Code that is not in a file, such as notebook cells, for tracebacks of ranks.
+            sources = {name: entry for name, entry in linecache.cache.items() if len(entry) == 4 and entry[1] is None}
+            work = Work(self._calls, [str(path) for path in sys.path], sources, keep, packed)
             with contextlib.closing(Screen()) as screen:
                 self._perform(work, call, screen, limit)
         if call.failures:
@@ -200,13 +203,6 @@ def seconds(name: str, value: Any) -> float | None:
     return None if value is None else real(name, value, above=0, most=MOST_SECONDS)
 
 
-def ranks_of(name: str, value: Any) -> Sequence[Any]:
-    """Return a list of the ranks; raise TypeError if they are no collection."""
-    if not isinstance(value, Collection) or isinstance(value, (str, bytes, torch.Tensor)):
-        raise TypeError(f"{name} is a sequence of ranks, not {value!r}")
-    return list(value)
-
-
 def pack(function: Callable[..., Any], args: tuple[Any, ...]) -> bytes:
     """Return a call, pickled.
 
@@ -220,8 +216,3 @@ def pack(function: Callable[..., Any], args: tuple[Any, ...]) -> bytes:
     except Exception as error:
         missing = "" if takes_closures() else "; for closures and functions of a notebook install cloudpickle"
         raise TypeError(f"{function!r} cannot be sent to the ranks: {error}{missing}") from error
-
-
-def unfiled_sources() -> dict[str, Any]:
-    """Return the code in `linecache` that is not in a file, such as notebook cells, for tracebacks of ranks."""
-    return {name: entry for name, entry in linecache.cache.items() if len(entry) == 4 and entry[1] is None}

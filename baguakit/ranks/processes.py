@@ -1,5 +1,6 @@
 """The processes of a `Ranks`, and one call of them."""
 
+import contextlib
 import math
 import os
 import pickle
@@ -13,13 +14,72 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from .connections import CallerConnection
 from .launcher import FILES, Launcher, Screen, Stream, launcher
-from .serving import Progress, Reply, Start, Work
+from .serving import HEAD, Progress, Reply, Start, Work
 
 GRACE = 2.0  # seconds that the other ranks have to reply after one has failed
 SPARE = 64  # open files for everything else
 STACK_SECONDS = 0.3  # that a rank has to print its stack
+
+
+class CallerConnection:
+    """The caller's end. A message to a rank is a pickle; one from a rank is its length and a pickle.
+
+    After `unblock`, `write` and `read` do not block: a rank may be slow or stopped, or send much.
+    """
+
+    def __init__(self, end: socket.socket) -> None:
+        self._socket = end
+        self._unsent = memoryview(b"")
+        self._buffer, self._received = bytearray(HEAD.size), 0  # for the next part, and the bytes of it so far
+        self._in_head = True
+
+    def fileno(self) -> int:
+        """Return the file descriptor, for selectors."""
+        return self._socket.fileno()
+
+    def send(self, message: bytes) -> None:
+        """Set the message that `write` sends, in place of any unsent one."""
+        self._unsent = memoryview(message)
+
+    def write(self) -> bool:
+        """Send as much as possible; return whether more is left, which is False if the rank ended."""
+        try:
+            while self._unsent:
+                self._unsent = self._unsent[self._socket.send(self._unsent) :]
+        except BlockingIOError:
+            return True
+        except OSError:  # the next read raises the error
+            self._unsent = memoryview(b"")
+        return False
+
+    def read(self) -> bytearray | None:
+        """Read once; return the message if it is complete, else None; raise EOFError at the end."""
+        with contextlib.suppress(BlockingIOError):
+            count = self._socket.recv_into(memoryview(self._buffer)[self._received :])
+            if not count:
+                raise EOFError
+            self._received += count
+        if self._received < len(self._buffer):
+            return None
+        part, was_head = self._buffer, self._in_head
+        size = HEAD.unpack(part)[0] if was_head else HEAD.size
+        self._buffer, self._received, self._in_head = bytearray(size), 0, not was_head
+        return None if was_head else part
+
+    def receive(self) -> bytearray:
+        """Wait for the next message, before `unblock`; raise EOFError at the end."""
+        while (message := self.read()) is None:
+            pass
+        return message
+
+    def unblock(self) -> None:
+        """Let `write` and `read` not block from now on."""
+        self._socket.setblocking(False)
+
+    def close(self) -> None:
+        """Close the socket."""
+        self._socket.close()
 
 
 @dataclass
@@ -93,8 +153,9 @@ class Processes:
             settings = Start(rank, self.size, threads, cuda, timeout, dict(os.environ), os.getcwd(), port)
             try:
                 connection.send(pickle.dumps(settings))
-                connection.flush()
+                connection.write()
                 port = port or pickle.loads(connection.receive())
+                connection.unblock()
             except (EOFError, OSError) as error:
                 self.finish(screen)
                 raise RuntimeError(f"rank {rank} could not start; its error is above (on stderr)") from error

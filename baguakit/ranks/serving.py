@@ -1,30 +1,40 @@
-"""The code of a rank: it joins the other ranks, then runs calls until the caller ends."""
+"""The code of a rank: it joins the other ranks, then runs calls until the caller ends.
+
+Functions are pickled by cloudpickle, which takes closures, or by pickle where it is not installed.
+"""
 
 import faulthandler
+import importlib
 import importlib.util
+import io
 import itertools
 import linecache
 import os
 import pickle
 import signal
 import socket
+import struct
 import sys
+import threading
 import time
 import traceback
+from collections import ChainMap
 from collections.abc import Callable, Iterable, Iterator, Sized
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any, TextIO, TypeVar
+from functools import cache
+from types import CodeType
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
 from torch.distributed.constants import default_pg_timeout
 
 from ..arguments import integer, message
-from .connections import RankConnection, dumps
 
 T = TypeVar("T")
 HOST, LOOPBACKS = "127.0.0.1", ("lo", "lo0")
+HEAD = struct.Struct("!Q")  # the length of a message to the caller
 BEAT = 0.1  # seconds between two reports of progress
 
 
@@ -99,6 +109,29 @@ class Progress:
     ended: bool
 
 
+class RankConnection:
+    """The rank's end; several threads may send."""
+
+    def __init__(self, file: int) -> None:
+        self._socket, self._lock = socket.socket(fileno=file), threading.Lock()
+        self._incoming = self._socket.makefile("rb")
+        self.number = -1  # of the current call
+
+    def send(self, message: Any) -> None:
+        """Send one message."""
+        packed = pickle.dumps(message)
+        with self._lock:
+            self._socket.sendall(HEAD.pack(len(packed)))
+            self._socket.sendall(packed)
+
+    def receive(self) -> Any:
+        """Wait for the next message; end the process if the caller's has ended."""
+        try:
+            return pickle.load(self._incoming)
+        except (EOFError, OSError, pickle.UnpicklingError):  # it ended before or within a message
+            os._exit(0)
+
+
 _connection: RankConnection | None = None
 _loops = itertools.count()
 
@@ -106,10 +139,11 @@ _loops = itertools.count()
 def run(control: int, out: int, err: int) -> None:
     """Run a rank until the caller ends; never returns."""
     global _connection
-    for file, standard in ((out, 1), (err, 2)):
+    for file, name, standard in ((out, "stdout", 1), (err, "stderr", 2)):
         os.dup2(file, standard)
         os.close(file)
-    sys.stdout, sys.stderr = (line_buffered(standard) for standard in (1, 2))
+        lines = os.fdopen(standard, "w", 1, encoding="utf-8", errors="backslashreplace", closefd=False)
+        setattr(sys, name, lines)  # each of which is written at once
     faulthandler.register(signal.SIGUSR1, all_threads=False)  # the caller sends it to ranks that are late
     connection = _connection = RankConnection(control)
     join(connection.receive(), connection)
@@ -121,11 +155,6 @@ def run(control: int, out: int, err: int) -> None:
         for stream in (sys.stdout, sys.stderr):
             stream.flush()
         connection.send(reply)
-
-
-def line_buffered(file: int) -> TextIO:
-    """Return a text stream that writes each line to `file` at once."""
-    return open(file, "w", buffering=1, encoding="utf-8", errors="backslashreplace", closefd=False)
 
 
 def join(start: Start, connection: RankConnection) -> None:
@@ -251,3 +280,33 @@ def _reported(connection: RankConnection, steps: Iterable[T], label: str, total:
             done += 1
     finally:
         connection.send(Progress(number, loop, label, done, total, ended=True))
+
+
+def takes_closures() -> bool:
+    """Return True if cloudpickle is installed."""
+    return importlib.util.find_spec("cloudpickle") is not None
+
+
+def dumps(value: Any) -> bytes:
+    """Return a value, pickled."""
+    if not takes_closures():
+        return pickle.dumps(value)
+    file = io.BytesIO()
+    _pickler()(file).dump(value)
+    return file.getvalue()
+
+
+@cache
+def _pickler() -> Any:
+    """Return cloudpickle's class, but code keeps the name of its file, by which tracebacks find its source.
+
+    cloudpickle 3.1.3 writes "<dynamic-code>" in its place.
+    """
+    kind: Any = importlib.import_module("cloudpickle").Pickler
+
+    def reduced(code: CodeType) -> tuple[Any, ...]:
+        make, parts, *more = kind.dispatch_table[CodeType](code)
+        named = (code.co_filename if isinstance(part, str) and part == "<dynamic-code>" else part for part in parts)
+        return (make, tuple(named), *more)
+
+    return type("Pickler", (kind,), {"dispatch_table": ChainMap({CodeType: reduced}, kind.dispatch_table)})
