@@ -50,7 +50,7 @@ from ..comm import Comm
 from ..compressors import Compressor, MinMaxUInt8, TopK
 from ..costs import Cost, Load, Place
 from ..keeping import finite, update_if_finite_
-from ..lanes import New, temporaries
+from ..lanes import temporaries
 from ..rules import Rule, during_backward
 from ..stages import Adaptive, CompressedMean, ErrorFeedback, Mean, SparseMean, State, cost
 from ..stages.base import Carry
@@ -156,30 +156,24 @@ class TrackedMean(Around):
         return state | {"inner": self.inner.init(bucket, comm)}
 
     def __call__(self, x: Tensor, state: State, comm: Comm) -> Tensor:
-        own, mean = state["own"], state["mean"]
+        own, mean, found = state["own"], state["mean"], {}
         with temporaries() as new:
-            v = self._momentum(x, state, new)
+            v = x
+            if self.momentum:
+                v = torch.mul(state["v"], self.momentum, out=new(state["v"])).add_(x, alpha=1 - self.momentum)
             if comm.size == 1:
-                sent = self.inner(v, state["inner"], comm)
-                return self._kept(x, sent, {"v": sent} if self.momentum else {}, state)
-            change = torch.sub(v, own, out=new(own))
-            lost = new(own)
-            sent = self.inner(new(own).copy_(change), state["inner"], comm, residual=lost)  # type: ignore[call-arg]
-            found = {"own": change.sub_(lost).add_(own), "mean": sent.add_(mean)}
-            return self._kept(x, sent, found | ({"v": v} if self.momentum else {}), state)
-
-    def _momentum(self, x: Tensor, state: State, new: New) -> Tensor:
-        """Return v after this step."""
-        if not self.momentum:
-            return x
-        return torch.mul(state["v"], self.momentum, out=new(state["v"])).add_(x, alpha=1 - self.momentum)
-
-    def _kept(self, x: Tensor, result: Tensor, found: State, state: State) -> Tensor:
-        """Return the result in `x`, and keep what was found if it is finite."""
-        ok = finite(result)
-        for name, value in found.items():
-            update_if_finite_(state[name], value, where=ok)
-        return x.copy_(result)
+                h = v = self.inner(v, state["inner"], comm)
+            else:
+                change, lost = torch.sub(v, own, out=new(own)), new(own)
+                q = self.inner(new(own).copy_(change), state["inner"], comm, residual=lost)  # type: ignore[call-arg]
+                h = q.add_(mean)
+                found = {"own": change.sub_(lost).add_(own), "mean": h}
+            if self.momentum:
+                found["v"] = v
+            ok = finite(h)
+            for name, value in found.items():
+                update_if_finite_(state[name], value, where=ok)
+            return x.copy_(h)
 
     def cost(self, load: Load, place: Place) -> Cost:
         """Return the cost of `inner` in fp32 and of 10 copies, and 3 more with momentum."""

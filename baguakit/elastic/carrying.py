@@ -79,9 +79,29 @@ class Carrying:
         same = shared(engine.setup.rules, step)
         self.holders = [r for r, each in known.items() if not same or (each[0], each[2]) == (step, known[one][2])]
         self.rounds = [max(each) for each in zip(*(known[r][1] for r in self.holders), strict=True)]
-        hand_over(self, comm)
+        self._hand_over(comm)
         assert self.kept is not None
         self.kept["step"] = step
+
+    def _hand_over(self, comm: Comm) -> None:
+        """Let each rank that has not kept its own state take that of a rank that has. Collective.
+
+        A state arrives whole before any of it is used.
+        """
+        engine, holders = self.engine, self.holders
+        needy = [rank for rank in range(comm.size) if rank not in holders]
+        source = {rank: holders[i % len(holders)] for i, rank in enumerate(needy)}
+        device, mine = engine.setup.device, torch.empty(0, dtype=torch.uint8)
+        if comm.rank in source.values():
+            mine = packed(engine, self.kept)
+        sizes = comm.gather_objects(mine.numel(), plain=True)
+        incoming = {}
+        if comm.rank in source:
+            peer = source[comm.rank]
+            incoming[peer] = torch.empty(sizes[peer], dtype=torch.uint8, device=device)
+        outgoing = {rank: mine.to(device) for rank, peer in source.items() if peer == comm.rank}
+        for state in comm.exchange_each(outgoing, incoming, device).values():
+            self.kept = unpacked(engine, state.cpu())
 
     def load(self) -> None:
         """Load what the rules remember, and launch the first flights. Collective."""
@@ -103,27 +123,6 @@ class Carrying:
                 x.mul_(comm.size / len(self.holders)) if held else x.zero_()
             mean_(runner.to_average, comm)
             runner.to_average = []
-
-
-def hand_over(carrying: Carrying, comm: Comm) -> None:
-    """Let each rank that has not kept its own state take that of a rank that has. Collective.
-
-    A state arrives whole before any of it is used.
-    """
-    engine, holders = carrying.engine, carrying.holders
-    needy = [rank for rank in range(comm.size) if rank not in holders]
-    source = {rank: holders[i % len(holders)] for i, rank in enumerate(needy)}
-    device, mine = engine.setup.device, torch.empty(0, dtype=torch.uint8)
-    if comm.rank in source.values():
-        mine = packed(engine, carrying.kept)
-    sizes = comm.gather_objects(mine.numel(), plain=True)
-    incoming = {}
-    if comm.rank in source:
-        peer = source[comm.rank]
-        incoming[peer] = torch.empty(sizes[peer], dtype=torch.uint8, device=device)
-    outgoing = {rank: mine.to(device) for rank, peer in source.items() if peer == comm.rank}
-    for state in comm.exchange_each(outgoing, incoming, device).values():
-        carrying.kept = unpacked(engine, state.cpu())
 
 
 def packed(engine: Engine, kept: Kept | None) -> Tensor:

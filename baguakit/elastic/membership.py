@@ -11,7 +11,7 @@ import threading
 import time
 import warnings
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -247,7 +247,7 @@ class Membership(Rounds):
             return
         here = {member.name for member in round.members}
         gone = tuple(member.name for member in old.members if member.name not in here) if old is not None else ()
-        change = Change(change.rank, change.ranks, change.before, gone, change.steps, change.step, seconds, why)
+        change = replace(change, lost=gone, seconds=seconds, why=why)
         self._fruitless = self._fruitless + 1 if error is not None and not gone else 0
         if self._fruitless >= FRUITLESS:
             if not self._cut_from():

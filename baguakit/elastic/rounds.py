@@ -89,29 +89,22 @@ class Search:
         """Return whether the store does not answer."""
         return time.monotonic() - self._looked > UNANSWERED
 
-    def line(self, least: int) -> str:
-        """Return a line on what this process waits for."""
-        if why := self._no_store():
-            return why
-        if self.meeting is not None and self.meeting.cut_off:
-            return f"{self.meeting.me.name} cannot reach {self.meeting.cut_off}, and waits until it can"
-        return f"waiting for at least {least} ranks at {self.where}"
-
-    def failure(self, least: int, patience: float) -> str:
-        """Return the sentence on a search that has taken all the patience."""
-        if why := self._no_store():
-            return why
-        if self.meeting is not None and self.meeting.cut_off:
+    def line(self, least: int, patience: float | None = None) -> str:
+        """Return a line on what this process waits for; with `patience`, on a search that has taken all of it."""
+        silent = f"no answer for {time.monotonic() - self._looked:.1f} s" if self.is_silent() else ""
+        if why := self.failed or silent:
+            return f"the store at {self.where} cannot be reached: {why}"
+        if self.meeting is not None and (others := self.meeting.cut_off):
+            name = self.meeting.me.name
+            if patience is None:
+                return f"{name} cannot reach {others}, and waits until it can"
             return (
-                f"{self.meeting.me.name} is left out: within {patience:g} s it could not reach {self.meeting.cut_off}; "
+                f"{name} is left out: within {patience:g} s it could not reach {others}; "
                 "check the network between them, and GLOO_SOCKET_IFNAME"
             )
+        if patience is None:
+            return f"waiting for at least {least} ranks at {self.where}"
         return f"no group of at least {least} ranks has formed at {self.where} within {patience:g} s"
-
-    def _no_store(self) -> str:
-        silent = f"no answer for {time.monotonic() - self._looked:.1f} s" if self.is_silent() else ""
-        why = self.failed or silent
-        return why and f"the store at {self.where} cannot be reached: {why}"
 
 
 def tell(request: Callable[[], Any]) -> None:
@@ -176,7 +169,7 @@ class Rounds:
             while not (found.done() or (self.leaving and search.is_silent())):
                 waited = time.monotonic() - began
                 if waited > settings.patience:
-                    raise TimeoutError(search.failure(settings.least, settings.patience))
+                    raise TimeoutError(search.line(settings.least, settings.patience))
                 if waited > (lines + 1) * PROGRESS:
                     lines += 1
                     print(f"baguakit: {search.line(settings.least)}", file=sys.stderr, flush=True)

@@ -26,6 +26,10 @@ class _OnePeer(Topology):
 
     facts: ClassVar[tuple[str, ...]] = ("symmetric", "doubly_stochastic")  # for P² = I: ranks average in pairs
 
+    def period(self, size: int) -> int:
+        """Return ⌈log₂ n⌉; 1 for one rank."""
+        return max(1, (self._ranks(size) - 1).bit_length())
+
     def links(self, rank: int, size: int, round: int) -> Iterator[tuple[int, float]]:
         yield rank, 1 / 2
         yield self._peer(rank, size, round), 1 / 2
@@ -49,10 +53,6 @@ class OnePeerExponential(_OnePeer):
     """
 
     facts = ("doubly_stochastic", "circulant")
-
-    def period(self, size: int) -> int:
-        """Return τ = ⌈log₂ n⌉; 1 for one rank."""
-        return max(1, (self._ranks(size) - 1).bit_length())
 
     def symmetric(self, size: int) -> bool:
         return self._ranks(size) <= 2
@@ -87,10 +87,6 @@ class Hypercube(_OnePeer):
                 f"Hypercube needs a power of two as the number of ranks and this group has {size}; "
                 f"use OnePeerExponential() or BaseK(1)"
             )
-
-    def period(self, size: int) -> int:
-        """Return log₂ n; 1 for one rank."""
-        return max(1, (self._ranks(size) - 1).bit_length())
 
     def rounds_to_exactness(self, size: int) -> int:
         """Return log₂ n."""
