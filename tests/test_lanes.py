@@ -75,13 +75,6 @@ def test_a_cuda_lane_waits_for_the_streams_it_follows(monkeypatch):
     assert way.stream.waits == [other, third] and here.waits == []
 
 
-@pytest.mark.parametrize("priority", (0, -1))
-def test_every_cuda_lane_has_the_one_priority(monkeypatch, priority):
-    monkeypatch.setattr(torch.cuda, "Stream", Stream)
-    monkeypatch.setattr(cuda, "PRIORITY", priority)
-    assert lane(torch.device("cuda", 0)).stream.priority == priority
-
-
 def test_an_error_in_a_launch_is_the_flights_on_a_cuda_lane_too(monkeypatch):
     """Whoever waits for the flight asks the monitor whose fault it is; who launched it does not."""
     monkeypatch.setattr(torch.cuda, "Stream", Stream)

@@ -90,12 +90,6 @@ def test_no_collective_arrives_before_all_have_begun_it(name):
                 assert f.end >= g.start - timeline.error
 
 
-@every_rule
-def test_overlap_is_a_part(name):
-    timeline = of(name)[0][0]
-    assert not timeline.flights or 0 <= timeline.overlap() <= 1
-
-
 def test_clocks_are_compared_by_what_leaves_after_all_have_entered():
     draw = random.Random(0)
     for _ in range(200):
