@@ -27,11 +27,10 @@ from . import (
 from .attach import Attachment, PeerError, Report, Timeline, attach
 from .buckets import Bucket
 from .comm import Comm
-from .fragments import Fragment
+from .expressions import show_public
 from .interop import Handle
-from .namespaces import show_public
 from .ranks import RankError, Ranks
-from .rules import Rule, after_step, between_steps, during_backward, free_running, hierarchical
+from .rules import Fragment, Rule, after_step, between_steps, during_backward, free_running, hierarchical
 
 __all__ = [
     "Attachment",

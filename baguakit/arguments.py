@@ -13,7 +13,7 @@ from functools import wraps
 from inspect import Parameter, signature, unwrap
 from itertools import chain, repeat
 from operator import is_
-from typing import Any, ParamSpec, TypeVar, get_type_hints
+from typing import Any, ClassVar, ParamSpec, TypeVar, get_type_hints
 
 import numpy as np
 import torch
@@ -214,6 +214,26 @@ def _taken(kinds: dict[str, Kind], name: str, value: Any) -> Any:
     return value if kind is None else kind.take(name, value)
 
 
+class Doors:
+    """A class whose public methods check their arguments, those of a subclass like those of the class itself.
+
+    The annotations that count are those of the first class with the method. What the package itself calls often it
+    calls as `method.unchecked`, the function as it is written.
+
+    Attributes:
+        doors: the names of the methods.
+    """
+
+    doors: ClassVar[frozenset[str]] = frozenset()
+
+    def __init_subclass__(cls) -> None:
+        for name in cls.doors & vars(cls).keys():
+            first = next(vars(base)[name] for base in reversed(cls.__mro__) if name in vars(base))
+            door: Any = checked(vars(cls)[name], like=first)
+            door.unchecked = vars(cls)[name]
+            setattr(cls, name, door)
+
+
 def check_fields(declared: Any) -> None:
     """Check the public fields of a dataclass as `checked` does arguments; for its `__post_init__`."""
     for name, kind in _fields_of(type(declared)):
@@ -249,6 +269,7 @@ def _range(
 
 
 __all__ = [
+    "Doors",
     "check_fields",
     "checked",
     "describe",

@@ -110,7 +110,7 @@ class Bucket:
         if torch.is_grad_enabled():
             with torch.no_grad():
                 return self.load(what)
-        if what != "grad":
+        if type(what) is not str or what not in WHAT:
             one_of("what", what, WHAT)
         if what == "grad":
             return self._load_gradients([p.grad for p in self.params])
@@ -151,7 +151,8 @@ class Bucket:
             what: "grad" or "data".
             only: for each parameter, whether to store it; None for all.
         """
-        one_of("what", what, WHAT)
+        if type(what) is not str or what not in WHAT:
+            one_of("what", what, WHAT)
         if only is not None and [type(each) for each in several("only", only, BOOLS)] != [bool] * len(self.params):
             raise ValueError(message("only", f"as many bool as there are parameters, {len(self.params)}", only))
         chosen = [i for i in range(len(self.params)) if only is None or only[i]]

@@ -1,10 +1,11 @@
-"""Reprs of declarations: the expressions that build them.
+"""Reprs of declarations, the expressions that build them; and `dir()` of modules, their public names.
 
 Evaluated with the names of this package, `torch`, `inf` and `nan`, a repr gives an equal value. Exceptions are
 functions, which print as …, and large matrices and graphs, which print as a digest.
 """
 
 from dataclasses import MISSING, fields, is_dataclass
+from types import ModuleType
 from typing import Any
 
 
@@ -35,3 +36,15 @@ def written(value: Any) -> str:
     if callable(value) and not isinstance(value, type) and not is_dataclass(value):
         return "…"
     return repr(value)
+
+
+def show_public(module: ModuleType) -> None:
+    """Let `dir()` of a module, and of the modules that it exports, show `__all__` and the names between underscores."""
+
+    def names() -> list[str]:
+        return sorted({*module.__all__, *(name for name in vars(module) if name.startswith("__"))})
+
+    vars(module)["__dir__"] = names
+    for name in module.__all__:
+        if isinstance(inner := vars(module).get(name), ModuleType):
+            show_public(inner)

@@ -27,8 +27,46 @@ from torch import Tensor
 
 from .arguments import check_fields, checked, function, integer, message, real
 from .expressions import written
-from .fragments import Fragment
 from .stages import Hierarchical, Stage
+
+
+@dataclass(frozen=True)
+class Fragment:
+    """Part `k` of the parameters, divided into `of` parts of similar size: a value of `where=`.
+
+    Parameters of one module stay together. Modules are assigned in the order of decreasing size, each to the smallest
+    part so far: modules of equal size, such as the layers of a transformer, are assigned in turn.
+
+    Args:
+        k: the number of the part, 0 to `of` − 1.
+        of: the number of parts.
+
+    Raises:
+        ValueError: `k` is not 0 to `of` − 1.
+    """
+
+    k: int
+    of: int
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+        if integer("k", self.k, 0) >= integer("of", self.of, 1):
+            raise ValueError(f"k is one of the parts, 0 to {self.of - 1} for of={self.of}, not {self.k}")
+
+    @checked
+    def choose(self, named: Mapping[str, Tensor]) -> set[str]:
+        """Return the names of the parameters in this part."""
+        modules: dict[str, list[str]] = {}
+        for name in named:
+            modules.setdefault(name.rpartition(".")[0], []).append(name)
+        sizes = {module: sum(named[name].nbytes for name in names) for module, names in modules.items()}
+        filled, parts = [0] * self.of, [set[str]() for _ in range(self.of)]
+        for module in sorted(modules, key=lambda module: -sizes[module]):
+            at = filled.index(min(filled))
+            filled[at] += sizes[module]
+            parts[at].update(modules[module])
+        return parts[self.k]
+
 
 Where = Callable[[str, Tensor], bool] | Fragment
 Every = int | Callable[[int], int]
@@ -106,17 +144,21 @@ class Rule:
         """ "grad" if the rule acts on gradients, "data" if it acts on weights."""
         return "grad" if self.window == "during_backward" else "data"
 
-    @checked
     def acts(self, step: int) -> bool:
         """Return whether the rule acts in this step."""
+        if type(step) is not int:
+            step = integer("step", step, None)
         return self.start <= step and (self.stop is None or step < self.stop)
 
-    @checked
     def exchanges(self, step: int) -> bool:
         """Return whether the rule exchanges in this step."""
+        if type(step) is not int:
+            step = integer("step", step, None)
+        if not self.acts(step):
+            return False
         if callable(self.every):
-            return self.acts(step) and self._last_step(step) == step
-        return self.acts(step) and (step - self.start + 1) % self.every == self.offset
+            return self._last_step(step) == step
+        return (step - self.start + 1) % self.every == self.offset
 
     def _last_step(self, step: int) -> int:
         """Return the last step of the round in which this step, from `start` on, is, where `every` is a function."""

@@ -15,10 +15,10 @@ PACKAGE = ROOT / "baguakit"
 FILES = sorted(PACKAGE.rglob("*.py"))
 
 FLOORS = [
-    {"annotations", "namespaces"},
+    {"annotations"},
     {"arguments"},
     {"kernels", "expressions"},
-    {"compressors", "topology", "comm", "lanes", "buckets", "fragments"},
+    {"compressors", "topology", "comm", "lanes", "buckets"},
     {"optim", "costs"},  # optim steps the tensors of one rank: it knows no group
     {"primitives", "keeping"},
     {"stages"},

@@ -72,10 +72,9 @@ from ..buckets import Bucket
 from ..comm import Comm
 from ..costs import Cost, Load, Place
 from ..expressions import written
-from ..fragments import Fragment
 from ..keeping import finite, update_if_finite_, wide_copy
 from ..lanes import New, temporaries
-from ..rules import Algorithm, Every, after_step, during_backward, free_running
+from ..rules import Algorithm, Every, Fragment, after_step, during_backward, free_running
 from ..stages import Mean, Stage, State, cost
 
 

@@ -5,7 +5,7 @@
 
 import sys
 
-from ..namespaces import show_public
+from ..expressions import show_public
 from .group import register
 from .policy import Policy, exact
 from .reports import Report, Row, report

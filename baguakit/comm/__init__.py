@@ -7,16 +7,18 @@ from .groups import (
     INTRA,
     SENT,
     PatientStore,
+    add_nccl,
     check_device,
     check_peer,
     lazy,
     lazy_group,
+    members_of,
     next_name,
     own_group,
+    stand_for,
     store_of,
 )
 from .hosts import HOSTS, host, ranks_by_host
-from .inner import add_nccl, members_of, stand_for
 from .nccl import error_in
 from .own import abort_all, let_go, longer, set_timeout, timeout_of
 from .riding import Rider

@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.distributed.constants import default_pg_timeout
 from torch.distributed.device_mesh import DeviceMesh
 
-from ..arguments import checked, instance, integer
+from ..arguments import checked, integer, message, tensor, truth
 from . import groups, objects
 from .flows import Flows
 from .groups import (
@@ -24,11 +24,11 @@ from .groups import (
     as_sent,
     check_mesh,
     flat_group,
+    inner_of,
     reduce_scatter_single,
     rotated,
 )
 from .hosts import HOSTS, node_groups
-from .inner import inner_of
 from .own import flows_of, renewed, shut_all
 from .riding import Rider, gather_with
 from .sent_formats import Sent, SentFormat
@@ -162,6 +162,8 @@ class Comm:
 
     def key(self, salt: int = 0, shared: bool = False) -> int:
         """Return a random key for this round, bucket and rank (without the rank if `shared`), in `[0, 2**31)`."""
+        if type(salt) is not int or type(shared) is not bool:
+            salt, shared = integer("salt", salt, None), truth("shared", shared)
         text = f"{salt}/{self._round or 0}/{self._bucket}/{'' if shared else self.rank}"
         return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=4).digest(), "little") >> 1
 
@@ -183,6 +185,7 @@ class Comm:
 
     # Collectives on flat tensors. All ranks of the group call them in the same order.
 
+    @checked
     def all_reduce(self, x: Tensor, op: Any = dist.ReduceOp.SUM) -> Tensor:
         """Sum `x` over the ranks in place."""
         if self.size > 1:
@@ -197,6 +200,8 @@ class Comm:
 
     def all_reduce_later(self, x: Tensor, op: Any = dist.ReduceOp.SUM) -> Any:
         """Begin `all_reduce`, and return the work to `.wait()` for; None with one rank."""
+        if not isinstance(x, Tensor):
+            tensor("x", x)
         if self.size == 1:
             return None
         self._count(2 * (self.size - 1) / self.size * x.nbytes)
@@ -204,6 +209,7 @@ class Comm:
         options.reduceOp = op
         return self.group.allreduce([x], options)
 
+    @checked
     def reduce_scatter(self, x: Tensor) -> Tensor:
         """Return this rank's shard (k,) of the sum of `x` (size · k,) over the ranks."""
         if self.size == 1:
@@ -218,6 +224,7 @@ class Comm:
             flows.reduce_scatter(out, x, reduce_scatter_single)
         return out
 
+    @checked
     def all_gather(self, x: Tensor) -> Tensor:
         """Return the tensors `x` (k, …) of all ranks, concatenated: (size · k, …)."""
         if self.size == 1:
@@ -232,6 +239,7 @@ class Comm:
             flows.all_gather(out.view(-1), x.view(-1), all_gather_single)
         return out
 
+    @checked
     def all_gather_later(self, out: Tensor, x: Tensor) -> Any:
         """Begin to gather `x` (k, …) of all ranks into `out` (size · k, …); return the work to `.wait()` for."""
         groups.check_gathered(out, x, self.size)
@@ -245,12 +253,14 @@ class Comm:
         self._count((self.size - 1) * pair[1].nbytes)
         return gather_with(pair, out, x, self.group)
 
+    @checked
     def all_to_all_later(self, out: Tensor, rows: Tensor) -> Any:
         """Begin to send row r of `rows` (size, k) to rank r, and to receive row r of `out`; return the work."""
         groups.check_gathered(out, rows, 1, "rows")
         self._count((self.size - 1) * (rows.nbytes // self.size))
         return dist.all_to_all_single(out, rows, group=self.group, async_op=True)
 
+    @checked
     def broadcast(self, x: Tensor, source: int = 0) -> Tensor:
         """Overwrite `x` with the tensor of rank `source`."""
         integer("source", source, 0, self.size - 1)
@@ -279,7 +289,9 @@ class Comm:
 
     def receive_later(self, x: Tensor, peer: int, tag: int = 0) -> Any:
         """Begin to receive `x` from `peer`; return the work to `.wait()` for."""
-        if not 0 <= peer < self.size or peer == self.rank:
+        if not isinstance(x, Tensor) or type(tag) is not int or type(peer) is not int or not 0 <= peer < self.size:
+            x, peer, tag = tensor("x", x), integer("peer", peer, 0, self.size - 1), integer("tag", tag, None)
+        if peer == self.rank:
             groups.check_peer(peer, self.group)
         tag = (tag + self._call + LENGTHS * x.nbytes) % TAGS
         if (flows := self._flows.get(self._part)) is not None:
@@ -288,7 +300,9 @@ class Comm:
 
     def send_later(self, x: Tensor, peer: int, tag: int = 0) -> Any:
         """Begin to send `x` to `peer`; return the work to `.wait()` for before `x` is overwritten."""
-        if not 0 <= peer < self.size or peer == self.rank:
+        if not isinstance(x, Tensor) or type(tag) is not int or type(peer) is not int or not 0 <= peer < self.size:
+            x, peer, tag = tensor("x", x), integer("peer", peer, 0, self.size - 1), integer("tag", tag, None)
+        if peer == self.rank:
             groups.check_peer(peer, self.group)
         nbytes = x.nbytes
         self._count(nbytes)
@@ -297,10 +311,12 @@ class Comm:
             return flows.begin(x.view(-1), lambda part, group: group.send([part], peer, tag))
         return self.group.send([x], peer, tag)
 
+    @checked
     def exchange(self, x: Tensor, sources: Iterable[int], targets: Iterable[int]) -> dict[int, Tensor]:
         """Send `x` to every target, and return the tensor from each source, in the order of `sources`."""
         return self.exchange_each(dict.fromkeys(targets, x), {p: torch.empty_like(x) for p in sources}, x.device)
 
+    @checked
     def exchange_each(
         self, outgoing: Mapping[int, Tensor], incoming: dict[int, Tensor], device: torch.device | None = None
     ) -> dict[int, Tensor]:
@@ -321,6 +337,7 @@ class Comm:
             work.wait()
         return incoming
 
+    @checked
     def own(
         self,
         name: str,
@@ -357,9 +374,5 @@ class Comm:
 
 def check_comm(comm: Any) -> None:
     """Raise a TypeError unless `comm` is a Comm."""
-    instance("comm", comm, Comm, "a bk.Comm")
-
-
-_CHECKED = "all_reduce all_reduce_later reduce_scatter all_gather all_gather_later all_to_all_later broadcast key"
-for _name in [*_CHECKED.split(), "receive_later", "send_later", "exchange", "exchange_each", "own"]:
-    setattr(Comm, _name, checked(getattr(Comm, _name)))
+    if not isinstance(comm, Comm):
+        raise TypeError(message("comm", "a bk.Comm", comm))

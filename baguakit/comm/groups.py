@@ -14,7 +14,6 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.distributed_c10d import PrefixStore, Store
 
 from ..arguments import describe, instance, integer
-from .inner import members_of
 from .nccl import nccl_backend
 
 FLAT, INTER, INTRA = "flat", "inter", "intra"
@@ -31,6 +30,8 @@ _stores: WeakKeyDictionary[Any, Any] = WeakKeyDictionary()  # the stores of grou
 _connections: WeakKeyDictionary[Any, Any] = WeakKeyDictionary()  # second connections to the stores
 _named: WeakKeyDictionary[Any, int] = WeakKeyDictionary()  # the number of names given out
 _lives: WeakKeyDictionary[Any, int] = WeakKeyDictionary()  # the number of the group among those of the same store
+_inner: WeakKeyDictionary[Any, Any] = WeakKeyDictionary()  # of a group of `bk.backend`, the one that a `Comm` sends by
+_members: WeakKeyDictionary[Any, list[int]] = WeakKeyDictionary()  # by inner group
 _warm: WeakKeyDictionary[Any, set[torch.device]] = WeakKeyDictionary()  # the devices whose tensors it has sent
 
 lazy: WeakSet[Any] = WeakSet()
@@ -321,3 +322,31 @@ def exchange_together(
         group.recv([buffer], peer, 0)
     group._end_coalescing(device).wait()
     return incoming
+
+
+def stand_for(group: Any, inner: Any, members: Sequence[int]) -> None:
+    """Let every `Comm` of `group` send by `inner`, a group of the same ranks: `members` of the default group."""
+    _inner[group], _members[inner] = inner, list(members) or list(range(group.size()))
+
+
+def inner_of(group: Any) -> Any:
+    """Return the group by which a `Comm` of `group` sends: of a group of `bk.backend`, its inner group."""
+    return _inner.get(group, group)
+
+
+def add_nccl(group: Any, store: Any, name: str, timeout: timedelta, members: Sequence[int]) -> None:
+    """Let a group over gloo send tensors on GPUs as well, by NCCL, which connects with its first message."""
+    ranks = list(members) or list(range(group.size()))
+    backend = nccl_backend(PrefixStore(f"baguakit/{name}", store), group.rank(), ranks, f"baguakit/{name}", timeout)
+    backend._set_sequence_number_for_group()
+    group._register_backend(torch.device("cuda"), dist.ProcessGroup.BackendType.NCCL, backend)
+
+
+def members_of(group: Any) -> list[int]:
+    """Return the ranks of the members in the default group; of a group made without one, its own ranks."""
+    if group in _members:
+        return _members[group]
+    try:
+        return dist.get_process_group_ranks(group)
+    except KeyError:
+        return list(range(group.size()))

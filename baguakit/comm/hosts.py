@@ -12,8 +12,7 @@ import torch
 from torch.distributed.constants import default_pg_timeout
 from torch.distributed.distributed_c10d import PrefixStore
 
-from .groups import INTER, INTRA, check_device, connected, group_over
-from .inner import members_of
+from .groups import INTER, INTRA, check_device, connected, group_over, members_of
 
 HOSTS = "hosts"
 """In place of a mesh: nodes are the hosts that the ranks run on."""

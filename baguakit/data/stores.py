@@ -18,13 +18,12 @@ from functools import partial
 from hashlib import blake2b
 from pathlib import Path
 from types import TracebackType
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar
 from weakref import WeakValueDictionary
 
-from ..arguments import checked, integer
+from ..arguments import Doors, checked, integer
 
 Opened = TypeVar("Opened", bound="Store")
-CHECKED = {"get", "put", "claim", "clear", "get_many", "enter", "leave"}  # methods whose arguments are checked
 DATASET = 16  # bytes of a key that identify its dataset
 
 
@@ -41,7 +40,7 @@ class StoreStats:
     capacity: int | None
 
 
-class Store(ABC):
+class Store(Doors, ABC):
     """The base of stores: bytes by key. The first 16 bytes of a key identify the dataset.
 
     Methods raise StoreError only. They are thread-safe. A store can be passed to forked and spawned processes, each of
@@ -51,11 +50,7 @@ class Store(ABC):
         shared: whether all processes see the same samples.
     """
 
-    def __init_subclass__(cls) -> None:
-        """Let the methods of every store check their arguments."""
-        for name in CHECKED & vars(cls).keys():
-            setattr(cls, name, checked(vars(cls)[name], like=getattr(Store, name)))
-
+    doors: ClassVar[frozenset[str]] = frozenset({"get", "put", "claim", "clear", "get_many", "enter", "leave"})
     shared = True
 
     @abstractmethod
@@ -86,18 +81,18 @@ class Store(ABC):
         """Return `get` for each key, in order."""
         return [self.get(key) for key in keys]
 
-    @checked  # noqa: B027
+    @checked
     def enter(self, namespace: bytes) -> None:
         """Register that this process uses the dataset: its samples are not deleted to store others."""
 
-    @checked  # noqa: B027
+    @checked
     def leave(self, namespace: bytes) -> None:
         """Register that this process no longer uses the dataset."""
 
-    def flush(self) -> None:  # noqa: B027
+    def flush(self) -> None:
         """Write the samples to persistent storage, if the store has any."""
 
-    def close(self) -> None:  # noqa: B027
+    def close(self) -> None:
         """Flush and release all resources; the next use opens the store again."""
 
     def __enter__(self: Opened) -> Opened:

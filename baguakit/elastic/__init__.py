@@ -7,7 +7,7 @@ last whole steps.
 
 import sys
 
-from ..namespaces import show_public
+from ..expressions import show_public
 from .group import join
 from .membership import Change
 from .rounds import Left

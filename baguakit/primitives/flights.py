@@ -12,7 +12,7 @@ from ..comm import Comm, check_comm
 from ..kernels import operators as mixing_ops
 from ..lanes import Flight, lane_of
 from ..topology.chosen import as_chosen
-from .flat import check_averageable
+from .compressed import check_averageable
 
 
 class StageLike(Protocol):

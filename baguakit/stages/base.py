@@ -7,7 +7,7 @@ from typing import Any, ClassVar, Literal
 
 from torch import Tensor
 
-from ..arguments import checked, describe
+from ..arguments import Doors, checked, describe
 from ..buckets import Bucket
 from ..comm import FLAT, Comm
 from ..compressors import Compressor
@@ -17,11 +17,10 @@ from ..lanes import Phases, whole
 
 Carry = Literal["keep", "mean", "zero", "anew"]
 State = dict[str, Any]
-CHECKED = {"check", "multiple_of", "init", "prepare", "cost", "__call__"}  # methods whose arguments are checked
 
 
 @dataclass(frozen=True)
-class Stage:
+class Stage(Doors):
     """A function on the flat tensor of a bucket. Each class declares what the rest of the package needs to know.
 
     The constructor raises a TypeError for invalid arguments, and `check` a ValueError if the group does not fit.
@@ -54,14 +53,7 @@ class Stage:
     needs_shapes: ClassVar[bool] = False
     shards: ClassVar[bool] = False
     needs_groups: ClassVar[frozenset[str]] = frozenset({FLAT})
-    _unchecked: ClassVar[Callable[..., Tensor]]  # `__call__` without the check of types, for calls from the package
-
-    def __init_subclass__(cls) -> None:
-        """Let the methods of every stage check the types of their arguments."""
-        for name in CHECKED & vars(cls).keys():
-            if name == "__call__":
-                cls._unchecked = vars(cls)[name]
-            setattr(cls, name, checked(vars(cls)[name], like=getattr(Stage, name)))
+    doors: ClassVar[frozenset[str]] = frozenset({"check", "multiple_of", "init", "prepare", "cost", "__call__"})
 
     def check(self, comm: Comm) -> None:
         """Raise a ValueError if this stage cannot work in this group."""
@@ -146,18 +138,14 @@ class Stage:
         return expression(self)
 
 
-Stage._unchecked = Stage.__call__
-for _name in CHECKED:
-    setattr(Stage, _name, checked(getattr(Stage, _name)))
-
-
 def call_stage(stage: Stage, x: Tensor, state: State, comm: Comm) -> Tensor:
     """Return `stage(x, state, comm)`.
 
     Raises:
         TypeError: the result is not a tensor of the shape of `x`.
     """
-    result: Any = type(stage)._unchecked(stage, x, state, comm)
+    door: Any = type(stage).__call__
+    result = getattr(door, "unchecked", door)(stage, x, state, comm)
     if not isinstance(result, Tensor) or result.shape != x.shape:
         raise unfit(stage, x, result)
     return result
@@ -181,7 +169,7 @@ def in_phases(stage: Stage, x: Tensor, state: State, comm: Comm, check: Callable
 
 def has_phases(stage: Stage) -> bool:
     """Return whether a stage does its work in phases."""
-    return type(stage)._unchecked is Stage._unchecked
+    return type(stage).__call__ is Stage.__call__
 
 
 def unfit(stage: Stage, x: Tensor, result: Any) -> TypeError:

@@ -10,8 +10,7 @@ from ...arguments import describe, instance, integer, tensor, truth
 from ...comm import Comm, check_comm, check_peer
 from ...compressors import Compressor
 from ...compressors.base import Unchecked, check_dense, check_dtype
-from ..compressed import ONE_HOP_BYTES, check_residual, compresses, row_pieces
-from ..flat import check_averageable, on_flat
+from ..compressed import ONE_HOP_BYTES, check_averageable, check_residual, compresses, on_flat, row_pieces
 from ..transports import bytes_for, gathered, scattered
 
 
