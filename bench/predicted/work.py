@@ -222,7 +222,7 @@ def step(n: int, rule: Any, p: torch.dtype, g: torch.dtype, master: bool = False
 
 
 def norm(n: int, dtype: torch.dtype) -> Task:
-    from baguakit.kernels.steps import gpu as norm_gpu
+    from baguakit.kernels.steps import gpu
 
     grads = [drawn(n, dtype)]
 
@@ -234,7 +234,7 @@ def norm(n: int, dtype: torch.dtype) -> Task:
     def by_kernels() -> Tensors:
         found = torch.empty(())
         kinds = [(dtype, dtype, False)]
-        norm_gpu.gradient_norm_(found, table.tables_of(kinds, {"g": grads}, table.SUM_TILE), None)
+        gpu.gradient_norm_(found, table.tables_of(kinds, {"g": grads}, table.SUM_TILE), None)
         return (found,)
 
     return Task(by_kernels, by_definition, dtype.itemsize * n)

@@ -8,9 +8,7 @@ import torch
 from formats import FORMATS, KEY
 from hostile import KINDS, hostile
 
-from baguakit.kernels import mixing, topk
-from baguakit.kernels import mixing_gpu as mixing_gpu
-from baguakit.kernels import topk_gpu as topk_gpu
+from baguakit.kernels import mixing, mixing_gpu, topk, topk_gpu
 from baguakit.kernels.blockwise import definition as blockwise
 from baguakit.kernels.blockwise import gpu as blockwise_launch
 

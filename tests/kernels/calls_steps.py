@@ -7,7 +7,6 @@ from hostile import KINDS, hostile
 from baguakit.kernels.blockwise import definition as blockwise
 from baguakit.kernels.gpu import signed
 from baguakit.kernels.steps import definition as steps
-from baguakit.kernels.steps import gpu as norm_gpu
 from baguakit.kernels.steps import gpu as steps_launch
 from baguakit.kernels.steps import operators as steps_table
 from baguakit.kernels.steps.definition import SGD, Adam, Conditions, Lion, Operands
@@ -145,7 +144,7 @@ def norm(variant):
             g[1][-1] = special
         ours, theirs = ((place(aligned), place(aligned)) for _ in range(2))
         tables = steps_table.tables_of([(dtype, dtype, False)] * len(g), {"g": g}, steps_table.SUM_TILE)
-        norm_gpu.gradient_norm_(ours[0], tables, ours[1])
+        steps_launch.gradient_norm_(ours[0], tables, ours[1])
         steps.gradient_norm_(theirs[0], g, theirs[1])
         yield from zip(ours, theirs, strict=True)
 

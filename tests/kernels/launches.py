@@ -29,7 +29,6 @@ from baguakit.kernels import mixing_gpu as mixing_triton
 from baguakit.kernels import topk_gpu as topk_triton
 from baguakit.kernels.blockwise import gpu as blockwise_launch
 from baguakit.kernels.steps import gpu as steps_launch
-from baguakit.kernels.steps import gpu as steps_norm_triton
 from baguakit.kernels.steps import operators as steps_table
 from baguakit.kernels.steps.definition import SGD, Adam, Conditions, Lion
 
@@ -121,7 +120,7 @@ def norm(found):
     grads = [*values(torch.float32), *values(torch.bfloat16)]
     kinds = [(g.dtype, g.dtype, False) for g in grads]
     plan = steps_table.tables_of(kinds, {"g": grads}, steps_table.SUM_TILE)
-    steps_norm_triton.gradient_norm_(torch.zeros(()), plan, found)
+    steps_launch.gradient_norm_(torch.zeros(()), plan, found)
 
 
 def coding(format, dtype, block, full):

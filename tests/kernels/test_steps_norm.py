@@ -11,7 +11,7 @@ pytest.importorskip("triton")
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
 def test_the_norm_is_that_of_fp64(dtype, device):
-    from baguakit.kernels.steps import gpu as steps_norm_triton
+    from baguakit.kernels.steps import gpu
 
     source = torch.Generator().manual_seed(0)
     grads = [(torch.randn(n, generator=source) * 10.0 ** (i - 3)).to(dtype) for i, n in enumerate([0, 3, 20_000, 1])]
@@ -21,19 +21,19 @@ def test_the_norm_is_that_of_fp64(dtype, device):
     there = [g.to(device) for g in grads]
     plan = steps_table.tables_of([(dtype, dtype, False)] * len(there), {"g": there}, steps_table.SUM_TILE)
     for _ in range(2):
-        steps_norm_triton.gradient_norm_(norms[1], plan, found)
+        gpu.gradient_norm_(norms[1], plan, found)
         assert torch.equal(norms[0], exact) and torch.equal(norms[1].cpu(), exact) and found == 0
 
 
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")  # NumPy's, from the interpreter
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf"), 3e38])
 def test_what_the_norm_finds(value, device):
-    from baguakit.kernels.steps import gpu as steps_norm_triton
+    from baguakit.kernels.steps import gpu
 
     grads = [torch.ones(5), torch.full((2,), value)]
     there = [g.to(device) for g in grads]
     plan = steps_table.tables_of([(torch.float32, torch.float32, False)] * 2, {"g": there}, steps_table.SUM_TILE)
-    for run, x, home in ((definition.gradient_norm_, grads, "cpu"), (steps_norm_triton.gradient_norm_, plan, device)):
+    for run, x, home in ((definition.gradient_norm_, grads, "cpu"), (gpu.gradient_norm_, plan, device)):
         norm, found = torch.empty((), device=home), torch.empty((), device=home)
         run(norm, x, found)
         assert found == 1 and not norm.isfinite()

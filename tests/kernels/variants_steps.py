@@ -4,8 +4,6 @@ import torch
 from variants import Variant
 
 from baguakit.kernels.steps import gpu as kernels
-from baguakit.kernels.steps import gpu as steps_launch
-from baguakit.kernels.steps import gpu as steps_norm_triton
 from baguakit.kernels.steps.operators import SUM_TILE, TILE
 
 SIZES = {"fp32": 4, "bf16": 2, "fp16": 2, "u8": 1}
@@ -57,7 +55,7 @@ def step(rule, form, held):
         {name: kind for name, kind in signature.items() if name not in constants},
         constants,
         aligned=("tiles_ptr", "records_ptr", "numbers_ptr"),
-        options={"num_warps": steps_launch.WARPS, "enable_fp_fusion": False},
+        options={"num_warps": kernels.WARPS, "enable_fp_fusion": False},
         values=constants["TILE"],
         facts={
             "rule": rule, "p": p, "g": g, "master": master, "drawn": drawn, "block": block, "held": held,
@@ -81,7 +79,7 @@ def numbers(rule, held):
     absent = {} if held else {name: None for name in pointers if name != "taken_ptr"}
     constants = {"RULE": rule, "DECAY": 2 if rule == "Adam" else 1} | absent
     return Variant(
-        steps_launch.numbers_kernel,
+        kernels.numbers_kernel,
         {name: kind for name, kind in signature.items() if name not in constants},
         constants,
         aligned=("numbers_ptr",),
@@ -93,22 +91,22 @@ def numbers(rule, held):
 
 def partials(dtype):
     return Variant(
-        steps_norm_triton.partials_kernel,
+        kernels.partials_kernel,
         {"partials_ptr": "*fp64", "tiles_ptr": "*i64", "records_ptr": "*i64"},
-        {"G": kernels.TYPES[DTYPES[dtype]], "TILE": SUM_TILE, "TURN": steps_norm_triton.TURN},
+        {"G": kernels.TYPES[DTYPES[dtype]], "TILE": SUM_TILE, "TURN": kernels.TURN},
         aligned=("partials_ptr", "tiles_ptr", "records_ptr"),
         options={"num_warps": 4, "enable_fp_fusion": False},
-        values=steps_norm_triton.TURN,
+        values=kernels.TURN,
         facts={"g": dtype, "read": SIZES[dtype]},
     )
 
 
 def norm():
     return Variant(
-        steps_norm_triton.norm_kernel,
+        kernels.norm_kernel,
         {"norm_ptr": "*fp32", "found_ptr": "*fp32", "partials_ptr": "*fp64", "count": "i32"},
-        {"TURN": 4 * steps_norm_triton.TURN},
+        {"TURN": 4 * kernels.TURN},
         aligned=("partials_ptr",),
         options={"num_warps": 8, "enable_fp_fusion": False},
-        values=4 * steps_norm_triton.TURN,
+        values=4 * kernels.TURN,
     )

@@ -47,8 +47,6 @@ This file is the definition; `uniform_gpu.py` holds the same arithmetic for GPUs
 headers for few values.
 """
 
-from functools import cache
-
 import torch
 from torch import Tensor
 
@@ -160,10 +158,12 @@ def bf16_above(x: Tensor) -> Tensor:
     return ((x.view(torch.int32) + 0xFFFF) & -0x10000).view(torch.float32)
 
 
-@cache
+OPERATORS = {(8, False): operators_of(UniformFormat(8))}  # by bits and rotation; others are made when first needed
+
+
 def uniform(bits: int, rotated: bool) -> Operators:
     """Return the operators of a format of this file, which are registered when they are first needed."""
-    return operators_of(UniformFormat(bits, rotated))
-
-
-MINMAX_UINT8 = uniform(8, False)
+    found = OPERATORS.get((bits, rotated))  # a dictionary, through which torch.compile sees, unlike functools.cache
+    if found is None:
+        found = OPERATORS.setdefault((bits, rotated), operators_of(UniformFormat(bits, rotated)))
+    return found
