@@ -14,7 +14,7 @@ from ..comm import Comm, check_comm
 from ..flights import Losses, opened, sealed
 from ..report import Report, Timeline, account, gathered, make_report, written
 from ..rules import Algorithm, Rule
-from .consensus import consensus_distance, merge_
+from .broadcast import consensus_distance, merge_
 from .engine import Engine
 from .hooks import Hooks
 from .joining import joined

@@ -1,11 +1,9 @@
 """Flights: runners that launch and land the buckets of rules, what they decide and remember, and its saved state."""
 
 from .checkpoint import load_bucket, load_runners, save_runner, whole_of
-from .clock import Clock, Turn, announce_nothing
+from .clock import BACKWARD, STEP, Clock, Logbook, StepRecord, Turn, announce_nothing, part_of
 from .decisions import Decisions
-from .freerunning import FreeRunner
 from .gradients import GradientRunner, mean_gradients_
-from .logbook import BACKWARD, STEP, Logbook, StepRecord, part_of
 from .losses import Losses
 from .runner import (
     RECORDED,
@@ -19,7 +17,7 @@ from .runner import (
     count_kind,
 )
 from .sealing import differs_between_ranks, opened, sealed
-from .weights import WeightRunner
+from .weights import FreeRunner, WeightRunner
 
 __all__ = [
     "BACKWARD",

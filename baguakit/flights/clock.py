@@ -1,8 +1,20 @@
-"""The clock of an attachment."""
+"""The clock of training: its step, and the times of the latest steps on this rank, recorded by hooks.
 
+A time costs a reading of the clock, or on CUDA an event in the stream of training; nothing is waited for. With one rank
+nothing is recorded.
+"""
+
+from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import IntEnum
+from typing import NamedTuple
+
+import torch
+from torch.optim import Optimizer
+
+from ..lanes import Moment, between, moment, passed
+from .runner import RECORDED
 
 
 class Turn(IntEnum):
@@ -38,3 +50,80 @@ class Clock:
                 f"all ranks make {what} together, and inside att.join() one that has run out of batches would not; "
                 "call it before or after"
             )
+
+
+STEP, BACKWARD = "step", "backward"
+
+
+class Stretch(NamedTuple):
+    """A part of a step."""
+
+    name: str
+    begin: Moment
+    end: Moment
+
+
+@dataclass(frozen=True)
+class StepRecord:
+    """One optimizer step: from the end of the one before it, or from when the hooks were set, to its own.
+
+    `accumulated`: gradients were accumulated under `no_sync` first.
+    """
+
+    step: int
+    begin: Moment
+    end: Moment
+    parts: tuple[Stretch, ...]
+    accumulated: bool = False
+
+
+@dataclass(eq=False)
+class Logbook:
+    """The latest steps.
+
+    Args:
+        device: of the recorded moments.
+        on: False records nothing.
+    """
+
+    device: torch.device
+    on: bool
+    steps: deque[StepRecord] = field(default_factory=lambda: deque(maxlen=RECORDED))
+
+    def __post_init__(self) -> None:
+        self.clear()
+
+    def clear(self) -> None:
+        """Forget all steps, and begin one now."""
+        self.steps.clear()
+        self._open: dict[str, Moment] = {}
+        self._parts: list[Stretch] = []
+        self.accumulated = False
+        self._since: Moment = moment(self.device) if self.on else None
+
+    def begin(self, part: str) -> None:
+        """Begin a part of the step. Forget the part of that name that has begun and not ended."""
+        if self.on:
+            self._open[part] = moment(self.device)
+
+    def end(self, part: str) -> None:
+        """End a part of the step."""
+        if part in self._open:
+            self._parts.append(Stretch(part, self._open.pop(part), moment(self.device)))
+
+    def step_ended(self, step: int) -> None:
+        """End the step, and begin the next."""
+        if self.on:
+            now = moment(self.device)
+            self.steps.append(StepRecord(step, self._since, now, tuple(self._parts), self.accumulated))
+            self._since, self._parts, self.accumulated = now, [], False
+
+    def seconds_per_step(self) -> float | None:
+        """Return the mean over the steps that have passed on the device; None before one has. Waits for nothing."""
+        over = [record for record in self.steps if passed(record.end)]
+        return between(over[0].begin, over[-1].end) / len(over) if over else None
+
+
+def part_of(optimizer: Optimizer) -> str:
+    """Return the name of an optimizer's part of a step."""
+    return f"{type(optimizer).__name__}.step"

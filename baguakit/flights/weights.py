@@ -1,6 +1,40 @@
-"""The runner of a rule on weights: all its buckets are launched together, and landed together."""
+"""Runners of rules on weights: all buckets are launched together, and landed together.
 
+No rank waits for a free-running rule:
+
+    x ← x + (mean of the x that were launched − x that this rank launched).
+
+Ranks are at different steps, so they agree on each flight first: they join on the host, and each checks at the end of
+its steps what has been agreed on. So nothing reads device memory, and a GPU spins for a few steps of the slowest rank
+at most. Each rank contributes its weight, 1 while it trains; a rank that has finished continues to answer, with weight
+0, until the sum is 0.
+
+A program may have collectives of its own in each step, as SyncBatchNorm has. Its ranks must launch the flight in the
+same step: with NCCL, kernels that are launched in different orders wait for each other for ever. So an agreement is
+three all-reduces of a few numbers, one after another on a thread:
+
+    Σ weights                         when all ranks have joined
+    max c       c: the rank's step then
+    max d, min d      d: its step when it knows max c
+
+Every c was read before any d, so that such a program has max c ≤ min d + 1, however late messages are: its ranks are
+never more than a step apart. Where max c ≤ min d + `AHEAD`, all launch in the step max d + 1; elsewhere there are
+stragglers, without such collectives, and each launches at once. In the step d + 1 a rank waits until it knows: for the
+network, which has 16 bytes to bring, and not for steps of others.
+"""
+
+import threading
+import time
+from math import inf
+from typing import NamedTuple
+
+import torch
+from torch.distributed import ReduceOp
+
+from ..comm import Comm
 from ..kernels.operators import land_, mix_
+from ..monitor import Collective
+from ..runtime import Channel
 from .runner import RuleRunner
 
 
@@ -52,3 +86,103 @@ class WeightRunner(RuleRunner):
     def arrived(self) -> bool:
         """Return True if every flight in the air is done."""
         return all(flight.flight.done() for flight in self.air.values())
+
+
+AHEAD = 4  # steps by which the host of one rank may run ahead of others, where a GPU keeps the ranks together
+
+
+class Agreed(NamedTuple):
+    """A flight that ranks have agreed on.
+
+    Attributes:
+        training: the sum of the weights of the ranks; 0: none trains any more.
+        step: all ranks launch it in this step, those that have passed it or make no steps at once.
+    """
+
+    training: int
+    step: float
+
+
+class FreeRunner:
+    """A free-running rule on one rank: at rest, agreeing on a flight, about to launch it, or in the air.
+
+    Args:
+        runner: of the rule, on a channel of its own.
+        host: a channel whose lane and group move CPU tensors and are used for nothing else.
+    """
+
+    def __init__(self, runner: WeightRunner, host: Channel) -> None:
+        self.runner, self.host, self.monitor = runner, host, runner.channel.monitor
+        self.agreement: Collective | None = None
+        self.agreed: Agreed | None = None
+        self.weight = 0  # of this rank, in that agreement
+        self.rested = -inf  # the time when the last flight landed
+        self.over = False  # no rank trains any more
+        self.step = 0.0  # those of the rule that have ended here, whatever checkpoint was loaded; infinite: all
+        self.limit = inf  # the step in which this rank waits for the agreement
+        self.lock = threading.Lock()  # of the step and the limit
+
+    def step_ended(self, step: int) -> None:
+        """Advance: an optimizer step has ended, and `step` is next."""
+        if step >= self.runner.rule.start:
+            self.advance(self.step + 1, 1 if self.runner.rule.acts(step) else 0)
+
+    @torch.no_grad()
+    def advance(self, step: float, weight: int) -> None:
+        """Land what has arrived, launch what is agreed on, and join the agreement on the next flight."""
+        self.monitor.check()
+        with self.lock:
+            self.step, due = step, step >= self.limit
+        if self.over or (self.runner.air and not self.runner.arrived()):
+            return
+        if self.runner.air:
+            self.land(weight)
+        if self.agreement is None and self.agreed is None and self.is_rested(weight):
+            self.join(weight)
+        if self.agreement is not None and (due or self.agreement.flight.done()):
+            agreement, self.agreement, self.limit = self.agreement, None, inf
+            self.agreed = self.monitor.wait_for(agreement)
+        if self.agreed is not None and step >= self.agreed.step:
+            self.launch(self.agreed.training)
+
+    def is_rested(self, weight: int) -> bool:
+        return weight == 0 or time.monotonic() - self.rested >= self.runner.rule.interval
+
+    def land(self, weight: int) -> None:
+        self.rested = time.monotonic()
+        if weight:
+            self.runner.land_all()
+        else:  # training is over here: the weights stay as it left them
+            self.runner.drop()
+
+    def join(self, weight: int) -> None:
+        self.weight, label = weight, f"{self.runner.rule!r}, agreement on round {self.runner.round}"
+        if self.host.comm.size == 1:
+            self.agreed = Agreed(weight, -inf)
+        else:
+            self.agreement = self.host.begin(label, lambda comm: self.agree(weight, comm))
+
+    def agree(self, weight: int, comm: Comm) -> Agreed:
+        """Agree with the other ranks, on the thread of the lane."""
+        training = int(comm.all_reduce(torch.tensor([float(weight)])))
+        c = self.step
+        latest = float(comm.all_reduce(torch.tensor([c if c < inf else -inf], dtype=torch.float64), ReduceOp.MAX))
+        with self.lock:
+            d, self.limit = self.step, self.step + 1
+        ends = torch.tensor([d if d < inf else -inf, -d], dtype=torch.float64)
+        most, least = comm.all_reduce(ends, ReduceOp.MAX).tolist()
+        return Agreed(training, most + 1 if latest <= AHEAD - least else -inf)
+
+    def launch(self, training: int) -> None:
+        self.agreed = None
+        if training == 0:
+            self.over = True
+        else:
+            self.runner.launch_all(None, keep=True, factor=self.weight * self.host.comm.size / training)
+
+    def finish(self) -> None:
+        """Answer the other ranks until none trains any more: this one has stopped."""
+        while not self.over:
+            self.advance(inf, 0)
+            if not self.over:
+                time.sleep(0.001)

@@ -1,7 +1,7 @@
 """The monitor: it names the rank at fault when a flight does not arrive."""
 
 from .collective import Collective
-from .errors import PeerError
+from .fault import PeerError
 from .judging import first_line, store_gone, store_silent
 from .monitor import Monitor, end_with_process
 from .records import LEFT, RAISED, differing

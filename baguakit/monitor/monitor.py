@@ -25,8 +25,7 @@ from typing import Any
 import torch
 
 from .collective import Air, Airborne, Collective
-from .errors import PeerError, again, from_network
-from .fault import Fault
+from .fault import Fault, PeerError, again, from_network
 from .judging import first_line, store_gone
 from .records import GAVE_UP, LEFT, RAISED, History, LaunchCount
 from .watching import Watch

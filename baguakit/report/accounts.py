@@ -19,7 +19,7 @@ import torch
 from ..comm import Comm
 from ..flights import STEP, BucketFlight, Logbook, RuleRunner, StepRecord
 from ..lanes import Moment, reader
-from .spans import BESIDE, TRAINING, FlightSpan, Span
+from .drawing import BESIDE, TRAINING, FlightSpan, Span
 from .timeline import Timeline
 
 PINGS = 16  # collectives that compare the clocks

@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..arguments import checked
 from ..flights import STEP
-from .drawing import draw
-from .spans import BESIDE, TRAINING, FlightSpan, Span, covered, flights_of
+from .drawing import BESIDE, TRAINING, FlightSpan, Span, covered, draw, flights_of
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

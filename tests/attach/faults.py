@@ -121,9 +121,9 @@ POINTS: dict[str, Point] = {
     "within detach": at("monitor:Monitor.leave"),
     "has left": after("monitor:Monitor.leave"),
     "last line of detach": after(":detach"),
-    "a vote": at("flights.freerunning:FreeRunner.join", 2),
-    "after a vote": after("flights.freerunning:FreeRunner.join", 2),
-    "the last vote": at("flights.freerunning:FreeRunner.finish"),
+    "a vote": at("flights.weights:FreeRunner.join", 2),
+    "after a vote": after("flights.weights:FreeRunner.join", 2),
+    "the last vote": at("flights.weights:FreeRunner.finish"),
 }
 
 IN_DDP = (

@@ -13,8 +13,7 @@ from tiers import slow_after
 from torch import nn
 
 import baguakit as bk
-from baguakit.flights.freerunning import FreeRunner
-from baguakit.flights.weights import WeightRunner
+from baguakit.flights.weights import FreeRunner, WeightRunner
 
 STEPS = 60
 

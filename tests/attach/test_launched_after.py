@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from baguakit.flights.logbook import BACKWARD, Logbook, StepRecord, Stretch
+from baguakit.flights.clock import BACKWARD, Logbook, StepRecord, Stretch
 from baguakit.report.report import Report, Row, launched_after
 
 

@@ -10,7 +10,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from training import flat, loss, net, net_and_sgd, run_steps, sgd
 
 import baguakit as bk
-from baguakit.flights.logbook import Logbook
+from baguakit.flights.clock import Logbook
 from baguakit.report.report import written
 
 VALUES, PARAMETERS = 155, 6  # of the toy network

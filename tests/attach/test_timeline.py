@@ -13,7 +13,7 @@ from training import loss, net_and_sgd
 
 import baguakit as bk
 from baguakit.report.accounts import ahead, gathered, shifted
-from baguakit.report.spans import FlightSpan, Span
+from baguakit.report.drawing import FlightSpan, Span
 from baguakit.report.timeline import Timeline
 
 
