@@ -25,6 +25,15 @@ class Stage(Doors):
 
     The constructor raises a TypeError for invalid arguments, and `check` a ValueError if the group does not fit.
 
+    A first stage needs two of the declarations; the others have defaults, and are declared where they hold:
+
+        __call__                        always: what becomes of a bucket
+        init                            if it has a state; the default warms up compressors, and nested stages
+        averages, same_on_all_ranks     if the result is an average; if it is equal on all ranks
+        lossy                           if it takes `residual=`, for `ErrorFeedback`
+        elementwise, follows, derived   if a state is to survive other ranks, a load of weights, or need not be saved
+        cost                            if `bk.tune` is to predict it
+
     Attributes:
         lossy: the call takes `residual=`, an fp32 tensor as long as `x`, and writes the compression error there.
         same_on_all_ranks: all ranks end with the same bits, for any values at the start.
