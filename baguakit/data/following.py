@@ -335,9 +335,8 @@ class Followed(Generic[T]):
             self._pending[divided.epoch] = Position(divided, rank, origin=origin)
         if self._now.base is None:
             self._resumed = self._now
-        if record.out and rank == 0:
-            epoch = divided.epoch - 1
-            log.warning("%d items that a lost rank has left are not trained in epoch %d, as it ends", record.out, epoch)
+        for epoch, items in record.out.items() if rank == 0 else ():
+            log.warning("%d items that a lost rank has left are not trained in epoch %d, as it ends", items, epoch)
 
     def _move(self, now: Position, stretch: Stretch, rank: int, origin: tuple[int, int], joined: bool) -> None:
         """Go on with the queue of another stretch; a rank that was left out and has joined again keeps nothing."""

@@ -13,6 +13,7 @@ less before them, so that all end the pass together, as far as the samples go:
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain, islice
@@ -183,7 +184,7 @@ class Record:
         ids: of the ranks; () before the first change.
         step: the optimizer steps that were made when it began.
         open: the stretch that the next change ends, unless a later pass has begun by then.
-        out: items that a lost rank has left and nobody trains.
+        out: by epoch, the number of items that a lost rank has left and nobody trains, of which rank 0 warns.
         closing: the end of the pass before the open one, where too few samples are left for ranks to end together.
     """
 
@@ -191,7 +192,7 @@ class Record:
     ids: tuple[int, ...]
     step: int
     open: Stretch
-    out: int = 0
+    out: Mapping[int, int] = field(default_factory=dict)
     closing: Stretch | None = None
 
     def stretch(self, epoch: int) -> Stretch:
@@ -255,19 +256,21 @@ def regrouped(
         mine = (t.trained, t.drawn) if t.epoch == epoch else (0, 0)
         seats[rank] = Seat(*mine, new, stretch.lag(rank))
     ids = tuple(t.id for t in told)
+    # If rank 0 was lost, perhaps before it has heard what it had to warn of, the next one warns.
+    out = Counter(record.out if record.ids and record.ids[0] not in ids else {})
+    out[epoch - 1] += sum(max(0, stretch.lag(rank) - items) for rank in lost)
     if any(t.over for t in here):
         ends = [up(_left(t, epoch, record, shares), items_per_step) for t in told]
-        out = sum(max(0, shares(stretch).length(rank) - seats[rank].trained) for rank in lost)
-        return Record(record.version + 1, ids, step, Stretch(epoch + 1, len(told), (), behind(ends)), out)
+        out[epoch] += sum(max(0, shares(stretch).length(rank) - seats[rank].trained) for rank in lost)
+        return Record(record.version + 1, ids, step, Stretch(epoch + 1, len(told), (), behind(ends)), +out)
     lags = [up(_before(t, epoch, record), items_per_step) for t in told]
     began = any(seat.drawn for seat in seats) or (stretch.done and any(seat.to >= 0 for seat in stretch.done[-1]))
     divided = Stretch(epoch, len(told), (*stretch.done, tuple(seats)) if began else stretch.done, behind(lags))
     ends = [up(divided.lag(rank) + shares(divided).length(rank), items_per_step) for rank in range(len(told))]
-    out = sum(max(0, stretch.lag(rank) - items) for rank in lost)
     if len(set(ends)) == 1:
-        return Record(record.version + 1, ids, step, divided, out)
+        return Record(record.version + 1, ids, step, divided, +out)
     after = Stretch(epoch + 1, len(told), (), behind(ends))
-    return Record(record.version + 1, ids, step, after, out, divided)
+    return Record(record.version + 1, ids, step, after, +out, divided)
 
 
 def behind(steps: Sequence[int]) -> tuple[int, ...]:

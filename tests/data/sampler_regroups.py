@@ -56,7 +56,7 @@ class Rank:
 
     def __post_init__(self):
         self.comm, self.loader = Comm(), None
-        self.lost = []  # what it trained in a step that was lost, until a change has counted it
+        self.lost = deque()  # what it trained in steps that were lost, and the version of the record before
         self.att = SimpleNamespace(step=self.training.step, on_regroup=lambda callback: None)
         self.ends, self.left = {}, {}  # by epoch: the step at which its pass ended, and the samples in no queue
 
@@ -112,16 +112,24 @@ class Training:
 
     def lose(self, lost, joining=(), late=(), **how):
         """Lose ranks within a step, which is lost; `late` ranks had not begun it. Then others join."""
+        version = max(rank.version() for rank in self.ranks)
         for rank in self.ranks:
             if rank not in late:
-                rank.lost.append(rank.next())
+                rank.lost.append((version, rank.next()))
                 rank.comm.membership.bodies += 1
         self.change(lost, joining, **how)
 
+    def settle(self, version):
+        """Count what was trained in lost steps before this version of the record, which will last."""
+        for rank in self.ranks:
+            while rank.lost and rank.lost[0][0] < version:
+                self.note(*rank.lost.popleft()[1])
+
     def change(self, lost=(), joining=(), order=list, gathers=None, deaf=()):
         """Regroup after a step, with ranks in another order; `deaf` ranks do not hear a gather after so many."""
-        known, self.ranks = [rank for rank in self.ranks if rank not in lost], []
-        new, version = [Rank(self, depth) for depth in joining], max(rank.version() for rank in known)
+        known = [rank for rank in self.ranks if rank not in lost]
+        self.settle(max(rank.version() for rank in known))  # what only lost ranks have heard is forgotten
+        new = [Rank(self, depth) for depth in joining]
         self.touched |= {rank.sampler.epoch + k for rank in known for k in (0, 1)}
         self.ranks = order([*known, *new])
         self.sit()
@@ -130,10 +138,7 @@ class Training:
             rank.sampler._record = None  # a rank that has joined hears of it in the change
         self.agree(gathers, deaf)
         self.ranks = [rank for rank in self.ranks if rank in known or rank.version() > 0]
-        if max(rank.version() for rank in self.ranks) > version:  # one has heard all: what it knows is what counts
-            for rank in known:
-                while rank.lost:
-                    self.note(*rank.lost.pop())
+        self.settle(min(rank.version() for rank in self.ranks))
         for rank in self.ranks:
             if (record := rank.sampler._record).closing or record.open.behind:
                 self.uneven.add(record.open.epoch - 1)

@@ -7,7 +7,7 @@ from collections import Counter
 from types import SimpleNamespace
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from sampler_groups import lengths
 from sampler_regroups import Comm, Training, in_no_queue
@@ -61,6 +61,9 @@ def finish(training):
 
 
 @settings(max_examples=25)
+@example("samples", 20, True, [0] * 4, 1, 116069)  # the only rank that has heard what was agreed is lost
+@example("batches", 20, True, [0, 0], 1, 0)  # a lost rank leaves items in two epochs
+@example("batches", 20, False, [4] * 3, 2, 474503)  # the rank that has to warn is lost before it has heard of it
 @given(name=KINDS, n=N, drop=st.booleans(), depths=DEPTHS, items=st.integers(1, 2), seed=st.integers(0, 10**6))
 def test_every_sample_is_trained_once_and_all_end_together(name, n, drop, depths, items, seed):
     """The samples trained are all but those in no queue of the last plan; none is trained twice without padding."""
