@@ -10,7 +10,7 @@ A complex number is two real ones: the flat tensor of complex parameters is real
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from itertools import pairwise
+from itertools import compress, pairwise
 from typing import Any, Literal, get_args
 
 import torch
@@ -155,16 +155,18 @@ class Bucket:
             one_of("what", what, WHAT)
         if only is not None and [type(each) for each in several("only", only, BOOLS)] != [bool] * len(self.params):
             raise ValueError(message("only", f"as many bool as there are parameters, {len(self.params)}", only))
-        chosen = [i for i in range(len(self.params)) if only is None or only[i]]
+        params, views = self.params, self.views
+        if only is not None:
+            params, views = list(compress(params, only)), list(compress(views, only))
         if what == "grad":
-            for i in chosen:
-                grad, view = self.params[i].grad, self.views[i]
+            for p, view in zip(params, views, strict=True):
+                grad = p.grad
                 if grad is not None and grad.requires_grad:  # a second backward goes through it
                     grad.data = view
                 elif not is_view(grad, view):
-                    self.params[i].grad = view
-        elif chosen:
-            torch._foreach_copy_([local(self.params[i]) for i in chosen], [self.views[i] for i in chosen])
+                    p.grad = view
+        elif params:
+            torch._foreach_copy_(list(map(local, params)), views)
 
 
 def _copy(pairs: Sequence[Pair]) -> None:
@@ -192,7 +194,8 @@ def pieces(flat: Tensor, like: Sequence[Tensor]) -> list[Tensor]:
     and a gradient has the layout that autograd expects.
     """
     found, at = [], 0
-    for x in map(local, like):
+    for x in like:
+        x = local(x) if hasattr(x, "to_local") else x  # of others, shape and stride are known without a view
         shape, stride = x.shape, x.stride()
         if x.is_complex() and not flat.is_complex():
             shape, stride = torch.Size([*shape, 2]), (*(2 * step for step in stride), 1)
@@ -231,8 +234,9 @@ def check_averaged(name: str, x: Tensor) -> None:
 def _is_dense(x: Tensor) -> bool:
     """Return whether the values of `x` fill contiguous memory, in any order of dimensions."""
     run = 1
-    for stride, length in sorted((s, n) for s, n in zip(x.stride(), x.shape, strict=True) if n != 1):
-        if stride != run:
+    lengths = [] if x.is_contiguous() else sorted(zip(x.stride(), x.shape, strict=True))
+    for stride, length in lengths:
+        if length != 1 and stride != run:
             return False
         run *= length
     return x.numel() > 0

@@ -11,7 +11,7 @@ bit; elsewhere what moved it is kept. A NaN equals nothing, so that it stays one
 This file is the definition, and what CPU tensors take; `mixing_gpu.py` holds the same arithmetic for GPUs.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -40,6 +40,8 @@ def land_(x: Tensor, result: Tensor, before: Tensor) -> None:
         now.copy_(torch.where(now == then, result[run], now + (result[run] - then)))
 
 
-def _runs(x: Tensor, length: int) -> Iterator[Any]:
-    """Yield runs of a row; a tensor of any other shape is one run."""
-    yield from (slice(i, i + length) for i in range(0, len(x), max(length, 1))) if x.dim() == 1 else [...]
+def _runs(x: Tensor, length: int) -> list[Any]:
+    """Return the runs of a row; a short row, or a tensor of any other shape, is one run."""
+    if x.dim() != 1 or len(x) <= length:
+        return [...]
+    return [slice(i, i + length) for i in range(0, len(x), length)]

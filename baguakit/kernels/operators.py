@@ -89,7 +89,8 @@ def mix_(x: Tensor, others: Sequence[Tensor], weights: Sequence[float]) -> None:
 @partial(Operator, mutates={"x"})
 def land_(x: Tensor, result: Tensor, before: Tensor) -> None:
     """Land a result:  x ← result where x equals `before`, else x + (result − before)."""
-    if all(t.is_contiguous() and t.dtype == x.dtype for t in (x, result, before)):
+    alike = x.dtype == result.dtype == before.dtype
+    if alike and x.is_contiguous() and result.is_contiguous() and before.is_contiguous():
         _for(x).land_(x.view(-1), result.view(-1), before.view(-1))
     else:  # the definition takes any strides, and promotes
         mixing.land_(x, result, before)
