@@ -69,7 +69,7 @@ class Attachment(Gradients, Recoverable):
             ValueError: a rule cannot take part, such as free-running ones, which need no join.
             RuntimeError: this is detached, or inside another `join()`.
         """
-        if self._engine.comm.membership is not None:
+        if self._engine.comm.membership.changes:
             raise ValueError(
                 "ranks of bk.elastic leave by att.leave() when they run out; att.join() is for other groups"
             )
@@ -205,7 +205,7 @@ class Attachment(Gradients, Recoverable):
         """
         engine = self._engine
         engine.clock.outside("recut()")
-        if engine.comm.membership is not None:
+        if engine.comm.membership.changes:
             raise ValueError("a rank that joins would have other buckets; pass bucket_bytes to bk.attach on all ranks")
         size = engine.setup.bucket_bytes if bucket_bytes is None else integer("bucket_bytes", bucket_bytes, 1)
         if any(rule.window == "free_running" for rule in self.rules):

@@ -35,7 +35,7 @@ def check_shards(rules: Sequence[Rule], names: dict[Tensor, str], comm: Comm) ->
     sharded: list[Any] = [p for p in names if is_sharded(p)]
     if not sharded:
         return
-    if comm.membership is not None:
+    if comm.membership.changes:
         raise ValueError("the shards of a sharded model go with a rank that is lost; bk.elastic takes whole models")
     for rule in rules:
         if rule.what == "grad":

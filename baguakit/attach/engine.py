@@ -64,10 +64,7 @@ class Engine:
         self.listeners: list[Callable[[], None]] = []
         self.rebuilt: Callable[[], None] = lambda: None
         self.runtime: Runtime[AttachSetup]
-        if comm.membership is None:
-            self.start(self.take_from_rank_0, self.begin)
-        else:
-            comm.membership.start(self)
+        comm.membership.start(self)
         if self._may_reorder():
             self.backward.arrived = {}
         self.other_optimizers = OtherOptimizers(self.setup.model, self.setup.optimizers)
@@ -145,7 +142,7 @@ class Engine:
             each.make_states()
             if each.rule.window == "free_running" and each.remembers():
                 raise ValueError(f"{each.rule!r} remembers something; a free-running rule takes a stage without state")
-            if self.comm.membership is not None:
+            if self.comm.membership.changes:
                 each.journal = Journal(len(each.buckets))
         self.rebuilt()
 
@@ -164,7 +161,7 @@ class Engine:
         free = any(rule.window == "free_running" for rule in self.setup.rules)  # ranks are at different steps
         states = [(runner.rule.stage, state) for runner in on_gradients for state in runner.states]
         own = any(carry is None for stage, state in states for _, _, carry in remembered(stage, state))
-        alone = self.runtime.comm.size == 1 or self.comm.membership is not None  # one that joins has other buckets
+        alone = self.runtime.comm.size == 1 or self.comm.membership.changes  # one that joins has other buckets
         return not (free or own or alone) and any(len(runner.buckets) > 1 for runner in on_gradients)
 
     def follow_gradients(self) -> None:
@@ -243,7 +240,7 @@ class Engine:
 
         Where ranks come and go, the host has waited for every flight, and each step that it made counts.
         """
-        if self.comm.membership is None:
+        if not self.comm.membership.changes:
             self.runtime.monitor.check()
 
     def state_dict(self, flights: bool = True, same_ranks: bool = True) -> dict[str, Any]:
@@ -299,19 +296,17 @@ class Engine:
             try:
                 self.runtime.finish(self._drain)
             except PeerError:
-                if self.comm.membership is None:
+                if not self.comm.membership.changes:
                     raise  # else another rank was lost when it had trained to the end
             waiting = None if self.backward.runners else self.landings.waiting()
             self.other_optimizers.ended(self.clock.step, any(any(each.launches) for each in self.runners), waiting)
-            if self.comm.membership is not None:
-                self.comm.membership.ended(self)
+            self.comm.membership.ended(self)
 
     def abandon(self, error: BaseException) -> None:
         """End without waiting for any rank, and tell the others why. Idempotent."""
         self.runtime.abandon(error)
         self.runtime.take_hooks_out()  # between two rounds of an elastic group they are in
-        if self.comm.membership is not None:
-            self.comm.membership.ended(self)
+        self.comm.membership.ended(self)
 
     def _drain(self) -> None:
         self.backward.end_failed()

@@ -186,7 +186,7 @@ class Hooks:
         self.engine.backward.step_ended()
         if self.engine.backward.arrived is not None:
             self.engine.follow_gradients()
-        if self.engine.comm.membership is not None:
+        if self.engine.comm.membership.changes:
             self.engine.keep_step()
         for listener in list(self.engine.listeners):
             listener()

@@ -75,11 +75,11 @@ class Recoverable:
             ValueError: the group does not change.
             Left: this rank has left, by `leave()` or SIGTERM; a `SystemExit`.
         """
-        return self._membership("recoverable()").recoverable()  # type: ignore[no-any-return]
+        return self._engine.comm.membership.recoverable()
 
     def leave(self) -> None:
         """Leave the group when the body of `recoverable()` has ended, which then raises `bk.elastic.Left`. Local."""
-        self._membership("leave()").leave()
+        self._engine.comm.membership.leave()
 
     def on_regroup(self, callback: Callable[[Any], None]) -> None:
         """Call `callback(change)` whenever the group has changed, before the next step. All ranks register alike.
@@ -88,12 +88,7 @@ class Recoverable:
             callback: is given a `bk.elastic.Change`, on all ranks at the same time, so that it may be collective. On a
                 rank that has joined a running training it is called at once, and so together with the others.
         """
-        self._membership("on_regroup()").on_regroup(callback)
-
-    def _membership(self, call: str) -> Any:
-        if (membership := self._engine.comm.membership) is None:
-            raise ValueError(f"{call} needs a group whose ranks come and go: comm=bk.elastic.join(…)")
-        return membership
+        self._engine.comm.membership.on_regroup(callback)
 
 
 class Tunable:

@@ -29,6 +29,7 @@ from .groups import (
     rotated,
 )
 from .hosts import HOSTS, node_groups
+from .membership import Fixed, Membership
 from .own import flows_of, renewed, shut_all
 from .riding import Rider, gather_with
 from .sent_formats import Sent, SentFormat
@@ -64,7 +65,7 @@ class Comm:
     group: Any = None
     mesh: DeviceMesh | Literal["hosts"] | None = None
     flows: int = 1
-    membership: ClassVar[Any] = None  # of ranks that come and go: see `bk.elastic`
+    membership: ClassVar[Membership] = Fixed()
     rank: int = field(default=0, init=False)
     size: int = field(default=1, init=False)
     _flows: "dict[str, Flows]" = field(default_factory=dict)  # by part

@@ -64,7 +64,7 @@ def membership(num_replicas: int | None, rank: int | None, group: Any = None) ->
     if mine >= size:
         raise ValueError(f"there is no rank {mine} of {size} ranks; rank runs from 0 to num_replicas - 1")
     same = (mine, size) == here
-    alone = comm is None or (comm.size == 1 and comm.membership is None)
+    alone = comm is None or (comm.size == 1 and not comm.membership.changes)
     return Membership(mine, size, comm if same and not alone else None, known=same or alone)
 
 
@@ -112,7 +112,7 @@ def complexities(
             "complexity is a function, and rank and num_replicas are not those of the process group, so the processes"
             " that divide the pass over the dataset are unknown; pass group=, or the costs as numbers or as a file"
         )
-    if ranks.comm is not None and ranks.comm.membership is not None:
+    if ranks.comm is not None and ranks.comm.membership.changes:
         raise ValueError(
             "complexity is a function, and ranks that join later cannot measure the dataset with the others; measure "
             "it before, and pass the costs as numbers or as a file"

@@ -262,7 +262,7 @@ class Followed(Generic[T]):
                 has begun.
         """
         comm = self.ranks.comm
-        if comm is None or comm.membership is None:
+        if comm is None or not comm.membership.changes:
             raise ValueError("follow() needs a sampler of a group whose ranks come and go: group=bk.elastic.join(…)")
         if self._attachment is not None or (self._now.step and self._resumed is None):
             raise ValueError("call follow() once, before the first item is drawn")

@@ -12,7 +12,7 @@ import time
 import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 import torch.distributed as dist
@@ -57,6 +57,8 @@ class Change:
 
 class Membership(Rounds):
     """The membership of this process in a group whose ranks come and go. The arguments are those of `Rounds`."""
+
+    changes: ClassVar[bool] = True
 
     def __init__(self, settings: Settings, follow: Callable[[Any], None]) -> None:
         super().__init__(settings, follow)

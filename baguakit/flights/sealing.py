@@ -113,7 +113,7 @@ def _flies(path: str) -> bool:
 
 def _run(runtime: Runtime[Any]) -> str:
     """Return the name of a run; "" where ranks come and go, and may save one step in two rounds."""
-    return runtime.monitor.run if runtime.comm.membership is None else ""
+    return "" if runtime.comm.membership.changes else runtime.monitor.run
 
 
 def _other_ranks(state: Mapping[str, Any], runtime: Runtime[Any]) -> Iterator[str]:
@@ -171,7 +171,7 @@ def _renamed(state: Mapping[str, Any], here: Sequence[str]) -> dict[str, Any]:
 
 def _check_together(state: Mapping[str, Any], runtime: Runtime[Any]) -> None:
     """Raise a ValueError if another rank has loaded a state that was not saved together with this one."""
-    if runtime.comm.membership is not None:
+    if runtime.comm.membership.changes:
         return
     free = any(rule.window == "free_running" for rule in runtime.setup.rules)  # ranks are at steps of their own
     mine = f"run {state.get('saved', {}).get('run', 'unknown')}" + ("" if free else f", step {state['step']}")

@@ -27,7 +27,7 @@ class Handle:
     _alike: ClassVar[bool] = True  # a stage that agrees gives all ranks the same result
 
     def __init__(self, make: Callable[[], Setup], comm: Comm, timeout: Any) -> None:
-        if comm.membership is not None:
+        if comm.membership.changes:
             raise ValueError("DDP and FSDP keep their own groups, which cannot change; bk.elastic needs bk.attach")
         self._clock, self._task = Clock(), -1
         self._runtime = Runtime("hook", make, comm, timeout, self._aborted)

@@ -50,8 +50,7 @@ class Runtime(Generic[AnySetup]):
         self.host: Channel | None = None
         self.unhook: list[Callable[[], Any]] = []
         self.name, self.monitor = start_monitor(comm, kind, timeout, self._abort, self._broken)
-        if comm.membership is not None:
-            comm.membership.watch(self.monitor)
+        comm.membership.watch(self.monitor)
         try:
             self.setup = agree(self.monitor, lambda: on_mesh(make(), comm))
         except BaseException:  # which all ranks raise
@@ -64,7 +63,7 @@ class Runtime(Generic[AnySetup]):
             for number in self.setup.channels():
                 own = self._own_comm(f"{self.name}/{number}", number)
                 self.channels.append(Channel(number, lane(device), own, self.monitor))
-            if comm.membership is None:
+            if not comm.membership.changes:
                 warn_of_shared_cards(self.channels[0], list(filter(packs_flat, self.setup.rules)))
             if any(rule.window == "free_running" for rule in self.setup.rules):
                 flat, cpu = Comm(comm.group), torch.device("cpu")

@@ -16,7 +16,7 @@ class Comm(bk.Comm):
     """The place of one rank in a group."""
 
     def __init__(self):
-        self.__dict__.update(rank=0, size=1, membership=SimpleNamespace(bodies=0))
+        self.__dict__.update(rank=0, size=1, membership=SimpleNamespace(bodies=0, changes=True))
 
 
 class Loader:
