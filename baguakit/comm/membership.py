@@ -6,7 +6,7 @@ from typing import Any, ClassVar, NoReturn, Protocol
 
 
 class Membership(Protocol):
-    """What a `Comm` knows of its ranks, and what an attachment asks of them.
+    """The members of a group, as a `Comm` knows them and an attachment asks for them.
 
     Attributes:
         changes: ranks come and go, so that the group of the `Comm` changes.

@@ -87,8 +87,8 @@ POINTS: dict[str, Point] = {
     "after its group": after("comm:Comm.own"),
     "before broadcast": at("runtime.agreement:broadcast_tensors"),
     "within broadcast": at("runtime.agreement:broadcast_into", 3),
-    "broadcast of optimizers": at("runtime.agreement:broadcast_optimizers"),
-    "within that": after("comm:Comm.broadcast_object", since="baguakit.runtime.agreement:broadcast_optimizers"),
+    "broadcast of optimizers": at("attach.broadcast:broadcast_optimizers"),
+    "within that": after("comm:Comm.broadcast_object", since="baguakit.attach.broadcast:broadcast_optimizers"),
     "before a stage's state": at("flights.runner:RuleRunner._init_states"),
     "last line of attach": after(":attached"),
     "first forward": at(":forward"),
@@ -184,13 +184,19 @@ def arm(point: Point, act: Callable[[], None]) -> None:
         wrap(where, *((lambda: None, count) if point.after else (count, lambda: None)))
 
 
-def wrap(where: str, before: Callable[[], None], behind: Callable[[], None]) -> None:
-    """Put something before and behind every call of a function, wherever it has been imported."""
+def owner_of(where: str) -> tuple[Any, str]:
+    """Return the module or class of a function, and the function's name there."""
     module_name, _, path = where.partition(":")
     owner: Any = importlib.import_module(module_name)
     *way, name = path.split(".")
     for each in way:
         owner = getattr(owner, each)
+    return owner, name
+
+
+def wrap(where: str, before: Callable[[], None], behind: Callable[[], None]) -> None:
+    """Put something before and behind every call of a function, wherever it has been imported."""
+    owner, name = owner_of(where)
     original = getattr(owner, name)
 
     @functools.wraps(original)
@@ -200,10 +206,10 @@ def wrap(where: str, before: Callable[[], None], behind: Callable[[], None]) -> 
         behind()
         return result
 
-    if way:
+    if "." in where.partition(":")[2]:  # a method
         setattr(owner, name, wrapped)
         return
-    for module in [m for n, m in sys.modules.items() if n.startswith("baguakit") or n == module_name]:
+    for module in [m for n, m in sys.modules.items() if n.startswith("baguakit") or n == where.partition(":")[0]]:
         for held, value in list(vars(module).items()):
             if value is original:
                 setattr(module, held, wrapped)

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from cells import AT_ONCE, Cell, all_cells, run
+from faults import POINTS, owner_of
 from lives import ALGORITHMS
 
 pytestmark = pytest.mark.filterwarnings("default:run again")  # shown at the end of the tests, and no error
@@ -43,6 +44,13 @@ AT_FAULT = re.compile(
     r"rank (\d+) (?:is dead|is late|has left|raised(?! PeerError)|has diverged|could not)|failed on rank (\d+)|"
     r"(which rank 0 or torchrun holds|the process that holds it, rank 0 or torchrun, is gone)"
 )
+
+
+def test_every_point_is_in_a_function_of_the_package():
+    for point in POINTS.values():
+        for where in filter(None, (*point.where, point.since)):
+            owner, name = owner_of(where)
+            assert callable(getattr(owner, name)), where
 
 
 @pytest.mark.slow
