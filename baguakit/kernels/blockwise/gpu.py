@@ -18,6 +18,7 @@ A format is a module with three functions, and two constants. A block's header i
 from functools import lru_cache
 from importlib import import_module
 from math import gcd
+from types import ModuleType
 from typing import Any, NamedTuple
 
 import torch
@@ -332,7 +333,7 @@ def constants_of(
     kernel: Any, format: Format, block: int, itemsize: int, masked: bool, stride: int = 0
 ) -> dict[str, Any]:
     """Return the constants of a kernel for a format and for values of so many bytes, in rows so far apart."""
-    module = import_module(f"{type(format).__module__}_gpu")
+    module = twin_of(format)
     form = format.bits, format.padded, format.rotated, *format.numbers
     device = {"MEASURE": module.measure, "ENCODE": module.encode, "DECODE": module.decode}
     device |= {"WORD": WORDS[format.header_bytes], "FORM": form}
@@ -345,6 +346,24 @@ def constants_of(
         "WIDTH": 1 if masked else gcd(width, stride),
         "NARROW": masked or stride % 16 != 0,
     }
+
+
+def twin_of(format: Format) -> ModuleType:
+    """Return the module with the Triton functions of a format, beside that of its definition.
+
+    Raises:
+        NotImplementedError: there is none.
+    """
+    name = f"{type(format).__module__}_gpu"
+    try:
+        return import_module(name)
+    except ModuleNotFoundError as error:
+        if error.name != name:  # a module that it imports
+            raise
+        raise NotImplementedError(
+            f"the format {format!r} has a definition and no Triton functions, which GPUs need: "
+            f"write {name}.py, with measure, encode and decode, or keep its tensors on the CPU"
+        ) from None
 
 
 def options_of(constants: dict[str, Any]) -> dict[str, Any]:
