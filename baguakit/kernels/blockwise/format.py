@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from functools import lru_cache
+from importlib import import_module
 from types import ModuleType
 from typing import NamedTuple
 
@@ -222,3 +223,21 @@ class Format:
         stored = blocks * block if self.padded else n
         codes = sum(aligned(plane_bytes(stored, block, plane)) for plane in planes_of(self.bits))
         return codes + aligned(blocks * self.header_bytes)
+
+
+def twin_of(format: Format) -> ModuleType:
+    """Return the module with the Triton functions of a format, beside that of its definition.
+
+    Raises:
+        NotImplementedError: there is none.
+    """
+    name = f"{type(format).__module__}_gpu"
+    try:
+        return import_module(name)
+    except ModuleNotFoundError as error:
+        if error.name != name:  # a module that it imports
+            raise
+        raise NotImplementedError(
+            f"the format {format!r} has a definition and no Triton functions, which GPUs need: "
+            f"write {name}.py, with measure, encode and decode, or keep its tensors on the CPU"
+        ) from None

@@ -16,9 +16,7 @@ A format is a module with three functions, and two constants. A block's header i
 """
 
 from functools import lru_cache
-from importlib import import_module
 from math import gcd
-from types import ModuleType
 from typing import Any, NamedTuple
 
 import torch
@@ -28,7 +26,7 @@ from torch import Tensor
 
 from ..gpu import INTERPRETED, load, on, restore, rotate, signed_words, store, uniform
 from ..rotation import signs_of
-from .format import Format, Layout, planes_of
+from .format import Format, Layout, planes_of, twin_of
 
 BITS, PADDED, ROTATED = (tl.constexpr(place) for place in range(3))  # of FORM
 
@@ -346,24 +344,6 @@ def constants_of(
         "WIDTH": 1 if masked else gcd(width, stride),
         "NARROW": masked or stride % 16 != 0,
     }
-
-
-def twin_of(format: Format) -> ModuleType:
-    """Return the module with the Triton functions of a format, beside that of its definition.
-
-    Raises:
-        NotImplementedError: there is none.
-    """
-    name = f"{type(format).__module__}_gpu"
-    try:
-        return import_module(name)
-    except ModuleNotFoundError as error:
-        if error.name != name:  # a module that it imports
-            raise
-        raise NotImplementedError(
-            f"the format {format!r} has a definition and no Triton functions, which GPUs need: "
-            f"write {name}.py, with measure, encode and decode, or keep its tensors on the CPU"
-        ) from None
 
 
 def options_of(constants: dict[str, Any]) -> dict[str, Any]:
