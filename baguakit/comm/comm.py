@@ -291,7 +291,7 @@ class Comm:
     def receive_later(self, x: Tensor, peer: int, tag: int = 0) -> Any:
         """Begin to receive `x` from `peer`; return the work to `.wait()` for."""
         if not isinstance(x, Tensor) or type(tag) is not int or type(peer) is not int or not 0 <= peer < self.size:
-            x, peer, tag = tensor("x", x), integer("peer", peer, 0, self.size - 1), integer("tag", tag, None)
+            x, tag, peer = tensor("x", x), integer("tag", tag, None), integer("peer", peer, 0, self.size - 1)
         if peer == self.rank:
             groups.check_peer(peer, self.group)
         tag = (tag + self._call + LENGTHS * x.nbytes) % TAGS
@@ -302,7 +302,7 @@ class Comm:
     def send_later(self, x: Tensor, peer: int, tag: int = 0) -> Any:
         """Begin to send `x` to `peer`; return the work to `.wait()` for before `x` is overwritten."""
         if not isinstance(x, Tensor) or type(tag) is not int or type(peer) is not int or not 0 <= peer < self.size:
-            x, peer, tag = tensor("x", x), integer("peer", peer, 0, self.size - 1), integer("tag", tag, None)
+            x, tag, peer = tensor("x", x), integer("tag", tag, None), integer("peer", peer, 0, self.size - 1)
         if peer == self.rank:
             groups.check_peer(peer, self.group)
         nbytes = x.nbytes
