@@ -1,5 +1,8 @@
 """Topologies draw themselves. What cannot be tested here is whether it looks well."""
 
+import subprocess
+import sys
+
 import pytest
 from test_topology import EVERY
 from tiers import slow_unless
@@ -7,6 +10,7 @@ from tiers import slow_unless
 from baguakit.topology import (
     BaseK,
     Exponential,
+    FromGraph,
     FromMatrix,
     Grid2D,
     OnePeerExponential,
@@ -35,6 +39,14 @@ def test_every_topology_draws_itself(topology, size):
     assert len(pictures) == rounds
     for round, picture in enumerate(pictures):
         assert (picture == topology.matrix(size, round)).all()
+
+
+@pytest.mark.parametrize(
+    "topology, size", [(BaseK(1), 5), (Exponential(), 7), (Grid2D(), 6), (FromGraph([(0, 1), (1, 2)]), 3)], ids=repr
+)
+def test_a_drawing_can_be_saved(topology, size, tmp_path):
+    topology.draw(size).savefig(tmp_path / "topology.png", dpi=40)
+    assert (tmp_path / "topology.png").stat().st_size > 1000
 
 
 def test_weights_are_written_as_fractions():
@@ -72,9 +84,25 @@ def test_as_many_rounds_as_are_asked_for():
         ShiftOne().draw(5)
 
 
+def test_a_long_name_is_cut():
+    assert FromMatrix(Ring().matrix(6, 0)).draw(6).get_suptitle().startswith("FromMatrix(…) on 6 ranks")
+
+
 def test_ranks_do_not_cover_each_other():
     for topology in EVERY:
         for size in (2, 8, 64):
             places = {(round(x, 6), round(y, 6)) for x, y in topology.layout(size)}
             assert len(places) == size
             assert all(-1.001 <= x <= 1.001 and -1.001 <= y <= 1.001 for x, y in places)
+
+
+@pytest.mark.slow  # a process imports matplotlib; see tests/pictures
+def test_matplotlib_is_imported_to_draw_and_pyplot_never():
+    program = (
+        "import sys, baguakit as bk\n"
+        "ring = bk.topology.Ring()\n"
+        "assert 'matplotlib' not in sys.modules and 'networkx' not in vars(bk.topology)\n"
+        "ring.draw(4)\n"
+        "assert 'matplotlib' in sys.modules and 'matplotlib.pyplot' not in sys.modules\n"
+    )
+    subprocess.run([sys.executable, "-c", program], check=True)

@@ -1,5 +1,6 @@
 """Matrices and graphs of one's own: what is kept of them, and what is refused in which words. No processes."""
 
+import pickle
 from math import fsum
 from types import SimpleNamespace
 
@@ -21,6 +22,11 @@ def random_doubly_stochastic(size, seed):
 
 
 # One matrix, or several.
+
+
+def test_pairs_may_be_a_tensor_or_an_array():
+    pairs = [(0, 1), (1, 2), (2, 0)]
+    assert FromGraph(torch.tensor(pairs)) == FromGraph(np.array(pairs)) == FromGraph(pairs)
 
 
 def test_a_matrix_is_what_it_was():
@@ -79,6 +85,22 @@ def test_lists_arrays_and_tensors_are_the_same_value(matrix):
     assert FromMatrix(matrix) == FromMatrix([matrix]) == FromMatrix([matrix, matrix]) == FromMatrix(HALVES)
 
 
+def test_from_matrix_is_a_value():
+    one, same, other = FromMatrix(HALVES), FromMatrix(np.array(HALVES)), FromMatrix([HALVES, np.eye(3)])
+    assert one == same and hash(one) == hash(same) and one != other
+    assert {one: "kept"}[pickle.loads(pickle.dumps(same))] == "kept"
+    for topology in (one, other):
+        assert eval(repr(topology)) == topology
+    assert repr(one) == "FromMatrix([[0.5, 0.5, 0.0], [0.0, 0.5, 0.5], [0.5, 0.0, 0.5]])"
+
+
+def test_large_values_print_short_and_still_differ():
+    ring, star = (FromMatrix(topology.matrix(32, 0)) for topology in (Ring(), Star()))
+    assert repr(ring).startswith("FromMatrix(<32 ranks, 1 round, sha256 ") and len(repr(ring)) < 80
+    assert repr(ring) != repr(star)
+    assert repr(ring) == repr(FromMatrix(Ring().matrix(32, 0)))
+
+
 # Rounding is mended, and nothing else.
 
 
@@ -122,6 +144,15 @@ def test_a_matrix_that_is_not_doubly_stochastic(matrix, words):
     way_out = "FromMatrix.metropolis(matrix)"
     assert f"{way_out} gives its graph Metropolis weights, which are doubly stochastic" in str(caught.value)
     assert eval(way_out).doubly_stochastic(2)
+
+
+def test_the_default_weights_of_a_star_are_refused():
+    """Each row uniform over who is heard: the centre would count 2.9-fold among 8."""
+    heard = np.eye(8)
+    heard[0] = heard[:, 0] = 1
+    with pytest.raises(ValueError, match=r"column 0 of the matrix sums to 3\.625"):
+        FromMatrix(heard / heard.sum(1, keepdims=True))
+    assert (FromMatrix.metropolis(heard).matrix(8, 0) == Star().matrix(8, 0)).all()
 
 
 @pytest.mark.parametrize(
@@ -212,6 +243,16 @@ def test_loops_repetitions_and_weights_are_ignored():
     graph = nx.MultiGraph()
     graph.add_weighted_edges_from([(0, 1, 5.0), (1, 0, 2.0), (1, 2, -1.0), (2, 2, 3.0)])
     assert FromGraph(graph) == FromGraph([(0, 1), (1, 2)])
+
+
+def test_from_graph_is_a_value():
+    path = FromGraph([(1, 0), (2, 1)])
+    assert repr(path) == "FromGraph([(0, 1), (1, 2)])"
+    assert eval(repr(path)) == path and hash(eval(repr(path))) == hash(path)
+    path.weights(0, 3, 0)
+    assert pickle.loads(pickle.dumps(path)) == path
+    large = FromGraph([(rank, rank + 1) for rank in range(99)])
+    assert repr(large).startswith("FromGraph(<100 ranks, 99 edges, sha256 ")
 
 
 def test_graphs_that_are_refused():

@@ -158,6 +158,19 @@ def test_exact_mean_in_any_order_of_distinct_rounds(topology):
             assert (product(topology, size, order) == 1 / size).all()
 
 
+def test_fewer_rounds_are_never_exact():
+    for topology in (OnePeerExponential(), Hypercube()):
+        for exponent in range(1, 7):
+            size = 2**exponent
+            assert distance_from_mean(product(topology, size, range(exponent - 1))) >= 2 / pi
+
+
+def test_one_peer_exponential_is_not_exact_elsewhere():
+    for size in (3, 5, 6, 7, 12):
+        assert (product(OnePeerExponential(), size, range(20)) != 1 / size).any()
+        assert distance_from_mean(product(OnePeerExponential(), size, range(200))) < 1e-12
+
+
 def test_shift_one_contracts_as_documented():
     for size, left in {4: 0.0, 8: 0.35, 16: 0.57}.items():
         cycle = product(ShiftOne(), size, range(size // 2))

@@ -31,8 +31,8 @@ ranks train over loopback, and the times of a network are computed.
 Under torchrun the demo uses the ranks of torchrun, else it starts some itself.
 """
 
-ALONE = Contender("no communication", algorithms.local_sgd(every=10**9))
-BASE = Contender("gradient_allreduce", algorithms.gradient_allreduce(), telling=True)
+ALONE = Contender("no communication", algorithms.local_sgd(every=10**9), reaches=0)
+BASE = Contender("gradient_allreduce", algorithms.gradient_allreduce(), reaches=0.97, telling=True)
 CONTENDERS: tuple[Contender, ...] = (
     ALONE,
     BASE,
@@ -167,6 +167,36 @@ def draw(results: Sequence[Result], clock: Clock, ranks: int, path: Path) -> Non
     figure.savefig(path, dpi=150)
 
 
+def most_alone(ranks: int) -> float:
+    """Return the most that a rank may reach alone: it holds at most ⌈10 / n⌉ of ten digits, and a tenth is for luck."""
+    return (-(-10 // ranks) + 1) / 10
+
+
+def broken_claims(results: Sequence[Result], ranks: int, complete: bool) -> list[str]:
+    """Return the claims of the demo that the results contradict, as sentences.
+
+    Args:
+        results: the results.
+        ranks: the number of ranks.
+        complete: whether ranks, steps and seed are those that the claims are made for.
+    """
+    found = {result.contender: result for result in results}
+    claims = []
+    if silent := found.get(ALONE.name):
+        most = most_alone(ranks)
+        needless = "the task shows nothing about communication"
+        sentence = f"without communication {silent.alone:.1%} of the images were read, more than {most:.0%}: {needless}"
+        claims.append((silent.alone <= most, sentence))
+    for result in results if complete else ():
+        least = BY_NAME[result.contender].reaches
+        sentence = f"{result.contender} reads {result.merged:.1%} of the images and should read {least:.0%}"
+        claims.append((result.merged >= least, sentence))
+    if complete and "bytegrad" in found and ranks > 1:
+        ratio = found["bytegrad"].sent / found[BASE.name].sent
+        claims.append((ratio <= 0.27, f"bytegrad sends {ratio:.1%} of the bytes of gradient_allreduce, more than 27%"))
+    return [sentence for holds, sentence in claims if not holds]
+
+
 def fill(parser: argparse.ArgumentParser) -> None:
     """Add the options."""
     parser.description, parser.formatter_class = DESCRIPTION, argparse.RawDescriptionHelpFormatter
@@ -194,11 +224,10 @@ def rate(text: str) -> int:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Run the demo."""
+    """Run the demo; return 1 if the results contradict a claim."""
     check(options)
     with crew(options.ranks) as ranks:
-        compare(ranks, options)
-    return 0
+        return compare(ranks, options)
 
 
 def check(options: argparse.Namespace) -> None:
@@ -217,8 +246,8 @@ def check(options: argparse.Namespace) -> None:
     chosen(options.algorithm, options.all, options.ranks)
 
 
-def compare(ranks: Crew, options: argparse.Namespace) -> None:
-    """Train with each algorithm, and print the results."""
+def compare(ranks: Crew, options: argparse.Namespace) -> int:
+    """Train with each algorithm, and print the results; return 1 if they contradict a claim."""
     if not 2 <= ranks.size <= DIGITS:
         raise Refusal(f"the demo needs 2 to 10 ranks, as each holds some of ten digits, and there are {ranks.size}")
     contenders = chosen(options.algorithm, options.all, ranks.size)
@@ -242,3 +271,8 @@ def compare(ranks: Crew, options: argparse.Namespace) -> None:
     if options.out is not None and leads():
         draw(results, clock, ranks.size, options.out)
         say(f"\nThe picture is {options.out.resolve()}")
+    usual = (options.steps, options.seed, ranks.size) == (STEPS, 0, RANKS)
+    broken = broken_claims(results, ranks.size, complete=usual) if leads() else []
+    for sentence in broken:
+        print(f"baguakit demo: {sentence}", file=sys.stderr, flush=True)
+    return 1 if broken else 0

@@ -99,6 +99,7 @@ class Contender:
         algorithm: a rule or several, as `bk.attach` takes them.
         lr: the learning rate at the beginning; it falls to zero linearly.
         momentum: of the optimizer; 0 where the algorithm has its own.
+        reaches: the test accuracy that it must reach.
         needs_nodes: whether its ranks are divided into nodes of two.
         telling: whether it is run by default and drawn.
     """
@@ -107,6 +108,7 @@ class Contender:
     algorithm: Algorithm
     lr: float = 0.05
     momentum: float = 0.9
+    reaches: float = 0.9
     needs_nodes: bool = False
     telling: bool = False
 

@@ -26,6 +26,7 @@ from ..primitives import mean_
 from ..ranks import Ranks
 from .screen import Column, Table, say
 
+OLDEST = {"torch": (2, 11), "triton": (3, 6)}
 LOOPBACKS = {"lo", "lo0"}
 LIMIT = 120.0  # seconds in which two ranks must have averaged a tensor
 DEVELOPERS = {"bench", "docs", "release", "test"}  # extras for those who work on baguakit itself
@@ -111,8 +112,17 @@ def python() -> Iterator[Finding]:
 def libraries() -> Iterator[Finding]:
     """Look at torch and NumPy."""
     build = f"for CUDA {torch.version.cuda}" if torch.version.cuda else "for CPUs"
-    yield Finding("torch", Kind.GOOD, f"{torch.__version__}, built {build}")
+    if version(torch.__version__) < OLDEST["torch"]:
+        yield Finding("torch", Kind.BROKEN, f"{torch.__version__} is older than 2.11", "pip install --upgrade torch")
+    else:
+        yield Finding("torch", Kind.GOOD, f"{torch.__version__}, built {build}")
     yield Finding("NumPy", Kind.GOOD, metadata.version("numpy"))
+
+
+def version(text: str) -> tuple[int, int]:
+    """Return the first two numbers of a version."""
+    major, minor = (int("".join(filter(str.isdigit, part))) for part in text.split(".")[:2])
+    return major, minor
 
 
 def triton() -> Iterator[Finding]:
@@ -121,8 +131,10 @@ def triton() -> Iterator[Finding]:
         loses = "GPU kernels need Triton; on CPUs their PyTorch definitions do the work"
         kind = Kind.LACKS if torch.cuda.is_available() else Kind.NOTE
         yield Finding("Triton", kind, "not installed", "pip install 'triton>=3.6'", loses)
+    elif version(found := metadata.version("triton")) < OLDEST["triton"]:
+        yield Finding("Triton", Kind.LACKS, f"{found} is older than 3.6", "pip install --upgrade triton")
     else:
-        yield Finding("Triton", Kind.GOOD, metadata.version("triton"))
+        yield Finding("Triton", Kind.GOOD, found)
 
 
 def gpus() -> Iterator[Finding]:

@@ -225,3 +225,15 @@ def test_a_writer_that_cannot_write_is_refused():
     assert written({"a": 1.0}, writer, 3) == {"a": 1.0} and writer.given == {"a": (1.0, 3)}
     with pytest.raises(TypeError, match=r"add_scalar.*SummaryWriter, and not \[\]; .*scalars\(\)"):
         written({"a": 1.0}, [], 3)
+
+
+def test_tensorboard_reads_the_names(tmp_path):
+    pytest.importorskip("tensorboard")
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+    from torch.utils.tensorboard import SummaryWriter
+
+    with SummaryWriter(tmp_path) as writer:
+        written({"baguakit/bytes_per_step": 626.0, "baguakit/rule_0/compression_error": 0.25}, writer, 3)
+    read = EventAccumulator(str(tmp_path)).Reload()
+    assert sorted(read.Tags()["scalars"]) == ["baguakit/bytes_per_step", "baguakit/rule_0/compression_error"]
+    assert [(e.step, e.value) for e in read.Scalars("baguakit/bytes_per_step")] == [(3, 626.0)]

@@ -187,3 +187,9 @@ def test_on_a_gpu_times_are_those_of_the_device():
         for whole, _, landed in results.values():
             assert len(whole.flights) == 2 * sum(landed.values()) or any("free" in rule for rule, _ in landed)
             assert all(f.launched <= f.start <= f.end <= f.landed for f in whole.flights)
+
+
+@every_rule
+def test_overlap_is_a_part(name):
+    timeline = of(name)[0][0]
+    assert not timeline.flights or 0 <= timeline.overlap() <= 1

@@ -1,13 +1,14 @@
-"""The demo: the split is as it says, and the ranks train and are shown."""
+"""The demo: the split is as it says, the ranks train and are shown, and it claims nothing that is not so."""
 
 import sys
+from dataclasses import replace
 
 import pytest
 import torch
 
 import baguakit as bk
 from baguakit.command import main
-from baguakit.command.demo import ALONE, BASE, CONTENDERS, Clock, chosen, columns, row
+from baguakit.command.demo import ALONE, BASE, CONTENDERS, Clock, broken_claims, chosen, columns, most_alone, row
 from baguakit.command.digits import TRAINED, Digits, Point, Result, glyphs, network
 
 
@@ -71,6 +72,21 @@ def test_a_step_is_computed_from_bytes_or_measured():
     assert row(RESULTS[2], computed, base) == ["bytegrad", "99.0%", "25.0 kB", "0.250", "35.0 ms", "3.1 ×"]
     assert row(RESULTS[0], computed, None) == ["no communication", "25.0%", "0.0 kB", "", "10.0 ms", ""]
     assert sum(column.width for column in columns(paced)) + 2 * 5 <= 80
+
+
+def test_a_rank_may_reach_alone_only_what_its_digits_give():
+    assert {ranks: most_alone(ranks) for ranks in (2, 3, 4, 8)} == {2: 0.6, 3: 0.5, 4: 0.4, 8: 0.3}
+
+
+def test_claims_that_are_not_borne_out_are_told():
+    def broken(name, complete=True, **changes):
+        return broken_claims([replace(r, **changes) if r.contender == name else r for r in RESULTS], 4, complete)
+
+    assert broken("") == []
+    assert "41.0%" in broken(ALONE.name, complete=False, alone=0.41)[0]
+    assert broken(BASE.name, merged=0.969) == ["gradient_allreduce reads 96.9% of the images and should read 97%"]
+    assert broken("local_sgd", merged=0.5, complete=False) == []
+    assert broken("bytegrad", sent=28e3) == ["bytegrad sends 28.0% of the bytes of gradient_allreduce, more than 27%"]
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="the pacing of sockets needs Linux")

@@ -62,7 +62,10 @@ def test_a_gpu_that_torch_cannot_use_is_said(monkeypatch):
     assert only(doctor.gpus()).loses == "Training on GPUs will not run: there is none"
 
 
-def test_missing_triton_is_said(monkeypatch):
+def test_old_and_missing_libraries_are_said(monkeypatch):
+    monkeypatch.setattr(torch, "__version__", "2.9.1+cpu")
+    old, _ = doctor.libraries()
+    assert (old.kind, old.found) == (Kind.BROKEN, "2.9.1+cpu is older than 2.11")
     monkeypatch.setattr(doctor.importlib.util, "find_spec", nothing)
     assert only(doctor.triton()).mend == "pip install 'triton>=3.6'"
 
