@@ -148,7 +148,8 @@ def test_a_dry_run_takes_every_part(tmp_path):
     assert {name: part["status"] for name, part in parts.items()} == {part.name: "passed" for part in PARTS}, ran.stdout
     assert ran.returncode == 0
     written = {path.name for path in (tmp_path / "out").iterdir()}
-    assert {"log.txt", "results.json", "report.txt", "step_profile.json.gz", "benchmarks.json"} <= written
+    assert {"log.txt", "results.json", "report.txt", "step_profile.json.gz"} <= written
+    assert {row["verified"] for row in parts["benchmarks"]["found"]["benchmarks"]} == {"yes"}
     if not torch.cuda.is_available():
         assert parts["waits"]["found"]["passed"] == 0 and [*parts["waits"]["found"]["reasons"]] == [
             "needs a CUDA device"
