@@ -13,7 +13,6 @@ from fractions import Fraction
 
 import numpy as np
 import odd_calls
-import plain_calls
 import pytest
 import torch
 from torch import nn
@@ -267,21 +266,3 @@ def test_some_odd_calls_work_or_are_refused_in_a_sentence(tmp_path):
 def test_odd_calls_work_or_are_refused_in_a_sentence(tmp_path):
     found = all_faults(1, range(5000), tmp_path)
     assert not found, in_words(found)
-
-
-def test_an_obscure_error_would_be_found():
-    def raised(error):
-        try:
-            raise error
-        except Exception as caught:
-            return caught
-
-    assert "not allowed" in odd_calls.obscurity(raised(KeyError("k")), "k", 1)
-    assert "from test_arguments.py" in odd_calls.obscurity(raised(ValueError("k is 1")), "k", 1)
-    try:
-        arguments.integer("k", -1, 0)
-    except ValueError as error:
-        assert not odd_calls.obscurity(error, "k", -1)
-        assert "does not name" in odd_calls.obscurity(error, "other", -1)
-        assert "does not show" in odd_calls.obscurity(error, "k", "something else")
-    assert plain_calls.ALIASES["size"] == "group"

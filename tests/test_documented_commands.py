@@ -189,11 +189,6 @@ def test_torchrun_accepts_its_options_and_several_machines_can_meet():
     assert meet
 
 
-def test_a_command_without_a_rule_is_named():
-    with pytest.raises(LookupError, match=r"a\.md names `make-believe --now`"):
-        rule(Command("a.md", "make-believe --now"))
-
-
 @pytest.fixture(scope="session")
 def sandbox(tmp_path_factory):
     """A copy of the repository, and the complete script of README.md in it."""

@@ -98,12 +98,6 @@ def test_files_held_out_are_the_same_everywhere_and_in_no_batch(folder, tmp_path
         module.read(tmp_path / "absent", 16)
 
 
-def test_pythons_library_has_enough_text():
-    module = program()
-    train, held_out, _ = module.read(options_of(module).text, 128)
-    assert len(train) > 5_000_000 and 0.02 < len(held_out) / len(train) < 0.1
-
-
 def test_a_batch_belongs_to_its_seed_step_and_rank(folder):
     module = program()
     windows = module.read(folder, 16)[0]
@@ -125,16 +119,6 @@ def test_scores_depend_on_earlier_bytes_and_their_places_only():
         assert same.tolist() == [other < place for other in range(16)]
     turned = model(torch.tensor([[1, 2, 3]])) != model(torch.tensor([[2, 1, 3]]))
     assert turned[0, 2].any()
-
-
-def test_a_model_that_knows_nothing_needs_eight_bits_a_byte(folder):
-    def evaluated():
-        module = program()
-        model = module.GPT(1, 32, 2)
-        torch.nn.init.zeros_(model.embed.weight)
-        return module.bits_per_byte(model, module.read(folder, 16)[1], bk.Comm(), count=20)
-
-    assert ranks(2, evaluated) == [pytest.approx(8, abs=1e-6)] * 2  # of sums in fp32
 
 
 def test_it_learns_and_resumes(folder, tmp_path):
@@ -191,14 +175,6 @@ def test_errors_of_arguments_are_sentences(words, sentence, capsys):
 def test_other_algorithms_and_optimizers_resume(words, folder, tmp_path):
     """Among them those that keep flights in the air from one step to the next, and those with weights of each rank."""
     resumes(folder, tmp_path, *words)
-
-
-@pytest.mark.slow  # trains twice
-def test_validations_change_nothing(folder):
-    """Ranks with weights of their own, and flights in the air, train on as if nobody had looked."""
-    words = ("--text", folder, "--steps=30", "--algorithm=decentralized(Ring())")
-    (often, *_), (once, losses, _) = (ranks(2, trained, *words, every)[0] for every in ("--every=3", "--every=30"))
-    assert torch.equal(often, once) and len(losses) == 1
 
 
 @pytest.mark.slow  # torchrun, and two processes that import torch

@@ -65,10 +65,6 @@ def test_dir_shows_what_is_public_and_nothing_else(home):
         home.no_such_name  # noqa: B018 to ask for it is the test
 
 
-def test_attach_is_a_function_and_no_namespace():
-    assert callable(bk.attach)  # the function has the name of its folder
-
-
 def test_completion_shows_an_extra_without_importing_it(monkeypatch):
     for name in [
         name for name in sys.modules if name.split(".")[0] == "lightning" or name.endswith("interop.strategy")

@@ -69,29 +69,6 @@ def test_a_part_leaves_what_it_found_and_another_call_adds_to_it(run, tmp_path, 
     assert "first       passed" in capsys.readouterr().out
 
 
-def test_a_late_part_is_interrupted_then_killed_and_what_does_not_fit_is_not_begun(run, tmp_path, monkeypatch, capsys):
-    deaf = """
-        import signal, sys, time
-        signal.signal(signal.SIGINT, signal.SIG_IGN)
-        open(sys.argv[1], "w").write('{"half": true}')
-        open(sys.argv[2] + "/ready", "w")
-        time.sleep(600)
-    """
-    ended = gpu_run.ended
-
-    def late_when_ready(process, seconds):
-        while seconds == 1 and not (tmp_path / "ready").exists():
-            time.sleep(0.01)
-        return seconds != 1 and ended(process, seconds)
-
-    monkeypatch.setattr(gpu_run, "ended", late_when_ready)
-    parts = program("deaf", deaf, seconds=1), program("long", "", seconds=99.6), program("short", "", seconds=50)
-    status, results = run(*parts)
-    assert {name: each["status"] for name, each in results.items()} == {"deaf": "out of time", "short": "passed"}
-    assert status == 1 and results["deaf"]["found"] == {"half": True}
-    assert "not begun: long; call scripts/gpu OUTDIR long" in capsys.readouterr().out
-
-
 def test_nothing_is_begun_after_a_part_that_is_needed_has_failed(run, capsys):
     status, results = run(program("needed", "1 / 0", needed=True), program("next", ""))
     assert status == 1 and [*results] == ["needed"]
@@ -131,12 +108,6 @@ def test_a_machine_without_a_gpu_is_refused(tmp_path, capsys):
     assert "scripts/gpu needs a GPU" in capsys.readouterr().err
 
 
-def test_a_dry_run_is_not_added_to_a_real_one(run, tmp_path, monkeypatch):
-    run(program("first", ""))
-    monkeypatch.setitem(MACHINE, "dry", True)
-    assert [*run(program("second", ""))[1]] == ["second"]
-
-
 @pytest.mark.slow  # every part starts programs that import torch, and ranks
 @pytest.mark.timeout(3600)
 def test_a_dry_run_takes_every_part(tmp_path):
@@ -160,40 +131,6 @@ def test_a_dry_run_takes_every_part(tmp_path):
 
 
 # The programs of the parts.
-
-BROKEN = """
-    import triton
-    import triton.language as tl
-    from variants import Variant
-
-    @triton.jit
-    def broken_kernel(x_ptr):
-        tl.store(x_ptr, tl.no_such_function(1))
-
-    @triton.jit
-    def good_kernel(x_ptr):
-        tl.store(x_ptr, 1.0)
-
-    def variants():
-        for kernel in (broken_kernel, good_kernel):
-            yield Variant(kernel, {"x_ptr": "*fp32"}, options={"num_warps": 1}, values=32, facts={"p": "fp32"})
-"""
-
-
-@pytest.mark.slow  # compiles and measures
-def test_a_kernel_that_does_not_compile_is_listed_and_the_others_are_measured(tmp_path, monkeypatch, capsys):
-    pytest.importorskip("triton")
-    (tmp_path / "variants_broken.py").write_text(textwrap.dedent(BROKEN))
-    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    programs = [("ahead_of_time.py", "broken"), ("no_such_program.py",)]
-    assert gpu_kernels.main([str(tmp_path / "facts"), "cuda:90"], programs) == 1
-    facts = json.loads((tmp_path / "facts").read_text())
-    assert [each["kernel"] for each in facts["compiled"]] == ["good_kernel"]
-    broken, missing = facts["failed"].items()
-    assert broken[0] == "target=cuda:90 kernel=broken_kernel p=fp32" and "no_such_function" in broken[1]
-    assert "no_such_program.py" in missing[0] and "\n" not in broken[1] + missing[1]
-    said = capsys.readouterr().out
-    assert "cuda:90: 1 compiled, 2 failed" in said and f"  failed: {broken[0]}: {broken[1]}" in said
 
 
 def test_occupancy_is_that_of_the_vendors_table():

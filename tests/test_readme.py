@@ -13,10 +13,6 @@ PAGES = [ROOT / "README.md", *(ROOT / "docs" / name for name in ("guide.md", "ow
 PYTHON = [pytest.param(code, id=f"{page.stem}-{i}") for page in PAGES for i, code in enumerate(blocks(page))]
 
 
-def test_all_kinds_of_blocks_are_known():
-    assert set(re.findall(r"^```(\w+)$", README, re.MULTILINE)) == {"bash", "bibtex", "python"}
-
-
 @pytest.mark.parametrize("code", PYTHON)
 def test_python_blocks(code, capfd):
     if "bk.Ranks" in code:
@@ -27,22 +23,6 @@ def test_python_blocks(code, capfd):
     assert one == other
     if "optimizer.step()" in code:
         assert trained
-
-
-def test_commands_are_there():
-    named = set(re.findall(r"^make ([\w-]+)", "\n".join(blocks(PAGES[0], "bash")), re.MULTILINE))
-    assert named and named <= set(re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
-
-
-def test_names_are_there():
-    """Everything in backticks that begins with `bk.` exists, and every call without ellipses can be evaluated."""
-    for name in set(re.findall(r"`bk((?:\.\w+)+)", README)):
-        thing = bk
-        for part in name[1:].split("."):
-            if part == "lightning":  # asked for only where it is installed
-                break
-            thing = getattr(thing, part, None)
-            assert thing is not None, f"bk{name}"
 
 
 def test_expressions_of_the_table_are_what_prints():

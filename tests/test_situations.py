@@ -86,7 +86,7 @@ def test_links_and_names():
     """Links lead to files, and everything in backticks that begins with `bk.` exists."""
     import baguakit as bk
 
-    for page in [*PAGES, ROOT / "docs" / "troubleshooting.md"]:
+    for page in [ROOT / "README.md", *PAGES, ROOT / "docs" / "troubleshooting.md"]:
         text = page.read_text()
         for target in re.findall(r"\]\((?!http)([^)#]+)\)", text):
             assert (page.parent / target).exists(), f"{page.name}: {target}"

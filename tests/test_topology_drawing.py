@@ -10,7 +10,6 @@ from tiers import slow_unless
 from baguakit.topology import (
     BaseK,
     Exponential,
-    FromGraph,
     FromMatrix,
     Grid2D,
     OnePeerExponential,
@@ -39,14 +38,6 @@ def test_every_topology_draws_itself(topology, size):
     assert len(pictures) == rounds
     for round, picture in enumerate(pictures):
         assert (picture == topology.matrix(size, round)).all()
-
-
-@pytest.mark.parametrize(
-    "topology, size", [(BaseK(1), 5), (Exponential(), 7), (Grid2D(), 6), (FromGraph([(0, 1), (1, 2)]), 3)], ids=repr
-)
-def test_a_drawing_can_be_saved(topology, size, tmp_path):
-    topology.draw(size).savefig(tmp_path / "topology.png", dpi=40)
-    assert (tmp_path / "topology.png").stat().st_size > 1000
 
 
 def test_weights_are_written_as_fractions():
@@ -82,10 +73,6 @@ def test_as_many_rounds_as_are_asked_for():
         Ring().draw(4, rounds=0)
     with pytest.raises(ValueError, match="ShiftOne needs an even number of ranks"):
         ShiftOne().draw(5)
-
-
-def test_a_long_name_is_cut():
-    assert FromMatrix(Ring().matrix(6, 0)).draw(6).get_suptitle().startswith("FromMatrix(…) on 6 ranks")
 
 
 def test_ranks_do_not_cover_each_other():

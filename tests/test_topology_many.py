@@ -78,11 +78,6 @@ def test_a_declared_circulant_is_one_and_the_exact_mean_is_recognised(topology):
             assert degree(topology, size, round) == max(map(max, neighbors)) - 1
 
 
-def test_nobody_looks_at_all_ranks_to_know_that_a_star_is_not_the_mean():
-    assert python_calls(lambda: is_mean(Star(), MANY, 0)) < 3 * MANY  # those of rank 0, which hears all
-    assert is_mean(FullyConnected(), MANY, 0)
-
-
 def test_costs_of_many_ranks_are_known_at_once():
     for topology in (Ring(), OnePeerExponential()):
         few, many = (python_calls(lambda t=topology, n=n: degree.__wrapped__(t, n, 0)) for n in (FEW, MANY))

@@ -177,26 +177,6 @@ def test_shift_one_contracts_as_documented():
         assert distance_from_mean(cycle) == pytest.approx(left, abs=5e-3)
 
 
-# ρ = ‖W − J‖₂, in the digits that BlueFog's graphs were measured with.
-
-RHO = {
-    Star(): {4: 3 / 4, 8: 7 / 8, 17: 16 / 17, 64: 63 / 64, 128: 127 / 128},
-    Grid2D(): {4: 0.333, 8: 0.854, 16: 0.8686, 17: 0.9886, 32: 0.966, 64: 0.968, 128: 0.992},
-    SymmetricExponential(): {8: 0.5, 17: 0.61, 128: 0.75},
-    SymmetricExponential(base=2): {8: 0.333, 16: 0.5, 32: 0.6, 64: 0.667, 128: 0.714},
-    Exponential(): {4: 0.333, 8: 0.5, 16: 0.6, 17: 0.548, 32: 0.667, 64: 0.714, 128: 0.75},
-    Ring(): {8: 0.805, 16: 0.949, 32: 0.987, 64: 0.9968, 128: 0.9992},
-    FullyConnected(): {2: 0, 7: 0, 64: 0},
-}
-
-
-@pytest.mark.parametrize("topology", RHO, ids=repr)
-def test_spectral_gap_of_static_graphs(topology):
-    for size, rho in RHO[topology].items():
-        digits = 1e-12 if rho in (0, 0.5, 0.75) or isinstance(topology, Star) else 0.5 * 10 ** -len(str(rho)[2:])
-        assert 1 - topology.spectral_gap(size) == pytest.approx(rho, abs=digits)
-
-
 @pytest.mark.parametrize("topology", PERIODIC, ids=repr)
 def test_spectral_gap_is_what_a_period_leaves(topology):
     for size in (2, 3, 4, 5, 8, 12, 17, 30):
@@ -244,16 +224,6 @@ def test_random_matchings_differ_by_seed_and_round_and_by_nothing_else():
     assert peers(3, 11) == peers(3, 11) == peers(3, 11 + 2**64)
     # Fixed for ever: checkpoints resume in the middle, and ranks may run other versions of Python.
     assert [RandomMatching().targets(0, 8, round) for round in range(6)] == [(6,), (7,), (7,), (2,), (5,), (1,)]
-
-
-@pytest.mark.parametrize("size", [3, 4, 5, 8, 15])
-def test_every_pair_meets_equally_often(size):
-    rounds = 3000
-    mean = sum(RandomMatching().matrix(size, round) for round in range(rounds)) / rounds
-    others = mean[~np.eye(size, dtype=bool)]
-    expected = 1 / (2 * (size - 1)) if size % 2 == 0 else 1 / (2 * size)
-    deviation = np.sqrt(expected * (1 / 2 - expected) / rounds)
-    assert np.abs(others - expected).max() < 4.5 * deviation
 
 
 @pytest.mark.parametrize("size", [3, 4, 8, 9, 32])

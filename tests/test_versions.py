@@ -1,9 +1,6 @@
 """`scripts/versions`: its environments are those that the package promises, and its table tells what happened."""
 
 import ctypes
-import importlib.metadata
-import json
-import platform
 import re
 import subprocess
 import sys
@@ -13,9 +10,8 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 sys.path.append(str(ROOT / "scripts"))
-import versions_run  # noqa: E402 there it lies
 import without_cuda  # noqa: E402
-from versions_list import COMPILED, ENVIRONMENTS, TESTS, Environment  # noqa: E402
+from versions_list import COMPILED, ENVIRONMENTS, TESTS  # noqa: E402
 
 PROJECT = (ROOT / "pyproject.toml").read_text()
 BY_NAME = {each.name: each for each in ENVIRONMENTS}
@@ -34,21 +30,6 @@ def test_the_tests_named_are_there():
     assert all((ROOT / path).exists() for path in TESTS)
     assert all([*ROOT.glob(pattern)] for pattern in COMPILED)
 
-
-@pytest.mark.slow  # pytest starts, and imports torch
-def test_tests_run_in_an_environment_and_are_counted(tmp_path, monkeypatch):
-    monkeypatch.setattr(versions_run, "FOLDER", tmp_path)
-    environment = Environment("here", "this one", "", ("triton==0",), ("tests/test_lanes.py",))
-    (tmp_path / "here").mkdir()
-    (tmp_path / "here" / "made-from").write_text(repr(environment))
-    found = versions_run.row(environment, False, [])
-    assert found["good"] and found["counts"]["passed"] > 3 and found["counts"]["failed"] == {}
-    assert found["python"] == platform.python_version() and found["torch"] == importlib.metadata.version("torch")
-    found = versions_run.row(environment, False, ["tests/test_lanes.py", "-k", "no such test"])
-    assert not found["good"] and found["counts"] == {}
-
-
-# The substitutes of CUDA's libraries.
 
 LIBRARY = "int cuOne(void); int cuTwo(void); int three(void) { return cuOne() + cuTwo(); }"
 
@@ -72,30 +53,3 @@ def test_a_library_that_needs_cuda_is_loaded_and_told_of_errors(tmp_path):
     }
     assert without_cuda.main(tmp_path) == 0
     assert ctypes.CDLL(str(tmp_path / "libuser.so")).three() == 2 * without_cuda.ERROR
-
-
-# hypothesis, where it is not installed.
-
-
-def test_without_hypothesis_tests_that_draw_are_skipped_and_names_can_be_imported():
-    code = """
-import json
-import without_hypothesis
-without_hypothesis.install()
-from hypothesis import given, settings, strategies as st
-from hypothesis.extra import numpy as npst
-settings.register_profile("busy", deadline=None)
-settings.load_profile("busy")
-VALUES = st.recursive(st.none() | npst.arrays(npst.array_shapes()), lambda x: st.lists(x)).map(tuple)
-
-@settings(max_examples=3)
-@given(st.integers(), x=VALUES)
-def test_draws(n, x):
-    raise AssertionError
-
-print(json.dumps([test_draws.__name__, [mark.name for mark in test_draws.pytestmark]]))
-"""
-    ran = subprocess.run(
-        [sys.executable, "-c", code], cwd=ROOT / "tests", stdout=subprocess.PIPE, text=True, check=True
-    )
-    assert json.loads(ran.stdout) == ["test_draws", ["skip"]]
