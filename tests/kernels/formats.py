@@ -1,6 +1,7 @@
 """The wire formats, and values to try them on."""
 
 import functools
+from typing import Any
 
 import torch
 
@@ -53,6 +54,16 @@ def sample(rows: int, n: int, dtype: torch.dtype = torch.float32, seed: int = 0)
     x[:, ::7] = 0
     x[:, 3::14] = -0.0
     return x.to(dtype)
+
+
+def of_any_scale(largest: float) -> Any:
+    """A strategy of Hypothesis: lists of fp32 values up to `largest`, wild ones or all of one scale."""
+    from hypothesis import strategies as st
+
+    wild = st.floats(min_value=-largest, max_value=largest, width=32, allow_subnormal=True)
+    scales = st.sampled_from([1e-45, 1e-42, 1e-38, 1e-36, 1e-30, 1.0, 1e30, largest])
+    unit = st.lists(st.floats(-1, 1, width=32), min_size=1, max_size=130)
+    return st.lists(wild, min_size=1, max_size=130) | st.builds(lambda xs, scale: [x * scale for x in xs], unit, scales)
 
 
 def bits(x: torch.Tensor) -> torch.Tensor:

@@ -6,8 +6,6 @@ import numpy as np
 import pytest
 import torch
 from formats import DTYPES, KEY, MINMAX, Bound, bits, definition, sample, without_nan
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from baguakit.compressors import MinMaxUInt8
 from baguakit.kernels.blockwise import uniform_numpy
@@ -53,15 +51,6 @@ def test_and_of_blocks_that_are_equal_or_broken_or_as_large_and_small_as_can_be(
         assert same(x, 64)
 
 
-@pytest.mark.slow  # hundreds of examples
-@settings(max_examples=300, deadline=None)
-@given(
-    st.lists(st.floats(width=32), min_size=1, max_size=130), st.sampled_from([1e-45, 1e-42, 1e-38, 1e-30, 1.0, 1e30])
-)
-def test_and_of_whatever_floats_there_are(values, scale):
-    assert same(torch.tensor([values, values[::-1]]) * scale, 64)
-
-
 def test_rows_may_lie_apart():
     """A view of columns, and its own dimensions the other way round."""
     wide = sample(400, 400)
@@ -93,15 +82,6 @@ def test_few_values_go_there(asked):
 def test_draws_do_not(asked):
     use(MinMaxUInt8(stochastic=True), 100, KEY)
     assert asked == ["decompress_", "add_"]
-
-
-def test_many_values_do_not_nor_none_at_all(asked, monkeypatch):
-    monkeypatch.setattr(units, "COMPILED_ROW", 1 << 60)  # which is another matter, and takes seconds
-    use(MinMaxUInt8(), units.COMPILED_VALUES // 2)
-    use(MinMaxUInt8(), 0)
-    with units.eager():
-        use(MinMaxUInt8(), 100)
-    assert asked == []
 
 
 def test_threads_keep_what_they_ask_of_numpy():

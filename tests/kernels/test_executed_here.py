@@ -39,9 +39,8 @@ def executed(arch, *files, marks=""):
 @pytest.mark.slow  # compiling takes a minute where nothing is cached
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("arch", ARCHS)
-def test_one_variant_of_every_kernel_equals_its_definition_and_planted_faults_are_found(arch):
-    files = (f"test_executed{part}.py" for part in ("", "_faults", "_sectors"))
-    assert "skipped" not in executed(arch, *files, marks="not slow")
+def test_planted_faults_are_found_and_few_sectors_are_touched(arch):
+    assert "skipped" not in executed(arch, "test_executed_faults.py", "test_executed_sectors.py", marks="not slow")
 
 
 @pytest.mark.slow

@@ -116,9 +116,3 @@ def test_at_lengths_that_were_drawn(counted, group):
     for at, n in enumerate(GROUPS[group]):
         of_format(counted, NAMES[(group + at) % len(NAMES)], n, residual=group % 2 == 0)
         (of_mixing, of_top_k, of_steps, functools.partial(of_steps, offset=1))[(group + at) % 4](counted, n)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("n", [4096, 4097, 8191])
-def test_the_largest_values_of_rows_of_few_chunks(counted, n):
-    of_top_k(counted, n)

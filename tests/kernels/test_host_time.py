@@ -15,7 +15,6 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import baguakit as bk
 from baguakit.kernels import operators as mixing_ops
 from baguakit.kernels import operators as topk_ops
-from baguakit.primitives.compressed import pieces
 
 HERE = Path(__file__).parent
 CASES = ("bytegrad", "bytegrad, error feedback", "bytegrad, 100 MiB", "bytegrad, no whole tiles")
@@ -72,11 +71,6 @@ def test_power_sgd_factors_the_matrices_of_one_shape_in_one_call():
 def on_gpu(monkeypatch):
     """Tensors say that they are on a GPU, and so take the kernels."""
     monkeypatch.setattr(torch.Tensor, "is_cuda", True)
-
-
-@pytest.mark.parametrize("values", [4, 1 << 20, 40 << 20])
-def test_a_gpu_takes_one_piece(on_gpu, values):
-    assert pieces(torch.zeros(1).expand(values), 4) == (slice(0, values),)
 
 
 class Seen(TorchDispatchMode):

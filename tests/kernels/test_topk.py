@@ -164,11 +164,6 @@ def test_values_travel_in_any_dense_format(values):
     assert torch.equal(residual[places], lost.flatten()) and torch.equal(residual[~places], x[~places])
 
 
-def test_sparse_loco_sends_14_bits_a_value():
-    """64 of 4,096: 12 bits for a place, and 2 for a value with 4 bytes for 128 of them."""
-    assert TopK(64 / 4096, values=UInt2()).row_bytes(1 << 20) * 8 == 256 * 64 * (12 + 2 + 32 / 128)
-
-
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("values", [None, UInt2()])
 def test_what_is_not_finite_is_passed_on(dtype, values):
@@ -243,12 +238,6 @@ def bits_of(found: tuple[torch.Tensor, torch.Tensor]) -> list[torch.Tensor]:
 )
 def test_the_kernel_equals_the_definition(dtype, chunk, rows, n, k, rest, device):
     assert kernels_agree(drawn(rows, n, dtype), chunk, k, rest, device)
-
-
-@pytest.mark.parametrize("rows, n, k, rest", [(1, 16385, 160, 1), (2, 30001, 3000, 1329), (3, 4096, 4096, 0)])
-@pytest.mark.slow  # the interpreter takes seconds for each
-def test_the_kernel_equals_the_definition_for_many_chunks(rows, n, k, rest, device):
-    assert kernels_agree(drawn(rows, n, torch.float32), 4096, k, rest, device)
 
 
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")  # NumPy's, from the interpreter
