@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 import torch.distributed as dist
 from pool import Pool
-from training import loss, net_and_sgd
+from training import net_and_sgd, run_steps
 
 import baguakit as bk
 
@@ -39,10 +39,7 @@ def trained(compressors, killed=None):
     rule = bk.during_backward(InShards(eval(compressors[rank], vars(bk.compressors))))
     try:
         with bk.attach(model, optimizer, rule, timeout=TIMEOUT):
-            for step in range(4):
-                optimizer.zero_grad()
-                loss(model, rank, step).backward()
-                optimizer.step()
+            run_steps(model, optimizer, range(4))
     except Exception as error:
         return f"{type(error).__name__}: {error}"
     return [p.tolist() for p in model.parameters()]

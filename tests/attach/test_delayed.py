@@ -144,26 +144,6 @@ def test_an_overflow_costs_the_step_in_which_it_would_land(stage, d):
     assert ranks(2, run) == [([d, d + 3], True, True)] * 2
 
 
-def test_each_backward_at_a_scale_too_high_costs_one_step():
-    """The scale is halved when the first lands, and d more have been launched with it."""
-
-    def run():
-        x = nn.ParameterList([torch.zeros(3)])
-        optimizer, scaler, steps = torch.optim.SGD(x.parameters(), lr=1.0), torch.amp.GradScaler("cpu", 2.0**127), []
-        rule = bk.during_backward(bk.stages.Mean(), delay=2)
-        with bk.attach(x, optimizer, rule, scaler=scaler) as att:
-            for _ in range(8):
-                optimizer.zero_grad()
-                scaler.scale(3 * x[0].sum()).backward()
-                scaler.step(optimizer)
-                scaler.update()
-                steps.append(att.step)
-        return steps, x[0].tolist()
-
-    # Zeros twice; then three overflows, of backward passes 0, 1 and 2; then the gradients of 3, 4 and 5.
-    assert ranks(2, run) == [([1, 2, 2, 2, 2, 3, 4, 5], [-9.0] * 3)] * 2
-
-
 @pytest.mark.parametrize("stage", [MEAN, FEEDBACK])
 def test_the_exchange_overlaps_d_whole_steps(stage):
     """With nothing arriving, d steps end; the decisions on what to keep do not wait, either."""

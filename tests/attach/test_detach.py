@@ -46,10 +46,7 @@ def test_cycles_leave_nothing(ending, some):
                 return
             try:
                 with bk.attach(model, optimizer, made(algorithm)):
-                    for step in range(3):
-                        loss(model, dist.get_rank(), step).backward()
-                        optimizer.step()
-                        optimizer.zero_grad()
+                    run_steps(model, optimizer, range(3))
                     if ending == "exception":
                         raise KeyError("mine")
             except KeyError:

@@ -1,8 +1,6 @@
 """Averaging that nobody waits for."""
 
-import os
 import random
-import signal
 import time
 
 import pytest
@@ -141,35 +139,6 @@ def test_the_interval_is_kept():
             return att.report().rows[0].flights
 
     assert all(2 <= flights <= 5 for flights in ranks(2, run))
-
-
-@pytest.mark.slow  # kills a rank of its own pool; see test_failure.py
-def test_a_killed_rank_is_named():
-    from pool import Pool
-
-    def run():
-        model, optimizer = net_and_sgd()
-        dist.barrier()  # new ranks have imported all that they need
-        began = time.monotonic()
-        try:
-            with bk.attach(model, optimizer, bk.free_running(bk.stages.Mean()), timeout=3.0):
-                while time.monotonic() - began < 12:
-                    loss(model, 0, 0).backward()
-                    optimizer.step()
-                    time.sleep(0.001)
-                    if dist.get_rank() == 2 and time.monotonic() - began > 1:
-                        os.kill(os.getpid(), signal.SIGKILL)
-        except RuntimeError as error:
-            return str(error), time.monotonic() - began
-        return "", 0.0
-
-    pool = Pool(3)
-    try:
-        said = pool.run(run, lost=(2,))
-    finally:
-        pool.close()
-    for sentence, seconds in said[:2]:
-        assert sentence.startswith("rank 2 is dead") and seconds < 8
 
 
 def test_nobody_waits_for_a_rank_that_makes_no_steps():

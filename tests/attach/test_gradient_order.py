@@ -9,8 +9,6 @@ from pool import ranks
 from torch import nn
 
 import baguakit as bk
-from baguakit.attach.setup import better_order, in_order, mean_launch
-from baguakit.buckets import split
 from baguakit.flights.gradients import GradientRunner
 
 LAYERS, WIDTH = 6, 8
@@ -38,20 +36,6 @@ def train(net, optimizer, steps):
         draw = torch.Generator().manual_seed(10 * step + dist.get_rank())
         net(torch.randn(4, WIDTH, generator=draw)).square().mean().backward()
         optimizer.step()
-
-
-def test_the_mean_launch_of_equal_layers():
-    """In the order of backward bucket i of k is launched at (i + 1)/k; in the reverse all are at 1."""
-    params = [nn.Parameter(torch.empty(10)) for _ in range(4)]
-    names = {p: str(i) for i, p in enumerate(params)}
-    cut = split(params, 40)
-    assert mean_launch(cut, params[::-1]) == pytest.approx((1 + 2 + 3 + 4) / 4 / 4)
-    assert mean_launch(cut, params) == 1.0
-    assert better_order([cut], params[::-1], names, 40) is None
-    assert better_order([cut], params, names, 40) == ["0", "1", "2", "3"]
-    assert split(in_order(params, names, ["0", "1", "2", "3"]), 40) == [[p] for p in params]
-    unused = split(in_order(params, names, ["2", "3"]), 40)  # what no gradient came for is last
-    assert [bucket[0] is p for bucket, p in zip(unused, (params[2], params[3]), strict=False)] == [True, True]
 
 
 @pytest.mark.parametrize("backwards", [False, True])

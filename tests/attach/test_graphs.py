@@ -10,7 +10,7 @@ from everything import made, others_slow, usual, windows
 from pool import ranks
 from torch import nn
 from torch.utils.checkpoint import checkpoint
-from training import attached, batch, close, flat, loss, mean_loop, net, run_steps, sgd
+from training import attached, batch, close, flat, loss, mean_loop, net, sgd
 
 import baguakit as bk
 
@@ -226,22 +226,3 @@ def test_batch_statistics_are_local_until_they_are_averaged():
             mean = sum(mine[i] for _, mine, *_ in results) / 3
             close(by_hand[i], mean)
             close(merged[i], mean)
-
-
-def test_sync_batch_norm_is_torchs_own():
-    """On CPU torch has none for training, and says so; its weights train with the statistics that they have."""
-
-    def run(sync):
-        m = normalized()
-        m = nn.SyncBatchNorm.convert_sync_batchnorm(m) if sync else m
-        o = sgd(m.parameters())
-        with bk.attach(m, o, bk.algorithms.gradient_allreduce()):
-            if sync:
-                with pytest.raises(ValueError, match="SyncBatchNorm expected input tensor to be on"):
-                    loss(m, dist.get_rank(), 0)
-            m.eval()
-            run_steps(m, o, range(3))
-        return flat(m)
-
-    for a, b in zip(ranks(2, run, True), ranks(2, run, False), strict=True):
-        assert torch.equal(a, b)

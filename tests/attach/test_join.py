@@ -14,23 +14,6 @@ import baguakit as bk
 
 
 @pytest.mark.parametrize("by_all", [True, False])
-def test_gradients_are_divided_by_all_ranks_or_by_those_at_work(by_all):
-    """As one process would: the mean over all ranks counts who has run out as zero; or it is over the others."""
-    found = ranks(3, lambda: uneven("gradient_allreduce()", divide_by_initial_world_size=by_all))
-
-    def backward(model, rank, step):
-        at_work = sum(step < batches for batches in BATCHES)
-        if step < BATCHES[rank]:
-            (loss(model, rank, step) * (1 if by_all else 3 / at_work)).backward()
-
-    expected = flat(mean_loop(3, backward, LONGEST))
-    for held, _, (step, launched, rounds) in found:
-        assert same(held, found[0][0]) and (step, launched, rounds) == found[0][2]
-        assert step == LONGEST and rounds == [LONGEST]
-        close(torch.cat([x.flatten() for x in held[:6]]), expected)
-
-
-@pytest.mark.parametrize("by_all", [True, False])
 def test_weights_are_those_of_ddp(by_all):
     """torch's own join, on the same batches: rank 2 has one, since DDP wants its lazy beginning on all ranks."""
     batches = [5, 2, 1]

@@ -62,20 +62,6 @@ def test_no_flight_is_asked_before_two_heartbeats():
     assert [each.flight.asked for each in young] == [0, 0]
 
 
-def test_flights_are_asked_from_the_oldest_to_the_first_that_is_not_done():
-    monitor, _ = monitored()
-    flights = [
-        launched(4.0, CountingFlight()),
-        launched(5.0, CountingFlight(arrived=True)),
-        launched(3.0, CountingFlight()),
-    ]
-    for each in flights:
-        monitor.launched(0, each)
-    found, failed = monitor.air.awaited(time.time() - 2 * monitor.beat, 0.0)
-    assert found is not None and found.collective is flights[0] and not failed
-    assert [each.flight.asked for each in flights] == [1, 1, 0]
-
-
 def test_an_error_of_the_network_is_told_once_nobody_is_found_to_blame():
     error = [""]
     monitor, aborts = monitored(broken=lambda: error[0])
@@ -137,16 +123,6 @@ def test_a_flight_that_takes_off_while_the_monitor_gives_up_ends_too():
         with pytest.raises(PeerError, match="rank 1 is lost"):
             monitor.wait_for(each)
     assert aborts == [1]
-
-
-def test_a_flight_that_replaces_its_placeholder_after_the_monitor_gave_up_ends_too():
-    monitor, _ = monitored()
-    agreement = Collective(label="an agreement")
-    monitor.launched(0, agreement)
-    monitor.fail("rank 1 is lost")
-    agreement.flight = EndlessFlight()
-    with pytest.raises(PeerError, match="rank 1 is lost"):
-        monitor.wait_for(agreement)
 
 
 def test_no_flight_takes_the_place_of_flights_that_were_dropped():
@@ -213,16 +189,6 @@ def test_a_message_on_a_gpu_that_never_comes_ends_at_the_timeout():
     monitor.watch.turn()
     monitor.watch.turn()
     assert str(monitor.error) == f"{message.label} has not arrived within the timeout of 6 s"
-
-
-def test_work_on_a_gpu_is_not_asked_for_without_need():
-    """Training may capture a graph by then, which the question would end."""
-    monitor, _ = monitored()
-    passed = launched(10.0, DeviceFlight(arrived=True))
-    monitor.launched(0, passed)
-    monitor.wait_for(passed)
-    monitor.watch.turn()
-    assert passed.flight.asked == 0 and monitor.watch._written.waiting is None
 
 
 class AbortedFlight(CountingFlight):

@@ -223,29 +223,6 @@ def test_masters_in_fp32_of_weights_in_bf16():
         assert masters.dtype == torch.float32 and torch.equal(masters.bfloat16(), flat(expected))
 
 
-def test_masters_stepped_by_a_primitive():
-    """`adamw_step_(…, master=…)` behind an attachment keeps fp32 weights that are alike on all ranks."""
-
-    def run():
-        model = net(torch.bfloat16)
-        weights = list(model.parameters())
-        masters = [p.detach().float() for p in weights]
-        m, v = ([torch.zeros_like(x) for x in masters] for _ in range(2))
-        first = loss(model, 0, 0).item()
-        with bk.attach(model, None, bk.algorithms.bytegrad(bk.compressors.MinMaxUInt8(block=64), error_feedback=True)):
-            for step in range(30):
-                model.zero_grad()
-                loss(model, dist.get_rank(), step).backward()
-                bk.primitives.adamw_step_(
-                    weights, [p.grad for p in weights], m, v, lr=0.02, step=step + 1, master=masters
-                )
-        held = torch.cat([master.flatten() for master in masters])
-        return held, torch.equal(held.bfloat16(), flat(model)), loss(model, 0, 0).item() < first
-
-    (one, alike, learnt), (other, *_) = ranks(2, run)
-    assert torch.equal(one, other) and alike and learnt
-
-
 def test_an_optimizer_of_half_of_the_weights():
     """Parameters that no optimizer steps are averaged by rules on weights, and stay as they are."""
 

@@ -36,22 +36,6 @@ def test_weights_written_between_steps_are_kept(algorithm, write):
     assert all(kept for kept, _ in ranks(2, run))
 
 
-def test_what_a_flight_brings_is_added_to_an_outside_write():
-    """AWC with a write of +10 while the exchange is in the air:  x ← (x + 10) + (W x − x)."""
-
-    def run():
-        m = nn.Linear(1, 1, bias=False)
-        nn.init.constant_(m.weight, float(dist.get_rank()))
-        o = torch.optim.SGD(m.parameters(), lr=0.0)
-        with bk.attach(m, o, bk.algorithms.decentralized(bk.topology.FullyConnected()), broadcast=False):
-            m(torch.ones(1, 1)).sum().backward()
-            m.weight.data.add_(10)
-            o.step()
-        return m.weight.item()
-
-    assert ranks(3, run) == [11.0, 11.0, 11.0]
-
-
 def test_two_optimizers_on_one_model():
     """The step ends when the last has stepped: after every step replicas are equal."""
 
@@ -70,22 +54,6 @@ def test_two_optimizers_on_one_model():
             return apart, att.step
 
     assert all(result == ([0.0, 0.0, 0.0], 3) for result in ranks(2, run))
-
-
-def test_several_models_and_attachments():
-    def run():
-        a, b = net(), net()
-        oa, ob = sgd(a.parameters()), sgd(b.parameters())
-        with bk.attach(a, oa, bk.algorithms.gradient_allreduce()), bk.attach(b, ob, bk.algorithms.local_sgd(1)):
-            for step in range(4):
-                for m, o in ((a, oa), (b, ob)):
-                    o.zero_grad()
-                    loss(m, dist.get_rank(), step).backward()
-                    o.step()
-        return flat(a), flat(b)
-
-    first, *rest = ranks(3, run)
-    assert all(torch.equal(x, y) for other in rest for x, y in zip(first, other, strict=True))
 
 
 def test_rules_with_a_range_and_a_choice():

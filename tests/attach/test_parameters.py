@@ -4,7 +4,7 @@ import torch
 import torch.distributed as dist
 from pool import ranks
 from torch import nn
-from training import attached, batch, close, flat, loss, mean_loop, net, sgd
+from training import batch, close, flat, loss, mean_loop, net, sgd
 
 import baguakit as bk
 
@@ -52,21 +52,6 @@ def test_shared_frozen_unused_and_mixed_parameters():
         assert missing == [(True, False), (True, True)] * 2
 
 
-def test_an_unused_parameter_is_not_decayed():
-    def run():
-        m = Odd()
-        before = m.never.detach().clone()
-        o = torch.optim.AdamW(m.parameters(), lr=0.1, weight_decay=0.5)
-        with bk.attach(m, o, bk.algorithms.bytegrad(error_feedback=True)):
-            for step in range(3):
-                o.zero_grad()
-                odd_backward(m, dist.get_rank(), step)
-                o.step()
-        return torch.equal(before, m.never)
-
-    assert all(ranks(2, run))
-
-
 def test_everything_begins_as_on_rank_0():
     def run():
         torch.manual_seed(dist.get_rank())
@@ -95,19 +80,6 @@ def test_broadcast_may_be_declined():
 
     for weight, apart, together in ranks(3, run):
         assert weight == 1.0 and together < 1e-6 and apart >= (2 / 3) ** 0.5 - 1e-6
-
-
-def test_channels_last_parameters():
-    def backward(m, rank, step):
-        x = torch.randn(2, 3, 6, 6, generator=torch.Generator().manual_seed(10 * step + rank))
-        m(x.to(memory_format=torch.channels_last)).square().mean().backward()
-
-    def model():
-        torch.manual_seed(0)
-        return nn.Sequential(nn.Conv2d(3, 4, 3), nn.Conv2d(4, 2, 3)).to(memory_format=torch.channels_last)
-
-    for x in ranks(2, lambda: attached(backward, model=model)):
-        close(x, flat(mean_loop(2, backward, model=model)))
 
 
 def test_empty_parameter_groups_and_parameters():

@@ -10,7 +10,6 @@ from torch.distributed.device_mesh import init_device_mesh
 from training import flat, loss, net, net_and_sgd, run_steps, sgd
 
 import baguakit as bk
-from baguakit.flights.clock import Logbook
 from baguakit.report.report import written
 
 VALUES, PARAMETERS = 155, 6  # of the toy network
@@ -112,16 +111,6 @@ def test_the_table_is_flush_and_its_totals_are_sums():
         assert float(total[4]) == sum(float(row[5]) for row in cells) == 626
         for column in (-4, -2):  # seconds, rounded
             assert float(total[column]) == pytest.approx(sum(float(row[column]) for row in cells), abs=0.03)
-
-
-def test_a_step_is_as_long_as_the_steps_were():
-    log = Logbook(torch.device("cpu"), on=True)
-    assert log.seconds_per_step() is None
-    for step in range(105):
-        log.step_ended(step)
-    assert [record.step for record in log.steps] == list(range(5, 105))
-    first, last = log.steps[0], log.steps[-1]
-    assert log.seconds_per_step() == pytest.approx((last.end - first.begin) / 100, rel=1e-12)
 
 
 def test_alone_nothing_is_sent_and_nothing_recorded():

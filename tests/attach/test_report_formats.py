@@ -12,11 +12,8 @@ from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 
 import baguakit as bk
-from baguakit.comm import SentFormat
-from baguakit.compressors import Compressor, MinMaxUInt8, TopK, UInt4
+from baguakit.compressors import Compressor, MinMaxUInt8, UInt4
 from baguakit.costs import Line, Link, Load, Network, Place
-from baguakit.flights import count_kind
-from baguakit.report.report import numbered, ways_in
 from baguakit.rules import rules_of
 from baguakit.stages import CompressedMean, Mean, Stage
 from baguakit.tune import Codec, cost
@@ -208,62 +205,6 @@ def test_flights_in_the_air_are_not_told_of_and_resumed_ones_begin_anew():
     for (air, landed, both), resumed in ranks(2, run):
         assert set(air) == {(1, 0, "", 0)} and set(landed) == {(1, 1, byte, 1)} and set(both) == {(2, 1, byte, 1)}
         assert set(resumed) == {(0, 0, "", 0)}
-
-
-def test_a_flight_that_overflowed_flew_and_to_measure_compression_makes_no_other_way():
-    def run():
-        model = Layers(100)
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-        scaler = torch.amp.GradScaler("cpu", init_scale=2.0)
-        with bk.attach(model, optimizer, bk.algorithms.bytegrad(BYTE, error_feedback=True), scaler=scaler) as att:
-            for step in range(4):
-                optimizer.zero_grad()
-                factor = float("inf") if step == 1 else 1.0
-                scaler.scale(sum((p * factor).sum() for p in model.parameters())).backward()
-                scaler.step(optimizer)
-                scaler.update()
-                att.compression_error()
-            return [(row.flights, row.landed, row.flew, list(row.ways.values())) for row in att.report().rows]
-
-    assert ranks(2, run) == [[(4, 4, repr(BYTE), [4])]] * 2
-
-
-class Shown(TopK):
-    """A compressor that counts how often it is turned into text."""
-
-    shown = 0
-
-    def __repr__(self):
-        type(self).shown += 1
-        return super().__repr__()
-
-
-def test_nothing_is_turned_into_text_before_a_report_is_printed():
-    def run():
-        model = Layers(100)
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-        with bk.attach(model, optimizer, bk.during_backward(bk.stages.SparseMean(Shown(0.1)))) as att:
-            before = Shown.shown
-            for _ in range(3):
-                optimizer.zero_grad()
-                sum(p.sum() for p in model.parameters()).backward()
-                optimizer.step()
-            report = att.report()
-            kept = report.scalars(), Shown.shown == before
-            return kept[1], report.rows[0].flew, Shown.shown > before
-
-    assert ranks(2, run) == [(True, "Shown(0.1)", True)] * 2
-
-
-def test_kinds_of_flights_are_counted_and_bounded():
-    kinds = []
-    for flown, why in [(torch.float32, "few"), (MinMaxUInt8(block=64), "")] * 3:
-        count_kind(kinds, [SentFormat(BYTE, flown, why, "flat")])
-    assert [(way.flew, times) for way, times in ways_in(kinds).items()] == [(repr(BYTE), 3), ("float32", 3)]
-    for i in range(200):
-        count_kind(kinds, [SentFormat(BYTE, object(), i, "flat")])
-    assert len(kinds) == 64 and kinds[0][0][0].reason == 199
-    assert numbered([2]) == "bucket 2" and numbered([0, 1, 2, 5, 7, 8]) == "buckets 0-2, 5, 7-8"
 
 
 def test_a_stage_that_chooses_its_bits_is_seen_to():

@@ -19,7 +19,6 @@ from training import flat, loss, net, net_and_sgd, run_steps, sgd
 
 import baguakit as bk
 from baguakit.flights.sealing import checksum, tensors_in
-from baguakit.runtime.setup import plain_names
 
 FEEDBACK = "bytegrad(MinMaxUInt8(block=64), error_feedback=True)"
 DILOCO = "diloco(every=4, delay=2)"
@@ -391,20 +390,3 @@ def test_a_run_resumes_with_other_layers_frozen(algorithm):
     for found in ranks(2, run):
         for (whole, resumed), how in zip(found, FROZEN, strict=True):
             assert torch.equal(whole, resumed), how
-
-
-def test_another_number_of_ranks_loads_any_state():
-    def load(states):
-        with of("choco()") as (_, _, att):
-            att.load_state_dict(states[2])
-
-    ranks(2, load, ranks(3, saved, "choco()"))
-
-
-def test_names_that_would_be_the_same_stay():
-    assert plain_names(["module.a", "_orig_mod.b.module.c", "module"]) == {
-        "module.a": "a",
-        "_orig_mod.b.module.c": "b.c",
-        "module": "module",
-    }
-    assert plain_names(["a.w", "module.a.w", "module.b"]) == {"a.w": "a.w", "module.a.w": "module.a.w", "module.b": "b"}

@@ -82,17 +82,6 @@ def test_all_name_a_silent_rank_within_a_quarter_more_than_their_patience_and_tw
     assert len(said) == 1 and said.pop().startswith(f"rank {lost} is dead: no sign of it for ")
 
 
-def test_a_lost_rank_is_named_though_its_neighbour_that_sees_its_silence_does_not_wait_for_it():
-    ranks = Turned(5)
-    ranks.turn(range(5), beats=5)
-    patience, beats = ranks.monitors[0].patience, 0
-    passed_by(ranks.monitors[0], False, 0, age=30.0)
-    while ranks.monitors[0].error is None:
-        ranks.turn([0, 1, 2, 4])
-        beats += 1
-    assert str(ranks.monitors[0].error).startswith("rank 3 is dead") and beats <= 1.25 * patience + 2
-
-
 def test_a_verdict_is_obeyed_by_a_rank_whose_host_has_passed_its_flight():
     ranks = Turned(3)
     ranks.turn(range(3), beats=3)

@@ -230,18 +230,6 @@ def test_a_step_of_a_warm_up_counts_where_the_gradients_of_one_rank_are_zero(alg
     assert ranks(2, run) == [2, 2]
 
 
-@pytest.mark.parametrize("algorithm", [usual()["local_sgd"], EXACT])
-def test_a_first_step_of_a_warm_up_counts(algorithm):
-    def run():
-        model = net()
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
-        with bk.attach(model, optimizer, made(algorithm)) as att:
-            run_steps(model, optimizer, range(2))
-            return att.step
-
-    assert ranks(2, run) == [2, 2]
-
-
 # Steps that move the weights and go back, and compiled ones
 
 

@@ -1,7 +1,6 @@
 """The timeline: every flight once, in the order of things, on clocks that agree; and what is computed of it."""
 
 import random
-from dataclasses import replace
 from itertools import pairwise
 
 import pytest
@@ -12,7 +11,7 @@ from timelines import STEPS, every_rule, of, timed
 from training import loss, net_and_sgd
 
 import baguakit as bk
-from baguakit.report.accounts import ahead, gathered, shifted
+from baguakit.report.accounts import ahead
 from baguakit.report.drawing import FlightSpan, Span
 from baguakit.report.timeline import Timeline
 
@@ -103,33 +102,6 @@ def test_clocks_are_compared_by_what_leaves_after_all_have_entered():
         assert abs(found - truth) <= error + 1e-12 and error <= 0.2
 
 
-def test_the_accounts_of_ranks_are_brought_to_one_clock():
-    """A second rank that did the same, and whose clock is five seconds ahead."""
-    mine = list(by_hand().spans[:3]) + list(by_hand().flights[:1])
-
-    class TwoRanks:
-        size = 2
-
-        def all_reduce(self, x):
-            return x
-
-        def gather_objects(self, told):
-            spans, pings = told
-            theirs = [shifted(replace(span, rank=1), 5.0) for span in spans]
-            return [told, (theirs, [(entered + 5, left + 5) for entered, left in pings])]
-
-    timeline = gathered(TwoRanks(), torch.device("cpu"), mine)
-    here, there = ([s for s in timeline.spans if s.rank == rank] for rank in range(2))
-    assert len(here) == len(there) == 4
-    for ours, theirs in zip(here, there, strict=True):
-        assert theirs == replace(ours, rank=1, **{t: pytest.approx(getattr(ours, t), abs=1e-9) for t in times(ours)})
-    assert timeline.window() == (0, 30) and timeline.error < 1
-
-
-def times(span):
-    return [name for name in ("start", "end", "launched", "landed") if hasattr(span, name)]
-
-
 def by_hand():
     """Two ranks, three steps of 10 s; rank 0's first flight is waited for a third of its way, rank 1's never."""
     steps = [Span(r, "training", "step", 10.0 * i, 10.0 * i + 10, 7 + i) for r in range(2) for i in range(3)]
@@ -187,9 +159,3 @@ def test_on_a_gpu_times_are_those_of_the_device():
         for whole, _, landed in results.values():
             assert len(whole.flights) == 2 * sum(landed.values()) or any("free" in rule for rule, _ in landed)
             assert all(f.launched <= f.start <= f.end <= f.landed for f in whole.flights)
-
-
-@every_rule
-def test_overlap_is_a_part(name):
-    timeline = of(name)[0][0]
-    assert not timeline.flights or 0 <= timeline.overlap() <= 1

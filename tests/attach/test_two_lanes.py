@@ -123,36 +123,26 @@ def test_what_flies_between_nodes_overlaps_what_flies_within_them(when):
 
 
 @pytest.mark.slow
-def test_a_rank_that_dies_between_nodes_is_named(own_pools):
-    def run():
-        class Dies(bk.stages.Mean):
-            def __call__(self, x, state, comm):
-                if dist.get_rank() == 3 and comm._bucket == 1 and comm.round == 2:
-                    os.kill(os.getpid(), signal.SIGKILL)
-                return super().__call__(x, state, comm)
-
-        return failed(bk.during_backward(bk.stages.Hierarchical(Dies())))
-
-    said = own_pools(4).run(run, lost=(3,))
-    assert all(sentence.startswith("rank 3 is dead") and not names for sentence, names in said[:3]), said
-
-
-@pytest.mark.slow
-def test_a_rank_that_fails_between_nodes_is_named(own_pools):
+@pytest.mark.parametrize("dies", [True, False])
+def test_a_rank_that_dies_or_fails_between_nodes_is_named(own_pools, dies):
     """Nothing of earlier buckets takes off after that, either."""
+    victim = 3 if dies else 1
 
     def run():
-        class Fails(bk.stages.Mean):
+        class Ends(bk.stages.Mean):
             def __call__(self, x, state, comm):
-                if dist.get_rank() == 1 and comm._bucket == 1 and comm.round == 2:
+                if dist.get_rank() == victim and comm._bucket == 1 and comm.round == 2:
+                    if dies:
+                        os.kill(os.getpid(), signal.SIGKILL)
                     raise KeyError("half-way")
                 return super().__call__(x, state, comm)
 
-        return failed(bk.during_backward(bk.stages.Hierarchical(Fails())))
+        return failed(bk.during_backward(bk.stages.Hierarchical(Ends())))
 
-    said = own_pools(4).run(run)
-    for sentence, names in said:
-        assert "bucket 1, round 2 failed on rank 1: KeyError: 'half-way'" in sentence and not names, said
+    said = own_pools(4).run(run, lost=(victim,) * dies)
+    for sentence, names in said[: 4 - dies]:
+        words = "rank 3 is dead" if dies else "bucket 1, round 2 failed on rank 1: KeyError: 'half-way'"
+        assert words in sentence and not names, said
 
 
 def failed(rule):
