@@ -126,7 +126,7 @@ def losing(step, params, absent):
 
 
 def bench_fuse(benchmark):
-    """Time the inspection of an optimizer: `fuse` itself, with 1 and with 50 groups."""
+    """Time `fuse` itself, with 1 and with 50 groups."""
     for n in (1, 50):
         params = parameters([10] * 100, "cpu")
         grouped = [{"params": params[i::n]} for i in range(n)]

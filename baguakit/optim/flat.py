@@ -1,15 +1,15 @@
-"""A flat tensor: the weights, gradients and state of small parameters, one after another while the optimizer steps.
+"""Flat tensors: the weights, gradients and state of small parameters, one after another while the optimizer steps.
 
 The user's `optimizer.state` is authoritative. A tensor as long as the flat one is *elementwise*: the user sees pieces
 of it. One with a *single* value (`step`) is equal for all that are stepped as one: each parameter has a tensor of its
-own, because torch loads such tensors as they are and then increments each. *Numbers* are equal, too.
+own, because torch loads such tensors as they are and then increments each. Numbers are equal, too.
 """
 
-from collections.abc import MutableMapping, Sequence
-from functools import cached_property
+from collections import defaultdict
+from collections.abc import Hashable, Iterator, MutableMapping, Sequence
 from itertools import accumulate
 from operator import is_
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -19,10 +19,22 @@ from ..buckets import pieces
 OptimizerState = MutableMapping[Any, dict[str, Any]]
 PLAIN = (Tensor, nn.Parameter)
 NUMBERS = (bool, int, float, complex, str, type(None))
+LONG = 16  # so many adjacent gradients are worth a flat tensor of their own
 
 
-class CannotFuse(TypeError):
-    """Raised if an optimizer cannot step parameters as one; the message calls it "it"."""
+class Sizes(NamedTuple):
+    """Numbers of values: a parameter with more than `small` is stepped alone; a flat tensor has at most `flat`."""
+
+    small: int
+    flat: int
+
+
+# Measured on a CPU with 1,000 parameters: copies cost as much as they save at about 14,000 values each where torch's
+# loop steps them by AdamW, at 4,000 where by SGD, at 3,000 where its fused kernel does AdamW; beyond 2^18 values flat
+# tensors fall out of the cache.
+CPU, CPU_FUSED = Sizes(1 << 12, 1 << 18), Sizes(1 << 11, 1 << 18)
+# On a GPU starting a kernel takes as long as streaming about a million values.
+GPU = Sizes(1 << 20, 1 << 26)
 
 
 def shard_of(x: Tensor) -> Tensor:
@@ -35,102 +47,125 @@ def storage_of(x: Tensor) -> int:
     return x.untyped_storage().data_ptr()
 
 
-def is_elementwise(value: Tensor, like: Tensor) -> bool:
-    """Return whether a tensor of the user's state has a value for each value of `like`, a parameter."""
-    return (type(value) in PLAIN) == (type(like) in PLAIN) and value.shape == like.shape
+def is_elementwise(value: Tensor, p: Tensor) -> bool:
+    """Return whether a tensor of the state of a parameter has a value for each of its values."""
+    return (type(value) in PLAIN) == (type(p) in PLAIN) and value.shape == p.shape
+
+
+def share_a_storage(grads: Sequence[Tensor]) -> bool:
+    """Return whether the first two gradients share a storage, so that their order may save copies."""
+    return len(grads) > 1 and storage_of(grads[0]) == storage_of(grads[1])
 
 
 class Flat:
-    """Parameters of one dtype and device, all with a gradient and equal keys of state, that are stepped as one.
+    """Parameters that are stepped as one, all with a gradient and equal keys of state.
 
     The user's weights stay in place: they are copied into a flat tensor before a step and back after it, unless they
     are already adjacent. So are the gradients, unless they are adjacent, as pieces of a bucket are.
 
-    Args:
-        params: as the user holds them.
-        locals: what this rank holds of each: plain tensors.
-        state: the optimizer's, by parameter.
-
     Attributes:
+        params: as the user holds them.
         param: what the optimizer steps; its gradient is set for each step.
         known: the state that the optimizer knew after its latest step; None if it has had none.
+        copied: the gradients had to be copied.
     """
 
-    def __init__(self, params: list[Tensor], locals: list[Tensor], state: OptimizerState) -> None:
-        self.params, self._locals = params, locals
-        self._distributed = type(params[0]) not in PLAIN
-        *self._starts, self._total = [0, *accumulate(x.numel() for x in locals)]
-        self._strides = [x.stride() for x in locals]
-        self._pointers = [x.data_ptr() for x in locals]
-        run = self._run(locals)
-        self._weights = self._empty(locals[0]) if run is None else run
-        self._weight_views = [] if run is not None else self._cut(self._weights)  # []: the weights are in place
+    def __init__(self, params: list[Tensor], state: OptimizerState) -> None:
+        self.params, self._distributed, self.copied = params, type(params[0]) not in PLAIN, False
+        self._locals = [shard_of(p) for p in params]
+        self._pointers = [x.data_ptr() for x in self._locals]
+        *self._starts, self._total = [0, *accumulate(x.numel() for x in self._locals)]
+        self._weights = self._empty(self._locals[0])
+        self._views = pieces(self._weights, self._locals)
+        self._strides = [x.stride() for x in self._views]
+        in_place = self._adjacent(self._locals)
+        if in_place is not None:
+            self._weights, self._views = in_place, []
         self.param = nn.Parameter(self._weights)
-        self._grads: Tensor | None = None  # where gradients are copied to
-        self._grad_views: list[Tensor] = []
-        self._version = 0
-        self._lent = self._gradients()  # during a step
-        self._together = self._lie_together()
+        self._buffer: Tensor | None = None  # where gradients are copied to, and its pieces
+        self._buffer_views: list[Tensor] = []
+        self._grads = self._gradients()
+        self._share = share_a_storage(self._grads)
         self.known: dict[str, Any] | None = None
-        self._gather(state)
-
-    # Weights and gradients
+        self._dicts: list[dict[str, Any] | None] = [None] * len(params)
+        self._seen: dict[str, list[Any]] = {}  # what the user sees of each
+        self._rows: dict[str, tuple[Tensor, int]] = {}  # of single values: one for each parameter; and their version
+        if params[0] in state:
+            self._show({key: self._together(key, state) for key in state[params[0]]}, state)
 
     def fits(self, state: OptimizerState) -> bool:
         """Return whether weights and state are where they were, and the gradients do not share a storage only now."""
         shards = [shard_of(p) for p in self.params] if self._distributed else self.params
-        self._lent = self._gradients()
-        moved = self._pointers != [x.data_ptr() for x in shards]
-        return not moved and (self._together or not self._lie_together()) and self._agrees(state)
+        self._grads = self._gradients()
+        return (
+            self._pointers == [x.data_ptr() for x in shards]
+            and (self._share or not share_a_storage(self._grads))
+            and all(map(is_, map(state.get, self.params), self._dicts))
+            and all(len(d) == len(self._seen) for d in self._dicts if d is not None)
+            and all(all(map(is_, [d and d.get(key) for d in self._dicts], seen)) for key, seen in self._seen.items())
+            and all(rows._version == version for rows, version in self._rows.values())
+        )
 
-    def load(self) -> bool:
-        """Copy weights and gradients into the flat tensors; return whether gradients had to be copied."""
-        self._lent = self._gradients()
-        if self.param.data_ptr() != self._weights.data_ptr():  # the optimizer has put its weights elsewhere
-            self.param = nn.Parameter(self._weights)
-        if self._weight_views:
-            torch._foreach_copy_(self._weight_views, self._locals)
-        flat = self._run(self._lent)
-        copied = flat is None
+    def load(self) -> None:
+        """Copy weights and gradients into the flat tensors."""
+        self.param.data = self._weights
+        if self._views:
+            torch._foreach_copy_(self._views, self._locals)
+        self._grads = self._gradients()
+        flat = self._adjacent(self._grads)
+        self.copied = flat is None
         if flat is None:
-            if self._grads is None:
-                self._grads = self._empty(self._weights)
-                self._grad_views = self._cut(self._grads)
-            torch._foreach_copy_(self._grad_views, self._lent)
-            flat, self._version = self._grads, self._grads._version
-        else:
-            self._grads, self._grad_views = None, []
-        self.param.grad = flat
-        return copied
+            if self._buffer is None:
+                self._buffer = self._empty(self._weights)
+                self._buffer_views = pieces(self._buffer, self._locals)
+            torch._foreach_copy_(self._buffer_views, self._grads)
+            flat = self._buffer
+        self.param.grad, self._version = flat, flat._version
 
-    def store(self, unscaled: bool) -> None:
-        """Copy the weights back, and the gradients if the step wrote to them, as it does when it unscales them."""
-        if self.param.data_ptr() != self._weights.data_ptr():
+    def store(self, found: dict[str, Any] | None, state: OptimizerState, unscaled: bool) -> None:
+        """Copy the weights back, the gradients if the step wrote to them, and show the user the state.
+
+        Args:
+            found: the state of the flat tensor, if the optimizer has made any.
+            state: the user's.
+            unscaled: the step has unscaled the gradients.
+
+        Raises:
+            TypeError: the optimizer keeps something that cannot be divided among parameters.
+        """
+        grad = self.param.grad
+        if self.param.data_ptr() != self._weights.data_ptr():  # the optimizer has put its weights elsewhere
             self._weights.copy_(self.param.detach())
-        if self._weight_views:
-            torch._foreach_copy_(self._locals, self._weight_views)
+        if self._views:
+            torch._foreach_copy_(self._locals, self._views)
         else:  # autograd must see that the weights have changed
             torch.autograd.graph.increment_version(self._locals)
-        if self._grads is not None and (unscaled or self._grads._version != self._version):
-            torch._foreach_copy_(self._lent, self._grad_views)
+        if self.copied and self._buffer is not None and (unscaled or self._buffer._version != self._version):
+            torch._foreach_copy_(self._grads, self._buffer_views)
+        self.param.grad, self._grads = None, []
+        if found is None:
+            return
+        borrowed = {storage_of(x) for x in (self._weights, self.param, grad) if isinstance(x, Tensor)}
+        for key, value in found.items():
+            if isinstance(value, Tensor) and storage_of(value) in borrowed:  # until the next step only
+                found[key] = value.clone()
+        self._show(found, state)
+
+    def release(self, state: OptimizerState) -> None:
+        """Give the parameters tensors of their own for what the user still sees as pieces of a flat one."""
+        for key, seen in self._seen.items():
+            for p, d, value in zip(self.params, self._dicts, seen, strict=True):
+                if d is not None and state.get(p) is d and d.get(key) is value and isinstance(value, Tensor):
+                    d[key] = value.clone()
 
     def _gradients(self) -> list[Tensor]:
         grads = [p.grad for p in self.params if p.grad is not None]
         return [shard_of(g) for g in grads] if self._distributed else grads
 
-    def _lie_together(self) -> bool:
-        """Return whether the first two gradients share a storage, so that their order may save copies."""
-        first = [storage_of(g) for g in self._lent[:2]]
-        return len(first) == 2 and first[0] == first[1]
-
-    def _cut(self, flat: Tensor) -> list[Tensor]:
-        """Return views of a flat tensor with the shapes and strides of the parameters."""
-        return pieces(flat, self._locals)
-
     def _empty(self, like: Tensor) -> Tensor:
         return torch.empty(self._total, dtype=like.dtype, device=like.device)
 
-    def _run(self, tensors: Sequence[Tensor]) -> Tensor | None:
+    def _adjacent(self, tensors: Sequence[Tensor]) -> Tensor | None:
         """Return the flat tensor of which `tensors` are already the pieces; None if they are not."""
         first = tensors[0]
         base, itemsize, begin = first.data_ptr(), first.element_size(), first.storage_offset()
@@ -139,136 +174,171 @@ class Flat:
         # Two allocations may touch by chance.
         if begin + self._total > first.untyped_storage().nbytes() // itemsize:
             return None
-        if [x.stride() for x in tensors] != self._strides or not self._dense:
+        if [x.stride() for x in tensors] != self._strides:
             return None
         return first.detach().as_strided((self._total,), (1,), begin)
 
-    @cached_property
-    def _dense(self) -> bool:
-        """Return whether pieces of a flat tensor have the strides of the parameters."""
-        return [x.stride() for x in self._cut(self._empty(self._locals[0]))] == self._strides
+    def _together(self, key: str, state: OptimizerState) -> Any:
+        """Return what the parameters know under a key, as the optimizer knows it of the flat tensor."""
+        values = [state[p][key] for p in self.params]
+        if not isinstance(values[0], Tensor):
+            return values[0]
+        if not is_elementwise(values[0], self.params[0]):
+            return values[0].detach().clone()
+        flat = self._empty(shard_of(values[0]))
+        torch._foreach_copy_(pieces(flat, self._locals), [shard_of(v) for v in values])
+        return flat
 
-    # State
-
-    def remember(self, found: dict[str, Any] | None, state: OptimizerState) -> None:
-        """Show the user the state of the flat tensor after the optimizer's step, and drop the gradients.
-
-        Raises:
-            CannotFuse: it keeps something that cannot be divided among parameters.
-        """
-        borrowed = {storage_of(x) for x in (self._weights, self.param.grad) if x is not None}
-        self.param.grad, self._lent = None, []
-        if found is None:
-            return
+    def _show(self, found: dict[str, Any], state: OptimizerState) -> None:
+        """Show the user the state `found` of the flat tensor: what is not the same object as before."""
+        before = self.known or {}
+        if self.known is None or before.keys() != found.keys():
+            before, self._seen, self._rows = {}, {}, {}
+            for p in self.params:
+                state[p] = state.get(p, {})
+                state[p].clear()
+            self._dicts = [state[p] for p in self.params]
+        count = len(self.params)
         for key, value in found.items():
-            _check(key, value, self._total)
-            if isinstance(value, Tensor) and storage_of(value) in borrowed:  # until the next step only
-                found[key] = value.clone()
-        known = self.known
-        if known is not None and known.keys() == found.keys() and all(_alike(known[k], found[k]) for k in known):
-            found.update({key: self._advance(key, value, known[key]) for key, value in found.items()})
-        else:
-            self._begin(found, state)
+            if not isinstance(value, Tensor):
+                if not isinstance(value, NUMBERS):
+                    raise TypeError(f"it is fused and keeps {key!r}, a {type(value).__name__}: no parameter has a part")
+                if key not in before or value is not before[key]:
+                    self._set(key, [value] * count)
+            elif value.shape == (self._total,):
+                self._rows.pop(key, None)
+                if value is not before.get(key):
+                    flat = found[key] = value.detach().contiguous()
+                    views = pieces(flat, self._locals)
+                    self._set(key, list(map(_distributed, self.params, views)) if self._distributed else views)
+            elif value.numel() != 1:
+                shape = tuple(value.shape)
+                raise TypeError(
+                    f"it is fused and keeps {key!r} of shape {shape} for {self._total} values: neither one for each "
+                    "nor one for all"
+                )
+            else:
+                if key not in self._rows:
+                    rows = value.detach().expand(count, *value.shape).clone()
+                    self._set(key, list(rows.unbind(0)))
+                else:
+                    rows = self._rows[key][0]
+                    rows[:] = value.detach()
+                self._rows[key] = rows, rows._version
         self.known = found
 
-    def release(self, state: OptimizerState) -> None:
-        """Give the parameters tensors of their own for what the user still sees as pieces of a flat one."""
-        for key, seen in self._seen.items():
-            for p, d, value in zip(self.params, self._dicts or (), seen, strict=True):
-                if isinstance(value, Tensor) and state.get(p) is d and key in d and d[key] is value:
-                    d[key] = value.clone()
-
-    def _gather(self, state: OptimizerState) -> None:
-        """Take over the state of the parameters, which have the same keys and equal single values."""
-        self._dicts = [state[p] for p in self.params if p in state]
-        self._rows: dict[str, Tensor] = {}  # of single values: one for each parameter
-        self._versions: dict[str, int] = {}
-        self._seen: dict[str, list[Any]] = {}  # what the user sees of anything
-        if not self._dicts:
-            return
-        self.known = {}
-        for key, value in list(self._dicts[0].items()):
-            values = [d[key] for d in self._dicts]
-            if not isinstance(value, Tensor):
-                self._seen[key], self.known[key] = values, value
-            elif is_elementwise(value, self.params[0]):
-                flat = self.known[key] = self._empty(shard_of(value))
-                torch._foreach_copy_(self._cut(flat), [shard_of(v) for v in values])
-                self._show_flat(key, flat)
-            else:
-                self._show_rows(key, torch.stack([v.detach() for v in values]))
-                self.known[key] = self._rows[key][0].clone()
-
-    def _agrees(self, state: OptimizerState) -> bool:
-        """Return whether the user's state is still the one that is shown."""
-        dicts = self._dicts
-        if not dicts:
-            return not any(p in state for p in self.params)
-        return (
-            all(map(is_, map(state.get, self.params), dicts))
-            and all(len(d) == len(self._seen) for d in dicts)
-            and all(all(map(is_, [d.get(key) for d in dicts], seen)) for key, seen in self._seen.items())
-            and all(rows._version == self._versions[key] for key, rows in self._rows.items())
-        )
-
-    def _advance(self, key: str, value: Any, before: Any) -> Any:
-        if not isinstance(value, Tensor):
-            if value is not before:
-                self._show(key, [value] * len(self.params))
-        elif key in self._rows:
-            self._rows[key][:] = value.detach()
-            self._versions[key] = self._rows[key]._version
-        elif value is not before:
-            return before.copy_(value)
-        return value
-
-    def _begin(self, found: dict[str, Any], state: OptimizerState) -> None:
-        """Make the state again, because it has other keys or kinds than before."""
-        for p in self.params:
-            state[p] = state.get(p, {})
-            state[p].clear()
-        self._dicts = [state[p] for p in self.params]
-        self._rows, self._versions, self._seen = {}, {}, {}
-        for key, value in found.items():
-            if not isinstance(value, Tensor):
-                self._show(key, [value] * len(self.params))
-            elif value.shape == (self._total,):
-                found[key] = value.detach().contiguous()
-                self._show_flat(key, found[key])
-            else:
-                self._show_rows(key, value.detach().expand(len(self.params), *value.shape).clone())
-
-    def _show_flat(self, key: str, flat: Tensor) -> None:
-        views = self._cut(flat)
-        self._show(key, list(map(_like, self.params, views)) if self._distributed else views)
-
-    def _show_rows(self, key: str, rows: Tensor) -> None:
-        self._rows[key], self._versions[key] = rows, rows._version
-        self._show(key, list(rows.unbind(0)))
-
-    def _show(self, key: str, values: list[Any]) -> None:
+    def _set(self, key: str, values: list[Any]) -> None:
         self._seen[key] = values
         for d, value in zip(self._dicts, values, strict=True):
-            d[key] = value
+            if d is not None:
+                d[key] = value
 
 
-def _check(key: str, value: Any, n: int) -> None:
-    if isinstance(value, Tensor):
-        if value.shape != (n,) and value.numel() != 1:
-            shape = tuple(value.shape)
-            raise CannotFuse(f"it keeps {key!r} of shape {shape} for {n} values: neither one for each nor one for all")
-    elif not isinstance(value, NUMBERS):
-        raise CannotFuse(f"it keeps {key!r}, a {type(value).__name__}, in its state, of which no parameter has a part")
-
-
-def _alike(a: Any, b: Any) -> bool:
-    if isinstance(a, Tensor) and isinstance(b, Tensor):
-        return (a.shape, a.dtype, a.device) == (b.shape, b.dtype, b.device)
-    return not isinstance(a, Tensor) and not isinstance(b, Tensor)
-
-
-def _like(p: Any, shard: Tensor) -> Tensor:
+def _distributed(p: Any, shard: Tensor) -> Tensor:
     # The class comes with the parameter: a plain model must not load torch.distributed.tensor.
     return type(p).from_local(  # type: ignore[no-any-return]
         shard, p.device_mesh, p.placements, run_check=False, shape=p.shape, stride=p.stride()
     )
+
+
+# Which parameters are stepped as one
+
+
+def divide(params: Sequence[Tensor], state: OptimizerState, fused: bool) -> list[Flat]:
+    """Return flat tensors of the small parameters with a gradient: of one dtype, device and kind of state.
+
+    `fused` says that torch's fused kernels step them. Parameters with adjacent gradients keep the order of these.
+    """
+    kinds: dict[Hashable, list[Tensor]] = defaultdict(list)
+    for p in _without_overlaps([p for p in params if _is_candidate(p, _sizes(p, fused).small)]):
+        kind = _kind(p, state)
+        if kind is not None:
+            kinds[kind].append(p)
+    chunks = [chunk for each in kinds.values() for run in _runs(each) for chunk in _chunks(run, _sizes(run[0], fused))]
+    # No plain tensor alone.
+    return [Flat(chunk, state) for chunk in chunks if len(chunk) > 1 or type(chunk[0]) not in PLAIN]
+
+
+def _sizes(p: Tensor, fused: bool) -> Sizes:
+    return (CPU_FUSED if fused else CPU) if p.device.type == "cpu" else GPU
+
+
+def _is_candidate(p: Tensor, small: int) -> bool:
+    """Return whether a parameter has a gradient, is small or distributed, and both are dense."""
+    # If p has no dimensions, `exp_avg` cannot be told from `step`.
+    if p.grad is None or p.dim() == 0 or not (_is_strided(p) and _is_strided(p.grad)):
+        return False
+    local, grad = shard_of(p), shard_of(p.grad)
+    if type(local) not in PLAIN or (grad.shape, grad.dtype) != (local.shape, local.dtype):
+        return False
+    # Distributed ones go as shards at any size: no optimizer takes shards and distributed tensors in one call.
+    return 0 < local.numel() <= small or type(p) not in PLAIN
+
+
+def _is_strided(x: Tensor) -> bool:
+    return x.layout is torch.strided and (type(x) in PLAIN or hasattr(x, "to_local"))
+
+
+def _without_overlaps(params: list[Tensor]) -> list[Tensor]:
+    """Return the parameters that share no memory: torch would step the second of two after the first changed it."""
+    clusters: list[list[Tensor]] = []
+    reach = 0
+    for p in sorted(params, key=lambda p: shard_of(p).data_ptr()):
+        x = shard_of(p)
+        if x.data_ptr() >= reach or not x.numel():
+            clusters.append([])
+        clusters[-1].append(p)
+        span = 1 + sum(step * (n - 1) for step, n in zip(x.stride(), x.shape, strict=True)) if x.numel() else 0
+        reach = max(reach, x.data_ptr() + span * x.element_size())
+    alone = {cluster[0] for cluster in clusters if len(cluster) == 1}
+    return [p for p in params if p in alone]
+
+
+def _kind(p: Tensor, state: OptimizerState) -> Hashable:
+    """Return what parameters that are stepped as one have in common; None if its state cannot be divided."""
+    local = shard_of(p)
+    kind: list[Any] = [local.dtype, local.device, type(p) in PLAIN, p in state]
+    for key, value in sorted(state.get(p, {}).items(), key=lambda item: str(item[0])):
+        if isinstance(value, NUMBERS):
+            kind += [key, type(value), value]
+            continue
+        # A flat copy of state in shared memory would not reach the other processes.
+        if not isinstance(value, Tensor) or not _is_strided(value) or (value.is_cpu and shard_of(value).is_shared()):
+            return None
+        kind += [key, value.dtype, value.device]
+        if not is_elementwise(value, p):
+            if value.numel() != 1 or type(value) not in PLAIN:
+                return None
+            kind += [value.shape, value.item()]
+    return tuple(kind)
+
+
+def _runs(params: list[Tensor]) -> Iterator[list[Tensor]]:
+    """Yield long runs of adjacent gradients of one storage, and then all others."""
+    runs: list[list[Tensor]] = []
+    end = (0, 0)
+    placed = [(shard_of(p.grad), p) for p in params if p.grad is not None]
+    for g, p in sorted(placed, key=lambda each: each[0].data_ptr()):
+        if end != (storage_of(g), g.data_ptr()):
+            runs.append([])
+        runs[-1].append(p)
+        end = storage_of(g), g.data_ptr() + g.nbytes
+    long = [run for run in runs if len(run) >= min(LONG, len(params))]
+    in_runs = {p for run in long for p in run}
+    yield from long
+    if rest := [p for p in params if p not in in_runs]:
+        yield rest
+
+
+def _chunks(run: Sequence[Tensor], sizes: Sizes) -> list[list[Tensor]]:
+    """Return the members of each flat tensor of a run: none too long, large shards alone."""
+    chunks: list[list[Tensor]] = []
+    room = -1
+    for p in run:
+        n = shard_of(p).numel()
+        if n > min(room, sizes.small):
+            chunks.append([])
+            room = sizes.flat if n <= sizes.small else n
+        chunks[-1].append(p)
+        room -= n
+    return chunks

@@ -6,23 +6,28 @@ is unchanged: its groups, its state by parameter, and its methods are torch's ow
 """
 
 from collections import defaultdict
-from dataclasses import dataclass
-from types import new_class
+from dataclasses import dataclass, field
+from operator import is_
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, optim
 from torch.optim import Optimizer
 
 from ..arguments import check_fields, checked
-from .flat import CannotFuse, Flat, OptimizerState
-from .layout import Layout, lay_out, next_layout
-from .probe import check_element_wise, own_step
+from .flat import Flat, OptimizerState, divide
 from .steppers import Groups, step_in_launches
+
+ELEMENTWISE = {
+    optim.SGD, optim.Adam, optim.AdamW, optim.NAdam, optim.RAdam, optim.Adamax, optim.RMSprop, optim.Rprop,
+    optim.Adadelta, optim.Adagrad, optim.ASGD,
+}  # fmt: skip
+HALVES = (torch.bfloat16, torch.float16)
+CALM = 8  # steps in which the same parameters must have gradients before they are laid out again
 
 
 @checked
-def fuse(optimizer: Optimizer) -> Optimizer:
+def fuse(optimizer: Optimizer, elementwise: bool = False) -> Optimizer:
     """Let an element-wise optimizer step over a few flat tensors, and return it; `unfuse` undoes it.
 
     The same object is returned, and stays an ordinary optimizer: groups, schedulers, hooks, checkpoints, gradient
@@ -34,19 +39,34 @@ def fuse(optimizer: Optimizer) -> Optimizer:
     within one rounding of the dtype, three for SGD with momentum and decay. A copy (`deepcopy`, pickle) is not fused.
     For 8 steps after others in a group had gradients, all of the group are stepped one by one, as without `fuse`.
 
+    Args:
+        optimizer: SGD, Adam, AdamW, NAdam, RAdam, Adamax, RMSprop, Rprop, Adadelta, Adagrad or ASGD of torch.
+        elementwise: take one of another class, too: you say that the step of each value depends on its own gradient and
+            state alone. Norms of a tensor, its shape and random numbers are none of these.
+
     Raises:
         TypeError: this is not a `torch.optim.Optimizer`.
-        ValueError: the optimizer is not element-wise (found out on toy tensors), or cannot be fused for another
-            reason. A group added later is looked at when it is first stepped.
+        ValueError: the optimizer is not known to be element-wise, or an option forbids to fuse it.
     """
+    name = type(optimizer).__name__
     if not isinstance(optimizer, Optimizer) or not hasattr(optimizer, "_optimizer_step_pre_hooks"):
-        raise TypeError(
-            f"fuse takes a torch.optim.Optimizer, not {type(optimizer).__name__}; fuse the one inside if that wraps one"
+        raise TypeError(f"fuse takes a torch.optim.Optimizer, not {name}; fuse the one inside if that wraps one")
+    if type(optimizer) not in ELEMENTWISE and not elementwise:
+        raise ValueError(
+            f"{name} cannot be fused: it is not known to be element-wise; pass elementwise=True if the step of each "
+            "value depends on its own gradient and state alone"
+        )
+    if optimizer.defaults.get("differentiable"):
+        raise ValueError(f"{name} cannot be fused with differentiable=True: autograd follows each parameter by itself")
+    if type(optimizer) is optim.SGD and any(
+        group.get("fused") and any(p.dtype in HALVES for p in group["params"]) for group in optimizer.param_groups
+    ):
+        raise ValueError(
+            "SGD cannot be fused with fused=True over 16-bit weights: torch's kernel leaves out values of long tensors "
+            "(pytorch/pytorch#191763); leave out fused=True"
         )
     if fusion_of(optimizer) is None:
-        fusion = Fusion(optimizer)
-        fusion.look_at_groups()
-        fusion.install()
+        Fusion(optimizer).install()
     return optimizer
 
 
@@ -104,10 +124,10 @@ def report(optimizer: Optimizer) -> Report:
     if fusion is None:
         raise ValueError(f"this {type(optimizer).__name__} is not fused; baguakit.optim.fuse(optimizer) does that")
     flats = [flat for layout in fusion.layouts for flat in layout.flats]
-    together = sum(len(flat.params) for flat in flats)
+    together, copied = sum(len(flat.params) for flat in flats), sum(flat.copied for flat in flats)
     present = [given for layout in fusion.layouts for given in layout.present]
     absent = present.count(False)
-    return Report(len(flats), together, len(present) - absent - together, absent, fusion.copied, fusion.laid_out)
+    return Report(len(flats), together, len(present) - absent - together, absent, copied, fusion.laid_out)
 
 
 def fusion_of(optimizer: Optimizer) -> "Fusion | None":
@@ -116,31 +136,55 @@ def fusion_of(optimizer: Optimizer) -> "Fusion | None":
     return next((owner for owner in owners if isinstance(owner, Fusion)), None)
 
 
+@dataclass(eq=False)
+class Layout:
+    """The parameters of a group, as its optimizer steps them.
+
+    Attributes:
+        params: all.
+        present: which of them have a gradient.
+        flats: those that are stepped as one; torch steps the others as always.
+        calm: the steps since others had a gradient; with fewer than `CALM` all are stepped apart.
+    """
+
+    params: list[Tensor]
+    present: list[bool]
+    flats: list[Flat] = field(default_factory=list)
+    calm: int = CALM
+
+
 class Fusion:
     """The hooks of a fused optimizer.
 
     Attributes:
         layouts: of each group, as of the latest step.
-        laid_out, copied: counts for the report.
+        laid_out: the number of times that parameters have been laid out anew.
     """
 
     def __init__(self, optimizer: Optimizer) -> None:
         self.optimizer = optimizer
         self.layouts: list[Layout] = []
-        self.laid_out = self.copied = 0
-        self._view = self._flat_view()
-        self._looked_at: list[dict[str, Any]] = []
+        self.laid_out = 0
         self._groups: Groups = []
-        self._left: Groups = []
         self._state: OptimizerState = {}
-        self._gathered = self._asked = self._stale = False
-        self._handles: list[Any] = []
+        self._gathered = False  # the view has the parameters
+        self._asked = False  # the step has a closure that it has not called
+        # The view's class is derived from the user's, and the two share all attributes (what one sets, the other has)
+        # except these, which are gathered when they are first read.
+        kind: Any = type(optimizer)
+        body = {
+            "param_groups": property(lambda _: self._shown()._groups),
+            "state": property(lambda _: self._shown()._state),
+            "__module__": kind.__module__,
+            "__qualname__": kind.__qualname__,
+        }
+        self._view: Optimizer = object.__new__(type(kind)(kind.__name__, (kind,), body))
 
     def install(self) -> None:
         """Hook the optimizer's step."""
         # Disabled here and not by a decorator, which would import the compiler with the package.
-        before: Any = torch.compiler.disable(self.before)
-        after: Any = torch.compiler.disable(self.after)
+        before: Any = torch.compiler.disable(self._before)
+        after: Any = torch.compiler.disable(self._after)
         before.fusion = self
         post = self.optimizer.register_step_post_hook(after)
         hooks: Any = self.optimizer._optimizer_step_post_hooks
@@ -151,44 +195,23 @@ class Fusion:
         """Unhook, and give every parameter a state of its own."""
         for handle in self._handles:
             handle.remove()
-        with torch.no_grad():
-            self._release(self.layouts)
+        self._release(self.layouts)
         self.layouts = []
 
-    def look_at_groups(self) -> None:
-        """Raise unless every group is one that can be fused."""
-        groups = self.optimizer.param_groups
-        if len(groups) != len(self._looked_at) or any(a is not b for a, b in zip(groups, self._looked_at, strict=True)):
-            check_element_wise(self.optimizer, lambda toys: Fusion(toys).step)
-            self._looked_at = list(groups)
-
-    def step(self, *args: Any) -> None:
-        """Step without any hooks."""
-        args, kwargs = self._begin((self.optimizer, *args), {})
-        own_step(type(self.optimizer))(*args, **kwargs)
-        if not self._gathered:
-            raise CannotFuse("its step does not look at its groups; fuse the one inside if it wraps another optimizer")
-        self.after(self.optimizer, args, kwargs)
-
-    # The hooks
-
-    def before(self, optimizer: Optimizer, args: Any, kwargs: Any) -> Any:
+    def _before(self, optimizer: Optimizer, args: Any, kwargs: Any) -> Any:
         """Begin a step: return the arguments with the view in place of the optimizer."""
         if optimizer is not self.optimizer:  # a step within a step
             return None
-        self.look_at_groups()
-        return self._begin(args, kwargs)
-
-    def _begin(self, args: Any, kwargs: Any) -> Any:
-        optimizer = self.optimizer
-        self._stale = self._gathered  # an earlier step has not ended: the state of parameters is what counts
+        if self._gathered:  # an earlier step has failed: the state of the parameters is what counts
+            self._release(self.layouts)
+            self.layouts = []
         self._gathered = self._asked = False
         self._groups = [{"params": []} for _ in optimizer.param_groups]
         self._view.__dict__ = optimizer.__dict__
         rest = tuple(self._followed(x) for x in args[1:])
         return (self._view, *rest), {key: self._followed(x) for key, x in kwargs.items()}
 
-    def after(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+    def _after(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         """End a step: copy the parameters and the state of the view into the user's."""
         if optimizer is self.optimizer and self._gathered:
             self._scatter()
@@ -204,71 +227,55 @@ class Fusion:
                 self._scatter()
             result = argument(*args, **kwargs)
             self._asked = False
-            self._gather()
+            self._shown()
             return result
 
         return closure
 
-    # The view
-
-    def _flat_view(self) -> Optimizer:
-        """Return an optimizer whose `step` acts on flat parameters.
-
-        Its class is derived from the user's, and the two share all attributes (what one sets, the other has) except
-        `param_groups` and `state`, which are gathered when they are first read.
-        """
-        kind = type(self.optimizer)
-        body = {
-            "param_groups": property(lambda _: self._gathered_once()._left),
-            "state": property(lambda _: self._gathered_once()._state),
-            "__module__": kind.__module__,
-            "__qualname__": kind.__qualname__,
-        }
-        view: Optimizer = object.__new__(new_class(kind.__name__, (kind,), None, lambda names: names.update(body)))
-        view.__dict__ = self.optimizer.__dict__
-        return view
-
-    def _gathered_once(self) -> "Fusion":
-        if not self._gathered:
-            self._gather()
-        return self
-
     @torch.no_grad()
-    def _gather(self) -> None:
-        groups, state = self.optimizer.param_groups, self.optimizer.state
-        before, self.layouts = self.layouts, []
-        for i, group in enumerate(groups):
-            self.layouts.append(self._layout(group, before[i] if i < len(before) else None))
+    def _shown(self) -> "Fusion":
+        """Let the view have the parameters, and step what launches can, unless that has been done."""
+        if self._gathered:
+            return self
+        groups, state, before = self.optimizer.param_groups, self.optimizer.state, self.layouts
+        self.layouts = [self._layout(group, before[i] if i < len(before) else None) for i, group in enumerate(groups)]
         self._release([layout for layout in before if layout not in self.layouts])
-        self._stale, self.copied = False, 0
-        self._state = defaultdict(dict, {key: x for key, x in state.items() if not isinstance(key, Tensor)})
+        taken = {p for layout in self.layouts for flat in layout.flats for p in flat.params}
+        self._state = defaultdict(dict, {key: known for key, known in state.items() if key not in taken})
         for group, shown, layout in zip(groups, self._groups, self.layouts, strict=True):
             params = shown["params"]  # the same list all through a step: the optimizer may hold it
             shown.update(group)
             shown["params"] = params
-            params[:] = [*map(self._load, layout.flats), *layout.apart]
-            self._state.update((p, state[p]) for p in layout.apart if p in state)
-        self._left = self._groups
+            params[:] = [flat.param for flat in layout.flats] + [p for p in layout.params if p not in taken]
+            for flat in layout.flats:
+                flat.load()
+                if flat.known is not None:
+                    self._state[flat.param] = dict(flat.known)
         if not self._asked:
-            self._left = step_in_launches(type(self.optimizer), self._groups, self._state)
+            step_in_launches(type(self.optimizer), self._groups, self._state)
         self._gathered = True
+        return self
 
     def _layout(self, group: dict[str, Any], before: Layout | None) -> Layout:
-        params, fused, state = group["params"], bool(group.get("fused")), self.optimizer.state
-        if {g.layout for p in params if (g := p.grad) is not None} - {torch.strided}:
-            raise TypeError("a sparse gradient cannot be part of a flat tensor; use sparse=False, or unfuse(optimizer)")
-        if before is None or self._stale:
-            layout = lay_out(params, state, fused)
-        else:
-            layout = next_layout(before, params, state, fused)
-        self.laid_out += layout is not before and layout.calm > 0
-        return layout
+        """Return the layout of a group: that of the step before, if it fits.
 
-    def _load(self, flat: Flat) -> Tensor:
-        self.copied += flat.load()
-        if flat.known is not None:
-            self._state[flat.param] = dict(flat.known)
-        return flat.param
+        While the set of parameters with gradients changes, all are stepped apart: laying them out costs more than it
+        saves.
+        """
+        params, state = list(group["params"]), self.optimizer.state
+        if any(p.grad is not None and p.grad.layout is not torch.strided for p in params):
+            raise TypeError("a sparse gradient cannot be part of a flat tensor; use sparse=False, or unfuse(optimizer)")
+        present = [p.grad is not None for p in params]
+        if before is not None:
+            same = len(params) == len(before.params) and all(map(is_, params, before.params))
+            if not same or present != before.present:
+                return Layout(params, present, calm=0)
+            settled = before.calm == CALM
+            before.calm = min(CALM, before.calm + 1)
+            if before.calm < CALM or (settled and all(flat.fits(state) for flat in before.flats)):
+                return before
+        self.laid_out += 1
+        return Layout(params, present, divide(params, state, bool(group.get("fused"))))
 
     @torch.no_grad()
     def _scatter(self) -> None:
@@ -276,12 +283,12 @@ class Fusion:
         state, unscaled = self.optimizer.state, getattr(self.optimizer, "grad_scale", None) is not None
         for layout in self.layouts:
             for flat in layout.flats:
-                flat.store(unscaled)
-                flat.remember(self._state.pop(flat.param, None), state)
+                flat.store(self._state.pop(flat.param, None), state, unscaled)
         state.update(self._state)
         for group, shown in zip(self.optimizer.param_groups, self._groups, strict=True):
             group.update((key, x) for key, x in shown.items() if key != "params" and group.get(key) is not x)
 
+    @torch.no_grad()
     def _release(self, layouts: list[Layout]) -> None:
         for layout in layouts:
             for flat in layout.flats:

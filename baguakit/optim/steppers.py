@@ -24,29 +24,26 @@ NOT_COVERED = ("amsgrad", "capturable", "fused", "differentiable")
 OURS = {"momentum_buffer"}, {"exp_avg", "exp_avg_sq", "step"}  # the states of SGD, and of Adam
 
 
-def step_in_launches(kind: type[Optimizer], groups: Groups, state: OptimizerState) -> Groups:
-    """Step what launches can of groups for an optimizer of class `kind`; return what is left for its own code."""
-    return [_step_group(group, state) for group in groups] if kind in (SGD, Adam, AdamW) else groups
+def step_in_launches(kind: type[Optimizer], groups: Groups, state: OptimizerState) -> None:
+    """Step what launches can of groups for an optimizer of class `kind`, and take it out of them."""
+    for group in groups if kind in (SGD, Adam, AdamW) else ():
+        # Options are plain numbers, except the rate, which may lie on a device.
+        options = [*group.get("betas", ()), group.get("momentum", 0), group.get("dampening", 0), group["weight_decay"]]
+        if any(group.get(option) for option in NOT_COVERED) or any(isinstance(x, Tensor) for x in options):
+            continue
+        together: dict[tuple[torch.device, int], list[Tensor]] = defaultdict(list)
+        for p in group["params"]:
+            if _is_ours(p, state.get(p, {}), _adam(group)):
+                together[p.device, _taken(p, state, group)].append(p)
+        for (_, taken), params in together.items():
+            _step(params, taken, group, state)
+        done = {p for params in together.values() for p in params}
+        group["params"][:] = [p for p in group["params"] if p not in done]
 
 
 def is_launched(p: Tensor) -> bool:
     """Return whether the device of a parameter is one on which kernels step it."""
     return p.is_cuda
-
-
-def _step_group(group: dict[str, Any], state: OptimizerState) -> dict[str, Any]:
-    # Options are plain numbers, except the rate, which may lie on a device.
-    options = [*group.get("betas", ()), group.get("momentum", 0), group.get("dampening", 0), group["weight_decay"]]
-    if any(group.get(option) for option in NOT_COVERED) or any(isinstance(x, Tensor) for x in options):
-        return group
-    ours = [p for p in group["params"] if _is_ours(p, state.get(p, {}), _adam(group))]
-    together: dict[tuple[torch.device, int], list[Tensor]] = defaultdict(list)
-    for p in ours:
-        together[p.device, _taken(p, state, group)].append(p)
-    for (_, taken), params in together.items():
-        _step(params, taken, group, state)
-    done = set(ours)
-    return {**group, "params": [p for p in group["params"] if p not in done]} if done else group
 
 
 def _adam(group: dict[str, Any]) -> bool:
@@ -87,22 +84,19 @@ def _taken(p: Tensor, state: OptimizerState, group: dict[str, Any]) -> int:
 
 def _step(params: Sequence[Tensor], taken: int, group: dict[str, Any], state: OptimizerState) -> None:
     """Step parameters that have all taken `taken` steps."""
-    update = _update_of(group)
-    known = [state[p] for p in params] if update.states else []
-    names = ("exp_avg", "exp_avg_sq") if _adam(group) else ("momentum_buffer",)[: update.states]
-    lists = tuple([each[name] for each in known] for name in names)
+    update: steps.Update
+    if _adam(group):
+        (beta1, beta2), decoupled = group["betas"], bool(group.get("decoupled_weight_decay"))
+        update = steps.Adam(beta1, beta2, group["eps"], group["weight_decay"], decoupled)
+        names: tuple[str, ...] = ("exp_avg", "exp_avg_sq")
+    else:
+        update = steps.SGD(group["momentum"], group["dampening"], group["weight_decay"], group["nesterov"])
+        names = ("momentum_buffer",)[: update.states]
+    lists = tuple([state[p][name] for p in params] for name in names)
     operands = steps.Operands(params, [p.grad for p in params if p.grad is not None], lists)
     # Gradients that are climbed are scaled by −1, which rounds nothing.
     conditions = steps.Conditions(group["lr"], taken, grad_scale=-1.0 if group["maximize"] else 1.0)
-
     roles: dict[str, Role] = {"p": operands.p, "g": operands.g, **dict(zip("uv", lists, strict=False))}
     steps_ops.step_(update, roles, conditions, None, lambda: steps_ops.check_operands(operands, names, drawn=False))
-    for each in known if _adam(group) else ():
-        each["step"] += 1
-
-
-def _update_of(group: dict[str, Any]) -> steps.Update:
-    if _adam(group):
-        (beta1, beta2), decoupled = group["betas"], bool(group.get("decoupled_weight_decay"))
-        return steps.Adam(beta1, beta2, group["eps"], group["weight_decay"], decoupled)
-    return steps.SGD(group["momentum"], group["dampening"], group["weight_decay"], group["nesterov"])
+    for p in params if _adam(group) else ():
+        state[p]["step"] += 1

@@ -9,7 +9,7 @@ from torch import nn
 from toys import Gradients, alike, equal, groups, pair, parameters, same_state, train
 
 from baguakit.optim import fuse, report, unfuse
-from baguakit.optim.layout import CALM
+from baguakit.optim.fusion import CALM
 
 
 def test_parameters_stay_where_they_are():

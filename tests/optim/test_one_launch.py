@@ -91,7 +91,7 @@ def test_what_is_not_covered_keeps_its_own_code(launched):
         torch.optim.SGD(parameters(torch.bfloat16), lr=0.5),
     ]
     for optimizer in left:
-        fuse(optimizer)
+        fuse(optimizer, elementwise=True)
         for p in optimizer.param_groups[0]["params"]:
             p.grad = torch.ones_like(p)
         was = [p.detach().clone() for p in optimizer.param_groups[0]["params"]]

@@ -1,4 +1,4 @@
-"""Optimizers to be fused, and optimizers to be refused: torch's, and such as users write."""
+"""Optimizers to be fused: torch's, and such as users write."""
 
 from typing import ClassVar
 
@@ -153,81 +153,12 @@ class LooksTwice(Custom):
 ELEMENT_WISE = [Lion, OldStyle, KeepsGradients, MasterWeights, CountsInGroup]
 
 
-class LARS(Custom):
-    """A rate for each layer, from norms of its weights and gradients."""
-
-    def update(self, p, g, state, group):
-        d = g + group["weight_decay"] * p
-        p.sub_(d * (0.01 * p.norm() / d.norm()), alpha=group["lr"])
-
-
-class LARSOfMatrices(Custom):
-    """Leaves vectors alone, so that only a matrix tells."""
-
-    def update(self, p, g, state, group):
-        p.sub_(g * (p.norm() / g.norm()) if p.dim() > 1 else g, alpha=group["lr"])
-
-
-class LAMB(Custom):
-    """Adam with a trust ratio where there is weight decay."""
-
-    def update(self, p, g, state, group):
-        if not state:
-            state["step"], state["m"], state["v"] = 0, torch.zeros_like(p), torch.zeros_like(p)
-        state["step"] += 1
-        state["m"].lerp_(g, 0.1)
-        state["v"].lerp_(g * g, 0.01)
-        d = state["m"] / (state["v"].sqrt() + 1e-6) + group["weight_decay"] * p
-        trust = p.norm() / d.norm() if group["weight_decay"] else 1
-        p.sub_(d * trust, alpha=group["lr"])
-
-
-class Shampoo(Custom):
-    """A preconditioner for each dimension."""
-
-    def update(self, p, g, state, group):
-        for i, n in enumerate(p.shape):
-            rows = g.transpose(0, i).reshape(n, -1)
-            state[f"L{i}"] = state.get(f"L{i}", torch.eye(n)) + rows @ rows.T
-            g = torch.linalg.solve(state[f"L{i}"], rows).reshape(g.transpose(0, i).shape).transpose(0, i)
-        p.sub_(g, alpha=group["lr"])
-
-
-class Centralized(Custom):
-    """Takes the mean of every row from the gradient."""
-
-    def update(self, p, g, state, group):
-        p.sub_(g - g.mean(-1, keepdim=True), alpha=group["lr"])
-
-
 class History(Custom):
     """Keeps a list of gradients."""
 
     def update(self, p, g, state, group):
         state.setdefault("history", []).append(g.clone())
         p.sub_(g, alpha=group["lr"])
-
-
-class ByOrder(Custom):
-    """Another rate for each parameter, by its number."""
-
-    def step(self, closure=None):
-        for group in self.param_groups:
-            for i, p in enumerate(group["params"]):
-                p.data.sub_(p.grad, alpha=group["lr"] / (i + 1))
-
-
-class HoldsParameters(Custom):
-    """Steps the parameters that it was made with, whatever its groups hold."""
-
-    def __init__(self, params):
-        self.held = list(params)
-        super().__init__(self.held)
-
-    def step(self, closure=None):
-        for group in self.param_groups:
-            for p in self.held:
-                p.data.sub_(p.grad, alpha=group["lr"])
 
 
 class Wrapper(Custom):
@@ -240,28 +171,3 @@ class Wrapper(Custom):
 
     def step(self, closure=None):
         return self.inner.step(closure)
-
-
-class SGLD(Custom):
-    """SGD with noise."""
-
-    def update(self, p, g, state, group):
-        p.sub_(g, alpha=group["lr"]).add_(torch.randn_like(p), alpha=group["lr"] ** 0.5)
-
-
-NOT_ELEMENT_WISE = [
-    LARS,
-    LARSOfMatrices,
-    LAMB,
-    Shampoo,
-    Centralized,
-    History,
-    ByOrder,
-    HoldsParameters,
-    Wrapper,
-    SGLD,
-    optim.Adafactor,
-    optim.Muon,
-    optim.LBFGS,
-    optim.SparseAdam,
-]
