@@ -6,8 +6,8 @@ from collections import Counter
 import pytest
 
 from baguakit.rules import rules_of
-from bench.frontier import compose, page, timing, trajectories
-from bench.frontier.contenders import ALONE, CONTENDERS, DDP, Contender, contender
+from bench.frontier import compose, timing, trajectories
+from bench.frontier.contenders import ALONE, CONTENDERS, DDP, contender
 from bench.network.table import Table
 
 WAITING = [each for each in CONTENDERS if not each.free and each.peer != "hivemind"]
@@ -25,22 +25,6 @@ def test_contenders_have_names_of_their_own_and_expressions_or_peers():
         contender("ddp")
 
 
-def test_trials_go_on_in_the_direction_in_which_the_loss_falls():
-    one = Contender("one", "bytegrad()", lr=1.0)
-
-    def trials(loss):
-        tried = {}
-        while (lr := trajectories.next_rate(one, tried)) is not None:
-            tried[lr] = loss(lr)
-        return tried
-
-    assert list(trials(lambda lr: lr)) == [1.0, 2.0, 0.5, 0.25]
-    assert list(trials(lambda lr: -lr)) == [1.0, 2.0, 4.0, 8.0]
-    assert list(trials(lambda lr: abs(lr - 1))) == [1.0, 2.0, 0.5]  # the best has a trial on either side
-    assert trajectories.best_rate(trials(lambda lr: math.inf if lr > 1 else -lr)) == 1.0
-    assert set(trials(lambda lr: -lr)) | set(trials(lambda lr: lr)) <= set(trajectories.ladder(one))
-
-
 def test_a_loss_is_reached_where_straight_lines_between_validations_cross_it():
     curve = [(50, 4.0), (100, 3.0), (150, 3.5), (200, 2.0)]
     assert compose.reached(curve, 4.5) == 50
@@ -50,18 +34,6 @@ def test_a_loss_is_reached_where_straight_lines_between_validations_cross_it():
     assert compose.reached([], 1.0) == math.inf
     assert compose.at(curve, 150) == 3.5
     assert compose.at(curve, 151) == math.inf
-
-
-def test_the_curve_of_seeds_is_their_mean_as_far_as_all_of_them_go():
-    """And the range of their times is not finite where one of them never reaches a loss that their mean reaches."""
-    curves = [[(50, 4.0), (100, 3.0), (150, 1.0)], [(50, 2.0), (100, 2.0)]]
-    row = compose.Row(contender("bytegrad"), 0.5, 10.0, 1e-3, curves)
-    assert row.curve() == [(50, 3.0), (100, 2.5)]
-    assert (row.seconds(2.75), row.bytes(2.75), row.half_range(2.75)) == (37.5, 750.0, pytest.approx(0.25 * 56.25))
-    assert row.steps(2.5) == 100 and row.half_range(1.5) == math.inf and row.final() == math.inf
-    assert page.time_to(row, 2.75) == "38 ± 14" and page.time_to(row, 1.5) == "–"
-    one = compose.Row(contender("bytegrad"), 0.5, 10.0, 1e-3, curves[:1])
-    assert page.time_to(one, 3.5) == "38"
 
 
 def losses_of(each, lr, seed, steps):

@@ -1,11 +1,10 @@
 """The network laboratory: it is as slow as it says, it counts, and it refuses what makes no sense."""
 
 import json
-import subprocess
 import sys
 
 import pytest
-from laboratory import ROOT, needs_root, within
+from laboratory import needs_root, within
 
 from bench.netlab import Lab, Loopback
 
@@ -47,25 +46,6 @@ else:
 """
 
 
-ASKED = """
-import os, socket, time
-def control(s):
-    return s.getsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, 16).rstrip(bytes(1)).decode()
-if os.environ["RANK"] == "0":
-    connection = socket.create_server(("", 5000)).accept()[0]
-else:
-    while True:
-        try:
-            connection = socket.create_connection((os.environ["MASTER_ADDR"], 5000))
-            break
-        except OSError:
-            time.sleep(0.02)
-print(control(connection))
-connection.sendall(b"!")
-connection.recv(1)
-"""
-
-
 def transfer(lab, count, flows=1, capped=0):
     """Seconds to send `flows` times `count` bytes from host 1 to host 0."""
     ended = lab.run([sys.executable, "-c", TRANSFER, str(count), str(flows), str(capped)], timeout=60)
@@ -101,13 +81,6 @@ def test_a_link_is_as_slow_as_it_says_and_counts():
         lab.set_rate(1, "200mbit")
         lab.set_rate(0, None)
         assert takes(line / 4, 0.15, lambda: transfer(lab, count))
-
-
-@needs_root
-def test_both_ends_of_a_connection_are_controlled_by_cubic():
-    with Lab(2) as lab:
-        ended = lab.run([sys.executable, "-c", ASKED], timeout=30)
-    assert ended.status == 0 and ended.outputs == ("cubic\n", "cubic\n")
 
 
 @pytest.mark.slow  # seconds of connections at their cap
@@ -177,25 +150,6 @@ def test_a_host_falls_silent_and_comes_back(how):
             assert latest("silence")
             lab.plug(0)
         assert latest("answered")
-
-
-@needs_root
-@pytest.mark.slow  # imports torch
-def test_the_command_line_prefixes_stops_the_rest_and_returns_the_worst():
-    command = 'if [ $RANK = 1 ]; then echo "I am $RANK of $WORLD_SIZE" >&2; exit 3; fi; sleep 1000'
-    words = [sys.executable, "-m", "bench.netlab", "--hosts", "2", "--", "sh", "-c", command]
-    done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, timeout=30, check=False)
-    assert (done.returncode, done.stdout) == (3, "[1] I am 1 of 2\n")
-    assert "host 0: status 143" in done.stderr and "host 1: status 3" in done.stderr
-
-
-@needs_root
-def test_delay_is_refused_in_words_or_kept():
-    try:
-        with Lab(2, delay="20ms") as lab:
-            assert transfer(lab, 1) >= 0.04
-    except ValueError as error:
-        assert "netem" in str(error)
 
 
 def test_loopback_runs_the_same_ranks_without_root():

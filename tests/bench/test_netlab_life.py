@@ -37,12 +37,6 @@ def test_a_laboratory_leaves_nothing(nothing_left):
     assert all(process.poll() is not None for process in sleeper.processes)
 
 
-@needs_root
-def test_a_laboratory_leaves_nothing_when_the_body_raises(nothing_left):
-    with pytest.raises(LookupError), Lab(2):
-        raise LookupError
-
-
 OWNER = """
 import sys
 from bench.netlab import Lab
@@ -76,26 +70,6 @@ def test_a_laboratory_goes_with_its_owner(nothing_left, number):
         process.wait(30)
     assert within(20, lambda: traces() == nothing_left)
     assert within(20, lambda: not alive(ranks))
-
-
-@needs_root
-@pytest.mark.slow
-def test_the_next_laboratory_removes_what_an_undertaker_could_not(nothing_left):
-    process, ranks = owner()
-    with process:
-        (undertaker,) = [pid for pid in children(process.pid) if pid not in ranks]
-        os.kill(undertaker, signal.SIGKILL)
-        process.kill()
-        process.wait(30)
-    assert len(traces()[0]) == len(nothing_left[0]) + 3
-    with Lab(1):
-        assert len(traces()[0]) == len(nothing_left[0]) + 2
-    assert within(20, lambda: not alive(ranks))
-
-
-def children(pid):
-    """The processes that a process has started."""
-    return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
 
 
 def alive(pids):

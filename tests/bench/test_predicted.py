@@ -10,7 +10,7 @@ import pytest
 from laboratory import ROOT
 
 from bench.predicted import table, work
-from bench.predicted.model import CLOCK, COPY, MULTIPROCESSORS, RATES, cost, instructions_a_byte, limits, predict
+from bench.predicted.model import CLOCK, MULTIPROCESSORS, RATES, cost, limits, predict
 from bench.predicted.reasons import REASONS, TARGET, reason_of
 from ptx.forms import parsed
 from ptx.watching.classes import class_of
@@ -70,15 +70,6 @@ def test_what_memory_moves_is_predicted_at_the_speed_of_a_copy():
     assert (twice["distinct"], twice["share"]) == (2, pytest.approx(0.5))
 
 
-def test_launches_take_the_sum_of_their_times():
-    heavy, light = launch({"popc.b32": 1000}), launch({}, distinct=1)
-    row = predict([heavy, light], n=32, floor=32, moves=32)
-    clocks = 1000 * 32 / RATES["conversion"] / MULTIPROCESSORS / CLOCK
-    assert row["bound"] == "conversion" and row["share"] == pytest.approx(32 / COPY / (clocks + 32 / COPY))
-    assert row["instructions"] == pytest.approx(1000)
-    assert instructions_a_byte() == pytest.approx(7.78, abs=0.005)
-
-
 def test_every_form_of_our_kernels_costs_instructions_of_known_pipes():
     used = set()
     for line in (ROOT / "tests" / "kernels" / "forms.txt").read_text().splitlines():
@@ -121,19 +112,3 @@ def test_what_is_predicted_now_is_what_the_table_says(tmp_path):
         assert ours["distinct"] <= 1.05 and ours["requested"] <= most, named
         assert ours["share"] >= theirs["share"] - 0.05, named  # other versions of Triton make other code
         assert ours["share"] >= TARGET or not named.startswith(TARGETS) or "stochastic" in named, named
-
-
-@pytest.mark.slow  # compiles some kernels down to the machine's code
-@pytest.mark.timeout(900)
-def test_the_model_counts_about_as_many_instructions_as_the_assembler_makes():
-    """It misses what moves registers and corners of divisions, and what the assembler combines: up to a third."""
-    environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
-    command = [sys.executable, str(ROOT / "tests" / "bench" / "machine_code.py"), "codec", "mixing"]
-    done = subprocess.run(command, env=environment | {"TRITON_INTERPRET": "0"}, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    found = [json.loads(line) for line in done.stdout.splitlines()]
-    assert len(found) > 30
-    for facts in found:
-        assert 0.7 < facts["model"] / facts["machine"] < 1.4, facts
-        # bf16 may be widened there, too: half an instruction a value.
-        assert abs(facts["conversion"] - facts["special"]) <= facts["values"] / 32, facts

@@ -1,14 +1,12 @@
 """The planner beyond one machine: beside what others published, and from two hosts to more."""
 
-from dataclasses import replace
 from statistics import median
 
 import pytest
 
-from baguakit.tune import Line, Network
+from baguakit.tune import Line
 from bench.network.table import RESULTS, Table
 from bench.scaling import model, page
-from bench.scaling.__main__ import main
 from bench.scaling.check import checked
 from bench.scaling.figures import OURS, RESNET50
 from bench.scaling.published import BAGUA, BLUEFOG
@@ -52,27 +50,6 @@ def test_one_peer_costs_the_same_on_any_number_of_nodes_and_a_ring_does_not():
     assert model.throughput(OURS["free running"], RESNET50, few) == 2 * RESNET50.batch / RESNET50.seconds
 
 
-def test_less_overlap_is_never_faster():
-    for algorithm in OURS.values():
-        for nodes in (2, 16):
-            none, half, whole = (model.step(algorithm, RESNET50, model.with_nodes(TEN, nodes), s) for s in (0, 0.5, 1))
-            assert none >= half - 1e-12 and half >= whole - 1e-12 and whole >= RESNET50.seconds
-
-
-def test_nodes_share_their_interface_and_a_ring_crosses_it_once():
-    network = model.cluster(4, 8, Line(1e-5, 1e-9), Line(0.0, 1e-11))
-    assert network.ranks == 32 and network.link("inter").exchange == Line(1e-5, 8e-9)
-    assert network.link("flat").all_reduce == Line(1e-5, 1e-9) and network.link("flat").exchange == Line(1e-5, 8e-9)
-    more = model.with_nodes(network, 16)
-    assert (more.ranks, more.link("flat").ranks, more.link("inter").ranks, more.link("intra").ranks) == (
-        128,
-        128,
-        16,
-        8,
-    )
-    assert replace(more.link("inter"), ranks=4) == network.link("inter")
-
-
 def test_links_of_two_hosts_predict_the_steps_of_four_and_eight():
     """In the laboratory, whose hosts share two cores. A plain all-reduce computes least, and is predicted best."""
     rows = checked(Table(RESULTS / "network-steps.jsonl"), Table(RESULTS / "network-probes.jsonl"))
@@ -88,16 +65,3 @@ def test_the_page_is_what_the_program_writes(tmp_path):
     folder = tmp_path / "scaling"
     folder.mkdir()
     assert page.write(tmp_path / "results", folder / "README.md").read_text() == page.PAGE.read_text()
-
-
-@pytest.mark.slow
-def test_a_probed_network_is_drawn(tmp_path, capsys):
-    path = tmp_path / "network.json"
-    path.write_text(model.cluster(2, 4, Line(1e-4, 1e-9), Line(1e-5, 1e-10), [model.codec(1e11)]).to_json())
-    assert Network.from_json(path.read_text()).per_node == 4
-    assert main(["--measured", str(path), "--out", str(tmp_path)]) == 0
-    assert {each.name for each in tmp_path.glob("*.png")} == {f"{name}.png" for name in page.PICTURES}
-    path.write_text("[1]")
-    with pytest.raises(SystemExit):
-        main(["--measured", str(path), "--out", str(tmp_path)])
-    assert "not what Network.to_json wrote" in capsys.readouterr().err

@@ -9,7 +9,7 @@ import torch
 import baguakit as bk
 from baguakit.command import main
 from baguakit.command.demo import ALONE, BASE, CONTENDERS, Clock, broken_claims, chosen, columns, most_alone, row
-from baguakit.command.digits import TRAINED, Digits, Point, Result, glyphs, network
+from baguakit.command.digits import TRAINED, Digits, Point, Result
 
 
 @pytest.mark.parametrize("ranks", [1, 3, 4, 10])
@@ -21,23 +21,6 @@ def test_split_gives_each_rank_its_digits_and_every_image_to_one(ranks):
         assert set(labels.tolist()) == {d for d in range(10) if d % ranks == rank}
         assert torch.equal(share.test[0], shares[0].test[0]) and torch.equal(share.test[1], shares[0].test[1])
     assert sum(len(share.train[1]) for share in shares) == TRAINED
-
-
-def test_batches_are_drawn_from_what_the_rank_holds_and_repeat():
-    share = Digits(1, 4)
-
-    def labels(seed):
-        return [labels for _, (_, labels) in zip(range(3), share.batches(seed), strict=False)]
-
-    assert set(torch.cat(labels(5)).tolist()) == {1, 5, 9}
-    assert all(map(torch.equal, labels(5), labels(5)))
-    assert not torch.equal(labels(5)[0], labels(6)[0])
-
-
-def test_digits_are_ten_and_differ():
-    shapes = glyphs()
-    assert shapes.shape == (10, 7, 5)
-    assert len({tuple(shape.flatten().tolist()) for shape in shapes}) == 10
 
 
 def test_every_algorithm_is_a_contender_but_the_free_running_one():
@@ -123,7 +106,3 @@ def test_wrong_options_are_refused_in_one_sentence(options, sentence, capsys):
     assert main(["demo", *options]) == 2
     said, errors = capsys.readouterr()
     assert said == "" and sentence in errors and errors.count("\n") == 1
-
-
-def test_the_network_has_as_many_parameters_as_it_says():
-    assert sum(p.numel() for p in network(0).parameters()) == 301_066

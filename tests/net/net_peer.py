@@ -29,10 +29,6 @@ class Here:
     def init(self):
         self.net = Net(self.library, self.version)
 
-    def initialise(self, times):
-        """Initialise again, as NCCL does for each communicator from version 11 on."""
-        self.others = [Net(self.library, self.version) for _ in range(times)]
-
     def devices_under(self, environment):
         """The devices, or the error, of a copy of this process that initialises with other variables."""
         ours, theirs = os.pipe()

@@ -82,13 +82,6 @@ def test_a_wrong_setting_is_refused_in_a_sentence(blank, name, value, least, mos
     assert f'BAGUANET_{name} is "{value}", and must be a whole number from {least} to {most}' in str(caught.value)
 
 
-def test_each_communicator_initialises_again(peers):
-    peer = peers()
-    peer.init()
-    peer.initialise(2)
-    assert peer.devices() == ["lo"]
-
-
 def seconds(pairs, streams, size):
     """To send `size` bytes over streams that may carry RATE each."""
     pair = pairs(sender={"BAGUANET_STREAMS": str(streams), "BAGUANET_PACING": str(RATE), "BAGUANET_CHUNK": "16384"})

@@ -46,12 +46,6 @@ def test_the_fewest_flows_and_threads_that_carry_enough(rates, threads, sockets)
     }
 
 
-def test_only_layouts_that_nccl_takes_are_measured():
-    for threads, sockets in link.LAYOUTS:
-        SocketSettings(threads, sockets, 1.0)
-    assert len(set(link.LAYOUTS)) == len(link.LAYOUTS) and max(t * s for t, s in link.LAYOUTS) == 64
-
-
 @pytest.mark.parametrize(
     "threads, sockets, rate, sentence",
     [
@@ -66,11 +60,6 @@ def test_only_layouts_that_nccl_takes_are_measured():
 def test_what_nccl_would_not_take_is_refused(threads, sockets, rate, sentence):
     with pytest.raises(ValueError, match=sentence):
         nccl_socket_settings({(threads, sockets): rate})
-
-
-def test_no_measurement_is_refused():
-    with pytest.raises(ValueError, match="link has no rate"):
-        nccl_socket_settings({})
 
 
 def served():

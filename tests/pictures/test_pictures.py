@@ -1,8 +1,6 @@
 """Pictures show the numbers that they were given. What cannot be tested here is whether they look well."""
 
 import math
-import subprocess
-import sys
 
 import pytest
 import torch
@@ -82,19 +80,3 @@ def test_refusals_are_sentences():
         ValueError, match=r"measured has no rows of families \['top-k'\]; it has MinMaxUInt8\(\), mixing"
     ):
         roofline(MEASURED, ["top-k"])
-
-
-@pytest.mark.slow  # a process imports torch and matplotlib; test_floors.py tests that imports run nothing
-def test_matplotlib_is_imported_to_draw_and_pyplot_never():
-    program = (
-        "import sys, baguakit as bk\n"
-        "assert 'matplotlib' not in sys.modules\n"
-        "bk.pictures.score_by_bytes({'a': [(1, 1)]})\n"
-        "assert 'matplotlib' in sys.modules and 'matplotlib.pyplot' not in sys.modules\n"
-        "sys.modules['matplotlib'] = sys.modules['matplotlib.figure'] = None\n"
-        "try:\n    bk.pictures.score_by_bytes({'a': [(1, 1)]})\n"
-        "except ModuleNotFoundError as error:\n"
-        "    assert str(error) == 'plots need matplotlib: pip install matplotlib'\n"
-        "else:\n    raise AssertionError\n"
-    )
-    subprocess.run([sys.executable, "-c", program], check=True)

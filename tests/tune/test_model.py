@@ -48,18 +48,11 @@ def test_a_step_is_timed_on_the_device_of_the_model(monkeypatch):
 # Overlap
 
 
-def test_without_computing_a_step_is_the_sum_of_the_flights():
-    assert overlapped(0.0, [(0.0, each) for each in costs(1, 2, 3)]) == 6
+def test_ends_of_the_range():
+    """Without computing the sum of the flights; without a network the computing; one bucket adds to backward."""
     for kappa in (0.0, 0.5, 1.0):
         assert overlapped(0.0, [(0.0, each) for each in costs(1, 2, 3, busy=0.7)], kappa) == 6
-
-
-def test_on_an_infinitely_fast_network_a_step_is_its_computing():
-    assert overlapped(5.0, [(r, Cost()) for r in (1, 2, 5)], 1.0) == 5
-    assert overlapped(5.0, []) == 5
-
-
-def test_one_bucket_sets_out_when_backward_ends():
+    assert overlapped(5.0, [(r, Cost()) for r in (1, 2, 5)], 1.0) == overlapped(5.0, []) == 5
     assert overlapped(5.0, [(5.0, Cost(3.0, 1.0))], 1.0) == 8
 
 
