@@ -9,7 +9,6 @@ from bagua import group, said
 from pool import ranks
 
 import baguakit as bk
-from baguakit.backend.comparing import LINE, Comparison
 
 N, ODD = 3000, 1
 SUM, AVG, MAX = dist.ReduceOp.SUM, dist.ReduceOp.AVG, dist.ReduceOp.MAX
@@ -42,14 +41,9 @@ def exchange(g, x, sends, receives):
 CALLS = {
     "size": (lambda g: dist.all_reduce(ones(), group=g), lambda g: dist.all_reduce(ones(N + 3), group=g)),
     "size, exact": (lambda g: dist.all_reduce(ones(9), group=g), lambda g: dist.all_reduce(ones(12), group=g)),
-    "size, one exact": (lambda g: dist.all_reduce(ones(), group=g), lambda g: dist.all_reduce(ones(9), group=g)),
     "size of a gather": (
         lambda g: dist.all_gather([ones() for _ in range(3)], ones(), group=g),
         lambda g: dist.all_gather([ones(2 * N) for _ in range(3)], ones(2 * N), group=g),
-    ),
-    "size of a scatter": (
-        lambda g: dist.reduce_scatter(ones(), [ones()] * 3, group=g),
-        lambda g: dist.reduce_scatter(ones(2 * N), [ones(2 * N)] * 3, group=g),
     ),
     "dtype": (
         lambda g: dist.all_reduce(ones(), group=g),
@@ -63,19 +57,10 @@ CALLS = {
         lambda g: dist.all_reduce(ones(9), group=g),
         lambda g: dist.all_reduce(ones(9, torch.int32), group=g),
     ),
-    "dtype of a broadcast": (
-        lambda g: dist.broadcast(ones(9), group_src=0, group=g),
-        lambda g: dist.broadcast(ones(9, torch.int32), group_src=0, group=g),
-    ),
     "reduction": (lambda g: dist.all_reduce(ones(), group=g), lambda g: dist.all_reduce(ones(), AVG, group=g)),
-    "reduction, exact": (lambda g: dist.all_reduce(ones(9), group=g), lambda g: dist.all_reduce(ones(9), MAX, group=g)),
     "reduction, one exact": (
         lambda g: dist.all_reduce(ones(), group=g),
         lambda g: dist.all_reduce(ones(), MAX, group=g),
-    ),
-    "reduction of a scatter": (
-        lambda g: dist.reduce_scatter(ones(), [ones()] * 3, group=g),
-        lambda g: dist.reduce_scatter(ones(), [ones()] * 3, AVG, group=g),
     ),
     "shape": (
         lambda g: dist.all_reduce(torch.ones(50, 60), group=g),
@@ -89,11 +74,6 @@ CALLS = {
         lambda g: dist.all_reduce(ones(), group=g),
         lambda g: dist.all_gather([ones() for _ in range(3)], ones(), group=g),
     ),
-    "kind, scatter": (
-        lambda g: dist.all_reduce(ones(), group=g),
-        lambda g: dist.reduce_scatter(ones(N // 3), [ones(N // 3)] * 3, group=g),
-    ),
-    "kind, barrier": (lambda g: dist.all_reduce(ones(), group=g), lambda g: dist.barrier(group=g)),
     "kind, broadcast": (
         lambda g: dist.all_reduce(ones(9), group=g),
         lambda g: dist.broadcast(ones(9), group_src=0, group=g),
@@ -106,8 +86,6 @@ CALLS = {
         lambda g: dist.reduce(ones(9), group_dst=0, group=g),
         lambda g: dist.reduce(ones(9), group_dst=2, group=g),
     ),
-    "root of a gather": (lambda g: gather(g, ones(9), 0), lambda g: gather(g, ones(9), 1)),
-    "size of a gather to one": (lambda g: gather(g, ones(9), 0), lambda g: gather(g, ones(8), 0)),
     "root of a scatter": (lambda g: scatter(g, ones(9), 0), lambda g: scatter(g, ones(9), 1)),
     "size of a scatter of one": (lambda g: scatter(g, ones(9), 0), lambda g: scatter(g, ones(8), 0)),
     "within exact()": (lambda g: dist.all_reduce(ones(), group=g), within),
@@ -115,12 +93,8 @@ CALLS = {
         lambda g: exchange(g, ones(), [1000] * 3, [1000] * 3),
         lambda g: exchange(g, ones(), [500, 1000, 1500], [1000] * 3),
     ),
-    "splits, exact": (
-        lambda g: exchange(g, ones(9, torch.int64), [3] * 3, [3] * 3),
-        lambda g: exchange(g, ones(9, torch.int64), [2, 3, 4], [3] * 3),
-    ),
 }
-FAST = ("size", "dtype, exact", "reduction, one exact", "source", "splits, exact")
+FAST = ("size", "dtype, exact", "reduction, one exact", "source", "splits")
 
 
 def differ(cases, odd, compare=True):
@@ -144,10 +118,9 @@ def test_the_rank_whose_call_differs_is_named(cases):
     for rank, (found, after) in enumerate(results):
         assert after == 3
         for case, sentence in found.items():
-            if "splits" in case:
-                count = ("500", "1,000", "1,500")[rank] if case == "splits" else ("2", "3", "4")[rank]
-                own = f"rank 1 sends {'500' if case == 'splits' else '2'} values to rank 0 in all_to_all"
-                assert (own if rank == ODD else f"rank 1 sends {count} values to rank {rank} in all_to_all") in sentence
+            if case == "splits":
+                count, to = ("500", 0) if rank == ODD else (("500", "1,000", "1,500")[rank], rank)
+                assert f"rank 1 sends {count} values to rank {to} in all_to_all" in sentence
             else:
                 assert sentence.startswith("PeerError: rank 1 has diverged from ranks 0, 2: as launch 1, "), (
                     case,
@@ -232,49 +205,3 @@ def test_a_message_of_another_length_never_arrives():
             return y.tolist()
 
     assert ranks(2, run)[0] == [0, 1, 2]
-
-
-class Alone:
-    """A group whose other ranks send the same line as this one, or another."""
-
-    def __init__(self, other):
-        self.other = other
-
-    def rank(self):
-        return 0
-
-    def size(self):
-        return 3
-
-    def __getattr__(self, name):
-        def exchange(out, x, *sizes):
-            out.copy_(x)
-            if self.other is not None:
-                out[LINE : 2 * LINE] = Comparison(Alone(None), self.other, 1, None).lines[:LINE]
-            return self
-
-        return exchange if name != "wait" else lambda: None
-
-
-@pytest.mark.parametrize("label", ["all_reduce", "all_reduce of " + "(3, 4), " * 30 + "…"])
-def test_calls_that_begin_with_the_same_words_differ_in_a_line(label):
-    assert Comparison(Alone(label), label, 1, None).wait() == ""
-    sentence = Comparison(Alone(label + "."), label, 1, None).wait()
-    first, other = re.search("rank 1 made (.*), and ranks 0, 2 (.*); all ranks must", sentence).groups()
-    assert first != other
-
-
-def test_a_profiler_sees_exact_calls_of_its_thread():
-    """On one rank only, as programs do."""
-
-    def run():
-        with group() as g:
-            x = torch.ones(9)
-            with torch.autograd.profiler.profile(enabled=dist.get_rank() == 0) as profile:
-                works = [dist.all_reduce(x, group=g, async_op=True) for _ in range(2)]
-                for work in works:
-                    work.wait()
-            events = profile.function_events if dist.get_rank() == 0 else []
-            return x[0].item(), sum(event.name == "gloo:all_reduce" for event in events)
-
-    assert ranks(2, run) == [(4, 2), (4, 0)]

@@ -55,18 +55,6 @@ def test_methods_take_arguments_by_name():
     ranks(2, run)
 
 
-def test_a_future_has_the_tensors_of_a_gather():
-    def run():
-        with group(UINT8) as g:
-            rank = dist.get_rank()
-            outs = [torch.zeros(2) for _ in range(2)] if rank == 0 else None
-            future = dist.gather(values(rank), outs, group_dst=0, group=g, async_op=True).get_future()
-            future.wait()
-            return [x.tolist() for x in future.value()]
-
-    assert ranks(2, run) == [[[1, 1], [2, 2]], []]
-
-
 @pytest.mark.parametrize("policy", POLICIES)
 def test_a_callback_of_a_future_may_wait_for_collectives(policy):
     """As those of DDP's PowerSGD do, while others are under way."""
@@ -178,23 +166,6 @@ def test_tensors_of_inference_mode():
     assert ranks(2, run) == [(4.0, [2.0, 4.0, 2.0, 2.0])] * 2
 
 
-def test_complex_values_keep_their_imaginary_parts():
-    def run():
-        rank = dist.get_rank()
-        with group(bk.backend.Policy(None, least=0, flows=2)) as g:
-            x = torch.complex(torch.full((64,), 1.0 + rank), torch.full((64,), 2.0 + rank))
-            outs = [torch.zeros_like(x) for _ in range(2)]
-            swapped, mine = torch.zeros_like(x), x.clone()
-            dist.all_gather(outs, x, group=g)
-            dist.all_to_all_single(swapped, x, group=g)
-            dist.all_reduce(x, group=g)
-            assert [out[0].item() for out in outs] == [1 + 2j, 2 + 3j]
-            assert swapped[rank * 32].item() == mine[0].item() and swapped[(1 - rank) * 32].item() != mine[0].item()
-            return x[0].item()
-
-    assert ranks(2, run) == [3 + 5j] * 2
-
-
 @pytest.mark.parametrize("policy", POLICIES)
 def test_join_with_uneven_inputs(policy):
     """DDP keeps the work of an all-reduce in C++ alone, and waits for it in the backward."""
@@ -215,28 +186,6 @@ def test_join_with_uneven_inputs(policy):
             return trained(g, False), trained(g, True)
 
     assert ranks(2, run, policy) == [([1.0] * 2, [1.0] * 2), ([1.0] * 4, [1.0, 1.0, 0.5, 0.5])]
-
-
-def test_torch_sets_another_timeout():
-    """A rank comes later than the first timeout, when it has heard that the other one has waited so long."""
-
-    def run():
-        store, rank = dist.distributed_c10d._get_default_store(), dist.get_rank()
-        with group(UINT8, timeout=1) as g:
-            dist.distributed_c10d._set_pg_timeout(timedelta(seconds=60), g)
-            xs = [torch.ones(64), torch.ones(64, dtype=torch.int64)]
-            for i, x in enumerate(xs):
-                if rank == 1:
-                    store.wait([f"late {i}"])
-                work = dist.all_reduce(x, group=g, async_op=True)
-                if rank == 0:
-                    with pytest.raises(RuntimeError, match="it goes on"):
-                        work.wait(timedelta(seconds=1.5))
-                    store.set(f"late {i}", "")
-                work.wait()
-            return [x[0].item() for x in xs]
-
-    assert ranks(2, run) == [[2.0, 2]] * 2
 
 
 BITS = "bool uint8 int8 int16 int32 int64 uint16 uint32 uint64 float16 bfloat16 float32 float64 float8_e4m3fn"

@@ -269,17 +269,6 @@ def test_a_wait_may_have_a_limit_of_its_own_and_the_work_goes_on(operation):
     ranks(2, run)
 
 
-def test_one_rank():
-    def run():
-        with group(bk.backend.Policy(least=0), [dist.get_rank()]) as g:
-            x = torch.ones(5)
-            _, rows = flown(lambda: dist.all_reduce(x, group=g))
-            return rows, x.tolist()
-
-    rows, x = ranks(1, run)[0]
-    assert (rows, x) == ({("all_reduce", "exact", "one rank"): 1}, [1.0] * 5)
-
-
 @pytest.mark.parametrize(
     "arguments, error, says",
     [

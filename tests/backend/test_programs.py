@@ -8,7 +8,7 @@ from pool import Pool, ranks
 from sharding import full, sharded
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
-from training import flat, loss, net, net_and_sgd
+from training import flat, net, net_and_sgd, run_steps
 
 import baguakit as bk
 
@@ -20,10 +20,7 @@ STEPS = 5
 def trained(model):
     """Train on this rank's data."""
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
-    for step in range(STEPS):
-        optimizer.zero_grad()
-        loss(model, dist.get_rank(), step).backward()
-        optimizer.step()
+    run_steps(model, optimizer, range(STEPS))
 
 
 def same_or_near(policy, ours, theirs):
@@ -120,10 +117,7 @@ def test_attach_and_comm_use_the_inner_group():
         def train(comm):
             model, optimizer = net_and_sgd()
             with bk.attach(model, optimizer, bk.algorithms.bytegrad(error_feedback=True), comm=comm):
-                for step in range(STEPS):
-                    optimizer.zero_grad()
-                    loss(model, comm.rank, step).backward()
-                    optimizer.step()
+                run_steps(model, optimizer, range(STEPS))
             return flat(model)
 
         with group(UINT8) as g:

@@ -3,7 +3,6 @@
 import importlib.util
 import os
 import re
-import signal
 import sys
 import tempfile
 import time
@@ -39,7 +38,7 @@ def elastic(images=None, labels=None):
     return module
 
 
-def train(words, data, output, dies_in_load):
+def train(words, data, output):
     """Be a rank, as the program is that these words start."""
     torch.set_num_threads(1)
     sys.stdout = sys.stderr = open(output, "w", buffering=1)  # noqa: SIM115
@@ -51,8 +50,6 @@ def train(words, data, output, dies_in_load):
         return batch(images, labels, step, rank, ranks)
 
     program.batch = noted
-    if dies_in_load:
-        program.torch.load = lambda *a, **k: os.kill(os.getpid(), signal.SIGKILL)
     program.train(program.arguments(words))
 
 
@@ -64,16 +61,15 @@ class Rank:
         folder: of the checkpoints.
         steps: in all.
         more: arguments of the program.
-        dies_in_load: it is killed when it loads a checkpoint.
     """
 
-    def __init__(self, store, folder, steps, *more, dies_in_load=False):
+    def __init__(self, store, folder, steps, *more):
         handle, output = tempfile.mkstemp(dir=folder.parent)
         os.close(handle)
         self.output = Path(output)
         words = ["--endpoint", store.address, "--folder", str(folder), "--steps", str(steps)]
         words += ["--every", str(EVERY), *map(str, more)]
-        self.process = context.Process(target=train, args=(words, digits(), output, dies_in_load), daemon=True)
+        self.process = context.Process(target=train, args=(words, digits(), output), daemon=True)
         self.process.start()
         store.processes.append(self)
 

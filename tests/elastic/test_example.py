@@ -51,24 +51,6 @@ def test_when_all_are_killed_the_next_go_on_as_if_nothing_had_been(tmp_path):
     assert found == losses(run(2, tmp_path / "whole", len(found)))
 
 
-@pytest.mark.slow
-def test_a_rank_that_is_lost_while_all_load_leaves_the_others_to_load_again(tmp_path):
-    """It dies with its part half read: another takes its place, and both begin with the parts of their new numbers."""
-    folder, steps = tmp_path / "checkpoints", 2 * EVERY
-    whole = losses(run(2, tmp_path / "whole", steps))
-    run(2, folder, EVERY)
-    with crew("") as store:
-        both = [Rank(store, folder, steps, "--least", 2, dies_in_load=dies) for dies in (True, False)]
-        both[0].process.join()
-        both.append(Rank(store, folder, steps, "--least", 2))
-        for each in both[1:]:
-            each.process.join()
-            assert each.process.exitcode == 0, each.lines
-        lines = both[1].lines + both[2].lines
-    assert f"2 ranks begin at step {EVERY}, saved by 2" in lines
-    assert losses(lines) == {step: whole[step] for step in range(EVERY, steps)}
-
-
 def test_a_checkpoint_counts_once_all_its_files_are_there(tmp_path):
     program = elastic()
     for name in (

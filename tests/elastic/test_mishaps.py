@@ -6,41 +6,6 @@ import signal
 import pytest
 import torch
 from crew import crew, gather, step
-from test_losses import weights_after
-
-
-@pytest.mark.slow
-def test_two_die_at_once():
-    with crew("gradient_allreduce()") as ranks:
-        four = ranks.start("a", "b", "c", "d")
-        gather(four)
-        for each in four[2:]:
-            each.kill()
-        for each in four[:2]:
-            each.tell("gather", 2)
-        for each in four[:2]:
-            each.hear("stepped")
-        found = step(four[:2], 2)
-        assert torch.equal(found[0]["weights"], found[1]["weights"])
-        assert torch.allclose(found[0]["weights"], weights_after(found[0]["present"], four))  # of 3 it is not exact
-
-
-@pytest.mark.slow
-def test_a_rank_that_dies_while_it_joins_is_left_out():
-    with crew("gradient_allreduce()") as ranks:
-        first = ranks.start("a")
-        first[0].hear("attached")
-        both = first + ranks.start("b", waits=True)
-        first[0].tell("gather", 2)
-        both[1].hear("joined")
-        both[1].kill()
-        again = first + ranks.start("c")
-        again[1].hear("attached")
-        again[1].tell("gather", 2)
-        for each in again:
-            each.hear("stepped")
-        found = step(again, 1)
-        assert torch.equal(found[0]["weights"], weights_after(found[0]["present"], [*both, *again]))
 
 
 @pytest.mark.slow

@@ -155,21 +155,6 @@ def test_an_error_in_a_flight_is_the_exception_of_backward(static_graph):
         assert seconds < 20 and "\n" not in said
 
 
-@pytest.mark.slow  # breaks a pool of its own; see tests/attach/test_failure.py
-def test_a_rank_that_raises_is_named():
-    def run():
-        ddp = nn.parallel.DistributedDataParallel(net())
-        with pytest.raises(Exception) as caught, bk.interop.ddp(ddp, bk.stages.Mean(), timeout=20):
-            for step in range(3):
-                if step == 2 and dist.get_rank() == 1:
-                    raise KeyError("no such batch")
-                loss(ddp, dist.get_rank(), step).backward()
-        return str(caught.value)
-
-    first, second = ranks(2, run)
-    assert "rank 1 raised KeyError" in first and "no such batch" in second
-
-
 REFUSED = {
     "a bare module": (lambda bk, m: bk.interop.ddp(m.module, bk.stages.Mean()), "use bk.attach for other modules"),
     "no stage": (lambda bk, m: bk.interop.ddp(m, "mean"), "a stage such as Mean"),

@@ -8,7 +8,7 @@ import torch.distributed as dist
 from pool import ranks
 from sharding import full, grid, line, sharded
 from tiers import slow_after, slow_unless
-from training import batch, flat, loss, net, sgd
+from training import batch, flat, net, sgd
 
 import baguakit as bk
 
@@ -159,29 +159,3 @@ def test_other_numbers_of_shards_are_refused():
         return True
 
     assert all(ranks(2, run))
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("kind", ["AdamW", "SGD"])
-def test_a_checkpoint_counts_for_nothing_and_a_warm_up_counts(kind):
-    """Also a step with lr 0 where the shards of one node have zero gradients, and others have not."""
-    from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict
-
-    def work():
-        mesh = grid()
-        module, node, counted = sharded(mesh["intra"]), mesh["inter"].get_local_rank(), []
-        for rate in (0.01, 0.0):
-            optimizer = getattr(torch.optim, kind)(module.parameters(), lr=rate)
-            module.zero_grad()
-            with bk.attach(module, optimizer, bk.algorithms.local_sgd(2), comm=bk.Comm(mesh.get_group("inter"))) as att:
-                for step in range(2):
-                    if rate:
-                        get_optimizer_state_dict(module, optimizer)
-                    counted.append(att.step)
-                    (loss(module, 0, step) * (1 if rate else node)).backward()
-                    optimizer.step()
-                    optimizer.zero_grad()
-                counted.append(att.step)
-        return counted
-
-    assert ranks(4, work) == [[0, 1, 2, 0, 1, 2]] * 4

@@ -298,17 +298,6 @@ def test_nodes_are_known():
     torch.testing.assert_close(results[0], exact[0], rtol=0, atol=1e-6)
 
 
-@pytest.mark.slow
-def test_a_rank_that_raises_is_named():
-    def run():
-        with pytest.raises(Exception) as caught:
-            fit("gradient_allreduce", fails=lambda rank, step: rank == 1 and step == 2)
-        return str(caught.value)
-
-    first, second = ranks(2, run)
-    assert "rank 1 raised KeyError" in first and "no such batch" in second
-
-
 @pytest.mark.parametrize(
     "arguments, options, words",
     [

@@ -1,13 +1,11 @@
 """Reports in DDP, FSDP2 and Lightning name the format in which each bucket flew, as those of `attach` do."""
 
-import pytest
 import torch
 import torch.distributed as dist
 from pool import ranks
 from sharding import grid, line
 from torch import nn
 from torch.distributed.fsdp import fully_shard
-from training import sgd
 
 import baguakit as bk
 
@@ -112,45 +110,3 @@ def test_fsdp_within_and_its_weights():
             else:
                 assert (flew, reason, sent) == ("float32", few(values), 4 * values / 2)
         assert len(lines) == 4
-
-
-@pytest.mark.slow  # importing Lightning takes seconds on each rank
-def test_lightning():
-    lightning = pytest.importorskip("lightning", reason="Lightning is not installed: pip install 'lightning>=2.5'")
-    from test_lightning_strategy import launched
-
-    def run():
-        from lightning.fabric.plugins.environments import TorchElasticEnvironment
-
-        class Module(lightning.LightningModule):
-            def __init__(self):
-                super().__init__()
-                self.net = layers()
-
-            def training_step(self, data, i):
-                return self.net(data).square().mean()
-
-            def on_train_end(self):
-                self.said = by_values(self.trainer.strategy.attachment.report())
-
-            def configure_optimizers(self):
-                return sgd(self.net.parameters(), lr=0.01)
-
-        with launched():
-            strategy = bk.interop.lightning.BaguaStrategy(
-                bk.algorithms.power_sgd(1), bucket_bytes=8, cluster_environment=TorchElasticEnvironment(),
-                process_group_backend="gloo",
-            )  # fmt: skip
-            trainer = lightning.Trainer(
-                strategy=strategy, devices=2, accelerator="cpu", max_epochs=1, enable_checkpointing=False,
-                logger=False, enable_progress_bar=False, enable_model_summary=False, use_distributed_sampler=False,
-            )  # fmt: skip
-            module = Module()
-            trainer.fit(module, torch.utils.data.DataLoader(torch.randn(16, 300), batch_size=8))
-            return module.said
-
-    for said, lines in ranks(2, run):
-        asked = "LowRankMean(1)"
-        assert said[0, LONG][:3] == (asked, asked, "") and said[0, LONG][3] == 4 * (300 + 3) + 3  # flags
-        assert said[0, 3][:3] == (asked, asked, "16 bytes, and 12 uncompressed")
-        assert len(lines) == 2
