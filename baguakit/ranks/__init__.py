@@ -8,8 +8,8 @@
 
     ranks.run(mean_of_ranks)        # [tensor([1.5000]), tensor([1.5000]), tensor([1.5000]), tensor([1.5000])]
 
-Files: `live` has the public class, `processes` one call of all ranks and the caller's connections to them, `launcher`
-the process that forks them and the output that the caller sees, `serving` the code of a rank.
+Files: `live` has the public class, `processes` what it sees of ranks, `launcher` the process that forks them, `serving`
+the code of a rank, `messages` what they send each other.
 """
 
 from .live import RankError, Ranks

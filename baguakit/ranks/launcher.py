@@ -5,33 +5,24 @@ CUDA or a notebook kernel. The fork server of multiprocessing is not used, since
 again. The launcher runs in its own session, so that a keyboard interrupt reaches the user's process only. When the
 user's process ends for any reason, its end of the socket closes: the launcher then ends all ranks and itself. If the
 launcher is killed, its ranks end too.
-
-The output of ranks appears in the caller's process: printed lines with the rank in front, and progress bars.
 """
 
 import atexit
-import codecs
 import contextlib
 import ctypes
 import importlib
-import itertools
 import os
+import pickle
 import signal
 import socket
-import struct
 import subprocess
 import sys
-import threading
 import traceback
-from collections.abc import Sequence
-from typing import Any, TextIO
+from collections.abc import Iterable, Sequence
 
-from .serving import Progress
+from .messages import receive, send
 
 PRELOADED = ("numpy", "torch", "torch.distributed", "torch._dynamo", "baguakit")
-FORK, END, ALIVE = range(3)
-REQUEST, REPLY = struct.Struct("<3q"), struct.Struct("<2q")  # (number, action, process id) and (number, result)
-FILES = 3  # that a rank receives
 DIE_WITH_PARENT = 1  # PR_SET_PDEATHSIG of Linux's prctl
 
 
@@ -54,8 +45,7 @@ class Launcher:
                 start_new_session=True,
                 env={**os.environ, "OMP_NUM_THREADS": "1"},  # a library that has started threads cannot be forked
             )
-        self._numbers, self._lock, self._owner = itertools.count(), threading.Lock(), os.getpid()
-        self._used = False
+        self._owner, self._used = os.getpid(), False
         atexit.register(self.close)
 
     @property
@@ -63,19 +53,24 @@ class Launcher:
         """True if the launcher runs, and this process started it."""
         return self._socket.fileno() >= 0 and self._owner == os.getpid() and self._process.poll() is None
 
-    def fork(self, files: Sequence[int]) -> int:
-        """Start a rank and return its process id; `files` are its control socket, and pipes for stdout and stderr."""
-        return self._ask(FORK, 0, files)
+    def fork(self, control: socket.socket, files: Sequence[int]) -> int:
+        """Start a rank with `files`, the arguments of `serving.run`; return its process id, which comes over `control`."""
+        try:
+            self._used = True
+            send(pickle.dumps(()), [self._socket], files)
+            return int(pickle.loads(receive(control)[0]))
+        except (EOFError, OSError) as error:
+            raise RuntimeError(
+                "the process that launches ranks has ended; its error, if any, is above (on stderr)"
+            ) from error
 
-    def end(self, pid: int) -> None:
-        """Kill a rank, and wait until it has ended. If the launcher has ended, so have its ranks."""
-        if self.usable:
-            with contextlib.suppress(RuntimeError):
-                self._ask(END, pid)
-
-    def alive(self, pid: int) -> bool:
-        """Return whether a rank runs."""
-        return self.usable and bool(self._ask(ALIVE, pid))
+    def end(self, pids: Iterable[int]) -> None:
+        """Kill ranks, and wait until they have ended. If the launcher has ended, so have its ranks."""
+        ended, theirs = os.pipe()
+        with os.fdopen(ended, "rb") as file, contextlib.suppress(OSError):
+            with os.fdopen(theirs, "wb"):
+                send(pickle.dumps(tuple(pids)), [self._socket], [theirs])
+            file.read()  # the launcher closes it
 
     def close(self) -> None:
         """End all ranks and the launcher."""
@@ -85,23 +80,6 @@ class Launcher:
             if not self._used:  # it has no ranks, and may still be importing
                 self._process.kill()
             self._process.wait()
-
-    def _ask(self, action: int, pid: int, files: Sequence[int] = ()) -> int:
-        with self._lock:
-            number, self._used = next(self._numbers), True
-            try:
-                socket.send_fds(self._socket, [REQUEST.pack(number, action, pid)], files)
-                while True:
-                    data = self._socket.recv(REPLY.size)
-                    if not data:
-                        raise ConnectionError("the launcher has ended")
-                    replied, result = REPLY.unpack(data)
-                    if replied == number:  # other replies are to requests that were interrupted
-                        return int(result)
-            except OSError as error:
-                raise RuntimeError(
-                    "the process that launches ranks has ended; its error, if any, is above (on stderr)"
-                ) from error
 
 
 _launcher: Launcher | None = None
@@ -119,42 +97,39 @@ def launcher() -> Launcher:
 
 
 def serve(socket_file: int) -> None:
-    """Run the launcher in its own process, until the user's process ends."""
+    """Run the launcher in its own process, until the user's process ends.
+
+    A message is the process ids of ranks to end, and a file to close then; or none, and the files of a rank to start.
+    """
     for name in PRELOADED:
         importlib.import_module(name)
-    user = socket.socket(fileno=socket_file)
-    pids: set[int] = set()
+    user, children = socket.socket(fileno=socket_file), set[int]()
     while True:
-        message, files, _, _ = socket.recv_fds(user, REQUEST.size, FILES)
-        if not message:
-            break
-        number, action, pid = REQUEST.unpack(message)
-        if action == FORK:
-            result = _fork(user, files)
-            pids.add(result)
-        elif action == END:
-            result = _end(pids, pid)
-        else:
-            result = _alive(pids, pid)
         try:
-            user.sendall(REPLY.pack(number, result))
-        except BrokenPipeError:  # an interrupt has ended the user's process meanwhile
+            packed, files = receive(user)
+        except (EOFError, OSError):
             break
-    for pid in list(pids):
-        os.kill(pid, signal.SIGKILL)
-    for pid in list(pids):
-        _end(pids, pid)
+        if pids := pickle.loads(packed):
+            _end(children, pids)
+        else:
+            children.add(_fork(user, files))
+        for file in files:
+            os.close(file)
+    _end(children, list(children))
 
 
 def _fork(user: socket.socket, files: Sequence[int]) -> int:
     parent, pid = os.getpid(), os.fork()
     if pid:
-        for file in files:
-            os.close(file)
+        with contextlib.suppress(OSError), socket.socket(fileno=os.dup(files[0])) as control:
+            send(pickle.dumps(pid), [control])
         return pid
     try:
         user.close()
-        _die_with(parent)
+        if sys.platform == "linux":
+            ctypes.CDLL(None).prctl(DIE_WITH_PARENT, signal.SIGKILL)
+            if os.getppid() != parent:  # it ended before the call
+                os._exit(1)
         from .serving import run
 
         run(*files)
@@ -164,101 +139,11 @@ def _fork(user: socket.socket, files: Sequence[int]) -> int:
         os._exit(1)
 
 
-def _die_with(parent: int) -> None:
-    """Let the system kill this process when its parent ends, on Linux."""
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(DIE_WITH_PARENT, signal.SIGKILL)
-        if os.getppid() != parent:  # it ended before the call
-            os._exit(1)
-
-
-# An ended child keeps its process id until waitpid, which only these functions call: they never kill another process.
-
-
-def _end(pids: set[int], pid: int) -> int:
-    if pid in pids:
-        pids.discard(pid)
+def _end(children: set[int], pids: Sequence[int]) -> None:
+    """Kill some children. An ended one keeps its process id until waitpid, so that this never kills another process."""
+    ours = children.intersection(pids)
+    for pid in ours:
         os.kill(pid, signal.SIGKILL)
+    for pid in ours:
         os.waitpid(pid, 0)
-    return 0
-
-
-def _alive(pids: set[int], pid: int) -> int:
-    if pid in pids and os.waitpid(pid, os.WNOHANG)[0] == pid:
-        pids.discard(pid)
-    return int(pid in pids)
-
-
-PIPE = 1 << 20  # the most bytes that a pipe holds, by Linux's default
-
-
-class Screen:
-    """The output of one call."""
-
-    def __init__(self) -> None:
-        self._bars: dict[tuple[int, int], Any] = {}
-
-    def line(self, rank: int, text: str, is_error: bool) -> None:
-        """Show a line of a rank."""
-        stream: TextIO = sys.stderr if is_error else sys.stdout
-        if self._bars:
-            next(iter(self._bars.values())).write(f"[{rank}] {text}", file=stream)  # above the bars
-        else:
-            print(f"[{rank}] {text}", file=stream, flush=True)
-
-    def progress(self, rank: int, report: Progress) -> None:
-        """Move a progress bar."""
-        from tqdm.auto import tqdm  # type: ignore[import-untyped, unused-ignore]
-
-        key = (rank, report.loop)
-        if key not in self._bars:
-            label = f"[{rank}] {report.label}".rstrip()
-            self._bars[key] = tqdm(total=report.total, desc=label, leave=True)
-        self._bars[key].update(report.done - self._bars[key].n)
-        if report.ended:
-            self._bars[key].close()
-
-    def close(self) -> None:
-        """Close the bars, which stay visible."""
-        while self._bars:
-            self._bars.popitem()[1].close()
-
-
-class Stream:
-    """The output of one rank to stdout or stderr.
-
-    Attributes:
-        file: the reading end of the pipe.
-        rank: the rank.
-        is_error: whether the output is of stderr.
-    """
-
-    def __init__(self, file: int, rank: int, is_error: bool) -> None:
-        os.set_blocking(file, False)
-        self.file, self.rank, self.is_error = file, rank, is_error
-        self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
-        self._rest = ""
-
-    def read(self, screen: Screen) -> bool:
-        """Show the complete lines; return False at the end of the pipe.
-
-        It reads once, at most the size of a pipe, so that a rank that writes without end does not block the caller.
-        """
-        try:
-            data = os.read(self.file, PIPE)
-        except BlockingIOError:
-            return True
-        *lines, self._rest = (self._rest + self._decoder.decode(data)).split("\n")
-        for line in lines:
-            self._show(line, screen)
-        return bool(data)
-
-    def finish(self, screen: Screen) -> None:
-        """Show all output so far, including an unfinished line."""
-        self.read(screen)
-        if self._rest:
-            self._show(self._rest, screen)
-            self._rest = ""
-
-    def _show(self, line: str, screen: Screen) -> None:
-        screen.line(self.rank, line.rstrip("\r").rpartition("\r")[2], self.is_error)  # as a terminal shows it
+    children -= ours

@@ -2,18 +2,26 @@
 
 import contextlib
 import linecache
+import math
+import os
+import pickle
+import signal
+import socket
 import sys
 import threading
+import time
 import weakref
 from collections.abc import Callable, Collection, Sequence
+from multiprocessing.connection import wait
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, overload
 
 import torch
 
 from ..arguments import integer, real, truth
-from .launcher import Screen, launcher
-from .processes import Call, Processes
-from .serving import Work, dumps, takes_closures
+from .launcher import launcher
+from .messages import Progress, dumps, receive, send, takes_closures
+from .processes import Process, Screen, Stream, check_open_files, end
+from .serving import HOST
 
 if TYPE_CHECKING:
     from typing_extensions import TypeVarTuple, Unpack  # Python 3.10 has them there only
@@ -21,6 +29,8 @@ if TYPE_CHECKING:
     Args = TypeVarTuple("Args")
 T = TypeVar("T")
 MOST_THREADS, MOST_SECONDS = 1 << 15, 1e8  # of torch; about three years: longer times may overflow clocks
+GRACE = 2.0  # seconds that the other ranks have to reply after one has failed
+STACK_SECONDS = 0.3  # that a rank has to print its stack
 
 
 class RankError(RuntimeError):
@@ -30,14 +40,9 @@ class RankError(RuntimeError):
 
     def __init__(self, failures: dict[int, str]) -> None:
         self.failures = failures
-        alike: dict[str, list[int]] = {}
-        for rank, reason in failures.items():  # in the order of the failures
-            alike.setdefault(reason, []).append(rank)
-        super().__init__("\n\n".join(f"{_names(ranks)}: {reason}" for reason, ranks in alike.items()))
-
-
-def _names(ranks: list[int]) -> str:
-    return f"on rank{'s' * (len(ranks) > 1)} {', '.join(map(str, sorted(ranks)))}"
+        alike = {why: [r for r, each in sorted(failures.items()) if each == why] for why in failures.values()}
+        names = {why: f"on rank{'s' * (len(ranks) > 1)} {', '.join(map(str, ranks))}" for why, ranks in alike.items()}
+        super().__init__("\n\n".join(f"{ranks}: {why}" for why, ranks in names.items()))
 
 
 class Ranks:
@@ -69,10 +74,10 @@ class Ranks:
         self.cuda, self.timeout = truth("cuda", cuda), seconds("timeout", timeout)
         if cuda and not torch.cuda.is_available():
             raise ValueError("cuda=True lets ranks use GPUs, but torch finds none; leave it out")
-        self._processes: Processes | None = None
-        self._closed = False
-        self._calls, self._lock = 0, threading.Lock()
-        launcher()  # it imports torch while the caller goes on
+        self._processes: list[Process] = []
+        self._end: Callable[[], Any] = lambda: None
+        self._closed, self._lock = False, threading.Lock()
+        self._launcher = launcher()  # it imports torch while the caller goes on
 
     @overload
     def run(
@@ -133,55 +138,142 @@ class Ranks:
             ValueError: an argument is out of range.
             KeyboardInterrupt: the call was interrupted; the ranks have printed their stacks.
         """
-        packed, limit = pack(function, args), seconds("limit", limit)
+        if not callable(function):
+            raise TypeError(f"run takes a function and its arguments, not {function!r}; leave out the parentheses")
+        try:
+            packed = dumps((function, args))
+        except Exception as error:
+            missing = "" if takes_closures() else "; for closures and functions of a notebook install cloudpickle"
+            raise TypeError(f"{function!r} cannot be sent to the ranks: {error}{missing}") from error
+        limit = seconds("limit", limit)
         truth("keep", keep)
         if not isinstance(lost, Collection) or isinstance(lost, (str, bytes, torch.Tensor)):
             raise TypeError(f"lost is a sequence of ranks, not {lost!r}")
         gone = {integer("a rank in lost", rank, 0, self.size - 1) for rank in lost}
-        with self._lock:
-            self._calls += 1
-            call = Call(self._calls, set(range(self.size)) - gone)
-            # Code that is not in a file, such as notebook cells, for tracebacks of ranks.
-            sources = {name: entry for name, entry in linecache.cache.items() if len(entry) == 4 and entry[1] is None}
-            work = Work(self._calls, [str(path) for path in sys.path], sources, keep, packed)
-            with contextlib.closing(Screen()) as screen:
-                self._perform(work, call, screen, limit)
-        if call.failures:
-            raise RankError(call.failures)
-        return [call.values.get(rank) for rank in range(self.size)]
-
-    def _perform(self, work: Work, call: Call, screen: Screen, limit: float | None) -> None:
-        succeeded = False
-        try:
-            processes = self._living() or self._start(screen)
+        # Code that is not in a file, such as notebook cells, for tracebacks of ranks.
+        sources = {name: entry for name, entry in linecache.cache.items() if len(entry) == 4 and entry[1] is None}
+        work = pickle.dumps({"path": [*map(str, sys.path)], "sources": sources, "keep": keep, "packed": packed})
+        values: dict[int, Any] = {}
+        with self._lock, contextlib.closing(Screen()) as screen:
             try:
-                processes.perform(work, call, screen, limit)
-            except KeyboardInterrupt:
-                processes.show_stacks(call)
-                processes.finish(screen)
-                raise
-            succeeded = len(call.values) == self.size
+                self._start(screen)
+                failures = self._perform(work, set(range(self.size)) - gone, values, limit, screen)
+            finally:
+                if len(values) < self.size:
+                    self.close()
+        if failures:
+            raise RankError(failures)
+        return [values.get(rank) for rank in range(self.size)]
+
+    def _start(self, screen: Screen) -> None:
+        """Start the processes and let them connect, unless all run."""
+        if self._processes and self._launcher.usable and not any(process.ended() for process in self._processes):
+            return
+        self.close()
+        check_open_files(self.size)
+        self._launcher, self._closed, self._processes = launcher(), False, []
+        self._end = weakref.finalize(self, end, self._launcher, self._processes, os.getpid())
+        with socket.create_server((HOST, 0)) as server:  # of torch's store, which would listen on all interfaces
+            for rank in range(self.size):
+                self._processes.append(Process(rank, self._launcher, [server.fileno()] * (rank == 0)))
+            port = server.getsockname()[1]
+        size = str(self.size)
+        given = {"folder": os.getcwd(), "threads": self.threads, "cuda": self.cuda, "timeout": self.timeout}
+        for process in self._processes:
+            own = str(process.rank)
+            told = {"RANK": own, "WORLD_SIZE": size, "LOCAL_RANK": own, "LOCAL_WORLD_SIZE": size}  # as by torchrun
+            environment = {**os.environ, **told, "MASTER_ADDR": HOST, "MASTER_PORT": str(port)}
+            try:
+                send(pickle.dumps({"environment": environment, **given}), [process.control])
+                receive(process.control)
+            except (EOFError, OSError) as error:
+                self._finish(screen)
+                raise RuntimeError(f"rank {process.rank} could not start; its error is above (on stderr)") from error
+
+    def _perform(
+        self, work: bytes, waiting: set[int], values: dict[int, Any], limit: float | None, screen: Screen
+    ) -> dict[int, str]:
+        """Send the same work to all ranks, and wait for their replies.
+
+        This takes at most `limit` seconds, and at most two seconds after a rank has failed.
+
+        Args:
+            work: the pickled arguments of `serving.perform`.
+            waiting: the ranks whose reply is awaited; empty in the end.
+            values: takes the results, by rank.
+
+        Returns:
+            The reasons of failures, by rank.
+        """
+        until, failures = math.inf if limit is None else time.monotonic() + limit, dict[int, str]()
+
+        def fail(ranks: Collection[int], reason: str) -> None:
+            failures.update(dict.fromkeys(waiting.intersection(ranks), reason))
+            waiting.difference_update(ranks)
+
+        def hear(process: Process) -> bool:
+            """Take a message; return False if the process has ended."""
+            try:
+                packed, _ = receive(process.control)
+            except (EOFError, OSError):
+                fail([process.rank], "its process has ended")
+                return False
+            try:
+                message = pickle.loads(packed)
+            except Exception as error:
+                fail([process.rank], f"its result cannot be unpickled by the caller: {error!r}")
+                return True
+            if isinstance(message, Progress):
+                screen.progress(process.rank, message)
+            elif message.error is not None:
+                fail([process.rank], message.error)
+            elif process.rank in waiting:
+                waiting.discard(process.rank)
+                values[process.rank] = message.value
+            return True
+
+        for process in self._processes:
+            with contextlib.suppress(OSError):  # of a process that has ended, as `hear` finds
+                send(work, [process.control])
+        sources: list[Any] = [source for process in self._processes for source in (process, *process.streams)]
+        hurried = False
+        try:
+            while waiting:
+                for ready in wait(sources, None if until == math.inf else max(0.0, until - time.monotonic())):
+                    is_open = ready.read(screen) if isinstance(ready, Stream) else hear(ready)  # type: ignore[arg-type]
+                    if not is_open:
+                        sources.remove(ready)
+                if failures and not hurried:
+                    hurried, until = True, min(until, time.monotonic() + GRACE)
+                if waiting and time.monotonic() >= until:
+                    if not hurried:
+                        self._show_stacks(waiting)
+                    late = f"{GRACE:g} s after another rank failed" if hurried else f"after {limit:g} s"
+                    fail(range(self.size), f"it was still running {late}")
+        except KeyboardInterrupt:
+            self._show_stacks(waiting)
+            raise
         finally:
-            if not succeeded:
-                self.close()
+            self._finish(screen)
+        return failures
+
+    def _show_stacks(self, ranks: Collection[int]) -> None:
+        """Let ranks print their stacks to stderr."""
+        if self._launcher.usable:  # it keeps the process ids of ranks that have ended
+            for rank in ranks:
+                os.kill(self._processes[rank].pid, signal.SIGUSR1)
+            time.sleep(STACK_SECONDS if ranks else 0)
+
+    def _finish(self, screen: Screen) -> None:
+        """Show the output of the ranks up to now, with unfinished lines."""
+        for process in self._processes:
+            for stream in process.streams:
+                stream.read(screen, last=True)
 
     def close(self) -> None:
         """End the processes. A later `run` starts new ones. Idempotent."""
-        processes, self._processes, self._closed = self._processes, None, True
-        if processes is not None:
-            processes.finalize()
-
-    def _living(self) -> Processes | None:
-        if self._processes is not None and not self._processes.alive():
-            self.close()
-        return self._processes
-
-    def _start(self, screen: Screen) -> Processes:
-        self._processes = processes = Processes(self.size)
-        self._closed = False
-        processes.finalize = weakref.finalize(self, processes.close)
-        processes.start(self.threads, self.cuda, self.timeout, screen)
-        return processes
+        self._closed = True
+        self._end()
 
     def __enter__(self) -> "Ranks":
         return self
@@ -201,18 +293,3 @@ class Ranks:
 def seconds(name: str, value: Any) -> float | None:
     """Return a time in seconds, or None for no limit."""
     return None if value is None else real(name, value, above=0, most=MOST_SECONDS)
-
-
-def pack(function: Callable[..., Any], args: tuple[Any, ...]) -> bytes:
-    """Return a call, pickled.
-
-    Raises:
-        TypeError: the call cannot be pickled.
-    """
-    if not callable(function):
-        raise TypeError(f"run takes a function and its arguments, not {function!r}; leave out the parentheses")
-    try:
-        return dumps((function, args))
-    except Exception as error:
-        missing = "" if takes_closures() else "; for closures and functions of a notebook install cloudpickle"
-        raise TypeError(f"{function!r} cannot be sent to the ranks: {error}{missing}") from error

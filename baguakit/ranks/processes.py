@@ -1,114 +1,18 @@
-"""The processes of a `Ranks`, and one call of them."""
+"""The processes of a `Ranks`, as their caller sees them, and their output on the caller's screen."""
 
-import contextlib
-import math
+import codecs
 import os
-import pickle
 import resource
-import selectors
-import signal
 import socket
-import time
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from .launcher import FILES, Launcher, Screen, Stream, launcher
-from .serving import HEAD, Progress, Reply, Start, Work
+from .launcher import Launcher
+from .messages import Progress
 
-GRACE = 2.0  # seconds that the other ranks have to reply after one has failed
-SPARE = 64  # open files for everything else
-STACK_SECONDS = 0.3  # that a rank has to print its stack
-
-
-class CallerConnection:
-    """The caller's end. A message to a rank is a pickle; one from a rank is its length and a pickle.
-
-    After `unblock`, `write` and `read` do not block: a rank may be slow or stopped, or send much.
-    """
-
-    def __init__(self, end: socket.socket) -> None:
-        self._socket = end
-        self._unsent = memoryview(b"")
-        self._buffer, self._received = bytearray(HEAD.size), 0  # for the next part, and the bytes of it so far
-        self._in_head = True
-
-    def fileno(self) -> int:
-        """Return the file descriptor, for selectors."""
-        return self._socket.fileno()
-
-    def send(self, message: bytes) -> None:
-        """Set the message that `write` sends, in place of any unsent one."""
-        self._unsent = memoryview(message)
-
-    def write(self) -> bool:
-        """Send as much as possible; return whether more is left, which is False if the rank ended."""
-        try:
-            while self._unsent:
-                self._unsent = self._unsent[self._socket.send(self._unsent) :]
-        except BlockingIOError:
-            return True
-        except OSError:  # the next read raises the error
-            self._unsent = memoryview(b"")
-        return False
-
-    def read(self) -> bytearray | None:
-        """Read once; return the message if it is complete, else None; raise EOFError at the end."""
-        with contextlib.suppress(BlockingIOError):
-            count = self._socket.recv_into(memoryview(self._buffer)[self._received :])
-            if not count:
-                raise EOFError
-            self._received += count
-        if self._received < len(self._buffer):
-            return None
-        part, was_head = self._buffer, self._in_head
-        size = HEAD.unpack(part)[0] if was_head else HEAD.size
-        self._buffer, self._received, self._in_head = bytearray(size), 0, not was_head
-        return None if was_head else part
-
-    def receive(self) -> bytearray:
-        """Wait for the next message, before `unblock`; raise EOFError at the end."""
-        while (message := self.read()) is None:
-            pass
-        return message
-
-    def unblock(self) -> None:
-        """Let `write` and `read` not block from now on."""
-        self._socket.setblocking(False)
-
-    def close(self) -> None:
-        """Close the socket."""
-        self._socket.close()
-
-
-@dataclass
-class Call:
-    """The state of a call.
-
-    Attributes:
-        number: the number of the call.
-        waiting: the ranks that have not replied yet.
-        values: the results by rank.
-        failures: the reasons of failures by rank.
-    """
-
-    number: int
-    waiting: set[int]
-    values: dict[int, Any] = field(default_factory=dict)
-    failures: dict[int, str] = field(default_factory=dict)
-
-    def succeed(self, rank: int, value: Any) -> None:
-        """Store the result of a rank."""
-        if rank in self.waiting:
-            self.waiting.discard(rank)
-            self.values[rank] = value
-
-    def fail(self, ranks: Iterable[int], reason: str) -> None:
-        """Store the reason of failure for all `ranks` that have not replied."""
-        for rank in self.waiting.intersection(ranks):
-            self.waiting.discard(rank)
-            self.failures[rank] = reason
+PIPE = 1 << 20  # the most bytes that a pipe holds, by Linux's default
 
 
 def check_open_files(size: int) -> None:
@@ -120,7 +24,7 @@ def check_open_files(size: int) -> None:
     most, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     folder = Path("/proc/self/fd")
     here = len(list(folder.iterdir())) if folder.exists() else 0
-    needed = max(here + FILES * size, 4 * size) + SPARE
+    needed = max(here + 3 * size, 4 * size) + 64  # for everything else
     if needed > most:
         raise OSError(
             f"{size} ranks need up to {needed} open files in a process, and the limit is {most}; "
@@ -128,139 +32,98 @@ def check_open_files(size: int) -> None:
         )
 
 
-class Processes:
-    """The processes of `size` ranks."""
+class Process:
+    """The process of a rank; it starts when this is made.
 
-    def __init__(self, size: int) -> None:
-        self.size, self._owner = size, os.getpid()
-        self._launcher: Launcher = launcher()
-        self._pids: list[int] = []
-        self._connections: list[CallerConnection] = []
-        self._streams: list[Stream] = []
-        self.finalize: Callable[[], Any] = self.close
+    Attributes:
+        rank, pid: its rank and its process id.
+        control: the socket for calls and replies.
+        streams: its stdout and stderr.
+    """
 
-    def start(self, threads: int, cuda: bool, timeout: float | None, screen: Screen) -> None:
-        """Start the processes and let them connect: rank 0 chooses a port, which the others receive.
+    def __init__(self, rank: int, launcher: Launcher, files: Sequence[int]) -> None:
+        self.rank = rank
+        self.control, theirs = socket.socketpair()
+        (out, their_out), (err, their_err) = os.pipe(), os.pipe()
+        self.streams = Stream(out, rank, is_error=False), Stream(err, rank, is_error=True)
+        with theirs, os.fdopen(their_out, "wb"), os.fdopen(their_err, "wb"):
+            self.pid = launcher.fork(self.control, [theirs.fileno(), their_out, their_err, *files])
 
-        Raises:
-            RuntimeError: a rank could not start.
-            OSError: this number of ranks needs more open files than a process may have.
-        """
-        check_open_files(self.size)
-        port = 0
-        for rank in range(self.size):
-            connection = self._fork(rank)
-            settings = Start(rank, self.size, threads, cuda, timeout, dict(os.environ), os.getcwd(), port)
-            try:
-                connection.send(pickle.dumps(settings))
-                connection.write()
-                port = port or pickle.loads(connection.receive())
-                connection.unblock()
-            except (EOFError, OSError) as error:
-                self.finish(screen)
-                raise RuntimeError(f"rank {rank} could not start; its error is above (on stderr)") from error
+    def fileno(self) -> int:
+        """Return the descriptor of the control socket, for `wait`."""
+        return self.control.fileno()
 
-    def _fork(self, rank: int) -> CallerConnection:
-        ours, theirs = socket.socketpair()
-        connection = CallerConnection(ours)
-        self._connections.append(connection)
-        writing = []
-        for is_error in (False, True):
-            read, write = os.pipe()
-            writing.append(write)
-            self._streams.append(Stream(read, rank, is_error))
+    def ended(self) -> bool:
+        """Return whether the process has closed its end of the control socket."""
         try:
-            self._pids.append(self._launcher.fork([theirs.fileno(), *writing]))
-        finally:
-            theirs.close()
-            for file in writing:
-                os.close(file)
-        return connection
-
-    def perform(self, work: Work, call: Call, screen: Screen, limit: float | None) -> None:
-        """Send the same work to all ranks, and wait for the replies.
-
-        This takes at most `limit` seconds, and at most two seconds after a rank has failed.
-        """
-        until, hurried = math.inf if limit is None else time.monotonic() + limit, False
-        message = pickle.dumps(work)
-        with selectors.DefaultSelector() as selector:
-            for rank, connection in enumerate(self._connections):
-                connection.send(message)
-                selector.register(connection, selectors.EVENT_READ | selectors.EVENT_WRITE, rank)
-            for stream in self._streams:
-                selector.register(stream.file, selectors.EVENT_READ, stream)
-            while call.waiting:
-                for key, events in selector.select(None if until == math.inf else max(0.0, until - time.monotonic())):
-                    self._attend(selector, key, events, call, screen)
-                if call.failures and not hurried:
-                    hurried, until = True, min(until, time.monotonic() + GRACE)
-                if call.waiting and time.monotonic() >= until:
-                    if not hurried:
-                        self.show_stacks(call)
-                    late = f"{GRACE:g} s after another rank failed" if hurried else f"after {limit:g} s"
-                    call.fail(range(self.size), f"it was still running {late}")
-        self.finish(screen)
-
-    def _attend(
-        self, selector: selectors.BaseSelector, key: selectors.SelectorKey, events: int, call: Call, screen: Screen
-    ) -> None:
-        """Read from or write to a connection or a stream that is ready."""
-        if isinstance(key.data, Stream):
-            is_open = key.data.read(screen)
-        else:
-            if events & selectors.EVENT_WRITE and not self._connections[key.data].write():
-                selector.modify(key.fileobj, selectors.EVENT_READ, key.data)
-            is_open = not events & selectors.EVENT_READ or self._receive(key.data, call, screen)
-        if not is_open:
-            selector.unregister(key.fileobj)
-
-    def _receive(self, rank: int, call: Call, screen: Screen) -> bool:
-        """Read from a rank, and handle the message if it is complete; return False if its process has ended."""
-        try:
-            message = self._connections[rank].read()
-        except (EOFError, OSError):
-            call.fail([rank], "its process has ended")
+            return not self.control.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT)
+        except BlockingIOError:
             return False
-        if message is None:
+        except OSError:
             return True
-        received = pickle.loads(message)
-        if received.number != call.number:  # the reply to an earlier call that did not wait for it
-            return True
-        if isinstance(received, Progress):
-            screen.progress(rank, received)
-        elif isinstance(received, Reply) and received.value is not None:
-            try:
-                call.succeed(rank, pickle.loads(received.value))
-            except Exception as error:
-                call.fail([rank], f"its result cannot be unpickled by the caller: {error!r}")
+
+
+def end(launcher: Launcher, processes: list[Process], owner: int) -> None:
+    """End processes, unless this process is one forked from their owner."""
+    if owner == os.getpid():
+        launcher.end([process.pid for process in processes])
+    for process in processes:
+        for each in (process.control, *process.streams):
+            each.close()
+    processes.clear()
+
+
+class Screen:
+    """The output of one call: printed lines with the rank in front, and progress bars."""
+
+    def __init__(self) -> None:
+        self._bars: dict[tuple[int, int], Any] = {}
+
+    def line(self, rank: int, text: str, is_error: bool) -> None:
+        """Show a line of a rank."""
+        stream = sys.stderr if is_error else sys.stdout
+        if self._bars:
+            next(iter(self._bars.values())).write(f"[{rank}] {text}", file=stream)  # above the bars
         else:
-            call.fail([rank], received.error)
-        return True
+            print(f"[{rank}] {text}", file=stream, flush=True)
 
-    def show_stacks(self, call: Call) -> None:
-        """Let the ranks that have not replied print their stacks to stderr."""
-        for rank in call.waiting:
-            if self._launcher.alive(self._pids[rank]):
-                os.kill(self._pids[rank], signal.SIGUSR1)
-        time.sleep(STACK_SECONDS if call.waiting else 0)
+    def progress(self, rank: int, report: Progress) -> None:
+        """Move a progress bar."""
+        from tqdm.auto import tqdm  # type: ignore[import-untyped, unused-ignore]
 
-    def finish(self, screen: Screen) -> None:
-        """Show the output of the ranks up to now."""
-        for stream in self._streams:
-            stream.finish(screen)
-
-    def alive(self) -> bool:
-        """Return whether all processes run."""
-        return len(self._pids) == self.size and all(self._launcher.alive(pid) for pid in self._pids)
+        key = (rank, report.loop)
+        if key not in self._bars:
+            label = f"[{rank}] {report.label}".rstrip()
+            self._bars[key] = tqdm(total=report.total, desc=label, leave=True)
+        self._bars[key].update(report.done - self._bars[key].n)
+        if report.ended:
+            self._bars[key].close()
 
     def close(self) -> None:
-        """End the processes, unless this is a process forked from the caller's."""
-        if self._owner == os.getpid():
-            for pid in self._pids:
-                self._launcher.end(pid)
-        for connection in self._connections:
-            connection.close()
-        for stream in self._streams:
-            os.close(stream.file)
-        self._pids, self._connections, self._streams = [], [], []
+        """Close the bars, which stay visible."""
+        while self._bars:
+            self._bars.popitem()[1].close()
+
+
+class Stream:
+    """The output of one rank to stdout or stderr: the reading end of a pipe."""
+
+    def __init__(self, file: int, rank: int, is_error: bool) -> None:
+        os.set_blocking(file, False)
+        self._file, self._rank, self._is_error = os.fdopen(file, "rb", buffering=0), rank, is_error
+        self.fileno, self.close = self._file.fileno, self._file.close
+        self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
+        self._rest = ""
+
+    def read(self, screen: Screen, last: bool = False) -> bool:
+        """Show the complete lines, and with `last` an unfinished one; return False at the end of the pipe.
+
+        It reads once, at most the size of a pipe, so that a rank that writes without end does not block the caller.
+        """
+        data = self._file.read(PIPE)  # None if there is nothing
+        *lines, self._rest = (self._rest + self._decoder.decode(data or b"")).split("\n")
+        if last and self._rest:
+            lines, self._rest = [*lines, self._rest], ""
+        for line in lines:
+            screen.line(self._rank, line.rstrip("\r").rpartition("\r")[2], self._is_error)  # as a terminal shows it
+        return data != b""
