@@ -54,7 +54,7 @@ class Launcher:
         return self._socket.fileno() >= 0 and self._owner == os.getpid() and self._process.poll() is None
 
     def fork(self, control: socket.socket, files: Sequence[int]) -> int:
-        """Start a rank with `files`, the arguments of `serving.run`; return its process id, which comes over `control`."""
+        """Start a rank with `files`, the arguments of `serving.run`; return its process id, told over `control`."""
         try:
             self._used = True
             send(pickle.dumps(()), [self._socket], files)
