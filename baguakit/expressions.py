@@ -35,6 +35,8 @@ def written(value: Any) -> str:
         return f"({', '.join(map(written, value))}{',' * (len(value) == 1)})"
     if callable(value) and not isinstance(value, type) and not is_dataclass(value):
         return "…"
+    if type(value).__repr__ is object.__repr__:  # type: ignore[comparison-overlap]  # an address, not the same twice
+        return f"{type(value).__name__}(…)"
     return repr(value)
 
 

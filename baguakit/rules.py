@@ -13,10 +13,10 @@
 Steps are optimizer steps since the attachment was made, counted from 0. A rule acts in the steps s with
 start ≤ s < stop. With `every=k` it exchanges in every k-th of them, first in step start + k − 1; with `offset=o` o
 steps after each of these, first in step start + o − 1. With a function `every=H` rounds follow one another: one that
-begins in step s has H(s) steps, and the rule exchanges in the last of them.
+begins in step s has H(s) steps, and the rule exchanges in the last of them. An object with `due(step, comm)` decides
+during training. A function as `start` or `stop` stands for the first step in which it is true.
 """
 
-from bisect import bisect_left
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
@@ -25,8 +25,10 @@ from typing import Any, Literal, cast
 
 from torch import Tensor
 
-from .arguments import check_fields, checked, function, integer, message, real
+from .arguments import check_fields, checked, function, integer, message, real, truth
+from .comm import Comm
 from .expressions import written
+from .schedules import Bound, Every, FirstStep, Interval, Rounds
 from .stages import Hierarchical, Stage
 
 
@@ -69,7 +71,6 @@ class Fragment:
 
 
 Where = Callable[[str, Tensor], bool] | Fragment
-Every = int | Callable[[int], int]
 Window = Literal["during_backward", "between_steps", "after_step", "free_running"]
 
 
@@ -98,17 +99,19 @@ class Rule:
     offset: int = 0
     mix: float | None = None
     interval: float = 0.0
-    start: int = 0
-    stop: int | None = None
+    start: Bound = 0
+    stop: Bound | None = None
     where: Where | None = None
 
     def __post_init__(self) -> None:
         if self.where is not None and not isinstance(self.where, Fragment):
             function("where", self.where, "a function (name, parameter) -> bool, or a Fragment")
         check_fields(self)
-        for name in ("delay", "offset", "start"):
-            integer(name, getattr(self, name), 0)
-        if self.stop is not None and integer("stop", self.stop, 0) <= self.start:
+        for name in ("delay", "offset", "start", "stop"):
+            value = getattr(self, name)
+            if value is not None and not callable(value):
+                integer(name, value, 0)
+        if isinstance(self.start, int) and isinstance(self.stop, int) and self.stop <= self.start:
             raise ValueError(
                 f"a rule with start={self.start} and stop={self.stop} never acts; stop must be greater than start"
             )
@@ -117,7 +120,10 @@ class Rule:
             if self.window != "after_step":
                 raise ValueError(f"mix={self.mix} is for after_step; {self.window} keeps the progress made in flight")
         real("interval", self.interval, 0)
-        if not callable(self.every):
+        if not callable(self.every) and not self.decides:
+            if not isinstance(self.every, int):
+                wanted = "a whole number, a function of the step, or an object with due(step, comm)"
+                raise TypeError(message("every", wanted, self.every))
             self._check_length("every", self.every)
         elif self.offset:
             raise ValueError(
@@ -144,36 +150,61 @@ class Rule:
         """ "grad" if the rule acts on gradients, "data" if it acts on weights."""
         return "grad" if self.window == "during_backward" else "data"
 
+    @property
+    def decides(self) -> bool:
+        """True if an object with `due(step, comm)` decides during training when the rule exchanges."""
+        return not isinstance(self.every, int | type) and hasattr(self.every, "due")
+
     def acts(self, step: int) -> bool:
         """Return whether the rule acts in this step."""
         if type(step) is not int:
             step = integer("step", step, None)
-        return self.start <= step and (self.stop is None or step < self.stop)
+        start, stop = self.start, self.stop
+        begun = start <= step if type(start) is int else self._first("start").until(step) <= step
+        if stop is None or not begun:
+            return begun
+        return step < stop if type(stop) is int else self._first("stop").until(step) > step
 
-    def exchanges(self, step: int) -> bool:
-        """Return whether the rule exchanges in this step."""
-        if type(step) is not int:
-            step = integer("step", step, None)
+    def begun(self, step: int) -> bool:
+        """Return whether `start` has come in this step."""
+        return self.start <= step if isinstance(self.start, int) else self._first("start").until(step) <= step
+
+    def exchanges(self, step: int, comm: Comm | None = None) -> bool:
+        """Return whether the rule exchanges in this step; `comm` is for an object with `due(step, comm)` as `every`."""
         if not self.acts(step):
             return False
-        if callable(self.every):
-            return self._last_step(step) == step
-        return (step - self.start + 1) % self.every == self.offset
+        start = self.start if isinstance(self.start, int) else int(self._first("start").first)
+        if type(self.every) is int:
+            return (step - start + 1) % self.every == self.offset
+        if self.decides:
+            if comm is None:
+                raise ValueError(f"{self!r} decides during training when it exchanges; no step is known before")
+            every = cast(Interval, self.every)
+            return truth(f"{type(every).__name__}.due({step}, comm)", every.due(step, comm))
+        return self._rounds(start).end(step) == step
 
-    def _last_step(self, step: int) -> int:
-        """Return the last step of the round in which this step, from `start` on, is, where `every` is a function."""
-        ends = self._ends
-        while not ends or ends[-1] < step:
-            begin = ends[-1] + 1 if ends else self.start
-            length = cast(Callable[[int], int], self.every)(begin)
-            self._check_length(f"every({begin})", length)
-            ends.append(begin + length - 1)
-        return ends[bisect_left(ends, step)]
+    def schedule(self) -> list[str]:
+        """Return lines on what its functions say of steps to come, which ranks compare."""
+        lines = []
+        if callable(self.start) or callable(self.stop):
+            lines.append(f"  it acts in steps {[step for step in (*range(64), 128, 1024, 8192) if self.acts(step)]}")
+        if callable(self.every) and not self.decides and isinstance(self.start, int):
+            lines.append(f"  its first rounds end in steps {self._rounds(self.start).first_ends(32)}")
+        return lines
+
+    def _first(self, name: Literal["start", "stop"]) -> FirstStep:
+        first: FirstStep = self._known.setdefault(name, FirstStep(name, getattr(self, name)))
+        return first
+
+    def _rounds(self, start: int) -> Rounds:
+        every = cast(Callable[[int], int], self.every)
+        rounds: Rounds = self._known.setdefault("every", Rounds(start, every, self._check_length))
+        return rounds
 
     @cached_property
-    def _ends(self) -> list[int]:
-        """The last steps of the rounds that were asked for, in order."""
-        return []
+    def _known(self) -> dict[str, Any]:
+        """The first steps and the rounds that functions have told, by `start`, `stop` and `every`."""
+        return {}
 
     @checked
     def choose(self, named: Mapping[str, Tensor]) -> set[str]:
@@ -184,8 +215,15 @@ class Rule:
 
     @checked
     def overlaps(self, other: "Rule") -> bool:
-        """Return whether there is a step in which both rules act."""
-        return self.acts(max(self.start, other.start)) and other.acts(max(self.start, other.start))
+        """Return whether there may be a step in which both rules act.
+
+        Where a function tells one of their bounds there may be, unless one rule stops where the other starts.
+        """
+        bounds = (self.start, self.stop, other.start, other.stop)
+        if any(map(callable, bounds)):
+            return self.stop != other.start and other.stop != self.start
+        first = max(cast(int, self.start), cast(int, other.start))
+        return self.acts(first) and other.acts(first)
 
     def __repr__(self) -> str:
         values = {f.name: getattr(self, f.name) for f in fields(self)}
@@ -198,19 +236,11 @@ class Rule:
         return f"Rule({', '.join([repr(self.window), *shown])})"  # an option that the function of the window lacks
 
 
-def first_ends(rule: Rule, count: int = 32) -> list[int]:
-    """Return the last steps of the first rounds of a rule whose `every` is a function, which ranks compare."""
-    ends = [rule._last_step(rule.start)]
-    while len(ends) < count:
-        ends.append(rule._last_step(ends[-1] + 1))
-    return ends
-
-
 Algorithm = Rule | tuple[Rule, ...]
 
 
 def during_backward(
-    stage: Stage, *, delay: int = 0, start: int = 0, stop: int | None = None, where: Where | None = None
+    stage: Stage, *, delay: int = 0, start: Bound = 0, stop: Bound | None = None, where: Where | None = None
 ) -> Rule:
     """Return a rule on gradients: each bucket is launched when backward has computed it; all land when backward ends.
 
@@ -237,7 +267,9 @@ def during_backward(
     Args:
         stage: the exchange of the gradients.
         delay: the number of steps after which gradients land. All rules on gradients that act in a step have the same.
-        start, stop: the first optimizer step in which the rule acts, and the first in which it does not any more.
+        start, stop: the first optimizer step in which the rule acts, and the first in which it does not any more; or
+            functions of the step, equal on all ranks, that are true from that step on: `stop=warm` of one rule and
+            `start=warm` of another hand over in the same step.
         where: a function (name, parameter) -> bool that selects parameters, or `Fragment(k, of)` for one of several
             parts; None for all parameters.
 
@@ -249,7 +281,7 @@ def during_backward(
 
 
 def between_steps(
-    stage: Stage, *, every: Every = 1, start: int = 0, stop: int | None = None, where: Where | None = None
+    stage: Stage, *, every: Every = 1, start: Bound = 0, stop: Bound | None = None, where: Where | None = None
 ) -> Rule:
     """Return a rule on weights, launched when an optimizer step ends; it lands when the next begins.
 
@@ -258,8 +290,9 @@ def between_steps(
 
     Args:
         stage: the exchange of the weights.
-        every: the number of steps per exchange; or a function, equal on all ranks, from the step in which a round
-            begins to the number of its steps.
+        every: the number of steps per exchange; a function, equal on all ranks, from the step in which a round begins
+            to the number of its steps; or an object whose `due(step, comm)` tells in each step whether to exchange
+            (`schedules.Interval`), for intervals that follow what training does.
         start, stop, where: as in `during_backward`.
 
     Raises:
@@ -275,16 +308,16 @@ def after_step(
     delay: int = 0,
     offset: int = 0,
     mix: float | None = None,
-    start: int = 0,
-    stop: int | None = None,
+    start: Bound = 0,
+    stop: Bound | None = None,
     where: Where | None = None,
 ) -> Rule:
     """Return a rule on weights, after the optimizer step:  x ← W (x − γ g(x)).
 
     Args:
         stage: the exchange of the weights.
-        every: the number of steps per exchange (local SGD, DiLoCo); or a function as in `between_steps`. Rounds that
-            grow as the learning rate γ falls are `every=lambda step: max(H, int((α / γ(step)) ** 2))`.
+        every: the number of steps per exchange (local SGD, DiLoCo); or a function or an object as in `between_steps`.
+            Rounds that grow as the learning rate γ falls are `every=lambda step: max(H, int((α / γ(step)) ** 2))`.
         delay: the number of steps after which the result lands; training continues meanwhile.
         offset: the number of steps after other rules with the same `every`, to take turns; less than `every`.
         mix: α, how the result lands. None: x ← x + (result − x at launch), which keeps all progress made in flight. A
@@ -299,7 +332,7 @@ def after_step(
 
 
 def free_running(
-    stage: Stage, *, interval: float = 0.0, start: int = 0, stop: int | None = None, where: Where | None = None
+    stage: Stage, *, interval: float = 0.0, start: Bound = 0, stop: Bound | None = None, where: Where | None = None
 ) -> Rule:
     """Return a rule on weights that exchanges continuously, without waits of training:  x ← x + (result − x at launch).
 

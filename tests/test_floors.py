@@ -20,7 +20,7 @@ FLOORS = [
     {"kernels", "expressions"},
     {"compressors", "topology", "comm", "lanes", "buckets"},
     {"optim", "costs"},  # optim steps the tensors of one rank: it knows no group
-    {"primitives", "keeping"},
+    {"primitives", "keeping", "schedules"},
     {"stages"},
     {"rules"},
     {"monitor"},

@@ -43,7 +43,8 @@ from ..primitives import neighbor_mean_
 from ..primitives.compressed import pieces, pieces_of
 from ..primitives.neighbors import links, round_of
 from ..primitives.transports import exchanged
-from ..rules import Every, Rule, after_step
+from ..rules import Rule, after_step
+from ..schedules import Every
 from ..stages import Stage, State
 from ..topology import Ring, Topology
 

@@ -41,7 +41,8 @@ from ..comm import Comm
 from ..costs import Cost, Load, Place, degree
 from ..keeping import finite, update_if_finite_, wide_copy
 from ..primitives.neighbors import links, mixed, round_of
-from ..rules import Every, Rule, after_step, between_steps
+from ..rules import Rule, after_step, between_steps
+from ..schedules import Every
 from ..stages import NeighborMean, Stage, State
 from ..topology import OnePeerExact, Topology
 

@@ -74,22 +74,23 @@ from ..costs import Cost, Load, Place
 from ..expressions import written
 from ..keeping import finite, update_if_finite_, wide_copy
 from ..lanes import New, temporaries
-from ..rules import Algorithm, Every, Fragment, after_step, during_backward, free_running
+from ..rules import Algorithm, Fragment, after_step, during_backward, free_running
+from ..schedules import Bound, Every
 from ..stages import Mean, Stage, State, cost
 
 
 @checked
-def local_sgd(every: Every = 8, start: int = 0) -> Algorithm:
+def local_sgd(every: Every = 8, start: Bound = 0) -> Algorithm:
     """Average the weights after every `every` steps; sends 2 (n − 1)/n times their size, divided by `every`, a step.
 
     Args:
         every: H, the number of local steps between averages; or a function as in `bk.after_step`.
-        start: until this step average gradients instead (post-local SGD).
+        start: until this step average gradients instead (post-local SGD); or a function as in `bk.after_step`.
 
     Raises:
         ValueError: `every` is less than 1, or `start` negative.
     """
-    average = after_step(Mean(), every=every, start=integer("start", start, 0))
+    average = after_step(Mean(), every=every, start=start)
     return (during_backward(Mean(), stop=start), average) if start else average
 
 
@@ -251,7 +252,7 @@ def diloco(
     step = OuterStep(optimizer, inner, **chosen)
     if integer("fragments", fragments, 1) == 1:
         return after_step(step, every=every, delay=delay, mix=mix)
-    if callable(every):
+    if not isinstance(every, int):
         raise ValueError(f"fragments={fragments} take turns within rounds of one length; every must be a number")
     if fragments > integer("every", every, 1):
         raise ValueError(f"fragments={fragments} cannot take turns within every={every} steps; every must be larger")

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from ..comm import Comm
-from ..flights import Turn, announce_nothing
+from ..flights import Turn, WeightRunner, announce_nothing
 from ..kernels.operators import uploaded
 from ..monitor import Collective
 from .backward import Backward
@@ -127,10 +127,8 @@ class Joining:
 
     def _weights_part(self, step: int) -> bool:
         """Return True if averages of weights may follow step `step`, and only gradients were averaged in it."""
-        rules = self.engine.setup.rules
-        exchanged = any(
-            rule.exchanges(step + (rule.window == "between_steps")) for rule in rules if rule.what == "data"
-        )
+        runners = [each for each in self.engine.runners if isinstance(each, WeightRunner)]
+        exchanged = any(each.exchanges(step + (each.rule.window == "between_steps")) for each in runners)
         return self._shared(step) and (exchanged or not self._shared(step + 1))
 
     def _shared(self, step: int) -> bool:

@@ -11,7 +11,7 @@ from torch.optim import Optimizer
 from ..arguments import instance, integer, message, several
 from ..buckets import check_averaged, split
 from ..comm import Comm, check_device
-from ..rules import Rule, first_ends, rules_of
+from ..rules import Rule, rules_of
 from ..runtime import as_time, check_scaler, named, reshard
 from .conflicts import check_dense, check_optimizers, check_shards, check_wrappers, is_divided, is_sharded
 from .setup import AttachSetup, in_order
@@ -83,8 +83,7 @@ def make_setup(
         lines.append(f"{type(each).__name__} with groups of {sizes} parameters")
     for rule, buckets in zip(rules, buckets_of_rules, strict=True):
         lines.append(f"rule {rule!r}")
-        if callable(rule.every):
-            lines.append(f"  its first rounds end in steps {first_ends(rule)}")
+        lines += rule.schedule()
         for i, bucket in enumerate(buckets):
             lines += [f"  bucket {i}: {names[p]} {tuple(p.shape)} {p.dtype}" for p in bucket]
     common = rules, names, frozen, device, as_time(timeout), scaler, tuple(lines)

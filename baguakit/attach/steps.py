@@ -55,9 +55,10 @@ class Steps:
 
     def takes_first_step(self, runner: WeightRunner) -> bool:
         """Return True if a rule takes its first step and copies the weights: they may be others than at `attach`."""
-        first = self.clock.step == runner.rule.start and runner.round == 0
-        known = self.loaded is not None and self.loaded >= runner.rule.start
-        return first and not known and runner.rule.stage.copies_weights()
+        step, rule = self.clock.step, runner.rule
+        first = runner.round == 0 and rule.begun(step) and not rule.begun(step - 1)
+        known = self.loaded is not None and rule.begun(self.loaded)
+        return first and not known and rule.stage.copies_weights()
 
     def is_last(self, optimizer: Optimizer) -> bool:
         """Record that an optimizer has stepped. Return True if all have, so that the step ends."""
@@ -86,10 +87,10 @@ class Steps:
 
     def _exchange(self, step: int) -> None:
         for runner in self.runners:
-            if runner.rule.delay and runner.air and runner.rule.exchanges(step - runner.rule.delay):
+            if runner.rule.delay and runner.is_due(step):
                 runner.land_all()
         for runner in self.runners:
-            if runner.rule.window == "after_step" and runner.rule.exchanges(step):
+            if runner.rule.window == "after_step" and runner.exchanges(step):
                 runner.launch_all(step, keep=runner.rule.delay > 0 and runner.rule.mix is None)
                 if runner.rule.delay == 0:
                     runner.land_all()
@@ -98,5 +99,5 @@ class Steps:
     def launch_between(self) -> None:
         """Launch the flights that land when the next step begins, unless one is under way."""
         for runner in () if self.begun else self.runners:
-            if runner.rule.window == "between_steps" and runner.rule.exchanges(self.clock.step) and not runner.air:
+            if runner.rule.window == "between_steps" and runner.exchanges(self.clock.step) and not runner.air:
                 runner.launch_all(self.clock.step, keep=True)

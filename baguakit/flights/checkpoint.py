@@ -29,6 +29,7 @@ from ..stages import Carry, State
 from ..stages.base import remembered
 from .gradients import GradientRunner
 from .runner import BucketFlight, Journal, RuleRunner
+from .weights import WeightRunner
 
 VERSIONS = (1,)
 TOP, RULE = ("version", "ranks", "step", "rules"), ("rule", "round", "cut", "parameters", "own")
@@ -58,6 +59,7 @@ def check_rule(name: str, rule: Any) -> None:
     keys(name, rule, RULE)
     text(f'{name}["rule"]', rule["rule"])
     integer(f'{name}["round"]', rule["round"], 0)
+    integer(f'{name}["launched"]', rule.get("launched", 0), 0)
     if not isinstance(rule["cut"], list | tuple) or not all(isinstance(names, list | tuple) for names in rule["cut"]):
         raise TypeError(message(f'{name}["cut"]', "a list of lists of parameter names", rule["cut"]))
     tensors(f'{name}["own"]', rule["own"])
@@ -246,6 +248,8 @@ def save_runner(runner: RuleRunner, names: Names, flights: bool = True, same_ran
                     saved["whole"] = sorted({path, *saved.get("whole", ())})
     if flights:
         save_flights(runner, names, saved["parameters"])
+        if runner.air and isinstance(runner, WeightRunner) and runner.launched is not None:
+            saved["launched"] = runner.launched
     return saved
 
 
@@ -267,6 +271,8 @@ def load_runner(
     for i in range(0 if anew else len(runner.buckets)):
         load_bucket(runner, i, names, saved, same_ranks)
     load_delayed(runner, names, saved["parameters"], same_ranks)
+    if isinstance(runner, WeightRunner):
+        runner.launched = saved.get("launched")
 
 
 def load_bucket(runner: RuleRunner, i: int, names: Names, saved: Mapping[str, Any], same_ranks: bool) -> None:

@@ -39,13 +39,35 @@ from .runner import RuleRunner
 
 
 class WeightRunner(RuleRunner):
-    """A runner of a rule on weights."""
+    """A runner of a rule on weights.
+
+    Attributes:
+        launched: the step of the latest launch; None if it is that of a checkpoint which does not tell.
+    """
+
+    launched: int | None = None
+    _asked: tuple[int, bool] = (-1, False)
+
+    def exchanges(self, step: int) -> bool:
+        """Return whether the rule exchanges in this step; an object that decides is asked once a step."""
+        if not self.rule.decides:
+            return self.rule.exchanges(step)
+        if self._asked[0] != step:
+            due = not self.air and self.rule.exchanges(step, self.channel.comm.at(self.round, step))
+            self._asked = step, due
+        return self._asked[1]
+
+    def is_due(self, step: int) -> bool:
+        """Return whether what is in the air lands at the end of this step, after a delay."""
+        launch = step - self.rule.delay
+        return bool(self.air) and (self.rule.exchanges(launch) if self.launched is None else self.launched == launch)
 
     def launch_all(self, step: int | None, keep: bool, factor: float = 1.0) -> None:
         """Launch every bucket with the weights as they are, times `factor`.
 
         With `keep` a copy is kept, and at landing only what the flight has changed is added.
         """
+        self.launched = step
         for i, bucket in enumerate(self.buckets):
             flat = bucket.load("data")
             before = flat.clone() if keep else None
@@ -124,7 +146,7 @@ class FreeRunner:
 
     def step_ended(self, step: int) -> None:
         """Advance: an optimizer step has ended, and `step` is next."""
-        if step >= self.runner.rule.start:
+        if self.runner.rule.begun(step):
             self.advance(self.step + 1, 1 if self.runner.rule.acts(step) else 0)
 
     @torch.no_grad()

@@ -92,7 +92,7 @@ def effect(algorithm: Algorithm) -> Effect:
     Raises:
         TypeError: it is neither.
     """
-    rules = [rule for rule in rules_of(algorithm, name="algorithm") if rule.stop is None]
+    rules = lasting(algorithm)
     stages = [stage for rule in rules for stage in rule.stage.whole()]
     in_time = all(rule.window == "during_backward" and not rule.delay for rule in rules)
     plain = all(stage.averages and stage.same_on_all_ranks and not stage.needs_shapes for stage in stages)
@@ -206,11 +206,7 @@ def predict(
     named: dict[str, Tensor] = {name: p for name, p in model.named_parameters() if p.requires_grad}
     place = Place(network, flows=flows)
     ready = compute.gradients(list(named.values()))
-    costs = [
-        cost_of(rule, named, bucket_bytes, place, compute, ready)
-        for rule in rules_of(algorithm, name="algorithm")
-        if rule.stop is None
-    ]
+    costs = [cost_of(rule, named, bucket_bytes, place, compute, ready) for rule in lasting(algorithm)]
     step = StepModel(compute, network.crowding)
     seconds, buckets = step.with_all(costs), sum(len(each.flights) for each in costs)
     sent = sum(each.total.sent * flights_per_step(each, seconds) for each in costs)
@@ -219,9 +215,17 @@ def predict(
 
 def every_of(rule: Rule) -> int:
     """Return the number of steps per exchange; raise if a function tells it."""
-    if callable(rule.every):
-        raise ValueError(f"every of {rule!r} is a function of the step; plan and tune with a number, such as its mean")
+    if not isinstance(rule.every, int):
+        raise ValueError(f"every of {rule!r} is not a number; plan and tune with one, such as its mean")
     return rule.every
+
+
+def lasting(algorithm: Algorithm) -> list[Rule]:
+    """Return the rules that never stop; raise if functions tell when rules start or stop."""
+    rules = rules_of(algorithm, name="algorithm")
+    if told := [rule for rule in rules if callable(rule.start) or callable(rule.stop)]:
+        raise ValueError(f"{told[0]!r} starts or stops by a function of the step; plan and tune with numbers")
+    return [rule for rule in rules if rule.stop is None]
 
 
 def buckets_of(rule: Rule, named: Mapping[str, Tensor], bucket_bytes: int) -> tuple[tuple[Tensor, ...], ...]:

@@ -231,4 +231,6 @@ def autotune(
 
 def settled(rule: Rule) -> int:
     """Return the step from which a rule is in its steady state: its warm-up is over, or the rule if it is a warm-up."""
+    if callable(rule.start) or callable(rule.stop):
+        raise ValueError(f"{rule!r} starts or stops by a function of the step; tune with numbers")
     return max(rule.start, rule.stop or 0, getattr(rule.stage, "warmup_steps", 0))
