@@ -16,8 +16,8 @@ def test_a_round_holds_what_was_chosen_when_it_began():
     first = graph.fixed()
     given[2] = 7.0
     graph.choose(self_weight=0.5, src_weights={3: 2.0}, dst_weights={4: 0.25})
-    assert (first.choice.own, first.choice.sources, first.choice.factors) == (0.5, ((1, 0.25), (2, 0.25)), ((0, 1.0),))
-    assert (graph.choice.own, graph.choice.sources, graph.choice.factors) == (0.5, ((3, 2.0),), ((4, 0.25),))
+    assert (first.choice.own, first.choice.sources, first.choice.factors) == (0.5, {1: 0.25, 2: 0.25}, {0: 1.0})
+    assert (graph.choice.own, graph.choice.sources, graph.choice.factors) == (0.5, {3: 2.0}, {4: 0.25})
 
 
 def test_two_are_never_equal_and_print_alike():
@@ -33,7 +33,7 @@ def test_stages_take_it_however_deep(inside):
     taken = as_chosen(stage)
     graph.choose(src_weights={2: 0.5})
     inner = next(iter(taken.nested().values()), taken)
-    assert inner.topology.choice.sources == ((1, 0.5),) and repr(taken) == repr(stage)
+    assert inner.topology.choice.sources == {1: 0.5} and repr(taken) == repr(stage)
     assert as_chosen(NeighborMean(Ring())) == NeighborMean(Ring())
 
 
@@ -58,7 +58,7 @@ def test_what_cannot_be_chosen(options, error, says):
     graph.choose(src_weights={})
     with pytest.raises(error, match=says):
         graph.choose(**options)
-    assert graph.choice.own == 1.0 and graph.choice.sources == ()  # holds until something else is chosen
+    assert graph.choice.own == 1.0 and graph.choice.sources == {}  # holds until something else is chosen
 
 
 def test_what_nobody_knows():

@@ -140,6 +140,7 @@ class OuterStep(Stage):
     follows: ClassVar[tuple[str, ...]] = ("anchor",)
 
     def __init__(self, optimizer: type[torch.optim.Optimizer], inner: Stage = Mean(), **options: Any) -> None:
+        options = dict(options.pop("options", ())) | options  # as dataclasses.replace passes them
         instance("inner", inner, Stage, "a stage such as Mean()")
         check_options(optimizer, options)
         vars(self).update(optimizer=optimizer, inner=inner, options=tuple(options.items()))

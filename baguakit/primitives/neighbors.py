@@ -110,12 +110,11 @@ def _mean_of(
 
 
 def _as_chosen(x: Tensor, topology: Chosen, comm: Comm) -> Tensor:
-    choice, targets = topology.choice, topology.agreed()
-    sources, factors = dict(choice.sources), dict(choice.factors or ())
+    choice, targets = topology.choice, topology.targets_agreed
     if targets is None:
-        targets = agreed_targets(comm, x.device, sources, None if choice.factors is None else factors, check=True)
-        topology.agree(targets)
-    return _exchanged(x, comm, choice.own, sources, factors, targets)
+        targets = agreed_targets(comm, x.device, choice.sources, choice.factors, check=True)
+        topology.targets_agreed = targets if topology.one_round else None
+    return _exchanged(x, comm, choice.own, choice.sources, choice.factors or {}, targets)
 
 
 def _exchanged(
@@ -170,9 +169,8 @@ def neighbor_gather(
         return {}
     if isinstance(topology, Chosen):
         choice = topology.choice
-        heard, hearers = ([rank for rank, _ in part or ()] for part in (choice.sources, choice.factors))
-        dst_ranks = None if choice.factors is None else hearers
-        return neighbor_gather(x, comm=comm, src_ranks=heard, dst_ranks=dst_ranks)
+        dst_ranks = None if choice.factors is None else [*choice.factors]
+        return neighbor_gather(x, comm=comm, src_ranks=[*choice.sources], dst_ranks=dst_ranks)
     weights, targets = links(topology, comm.rank, comm.size, round_of(topology, comm))
     return comm.exchange(x, sorted(set(weights) - {comm.rank}), targets)
 

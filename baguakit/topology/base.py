@@ -2,11 +2,9 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, fields
-from functools import cached_property
-from hashlib import sha256
+from dataclasses import dataclass
 from math import cos, fsum, pi, sin
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,7 +17,6 @@ if TYPE_CHECKING:  # matplotlib is optional: only drawings need it
     from matplotlib.figure import Figure
 
 MOST_RANKS = 1 << 20  # a larger group is a mistake in the call, and its matrices would take for ever
-_SHORT = 64  # a given value with more entries prints a digest of them
 MOST_ROUNDS, MOST_DRAWN = 8, 256  # the most rounds that a drawing shows by default, and at all
 # A product of rounds is exact below the first distance. One that stays between the two only converges.
 _AT_THE_MEAN, _NEAR_THE_MEAN = 1e-13, 1e-8
@@ -140,7 +137,7 @@ class Topology(ABC):
         if (size := self._ranks(size)) == 1:
             return 0
         rounds = [self.matrix(size, round) for round in range(self.period(size))]
-        # P, the product of a period: if any power of P − J is 0, the (n − 1)th power is.
+        # If any power of P − J is 0, for P the product of a period, the (n − 1)th power is.
         laps = 1 if self.static(size) and self.symmetric(size) else size - 1
         product = np.eye(size)
         for count in range(1, laps * len(rounds) + 1):
@@ -148,6 +145,8 @@ class Topology(ABC):
             distance = np.abs(product - 1 / size).max()
             if distance <= _NEAR_THE_MEAN:
                 return count if distance <= _AT_THE_MEAN else None
+            if count == len(rounds) and np.abs(np.linalg.matrix_power(product, laps) - 1 / size).max() > _NEAR_THE_MEAN:
+                break  # and rounds to come do not reach it
         return None
 
     def spectral_gap(self, size: int) -> float:
@@ -200,37 +199,6 @@ class Topology(ABC):
 
     def __repr__(self) -> str:
         return expression(self)
-
-
-class Given(Topology):
-    """A topology for one number of ranks. It stores its hash: every step hashes it, and a large value takes long."""
-
-    facts: ClassVar[tuple[str, ...]] = ("doubly_stochastic",)  # the constructor refuses everything else
-
-    @property
-    @abstractmethod
-    def ranks(self) -> int:
-        """Return the number of ranks that this topology is for."""
-
-    def check(self, size: int) -> None:
-        """Raise ValueError if the group has another number of ranks; a group of one rank is allowed."""
-        super().check(size)
-        if size not in (1, self.ranks):
-            name = type(self).__name__
-            raise ValueError(f"this {name} was given for {self.ranks} ranks and the group has {size}")
-
-    @cached_property
-    def _hash(self) -> int:
-        return hash(tuple(getattr(self, f.name) for f in fields(self)))
-
-    def __hash__(self) -> int:
-        return self._hash
-
-    def _shown(self, entries: int, rounds: list[Any], summary: str) -> str:
-        contents: Any = rounds if len(rounds) > 1 else rounds[0]
-        if entries > _SHORT:
-            contents = f"<{summary}, sha256 {sha256(repr(contents).encode()).hexdigest()[:12]}>"
-        return f"{type(self).__name__}({contents})"
 
 
 def is_symmetric(rows: Rows) -> bool:

@@ -1,15 +1,13 @@
 """A topology whose weights each rank sets before each round."""
 
-import copy
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field, fields, is_dataclass
+from dataclasses import dataclass, fields, is_dataclass, replace
 from math import fsum
 from typing import Any, NoReturn, TypeVar
 
 from ..arguments import describe, instance, real, several
 from .base import Topology
 
-RANKS = "a list of ranks, or a mapping such as {3: 0.5}"
 _ROUNDING = 1e-6  # the error of single precision
 
 AnyStage = TypeVar("AnyStage")
@@ -21,17 +19,16 @@ class Choice:
 
     Attributes:
         own: the weight of the rank's own values.
-        sources: (rank, weight) for the ranks that it hears, in rising order.
-        factors: (rank, factor) for the ranks that it sends to, where the values sent are multiplied by the factor;
+        sources: {rank: weight} for the ranks that it hears, in rising order.
+        factors: {rank: factor} for the ranks that it sends to, where the values sent are multiplied by the factor;
             None: it sends its values to all ranks that hear it.
     """
 
     own: float
-    sources: tuple[tuple[int, float], ...]
-    factors: tuple[tuple[int, float], ...] | None
+    sources: dict[int, float]
+    factors: dict[int, float] | None
 
 
-@dataclass(frozen=True, eq=False, repr=False)
 class Chosen(Topology):
     """Weights that each rank sets for itself, in the user's training loop:
 
@@ -53,8 +50,12 @@ class Chosen(Topology):
     hold the choices.
     """
 
-    _held: dict[str, Any] = field(default_factory=dict, init=False)  # "choice"; "targets", once ranks have agreed
     facts = ("doubly_stochastic",)  # the caller's responsibility
+
+    def __init__(self) -> None:
+        self._choice: Choice | None = None
+        self.one_round = False  # for one round, so that what ranks agree on holds for all its buckets
+        self.targets_agreed: list[int] | None = None
 
     def choose(
         self,
@@ -76,55 +77,38 @@ class Chosen(Topology):
             ValueError: a weight is not finite; or the weights do not sum to 1 and `dst_weights` has no factors.
         """
         instance("src_weights", src_weights, Mapping, "a mapping such as {3: 0.5}, or {}")
-        sources = _weights("src_weights", src_weights)
-        factors = None
-        if dst_weights is not None:
-            listed = dst_weights if isinstance(dst_weights, Mapping) else several("dst_weights", dst_weights, RANKS)
-            named = listed if isinstance(listed, Mapping) else dict.fromkeys(listed, 1.0)
-            factors = _weights("dst_weights", named)
-        heard = fsum(weight for _, weight in sources)
-        own = 1 - heard if self_weight is None else real("self_weight", self_weight)
+        sources, factors = _weights("src_weights", src_weights), None
         multiplied = isinstance(dst_weights, Mapping)  # then others multiply as well, by factors unknown here
+        if dst_weights is not None:
+            ranks = "a list of ranks, or a mapping such as {3: 0.5}"
+            listed = dst_weights if multiplied else dict.fromkeys(several("dst_weights", dst_weights, ranks), 1.0)
+            factors = _weights("dst_weights", listed)
+        heard = fsum(sources.values())
+        own = 1 - heard if self_weight is None else real("self_weight", self_weight)
         if not multiplied and abs(own + heard - 1) > _ROUNDING:
             raise ValueError(
-                f"self_weight={own} and src_weights={dict(sources)} sum to {own + heard}, not 1; "
+                f"self_weight={own} and src_weights={sources} sum to {own + heard}, not 1; "
                 "leave out self_weight= to use the rest"
             )
-        self._held["choice"] = Choice(own, sources, factors)
+        self._choice = Choice(own, sources, factors)
 
-    def __repr__(self) -> str:
-        return "Chosen()"
-
-    def __eq__(self, other: object) -> bool:
-        return self is other
-
-    __hash__ = object.__hash__
+    __eq__, __hash__ = object.__eq__, object.__hash__
 
     @property
     def choice(self) -> Choice:
         """Return the present choice."""
-        if "choice" not in self._held:
+        if self._choice is None:
             raise ValueError(
                 "Chosen() has no weights yet: call its choose(src_weights=…) before the exchange; "
                 'with order="awc" before attach'
             )
-        chosen: Choice = self._held["choice"]
-        return chosen
+        return self._choice
 
     def fixed(self) -> "Chosen":
         """Return a topology for one round, which keeps the present choice."""
         round = Chosen()
-        round._held.update(choice=self.choice, targets=None)
+        round._choice, round.one_round = self.choice, True
         return round
-
-    def agreed(self) -> list[int] | None:
-        """Return the ranks that this rank sends to, if ranks have agreed on this round; else None."""
-        return self._held.get("targets")
-
-    def agree(self, targets: list[int]) -> None:
-        """Store the agreed ranks to send to, so that further buckets of this round need no agreement."""
-        if "targets" in self._held:
-            self._held["targets"] = targets
 
     # Unknown to every rank
 
@@ -163,17 +147,15 @@ def as_chosen(stage: AnyStage) -> AnyStage:
 
     The training thread calls it at launch. On a lane, the next round's weights may have been chosen already.
     """
-    if not chooses(stage):
-        return stage
     if isinstance(stage, Chosen):
         return stage.fixed()  # type: ignore[return-value]
-    fixed = copy.copy(stage)
-    vars(fixed).update({f.name: as_chosen(getattr(stage, f.name)) for f in fields(stage)})  # type: ignore[arg-type]
-    return fixed
+    held = {f.name: getattr(stage, f.name) for f in fields(stage)} if chooses(stage) else {}  # type: ignore[arg-type]
+    changed = {name: as_chosen(value) for name, value in held.items() if chooses(value)}
+    return replace(stage, **changed) if changed else stage  # type: ignore[type-var]
 
 
-def _weights(name: str, given: Mapping[int, float]) -> tuple[tuple[int, float], ...]:
+def _weights(name: str, given: Any) -> dict[int, float]:
     for rank in given:
         if not isinstance(rank, int) or isinstance(rank, bool):
             raise TypeError(f"each rank in {name} is a whole number, not {describe(rank)}")
-    return tuple((rank, real(f"{name}[{rank}]", given[rank])) for rank in sorted(given))
+    return {rank: real(f"{name}[{rank}]", given[rank]) for rank in sorted(given)}

@@ -1,25 +1,85 @@
 """Topologies built from the user's matrices and graphs, each for one number of ranks."""
 
-from collections.abc import Hashable, Iterable, Iterator
+from collections.abc import Hashable, Iterable
 from dataclasses import dataclass
 from functools import cached_property
+from hashlib import sha256
 from math import fsum
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ..arguments import describe, message, several
-from .base import Given
+from .base import Rows, Topology
 from .static import metropolis
 
-Edges = tuple[tuple[int, int], ...]
-Matrix = tuple[tuple[float, ...], ...]
-
 _ROUNDING = 1e-6  # the error of single precision; a matrix with a larger one is refused
+_SHORT = 64  # a value with more entries prints a digest of them
 
 
-@dataclass(frozen=True, init=False, repr=False)
+@dataclass(frozen=True, init=False, repr=False, eq=False)
+class Given(Topology):
+    """A topology for one number of ranks, of one matrix or graph for each round of a period.
+
+    It holds nested tuples, so that it can be compared, hashed and printed.
+    """
+
+    rounds: tuple[tuple[Any, ...], ...]
+    ranks: int
+
+    def _rows_of(self, given: tuple[Any, ...]) -> Rows:
+        """Return the weights of all ranks by the matrix or graph of a round, but those of 0."""
+        raise NotImplementedError
+
+    @cached_property
+    def _by_round(self) -> list[tuple[Rows, list[list[int]]]]:
+        """Return for each round the row of each rank, and the ranks that hear it."""
+        rounds = list(map(self._rows_of, self.rounds))
+        heard = ([(peer, rank) for rank, row in enumerate(rows) for peer in row] for rows in rounds)
+        return [(rows, one_edge_after(self.ranks, pairs)) for rows, pairs in zip(rounds, heard, strict=True)]
+
+    def check(self, size: int) -> None:
+        """Raise ValueError if the group has another number of ranks; a group of one rank is allowed."""
+        super().check(size)
+        if size not in (1, self.ranks):
+            name = type(self).__name__
+            raise ValueError(f"this {name} was given for {self.ranks} ranks and the group has {size}")
+
+    def period(self, size: int) -> int:
+        """Return the number of rounds given; 1 for one rank."""
+        return len(self.rounds) if self._ranks(size) > 1 else 1
+
+    def links(self, rank: int, size: int, round: int) -> Iterable[tuple[int, float]]:
+        return self._by_round[round % len(self.rounds)][0][rank].items()
+
+    def targets(self, rank: int, size: int, round: int) -> tuple[int, ...]:
+        rank, size, round = self._place(rank, size, round)
+        hearers = self._by_round[round % len(self.rounds)][1][rank] if size > 1 else []
+        return tuple(peer for peer in hearers if peer != rank)
+
+    def __eq__(self, other: object) -> bool:
+        return type(self) is type(other) and vars(self)["rounds"] == vars(other)["rounds"]
+
+    @cached_property
+    def _hash(self) -> int:  # every step hashes it, and a large value takes long
+        return hash((self.rounds, self.ranks))
+
+    def __hash__(self) -> int:
+        return self._hash
+
+    def __repr__(self) -> str:
+        edges = sum(map(len, self.rounds))
+        listed = [list(each) or [(0, 0)] for each in self.rounds]  # for one rank a loop, which has no effect
+        return self._shown(listed, 2 * edges, f"{edges} edges")
+
+    def _shown(self, rounds: list[Any], entries: int, summary: str) -> str:
+        contents: Any = rounds if len(rounds) > 1 else rounds[0]
+        if entries > _SHORT:
+            contents = f"<{self.ranks} ranks, {summary}, sha256 {sha256(repr(contents).encode()).hexdigest()[:12]}>"
+        return f"{type(self).__name__}({contents})"
+
+
 class FromMatrix(Given):
     """A given mixing matrix, or one for each round of a period:  x ← W_{t mod τ} x,  row i holds the weights of rank i.
 
@@ -30,8 +90,6 @@ class FromMatrix(Given):
     once. Period, symmetry and rounds to exactness follow from the matrices. Connectivity is not checked: if ranks do
     not all reach each other, `spectral_gap` is 0.
 
-    It holds nested tuples, so that it can be compared, hashed and printed.
-
     Args:
         matrix: a square matrix, or a sequence of matrices for rounds 0, 1, 2, …: lists, numpy arrays, CPU tensors.
 
@@ -41,12 +99,13 @@ class FromMatrix(Given):
             names the worst row or column.
     """
 
-    rounds: tuple[Matrix, ...]
+    facts = ("doubly_stochastic",)  # the constructor refuses everything else
 
     def __init__(self, matrix: Any) -> None:
         rounds = [_doubly_stochastic(mixing, where) for mixing, where in _matrices(matrix)]
         stored = tuple(tuple(tuple(map(float, row)) for row in mixing) for mixing in rounds)
-        vars(self).update(rounds=stored[: _smallest_period(stored)])
+        laps = (n for n in range(1, len(stored) + 1) if stored[:n] * (len(stored) // n) == stored)
+        vars(self).update(rounds=stored[: next(laps)], ranks=len(stored[0]))
 
     @classmethod
     def metropolis(cls, matrix: Any) -> "FromMatrix":
@@ -57,39 +116,18 @@ class FromMatrix(Given):
         """
         rounds = []
         for mixing, _ in _matrices(matrix):
-            linked = (mixing != 0) | (mixing.T != 0) | np.eye(len(mixing), dtype=bool)
-            degrees, weights = linked.sum(axis=1).tolist(), np.zeros(mixing.shape)
-            for rank, row in enumerate(linked):
-                for peer, weight in metropolis(rank, {i: degrees[i] for i in np.flatnonzero(row).tolist()}):
-                    weights[rank, peer] = weight
-            rounds.append(weights)
+            linked = (mixing != 0) | (mixing.T != 0)
+            rows = metropolis_rows([np.flatnonzero(row).tolist() for row in linked])
+            rounds.append([[row.get(peer, 0.0) for peer in range(len(rows))] for row in rows])
         return cls(rounds)
 
-    @property
-    def ranks(self) -> int:
-        return len(self.rounds[0])
-
-    def period(self, size: int) -> int:
-        """Return the number of matrices, without repetitions; 1 for one rank."""
-        return len(self.rounds) if self._ranks(size) > 1 else 1
-
-    def links(self, rank: int, size: int, round: int) -> Iterator[tuple[int, float]]:
-        row = self.rounds[round % len(self.rounds)][rank]
-        return ((peer, weight) for peer, weight in enumerate(row) if weight)
-
-    def targets(self, rank: int, size: int, round: int) -> tuple[int, ...]:
-        rank, size, round = self._place(rank, size, round)
-        if size == 1:
-            return ()
-        rows = self.rounds[round % len(self.rounds)]
-        return tuple(peer for peer, row in enumerate(rows) if row[rank] and peer != rank)
-
-    __hash__ = Given.__hash__  # not that of a dataclass
+    def _rows_of(self, given: tuple[Any, ...]) -> Rows:
+        return [{peer: weight for peer, weight in enumerate(row) if weight} for row in given]
 
     def __repr__(self) -> str:
-        period, ranks = len(self.rounds), self.ranks
-        summary = f"{ranks} ranks, {period} round{'s' * (period > 1)}"
-        return self._shown(period * ranks**2, [[list(row) for row in mixing] for mixing in self.rounds], summary)
+        period = len(self.rounds)
+        rounds = [[list(row) for row in mixing] for mixing in self.rounds]
+        return self._shown(rounds, period * self.ranks**2, f"{period} round{'s' * (period > 1)}")
 
 
 def _matrices(given: Any) -> list[tuple[NDArray[np.float64], str]]:
@@ -126,17 +164,14 @@ def _doubly_stochastic(mixing: NDArray[np.float64], where: str) -> NDArray[np.fl
         weight = f"the weight {mixing[row, column]:.9g} in row {row}, column {column} of {where}"
         raise ValueError(f"{weight} is negative or not finite, and a mean has no such weights; {instead}")
     mixing = np.where(mixing > 0, mixing, 0.0)
-    sums = line_sums(mixing)
-    if is_doubly_stochastic(mixing):
-        return mixing
-    if np.abs(sums - 1).max() <= _ROUNDING:
-        corrected = _corrected(mixing)
-        if is_doubly_stochastic(corrected) and np.abs(corrected - mixing).max() <= 10 * _ROUNDING:
-            return corrected
-    size, worst = len(mixing), int(np.abs(sums - 1).argmax())
+    away = _sums(mixing) - 1
+    corrected = _corrected(mixing) if np.abs(away).max() <= _ROUNDING else mixing
+    if _is_exact(corrected) and np.abs(corrected - mixing).max() <= 10 * _ROUNDING:
+        return corrected
+    size, worst = len(mixing), int(np.abs(away).argmax())
     line = f"row {worst}" if worst < size else f"column {worst - size}"
     raise ValueError(
-        f"{line} of {where} sums to {sums[worst]:.9g}, not 1, so that the mean over the ranks would move; {instead}"
+        f"{line} of {where} sums to {away[worst] + 1:.9g}, not 1, so that the mean over the ranks would move; {instead}"
     )
 
 
@@ -144,35 +179,34 @@ def _corrected(mixing: NDArray[np.float64]) -> NDArray[np.float64]:
     """Return W_ij (1 + u_i + v_j), with u and v such that rows and columns sum to 1, by three steps of Newton."""
     size, symmetric = len(mixing), np.array_equal(mixing, mixing.T)
     for _ in range(3):
-        if is_doubly_stochastic(mixing):
+        if _is_exact(mixing):
             break
-        sums = line_sums(mixing)
+        sums = _sums(mixing)
         system = np.diag(sums)
         system[:size, size:], system[size:, :size] = mixing, mixing.T
-        change = np.linalg.lstsq(system, 1 - sums, rcond=None)[0]
-        u, v = change[:size], change[size:]
+        u, v = np.split(np.linalg.lstsq(system, 1 - sums, rcond=None)[0], 2)
         if symmetric:
             u = v = (u + v) / 2
         mixing = mixing * (1 + (u[:, None] + v))
     return mixing
 
 
-def _smallest_period(rounds: tuple[Matrix, ...]) -> int:
-    lengths = (length for length in range(1, len(rounds)) if len(rounds) % length == 0)
-    return next((n for n in lengths if all(a == b for a, b in zip(rounds, rounds[n:], strict=False))), len(rounds))
-
-
-def is_doubly_stochastic(mixing: NDArray[np.float64]) -> bool:
+def _is_exact(mixing: NDArray[np.float64]) -> bool:
     """Return whether no weight is negative and every row and column sums to 1."""
-    return bool((mixing >= 0).all()) and bool(np.abs(line_sums(mixing) - 1).max() <= 1e-15)
+    return bool((mixing >= 0).all()) and bool(np.abs(_sums(mixing) - 1).max() <= 1e-15)
 
 
-def line_sums(mixing: NDArray[np.float64]) -> NDArray[np.float64]:
+def _sums(mixing: NDArray[np.float64]) -> NDArray[np.float64]:
     """Return the sums of the rows, then of the columns, each rounded once."""
     return np.array([fsum(line) for line in (*mixing, *mixing.T)])
 
 
-@dataclass(frozen=True, init=False, repr=False)
+def metropolis_rows(neighbors: list[list[int]]) -> Rows:
+    """Return the Metropolis weights of all ranks from the neighbours of each, itself among them or not."""
+    near = [{rank, *peers} for rank, peers in enumerate(neighbors)]
+    return [dict(metropolis(rank, {peer: len(near[peer]) for peer in peers})) for rank, peers in enumerate(near)]
+
+
 class FromGraph(Given):
     """A given undirected graph with Metropolis weights:  W_ij = 1/max(d_i, d_j),  W_ii = 1 − Σ_j W_ij.
 
@@ -181,8 +215,6 @@ class FromGraph(Given):
     d_i is the number of neighbours of rank i plus 1. Static, symmetric, doubly stochastic; exact only if the graph is
     complete. Loops, repeated edges and the weights of edges are ignored; to set the weights, use
     `FromMatrix(networkx.to_numpy_array(graph))`.
-
-    It holds pairs of ranks, so that it can be compared, hashed and printed.
 
     Args:
         graph: an object with `nodes` and `edges`, such as a networkx graph, or pairs of nodes.
@@ -197,8 +229,7 @@ class FromGraph(Given):
     doi:10.1016/j.sysconle.2004.02.022.
     """
 
-    edges: tuple[tuple[int, int], ...]
-    facts: ClassVar[tuple[str, ...]] = ("symmetric", "doubly_stochastic")  # the graph is undirected; rows sum to 1
+    facts = ("symmetric", "doubly_stochastic")  # the graph is undirected; rows sum to 1
 
     def __init__(self, graph: Any, order: Iterable[Hashable] | None = None) -> None:
         if _value(getattr(graph, "is_directed", False)):
@@ -206,36 +237,19 @@ class FromGraph(Given):
                 "FromGraph takes an undirected graph, since Metropolis weights are symmetric; "
                 "pass graph.to_undirected(), use FromDigraph(graph) with push_sum, or set weights with FromMatrix(...)"
             )
-        nodes, pairs = nodes_and_edges(graph, "FromGraph")
-        rank = ranks_of(nodes, order)
-        edges = {(min(a, b), max(a, b)) for a, b in numbered(pairs, rank)}
-        vars(self).update(edges=tuple(sorted(edges)))
-        for first, apart in unreached(list(rank), [*edges, *backwards(edges)]):
+        nodes, (pairs,) = read_graphs([graph], order, "FromGraph")
+        edges = tuple(sorted({(min(pair), max(pair)) for pair in pairs}))
+        vars(self).update(rounds=(edges,), ranks=len(nodes))
+        for apart in unreached(len(nodes), [*edges, *backwards(edges)]):
             raise ValueError(
-                f"this graph is not connected: there is no path between node {apart!r} and node {first!r}, "
+                f"this graph is not connected: there is no path between node {nodes[apart]!r} and node {nodes[0]!r}, "
                 "so the ranks would never agree; add an edge"
             )
 
-    @cached_property
-    def ranks(self) -> int:
-        return 1 + max((high for _, high in self.edges), default=0)
-
-    def links(self, rank: int, size: int, round: int) -> Iterator[tuple[int, float]]:
-        near = (rank, *self._neighbors[rank])
-        return metropolis(rank, {peer: 1 + len(self._neighbors[peer]) for peer in near})
-
-    @cached_property
-    def _neighbors(self) -> list[list[int]]:
-        return one_edge_after(self.ranks, [*self.edges, *backwards(self.edges)])
-
-    __hash__ = Given.__hash__  # not that of a dataclass
-
-    def __repr__(self) -> str:
-        edges = len(self.edges)
-        return self._shown(2 * edges, [_to_print(self.edges)], f"{self.ranks} ranks, {edges} edges")
+    def _rows_of(self, given: tuple[Any, ...]) -> Rows:
+        return metropolis_rows(one_edge_after(self.ranks, [*given, *backwards(given)]))
 
 
-@dataclass(frozen=True, init=False, repr=False)
 class FromDigraph(Given):
     """A given directed graph: each rank divides its values equally among itself and the ranks that it sends to.
 
@@ -248,12 +262,10 @@ class FromDigraph(Given):
     `gradient_tracking(order="push_sum")`, which correct for that. Over the rounds of a period there must be a path
     from every rank to every other one. Loops and repeated edges are ignored.
 
-    It holds pairs of ranks, so that it can be compared, hashed and printed.
-
     Args:
         graph: an object with `nodes` and `edges`, such as a networkx digraph, or pairs (sender, receiver) of nodes; or
             a sequence of either for the rounds 0, 1, 2, …, all with the same nodes.
-        order: the nodes in the order of ranks; by default nodes that are 0, 1, … n − 1 are the ranks themselves.
+        order: the nodes in the order of ranks, as in `FromGraph`.
 
     Raises:
         TypeError: `graph` is not a graph.
@@ -261,55 +273,50 @@ class FromDigraph(Given):
             once.
     """
 
-    rounds: tuple[Edges, ...]
-    size: int
     facts = ("column_stochastic",)  # a rank divides its values: its weights sum to 1
 
     def __init__(self, graph: Any, order: Iterable[Hashable] | None = None) -> None:
         if isinstance(graph, str | bytes):
             raise TypeError(f"graph of FromDigraph is a networkx graph or pairs of nodes, not {describe(graph)}")
-        listed = [nodes_and_edges(each, "FromDigraph") for each in _rounds(graph)]
-        nodes = list(dict.fromkeys(node for some, _ in listed for node in some))
-        rank = ranks_of(nodes, order)
-        rounds = tuple(tuple(sorted(numbered(pairs, rank))) for _, pairs in listed)
-        vars(self).update(rounds=rounds, size=len(rank))
-        edges, nodes = {edge for each in rounds for edge in each}, list(rank)
-        back = [(end, start) for start, end in unreached(nodes, backwards(edges))]
-        for start, end in [*unreached(nodes, edges), *back]:
+        nodes, listed = read_graphs(_rounds(graph), order, "FromDigraph")
+        rounds = tuple(tuple(sorted(pairs)) for pairs in listed)
+        vars(self).update(rounds=rounds, ranks=len(nodes))
+        edges = set[tuple[int, int]]().union(*listed)
+        there = [(0, rank) for rank in unreached(len(nodes), edges)]
+        back = [(rank, 0) for rank in unreached(len(nodes), backwards(edges))]
+        for start, end in there + back:
             raise ValueError(
-                f"there is no path from node {start!r} to node {end!r}, so the ranks would never agree; add an edge"
+                f"there is no path from node {nodes[start]!r} to node {nodes[end]!r}, so the ranks would never agree; "
+                "add an edge"
             )
 
-    @property
-    def ranks(self) -> int:
-        return self.size
-
-    def period(self, size: int) -> int:
-        """Return the number of graphs; 1 for one rank."""
-        return len(self.rounds) if self._ranks(size) > 1 else 1
-
-    def links(self, rank: int, size: int, round: int) -> Iterator[tuple[int, float]]:
-        senders, targets = self._by_rank[round % len(self.rounds)]
-        return ((peer, 1 / (1 + len(targets[peer]))) for peer in (rank, *senders[rank]))
-
-    def targets(self, rank: int, size: int, round: int) -> tuple[int, ...]:
-        rank, size, round = self._place(rank, size, round)
-        return tuple(self._by_rank[round % len(self.rounds)][1][rank]) if size > 1 else ()
-
-    @cached_property
-    def _by_rank(self) -> list[tuple[list[list[int]], list[list[int]]]]:
-        """Return for each round the senders to each rank and the targets of each rank."""
-        size = self.size
-        return [(one_edge_after(size, backwards(edges)), one_edge_after(size, edges)) for edges in self.rounds]
-
-    __hash__ = Given.__hash__  # not that of a dataclass
-
-    def __repr__(self) -> str:
-        edges = sum(map(len, self.rounds))
-        return self._shown(2 * edges, [_to_print(each) for each in self.rounds], f"{self.size} ranks, {edges} edges")
+    def _rows_of(self, given: tuple[Any, ...]) -> Rows:
+        targets, senders = (one_edge_after(self.ranks, edges) for edges in (given, backwards(given)))
+        shares = [1 / (1 + len(each)) for each in targets]
+        return [{peer: shares[peer] for peer in (rank, *heard)} for rank, heard in enumerate(senders)]
 
 
-def nodes_and_edges(graph: Any, taker: str) -> tuple[list[Any], list[tuple[Any, Any]]]:
+def read_graphs(
+    graphs: list[Any], order: Iterable[Hashable] | None, taker: str
+) -> tuple[list[Any], list[set[tuple[int, int]]]]:
+    """Return the nodes in the order of ranks, and the edges of each graph as pairs of ranks, without loops."""
+    listed = [_nodes_and_edges(graph, taker) for graph in graphs]
+    nodes = list(dict.fromkeys(node for some, _ in listed for node in some))
+    if order is None:
+        nodes = sorted(nodes) if set(nodes) == set(range(len(nodes))) else nodes
+    else:
+        ordered = list(order) if isinstance(order, str) else several("order", order, "the nodes of the graph")
+        if sorted(map(repr, ordered)) != sorted(map(repr, nodes)):
+            given = order if isinstance(order, str) else ordered
+            raise ValueError(message("order", f"every node of the graph once: {describe(nodes)}", given))
+        nodes = ordered
+    rank = {node: i for i, node in enumerate(nodes)}
+    for unknown in (node for _, pairs in listed for pair in pairs for node in pair if node not in rank):
+        raise ValueError(f"an edge of the graph ends at {unknown!r}, which is not among its nodes")
+    return nodes, [{(rank[a], rank[b]) for a, b in pairs if a != b} for _, pairs in listed]
+
+
+def _nodes_and_edges(graph: Any, taker: str) -> tuple[list[Any], list[tuple[Any, Any]]]:
     """Return the nodes and the edges of a graph; `taker` names the class in an error."""
     try:
         if hasattr(graph, "nodes") and hasattr(graph, "edges"):
@@ -317,7 +324,7 @@ def nodes_and_edges(graph: Any, taker: str) -> tuple[list[Any], list[tuple[Any, 
         else:
             pairs = graph.tolist() if hasattr(graph, "tolist") else graph  # values of a tensor equal no other's
             edges = [(a, b) for a, b in pairs]
-            nodes = list(dict.fromkeys(node for edge in edges for node in edge))
+            nodes = [node for edge in edges for node in edge]
     except (TypeError, ValueError):
         raise TypeError(
             f"graph of {taker} is a networkx graph, or anything with nodes and edges, or pairs of nodes, "
@@ -333,34 +340,23 @@ def _value(attribute: Any) -> Any:
     return attribute() if callable(attribute) else attribute
 
 
-def ranks_of(nodes: list[Any], order: Iterable[Hashable] | None) -> dict[Any, int]:
-    """Return the rank of each node."""
-    if order is None:
-        listed = range(len(nodes)) if set(nodes) == set(range(len(nodes))) else nodes
-    else:
-        listed = list(order) if isinstance(order, str) else several("order", order, "the nodes of the graph")
-        if sorted(map(repr, listed)) != sorted(map(repr, nodes)):
-            given = order if isinstance(order, str) else listed
-            raise ValueError(message("order", f"every node of the graph once: {describe(nodes)}", given))
-    return {node: rank for rank, node in enumerate(listed)}
+def _rounds(graph: Any) -> list[Any]:
+    """Return the graph of each round: one, unless `graph` is a sequence of graphs."""
+    if hasattr(graph, "nodes") or not isinstance(graph, Iterable):
+        return [graph]
+    first, *others = list(graph) or [None]
+    pair = isinstance(first, tuple | list) and len(first) in (2, 3) and not isinstance(first[0], tuple | list)
+    return [graph] if first is None else [[first, *others]] if pair else [first, *others]
 
 
-def numbered(pairs: Iterable[tuple[Any, Any]], rank: dict[Any, int]) -> set[tuple[int, int]]:
-    """Return pairs of nodes as pairs of ranks, without loops; raise ValueError for a node without a rank."""
-    pairs = list(pairs)
-    for unknown in (node for pair in pairs for node in pair if node not in rank):
-        raise ValueError(f"an edge of the graph ends at {unknown!r}, which is not among its nodes")
-    return {(rank[a], rank[b]) for a, b in pairs if a != b}
-
-
-def unreached(nodes: list[Any], edges: Iterable[tuple[int, int]]) -> list[tuple[Any, Any]]:
-    """Return the first node and the first node that no path from it reaches; [] if it reaches all nodes."""
-    after, reached, ahead = one_edge_after(len(nodes), edges), {0}, [0]
+def unreached(size: int, edges: Iterable[tuple[int, int]]) -> list[int]:
+    """Return the ranks to which no path leads from rank 0."""
+    after, reached, ahead = one_edge_after(size, edges), {0}, [0]
     while ahead:
         new = set(after[ahead.pop()]) - reached
         reached |= new
         ahead += new
-    return [(nodes[0], node) for rank, node in enumerate(nodes) if rank not in reached][:1]
+    return [rank for rank in range(size) if rank not in reached]
 
 
 def one_edge_after(size: int, edges: Iterable[tuple[int, int]]) -> list[list[int]]:
@@ -371,23 +367,6 @@ def one_edge_after(size: int, edges: Iterable[tuple[int, int]]) -> list[list[int
     return after
 
 
-def _to_print(edges: Edges) -> list[tuple[int, int]]:
-    return list(edges) or [(0, 0)]  # for one rank a loop, which has no effect
-
-
 def backwards(edges: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
     """Return the edges, each in the other direction."""
     return [(second, first) for first, second in edges]
-
-
-def _rounds(graph: Any) -> list[Any]:
-    """Return the graph of each round: one, unless `graph` is a sequence of graphs."""
-    if hasattr(graph, "nodes"):
-        return [graph]
-    try:
-        listed = list(graph)
-    except TypeError:
-        return [graph]
-    first = listed[0] if listed else None
-    pair = isinstance(first, tuple | list) and len(first) in (2, 3) and not isinstance(first[0], tuple | list)
-    return [graph] if first is None else [listed] if pair else listed

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 from functools import lru_cache
 from math import isqrt, sqrt
+from operator import itemgetter
 from typing import ClassVar
 
 import numpy as np
@@ -57,11 +58,6 @@ class OnePeerExponential(_OnePeer):
     def symmetric(self, size: int) -> bool:
         return self._ranks(size) <= 2
 
-    def rounds_to_exactness(self, size: int) -> int | None:
-        """Return log₂ n for n = 2^k; None for other n."""
-        size = self._ranks(size)
-        return None if size & (size - 1) else size.bit_length() - 1
-
     def _peer(self, rank: int, size: int, round: int) -> int:
         return (rank - (1 << (round % self.period(size)))) % size
 
@@ -87,10 +83,6 @@ class Hypercube(_OnePeer):
                 f"Hypercube needs a power of two as the number of ranks and this group has {size}; "
                 f"use OnePeerExponential() or BaseK(1)"
             )
-
-    def rounds_to_exactness(self, size: int) -> int:
-        """Return log₂ n."""
-        return self._ranks(size).bit_length() - 1
 
     def _peer(self, rank: int, size: int, round: int) -> int:
         return rank ^ (1 << (round % self.period(size)))
@@ -122,10 +114,6 @@ class ShiftOne(_OnePeer):
     def period(self, size: int) -> int:
         """Return n/2; 1 for one rank."""
         return max(1, self._ranks(size) // 2)
-
-    def rounds_to_exactness(self, size: int) -> int | None:
-        """Return n/2 for n ≤ 4; None for more."""
-        return size // 2 if self._ranks(size) <= 4 else None
 
     def _peer(self, rank: int, size: int, round: int) -> int:
         half = size // 2
@@ -263,10 +251,6 @@ class OnePeerExact(Topology):
     def symmetric(self, size: int) -> bool:
         return self._for(size).symmetric(size)
 
-    def rounds_to_exactness(self, size: int) -> int | None:
-        """Return log₂ n for n = 2^k; the number of rounds of BaseK(1) for other n."""
-        return self._for(size).rounds_to_exactness(size)
-
     def _for(self, size: int) -> Topology:
         return BaseK(1) if self._ranks(size) & (size - 1) else OnePeerExponential()
 
@@ -300,22 +284,17 @@ def _fewest(k: int, n: int) -> tuple[int, tuple[int, ...]]:
     if n <= k + 1:
         return min(n - 1, 1), ()
     best: tuple[int, tuple[int, ...]] = 2 * n, ()  # more than any plan takes
-    for a in _divisors(n):
-        if (rounds := _fewest(k, a)[0] + _fewest(k, n // a)[0]) < best[0]:
+    for a in range(2, isqrt(n) + 1):
+        if n % a == 0 and (rounds := _fewest(k, a)[0] + _fewest(k, n // a)[0]) < best[0]:
             best = rounds, (a,)
     for m in _products_of_small(k + 1, n):  # other blocks are never faster
         for a in range(max(1, -(-n // m) - k), min(k, (n - 1) // m) + 1):  # at least one other, and at most k m
-            parts = (k, a * m), (k, m), (k, n - a * m)
-            if _of_split(*(_least(*part) for part in parts)) >= best[0]:
-                continue
-            if (rounds := _of_split(*(_fewest(*part)[0] for part in parts))) < best[0]:
-                best = rounds, (a, m)
+            parts = a * m, m, n - a * m
+            blocks, block, others = [_least(k, part) for part in parts]
+            if 1 + max(blocks + block, others) < best[0]:
+                blocks, block, others = [_fewest(k, part)[0] for part in parts]
+                best = min(best, (1 + max(blocks + block, others), (a, m)), key=itemgetter(0))
     return best
-
-
-def _of_split(blocks: int, block: int, others: int) -> int:
-    """Return the rounds of a split, from the rounds among blocks, of one block and of the other ranks."""
-    return 1 + max(blocks + block, others)
 
 
 def _least(k: int, n: int) -> int:
@@ -326,21 +305,12 @@ def _least(k: int, n: int) -> int:
     return rounds
 
 
-def _divisors(n: int) -> list[int]:
-    """Return the divisors of n in rising order, without 1 and n."""
-    low = [a for a in range(2, isqrt(n) + 1) if n % a == 0]
-    return sorted({*low, *(n // a for a in low)})
-
-
 def _products_of_small(largest: int, n: int) -> list[int]:
     """Return the m below n that are products of numbers up to `largest`: m ranks average in one round per factor."""
-    found = {1}
-    for factor in range(2, largest + 1):
-        ahead = list(found)
-        while ahead:
-            if (m := ahead.pop() * factor) < n and m not in found:
-                found.add(m)
-                ahead.append(m)
+    found = new = {1}
+    while new:
+        new = {m * factor for m in new for factor in range(2, largest + 1) if m * factor < n} - found
+        found = found | new
     return sorted(found)
 
 

@@ -23,18 +23,13 @@ class FullyConnected(Topology):
     def links(self, rank: int, size: int, round: int) -> Iterator[tuple[int, float]]:
         return ((peer, 1 / size) for peer in range(size))
 
-    def rounds_to_exactness(self, size: int) -> int:
-        """Return 1; 0 for one rank."""
-        return int(self._ranks(size) > 1)
-
 
 @dataclass(frozen=True)
 class Ring(Topology):
     """A ring: each rank hears its two neighbours,  W_ii = W_i,i±1 = 1/3  (indices mod n).
 
     Two messages per rank for every n. Never exact for n > 3: a round multiplies the distance from the mean by
-    1/3 + 2/3 cos(2π/n), which is 0.80 for 8 ranks and 0.987 for 32. For two ranks W = 11ᵀ/2: the neighbour on both
-    sides is the same rank and counts once, which mixes faster than counting it twice.
+    1/3 + 2/3 cos(2π/n), which is 0.80 for 8 ranks and 0.987 for 32. For two ranks W = 11ᵀ/2: the neighbour counts once.
     Symmetric, static, doubly stochastic.
 
     Lian et al. 2017, "Can Decentralized Algorithms Outperform Centralized Algorithms?" (D-PSGD), arXiv:1705.09056.
@@ -63,7 +58,7 @@ class Exponential(Topology):
     facts = ("doubly_stochastic", "circulant")
 
     def links(self, rank: int, size: int, round: int) -> Iterator[tuple[int, float]]:
-        places = [0, *_powers_of_two(size)]
+        places = [0, *(1 << k for k in range((size - 1).bit_length()))]
         return (((rank - back) % size, 1 / len(places)) for back in places)
 
     def symmetric(self, size: int) -> bool:
@@ -125,10 +120,6 @@ class Star(Topology):
             return ((peer, 1 / size) for peer in range(size))
         return iter([(0, 1 / size), (rank, (size - 1) / size)])
 
-    def layout(self, size: int) -> list[tuple[float, float]]:
-        """Return the places of a star: rank 0 in the middle of a circle of the others."""
-        return [(0.0, 0.0), *(super().layout(size - 1) if self._ranks(size) > 1 else [])]
-
 
 @dataclass(frozen=True, repr=False)
 class Grid2D(Topology):
@@ -179,8 +170,7 @@ class Grid2D(Topology):
 
     def links(self, rank: int, size: int, round: int) -> Iterator[tuple[int, float]]:
         shape = self.shape(size)
-        near = (rank, *_beside(rank, *shape))
-        return metropolis(rank, {peer: 1 + len(_beside(peer, *shape)) for peer in near})
+        return metropolis(rank, {peer: len(_near(peer, *shape)) for peer in _near(rank, *shape)})
 
     def layout(self, size: int) -> list[tuple[float, float]]:
         """Return the places of a grid: rows from the top, columns from the left."""
@@ -205,18 +195,14 @@ def metropolis(rank: int, degrees: dict[int, int]) -> Iterator[tuple[int, float]
     yield rank, float(own)
 
 
-def _powers_of_two(size: int) -> list[int]:
-    """Return 1, 2, 4, … below `size`: ⌈log₂ size⌉ of them."""
-    return [1 << k for k in range((size - 1).bit_length())]
-
-
 @lru_cache(maxsize=256)
 def _most_square(size: int) -> int:
     """Return the number of rows of a grid that is as square as possible."""
     return next(rows for rows in range(isqrt(size), 0, -1) if size % rows == 0)
 
 
-def _beside(rank: int, rows: int, columns: int) -> list[int]:
+def _near(rank: int, rows: int, columns: int) -> list[int]:
+    """Return a rank and the ranks above, below, left and right of it."""
     row, column = divmod(rank, columns)
-    places = ((row - 1, column), (row, column - 1), (row, column + 1), (row + 1, column))
+    places = ((row, column), (row - 1, column), (row, column - 1), (row, column + 1), (row + 1, column))
     return [r * columns + c for r, c in places if 0 <= r < rows and 0 <= c < columns]
