@@ -135,37 +135,6 @@ def test_quasi_global_momentum_without_momentum_is_atc_to_the_bit():
     assert ranks(3, run) == [True] * 3
 
 
-def test_quasi_global_momentum_on_the_complete_graph():
-    """x ← x − γ (ḡ + β v), v ← β' v + (1 − ν) ḡ for the mean gradient ḡ: SGD with a momentum of β' = ν + (1 − ν) β."""
-    beta, nu, n = 0.9, 0.9, 4
-    x, v = starts(n).mean(0), 0.0
-    first = starts(n) - GAMMA * gradients(starts(n))
-    x, v = first.mean(0), (1 - nu) * (starts(n) - first.mean(0)) / GAMMA  # ranks agree from the first exchange on
-    v = v.mean(0)
-    for _ in range(11):
-        g = gradients(x.expand(n, -1)).mean(0)
-        x, v = x - GAMMA * (g + beta * v), (nu + (1 - nu) * beta) * v + (1 - nu) * g
-    complete = bk.topology.FullyConnected()
-    close(found(lambda bk: bk.algorithms.quasi_global_momentum(complete, beta, nu), n, 12), x)
-
-
-def test_the_velocity_stays_when_the_learning_rate_falls():
-    """At γ = 0 the next step is the momentum alone, as large as at the earlier γ."""
-
-    def run():
-        model = Point(torch.ones(3, dtype=torch.float64))
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
-        with bk.attach(model, optimizer, bk.algorithms.quasi_global_momentum(momentum=0.5, decay=0.5)):
-            for lr in (0.5, 0.0):
-                optimizer.param_groups[0]["lr"] = lr
-                optimizer.zero_grad()
-                model.x.sum().backward()
-                optimizer.step()
-        return model.x.tolist()
-
-    assert ranks(2, run) == [[1 - 0.5 - 0.5 * (0.5 * 0.5)] * 3] * 2
-
-
 def test_quasi_global_momentum_refuses():
     with pytest.raises(ValueError, match="momentum is a finite number, 0 or more and less than 1"):
         bk.algorithms.quasi_global_momentum(momentum=1.0)

@@ -6,7 +6,6 @@ import torch.distributed as dist
 from pool import ranks
 from tiers import slow_after
 from torch import nn
-from torch.distributed.device_mesh import init_device_mesh
 from training import simulate, train
 
 import baguakit as bk
@@ -61,19 +60,6 @@ def test_it_is_its_equation(n, order, everies):
         torch.testing.assert_close(torch.stack(found), wanted, rtol=0, atol=1e-11, msg=named)
 
 
-@pytest.mark.parametrize("topology", ["OnePeerExponential()", "Hypercube()"])
-@pytest.mark.parametrize("n", [2, 4])
-def test_exact_mean_after_log2_n_rounds(topology, n):
-    def run():
-        x = torch.full((5,), float(dist.get_rank()), dtype=torch.float64)
-        for round in range(3, 3 + (n - 1).bit_length()):
-            bk.primitives.neighbor_mean_(x, made(topology), bk.Comm().at(round))
-        return x
-
-    for x in ranks(n, run):
-        torch.testing.assert_close(x, torch.full((5,), (n - 1) / 2, dtype=torch.float64), rtol=0, atol=0)
-
-
 FEW = ["Ring()", "OnePeerExponential()", "Hypercube()", "BaseK(1)"]
 
 
@@ -118,16 +104,3 @@ def test_local_sgd_is_the_mean_after_every_few_steps(every):
         return train(lambda bk: [bk.algorithms.local_sgd(every)], steps=7, dtype=torch.float64)
 
     torch.testing.assert_close(torch.stack(ranks(3, run)), simulate(3, exchange, 7), rtol=0, atol=1e-11)
-
-
-def test_hierarchical_gossip_averages_nodes_then_shards_between_them():
-    def exchange(step, x, move):
-        nodes = (x - move).view(2, 2, -1).mean(1)
-        return nodes.mean(0).expand_as(x) if step % 2 == 0 else (x - move).view(2, 2, -1).mean(1).mean(0).expand_as(x)
-
-    def run():
-        comm = bk.Comm(mesh=init_device_mesh("cpu", (2, 2), mesh_dim_names=("inter", "intra")))
-        rule = bk.hierarchical(bk.algorithms.decentralized(order="atc"))
-        return train(lambda bk: [rule], steps=5, dtype=torch.float64, comm=comm)
-
-    torch.testing.assert_close(torch.stack(ranks(4, run)), simulate(4, exchange, 5), rtol=0, atol=1e-11)

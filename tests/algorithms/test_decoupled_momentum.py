@@ -11,7 +11,6 @@ import baguakit as bk
 from baguakit.algorithms.decoupled_momentum import (
     Blocks,
     InCosines,
-    Signs,
     cosines,
     cosines_of,
     restore_,
@@ -172,29 +171,6 @@ def test_replicas_are_equal_and_the_scale_of_the_loss_changes_nothing():
 
     found = [each for rank in ranks(3, run) for each in rank]
     assert all(torch.equal(found[0], each) for each in found)
-
-
-def test_one_rank_steps_by_the_sign_of_its_gradient():
-    def by_hand():
-        model = net()
-        for step in range(8):
-            model.zero_grad()
-            loss(model, 0, step).backward()
-            with torch.no_grad():
-                for p in model.parameters():
-                    p.add_(p.grad.sign(), alpha=-0.01)
-        return flat(model)
-
-    assert torch.equal(ranks(1, trained)[0], by_hand())
-
-
-def test_the_sign_hides_nothing():
-    def run():
-        x = torch.tensor([0.5, -3.0, 0.0, float("inf"), float("nan")])
-        return Signs(Mean())(x, {"inner": {}}, bk.Comm())
-
-    for d in ranks(2, run):
-        assert d[:3].tolist() == [1, -1, 0] and d[3:].isnan().all()
 
 
 def test_what_has_no_blocks_is_refused():

@@ -9,7 +9,6 @@ from training import train
 
 import baguakit as bk
 from baguakit.algorithms.gradients import TrackedMean
-from baguakit.algorithms.power_sgd import LowRankMean
 from baguakit.compressors import MinMaxUInt8, Sign, TopK
 from baguakit.stages import CompressedMean, Hierarchical, Mean, SparseMean
 
@@ -123,24 +122,6 @@ def test_it_ends_at_the_minimum_where_error_feedback_does_not():
     assert (fed_back - minimum(2)).abs().max() > 1e-3
 
 
-def test_power_iterations_find_the_rest_in_turn():
-    """h = ⟨h_r⟩ with factors, too; of a matrix that stays, each step finds what the steps before it left."""
-
-    def run():
-        comm, stage = bk.Comm(), TrackedMean(LowRankMean(2))
-        bucket, g = bk.Bucket([torch.zeros(16, 16)]), whole(comm.rank, 256) / 256
-        state, found = stage.init(bucket, comm), []
-        for t in range(30):
-            found.append(stage(g.clone(), state, comm.at(t)).clone())
-        return g, state["own"], found
-
-    (g, own, found), (other, its, same) = ranks(2, run)
-    assert all(map(torch.equal, found, same))
-    torch.testing.assert_close((own + its) / 2, found[-1], rtol=0, atol=1e-5)
-    errors = [float((x - (g + other) / 2).norm()) for x in found]
-    assert errors[-1] < 1e-2 * errors[0]
-
-
 def test_what_is_not_finite_is_passed_on_and_kept_by_none():
     def run():
         comm, stage = bk.Comm(), TrackedMean(TOP, 0.5)
@@ -154,17 +135,6 @@ def test_what_is_not_finite_is_passed_on_and_kept_by_none():
         return same and not result[17].isfinite()
 
     assert ranks(3, run) == [True] * 3
-
-
-def test_one_rank_has_its_own_momentum():
-    def run():
-        comm, stage = bk.Comm(), TrackedMean(TOP, 0.5)
-        state, v = stage.init(bk.Bucket.of(torch.zeros(512)), comm), torch.zeros(512)
-        for t in range(3):
-            v = torch.add(v * 0.5, whole(t), alpha=0.5)
-            assert torch.equal(stage(whole(t), state, comm.at(t)), v) and torch.equal(state["v"], v)
-
-    ranks(1, run)
 
 
 def test_what_cannot_be_tracked_is_refused():

@@ -80,19 +80,6 @@ def test_on_the_complete_graph_it_is_diloco_to_the_bit(n):
     assert not torch.equal(results[0][0], results[0][2])
 
 
-def test_on_the_complete_graph_it_is_diloco_up_to_rounding():
-    """The same for a network and the default momentum, in fp64: rounding alone sets them apart."""
-
-    def run():
-        complete = bk.topology.FullyConnected()
-        ours = train(lambda bk: [gasloc(complete, H)], 12, torch.float64)
-        return ours, train(lambda bk: [bk.algorithms.diloco(H)], 12, torch.float64)
-
-    results = ranks(3, run)
-    assert all(torch.equal(ours, results[0][0]) for ours, _ in results)
-    torch.testing.assert_close(*results[0], rtol=0, atol=1e-12)
-
-
 def test_without_momentum_it_is_decentralized_local_sgd_to_the_bit():
     """μ = 0 and η = 1:  x ← W x after every H-th step."""
 

@@ -5,7 +5,7 @@ import torch
 import torch.distributed as dist
 from pool import ranks
 from torch.distributed.device_mesh import init_device_mesh
-from training import batch, flat, loss, net, net_and_sgd, run_steps, sgd, train
+from training import flat, loss, net, net_and_sgd, run_steps, sgd, train
 
 import baguakit as bk
 
@@ -36,14 +36,6 @@ def test_gradient_allreduce_is_ddp_bit_for_bit_in_equal_buckets(n):
     ours = ranks(n, lambda: train(lambda bk: [bk.algorithms.gradient_allreduce()], 8, bucket_bytes=1))
     theirs = ranks(n, lambda: ddp(8, bucket_cap_mb=1e-6))
     assert all(torch.equal(a, b) for a, b in zip(ours, theirs, strict=True))
-
-
-@pytest.mark.parametrize("bucket_bytes", [1, 100, 400, 1 << 20])
-def test_the_size_of_buckets_changes_nothing_for_two_ranks(bucket_bytes):
-    def run():
-        return train(lambda bk: [bk.algorithms.gradient_allreduce()], bucket_bytes=bucket_bytes)
-
-    assert torch.equal(ranks(2, run)[0], ranks(2, train, lambda bk: [bk.algorithms.gradient_allreduce()])[0])
 
 
 @pytest.mark.parametrize("n", SIZES)
@@ -138,34 +130,6 @@ def test_micro_batches_are_the_hand_loop(n, algorithm):
         return flat(model)
 
     assert all(torch.equal(a, b) for a, b in zip(ranks(n, attached), ranks(n, by_hand), strict=True))
-
-
-def test_micro_batches_are_one_big_batch():
-    def small():
-        model = net(torch.float64)
-        optimizer = sgd(model.parameters())
-        with bk.attach(model, optimizer, bk.algorithms.gradient_allreduce()) as att:
-            for step in range(4):
-                optimizer.zero_grad()
-                x, y = batch(dist.get_rank(), step, torch.float64, rows=12)
-                with att.no_sync():
-                    (((model(x[:6]) - y[:6]).square().mean()) / 2).backward()
-                (((model(x[6:]) - y[6:]).square().mean()) / 2).backward()
-                optimizer.step()
-        return flat(model)
-
-    def big():
-        model = net(torch.float64)
-        optimizer = sgd(model.parameters())
-        with bk.attach(model, optimizer, bk.algorithms.gradient_allreduce()):
-            for step in range(4):
-                optimizer.zero_grad()
-                x, y = batch(dist.get_rank(), step, torch.float64, rows=12)
-                (model(x) - y).square().mean().backward()
-                optimizer.step()
-        return flat(model)
-
-    torch.testing.assert_close(ranks(2, small)[0], ranks(2, big)[0], rtol=0, atol=1e-6)
 
 
 @pytest.mark.parametrize("algorithm", ["gradient_allreduce", "bytegrad"])

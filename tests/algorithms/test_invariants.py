@@ -92,12 +92,6 @@ def test_steps_without_an_exchange_are_the_local_optimizer():
     assert ranks(3, run) == [[True] * 3] * 3
 
 
-def test_adapting_before_the_exact_mean_leaves_ranks_equal():
-    """W = 11ᵀ/n: ATC's ranks are equal bit for bit."""
-    weights = ranks(3, train, lambda bk: [bk.algorithms.decentralized(bk.topology.FullyConnected(), "atc")], 4)
-    assert all(torch.equal(weights[0], other) for other in weights)
-
-
 def test_one_round_shrinks_the_distance_by_the_spectral_gap():
     """‖x − x̄‖ after a round is at most (1 − gap) of what it was."""
     topologies = ["Ring", "Star", "Grid2D", "Exponential", "SymmetricExponential"]

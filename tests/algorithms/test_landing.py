@@ -4,7 +4,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from pool import ranks
-from quadratics import Point, curvatures, descend, minimum, optima
+from quadratics import Point, curvatures, descend, optima
 from training import train
 
 import baguakit as bk
@@ -56,26 +56,6 @@ def test_landings_end_where_their_equations_say(cases):
     expected = torch.stack([ends(*case) for case in cases])
     for found in ranks(N, run):
         torch.testing.assert_close(found, expected, rtol=0, atol=1e-9)
-
-
-def test_fixed_points_of_landings_differ():
-    """From DiLoCo's, but for overwriting without a delay; with one step after the landing it is the true minimum."""
-    diloco = ends(0, None)
-    torch.testing.assert_close(ends(0, 0.0), diloco, rtol=0, atol=1e-15)
-    torch.testing.assert_close(ends(H - 1, 0.0), minimum(N), rtol=0, atol=1e-15)  # one step a period: no drift
-    for other in (ends(2, None), ends(2, 0.0), ends(2, 0.5), ends(0, 0.5)):
-        assert (other - diloco).abs().max() > 1e-3
-
-
-def test_co2_ends_where_diloco_does():
-    """Its recursion, by hand:  m ← β m + a before − mean of x at the end of that period;  a ← a − η m;  x ← a."""
-    b, c, m = (1 - GAMMA * curvatures(N)) ** H, optima(N), 0.0
-    before = a = optima(N)[0]
-    for _ in range(400):
-        m = 0.5 * m + before - (c + b * (before - c)).mean(0)
-        before, a = a, a - 0.4 * m
-    torch.testing.assert_close(a, ends(0, None), rtol=0, atol=1e-14)
-    assert (a - ends(H, None)).abs().max() > 1e-3  # diloco(H, delay=H)
 
 
 def test_overwriting_without_a_delay_is_diloco_to_the_bit():

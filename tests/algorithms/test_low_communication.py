@@ -78,21 +78,6 @@ def test_diloco_is_its_equation(outer, options):
     torch.testing.assert_close(torch.stack(ranks(3, run)), simulate(3, exchange, 12), rtol=0, atol=1e-10)
 
 
-def test_one_rank_keeps_the_outer_optimizer():
-    anchor = flat(net(torch.float64))
-    optimizer = torch.optim.SGD([anchor], lr=0.5)
-
-    def exchange(step, x, move):
-        anchor.grad = anchor - (x - move)[0]
-        optimizer.step()
-        return anchor.clone().unsqueeze(0)
-
-    def run():
-        return train(lambda bk: [bk.algorithms.diloco(every=1, lr=0.5)], 5, torch.float64)
-
-    torch.testing.assert_close(torch.stack(ranks(1, run)), simulate(1, exchange, 5), rtol=0, atol=1e-12)
-
-
 def test_diloco_prints_and_refuses():
     rule = bk.algorithms.diloco()
     assert repr(rule) == "after_step(OuterStep(torch.optim.SGD, lr=0.7, momentum=0.9, nesterov=True), every=500)"

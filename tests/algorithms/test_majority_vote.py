@@ -2,7 +2,6 @@
 
 import pytest
 import torch
-import torch.distributed as dist
 from pool import ranks
 from tiers import slow_after
 from torch.distributed.device_mesh import init_device_mesh
@@ -116,19 +115,6 @@ def test_between_nodes_the_means_of_nodes_vote():
         assert all(torch.equal(each[t], votes.sign()) for each in found)
 
 
-@pytest.mark.parametrize("name", BY_NAME)
-def test_equal_data_on_all_ranks_give_the_run_of_one(name):
-    def run():
-        model = net()
-        optimizer = sgd(model.parameters())
-        with bk.attach(model, optimizer, getattr(bk.algorithms, name)()):
-            run_steps(model, optimizer, range(8), rank=0)
-        return flat(model)
-
-    one = ranks(1, run)[0]
-    assert all(torch.equal(one, each) for n in (2, 3) for each in ranks(n, run))
-
-
 @pytest.mark.parametrize("bad", [float("nan"), float("inf"), -float("inf")])
 def test_what_is_not_finite_reaches_all_and_is_kept_by_none(bad):
     def run():
@@ -143,21 +129,3 @@ def test_what_is_not_finite_reaches_all_and_is_kept_by_none(bad):
 
     for kept, result in ranks(3, run):
         assert kept and result[17].isnan() and result[:15].isfinite().all() and result[20:].isfinite().all()
-
-
-def test_decay_is_decoupled():
-    """x ← (1 − γ λ) x − γ d with the weight decay of plain SGD, up to its rounding."""
-
-    def run():
-        model = net()
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.01, weight_decay=0.5)
-        with bk.attach(model, optimizer, bk.algorithms.lion_vote()):
-            before = flat(model)
-            loss(model, dist.get_rank(), 0).backward()
-            d = torch.cat([p.grad.flatten() for p in model.parameters()])
-            optimizer.step()
-        return before, d, flat(model)
-
-    for before, d, after in ranks(2, run):
-        assert set(d.unique().tolist()) <= {-1, 0, 1}
-        torch.testing.assert_close(after, (1 - 0.01 * 0.5) * before - 0.01 * d, rtol=0, atol=1e-7)

@@ -50,30 +50,6 @@ def test_slow_momentum():
     close(weights(rule, 10), simulate(N, exchange, 10))
 
 
-def test_sparse_differences_with_error_feedback():
-    """y ← (a − x_r) + e_r;  a ← a − mean of top(y);  e_r ← y − top(y)."""
-    a = flat(net(torch.float64))
-    e = torch.zeros(N, len(a), dtype=torch.float64)
-    kept = round(0.1 * len(a))
-
-    def exchange(step, x, move):
-        nonlocal a, e
-        x = x - move
-        if (step + 1) % 3:
-            return x
-        y = a - x + e
-        index = y.abs().topk(kept).indices
-        top = torch.zeros_like(y).scatter(1, index, y.gather(1, index))
-        a, e = a - top.mean(0), y - top
-        return a.expand_as(x)
-
-    def rule(bk):
-        inner = bk.stages.ErrorFeedback(bk.stages.SparseMean(bk.compressors.TopK(0.1)))
-        return bk.algorithms.diloco(every=3, inner=inner, lr=1.0)
-
-    close(weights(rule, 9), simulate(N, exchange, 9), atol=1e-6)
-
-
 @pytest.mark.parametrize("values", ["None", "UInt2()"])
 def test_sparse_loco(values):
     """u_r ← β e_r + (a − x_r);  s_r ← Q(top(u_r));  e_r ← u_r − s_r;  a ← a − η mean of s;  x_r ← a, to the last bit.

@@ -124,21 +124,6 @@ def test_rows_and_columns_are_those_that_the_user_sees(dtype):
                 torch.testing.assert_close(a, b, rtol=0, atol=bound * float(b.abs().max()), msg=name)
 
 
-def test_matrices_are_multiplied_where_they_lie():
-    """Nothing is copied of contiguous, transposed or channels_last ones."""
-
-    def run():
-        from baguakit.algorithms.power_sgd import divided, spans_of
-
-        for name, make in STRIDES.items():
-            bucket = bk.Bucket([make()])
-            state = bk.algorithms.power_sgd().stage.init(bucket, bk.Comm())
-            [matrix], _ = divided(bucket.flat, spans_of(state["inner"]["layout"]))
-            assert (matrix.data_ptr() == bucket.flat.data_ptr()) == (name != "rows between"), name
-
-    ranks(1, run)
-
-
 def columns(shape, kind):
     """Columns of every rank that a step can bring."""
     p = torch.randn(shape, generator=torch.Generator().manual_seed(sum(shape)))
@@ -186,14 +171,6 @@ def test_together_is_one_by_one_with_one_call_for_each_shape(monkeypatch, device
     assert shapes == [(7, 40, 4), (7, 31, 2), (7, 64, 4)]
     for a, b in zip(together, alone, strict=True):  # where memory lies changes the order of sums
         torch.testing.assert_close(a, b, rtol=0, atol=1e-5)
-
-
-@pytest.mark.parametrize("device", DEVICES)
-def test_a_broken_matrix_breaks_no_other_of_its_shape(device):
-    given = [columns((40, 4), "random").to(device) for _ in range(3)]
-    given[1][3, 2] = float("nan")
-    first, broken, last = orthonormal(given, together=True)
-    assert broken.isnan().any() and torch.equal(first, last) and first.isfinite().all()
 
 
 def test_a_factor_that_was_zero_finds_a_direction_again():

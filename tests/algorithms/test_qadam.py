@@ -35,26 +35,6 @@ def test_qadam_in_its_warm_up_is_adam(n):
         torch.testing.assert_close(x, flat(models[0]), rtol=0, atol=2e-6)
 
 
-def test_the_decay_of_adam_is_a_term_of_the_loss():
-    """½ λ Σ w² in the loss: qadam in its warm-up is Adam with that weight decay, which goes through the moments."""
-
-    def run(adam):
-        model = net()
-        rule = bk.algorithms.gradient_allreduce() if adam else bk.algorithms.qadam(warmup_steps=20)
-        kind, options = (torch.optim.Adam, {"weight_decay": 0.1}) if adam else (torch.optim.SGD, {})
-        optimizer = kind(model.parameters(), lr=0.01, **options)
-        with bk.attach(model, optimizer, rule):
-            for step in range(12):
-                optimizer.zero_grad()
-                decay = 0 if adam else 0.05 * sum(p.square().sum() for p in model.parameters())
-                (loss(model, dist.get_rank(), step) + decay).backward()
-                optimizer.step()
-        return flat(model)
-
-    for qadam, adam in zip(ranks(2, run, False), ranks(2, run, True), strict=True):
-        torch.testing.assert_close(qadam, adam, rtol=0, atol=2e-6)
-
-
 def test_qadam_takes_the_step_sizes_and_decays_of_its_groups():
     """In the warm-up it is AdamW with the same groups; after it, a group without a step size stays where it is."""
 

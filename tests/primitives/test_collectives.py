@@ -179,38 +179,6 @@ def test_a_message_arrives_rounded(n):
     assert ranks(n, run) == [[]] * n
 
 
-@pytest.mark.slow  # each rank compiles the codec
-@pytest.mark.parametrize("n", [2, 3])
-def test_in_pieces_as_in_one(n):
-    """Long rows are cut at whole blocks, so that pieces change no value and no byte."""
-
-    def run():
-        byte, k = bk.compressors.MinMaxUInt8(), (1 << 20) + 77
-        sent = {}
-        comm = bk.Comm().for_flight(3, 3, 1, sent)
-        x = draw(comm.rank, n * k).view(n, k)
-        everyone = torch.stack([byte.decompress(byte.compress(draw(q, n * k).view(n, k)), k) for q in range(n)])
-        found, c = [], byte.row_bytes(k)
-        mine = bk.primitives.compressed_all_gather(x[comm.rank], byte, comm).view(n, k)
-        found.append(torch.equal(mine, torch.stack([everyone[q, q] for q in range(n)])))
-        residual = torch.empty(n * k)
-        shard = bk.primitives.compressed_reduce_scatter(x, byte, comm, residual)
-        found.append(torch.equal(shard[0], sum(everyone[1:, comm.rank], everyone[0, comm.rank])))
-        found.append(torch.equal(residual.view(n, k), x - everyone[comm.rank]))
-        out = bk.primitives.compressed_all_to_all(x, byte, comm)
-        expected = everyone[:, comm.rank].clone()
-        expected[comm.rank] = x[comm.rank]
-        found.append(torch.equal(out, expected))
-        found.append(torch.equal(bk.primitives.compressed_all_to_all(x, byte, comm, [1] * n, [1] * n), out))
-        found.append(sent == {"flat": 4 * (n - 1) * c})
-        sent.clear()
-        spread = bk.primitives.compressed_broadcast_(x[comm.rank].clone(), byte, comm, source=1)
-        found.append(torch.equal(spread, everyone[1, 1]) and sent.get("flat", 0) == c * (comm.rank != 0))
-        return found
-
-    assert ranks(n, run) == [[True] * 7] * n
-
-
 def test_a_value_that_is_not_finite_is_passed_on():
     """And only the block in which it stands is touched."""
 

@@ -69,20 +69,6 @@ def test_each_pass_has_its_compressor(name):
     assert ranks(2, run) == [[True] * 8] * 2
 
 
-def test_the_identity_s_backward_is_a_compressed_sum():
-    def run():
-        byte, comm = bk.compressors.MinMaxUInt8(), bk.Comm()
-        x = torch.zeros(300, requires_grad=True)
-        grad = torch.randn(300, generator=torch.Generator().manual_seed(comm.rank))
-        through = bk.primitives.Differentiable(comm, None, byte)
-        through.identity(x).backward(grad)
-        summed = 2 * bk.primitives.compressed_mean_(grad.clone(), byte, comm)
-        forward = bk.primitives.Differentiable(comm, byte).all_reduce(grad)
-        return torch.equal(x.grad, summed) and torch.equal(forward, summed)
-
-    assert ranks(2, run) == [True] * 2
-
-
 def compiled(backend):
     """Compare a compiled block with the same one uncompiled, for several lengths; return the largest difference."""
     byte, comm = bk.compressors.MinMaxUInt8(), bk.Comm()
@@ -140,20 +126,6 @@ def test_operators_keep_the_promises_of_operators():
         return [set(torch.library.opcheck(*call).values()) for call in calls]
 
     assert ranks(1, run) == [[{"SUCCESS"}] * 5]
-
-
-def test_a_model_is_copied_with_its_collectives():
-    def run():
-        import copy
-
-        class Gathered(torch.nn.Module):
-            def __init__(self):
-                super().__init__()
-                self.through = bk.primitives.Differentiable(bk.Comm())
-
-        return copy.deepcopy(Gathered()).through.comm.size
-
-    assert ranks(2, run) == [2, 2]
 
 
 def test_what_they_are_made_of_is_checked():

@@ -160,18 +160,6 @@ def test_a_handful_of_values_travels_as_it_is():
     assert ranks(4, run) == [(True, {"flat": 2 * 3 / 4 * 28})] * 4
 
 
-@pytest.mark.timeout(900)  # the first to come compiles
-@pytest.mark.parametrize("n", [2, pytest.param(4, marks=pytest.mark.slow)])
-def test_a_compressed_mean_sends_a_quarter(n):
-    def run():
-        sent, length = {}, 1 << 20
-        comm = bk.Comm().for_flight(0, 0, 0, sent)
-        bk.primitives.compressed_mean_(draw(dist.get_rank(), length), bk.compressors.MinMaxUInt8(), comm)
-        return sent["flat"] / (2 * (n - 1) / n * 4 * length)
-
-    assert all(0.25 < ratio < 0.256 for ratio in ranks(n, run))
-
-
 def test_nan_and_inf_are_passed_on_and_never_spread_beyond_their_block():
     def run():
         x = draw(dist.get_rank(), 4096)
@@ -182,23 +170,6 @@ def test_nan_and_inf_are_passed_on_and_never_spread_beyond_their_block():
 
     for broken in ranks(2, run):
         assert {100, 3000} <= set(broken) and len(broken) <= 2 * 64
-
-
-def test_stochastic_rounding_draws_differ_by_rank():
-    """With the same draws on all ranks the error of the mean would not fall with their number."""
-
-    def run():
-        compressor = bk.compressors.MinMaxUInt8(block=64, stochastic=True)
-        x = torch.linspace(-1, 1, 4 * 640)
-        errors = []
-        for round in range(200):
-            comm = bk.Comm().at(round)
-            errors.append(bk.primitives.compressed_mean_(x.clone(), compressor, comm) - x)
-        errors = torch.stack(errors)
-        return float(errors.mean(0).abs().max()), float(errors.abs().max())
-
-    for bias, worst in ranks(4, run):
-        assert bias < worst / 3
 
 
 @pytest.mark.parametrize("length", [1, 1000, 100_000])

@@ -126,15 +126,3 @@ def test_what_flies_is_kept_until_it_has_landed():
             assert [ref() for ref in used] == [None, None] and torch.equal(x, torch.ones(4))
 
     ranks(1, run)
-
-
-def test_a_group_has_a_lane_for_each_device():
-    from baguakit.lanes import CpuLane, lane_of
-
-    class Group:
-        pass
-
-    group, other = Group(), Group()
-    cpu, meta = torch.device("cpu"), torch.device("meta")
-    assert lane_of(group, cpu) is lane_of(group, cpu) and isinstance(lane_of(group, cpu), CpuLane)
-    assert lane_of(group, meta) is not lane_of(group, cpu) and lane_of(other, cpu) is not lane_of(group, cpu)

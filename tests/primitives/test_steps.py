@@ -158,14 +158,6 @@ def test_drawn_weights_move_on_average_where_nearest_ones_stand_still():
     assert abs(drawn.double().mean() - (1 - taken * 2.0**-12)) <= 5 * (taken * 2.0**-20 / n) ** 0.5
 
 
-def test_layouts_that_are_dense_are_stepped_as_they_lie():
-    p = torch.randn(2, 3, 4, 5).to(memory_format=torch.channels_last)
-    g = torch.randn(2, 3, 4, 5).to(memory_format=torch.channels_last)
-    expected = p - 0.5 * g
-    sgd_step_(p, g, lr=0.5)
-    assert torch.equal(p, expected) and p.is_contiguous(memory_format=torch.channels_last)
-
-
 def test_numbers_may_be_tensors_and_a_count_is_advanced():
     options = {"grad_scale": 4.0, "clip": 0.5, "lr": 0.25}
     for count in (torch.tensor(0.0), torch.tensor(0), torch.tensor([0], dtype=torch.int32)):
