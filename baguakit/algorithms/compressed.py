@@ -40,7 +40,7 @@ from ..costs import Cost, Load, Place, degree, exchange, neighbors
 from ..keeping import finite
 from ..lanes import New, temporaries
 from ..primitives import neighbor_mean_
-from ..primitives.compressed import pieces, pieces_of
+from ..primitives.compressed import pieces_of, row_pieces
 from ..primitives.neighbors import links, round_of
 from ..primitives.transports import exchanged
 from ..rules import Rule, after_step
@@ -134,7 +134,9 @@ class Gossip(Stage):
     def _exchanged(self, x: Tensor, here: Replicas, comm: Comm) -> Iterator[tuple[slice, Tensor, dict[int, Tensor]]]:
         """Send Q(change) in pieces, then yield each piece with its bytes and the bytes of each neighbour."""
         c = self.compressor
-        runs = pieces(x) if c.dense else (slice(0, x.numel()),)  # a sparse one selects from all values
+        runs = (
+            row_pieces(x.numel(), 1, x.is_cuda) if c.dense else (slice(0, x.numel()),)
+        )  # a sparse one selects from all values
         lengths = [c.row_bytes(run.stop - run.start) for run in runs]
         incoming = {p: [torch.empty(1, b, dtype=torch.uint8, device=x.device) for b in lengths] for p in here.weights}
 

@@ -30,7 +30,7 @@ from ..comm import Comm
 from ..costs import Cost, Load, Place
 from ..keeping import finite, update_if_finite_
 from ..primitives import mean_
-from ..primitives.compressed import Longer
+from ..primitives.compressed import longer
 from ..rules import Algorithm, during_backward
 from ..stages import ErrorFeedback, Mean, State
 from ..stages.means import Average
@@ -131,7 +131,7 @@ class LowRankMean(Average):
     def _note(self, comm: Comm, dtype: torch.dtype, vectors: list[Tensor], matrices: int, factors: int) -> None:
         """Note how vectors are sent, and the bytes of matrices and of the factors sent for them."""
         if matrices:
-            comm.note(self, self, Longer(factors, matrices) if factors >= matrices else "")
+            comm.note(self, self, longer(factors, matrices) if factors >= matrices else "")
         if vectors:
             comm.note(self, dtype, Vectors(sum(map(Tensor.numel, vectors))))
 

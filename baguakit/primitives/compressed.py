@@ -6,10 +6,10 @@ is computed with while another is on the wire.
 
 from collections.abc import Callable, Sequence
 from functools import lru_cache, wraps
-from typing import Concatenate, NamedTuple, ParamSpec, TypeVar, cast
+from typing import Concatenate, ParamSpec, TypeVar, cast
 
 import torch
-from torch import Tensor
+from torch import Tensor, strided
 
 from ..arguments import describe, instance, message, several
 from ..buckets import real
@@ -17,7 +17,7 @@ from ..comm import Comm, check_comm
 from ..compressors import Compressor
 from ..compressors.base import Unchecked, check_dense
 from ..kernels.cpu.units import COMPILED_VALUES
-from .transports import bytes_for, gathered, scattered
+from .transports import bytes_for, gathered, scattered, shared
 
 P = ParamSpec("P")
 Tensors = TypeVar("Tensors", bound=Tensor | Sequence[Tensor])
@@ -34,23 +34,28 @@ def on_flat(primitive: Callable[Concatenate[Tensor, P], Tensor]) -> Callable[Con
         if torch.is_grad_enabled():
             with torch.no_grad():
                 return wrapped(x, *args, **options)
-        if isinstance(x, Tensor):
-            if x.is_floating_point() and x.layout is torch.strided and x.is_contiguous() and not x.is_meta:
-                primitive(x.view(-1), *args, **options)  # as a stage calls it
-                return x
-            tensors: list[Tensor] = [torch.view_as_real(x) if x.is_complex() else x]
-        else:
-            listed = several("x", x, "a tensor or a list of tensors", ordered=True)
-            tensors = [real(each) if isinstance(each, Tensor) else each for each in listed]
-        for tensor in tensors:
+        if (
+            isinstance(x, Tensor)
+            and x.is_floating_point()
+            and x.layout is strided
+            and x.is_contiguous()
+            and not x.is_meta
+        ):
+            primitive(x.view(-1), *args, **options)  # as a stage calls it
+            return x
+        listed = [x] if isinstance(x, Tensor) else several("x", x, "a tensor or a list of tensors", ordered=True)
+        alike: dict[tuple[torch.dtype, torch.device], list[Tensor]] = {}
+        for tensor in (real(each) if isinstance(each, Tensor) else each for each in listed):
             check_averageable(tensor)
-        for alike in _alike(tensors) if len(tensors) != 1 else [tensors]:
-            if len(alike) == 1 and alike[0].is_contiguous():
-                primitive(alike[0].view(-1), *args, **options)
+            alike.setdefault((tensor.dtype, tensor.device), []).append(tensor)
+        for first, *others in alike.values():
+            if not others and first.is_contiguous():
+                primitive(first.view(-1), *args, **options)
             else:
-                flat = primitive(torch.cat([t.detach().flatten() for t in alike]), *args, **options)
-                sizes = [t.numel() for t in alike]
-                torch._foreach_copy_(alike, [p.view(t.shape) for p, t in zip(flat.split(sizes), alike, strict=True)])
+                tensors = [first, *others]
+                flat = primitive(torch.cat([t.detach().flatten() for t in tensors]), *args, **options)
+                parts = flat.split([t.numel() for t in tensors])
+                torch._foreach_copy_(tensors, [p.view(t.shape) for p, t in zip(parts, tensors, strict=True)])
         return x
 
     return cast(Callable[Concatenate[Tensors, P], Tensors], wrapped)
@@ -63,20 +68,12 @@ def check_averageable(x: Tensor) -> None:
     if not x.is_floating_point():
         pairs = "give torch.view_as_real(x)" if x.is_complex() else "convert it to a floating dtype first"
         raise TypeError(f"x of dtype {x.dtype} cannot be averaged; {pairs}")
-    if x.layout is not torch.strided:
+    if x.layout is not strided:
         raise TypeError(f"x of layout {x.layout} cannot be averaged; call .to_dense() first")
     if not x.is_contiguous() and any(n > 1 and not s for n, s in zip(x.shape, x.stride(), strict=True)):
         raise ValueError(message("x", "a tensor whose values lie apart", x) + "; it was expanded: clone it")
     if x.is_meta:
         raise ValueError(message("x", "a tensor that holds values", x))
-
-
-def _alike(tensors: Sequence[Tensor]) -> list[list[Tensor]]:
-    """Return the tensors in groups of one dtype and device."""
-    groups: dict[tuple[torch.dtype, torch.device], list[Tensor]] = {}
-    for tensor in tensors:
-        groups.setdefault((tensor.dtype, tensor.device), []).append(tensor)
-    return list(groups.values())
 
 
 # A piece of a large tensor is compressed while the one before it is on the wire. Pieces of fewer than 2²⁰ values
@@ -96,26 +93,12 @@ def pieces_of(values: int, gpu: bool) -> int:
     return 1 if gpu else max(1, min(PIECES, values // PIECE_VALUES))
 
 
-def pieces(x: Tensor, rows: int = 1) -> tuple[slice, ...]:
-    """Return the pieces of a flat tensor, each of so many rows of equal length."""
-    return _pieces(x.numel(), rows * width_of_pieces(x.numel(), rows, x.is_cuda))
-
-
+@lru_cache(maxsize=1024)  # the lengths of a model's buckets are few
 def row_pieces(length: int, rows: int, gpu: bool) -> tuple[slice, ...]:
     """Return the pieces of one of so many rows, each of `length` values, that travel together."""
-    return _pieces(length, width_of_pieces(length * rows, rows, gpu))
-
-
-def width_of_pieces(values: int, rows: int, gpu: bool) -> int:
-    """Return the values of each row in a piece."""
-    width = -(-values // (pieces_of(values, gpu) * rows))
-    return width + -width % (BLOCKS if width >= 2 * BLOCKS else LINE)
-
-
-@lru_cache(maxsize=1024)  # the lengths of a model's buckets are few
-def _pieces(values: int, width: int) -> tuple[slice, ...]:
-    starts = range(0, values, width) if values else ()
-    return tuple(slice(start, min(start + width, values)) for start in starts)
+    width = -(-length // pieces_of(length * rows, gpu))
+    width += -width % (BLOCKS if width >= 2 * BLOCKS else LINE)
+    return tuple(slice(start, min(start + width, length)) for start in range(0, length, width or 1))
 
 
 @on_flat
@@ -156,7 +139,8 @@ def mean_of_shards(x: Tensor, codec: Unchecked, comm: Comm, residual: Tensor | N
 def _mean_of_even_shards(x: Tensor, codec: Unchecked, comm: Comm, residual: Tensor | None) -> Tensor:
     n, rank = comm.size, comm.rank
     # Of each piece: its values in one row for each rank, and their residual.
-    parts = [(x[run].view(n, -1), None if residual is None else residual[run].view(n, -1)) for run in pieces(x, n)]
+    runs = [slice(n * part.start, n * part.stop) for part in row_pieces(x.numel() // n, n, x.is_cuda)]
+    parts = [(x[run].view(n, -1), None if residual is None else residual[run].view(n, -1)) for run in runs]
     # Of each piece come this rank's shard as each rank sees it, and the averaged shard of each rank.
     shards, means = ([bytes_for(n, rows.shape[1], codec, x.device) for rows, _ in parts] for _ in range(2))
 
@@ -244,25 +228,17 @@ def pays(values: int, value_bytes: int, compressor: Compressor | Unchecked, size
     return values > 0 and compressor.row_bytes(shard) <= shard * value_bytes
 
 
-class Fewer(NamedTuple):
-    """The reason for which values travel as they are."""
-
-    values: int
-    ranks: int
-
-    def __str__(self) -> str:
-        some = "1 value" if self.values == 1 else f"{self.values:,} values"
-        return f"{some} on {self.ranks} ranks {'is' if self.values == 1 else 'are'} fewer bytes uncompressed"
+@lru_cache(maxsize=1024)
+def fewer(values: int, ranks: int) -> str:
+    """Return the reason for which values travel as they are."""
+    some = "1 value on" if values == 1 else f"{values:,} values on"
+    return f"{some} {ranks} ranks {'is' if values == 1 else 'are'} fewer bytes uncompressed"
 
 
-class Longer(NamedTuple):
-    """The reason for which a format saves nothing."""
-
-    sent: int
-    plain: int
-
-    def __str__(self) -> str:
-        return f"{self.sent:,} bytes, and {self.plain:,} uncompressed"
+@lru_cache(maxsize=1024)
+def longer(sent: int, plain: int) -> str:
+    """Return the reason for which a format saves nothing."""
+    return f"{sent:,} bytes, and {plain:,} uncompressed"
 
 
 def compresses(
@@ -284,7 +260,7 @@ def compresses(
         comm.note(compressor, compressor)
         return True
     if values:
-        comm.note(compressor, dtype, Fewer(values, comm.size))
+        comm.note(compressor, dtype, fewer(values, comm.size))
     return False
 
 
@@ -299,8 +275,7 @@ def _mean_of_rows(x: Tensor, codec: Unchecked, comm: Comm, residual: Tensor | No
     n, N = comm.size, x.numel()
     rows, lost = bytes_for(n, N, codec, x.device), None if residual is None else residual.view(1, N)
     comm.agree_on_shares()
-    for _ in gathered(comm, [rows], [codec.compress(x.view(1, N), lost, comm.key())]):
-        pass
+    shared(comm, rows, codec.compress(x.view(1, N), lost, comm.key()))
     total, *others = codec.decompress(rows, N, torch.float32, None).unbind()
     for row in others:  # one by one, because torch's sums have an order of their own
         total += row
@@ -332,7 +307,7 @@ def sparse_mean_(x: Tensor, compressor: Compressor, comm: Comm, residual: Tensor
     if residual is not None:
         check_residual(residual, x)
     sent, plain = (comm.size - 1) * compressor.row_bytes(x.numel()), 2 * (comm.size - 1) * x.nbytes // comm.size
-    comm.note(compressor, compressor, Longer(sent, plain) if sent >= plain > 0 else "")
+    comm.note(compressor, compressor, longer(sent, plain) if sent >= plain > 0 else "")
     if comm.size == 1 or x.numel() == 0:
         if residual is not None:
             residual.zero_()

@@ -37,9 +37,9 @@ class LaunchedFlight:
         return self.flight.done()
 
     def result(self) -> Tensor:
-        """Wait for the result and return it, in the shape of what was launched. Raises what the stage raised.
+        """Wait for the result and return it, the same tensor at every call: only read it before `land_`.
 
-        It is the same tensor at every call, and the one that `land_` brings in: only read it before that.
+        Raises what the stage raised.
         """
         found: Any = self.flight.result()
         if not isinstance(found, Tensor) or found.numel() != self.shape.numel():
@@ -58,7 +58,7 @@ class LaunchedFlight:
 
         Raises:
             TypeError: `x` is not a dense floating tensor.
-            ValueError: `x` is of another shape or device than what was launched, or is `result()` itself; or the flight
+            ValueError: `x` has another shape or device than what was launched, or is `result()` itself; or the flight
                 has landed before.
         """
         check_averageable(x)
@@ -92,12 +92,7 @@ def launch(stage: StageLike, x: Tensor, comm: Comm, state: dict[str, Any] | None
         stage: what to do, such as `stages.Mean()`.
         x: a floating, contiguous tensor. It is only read.
         comm: the group, at the round to play.
-        state: what the stage remembers from flight to flight, as `stage.init(Bucket.of(x), comm)` returned it; made
-            anew for this one flight if None.
-
-    Returns:
-        A `LaunchedFlight`: `done()`, `result()`, a tensor of its own, and `land_(x)`, which brings it into `x`. Both
-        raise what the stage raised.
+        state: of the stage, as `stage.init(Bucket.of(x), comm)` returned it; made anew for this flight if None.
 
     Raises:
         TypeError: `x` is not floating, or is sparse.

@@ -10,6 +10,7 @@ from ..arguments import describe, instance, message, real, several, tensor, trut
 from ..comm import Comm, check_comm
 from ..kernels import operators as mixing_ops
 from ..topology import Chosen, Topology
+from ..topology.chosen import Choice
 from .compressed import mean_, on_flat
 
 
@@ -26,14 +27,14 @@ def neighbor_mean_(
 ) -> Tensor:
     """Average `x` with this round's neighbours:  x ← Σ_j w_rj x_j, row r of the mixing matrix W.
 
-    Who hears whom, and how much each weighs, is said by a topology, or call by call by the ranks themselves:
+    A topology says who hears whom with which weight, or the ranks themselves, call by call:
 
         neighbor_mean_(x, Ring(), comm)
         neighbor_mean_(x, comm=comm, self_weight=0.5, src_weights={3: 0.5}, dst_weights=[1])
 
     In the second form  x_r ← self_weight x_r + Σ_j src_weights[j] · dst_weights of j [r] · x_j. Products are summed in
-    fp32 (fp64 for fp64), this rank's own first and then in the order of the ranks. A topology whose entries are all
-    1/n is the exact mean, and is left to `mean_`.
+    fp32 (fp64 for fp64), this rank's own first and then in the order of the ranks. If all weights are 1/n, this is
+    `mean_`.
 
     Args:
         x: a floating tensor of any shape, or a list of them; overwritten.
@@ -55,25 +56,28 @@ def neighbor_mean_(
         raise TypeError("comm is a bk.Comm, not None: neighbor_mean_ is told its group")
     check_comm(comm)
     truth("check", check)
-    given = [
-        f"{name}={describe(w)}"
-        for name, w in zip(WEIGHTS, (self_weight, src_weights, dst_weights), strict=True)
-        if w is not None
-    ]
     if topology is None:
         if src_weights is None:
             raise TypeError(
                 "neighbor_mean_ takes a topology, or src_weights={rank: weight} for whom this rank hears; "
                 "topology is None, and src_weights is None"
             )
-        return _mean_of(x, comm, self_weight, src_weights, dst_weights, check)
+        sources = dict(sorted(weights_in("src_weights", src_weights).items()))
+        own = 1 - sum(sources.values()) if self_weight is None else real("self_weight", self_weight)
+        choice = Choice(own, sources, None if dst_weights is None else weights_in("dst_weights", dst_weights))
+        return _mean_of(x, choice, comm, agreed_targets(comm, x.device, sources, choice.factors, check))
     instance("topology", topology, Topology, "a topology such as Ring()")
-    if given:
+    named = {"self_weight": self_weight, "src_weights": src_weights, "dst_weights": dst_weights}
+    if given := [f"{name}={describe(weights)}" for name, weights in named.items() if weights is not None]:
         raise TypeError(f"the weights of topology {topology!r} are its own; leave out either it or {', '.join(given)}")
     if comm.size == 1:
         return x
     if isinstance(topology, Chosen):
-        return _as_chosen(x, topology, comm)
+        choice, agreed = topology.choice, topology.targets_agreed
+        if agreed is None:
+            agreed = agreed_targets(comm, x.device, choice.sources, choice.factors, check=True)
+            topology.targets_agreed = agreed if topology.one_round else None
+        return _mean_of(x, choice, comm, agreed)
     round = round_of(topology, comm)
     if is_mean(topology, comm.size, round):
         return mean_(x, comm)
@@ -82,10 +86,7 @@ def neighbor_mean_(
     return mixed(x, weights[comm.rank], [(weights[peer], theirs) for peer, theirs in received.items()])
 
 
-WEIGHTS = ("self_weight", "src_weights", "dst_weights")
-
-
-def weights_in(name: str, given: Mapping[int, float] | Iterable[int], comm: Comm) -> dict[int, float]:
+def weights_in(name: str, given: Mapping[int, float] | Iterable[int]) -> dict[int, float]:
     """Return the weights of peers, checked as far as a rank can check them alone: a list means 1 each."""
     if isinstance(given, Mapping):
         return {peer: real(f"each weight in {name}", weight) for peer, weight in given.items()}
@@ -94,36 +95,12 @@ def weights_in(name: str, given: Mapping[int, float] | Iterable[int], comm: Comm
     return dict.fromkeys(several(name, given, "a dict {rank: weight}, or a list of ranks"), 1.0)
 
 
-def _mean_of(
-    x: Tensor,
-    comm: Comm,
-    self_weight: float | None,
-    src_weights: Mapping[int, float],
-    dst_weights: Mapping[int, float] | Iterable[int] | None,
-    check: bool,
-) -> Tensor:
-    sources = dict(sorted(weights_in("src_weights", src_weights, comm).items()))
-    own = 1 - sum(sources.values()) if self_weight is None else real("self_weight", self_weight)
-    factors = {} if dst_weights is None else weights_in("dst_weights", dst_weights, comm)
-    targets = agreed_targets(comm, x.device, sources, None if dst_weights is None else factors, check)
-    return _exchanged(x, comm, own, sources, factors, targets)
-
-
-def _as_chosen(x: Tensor, topology: Chosen, comm: Comm) -> Tensor:
-    choice, targets = topology.choice, topology.targets_agreed
-    if targets is None:
-        targets = agreed_targets(comm, x.device, choice.sources, choice.factors, check=True)
-        topology.targets_agreed = targets if topology.one_round else None
-    return _exchanged(x, comm, choice.own, choice.sources, choice.factors or {}, targets)
-
-
-def _exchanged(
-    x: Tensor, comm: Comm, own: float, sources: dict[int, float], factors: dict[int, float], targets: list[int]
-) -> Tensor:
+def _mean_of(x: Tensor, choice: Choice, comm: Comm, targets: list[int]) -> Tensor:
+    factors, sources = choice.factors or {}, choice.sources
     sent = {w: x if w == 1 else x * w for w in {factors.get(peer, 1.0) for peer in targets}}
     received = {peer: torch.empty_like(x) for peer in sources}
     comm.exchange_each({peer: sent[factors.get(peer, 1.0)] for peer in targets}, received, x.device)
-    return mixed(x, own, [(sources[peer], theirs) for peer, theirs in received.items()])
+    return mixed(x, choice.own, [(sources[peer], theirs) for peer, theirs in received.items()])
 
 
 @torch.no_grad()
@@ -233,11 +210,9 @@ def agreed_targets(
         return sorted(wanted)
     said = [0] * comm.size
     said[comm.rank] = (ASKS if wanted is None else 0) | (WRONG if wrong else 0)
-    if not wrong:
-        for peer in sources:
-            said[peer] |= HEARS
-        for peer in wanted or ():
-            said[peer] |= SENDS
+    for flag, peers in ((HEARS, sources), (SENDS, wanted or [])):
+        for peer in peers if not wrong else ():
+            said[peer] |= flag
     row = torch.tensor([said], dtype=torch.uint8, device=device)
     table = comm.all_gather(row).tolist()
     for rank, line in enumerate(table):

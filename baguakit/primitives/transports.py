@@ -3,7 +3,6 @@
 Callers have all ranks call `comm.agree_on_shares()` once before what they exchange.
 """
 
-from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import accumulate, repeat, tee
 from typing import Any
@@ -108,7 +107,7 @@ def scattered(
     def row(p: int, i: int) -> Tensor:
         return packed(i, slice(p, p + 1))[0] if rows is None else rows[p]
 
-    outgoing = {p: map(row, repeat(p), pieces) if rows is None else [rows[p]] for p in range(n) if p != rank}
+    outgoing = {p: map(row, repeat(p), pieces) for p in range(n) if p != rank}
     coming = {q: column for q, column in enumerate(zip(*map(torch.unbind, incoming), strict=True)) if q != rank}
     for q, i in exchanged(comm, outgoing, coming, incoming[0].device, tag=tag):
         if q == last and i == 0:  # its own, while the others of that turn are on the wire
@@ -118,13 +117,30 @@ def scattered(
             yield i
 
 
+def shared(comm: Comm, rows: Tensor, row: Tensor, tag: int = 0) -> None:
+    """Send `row` (1, bytes) to all ranks at once, and fill `rows` (size, bytes): row q is that of rank q."""
+    if rows.is_cuda:
+        comm.all_gather_later(rows, row).wait()
+        return
+    n, rank, own, works = comm.size, comm.rank, row[0], []
+    for s in range(1, n):
+        works.append(comm.receive_later(rows[rank - s], (rank - s) % n, tag))
+    for s in range(1, n):
+        works.append(comm.send_later(own, (rank + s) % n, tag))
+    rows[rank] = own
+    if comm._meet is not None:
+        comm.met()
+    for work in works:
+        work.wait()
+
+
 def gathered(
     comm: Comm, incoming: Sequence[Tensor], packed: Iterable[Tensor], tag: int = 0
 ) -> Iterator[tuple[slice, int]]:
     """Send a row of bytes to all ranks, and yield (ranks, index of a piece) when the rows of these ranks are there.
 
-    Rows of `TURN` bytes or more pass around a ring: in step s = 0 … n − 2 rank r sends the row of rank r − s to rank
-    r + 1, and receives that of rank r − s − 1 from rank r − 1. Fewer, or over several flows, go to all at once.
+    Rows in pieces, of `TURN` bytes or more, pass around a ring: in step s = 0 … n − 2 rank r sends the row of rank
+    r − s to rank r + 1, and receives that of rank r − s − 1 from rank r − 1. Others go to all at once.
 
     Args:
         comm: the group.
@@ -133,29 +149,22 @@ def gathered(
         tag: the first of n times as many numbers as there are pieces.
     """
     n, rank = comm.size, comm.rank
-    if incoming[0].is_cuda:
+    if incoming[0].is_cuda or len(incoming) == 1:  # one piece is decoded in one call
         for i, row in enumerate(packed):
-            comm.all_gather_later(incoming[i], row).wait()
+            shared(comm, incoming[i], row, tag)
             yield slice(n), i
         return
     own = (each[rank].copy_(row[0]) for each, row in zip(incoming, packed, strict=True))
-    if len(incoming) == 1:  # few are decoded in one call
-        deque(_to_all(comm, incoming, own, tag), 0)
-        yield slice(n), 0
-        return
-    around = comm.flows == 1 and sum(each[rank].nbytes for each in incoming) >= TURN
-    for q, i in (_around if around else _to_all)(comm, incoming, own, tag):
+    if comm.flows == 1 and sum(each[rank].nbytes for each in incoming) >= TURN:
+        heard = _around(comm, incoming, own, tag)
+    else:
+        columns = enumerate(zip(*map(torch.unbind, incoming), strict=True))
+        coming = {q: column for q, column in columns if q != rank}
+        heard = exchanged(comm, dict(zip(coming, tee(own, n - 1), strict=True)), coming, incoming[0].device, tag)
+    for q, i in heard:
         yield slice(q, q + 1), i
         if q == (rank - 1) % n:  # which is heard first
             yield slice(rank, rank + 1), i
-
-
-def _to_all(comm: Comm, incoming: Sequence[Tensor], own: Iterator[Tensor], tag: int) -> Iterator[tuple[int, int]]:
-    """Gather rows in messages from each rank to each other; yield (rank, index of a piece)."""
-    columns = enumerate(zip(*map(torch.unbind, incoming), strict=True))
-    coming = {q: column for q, column in columns if q != comm.rank}
-    outgoing = dict(zip(coming, tee(own, comm.size - 1), strict=True))
-    return exchanged(comm, outgoing, coming, incoming[0].device, tag)
 
 
 def _around(comm: Comm, incoming: Sequence[Tensor], own: Iterator[Tensor], tag: int) -> Iterator[tuple[int, int]]:

@@ -10,16 +10,16 @@
 The gradients are those of the sum of all ranks' losses; the last pair is that of a tensor-parallel block, whose loss is
 the same on all ranks and counts once. They are straight-through: rounding counts as the identity.
 
-Each is an operator of torch, with a fake, that `torch.compile(fullgraph=True)` records whole. In a graph there are no
-groups and no compressors: the operators find them by a name, as torch's functional collectives do.
+They are one operator of torch, with a fake, that `torch.compile(fullgraph=True)` records whole. In a graph there are no
+groups and no compressors: the operator finds them by a name, as torch's functional collectives do.
 
 An all-to-all sends the values that each rank has for each other: tokens to experts, heads for sequences.
 """
 
 import itertools
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from itertools import accumulate, pairwise
 from typing import Any
 from weakref import WeakValueDictionary
 
@@ -30,9 +30,9 @@ from ...arguments import describe, integer, message, several, tensor
 from ...comm import Comm, check_comm
 from ...compressors import Compressor
 from ...compressors.base import Unchecked, check_dense
-from ..compressed import Fewer, compressed_mean_, pays, row_pieces
+from ..compressed import compressed_mean_, fewer, pays, row_pieces
 from ..transports import bytes_for, exchanged, scattered
-from .rows import compressed_all_gather, compressed_reduce_scatter, output, share_memory, values_in, width_of
+from .rows import check_arguments, compressed_all_gather, compressed_reduce_scatter, output, share_memory
 
 
 @torch.no_grad()
@@ -55,34 +55,38 @@ def compressed_all_to_all(
     Args:
         x: a floating tensor (rows, …), of one dtype and one shape but for its first dimension on all ranks. It is only
             read.
-        compressor: such as `compressors.MinMaxUInt8()`; None sends values as they are.
+        compressor: as in `compressed_send`.
         comm: the group. With one rank nothing is sent and nothing is lost.
         output_split_sizes: the rows that come from each rank; with `input_split_sizes`, which must agree across ranks.
         input_split_sizes: the rows of `x` that go to each rank, in their order; any of them may be 0. Without both, all
             parts are of rows / size rows.
-        out: a contiguous tensor of as many values in the dtype of `x` to write to, instead of a new one; it shares no
-            memory with `x`.
+        out: a contiguous tensor of as many values in the dtype of `x` to write to and return, instead of a new one; it
+            shares no memory with `x`.
 
     Returns:
-        `out`; a new tensor (Σ output_split_sizes, …), in the order of the ranks, without it.
+        A tensor (Σ output_split_sizes, …), in the order of the ranks.
 
     Raises:
         TypeError: `x` is not floating, or is sparse; `compressor` keeps some places only; only one of the splits is
             given.
         ValueError: `x` cannot be split so; `out` does not fit, or shares memory with `x`.
     """
-    values, n, rank = values_in(x, compressor, comm), comm.size, comm.rank
+    check_arguments(x, compressor, comm)
+    values, n, rank = x.detach().reshape(-1), comm.size, comm.rank
     sends, receives = splits_of(x, output_split_sizes, input_split_sizes, comm)
-    result, width = output(out, x, (sum(receives), *x.shape[1:])), width_of(x)
+    result = output(out, x, (sum(receives), *x.shape[1:]))
     if share_memory(result, values):
         raise ValueError("out shares memory with x: what arrives would overwrite what is still to be sent")
     codec = None if compressor is None else compressor._unchecked(x)
-    landed = result.detach().view(-1)
-    leaving, coming = parts_of(values, sends, width), parts_of(landed, receives, width)
+    landed, width = result.detach().view(-1), math.prod(x.shape[1:])
+    leaving, coming = (
+        list(part.split([width * count for count in rows])) for part, rows in ((values, sends), (landed, receives))
+    )
     coming[rank].copy_(leaving[rank])
     if n == 1:
         return result
-    note([*leaving[:rank], *leaving[rank + 1 :], *coming[:rank], *coming[rank + 1 :]], compressor, codec, comm)
+    if compressor is not None:
+        note([*leaving[:rank], *leaving[rank + 1 :], *coming[:rank], *coming[rank + 1 :]], compressor, codec, comm)
     few = output_split_sizes is None and len(row_pieces(leaving[0].numel(), n, x.is_cuda)) == 1
     comm.agree_on_shares()
     if codec is not None and few and packs(leaving[0], codec):
@@ -129,26 +133,18 @@ def sizes(name: str, values: Sequence[int], n: int) -> list[int]:
     return [integer(f"each of {name}", value, 0) for value in listed]
 
 
-def parts_of(values: Tensor, rows: list[int], width: int) -> list[Tensor]:
-    """Return views of so many rows of a flat tensor, one part after another."""
-    ends = accumulate(rows, initial=0)
-    return [values[begin * width : end * width] for begin, end in pairwise(ends)]
-
-
 def packs(part: Tensor, codec: Unchecked | None) -> bool:
     """Return whether a part travels compressed: its sender and its receiver decide alike."""
     return codec is not None and pays(part.numel(), part.element_size(), codec, 1)
 
 
-def note(parts: list[Tensor], compressor: Compressor | None, codec: Unchecked | None, comm: Comm) -> None:
+def note(parts: list[Tensor], compressor: Compressor, codec: Unchecked | None, comm: Comm) -> None:
     """Note in which formats the parts fly that this rank sends and receives."""
-    if compressor is None:
-        return
     as_they_are = [part for part in parts if part.numel() and not packs(part, codec)]
     if len(as_they_are) < sum(part.numel() > 0 for part in parts):
         comm.note(compressor, compressor)
     if as_they_are:
-        comm.note(compressor, as_they_are[0].dtype, Fewer(max(part.numel() for part in as_they_are), comm.size))
+        comm.note(compressor, as_they_are[0].dtype, fewer(max(part.numel() for part in as_they_are), comm.size))
 
 
 def _at_once(rows: Tensor, out: Tensor, codec: Unchecked, comm: Comm) -> None:
@@ -243,11 +239,11 @@ class Differentiable:
 
     def all_gather(self, x: Tensor) -> Tensor:
         """Return the tensors `x` (k, …) of all ranks, concatenated: (size · k, …). Backward: `reduce_scatter`."""
-        return _all_gather(_checked(x), self.comm.size, self._name, True)  # type: ignore[no-any-return]
+        return self._do("all_gather", x)
 
     def reduce_scatter(self, x: Tensor) -> Tensor:
         """Return this rank's shard (k, …) of the sum of `x` (size · k, …) over all ranks. Backward: `all_gather`."""
-        return _reduce_scatter(_checked(x), self.comm.size, self._name, True)  # type: ignore[no-any-return]
+        return self._do("reduce_scatter", x)
 
     def all_to_all(
         self,
@@ -261,22 +257,21 @@ class Differentiable:
         `compressed_all_to_all`. Backward: the same, with the splits swapped.
         """
         if not torch.compiler.is_compiling():
-            splits_of(_checked(x), output_split_sizes, input_split_sizes, self.comm)
-        splits = [[] if each is None else list(each) for each in (output_split_sizes, input_split_sizes)]
-        return _all_to_all(x, *splits, self._name, True)  # type: ignore[no-any-return]
+            splits_of(tensor("x", x, floating=True), output_split_sizes, input_split_sizes, self.comm)
+        return self._do("all_to_all", x, list(output_split_sizes or ()), list(input_split_sizes or ()))
 
     def all_reduce(self, x: Tensor) -> Tensor:
         """Return the sum of `x` over all ranks. Backward: the identity."""
-        return _all_reduce(_checked(x), self._name, True)  # type: ignore[no-any-return]
+        return self._do("all_reduce", x)
 
     def identity(self, x: Tensor) -> Tensor:
         """Return a copy of `x`. Backward: the sum over all ranks, sent with the compressor `backward`."""
-        return _identity(_checked(x), self._name, True)  # type: ignore[no-any-return]
+        return self._do("identity", x)
 
-
-def _checked(x: Tensor) -> Tensor:
-    """Return `x`, or raise unless it is a floating tensor, which an operator of torch would say in its own words."""
-    return x if torch.compiler.is_compiling() else tensor("x", x, floating=True)
+    def _do(self, operation: str, x: Tensor, output: Sequence[int] = (), input: Sequence[int] = ()) -> Tensor:
+        if not torch.compiler.is_compiling():  # an operator of torch would say it in its own words
+            tensor("x", x, floating=True)
+        return _collective(x, operation, self.comm.size, output, input, self._name, True)  # type: ignore[no-any-return]
 
 
 def _found(name: str, forward: bool) -> tuple[Compressor | None, Comm]:
@@ -289,59 +284,41 @@ def _found(name: str, forward: bool) -> tuple[Compressor | None, Comm]:
     return found.forward if forward else found.backward, comm
 
 
-# The operators. `forward` is False in a backward pass, and True again in the backward of one.
+BACKWARD = {
+    "all_gather": "reduce_scatter",
+    "reduce_scatter": "all_gather",
+    "all_to_all": "all_to_all",
+    "all_reduce": "identity",
+    "identity": "all_reduce",
+}
 
 
-@torch.library.custom_op("baguakit::all_gather", mutates_args=())
-def _all_gather(x: Tensor, size: int, name: str, forward: bool) -> Tensor:
+@torch.library.custom_op("baguakit::collective", mutates_args=())
+def _collective(
+    x: Tensor, operation: str, size: int, output: Sequence[int], input: Sequence[int], name: str, forward: bool
+) -> Tensor:
+    """Do a collective; `forward` is False in a backward pass, and True again in the backward of one."""
     compressor, comm = _found(name, forward)
-    return compressed_all_gather(x, compressor, comm)
-
-
-@torch.library.custom_op("baguakit::reduce_scatter", mutates_args=())
-def _reduce_scatter(x: Tensor, size: int, name: str, forward: bool) -> Tensor:
-    compressor, comm = _found(name, forward)
-    return compressed_reduce_scatter(x, compressor, comm)
-
-
-@torch.library.custom_op("baguakit::all_to_all", mutates_args=())
-def _all_to_all(x: Tensor, output: Sequence[int], input: Sequence[int], name: str, forward: bool) -> Tensor:
-    compressor, comm = _found(name, forward)
-    splits = (output, input) if output or input else ()
-    return compressed_all_to_all(x, compressor, comm, *splits)
-
-
-@torch.library.custom_op("baguakit::all_reduce", mutates_args=())
-def _all_reduce(x: Tensor, name: str, forward: bool) -> Tensor:
-    compressor, comm = _found(name, forward)
-    out = x.clone(memory_format=torch.contiguous_format)
+    if operation == "all_gather":
+        return compressed_all_gather(x, compressor, comm)
+    if operation == "reduce_scatter":
+        return compressed_reduce_scatter(x, compressor, comm)
+    if operation == "all_to_all":
+        return compressed_all_to_all(x, compressor, comm, *((output, input) if output or input else ()))
+    out = x.clone(memory_format=torch.contiguous_format)  # an operator cannot return its argument
+    if operation == "identity":
+        return out
     return comm.all_reduce(out) if compressor is None else compressed_mean_(out, compressor, comm).mul_(comm.size)
 
 
-@torch.library.custom_op("baguakit::identity", mutates_args=())
-def _identity(x: Tensor, name: str, forward: bool) -> Tensor:
-    return x.clone(memory_format=torch.contiguous_format)  # an operator cannot return its argument
-
-
-@_all_gather.register_fake
-def _(x: Tensor, size: int, name: str, forward: bool) -> Tensor:
-    return x.new_empty(size * x.shape[0], *x.shape[1:])
-
-
-@_reduce_scatter.register_fake
-def _(x: Tensor, size: int, name: str, forward: bool) -> Tensor:
-    return x.new_empty(x.shape[0] // size, *x.shape[1:])
-
-
-@_all_to_all.register_fake
-def _(x: Tensor, output: Sequence[int], input: Sequence[int], name: str, forward: bool) -> Tensor:
-    return x.new_empty(sum(output) if output else x.shape[0], *x.shape[1:])
-
-
-@_all_reduce.register_fake
-@_identity.register_fake
-def _(x: Tensor, name: str, forward: bool) -> Tensor:
-    return x.new_empty(x.shape)
+@_collective.register_fake
+def _(
+    x: Tensor, operation: str, size: int, output: Sequence[int], input: Sequence[int], name: str, forward: bool
+) -> Tensor:
+    if operation in ("all_reduce", "identity"):
+        return x.new_empty(x.shape)
+    rows = {"all_gather": size * x.shape[0], "reduce_scatter": x.shape[0] // size}
+    return x.new_empty(rows.get(operation, sum(output) if output else x.shape[0]), *x.shape[1:])
 
 
 def _keep(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
@@ -350,33 +327,9 @@ def _keep(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
     ctx.of = _named.get(inputs[-2])  # until the backward has run
 
 
-def _scatter_back(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
-    size, name, forward = ctx.arguments
-    return _reduce_scatter(grad, size, name, not forward), None, None, None
+def _back(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
+    operation, size, output, input, name, forward = ctx.arguments
+    return _collective(grad, BACKWARD[operation], size, input, output, name, not forward), *[None] * 6
 
 
-def _gather_back(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
-    size, name, forward = ctx.arguments
-    return _all_gather(grad, size, name, not forward), None, None, None
-
-
-def _send_back(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
-    output, input, name, forward = ctx.arguments
-    return _all_to_all(grad, input, output, name, not forward), None, None, None, None
-
-
-def _as_it_is(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
-    name, forward = ctx.arguments
-    return _identity(grad, name, not forward), None, None
-
-
-def _sum_back(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
-    name, forward = ctx.arguments
-    return _all_reduce(grad, name, not forward), None, None
-
-
-_all_gather.register_autograd(_scatter_back, setup_context=_keep)
-_reduce_scatter.register_autograd(_gather_back, setup_context=_keep)
-_all_to_all.register_autograd(_send_back, setup_context=_keep)
-_all_reduce.register_autograd(_as_it_is, setup_context=_keep)
-_identity.register_autograd(_sum_back, setup_context=_keep)
+_collective.register_autograd(_back, setup_context=_keep)

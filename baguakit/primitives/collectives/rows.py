@@ -14,12 +14,6 @@ from ..compressed import ONE_HOP_BYTES, check_averageable, check_residual, compr
 from ..transports import bytes_for, gathered, scattered
 
 
-def values_in(x: Tensor, compressor: Compressor | None, comm: Comm) -> Tensor:
-    """Return the values of `x`, flat and contiguous, once the arguments of a primitive have been checked."""
-    check_arguments(x, compressor, comm)
-    return x.detach().reshape(-1)
-
-
 def check_arguments(x: Tensor, compressor: Compressor | None, comm: Comm) -> None:
     """Raise unless `x` has values that a compressor takes, and the others are what they are called."""
     check_comm(comm)
@@ -28,25 +22,12 @@ def check_arguments(x: Tensor, compressor: Compressor | None, comm: Comm) -> Non
     check_dtype("x", tensor("x", x, floating=True).dtype)
 
 
-def codec_of(
-    x: Tensor, compressor: Compressor | None, comm: Comm, values: int | None = None, rows: int | None = None
-) -> Unchecked | None:
-    """Return the operations of a compressor if values like `x` are to be sent compressed, and note it; else None.
-
-    Args:
-        values: how many are sent, by all ranks for an all-gather; None for those of `x`.
-        rows: in how many messages of equal length; None for one for each rank.
-    """
+def codec_of(x: Tensor, compressor: Compressor | None, comm: Comm, rows: int = 1) -> Unchecked | None:
+    """Return the operations of a compressor if `x` is sent compressed, in so many rows, and note it; else None."""
     if compressor is None:
         return None
     codec = compressor._unchecked(x)
-    number = x.numel() if values is None else values
-    return codec if compresses(number, x.dtype, compressor, codec, comm, rows) and comm.size > 1 else None
-
-
-def width_of(x: Tensor) -> int:
-    """Return the number of values at each index of dimension 0."""
-    return math.prod(x.shape[1:])
+    return codec if compresses(x.numel(), x.dtype, compressor, codec, comm, rows) and comm.size > 1 else None
 
 
 def output(out: Tensor | None, x: Tensor, shape: Sequence[int]) -> Tensor:
@@ -84,22 +65,21 @@ def compressed_send(x: Tensor, compressor: Compressor | None, comm: Comm, peer: 
         TypeError: `x` is not floating, or is sparse; `compressor` keeps some places only.
         ValueError: `peer` is not another rank of the group.
     """
-    values = values_in(x, compressor, comm)
+    check_arguments(x, compressor, comm)
     check_peer(peer, comm.group)
-    codec = codec_of(x, compressor, comm, rows=1)
+    values, codec = x.detach().reshape(-1), codec_of(x, compressor, comm)
     if codec is None:
         works = [comm.send_later(values, peer)] if values.numel() else []
     else:
-        works = []
-        for i, part in enumerate(row_pieces(values.numel(), 1, x.is_cuda)):
-            works.append(comm.send_later(codec.compress(values[part].view(1, -1), None, comm.key(i)), peer, i))
+        parts = [values[part].view(1, -1) for part in row_pieces(values.numel(), 1, x.is_cuda)]
+        works = [comm.send_later(codec.compress(row, None, comm.key(i)), peer, i) for i, row in enumerate(parts)]
     for work in works:
         work.wait()
 
 
 @torch.no_grad()
 def compressed_receive_(x: Tensor, compressor: Compressor | None, comm: Comm, peer: int) -> Tensor:
-    """Overwrite `x` with what `peer` sends by `compressed_send`, rounded:  x ← Q(x_peer).
+    """Overwrite `x` with what `peer` sends by `compressed_send`, rounded, and return it:  x ← Q(x_peer).
 
     Args:
         x: a floating tensor of as many values and of the same dtype as the one that is sent; overwritten.
@@ -107,17 +87,13 @@ def compressed_receive_(x: Tensor, compressor: Compressor | None, comm: Comm, pe
         comm: the group.
         peer: another rank of it.
 
-    Returns:
-        `x`.
-
     Raises:
-        TypeError: `x` is not floating, or is sparse; `compressor` keeps some places only.
-        ValueError: `peer` is not another rank of the group.
+        TypeError, ValueError: as in `compressed_send`.
     """
     check_arguments(x, compressor, comm)
     check_averageable(x)
     check_peer(peer, comm.group)
-    codec, N = codec_of(x, compressor, comm, rows=1), x.numel()
+    codec, N = codec_of(x, compressor, comm), x.numel()
     values = x.detach().view(-1) if x.is_contiguous() else x.new_empty(N)
     if codec is None:
         if N:
@@ -141,7 +117,7 @@ LINK, MOST_LINKS = 1 << 17, 256
 
 @on_flat
 def compressed_broadcast_(x: Tensor, compressor: Compressor | None, comm: Comm, source: int = 0) -> Tensor:
-    """Overwrite `x` on all ranks with that of rank `source`, rounded:  x ← Q(x_source).
+    """Overwrite `x` on all ranks with that of rank `source`, rounded, and return it:  x ← Q(x_source).
 
     Values are compressed once, and all ranks decode the same bytes, the source included, so that the results are
     bitwise equal.
@@ -154,12 +130,9 @@ def compressed_broadcast_(x: Tensor, compressor: Compressor | None, comm: Comm, 
 
     Args:
         x: a floating tensor of any shape, or a list of them in one dtype; overwritten, at the source as well.
-        compressor: such as `compressors.MinMaxUInt8()`; None sends values as they are.
+        compressor: as in `compressed_send`.
         comm: the group. With one rank nothing happens and nothing is lost.
         source: the rank whose values all get.
-
-    Returns:
-        `x`.
 
     Raises:
         TypeError: a tensor is not floating, or is sparse; `compressor` keeps some places only.
@@ -167,39 +140,29 @@ def compressed_broadcast_(x: Tensor, compressor: Compressor | None, comm: Comm, 
     """
     check_arguments(x, compressor, comm)
     integer("source", source, 0, comm.size - 1)
-    codec = codec_of(x, compressor, comm, rows=1)
+    codec, n, N = codec_of(x, compressor, comm), comm.size, x.numel()
     if codec is None:
-        return comm.broadcast(x, source) if x.numel() else x
+        return comm.broadcast(x, source) if N else x
+    place, row = (comm.rank - source) % n, x.view(1, -1)
     if x.is_cuda:
-        row = x.view(1, -1)
-        first = comm.rank == source
-        packed = codec.compress(row, None, comm.key()) if first else bytes_for(1, x.numel(), codec, x.device)
-        codec.decompress(comm.broadcast(packed, source), x.numel(), x.dtype, row)
+        packed = bytes_for(1, N, codec, x.device) if place else codec.compress(row, None, comm.key())
+        codec.decompress(comm.broadcast(packed, source), N, x.dtype, row)
         return x
-    return _chain(x, codec, comm, source)
-
-
-def _chain(x: Tensor, codec: Unchecked, comm: Comm, source: int) -> Tensor:
-    n, rank, N = comm.size, comm.rank, x.numel()
-    place = (rank - source) % n
-    heard, targets = (rank - 1) % n, [(rank + 1) % n] if place < n - 1 else []
+    heard, targets = (comm.rank - 1) % n, [(comm.rank + 1) % n] if place < n - 1 else []
     if (n - 1) * codec.row_bytes(N) <= ONE_HOP_BYTES:
-        heard, targets = source, [(source + i) % n for i in range(1, n)] if place == 0 else []
+        heard, targets = source, [] if place else [(source + i) % n for i in range(1, n)]
     least = LINK * (4 if comm.flows > 1 else 1)  # flows divide messages of 256 KiB
-    values = least * -(-N // (least * MOST_LINKS))
-    links = [x[i : i + values].view(1, -1) for i in range(0, N, values)]
+    links = row.split(least * -(-N // (least * MOST_LINKS)), dim=1)
     comm.agree_on_shares()
-    packed, receives, sends = [], [], []
-    if place:
-        packed = [bytes_for(1, link.numel(), codec, x.device) for link in links]
-        receives = [comm.receive_later(each, heard, tag) for tag, each in enumerate(packed)]
+    incoming = [bytes_for(1, link.numel(), codec, x.device) for link in links] if place else []
+    receives = [comm.receive_later(each, heard, tag) for tag, each in enumerate(incoming)]
+    sends = []
     for tag, link in enumerate(links):
         if place:
             receives[tag].wait()
-        else:
-            packed.append(codec.compress(link, None, comm.key(tag)))
-        sends += [comm.send_later(packed[tag], target, tag) for target in targets]
-        codec.decompress(packed[tag], link.numel(), x.dtype, link)
+        packed = incoming[tag] if place else codec.compress(link, None, comm.key(tag))
+        sends += [comm.send_later(packed, target, tag) for target in targets]
+        codec.decompress(packed, link.numel(), x.dtype, link)
     for work in sends:
         work.wait()
     return x
@@ -217,23 +180,23 @@ def compressed_all_gather(x: Tensor, compressor: Compressor | None, comm: Comm, 
 
     Args:
         x: a floating tensor, of one shape and dtype on all ranks. It is only read, and may be a part of `out`.
-        compressor: such as `compressors.MinMaxUInt8()`; None sends values as they are.
+        compressor: as in `compressed_send`.
         comm: the group. With one rank nothing is sent and nothing is lost.
-        out: a contiguous tensor of n N values in the dtype of `x` to write to, instead of a new one.
+        out: a contiguous tensor of n N values in the dtype of `x` to write to and return, instead of a new one.
 
     Returns:
-        `out`; a new tensor of shape (size · k, …), or (size,) for a scalar, without it.
+        A tensor of shape (size · k, …), or (size,) for a scalar.
 
     Raises:
         TypeError: `x` is not floating, or is sparse; `compressor` keeps some places only.
         ValueError: `out` does not fit.
     """
-    mine, n = values_in(x, compressor, comm), comm.size
-    shape = (n * x.shape[0], *x.shape[1:]) if x.dim() else (n,)
-    result = output(out, x, shape)
+    check_arguments(x, compressor, comm)
+    mine, n = x.detach().reshape(-1), comm.size
+    result = output(out, x, (n * x.shape[0], *x.shape[1:]) if x.dim() else (n,))
     if not mine.numel():
         return result
-    rows, codec = result.detach().view(n, -1), codec_of(x, compressor, comm, n * mine.numel())
+    rows, codec = result.detach().view(n, -1), codec_of(x, compressor, comm)
     if codec is None:
         rows.copy_(comm.all_gather(mine).view(n, -1))
         return result
@@ -266,29 +229,27 @@ def compressed_reduce_scatter(
 
     Args:
         x: a floating tensor, of one shape and dtype on all ranks. It is only read.
-        compressor: such as `compressors.MinMaxUInt8()`; None sends values as they are.
+        compressor: as in `compressed_send`.
         comm: the group. With one rank nothing is sent and nothing is lost.
         residual: fp32, as long as `x`; overwritten by what compression lost of this rank's contribution, x − Q(x), such
             that Σ_q residual_q = Σ_q x_q − the sum, up to the rounding of the sum.
         average: divide the sum by the number of ranks.
-        out: a contiguous tensor of N/n values in the dtype of `x` to write to, instead of a new one; may be a part of
-            `x`.
-
-    Returns:
-        `out`; a new tensor (k, …) in the dtype of `x` without it.
+        out: a contiguous tensor of N/n values in the dtype of `x` to write to and return, instead of a new one; may be
+            a part of `x`.
 
     Raises:
         TypeError: `x` is not floating, or is sparse; `compressor` keeps some places only.
         ValueError: `x` is not divisible among the ranks; `residual` is not contiguous, not fp32, or not as long as `x`;
             `out` does not fit.
     """
-    values, n = values_in(x, compressor, comm), comm.size
+    check_arguments(x, compressor, comm)
+    values, n = x.detach().reshape(-1), comm.size
     truth("average", average)
     if residual is not None:
         check_residual(residual, x)
     if not x.dim() or x.shape[0] % n:
         raise ValueError(f"x is (size · k, …), its first dimension a multiple of {n} ranks, not {describe(x)}; pad it")
-    result, codec = output(out, x, (x.shape[0] // n, *x.shape[1:])), codec_of(x, compressor, comm)
+    result, codec = output(out, x, (x.shape[0] // n, *x.shape[1:])), codec_of(x, compressor, comm, n)
     shard = result.detach().view(-1)
     if codec is None or compressor is None:
         if residual is not None:
@@ -296,9 +257,8 @@ def compressed_reduce_scatter(
         if values.numel():
             shard.copy_(values if n == 1 else comm.reduce_scatter(values * (1 / n) if average else values))
         return result
-    rows = values.view(n, -1)
+    rows, parts = values.view(n, -1), row_pieces(values.numel() // n, n, x.is_cuda)
     lost = None if residual is None else residual.detach().view(n, -1)
-    parts = row_pieces(rows.shape[1], n, x.is_cuda)
     incoming = [bytes_for(n, part.stop - part.start, codec, x.device) for part in parts]
     apart = shard.dtype != torch.float32 or share_memory(shard, values)  # values are read while others are added
     total = (torch.empty_like(shard, dtype=torch.float32) if apart else shard).zero_()
