@@ -7,8 +7,7 @@ import sys
 
 from ..expressions import show_public
 from .group import register
-from .policy import Policy, exact
-from .reports import Report, Row, report
+from .policy import Policy, Report, Row, exact, report
 
 __all__ = ["Policy", "Report", "Row", "exact", "register", "report"]
 

@@ -12,99 +12,95 @@ wait: it sends first messages meanwhile, with the digest in their tags, so that 
 """
 
 from collections.abc import Sequence
+from functools import lru_cache
 from hashlib import blake2b
 from struct import pack, unpack_from
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from ..comm import TAGS
-from ..monitor import differing
+from ..monitor import Monitor, differing
 from .methods import ALL_TO_ALL, Call
 from .policy import name_of
 
-LINE, DIGEST, COUNT = 128, 8, 8  # bytes
+LINE, HEAD, TAIL = 128, 8, 16  # bytes; the begin of the counts, and of the words
 WRAP = 1 << 32  # counts are sent modulo this
 
 
 def described(call: Call, exact: bool) -> str:
     """Return all attributes of a call in words: on ranks that make the same call, the same words."""
-    said = [call.operation]
-    if exact:
-        method = call.passed[0][0] if call.passed else ""
-        same = method.replace("_", "") == call.operation.replace("_", "")
-        said += ["exact"] if same or not method else [f"exact by {method}"]
+    method = call.passed[0][0] if exact and call.passed else ""
+    same = method.replace("_", "") in ("", call.operation.replace("_", ""))
+    said = [call.operation] + ["exact" if same else f"exact by {method}"] * exact
+    values, kinds, forms = 0, dict[str, None](), dict[str, None]()  # in order, each once
+    for x in call.whole if call.alike is None else call.alike:
+        values += x.numel()
+        kinds[_name(x.dtype)] = None
+        layout = "" if x.layout is not torch.strided or x.is_contiguous() else f" with strides {x.stride()}"
+        if x.layout is not torch.strided:
+            forms[f"{_name(x.layout)} {tuple(x.shape)}"] = None
+        elif layout or x.dim() > 1:
+            forms[f"shape {tuple(x.shape)}{layout}"] = None
     if call.splits is not None:
-        said += sorted({f"of {describe(x.dtype)}" for x in call.whole})
-    elif tensors := call.whole if call.alike is None else call.alike:
-        kinds = " and ".join(dict.fromkeys(describe(x.dtype) for x in tensors))
-        said.append(f"of {sum(x.numel() for x in tensors):,} values of {kinds}")
-        said += filter(None, [", ".join(dict.fromkeys(map(form, tensors)))])
-    said += [] if call.op is None else [name_of(call.op)]
-    said += [] if call.root is None else [f"root {call.root}"]
+        said += [f"of {kind}" for kind in sorted(kinds)]
+    elif kinds:
+        said += [f"of {values:,} values of {' and '.join(kinds)}", *forms]
+    if call.op is not None:
+        said.append(name_of(call.op))
+    if call.root is not None:
+        said.append(f"root {call.root}")
     return ", ".join(said) if exact else ", ".join(said).replace(", of ", " of ", 1)
 
 
-def form(x: Tensor) -> str:
-    """Return the shape and layout of a tensor; "" of a flat one."""
-    if x.layout is not torch.strided:
-        return f"{describe(x.layout)} {tuple(x.shape)}"
-    layout = "" if x.is_contiguous() else f" with strides {x.stride()}"
-    return f"shape {tuple(x.shape)}{layout}" if layout or x.dim() > 1 else ""
+def _name(kind: Any) -> str:
+    return str(kind).removeprefix("torch.")
 
 
-def describe(value: Any) -> str:
-    """Return the name of a dtype or layout."""
-    return str(value).removeprefix("torch.")
-
-
-def tag_of(label: str) -> int:
-    """Return the number in the tags of the messages of a call."""
-    return int.from_bytes(digest(label), "little") % TAGS
-
-
-def digest(label: str) -> bytes:
-    """Return a digest of a call."""
-    return blake2b(label.encode(), digest_size=DIGEST).digest()
+@lru_cache(1 << 10)
+def parts_of(label: str) -> tuple[int, bytes, bytes]:
+    """Return the number in the tags of the messages of a call, and the begin and the end of its lines."""
+    digest, words = blake2b(label.encode(), digest_size=HEAD).digest(), label.encode().ljust(LINE - TAIL)
+    if len(words) > LINE - TAIL:
+        words = words[: LINE - TAIL - 20] + b" ... " + digest.hex()[:15].encode()
+    return int.from_bytes(digest, "little") % TAGS, digest, words
 
 
 class Comparison:
-    """The lines of one call, on their way. All ranks of the group begin it, in the order of their calls.
+    """The lines of one call, on their way. All ranks of a group over gloo begin it, in the order of their calls.
 
     Args:
-        group: over gloo.
-        label: the call in words.
+        label, splits: the call in words, and its splits.
         number: of the call in the group.
-        splits: of an all-to-all: the values for each rank, and those from each.
     """
 
-    def __init__(self, group: Any, label: str, number: int, splits: tuple[list[int], list[int]] | None) -> None:
+    def __init__(
+        self, group: Any, monitor: Monitor, label: str, number: int, splits: tuple[list[int], list[int]] | None
+    ) -> None:
         self.label, self.number, self.rank, n = label, number, group.rank(), group.size()
-        head, words, room = digest(label), label.encode(), LINE - DIGEST - COUNT
-        tail = words.ljust(room) if len(words) <= room else words[: room - 20] + b" ... " + head.hex()[:15].encode()
         self.sends, self.receives = splits or ([0] * n, [0] * n)
+        _, head, tail = parts_of(label)
+        mine, expected = b"", b""
+        for there, back in zip(self.sends, self.receives, strict=True):
+            mine += head + pack("II", there % WRAP, back % WRAP) + tail
+            expected += head + pack("II", back % WRAP, there % WRAP) + tail
+        sent = torch.frombuffer(bytearray(mine), dtype=torch.uint8)
+        self.monitor, self.expected, self.lines = monitor, expected, torch.empty_like(sent)
+        self.work: Any = getattr(group, ALL_TO_ALL)(self.lines, sent, [], [])
 
-        def lines(there: Sequence[int], back: Sequence[int]) -> bytes:
-            return b"".join([head + pack("II", a % WRAP, b % WRAP) + tail for a, b in zip(there, back, strict=True)])
+    def meet(self) -> None:
+        """Wait for the lines of all ranks; raise an error that names the rank whose call differs."""
+        if self.work is not None:
+            self.work.wait()
+            self.work, came = None, self.lines.numpy().tobytes()
+            if came != self.expected:
+                raise self.monitor.fail(self._difference([came[i : i + LINE] for i in range(0, len(came), LINE)]))
 
-        mine = torch.frombuffer(bytearray(lines(self.sends, self.receives)), dtype=torch.uint8)
-        self.expected, self.lines = lines(self.receives, self.sends), torch.empty_like(mine)
-        self.work: Any = getattr(group, ALL_TO_ALL)(self.lines, mine, [], [])
-
-    def wait(self) -> str:
-        """Wait for the lines of all ranks; return a sentence that names the rank whose call differs, or ""."""
-        if self.work is None:
-            return ""
-        self.work.wait()
-        self.work, came = None, self.lines.numpy().tobytes()
-        if came == self.expected:
-            return ""
-        lines = [came[i : i + LINE] for i in range(0, len(came), LINE)]
-        if len({line[:DIGEST] for line in lines}) > 1:
-            calls = {r: line[DIGEST + COUNT :].rstrip().decode(errors="replace") for r, line in enumerate(lines)}
+    def _difference(self, lines: Sequence[bytes]) -> str:
+        if len({line[:HEAD] for line in lines}) > 1:
+            calls = {r: line[TAIL:].rstrip().decode(errors="replace") for r, line in enumerate(lines)}
             return differing(self.number, calls)
-        counts = [unpack_from("II", line, DIGEST) for line in lines]
+        counts = [unpack_from("II", line, HEAD) for line in lines]
         there, here = self.receives, self.sends
         odd = next(r for r, each in enumerate(counts) if each != (there[r] % WRAP, here[r] % WRAP))
         (sent, awaited), mine, ours = counts[odd], there[odd], here[odd]

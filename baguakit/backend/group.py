@@ -8,7 +8,7 @@ import sys
 from collections import deque
 from collections.abc import Sequence
 from datetime import timedelta
-from functools import partial, partialmethod
+from functools import partialmethod
 from itertools import count as numbers
 from typing import Any
 
@@ -35,11 +35,10 @@ from ..comm import (
 from ..lanes import lane, lane_of, tensors_in
 from ..monitor import LEFT, Collective
 from ..runtime import Channel, Setup, agree, own_comm, start_monitor, warn_of_shared_cards
-from .comparing import Comparison, described, tag_of
-from .methods import Call, Methods
-from .policy import Policy
-from .reports import count
-from .works import Begun, Passed, Work, here
+from .comparing import Comparison, described, parts_of
+from .methods import EXCHANGES, Call, Methods
+from .policy import Policy, count
+from .works import Passed, Work, here
 
 NAME = "bagua"
 CPU = torch.device("cpu")
@@ -130,34 +129,30 @@ class BaguaGroup(Methods):
 
     def _compressed(self, call: Call) -> Work:
         """Let a collective fly on the lane."""
-        channel, round = self._channel(call.whole[0].device), next(self._rounds)
+        on_gpu, policy, number = call.whole[0].is_cuda, self.policy, next(self._rounds)
+        channel, label = self._channel(call.whole[0].device), described(call, exact=False)
         channel.lane.uses(call.passed)
-        label = described(call, exact=False)
-        compares = self.policy.compare and not call.whole[0].is_cuda
 
         def work(comm: Comm) -> None:
             sent: dict[str, float] = {}
             notes: list[Any] = []
-            meet = partial(self._agree, Comparison(comm.group, label, round + 1, call.splits)) if compares else None
+            meet, tag = None, parts_of(label)[0]
+            if policy.compare and not on_gpu:
+                meet = Comparison(comm.group, self._monitor, label, number + 1, call.splits).meet
             with writing(call.outs):
-                for each in call.compressed:
-                    each(
-                        self.policy.compressor,
-                        comm.for_flight(round, None, 0, sent, notes).meeting(tag_of(label), meet),
-                    )
+                for piece in call.pieces:
+                    flying = comm.for_flight(number, None, 0, sent, notes).meeting(tag, meet)
+                    EXCHANGES[call.operation](*piece, policy.compressor, flying)
             if meet is not None:  # a rank that neither sends nor hears anything has not met the others
                 meet()
-            packed = [note for note in notes if note.flew is note.asked]
-            flew, reason = (packed[-1].flew, "") if packed else ("exact", notes[-1].reason if notes else "over flows")
+            flew, reason = "exact", notes[-1].reason if notes else "over flows"
+            for note in notes:
+                if note.flew is note.asked:
+                    flew, reason = note.flew, ""
             count(call.operation, sum(sent.values()), flew, reason)
 
-        follower = channel.lane if call.whole[0].is_cuda else self._follower
+        follower = channel.lane if on_gpu else self._follower
         return Work(channel.begin(label, work), self._monitor, call.outs, follower, self._dropped)
-
-    def _agree(self, lines: Comparison) -> None:
-        """Wait until all ranks are known to make the same call."""
-        if said := lines.wait():
-            raise self._monitor.fail(said)
 
     def _passed(self, call: Call, why: str) -> Work:
         """Pass a collective to the inner group.
@@ -173,7 +168,11 @@ class BaguaGroup(Methods):
         count(call.operation, share * sum(map(nbytes, call.whole)), "exact", why)
         tensors, beside = tensors_in([arguments for _, arguments, _ in call.passed]), None
         device = tensors[0].device if tensors else CPU
-        if n > 1 and self.policy.compare and not call.unlike and over_gloo(call.operation, tensors):
+        if tensors:
+            over_gloo = device == CPU and {(x.dtype, x.layout) for x in tensors} == {(tensors[0].dtype, torch.strided)}
+        else:
+            over_gloo = call.operation == "barrier" and not torch.cuda.is_available()  # which prefers NCCL
+        if n > 1 and self.policy.compare and not call.unlike and over_gloo:  # it refuses nothing, as far as can be seen
             return self._compared(call, collective)
         # Torch looks for the backend by the tensors: without any, gloo itself says which are missing.
         inner = self._inner if tensors or call.operation == "barrier" else self._inner._get_backend(CPU)
@@ -187,15 +186,15 @@ class BaguaGroup(Methods):
     def _compared(self, call: Call, collective: Collective) -> Work:
         """Let gloo do a collective when all ranks are known to make the same call, after those before it."""
         channel, number = self._channels["cpu"], next(self._rounds) + 1
+        group = channel.comm.group
 
         def begin() -> list[Any]:
             with writing(call.outs):
-                group = channel.comm.group
                 return [getattr(group, name)(*arguments, **named) for name, arguments, named in call.passed]
 
         def meet() -> None:
             channel.check()
-            self._agree(Comparison(channel.comm.group, collective.label, number, call.splits))
+            Comparison(group, self._monitor, collective.label, number, call.splits).meet()
 
         def both() -> list[Any]:
             meet()
@@ -204,7 +203,7 @@ class BaguaGroup(Methods):
         if torch._C._autograd._profiler_enabled():  # it sees only what its own thread begins
             collective.flight = here(begin, meet, channel.lane)
         else:
-            collective.flight = Begun(channel.lane.run(both, collective.label))
+            collective.flight = Passed(launch=channel.lane.run(both, collective.label))
         return Work(collective, self._monitor, call.outs, self._follower, self._dropped)
 
     # Messages between two ranks, which the others know nothing of
@@ -284,25 +283,9 @@ def nbytes(x: Tensor) -> int:
     return sum(each.nbytes for each in dense)
 
 
-def over_gloo(operation: str, tensors: Sequence[Tensor]) -> bool:
-    """Return whether gloo does an exact operation, and does not refuse its tensors, as far as can be seen."""
-    if not tensors:
-        return operation == "barrier" and not torch.cuda.is_available()  # which prefers NCCL
-    return tensors[0].device.type == "cpu" and {(x.dtype, x.layout) for x in tensors} == {
-        (tensors[0].dtype, torch.strided)
-    }
-
-
 def writing(tensors: Sequence[Tensor]) -> contextlib.AbstractContextManager[Any]:
     """Return the mode in which a lane's thread may write to tensors that were made in inference mode, or not."""
-    return torch.inference_mode() if any(x.is_inference() for x in tensors) else contextlib.nullcontext()
-
-
-def _keep_from_compiler() -> None:
-    """Let `torch.compile` call the methods as they are, between its graphs; it would trace into them otherwise."""
-    for name, method in [*vars(Methods).items(), *vars(BaguaGroup).items()]:
-        if callable(method) and not name.startswith("__") and hasattr(dist.ProcessGroup, name):
-            setattr(BaguaGroup, name, torch.compiler.disable(method))
+    return torch.inference_mode() if True in map(Tensor.is_inference, tensors) else contextlib.nullcontext()
 
 
 _chosen = [Policy()]  # for groups that are made from now on
@@ -325,5 +308,8 @@ def register(policy: Policy | None = None) -> None:
     """
     _chosen[0] = Policy() if policy is None else instance("policy", policy, Policy, "a bk.backend.Policy")
     if NAME not in dist.Backend.backend_list:
-        _keep_from_compiler()
+        # `torch.compile` calls the methods as they are, between its graphs; it would trace into them otherwise.
+        for name, method in [*vars(Methods).items(), *vars(BaguaGroup).items()]:
+            if callable(method) and not name.startswith("__") and hasattr(dist.ProcessGroup, name):
+                setattr(BaguaGroup, name, torch.compiler.disable(method))
         dist.Backend.register_backend(NAME, lambda o, _: BaguaGroup(o, _chosen[0]), True, ["cpu", "cuda"])

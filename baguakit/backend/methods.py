@@ -5,7 +5,6 @@ A method that is missing here would reach the inner group's backend without a wo
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
 from itertools import pairwise
 from typing import Any
 
@@ -16,7 +15,7 @@ from torch import Tensor
 from ..comm import Comm
 from ..compressors import Compressor
 from ..lanes import tensors_in
-from . import exchanges
+from ..primitives import compressed_all_gather, compressed_all_to_all, compressed_mean_, compressed_reduce_scatter
 
 Group: Any = dist.ProcessGroup
 # torch 2.13 renamed these; older versions have only the old names.
@@ -35,19 +34,19 @@ class Call:
         outs: the tensors that it fills.
         whole: those that are reduced, scattered or gathered, for their size.
         passed: the methods of the inner group that do it exactly, and their arguments, by place and by name.
-        compressed: functions of a compressor and a `Comm` that do it compressed; none, if it is always exact.
+        pieces: the arguments of each of its `EXCHANGES`, but for the compressor and the `Comm`.
         op: of a reduction.
+        unlike: why it must be exact, if its tensors do not fit each other: the inner group refuses what is wrong.
         root: of a broadcast and its kind.
         alike: the tensors that have a shape, dtype and layout on all ranks; None for `whole`.
         splits: of an all-to-all: the values for each rank, and those from each.
-        unlike: why it must be exact, if its tensors do not fit each other: the inner group refuses what is wrong.
     """
 
     operation: str
     outs: Sequence[Tensor]
     whole: Sequence[Tensor]
     passed: Sequence[tuple[str, Sequence[Any], dict[str, Any]]]
-    compressed: Sequence[Callable[[Compressor | None, Comm], None]] = ()
+    pieces: Sequence[tuple[Any, ...]] = ()
     op: Any = None
     unlike: str = ""
     root: int | None = None
@@ -61,46 +60,40 @@ class Methods(Group):  # type: ignore[misc]
     _launch: Callable[[Call], Any]
 
     def allreduce(self, tensors: Any, opts: Any = SUM, timeout: Any = None, op: Any = None) -> Any:
-        xs = listed(tensors)
-        return self._reduced(
-            "allreduce", xs, opts if op is None else op, timeout, "" if len(xs) == 1 else "no one tensor"
-        )
+        xs = [tensors] if isinstance(tensors, Tensor) else tensors
+        return self._reduced("allreduce", xs, opts if op is None else op, timeout, "no one tensor" * (len(xs) != 1))
 
     def allreduce_coalesced(self, tensors: Any, opts: Any = None) -> Any:
-        return self._reduced("allreduce_coalesced", tensors, opts, None, "shared memory" if shared(tensors) else "")
+        return self._reduced("allreduce_coalesced", tensors, opts, None, "shared memory" * shared(tensors))
 
     def _reduced(self, name: str, xs: Sequence[Tensor], opts: Any, timeout: Any, unlike: str) -> Any:
         op = SUM if opts is None else getattr(opts, "reduceOp", opts)
-        compressed = [partial(exchanges.all_reduce, x, op == AVG) for x in xs]
-        return self._launch(Call("all_reduce", xs, xs, [to(name, xs, opts, timeout=timeout)], compressed, op, unlike))
+        pieces = list(zip(xs, [op == AVG] * len(xs), strict=True))
+        return self._launch(Call("all_reduce", xs, xs, [to(name, xs, opts, timeout=timeout)], pieces, op, unlike))
 
-    def reduce_scatter_single(self, out: Tensor, x: Tensor, opts: Any = None) -> Any:
-        return self.reduce_scatter_single_coalesced([out], [x], opts)
-
-    def reduce_scatter_single_coalesced(self, outs: list[Tensor], xs: list[Tensor], opts: Any = None) -> Any:
-        op = getattr(opts, "reduceOp", SUM)
-        pairs = list(zip(outs, xs, strict=True))
+    def reduce_scatter_single(self, out: Any, x: Any, opts: Any = None) -> Any:
+        outs, xs = ([out], [x]) if isinstance(out, Tensor) else (out, x)
+        op, pairs = getattr(opts, "reduceOp", SUM), list(zip(outs, xs, strict=True))
         passed = [to(SCATTER, out, x, opts) for out, x in pairs]
-        compressed = [partial(exchanges.reduce_scatter, out, x, op == AVG) for out, x in pairs]
+        pieces = [(*pair, op == AVG) for pair in pairs]
         why = unlike(all(x.numel() == out.numel() * self.size() for out, x in pairs))
-        return self._launch(Call("reduce_scatter", outs, xs, passed, compressed, op, why))
+        return self._launch(Call("reduce_scatter", outs, xs, passed, pieces, op, why))
 
     def reduce_scatter(self, outs: Any, ins: Any, opts: Any = SUM, timeout: Any = None, op: Any = None) -> Any:
         opts = opts if op is None else op
-        op, out, parts = getattr(opts, "reduceOp", opts), listed(outs)[0], ins if isinstance(outs, Tensor) else ins[0]
-        passed = [to("reduce_scatter", outs, ins, opts, timeout=timeout)]
-        compressed = [partial(exchanges.reduce_scatter, out, parts, op == AVG)]
-        return self._launch(Call("reduce_scatter", [out], parts, passed, compressed, op, self._uneven([out], [parts])))
+        op, (out, parts) = (
+            getattr(opts, "reduceOp", opts),
+            (outs, ins) if isinstance(outs, Tensor) else (outs[0], ins[0]),
+        )
+        passed, why = [to("reduce_scatter", outs, ins, opts, timeout=timeout)], self._uneven([out], [parts])
+        return self._launch(Call("reduce_scatter", [out], parts, passed, [(out, parts, op == AVG)], op, why))
 
-    def all_gather_single(self, out: Tensor, x: Tensor, opts: Any = None) -> Any:
-        return self.all_gather_single_coalesced([out], [x], opts)
-
-    def all_gather_single_coalesced(self, outs: list[Tensor], xs: list[Tensor], opts: Any = None) -> Any:
+    def all_gather_single(self, out: Any, x: Any, opts: Any = None) -> Any:
+        outs, xs = ([out], [x]) if isinstance(out, Tensor) else (out, x)
         pairs = list(zip(outs, xs, strict=True))
         passed = [to(GATHER, out, x, opts) for out, x in pairs]  # gloo has no coalesced one
-        compressed = [partial(exchanges.all_gather, out, x) for out, x in pairs]
         why = unlike(all(out.numel() == x.numel() * self.size() for out, x in pairs))
-        return self._launch(Call("all_gather", outs, outs, passed, compressed, unlike=why))
+        return self._launch(Call("all_gather", outs, outs, passed, pairs, unlike=why))
 
     def allgather(self, outs: Any, ins: Any, opts: Any = None, timeout: Any = None) -> Any:
         rows, xs = ([outs], [ins]) if isinstance(ins, Tensor) else (outs, ins)
@@ -114,24 +107,22 @@ class Methods(Group):  # type: ignore[misc]
         return self._gathered(rows, ins, passed)
 
     def _gathered(self, rows: Sequence[Sequence[Tensor]], xs: Sequence[Tensor], passed: Any) -> Any:
-        filled = [x for row in rows for x in row]
-        compressed = [partial(exchanges.all_gather, row, x) for row, x in zip(rows, xs, strict=False)]
-        return self._launch(Call("all_gather", filled, filled, passed, compressed, unlike=self._uneven(xs, rows)))
+        filled, pieces = [x for row in rows for x in row], list(zip(rows, xs, strict=False))
+        return self._launch(Call("all_gather", filled, filled, passed, pieces, unlike=self._uneven(xs, rows)))
 
     def all_to_all_single(
         self, out: Tensor, x: Tensor, there: Any, here: Any, opts: Any = None, timeout: Any = None
     ) -> Any:
         passed = [to(ALL_TO_ALL, out, x, there, here, opts, timeout=timeout)]
-        outs, ins = parts(out, there, self.size()), parts(x, here, self.size())
-        return self._exchange(outs, ins, [out], [x], passed)
+        return self._exchange(parts(out, there, self.size()), parts(x, here, self.size()), [out], [x], passed)
 
     def alltoall(self, outs: list[Tensor], ins: list[Tensor], opts: Any = None) -> Any:
         return self._exchange(outs, ins, outs, ins, [to("alltoall", outs, ins, opts)])
 
     def _exchange(self, outs: Any, ins: Any, filled: Any, whole: Any, passed: Any) -> Any:
         splits, n = ([x.numel() for x in ins], [x.numel() for x in outs]), self.size()
-        compressed, why = [partial(exchanges.all_to_all, outs, ins)], unlike(len(outs) == len(ins) == n)
-        return self._launch(Call("all_to_all", filled, whole, passed, compressed, unlike=why, splits=splits))
+        why = unlike(len(outs) == len(ins) == n)
+        return self._launch(Call("all_to_all", filled, whole, passed, [(outs, ins)], unlike=why, splits=splits))
 
     def _uneven(self, parts: Sequence[Tensor], rows: Sequence[Sequence[Tensor]]) -> str:
         """Return why a row has not the size of a part for each rank; "" if all have."""
@@ -139,12 +130,10 @@ class Methods(Group):  # type: ignore[misc]
         fit = all(len(row) == self.size() and {x.numel() for x in row} == {part.numel()} for part, row in pairs)
         return unlike(fit and len(parts) == len(rows))
 
-    # The names before torch 2.13
-    _allgather_base = all_gather_single
-    _reduce_scatter_base = reduce_scatter_single
+    # Of several tensors, and the names before torch 2.13
+    _allgather_base = all_gather_single_coalesced = allgather_into_tensor_coalesced = all_gather_single
+    _reduce_scatter_base = reduce_scatter_single_coalesced = reduce_scatter_tensor_coalesced = reduce_scatter_single
     alltoall_base = all_to_all_single
-    allgather_into_tensor_coalesced = all_gather_single_coalesced
-    reduce_scatter_tensor_coalesced = reduce_scatter_single_coalesced
 
 
 def _exact(name: str) -> Callable[..., Any]:
@@ -169,14 +158,14 @@ for _name in ("broadcast", "reduce", "gather", "gather_single", "gather_into_ten
     setattr(Methods, _name, _exact(_name))
 
 
-def listed(tensors: Any) -> list[Any]:
-    """Return tensors as a list."""
-    return [tensors] if isinstance(tensors, Tensor) else list(tensors)
-
-
 def to(name: str, *arguments: Any, **named: Any) -> tuple[str, Sequence[Any], dict[str, Any]]:
-    """Return a call of a method of the inner group, without the arguments that are None."""
-    return name, [x for x in arguments if x is not None], {key: x for key, x in named.items() if x is not None}
+    """Return a call of a method of the inner group, without the last arguments and those by name if they are None."""
+    while arguments and arguments[-1] is None:
+        arguments = arguments[:-1]
+    for key in [*named]:
+        if named[key] is None:
+            del named[key]
+    return name, arguments, named
 
 
 def parts(x: Tensor, sizes: Sequence[int], n: int) -> Sequence[Tensor]:
@@ -191,15 +180,65 @@ def parts(x: Tensor, sizes: Sequence[int], n: int) -> Sequence[Tensor]:
 
 def shared(tensors: Sequence[Tensor]) -> bool:
     """Return whether one of some dense tensors has memory of another."""
-    spans = sorted((x.data_ptr(), x.data_ptr() + extent(x)) for x in tensors if x.layout is torch.strided and x.numel())
-    return any(end > begin for (_, end), (begin, _) in pairwise(spans))
-
-
-def extent(x: Tensor) -> int:
-    """Return the bytes from the first value of a tensor to the end of its last."""
-    return x.itemsize * (1 + sum((n - 1) * stride for n, stride in zip(x.shape, x.stride(), strict=True)))
+    spans = []
+    for x in tensors:
+        if x.layout is torch.strided and x.numel():
+            last = sum((n - 1) * stride for n, stride in zip(x.shape, x.stride(), strict=True))
+            spans.append((x.data_ptr(), x.data_ptr() + x.itemsize * (1 + last)))
+    return any(end > begin for (_, end), (begin, _) in pairwise(sorted(spans)))
 
 
 def unlike(fit: bool) -> str:
     """Return why tensors cannot be gathered, scattered or exchanged as one; "" if they `fit` each other."""
     return "" if fit else "unequal sizes"
+
+
+# The exchanges, compressed or, without a compressor, over flows. Equal bits where ranks get equal values.
+
+
+def all_reduce(x: Tensor, average: bool, compressor: Compressor | None, comm: Comm) -> None:
+    """Compute x ← Σ_r Q(x_r), or the mean. The sum is n times a mean: in fp32, where halves would round it to 0."""
+    y = x.float() if compressor is not None and x.itemsize < 4 else x.contiguous()
+    if compressor is None:
+        comm.all_reduce(y.view(-1))
+        y.mul_(1 / comm.size if average else 1)
+    else:
+        compressed_mean_(y, compressor, comm).mul_(1 if average else comm.size)
+    x.copy_(y)  # nothing, if it is x
+
+
+def reduce_scatter(
+    out: Tensor, x: Tensor | Sequence[Tensor], average: bool, compressor: Compressor | None, comm: Comm
+) -> None:
+    """Compute out ← Σ_r Q(this rank's part of x_r), or the mean; `x` has a part for each rank."""
+    flat = x.reshape(-1) if isinstance(x, Tensor) else torch.cat([part.reshape(-1) for part in x])
+    spread(compressed_reduce_scatter(flat, compressor, comm, average=average, out=room(out, flat)), [out])
+
+
+def all_gather(out: Tensor | Sequence[Tensor], x: Tensor, compressor: Compressor | None, comm: Comm) -> None:
+    """Compute out ← [Q(x_0); …; Q(x_{n−1})], one tensor or one for each rank."""
+    landed = compressed_all_gather(x.reshape(-1), compressor, comm, room(out, x))
+    spread(landed, [out] if isinstance(out, Tensor) else out)
+
+
+def all_to_all(outs: Sequence[Tensor], ins: Sequence[Tensor], compressor: Compressor | None, comm: Comm) -> None:
+    """Send `ins[r]` to rank r, and fill `outs[r]` with what it sends, compressed where that is fewer bytes."""
+    there, here = ([x.numel() for x in parts] for parts in (outs, ins))
+    spread(compressed_all_to_all(torch.cat([x.reshape(-1) for x in ins]), compressor, comm, there, here), outs)
+
+
+def room(out: Tensor | Sequence[Tensor], x: Tensor) -> Tensor | None:
+    """Return `out` if what comes of `x` can be written to it as it arrives, else None."""
+    return out if isinstance(out, Tensor) and out.is_contiguous() and out.dtype == x.dtype else None
+
+
+def spread(landed: Tensor, outs: Sequence[Tensor]) -> None:
+    """Copy what has arrived to `outs`, one after another, unless it has been written there."""
+    for out, values in zip(outs, landed.view(-1).split([out.numel() for out in outs]), strict=True):
+        if out.data_ptr() != values.data_ptr():
+            out.copy_(values.view(out.shape))
+
+
+EXCHANGES: dict[str, Callable[..., None]] = {
+    each.__name__: each for each in (all_reduce, reduce_scatter, all_gather, all_to_all)
+}

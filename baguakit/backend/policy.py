@@ -1,6 +1,7 @@
-"""The policy of the backend: which collectives fly compressed, and why the others do not."""
+"""The policy of the backend: which collectives fly compressed, and why the others do not; and its report."""
 
 import contextlib
+import threading
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -60,7 +61,6 @@ class Policy:
         """Return why an operation must be exact, in words; "" if it flies compressed. The same on all ranks.
 
         Args:
-            operation: its name.
             tensors: that are reduced, scattered or gathered, whole.
             op: of a reduction; None for other operations.
             size: of the group.
@@ -73,18 +73,19 @@ class Policy:
             return "not in the policy"
         if op is not None and not (op == dist.ReduceOp.SUM or op == dist.ReduceOp.AVG):
             return name_of(op)
+        nbytes = 0
         for x in tensors:
             if x.layout is not torch.strided or x.dtype not in FLOATS:
                 return "sparse" if x.layout is not torch.strided else str(x.dtype).removeprefix("torch.")
-        if operation != "all_to_all" and sum(x.nbytes for x in tensors) < self.least:
+            nbytes += x.nbytes
+        if operation != "all_to_all" and nbytes < self.least:
             return f"less than {self.least:,} bytes"
         return ""
 
 
 def name_of(op: Any) -> str:
     """Return the name of a reduction."""
-    kinds: Any = dist.ReduceOp.RedOpType.__members__
-    return next((name for name, kind in kinds.items() if op == kind), "another reduction")
+    return str(getattr(op, "op", op).name)
 
 
 _inside: list[None] = []  # one for each block that the process is in: backward calls from threads of its own
@@ -106,3 +107,57 @@ def exact() -> Iterator[None]:
         yield
     finally:
         _inside.pop()
+
+
+@dataclass(frozen=True)
+class Row:
+    """Calls of one operation that flew alike.
+
+    Attributes:
+        operation: its name.
+        calls: how many.
+        bytes: that this rank sent, without headers; of an exact operation, those of the usual algorithm.
+        format: in which values were sent: the `repr` of a compressor, or "exact".
+        reason: why it was exact; "" if it was not.
+    """
+
+    operation: str
+    calls: int
+    bytes: float
+    format: str
+    reason: str
+
+
+@dataclass(frozen=True)
+class Report:
+    """The operations of all groups of this process since it began. `str` gives a table.
+
+    Attributes:
+        rows: one for each operation, format and reason.
+    """
+
+    rows: tuple[Row, ...]
+
+    def __str__(self) -> str:
+        lines = [("operation", "calls", "MB sent", "flew as", "reason")]
+        lines += [(r.operation, f"{r.calls:,}", f"{r.bytes / 1e6:.2f}", r.format, r.reason) for r in self.rows]
+        a, b, c, d, _ = (max(map(len, column)) for column in zip(*lines, strict=True))
+        return "\n".join(f"{o:<{a}}  {n:>{b}}  {mb:>{c}}  {f:<{d}}  {why}".rstrip() for o, n, mb, f, why in lines)
+
+
+_counts: dict[tuple[str, Any, Any], tuple[int, float]] = {}
+_lock = threading.Lock()
+
+
+def count(operation: str, nbytes: float, flew: Any = "exact", reason: Any = "") -> None:
+    """Count a call of an operation."""
+    with _lock:
+        calls, total = _counts.get((operation, flew, reason), (0, 0.0))
+        _counts[operation, flew, reason] = calls + 1, total + nbytes
+
+
+def report() -> Report:
+    """Return how the operations of all groups of this backend have flown so far on this rank. Local."""
+    with _lock:
+        found = [Row(name, calls, sent, str(flew), str(why)) for (name, flew, why), (calls, sent) in _counts.items()]
+    return Report(tuple(sorted(found, key=lambda row: (row.operation, row.format, row.reason))))

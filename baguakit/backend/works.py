@@ -18,13 +18,30 @@ POLL = 0.0005  # seconds between two looks at work with a timeout of its own
 
 
 class Passed(Flight):
-    """Work of the inner group; without any, it has ended."""
+    """Work of the inner group; without any, it has ended.
 
-    def __init__(self, works: Sequence[Any]) -> None:
-        self.works = [work for work in works if work is not None]
+    Args:
+        works: its parts.
+        launch: a lane's flight that begins the work and returns its parts, in place of `works`.
+    """
+
+    def __init__(self, works: Sequence[Any] = (), launch: Flight | None = None) -> None:
+        self._works, self._launch = [work for work in works if work is not None], launch
+
+    @property
+    def works(self) -> Sequence[Any]:
+        return self._works if self._launch is None else self._launch.result()
 
     def done(self) -> bool:
-        return self._error is not None or all(work.is_completed() for work in self.works)
+        if self._launch is not None and not self._launch.done():
+            return False
+        failed = self._error or (self._launch and self._launch._error)
+        return failed is not None or all(work.is_completed() for work in self.works)
+
+    def fail(self, error: BaseException) -> None:
+        super().fail(error)
+        if self._launch is not None:
+            self._launch.fail(error)
 
     def follow(self) -> None:
         """Let the current stream wait for NCCL, which keeps memory of its own until it has ended: `wait()` frees it."""
@@ -37,28 +54,6 @@ class Passed(Flight):
                 work.wait()
         if self._error is not None:
             raise self._error
-
-
-class Begun(Passed):
-    """Work of gloo that a lane begins.
-
-    Args:
-        launch: returns the work.
-    """
-
-    def __init__(self, launch: Flight) -> None:
-        self.launch = launch
-
-    @property
-    def works(self) -> Sequence[Any]:  # type: ignore[override]
-        return self.launch.result()  # type: ignore[no-any-return]
-
-    def done(self) -> bool:
-        return self.launch.done() and (self.launch._error is not None or super().done())
-
-    def fail(self, error: BaseException) -> None:
-        super().fail(error)
-        self.launch.fail(error)
 
 
 def here(begin: Callable[[], Sequence[Any]], meet: Callable[[], None], lane: Lane) -> Flight:
@@ -87,12 +82,9 @@ class Work(dist.Work):
     """A collective under way.
 
     Where C++ keeps work that a program has let go of, as DDP does in `join`, it calls the methods of this object, and
-    would wait for ever if it were gone. Whether it does cannot be seen: the latest works of a group are kept for which
-    nothing has waited.
+    would wait for ever if it were gone: the latest works of a group for which nothing has waited are kept.
 
     Args:
-        collective: as the monitor sees it.
-        monitor: of the group.
         outs: the tensors that it fills.
         follower: a lane that waits for it and runs the callbacks of its future, which may launch collectives and wait
             for them; None for work of the inner group that no lane has begun.
