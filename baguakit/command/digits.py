@@ -46,10 +46,10 @@ def drawn(count: int, seed: int) -> tuple[Tensor, Tensor]:
     shapes, images = glyphs(), torch.zeros(count, SIDE, SIDE, dtype=torch.float32)
     height, width = shapes.shape[1:]
     labels = torch.randint(DIGITS, (count,), generator=random)
-    tops = torch.randint(SIDE - height + 1, (count,), generator=random)
-    lefts = torch.randint(1, SIDE - width, (count,), generator=random)
-    rows, columns = tops[:, None] + torch.arange(height), lefts[:, None] + torch.arange(width)
-    images[torch.arange(count)[:, None, None], rows[:, :, None], columns[:, None, :]] = shapes[labels]
+    tops = torch.randint(SIDE - height + 1, (count, 1, 1), generator=random)
+    lefts = torch.randint(1, SIDE - width, (count, 1, 1), generator=random)
+    rows, columns = tops + torch.arange(height)[:, None], lefts + torch.arange(width)
+    images[torch.arange(count)[:, None, None], rows, columns] = shapes[labels]
     images *= 0.5 + torch.rand(count, 1, 1, dtype=torch.float32, generator=random)
     images += NOISE * torch.randn(images.shape, dtype=torch.float32, generator=random)
     return images.flatten(1).sub_(0.35).mul_(2), labels
@@ -119,26 +119,16 @@ class Contender:
 
 
 @dataclass(frozen=True)
-class Point:
-    """The state of a training at some step: bytes sent and seconds spent so far, and the test loss."""
-
-    sent: float
-    seconds: float
-    loss: float
-
-
-@dataclass(frozen=True)
 class Result:
-    """The outcome of a contender.
+    """The outcome of a contender, by its name.
 
     Attributes:
-        contender: its name.
         alone: the test accuracy of a rank's own network, the mean over ranks.
         merged: the test accuracy of the mean of the networks.
         sent: bytes that this rank sent in a step.
         between_nodes: bytes of `sent` that left its node.
         seconds: of a step, the mean.
-        curve: the test loss of the mean of the networks at some steps.
+        curve: (bytes sent, seconds spent, test loss of the mean of the networks) at some steps.
     """
 
     contender: str
@@ -147,7 +137,7 @@ class Result:
     sent: float
     between_nodes: float
     seconds: float
-    curve: tuple[Point, ...]
+    curve: tuple[tuple[float, float, float], ...]
 
     @property
     def accuracy(self) -> float:
@@ -169,11 +159,10 @@ def prepare(kept: dict[str, Any], rate: float | None) -> tuple[str, tuple[float,
         mesh = init_device_mesh(device.type, (ranks // 2, 2), mesh_dim_names=("inter", "intra"))
     kept["comm"] = comm = Comm(mesh=mesh)
     kept["digits"] = Digits(comm.rank, ranks, device)
-    rates = None
     if rate is not None:
         kept["pacer"] = Pacer(rate)
-        rates = measured(comm, rate)
-    return "a GPU each, over NCCL" if enough else "on the CPU, over gloo", rates
+    place = "a GPU each, over NCCL" if enough else "on the CPU, over gloo"
+    return place, None if rate is None else measured(comm, rate)
 
 
 def train(kept: dict[str, Any], contender: Contender, steps: int, seed: int) -> Result:
@@ -207,7 +196,7 @@ def train(kept: dict[str, Any], contender: Contender, steps: int, seed: int) -> 
     curve = []
     for sent, passed, then in snapshots:
         mean_([p.data for p in then.parameters()], comm)
-        curve.append(Point(sent, passed, evaluate(then, digits)[0]))
+        curve.append((sent, passed, evaluate(then, digits)[0]))
     between_nodes = sum(row.bytes.get("inter", 0) for row in report.rows) / steps
     merged = float(evaluate(model, digits)[1])
     return Result(contender.name, alone, merged, report.bytes_per_step, between_nodes, seconds, tuple(curve))

@@ -1,7 +1,4 @@
-"""The subcommand `doctor`: what will run on this machine, what will not, and the commands that mend it.
-
-Each check yields its findings on one thing that baguakit runs on.
-"""
+"""The subcommand `doctor`: what will run on this machine, what will not, and the commands that mend it."""
 
 import argparse
 import importlib.util
@@ -11,14 +8,14 @@ import re
 import shutil
 import socket
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
-from enum import Enum
 from importlib import metadata
 from pathlib import Path
 
 import torch
 import torch.distributed as dist
+from torch.torch_version import TorchVersion
 
 from ..comm import Comm
 from ..net.plugin import COMPILERS
@@ -26,7 +23,7 @@ from ..primitives import mean_
 from ..ranks import Ranks
 from .screen import Column, Table, say
 
-OLDEST = {"torch": (2, 11), "triton": (3, 6)}
+OLDEST = {"torch": "2.11.dev0", "triton": "3.6.dev0"}
 LOOPBACKS = {"lo", "lo0"}
 LIMIT = 120.0  # seconds in which two ranks must have averaged a tensor
 DEVELOPERS = {"bench", "docs", "release", "test"}  # extras for those who work on baguakit itself
@@ -46,29 +43,21 @@ average a tensor over loopback. The exit status is 1 if the core cannot work.
 """
 
 
-class Kind(Enum):
-    """The weight of a finding: all is well; good to know; something will not run; the core cannot work."""
-
-    GOOD = "ok"
-    NOTE = "note"
-    LACKS = "missing"
-    BROKEN = "broken"
+# The kinds of findings: all is well; good to know; something will not run; the core cannot work.
+GOOD, NOTE, LACKS, BROKEN = "ok", "note", "missing", "broken"
 
 
 @dataclass(frozen=True)
 class Finding:
-    """A thing that was looked at.
+    """A thing that was looked at, in at most 13 characters, its kind, and in words what was found.
 
     Attributes:
-        what: the thing, in at most 13 characters.
-        kind: its weight.
-        found: what was found, in words.
         mend: the command, or the step, that mends it.
         loses: what will not run because of it, as a sentence without a full stop.
     """
 
     what: str
-    kind: Kind
+    kind: str
     found: str
     mend: str = ""
     loses: str = ""
@@ -85,88 +74,77 @@ def run(options: argparse.Namespace) -> int:
     found, table = [], Table(COLUMNS)
     for finding in (each for check in CHECKS for each in check()):
         found.append(finding)
-        table.row(finding.what, finding.kind.value, finding.found)
+        table.row(finding.what, finding.kind, finding.found)
         if finding.mend:
             table.row("", "", finding.mend)
-    say()
-    for sentence in verdict(found):
-        say(sentence)
-    return int(any(each.kind is Kind.BROKEN for each in found))
-
-
-def verdict(found: Iterable[Finding]) -> Iterator[str]:
-    """Yield what will run and what will not, in sentences."""
-    broken = any(each.kind is Kind.BROKEN for each in found)
-    yield "The core cannot work." if broken else "Training on CPUs will run."
-    yield from (f"{each.loses}." for each in found if each.loses)
+    broken = any(each.kind is BROKEN for each in found)
+    say("\nThe core cannot work." if broken else "\nTraining on CPUs will run.")
+    for finding in found:
+        if finding.loses:
+            say(f"{finding.loses}.")
+    return int(broken)
 
 
 def python() -> Iterator[Finding]:
     """Look at Python and the system."""
-    yield Finding("Python", Kind.GOOD, f"{platform.python_version()} on {platform.system()} {platform.machine()}")
+    yield Finding("Python", GOOD, f"{platform.python_version()} on {platform.system()} {platform.machine()}")
     if sys.platform != "linux":
         loses = "GPUs, Triton kernels, the NCCL plugin and `demo --rate` need Linux"
-        yield Finding("system", Kind.LACKS, f"{platform.system()} is not Linux", loses=loses)
+        yield Finding("system", LACKS, f"{platform.system()} is not Linux", loses=loses)
 
 
 def libraries() -> Iterator[Finding]:
     """Look at torch and NumPy."""
     build = f"for CUDA {torch.version.cuda}" if torch.version.cuda else "for CPUs"
-    if version(torch.__version__) < OLDEST["torch"]:
-        yield Finding("torch", Kind.BROKEN, f"{torch.__version__} is older than 2.11", "pip install --upgrade torch")
+    if TorchVersion(torch.__version__) < OLDEST["torch"]:
+        yield Finding("torch", BROKEN, f"{torch.__version__} is older than 2.11", "pip install --upgrade torch")
     else:
-        yield Finding("torch", Kind.GOOD, f"{torch.__version__}, built {build}")
-    yield Finding("NumPy", Kind.GOOD, metadata.version("numpy"))
-
-
-def version(text: str) -> tuple[int, int]:
-    """Return the first two numbers of a version."""
-    major, minor = (int("".join(filter(str.isdigit, part))) for part in text.split(".")[:2])
-    return major, minor
+        yield Finding("torch", GOOD, f"{torch.__version__}, built {build}")
+    yield Finding("NumPy", GOOD, metadata.version("numpy"))
 
 
 def triton() -> Iterator[Finding]:
     """Look at Triton, which only GPUs need."""
     if importlib.util.find_spec("triton") is None:
         loses = "GPU kernels need Triton; on CPUs their PyTorch definitions do the work"
-        kind = Kind.LACKS if torch.cuda.is_available() else Kind.NOTE
+        kind = LACKS if torch.cuda.is_available() else NOTE
         yield Finding("Triton", kind, "not installed", "pip install 'triton>=3.6'", loses)
-    elif version(found := metadata.version("triton")) < OLDEST["triton"]:
-        yield Finding("Triton", Kind.LACKS, f"{found} is older than 3.6", "pip install --upgrade triton")
+    elif TorchVersion(found := metadata.version("triton")) < OLDEST["triton"]:
+        yield Finding("Triton", LACKS, f"{found} is older than 3.6", "pip install --upgrade triton")
     else:
-        yield Finding("Triton", Kind.GOOD, found)
+        yield Finding("Triton", GOOD, found)
 
 
 def gpus() -> Iterator[Finding]:
     """Look at GPUs and NCCL."""
     if torch.cuda.is_available():
         for i in range(torch.cuda.device_count()):
-            yield Finding(f"GPU {i}", Kind.GOOD, torch.cuda.get_device_name(i))
+            yield Finding(f"GPU {i}", GOOD, torch.cuda.get_device_name(i))
         if dist.is_nccl_available():
             found = ".".join(map(str, torch.cuda.nccl.version()))
-            yield Finding("NCCL", Kind.NOTE, f"{found}; baguakit has not been run over NCCL yet")
+            yield Finding("NCCL", NOTE, f"{found}; baguakit has not been run over NCCL yet")
         else:
             lacks, mend = "this build of torch has none", "install a build of torch for CUDA on Linux"
-            yield Finding("NCCL", Kind.LACKS, lacks, mend, "Several GPUs cannot train together without NCCL")
+            yield Finding("NCCL", LACKS, lacks, mend, "Several GPUs cannot train together without NCCL")
     elif shutil.which("nvidia-smi") is None:
-        yield Finding("GPU", Kind.NOTE, "none found", loses="Training on GPUs will not run: there is none")
+        yield Finding("GPU", NOTE, "none found", loses="Training on GPUs will not run: there is none")
     elif torch.version.cuda is None:
         mend = "pip install --force-reinstall torch, from an index with CUDA builds"
-        yield Finding("GPU", Kind.LACKS, "nvidia-smi is there, but torch is built for CPUs", mend, "GPUs stay unused")
+        yield Finding("GPU", LACKS, "nvidia-smi is there, but torch is built for CPUs", mend, "GPUs stay unused")
     else:
         mend = f"update the driver to one for CUDA {torch.version.cuda}; nvidia-smi tells which it supports"
-        yield Finding("GPU", Kind.LACKS, "nvidia-smi is there, but torch finds no GPU", mend, "GPUs stay unused")
+        yield Finding("GPU", LACKS, "nvidia-smi is there, but torch finds no GPU", mend, "GPUs stay unused")
 
 
 def compilers() -> Iterator[Finding]:
     """Look at the compilers of C++, for compression on CPUs, and of C, for the NCCL plugin."""
     cpp = tuple(filter(None, (os.environ.get("CXX"), "g++", "clang++")))
     for what, asked, kind, package, loses in (
-        ("C++ compiler", cpp, Kind.LACKS, "g++", "Compression on CPUs will run, but many times slower"),
-        ("C compiler", COMPILERS, Kind.NOTE, "gcc", "`baguakit net build` will not run"),
+        ("C++ compiler", cpp, LACKS, "g++", "Compression on CPUs will run, but many times slower"),
+        ("C compiler", COMPILERS, NOTE, "gcc", "`baguakit net build` will not run"),
     ):
         if found := next(filter(None, map(shutil.which, asked)), None):
-            yield Finding(what, Kind.GOOD, found)
+            yield Finding(what, GOOD, found)
         else:
             yield Finding(what, kind, f"none of {', '.join(asked)}", f"sudo apt install {package}", loses)
 
@@ -174,77 +152,68 @@ def compilers() -> Iterator[Finding]:
 def network() -> Iterator[Finding]:
     """Look at the network interfaces, and at the one that gloo takes between machines."""
     names = [name for _, name in socket.if_nameindex()]
-    others = [f"{name}{speed(name)}" for name in names if name not in LOOPBACKS and is_up(name)]
+    others = [name for name in names if name not in LOOPBACKS and driver(name, "operstate") != "down"]
     if not LOOPBACKS.intersection(names):
-        yield Finding("loopback", Kind.BROKEN, "there is no loopback interface", "sudo ip link set lo up")
+        yield Finding("loopback", BROKEN, "there is no loopback interface", "sudo ip link set lo up")
     if not others:
         loses = "Training on several machines will not run: there is no network interface but loopback"
-        yield Finding("interfaces", Kind.NOTE, "only loopback", loses=loses)
+        yield Finding("interfaces", NOTE, "only loopback", loses=loses)
         return
-    yield Finding("interfaces", Kind.GOOD, ", ".join(others))
-    yield from gloo_interface(others[0].split()[0])
+    speeds = [(name, driver(name, "speed")) for name in others]  # -1 if it is unknown
+    found = [f"{name} ({speed} Mb/s)" if speed.isdigit() else name for name, speed in speeds]
+    yield Finding("interfaces", GOOD, ", ".join(found))
+    yield from gloo_interface(others[0])
 
 
-def is_up(name: str) -> bool:
-    """Return whether an interface is up, as far as the system tells."""
+def driver(interface: str, what: str) -> str:
+    """Return what the driver of an interface reports, or an empty string."""
     try:
-        return Path(f"/sys/class/net/{name}/operstate").read_text().strip() != "down"
+        return Path(f"/sys/class/net/{interface}/{what}").read_text().strip()
     except OSError:
-        return True
-
-
-def speed(name: str) -> str:
-    """Return the speed of an interface that its driver reports, or an empty string."""
-    try:
-        megabits = int(Path(f"/sys/class/net/{name}/speed").read_text())
-    except (OSError, ValueError):
         return ""
-    return f" ({megabits} Mb/s)" if megabits > 0 else ""
 
 
 def gloo_interface(other: str) -> Iterator[Finding]:
     """Look at the address that gloo takes: that of GLOO_SOCKET_IFNAME, or of the host's own name."""
     mend = f"export GLOO_SOCKET_IFNAME={other}"
     if asked := os.environ.get("GLOO_SOCKET_IFNAME"):
-        known = [name for _, name in socket.if_nameindex()]
-        if wrong := [name for name in asked.split(",") if name not in known]:
-            yield Finding("gloo", Kind.BROKEN, f"GLOO_SOCKET_IFNAME names {wrong[0]}, which is not there", mend)
+        if wrong := set(asked.split(",")).difference(name for _, name in socket.if_nameindex()):
+            found = f"GLOO_SOCKET_IFNAME names {min(wrong)}, which is not there"
+            yield Finding("gloo", BROKEN, found, mend)
         else:
-            yield Finding("gloo", Kind.GOOD, f"takes {asked}, by GLOO_SOCKET_IFNAME")
+            yield Finding("gloo", GOOD, f"takes {asked}, by GLOO_SOCKET_IFNAME")
         return
     host = socket.gethostname()
     try:
         address = socket.gethostbyname(host)
         found = f"takes {address}, the address of {host}"
-        if not address.startswith("127."):
-            yield Finding("gloo", Kind.GOOD, found)
-            return
-        found += ": loopback only"
     except OSError:
-        found = f"the name of this host, {host}, has no address; gloo takes loopback"
-    loses = "Several machines will not find each other over gloo until GLOO_SOCKET_IFNAME names an interface"
-    yield Finding("gloo", Kind.NOTE, found, mend, loses)
+        address, found = "", f"the name of this host, {host}, has no address; gloo takes loopback"
+    if address and not address.startswith("127."):
+        yield Finding("gloo", GOOD, found)
+    else:
+        loses = "Several machines will not find each other over gloo until GLOO_SOCKET_IFNAME names an interface"
+        yield Finding("gloo", NOTE, found + ": loopback only" * bool(address), mend, loses)
 
 
 def two_ranks() -> Iterator[Finding]:
     """Let two processes average a tensor over gloo."""
     try:
         with Ranks(2, timeout=LIMIT) as ranks:
-            means = ranks.run(mean_of_ranks, limit=LIMIT)
+            ranks.run(mean_of_ranks, limit=LIMIT)
     except (OSError, RuntimeError) as error:
         last = str(error).strip().splitlines()[-1]  # after a traceback, the error itself
-        yield Finding("two ranks", Kind.BROKEN, f"cannot train together: {last}")
-        return
-    if means == [0.5, 0.5]:
-        yield Finding("two ranks", Kind.GOOD, "two processes averaged a tensor over gloo on loopback")
+        yield Finding("two ranks", BROKEN, f"cannot train together: {last}")
     else:
-        yield Finding("two ranks", Kind.BROKEN, f"the mean of 0 and 1 over gloo was {means}")
+        yield Finding("two ranks", GOOD, "two processes averaged a tensor over gloo on loopback")
 
 
-def mean_of_ranks() -> float:
-    """Return the mean of the numbers of all ranks."""
+def mean_of_ranks() -> None:
+    """Raise an error unless the mean of the numbers of both ranks is right."""
     comm = Comm()
-    return float(mean_(torch.tensor([float(comm.rank)]), comm))
+    mean = float(mean_(torch.tensor([float(comm.rank)]), comm))
+    if mean != 0.5:
+        raise RuntimeError(f"the mean of 0 and 1 over gloo was {mean}")
 
 
 def packages() -> Iterator[Finding]:
@@ -252,11 +221,9 @@ def packages() -> Iterator[Finding]:
     try:
         wanted = by_extra(metadata.requires("baguakit") or [])
     except metadata.PackageNotFoundError:
-        yield Finding("extras", Kind.NOTE, "baguakit is not installed but imported from a folder: pip install it")
+        yield Finding("extras", NOTE, "baguakit is not installed but imported from a folder: pip install it")
         return
-    for extra, names in sorted(wanted.items()):
-        if extra not in DEVELOPERS:
-            yield of_extra(extra, names)
+    yield from (of_extra(extra, names) for extra, names in sorted(wanted.items()) if extra not in DEVELOPERS)
 
 
 def by_extra(requirements: list[str]) -> dict[str, list[str]]:
@@ -279,10 +246,9 @@ def of_extra(extra: str, requirements: list[str]) -> Finding:
         except metadata.PackageNotFoundError:
             missing.append(f"'{requirement}'" if requirement != name else name)
     if not missing:
-        return Finding(extra, Kind.GOOD, ", ".join(versions))
-    use = USES.get(extra, f"the extra {extra!r}")
-    lacks = f"{', '.join(missing)} not installed; for {use}"
-    return Finding(extra, Kind.NOTE, lacks, f"pip install {' '.join(missing)}")
+        return Finding(extra, GOOD, ", ".join(versions))
+    lacks = f"{', '.join(missing)} not installed; for {USES.get(extra, f'the extra {extra!r}')}"
+    return Finding(extra, NOTE, lacks, f"pip install {' '.join(missing)}")
 
 
 CHECKS = (python, libraries, triton, gpus, compilers, network, two_ranks, packages)

@@ -31,7 +31,6 @@ TOO_FAST, TOO_SLOW = 1.25, 0.8  # of the rate asked for
 SO_MAX_PACING_RATE = 47  # Linux
 MOST = (1 << 31) - 1  # bytes a second that the option takes
 SIOCOUTQNSD = 0x894B  # Linux: the bytes that a connection has accepted and not yet sent
-_UNITS = {"bit": 1, "kbit": 1_000, "mbit": 1_000_000, "gbit": 1_000_000_000}
 
 
 def bits_per_second(rate: str) -> int:
@@ -41,7 +40,7 @@ def bits_per_second(rate: str) -> int:
         ValueError: the text is not a rate, or the rate is below 8kbit.
     """
     found = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?)(k|m|g)?bit", rate.strip().lower()) if isinstance(rate, str) else None
-    bits = round(float(found[1]) * _UNITS[f"{found[2] or ''}bit"]) if found else 0
+    bits = round(float(found[1]) * {None: 1, "k": 1e3, "m": 1e6, "g": 1e9}[found[2]]) if found else 0
     if bits < 8_000:
         raise ValueError(f'a rate is 8kbit or more, such as "500mbit" or "1gbit"; not {rate!r}')
     return bits
@@ -54,10 +53,8 @@ def bytes_per_second(rate: str) -> float:
 
 def written(bits: float) -> str:
     """Return a rate for people: "100 Mb/s"."""
-    for unit, size in (("Gb/s", 1e9), ("Mb/s", 1e6)):
-        if bits >= size:
-            return f"{bits / size:.3g} {unit}"
-    return f"{bits / 1e3:.3g} kb/s"
+    unit, size = next((each for each in (("G", 1e9), ("M", 1e6)) if bits >= each[1]), ("k", 1e3))
+    return f"{bits / size:.3g} {unit}b/s"
 
 
 def connections() -> dict[str, int]:
@@ -88,17 +85,8 @@ def is_tcp(one: socket.socket) -> bool:
     return one.family in (socket.AF_INET, socket.AF_INET6) and one.type == socket.SOCK_STREAM
 
 
-def listens(one: socket.socket) -> bool:
-    """Return whether a socket accepts connections, and so carries no bytes."""
-    return one.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN) != 0
-
-
 def unsent(one: int | socket.socket) -> int:
-    """Return the bytes that wait in a TCP connection to be sent; bytes that wait for an acknowledgement do not count.
-
-    Raises:
-        OSError: the socket listens, or is closed.
-    """
+    """Return the bytes that a TCP connection has not sent yet; raise an OSError if the socket listens or is closed."""
     count = array("i", [0])
     fcntl.ioctl(one, SIOCOUTQNSD, count)
     return count[0]
@@ -113,11 +101,10 @@ class Pacer:
 
     def __init__(self, bytes_per_second: float) -> None:
         self._rate = bytes_per_second
-        self._seen: set[str] = set()
-        self._paced: dict[str, int] = {}  # descriptors
+        self._paced: dict[str, int | None] = {}  # the descriptors of all sockets; None of those that send nothing
         self._limits: dict[str, float] = {}
         self._over = threading.Event()
-        self.look()
+        self._look()
         self._thread = threading.Thread(target=self._watch, name="baguakit pacer", daemon=True)
         self._thread.start()
 
@@ -125,43 +112,38 @@ class Pacer:
         next_look = 0.0
         while not self._over.wait(TICK):
             if time.monotonic() >= next_look:
-                self.look()
+                self._look()
                 next_look = time.monotonic() + LOOK
-            self.share()
+            # The rate is divided among the connections that have bytes to send; an idle one may begin with all of it.
+            busy = set()
+            for name, fd in self._paced.items():
+                with suppress(OSError):  # else it is closed, and the next look forgets it
+                    busy |= {name} if fd is not None and unsent(fd) > 0 else set()
+            for name in self._paced:
+                self._limit(name, self._rate / len(busy) if name in busy else self._rate)
 
-    def look(self) -> None:
+    def _look(self) -> None:
         """Find connections that are new, and forget those that have been closed."""
         open_now = connections()
         self._paced = {name: fd for name, fd in self._paced.items() if name in open_now}
         self._limits = {name: limit for name, limit in self._limits.items() if name in open_now}
-        for name in open_now.keys() - self._seen:
+        for name in open_now.keys() - self._paced.keys():
             with suppress(OSError), at(open_now[name]) as one:  # else it has been closed since
-                if is_tcp(one) and not listens(one):
-                    self._paced[name] = open_now[name]
-                    self._limit(name, self._rate)
-                self._seen.add(name)
-        self._seen &= open_now.keys()
-
-    def share(self) -> None:
-        """Divide the rate among the connections that have bytes to send; an idle one may begin with all of it."""
-        busy = set()
-        for name, fd in self._paced.items():
-            with suppress(OSError):  # else it is closed, and the next look forgets it
-                busy |= {name} if unsent(fd) > 0 else set()
-        for name in self._paced:
-            self._limit(name, self._rate / len(busy) if name in busy else self._rate)
+                sends = is_tcp(one) and not one.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN)
+                self._paced[name] = open_now[name] if sends else None
+                self._limit(name, self._rate)
 
     def _limit(self, name: str, rate: float) -> None:
-        if self._limits.get(name) != rate:
+        if (fd := self._paced[name]) is not None and self._limits.get(name) != rate:
             self._limits[name] = rate
-            with suppress(OSError), at(self._paced[name]) as one:
+            with suppress(OSError), at(fd) as one:
                 cap(one, rate)
 
     def close(self) -> None:
         """End the thread, and remove the limits."""
         self._over.set()
         self._thread.join()
-        self.look()
+        self._look()
         for name in self._paced:
             self._limit(name, UNLIMITED)
 

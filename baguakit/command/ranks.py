@@ -4,7 +4,6 @@ import contextlib
 import os
 import signal
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -16,29 +15,19 @@ from ..comm import Comm
 from ..ranks import Ranks
 
 
-@dataclass(frozen=True)
-class Crew:
-    """All ranks, as the program sees them.
-
-    Attributes:
-        size: their number.
-        run: calls `function(kept, *args)` on every rank, where `kept` is a dict that lasts, and returns the results.
-    """
-
-    size: int
-    run: Callable[..., list[Any]]
-
-
 @contextlib.contextmanager
-def crew(size: int) -> Iterator[Crew]:
-    """Yield `size` ranks that live as long as the block; under torchrun all of its ranks, whatever `size` is."""
+def crew(size: int) -> Iterator[tuple[int, Callable[..., list[Any]]]]:
+    """Yield a number of ranks, and a function that calls `function(kept, *args)` on all of them, for a block.
+
+    `kept` is a dict on each rank that lasts. Under torchrun they are all of its ranks, whatever `size` is.
+    """
     if launched():
         with joined() as comm:
             kept: dict[str, Any] = {}
-            yield Crew(comm.size, lambda call, *args: comm.gather_objects(call(kept, *args)))
+            yield comm.size, lambda call, *args: comm.gather_objects(call(kept, *args))
     else:
         with Ranks(size) as ranks:
-            yield Crew(size, partial(ranks.run, keep=True))
+            yield size, partial(ranks.run, keep=True)
 
 
 def launched() -> bool:

@@ -3,29 +3,17 @@
 import shutil
 import textwrap
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 WIDTH = 80  # columns, at most
 
 
-@dataclass(frozen=True)
-class Column:
-    """A column of a table.
-
-    Attributes:
-        name: its head; lines are separated by "\\n".
-        width: in characters; longer cells of the last column are wrapped, others are not cut.
-        right: whether cells stand on the right, as numbers do.
-    """
+class Column(NamedTuple):
+    """A column of a table: its head of one or more lines, its width, and whether cells stand on the right."""
 
     name: str
     width: int
     right: bool = False
-
-    def place(self, cell: str) -> str:
-        """Return a cell as wide as the column."""
-        return cell.rjust(self.width) if self.right else cell.ljust(self.width)
 
 
 def say(text: str = "", **options: Any) -> None:
@@ -47,12 +35,12 @@ class Table:
         self.row(*("-" * column.width for column in columns))
 
     def row(self, *cells: str) -> None:
-        """Print a row; the last cell may take several lines."""
-        *first, last = cells
-        for i, part in enumerate(textwrap.wrap(last, self._columns[-1].width) or [""]):
-            line = [*(first if i == 0 else [""] * len(first)), part]
-            placed = (column.place(cell) for column, cell in zip(self._columns, line, strict=True))
+        """Print a row. A last cell that is too long takes several lines; others are not cut."""
+        for part in textwrap.wrap(cells[-1], self._columns[-1].width) or [""]:
+            line = zip([*cells[:-1], part], self._columns, strict=True)
+            placed = (cell.rjust(width) if right else cell.ljust(width) for cell, (_, width, right) in line)
             print("  ".join(placed).rstrip(), flush=True)
+            cells = ("",) * len(cells)
 
 
 class Refusal(Exception):

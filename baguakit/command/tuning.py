@@ -3,16 +3,18 @@
 import argparse
 import importlib
 import os
+import re
 import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
 from torch import nn
 
 from .. import algorithms
 from ..comm import Comm
 from ..rules import Algorithm
-from ..tune import Plan, plan, probe
+from ..tune import Network, Plan, plan, probe
 from ..tune.planning import by_nodes, compressors_in, every, on_all
 from .ranks import joined, launched
 from .screen import Column, Refusal, Table, say
@@ -20,14 +22,14 @@ from .screen import Column, Refusal, Table, say
 START = """\
 `baguakit {name}` runs on the ranks of torchrun. On one machine:
 
-    torchrun --standalone --nproc_per_node=4 -m baguakit {name}{model}
+    torchrun --standalone --nproc_per_node=4 -m baguakit {command}
 
 On two machines, HOST being the address of the first, eth0 the network interface
 between them, and --node_rank=1 on the second:
 
     export GLOO_SOCKET_IFNAME=eth0
     torchrun --nnodes=2 --node_rank=0 --nproc_per_node=1 --master_addr=HOST \\
-        --master_port=29400 -m baguakit {name}{model}"""
+        --master_port=29400 -m baguakit {command}"""
 COLUMNS = (
     Column("algorithm", 28),
     Column("step", 10, right=True),
@@ -50,11 +52,10 @@ def fill_probe(parser: argparse.ArgumentParser) -> None:
         "Measure the network between the ranks of torchrun: the latency α and the bandwidth 1/β of messages and of "
         "all-reduces over several numbers of connections, and how fast this machine compresses."
     )
-    common(parser)
     parser.add_argument(
         "--json", type=Path, metavar="FILE", help="keep the measurements, for bk.tune.Network.from_json"
     )
-    parser.set_defaults(run=on_ranks("probe", "", run_probe))
+    fill(parser, "probe", run_probe)
 
 
 def fill_plan(parser: argparse.ArgumentParser) -> None:
@@ -64,7 +65,6 @@ def fill_plan(parser: argparse.ArgumentParser) -> None:
         "algorithm, bucket size and number of connections. The times are predictions of a model."
     )
     parser.add_argument("model", metavar="MODULE:FUNCTION", help="a function without arguments that returns the model")
-    common(parser)
     parser.add_argument("--step-ms", type=float, metavar="MS", help="milliseconds of a step without communication (0)")
     parser.add_argument(
         "--algorithms",
@@ -72,28 +72,22 @@ def fill_plan(parser: argparse.ArgumentParser) -> None:
         metavar="NAMES",
         help="functions of bk.algorithms, in order of preference; all, of which one that keeps the loss is picked",
     )
-    parser.set_defaults(run=on_ranks("plan", " train:make_model", run_plan))
+    fill(parser, "plan train:make_model", run_plan)
 
 
-def common(parser: argparse.ArgumentParser) -> None:
-    """Add the options of both."""
+def fill(parser: argparse.ArgumentParser, example: str, work: Callable[[argparse.Namespace, Comm], None]) -> None:
+    """Add the options of both, and the function that runs `work` on the ranks of torchrun.
+
+    An error of arguments or files is one sentence; of a model's own code, the kind of the error and its message.
+    """
     parser.add_argument(
         "--flows", type=numbers, metavar="NUMBERS", help="numbers of connections to each peer (1,2,4,8 on CPUs)"
     )
     parser.add_argument("--seconds", type=float, default=3.0, help="that messages may take (%(default)s)")
 
-
-def on_ranks(
-    name: str, model: str, work: Callable[[argparse.Namespace, Comm], None]
-) -> Callable[[argparse.Namespace], int]:
-    """Return a function that runs a subcommand on the ranks of torchrun; without torchrun it says how to start it.
-
-    An error of arguments or files is one sentence; of a model's own code, the kind of the error and its message.
-    """
-
     def run(options: argparse.Namespace) -> int:
         if not launched():
-            say(START.format(name=name, model=model), file=sys.stderr)
+            say(START.format(command=example, name=example.split()[0]), file=sys.stderr)
             return 2
         with joined() as comm:
             try:
@@ -102,13 +96,12 @@ def on_ranks(
                 raise Refusal(str(error), 1) from None
         return 0
 
-    return run
+    parser.set_defaults(run=run)
 
 
 def run_probe(options: argparse.Namespace, comm: Comm) -> None:
     """Measure the network, and print it."""
-    say(f"Measuring the network between {comm.size} ranks …\n")  # which takes seconds
-    network = probe(comm, flows=options.flows, seconds=options.seconds)
+    network = measured(options, comm)
     print(network, flush=True)
     if options.json:
         on_all(comm, lambda: options.json.write_text(network.to_json()) if comm.rank == 0 else 0)
@@ -118,14 +111,19 @@ def run_plan(options: argparse.Namespace, comm: Comm) -> None:
     """Measure the network, and print the predictions for a model."""
     model = on_all(comm, lambda: model_of(options.model))
     calls = options.algorithms or every()
-    say(f"Measuring the network between {comm.size} ranks …\n")  # which takes seconds
-    network = probe(comm, flows=options.flows, compressors=compressors_in(list(calls)), seconds=options.seconds)
+    network = measured(options, comm, compressors=compressors_in(list(calls)))
     step = None if options.step_ms is None else options.step_ms / 1e3
     made = plan(model, comm, network, step, options.algorithms and list(calls))
     if comm.hierarchical:
         between = {call: by_nodes(each, comm) for each, call in calls.items()}
         calls = calls | {each: f"{NODES}{call})" for call, each in between.items() if each is not None}
     show(made, calls, counted=step is not None, named=bool(options.algorithms))
+
+
+def measured(options: argparse.Namespace, comm: Comm, **more: Any) -> Network:
+    """Return the measured network, of which no result is seen for seconds."""
+    say(f"Measuring the network between {comm.size} ranks …\n")
+    return probe(comm, flows=options.flows, seconds=options.seconds, **more)
 
 
 def model_of(place: str) -> nn.Module:
@@ -164,9 +162,8 @@ def algorithms_of(names: str) -> dict[Algorithm, str]:
         try:
             made[getattr(algorithms, name)()] = f"bk.algorithms.{name}()"
         except TypeError as error:  # it has required arguments
-            raise Refusal(
-                f"--algorithms takes those that work without arguments, and {name} does not: {error}"
-            ) from None
+            works = f"--algorithms takes those that work without arguments, and {name} does not: {error}"
+            raise Refusal(works) from None
     return made
 
 
@@ -204,7 +201,5 @@ def show(made: Plan, calls: Mapping[Algorithm, str], counted: bool, named: bool)
 def short(call: str) -> str:
     """Return a call as a cell of the table: "bytegrad", or "bytegrad, by node"."""
     by_node = call.startswith(NODES)
-    name = call.removeprefix(NODES)[: -1 if by_node else None].replace("error_feedback=True", "feedback")
-    for room in ("algorithms", "compressors", "topology"):
-        name = name.replace(f"bk.{room}.", "")
-    return name.removesuffix("()") + ", by node" * by_node
+    name = re.sub(r"bk\.(algorithms|compressors|topology)\.", "", call.removeprefix(NODES)[: -1 if by_node else None])
+    return name.replace("error_feedback=True", "feedback").removesuffix("()") + ", by node" * by_node

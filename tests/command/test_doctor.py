@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from baguakit.command import doctor, main
-from baguakit.command.doctor import Kind
+from baguakit.command.doctor import BROKEN, GOOD, NOTE
 
 
 def only(findings):
@@ -36,7 +36,7 @@ def test_the_doctor_finds_that_this_machine_trains(capsys):
 def test_a_broken_core_is_said_and_is_the_exit_status(capsys, monkeypatch):
     monkeypatch.setenv("GLOO_SOCKET_IFNAME", "nowhere0")
     monkeypatch.setattr(doctor, "CHECKS", (doctor.network,))
-    monkeypatch.setattr(doctor, "is_up", lambda name: True)
+    monkeypatch.setattr(doctor, "driver", lambda *_: "")
     monkeypatch.setattr(socket, "if_nameindex", lambda: [(1, "lo"), (2, "eth7")])
     assert main(["doctor"]) == 1
     said = capsys.readouterr().out
@@ -65,7 +65,7 @@ def test_a_gpu_that_torch_cannot_use_is_said(monkeypatch):
 def test_old_and_missing_libraries_are_said(monkeypatch):
     monkeypatch.setattr(torch, "__version__", "2.9.1+cpu")
     old, _ = doctor.libraries()
-    assert (old.kind, old.found) == (Kind.BROKEN, "2.9.1+cpu is older than 2.11")
+    assert (old.kind, old.found) == (BROKEN, "2.9.1+cpu is older than 2.11")
     monkeypatch.setattr(doctor.importlib.util, "find_spec", nothing)
     assert only(doctor.triton()).mend == "pip install 'triton>=3.6'"
 
@@ -78,7 +78,7 @@ def test_a_host_whose_name_is_loopback_is_told_to_name_an_interface(monkeypatch)
     assert found.found == "takes 127.0.1.1, the address of box: loopback only"
     assert found.mend == "export GLOO_SOCKET_IFNAME=eth0" and "Several machines" in found.loses
     monkeypatch.setattr(socket, "gethostbyname", lambda name: "10.0.0.5")
-    assert only(doctor.gloo_interface("eth0")).kind is Kind.GOOD
+    assert only(doctor.gloo_interface("eth0")).kind is GOOD
 
 
 @pytest.mark.parametrize("error", [OSError("no fork"), RuntimeError("on rank 1:\nOSError: no loopback")])
@@ -88,7 +88,7 @@ def test_ranks_that_cannot_train_break_the_core(monkeypatch, error):
 
     monkeypatch.setattr(doctor, "Ranks", fails)
     found = only(doctor.two_ranks())
-    assert found.kind is Kind.BROKEN and found.found == f"cannot train together: {str(error).splitlines()[-1]}"
+    assert found.kind is BROKEN and found.found == f"cannot train together: {str(error).splitlines()[-1]}"
 
 
 def test_extras_are_read_from_the_metadata():
@@ -99,7 +99,7 @@ def test_extras_are_read_from_the_metadata():
 def test_missing_packages_are_said_with_the_command_that_installs_them(monkeypatch):
     monkeypatch.setattr(doctor.metadata, "version", absent)
     found = doctor.of_extra("data", ["lmdb", "redis>=5"])
-    assert found.kind is Kind.NOTE and found.mend == "pip install lmdb 'redis>=5'"
+    assert found.kind is NOTE and found.mend == "pip install lmdb 'redis>=5'"
     assert found.found == "lmdb, 'redis>=5' not installed; for stores of cached datasets in LMDB and Redis"
     monkeypatch.setattr(doctor.metadata, "requires", absent)
     assert "not installed but imported from a folder" in only(doctor.packages()).found
