@@ -6,7 +6,6 @@ import os
 import pickle
 import sys
 import warnings
-import weakref
 from collections.abc import Callable, Sequence, Sized
 from dataclasses import dataclass
 from hashlib import blake2b
@@ -23,7 +22,7 @@ from .stores import Store, StoreError, ThreadLock
 T = TypeVar("T")
 COUNTED = ("hits", "misses", "bytes_read", "bytes_written", "not_stored", "corrupt", "errors")
 LEFT_OUT = {"__dict__", "__weakref__", "__doc__", "__module__", "__qualname__", "__firstlineno__"}  # of a class
-ROWS = 1021  # each process counts in its own row, chosen by process id, so that no increment is lost
+ROWS = 1021  # of counts, by process number
 
 
 @dataclass(frozen=True)
@@ -60,35 +59,6 @@ class CacheReport:
             f" ({self.bytes_read / 1e6:.1f} MB read, {self.bytes_written / 1e6:.1f} MB written),"
             f" {self.not_stored} not stored, {self.corrupt} corrupt, {self.errors} store errors"
         )
-
-
-class Counters:
-    """A table of counts in shared memory, one row per process, for forked and spawned loader workers."""
-
-    def __init__(self) -> None:
-        self._table = torch.zeros(ROWS, len(COUNTED), dtype=torch.int64).share_memory_()
-        self._open()
-
-    def _open(self) -> None:
-        self._counts, self._lock = self._table.numpy(), ThreadLock()
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {"_table": self._table}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state)
-        self._open()
-
-    def add(self, **amounts: int) -> None:
-        """Add to the counts of these names."""
-        with self._lock:
-            row = self._counts[os.getpid() % ROWS]
-            for name, amount in amounts.items():
-                row[COUNTED.index(name)] += amount
-
-    def report(self) -> CacheReport:
-        """Return the sums over all processes."""
-        return CacheReport(*self._counts.sum(axis=0).tolist())
 
 
 class CachedDataset(Dataset[Any]):
@@ -132,20 +102,9 @@ class CachedDataset(Dataset[Any]):
         self.codec: Codec = _codec(codec)
         self.dataset, self.store, self.version = dataset, store, version
         self.namespace = namespace(dataset, name, version, self.codec.tag)
-        self._counters, self._private = Counters(), False
-        self._enter()
-
-    def _enter(self) -> None:
-        self._tried(self.store.enter, self.namespace)
-        self._leaving = weakref.finalize(self, _leave, self.store, self.namespace)
-        self._leaving.atexit = False
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {name: value for name, value in self.__dict__.items() if name != "_leaving"}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state)
-        self._enter()
+        # Counts by process, for loader workers in shared memory. No two threads add to a row at the same time.
+        self._counts, self._adding = torch.zeros(ROWS, len(COUNTED), dtype=torch.int64).share_memory_(), ThreadLock()
+        self._private = False
 
     def cache_identity(self) -> str:
         """Return the identity of the cached samples, for a cache of this cache."""
@@ -159,41 +118,27 @@ class CachedDataset(Dataset[Any]):
 
     def __getitems__(self, indices: Sequence[Any]) -> list[Any]:
         """Return several samples, with one call of the store for all of them."""
-        keys = [self._key(index) for index in indices]
+        length = len(self) if hasattr(self.dataset, "__len__") else None
+        keys = [self.namespace + position(index, length) for index in indices]
         failed = set[str]()
-        values = self._tried(self.store.get_many, keys, counted=failed, samples=len(keys)) or [None] * len(keys)
-        counted = [failed.copy() for _ in keys]
-        found = [self._decoded(value, mine) for value, mine in zip(values, counted, strict=True)]
-        each = zip(keys, indices, found, counted, strict=True)
-        return [(hit or self._computed(key, index, mine))[0] for key, index, hit, mine in each]
+        values = self._tried(failed, self.store.get_many, keys, samples=len(keys)) or [None] * len(keys)
+        return [self._sample(*each, failed.copy()) for each in zip(keys, indices, values, strict=True)]
 
-    def _key(self, index: Any) -> bytes:
-        return self.namespace + position(index, len(self) if hasattr(self.dataset, "__len__") else None)
-
-    def _computed(self, key: bytes, index: Any, counted: set[str]) -> tuple[Any]:
-        """Compute and store the sample, or read it if another process computed it while this one waited for the claim.
+    def _sample(self, key: bytes, index: Any, value: bytes | None, counted: set[str]) -> Any:
+        """Return the sample stored in `value`; or read it, if another process computed it meanwhile; or compute it.
 
         `counted` holds the kinds of failures that have been counted for the sample: each counts once.
         """
-        with self.store.claim(key):
-            found = self._decoded(self._tried(self.store.get, key, counted=counted), counted)
-            if found is not None:
-                return found
-            self._check_worker()
-            sample = self.dataset[index]
-            self._counters.add(misses=1)
-            self._keep(key, index, sample, counted)
-            return (sample,)
+        found = self._decoded(value, counted)
+        if found is None:
+            with self.store.claim(key):
+                found = self._decoded(self._tried(counted, self.store.get, key), counted)
+                if found is None:
+                    found = [self._computed(key, index, counted)]
+        return found[0]
 
-    def _check_worker(self) -> None:
-        if self.store.shared or self._private or get_worker_info() is None:
-            return
-        self._private = True
-        text = f"{self.store!r} is not shared: each loader worker fills its own; LMDBStore(path) is shared by all"
-        warnings.warn(text, RuntimeWarning, stacklevel=4)
-
-    def _decoded(self, value: bytes | None, counted: set[str]) -> tuple[Any] | None:
-        """Return the stored sample in a tuple (a sample may be None), or None if there is none."""
+    def _decoded(self, value: bytes | None, counted: set[str]) -> list[Any] | None:
+        """Return the stored sample in a list (a sample may be None), or None if there is none."""
         if value is None:
             return None
         try:
@@ -201,26 +146,34 @@ class CachedDataset(Dataset[Any]):
         except Corrupt as error:
             self._warn("corrupt", f"{self.store!r} holds a damaged sample, which is computed again: {error}", counted)
             return None
-        self._counters.add(hits=1, bytes_read=len(value))
-        return (sample,)
+        self._count(hits=1, bytes_read=len(value))
+        return [sample]
 
-    def _keep(self, key: bytes, index: Any, sample: Any, counted: set[str]) -> None:
+    def _computed(self, key: bytes, index: Any, counted: set[str]) -> Any:
+        """Compute the sample, and store it."""
+        if not (self.store.shared or self._private or get_worker_info() is None):
+            self._private = True
+            each = "is not shared: each loader worker fills its own; LMDBStore(path) is shared by all"
+            warnings.warn(f"{self.store!r} {each}", RuntimeWarning, stacklevel=5)
+        sample = self.dataset[index]
+        self._count(misses=1)
         try:
             value = self.codec.encode(sample)
         except TypeError as error:
             raise TypeError(f"sample {index!r} of {type(self.dataset).__name__} cannot be cached: {error}") from error
-        kept = self._tried(self.store.put, key, value, counted=counted)
+        kept = self._tried(counted, self.store.put, key, value)
         if kept:
-            self._counters.add(bytes_written=len(value))
+            self._count(bytes_written=len(value))
         elif kept is False:
-            self._warn("not_stored", f"{self.store!r} is full; samples beyond are computed in every epoch", counted)
+            full = "is full; samples beyond are computed in every epoch (its clear() makes room)"
+            self._warn("not_stored", f"{self.store!r} {full}", counted)
+        return sample
 
-    def _tried(self, call: Callable[..., T], *args: Any, counted: set[str] | None = None, samples: int = 1) -> T | None:
+    def _tried(self, counted: set[str], call: Callable[..., T], *args: Any, samples: int = 1) -> T | None:
         """Return the result of a call of the store; None, with a warning, if the store fails."""
         try:
             return call(*args)
         except StoreError as error:
-            counted = set() if counted is None else counted
             self._warn("errors", f"{error}; samples are computed without the cache", counted, samples)
             return None
 
@@ -229,23 +182,28 @@ class CachedDataset(Dataset[Any]):
         if kind in counted:
             return
         counted.add(kind)
-        first = getattr(self._counters.report(), kind) == 0
-        self._counters.add(**{kind: samples})
+        first = getattr(self.report(), kind) == 0
+        self._count(**{kind: samples})
         if first:
-            warnings.warn(text, RuntimeWarning, stacklevel=4)
+            warnings.warn(text, RuntimeWarning, stacklevel=5)
+
+    def _count(self, **amounts: int) -> None:
+        with self._adding:
+            row = self._counts.numpy()[os.getpid() % ROWS]
+            for name, amount in amounts.items():
+                row[COUNTED.index(name)] += amount
 
     def report(self) -> CacheReport:
         """Return the hits, misses, bytes and failures of this process and its loader workers. Local."""
-        return self._counters.report()
+        return CacheReport(*self._counts.numpy().sum(axis=0).tolist())
 
     def clear(self) -> None:
         """Delete this dataset's samples from the store."""
-        self._tried(self.store.clear, self.namespace)
+        self._tried(set(), self.store.clear, self.namespace)
 
     def close(self) -> None:
-        """Flush the store, which stays open for others; when it is full, it may delete this dataset's samples."""
-        self._tried(self.store.flush)
-        self._leaving()
+        """Flush the store, which stays open for others."""
+        self._tried(set(), self.store.flush)
 
     def __enter__(self) -> CachedDataset:
         return self
@@ -262,47 +220,31 @@ def _codec(given: Any) -> Codec:
     return cast(Codec, codec)
 
 
-def _leave(store: Store, dataset: bytes) -> None:
-    store.leave(dataset)
-
-
 # The identity of a dataset: the first 16 bytes of the key of every stored sample
 
 
 def namespace(dataset: Any, name: str | None, version: str | int, codec_tag: str) -> bytes:
-    """Return 16 bytes that identify the content of the dataset (or `name`), `version` and the codec.
+    """Return 16 bytes that identify a dataset's `name` or content, its version and the codec, in all processes.
 
-    They are equal in all processes.
-
-    Args:
-        dataset: the dataset.
-        name: the name to use instead of a hash of the content; None for the hash.
-        version: the version of the dataset's code.
-        codec_tag: the codec's tag.
+    The content is the class, and a hash of what pickle sees. Importable code is hashed by its name only: `version` must
+    change with it.
 
     Raises:
         ValueError: the content cannot be hashed, and there is no name.
     """
-    what = fingerprint(dataset) if name is None else f"name:{name}"
+    what = f"name:{name}"
+    if name is None:
+        kind, sink = type(dataset).__qualname__, _Sink()
+        try:
+            _Hasher(sink).dump(dataset)
+        except Exception as error:
+            raise ValueError(
+                f"the content of this {kind} cannot be hashed ({type(error).__name__}: {error});"
+                " pass name= (and version=, which you change with the transform)"
+            ) from error
+        what = f"content:{kind}:{sink.hash.hexdigest()}"
     text = "\0".join(["baguakit-1", codec_tag, f"{type(version).__name__}:{version}", what])
     return blake2b(text.encode(), digest_size=16).digest()
-
-
-def fingerprint(dataset: Any) -> str:
-    """Return the dataset's class and a hash of its content, as pickle sees it.
-
-    Importable code is hashed by its name only: `version` must change with it.
-    """
-    sink = _Sink()
-    try:
-        _Hasher(sink).dump(dataset)
-    except Exception as error:
-        kind = type(dataset).__qualname__
-        raise ValueError(
-            f"the content of this {kind} cannot be hashed ({type(error).__name__}: {error});"
-            " pass name= (and version=, which you change with the transform)"
-        ) from error
-    return f"content:{type(dataset).__qualname__}:{sink.hash.hexdigest()}"
 
 
 def position(index: Any, length: int | None) -> bytes:

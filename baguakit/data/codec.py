@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
 from ..arguments import describe, instance
@@ -141,7 +142,11 @@ def _tree(x: Any, buffers: list[Any], where: str) -> Any:
     if kind is torch.Tensor:
         return _tensor_tree(x, buffers, where)
     if kind is np.ndarray or isinstance(x, np.generic):
-        return _array_tree(x, buffers, where)
+        described = np.lib.format.dtype_to_descr(x.dtype)
+        if x.dtype.hasobject or np.lib.format.descr_to_dtype(described) != x.dtype:
+            raise _refusal(where, f"a numpy {kind.__name__} of dtype {x.dtype}")
+        buffers.append(x.tobytes())
+        return ["array" if kind is np.ndarray else "scalar", len(buffers) - 1, described, list(x.shape)]
     if kind in (bytes, bytearray):
         buffers.append(x)
         return [kind.__name__, len(buffers) - 1]
@@ -170,14 +175,6 @@ def _tensor_tree(x: torch.Tensor, buffers: list[Any], where: str) -> Any:
     return ["tensor", len(buffers) - 1, str(x.dtype).removeprefix("torch."), list(x.shape)]
 
 
-def _array_tree(x: Any, buffers: list[Any], where: str) -> Any:
-    if x.dtype.hasobject or np.lib.format.descr_to_dtype(np.lib.format.dtype_to_descr(x.dtype)) != x.dtype:
-        raise _refusal(where, f"a numpy {type(x).__name__} of dtype {x.dtype}")
-    buffers.append(x.tobytes())
-    kind = "array" if type(x) is np.ndarray else "scalar"
-    return [kind, len(buffers) - 1, np.lib.format.dtype_to_descr(x.dtype), list(x.shape)]
-
-
 def _sample(tree: Any, buffers: list[memoryview]) -> Any:
     if type(tree) in SCALARS:
         return tree
@@ -189,7 +186,12 @@ def _sample(tree: Any, buffers: list[memoryview]) -> Any:
     if kind in CONTAINERS:
         return CONTAINERS[kind](_sample(v, buffers) for v in rest[0])
     if kind == "tensor":
-        return _tensor(buffers[rest[0]], getattr(torch, rest[1]), rest[2])
+        dtype = getattr(torch, rest[1])
+        if not isinstance(dtype, torch.dtype):
+            raise Corrupt(f"{dtype} is not a dtype")
+        data = bytearray(buffers[rest[0]])
+        flat = torch.frombuffer(data, dtype=torch.uint8) if data else torch.empty(0, dtype=torch.uint8)
+        return flat.view(dtype).reshape(rest[2])
     if kind in ("array", "scalar"):
         array = _array(buffers[rest[0]], np.lib.format.descr_to_dtype(_descr(rest[1])), rest[2])
         return array if kind == "array" else array[()]
@@ -198,30 +200,15 @@ def _sample(tree: Any, buffers: list[memoryview]) -> Any:
     return {"bytes": bytes, "bytearray": bytearray}[kind](buffers[rest[0]])
 
 
-def _tensor(data: memoryview, dtype: torch.dtype, shape: list[int]) -> torch.Tensor:
-    if not isinstance(dtype, torch.dtype):
-        raise Corrupt(f"{dtype} is not a dtype")
-    if not len(data):
-        if math.prod(shape):
-            raise Corrupt(f"no bytes for a tensor of shape {shape}")
-        return torch.empty(shape, dtype=dtype)
-    return torch.frombuffer(bytearray(data), dtype=torch.uint8).view(dtype).reshape(shape)
-
-
-def _array(data: memoryview, dtype: Any, shape: list[int]) -> Any:
-    if not len(data):
-        if dtype.itemsize * math.prod(shape):
-            raise Corrupt(f"no bytes for an array of shape {shape}")
-        return np.zeros(shape, dtype=dtype)
-    return np.frombuffer(bytearray(data), dtype=dtype).reshape(shape)
+def _array(data: memoryview, dtype: np.dtype[Any], shape: list[int]) -> npt.NDArray[Any]:
+    if len(data) != dtype.itemsize * math.prod(shape):
+        raise Corrupt(f"{len(data)} bytes for an array of shape {shape} and dtype {dtype}")
+    return np.frombuffer(bytearray(data), dtype).reshape(shape) if len(data) else np.zeros(shape, dtype)
 
 
 def _descr(descr: Any) -> Any:
     """Return the description of a dtype, with the tuples that JSON turned into lists."""
     if isinstance(descr, str):
         return descr
-    return [(_title(name), _descr(kind), *(tuple(s) for s in shape)) for name, kind, *shape in descr]
-
-
-def _title(name: Any) -> Any:
-    return tuple(name) if isinstance(name, list) else name
+    titled = [(tuple(name) if isinstance(name, list) else name, *rest) for name, *rest in descr]
+    return [(name, _descr(kind), *map(tuple, shape)) for name, kind, *shape in titled]

@@ -11,40 +11,27 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import stat
 import warnings
 import weakref
-from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from functools import partial
+from hashlib import blake2b
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING, Any
 
-from ..arguments import integer, message, text
-from .stores import (
-    DATASET,
-    ByteLocks,
-    KeyedLocks,
-    Store,
-    StoreError,
-    StoreStats,
-    ThreadLock,
-    byte_of,
-    file_system,
-    others_may_write,
-    package,
-    replace_file,
-)
+from ..arguments import integer, text
+from .stores import KeyedLocks, Store, StoreError, StoreStats, ThreadLock, package, replace_file
 
 if TYPE_CHECKING:
     import lmdb
 
-SPARE = 1 << 20  # bytes of the disk that stay free
-KEY = 511  # bytes: LMDB takes no longer keys
-BATCH = 4096  # samples deleted in one transaction
+with suppress(ImportError):  # Windows has none, where LMDBStore is refused
+    import fcntl
+
 NETWORK = {"nfs", "nfs4", "cifs", "smb3", "lustre", "beegfs", "gpfs", "ceph", "afs", "glusterfs"}
-OPENING, DATASETS, CLAIMS = 0, 1, 2  # areas of the file of locks
-FILES = ("data.mdb", "lock.mdb", "locks", "state.json")
+SPARE = 1 << 20  # bytes of the disk that stay free, for state.json
 READERS = 4096  # the most processes × threads that read at the same time
 
 _environments: dict[Path, Environment] = {}
@@ -58,18 +45,18 @@ def _forked() -> None:
         _environments.popitem()[1].abandon()
 
 
-os.register_at_fork(
-    before=_writing.__enter__, after_in_parent=partial(_writing.__exit__, None, None, None), after_in_child=_forked
-)
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(
+        before=_writing.__enter__, after_in_parent=partial(_writing.__exit__, None, None, None), after_in_child=_forked
+    )
 
 
 class LMDBStore(Store):
     """A store in a directory on a disk of this node (or in its shared memory), for all processes of the node.
 
     If a process is killed, the store stays readable, and the locks of the process are released. After a crash of the
-    machine the store is empty, unless it had been closed. A full store deletes the samples of datasets that no process
-    uses. After that it keeps its samples and takes no new ones: an epoch reads each sample once, so the least recently
-    used sample is the next to be needed.
+    machine the store is empty, unless it had been closed. A full store keeps its samples and takes no new ones: an
+    epoch reads each sample once, so the least recently used sample is the next to be needed. `clear` makes room.
 
     Args:
         path: a directory for this store alone, not on a network file system; created if missing, with access for its
@@ -85,12 +72,13 @@ class LMDBStore(Store):
     def __init__(self, path: str | os.PathLike[str], capacity_bytes: int = 64 << 30) -> None:
         if not isinstance(path, (str, Path)) and not hasattr(path, "__fspath__"):
             raise TypeError(f"path is a directory, not {path!r}")
-        most = 1 << 46  # as much as a process can map
-        self.capacity_bytes = integer("capacity_bytes", capacity_bytes, 1 << 20, most)
+        if "fcntl" not in globals():
+            raise ValueError("LMDBStore needs the file locks of POSIX systems; use MemoryStore or RedisStore")
+        self.capacity_bytes = integer("capacity_bytes", capacity_bytes, 1 << 20, 1 << 46)  # as much as can be mapped
         self.path = path = Path(text("path", os.fspath(path))).expanduser().resolve()
         if path.exists() and not path.is_dir():
             raise ValueError(f"{path} is a file; pass a directory for this LMDBStore alone")
-        if problem := others_may_write(path, FILES):
+        if problem := others_may_write(path):
             raise ValueError(problem)
         if (path / "data.mdb").exists() and read_state(path) is None:
             raise ValueError(f"{path} holds an LMDB file that is not a store of samples; pass another directory")
@@ -99,21 +87,14 @@ class LMDBStore(Store):
             raise ValueError(
                 f"{path} is on {kind}, where memory maps of several nodes conflict; pass a local directory"
             )
-        self._start(Counter())
-
-    def _start(self, datasets: Counter[bytes]) -> None:
-        self._lmdb, self._datasets, self._user = package("lmdb", "LMDBStore"), datasets, object()
+        self._lmdb, self._user = package("lmdb", "LMDBStore"), object()
         weakref.finalize(self, _leave, self.path, self._user)
 
     def __repr__(self) -> str:
         return f"LMDBStore({str(self.path)!r}, capacity_bytes={self.capacity_bytes})"
 
-    def __getstate__(self) -> dict[str, Any]:
-        return {"path": self.path, "capacity_bytes": self.capacity_bytes, "datasets": self._datasets.copy()}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self.path, self.capacity_bytes = state["path"], state["capacity_bytes"]
-        self._start(state["datasets"])
+    def __reduce__(self) -> Any:
+        return type(self), (self.path, self.capacity_bytes)
 
     def _environment(self) -> Environment:
         """Return this process's environment, open until all its users leave it; raise StoreError if that fails."""
@@ -122,9 +103,7 @@ class LMDBStore(Store):
             if environment is None:
                 size = self.capacity_bytes + self.capacity_bytes // 8 + (16 << 20)
                 environment = _environments[self.path] = Environment(self.path, size)
-            if self._user not in environment.users:
-                environment.users[self._user] = self._datasets
-                environment.settle()
+            environment.users.add(self._user)
             return environment
 
     @contextmanager
@@ -142,50 +121,32 @@ class LMDBStore(Store):
             raise StoreError(f"the LMDB store at {self.path} failed: {error}") from error
 
     def get(self, key: bytes) -> bytes | None:
-        with self._transaction() as transaction:
-            return transaction.get(held(key))
+        return self.get_many([key])[0]
 
     def get_many(self, keys: Sequence[bytes]) -> list[bytes | None]:
         with self._transaction() as transaction:
-            return [transaction.get(held(key)) for key in keys]
+            return [transaction.get(key) for key in keys]
 
     def put(self, key: bytes, value: bytes) -> bool:
-        return self._written(key, value) or (self._drop_idle() and self._written(key, value))
-
-    def _written(self, key: bytes, value: bytes) -> bool:
         try:
             with self._transaction(write=True) as transaction:
                 counts = transaction.stat()
                 more = len(value) + 3 * counts["psize"]
                 if _used(counts) + more > self.capacity_bytes or shutil.disk_usage(self.path).free < more + SPARE:
                     return False
-                return transaction.put(held(key), value)
+                return transaction.put(key, value)
         except StoreError as error:
-            full = (self._lmdb.MapFullError, self._lmdb.TxnFullError, self._lmdb.DiskError)
-            if isinstance(error.__cause__, full) or shutil.disk_usage(self.path).free < len(value) + SPARE:
+            if isinstance(error.__cause__, (self._lmdb.MapFullError, self._lmdb.TxnFullError, self._lmdb.DiskError)):
                 return False
             raise
-
-    def _drop_idle(self) -> bool:
-        """Delete the samples of datasets that no process uses; return whether there were any."""
-        environment, idle = self._environment(), list[bytes]()
-        with self._transaction() as transaction:
-            cursor = transaction.cursor()
-            found = cursor.first()
-            while found:
-                dataset = cursor.key()[:DATASET]
-                if environment.is_idle(dataset):
-                    idle.append(dataset)
-                found = cursor.set_range(dataset + b"\xff" * 32)
-        for dataset in idle:
-            self.clear(dataset)
-        return bool(idle)
 
     @contextmanager
     def claim(self, key: bytes) -> Iterator[None]:
         with ExitStack() as stack:
-            with suppress(StoreError, OSError):
-                stack.enter_context(self._environment().claim(key))
+            with suppress(StoreError):
+                environment = self._environment()
+                stack.enter_context(environment.claims.hold(key))
+                stack.enter_context(locked(environment.locks, claim_byte(key)))
             yield
 
     def stats(self) -> StoreStats:
@@ -194,28 +155,11 @@ class LMDBStore(Store):
         return StoreStats(counts["entries"], _used(counts), self.capacity_bytes)
 
     def clear(self, namespace: bytes = b"") -> None:
-        left = True
-        while left:
-            with self._transaction(write=True) as transaction:
-                cursor = transaction.cursor()
-                left = cursor.set_range(namespace) if namespace else cursor.first()
-                for _ in range(BATCH):
-                    left = left and cursor.key().startswith(namespace)
-                    if not left:
-                        break
-                    left = cursor.delete() and bool(cursor.key())
-
-    def enter(self, namespace: bytes) -> None:
-        self._count(namespace, 1)
-
-    def leave(self, namespace: bytes) -> None:
-        self._count(namespace, -1)
-
-    def _count(self, namespace: bytes, more: int) -> None:
-        with _guard:
-            self._datasets[namespace] += more
-            if environment := _environments.get(self.path):
-                environment.settle()
+        with self._transaction(write=True) as transaction:
+            cursor = transaction.cursor()
+            found = cursor.set_range(namespace) if namespace else cursor.first()
+            while found and cursor.key().startswith(namespace):
+                found = cursor.delete()
 
     def flush(self) -> None:
         self._environment().flush()
@@ -224,30 +168,33 @@ class LMDBStore(Store):
         """Sync all writes to disk, mark the store as clean, and release it."""
         try:
             if read_state(self.path) is not None:
-                self._environment()
+                self._environment()  # what other processes have written is synced, too
         except StoreError as error:
             warnings.warn(str(error), RuntimeWarning, stacklevel=2)
         _leave(self.path, self._user)
 
 
 class Environment:
-    """An LMDB environment, which a process may open once only, its locks, and the datasets that this process uses.
+    """An LMDB environment, which a process may open once only, and the locks between processes.
+
+    The locks are bytes of a file, released by the kernel when the process ends; closing any descriptor of the file
+    would release all, so that each process opens it once.
 
     Attributes:
-        users: the stores that use it, with the datasets of each.
+        users: stand for the stores that use it.
     """
 
     def __init__(self, path: Path, map_size: int) -> None:
-        self.path, self.users, self._used = path, dict[object, Counter[bytes]](), set[bytes]()
-        self._lmdb, self._claims = package("lmdb", "LMDBStore"), KeyedLocks()
+        self.path, self.users, self.claims = path, set[object](), KeyedLocks()
+        self._lmdb: Any = package("lmdb", "LMDBStore")
         try:
             path.mkdir(mode=0o700, parents=True, exist_ok=True)
-            if problem := others_may_write(path, FILES):
+            if problem := others_may_write(path):
                 raise StoreError(problem)
-            self._locks = ByteLocks(path / "locks")
             with ExitStack() as failed:
-                failed.callback(self._locks.close)
-                with self._locks.held(byte_of(OPENING)):
+                opener = partial(os.open, mode=0o600)
+                self.locks = failed.enter_context(open(path / "locks", "a+b", opener=opener))
+                with locked(self.locks, 0):
                     self.env = self._open(map_size)
                 failed.pop_all()
         except (OSError, self._lmdb.Error) as error:
@@ -259,8 +206,11 @@ class Environment:
             if state is not None:
                 self._empty("the machine crashed while it was open")
             self._write_state(clean=False)
+        settings = {"mode": 0o600, "metasync": False, "sync": boot_id() is None, "readahead": False}
+        open_it = partial(self._lmdb.open, str(self.path), map_size=map_size, max_readers=READERS, **settings)
         try:
-            env = self._open_as_it_is(map_size)
+            env: lmdb.Environment = open_it()
+            env.reader_check()
             # The file must hold as many pages as the environment counts.
             size = (env.info()["last_pgno"] + 1) * env.stat()["psize"]
             if (self.path / "data.mdb").stat().st_size >= size or env.stat()["entries"] == 0:
@@ -270,13 +220,7 @@ class Environment:
         except (self._lmdb.InvalidError, self._lmdb.CorruptedError, self._lmdb.VersionMismatchError) as error:
             reason = f"it cannot be read: {error}"
         self._empty(reason)
-        return self._open_as_it_is(map_size)
-
-    def _open_as_it_is(self, map_size: int) -> lmdb.Environment:
-        settings = {"metasync": False, "readahead": False, "max_readers": READERS, "sync": boot_id() is None}
-        env: lmdb.Environment = self._lmdb.open(str(self.path), map_size=map_size, mode=0o600, **settings)
-        env.reader_check()
-        return env
+        return open_it()  # type: ignore[no-any-return]
 
     def _empty(self, reason: str) -> None:
         for name in ("data.mdb", "lock.mdb"):
@@ -300,47 +244,45 @@ class Environment:
         except (OSError, self._lmdb.Error) as error:
             raise StoreError(f"the LMDB store at {self.path} cannot be flushed: {error}") from error
 
-    def close(self) -> None:
-        """Flush and close."""
-        try:
-            self.flush()
-        finally:
-            self.abandon()
-
     def abandon(self) -> None:
-        """Close as it is."""
-        self._locks.close()
+        """Close it as it is."""
+        self.locks.close()
         self.env.close()
 
-    @contextmanager
-    def claim(self, key: bytes) -> Iterator[None]:
-        """Hold the lock of `key` among all processes and threads of the node."""
-        with self._claims.hold(key), self._locks.held(byte_of(CLAIMS, key)):
-            yield
 
-    def settle(self) -> None:
-        """Hold the locks of the datasets that a store of this process uses, and no others."""
-        used = {dataset for datasets in self.users.values() for dataset, count in datasets.items() if count > 0}
-        for dataset in used - self._used:
-            self._locks.take(byte_of(DATASETS, dataset), shared=True)
-        for dataset in self._used - used:
-            self._locks.free(byte_of(DATASETS, dataset))
-        self._used = used
-
-    def is_idle(self, dataset: bytes) -> bool:
-        """Return whether no process uses the dataset."""
-        number = byte_of(DATASETS, dataset)
-        if dataset in self._used or not self._locks.take(number, wait=False):
-            return False
-        self._locks.free(number)
-        return True
+def _leave(path: Path, user: object) -> None:
+    """Remove a user of this process's environment at `path`; sync and close it after the last."""
+    with _guard:
+        environment = _environments.get(path)
+        if environment is None:
+            return
+        environment.users.discard(user)
+        if environment.users:
+            return
+        del _environments[path]
+        try:
+            environment.flush()
+        except StoreError as error:
+            warnings.warn(str(error), RuntimeWarning, stacklevel=3)
+        finally:
+            environment.abandon()
 
 
-def held(key: bytes) -> bytes:
-    """Return a key if LMDB can hold it; else raise a ValueError."""
-    if not 0 < len(key) <= KEY:
-        raise ValueError(message("key", f"1 to {KEY} bytes", key))
-    return key
+@contextmanager
+def locked(file: IO[bytes], byte: int) -> Iterator[None]:
+    """Hold the lock of a byte of the file among processes, unless waiting for it would deadlock."""
+    with suppress(OSError):
+        fcntl.lockf(file, fcntl.LOCK_EX, 1, byte)
+    try:
+        yield
+    finally:
+        with suppress(ValueError):  # the file was closed, which released it
+            fcntl.lockf(file, fcntl.LOCK_UN, 1, byte)
+
+
+def claim_byte(key: bytes) -> int:
+    """Return the byte whose lock is the claim of a key; two keys rarely share one. Byte 0 is the lock of opening."""
+    return 1 + int.from_bytes(blake2b(key, digest_size=7).digest(), "big")
 
 
 def boot_id() -> str | None:
@@ -360,23 +302,30 @@ def read_state(path: Path) -> dict[str, Any] | None:
     return state if isinstance(state, dict) else None
 
 
-def _leave(path: Path, user: object) -> None:
-    """Remove a user of this process's environment at `path`; sync and close it after the last."""
-    with _guard:
-        environment = _environments.get(path)
-        if environment is None:
-            return
-        environment.users.pop(user, None)
-        if environment.users:
-            environment.settle()
-            return
-        del _environments[path]
-        try:
-            environment.close()
-        except StoreError as error:
-            warnings.warn(str(error), RuntimeWarning, stacklevel=3)
-
-
 def _used(counts: Any) -> int:
     """Return the bytes of the pages that hold samples."""
     return int((counts["branch_pages"] + counts["leaf_pages"] + counts["overflow_pages"]) * counts["psize"])
+
+
+def others_may_write(path: Path) -> str:
+    """Return an error text if other users, except the superuser, may write to a store or its files, else ""."""
+    for place in (path, *(path / name for name in ("data.mdb", "lock.mdb", "locks", "state.json"))):
+        with suppress(FileNotFoundError):
+            found = place.stat()
+            if found.st_uid != os.geteuid() or found.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+                return (
+                    f"{place} can be written by others (it is user {found.st_uid}'s and its mode is "
+                    f"{stat.S_IMODE(found.st_mode):04o}), who could add data that this process would read or run; pass "
+                    f"a directory of your own, or empty {path}, chown it to user {os.geteuid()} and chmod it to 0700"
+                )
+    return ""
+
+
+def file_system(path: Path) -> str:
+    """Return the kind of file system of `path`; "" if it is unknown."""
+    try:
+        mounts = [line.split() for line in Path("/proc/self/mounts").read_text().splitlines()]
+    except OSError:
+        return ""
+    found = [(len(mount[1]), i, mount[2]) for i, mount in enumerate(mounts) if path.is_relative_to(mount[1])]
+    return max(found)[2] if found else ""

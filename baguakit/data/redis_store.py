@@ -74,7 +74,11 @@ class RedisStore(Store):
         files = {"ca_file": ca_file, "cert_file": cert_file, "key_file": key_file}
         given = {name: text(name, value) for name, value in files.items() if value is not None}
         tls = truth("tls", tls) or "ca_file" in given or "cert_file" in given
-        addresses = [address(name, host, tls) for name, host in _named(hosts)]
+        many = isinstance(hosts, Sequence) and not isinstance(hosts, (str, bytes))
+        if not many and not isinstance(hosts, str):
+            raise TypeError(f"hosts is a Redis address or a list of them, not of type {type(hosts).__name__}")
+        named = [(f"hosts[{i}]", host) for i, host in enumerate(hosts)] if many else [("hosts", hosts)]
+        addresses = [address(name, host, tls) for name, host in named]
         self._urls, self.hosts = [url for url, _ in addresses], [shown for _, shown in addresses]
         if not self.hosts or len(set(self.hosts)) < len(self.hosts):
             raise ValueError(f"hosts is {self.hosts}; pass at least one Redis server, and none twice")
@@ -84,33 +88,30 @@ class RedisStore(Store):
         self._tls_options = {TLS_NAMES[name]: value for name, value in given.items()}
         self.timeout = real("timeout", timeout, above=0, most=LONGEST)
         self.retry_seconds = real("retry_seconds", retry_seconds, least=0, most=LONGEST)
-        longest = int(LONGEST)
-        self.expire_seconds = None if expire_seconds is None else integer("expire_seconds", expire_seconds, 1, longest)
+        most = int(LONGEST)
+        self.expire_seconds = None if expire_seconds is None else integer("expire_seconds", expire_seconds, 1, most)
         self.claim_seconds = real("claim_seconds", claim_seconds, least=1e-3, most=LONGEST)
         self.prefix = text("prefix", prefix)
         self._connect()
 
     def _connect(self) -> None:
-        self._redis = package("redis", "RedisStore")
-        self._clients = [self._client(url) for url in self._urls]
+        self._redis = redis = package("redis", "RedisStore")
         self._away = [(0.0, "")] * len(self._urls)  # the time of the next request to a server, and its last error
-
-    def _client(self, url: str) -> Any:
-        retry = self._redis.retry.Retry(
-            self._redis.backoff.NoBackoff(), 1
-        )  # once, since the server may have closed an idle connection
-        wait = {"socket_timeout": self.timeout, "socket_connect_timeout": self.timeout}
-        tls = self._tls_options if url.startswith("rediss:") else {}
-        try:
-            client = self._redis.Redis.from_url(url, retry=retry, **wait, **self._options, **tls)
-            pool = client.connection_pool
-            pool.connection_class(**pool.connection_kwargs)  # checks its options, and does not connect
-        except (TypeError, ValueError) as error:
-            kind, shown = type(error).__name__, self.hosts[self._urls.index(url)]
-            raise ValueError(
-                f"the options after the ? in the address of {shown} are not for Redis ({kind}); leave them out"
-            ) from None
-        return client
+        self._clients = []
+        retry = redis.retry.Retry(redis.backoff.NoBackoff(), 1)  # the server may have closed an idle connection
+        options = {"socket_timeout": self.timeout, "socket_connect_timeout": self.timeout, **self._options}
+        for url, shown in zip(self._urls, self.hosts, strict=True):
+            tls = self._tls_options if url.startswith("rediss:") else {}
+            try:
+                client = redis.Redis.from_url(url, retry=retry, **options, **tls)
+                pool = client.connection_pool
+                pool.connection_class(**pool.connection_kwargs)  # checks its options, and does not connect
+            except (TypeError, ValueError) as error:
+                raise ValueError(
+                    f"the options after the ? in the address of {shown} are not for Redis ({type(error).__name__}); "
+                    "leave them out"
+                ) from None
+            self._clients.append(client)
 
     def __repr__(self) -> str:
         return f"RedisStore({self.hosts}, prefix={self.prefix!r})"
@@ -124,7 +125,12 @@ class RedisStore(Store):
 
     def host_of(self, key: bytes) -> int:
         """Return the number of the host that holds `key`: the one with the largest hash(host, key)."""
-        return max(range(len(self.hosts)), key=lambda i: blake2b(key, key=_seed(self.hosts[i]), digest_size=8).digest())
+
+        def weight(host: int) -> bytes:
+            seed = blake2b(self.hosts[host].encode(), digest_size=32).digest()
+            return blake2b(key, key=seed, digest_size=8).digest()
+
+        return max(range(len(self.hosts)), key=weight)
 
     def _name(self, key: bytes) -> str:
         return f"{self.prefix}:{key[:DATASET].hex()}:{key[DATASET:].hex()}"
@@ -144,8 +150,7 @@ class RedisStore(Store):
             raise StoreError(reason) from error
 
     def get(self, key: bytes) -> bytes | None:
-        value: bytes | None = self._ask(self.host_of(key), lambda client: client.get(self._name(key)))
-        return value
+        return self.get_many([key])[0]
 
     def get_many(self, keys: Sequence[bytes]) -> list[bytes | None]:
         """Return `get` for each key, in order, with one round trip per server."""
@@ -191,8 +196,14 @@ class RedisStore(Store):
 
     def clear(self, namespace: bytes = b"") -> None:
         pattern = f"{re.sub(GLOB, LITERAL, self.prefix)}:{namespace.hex()}*"
+
+        def unlink(client: Any) -> None:
+            found = client.scan_iter(pattern, count=1000)
+            while batch := list(islice(found, 1000)):
+                client.unlink(*batch)
+
         for host in range(len(self.hosts)):
-            self._ask(host, lambda client: _unlink(client, pattern))
+            self._ask(host, unlink)
 
     def close(self) -> None:
         for client in self._clients:
@@ -225,29 +236,10 @@ def address(name: str, given: Any, tls: bool) -> tuple[str, str]:
     return url, shown
 
 
-def _named(hosts: Any) -> list[tuple[str, Any]]:
-    """Return each host and its name for error messages."""
-    if isinstance(hosts, str):
-        return [("hosts", hosts)]
-    if not isinstance(hosts, Sequence) or isinstance(hosts, bytes):
-        raise TypeError(f"hosts is a Redis address or a list of them, not of type {type(hosts).__name__}")
-    return [(f"hosts[{i}]", host) for i, host in enumerate(hosts)]
-
-
 def _secret(password: Any) -> str | None:
-    """Return the password; error messages never show it."""
+    """Return the password; error messages do not show it."""
     if not isinstance(password, (str, NoneType)):
         raise TypeError(f"password is a string or None, not of type {type(password).__name__}")
     if password is not None and any("\ud800" <= letter <= "\udfff" for letter in password):
         raise ValueError("password has characters that UTF-8 cannot write")
     return password
-
-
-def _unlink(client: Any, pattern: str) -> None:
-    found = client.scan_iter(pattern, count=1000)
-    while batch := list(islice(found, 1000)):
-        client.unlink(*batch)
-
-
-def _seed(host: str) -> bytes:
-    return blake2b(host.encode(), digest_size=32).digest()

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from torch.utils.data import DataLoader
 
 from baguakit.data import CachedDataset, LMDBStore, MemoryStore, StoreError
+from baguakit.data.cached import position
 
 # A store in trouble
 
@@ -55,7 +56,7 @@ def test_a_sample_in_trouble_counts_once_however_often_the_store_is_asked(troubl
     cached = CachedDataset([7, 8, 9], store, name="x")
     if trouble == "corrupt":
         for i in range(3):
-            store.put(cached._key(i), b"no sample")
+            store.put(cached.namespace + position(i, None), b"no sample")
     with pytest.warns(RuntimeWarning, match=r"is broken|damaged") as warned:
         found = cached.__getitems__([0, 2]) if together else [cached[0], cached[2]]
     report = cached.report()

@@ -1,5 +1,6 @@
 """The store in a file: killed, cut short, on another boot, on a foreign directory, in forked and spawned processes."""
 
+import fcntl
 import json
 import multiprocessing as mp
 import os
@@ -13,7 +14,7 @@ import pytest
 from tiers import slow_after
 
 from baguakit.data import CachedDataset, LMDBStore, StoreError, lmdb_store
-from baguakit.data.stores import byte_of
+from baguakit.data.cached import position
 
 lmdb = pytest.importorskip("lmdb")
 
@@ -86,8 +87,8 @@ def test_a_claim_excludes_other_processes_until_its_holder_dies(path, method):
         process = context.Process(target=hold, args=(path, A, theirs), daemon=True)
         process.start()
         ours.recv()
-        number = byte_of(lmdb_store.CLAIMS, A)
-        assert not store._environment()._locks.take(number, wait=False)
+        with pytest.raises(BlockingIOError):
+            fcntl.lockf(store._environment().locks, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, lmdb_store.claim_byte(A))
         with store.claim(A + b"another"):
             pass
         process.kill()
@@ -178,7 +179,7 @@ def test_a_flipped_byte_is_a_sample_recomputed(path):
     data = list(range(1000))
     with LMDBStore(path) as store, CachedDataset([data], store, name="numbers") as cached:
         assert cached[0] == data
-        key = cached._key(0)
+        key = cached.namespace + position(0, None)
         value = bytearray(store.get(key))
         value[-1] ^= 1
         store.put(key, bytes(value))
@@ -221,7 +222,6 @@ def test_a_full_disk_is_a_full_store():
         pytest.skip("mounting needs root")
     try:
         with LMDBStore(folder / "store") as store:
-            store.enter(A)
             kept = sum(store.put(A + bytes([i]), bytes(20_000)) for i in range(250))
             assert 60 < kept < 160 and all(store.get(A + bytes([i])) == bytes(20_000) for i in range(kept))
     finally:
@@ -235,15 +235,21 @@ def test_without_the_package_one_sentence_says_what_to_install(monkeypatch, tmp_
         LMDBStore(tmp_path)
 
 
-def test_a_hundred_cycles_of_eviction_stay_within_the_limit(path):
-    """The space of dropped samples is used again: the file does not grow."""
+def test_the_space_of_cleared_samples_is_used_again(path):
     capacity = 4 << 20
     with LMDBStore(path, capacity) as store:
         for round in range(20):
             dataset = bytes([round]) * 16
-            store.enter(dataset)
             for i in range(100):
                 store.put(dataset + bytes([i]), os.urandom(40_000))
             assert 60 < store.stats().entries <= 100 and store.stats().bytes <= capacity
-            store.leave(dataset)
+            store.clear(dataset)
+            assert store.stats().entries == 0
     assert (path / "data.mdb").stat().st_size <= capacity * 9 // 8 + (16 << 20)
+
+
+def test_the_package_is_imported_without_file_locks(tmp_path):
+    """As on Windows."""
+    code = "import sys; sys.modules['fcntl'] = None; import baguakit as bk; bk.data.LMDBStore(sys.argv[1])"
+    ended = subprocess.run([sys.executable, "-c", code, tmp_path], cwd=ROOT, capture_output=True, text=True)
+    assert "ValueError: LMDBStore needs the file locks of POSIX systems; use MemoryStore" in ended.stderr

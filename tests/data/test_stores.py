@@ -104,19 +104,17 @@ def test_a_claim_is_free_after_an_error(store):
 
 
 @pytest.mark.parametrize("make", [lambda path, n: MemoryStore(n), LMDBStore], ids=["memory", "lmdb"])
-def test_a_full_store_keeps_what_it_has_and_drops_only_idle_datasets(make, tmp_path):
+def test_a_full_store_keeps_what_it_has_until_it_is_cleared(make, tmp_path):
     if make is LMDBStore:
         pytest.importorskip("lmdb")
     store = make(tmp_path / "store", 1 << 20)
-    store.enter(A)
     value = bytes(10_000)
     kept = [i for i in range(200) if store.put(A + bytes([i]), value)]
     assert 50 < len(kept) < 110 and kept == list(range(len(kept)))
     assert store.stats().bytes <= store.stats().capacity == 1 << 20
-    store.enter(B)
-    assert not store.put(B, value)  # A is in use
-    store.leave(A)
-    assert store.put(B, value)  # A is not, and goes
+    assert not store.put(B, value) and store.get(A + b"\0") == value
+    store.clear(A)
+    assert store.put(B, value)
     assert store.get(A + b"\0") is None and store.get(B) == value
     assert store.stats().entries == 1
     assert not store.put(B + b"x", bytes(2 << 20))  # never fits
