@@ -7,7 +7,7 @@ import logging
 import secrets
 from abc import abstractmethod
 from collections.abc import Generator, Iterator, Mapping, Sized
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Generic, TypeVar
 
 import numpy as np
@@ -15,11 +15,43 @@ import numpy as np
 from ..arguments import integer, truth
 from .complexity import Complexity, Membership, complexities
 from .plan import Batches, Costs, Indices, Order, assign
-from .sharing import Position, Record, Shares, Stretch, Told, packed, regrouped, unpacked, up
+from .sharing import Record, Seat, Shares, Stretch, Told, packed, regrouped, unpacked, whole
 
 T = TypeVar("T")
 PLACE = ("epoch", "done", "ranks", "step")  # the position in a state; its other entries decide the order
+PLANNED = 4  # stretches whose queues are remembered
 log = logging.getLogger("baguakit")
+
+
+@dataclass
+class Position:
+    """The position of one rank in a pass.
+
+    Attributes:
+        stretch: the part of the pass that has these ranks.
+        rank: of this process in it.
+        drawn: items of its queue.
+        before: the items of this pass that this rank trained before the stretch.
+        over: more items were asked for than there are.
+        base: in a sampler that follows a group, the items of the queue trained, less those of all steps that it has
+            counted by then; None before the pass has begun.
+        origin: as in `Record`, if the pass begins with this stretch.
+        shares: the queues of all ranks, once they are needed.
+    """
+
+    stretch: Stretch
+    rank: int
+    drawn: int = 0
+    before: int = 0
+    over: bool = False
+    base: int | None = None
+    origin: int | None = None
+    shares: Shares | None = field(default=None, repr=False, compare=False)
+
+    @property
+    def lag(self) -> int:
+        """The items that this rank trains in passes before."""
+        return self.stretch.behind[self.rank]
 
 
 class Followed(Generic[T]):
@@ -38,9 +70,9 @@ class Followed(Generic[T]):
         self.order, self.epoch = Order(complexities(dataset, complexity, ranks, file), **settings), 0
         self._record: Record | None = None  # None: it does not follow, or has joined and not heard of the others yet
         self._attachment: Any = None
-        self._pending: dict[int, Position] = {}  # where passes begin that a change has found before their beginning
+        self._places: dict[int, tuple[Stretch, int]] = {}  # by epoch: a stretch that a change has made, the rank in it
         self._from = self._latest = -1  # the epoch in which this rank has joined; that of the latest pass
-        self._planned: Shares | None = None  # the latest
+        self._planned: dict[Stretch, Shares] = {}
         self._sit(ranks)
         self._now = self._first()
         self._resumed: Position | None = None  # the start of the next pass, if it resumes one
@@ -71,25 +103,20 @@ class Followed(Generic[T]):
 
     def _shares(self, stretch: Stretch) -> Shares:
         """Return the queues of all ranks. Stretches before this one are planned again, except the latest."""
-        ahead: list[Stretch] = []
-        while (self._planned is None or self._planned.stretch != stretch) and stretch.done:
-            ahead.append(stretch)
-            stretch = stretch.before()
-        shares = self._planned
-        if shares is None or shares.stretch != stretch:
-            shares = self._shared(stretch, np.arange(len(self.order.costs)), {})
-        for following in reversed(ahead):
-            shares = self._shared(following, *shares.ended(following.done[-1]))
-        self._planned = shares
-        return shares
+        if stretch not in self._planned:
+            samples, kept = np.arange(len(self.order.costs)), dict[int, list[Indices]]()
+            if stretch.done:
+                samples, kept = self._shares(stretch.before()).ended(stretch.done[-1])
 
-    def _shared(self, stretch: Stretch, samples: Indices, kept: dict[int, list[Indices]]) -> Shares:
-        def plan(pool: Indices, ranks: int) -> list[Batches]:
-            rng = np.random.default_rng([self.order.seed, stretch.epoch, len(stretch.done)])
-            mixed = rng.permutation(pool) if self.order.shuffle else pool
-            return self._steps(mixed, ranks, rng, stretch.epoch)
+            def plan(pool: Indices, ranks: int) -> list[Batches]:
+                rng = np.random.default_rng([self.order.seed, stretch.epoch, len(stretch.done)])
+                mixed = rng.permutation(pool) if self.order.shuffle else pool
+                return self._steps(mixed, ranks, rng, stretch.epoch)
 
-        return Shares(stretch, samples, kept, plan)
+            self._planned[stretch] = Shares(stretch, samples, kept, plan)
+            while len(self._planned) > PLANNED:
+                del self._planned[next(iter(self._planned))]
+        return self._planned[stretch]
 
     def _queues(self, now: Position) -> Shares:
         if now.shares is None:
@@ -106,13 +133,10 @@ class Followed(Generic[T]):
 
     def _first(self) -> Position:
         """Return the position at the beginning of a pass."""
-        record = self._record
-        if record is None or not record.version:
-            return Position(Stretch(self.epoch, self.ranks.size), self.ranks.rank)
-        if self.epoch in self._pending:
-            return replace(self._pending[self.epoch])
-        origin = (record.step, 0) if self.epoch == record.open.epoch else None
-        return Position(record.stretch(self.epoch), self.ranks.rank, origin=origin)
+        return Position(*self._place(self.epoch))
+
+    def _place(self, epoch: int) -> tuple[Stretch, int]:
+        return self._places.get(epoch) or (whole(epoch, self.ranks.size), self.ranks.rank)
 
     def _walk(self, now: Position) -> Iterator[T]:
         if self._attachment is not None:
@@ -121,26 +145,22 @@ class Followed(Generic[T]):
                     f"a pass of epoch {now.stretch.epoch} has begun before: call set_epoch with a higher number before "
                     "each pass, by which the ranks that follow a group tell passes apart"
                 )
-            self._latest, now.base = now.stretch.epoch, (self._count(), now.step)
-            now.origin = now.origin or (self._attachment.step, now.step + now.stretch.lag(now.rank))
+            self._latest, now.base = now.stretch.epoch, now.drawn - self._count()
+            now.origin = -self._attachment.step * self._items
         self._resumed = None  # only when the first item is drawn: loaders with workers make two iterators
-        while now.step < self._queues(now).length(now.rank):  # the queue may change between two items
-            now.step += 1
-            yield self._item(self._queues(now).item(now.rank, now.step - 1))
+        while now.drawn < self._queues(now).length(now.rank):  # the queue may change between two items
+            now.drawn += 1
+            yield self._item(self._queues(now).item(now.rank, now.drawn - 1))
         now.over = True
 
     def _count(self) -> int:
-        """Return the bodies of `recoverable()` that have ended; if the loop repeats steps that are lost, the steps."""
-        if self._repeats or self.ranks.comm is None:
-            return int(self._attachment.step)
-        return int(self.ranks.comm.membership.bodies)
+        """Return the items of all bodies of `recoverable()` that have ended, or of steps if the loop repeats those."""
+        assert self.ranks.comm is not None
+        return self._items * int(self._attachment.step if self._repeats else self.ranks.comm.membership.bodies)
 
     def _trained(self, now: Position) -> int:
         """Return the number of items of the queue that were trained, as far as this is known."""
-        if self._attachment is None or now.base is None:
-            return now.step
-        count, items = now.base
-        return max(0, min(now.step, items + (self._count() - count) * self._items))
+        return now.drawn if now.base is None else max(0, min(now.drawn, now.base + self._count()))
 
     def set_epoch(self, epoch: int) -> None:
         """Choose the order of the next pass; call it on all ranks before each pass. A resumed epoch keeps its position.
@@ -176,9 +196,8 @@ class Followed(Generic[T]):
         if not 0 <= step <= len(self):
             raise ValueError(f"consumed is {consumed} and this pass has {now.before + len(self)} items on each rank")
         stretch = now.stretch
-        place = {"epoch": stretch.epoch, "done": packed(stretch.done), "ranks": stretch.ranks}
-        behind = {"behind": list(stretch.behind)} if stretch.behind else {}
-        return {**self._signature(), **place, "step": step + stretch.lag(now.rank), **behind}
+        place = {"epoch": stretch.epoch, "done": packed(stretch.done), "ranks": stretch.ranks, "step": step + now.lag}
+        return {**self._signature(), **place, **({"behind": list(stretch.behind)} if any(stretch.behind) else {})}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Resume from `state`, on the same or another number of ranks; trained samples are not repeated.
@@ -206,20 +225,28 @@ class Followed(Generic[T]):
                 )
         least = {"epoch": 0, "ranks": 1, "step": 0}
         epoch, ranks, step = (integer(f"{name} in the state", state[name], low) for name, low in least.items())
-        behind = tuple(integer("behind in the state", each, 0) for each in state.get("behind", ()))
-        self._resume(Stretch(epoch, ranks, unpacked(state["done"]), behind), step)
+        behind = [integer("behind in the state", each, 0) for each in state.get("behind", [0] * ranks)]
+        if len(behind) != ranks:
+            raise ValueError(f"behind in the state is a number for each of {ranks} ranks, not {behind}")
+        self._resume(Stretch(epoch, tuple(behind), unpacked(state["done"])), step)
 
     def _resume(self, stretch: Stretch, items: int) -> None:
         """Go on in a stretch after so many items, or with other ranks in a new one."""
-        record, rank = self._record, self.ranks.rank
-        if record is not None and record.version:
+        if self._record is not None and self._record.version:
             raise ValueError("this sampler follows a group that has changed: load a state before the first change")
+        trained = [max(0, items - lag) for lag in stretch.behind]
         if stretch.ranks != self.ranks.size:
-            stretch, items = stretch.after(items, self.ranks.size), 0
+            seats = [Seat(k, k, behind=lag) for k, lag in zip(trained, stretch.behind, strict=True)]
+            stretch, trained = stretch.ended(seats, [0] * self.ranks.size), [0] * self.ranks.size
         self.epoch = stretch.epoch
-        self._now = self._resumed = Position(stretch, rank, max(0, items - stretch.lag(rank)))
-        if record is not None:
-            self._record = replace(record, open=stretch)
+        self._now = self._resumed = Position(stretch, self.ranks.rank, trained[self.ranks.rank])
+        if self._record is not None:
+            self._record = self._unchanged()
+
+    def _unchanged(self) -> Record:
+        """Return the record before the first change."""
+        now = self._now
+        return Record(0, (), now.lag + now.drawn - self._attachment.step * self._items, (now.stretch,))
 
     # Ranks that come and go
 
@@ -264,16 +291,17 @@ class Followed(Generic[T]):
         comm = self.ranks.comm
         if comm is None or not comm.membership.changes:
             raise ValueError("follow() needs a sampler of a group whose ranks come and go: group=bk.elastic.join(…)")
-        if self._attachment is not None or (self._now.step and self._resumed is None):
+        if self._attachment is not None or (self._now.drawn and self._resumed is None):
             raise ValueError("call follow() once, before the first item is drawn")
         self._items, self._repeats = integer("items_per_step", items_per_step, 1), truth("repeats", repeats)
         self._attachment, self._id = att, secrets.randbits(62)
-        place, items = self._now, self._now.step + self._now.stretch.lag(self._now.rank)
+        self._since = self._count()  # when the record began
+        stretch, items = self._now.stretch, self._now.lag + self._now.drawn
         self._sit(replace(self.ranks, rank=comm.rank, size=comm.size))  # which may have changed since
-        self._resume(place.stretch, items)
+        self._resume(stretch, items)
         att.on_regroup(self._changed)
         if self._record is None:
-            self._record = Record(0, (), att.step, self._now.stretch)
+            self._record = self._unchanged()
 
     def _changed(self, change: Any) -> None:
         """Agree with all ranks on what is done, and go on with the rest. Collective."""
@@ -295,54 +323,46 @@ class Followed(Generic[T]):
             assert record is not None
             late = {t.id for t in behind} & set(record.ids)
             if self._id in late:
-                self._enter(record, record.ids.index(self._id), joined=self._record is None)
+                self._enter(record, record.ids.index(self._id))
             if not late:  # else a rank was lost during the change before, of which not all have heard to the end
                 break
-        joined = self._record is None or self._record.version < record.version
-        self._enter(regrouped(record, told, change.step, self._items, self._shares), change.rank, joined)
+        entered, out = regrouped(record, told, change.step, self._items, self._shares)
+        self._enter(entered, change.rank)
+        for epoch, items in out.items():
+            log.warning("%d items that a lost rank has left are not trained in epoch %d, as it ends", items, epoch)
 
     def _told(self, step: int) -> Told:
         now, record = self._now, self._record
-        trained = self._trained(now)
         if record is None:
             return Told(self._id, -1)
-        passes = [len(self) - trained]
-        for epoch, place in self._pending.items():
-            if epoch > now.stretch.epoch:
-                passes.append(self._queues(place).length(place.rank))
-        left = sum(up(items, self._items) for items in passes)
-        origin = now.origin or (step, now.step + now.stretch.lag(now.rank))
-        rank, epoch = self.ranks.rank, now.stretch.epoch
-        return Told(self._id, record.version, rank, epoch, trained, now.step, left, now.over, origin)
+        origin = -step * self._items if now.origin is None else now.origin
+        place = (self._id, record.version, self.ranks.rank, now.stretch.epoch)
+        return Told(*place, self._trained(now), now.drawn, now.over, self._count() - self._since, origin)
 
-    def _enter(self, record: Record, rank: int, joined: bool) -> None:
+    def _enter(self, record: Record, rank: int) -> None:
         """Go over to another record, in which this rank has a new number."""
-        now, divided, origin, before = self._now, record.divided, (record.step, 0), self._record
-        self._record = record
-        old = self.ranks.rank
-        self._sit(replace(self.ranks, rank=rank, size=divided.ranks))
+        now, first, before = self._now, record.passes[0], self._record
+        joined = before is None or before.version < record.version - 1
+        passes = range(0 if joined else now.stretch.epoch, 0 if joined else first.epoch)
+        self._places = {epoch: self._place(epoch) for epoch in passes}
+        self._places.update({each.epoch: (each, rank) for each in record.passes})
+        self._record, self._since = record, self._count()
+        self._sit(replace(self.ranks, rank=rank, size=first.ranks))
         if joined and now.base is None:  # it has not drawn any
-            self._from = self.epoch = divided.epoch
-            self._now = Position(divided, rank, origin=origin)
-        elif joined or now.stretch.epoch == divided.epoch:
-            self._latest = max(self._latest, divided.epoch) if now.base is not None else self._latest
-            self._move(now, divided, rank, origin, joined)
-        elif before is not None:
-            for epoch in range(now.stretch.epoch + 1, divided.epoch):
-                self._pending.setdefault(epoch, Position(before.stretch(epoch), old))
-        self._pending = {epoch: each for epoch, each in self._pending.items() if epoch < divided.epoch}
-        if record.closing is not None:
-            self._pending[divided.epoch] = Position(divided, rank, origin=origin)
-        if self._now.base is None:
-            self._resumed = self._now
-        for epoch, items in record.out.items() if rank == 0 else ():
-            log.warning("%d items that a lost rank has left are not trained in epoch %d, as it ends", items, epoch)
+            self._from = self.epoch = first.epoch
+            self._now = now = self._first()
+        elif joined or now.stretch.epoch == first.epoch:
+            self._move(now, first, rank, joined)
+        if now.base is None:
+            self._resumed = now
+        else:
+            self._latest = max(self._latest, now.stretch.epoch)
 
-    def _move(self, now: Position, stretch: Stretch, rank: int, origin: tuple[int, int], joined: bool) -> None:
+    def _move(self, now: Position, stretch: Stretch, rank: int, joined: bool) -> None:
         """Go on with the queue of another stretch; a rank that was left out and has joined again keeps nothing."""
         trained = self._trained(now)
-        now.before, ahead = now.before + trained, now.step - trained
-        now.step = 0 if joined else ahead
-        now.stretch, now.rank, now.origin, now.shares = stretch, rank, origin, None
+        now.before, ahead = now.before + trained, now.drawn - trained
+        now.drawn = 0 if joined else ahead
+        now.stretch, now.rank, now.shares = stretch, rank, None
         if now.base is not None:
-            now.base = (self._count(), -ahead if joined else 0)
+            now.base = (-ahead if joined else 0) - self._count()

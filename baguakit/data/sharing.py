@@ -1,4 +1,4 @@
-"""The division of one pass among ranks that may change: pure functions of a few numbers, equal on all ranks.
+"""The division of passes among ranks that may change: pure functions of a few numbers, equal on all ranks.
 
 A pass is divided anew whenever the ranks change. In each *stretch* between two changes a rank goes through its queue:
 
@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import chain, islice
 from typing import Any
 
@@ -53,34 +53,27 @@ class Stretch:
 
     Attributes:
         epoch: the number of the epoch.
-        ranks: the number of ranks.
+        behind: for each rank, the items that it trains in passes before this one.
         done: the seats of all ranks in each stretch of this pass before.
-        behind: for each rank, the steps that it makes in the pass before, counted from the beginning of this stretch;
-            () if no rank makes any.
     """
 
     epoch: int
-    ranks: int
+    behind: tuple[int, ...]
     done: Done = ()
-    behind: tuple[int, ...] = ()
 
-    def lag(self, rank: int) -> int:
-        """Return the steps that a rank makes before its queue."""
-        return self.behind[rank] if self.behind else 0
+    @property
+    def ranks(self) -> int:
+        """The number of ranks."""
+        return len(self.behind)
 
     def before(self) -> Stretch:
         """Return the stretch before this one, in the same pass."""
-        seats = self.done[-1]
-        behind = tuple(seat.behind for seat in seats)
-        return Stretch(self.epoch, len(seats), self.done[:-1], behind if any(behind) else ())
+        return Stretch(self.epoch, tuple(seat.behind for seat in self.done[-1]), self.done[:-1])
 
-    def after(self, items: int, ranks: int) -> Stretch:
-        """Return the stretch of other ranks, none of which keeps what it has drawn, after so many items of each."""
-        if not items and not (self.done and any(seat.to >= 0 for seat in self.done[-1])):
-            return Stretch(self.epoch, ranks, self.done)
-        trained = [max(0, items - self.lag(rank)) for rank in range(self.ranks)]
-        seats = tuple(Seat(k, k, behind=self.lag(rank)) for rank, k in enumerate(trained))
-        return Stretch(self.epoch, ranks, (*self.done, seats))
+    def ended(self, seats: Sequence[Seat], behind: Sequence[int]) -> Stretch:
+        """Return the next stretch of the pass; it takes the place of this one if that has given nobody an item."""
+        begun = any(seat.drawn for seat in seats) or (self.done and any(seat.to >= 0 for seat in self.done[-1]))
+        return Stretch(self.epoch, tuple(behind), (*self.done, tuple(seats)) if begun else self.done)
 
 
 class Shares:
@@ -94,20 +87,20 @@ class Shares:
     """
 
     def __init__(self, stretch: Stretch, samples: Indices, kept: Mapping[int, list[Indices]], plan: Plan) -> None:
-        self.stretch, self.samples = stretch, samples
+        self.samples = samples
         # Each part has the column of each rank that takes part, and the steps.
         self.parts: list[tuple[dict[int, int], Steps]] = [
             ({rank: 0}, [[item] for item in items]) for rank, items in kept.items()
         ]
-        ahead = [stretch.lag(rank) + len(kept.get(rank, ())) for rank in range(stretch.ranks)]
+        ahead = [lag + len(kept.get(rank, ())) for rank, lag in enumerate(stretch.behind)]
         taken = chain.from_iterable(kept.values())
         levels = sorted(set(ahead))
         for low, high in zip(levels, [*levels[1:], None], strict=True):
             few = [rank for rank in range(stretch.ranks) if ahead[rank] <= low]
             samples = without(samples, taken)
-            self.steps = plan(samples, len(few)) if high is None else first_steps(samples, len(few), high - low, plan)
-            self.parts.append(({rank: column for column, rank in enumerate(few)}, self.steps))
-            taken = chain.from_iterable(self.steps)
+            steps = plan(samples, len(few)) if high is None else first_steps(samples, len(few), high - low, plan)
+            self.parts.append(({rank: column for column, rank in enumerate(few)}, steps))
+            taken = chain.from_iterable(steps)
 
     def length(self, rank: int) -> int:
         """Return the number of items in the queue of a rank."""
@@ -128,37 +121,9 @@ class Shares:
 
     def ended(self, seats: Sequence[Seat]) -> tuple[Indices, dict[int, list[Indices]]]:
         """Return the samples that nobody has trained when this stretch has ended so, and the items kept by rank."""
-        taken = [list(islice(self.queue(rank), seat.drawn)) for rank, seat in enumerate(seats)]
-        trained = (items[: seat.trained] for items, seat in zip(taken, seats, strict=True))
-        pairs = zip(taken, seats, strict=True)
-        kept = {seat.to: items[seat.trained :] for items, seat in pairs if seat.to >= 0}
-        return without(self.samples, chain.from_iterable(trained)), kept
-
-
-@dataclass
-class Position:
-    """The position of one rank in a pass.
-
-    Attributes:
-        stretch: the part of the pass that has these ranks.
-        rank: of this process in it.
-        step: the items of its queue that are drawn.
-        before: the items of this pass that this rank trained before the stretch.
-        over: more items were asked for than there are.
-        base: in a sampler that follows a group, a count of steps, and of the items trained by then; None before the
-            pass has begun.
-        origin: a number of optimizer steps, and of the items that a rank had trained by then if it was not lost.
-        shares: the queues of all ranks, once they are needed.
-    """
-
-    stretch: Stretch
-    rank: int
-    step: int = 0
-    before: int = 0
-    over: bool = False
-    base: tuple[int, int] | None = None
-    origin: tuple[int, int] | None = None
-    shares: Shares | None = field(default=None, repr=False, compare=False)
+        taken = [(seat, list(islice(self.queue(rank), seat.drawn))) for rank, seat in enumerate(seats)]
+        kept = {seat.to: items[seat.trained :] for seat, items in taken if seat.to >= 0}
+        return without(self.samples, chain.from_iterable(items[: seat.trained] for seat, items in taken)), kept
 
 
 def without(samples: Indices, items: Iterable[Indices]) -> Indices:
@@ -179,30 +144,20 @@ def first_steps(pool: Indices, ranks: int, count: int, plan: Plan) -> Steps:
 class Record:
     """The state of a sampler that all ranks share from one change of the group to the next.
 
+    Items are counted from its beginning: those of all passes, those of whole steps in each.
+
     Attributes:
         version: the number of changes before.
         ids: of the ranks; () before the first change.
-        step: the optimizer steps that were made when it began.
-        open: the stretch that the next change ends, unless a later pass has begun by then.
-        out: by epoch, the number of items that a lost rank has left and nobody trains, of which rank 0 warns.
-        closing: the end of the pass before the open one, where too few samples are left for ranks to end together.
+        origin: a rank has trained `origin + steps * items_per_step` items after so many optimizer steps.
+        passes: the stretches of passes that follow each other, up to the first that all ranks end together. The next
+            change divides one of them, or a later pass.
     """
 
     version: int
     ids: tuple[int, ...]
-    step: int
-    open: Stretch
-    out: Mapping[int, int] = field(default_factory=dict)
-    closing: Stretch | None = None
-
-    def stretch(self, epoch: int) -> Stretch:
-        """Return the stretch in which an epoch begins or goes on."""
-        return self.open if epoch == self.open.epoch else Stretch(epoch, self.open.ranks)
-
-    @property
-    def divided(self) -> Stretch:
-        """The stretch that was divided anew when the record began."""
-        return self.closing or self.open
+    origin: int
+    passes: tuple[Stretch, ...]
 
 
 @dataclass(frozen=True)
@@ -215,9 +170,9 @@ class Told:
         rank: in that record.
         epoch: of the pass in which it is.
         trained, drawn: items of its queue there.
-        left: items of whole steps that it trains before it comes to a pass that was not divided yet.
         over: more items were asked for than there are: its iterator has ended.
-        origin: a number of optimizer steps, and of the items of a queue that were trained by then.
+        used: items, of whole steps, that it has trained or lost since the record began.
+        origin: as in a record, for a pass that is later than those of the record.
     """
 
     id: int
@@ -226,79 +181,73 @@ class Told:
     epoch: int = 0
     trained: int = 0
     drawn: int = 0
-    left: int = 0
     over: bool = False
-    origin: tuple[int, int] = (0, 0)
+    used: int = 0
+    origin: int = 0
 
 
 def regrouped(
-    record: Record, told: Sequence[Told], step: int, items_per_step: int, shares: Callable[[Stretch], Shares]
-) -> Record:
-    """Return the record of the new group.
+    record: Record, told: Sequence[Told], step: int, per_step: int, shares: Callable[[Stretch], Shares]
+) -> tuple[Record, dict[int, int]]:
+    """Return the record of the new group, and by epoch the items that lost ranks leave and nobody trains.
 
-    Items are left out where a rank is lost and the iterator of another has ended already: it cannot take any.
+    Items are left where another rank's iterator has ended, or is in a later pass: it cannot take any.
 
     Args:
         record: of the group before.
         told: by each rank of the new group; one whose version is not that of the record has joined.
         step: the optimizer steps made.
-        items_per_step: items that a rank trains in one of them.
+        per_step: items that a rank trains in one of them.
         shares: returns the queues of a stretch.
     """
     known = {t.rank: (new, t) for new, t in enumerate(told) if t.version == record.version}
-    epoch = max([*(t.epoch for _, t in known.values()), *([record.open.epoch] if record.version else [])])
-    stretch, lost = record.stretch(epoch), [rank for rank in range(record.open.ranks) if rank not in known]
-    here = [t for _, t in known.values() if t.epoch == epoch]
-    since, items = min(here, key=lambda t: t.rank).origin if here else (record.step, 0)
-    items += (step - since) * items_per_step  # that a lost rank has trained since
-    seats = [Seat(k := max(0, items - (lag := stretch.lag(rank))), k, -1, lag) for rank in range(stretch.ranks)]
+    passes, made = record.passes, record.origin + step * per_step
+    first = max((t for _, t in known.values()), key=lambda t: (t.epoch, -t.rank))
+    if first.epoch > passes[-1].epoch:
+        passes, made = (whole(first.epoch, passes[0].ranks),), first.origin + step * per_step
+    lost = [rank for rank in range(passes[0].ranks) if rank not in known]
+    reached = [each.epoch for each in passes for rank in lost if each.behind[rank] < made]
+    epoch = max(first.epoch, passes[0].epoch, *reached)
+    passes = passes[: epoch - passes[0].epoch + 1]
+    stretch, out = passes[-1], Counter[int]()
+    for rank in lost:
+        since = made
+        for each in passes:
+            out[each.epoch - 1] += max(0, each.behind[rank] - since)
+            since = max(since, each.behind[rank])
+    seats = [Seat(k := max(0, made - lag), k, -1, lag) for lag in stretch.behind]
     for rank, (new, t) in known.items():
-        mine = (t.trained, t.drawn) if t.epoch == epoch else (0, 0)
-        seats[rank] = Seat(*mine, new, stretch.lag(rank))
-    ids = tuple(t.id for t in told)
-    # If rank 0 was lost, perhaps before it has heard what it had to warn of, the next one warns.
-    out = Counter(record.out if record.ids and record.ids[0] not in ids else {})
-    out[epoch - 1] += sum(max(0, stretch.lag(rank) - items) for rank in lost)
-    if any(t.over for t in here):
-        ends = [up(_left(t, epoch, record, shares), items_per_step) for t in told]
-        out[epoch] += sum(max(0, shares(stretch).length(rank) - seats[rank].trained) for rank in lost)
-        return Record(record.version + 1, ids, step, Stretch(epoch + 1, len(told), (), behind(ends)), +out)
-    lags = [up(_before(t, epoch, record), items_per_step) for t in told]
-    began = any(seat.drawn for seat in seats) or (stretch.done and any(seat.to >= 0 for seat in stretch.done[-1]))
-    divided = Stretch(epoch, len(told), (*stretch.done, tuple(seats)) if began else stretch.done, behind(lags))
-    ends = [up(divided.lag(rank) + shares(divided).length(rank), items_per_step) for rank in range(len(told))]
-    if len(set(ends)) == 1:
-        return Record(record.version + 1, ids, step, divided, +out)
-    after = Stretch(epoch + 1, len(told), (), behind(ends))
-    return Record(record.version + 1, ids, step, after, +out, divided)
+        seats[rank] = Seat(*((t.trained, t.drawn) if t.epoch == epoch else (0, 0)), new, stretch.behind[rank])
+
+    def whole_steps(items: int) -> int:
+        return -(-max(0, items) // per_step) * per_step
+
+    def before(t: Told) -> int:
+        """Return the items that a rank trains before the pass; one that was left out trains what it has drawn."""
+        if t.version != record.version:
+            return whole_steps(t.drawn - t.trained)
+        return whole_steps(stretch.behind[t.rank] - t.used) if t.epoch < epoch else 0
+
+    behind = [before(t) for t in told]
+    if any(t.over for _, t in known.values() if t.epoch == epoch):
+        rest = [shares(stretch).length(rank) - seat.trained for rank, seat in enumerate(seats)]
+        out[epoch] += sum(max(0, rest[rank]) for rank in lost)
+        for rank, (new, _) in known.items():
+            behind[new] += whole_steps(rest[rank])
+        following = [Stretch(epoch + 1, tuple(behind))]
+    else:
+        following = [stretch.ended(seats, behind)]
+    while True:
+        last = following[-1]
+        ends = tuple(whole_steps(lag + shares(last).length(rank)) for rank, lag in enumerate(last.behind))
+        if len(set(ends)) == 1 or ends == last.behind:
+            return Record(record.version + 1, tuple(t.id for t in told), -step * per_step, tuple(following)), +out
+        following.append(Stretch(last.epoch + 1, ends))
 
 
-def behind(steps: Sequence[int]) -> tuple[int, ...]:
-    """Return the `behind` of a stretch."""
-    return tuple(steps) if any(steps) else ()
-
-
-def up(items: int, items_per_step: int) -> int:
-    """Return the items of whole steps, the last of which may have fewer."""
-    return -(-items // items_per_step) * items_per_step
-
-
-def _before(t: Told, epoch: int, record: Record) -> int:
-    """Return the items that a rank trains before it comes to the pass of this epoch.
-
-    One that was left out of the group and has joined again trains what it has drawn: a loader does not give it back.
-    """
-    if t.version != record.version:
-        return t.drawn - t.trained
-    return t.left if t.epoch < epoch else 0
-
-
-def _left(t: Told, epoch: int, record: Record, shares: Callable[[Stretch], Shares]) -> int:
-    """Return the items that a rank trains until the pass of this epoch is over."""
-    if t.version != record.version or t.epoch < epoch:
-        rest = shares(record.stretch(epoch)).length(t.rank) if t.version == record.version else 0
-        return _before(t, epoch, record) + rest
-    return t.left
+def whole(epoch: int, ranks: int) -> Stretch:
+    """Return the stretch of a pass that no change has divided."""
+    return Stretch(epoch, (0,) * ranks)
 
 
 # In a state
@@ -306,14 +255,11 @@ def _left(t: Told, epoch: int, record: Record, shares: Callable[[Stretch], Share
 
 def packed(done: Done) -> list[list[Any]]:
     """Return stretches for a state: [ranks, steps], or [ranks, [trained, drawn, to, behind] of each rank]."""
-    return [[len(seats), _steps(seats)] for seats in done]
-
-
-def _steps(seats: tuple[Seat, ...]) -> Any:
-    plain = Seat(seats[0].trained, seats[0].trained)
-    if all(seat == plain for seat in seats):
-        return plain.trained
-    return [[seat.trained, seat.drawn, seat.to, seat.behind] for seat in seats]
+    plain = [seats[0].trained if set(seats) == {Seat(seats[0].trained, seats[0].trained)} else None for seats in done]
+    return [
+        [len(seats), [[s.trained, s.drawn, s.to, s.behind] for s in seats] if steps is None else steps]
+        for seats, steps in zip(done, plain, strict=True)
+    ]
 
 
 def unpacked(done: Any) -> Done:

@@ -44,7 +44,8 @@ class Loader:
 def in_no_queue(sampler):
     """Return the samples that nobody has trained, and that nobody will in this pass."""
     shares = sampler._queues(sampler._now)
-    return set(without(shares.samples, chain.from_iterable(map(shares.queue, range(shares.stretch.ranks)))).tolist())
+    ranks = range(sampler._now.stretch.ranks)
+    return set(without(shares.samples, chain.from_iterable(map(shares.queue, ranks))).tolist())
 
 
 @dataclass(eq=False)
@@ -140,8 +141,7 @@ class Training:
         self.ranks = [rank for rank in self.ranks if rank in known or rank.version() > 0]
         self.settle(min(rank.version() for rank in self.ranks))
         for rank in self.ranks:
-            if (record := rank.sampler._record).closing or record.open.behind:
-                self.uneven.add(record.open.epoch - 1)
+            self.uneven.update(each.epoch - 1 for each in rank.sampler._record.passes if any(each.behind))
 
     def agree(self, gathers, deaf):
         """Let all ranks tell each other what they ask to be told, until they agree."""

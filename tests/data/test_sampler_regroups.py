@@ -33,7 +33,7 @@ DEPTHS = st.lists(st.integers(0, 5), min_size=1, max_size=4)  # of what each ran
 @pytest.fixture
 def left_out():
     """The items that warnings say are left out, by epoch."""
-    out, handler, log = Counter(), logging.Handler(), logging.getLogger("baguakit")
+    out, handler, log = {}, logging.Handler(), logging.getLogger("baguakit")
     handler.emit = lambda record: out.update({record.args[1]: record.args[0]})
     log.addHandler(handler)
     yield out
