@@ -40,15 +40,6 @@ class Membership:
     comm: Comm | None = None
     known: bool = True
 
-    @property
-    def share(self) -> tuple[int, int]:
-        """(rank, size) in the group that divides work; (0, 1) without a group."""
-        return (0, 1) if self.comm is None else (self.rank, self.size)
-
-    def gather(self, value: Any) -> list[Any]:
-        """Return the `value` of every rank that shares the work. Collective if there is a group."""
-        return [value] if self.comm is None else self.comm.gather_objects(value)
-
 
 def membership(num_replicas: int | None, rank: int | None, group: Any = None) -> Membership:
     """Return the given rank and number of ranks; by default those of `group`, of the default group, or one rank.
@@ -57,7 +48,10 @@ def membership(num_replicas: int | None, rank: int | None, group: Any = None) ->
         TypeError: `group` is neither a `Comm` nor a process group of which this process is a member.
         ValueError: `rank` is not less than `num_replicas`.
     """
-    comm = _comm(group)
+    try:
+        comm = group if isinstance(group, Comm) else Comm(group)
+    except RuntimeError:  # torch.distributed is not initialised
+        comm = None
     here = (0, 1) if comm is None else (comm.rank, comm.size)
     mine = here[0] if rank is None else integer("rank", rank, 0)
     size = here[1] if num_replicas is None else integer("num_replicas", num_replicas, 1)
@@ -66,15 +60,6 @@ def membership(num_replicas: int | None, rank: int | None, group: Any = None) ->
     same = (mine, size) == here
     alone = comm is None or (comm.size == 1 and not comm.membership.changes)
     return Membership(mine, size, comm if same and not alone else None, known=same or alone)
-
-
-def _comm(group: Any) -> Comm | None:
-    if isinstance(group, Comm):
-        return group
-    try:
-        return Comm(group)
-    except RuntimeError:  # torch.distributed is not initialised
-        return None
 
 
 def complexities(
@@ -95,7 +80,9 @@ def complexities(
     Raises:
         TypeError, ValueError: the costs are not one finite, non-negative number per sample.
     """
-    n = length(dataset)
+    if not isinstance(dataset, Sized):
+        raise TypeError(f"dataset is one that has a length, not {type(dataset).__name__}; pass one with __len__")
+    n = len(dataset)
     if not isinstance(file, (str, os.PathLike, NoneType)):
         raise TypeError(f"complexity_file is a path or None, not {file!r}")
     if file is not None and not callable(complexity):
@@ -112,25 +99,32 @@ def complexities(
             "complexity is a function, and rank and num_replicas are not those of the process group, so the processes"
             " that divide the pass over the dataset are unknown; pass group=, or the costs as numbers or as a file"
         )
-    if ranks.comm is not None and ranks.comm.membership.changes:
+    comm = ranks.comm
+    if comm is not None and comm.membership.changes:
         raise ValueError(
             "complexity is a function, and ranks that join later cannot measure the dataset with the others; measure "
             "it before, and pass the costs as numbers or as a file"
         )
     path = None if file is None else Path(file)
-    rank = ranks.share[0]
-    kept = _together(ranks, lambda: _load(path) if rank == 0 and path and path.exists() else None)[0]
+    rank, size = (0, 1) if comm is None else (ranks.rank, ranks.size)
+    kept = _together(comm, lambda: _load(path) if rank == 0 and path and path.exists() else None)[0]
     if kept is not None:
         stale = "; it is of another dataset: delete it to measure again, or pass another complexity_file"
         return _checked(kept, n, f"the complexity file {str(path)!r}", stale)
-    return _measured(dataset, complexity, ranks, path)
+    costs, mine = np.empty(n), _progress(range(rank, n, size), rank, size)
+    for r, share in enumerate(_together(comm, lambda: [_cost(complexity, dataset, i) for i in mine])):
+        costs[r::size] = share
+    costs = _checked(costs, n, "complexity")
 
+    def save() -> None:
+        if rank == 0 and path:
+            content = io.BytesIO()
+            np.save(content, costs)
+            path.parent.mkdir(parents=True, exist_ok=True)
+            replace_file(path, content.getvalue())
 
-def length(dataset: Any) -> int:
-    """Return the number of samples; raise TypeError if the dataset has no length."""
-    if not isinstance(dataset, Sized):
-        raise TypeError(f"dataset is one that has a length, not {type(dataset).__name__}; pass one with __len__")
-    return len(dataset)
+    _together(comm, save)
+    return costs
 
 
 def _checked(values: Any, n: int, what: str, otherwise: str = "; pass one number per sample") -> Costs:
@@ -160,27 +154,14 @@ def _load(path: Path) -> npt.NDArray[Any]:
         raise ValueError(f"the complexity file {str(path)!r} is not an .npy array of numbers ({error})") from None
 
 
-def _measured(dataset: Any, function: Callable[[Any], float], ranks: Membership, file: Path | None) -> Costs:
-    """Return `function` of every sample: rank r of n calls it for the samples r, r + n, …; rank 0 writes the file."""
-    rank, size = ranks.share
-    costs = np.empty(len(dataset))
-    mine = range(rank, len(dataset), size)
-    shares = _together(ranks, lambda: [_cost(function, dataset, i) for i in _progress(mine, ranks)])
-    for r, share in enumerate(shares):
-        costs[r::size] = share
-    costs = _checked(costs, len(dataset), "complexity")
-    _together(ranks, lambda: _save(file, costs) if rank == 0 and file else None)
-    return costs
-
-
-def _together(ranks: Membership, action: Callable[[], Any]) -> list[Any]:
-    """Return the results of an action on all ranks; raise on all ranks if it fails on one."""
+def _together(comm: Comm | None, action: Callable[[], Any]) -> list[Any]:
+    """Return the results of an action on all ranks; raise on all ranks if it fails on one. Collective."""
     result, text, cause = None, None, None
     try:
         result = action()
     except Exception as error:
         text, cause = f"{type(error).__name__}: {error}", error
-    outcomes = ranks.gather((result, text))
+    outcomes = [(result, text)] if comm is None else comm.gather_objects((result, text))
     for rank, (_, failed) in enumerate(outcomes):
         if failed is not None:
             raise ValueError(f"rank {rank} could not determine the complexity of the dataset: {failed}") from cause
@@ -196,8 +177,7 @@ def _cost(function: Callable[[Any], float], dataset: Any, i: int) -> float:
         raise ValueError(f"{what}: {error}") from error
 
 
-def _progress(mine: range, ranks: Membership) -> Iterable[int]:
-    rank, size = ranks.share
+def _progress(mine: range, rank: int, size: int) -> Iterable[int]:
     text = f"measuring the complexity of {len(mine)} samples on each of {size} ranks"
     if rank != 0:
         return mine
@@ -207,10 +187,3 @@ def _progress(mine: range, ranks: Membership) -> Iterable[int]:
         log.warning("%s; pip install baguakit[data] for a progress bar", text)
         return mine
     return tqdm(mine, desc=text)  # type: ignore[no-any-return,unused-ignore]
-
-
-def _save(file: Path, costs: Costs) -> None:
-    content = io.BytesIO()
-    np.save(content, costs)
-    file.parent.mkdir(parents=True, exist_ok=True)
-    replace_file(file, content.getvalue())

@@ -12,17 +12,13 @@ HERE = "127.0.0.1"
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line, and return the exit status."""
-    options = _parser().parse_args(arguments)
+    parser = argparse.ArgumentParser("python -m baguakit.net", description="TCP for NCCL")
+    fill(parser)
+    options = parser.parse_args(arguments)
     try:
         return int(options.run(options))
     except KeyboardInterrupt:
         return 130
-
-
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser("python -m baguakit.net", description="TCP for NCCL")
-    fill(parser)
-    return parser
 
 
 def fill(parser: argparse.ArgumentParser) -> None:
@@ -31,7 +27,7 @@ def fill(parser: argparse.ArgumentParser) -> None:
 
     one = commands.add_parser("build", help="compile the NCCL network plugin")
     one.add_argument("--out", metavar="DIR", help="the directory of the library (default: ~/.cache/baguakit)")
-    one.set_defaults(run=lambda options: _told(_build, options))
+    one.set_defaults(run=_build)
 
     two = commands.add_parser("measure", help="measure the link between two machines")
     side = two.add_mutually_exclusive_group(required=True)
@@ -40,40 +36,45 @@ def fill(parser: argparse.ArgumentParser) -> None:
     two.add_argument("--port", type=int, default=PORT, help="of the server (default: %(default)s)")
     two.add_argument("--bind", metavar="ADDRESS", default=HERE, help="of the server (default: %(default)s)")
     two.add_argument("--seconds", type=float, default=1.0, help="for each measurement (default: %(default)s)")
-    two.set_defaults(run=lambda options: _told(_measure, options))
+    two.set_defaults(run=_measure)
 
 
-def _told(run: Callable[[argparse.Namespace], None], options: argparse.Namespace) -> int:
-    """Run a subcommand; print an error as a sentence, and return the exit status."""
-    try:
-        run(options)
-    except (OSError, RuntimeError, ValueError) as error:
-        print(error, file=sys.stderr)
-        return 1
-    return 0
+def _in_words(run: Callable[[argparse.Namespace], None]) -> Callable[[argparse.Namespace], int]:
+    """Return a subcommand that prints an error as a sentence, and returns the exit status."""
+
+    def told(options: argparse.Namespace) -> int:
+        try:
+            run(options)
+        except (OSError, RuntimeError, ValueError) as error:
+            print(error, file=sys.stderr)
+            return 1
+        return 0
+
+    return told
 
 
+@_in_words
 def _build(options: argparse.Namespace) -> None:
-    path = build(options.out)
-    print(f"export NCCL_NET_PLUGIN={path}")
+    print(f"export NCCL_NET_PLUGIN={build(options.out)}")
     print("export NCCL_NET_PLUGIN_REF_COUNT=1")  # else NCCL 2.28.3 to 2.29.7 forget it with their last communicator
     print('a rank that sends over it then says "baguanet: NCCL sends over this plugin"', file=sys.stderr)
 
 
+@_in_words
 def _measure(options: argparse.Namespace) -> None:
     if options.server:
-        serve(options.bind, options.port, ready=_announce)
+        local = ", for this machine only; pass --bind ADDRESS for others"
+
+        def announce(address: str, port: int) -> None:
+            print(f"waiting on {address} port {port}{local * (address == HERE)}; end with Ctrl-C", flush=True)
+
+        serve(options.bind, options.port, ready=announce)
         return
     rates = measure(options.client, options.port, seconds=options.seconds)
     rows = [f"{t:>7}  {s:>14}  {rate / 1e6:>10.1f}" for (t, s), rate in sorted(rates.items())]
     print("threads  sockets/thread        MB/s", *rows, sep="\n", file=sys.stderr)
     for name, value in nccl_socket_settings(rates).environment().items():
         print(f"export {name}={value}")
-
-
-def _announce(address: str, port: int) -> None:
-    local = ", for this machine only; pass --bind ADDRESS for others" * (address == HERE)
-    print(f"waiting on {address} port {port}{local}; end with Ctrl-C", flush=True)
 
 
 if __name__ == "__main__":

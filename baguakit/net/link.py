@@ -16,13 +16,10 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
-from socketserver import BaseRequestHandler, ThreadingTCPServer
-from typing import Any
 
 from ..arguments import integer, message, real, text
 
 Layout = tuple[int, int]
-PARTS = ("threads", "sockets of each thread")
 LAYOUTS: tuple[Layout, ...] = tuple(
     (threads, sockets) for threads in (1, 2, 4, 8, 16) for sockets in (1, 2, 4, 8) if threads * sockets <= 64
 )
@@ -56,9 +53,16 @@ def measure(
     port, seconds = integer("port", port, 1, 65535), real("seconds", seconds, above=0, most=86400)
     if not isinstance(layouts, Sequence) or isinstance(layouts, str):
         raise TypeError(f"layouts is a list of pairs (threads, sockets of each thread), not {layouts!r}")
-    asked = [_layout(layout) for layout in layouts]
+    asked = []
+    for given in layouts:
+        if not isinstance(given, (tuple, list)) or len(given) != 2:
+            raise TypeError(f"each of layouts is a pair (threads, sockets of each thread), not {given!r}")
+        named = zip(("threads", "sockets of each thread"), given, strict=True)
+        threads, sockets = (integer(f"{name} of the layout {given!r}", n, 1) for name, n in named)
+        integer(f"the number of flows of the layout {given!r}", threads * sockets, 1, MOST_FLOWS)
+        asked.append((threads, sockets))
     try:
-        return {layout: _rate((host, port), layout, seconds) for layout in asked}
+        return {layout: _rate((host, port), *layout, seconds) for layout in asked}
     except UnicodeError:
         raise ValueError(f"host is a name or an address, not {host!r}") from None
     except OSError as error:
@@ -66,14 +70,6 @@ def measure(
             f"cannot measure the link to {host} port {port} ({error}); run `python -m baguakit.net measure --server "
             "--bind ADDRESS` there, with an address that this machine reaches, and open the port in the firewall"
         ) from error
-
-
-def _layout(given: object) -> Layout:
-    if not isinstance(given, (tuple, list)) or len(given) != 2:
-        raise TypeError(f"each of layouts is a pair (threads, sockets of each thread), not {given!r}")
-    threads, sockets = (integer(f"{what} of the layout {given!r}", n, 1) for what, n in zip(PARTS, given, strict=True))
-    integer(f"the number of flows of the layout {given!r}", threads * sockets, 1, MOST_FLOWS)
-    return threads, sockets
 
 
 def serve(address: str = "127.0.0.1", port: int = PORT, *, ready: Callable[[str, int], None] | None = None) -> None:
@@ -97,61 +93,38 @@ def serve(address: str = "127.0.0.1", port: int = PORT, *, ready: Callable[[str,
     if ready is not None and not callable(ready):
         raise TypeError(message("ready", "a function of an address and a port", ready))
     try:
-        server = _server(address)((address, port), _Count)
+        family = socket.AF_INET6 if ":" in address else socket.AF_INET
+        server = socket.create_server((address, port), family=family, backlog=socket.SOMAXCONN)
     except (OSError, UnicodeError) as error:
         raise OSError(
             f"cannot listen on address {address!r} port {port} ({error}); pass an address of this machine"
         ) from error
+    free = threading.BoundedSemaphore(MOST_FLOWS)
+
+    def receive(flow: socket.socket) -> None:
+        """Count the bytes of a flow, and reply with the count."""
+        try:
+            with flow, suppress(OSError):  # of clients that disconnect
+                if _read(flow, len(HELLO), HELLO_TIMEOUT) != HELLO:
+                    return
+                flow.settimeout(TIMEOUT)
+                buffer, count = bytearray(BUFFER), 0
+                while received := flow.recv_into(buffer):
+                    count += received
+                flow.sendall(COUNT.pack(count))
+        finally:
+            free.release()
+
     with server:
         if ready:
-            ready(str(server.server_address[0]), int(server.server_address[1]))
-        server.serve_forever()
+            ready(*server.getsockname()[:2])
+        while True:  # flows for which no thread is free wait in the queue of the system
+            free.acquire()
+            flow, _ = server.accept()
+            threading.Thread(target=receive, args=(flow,), daemon=True).start()
 
 
-def _server(address: str) -> type[ThreadingTCPServer]:
-    class Server(ThreadingTCPServer):
-        address_family = socket.AF_INET6 if ":" in address else socket.AF_INET
-        allow_reuse_address = True
-        daemon_threads = True
-        request_queue_size = socket.SOMAXCONN
-        free_flows = threading.BoundedSemaphore(MOST_FLOWS)
-
-        def get_request(self) -> tuple[socket.socket, Any]:
-            """Accept a flow when one is free; others wait in the queue of the system."""
-            self.free_flows.acquire()
-            try:
-                return super().get_request()
-            except BaseException:
-                self.free_flows.release()
-                raise
-
-        def shutdown_request(self, request: Any) -> None:
-            """End a flow. It is called once for each."""
-            super().shutdown_request(request)
-            self.free_flows.release()
-
-        def handle_error(self, request: object, client_address: object) -> None:
-            """Ignore errors of clients that disconnect."""
-
-    return Server
-
-
-class _Count(BaseRequestHandler):
-    """The server's end of a flow."""
-
-    def handle(self) -> None:
-        """Count the bytes of the flow, and reply with the count."""
-        if _read(self.request, len(HELLO), HELLO_TIMEOUT) != HELLO:
-            return
-        self.request.settimeout(TIMEOUT)
-        buffer, count = bytearray(BUFFER), 0
-        while received := self.request.recv_into(buffer):
-            count += received
-        self.request.sendall(COUNT.pack(count))
-
-
-def _rate(address: tuple[str, int], layout: Layout, seconds: float) -> float:
-    threads, sockets = layout
+def _rate(address: tuple[str, int], threads: int, sockets: int, seconds: float) -> float:
     flows: list[socket.socket] = []
     try:
         for _ in range(threads * sockets):

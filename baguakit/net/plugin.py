@@ -48,25 +48,17 @@ def build(out: str | os.PathLike[str] | None = None, *, compiler: str | None = N
         raise TypeError(message("flags", "a list of strings", flags))
     if platform.system() != "Linux":
         raise ValueError(f"the NCCL plugin is for Linux, and this is {platform.system()}")
-    command = [_find(compiler), *FLAGS, *WARNINGS, *HARDENING, *flags]
-    folder = _cache(command) if out is None else Path(out)
-    library = folder.absolute() / LIBRARY
+    names = COMPILERS if compiler is None else (compiler,)
+    found = next(filter(None, map(shutil.which, names)), None)
+    if found is None:
+        raise ValueError(f"no C compiler: {' or '.join(names)} is not on the PATH; install one, or pass compiler=")
+    command = [found, *FLAGS, *WARNINGS, *HARDENING, *flags]
+    key = "\0".join([platform.machine(), *platform.libc_ver(), *command]).encode() + SOURCE.read_bytes()
+    kept = Path.home() / ".cache" / "baguakit" / hashlib.sha256(key).hexdigest()[:16]
+    library = (kept if out is None else Path(out)).absolute() / LIBRARY
     if out is not None or not library.exists():
         _compile(command, library)
     return library
-
-
-def _find(compiler: str | None) -> str:
-    names = COMPILERS if compiler is None else (compiler,)
-    for name in names:
-        if path := shutil.which(name):
-            return path
-    raise ValueError(f"no C compiler: {' or '.join(names)} is not on the PATH; install one, or pass compiler=")
-
-
-def _cache(command: list[str]) -> Path:
-    key = "\0".join([platform.machine(), *platform.libc_ver(), *command]).encode()
-    return Path.home() / ".cache" / "baguakit" / hashlib.sha256(key + SOURCE.read_bytes()).hexdigest()[:16]
 
 
 def _compile(command: list[str], library: Path) -> None:

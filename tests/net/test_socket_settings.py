@@ -1,5 +1,6 @@
 """Settings for NCCL's own sockets, from a link that is measured or given; and the command line."""
 
+import argparse
 import ctypes
 import inspect
 import shutil
@@ -13,7 +14,7 @@ import pytest
 
 from baguakit.command.pacing import cap
 from baguakit.net import SocketSettings, build, link, measure, nccl_socket_settings, serve
-from baguakit.net.__main__ import _parser, main
+from baguakit.net.__main__ import fill, main
 
 
 def given(one_flow, most, one_thread=float("inf")):
@@ -132,7 +133,8 @@ def test_a_server_has_few_threads_and_lets_in_who_comes_when_others_leave(monkey
 
 def test_by_default_only_this_machine_is_let_in(capsys):
     assert inspect.signature(serve).parameters["address"].default == "127.0.0.1"
-    assert _parser().parse_args(["measure", "--server"]).bind == "127.0.0.1"
+    fill(parser := argparse.ArgumentParser())
+    assert parser.parse_args(["measure", "--server"]).bind == "127.0.0.1"
 
 
 def test_errors_of_measuring_are_sentences(server):
