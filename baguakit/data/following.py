@@ -7,7 +7,7 @@ import logging
 import secrets
 from abc import abstractmethod
 from collections.abc import Generator, Iterator, Mapping, Sized
-from dataclasses import dataclass, field, replace
+from dataclasses import astuple, dataclass, field, replace
 from typing import Any, Generic, TypeVar
 
 import numpy as np
@@ -15,7 +15,7 @@ import numpy as np
 from ..arguments import integer, truth
 from .complexity import Complexity, Membership, complexities
 from .plan import Batches, Costs, Indices, Order, assign
-from .sharing import Record, Seat, Shares, Stretch, Told, packed, regrouped, unpacked, whole
+from .sharing import Record, Seat, Shares, Stretch, Told, regrouped, unpacked, whole
 
 T = TypeVar("T")
 PLACE = ("epoch", "done", "ranks", "step")  # the position in a state; its other entries decide the order
@@ -25,28 +25,16 @@ log = logging.getLogger("baguakit")
 
 @dataclass
 class Position:
-    """The position of one rank in a pass.
-
-    Attributes:
-        stretch: the part of the pass that has these ranks.
-        rank: of this process in it.
-        drawn: items of its queue.
-        before: the items of this pass that this rank trained before the stretch.
-        over: more items were asked for than there are.
-        base: in a sampler that follows a group, the items of the queue trained, less those of all steps that it has
-            counted by then; None before the pass has begun.
-        origin: as in `Record`, if the pass begins with this stretch.
-        shares: the queues of all ranks, once they are needed.
-    """
+    """The position of one rank in a pass."""
 
     stretch: Stretch
-    rank: int
-    drawn: int = 0
-    before: int = 0
-    over: bool = False
-    base: int | None = None
-    origin: int | None = None
-    shares: Shares | None = field(default=None, repr=False, compare=False)
+    rank: int  # of this process in the stretch
+    drawn: int = 0  # items of its queue
+    before: int = 0  # items of this pass that it has trained before the stretch
+    over: bool = False  # more items were asked for than there are
+    base: int | None = None  # following: items trained, less those counted so far; None before the pass has begun
+    origin: int | None = None  # as in `Record`, of a pass that no change has divided
+    shares: Shares | None = field(default=None, repr=False, compare=False)  # once they are needed
 
     @property
     def lag(self) -> int:
@@ -106,14 +94,16 @@ class Followed(Generic[T]):
         if stretch not in self._planned:
             samples, kept = np.arange(len(self.order.costs)), dict[int, list[Indices]]()
             if stretch.done:
-                samples, kept = self._shares(stretch.before()).ended(stretch.done[-1])
+                *done, seats = stretch.done
+                before = Stretch(stretch.epoch, tuple(seat.behind for seat in seats), tuple(done))
+                samples, kept = self._shares(before).ended(seats)
 
             def plan(pool: Indices, ranks: int) -> list[Batches]:
                 rng = np.random.default_rng([self.order.seed, stretch.epoch, len(stretch.done)])
                 mixed = rng.permutation(pool) if self.order.shuffle else pool
                 return self._steps(mixed, ranks, rng, stretch.epoch)
 
-            self._planned[stretch] = Shares(stretch, samples, kept, plan)
+            self._planned[stretch] = Shares(stretch.behind, samples, kept, plan)
             while len(self._planned) > PLANNED:
                 del self._planned[next(iter(self._planned))]
         return self._planned[stretch]
@@ -196,7 +186,8 @@ class Followed(Generic[T]):
         if not 0 <= step <= len(self):
             raise ValueError(f"consumed is {consumed} and this pass has {now.before + len(self)} items on each rank")
         stretch = now.stretch
-        place = {"epoch": stretch.epoch, "done": packed(stretch.done), "ranks": stretch.ranks, "step": step + now.lag}
+        done = [[len(seats), [list(astuple(seat)) for seat in seats]] for seats in stretch.done]
+        place = {"epoch": stretch.epoch, "done": done, "ranks": stretch.ranks, "step": step + now.lag}
         return {**self._signature(), **place, **({"behind": list(stretch.behind)} if any(stretch.behind) else {})}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -265,23 +256,21 @@ class Followed(Generic[T]):
                             ...
 
         A rank that lives on keeps the items that it has drawn, such as those that the workers of a loader fetch ahead.
-        Items that a lost rank has drawn and not trained go back to all that nobody has drawn, which is divided anew
-        among the ranks that are there. A rank that joins takes over the epoch, `sampler.epoch`, and a part of the rest
-        of it. Those with fewer items ahead get more, so that all end the epoch after the same number of steps.
+        All that nobody has drawn or a lost rank has not trained is divided anew, such that all end the epoch after the
+        same number of steps. A rank that joins takes over the epoch, `sampler.epoch`, and a part of the rest of it.
 
-        A step that is lost because a rank was lost has consumed its item on the others, unless the loop repeats it.
-        A lost rank has trained as many items as optimizer steps were made. What it leaves is not trained in this epoch,
+        A step that is lost because a rank was lost has consumed its item on the others, unless the loop repeats it. A
+        lost rank has trained as many items as optimizer steps were made. What it leaves is not trained in this epoch,
         and a warning says so, if another rank's iterator has ended: loaders ask for the end of an epoch ahead. Then a
-        rank that joins begins with the next epoch, in which it gets as many items more as the others are behind.
+        rank that joins begins with the next epoch, and gets as many items more as the others are behind.
 
-        Call `set_epoch` before each pass, in ascending order. `state_dict()` needs no `consumed`, since the items
-        trained are known. Items are drawn in the thread that trains, as loaders do. A rank that joins plans an epoch
-        again from its beginning, with as many plans as there were changes.
+        Call `set_epoch` before each pass, in ascending order. `state_dict()` needs no `consumed`. Draw items in the
+        thread that trains, as loaders do.
 
         Args:
             att: the attachment, of the group that the sampler was made with.
             items_per_step: the items (samples, or batches of a batch sampler) that a rank draws for one optimizer step:
-                the batch size of a loader that makes batches of samples, times the steps of accumulation.
+                the batch size of a loader, times the steps of accumulation.
             repeats: the loop repeats a step that was lost with the same items.
 
         Raises:
@@ -352,17 +341,12 @@ class Followed(Generic[T]):
             self._from = self.epoch = first.epoch
             self._now = now = self._first()
         elif joined or now.stretch.epoch == first.epoch:
-            self._move(now, first, rank, joined)
+            trained = self._trained(now)
+            ahead = now.drawn - trained  # a rank that was left out and has joined again keeps nothing of this
+            now.stretch, now.rank, now.shares = first, rank, None
+            now.before, now.drawn = now.before + trained, 0 if joined else ahead
+            now.base = None if now.base is None else (-ahead if joined else 0) - self._count()
         if now.base is None:
             self._resumed = now
         else:
             self._latest = max(self._latest, now.stretch.epoch)
-
-    def _move(self, now: Position, stretch: Stretch, rank: int, joined: bool) -> None:
-        """Go on with the queue of another stretch; a rank that was left out and has joined again keeps nothing."""
-        trained = self._trained(now)
-        now.before, ahead = now.before + trained, now.drawn - trained
-        now.drawn = 0 if joined else ahead
-        now.stretch, now.rank, now.shares = stretch, rank, None
-        if now.base is not None:
-            now.base = (-ahead if joined else 0) - self._count()

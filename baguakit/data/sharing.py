@@ -25,23 +25,16 @@ from ..arguments import integer
 from .plan import Batches, Indices
 
 Steps = Sequence[Batches]
-Plan = Callable[[Indices, int], Steps]  # (samples, ranks) -> the steps of all ranks
 
 
 @dataclass(frozen=True)
 class Seat:
-    """The place of one rank in a stretch that has ended.
+    """The place of one rank in a stretch that has ended."""
 
-    Attributes:
-        trained, drawn: items of its queue; of a rank that is lost, `drawn` is `trained`.
-        to: its rank in the next stretch; -1 if it has none.
-        behind: as in the stretch.
-    """
-
-    trained: int
-    drawn: int
-    to: int = -1
-    behind: int = 0
+    trained: int  # items of its queue
+    drawn: int  # items of its queue; if it is lost, those that it has trained
+    to: int = -1  # its rank in the next stretch
+    behind: int = 0  # as in the stretch
 
 
 Done = tuple[tuple[Seat, ...], ...]
@@ -49,26 +42,16 @@ Done = tuple[tuple[Seat, ...], ...]
 
 @dataclass(frozen=True)
 class Stretch:
-    """A part of a pass in which the ranks stay the same. Its numbers decide who has which items.
-
-    Attributes:
-        epoch: the number of the epoch.
-        behind: for each rank, the items that it trains in passes before this one.
-        done: the seats of all ranks in each stretch of this pass before.
-    """
+    """A part of a pass in which the ranks stay the same. Its numbers decide who has which items."""
 
     epoch: int
-    behind: tuple[int, ...]
-    done: Done = ()
+    behind: tuple[int, ...]  # by rank: the items that it trains in passes before this one
+    done: Done = ()  # by stretch of this pass before: the seats of all ranks
 
     @property
     def ranks(self) -> int:
         """The number of ranks."""
         return len(self.behind)
-
-    def before(self) -> Stretch:
-        """Return the stretch before this one, in the same pass."""
-        return Stretch(self.epoch, tuple(seat.behind for seat in self.done[-1]), self.done[:-1])
 
     def ended(self, seats: Sequence[Seat], behind: Sequence[int]) -> Stretch:
         """Return the next stretch of the pass; it takes the place of this one if that has given nobody an item."""
@@ -80,25 +63,33 @@ class Shares:
     """The queues of all ranks in a stretch.
 
     Args:
-        stretch: of which they are.
+        behind: as in the stretch.
         samples: that nobody has trained in this pass.
-        kept: items that a rank has drawn before and not trained.
-        plan: returns the steps of all ranks over some samples.
+        kept: by rank, the items that it has drawn before and not trained.
+        plan: returns the steps of so many ranks over some samples.
     """
 
-    def __init__(self, stretch: Stretch, samples: Indices, kept: Mapping[int, list[Indices]], plan: Plan) -> None:
+    def __init__(
+        self,
+        behind: Sequence[int],
+        samples: Indices,
+        kept: Mapping[int, list[Indices]],
+        plan: Callable[[Indices, int], Steps],
+    ) -> None:
         self.samples = samples
         # Each part has the column of each rank that takes part, and the steps.
         self.parts: list[tuple[dict[int, int], Steps]] = [
             ({rank: 0}, [[item] for item in items]) for rank, items in kept.items()
         ]
-        ahead = [lag + len(kept.get(rank, ())) for rank, lag in enumerate(stretch.behind)]
+        ahead = [lag + len(kept.get(rank, ())) for rank, lag in enumerate(behind)]
         taken = chain.from_iterable(kept.values())
         levels = sorted(set(ahead))
         for low, high in zip(levels, [*levels[1:], None], strict=True):
-            few = [rank for rank in range(stretch.ranks) if ahead[rank] <= low]
+            few = [rank for rank, items in enumerate(ahead) if items <= low]
             samples = without(samples, taken)
-            steps = plan(samples, len(few)) if high is None else first_steps(samples, len(few), high - low, plan)
+            steps = plan(samples if high is None else samples[: len(samples) // len(few) * len(few)], len(few))
+            if high is not None:  # only the last steps repeat samples
+                steps = (steps if len(steps) >= high - low else plan(samples, len(few)))[: high - low]
             self.parts.append(({rank: column for column, rank in enumerate(few)}, steps))
             taken = chain.from_iterable(steps)
 
@@ -131,12 +122,6 @@ def without(samples: Indices, items: Iterable[Indices]) -> Indices:
     return np.setdiff1d(samples, np.concatenate([samples[:0], *items]))
 
 
-def first_steps(pool: Indices, ranks: int, count: int, plan: Plan) -> Steps:
-    """Return so many steps of a plan of the pool, or as many as there are; samples are repeated only at its end."""
-    steps = plan(pool[: len(pool) // ranks * ranks], ranks)
-    return (steps if len(steps) >= count else plan(pool, ranks))[:count]
-
-
 # A change of the group
 
 
@@ -144,46 +129,29 @@ def first_steps(pool: Indices, ranks: int, count: int, plan: Plan) -> Steps:
 class Record:
     """The state of a sampler that all ranks share from one change of the group to the next.
 
-    Items are counted from its beginning: those of all passes, those of whole steps in each.
-
-    Attributes:
-        version: the number of changes before.
-        ids: of the ranks; () before the first change.
-        origin: a rank has trained `origin + steps * items_per_step` items after so many optimizer steps.
-        passes: the stretches of passes that follow each other, up to the first that all ranks end together. The next
-            change divides one of them, or a later pass.
+    Items are counted from its beginning, in all passes, a step that ends a pass as a whole one. `passes` follow each
+    other, up to the first that all ranks end together; the next change divides one of them, or a later pass.
     """
 
-    version: int
-    ids: tuple[int, ...]
-    origin: int
+    version: int  # the number of changes before
+    ids: tuple[int, ...]  # of the ranks; () before the first change
+    origin: int  # a rank has trained `origin + steps * items_per_step` items after so many optimizer steps
     passes: tuple[Stretch, ...]
 
 
 @dataclass(frozen=True)
 class Told:
-    """The numbers that a rank tells the others at a change.
+    """The numbers that a rank tells the others at a change."""
 
-    Attributes:
-        id: of the rank, equal in all groups.
-        version: of its record; -1 if it has none.
-        rank: in that record.
-        epoch: of the pass in which it is.
-        trained, drawn: items of its queue there.
-        over: more items were asked for than there are: its iterator has ended.
-        used: items, of whole steps, that it has trained or lost since the record began.
-        origin: as in a record, for a pass that is later than those of the record.
-    """
-
-    id: int
-    version: int
-    rank: int = 0
-    epoch: int = 0
-    trained: int = 0
+    id: int  # of the rank, equal in all groups
+    version: int  # of its record; -1 if it has none
+    rank: int = 0  # in that record
+    epoch: int = 0  # of the pass in which it is
+    trained: int = 0  # items of its queue there
     drawn: int = 0
-    over: bool = False
-    used: int = 0
-    origin: int = 0
+    over: bool = False  # its iterator has ended: more items were asked for than there are
+    used: int = 0  # items that it has trained or lost since the record began
+    origin: int = 0  # as in a record, for a pass that is later than those of the record
 
 
 def regrouped(
@@ -250,33 +218,20 @@ def whole(epoch: int, ranks: int) -> Stretch:
     return Stretch(epoch, (0,) * ranks)
 
 
-# In a state
-
-
-def packed(done: Done) -> list[list[Any]]:
-    """Return stretches for a state: [ranks, steps], or [ranks, [trained, drawn, to, behind] of each rank]."""
-    plain = [seats[0].trained if set(seats) == {Seat(seats[0].trained, seats[0].trained)} else None for seats in done]
-    return [
-        [len(seats), [[s.trained, s.drawn, s.to, s.behind] for s in seats] if steps is None else steps]
-        for seats, steps in zip(done, plain, strict=True)
-    ]
-
-
 def unpacked(done: Any) -> Done:
-    """Return the stretches in a state.
+    """Return the stretches in a state: pairs of the number of ranks, and the seat of each or the steps of all.
 
     Raises:
         TypeError, ValueError: they are none.
     """
     if not isinstance(done, (list, tuple)) or not all(isinstance(p, (list, tuple)) and len(p) == 2 for p in done):
         raise TypeError(f"done in the state is a list of pairs (ranks, steps), not {done!r}")
-    return tuple(_seats(integer("ranks in the state", ranks, 1), steps) for ranks, steps in done)
-
-
-def _seats(ranks: int, steps: Any) -> tuple[Seat, ...]:
-    if not isinstance(steps, (list, tuple)):
-        k = integer("steps in the state", steps, 0)
-        return (Seat(k, k),) * ranks
-    if len(steps) != ranks or not all(isinstance(each, (list, tuple)) and len(each) == 4 for each in steps):
-        raise ValueError(f"steps in the state are four numbers for each of {ranks} ranks, not {steps!r}")
-    return tuple(Seat(*(integer("steps in the state", x, -1) for x in each)) for each in steps)
+    found = []
+    for ranks, seats in done:
+        count = integer("ranks in the state", ranks, 1)
+        if not isinstance(seats, (list, tuple)):
+            seats = [[integer("steps in the state", seats, 0), seats, -1, 0]] * count
+        if len(seats) != count or not all(isinstance(each, (list, tuple)) and len(each) == 4 for each in seats):
+            raise ValueError(f"steps in the state are four numbers for each of {count} ranks, not {seats!r}")
+        found.append(tuple(Seat(*(integer("steps in the state", x, -1) for x in each)) for each in seats))
+    return tuple(found)
