@@ -58,7 +58,7 @@ nitpicky = True
 ELSEWHERE = r"(torch|numpy|np|nn|dist|collections|matplotlib|networkx|lightning|datetime|os|pathlib|contextlib|abc)\b.*"
 INSIDE = r"baguakit\.(comm\.flows\.Flows|primitives\.flights\.StageLike|runtime\.setup\.Setup"
 INSIDE += r"|report\.drawing\.\w*Span|attach\.parts\.Tunable"
-INSIDE += r"|ranks\.(live|serving)\.T|tune\.tuner\.(Attached|Trial)"
+INSIDE += r"|ranks\.(live|serving)\.T|tune\.tuner\.Trial"
 INSIDE += r"|algorithms\.gossip\.replicas\.Gossip|topology\.chosen\.Choice)"
 nitpick_ignore_regex = [
     ("py:.*", ELSEWHERE),

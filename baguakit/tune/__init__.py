@@ -10,10 +10,8 @@ start of training, when buffers and connections are new.
 
 from ..costs import Codec, Cost, Line, Link, Load, Network, Place
 from ..stages import cost
-from .compute import Compute
-from .described import describe
-from .planning import Plan, plan
-from .prediction import Effect, Prediction, effect, predict
+from .planning import Plan, describe, plan
+from .prediction import Compute, Effect, Prediction, effect, predict
 from .probing import probe
 from .tuner import Trial, Tuner, autotune
 

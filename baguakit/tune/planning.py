@@ -1,7 +1,4 @@
-"""The plan: every combination of algorithm, bucket size and number of flows predicted, and one picked.
-
-Its choices are algorithms, bucket sizes that make a difference, and numbers of flows.
-"""
+"""The plan: every combination of algorithm, bucket size and number of flows predicted, and one picked."""
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext, suppress
@@ -11,51 +8,21 @@ from typing import Any, TypeVar
 from torch import Tensor, nn
 
 from .. import algorithms
-from ..arguments import check_fields, checked, integer
+from ..arguments import check_fields, checked, integer, real
 from ..comm import Comm
-from ..compressors import Compressor, UInt4
-from ..costs import Network
+from ..compressors import Compressor, MinMaxUInt8, UInt4
+from ..costs import Codec, Line, Link, Network
 from ..rules import Algorithm, Rule, hierarchical, rules_of
 from ..stages import Hierarchical
 from ..topology import Exponential
-from .compute import Compute, as_compute
-from .described import Described
-from .prediction import Prediction, buckets_of, effect, predict
+from .prediction import COUNT, Compute, Prediction, as_compute, buckets_of, effect, predict, written
 from .probing import probe
 
+BUCKET_BYTES = (1 << 20, 4 << 20, 10 << 20, 25 << 20, 100 << 20)
+NEAR = 0.02  # of the fastest: predictions do not resolve smaller differences
+NAMED = 2  # other algorithms in the sentence on the pick
 
-def counts_of(algorithm: Algorithm, network: Network, flows: Sequence[int]) -> list[int]:
-    """Return the numbers of flows that change the cost: with nodes, only exchanges between them are divided."""
-    counts = sorted(set(flows))
-    between = any(isinstance(rule.stage, Hierarchical) for rule in rules_of(algorithm))
-    return counts if between or network.per_node == 1 else counts[:1]
-
-
-def distinct(algorithm: Algorithm, named: Mapping[str, Tensor], sizes: Sequence[int]) -> list[int]:
-    """Return the sizes that give different buckets; of sizes with equal buckets, the first."""
-    lengths = {
-        size: [[len(b) for b in buckets_of(rule, named, size)] for rule in rules_of(algorithm)] for size in sizes
-    }
-    return [size for i, size in enumerate(sizes) if lengths[size] not in [lengths[other] for other in sizes[:i]]]
-
-
-def choices_of(named: Sequence[Algorithm] | None, comm: Comm) -> tuple[list[Algorithm], dict[str, str]]:
-    """Return the algorithms to choose from in this group, and the reasons why others cannot work in it.
-
-    With nodes, each algorithm is tried between nodes as well. A named algorithm that cannot work raises its error.
-    """
-    if named is None:
-        choices, left_out = sifted(list(every()), lambda each: check(each, comm))
-    else:
-        if isinstance(named, Rule) or not isinstance(named, Sequence) or not named:
-            wanted = "a list of the algorithms to choose from, such as [bk.algorithms.bytegrad()]"
-            raise TypeError(f"algorithms is {wanted}, not {named!r}")
-        choices, left_out = list(dict.fromkeys(named)), {}
-        for each in choices:
-            check(each, comm)
-    if comm.hierarchical:
-        choices += [between for each in choices if (between := by_nodes(each, comm)) is not None]
-    return choices, left_out
+T = TypeVar("T")
 
 
 def every() -> dict[Algorithm, str]:
@@ -75,40 +42,14 @@ def every() -> dict[Algorithm, str]:
     return found | {getattr(algorithms, name)(): f"bk.algorithms.{name}()" for name in names}
 
 
-def probed(choices: Sequence[Algorithm], network: Network) -> tuple[list[Algorithm], dict[str, str]]:
-    """Return the algorithms whose compressors the network was probed for, and the reasons to leave out the others."""
-
-    def look_up(algorithm: Algorithm) -> None:
-        for compressor in compressors_in([algorithm]) if network.ranks > 1 else ():
-            network.codec(compressor)
-
-    return sifted(choices, look_up)
-
-
-def sifted(
-    choices: Sequence[Algorithm], attempt: Callable[[Algorithm], None]
-) -> tuple[list[Algorithm], dict[str, str]]:
-    """Return the algorithms with which `attempt` raises no ValueError, and what it says of the others."""
-    able, left_out = [], {}
-    for each in choices:
-        try:
-            attempt(each)
-        except ValueError as error:
-            left_out[written(each)] = str(error)
-        else:
-            able.append(each)
-    return able, left_out
-
-
-def check(algorithm: Algorithm, comm: Comm) -> None:
-    """Raise a ValueError if an algorithm cannot work in this group."""
-    for rule in rules_of(algorithm):
-        rule.stage.check(comm)
+def is_by_nodes(algorithm: Algorithm) -> bool:
+    """Return whether a rule of the algorithm exchanges between nodes."""
+    return any(isinstance(rule.stage, Hierarchical) for rule in rules_of(algorithm))
 
 
 def by_nodes(algorithm: Algorithm, comm: Comm) -> Algorithm | None:
     """Return the algorithm between nodes; None if that is impossible or it is so already."""
-    if any(isinstance(rule.stage, Hierarchical) for rule in rules_of(algorithm)):
+    if is_by_nodes(algorithm):
         return None
     try:
         between = hierarchical(algorithm)
@@ -124,22 +65,9 @@ def compressors_in(algorithms: Sequence[Algorithm]) -> list[Compressor]:
     return list(dict.fromkeys(each for stage in stages for each in stage.compressors()))
 
 
-def written(algorithm: Algorithm) -> str:
-    """Return the expression of an algorithm."""
-    return ", ".join(repr(rule) for rule in rules_of(algorithm))
-
-
 def counted(count: int, noun: str) -> str:
     """Return a count with its noun: "1 flow", "2 flows"."""
     return f"{count} {noun}{'' if count == 1 else 's'}"
-
-
-BUCKET_BYTES = (1 << 20, 4 << 20, 10 << 20, 25 << 20, 100 << 20)
-NEAR = 0.02  # of the fastest: predictions do not resolve smaller differences
-NAMED = 2  # other algorithms in the sentence on the pick
-
-T = TypeVar("T")
-StepSeconds = float | Compute | Callable[[], Any] | None
 
 
 @dataclass(frozen=True, repr=False, eq=False)
@@ -208,7 +136,7 @@ def plan(
     model: nn.Module,
     comm: Comm | None = None,
     network: Network | None = None,
-    step_seconds: StepSeconds = None,
+    step_seconds: float | Compute | Callable[[], Any] | None = None,
     algorithms: Sequence[Algorithm] | None = None,
     bucket_bytes: Sequence[int] = BUCKET_BYTES,
     flows: Sequence[int] | None = None,
@@ -239,17 +167,29 @@ def plan(
         ValueError, TypeError: nothing to choose from, an algorithm that cannot work in this group, or a stage of
             unknown cost.
     """
-    comm = planned_for(comm, network)
-    choices, left_out = choices_of(algorithms, comm)
+    with suppress(RuntimeError) if comm is None and network is not None else nullcontext():
+        comm = Comm() if comm is None else comm
+    if network is not None and (comm is None or network.ranks > comm.size):
+        comm = Described(network.ranks, network.per_node)
+    assert comm is not None
+    given: Any = every() if algorithms is None else algorithms
+    if isinstance(given, Rule) or not given:
+        wanted = "a list of the algorithms to choose from, such as [bk.algorithms.bytegrad()]"
+        raise TypeError(f"algorithms is {wanted}, not {algorithms!r}")
+    choices = list(dict.fromkeys(given))
+    for each in algorithms or ():
+        check(each, comm)
+    if comm.hierarchical:  # each is tried between nodes as well
+        choices += [between for each in choices if (between := by_nodes(each, comm)) is not None]
     sizes = [integer("bucket_bytes", size, 1) for size in sorted(set(bucket_bytes))]
     if not sizes:
         raise ValueError("bucket_bytes names no size to try; leave it out, or give some, such as (1 << 20, 25 << 20)")
     if network is None:
         device = next((p.device for p in model.parameters()), None)
         network = probe(comm, flows=flows, compressors=compressors_in(choices), device=device)
-    if algorithms is None:
-        choices, unknown = probed(choices, network)
-        left_out |= unknown
+    tried = choices if algorithms is None else []
+    left_out = {each: why for each in tried if (why := hindrance(each, comm, network))}
+    choices = [each for each in choices if each not in left_out]
     if isinstance(comm, Described):  # each rank plans by itself
         compute = as_compute(step_seconds, model)
     else:
@@ -257,17 +197,25 @@ def plan(
         compute = max(gathered, key=lambda each: each.seconds)  # the slowest; of equals that of the lowest rank
     counts = network.flows() if flows is None else flows
     kept = [each for each in choices if algorithms is not None or effect(each).keeps_loss]
-    return replace(plan_of(model, network, compute, choices, sizes, counts, kept), left_out=left_out)
+    found = plan_of(model, network, compute, choices, sizes, counts, kept)
+    return replace(found, left_out={written(each): why for each, why in left_out.items()})
 
 
-def planned_for(comm: Comm | None, network: Network | None) -> Comm:
-    """Return the ranks to plan for: `comm` (None means all ranks), or the ranks of a larger network."""
-    with suppress(RuntimeError) if comm is None and network is not None else nullcontext():
-        comm = Comm() if comm is None else comm
-    if network is not None and (comm is None or network.ranks > comm.size):
-        return Described(network.ranks, network.per_node)
-    assert comm is not None
-    return comm
+def check(algorithm: Algorithm, comm: Comm) -> None:
+    """Raise a ValueError if an algorithm cannot work in this group."""
+    for rule in rules_of(algorithm):
+        rule.stage.check(comm)
+
+
+def hindrance(algorithm: Algorithm, comm: Comm, network: Network) -> str | None:
+    """Return why an algorithm cannot work in this group, or be planned for on this network."""
+    try:
+        check(algorithm, comm)
+        for compressor in compressors_in([algorithm]) if network.ranks > 1 else ():
+            network.codec(compressor)
+    except ValueError as error:
+        return str(error)
+    return None
 
 
 def on_all(comm: Comm, make: Callable[[], T]) -> T:
@@ -299,14 +247,107 @@ def plan_of(
     named: dict[str, Tensor] = {name: p for name, p in model.named_parameters() if p.requires_grad}
     if not named:
         raise ValueError("the model has no trainable parameter, so that there is nothing to plan")
+    counts = sorted(set(flows))
     rows = [
         predict(algorithm, model, network, compute, size, count)
         for algorithm in choices
         for size in distinct(algorithm, named, sizes)
-        for count in counts_of(algorithm, network, flows)
+        # With nodes, only exchanges between them are divided.
+        for count in (counts if network.per_node == 1 or is_by_nodes(algorithm) else counts[:1])
     ]
     able = rows if kept is None else [row for row in rows if row.algorithm in kept]
     near = min(row.seconds for row in able) * (1 + NEAR)
     candidates = [row for row in able if row.seconds <= near]
     best = min(candidates, key=lambda row: (choices.index(row.algorithm), row.flows, row.buckets, row.seconds))
     return Plan(tuple(sorted(rows, key=lambda row: row.seconds)), best, network, compute)
+
+
+def distinct(algorithm: Algorithm, named: Mapping[str, Tensor], sizes: Sequence[int]) -> list[int]:
+    """Return the sizes that give different buckets; of sizes with equal buckets, the first."""
+    found: dict[str, int] = {}
+    for size in sizes:
+        lengths = [[len(bucket) for bucket in buckets_of(rule, named, size)] for rule in rules_of(algorithm)]
+        found.setdefault(repr(lengths), size)
+    return list(found.values())
+
+
+# Networks that are described
+
+
+@checked
+def describe(
+    nodes: int,
+    per_node: int,
+    between: float,
+    within: float,
+    within_to_all: float | None = None,
+    *,
+    memory: float = 1e12,
+    compressors: Sequence[Compressor] = (MinMaxUInt8(),),
+    alpha: float = 20e-6,
+    device: str = "cuda",
+) -> Network:
+    """Return the network of `nodes` machines of `per_node` ranks each, from figures: nothing is measured.
+
+        network = bk.tune.describe(2, 4, between=10e9 / 8, within=12e9, within_to_all=6e9)
+        print(bk.tune.plan(model, network=network, algorithms=[bk.algorithms.bytegrad()]))
+
+    A ring crosses the network card of a machine once. In an all-to-all each of the L ranks of a machine sends N − L of
+    its N − 1 messages across it, so that a byte takes L (N − L)/(N − 1) times as long; between nodes, where all L send
+    at once, L times.
+
+    Args:
+        nodes, per_node: the number of machines, and L.
+        between: bytes a second that a machine's network card sends.
+        within: bytes a second of a rank in a ring of the ranks of one machine.
+        within_to_all: in an all-to-all of them, which crosses PCIe switches and sockets; None: the same.
+        memory: bytes a second that kernels read and write.
+        compressors: the compressors whose speed follows from `memory`: one read of the values, one write of the codes.
+        alpha: seconds that any message takes.
+        device: "cuda" or "cpu".
+
+    Raises:
+        ValueError: a number is not positive.
+    """
+    L, n = integer("per_node", per_node, 1), integer("nodes", nodes, 1)
+    N = n * L
+    spreading = within if within_to_all is None else within_to_all
+    figures = {"between": between, "within": within, "within_to_all": spreading, "memory": memory}
+    out, ring, spread, byte = (1 / real(name, value, above=0) for name, value in figures.items())
+    inside = Line(alpha, ring), Line(alpha, ring), Line(alpha, spread)
+    around = Line(alpha, max(ring if L > 1 else 0.0, out if n > 1 else 0.0))
+    crossing = L * (N - L) / max(1, N - 1) * out
+    links = [Link("flat", 1, N, around, around, Line(alpha, max(crossing, spread if L > 1 else 0.0)))] if N > 1 else []
+    if L > 1:
+        shared = Line(alpha, L * out)
+        links += [Link("intra", 1, L, *inside), Link("inter", 1, n, shared, shared)]
+    packed = {repr(each): each.row_bytes(COUNT) / COUNT * byte for each in compressors}
+    codecs = [Codec(name, 4 * byte + row, 4 * byte + row, row) for name, row in packed.items()]
+    return Network(N, L, device, 1, tuple(links), tuple(codecs), copy=2 * byte)
+
+
+class Described(Comm):
+    """The ranks of a network that do not run: algorithms can be checked for them, but nothing can be sent."""
+
+    def __init__(self, size: int, per_node: int = 1) -> None:
+        for name, value in (("rank", 0), ("size", size), ("per_node", per_node), ("_parts", ())):
+            object.__setattr__(self, name, value)
+        self.per_node: int
+
+    def __post_init__(self) -> None:
+        """Make no group."""
+
+    @property
+    def intra(self) -> Comm:
+        return Described(self.per_node)
+
+    @property
+    def inter(self) -> Comm:
+        return Described(self.size // self.per_node)
+
+    @property
+    def hierarchical(self) -> bool:
+        return self.per_node > 1
+
+    def __repr__(self) -> str:
+        return f"<Comm: {self.size} ranks that are not at hand>"

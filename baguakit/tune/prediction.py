@@ -10,37 +10,138 @@ its warm-up:
     after_step(delay=d) launched after a step, with d steps to land
     free_running        one flight after another; training does not wait
 
-Rules share a lane: the flights that overlap f + b are one sequence (see `overlapped`); what `Hierarchical` sends
-between nodes overlaps what other flights send within them. A step takes the seconds of that sequence, o, and the copies
-of weights into buckets and back. A flight in every k-th step counts by 1/k.
+Rules share a lane: the flights that overlap f + b are one sequence (see `overlapped`). A step takes the seconds of that
+sequence, o, and the copies of weights into buckets and back. A flight in every k-th step counts by 1/k.
 
 The effect of an algorithm on training, beside DDP, is read from what its stages declare. Only training can tell
-whether a different trajectory is as good. `measured.json` has results of training a small GPT (`python -m
-bench.frontier`): the number of steps to the final loss of DDP, as a multiple of DDP's number of steps.
+whether a different trajectory is as good: `measured.json` has results of a small GPT (`python -m bench.frontier`).
 """
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from importlib import resources
+from statistics import median
+from typing import Any, NamedTuple
 
+import torch
 from torch import Tensor, nn
 
 from ..arguments import check_fields, checked, integer
 from ..buckets import local, real, split
 from ..costs import Cost, Load, Network, Place, overlapped
+from ..lanes import between, moment
 from ..rules import Algorithm, Rule, rules_of
 from ..stages import ErrorFeedback, cost
 from ..stages.base import has_phases
-from .compute import Compute
 
+WARM_UP, STEPS = 2, 5  # of a step that is timed
 LOADED, KEPT = 2, 6  # passes to copy weights into a bucket and back; KEPT if progress since the launch is kept
-
-
 LOSSLESS = 8  # bits: training with gradients of 8 bits or more ends with DDP's loss
 COUNT = 1 << 20  # values of the row that tells the bits of a value
-DIFFERENT = "different trajectory"
+
+
+@dataclass(frozen=True)
+class Compute:
+    """A step without communication, in seconds.
+
+    Attributes:
+        forward, backward, optimizer: its parts; forward is everything before backward.
+        ready: of each trainable parameter, in the model's order, the share of backward after which its gradient is
+            ready. Empty: backward goes through the parameters from the last to the first, and each takes time in
+            proportion to its size.
+    """
+
+    forward: float
+    backward: float
+    optimizer: float = 0.0
+    ready: tuple[float, ...] = ()
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+        if min(self.forward, self.backward, self.optimizer) < 0 or not all(0 <= r <= 1 for r in self.ready):
+            raise ValueError(f"seconds are 0 or more and shares of backward from 0 to 1, unlike those of {self!r}")
+
+    @property
+    def seconds(self) -> float:
+        """Return the seconds of the whole step."""
+        return self.forward + self.backward + self.optimizer
+
+    @checked
+    def gradients(self, params: Sequence[Tensor]) -> dict[Tensor, float]:
+        """Return the time at which each gradient is ready, in seconds since backward began."""
+        if self.ready and len(self.ready) != len(params):
+            raise ValueError(f"this Compute tells of {len(self.ready)} gradients, and the model has {len(params)}")
+        if self.ready:
+            return {p: self.backward * share for p, share in zip(params, self.ready, strict=True)}
+        total, done, found = sum(p.numel() for p in params), 0, {}
+        for p in reversed(params):
+            done += p.numel()
+            found[p] = self.backward * done / max(1, total)
+        return found
+
+
+def as_compute(step: "float | Compute | Callable[[], Any] | None", model: nn.Module) -> Compute:
+    """Return the computation of a step, from its parts, from its seconds (a third for forward), or by measuring it.
+
+    Raises:
+        TypeError: `step` is of another type.
+        ValueError: the seconds are negative, or a measured step makes no forward or no backward.
+    """
+    if step is None:
+        return Compute(0.0, 0.0)
+    if isinstance(step, Compute):
+        return step
+    if callable(step):
+        return timed(step, model)
+    if isinstance(step, bool) or not isinstance(step, int | float):
+        raise TypeError(
+            "step_seconds is the seconds of a step without communication, a bk.tune.Compute, or a function that makes "
+            f"one such step; not {step!r}"
+        )
+    return Compute(step / 3, 2 * step / 3)
+
+
+def timed(step: Callable[[], Any], model: nn.Module) -> Compute:
+    """Make some steps, time them, and return the median of each part.
+
+    `step()` is one step of training without communication: forward, backward, and the optimizer's step.
+
+    Raises:
+        ValueError: it called no forward or no backward of the model.
+    """
+    params = [p for p in model.parameters() if p.requires_grad]
+    device = params[0].device if params else torch.device("cpu")
+    forwards: list[Any] = []  # moments at which forward ended
+    arrivals: dict[Tensor, Any] = {}  # and those at which gradients were ready
+    hooks: list[Any] = [model.register_forward_hook(lambda *_: forwards.append(moment(device)))]
+    hooks += [p.register_post_accumulate_grad_hook(lambda p: arrivals.update({p: moment(device)})) for p in params]
+
+    def timed_step() -> list[float]:
+        """Return the seconds of forward, backward and the optimizer, and the shares at which gradients are ready."""
+        forwards.clear()
+        arrivals.clear()
+        began = moment(device)
+        step()
+        ended = moment(device)
+        if not forwards or not arrivals:
+            raise ValueError("step_seconds=… must call the model and its backward: one step of training, alone")
+        spans = {p: between(forwards[-1], at) for p, at in arrivals.items()}
+        last = max(spans, key=spans.__getitem__)
+        backward = max(1e-9, spans[last])
+        shares = [max(0.0, spans.get(p, backward) / backward) for p in params]
+        return [between(began, forwards[-1]), backward, between(arrivals[last], ended), *shares]
+
+    try:
+        for _ in range(WARM_UP):
+            step()
+        timings = [timed_step() for _ in range(STEPS)]
+    finally:
+        for hook in hooks:
+            hook.remove()
+    forward, backward, optimizer, *ready = map(median, zip(*timings, strict=True))
+    return Compute(forward, backward, optimizer, tuple(ready))
 
 
 @dataclass(frozen=True)
@@ -76,7 +177,7 @@ class Effect:
 
     def __str__(self) -> str:
         if not self.averages:
-            return DIFFERENT
+            return "different trajectory"
         if self.bits is None:
             return "same as DDP"
         return f"same up to {self.bits}-bit rounding" + " with error feedback" * self.feedback
@@ -111,9 +212,9 @@ def measured() -> dict[str, float]:
     return found
 
 
-def steps_beside_ddp(algorithm: Algorithm) -> float | None:
-    """Return the number of steps that an algorithm took to DDP's loss, divided by DDP's; None if not measured."""
-    return measured().get(", ".join(map(repr, rules_of(algorithm))))
+def written(algorithm: Algorithm) -> str:
+    """Return the expression of an algorithm."""
+    return ", ".join(map(repr, rules_of(algorithm)))
 
 
 @dataclass(frozen=True)
@@ -146,37 +247,9 @@ class Prediction:
 
     @property
     def to_loss(self) -> float | None:
-        """Return the seconds that bring training as far as a step of DDP.
-
-        This is `seconds` times `steps_beside_ddp`, which was measured with a small GPT; None if it was not measured.
-        """
-        steps = steps_beside_ddp(self.algorithm)
+        """Return the seconds that bring training as far as a step of DDP, as a small GPT was trained; None: unknown."""
+        steps = measured().get(written(self.algorithm))
         return None if steps is None else steps * self.seconds
-
-
-@dataclass(frozen=True, eq=False)
-class RuleCost:
-    """The cost of the flights of a rule.
-
-    Attributes:
-        rule: the rule.
-        flights: of each bucket the seconds from the start of forward to the launch in an overlapping window, and the
-            cost.
-        copies: seconds in which weights are copied into all buckets and back.
-    """
-
-    rule: Rule
-    flights: tuple[tuple[float, Cost], ...]
-    copies: float
-
-    @property
-    def total(self) -> Cost:
-        """Return the cost of all flights, one after another."""
-        return sum((flight for _, flight in self.flights), Cost())
-
-    def beside(self, W: float, kappa: float = 0.0) -> float:
-        """Return the seconds until W seconds of training and all flights, launched together, are over."""
-        return overlapped(W, [(0.0, flight) for _, flight in self.flights], kappa)
 
 
 @checked
@@ -204,17 +277,45 @@ def predict(
     integer("bucket_bytes", bucket_bytes, 1)
     integer("flows", flows, 1)
     named: dict[str, Tensor] = {name: p for name, p in model.named_parameters() if p.requires_grad}
-    place = Place(network, flows=flows)
-    ready = compute.gradients(list(named.values()))
-    costs = [cost_of(rule, named, bucket_bytes, place, compute, ready) for rule in lasting(algorithm)]
-    step = StepModel(compute, network.crowding)
-    seconds, buckets = step.with_all(costs), sum(len(each.flights) for each in costs)
-    sent = sum(each.total.sent * flights_per_step(each, seconds) for each in costs)
+    place, kappa, ready = Place(network, flows=flows), network.crowding, compute.gradients(list(named.values()))
+    costs = [cost_of(rule, named, bucket_bytes, place, compute.forward, ready) for rule in lasting(algorithm)]
+
+    def overlapping(costs: Sequence[RuleCost]) -> float:
+        """Return the seconds of a step with the flights that overlap forward and backward."""
+        first = sorted(costs, key=lambda each: each.rule.what == "grad")  # the order of launches on the lane
+        flights = [flight for each in first for flight in each.flights]
+        both = overlapped(compute.forward + compute.backward, flights, kappa)
+        return both + sum(each.copies for each in costs) + compute.optimizer
+
+    def beside(each: RuleCost, W: float) -> float:
+        """Return the seconds until W seconds of training and all flights, launched together, are over."""
+        return overlapped(W, [(0.0, flight) for _, flight in each.flights], kappa)
+
+    def rate(each: RuleCost, step: float) -> float:
+        """Return the flights per step: for a free-running rule at most one, limited by the network."""
+        if each.rule.window != "free_running":
+            return 1 / every_of(each.rule)
+        return step / (step + beside(each, 0.0) + each.rule.interval) if step else 1.0
+
+    def added(each: RuleCost) -> float:
+        """Return the seconds that a flight adds to a step that takes `base` without it."""
+        if each.rule.window == "free_running":
+            return each.copies + kappa * each.total.busy
+        if overlaps(each.rule):
+            return overlapping([*always, each]) - base
+        W = min(each.rule.delay, every_of(each.rule)) * base
+        return each.copies + beside(each, W) - W
+
+    always = [each for each in costs if each.rule.every == 1 and overlaps(each.rule)]
+    base = overlapping(always)
+    seconds = base + sum(added(each) * rate(each, base) for each in costs if each not in always)
+    sent = sum(each.total.sent * rate(each, seconds) for each in costs)
+    buckets = sum(len(each.flights) for each in costs)
     return Prediction(algorithm, bucket_bytes, flows, buckets, seconds, seconds - compute.seconds, sent)
 
 
 def every_of(rule: Rule) -> int:
-    """Return the number of steps per exchange; raise if a function tells it."""
+    """Return the number of steps per exchange; raise if it is not a number."""
     if not isinstance(rule.every, int):
         raise ValueError(f"every of {rule!r} is not a number; plan and tune with one, such as its mean")
     return rule.every
@@ -228,10 +329,35 @@ def lasting(algorithm: Algorithm) -> list[Rule]:
     return [rule for rule in rules if rule.stop is None]
 
 
-def buckets_of(rule: Rule, named: Mapping[str, Tensor], bucket_bytes: int) -> tuple[tuple[Tensor, ...], ...]:
+def overlaps(rule: Rule) -> bool:
+    """Return whether the flights of a rule overlap forward and backward, on the first lane."""
+    return rule.window in ("during_backward", "between_steps") and not rule.delay
+
+
+def buckets_of(rule: Rule, named: Mapping[str, Tensor], bucket_bytes: int) -> list[list[Tensor]]:
     """Return the parameters of each bucket of a rule, as `attach` makes them."""
     chosen = rule.choose(named)
-    return tuple(tuple(bucket) for bucket in split([p for name, p in named.items() if name in chosen], bucket_bytes))
+    return [list(bucket) for bucket in split([p for name, p in named.items() if name in chosen], bucket_bytes)]
+
+
+class RuleCost(NamedTuple):
+    """The cost of the flights of a rule.
+
+    Attributes:
+        rule: the rule.
+        flights: of each bucket the seconds from the start of forward to the launch in an overlapping window, and the
+            cost.
+        copies: seconds in which weights are copied into all buckets and back.
+    """
+
+    rule: Rule
+    flights: list[tuple[float, Cost]]
+    copies: float
+
+    @property
+    def total(self) -> Cost:
+        """Return the cost of all flights, one after another."""
+        return sum((flight for _, flight in self.flights), Cost())
 
 
 def cost_of(
@@ -239,73 +365,21 @@ def cost_of(
     named: Mapping[str, Tensor],
     bucket_bytes: int,
     place: Place,
-    compute: Compute,
+    forward: float,
     ready: Mapping[Tensor, float],
 ) -> RuleCost:
     """Return the cost of the flights of a rule."""
-    buckets = buckets_of(rule, named, bucket_bytes)
-    loads = [load_of(bucket) for bucket in buckets]
-    gradients = rule.what == "grad"
+    gradients, flights, copied = rule.what == "grad", [], 0
     launched = Cost(place.network.launch, place.network.launch)
-    gathered = 1 if gradients else 0  # into the bucket, on the lane
-    flights = [launched + place.copies(gathered, load.size) + cost(rule.stage, load, place) for load in loads]
-    if not has_phases(rule.stage):  # a stage in it flies on its lane
-        flights = [replace(flight, beside=0.0, beside_busy=0.0) for flight in flights]
-    times = [compute.forward + max(map(ready.__getitem__, bucket)) if gradients else 0.0 for bucket in buckets]
+    for bucket in buckets_of(rule, named, bucket_bytes):
+        here = [real(local(p)) for p in bucket]  # of sharded parameters this rank's shards
+        load = Load(sum(p.numel() for p in here), here[0].element_size(), tuple(tuple(p.shape) for p in here))
+        gathered = 1 if gradients else 0  # into the bucket, on the lane
+        flight = launched + place.copies(gathered, load.size) + cost(rule.stage, load, place)
+        if not has_phases(rule.stage):  # a stage in it flies on its lane
+            flight = replace(flight, beside=0.0, beside_busy=0.0)
+        flights.append((forward + max(map(ready.__getitem__, bucket)) if gradients else 0.0, flight))
+        copied += load.size
     kept = rule.window != "after_step" or (rule.delay > 0 if rule.mix is None else rule.mix > 0)
     passes = 0 if gradients else KEPT if kept else LOADED
-    copies = passes * sum(load.size for load in loads) * place.network.copy
-    return RuleCost(rule, tuple(zip(times, flights, strict=True)), copies)
-
-
-def load_of(params: Sequence[Tensor]) -> Load:
-    """Return the load of a bucket; of sharded parameters, this rank's shards."""
-    here = [real(local(p)) for p in params]
-    return Load(sum(p.numel() for p in here), here[0].element_size(), tuple(tuple(p.shape) for p in here))
-
-
-@dataclass(frozen=True, eq=False)
-class StepModel:
-    """The model of a training step and the flights of its rules: `compute` has f, b and o; `kappa` is κ."""
-
-    compute: Compute
-    kappa: float
-
-    def overlapping(self, costs: Sequence[RuleCost]) -> float:
-        """Return the seconds of forward and backward with the flights that overlap them, plus copies of weights."""
-        first = sorted(costs, key=lambda each: each.rule.what == "grad")  # the order of launches on the lane
-        flights = [flight for each in first for flight in each.flights]
-        both = self.compute.forward + self.compute.backward
-        return overlapped(both, flights, self.kappa) + sum(each.copies for each in costs)
-
-    def with_all(self, costs: Sequence[RuleCost]) -> float:
-        """Return the seconds of a step under some rules, the mean over their periods."""
-        always = [each for each in costs if each.rule.every == 1 and overlaps(each.rule)]
-        base = self.overlapping(always) + self.compute.optimizer
-        return base + sum(self.added(each, base, always) for each in costs if each not in always)
-
-    def added(self, each: RuleCost, base: float, always: Sequence[RuleCost]) -> float:
-        """Return the seconds that a rule adds to a step that takes `base` without it."""
-        rule = each.rule
-        if rule.window == "free_running":
-            return flights_per_step(each, base) * (each.copies + self.kappa * each.total.busy)
-        if overlaps(rule):
-            more = self.overlapping([*always, each]) + self.compute.optimizer - base
-        elif rule.delay:
-            W = min(rule.delay, every_of(rule)) * base
-            more = each.copies + each.beside(W, self.kappa) - W
-        else:
-            more = each.copies + each.beside(0.0)
-        return more / every_of(rule)
-
-
-def flights_per_step(each: RuleCost, step: float) -> float:
-    """Return the flights per step of a rule: for a free-running rule at most one, limited by the network."""
-    if each.rule.window != "free_running":
-        return 1 / every_of(each.rule)
-    return step / (step + each.beside(0.0) + each.rule.interval) if step else 1.0
-
-
-def overlaps(rule: Rule) -> bool:
-    """Return whether the flights of a rule overlap forward and backward, on the first lane."""
-    return rule.window in ("during_backward", "between_steps") and not rule.delay
+    return RuleCost(rule, flights, passes * copied * place.network.copy)

@@ -1,13 +1,15 @@
-"""The probe of a network: times of messages and all-reduces of growing size on each class of links, by flows.
+"""The probe: the speed of the ranks' machines, and the links between them.
 
-A line is fitted to measured times of messages.
+Ranks of one machine share its cores and its memory, and in training they do the same work at the same time. So all
+ranks begin together and repeat the work until each rank has had turns on the cores. The speed is the mean, since the
+median would come from repetitions during which no other rank had a turn. Lines are fitted to times of messages.
 """
 
 import time
 import uuid
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing, suppress
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from itertools import combinations
@@ -16,16 +18,27 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from ..arguments import checked, integers, real
 from ..comm import Comm, abort_all, check_device
 from ..comm.flows import SMALLEST
 from ..compressors import Compressor, MinMaxUInt8
-from ..costs import FREE, Line, Link, Network, ring
+from ..costs import FREE, Codec, Line, Link, Network, ring
+from ..lanes import lane
 from ..primitives.transports import scattered
-from . import compute
 
 NEAR = 0.25  # the noise of a time, in logarithms: points farther from a line are outliers
+SIZES = tuple(1 << power for power in range(10, 27, 2))  # bytes: 1 KiB to 64 MiB
+LEAST = 3  # sizes that are measured however long they take; 2 with several flows
+SMALL = 1 << 17  # bytes; such messages are noisy and cheap
+REPEATS = ((SMALL, 20), (1 << 20, 5), (SIZES[-1] + 1, 3))  # (limit in bytes, messages of a size below the limit)
+OVERDRAWN = 4  # shares of time that a series may take until large messages take longer than small ones
+TIMEOUT = timedelta(seconds=60)  # of a message of a probe
+DENSE = (MinMaxUInt8(),)
+VALUES, ROWS = 1 << 22, 4  # of a speed: 16 MiB of fp32, more than the cache of a core
+LEAST_TIMES, WINDOW = 3, 0.1  # repetitions of a work, and seconds of them
+SIDE, PRODUCTS = 192, 16  # of matrices that fit in the cache; products long enough to be timed
 
 
 def fit(times: Mapping[int, Sequence[float]]) -> Line:
@@ -36,12 +49,8 @@ def fit(times: Mapping[int, Sequence[float]]) -> Line:
         Σ_b |log((α + β b)/t_b)|
 
     Small messages then count as much as large ones, and an outlier counts little. Then, over the points near that
-    line, the β of the line that minimises
-
-        Σ_b b ((α + β b)/t_b − 1)²
-
-    because long messages are timed best, and β matters most for them; and for this β the α that minimises the same sum
-    without the factor b.
+    line, the β that minimises  Σ_b b ((α + β b)/t_b − 1)²,  since long messages are timed best, and β matters most for
+    them; and for this β the α that minimises the same sum without the factor b.
 
     Args:
         times: seconds by bytes, for two sizes at least.
@@ -73,15 +82,6 @@ def fit(times: Mapping[int, Sequence[float]]) -> Line:
     return Line(max(0.0, float(alpha)), float(beta))
 
 
-SIZES = tuple(1 << power for power in range(10, 27, 2))  # bytes: 1 KiB to 64 MiB
-LEAST = 3  # sizes that are measured however long they take; 2 with several flows
-SMALL = 1 << 17  # bytes; such messages are noisy and cheap
-REPEATS = ((SMALL, 20), (1 << 20, 5), (SIZES[-1] + 1, 3))  # (limit in bytes, messages of a size below the limit)
-OVERDRAWN = 4  # shares of time that a series may take until large messages take longer than small ones
-TIMEOUT = timedelta(seconds=60)  # of a message of a probe
-DENSE = (MinMaxUInt8(),)
-
-
 @checked
 def probe(
     comm: Comm | None = None,
@@ -95,11 +95,9 @@ def probe(
 
         print(bk.tune.probe(bk.Comm()))
 
-    On each link all ranks send a message to the next rank, then reduce a tensor, and then send to all others: 1 KiB,
-    4 KiB and so on, until the time is used up. Lines are fitted to the medians. Messages to the next rank and those to
-    all take different ways where ranks share a network card, or GPUs a PCIe switch or the link between two sockets.
-    Compression is measured on all ranks together, because those of one machine share its cores. Groups are made for the
-    probe and closed: one set for each number of flows. Nobody else should use the network meanwhile.
+    On each link all ranks send a message to the next rank, then reduce a tensor, and then send to all others, which
+    takes another way where ranks share a network card or GPUs a PCIe switch: 1 KiB, 4 KiB and so on, until the time is
+    used up. Groups are made for the probe and closed. Nobody else should use the network meanwhile.
 
     Args:
         comm: the ranks, and with a mesh their nodes; None means all.
@@ -118,50 +116,43 @@ def probe(
         ValueError: flows or seconds are impossible, or the group does not move tensors of the device.
     """
     comm = Comm() if comm is None else comm
-    there = device_of(comm, device)
-    counts = checked_flows(flows, there)
-    real("seconds", seconds, above=0)
-    name = comm.broadcast_object(uuid.uuid4().hex)
-
-    def meet() -> list[Any]:
-        return comm.gather_objects(None)
-
-    meet()
-    kappa, stretch = compute.crowding(there, meet)
-    codecs = [compute.codec(each, there, meet) for each in compressors]
-    copy, launch = compute.copy_seconds(there, meet), compute.launch_seconds(there, meet)
-    series = len(parts_of(comm, 1)) + (len(counts) - (1 in counts))
-    survey = Survey(comm, there, 0.0 if there.type == "cuda" else stretch, seconds / max(1, 3 * series))
-    links: list[Link] = []
-    for count in counts if comm.size > 1 else ():
-        with borrowed(comm, f"probe/{name}/{count}", there, count) as own:
-            links += [survey.link(part, count, each) for part, each in parts_of(own, count)]
-    per_node, threads = comm.intra.size if comm.hierarchical else 1, torch.get_num_threads()
-    mine = Network(
-        comm.size, per_node, there.type, threads, tuple(links), tuple(codecs), copy=copy, launch=launch, crowding=kappa
-    )
-    return slowest(comm.gather_objects(mine))
-
-
-def device_of(comm: Comm, device: torch.device | str | None) -> torch.device:
-    """Return `device`, or if that is None the GPU if the group serves it, else the CPU."""
     if device is None and torch.cuda.is_available():
         with suppress(ValueError):  # else it is a group for CPU tensors
             check_device(comm.group, torch.device("cuda"))
             device = torch.device("cuda", torch.cuda.current_device())
     there = torch.device("cpu" if device is None else device)
     check_device(comm.group, there)
-    return there
+    on_gpu = there.type == "cuda"
+    counts = sorted(set(integers("flows", ((1,) if on_gpu else (1, 2, 4, 8)) if flows is None else flows, 1, 64)))
+    if on_gpu and counts != [1]:
+        raise ValueError(f"{flows=} divide what travels over gloo; NCCL has connections of its own: flows=(1,)")
+    real("seconds", seconds, above=0)
+    name = comm.broadcast_object(uuid.uuid4().hex)
+    mine, stretch = machine(comm, there, compressors)
+    series = len(parts_of(comm, 1)) + (len(counts) - (1 in counts))
+    survey = Survey(comm, there, 0.0 if on_gpu else stretch, seconds / max(1, 3 * series))
+    links: list[Link] = []
+    for count in counts if comm.size > 1 else ():
+        own = comm.own(f"probe/{name}/{count}", TIMEOUT, there, count)
+        try:
+            links += [survey.link(part, count, each) for part, each in parts_of(own, count)]
+        except BaseException:
+            abort_all(own.groups())
+            raise
+        own.close()
+    networks: list[Network] = comm.gather_objects(replace(mine, links=tuple(links)))
+    # The links are equal on all ranks; of the rest the slowest machine counts.
+    codecs = tuple(
+        replace(each[0], **largest(each, "compress", "decompress", "reduce"))
+        for each in zip(*(network.codecs for network in networks), strict=True)
+    )
+    threads = min(network.threads for network in networks)
+    return replace(networks[0], threads=threads, codecs=codecs, **largest(networks, "copy", "launch", "crowding"))
 
 
-def checked_flows(flows: Sequence[int] | None, device: torch.device) -> tuple[int, ...]:
-    """Return the numbers of flows to measure, in rising order."""
-    if flows is None:
-        return (1,) if device.type == "cuda" else (1, 2, 4, 8)
-    counts = tuple(sorted(set(integers("flows", flows, 1, 64))))
-    if device.type == "cuda" and counts != (1,):
-        raise ValueError(f"flows={flows!r} divide what travels over gloo; NCCL has connections of its own: flows=(1,)")
-    return counts
+def largest(measured: Sequence[Any], *names: str) -> dict[str, Any]:
+    """Return the largest value of each attribute among some measurements."""
+    return {name: max(getattr(each, name) for each in measured) for name in names}
 
 
 def parts_of(comm: Comm, flows: int) -> list[tuple[str, Comm]]:
@@ -173,16 +164,70 @@ def parts_of(comm: Comm, flows: int) -> list[tuple[str, Comm]]:
     return [(name, part) for name, part in parts if flows == 1 or name == divided]
 
 
-@contextmanager
-def borrowed(comm: Comm, name: str, device: torch.device, flows: int) -> Iterator[Comm]:
-    """Yield the same ranks in groups of their own, closed after the block, or aborted if it fails."""
-    own = comm.own(name, TIMEOUT, device, flows)
-    try:
-        yield own
-    except BaseException:
-        abort_all(own.groups())
-        raise
-    own.close()
+def now(device: torch.device) -> float:
+    """Return the time in seconds, after the device has finished its work."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    return time.perf_counter()
+
+
+def machine(comm: Comm, device: torch.device, compressors: Sequence[Compressor]) -> tuple[Network, float]:
+    """Return the speeds of this rank's machine with all ranks at work, and seconds that pass in one of processor time.
+
+    The crowding is κ = T₂/T₁ − 1, from 0 to 1: T₁ is the time of matrix products, T₂ their time while each rank
+    computes the same products on its lane too. Collective.
+    """
+
+    def timed(work: Callable[[], object]) -> tuple[float, float]:
+        """Return the seconds of `work()`, and those for which this thread had a core: means over a window."""
+        work()
+        comm.gather_objects(None)  # all ranks begin together
+        cpu, began, times = time.thread_time(), now(device), 0
+        while times < LEAST_TIMES or now(device) - began < WINDOW:
+            work()
+            times += 1
+        return (now(device) - began) / times, (time.thread_time() - cpu) / times
+
+    x = torch.randn(SIDE, SIDE, dtype=torch.float32, device=device)
+
+    def products() -> None:
+        for _ in range(PRODUCTS):
+            x @ x
+
+    def both() -> None:
+        flight = beside.run(products)
+        products()
+        flight.result()
+
+    comm.gather_objects(None)
+    with closing(lane(device, "baguakit probe")) as beside:
+        one, had = timed(products)
+        two, _ = timed(both)
+        launch, _ = timed(lambda: beside.run(lambda: None).result())
+
+    def codec(compressor: Compressor) -> Codec:
+        rows = ROWS if compressor.dense else 1
+        x = torch.randn(rows, VALUES // rows, dtype=torch.float32, device=device)
+        n = x.shape[1]
+        compressor.warm_up(device, x.dtype, x.numel())
+        packed, out = compressor.compress(x), torch.empty_like(x)
+        total = torch.zeros(n, dtype=torch.float32, device=device)
+
+        def average() -> Tensor:
+            return compressor.reduce(packed, n) if compressor.dense else compressor.add_(total, packed, [1.0])
+
+        works = lambda: compressor.compress(x), lambda: compressor.decompress(packed, n, out=out), average
+        return Codec(repr(compressor), *(timed(work)[0] / x.numel() for work in works))
+
+    codecs = tuple(map(codec, compressors))
+    y = torch.empty(VALUES, dtype=torch.float32, device=device)
+    z = torch.ones_like(y)
+    copy, _ = timed(lambda: y.copy_(z))
+    per_node, crowding = comm.intra.size if comm.hierarchical else 1, min(1.0, max(0.0, two / one - 1))
+    found = Network(
+        comm.size, per_node, device.type, torch.get_num_threads(), (), codecs, copy / y.nbytes, launch, crowding
+    )
+    return found, max(1.0, one / max(1e-9, had))
 
 
 @dataclass(frozen=True, eq=False)
@@ -240,6 +285,14 @@ class Survey:
 
         `send(b)` sends or reduces a message of b bytes, and returns the number of bytes sent.
         """
+
+        def once(b: int) -> tuple[float, float]:
+            """Return the seconds of one message, and those of processor time for it, with all ranks at work."""
+            cpu, began = time.process_time(), now(self.device)
+            send(b)
+            ended = now(self.device)
+            return ended - began, (time.process_time() - cpu) * self.stretch
+
         times: dict[int, list[float]] = {}
         cpu: dict[float, float] = {}  # the processor's time for a message, by the bytes that it sent
         spent, seen = 0.0, False
@@ -250,7 +303,7 @@ class Survey:
             if len(times) >= least and spent + (1 + repeats) * b / before * median(times[before]) > allowed:
                 break
             sent = send(b)
-            gathered = self.comm.gather_objects([self.once(send, b) for _ in range(repeats)])
+            gathered = self.comm.gather_objects([once(b) for _ in range(repeats)])
             times[b] = [max(each[i][0] for each in gathered) for i in range(repeats)]
             cpu[sent] = max(median(busy for _, busy in each) for each in gathered)
             spent += sum(times[b]) if b > SMALL else 0.0  # else a busy machine would spend all of it on noise
@@ -260,25 +313,3 @@ class Survey:
         beta = line.beta or median(times[largest]) / largest
         busy = (cpu[max(cpu)] - cpu[min(cpu)]) / (max(cpu) - min(cpu))
         return Line(line.alpha, beta, min(beta, max(0.0, busy)))
-
-    def once(self, send: Callable[[int], float], b: int) -> tuple[float, float]:
-        """Return the seconds of one message, and the seconds of processor time for it, with all ranks at work."""
-        cpu, began = time.process_time(), compute.now(self.device)
-        send(b)
-        ended = compute.now(self.device)
-        return ended - began, (time.process_time() - cpu) * self.stretch
-
-
-def slowest(networks: Sequence[Network]) -> Network:
-    """Return the measurements that all ranks use: the links, equal on all, and the times of the slowest machine."""
-    codecs = tuple(
-        replace(measured[0], **largest(measured, "compress", "decompress", "reduce"))
-        for measured in zip(*(each.codecs for each in networks), strict=True)
-    )
-    threads = min(each.threads for each in networks)
-    return replace(networks[0], threads=threads, codecs=codecs, **largest(networks, "copy", "launch", "crowding"))
-
-
-def largest(measured: Sequence[Any], *names: str) -> dict[str, Any]:
-    """Return the largest value of each attribute among some measurements."""
-    return {name: max(getattr(each, name) for each in measured) for name in names}

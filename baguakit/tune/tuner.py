@@ -12,34 +12,16 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import lcm
-from typing import Any, Protocol
+from typing import Any
 
 from ..arguments import check_fields, checked, integer, message, real
 from ..rules import Rule, rules_of
-from .compute import now
 from .planning import BUCKET_BYTES, Plan, counted, distinct
 from .prediction import every_of
+from .probing import now
 
 log = logging.getLogger("baguakit")
 SETTLING = 2  # steps after a change of buckets that are not timed
-
-Setting = tuple[int, int]
-"""A bucket size and a number of flows."""
-
-
-class Attached(Protocol):
-    """The attributes of an attachment that a tuner uses."""
-
-    @property
-    def rules(self) -> tuple[Rule, ...]: ...
-
-    @property
-    def step(self) -> int: ...
-
-    @property
-    def tunable(self) -> Any: ...
-
-    def recut(self, bucket_bytes: int | None = None, flows: int | None = None) -> None: ...
 
 
 @dataclass(frozen=True)
@@ -54,7 +36,7 @@ class Trial:
         check_fields(self)
 
     @property
-    def setting(self) -> Setting:
+    def setting(self) -> tuple[int, int]:
         """Return the setting that was tried."""
         return self.bucket_bytes, self.flows
 
@@ -72,12 +54,11 @@ def best_of(trials: Sequence[Trial], gain: float) -> Trial:
     return best
 
 
-def next_of(trials: Sequence[Trial], sizes: Sequence[int], flows: Sequence[int], gain: float) -> Setting | None:
+def next_of(trials: Sequence[Trial], sizes: Sequence[int], flows: Sequence[int], gain: float) -> tuple[int, int] | None:
     """Return an untried neighbour of the best setting on the grid, other sizes first; None if all were tried."""
-    size, count = best_of(trials, gain).setting
-    i, j = sizes.index(size), flows.index(count)
+    best, tried = best_of(trials, gain), {trial.setting for trial in trials}
+    i, j = sizes.index(best.bucket_bytes), flows.index(best.flows)
     around = [(i + 1, j), (i - 1, j), (i, j + 1), (i, j - 1)]
-    tried = {trial.setting for trial in trials}
     settings = [(sizes[a], flows[b]) for a, b in around if 0 <= a < len(sizes) and 0 <= b < len(flows)]
     return next((setting for setting in settings if setting not in tried), None)
 
@@ -92,7 +73,7 @@ class Tuner:
     """
 
     def __init__(
-        self, att: Attached, start: Setting, sizes: Sequence[int], flows: Sequence[int], steps: int, gain: float
+        self, att: Any, start: tuple[int, int], sizes: list[int], flows: list[int], steps: int, gain: float
     ) -> None:
         self._att, self._tunable, self._setting = att, att.tunable, start
         self._sizes, self._flows, self._gain = sizes, flows, gain
@@ -133,16 +114,13 @@ class Tuner:
         elif self._last is not None and self._tunable.setting != self._setting:
             self._end("stopped: the buckets have been cut otherwise")
         elif self._att.step >= self._begin:
-            self._go_on()
-
-    def _go_on(self) -> None:
-        if self._last is None:
-            self._att.recut(*self._setting)
-        else:
-            self._times.append(now(self._tunable.device) - self._last)
-            if len(self._times) == self._skipped + self._steps:
-                self._judge()
-        self._last = now(self._tunable.device)
+            if self._last is None:
+                self._att.recut(*self._setting)
+            else:
+                self._times.append(now(self._tunable.device) - self._last)
+                if len(self._times) == self._skipped + self._steps:
+                    self._judge()
+            self._last = now(self._tunable.device)
 
     def _judge(self) -> None:
         taken, self._times, k = self._times[self._skipped :], [], self._period
@@ -169,7 +147,7 @@ class Tuner:
 
 @checked
 def autotune(
-    att: Attached,
+    att: Any,
     plan: Plan | None = None,
     *,
     bucket_bytes: Sequence[int] = BUCKET_BYTES,
