@@ -8,8 +8,7 @@ from tiers import slow_after
 from torch import nn
 
 import baguakit as bk
-from baguakit.flights.decisions import Decisions
-from baguakit.flights.gradients import Flags, GradientRunner
+from baguakit.flights.gradients import Decisions, Flags, GradientRunner
 from baguakit.flights.weights import WeightRunner
 from baguakit.interop.runners import HookRunner
 from baguakit.interop.scatter import scatter

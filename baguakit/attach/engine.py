@@ -299,7 +299,9 @@ class Engine:
                 if not self.comm.membership.changes:
                     raise  # else another rank was lost when it had trained to the end
             waiting = None if self.backward.runners else self.landings.waiting()
-            self.other_optimizers.ended(self.clock.step, any(any(each.launches) for each in self.runners), waiting)
+            self.other_optimizers.ended(
+                self.clock.step, any(log.launches for each in self.runners for log in each.ledgers), waiting
+            )
             self.comm.membership.ended(self)
 
     def abandon(self, error: BaseException) -> None:

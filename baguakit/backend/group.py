@@ -226,7 +226,7 @@ class BaguaGroup(Methods):
             return getattr(inner, name)(*arguments, **named)
         except dist.DistBackendError as error:  # NCCL may find a connection broken as it launches
             collective.flight = Passed([])
-            collective.end(error)
+            collective.flight.fail(error)
             return self._monitor.wait_for(collective)  # raises the sentence that names the rank at fault
         except Exception:  # it refuses the arguments: nothing flies that others could wait for
             self._monitor.air.land(collective)

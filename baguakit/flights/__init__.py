@@ -1,27 +1,15 @@
 """Flights: runners that launch and land the buckets of rules, what they decide and remember, and its saved state."""
 
 from .checkpoint import load_bucket, load_runners, save_runner, whole_of
-from .clock import BACKWARD, STEP, Clock, Logbook, StepRecord, Turn, announce_nothing, part_of
-from .decisions import Decisions
-from .gradients import GradientRunner, mean_gradients_
+from .clock import BACKWARD, STEP, Clock, Logbook, Turn, announce_nothing, part_of
+from .gradients import Decisions, GradientRunner, mean_gradients_
 from .losses import Losses
-from .runner import (
-    RECORDED,
-    BucketFlight,
-    Journal,
-    Kinds,
-    RuleRunner,
-    buckets_of,
-    call_unscaled,
-    check_unconverted,
-    count_kind,
-)
+from .runner import BucketFlight, Journal, Kinds, Ledger, RuleRunner, buckets_of, call_unscaled, check_unconverted
 from .sealing import differs_between_ranks, opened, sealed
 from .weights import FreeRunner, WeightRunner
 
 __all__ = [
     "BACKWARD",
-    "RECORDED",
     "STEP",
     "BucketFlight",
     "Clock",
@@ -30,17 +18,16 @@ __all__ = [
     "GradientRunner",
     "Journal",
     "Kinds",
+    "Ledger",
     "Logbook",
     "Losses",
     "RuleRunner",
-    "StepRecord",
     "Turn",
     "WeightRunner",
     "announce_nothing",
     "buckets_of",
     "call_unscaled",
     "check_unconverted",
-    "count_kind",
     "differs_between_ranks",
     "load_bucket",
     "load_runners",

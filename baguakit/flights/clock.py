@@ -8,12 +8,11 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import IntEnum
-from typing import NamedTuple
 
 import torch
 from torch.optim import Optimizer
 
-from ..lanes import Moment, between, moment, passed
+from ..lanes import Moment, between, clock_of, passed
 from .runner import RECORDED
 
 
@@ -55,25 +54,19 @@ class Clock:
 STEP, BACKWARD = "step", "backward"
 
 
-class Stretch(NamedTuple):
-    """A part of a step."""
-
-    name: str
-    begin: Moment
-    end: Moment
-
-
 @dataclass(frozen=True)
 class StepRecord:
     """One optimizer step: from the end of the one before it, or from when the hooks were set, to its own.
 
-    `accumulated`: gradients were accumulated under `no_sync` first.
+    Attributes:
+        parts: the name, the begin and the end of each part.
+        accumulated: gradients were accumulated under `no_sync` first.
     """
 
     step: int
     begin: Moment
     end: Moment
-    parts: tuple[Stretch, ...]
+    parts: tuple[tuple[str, Moment, Moment], ...]
     accumulated: bool = False
 
 
@@ -91,30 +84,31 @@ class Logbook:
     steps: deque[StepRecord] = field(default_factory=lambda: deque(maxlen=RECORDED))
 
     def __post_init__(self) -> None:
+        self._now = clock_of(self.device)
         self.clear()
 
     def clear(self) -> None:
         """Forget all steps, and begin one now."""
         self.steps.clear()
         self._open: dict[str, Moment] = {}
-        self._parts: list[Stretch] = []
+        self._parts: list[tuple[str, Moment, Moment]] = []
         self.accumulated = False
-        self._since: Moment = moment(self.device) if self.on else None
+        self._since: Moment = self._now() if self.on else None
 
     def begin(self, part: str) -> None:
         """Begin a part of the step. Forget the part of that name that has begun and not ended."""
         if self.on:
-            self._open[part] = moment(self.device)
+            self._open[part] = self._now()
 
     def end(self, part: str) -> None:
         """End a part of the step."""
         if part in self._open:
-            self._parts.append(Stretch(part, self._open.pop(part), moment(self.device)))
+            self._parts.append((part, self._open.pop(part), self._now()))
 
     def step_ended(self, step: int) -> None:
         """End the step, and begin the next."""
         if self.on:
-            now = moment(self.device)
+            now = self._now()
             self.steps.append(StepRecord(step, self._since, now, tuple(self._parts), self.accumulated))
             self._since, self._parts, self.accumulated = now, [], False
 

@@ -21,13 +21,15 @@ from ..comm import Comm, Rider
 from ..keeping import Joint
 from ..kernels.operators import uploaded
 from ..lanes import Phases
+from ..monitor import Collective, PeerError
 from ..primitives import mean_
 from ..stages.base import in_phases
 from .runner import BucketFlight, RuleRunner, call_unscaled
 
-VERSION = attrgetter("_version")
+VERSION, GRAD = attrgetter("_version"), attrgetter("grad")
 NOTHING: contextlib.AbstractContextManager[None] = contextlib.nullcontext()
 FAILED = 2  # in the place of the flags, 0 and 1
+REST = 1.0  # seconds that a lane may still compute; if it does so for longer, it waits for a rank that is lost
 
 
 @dataclass(eq=False)
@@ -45,7 +47,7 @@ class Flags:
     @property
     def used(self) -> Tensor | None:
         """Return the maximum of the bytes over all ranks."""
-        return self.rows if self.rows is None else self.rows[0] if len(self.rows) == 1 else self.rows.amax(0)
+        return None if self.rows is None else self.rows.amax(0)
 
     def beside(self, ones: Tensor, dtype: torch.dtype) -> list[Pair]:
         """Return what to copy with the gradients of this dtype, in one launch, to have the bytes on the device.
@@ -82,12 +84,7 @@ class Flags:
         """Return for each parameter whether some rank has a gradient, once the flight has arrived."""
         # Only a rank that misses a gradient asks the device whether another has one.
         used = None if all(self.mine) else self.used
-        known = self.mine if used is None else used.tolist()
-        return [bool(each) for each in known]
-
-    def failed(self) -> bool:
-        """Return True if the backward failed on some rank and the flags are on the host."""
-        return self.rows is not None and self.rows.is_cpu and int(self.rows[0, 0]) == FAILED
+        return list(map(bool, self.mine if used is None else used.tolist()))
 
 
 class Pass(NamedTuple):
@@ -125,25 +122,17 @@ class GradientRunner(RuleRunner):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.flags, self.ids = self._all(), list(map(id, self.params()))
+        self.ids = list(map(id, self.params()))
+        self.flags = Flags([1] * len(self.ids))
         self._heads: dict[int, list[Tensor]] = {}  # the first value of each gradient, by bucket
-        self.ones = torch.ones(-(-len(self.flags.mine) // 8) * 8, dtype=torch.uint8, device=self.buckets[0].flat.device)
-        self.ring = deque(
-            Pass([Bucket.of(torch.zeros_like(bucket.flat), bucket.params) for bucket in self.buckets], {}, self._all())
-            for _ in range(self.rule.delay)
-        )
-
-    def _all(self) -> Flags:
-        return Flags([1] * len(self.params()))
+        self.ones = torch.ones(-(-len(self.ids) // 8) * 8, dtype=torch.uint8, device=self.buckets[0].flat.device)
+        self.ring = deque()
+        for _ in range(self.rule.delay):
+            zeros = [Bucket.of(torch.zeros_like(bucket.flat), bucket.params) for bucket in self.buckets]
+            self.ring.append(Pass(zeros, {}, Flags([1] * len(self.ids))))
 
     def launch_bucket(
-        self,
-        i: int,
-        step: int,
-        touched: set[Tensor],
-        scale: Tensor | None,
-        joint: Joint | None,
-        whole: bool = False,
+        self, i: int, step: int, touched: set[Tensor], scale: Tensor | None, joint: Joint | None, whole: bool = False
     ) -> None:
         """Launch bucket `i` with the gradients of this rank; a missing gradient counts as zero.
 
@@ -152,7 +141,7 @@ class GradientRunner(RuleRunner):
         if i == 0:
             self.untouched, self.mine = [], []
         bucket, factor, idle = self.buckets[i], self.factor, list[Tensor]()
-        grads = [p.grad for p in bucket.params]
+        grads = list(map(GRAD, bucket.params))
         if whole:
             self.mine += [1] * len(grads)
         else:
@@ -227,14 +216,15 @@ class GradientRunner(RuleRunner):
         """
         if self.ring:
             self.channel.lane.flush()  # these land later, and wait for nothing more
-        self._turn()
+            self._turn()
         for i in sorted(self.air):
             self.arrive(i)
         if self.ring:
             self.round += 1
             for p in self.params():
                 p.grad = None  # it is in the air
-        return self.flags.failed()
+        rows = self.flags.rows
+        return rows is not None and rows.is_cpu and int(rows[0, 0]) == FAILED
 
     def _turn(self) -> None:
         """Go from the buckets of this backward to those that land, which the next one launches."""
@@ -246,14 +236,13 @@ class GradientRunner(RuleRunner):
         if fault := self.channel.monitor.fault:
             for dtype in dict.fromkeys(bucket.flat.dtype for bucket in self.buckets):
                 alike = [bucket for bucket in self.buckets if bucket.flat.dtype == dtype]
-                if heads := [head for bucket in alike for head in self._heads_of(bucket)]:
+                for bucket in alike:
+                    if id(bucket) not in self._heads:  # the runner keeps its buckets
+                        start = bucket.flat.storage_offset()
+                        places = [view.storage_offset() - start for view in bucket.views if view.numel()]
+                        self._heads[id(bucket)] = [bucket.flat[at : at + 1] for at in places]
+                if heads := [head for bucket in alike for head in self._heads[id(bucket)]]:
                     fault.multiply_(heads)
-
-    def _heads_of(self, bucket: Bucket) -> list[Tensor]:
-        if id(bucket) not in self._heads:  # the runner keeps its buckets
-            places = [view.storage_offset() - bucket.flat.storage_offset() for view in bucket.views if view.numel()]
-            self._heads[id(bucket)] = [bucket.flat[at : at + 1] for at in places]
-        return self._heads[id(bucket)]
 
     def land(self, scale: Tensor | None) -> list[int]:
         """Make the gradients that some rank has views of the buckets; delayed ones times the `scale` of the loss.
@@ -262,21 +251,19 @@ class GradientRunner(RuleRunner):
             the ids of the parameters whose gradients have landed.
         """
         landed = used = self.flags.of_all()
+        self.flown, self.versions = True, []
         for bucket in self.buckets:
             here, used = used[: len(bucket.params)], used[len(bucket.params) :]
-            kept = {view.data_ptr() for view, here_used in zip(bucket.views, here, strict=True) if not here_used}
-            for view, held in self.untouched:
-                if view.data_ptr() in kept:
-                    view.data.copy_(held)  # as it was: its version stays
+            if self.untouched:
+                kept = {view.data_ptr() for view, here_used in zip(bucket.views, here, strict=True) if not here_used}
+                for view, held in self.untouched:
+                    if view.data_ptr() in kept:
+                        view.data.copy_(held)  # as it was: its version stays
             if self.ring and scale is not None:
                 bucket.flat.mul_(scale)
             bucket.store("grad", only=None if all(here) else here)
-        self.flown, self.versions = True, [sum(map(VERSION, bucket.views)) for bucket in self.buckets]
+            self.versions.append(sum(map(VERSION, bucket.views)))
         return self.ids if all(landed) else list(compress(self.ids, landed))
-
-    def all_buckets(self) -> list[Bucket]:
-        """Return the buckets at hand, and those in the air."""
-        return [*self.buckets, *(bucket for each in self.ring for bucket in each.buckets)]
 
     def used(self, flags: Flags, i: int, state: Tensor) -> Tensor | None:
         """Return which values of a state of bucket `i` belong to gradients that some rank has: bools, or None for all.
@@ -328,6 +315,67 @@ class GradientRunner(RuleRunner):
         # Zeroed, or clipped: the gradients that this backward has not reached yet tell.
         rest = [view for p, view in pairs if p not in reached and is_view(p.grad, view)]
         return bool(rest) and any(bool(view.any()) for view in rest)
+
+
+@dataclass(eq=False)
+class Decisions:
+    """The decisions after backward passes, in their order. Only delayed gradients have several under way.
+
+    Args:
+        alike: stages that agree give all ranks the same results, so that ranks need not ask each other.
+
+    Attributes:
+        joint: holds what the flights of a backward would keep; None where no decision is needed.
+    """
+
+    joint: Joint | None = None
+    alike: bool = True
+    _under_way: deque[tuple[RuleRunner, Collective]] = field(default_factory=deque, init=False)
+
+    def begin(self, runners: Sequence[RuleRunner]) -> None:
+        """Begin to decide for the flights of these runners: on the lane, behind them. Nobody waits for it."""
+        joint = self.joint
+        if joint is None or not runners:
+            return
+        flags = {runner: runner.flags for runner in runners if isinstance(runner, GradientRunner)}
+        agree = not (self.alike and all(runner.rule.stage.same_on_all_ranks for runner in runners))
+
+        def settle(comm: Comm) -> None:
+            def on_all_ranks(ok: Tensor) -> Tensor:
+                return comm.all_reduce(ok.to(torch.uint8), dist.ReduceOp.MIN).bool()
+
+            def of_used(whose: tuple[GradientRunner, int] | None, state: Tensor) -> Tensor | None:
+                return None if whose is None else whose[0].used(flags[whose[0]], whose[1], state)
+
+            for each in flags.values():
+                if each.rows is not None:
+                    joint.note(each.rows[:, 0] != FAILED)  # the backward has failed on no rank
+            joint.settle(on_all_ranks if agree else None, of_used)
+
+        self._under_way.append((runners[0], runners[0].channel.begin("the decision on what to keep", settle)))
+
+    def settle(self, but: int = 0) -> None:
+        """Wait for all decisions `but` the latest so many: with 0, states are then as after the latest backward."""
+        while len(self._under_way) > but:
+            runner, collective = self._under_way.popleft()
+            runner.channel.monitor.wait_for(collective)
+
+    def settle_all(self, but: int) -> None:
+        """Settle as `settle` does; if the network fails, as this rank alone would decide."""
+        lanes = {runner.channel.lane for runner, _ in self._under_way}
+        try:
+            self.settle(but)
+        except PeerError:
+            for lane in lanes:
+                lane.rest(REST)
+            self._under_way.clear()
+            if self.joint is not None:
+                self.joint.settle()
+
+    def forget(self) -> None:
+        """Drop what the flights of a failed backward would keep."""
+        if self.joint is not None:
+            self.joint.forget()
 
 
 @torch.no_grad()

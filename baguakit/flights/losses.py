@@ -11,7 +11,7 @@ stay the same. The norms are tensors, and nothing waits for them until they are 
 
 import copy
 from dataclasses import dataclass, field, fields
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -59,31 +59,31 @@ def norm(x: Tensor) -> Tensor:
 def measured(stage: Stage, tally: Tally) -> Stage:
     """Return a copy of `stage` that does the same and adds its losses to `tally`."""
     held = {f.name: getattr(stage, f.name) for f in fields(stage)}
-    found = {name: value for name, value in held.items() if isinstance(value, Compressor)}
-    compressors = {name: measured_compressor(compressor, tally) for name, compressor in found.items()}
-    if stage.lossy and not compressors:
+    changed: dict[str, Any] = {k: _measured(each, tally) for k, each in held.items() if isinstance(each, Compressor)}
+    if stage.lossy and not changed:
         return MeasuredStage(stage, tally)
-    other = copy.copy(stage)
-    for name, inner in stage.nested().items():
-        object.__setattr__(other, name, measured(inner, tally))
-    for name, compressor in compressors.items():
-        object.__setattr__(other, name, compressor)
-    return other
+    return _changed(stage, **changed, **{name: measured(inner, tally) for name, inner in stage.nested().items()})
 
 
-def measured_compressor(compressor: Compressor, tally: Tally) -> Compressor:
-    """Return a copy of `compressor` that does the same and adds its losses to `tally`."""
-
+def _measured(compressor: Compressor, tally: Tally) -> Compressor:
     def compress(x: Tensor, residual: Tensor | None = None, key: int = 0) -> Tensor:
         lost = torch.empty(x.shape, dtype=torch.float32, device=x.device) if residual is None else residual
         packed = compressor.compress(x, lost, key)
         tally.append((norm(x), norm(lost)))
         return packed
 
-    other = copy.copy(compressor)
-    object.__setattr__(other, "compress", compress)
-    object.__setattr__(other, "as_given", False)  # primitives must call this operation, not that of the format
-    object.__setattr__(other, "reduce", compressor.reduce)  # the second compression is no loss of this rank's values
+    # Not as given: primitives must call this operation, not that of the format. In `reduce` the second compression is
+    # no loss of this rank's values.
+    return _changed(compressor, compress=compress, as_given=False, reduce=compressor.reduce)
+
+
+Declared = TypeVar("Declared", Stage, Compressor)
+
+
+def _changed(declared: Declared, **changes: Any) -> Declared:
+    """Return a copy with other attributes, which are not checked as those of a user are."""
+    other = copy.copy(declared)
+    vars(other).update(changes)
     return other
 
 

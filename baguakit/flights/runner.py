@@ -3,8 +3,6 @@
 Padding is zero at every launch, in the bucket, where loading does it, and in every elementwise tensor of its state.
 A coarse compressor turns zeros in a block with other values into something else. In residuals and replicas that would
 stay, change the scales of the next flight, and be missing from a checkpoint.
-
-A `Journal` keeps states as they were before flights that may be lost with a rank.
 """
 
 import time
@@ -30,81 +28,6 @@ from ..stages.base import has_phases, in_phases, remembered
 from ..topology.chosen import as_chosen, chooses
 from .losses import Losses
 
-
-def clear_padding_(stage: Stage, state: State, bucket: Bucket, comm: Comm, beside: bool = False) -> list[Pair]:
-    """Zero the padding of every elementwise tensor in the state of a bucket, on the lane.
-
-    With `beside`, return pairs that do so for tensors of the dtype of the bucket: it is loaded in the same launch.
-    """
-    if not state:
-        return []
-    length, zeros = bucket.flat.numel(), bucket.zeros if beside else None
-    used, pairs, others = length - bucket.padding.numel(), list[Pair](), list[Tensor]()
-    for each in padding_of(stage, state, used, length, comm):
-        if zeros is not None and each.dtype == zeros.dtype and 0 < each.numel() <= zeros.numel():
-            pairs.append((each, zeros[: each.numel()]))
-        elif each.numel():
-            others.append(each)
-    if others:
-        torch._foreach_zero_(others)
-    return pairs
-
-
-def padding_of(stage: Stage, state: State, used: int, length: int, comm: Comm) -> Iterator[Tensor]:
-    """Yield the padding of every elementwise tensor in a state: all values after the first `used` of `length`.
-
-    Called at each launch, since a flight may put other tensors into the state.
-    """
-    nested = stage.nested()
-    for name, value in state.items():
-        if name not in nested or not isinstance(value, dict):
-            held = tensors_of(value) if used < length and name in stage.elementwise else ()
-            yield from (tensor[used:] for tensor in held if tensor.shape == (length,))
-        elif isinstance(stage, Hierarchical):
-            shard = -(-length // comm.intra.size)
-            mine = min(max(used - comm.intra.rank * shard, 0), shard)
-            yield from padding_of(nested[name], value, mine, shard, comm.inter)
-        elif not stage.shards:
-            yield from padding_of(nested[name], value, used, length, comm)
-
-
-class Journal:
-    """Copies of the state of each bucket, made on the lane before each flight, until the step in which it lands ends.
-
-    A step that is lost is lost whole: what its flights have changed goes back to these copies.
-    """
-
-    def __init__(self, buckets: int) -> None:
-        self._before: list[deque[State]] = [deque() for _ in range(buckets)]
-        self._landed = [0] * buckets
-
-    def before(self, i: int, state: State) -> None:
-        """Copy the state of bucket `i`, which a flight is about to change."""
-        self._before[i].append(copied(state))
-
-    def landed(self, i: int) -> None:
-        """Count a flight of bucket `i` that has landed."""
-        self._landed[i] += 1
-
-    def step_ended(self) -> None:
-        """Keep what the flights have brought that have landed."""
-        for before, landed in zip(self._before, self._landed, strict=True):
-            for _ in range(min(landed, len(before))):
-                before.popleft()
-        self._landed = [0] * len(self._landed)
-
-    def state(self, i: int, now: State) -> State:
-        """Return the state of bucket `i` before the flights that are lost; `now` is what it is after them."""
-        return self._before[i][0] if self._before[i] else now
-
-
-def copied(state: Any) -> Any:
-    """Return a copy of a nested dict of tensors."""
-    if isinstance(state, dict):
-        return {name: copied(value) for name, value in state.items()}
-    return state.clone() if isinstance(state, Tensor) else state
-
-
 PADDED = 4096  # values by which any bucket may be padded
 MOST_KINDS = 64  # of flights that are told apart in a bucket
 Kinds = list[tuple[tuple[SentFormat, ...], int]]
@@ -129,6 +52,64 @@ class BucketFlight(Collective):
 
 
 @dataclass(eq=False)
+class Ledger:
+    """The flights of one bucket, for reports: how many there were, the latest, their formats, and the bytes sent."""
+
+    name: str = ""  # of each flight, such as "CompressedMean, bucket 3"
+    launches: int = 0
+    sent: dict[str, float] = field(default_factory=dict)  # by part of the network
+    flights: deque[Collective] = field(default_factory=lambda: deque(maxlen=RECORDED))
+    kinds: Kinds = field(default_factory=list)
+
+    def landed(self, formats: Iterable[SentFormat]) -> None:
+        """Count a flight among those that sent the same formats, and let its kind be the first."""
+        kind, flights = tuple(formats), 1
+        for i, (known, count) in enumerate(self.kinds):
+            if known == kind:
+                kind, flights = known, flights + count
+                del self.kinds[i]
+                break
+        self.kinds.insert(0, (kind, flights))
+        del self.kinds[MOST_KINDS:]
+
+
+class Journal:
+    """Copies of the state of each bucket, made on the lane before each flight, until the step in which it lands ends.
+
+    A step that is lost is lost whole: what its flights have changed goes back to these copies.
+    """
+
+    def __init__(self, buckets: int) -> None:
+        self._before: list[deque[State]] = [deque() for _ in range(buckets)]
+        self._landed = [0] * buckets
+
+    def before(self, i: int, state: State) -> None:
+        """Copy the state of bucket `i`, which a flight is about to change."""
+        self._before[i].append(_copied(state))
+
+    def landed(self, i: int) -> None:
+        """Count a flight of bucket `i` that has landed."""
+        self._landed[i] += 1
+
+    def step_ended(self) -> None:
+        """Keep what the flights have brought that have landed."""
+        for i, before in enumerate(self._before):
+            for _ in range(min(self._landed[i], len(before))):
+                before.popleft()
+            self._landed[i] = 0
+
+    def state(self, i: int, now: State) -> State:
+        """Return the state of bucket `i` before the flights that are lost; `now` is what it is after them."""
+        return self._before[i][0] if self._before[i] else now
+
+
+def _copied(state: Any) -> Any:
+    if isinstance(state, dict):
+        return {name: _copied(value) for name, value in state.items()}
+    return state.clone() if isinstance(state, Tensor) else state
+
+
+@dataclass(eq=False)
 class RuleRunner:
     """A rule, its buckets, the state of its stage for each, and the flights in the air."""
 
@@ -150,10 +131,11 @@ class RuleRunner:
         self.guards = stage.guards()  # it changes its state by `update_if_finite_` only
         self.in_phases = has_phases(stage)
         self.chosen = chooses(stage)  # its weights are chosen in each round
-        self.sent: list[dict[str, float]] = [{} for _ in self.buckets]  # bytes by part of the network
-        self.launches = [0] * len(self.buckets)
-        self.records: list[deque[BucketFlight]] = [deque(maxlen=RECORDED) for _ in self.buckets]
-        self.kinds: list[Kinds] = [[] for _ in self.buckets]
+        self.ledgers = [self.new_ledger(i) for i in range(len(self.buckets))]
+
+    def new_ledger(self, bucket: int) -> Ledger:
+        """Return an empty ledger for a bucket."""
+        return Ledger(self.outline + (f" of rule {self.index}" if self.index else "") + f", bucket {bucket}")
 
     def make_states(self) -> None:
         """Make the states before the first flight, from the weights as they are. Collective."""
@@ -171,16 +153,10 @@ class RuleRunner:
         """Return a number that no other bucket of the attachment has."""
         return self.index << 16 | bucket
 
-    def name(self, bucket: int) -> str:
-        """Return the name of the flights of a bucket, such as "CompressedMean, bucket 3"."""
-        which = f" of rule {self.index}" if self.index else ""
-        return f"{self.outline}{which}, bucket {bucket}"
-
     def stage(self, i: int) -> Stage:
-        """Return the stage for bucket `i` in this round.
+        """Return the stage for bucket `i` in this round: with the weights chosen at the launch of the first bucket.
 
-        That is the rule's, with the weights that were chosen at the launch of the first bucket. If losses are measured,
-        it is a stage that does the same and measures them.
+        If losses are measured, it is a stage that does the same and measures them.
         """
         if i == 0 or self.current_stage is None:
             self.current_stage = as_chosen(self.rule.stage) if self.chosen else self.rule.stage
@@ -198,9 +174,9 @@ class RuleRunner:
 
         To `beside`, if given, is added what `work` copies before all else.
         """
-        state, bucket, channel = self.states[i], self.buckets[i], self.channel
+        state, bucket, channel, ledger = self.states[i], self.buckets[i], self.channel, self.ledgers[i]
         formats: list[SentFormat] = []
-        comm = channel.comm.for_flight(self.round, step, self.number(i), self.sent[i], formats)
+        comm = channel.comm.for_flight(self.round, step, self.index << 16 | i, ledger.sent, formats)
         channel.monitor.check()
         averaged, self.to_average = self.to_average, []
         label = f"{self.label}, bucket {i}, round {self.round}"
@@ -214,9 +190,10 @@ class RuleRunner:
                     mean_(averaged, comm)
                 if self.journal is not None:
                     self.journal.before(i, state)
-                pairs = clear_padding_(stage, state, bucket, comm, beside is not None)
-                if beside is not None:
-                    beside.extend(pairs)
+                if state:
+                    pairs = clear_padding_(stage, state, bucket, comm, beside is not None)
+                    if beside is not None:
+                        beside.extend(pairs)
                 if work is not None:
                     result = work(bucket.flat, comm)
                     return (yield from result) if type(result) is GeneratorType else result
@@ -227,10 +204,10 @@ class RuleRunner:
                 channel.note(label, error)
                 raise
 
-        flight = BucketFlight(
+        flight = self.air[i] = BucketFlight(
             label=label,
             step=step,
-            flight=(channel.lane.fly if self.in_phases else channel.lane.run)(fly, self.name(i)),
+            flight=(channel.lane.fly if self.in_phases else channel.lane.run)(fly, ledger.name),
             launched=time.time(),
             runner=self,
             bucket=i,
@@ -238,10 +215,9 @@ class RuleRunner:
             before=before,
             formats=formats,
         )
-        self.air[i] = flight
-        self.launches[i] += 1
+        ledger.launches += 1
         if channel.comm.size > 1:
-            self.records[i].append(flight)
+            ledger.flights.append(flight)
         channel.monitor.launched(channel.number, flight)
         return flight
 
@@ -250,7 +226,7 @@ class RuleRunner:
         flight = self.air.pop(i)
         try:
             result = self.channel.monitor.wait_for(flight)
-            count_kind(self.kinds[i], flight.formats)
+            self.ledgers[i].landed(flight.formats)
             return result
         finally:
             if self.journal is not None:
@@ -279,33 +255,57 @@ class RuleRunner:
         return [p for bucket in self.buckets for p in bucket.params]
 
 
-def count_kind(kinds: Kinds, formats: Iterable[SentFormat]) -> None:
-    """Count a flight that has landed among those that sent the same formats, and let its kind be the first."""
-    kind, flights = tuple(formats), 1
-    for i, (known, count) in enumerate(kinds):
-        if known == kind:
-            kind, flights = known, flights + count
-            del kinds[i]
-            break
-    kinds.insert(0, (kind, flights))
-    del kinds[MOST_KINDS:]
-
-
 def outline(stage: Stage) -> str:
     """Return the names of a stage and of those in it, such as "ErrorFeedback(SparseMean)"."""
     inner = ", ".join(map(outline, stage.nested().values()))
     return type(stage).__name__ + (f"({inner})" if inner else "")
 
 
+def clear_padding_(stage: Stage, state: State, bucket: Bucket, comm: Comm, beside: bool = False) -> list[Pair]:
+    """Zero the padding of every elementwise tensor in the state of a bucket, on the lane.
+
+    With `beside`, return pairs that do so for tensors of the dtype of the bucket: it is loaded in the same launch.
+    """
+    length, zeros = bucket.flat.numel(), bucket.zeros if beside else None
+    pairs, others = list[Pair](), list[Tensor]()
+    for each in padding_of(stage, state, length - bucket.padding.numel(), length, comm):
+        if zeros is not None and each.dtype == zeros.dtype and 0 < each.numel() <= zeros.numel():
+            pairs.append((each, zeros[: each.numel()]))
+        elif each.numel():
+            others.append(each)
+    if others:
+        torch._foreach_zero_(others)
+    return pairs
+
+
+def padding_of(stage: Stage, state: State, used: int, length: int, comm: Comm) -> Iterator[Tensor]:
+    """Yield the padding of every elementwise tensor in a state: all values after the first `used` of `length`.
+
+    Called at each launch, since a flight may put other tensors into the state.
+    """
+    nested = stage.nested()
+    for name, value in state.items():
+        if name not in nested or not isinstance(value, dict):
+            held = tensors_of(value) if used < length and name in stage.elementwise else ()
+            yield from (tensor[used:] for tensor in held if tensor.shape == (length,))
+        elif isinstance(stage, Hierarchical):
+            shard = -(-length // comm.intra.size)
+            mine = min(max(used - comm.intra.rank * shard, 0), shard)
+            yield from padding_of(nested[name], value, mine, shard, comm.inter)
+        elif not stage.shards:
+            yield from padding_of(nested[name], value, used, length, comm)
+
+
 def check_unconverted(runners: Iterable[RuleRunner], names: dict[Tensor, str]) -> None:
     """Raise a RuntimeError if a parameter of these rules has been converted since its bucket was made."""
-    for bucket in (bucket for runner in runners for bucket in runner.buckets):
-        for p, view in zip(bucket.params, bucket.views, strict=True):
-            if p.dtype is not view.dtype or p.device != view.device:
-                raise RuntimeError(
-                    f"parameter {names[p]} is {p.dtype} on {p.device} and was {view.dtype} on "
-                    f"{view.device} when it was attached; detach, convert the model, and attach again"
-                )
+    for runner in runners:
+        for bucket in runner.buckets:
+            for p, view in zip(bucket.params, bucket.views, strict=True):
+                if p.dtype is not view.dtype or p.device != view.device:
+                    raise RuntimeError(
+                        f"parameter {names[p]} is {p.dtype} on {p.device} and was {view.dtype} on "
+                        f"{view.device} when it was attached; detach, convert the model, and attach again"
+                    )
 
 
 def call_unscaled(stage: Stage, x: Tensor, state: State, comm: Comm, scale: Tensor | None) -> Tensor:

@@ -51,7 +51,7 @@ class Handle:
 
     def report(self) -> Report:
         """Return bytes, formats and seconds exposed, by rule and bucket, since the buckets were made. Local."""
-        steps = max([0, *(count for runner in self._runners for count in runner.launches)])
+        steps = max([0, *(each.launches for runner in self._runners for each in runner.ledgers)])
         return make_report(self._runners, [self._channel], steps)
 
     def state_dict(self) -> dict[str, Any]:

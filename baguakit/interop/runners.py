@@ -1,7 +1,6 @@
 """The runner of a rule in the buckets of DDP or FSDP2, which come one by one and may change at any time."""
 
 import contextlib
-from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -11,7 +10,7 @@ from torch import Tensor
 from ..arguments import message
 from ..buckets import Bucket
 from ..comm import Comm
-from ..flights import RECORDED, RuleRunner, load_bucket, save_runner, whole_of
+from ..flights import RuleRunner, load_bucket, save_runner, whole_of
 from ..keeping import Joint
 from ..rules import Rule, during_backward, rules_of
 from ..stages import Stage, State
@@ -94,17 +93,14 @@ class HookRunner(RuleRunner):
         self.buckets.append(bucket)
         self.states.append(state)
         self.remembers_any = self.remembers()
-        self.sent.append({})
-        self.launches.append(0)
-        self.records.append(deque(maxlen=RECORDED))
-        self.kinds.append([])
+        self.ledgers.append(self.new_ledger(i))
         if self.memory is not None:
             load_bucket(self, i, self.names, self.memory, self.same_ranks)
 
     def forget_from(self, i: int) -> None:
         """Drop the buckets from `i` on, and keep the state of their parameters in `memory`."""
         self.memory, self.same_ranks = self.saved(), True
-        for by_bucket in (self.buckets, self.states, self.sent, self.launches, self.records, self.kinds):
+        for by_bucket in (self.buckets, self.states, self.ledgers):
             del by_bucket[i:]
         self.places = {called: place for called, place in self.places.items() if place < i}
 

@@ -6,7 +6,6 @@ in the tensor that a hook gets. Both are read here, as torch 2.13 has them.
 """
 
 import weakref
-from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -19,10 +18,9 @@ from torch.distributed import ReduceOp
 from ..buckets import real
 from ..comm import Comm, SentFormat, members_of
 from ..compressors import Compressor
-from ..flights import RECORDED, Kinds, call_unscaled, count_kind
-from ..monitor import Collective
+from ..flights import Ledger, call_unscaled
 from ..primitives import compressed_all_gather
-from ..report import Report, Row
+from ..report import Report, Row, row_of
 from ..runtime import Setup, broadcast_tensors, fsdp_modules, plain_names
 from ..stages import Mean, Stage, State
 from .handle import Handle
@@ -201,7 +199,7 @@ class WithinShards(ShardedHandle):
 
     def report(self) -> Report:
         """Return bytes, formats and seconds exposed, by rule and bucket, and of `weights` by FSDP module. Local."""
-        gathered = [each.row(len(self._runners)) for each in self._gathers if each.launches]
+        gathered = [each.row(len(self._runners)) for each in self._gathers if each.ledger.launches]
         report = super().report()
         return replace(report, rows=(*report.rows, *gathered))
 
@@ -266,17 +264,14 @@ class AllGather(Allocator):
 
     def __init__(self, handle: WithinShards, i: int, compressor: Compressor) -> None:
         self.handle, self.i, self.compressor = handle, i, compressor
-        self.values, self.dtype, self.launches = 0, "", 0
-        self.sent: dict[str, float] = {}
-        self.kinds: Kinds = []
-        self.records: deque[Collective] = deque(maxlen=RECORDED)
+        self.values, self.dtype, self.ledger = 0, "", Ledger()
 
     def __call__(self, output_tensor: Tensor, input_tensor: Tensor, group: Any, async_op: bool = False) -> None:
         """Fill the output, on the current stream. There is nothing to wait for."""
         channel, formats = self.handle._channel, list[SentFormat]()
 
         def work(comm: Comm) -> None:
-            comm = comm.for_flight(0, None, 0, self.sent, formats)
+            comm = comm.for_flight(0, None, 0, self.ledger.sent, formats)
             if output_tensor.is_floating_point():
                 compressed_all_gather(input_tensor, self.compressor, comm, out=output_tensor)
             else:
@@ -284,14 +279,12 @@ class AllGather(Allocator):
                 output_tensor.copy_(comm.all_gather(input_tensor))
 
         collective = channel.begin("weights", work)
-        self.launches += 1
+        self.ledger.launches += 1
         channel.monitor.wait_for(collective)
         self.values, self.dtype = output_tensor.numel(), str(output_tensor.dtype).removeprefix("torch.")
-        count_kind(self.kinds, formats)
-        self.records.append(collective)
+        self.ledger.landed(formats)
+        self.ledger.flights.append(collective)
 
     def row(self, number: int) -> Row:
         """Return the row of a report."""
-        which = (f"weights={self.compressor!r}", number, self.i, self.values, self.dtype)
-        flown = (self.launches, self.launches, dict(self.sent), tuple(self.records), list(self.kinds))
-        return Row(*which, *flown)
+        return row_of(self.ledger, f"weights={self.compressor!r}", number, self.i, self.values, self.dtype)

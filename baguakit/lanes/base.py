@@ -29,6 +29,7 @@ import threading
 import time
 from collections.abc import Callable, Generator, Iterable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -43,6 +44,11 @@ def moment(device: torch.device) -> Moment:
     if device.type != "cuda":
         return time.perf_counter()
     return torch.cuda.current_stream(device).record_event(torch.cuda.Event(enable_timing=True))
+
+
+def clock_of(device: torch.device) -> Callable[[], Moment]:
+    """Return what returns the current moment of `device`."""
+    return time.perf_counter if device.type != "cuda" else partial(moment, device)
 
 
 def passed(when: Moment) -> bool:

@@ -1,15 +1,15 @@
 """The monitor: it names the rank at fault when a flight does not arrive."""
 
 from .collective import Collective
-from .fault import PeerError
-from .judging import first_line, store_gone, store_silent
-from .monitor import Monitor, end_with_process
-from .records import LEFT, RAISED, differing
+from .judging import differing, first_line, store_gone, store_silent
+from .monitor import Fault, Monitor, PeerError, end_with_process
+from .records import LEFT, RAISED
 
 __all__ = [
     "LEFT",
     "RAISED",
     "Collective",
+    "Fault",
     "Monitor",
     "PeerError",
     "differing",

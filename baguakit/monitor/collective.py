@@ -1,20 +1,15 @@
-"""A collective, as the monitor sees it, and those that are in the air."""
+"""A collective, as the monitor sees it; and the launches of a rank, and which of them are in the air."""
 
 import threading
 import time
+from collections import deque
 from dataclasses import dataclass, field
 
 from ..lanes import Flight
 from .records import LaunchCount
 
 MESSAGES = -1  # their lane
-
-
-class Unlaunched(Flight):
-    """A placeholder for a flight that is about to be launched."""
-
-    def done(self) -> bool:
-        return False
+REMEMBERED = 4096  # launches of a lane whose digests a rank can compare with those of another
 
 
 @dataclass(eq=False, kw_only=True)
@@ -24,71 +19,76 @@ class Collective:
     Attributes:
         label: the work in words, the same on all ranks.
         step: the optimizer step in which it was launched; None if ranks may be at different ones.
-        flight: the work under way.
+        flight: the work under way; at first a placeholder.
         launched: the time of its launch, in seconds of `time.time`.
+        lane, launches: the number of its lane, and the launches there up to it, once it has been launched.
     """
 
     label: str
     step: int | None = None
-    flight: Flight = field(default_factory=Unlaunched)
+    flight: Flight = field(default_factory=Flight)
     launched: float = field(default_factory=time.time)
-
-    def end(self, error: Exception) -> None:
-        """End the flight with an error."""
-        self.flight.fail(error)
-
-
-@dataclass(frozen=True, eq=False)
-class Airborne:
-    """A collective in the air: the lane it flies on, and the launches there up to it."""
-
-    collective: Collective
-    lane: int
-    launches: LaunchCount
+    lane: int = MESSAGES
+    launches: LaunchCount = field(default_factory=LaunchCount)
 
 
 class Air:
-    """The collectives that have been launched and not waited for. Thread-safe.
+    """The launches of this rank on each lane, and the collectives that have not been waited for. Thread-safe.
 
     The latest one on each lane that the host has passed, and a device may still be at work on, is kept as well.
     """
 
     def __init__(self) -> None:
-        self._held: dict[Collective, Airborne] = {}
-        self._passed: dict[int, Airborne] = {}  # by lane
+        self._launches: dict[int, deque[LaunchCount]] = {}  # by lane
+        self._held: dict[Collective, None] = {}  # in their order
+        self._passed: dict[int, Collective] = {}  # by lane
         self._failed: set[Collective] = set()
         self._first: Collective | None = None
         self.since = 0.0  # the time at which the one that is waited for was launched, or the one before it ended
         self._lock = threading.Lock()
 
-    def add(self, flying: Airborne) -> None:
+    def launch(self, lane: int, collective: Collective) -> None:
         """Add a collective that is put on a lane."""
         with self._lock:
-            self._held[flying.collective] = flying
+            known = self._launches.get(lane) or self._launches.setdefault(lane, deque([LaunchCount()], REMEMBERED))
+            known.append(known[-1].then(collective.label, collective.step))
+            collective.lane, collective.launches = lane, known[-1]
+            self._held[collective] = None
 
-    def failed(self, flying: Airborne) -> None:
+    def latest(self) -> dict[int, LaunchCount]:
+        """Return the launches so far, by lane."""
+        with self._lock:
+            return {lane: known[-1] for lane, known in self._launches.items()}
+
+    def at(self, lane: int, count: int) -> LaunchCount | None:
+        """Return the launches up to the `count`-th; None if it has not been made, or is too long ago."""
+        with self._lock:
+            known = self._launches.get(lane)
+            if not known or not known[0].number <= count <= known[-1].number:
+                return None
+            return known[count - known[0].number]
+
+    def failed(self, collective: Collective) -> None:
         """Note that a collective has failed, and that its rank does not know yet whose fault it is."""
         with self._lock:
-            self._held.setdefault(flying.collective, flying)
-            self._failed.add(flying.collective)
-
-    def find(self, collective: Collective) -> Airborne | None:
-        """Return a collective as it was added; None if it was not."""
-        with self._lock:
-            return self._held.get(collective)
+            if collective not in self._held:
+                collective.lane = 0
+                collective.launches = self._launches.get(0, [LaunchCount()])[-1]
+                self._held[collective] = None
+            self._failed.add(collective)
 
     def land(self, collective: Collective) -> None:
         """Remove a collective for which the host, or on a GPU a stream, has waited."""
         with self._lock:
-            flying = self._held.pop(collective, None)
-            if flying is not None and collective.flight.on_device:
-                self._passed[flying.lane] = flying
+            if collective in self._held and collective.flight.on_device:
+                self._passed[collective.lane] = collective
+            self._held.pop(collective, None)
             self._failed.discard(collective)
 
     def watch(self, message: Collective) -> None:
         """Keep the latest message between two ranks, for which no other rank has a launch."""
         with self._lock:
-            self._passed[MESSAGES] = Airborne(message, MESSAGES, LaunchCount())
+            self._passed[MESSAGES] = message
 
     def all(self) -> list[Collective]:
         """Return all collectives in the air."""
@@ -99,7 +99,7 @@ class Air:
         """Return whether there is one that the host has passed, and a device may not have."""
         return bool(self._passed)
 
-    def awaited(self, before: float, passed_before: float) -> tuple[Airborne | None, bool]:
+    def awaited(self, before: float, passed_before: float) -> tuple[Collective | None, bool]:
         """Return the collective that is waited for, if any, and whether it has failed.
 
         It is the oldest that has failed, else the oldest that is not done and was launched before a time, else one that
@@ -112,18 +112,18 @@ class Air:
             if self._failed:
                 failed = min(self._failed, key=lambda each: each.launched)
                 self.since = failed.launched
-                return self._held[failed], True
+                return failed, True
             old = sorted((each for each in self._held if each.launched < before), key=lambda each: each.launched)
             first = next((each for each in old if not (each.flight.done() or each.flight.held)), None)
             last, self._first = self._first, first
             if first is not None:
                 if first is not last:
                     self.since = first.launched if last is None else max(first.launched, time.time())
-                return self._held[first], False
-            for lane, flying in list(self._passed.items()):
-                if flying.collective.launched < passed_before:
-                    if not flying.collective.flight.done():
-                        self.since = flying.collective.launched
-                        return flying, False
+                return first, False
+            for lane, each in list(self._passed.items()):
+                if each.launched < passed_before:
+                    if not each.flight.done():
+                        self.since = each.launched
+                        return each, False
                     del self._passed[lane]
             return None, False

@@ -1,10 +1,14 @@
-"""The rank at fault when a flight does not arrive: a sentence, from the records of all ranks."""
+"""The rank at fault when a flight does not arrive: a sentence, from the records of all ranks.
+
+Two ranks have diverged if the digests of their launches differ after equally many, even if all messages arrived.
+"""
 
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
-from .records import GAVE_UP, LEFT, RAISED, History, Record, Waiting, diverged
+from .collective import Air
+from .records import GAVE_UP, LEFT, RAISED, LaunchCount, Record, Waiting
 
 
 def store_gone(rank: int, error: Exception) -> str:
@@ -25,8 +29,7 @@ def store_silent(rank: int, silent: float, what: str, timeout: float) -> str:
     return (
         f"rank {rank} has had no answer from the store, which rank 0 or torchrun holds, for {silent:.1f} s, and "
         f"{what} has not arrived within the timeout of {timeout:g} s: "
-        "the link between the two hosts is down, or that host stands "
-        "still"
+        "the link between the two hosts is down, or that host stands still"
     )
 
 
@@ -55,13 +58,13 @@ class Judge:
     Args:
         rank: this rank.
         timeout: in seconds, for the sentences.
-        history: the launches of this rank.
+        air: the launches of this rank.
         clock: of the silence of other ranks.
     """
 
     rank: int
     timeout: float
-    history: History
+    air: Air
     clock: SteadyClock
     seen: dict[int, tuple[int, float]] = field(default_factory=dict)  # heartbeat and its time, by rank
 
@@ -81,7 +84,7 @@ class Judge:
                     return said
         others = {r: record for r, record in here.items() if r != self.rank}
         late = any(waiting.late for _, waiting in awaited)
-        if said := diverged(self.rank, 1 + len(records), self.history, others, late):
+        if said := diverged(self.rank, 1 + len(records), self.air, others, late):
             return said
         for r, record in others.items():
             if said := self._dead(r, record, here, awaited):
@@ -119,21 +122,19 @@ class Judge:
     def _late(self, waiting: Waiting, here: dict[int, Record], absent: set[int]) -> str:
         if absent:
             return (
-                f"rank {min(absent)} is late: it has not come to {waiting.what} "
-                f"within the timeout of {self.timeout:g} s; "
-                "its process is dead, or does something else"
+                f"rank {min(absent)} is late: it has not come to {waiting.what} within the timeout of "
+                f"{self.timeout:g} s; its process is dead, or does something else"
             )
         if any(record.busy for record in here.values()):
             return ""  # that rank says so itself
         latest = {r: record.on(waiting.lane) for r, record in here.items()}
-        r = min(latest, key=lambda r: latest[r].count)
-        if latest[r].count < waiting.count:
+        r = min(latest, key=lambda r: latest[r].number)
+        if latest[r].number < waiting.number:
             return (
-                f"rank {r} is late: it has not launched {waiting.what} "
-                f"within the timeout of {self.timeout:g} s; "
-                f"its latest launch known is {latest[r].what}"
+                f"rank {r} is late: it has not launched {waiting.what} within the timeout of {self.timeout:g} s; its "
+                f"latest launch known is {latest[r].what}"
             )
-        if not waiting.count:  # a message, which two ranks launch
+        if not waiting.number:  # a message, which two ranks launch
             return f"{waiting.what} has not arrived within the timeout of {self.timeout:g} s"
         return (
             f"all ranks have launched {waiting.what}, and it has not arrived within the timeout of {self.timeout:g} s"
@@ -151,8 +152,8 @@ def _awaited(here: dict[int, Record]) -> list[tuple[int, Waiting]]:
             lanes.setdefault(record.waiting.lane, []).append((rank, record.waiting))
     found = []
     for waits in lanes.values():
-        rank, latest = max(waits, key=lambda each: (each[1].late, each[1].count))
-        found.append((rank, replace(latest, patience=min(waiting.patience for _, waiting in waits))))
+        rank, latest = max(waits, key=lambda each: (each[1].late, each[1].number))
+        found.append((rank, latest._replace(patience=min(waiting.patience for _, waiting in waits))))
     return sorted(found, key=lambda each: not each[1].late)
 
 
@@ -162,6 +163,57 @@ def _gone(r: int, record: Record, rank: int, waiting: Waiting) -> str:
     latest, waits = record.on(waiting.lane), f"rank {rank} waits for it in {waiting.what}"
     if record.how == RAISED:
         return f"rank {r} raised {record.why} after {latest.what}; {waits}"
-    if record.how == LEFT and latest.count < waiting.count:
+    if record.how == LEFT and latest.number < waiting.number:
         return f"rank {r} has left after {latest.what}, and {waits}; give every rank the same number of steps"
     return ""
+
+
+def diverged(rank: int, size: int, air: Air, records: Mapping[int, Record], sure: bool) -> str:
+    """Return a sentence that names the ranks whose launches differ from the others'; "" if none differ.
+
+    The ranks that more than half of all ranks contradict are at fault. Without such a majority the sentence names both
+    sides, and only if the caller is `sure` that waiting longer will not show a majority.
+    """
+    for lane in air.latest():
+        here = {r: (record.on(lane), air.at(lane, record.on(lane).number)) for r, record in records.items()}
+        known = {r: (theirs, ours) for r, (theirs, ours) in here.items() if ours is not None and theirs.number}
+        others = [r for r, (theirs, ours) in known.items() if theirs.digest != ours.digest]
+        if not others:
+            continue
+        first = min(known[r][0].number for r in others)  # an older record, which still agrees, says nothing
+        alike = sorted([rank, *(r for r, (theirs, _) in known.items() if r not in others and theirs.number >= first)])
+        theirs, ours = known[others[0]]
+        few, many = sorted(((others, theirs), (alike, ours)), key=lambda side: len(side[0]))
+        if 2 * len(many[0]) <= size and not sure and size > 2:
+            continue
+        return _sentence(*few, *many, alone=len(few[0]) < len(many[0]))
+    return ""
+
+
+def differing(count: int, calls: Mapping[int, str]) -> str:
+    """Return a sentence that names the ranks whose `count`-th call differs from that of most."""
+    alike: dict[str, list[int]] = {}
+    for rank, call in sorted(calls.items()):
+        alike.setdefault(call, []).append(rank)
+    many, few, *_ = sorted(alike, key=lambda call: (-len(alike[call]), alike[call]))
+    a, b = LaunchCount(count, few), LaunchCount(count, many)
+    return _sentence(alike[few], a, alike[many], b, alone=len(alike[few]) < len(alike[many]))
+
+
+def _sentence(few: list[int], a: LaunchCount, many: list[int], b: LaunchCount, alone: bool) -> str:
+    have = "has" if len(few) == 1 and alone else "have"
+    head = (
+        f"{_ranks(few)} {have} diverged from {_ranks(many)}"
+        if alone
+        else f"{_ranks(few)} and {_ranks(many)} have diverged"
+    )
+    late = ", in another step or after other launches" if a.what == b.what else ""
+    return (
+        f"{head}: as launch {a.number}, {_ranks(few)} made {a.what}, and {_ranks(many)} {b.what}{late}; "
+        "all ranks must make the same calls, backward passes and steps in the same order, from the same state"
+    )
+
+
+def _ranks(ranks: list[int]) -> str:
+    shown = ", ".join(map(str, ranks[:8])) + (" …" if len(ranks) > 8 else "")
+    return f"rank {shown}" if len(ranks) == 1 else f"ranks {shown}"

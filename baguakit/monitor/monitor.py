@@ -18,21 +18,63 @@ import threading
 import time
 import uuid
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from datetime import timedelta
 from typing import Any
 
 import torch
+from torch import Tensor
 
-from .collective import Air, Airborne, Collective
-from .fault import Fault, PeerError, again, from_network
+from .collective import Air, Collective
 from .judging import first_line, store_gone
-from .records import GAVE_UP, LEFT, RAISED, History, LaunchCount
+from .records import GAVE_UP, LEFT, RAISED, LaunchCount
 from .watching import Watch
 
 POLL = 0.0005  # seconds between the first two queries of the store
 PAUSE = 0.0001  # seconds between two looks at work on a GPU
 SHARE = 1 / 8  # of the time that a rank has waited already: the pause before the next query, at most a heartbeat
+
+
+class PeerError(RuntimeError):
+    """A rank is dead, late, gone or has raised: the message names it."""
+
+    __module__ = "baguakit"  # tracebacks show the public name
+
+
+class Fault:
+    """A number in pinned memory, for each dtype: 1 at first, and then NaN, or False in that of bools.
+
+    An abort ends the kernels of a flight before its data have come, and steps that the host has queued by then apply
+    half a sum. The device reads the number after the flight, and it has been set before the abort; so the host waits
+    for nothing. Gradients are multiplied by it, which changes no bit at first: a step that is lost shows in every
+    parameter. Weights stay as they were.
+    """
+
+    def __init__(self) -> None:
+        self._is_set = False
+        self._numbers: dict[torch.dtype, Tensor] = {}
+
+    def set(self) -> None:
+        """Let what lands from now on be lost."""
+        self._is_set = True
+        for number in list(self._numbers.values()):
+            number.fill_(torch.nan if number.is_floating_point() else 0)
+
+    def multiply_(self, heads: Sequence[Tensor]) -> None:
+        """Multiply tensors of one dtype and device, about a hundred in a launch. The host waits for nothing."""
+        torch._foreach_mul_(list(heads), self._on(heads[0].device, heads[0].dtype))
+
+    def choose_(self, out: Tensor, result: Tensor, own: Tensor) -> None:
+        """Fill `out` with the result of a flight, or with `own` if that is lost. The host waits for nothing."""
+        torch.where(self._on(out.device, torch.bool), result.to(out.dtype), own, out=out)
+
+    def _on(self, device: torch.device, dtype: torch.dtype) -> Tensor:
+        if dtype not in self._numbers:
+            number = torch.ones((), dtype=dtype)
+            self._numbers[dtype] = number.pin_memory() if device.type == "cuda" else number
+            if self._is_set:  # meanwhile, by another thread
+                self.set()
+        return self._numbers[dtype].to(device, non_blocking=True)
 
 
 class Monitor:
@@ -71,7 +113,7 @@ class Monitor:
         self.failed: Callable[[str], None] = lambda sentence: None  # told when this gives up
         self.leaving: tuple[str, str] = ("", "")  # how and why this rank has left
         self.working_on = ""  # work that may take long
-        self.history, self.air = History(), Air()
+        self.air = Air()
         self.fault: Fault | None = None
         self.watch = Watch(self)
         self._lock, self._ended = threading.Lock(), threading.Event()
@@ -108,13 +150,11 @@ class Monitor:
 
     def launched(self, lane: int, collective: Collective) -> LaunchCount:
         """Watch a collective that is put on a lane, and return the launches there up to it."""
-        if self.size == 1:
-            return LaunchCount()
-        launches = self.history.add(lane, collective.label, collective.step)
-        self.air.add(Airborne(collective, lane, launches))
-        if self.error is not None:  # on another thread `fail` may have looked too early to see it
-            collective.end(self.error)
-        return launches
+        if self.size > 1:
+            self.air.launch(lane, collective)
+            if self.error is not None:  # on another thread `fail` may have looked too early to see it
+                collective.flight.fail(self.error)
+        return collective.launches
 
     def wait_for(self, collective: Collective) -> Any:
         """Wait for a collective and return its result, or raise an error that names the rank at fault.
@@ -125,7 +165,7 @@ class Monitor:
         as if they had, and a step that uses its result must not count. `fail` sets the error before it aborts.
         """
         if self.error is not None:  # `fail` may have ended a placeholder in place of this flight
-            collective.end(self.error)
+            collective.flight.fail(self.error)
         if self.hasty:
             collective.flight.flush()
         while self.hasty and collective.flight.on_device and not collective.flight.done():
@@ -155,7 +195,7 @@ class Monitor:
     def check(self) -> None:
         """Raise the error that the monitor has found, if any."""
         if self.error is not None:
-            raise again(self.error)
+            raise _again(self.error)
 
     def barrier(self, lane: int, launches: LaunchCount) -> None:
         """Wait until all ranks have made the same launches on a lane.
@@ -165,7 +205,7 @@ class Monitor:
         """
         if self.size == 1:
             return
-        key = f"meet/{lane}/{launches.count}/{launches.digest}"
+        key = f"meet/{lane}/{launches.number}/{launches.digest}"
         self.store.add(key, 1)
         self.wait_until(lambda: int(self.store.add(key, 0)) >= self.size)
 
@@ -185,16 +225,15 @@ class Monitor:
     def _explained(self, error: Exception, collective: Collective) -> Exception:
         """Return the exception to raise for a failed collective: it names the rank at fault if one can be found."""
         if self.error is not None or self.size == 1:
-            return again(self.error) if self.error else error
-        cause = from_network(error)
+            return _again(self.error) if self.error else error
+        cause = _from_network(error)
         if cause is None:  # the stage's own
             return self._own(f"{collective.label} failed on rank {self.rank}: {type(error).__name__}: {error}", error)
         if self.hasty:
             said = first_line(cause).rpartition("] ")[2].partition(". ")[0]  # gloo's, without its place and advice
             return self._own(f"{collective.label} failed on rank {self.rank}: {said}", error)
-        unknown = Airborne(collective, 0, self.history.latest().get(0, LaunchCount()))
-        self.air.failed(self.air.find(collective) or unknown)
-        self.watch.hurry()
+        self.air.failed(collective)
+        self.watch.wake.set()
         self._ended.wait(self.inquiry)
         return self.error or self._own(f"{collective.label} failed on rank {self.rank}: {cause}", error)
 
@@ -236,7 +275,7 @@ class Monitor:
         with self._lock:
             self.error = self.error or PeerError(sentence)  # before the look: later flights see it themselves
         for collective in self.air.all():
-            collective.end(self.error)
+            collective.flight.fail(self.error)
         self._ended.set()
         if self.fault is not None:
             self.fault.set()
@@ -245,6 +284,27 @@ class Monitor:
         self.abort()
         self.failed(str(self.error))
         return self.error
+
+
+def _again(error: PeerError) -> PeerError:
+    """Return a copy of an error, to be raised again with its own traceback."""
+    new = PeerError(*error.args)
+    new.__cause__ = error.__cause__
+    return new
+
+
+def _from_network(error: BaseException) -> RuntimeError | None:
+    """Return the error of a process group or store that caused `error`: the deepest RuntimeError in its chain; or None.
+
+    torch wraps the errors of groups that it has not made itself in an error about its own log.
+    """
+    found, each = None, error
+    seen: set[int] = set()
+    while each is not None and id(each) not in seen:
+        seen.add(id(each))
+        found = each if isinstance(each, RuntimeError) else found
+        each = each.__cause__ or each.__context__  # type: ignore[assignment]
+    return found
 
 
 _monitors: "weakref.WeakKeyDictionary[Monitor, int]" = weakref.WeakKeyDictionary()  # with the process of each

@@ -20,9 +20,8 @@ from typing import Any
 
 import torch
 
-from .board import Board, Lease
-from .judging import Judge, SteadyClock, store_gone, store_silent
-from .records import Record, Waiting, diverged
+from .judging import Judge, SteadyClock, diverged, store_gone, store_silent
+from .records import Board, Lease, Record, Waiting
 
 STALE = 3  # heartbeats
 DOUBTS = 5  # times that launches may differ without a majority of ranks that agree
@@ -40,9 +39,9 @@ class Watch:
         self.monitor, self.beat = monitor, monitor.beat
         self.board = Board(monitor.store, monitor.rank, monitor.size)
         self.clock = SteadyClock(1.25 * self.beat)
-        self.judge = Judge(monitor.rank, monitor.timeout, monitor.history, self.clock)
+        self.judge = Judge(monitor.rank, monitor.timeout, monitor.air, self.clock)
         self.over = threading.Event()
-        self._wake = threading.Event()
+        self.wake = threading.Event()  # set to look now: a flight has failed
         self._beats, self._doubts = 0, 0
         self._written = Record(0, {})
         self._next_beat = 0.0  # the time of the clock from which the next record is due
@@ -62,14 +61,10 @@ class Watch:
             self._threads.append(threading.Thread(target=work, name=name, daemon=True))
             self._threads[-1].start()
 
-    def hurry(self) -> None:
-        """Look now: a flight has failed."""
-        self._wake.set()
-
     def end(self) -> bool:
         """End the threads; return whether they have: else one is in a call that lasts until the store answers."""
         self.over.set()
-        self._wake.set()
+        self.wake.set()
         threads, self._threads = self._threads, []
         for thread in threads:
             thread.join(4 * self.beat)
@@ -80,7 +75,7 @@ class Watch:
         monitor = self.monitor
         self._beats += 1
         how, why = monitor.leaving
-        self._written = Record(self._beats, monitor.history.latest(), how, why, monitor.working_on, waiting)
+        self._written = Record(self._beats, monitor.air.latest(), how, why, monitor.working_on, waiting)
         self.board.write(self._written)
 
     def compare(self, ranks: Iterable[int], sure: bool) -> None:
@@ -182,7 +177,7 @@ class Watch:
         self._late_at = monitor.air.since + monitor.timeout
         late = now > self._late_at
         patience = monitor.silence if failed or monitor.broken() else monitor.patience
-        return Waiting(flying.collective.label, flying.lane, flying.launches.count, late, patience), late or failed
+        return Waiting(flying.label, flying.lane, flying.launches.number, late, patience), late or failed
 
     @property
     def _silent(self) -> bool:
@@ -201,11 +196,11 @@ class Watch:
 
     def _compare(self, records: Mapping[int, Record], sure: bool = False) -> None:
         monitor = self.monitor
-        if diverged(monitor.rank, monitor.size, monitor.history, records, sure=True):
+        if diverged(monitor.rank, monitor.size, monitor.air, records, sure=True):
             self._doubts += 1
             everyone = self.board.written(range(monitor.size))
             sure = sure or self._doubts > DOUBTS
-            if said := diverged(monitor.rank, monitor.size, monitor.history, everyone, sure):
+            if said := diverged(monitor.rank, monitor.size, monitor.air, everyone, sure):
                 self._give_up(said)
 
     def _look_at_the_network(self, waiting: Waiting | None) -> None:
@@ -229,8 +224,8 @@ class Watch:
         return True
 
     def _watch(self) -> None:
-        while self._next(self._wake, self._pause):
-            self._wake.clear()
+        while self._next(self.wake, self._pause):
+            self.wake.clear()
             try:
                 self.turn()
             except Exception as error:

@@ -1,15 +1,6 @@
 """Reports, timelines and scalars of an attachment."""
 
-from .accounts import account, gathered
-from .report import Report, Row, make_report, written
-from .timeline import Timeline
+from .report import Report, Row, make_report, row_of, written
+from .timeline import Timeline, account, gathered
 
-__all__ = [
-    "Report",
-    "Row",
-    "Timeline",
-    "account",
-    "gathered",
-    "make_report",
-    "written",
-]
+__all__ = ["Report", "Row", "Timeline", "account", "gathered", "make_report", "row_of", "written"]

@@ -1,10 +1,7 @@
-"""The report of an attachment: bytes sent, and the time that they were exposed.
-
-A report prints as a table.
-"""
+"""The report of an attachment: bytes sent, and the time that they were exposed. It prints as a table."""
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import groupby
@@ -12,7 +9,7 @@ from typing import Any
 
 from ..arguments import describe
 from ..comm import SentFormat
-from ..flights import BACKWARD, Kinds, Logbook, RuleRunner
+from ..flights import BACKWARD, Kinds, Ledger, Logbook, RuleRunner
 from ..lanes import between, passed
 from ..monitor import Collective
 from ..runtime import Channel
@@ -56,7 +53,7 @@ class Row:
     @property
     def asked(self) -> str:
         """Return the format that was asked for in the latest flight, such as "MinMaxUInt8()"; "" if none was."""
-        return _joined(way.asked for way in self.latest)
+        return " + ".join(dict.fromkeys(way.asked for way in self.latest))
 
     @property
     def flew(self) -> str:
@@ -64,12 +61,12 @@ class Row:
 
         An expression such as "MinMaxUInt8()", a dtype such as "float32", or "nothing"; several are joined by " + ".
         """
-        return _joined(way.flew for way in self.latest)
+        return " + ".join(dict.fromkeys(way.flew for way in self.latest))
 
     @property
     def reason(self) -> str:
         """Return why the latest flight saved less than was asked for; "" if it did not."""
-        return _joined((way.reason for way in self.latest if way.reason), "; ")
+        return "; ".join(dict.fromkeys(way.reason for way in self.latest if way.reason))
 
     @property
     def bytes_sent(self) -> float:
@@ -79,8 +76,7 @@ class Row:
     @cached_property
     def _seconds(self) -> tuple[float, float]:
         known = [flight.flight.seconds() for flight in self._flights if flight.flight.over()]
-        air, exposed = (sum(each) / max(1, len(known)) for each in zip(*known, strict=True)) if known else (0.0, 0.0)
-        return air, exposed
+        return sum(air for air, _ in known) / max(1, len(known)), sum(wait for _, wait in known) / max(1, len(known))
 
     @property
     def seconds(self) -> float:
@@ -93,11 +89,26 @@ class Row:
         return self._seconds[1]
 
 
-def _joined(texts: Iterable[str], by: str = " + ") -> str:
-    return by.join(dict.fromkeys(texts))
+def row_of(
+    ledger: Ledger, rule: str, number: int, bucket: int, values: int, dtype: Any, in_air: Container[Collective] = ()
+) -> Row:
+    """Return the row of a bucket from its ledger, as it is now."""
+    flown = tuple(flight for flight in ledger.flights if flight not in in_air)
+    landed = ledger.launches - (len(ledger.flights) - len(flown))
+    which = (rule, number, bucket, values, str(dtype).removeprefix("torch."))
+    return Row(*which, ledger.launches, landed, dict(ledger.sent), flown, list(ledger.kinds))
 
 
-HEAD = ("", "values", "dtype", "flights", "flew as", "sent each", "on the lane", "exposed")
+def ways_in(kinds: Kinds) -> dict[SentFormat, int]:
+    """Return how many flights sent values in each format, in words and in the order of their kinds."""
+    flights: Counter[SentFormat] = Counter()
+    for formats, count in kinds:
+        for way in dict.fromkeys(each.in_words() for each in formats):
+            flights[way] += count
+    return dict(flights)
+
+
+# The table
 
 
 def table(rows: Sequence[Row], parts: Sequence[str]) -> list[str]:
@@ -111,7 +122,8 @@ def table(rows: Sequence[Row], parts: Sequence[str]) -> list[str]:
         parts: of the network that have a column each.
     """
     formats = any(row.flew for row in rows)
-    lines: list[str | tuple[str, ...]] = [("", *HEAD[1:4], *HEAD[4:5] * formats, HEAD[5], *parts, *HEAD[6:])]
+    head = ("", "values", "dtype", "flights", *["flew as"] * formats, "sent each", *parts, "on the lane", "exposed")
+    lines: list[str | tuple[str, ...]] = [head]
     for _, group in groupby(rows, key=lambda row: row.number):
         buckets = list(group)
         lines.append(buckets[0].rule)
@@ -124,24 +136,21 @@ def table(rows: Sequence[Row], parts: Sequence[str]) -> list[str]:
     return [line if isinstance(line, str) else "   ".join(map(str.rjust, line, widths)) for line in lines]
 
 
-def ways_in(kinds: Kinds) -> dict[SentFormat, int]:
-    """Return how many flights sent values in each format, in words and in the order of their kinds."""
-    flights: Counter[SentFormat] = Counter()
-    for formats, count in kinds:
-        for way in dict.fromkeys(each.in_words() for each in formats):
-            flights[way] += count
-    return dict(flights)
-
-
-def numbered(buckets: list[int]) -> str:
-    """Return the numbers of buckets in rising order as text, such as "buckets 0-3, 7"."""
-    runs: list[list[int]] = []
-    for bucket in buckets:
-        if runs and bucket == runs[-1][-1] + 1:
-            runs[-1][1:] = [bucket]
-        else:
-            runs.append([bucket])
-    return f"bucket{'s' * (len(buckets) > 1)} " + ", ".join("-".join(map(str, run)) for run in runs)
+def cells(name: str, rows: Sequence[Row], parts: Iterable[str], formats: bool) -> tuple[str, ...]:
+    """Return the cells of one line: of a bucket, or of several that are launched together."""
+    sent = [sum(row.bytes_sent / max(1, row.flights) for row in rows)]
+    sent += [sum(row.bytes.get(part, 0) / max(1, row.flights) for row in rows) for part in parts]
+    flew = {row.flew for row in rows}
+    return (
+        name,
+        f"{sum(row.values for row in rows):,}",
+        "/".join(dict.fromkeys(row.dtype for row in rows)),
+        f"{max(row.flights for row in rows):,}",
+        *[min(flew) * (len(flew) == 1)] * formats,
+        *map(size, sent),
+        milliseconds(sum(row.seconds for row in rows)),
+        milliseconds(sum(row.exposed for row in rows)),
+    )
 
 
 def reasons(rows: Sequence[Row]) -> list[str]:
@@ -158,24 +167,15 @@ def reasons(rows: Sequence[Row]) -> list[str]:
     return [f"  {numbered(which)}{line}" for line, which in buckets.items()]
 
 
-def cells(name: str, rows: Sequence[Row], parts: Iterable[str], formats: bool) -> tuple[str, ...]:
-    """Return the cells of one line: of a bucket, or of several that are launched together."""
-
-    def sent(part: str | None) -> str:
-        each = (row.bytes_sent if part is None else row.bytes.get(part, 0) for row in rows)
-        return size(sum(nbytes / max(1, row.flights) for nbytes, row in zip(each, rows, strict=True)))
-
-    return (
-        name,
-        f"{sum(row.values for row in rows):,}",
-        "/".join(dict.fromkeys(row.dtype for row in rows)),
-        f"{max(row.flights for row in rows):,}",
-        *[rows[0].flew * (len({row.flew for row in rows}) == 1)] * formats,
-        sent(None),
-        *(sent(part) for part in parts),
-        milliseconds(sum(row.seconds for row in rows)),
-        milliseconds(sum(row.exposed for row in rows)),
-    )
+def numbered(buckets: list[int]) -> str:
+    """Return the numbers of buckets in rising order as text, such as "buckets 0-3, 7"."""
+    runs: list[list[int]] = []
+    for bucket in buckets:
+        if runs and bucket == runs[-1][-1] + 1:
+            runs[-1][1:] = [bucket]
+        else:
+            runs.append([bucket])
+    return f"bucket{'s' * (len(buckets) > 1)} " + ", ".join("-".join(map(str, run)) for run in runs)
 
 
 def counted(number: int, noun: str) -> str:
@@ -281,39 +281,30 @@ class Report:
         return sum(amounts) / max(1, self.steps)
 
     def __str__(self) -> str:
-        slow = self.bytes_per_step > LEAST and (self.launched_after or 0.0) > MOST
-        late = [LATE.format(self.launched_after)] if slow else []
-        return "\n".join([self._summary(), *late, *table(self.rows, self.parts if len(self.parts) > 1 else ())])
-
-    __repr__ = __str__
-
-    def _summary(self) -> str:
         length = f" of {milliseconds(self.seconds_per_step)}" if self.seconds_per_step else ""
         share = f" ({self.exposed_share:.1%})" if self.exposed_share is not None else ""
-        return (
+        summary = (
             f"{counted(self.steps, 'step')}{length} on {counted(self.ranks, 'rank')}, "
             f"{counted(self.groups, 'group')}; {size(self.bytes_per_step)} sent a step, "
             f"{milliseconds(self.exposed_per_step)} exposed{share}"
         )
+        slow = self.bytes_per_step > LEAST and (self.launched_after or 0.0) > MOST
+        late = [LATE.format(self.launched_after)] if slow else []
+        return "\n".join([summary, *late, *table(self.rows, self.parts if len(self.parts) > 1 else ())])
+
+    __repr__ = __str__
 
 
 def make_report(
-    runners: Sequence[RuleRunner],
-    channels: Sequence[Channel],
-    steps: int,
-    log: Logbook | None = None,
+    runners: Sequence[RuleRunner], channels: Sequence[Channel], steps: int, log: Logbook | None = None
 ) -> Report:
     """Return the report of an attachment at this moment, without waiting."""
     rows = []
     for runner in runners:
         in_air = runner.flights()
-        for i, bucket in enumerate(runner.buckets):
-            dtype = str(bucket.flat.dtype).removeprefix("torch.")
-            flown = tuple(flight for flight in runner.records[i] if flight not in in_air)
-            which = (runner.label, runner.index, i, bucket.flat.numel(), dtype)
-            landed = runner.launches[i] - (len(runner.records[i]) - len(flown))
-            kinds = list(runner.kinds[i])
-            rows.append(Row(*which, runner.launches[i], landed, dict(runner.sent[i]), flown, kinds))
+        for i, (bucket, ledger) in enumerate(zip(runner.buckets, runner.ledgers, strict=True)):
+            values, dtype = bucket.flat.numel(), bucket.flat.dtype
+            rows.append(row_of(ledger, runner.label, runner.index, i, values, dtype, in_air))
     ranks = channels[0].comm.size
     groups = sum(len(channel.comm.groups()) for channel in channels) if ranks > 1 else 0
     seconds, late = (None, None) if log is None else (log.seconds_per_step(), launched_after(runners, log))
@@ -324,11 +315,11 @@ def launched_after(runners: Sequence[RuleRunner], log: Logbook) -> float | None:
     """Return `Report.launched_after`. Backward is known from its first gradient on, and so a step from its begin."""
     on_gradients = [each for each in runners if each.rule.what == "grad" and not each.rule.delay]
     first: dict[int | None, Any] = {}  # moments, by step
-    for flight in (flight for runner in on_gradients for flight in runner.records[0] if flight.flight.over()):
+    for flight in (flight for runner in on_gradients for flight in runner.ledgers[0].flights if flight.flight.over()):
         first.setdefault(flight.step, flight.flight.times().launched)
     shares = []
     for record in (each for each in log.steps if each.step in first and not each.accumulated and passed(each.end)):
-        ends = [part.end for part in record.parts if part.name == BACKWARD]
+        ends = [end for name, _, end in record.parts if name == BACKWARD]
         if len(ends) == 1 and (length := between(record.begin, ends[0])) > 0:
             shares.append(between(record.begin, first[record.step]) / length)
     several = sum(len(each.buckets) for each in on_gradients) > 1

@@ -1,85 +1,42 @@
 """A timeline of all ranks: training, the flights on its lanes, and the waits for them.
 
+Each rank accounts for its latest steps on its own clock. The clocks of two ranks are compared by collectives that no
+rank leaves before all have entered. If rank 0 enters and leaves at a and b on its clock, and rank r at c and d on its
+own, then the lead θ of r's clock lies in
+
+    c − b  ≤  θ  ≤  d − a
+
+and in the intersection of these intervals over several collectives. The middle of that is taken for θ, and half of its
+length is the error.
+
 A timeline is saved in the format of Chrome's tracing, which Perfetto opens as well: JSON, with times in microseconds.
 """
 
+import itertools
 import json
 import os
-from collections.abc import Sequence
-from dataclasses import dataclass
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import torch
+
 from ..arguments import checked
-from ..flights import STEP
-from .drawing import BESIDE, TRAINING, FlightSpan, Span, covered, draw, flights_of
+from ..comm import Comm
+from ..flights import STEP, BucketFlight, Logbook, RuleRunner
+from ..lanes import Moment, reader
+from .drawing import BESIDE, TRAINING, Span, draw
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-
-Event = dict[str, Any]
-
-
-def save_trace(path: str | os.PathLike[str], ranks: int, spans: Sequence[Span], error: float) -> None:
-    """Write a trace: ranks are processes; training is their thread 0, and lanes are the threads from 1 on."""
-    events = [event for rank in range(ranks) for event in named(rank, "process", 0, f"rank {rank}")]
-    for rank, thread in sorted({(s.rank, s.thread) for s in spans}):
-        events += named(rank, "thread", tid(thread), thread)
-    events += [slice_of(span) for span in spans]
-    for number, flight in enumerate(flights_of(spans)):
-        events += arrow(number, flight)
-    about = {"what": "baguakit timeline", "clocks agree within (s)": error}
-    trace = {"traceEvents": events, "displayTimeUnit": "ms", "otherData": about}
-    Path(path).write_text(json.dumps(trace, allow_nan=False), encoding="utf-8")
-
-
-def tid(thread: str) -> int:
-    """Return the number of a thread: 0 for training, 1 for lane 0, 2 for lane 1; 3 for the one beside lane 0."""
-    return 1 + int(thread.split()[1]) + 2 * thread.endswith(BESIDE) if thread.startswith("lane") else 0
-
-
-def named(pid: int, kind: str, tid: int, name: str) -> list[Event]:
-    """Return the events that name a process or a thread, and place it."""
-    at = {"ph": "M", "pid": pid, "tid": tid}
-    about = {"name": {"name": name}, "sort_index": {"sort_index": pid if kind == "process" else tid}}
-    return [{**at, "name": f"{kind}_{what}", "args": args} for what, args in about.items()]
-
-
-def slice_of(span: Span) -> Event:
-    """Return the event of a span."""
-    about = {"step": span.step, "rule": span.rule, "bucket": span.bucket, "round": span.round}
-    start, end = microseconds(span.start), microseconds(span.end)
-    return {
-        "ph": "X",
-        "pid": span.rank,
-        "tid": tid(span.thread),
-        "name": f"step {span.step}" if span.name == "step" else span.name,
-        "cat": "wait" if span.waits else span.thread.split()[0],
-        "ts": start,
-        "dur": round(end - start, 3),
-        "args": {key: value for key, value in about.items() if value is not None},
-    }
-
-
-def arrow(number: int, flight: FlightSpan) -> list[Event]:
-    """Return the events of an arrow from the launch of a flight over its work on the lane to its landing."""
-    same = {"name": flight.name, "cat": "flight", "id": number, "pid": flight.rank}
-    # An arrow ends at the slice that holds its time, and the wait that the flight ends is over when it has landed.
-    landed = max(microseconds(flight.end), round(microseconds(flight.landed) - 0.001, 3))
-    return [
-        {**same, "ph": "s", "tid": 0, "ts": microseconds(flight.launched)},
-        {**same, "ph": "t", "tid": tid(flight.thread), "ts": microseconds(flight.start)},
-        {**same, "ph": "f", "bp": "e", "tid": 0, "ts": landed},
-    ]
-
-
-def microseconds(seconds: float) -> float:
-    """Return microseconds, rounded to nanoseconds."""
-    return round(seconds * 1e6, 3)
-
-
+PINGS = 16  # collectives that compare the clocks
 LATEST = 6  # steps drawn if none are asked for
+
+Ping = tuple[float, float]  # the times when a rank entered and left a collective
+Event = dict[str, Any]
 
 
 @dataclass(frozen=True, repr=False)
@@ -97,9 +54,9 @@ class Timeline:
     error: float
 
     @property
-    def flights(self) -> tuple[FlightSpan, ...]:
+    def flights(self) -> tuple[Span, ...]:
         """Return the flights among the spans."""
-        return flights_of(self.spans)
+        return tuple(span for span in self.spans if span.flies)
 
     @property
     def steps(self) -> tuple[int, ...]:
@@ -143,8 +100,8 @@ class Timeline:
         window = self.window(steps)
         away = waiting = 0.0
         for rank in range(self.ranks):
-            away += covered(((s.launched, s.landed) for s in self.flights if s.rank == rank), window)
-            waiting += covered(((s.start, s.end) for s in self.spans if s.rank == rank and s.waits), window)
+            away += _covered(((s.launched, s.landed) for s in self.flights if s.rank == rank), window)
+            waiting += _covered(((s.launched, s.landed) for s in self.spans if s.rank == rank and s.waits), window)
         return 1 - waiting / away if away else float("nan")
 
     @checked
@@ -154,7 +111,14 @@ class Timeline:
         Each rank is a process with a thread for training and one for each lane. An arrow goes from the launch of a
         flight over its lane to its landing.
         """
-        save_trace(path, self.ranks, self.spans, self.error)
+        events = [event for rank in range(self.ranks) for event in _named(rank, "process", 0, f"rank {rank}")]
+        for rank, thread in sorted({(s.rank, s.thread) for s in self.spans}):
+            events += _named(rank, "thread", _tid(thread), thread)
+        events += [_slice_of(span) for span in self.spans]
+        events += [event for number, flight in enumerate(self.flights) for event in _arrow(number, flight)]
+        about = {"what": "baguakit timeline", "clocks agree within (s)": self.error}
+        trace = {"traceEvents": events, "displayTimeUnit": "ms", "otherData": about}
+        Path(path).write_text(json.dumps(trace, allow_nan=False), encoding="utf-8")
 
     def draw(self, steps: slice | None = None) -> "Figure":
         """Return a matplotlib figure of all ranks, over the time in which rank 0 made some steps; needs matplotlib.
@@ -172,3 +136,119 @@ class Timeline:
     def __repr__(self) -> str:
         steps = f"steps {self.steps[0]} to {self.steps[-1]}" if self.steps else "no step"
         return f"<Timeline: {self.ranks} ranks, {steps}, {len(self.flights)} flights, clocks within {self.error:.2g} s>"
+
+
+def _covered(intervals: Iterable[tuple[float, float]], window: tuple[float, float]) -> float:
+    """Return the length of a union of intervals within a window."""
+    total, reached = 0.0, window[0]
+    for start, end in sorted(intervals):
+        start, end = max(start, reached), min(end, window[1])
+        if end > start:
+            total, reached = total + end - start, end
+    return total
+
+
+def _tid(thread: str) -> int:
+    """Return the number of a thread: 0 for training, 1 for lane 0, 2 for lane 1; 3 for the one beside lane 0."""
+    return 1 + int(thread.split()[1]) + 2 * thread.endswith(BESIDE) if thread != TRAINING else 0
+
+
+def _named(pid: int, kind: str, tid: int, name: str) -> list[Event]:
+    """Return the events that name a process or a thread, and place it."""
+    about = {"name": name, "sort_index": pid if kind == "process" else tid}
+    return [{"ph": "M", "pid": pid, "tid": tid, "name": f"{kind}_{k}", "args": {k: v}} for k, v in about.items()]
+
+
+def _slice_of(span: Span) -> Event:
+    about = {"step": span.step, "rule": span.rule, "bucket": span.bucket, "round": span.round}
+    start, end = _microseconds(span.start), _microseconds(span.end)
+    return {
+        "ph": "X",
+        "pid": span.rank,
+        "tid": _tid(span.thread),
+        "name": f"step {span.step}" if span.name == STEP else span.name,
+        "cat": "wait" if span.waits else span.thread.split()[0],
+        "ts": start,
+        "dur": round(end - start, 3),
+        "args": {key: value for key, value in about.items() if value is not None},
+    }
+
+
+def _arrow(number: int, flight: Span) -> list[Event]:
+    """Return the events of an arrow from the launch of a flight over its work on the lane to its landing."""
+    same = {"name": flight.name, "cat": "flight", "id": number, "pid": flight.rank}
+    # An arrow ends at the slice that holds its time, and the wait that the flight ends is over when it has landed.
+    landed = max(_microseconds(flight.end), round(_microseconds(flight.landed) - 0.001, 3))
+    return [
+        {**same, "ph": "s", "tid": 0, "ts": _microseconds(flight.launched)},
+        {**same, "ph": "t", "tid": _tid(flight.thread), "ts": _microseconds(flight.start)},
+        {**same, "ph": "f", "bp": "e", "tid": 0, "ts": landed},
+    ]
+
+
+def _microseconds(seconds: float) -> float:
+    return round(seconds * 1e6, 3)  # whole nanoseconds
+
+
+def account(rank: int, runners: Sequence[RuleRunner], log: Logbook, steps: int | None) -> list[Span]:
+    """Return the spans of this rank in its latest `steps` (None: all recorded). Waits for the device."""
+    records = list(log.steps)[-steps if steps else None :]
+    if not records:
+        return []
+    read = reader(log.device)
+    begin, end = read(records[0].begin), read(records[-1].end)
+    spans = [
+        Span(rank, TRAINING, name, read(since), read(until), record.step)
+        for record in records
+        for name, since, until in ((STEP, record.begin, record.end), *record.parts)
+    ]
+    for runner in runners:
+        in_air = runner.flights()
+        for flight in [each for ledger in runner.ledgers for each in ledger.flights]:
+            if isinstance(flight, BucketFlight) and flight not in in_air and flight.flight.times().waits:
+                phases, waits = _flight_spans(rank, flight, read)
+                if phases and phases[0].launched < end and phases[0].landed > begin:
+                    spans += [*phases, *(wait for wait in waits if wait.start >= begin)]
+    return spans
+
+
+def _flight_spans(rank: int, flight: BucketFlight, read: Callable[[Moment], float]) -> tuple[list[Span], list[Span]]:
+    """Return the span of each phase of a flight, and those of the waits for it."""
+    times, runner = flight.flight.times(), flight.runner
+    name, which = runner.ledgers[flight.bucket].name, (flight.step, runner.label, flight.bucket, flight.round)
+    waits = []
+    for since, until in times.waits:
+        start = read(since)
+        waits.append(Span(rank, TRAINING, f"wait for {name}", start, max(start, read(until)), *which))
+    away, lane = (read(times.launched), waits[-1].end), f"lane {runner.channel.number}"
+    phases = zip(itertools.cycle((lane, f"{lane} {BESIDE}")), times.phases, strict=False)
+    return [Span(rank, on, name, read(start), read(end), *which, *away) for on, (start, end) in phases], waits
+
+
+def gathered(comm: Comm, device: torch.device, spans: list[Span]) -> Timeline:
+    """Return the timeline of all ranks from the account of each. Collective."""
+    one = torch.zeros(1, dtype=torch.float32, device=device)
+    mine: list[Ping] = []
+    for _ in range(PINGS):
+        entered = time.perf_counter()
+        float(comm.all_reduce(one))
+        mine.append((entered, time.perf_counter()))
+    accounts: list[tuple[list[Span], list[Ping]]] = comm.gather_objects((spans, mine))
+    compared = [(0.0, 0.0), *(ahead(accounts[0][1], pings) for _, pings in accounts[1:])]
+    moved = [shifted(s, -theta) for (theta, _), (theirs, _) in zip(compared, accounts, strict=True) for s in theirs]
+    first = min((span.launched for span in moved), default=0.0)
+    ordered = sorted((shifted(s, -first) for s in moved), key=lambda s: (s.rank, s.thread, s.start, -s.end))
+    return Timeline(comm.size, tuple(ordered), sum(sorted(error for _, error in compared)[-2:]))
+
+
+def ahead(reference: Sequence[Ping], pings: Sequence[Ping]) -> tuple[float, float]:
+    """Return the lead of one clock over another in seconds, and the error of that."""
+    least = max(c - b for (_, b), (c, _) in zip(reference, pings, strict=True))
+    most = min(d - a for (a, _), (_, d) in zip(reference, pings, strict=True))
+    return (least + most) / 2, abs(most - least) / 2
+
+
+def shifted(span: Span, by: float) -> Span:
+    """Return the span moved by `by` seconds."""
+    times = ("start", "end", "launched", "landed")
+    return replace(span, **{name: getattr(span, name) + by for name in times})

@@ -42,7 +42,7 @@ def agree(monitor: Monitor, make: Callable[[], AnySetup], label: str = "attach()
         error = caught
     if monitor.size > 1:
         mine = (f"{type(error).__name__}: {error}" if error is not None else None, () if setup is None else setup.lines)
-        found = _asked(monitor, collective, lambda: _compared(monitor, f"agree/{launches.count}", mine, verb))
+        found = _asked(monitor, collective, lambda: _compared(monitor, f"agree/{launches.number}", mine, verb))
     if error is not None:
         raise error
     if found:

@@ -8,7 +8,7 @@ import torch
 from test_monitor import monitored
 
 from baguakit.flights.checkpoint import save_runner
-from baguakit.flights.decisions import Decisions
+from baguakit.flights.gradients import Decisions
 from baguakit.flights.runner import RuleRunner
 from baguakit.keeping import Joint, finite, update_if_finite_
 from baguakit.lanes import CpuLane

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from baguakit.flights.clock import BACKWARD, Logbook, StepRecord, Stretch
+from baguakit.flights.clock import BACKWARD, Logbook, StepRecord
 from baguakit.report.report import Report, Row, launched_after
 
 
@@ -17,14 +17,15 @@ def runner(*launched, buckets=2, what="grad", delay=0):
         return SimpleNamespace(step=step, flight=SimpleNamespace(over=lambda: True, times=lambda: times))
 
     rule = SimpleNamespace(what=what, delay=delay)
-    return SimpleNamespace(rule=rule, buckets=[None] * buckets, records=[[flight(*x) for x in enumerate(launched)]])
+    ledgers = [SimpleNamespace(flights=[flight(*x) for x in enumerate(launched)])]
+    return SimpleNamespace(rule=rule, buckets=[None] * buckets, ledgers=ledgers)
 
 
 def log(*records):
     """Return a log of steps that begin, end their backward passes, and end at these seconds."""
     held = Logbook(torch.device("cpu"), on=True)
     for step, (begin, *ends, end, accumulated) in enumerate(records):
-        parts = tuple(Stretch(BACKWARD, begin, each) for each in ends)
+        parts = tuple((BACKWARD, begin, each) for each in ends)
         held.steps.append(StepRecord(step, begin, end, parts, accumulated))
     return held
 

@@ -10,8 +10,7 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import baguakit as bk
-from baguakit.flights.decisions import Decisions
-from baguakit.flights.gradients import GradientRunner
+from baguakit.flights.gradients import Decisions, GradientRunner
 from baguakit.keeping import Joint
 from baguakit.rules import rules_of
 from baguakit.runtime.channels import Channel

@@ -10,8 +10,7 @@ import torch.distributed as dist
 
 from baguakit.lanes import CpuLane, Flight
 from baguakit.monitor import Collective, Monitor, PeerError
-from baguakit.monitor.board import Board
-from baguakit.monitor.records import Record
+from baguakit.monitor.records import Board, Record
 from baguakit.runtime.channels import Channel
 
 

@@ -213,7 +213,7 @@ def test_a_stage_that_chooses_its_bits_is_seen_to():
     def run():
         def look(att):
             rows = att.report().rows
-            return [(row.asked, row.flew, row.reason, len(att._engine.runners[0].kinds[i]), row.ways)
+            return [(row.asked, row.flew, row.reason, len(att._engine.runners[0].ledgers[i].kinds), row.ways)
                     for i, row in enumerate(rows)]  # fmt: skip
 
         return trained(everything.made("bytegrad(error=0.02)"), 1000, look, steps=40)

@@ -123,8 +123,8 @@ def test_a_rank_whose_store_is_gone_asks_for_what_its_host_has_passed():
     monitor.start()
     del server
     while monitor.error is None:
-        monitor.watch._wake.wait(0.01)
-        monitor.watch.hurry()
+        monitor.watch.wake.wait(0.01)
+        monitor.watch.wake.set()
     assert "cannot reach the store any more" in str(monitor.error)
     monitor.leave("left")
 

@@ -11,9 +11,8 @@ from timelines import STEPS, every_rule, of, timed
 from training import loss, net_and_sgd
 
 import baguakit as bk
-from baguakit.report.accounts import ahead
-from baguakit.report.drawing import FlightSpan, Span
-from baguakit.report.timeline import Timeline
+from baguakit.report.drawing import Span
+from baguakit.report.timeline import Timeline, ahead
 
 
 @every_rule
@@ -110,7 +109,7 @@ def by_hand():
         Span(0, "training", "wait for Mean, bucket 0", 6.0, 8.0, *which),
         Span(1, "training", "wait for Mean, bucket 0", 8.0, 8.0, *which),
     ]
-    flights = [FlightSpan(r, "lane 0", "Mean, bucket 0", 3.0, 7.0, *which, 2.0, 8.0) for r in range(2)]
+    flights = [Span(r, "lane 0", "Mean, bucket 0", 3.0, 7.0, *which, 2.0, 8.0) for r in range(2)]
     return Timeline(2, tuple(steps + waits + flights), 0.0)
 
 

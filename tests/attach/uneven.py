@@ -45,7 +45,7 @@ def uneven(algorithm, batches=BATCHES, optimizer=sgd, steps=step_of, bucket_byte
             for step in range(batches[rank]):
                 steps(model, opt, rank, step)
         engine = att._engine
-        launched, rounds = engine.runtime.monitor.history.latest(), [runner.round for runner in engine.runners]
+        launched, rounds = engine.runtime.monitor.air.latest(), [runner.round for runner in engine.runners]
         state = att.state_dict()
     assert sum(len(p._post_accumulate_grad_hooks or {}) for p in model.parameters()) == 0
     assert not opt._optimizer_step_pre_hooks and not opt._optimizer_step_post_hooks
