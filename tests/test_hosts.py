@@ -9,13 +9,13 @@ import torch.distributed as dist
 from pool import ranks
 
 import baguakit as bk
-from baguakit.comm.hosts import host, ranks_by_host
+from baguakit.comm.groups import host, ranks_by_host
 
 
 def on_hosts(names):
     """Let each rank say that it runs on the host of its name."""
     mine = names[torch.distributed.get_rank()]
-    for module in ("baguakit.comm.hosts", "baguakit.runtime.start"):
+    for module in ("baguakit.comm.groups", "baguakit.runtime.start"):
         importlib.import_module(module).host = lambda: mine
 
 
@@ -24,7 +24,7 @@ def off_hosts(work):
     try:
         return work()
     finally:
-        for module in ("baguakit.comm.hosts", "baguakit.runtime.start"):
+        for module in ("baguakit.comm.groups", "baguakit.runtime.start"):
             importlib.import_module(module).host = host
 
 

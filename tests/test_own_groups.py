@@ -113,7 +113,7 @@ def test_a_group_that_cannot_be_given_up_holds_nobody_up(monkeypatch):
 
 def made(expression):
     """Return the number of groups of each channel on 2 nodes of 2 ranks, and how many are warm."""
-    from baguakit.comm.groups import _warm
+    from baguakit.comm.sending import _warm
 
     comm = bk.Comm(mesh=init_device_mesh("cpu", (2, 2), mesh_dim_names=("inter", "intra")))
     model = torch.nn.Linear(3, 2)

@@ -2,27 +2,23 @@
 
 from .comm import LENGTHS, TAGS, Comm, check_comm
 from .groups import (
-    FLAT,
-    INTER,
-    INTRA,
-    SENT,
+    HOSTS,
     PatientStore,
     add_nccl,
     check_device,
-    check_peer,
+    host,
     lazy,
     lazy_group,
     members_of,
     next_name,
     own_group,
+    ranks_by_host,
     stand_for,
     store_of,
 )
-from .hosts import HOSTS, host, ranks_by_host
 from .nccl import error_in
 from .own import abort_all, let_go, longer, set_timeout, timeout_of
-from .riding import Rider
-from .sent_formats import SentFormat
+from .sending import FLAT, INTER, INTRA, SENT, Rider, SentFormat, check_peer
 
 __all__ = [
     "FLAT",

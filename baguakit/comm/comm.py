@@ -1,6 +1,8 @@
 """A process group at a round. Its methods send every message of the package, and none if there is one rank."""
 
 import hashlib
+import json
+import pickle
 import uuid
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
@@ -13,26 +15,12 @@ from torch import Tensor
 from torch.distributed.constants import default_pg_timeout
 from torch.distributed.device_mesh import DeviceMesh
 
-from ..arguments import checked, integer, message, tensor, truth
-from . import groups, objects
+from ..arguments import checked, instance, integer, message, tensor, truth
+from . import sending
 from .flows import Flows
-from .groups import (
-    FLAT,
-    INTER,
-    INTRA,
-    all_gather_single,
-    as_sent,
-    check_mesh,
-    flat_group,
-    inner_of,
-    reduce_scatter_single,
-    rotated,
-)
-from .hosts import HOSTS, node_groups
-from .membership import Fixed, Membership
+from .groups import HOSTS, Membership, check_mesh, flat_group, inner_of, node_groups
 from .own import flows_of, renewed, shut_all
-from .riding import Rider, gather_with
-from .sent_formats import Sent, SentFormat
+from .sending import FLAT, INTER, INTRA, Rider, Sent, SentFormat
 
 TAGS = 1 << 31
 LENGTHS = 0x1E3779B1  # odd and large: tags of messages of other lengths are far apart
@@ -65,11 +53,11 @@ class Comm:
     group: Any = None
     mesh: DeviceMesh | Literal["hosts"] | None = None
     flows: int = 1
-    membership: ClassVar[Membership] = Fixed()
+    membership: ClassVar[Membership] = Membership()
     rank: int = field(default=0, init=False)
     size: int = field(default=1, init=False)
-    _flows: "dict[str, Flows]" = field(default_factory=dict)  # by part
-    _parts: "tuple[Any, Any] | None" = None  # the intra and inter groups
+    _flows: dict[str, Flows] = field(default_factory=dict)  # by part
+    _parts: tuple[Any, Any] | None = None  # the intra and inter groups
     _round: int | None = None
     _step: int | None = None
     _bucket: int = 0
@@ -86,23 +74,33 @@ class Comm:
                 "torch.distributed is not initialised: call init_process_group first (one rank will do), or pass "
                 "comm=, which bk.elastic.join has returned"
             )
-        groups.check_group(self.group)
+        if self.group is not None:
+            one = "a ProcessGroup of which this rank is a member, or None for all ranks"
+            instance("group", self.group, dist.ProcessGroup, one)
         mesh: Any = None if self.mesh == HOSTS else self.mesh
         if mesh is not None and self._parts is None:
             check_mesh(mesh, self.group)
-            object.__setattr__(self, "_parts", tuple(inner_of(mesh.get_group(part)) for part in (INTRA, INTER)))
-        object.__setattr__(self, "group", inner_of(flat_group(mesh) if self.group is None else self.group))
-        object.__setattr__(self, "rank", int(self.group.rank()))
-        object.__setattr__(self, "size", int(self.group.size()))
+            vars(self).update(_parts=tuple(inner_of(mesh.get_group(part)) for part in (INTRA, INTER)))
+        group = inner_of(flat_group(mesh) if self.group is None else self.group)
+        vars(self).update(group=group, rank=int(group.rank()), size=int(group.size()))
         if mesh is not self.mesh and self._parts is None:
-            object.__setattr__(self, "_parts", node_groups(self))
+            vars(self).update(_parts=node_groups(self))
         integer("flows", self.flows, 1, 64)
         if self.flows > 1 and not self._flows and self.size > 1:
             name = self.broadcast_object(uuid.uuid4().hex)
-            object.__setattr__(self, "_flows", flows_of(self.group, self._parts, self.flows, name, default_pg_timeout))
+            vars(self).update(_flows=flows_of(self.group, self._parts, self.flows, name, default_pg_timeout))
 
     def __repr__(self) -> str:
-        return groups.described(self)
+        parts = {FLAT: "", INTRA: " within the node", INTER: " between nodes"}
+        names = {str(self.group._get_backend(device).name()).lower() for device in self.group._device_types}
+        said = [f"rank {self.rank} of {self.size}{parts[self._part]}", " and ".join(sorted(names))]
+        if self._parts is not None:
+            nodes, each = self._parts[1].size(), self._parts[0].size()
+            said.append(f"{nodes} node{'s' * (nodes != 1)} of {each}")
+        if self.flows > 1:
+            said.append(f"{self.flows} flows")
+        times = (("round", self._round), ("step", self._step))
+        return f"<Comm: {', '.join(said + [f'{name} {at}' for name, at in times if at is not None])}>"
 
     # Rounds and steps
 
@@ -133,7 +131,9 @@ class Comm:
 
         It adds the bytes it sends to `sent`, and to `formats` those in which it sends them.
         """
-        return self._copied(_round=round, _step=step, _bucket=bucket, _sent=sent, _formats=formats)
+        copy = object.__new__(type(self))  # as `_with` does
+        vars(copy).update(vars(self), _round=round, _step=step, _bucket=bucket, _sent=sent, _formats=formats)
+        return copy
 
     def meeting(self, call: int, meet: Callable[[], None] | None) -> "Comm":
         """Return the same group for a call that other ranks may not make.
@@ -141,9 +141,9 @@ class Comm:
         Over gloo its messages meet only those of the same `call`, a number below 2³¹. Exchanges of rows call `meet`
         when this rank has sent first messages, and collectives of gloo before they begin.
         """
-        return self._copied(_call=call, _meet=meet)
+        return self._with(_call=call, _meet=meet)
 
-    def _copied(self, **changes: Any) -> "Comm":
+    def _with(self, **changes: Any) -> "Comm":
         """Return the same group with other private fields: steps need no checks, which `replace` would make."""
         copy = object.__new__(type(self))
         vars(copy).update(vars(self), **changes)
@@ -171,13 +171,18 @@ class Comm:
     @property
     def intra(self) -> "Comm":
         """The ranks of this node."""
-        group = groups.part_groups(self._parts)[0]
-        return replace(self, group=group, mesh=None, _parts=None, flows=1, _flows={}, _part=INTRA)
+        return replace(self, group=self._nodes()[0], mesh=None, _parts=None, flows=1, _flows={}, _part=INTRA)
 
     @property
     def inter(self) -> "Comm":
         """The ranks with the same rank within their nodes as this one."""
-        return replace(self, group=groups.part_groups(self._parts)[1], mesh=None, _parts=None, _part=INTER)
+        return replace(self, group=self._nodes()[1], mesh=None, _parts=None, _part=INTER)
+
+    def _nodes(self) -> tuple[Any, Any]:
+        if self._parts is None:
+            made = 'Comm(mesh="hosts"), or with a DeviceMesh of the dimensions ("inter", "intra")'
+            raise ValueError(f"this Comm has no mesh; construct it with {made}; stages name both in `needs_groups`")
+        return self._parts
 
     @property
     def hierarchical(self) -> bool:
@@ -189,14 +194,12 @@ class Comm:
     @checked
     def all_reduce(self, x: Tensor, op: Any = dist.ReduceOp.SUM) -> Tensor:
         """Sum `x` over the ranks in place."""
-        if self.size > 1:
-            self._count(2 * (self.size - 1) / self.size * x.nbytes)
-            if self._meet is not None:
-                self._meet()
-            if (flows := self.agree_on_shares()) is None:
-                dist.all_reduce(x, op, group=self.group)
-            else:
-                flows.begin(x.view(-1), lambda part, g: dist.all_reduce(part, op, group=g, async_op=True)).wait()
+        if self.size == 1:
+            return x
+        if (flows := self._begin(2 * (self.size - 1) / self.size * x.nbytes)) is None:
+            dist.all_reduce(x, op, group=self.group)
+        else:
+            flows.begin(x.view(-1), lambda part, g: dist.all_reduce(part, op, group=g, async_op=True)).wait()
         return x
 
     def all_reduce_later(self, x: Tensor, op: Any = dist.ReduceOp.SUM) -> Any:
@@ -216,13 +219,10 @@ class Comm:
         if self.size == 1:
             return x
         out = x.new_empty(x.numel() // self.size)
-        self._count((self.size - 1) * out.nbytes)
-        if self._meet is not None:
-            self._meet()
-        if (flows := self.agree_on_shares()) is None:
-            reduce_scatter_single(out, x, group=self.group)
+        if (flows := self._begin((self.size - 1) * out.nbytes)) is None:
+            sending.reduce_scatter_single(out, x, group=self.group)
         else:
-            flows.reduce_scatter(out, x, reduce_scatter_single)
+            flows.reduce_scatter(out, x, sending.reduce_scatter_single)
         return out
 
     @checked
@@ -231,33 +231,30 @@ class Comm:
         if self.size == 1:
             return x
         out = x.new_empty(self.size * x.shape[0], *x.shape[1:])
-        self._count((self.size - 1) * x.nbytes)
-        if self._meet is not None:
-            self._meet()
-        if (flows := self.agree_on_shares()) is None:
-            self._gather(as_sent(out), as_sent(x)).wait()
+        if (flows := self._begin((self.size - 1) * x.nbytes)) is None:
+            self._gather(sending.as_sent(out), sending.as_sent(x)).wait()
         else:
-            flows.all_gather(out.view(-1), x.view(-1), all_gather_single)
+            flows.all_gather(out.view(-1), x.view(-1), sending.all_gather_single)
         return out
 
     @checked
     def all_gather_later(self, out: Tensor, x: Tensor) -> Any:
         """Begin to gather `x` (k, …) of all ranks into `out` (size · k, …); return the work to `.wait()` for."""
-        groups.check_gathered(out, x, self.size)
+        sending.check_gathered(out, x, self.size)
         self._count((self.size - 1) * x.nbytes)
         return self._gather(out, x)
 
     def _gather(self, out: Tensor, x: Tensor) -> Any:
         pair = None if self._rider is None else self._rider.boards(self._part, self.size)
         if pair is None:
-            return all_gather_single(out, x, group=self.group, async_op=True)
+            return sending.all_gather_single(out, x, group=self.group, async_op=True)
         self._count((self.size - 1) * pair[1].nbytes)
-        return gather_with(pair, out, x, self.group)
+        return sending.gather_with(pair, out, x, self.group)
 
     @checked
     def all_to_all_later(self, out: Tensor, rows: Tensor) -> Any:
         """Begin to send row r of `rows` (size, k) to rank r, and to receive row r of `out`; return the work."""
-        groups.check_gathered(out, rows, 1, "rows")
+        sending.check_gathered(out, rows, 1, "rows")
         self._count((self.size - 1) * (rows.nbytes // self.size))
         return dist.all_to_all_single(out, rows, group=self.group, async_op=True)
 
@@ -267,13 +264,37 @@ class Comm:
         integer("source", source, 0, self.size - 1)
         if self.size > 1:
             self._count((self.size - 1) / self.size * x.nbytes)  # of each rank in the mean
-            dist.broadcast(as_sent(x), group=self.group, group_src=source)
+            dist.broadcast(sending.as_sent(x), group=self.group, group_src=source)
         return x
 
-    gather_objects = objects.gather_objects
-    broadcast_object = objects.broadcast_object
+    def gather_objects(self, value: Any, plain: bool = False) -> list[Any]:
+        """Return the picklable `value` of every rank; if `plain`, one of JSON, which runs no code where it is read."""
+        truth("plain", plain)
+        if self.size == 1:
+            return [value]
+        content = json.dumps(value).encode() if plain else pickle.dumps(value)
+        return [json.loads(row) if plain else pickle.loads(row) for row in sending.gather_bytes(content, self.group)]
 
-    def agree_on_shares(self) -> "Flows | None":
+    def broadcast_object(self, value: Any, source: int = 0) -> Any:
+        """Return the picklable `value` of rank `source`; those of other ranks are not read."""
+        integer("source", source, 0, self.size - 1)
+        if self.size == 1:
+            return value
+        return pickle.loads(
+            sending.broadcast_bytes(pickle.dumps(value if self.rank == source else None), source, self.group)
+        )
+
+    def _begin(self, nbytes: float) -> Flows | None:
+        """Begin a collective that sends so many bytes; return the flows that it is divided over, if any."""
+        self._count(nbytes)
+        self.met()
+        return self.agree_on_shares()
+
+    def _count(self, nbytes: float) -> None:
+        if self._sent is not None:
+            self._sent[self._part] = self._sent.get(self._part, 0) + nbytes
+
+    def agree_on_shares(self) -> Flows | None:
         """Return the flows, or None, after an agreement on their shares. All ranks call it before each collective."""
         if (flows := self._flows.get(self._part)) is not None:
             flows.settle(self.met)
@@ -293,7 +314,7 @@ class Comm:
         if not isinstance(x, Tensor) or type(tag) is not int or type(peer) is not int or not 0 <= peer < self.size:
             x, tag, peer = tensor("x", x), integer("tag", tag, None), integer("peer", peer, 0, self.size - 1)
         if peer == self.rank:
-            groups.check_peer(peer, self.group)
+            sending.check_peer(peer, self.group)
         tag = (tag + self._call + LENGTHS * x.nbytes) % TAGS
         if (flows := self._flows.get(self._part)) is not None:
             return flows.begin(x.view(-1), lambda part, group: group.recv([part], peer, tag))
@@ -304,9 +325,10 @@ class Comm:
         if not isinstance(x, Tensor) or type(tag) is not int or type(peer) is not int or not 0 <= peer < self.size:
             x, tag, peer = tensor("x", x), integer("tag", tag, None), integer("peer", peer, 0, self.size - 1)
         if peer == self.rank:
-            groups.check_peer(peer, self.group)
-        nbytes = x.nbytes
-        self._count(nbytes)
+            sending.check_peer(peer, self.group)
+        nbytes, sent = x.nbytes, self._sent
+        if sent is not None:  # as `_count` does
+            sent[self._part] = sent.get(self._part, 0) + nbytes
         tag = (tag + self._call + LENGTHS * nbytes) % TAGS
         if (flows := self._flows.get(self._part)) is not None:
             return flows.begin(x.view(-1), lambda part, group: group.send([part], peer, tag))
@@ -330,10 +352,12 @@ class Comm:
         if device is not None and device.type == "cuda":
             if outgoing:
                 self._count(sum(x.nbytes for x in outgoing.values()))
-            return groups.exchange_together(self.group, outgoing, incoming, device)
-        # Receives are posted before sends: a message without a posted receive stalls the connection.
+            return sending.exchange_together(self.group, outgoing, incoming, device)
+        # Receives are posted before sends: a message without a posted receive stalls the connection. Each rank begins
+        # with the one after it, so that not all send to the same peer first.
         works = [self.receive_later(buffer, peer) for peer, buffer in incoming.items()]
-        works += [self.send_later(outgoing[peer], peer) for peer in rotated(outgoing, self.rank)]
+        peers = sorted(outgoing, key=lambda peer: (peer <= self.rank, peer))
+        works += [self.send_later(outgoing[peer], peer) for peer in peers]
         for work in works:
             work.wait()
         return incoming
@@ -367,10 +391,6 @@ class Comm:
         for flows in self._flows.values():
             flows.close()
         shut_all(self.groups())
-
-    def _count(self, nbytes: float) -> None:
-        if self._sent is not None:
-            self._sent[self._part] = self._sent.get(self._part, 0) + nbytes
 
 
 def check_comm(comm: Any) -> None:

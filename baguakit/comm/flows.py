@@ -11,6 +11,7 @@ all-reduce per `PERIOD` messages.
 
 import time
 from collections.abc import Callable, Sequence
+from itertools import accumulate, pairwise
 from typing import Any
 
 import torch
@@ -24,9 +25,6 @@ PERIOD = 16  # messages between two agreements
 LEAST = 1 / 8  # of an equal share: the smallest share of a flow, so that its recovery is measured
 LINE = 64  # shares are multiples of this many values, so that they are aligned to cache lines
 
-Begin = Callable[[Tensor, Any], Any]
-"""A function that begins to send or receive a tensor in a group, and returns the work to wait for."""
-
 
 class Flows:
     """Process groups of the same ranks, over which messages are divided.
@@ -39,56 +37,37 @@ class Flows:
         self.groups: list[Any] = list(groups)
         self.shares: list[float] = [1 / len(self.groups)] * len(self.groups)
         self.seconds: list[float] = [0.0] * len(self.groups)  # since the last agreement
-        self._lanes = [CpuLane("baguakit flow") for _ in self.groups[1:]]
+        self.lanes = [CpuLane("baguakit flow") for _ in self.groups[1:]]
         self._settled = 0
 
     def parts(self, n: int, nbytes: int) -> list[slice]:
         """Return the part of `n` values for each flow, equal on all ranks; one part for a small message."""
         if nbytes < SMALLEST:
             return [slice(0, n)]
-        ends, total = [], 0.0
-        for share in self.shares:
-            total += share
-            ends.append(min(n, round(total * n / LINE) * LINE))
-        ends[-1] = n
-        return [slice(begin, end) for begin, end in zip([0, *ends], ends, strict=False)]
+        ends = [min(n, round(total * n / LINE) * LINE) for total in accumulate(self.shares[:-1])]
+        return [slice(begin, end) for begin, end in pairwise([0, *ends, n])]
 
-    def begin(self, x: Tensor, begin: Begin) -> "Shares":
-        """Begin to send or receive a flat tensor, each part over its flow."""
+    def begin(self, x: Tensor, begin: Callable[[Tensor, Any], Any]) -> "Shares":
+        """Begin to send or receive a flat tensor: `begin` does so with each part over the group of its flow."""
         if x.is_cuda:
             raise ValueError(
                 "flows divide messages over gloo; for NCCL, set the number of connections with baguakit.net"
             )
-        parts = self.parts(x.numel(), x.nbytes)
-        works = [
-            (i, begin(x[s], group))
-            for i, (s, group) in enumerate(zip(parts, self.groups, strict=False))
-            if x[s].numel()
-        ]
-        return Shares(self, works)
+        return Shares(self, self.parts(x.numel(), x.nbytes), lambda s, group: begin(x[s], group))
 
     def all_gather(self, out: Tensor, x: Tensor, gather: Callable[..., Any]) -> None:
         """Gather the flat `x` of all ranks into the rows of `out`."""
         rows, parts = out.view(self.groups[0].size(), x.numel()), self.parts(x.numel(), x.nbytes)
-        landed = [x.new_empty(len(rows), s.stop - s.start) for s in parts]
-        works = [
-            (i, gather(landed[i].view(-1), x[s], group=self.groups[i], async_op=True))
-            for i, s in enumerate(parts)
-            if landed[i].numel()
-        ]
-        Shares(self, works).wait()
-        for s, piece in zip(parts, landed, strict=True):
-            rows[:, s] = piece
+        landed = {s.start: x.new_empty(len(rows), s.stop - s.start) for s in parts if s.stop > s.start}
+        pieces = lambda s, group: gather(landed[s.start].view(-1), x[s], group=group, async_op=True)  # noqa: E731
+        Shares(self, parts, pieces).wait()
+        for start, piece in landed.items():
+            rows[:, start : start + piece.shape[1]] = piece
 
     def reduce_scatter(self, out: Tensor, x: Tensor, scatter: Callable[..., Any]) -> None:
         """Sum the rows of `x` over the ranks, and write this rank's row to the flat `out`."""
         rows, parts = x.view(self.groups[0].size(), out.numel()), self.parts(out.numel(), out.nbytes)
-        works = [
-            (i, scatter(out[s], rows[:, s].reshape(-1), group=self.groups[i], async_op=True))
-            for i, s in enumerate(parts)
-            if s.stop > s.start
-        ]
-        Shares(self, works).wait()
+        Shares(self, parts, lambda s, g: scatter(out[s], rows[:, s].reshape(-1), group=g, async_op=True)).wait()
 
     def settle(self, before: Callable[[], None]) -> None:
         """Agree on new shares in every `PERIOD`-th call, after `before()`. Collective: all call it equally often."""
@@ -102,36 +81,34 @@ class Flows:
         if (taken > 0).all():  # otherwise no message was divided
             self.shares = reweighed(self.shares, taken.tolist())
 
-    def wait_all(self, works: Sequence[tuple[int, Any]], began: float) -> None:
-        """Wait for the work of all flows at the same time, and record the time of each."""
-
-        def wait(flow: int, work: Any) -> None:
-            work.wait()
-            if len(works) > 1:
-                self.seconds[flow] += time.perf_counter() - began
-
-        others = [self._lanes[flow - 1].run(lambda f=flow, w=work: wait(f, w)) for flow, work in works[1:]]  # type: ignore[misc]
-        for flow, work in works[:1]:
-            wait(flow, work)
-        for other in others:
-            other.result()
-
     def close(self) -> None:
         """End the threads."""
-        for lane in self._lanes:
+        for lane in self.lanes:
             lane.close(wait=False)
 
 
 class Shares:
-    """The work of a divided message."""
+    """The work of a divided message: `begin` returns that of a part over a group."""
 
-    def __init__(self, flows: Flows, works: Sequence[tuple[int, Any]]) -> None:
-        self._flows, self._works, self._began = flows, works, time.perf_counter()
+    def __init__(self, flows: Flows, parts: Sequence[slice], begin: Callable[[slice, Any], Any]) -> None:
+        flown = [(i, s) for i, s in enumerate(parts) if s.stop > s.start]
+        self._works = [(i, begin(s, flows.groups[i])) for i, s in flown]
+        self._flows, self._began = flows, time.perf_counter()
 
     def wait(self) -> None:
-        """Wait for all shares."""
-        works, self._works = self._works, []
-        self._flows.wait_all(works, self._began)
+        """Wait for the shares of all flows at the same time, and record the time of each."""
+        flows, works, self._works = self._flows, self._works, []
+
+        def wait(flow: int, work: Any) -> None:
+            work.wait()
+            if len(works) > 1:
+                flows.seconds[flow] += time.perf_counter() - self._began
+
+        others = [flows.lanes[i - 1].run(lambda i=i, work=work: wait(i, work)) for i, work in works[1:]]  # type: ignore[misc]
+        for i, work in works[:1]:
+            wait(i, work)
+        for other in others:
+            other.result()
 
 
 def reweighed(shares: Sequence[float], seconds: Sequence[float]) -> list[float]:

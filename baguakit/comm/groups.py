@@ -2,28 +2,31 @@
 
 import contextlib
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+import socket
+import uuid
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from datetime import timedelta
-from typing import Any
+from pathlib import Path
+from typing import Any, ClassVar
 from weakref import WeakKeyDictionary, WeakMethod, WeakSet
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
+from torch.distributed.constants import default_pg_timeout
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.distributed_c10d import PrefixStore, Store
 
-from ..arguments import describe, instance, integer
+from ..arguments import instance
 from .nccl import nccl_backend
+from .sending import INTER, INTRA
 
-FLAT, INTER, INTRA = "flat", "inter", "intra"
+HOSTS = "hosts"
+"""In place of a mesh: nodes are the hosts that the ranks run on."""
+
 # Up to so many ranks, gloo connects all with all at once. A connection that breaks tells that a rank is lost; who waits
 # for the first message of a lost rank is told nothing, and gloo keeps its thread.
 CONNECTED = 32
-
-# torch 2.13 renamed these two, and warns for the old names; older versions have only the old names.
-all_gather_single = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
-reduce_scatter_single = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
 
 # By group:
 _stores: WeakKeyDictionary[Any, Any] = WeakKeyDictionary()  # the stores of groups made here, which need a reference
@@ -32,21 +35,9 @@ _named: WeakKeyDictionary[Any, int] = WeakKeyDictionary()  # the number of names
 _lives: WeakKeyDictionary[Any, int] = WeakKeyDictionary()  # the number of the group among those of the same store
 _inner: WeakKeyDictionary[Any, Any] = WeakKeyDictionary()  # of a group of `bk.backend`, the one that a `Comm` sends by
 _members: WeakKeyDictionary[Any, list[int]] = WeakKeyDictionary()  # by inner group
-_warm: WeakKeyDictionary[Any, set[torch.device]] = WeakKeyDictionary()  # the devices whose tensors it has sent
 
 lazy: WeakSet[Any] = WeakSet()
 """The groups in which two ranks connect with their first message."""
-
-
-SENT = {
-    *(torch.bool, torch.uint8, torch.int8, torch.int32, torch.int64),
-    *(torch.float16, torch.bfloat16, torch.float32, torch.float64),
-}
-
-
-def as_sent(x: Tensor) -> Tensor:
-    """Return a contiguous tensor; its bytes, if gloo or NCCL does not send its dtype, such as int16 or float8."""
-    return x if x.dtype in SENT or x.is_complex() else x.view(-1).view(torch.uint8)
 
 
 def check_device(group: Any, device: torch.device) -> None:
@@ -63,28 +54,6 @@ def check_device(group: Any, device: torch.device) -> None:
             f"tensors on {device} need the backend {wanted}, and this group has {found} for them; "
             "init_process_group('cpu:gloo,cuda:nccl') has both"
         )
-
-
-def part_groups(parts: tuple[Any, Any] | None) -> tuple[Any, Any]:
-    """Return the intra and inter groups of a Comm, or raise a ValueError if it has none."""
-    if parts is None:
-        made = 'Comm(mesh="hosts"), or with a DeviceMesh of the dimensions ("inter", "intra")'
-        raise ValueError(f"this Comm has no mesh; construct it with {made}; stages name both in `needs_groups`")
-    return parts
-
-
-def described(comm: Any) -> str:
-    """Return the `repr` of a Comm."""
-    parts = {FLAT: "", INTRA: " within the node", INTER: " between nodes"}
-    names = {str(comm.group._get_backend(device).name()).lower() for device in comm.group._device_types}
-    said = [f"rank {comm.rank} of {comm.size}{parts[comm._part]}", " and ".join(sorted(names))]
-    if comm.hierarchical:
-        nodes, each = comm._parts[1].size(), comm._parts[0].size()
-        said.append(f"{nodes} node{'s' * (nodes != 1)} of {each}")
-    if comm.flows > 1:
-        said.append(f"{comm.flows} flows")
-    times = (("round", comm._round), ("step", comm._step))
-    return f"<Comm: {', '.join(said + [f'{name} {at}' for name, at in times if at is not None])}>"
 
 
 def store_of(group: Any, name: str) -> Any:
@@ -220,34 +189,6 @@ def group_over(given: Any, store: Any, rank: int, size: int, backends: Mapping[s
     return group
 
 
-def warm(group: Any, device: torch.device) -> None:
-    """Send a first byte, if this group has never sent tensors of `device`. Collective.
-
-    NCCL makes its communicator in the first call, which waits for all ranks, including those that have no message. Gloo
-    may connect with the first message, so that each rank sends one to the next: an interface that does not reach it is
-    found now.
-    """
-    if group.size() == 1 or device in _warm.setdefault(group, set()):
-        return
-    byte = torch.zeros(1, dtype=torch.uint8, device=device)
-    if device.type == "cuda":
-        dist.all_reduce(byte, group=group)
-    else:
-        works = [group.recv([byte], (group.rank() - 1) % group.size(), 0)]
-        works.append(group.send([torch.zeros_like(byte)], (group.rank() + 1) % group.size(), 0))
-        for work in works:
-            work.wait()
-    _warm[group].add(device)
-
-
-def check_group(group: Any) -> None:
-    """Raise a TypeError unless `group` is a process group with this rank, or None."""
-    if group is not None:
-        instance(
-            "group", group, dist.ProcessGroup, "a ProcessGroup of which this rank is a member, or None for all ranks"
-        )
-
-
 def check_mesh(mesh: DeviceMesh, group: Any) -> None:
     """Raise unless the mesh has the two dimensions and, if there is a group, its ranks."""
     instance("mesh", mesh, DeviceMesh, f'"hosts", or a DeviceMesh with the dimensions ("{INTER}", "{INTRA}")')
@@ -288,42 +229,6 @@ def unsplit(world: Any) -> Iterator[None]:
         world.bound_device_id = bound
 
 
-def rotated(peers: Iterable[int], rank: int) -> list[int]:
-    """Return `peers` in the order that begins after `rank`, so that ranks do not all send to the same peer first."""
-    peers = sorted(peers)
-    return [p for p in peers if p > rank] + [p for p in peers if p <= rank]
-
-
-def check_peer(peer: int, group: Any) -> None:
-    """Raise unless `peer` is another rank of the group."""
-    if integer("peer", peer, 0, group.size() - 1) == group.rank():
-        raise ValueError(f"peer is another rank of the group, 0 to {group.size() - 1}, not {peer}, which is this one")
-
-
-def check_gathered(out: Tensor, x: Tensor, size: int, name: str = "x") -> None:
-    """Raise a ValueError unless `out` has the size of `size` tensors `x`; `name` is that of `x` in the error."""
-    if out.numel() != size * x.numel() or out.dtype != x.dtype:
-        raise ValueError(
-            f"out has room for {size} tensors like {name}; out is {describe(out)}, and {name} is {describe(x)}"
-        )
-
-
-def exchange_together(
-    group: Any, outgoing: Mapping[int, Tensor], incoming: dict[int, Tensor], device: torch.device
-) -> dict[int, Tensor]:
-    """Send and receive in one call of the whole group: NCCL matches sends and receives only within a call."""
-    warm(group, device)
-    if not (outgoing or incoming):
-        return incoming
-    group._start_coalescing(device)
-    for peer, x in outgoing.items():
-        group.send([x], peer, 0)
-    for peer, buffer in incoming.items():
-        group.recv([buffer], peer, 0)
-    group._end_coalescing(device).wait()
-    return incoming
-
-
 def stand_for(group: Any, inner: Any, members: Sequence[int]) -> None:
     """Let every `Comm` of `group` send by `inner`, a group of the same ranks: `members` of the default group."""
     _inner[group], _members[inner] = inner, list(members) or list(range(group.size()))
@@ -350,3 +255,92 @@ def members_of(group: Any) -> list[int]:
         return dist.get_process_group_ranks(group)
     except KeyError:
         return list(range(group.size()))
+
+
+def host() -> str:
+    """Return a name of this host, other than those of all other hosts: of its kernel and its network namespace.
+
+    Containers with a network of their own count as hosts of their own.
+    """
+    try:
+        return f"{Path('/proc/sys/kernel/random/boot_id').read_text().strip()}/{os.stat('/proc/self/ns/net').st_ino}"
+    except OSError:  # not Linux
+        return f"{socket.gethostname()}/{uuid.getnode()}"
+
+
+def ranks_by_host(hosts: Sequence[str]) -> list[list[int]]:
+    """Return the ranks of each host, in order, from the host of every rank."""
+    found: dict[str, list[int]] = {}
+    for rank, each in enumerate(hosts):
+        found.setdefault(each, []).append(rank)
+    return list(found.values())
+
+
+def node_groups(comm: Any) -> tuple[Any, Any]:
+    """Return the intra and inter groups of this rank, of the hosts that the ranks of a Comm run on. Collective.
+
+    Raises:
+        ValueError: hosts have different numbers of ranks.
+    """
+    nodes = ranks_by_host(comm.gather_objects(host()))
+    odd = next((ranks for ranks in nodes if len(ranks) != len(nodes[0])), None)
+    if odd is not None:
+        raise ValueError(
+            f'mesh="{HOSTS}" needs the same number of ranks on every host: that of rank 0 has {len(nodes[0])}, and '
+            f"that of rank {odd[0]} has {len(odd)}; give each as many, or pass a DeviceMesh"
+        )
+    name = comm.broadcast_object(uuid.uuid4().hex)
+    node = next(i for i, ranks in enumerate(nodes) if comm.rank in ranks)
+    place = nodes[node].index(comm.rank)
+    across = [ranks[place] for ranks in nodes]
+    return _group(comm, f"{name}/{INTRA}{node}", nodes[node]), _group(comm, f"{name}/{INTER}{place}", across)
+
+
+def _group(comm: Any, name: str, ranks: Sequence[int]) -> Any:
+    """Return a new group of some ranks of a Comm, for tensors on the devices that the Comm is for."""
+    store, world = comm.group.get_group_store(), members_of(comm.group)
+    part, rank, members = PrefixStore(f"baguakit/{name}", store), ranks.index(comm.rank), [world[r] for r in ranks]
+    backends = {}
+    for kind in ("cpu", "cuda"):
+        with contextlib.suppress(ValueError):  # that group does not send these tensors
+            check_device(comm.group, torch.device(kind))
+            own = PrefixStore(kind, part)
+            backends[kind] = connected(kind, own, rank, members, f"baguakit/{name}", default_pg_timeout)
+    return group_over(store, part, rank, len(ranks), backends)
+
+
+class Membership:
+    """The members of a group, as an attachment asks for them: always the same ones. Those of `bk.elastic` come and go.
+
+    Attributes:
+        changes: ranks come and go, so that the group of the `Comm` changes.
+        bodies: the bodies of `recoverable()` that have ended.
+    """
+
+    changes: ClassVar[bool] = False
+    bodies = 0
+
+    def watch(self, monitor: Any) -> None:
+        """Tell the monitor of an attachment, or of a hook, of ranks that are lost."""
+
+    def start(self, engine: Any) -> None:
+        """Start the engine of an attachment. Collective."""
+        engine.start(engine.take_from_rank_0, engine.begin)
+
+    def ended(self, engine: Any) -> None:
+        """Note that an attachment has ended."""
+
+    def recoverable(self) -> AbstractContextManager[None]:
+        """See `Attachment.recoverable`."""
+        raise self._refused("recoverable()")
+
+    def leave(self) -> None:
+        """See `Attachment.leave`."""
+        raise self._refused("leave()")
+
+    def on_regroup(self, callback: Callable[[Any], None]) -> None:
+        """See `Attachment.on_regroup`."""
+        raise self._refused("on_regroup()")
+
+    def _refused(self, call: str) -> ValueError:
+        return ValueError(f"{call} needs a group whose ranks come and go: comm=bk.elastic.join(…)")

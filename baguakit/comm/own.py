@@ -15,7 +15,8 @@ import torch
 
 from ..arguments import integer
 from .flows import Flows
-from .groups import FLAT, INTER, INTRA, lazy, own_group, warm
+from .groups import lazy, own_group
+from .sending import FLAT, INTER, INTRA, warm
 
 ENDING = 5.0  # seconds that an abort may take
 

@@ -10,7 +10,7 @@ from bagua import flown, group, said
 from pool import Pool, ranks
 
 import baguakit as bk
-from baguakit.comm.groups import all_gather_single, reduce_scatter_single
+from baguakit.comm.sending import all_gather_single, reduce_scatter_single
 
 EXACT = bk.backend.Policy(None)
 UINT8 = bk.backend.Policy(least=0)

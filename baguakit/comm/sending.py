@@ -1,0 +1,191 @@
+"""How tensors are sent, and what a flight tells of it: bytes, formats, and the flags that ride with an exchange."""
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+from weakref import WeakKeyDictionary
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from ..arguments import describe, integer
+
+FLAT, INTER, INTRA = "flat", "inter", "intra"
+PLACES = {INTRA: ", within nodes", INTER: ", between nodes"}
+LONGEST = 1 << 16  # bytes that all ranks' flags may add to an all-gather; an all-reduce of their own adds fewer
+Sent = dict[str, float]
+"""Bytes by part of the network."""
+
+# torch 2.13 renamed these two, and warns for the old names; older versions have only the old names.
+all_gather_single = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+reduce_scatter_single = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
+
+_warm: WeakKeyDictionary[Any, set[torch.device]] = WeakKeyDictionary()  # by group, the devices whose tensors it sent
+
+SENT = {
+    *(torch.bool, torch.uint8, torch.int8, torch.int32, torch.int64),
+    *(torch.float16, torch.bfloat16, torch.float32, torch.float64),
+}
+
+
+def as_sent(x: Tensor) -> Tensor:
+    """Return a contiguous tensor; its bytes, if gloo or NCCL does not send its dtype, such as int16 or float8."""
+    return x if x.dtype in SENT or x.is_complex() else x.view(-1).view(torch.uint8)
+
+
+def warm(group: Any, device: torch.device) -> None:
+    """Send a first byte, if this group has never sent tensors of `device`. Collective.
+
+    NCCL makes its communicator in the first call, which waits for all ranks, including those that have no message. Gloo
+    may connect with the first message, so that each rank sends one to the next: an interface that does not reach it is
+    found now.
+    """
+    if group.size() == 1 or device in _warm.setdefault(group, set()):
+        return
+    byte = torch.zeros(1, dtype=torch.uint8, device=device)
+    if device.type == "cuda":
+        dist.all_reduce(byte, group=group)
+    else:
+        works = [group.recv([byte], (group.rank() - 1) % group.size(), 0)]
+        works.append(group.send([torch.zeros_like(byte)], (group.rank() + 1) % group.size(), 0))
+        for work in works:
+            work.wait()
+    _warm[group].add(device)
+
+
+def check_peer(peer: int, group: Any) -> None:
+    """Raise unless `peer` is another rank of the group."""
+    if integer("peer", peer, 0, group.size() - 1) == group.rank():
+        raise ValueError(f"peer is another rank of the group, 0 to {group.size() - 1}, not {peer}, which is this one")
+
+
+def check_gathered(out: Tensor, x: Tensor, size: int, name: str = "x") -> None:
+    """Raise a ValueError unless `out` has the size of `size` tensors `x`; `name` is that of `x` in the error."""
+    if out.numel() != size * x.numel() or out.dtype != x.dtype:
+        raise ValueError(
+            f"out has room for {size} tensors like {name}; out is {describe(out)}, and {name} is {describe(x)}"
+        )
+
+
+def exchange_together(
+    group: Any, outgoing: Mapping[int, Tensor], incoming: dict[int, Tensor], device: torch.device
+) -> dict[int, Tensor]:
+    """Send and receive in one call of the whole group: NCCL matches sends and receives only within a call."""
+    warm(group, device)
+    if not (outgoing or incoming):
+        return incoming
+    group._start_coalescing(device)
+    for peer, x in outgoing.items():
+        group.send([x], peer, 0)
+    for peer, buffer in incoming.items():
+        group.recv([buffer], peer, 0)
+    group._end_coalescing(device).wait()
+    return incoming
+
+
+def gather_bytes(content: bytes, group: Any) -> list[bytes]:
+    """Return the bytes of every rank.
+
+    `dist.all_gather_object` and `dist.broadcast_object_list` are not used: with TORCH_DISTRIBUTED_DEBUG=DETAIL they
+    know only groups that torch made.
+    """
+    mine, there = torch.frombuffer(bytearray(content), dtype=torch.uint8), _device_of(group)
+    sizes = torch.empty(group.size(), dtype=torch.int64, device=there)
+    all_gather_single(sizes, torch.tensor([len(mine)], device=there), group=group)
+    counts = sizes.tolist()
+    padded = torch.zeros(max(counts), dtype=torch.uint8)
+    padded[: len(mine)] = mine
+    landed = torch.empty(len(counts) * len(padded), dtype=torch.uint8, device=there)
+    all_gather_single(landed, padded.to(there), group=group)
+    rows = landed.cpu().view(len(counts), -1)
+    return [row[:count].numpy().tobytes() for row, count in zip(rows, counts, strict=True)]
+
+
+def broadcast_bytes(content: bytes, source: int, group: Any) -> bytes:
+    """Return the bytes of rank `source`."""
+    mine, there = torch.frombuffer(bytearray(content), dtype=torch.uint8), _device_of(group)
+    size = torch.tensor([len(mine)], device=there)
+    dist.broadcast(size, group=group, group_src=source)
+    landed = mine.to(there) if group.rank() == source else torch.empty(int(size), dtype=torch.uint8, device=there)
+    dist.broadcast(landed, group=group, group_src=source)
+    return landed.cpu().numpy().tobytes()
+
+
+def _device_of(group: Any) -> torch.device:
+    kinds = {each.type for each in group._device_types}
+    return torch.device("cpu") if "cpu" in kinds else torch.device("cuda", torch.cuda.current_device())
+
+
+class SentFormat(NamedTuple):
+    """The format that was asked of a flight, and the one in which it sent values.
+
+    A flight holds the objects themselves, and a report the same `in_words`: nothing is turned into text before it is
+    printed.
+
+    Attributes:
+        asked: the format that was asked for: in a report an expression.
+        flew: the one in which values were sent: in a report an expression, a dtype such as "float32", or "nothing".
+        reason: why they differ; "" if they do not.
+        part: of the network, "flat", "intra" or "inter".
+    """
+
+    asked: Any
+    flew: Any
+    reason: Any
+    part: str
+
+    def in_words(self) -> "SentFormat":
+        """Return the same in words."""
+        return SentFormat(_named(self.asked), _named(self.flew), str(self.reason), self.part)
+
+    def line(self, flights: int, of: int) -> str:
+        """Return the text that follows the name of a bucket of which so many flights flew so, once in words."""
+        times = f" in {flights:,} of {of:,} flights" if flights < of else ""
+        instead = f", not {self.asked}" if self.reason and self.asked != self.flew else ""
+        return f"{PLACES.get(self.part, '')}: {self.flew}{times}{instead}" + f": {self.reason}" * bool(self.reason)
+
+
+def _named(format: Any) -> str:
+    if format is None:
+        return "nothing"
+    return str(format).removeprefix("torch.") if isinstance(format, torch.dtype) else repr(format)
+
+
+class Rider:
+    """Bytes of which each rank has a row, and whose maximum over all ranks is asked for.
+
+    They ride with an exchange that flies anyway: on a GPU a collective of their own takes its latency. The first
+    all-gather of a flight within the group takes them along; or the first between nodes, and the first within them.
+    What no gather has taken is all-reduced at the end.
+
+    Attributes:
+        rows: the rows (k, bytes) of the ranks that are reached so far, uint8.
+    """
+
+    def __init__(self, mine: Tensor, size: int) -> None:
+        self.rows, self._size, self._parts = mine.view(1, -1), size, set[str]()
+
+    def aboard(self, comm: Any) -> Any:
+        """Return the same `Comm` for one flight, which takes these flags along."""
+        return comm._with(_rider=self)
+
+    def boards(self, part: str, size: int) -> tuple[Tensor, Tensor] | None:
+        """Return what to gather to and from with the ranks of a part of the group; None if they stay where they are."""
+        rows = size * len(self.rows)
+        if part in self._parts or rows > self._size or rows * self.rows.shape[1] > LONGEST:
+            return None
+        self._parts.add(part)
+        out, mine = self.rows.new_empty(rows, self.rows.shape[1]), self.rows
+        self.rows = out
+        return out, mine
+
+    def arrive(self, comm: Any) -> None:
+        """Send what has not reached all ranks. Collective."""
+        if len(self.rows) < self._size:
+            comm.all_reduce(self.rows, dist.ReduceOp.MAX)
+
+
+def gather_with(pair: tuple[Tensor, Tensor], out: Tensor, x: Tensor, group: Any) -> Any:
+    """Begin to gather `x` of all ranks in `out`, and in the same launch a pair of such tensors; return the work."""
+    outs, given = zip(*((each.view(-1).view(torch.uint8) for each in both) for both in ((out, x), pair)), strict=True)
+    return group.allgather_into_tensor_coalesced(list(outs), list(given))
