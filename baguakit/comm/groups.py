@@ -4,7 +4,7 @@ import contextlib
 import os
 import socket
 import uuid
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
 from datetime import timedelta
 from pathlib import Path
@@ -27,6 +27,7 @@ HOSTS = "hosts"
 # Up to so many ranks, gloo connects all with all at once. A connection that breaks tells that a rank is lost; who waits
 # for the first message of a lost rank is told nothing, and gloo keeps its thread.
 CONNECTED = 32
+BACKENDS = {"cpu": dist.ProcessGroup.BackendType.GLOO, "cuda": dist.ProcessGroup.BackendType.NCCL}
 
 # By group:
 _stores: WeakKeyDictionary[Any, Any] = WeakKeyDictionary()  # the stores of groups made here, which need a reference
@@ -131,20 +132,7 @@ def own_group(like: Any, store: Any, name: str, timeout: timedelta, device: torc
     with `use_local_synchronization`, a group that is destroyed and made again finds the addresses of the first one in
     the store and hangs. Here the unique name is the prefix in the store, and no global state changes.
     """
-    part, rank, size = PrefixStore(f"baguakit/{name}", store), like.rank(), like.size()
-    backend = connected(device.type, part, rank, members_of(like), f"baguakit/{name}", timeout)
-    group = group_over(store, part, rank, size, {device.type: backend})
-    if device.type == "cpu" and size > CONNECTED:
-        lazy.add(group)
-    return group
-
-
-def connected(kind: str, store: Any, rank: int, members: list[int], name: str, timeout: timedelta) -> Any:
-    """Return a new backend for tensors on a kind of device; see `nccl_backend`."""
-    if kind == "cuda":
-        return nccl_backend(store, rank, members, name, timeout)
-    connect = dist.ProcessGroupGloo if len(members) <= CONNECTED else lazy_gloo
-    return connect(store, rank, len(members), timeout)
+    return group_over(store, name, like.rank(), members_of(like), [device.type], timeout)
 
 
 def lazy_group(store: Any, rank: int, size: int, timeout: timedelta) -> Any:
@@ -155,12 +143,8 @@ def lazy_group(store: Any, rank: int, size: int, timeout: timedelta) -> Any:
         rank, size: of this process, and of the group.
         timeout: of each message.
     """
-    backends: dict[str, Any] = {"cpu": lazy_gloo(PrefixStore("gloo", store), rank, size, timeout)}
-    if torch.cuda.is_available():
-        part = PrefixStore("nccl", store)
-        backends["cuda"] = nccl_backend(part, rank, list(range(size)), "baguakit/elastic", timeout)
-    lazy.add(group := group_over(store, PrefixStore("group", store), rank, size, backends))
-    return group
+    kinds = ["cpu", *["cuda"] * torch.cuda.is_available()]
+    return group_over(store, "elastic", rank, list(range(size)), kinds, timeout, lazily=True)
 
 
 def lazy_gloo(store: Any, rank: int, size: int, timeout: timedelta) -> Any:
@@ -177,16 +161,32 @@ def lazy_gloo(store: Any, rank: int, size: int, timeout: timedelta) -> Any:
     return gloo(store, rank, size, options)
 
 
-def group_over(given: Any, store: Any, rank: int, size: int, backends: Mapping[str, Any]) -> Any:
-    """Return a process group that sends tensors of each kind of device through a backend; `given` is its store."""
-    kinds = {"cpu": dist.ProcessGroup.BackendType.GLOO, "cuda": dist.ProcessGroup.BackendType.NCCL}
-    group = dist.ProcessGroup(store, rank, size)
-    for kind, backend in backends.items():
-        backend._set_sequence_number_for_group()
-        group._set_default_backend(kinds[kind])
-        group._register_backend(torch.device(kind), kinds[kind], backend)
-    _stores[group] = given
+def group_over(
+    store: Any, name: str, rank: int, members: list[int], kinds: Iterable[str], timeout: timedelta, lazily: bool = False
+) -> Any:
+    """Return a process group under a name in a store, for tensors on these kinds of devices.
+
+    `members` are the ranks of all in the default group, in order. Over gloo two ranks connect with their first message
+    if asked for `lazily`, or if they are more than `CONNECTED`.
+    """
+    part, lazily = PrefixStore(f"baguakit/{name}", store), lazily or len(members) > CONNECTED
+    group = dist.ProcessGroup(part, rank, len(members))
+    for kind in kinds:
+        own = PrefixStore(kind, part)
+        if kind == "cuda":
+            backend = nccl_backend(own, rank, members, f"baguakit/{name}", timeout)
+        else:
+            backend = (lazy_gloo if lazily else dist.ProcessGroupGloo)(own, rank, len(members), timeout)
+            lazy.update([group] * lazily)
+        _send_by(group, kind, backend)
+        group._set_default_backend(BACKENDS[kind])
+    _stores[group] = store
     return group
+
+
+def _send_by(group: Any, kind: str, backend: Any) -> None:
+    backend._set_sequence_number_for_group()
+    group._register_backend(torch.device(kind), BACKENDS[kind], backend)
 
 
 def check_mesh(mesh: DeviceMesh, group: Any) -> None:
@@ -209,22 +209,14 @@ def check_mesh(mesh: DeviceMesh, group: Any) -> None:
 
 def flat_group(mesh: DeviceMesh | None) -> Any:
     """Return the group of all ranks of a mesh; the default group without a mesh."""
-    world = dist.group.WORLD
+    world: Any = dist.group.WORLD
     if mesh is None or mesh.size() == dist.get_world_size():
         return world
-    with unsplit(world):
-        return dist.new_group(mesh.mesh.flatten().tolist(), use_local_synchronization=True)
-
-
-@contextlib.contextmanager
-def unsplit(world: Any) -> Iterator[None]:
-    """Make groups in this block by their members only, also after `init_process_group(device_id=…)`.
-
-    torch would split the communicator of all ranks, which waits for those that do not make this group.
-    """
+    # After `init_process_group(device_id=…)` torch would split the communicator of all ranks, and wait for those that
+    # do not make this group.
     bound, world.bound_device_id = world.bound_device_id, None
     try:
-        yield
+        return dist.new_group(mesh.mesh.flatten().tolist(), use_local_synchronization=True)
     finally:
         world.bound_device_id = bound
 
@@ -242,9 +234,8 @@ def inner_of(group: Any) -> Any:
 def add_nccl(group: Any, store: Any, name: str, timeout: timedelta, members: Sequence[int]) -> None:
     """Let a group over gloo send tensors on GPUs as well, by NCCL, which connects with its first message."""
     ranks = list(members) or list(range(group.size()))
-    backend = nccl_backend(PrefixStore(f"baguakit/{name}", store), group.rank(), ranks, f"baguakit/{name}", timeout)
-    backend._set_sequence_number_for_group()
-    group._register_backend(torch.device("cuda"), dist.ProcessGroup.BackendType.NCCL, backend)
+    part, about = PrefixStore(f"baguakit/{name}", store), f"baguakit/{name}"
+    _send_by(group, "cuda", nccl_backend(part, group.rank(), ranks, about, timeout))
 
 
 def members_of(group: Any) -> list[int]:
@@ -283,8 +274,7 @@ def node_groups(comm: Any) -> tuple[Any, Any]:
         ValueError: hosts have different numbers of ranks.
     """
     nodes = ranks_by_host(comm.gather_objects(host()))
-    odd = next((ranks for ranks in nodes if len(ranks) != len(nodes[0])), None)
-    if odd is not None:
+    if odd := next((ranks for ranks in nodes if len(ranks) != len(nodes[0])), None):
         raise ValueError(
             f'mesh="{HOSTS}" needs the same number of ranks on every host: that of rank 0 has {len(nodes[0])}, and '
             f"that of rank {odd[0]} has {len(odd)}; give each as many, or pass a DeviceMesh"
@@ -299,14 +289,12 @@ def node_groups(comm: Any) -> tuple[Any, Any]:
 def _group(comm: Any, name: str, ranks: Sequence[int]) -> Any:
     """Return a new group of some ranks of a Comm, for tensors on the devices that the Comm is for."""
     store, world = comm.group.get_group_store(), members_of(comm.group)
-    part, rank, members = PrefixStore(f"baguakit/{name}", store), ranks.index(comm.rank), [world[r] for r in ranks]
-    backends = {}
+    kinds = []
     for kind in ("cpu", "cuda"):
         with contextlib.suppress(ValueError):  # that group does not send these tensors
             check_device(comm.group, torch.device(kind))
-            own = PrefixStore(kind, part)
-            backends[kind] = connected(kind, own, rank, members, f"baguakit/{name}", default_pg_timeout)
-    return group_over(store, part, rank, len(ranks), backends)
+            kinds.append(kind)
+    return group_over(store, name, ranks.index(comm.rank), [world[r] for r in ranks], kinds, default_pg_timeout)
 
 
 class Membership:
