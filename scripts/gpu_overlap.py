@@ -102,10 +102,10 @@ def flights(att: Any) -> dict[str, float]:
     from baguakit.lanes.base import between
 
     found = []
-    for records in att._engine.runners[0].records:
-        for record in list(records)[-STEPS:]:
-            times = record.flight.times()
-            found.append((between(times.launched, times.phases[0][0]), *record.flight.seconds()))
+    for ledger in att._engine.runners[0].ledgers:
+        for record in list(ledger.flights)[-STEPS:]:
+            flight = record.flight
+            found.append((between(flight.launched, flight.phases[0][0]), *flight.seconds()))
     names = ("ms before the begin", "ms on the lanes", "ms waited for")
     return {name: 1000 * sum(each) / len(found) for name, each in zip(names, zip(*found, strict=True), strict=True)}
 

@@ -127,7 +127,7 @@ def test_phases_fly_by_turns_on_two_threads():
     flights = [way.fly(phases(seen, k, where=lambda: threading.current_thread().name)) for k in (1, 2, 3)]
     assert [flight.result() for flight in flights] == [1, 2, 3]
     assert on(seen, "one") == ["a1", "a2", "c1", "a3", "c2", "c3"] and on(seen, "one, beside") == ["b1", "b2", "b3"]
-    assert all(len(flight.times().phases) == 3 and flight.seconds()[0] >= 0 for flight in flights)
+    assert all(len(flight.phases) == 3 and flight.seconds()[0] >= 0 for flight in flights)
     assert way.run(phases(seen, 4, where=lambda: threading.current_thread().name)).result() == 4
     assert on(seen, "one")[-3:] == ["a4", "b4", "c4"]
     way.close()

@@ -27,8 +27,7 @@ machine itself had to get the memory. CUDA's allocator keeps its blocks.
 import contextlib
 import threading
 import time
-from collections.abc import Callable, Generator, Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from functools import partial
 from typing import Any
 
@@ -84,26 +83,21 @@ Phases = Generator[Any, None, Any]
 """Work in phases, by turns for a lane and for the one beside it. It yields the tensors that the next phase reads."""
 
 
-@dataclass(frozen=True)
-class FlightTimes:
-    """The times of a flight: its launch, the begin and end of each phase of its work, and the waits for it.
+class Flight:
+    """Work on a lane: `done()` queries it, `result()` waits for it. This one is a placeholder, which never ends.
 
     A wait that starts after the work has ended has zero length (its end may precede its start).
-    """
-
-    launched: Moment
-    phases: tuple[tuple[Moment, Moment], ...]
-    waits: tuple[tuple[Moment, Moment], ...]
-
-
-class Flight:
-    """Work on a lane: `done()` queries it, `result()` waits for it.
 
     Attributes:
         on_device: `result()` lets a stream wait, and not the host: the work may still be under way then.
+        launched: the moment of its launch.
+        phases, waits: the begin and end of each phase of its work, and of the waits for it.
     """
 
     on_device = False
+    launched: Moment = None
+    phases: Sequence[tuple[Moment, Moment]] = ()
+    waits: Sequence[tuple[Moment, Moment]] = ()
     _value: Any = None
     _error: BaseException | None = None
 
@@ -117,7 +111,7 @@ class Flight:
 
     def done(self) -> bool:
         """Return True if the work has ended. Never waits."""
-        raise NotImplementedError
+        return False
 
     def result(self) -> Any:
         """Return what the work returned, or raise what it raised. On CUDA the stream waits, and the host does not."""
@@ -135,14 +129,9 @@ class Flight:
         """Return True if all moments so far have passed, so that reading them waits for nothing."""
         return self.done()
 
-    def times(self) -> FlightTimes:
-        """Return the times of a flight that is done."""
-        raise NotImplementedError
-
     def seconds(self) -> tuple[float, float]:
         """Return the seconds of work on the lanes, and those for which training waited. Waits unless it is over."""
-        times = self.times()
-        return sum(between(*phase) for phase in times.phases), sum(max(0.0, between(*wait)) for wait in times.waits)
+        return sum(between(*phase) for phase in self.phases), sum(max(0.0, between(*wait)) for wait in self.waits)
 
 
 class Lane:
@@ -180,7 +169,7 @@ class Lane:
         """Take no more work, and wait for the work under way; without `wait`, which may be stuck, return at once."""
 
 
-_NO_RANGE: contextlib.AbstractContextManager[None] = contextlib.nullcontext()
+NO_RANGE: contextlib.AbstractContextManager[None] = contextlib.nullcontext()
 
 
 def in_profile(what: str, name: str) -> contextlib.AbstractContextManager[Any]:
@@ -192,7 +181,7 @@ def in_profile(what: str, name: str) -> contextlib.AbstractContextManager[Any]:
     """
     # Checked first, because a range costs microseconds even without a profiler.
     if not name or not getattr(profiler, "_is_profiler_enabled", True):
-        return _NO_RANGE
+        return NO_RANGE
     return profiler.record_function(f"baguakit: {what} {name}" if what else f"baguakit: {name}")
 
 
@@ -210,25 +199,16 @@ New = Callable[[Tensor], Tensor]
 
 
 class _Memory(threading.local):
-    kept: list[Tensor] | None = None  # bytes; None on threads without a lane
+    kept: list[Tensor] | None = None  # bytes; None on threads that do not keep their temporaries until they end
     taken: int = 0
 
 
 _memory = _Memory()
 
 
-def keep() -> None:
-    """Let this thread keep its temporaries from now on, until it ends."""
-    _memory.kept = []
-
-
 @contextlib.contextmanager
 def temporaries() -> Iterator[New]:
-    """Yield a function that makes tensors for use within this block only.
-
-    with temporaries() as new:
-        difference = torch.sub(x, y, out=new(x))
-    """
+    """Yield a function that makes tensors for use within this block only: `torch.sub(x, y, out=new(x))`."""
     taken = _memory.taken
     try:
         yield _new

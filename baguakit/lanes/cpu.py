@@ -14,8 +14,10 @@ from types import GeneratorType
 from typing import Any
 
 import torch
+from torch.autograd import profiler
 
-from .base import Flight, FlightTimes, Lane, Phases, in_profile, keep, whole
+from . import base
+from .base import NO_RANGE, Flight, Lane, Phases, in_profile, whole
 
 TIME_TO_END = 2.0  # seconds that threads have to end before the interpreter does
 
@@ -27,13 +29,13 @@ class CpuLane(Lane):
         self._name = name
         self._work: queue.SimpleQueue[CpuFlight | None] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
-        self._beside: CpuLane | None = None
-        self._latest: PhasedFlight | None = None  # whose last phase is not due yet
+        self.beside: CpuLane | None = None
+        self.latest: CpuFlight | None = None  # whose last phase is not due yet
 
-    def run(self, work: Callable[[], Any], name: str = "", _flight: "CpuFlight | None" = None) -> "CpuFlight":
-        with in_profile("launch", name):
-            flight = CpuFlight(work, name) if _flight is None else _flight
-            self._latest = None
+    def run(self, work: Callable[[], Any], name: str = "", in_phases: bool = False) -> "CpuFlight":
+        with in_profile("launch", name) if profiler._is_profiler_enabled else NO_RANGE:
+            flight = CpuFlight(work, name, self if in_phases else None)
+            self.latest = None
             self._work.put(flight)
             if self._thread is None:
                 self._thread = threading.Thread(target=_fly_all, args=(self._work,), name=self._name, daemon=True)
@@ -44,16 +46,14 @@ class CpuLane(Lane):
     def here(self) -> bool:
         return threading.current_thread() is self._thread
 
-    def fly(self, work: Callable[[], Phases], name: str = "") -> "PhasedFlight":
-        if self._beside is None:
-            self._beside = CpuLane(f"{self._name}, beside")
-        flight = PhasedFlight(work, name, self, self._beside)
-        self.run(work, name, flight)
-        self._latest = flight
+    def fly(self, work: Callable[[], Phases], name: str = "") -> "CpuFlight":
+        if self.beside is None:
+            self.beside = CpuLane(f"{self._name}, beside")
+        self.latest = flight = self.run(work, name, in_phases=True)
         return flight
 
     def flush(self) -> None:
-        if self._latest is not None:
+        if self.latest is not None:
             self.run(lambda: None)
 
     def rest(self, seconds: float) -> None:
@@ -67,14 +67,16 @@ class CpuLane(Lane):
             self._thread = None
 
 
-_threads: "weakref.WeakKeyDictionary[threading.Thread, queue.SimpleQueue[CpuFlight | None]]" = (
-    weakref.WeakKeyDictionary()
-)
+_threads: "weakref.WeakKeyDictionary[threading.Thread, queue.SimpleQueue[Any]]" = weakref.WeakKeyDictionary()
 
 
 @atexit.register
 def end_threads() -> None:
-    """End the threads of all lanes: one that returns from torch after the interpreter has ended aborts the process."""
+    """End the threads of all lanes: one that returns from torch after the interpreter has ended aborts the process.
+
+    One that still waits in torch, for a peer that does not answer, pauses where C++ would abort the process: Python
+    before 3.14 ends it when it returns, which C++ treats as an error.
+    """
     until, threads = time.monotonic() + TIME_TO_END, list(_threads.items())
     for _, work in threads:
         with contextlib.suppress(queue.Empty):
@@ -83,36 +85,26 @@ def end_threads() -> None:
         work.put(None)
     for thread, _ in threads:
         thread.join(max(0.0, until - time.monotonic()))
-    if any(thread.is_alive() for thread, _ in threads):
-        pause_at_terminate()
-
-
-def pause_at_terminate() -> None:
-    """Let a thread pause where C++ would abort the process.
-
-    The thread still waits in torch, for a peer that does not answer. When it returns, Python before 3.14 ends it, and
-    C++ treats the end of a thread within its functions as an error.
-    """
-    if sys.platform == "linux":
+    if sys.platform == "linux" and any(thread.is_alive() for thread, _ in threads):
         with contextlib.suppress(OSError, AttributeError):  # another C++ library: it aborts as before
             set_terminate = ctypes.CDLL("libstdc++.so.6")._ZSt13set_terminatePFvvE
             set_terminate(ctypes.cast(ctypes.CDLL(None).pause, ctypes.c_void_p))
 
 
 def _fly_all(work: "queue.SimpleQueue[CpuFlight | None]") -> None:
-    keep()
-    held: PhasedFlight | None = None
+    base._memory.kept = []
+    held: CpuFlight | None = None  # its last phases are to be done here
     beside: CpuLane | None = None
     with torch.no_grad():
         while (flight := work.get()) is not None:
-            if held is not None and not isinstance(flight, PhasedFlight):
+            if held is not None and flight.lane is None:
                 held.finish()
                 held = None
             flight.fly()
-            if isinstance(flight, PhasedFlight):
+            if flight.lane is not None:
                 if held is not None:
                     held.finish()
-                held, beside = flight, flight.beside
+                held, beside = flight, flight.lane.beside
             del flight  # the thread waits for work without holding on to the last result
         if held is not None:
             held.finish()
@@ -121,23 +113,37 @@ def _fly_all(work: "queue.SimpleQueue[CpuFlight | None]") -> None:
 
 
 class CpuFlight(Flight):
-    def __init__(self, work: Callable[[], Any], name: str) -> None:
+    """Work of a thread, which calls `fly` and `finish`. With a `lane`, that flies there and on the one beside by turns.
+
+    Attributes:
+        lane: of work in phases; None: all of it is done at once.
+    """
+
+    def __init__(self, work: Callable[[], Any], name: str, lane: CpuLane | None = None) -> None:
         self._work: Callable[[], Any] | None = work
-        self._name = name
+        self._name, self.lane = name, lane
         self._lock, self._over = threading.Lock(), False
         self._gate = threading.Lock()  # held until it is over: an Event takes several Python calls to be set
         self._gate.acquire()
-        self._launched = time.perf_counter()
-        self._phases: list[tuple[float, float]] = []
-        self._waits: list[tuple[float, float]] = []
+        self.launched = time.perf_counter()
+        self.phases: list[tuple[float, float]] = []
+        self.waits: list[tuple[float, float]] = []
+        if lane is not None:
+            self._between: Flight = Flight()  # the phase on the lane beside
+            self._context = contextvars.copy_context()  # another flight begins between the phases of this one
+            self._rest: Phases | None = None
 
     def fly(self) -> None:
-        """Do the work; on the lane's thread."""
+        """Do the work, or its first phase, and put the second on the lane beside."""
         if self._over or self._work is None:
+            return
+        if self.lane is not None:
+            self._rest = self._work()
+            self._step_on()
             return
         began = time.perf_counter()
         try:
-            with in_profile("", self._name):
+            with in_profile("", self._name) if profiler._is_profiler_enabled else NO_RANGE:
                 value = self._work()
                 if type(value) is GeneratorType:
                     value = whole(value)
@@ -145,11 +151,38 @@ class CpuFlight(Flight):
         except BaseException as error:
             self._finish(began, error=error)
 
+    def finish(self) -> None:
+        """Do the phases that are left, each when the one before it has ended on the other lane."""
+        while not self._over:
+            assert isinstance(self._between, CpuFlight)
+            self._between.wait()
+            self._step_on()
+        self._rest = None
+
+    def _step_on(self) -> None:
+        """Do the next phase here, and put the one after it on the lane beside."""
+        self._step()
+        if not self._over and self.lane is not None and self.lane.beside is not None:
+            self._between = self.lane.beside.run(self._step)
+
+    def _step(self) -> None:
+        if self._over or self._rest is None:
+            return
+        began = time.perf_counter()
+        try:
+            with in_profile("", self._name):
+                self._context.run(next, self._rest)
+            self.phases.append((began, time.perf_counter()))
+        except StopIteration as end:
+            self._finish(began, value=end.value)
+        except BaseException as error:
+            self._finish(began, error=error)
+
     def _finish(self, began: float, value: Any = None, error: BaseException | None = None) -> None:
         with self._lock:
             if not self._over:
                 self._value, self._error, self._work = value, error, None
-                self._phases.append((began, time.perf_counter()))
+                self.phases.append((began, time.perf_counter()))
                 self._over = True
                 self._gate.release()
 
@@ -159,75 +192,27 @@ class CpuFlight(Flight):
     def done(self) -> bool:
         return self._over
 
-    def wait(self, seconds: float) -> bool:
+    @property
+    def held(self) -> bool:
+        return self.lane is not None and self.lane.latest is self and self._between.done()
+
+    def flush(self) -> None:
+        if self.lane is not None and self.lane.latest is self:
+            self.lane.flush()
+
+    def wait(self, seconds: float = -1) -> bool:
         """Wait for the end, at most so many seconds. Return True if the work has ended."""
         if passed := self._gate.acquire(timeout=seconds):
             self._gate.release()
         return passed
 
     def result(self) -> Any:
+        if self.lane is not None:
+            self.flush()
         before = time.perf_counter()
-        with in_profile("wait for", self._name), self._gate:
+        with in_profile("wait for", self._name) if profiler._is_profiler_enabled else NO_RANGE, self._gate:
             pass
-        self._waits.append((before, time.perf_counter()))
+        self.waits.append((before, time.perf_counter()))
         if self._error is not None:
             raise self._error
         return self._value
-
-    def times(self) -> FlightTimes:
-        return FlightTimes(self._launched, tuple(self._phases), tuple(self._waits))
-
-
-class PhasedFlight(CpuFlight):
-    """A flight on two lanes; its methods `fly` and `finish` are called on the thread of the first."""
-
-    def __init__(self, work: Callable[[], Phases], name: str, lane: CpuLane, beside: CpuLane) -> None:
-        super().__init__(work, name)
-        self._lane, self.beside, self._between = lane, beside, CpuFlight(lambda: None, "")
-        self._context = contextvars.copy_context()  # another flight begins between the phases of this one
-        self._rest: Phases | None = None
-
-    @property
-    def held(self) -> bool:
-        return self._lane._latest is self and self._between.done()
-
-    def fly(self) -> None:
-        """Do the first phase, and put the second on the lane beside."""
-        if not self._over and self._work is not None:
-            self._rest = self._work()
-            self._step_on()
-
-    def finish(self) -> None:
-        """Do the phases that are left, each when the one before it has ended on the other lane."""
-        while not self._over:
-            with self._between._gate:
-                pass
-            self._step_on()
-        self._rest = None
-
-    def _step_on(self) -> None:
-        """Do the next phase here, and put the one after it on the lane beside."""
-        self._step()
-        if not self._over:
-            self._between = self.beside.run(self._step)
-
-    def _step(self) -> None:
-        if self._over or self._rest is None:
-            return
-        began = time.perf_counter()
-        try:
-            with in_profile("", self._name):
-                self._context.run(next, self._rest)
-            self._phases.append((began, time.perf_counter()))
-        except StopIteration as end:
-            self._finish(began, value=end.value)
-        except BaseException as error:
-            self._finish(began, error=error)
-
-    def flush(self) -> None:
-        if self._lane._latest is self:
-            self._lane.flush()
-
-    def result(self) -> Any:
-        self.flush()
-        return super().result()

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .base import Flight, FlightTimes, Lane, Phases, in_profile, moment
+from .base import Flight, Lane, Phases, in_profile, moment
 
 # Of the stream of every lane, 0 or −1, which is higher. With −1 kernels of codecs need not queue behind those of
 # backward, as FSDP2 has it for its own; with 0 they take nothing from backward. Not measured yet: see the part
@@ -82,14 +82,14 @@ class CudaFlight(Flight):
 
     def __init__(self, lane: CudaLane, name: str, work: Callable[[], Any]) -> None:
         self._lane, self._device, self._name = lane, lane.device, name
-        self._launched = self._ended = moment(lane.device)  # `_ended`: of the phases so far
+        self.launched = self._ended = moment(lane.device)  # `_ended`: of the phases so far
         self._work: Callable[[], Any] | None = work
         self.given = False  # the device has been given all phases
         self._context = contextvars.copy_context()  # another flight begins between the phases of this one
+        self.phases: list[tuple[Any, Any]] = []
+        self.waits: list[tuple[Any, Any]] = []
         self._rest: Phases | None = None
         self._read: Any = None  # what the next phase reads
-        self._phases: list[tuple[Any, Any]] = []
-        self._waited: Any = None
 
     def step(self, stream: Any) -> None:
         """Give the next phase to a stream, if there is one: all work, if it has no phases."""
@@ -106,7 +106,7 @@ class CudaFlight(Flight):
             except Exception as raised:  # the flight's, as on a CPU: whoever waits for it learns whose fault it is
                 self.fail(raised)
             self._ended = moment(self._device)
-            self._phases.append((began, self._ended))
+            self.phases.append((began, self._ended))
 
     def _next(self) -> None:
         if self._work is not None:
@@ -145,8 +145,8 @@ class CudaFlight(Flight):
             raise self._error
         stream = torch.cuda.current_stream(self._device)
         with in_profile("wait for", self._name):
-            if self._waited is None:
-                self._waited = moment(self._device)
+            if not self.waits:
+                self.waits.append((moment(self._device), self._ended))
             stream.wait_event(self._ended)
         # The result was allocated on the lane's stream; without this its memory could be handed out again
         # to the lane while the current stream still reads it.
@@ -155,12 +155,7 @@ class CudaFlight(Flight):
         return self._value
 
     def over(self) -> bool:
-        given = self.given and bool(self._ended.query())
-        return given and (self._waited is None or bool(self._waited.query()))
-
-    def times(self) -> FlightTimes:
-        waits = () if self._waited is None else ((self._waited, self._ended),)
-        return FlightTimes(self._launched, tuple(self._phases), waits)
+        return self.given and all(bool(each.query()) for each in (self._ended, *(wait[0] for wait in self.waits)))
 
 
 def tensors_in(value: Any) -> list[Tensor]:

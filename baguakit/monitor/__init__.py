@@ -2,14 +2,13 @@
 
 from .collective import Collective
 from .judging import differing, first_line, store_gone, store_silent
-from .monitor import Fault, Monitor, PeerError, end_with_process
+from .monitor import Monitor, PeerError, end_with_process
 from .records import LEFT, RAISED
 
 __all__ = [
     "LEFT",
     "RAISED",
     "Collective",
-    "Fault",
     "Monitor",
     "PeerError",
     "differing",

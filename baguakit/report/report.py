@@ -316,7 +316,7 @@ def launched_after(runners: Sequence[RuleRunner], log: Logbook) -> float | None:
     on_gradients = [each for each in runners if each.rule.what == "grad" and not each.rule.delay]
     first: dict[int | None, Any] = {}  # moments, by step
     for flight in (flight for runner in on_gradients for flight in runner.ledgers[0].flights if flight.flight.over()):
-        first.setdefault(flight.step, flight.flight.times().launched)
+        first.setdefault(flight.step, flight.flight.launched)
     shares = []
     for record in (each for each in log.steps if each.step in first and not each.accumulated and passed(each.end)):
         ends = [end for name, _, end in record.parts if name == BACKWARD]

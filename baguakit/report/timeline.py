@@ -205,7 +205,7 @@ def account(rank: int, runners: Sequence[RuleRunner], log: Logbook, steps: int |
     for runner in runners:
         in_air = runner.flights()
         for flight in [each for ledger in runner.ledgers for each in ledger.flights]:
-            if isinstance(flight, BucketFlight) and flight not in in_air and flight.flight.times().waits:
+            if isinstance(flight, BucketFlight) and flight not in in_air and flight.flight.waits:
                 phases, waits = _flight_spans(rank, flight, read)
                 if phases and phases[0].launched < end and phases[0].landed > begin:
                     spans += [*phases, *(wait for wait in waits if wait.start >= begin)]
@@ -214,7 +214,7 @@ def account(rank: int, runners: Sequence[RuleRunner], log: Logbook, steps: int |
 
 def _flight_spans(rank: int, flight: BucketFlight, read: Callable[[Moment], float]) -> tuple[list[Span], list[Span]]:
     """Return the span of each phase of a flight, and those of the waits for it."""
-    times, runner = flight.flight.times(), flight.runner
+    times, runner = flight.flight, flight.runner
     name, which = runner.ledgers[flight.bucket].name, (flight.step, runner.label, flight.bucket, flight.round)
     waits = []
     for since, until in times.waits:

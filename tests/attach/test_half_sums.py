@@ -12,7 +12,7 @@ from training import loss, net_and_sgd
 import baguakit as bk
 from baguakit.flights.gradients import GradientRunner
 from baguakit.flights.weights import WeightRunner
-from baguakit.monitor import Fault, Monitor
+from baguakit.monitor.monitor import Fault, Monitor
 from baguakit.runtime.channels import Channel
 
 

@@ -13,8 +13,7 @@ def runner(*launched, buckets=2, what="grad", delay=0):
     """Return what a report reads of a runner whose first bucket was launched in each step at these seconds."""
 
     def flight(step, seconds):
-        times = SimpleNamespace(launched=seconds)
-        return SimpleNamespace(step=step, flight=SimpleNamespace(over=lambda: True, times=lambda: times))
+        return SimpleNamespace(step=step, flight=SimpleNamespace(over=lambda: True, launched=seconds))
 
     rule = SimpleNamespace(what=what, delay=delay)
     ledgers = [SimpleNamespace(flights=[flight(*x) for x in enumerate(launched)])]

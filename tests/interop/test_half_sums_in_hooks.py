@@ -9,7 +9,7 @@ from training import loss, net
 
 import baguakit as bk
 from baguakit.buckets import local
-from baguakit.monitor import Fault
+from baguakit.monitor.monitor import Fault
 
 
 def wrapped(kind):
