@@ -1,4 +1,4 @@
-"""How tensors are sent, and what a flight tells of it: bytes, formats, and the flags that ride with an exchange."""
+"""Messages: their calls and checks, and bytes, formats and flags of a flight that an exchange takes along."""
 
 from collections.abc import Mapping
 from typing import Any, NamedTuple

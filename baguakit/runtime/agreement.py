@@ -60,7 +60,7 @@ def first_said(monitor: Monitor, label: str, text: str) -> str:
     if monitor.size == 1:
         return text
     collective = Collective(label=label)
-    key = f"first/{monitor.launched(0, collective).count}"
+    key = f"first/{monitor.launched(0, collective).number}"
     return str(_asked(monitor, collective, lambda: monitor.store.compare_set(key, "", text).decode()))
 
 
