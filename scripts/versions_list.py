@@ -8,8 +8,7 @@ ROOT = Path(__file__).resolve().parents[1]
 # The tests that versions decide, with the reason. The others test code of this package by calls that these make, too.
 TESTS = {
     "tests/kernels": "Triton's language, compiler and interpreter, and NumPy beneath the interpreter",
-    "tests/test_compressors.py": "the same, and torch.compile of the definitions",
-    "tests/test_compressors_refusals.py": "dtypes and devices of torch",
+    "tests/test_compressors.py": "the same, dtypes and devices of torch, and torch.compile of the definitions",
     "tests/primitives": "flights over torch.distributed",
     "tests/attach": "hooks of autograd and of optimizers, and states that torch saves",
     "tests/test_comm.py": "groups of torch.distributed",

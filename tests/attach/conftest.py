@@ -8,7 +8,7 @@ from pool import Pool, pickle
 
 def pytest_configure():
     """Import them when it is decided how kernels run: algorithms are made in one of them, which imports Triton."""
-    for name in ("failing", "saying", "schedules", "timelines", "uneven"):
+    for name in ("saying", "schedules", "timelines", "uneven"):
         module = import_module(name)
         if hasattr(pickle, "register_pickle_by_value"):
             pickle.register_pickle_by_value(module)

@@ -6,9 +6,8 @@ import pytest
 import torch
 import torch.distributed as dist
 from everything import ALGORITHMS, averages_gradients, made
-from failing import Fails
 from pool import ranks
-from saying import TIMEOUT, said
+from saying import TIMEOUT, Fails, said
 from torch import nn
 from training import flat, loss, net, net_and_sgd, run_steps, sgd
 

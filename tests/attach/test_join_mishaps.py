@@ -9,9 +9,8 @@ import pytest
 import torch
 import torch.distributed as dist
 from everything import ALGORITHMS, joins, made, runs_free
-from failing import Fails
 from pool import Pool, ranks
-from saying import TIMEOUT
+from saying import TIMEOUT, Fails
 from training import close, flat, loss, mean_loop, net, net_and_sgd, sgd
 from uneven import step_of, uneven
 

@@ -1,12 +1,15 @@
-"""Parameters as models have them: shared, frozen, unused, empty, of several dtypes, come and gone."""
+"""Parameters as models have them: shared, frozen, unused, empty, lazy, of several dtypes, come and gone."""
 
+import pytest
 import torch
 import torch.distributed as dist
+from everything import ALGORITHMS, made, others_slow
 from pool import ranks
 from torch import nn
-from training import batch, close, flat, loss, mean_loop, net, sgd
+from training import batch, close, flat, loss, mean_loop, net, net_and_sgd, run_steps, sgd
 
 import baguakit as bk
+from baguakit.kernels.cpu import libraries
 
 
 class Odd(nn.Module):
@@ -161,3 +164,63 @@ def test_a_bucket_of_new_parameters_joins_others_in_the_air():
             return [row.flights for row in rows] == [2] * len(list(m.parameters()))
 
     assert ranks(2, run) == [True] * 2
+
+
+RULES = {
+    "bytegrad": lambda bk: bk.algorithms.bytegrad(error_feedback=True),
+    "qadam": lambda bk: bk.algorithms.qadam(warmup_steps=1),
+    "ef21": lambda bk: bk.algorithms.ef21(bk.compressors.MinMaxUInt8()),
+    "low_precision_decentralized": lambda bk: bk.algorithms.low_precision_decentralized(),
+    "choco": lambda bk: bk.algorithms.choco(),
+    "diloco": lambda bk: bk.algorithms.diloco(every=1, inner=bk.stages.ErrorFeedback(bk.stages.CompressedMean())),
+}
+
+
+def first_steps(rules, dtype_name):
+    """Return, by algorithm, the number of units that attach compiled, and of those that the steps after it did."""
+    from baguakit.kernels.cpu import units
+
+    found = {}
+    for name, rule in rules.items():
+        units._units.clear()
+        model = torch.nn.Linear(300, 300).to(getattr(torch, dtype_name))
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+        with bk.attach(model, optimizer, rule(bk)):
+            attached = len(units._units)
+            for _ in range(3):
+                model(torch.ones(2, 300, dtype=model.weight.dtype)).sum().backward()
+                optimizer.step()
+                optimizer.zero_grad()
+        found[name] = attached, len(units._units) - attached
+    return found
+
+
+@pytest.mark.skipif(not libraries.compiler(), reason="no C++ compiler")
+@pytest.mark.parametrize("dtype", ["float32", pytest.param("bfloat16", marks=pytest.mark.slow)])
+def test_after_attach_no_step_compiles(dtype):
+    for found in ranks(2, first_steps, RULES, dtype):
+        assert all(attached > 0 and later == 0 for attached, later in found.values()), found
+
+
+def test_a_lazy_parameter_is_named():
+    def run():
+        model = torch.nn.Sequential(torch.nn.LazyLinear(4))
+        optimizer = torch.optim.SGD(model.parameters(), 0.1)
+        for broadcast in (True, False):
+            with pytest.raises(TypeError, match=r"0\.weight has no shape yet; run a forward pass"):
+                bk.attach(model, optimizer, bk.algorithms.gradient_allreduce(), broadcast=broadcast)
+
+    ranks(2, run)
+
+
+@pytest.mark.parametrize("algorithm", others_slow(ALGORITHMS))
+def test_an_attachment_made_in_inference_mode_trains(algorithm):
+    def run():
+        model, optimizer = net_and_sgd()
+        with torch.inference_mode():
+            attachment = bk.attach(model, optimizer, made(algorithm))
+        with attachment:
+            run_steps(model, optimizer, range(3))
+            return attachment.step
+
+    assert ranks(2, run) == [3, 3]

@@ -10,9 +10,10 @@ import baguakit as bk
 from baguakit.compressors import BFloat16, MinMaxUInt8, TopK
 from baguakit.kernels.cpu import units
 from baguakit.topology import OnePeerExponential, Ring
-from bench.network import collectives, exchanges, formulas
-from bench.network.contenders import contender
+from bench.network import collectives, exchanges, formulas, plan, steps
+from bench.network.contenders import CONTENDERS, contender
 from bench.network.table import Table
+from bench.network.tasks import task
 
 SHAPES = [(64, 48), (64,), (32, 16, 3, 3)]
 N = 64 * 48 + 64 + 32 * 16 * 9
@@ -117,3 +118,25 @@ def test_a_table_outlives_its_program(tmp_path):
     assert list(again) == [({"hosts": 4, "rate": "1gbit"}, {"step": 1.5})]
     again.add({"rate": "2gbit", "hosts": 4}, {"step": 1})
     assert len(Table(table.path)) == 2  # the half line has gone
+
+
+LINE = bk.tune.Line(1e-4, 8.4e-8)
+COMPRESSORS = list(plan.compressors_in([each.algorithm for each in CONTENDERS if each.algorithm is not None]))
+CODECS = tuple(bk.tune.Codec(repr(each), 1e-9, 1e-9, 1e-9) for each in COMPRESSORS)
+NETWORK = bk.tune.Network(4, 1, "cpu", 1, (bk.tune.Link("flat", 1, 4, LINE, LINE),), CODECS, copy=1e-10)
+
+
+def predicted(name):
+    compute = bk.tune.Compute(0.008, 0.016, 0.006)
+    return bk.tune.predict(contender(name).algorithm, task("wide").model(), NETWORK, compute).seconds
+
+
+def test_every_network_on_which_steps_are_measured_is_probed():
+    for quick in (True, False):
+        places = {(cell["rate"], cell["hosts"]) for cell in steps.cells(quick)}
+        assert {(cell["rate"], cell["hosts"]) for cell in plan.cells(quick)} == places
+
+
+@pytest.mark.parametrize("name", [each.name for each in CONTENDERS if each.algorithm is not None])
+def test_every_contender_is_predicted(name):
+    assert predicted(name) >= 0.03 - 1e-12

@@ -19,7 +19,6 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from cutting import cut_from
 from everything import made
 from torch import nn
 
@@ -27,8 +26,10 @@ import baguakit as bk
 from baguakit.attach.engine import Engine
 from baguakit.elastic import rounds
 from baguakit.elastic.carrying import Carrying
+from baguakit.elastic.doors import SILENT, Knocks
 from baguakit.elastic.membership import Membership
 from baguakit.flights import runner as runners
+from baguakit.monitor import PeerError
 from bench.netlab import LINK, enter
 
 PR_SET_PDEATHSIG = 1  # of Linux: a signal at the death of the parent, the process from which all are forked
@@ -303,3 +304,18 @@ def step(some: list[Process], steps: int = 1) -> list[dict[str, Any]]:
     for each in some:
         each.tell("step", steps)
     return [each.hear("stepped") for each in some]
+
+
+def cut_from(pid: int, membership: Any) -> None:
+    """Let this process not reach one of its round any more: its door does not answer, and no round begins with it."""
+    doors = {member.door for member in membership.round.members if f":{pid}:" in member.name}
+    knock, fill = Knocks.knock, Carrying.fill
+
+    def fails(carrying: Carrying) -> None:
+        if any(member.door in doors for member in membership.round.members):
+            raise PeerError(f"{pid} cannot be reached")
+        fill(carrying)
+
+    Knocks.knock = lambda knocks, door: SILENT if door in doors else knock(knocks, door)  # type: ignore[method-assign]
+    Carrying.fill = fails  # type: ignore[method-assign]
+    membership.broken(membership.round, f"{pid} cannot be reached")

@@ -3,7 +3,7 @@
 import pytest
 import torch
 from crew import crew, gather, step
-from test_losses import weights_after
+from test_joining import weights_after
 
 pytestmark = [
     pytest.mark.gpu,

@@ -1,7 +1,7 @@
 """Every kernel compiles for every GPU it is meant for, and its code moves memory as it should. No GPU is needed."""
 
 import pytest
-from tiers import slow_and_compiled
+from tiers import slow_after, slow_and_compiled
 from variants import TARGETS, compiled, name_of
 
 triton = pytest.importorskip("triton")
@@ -116,3 +116,140 @@ def test_streaming_programs_leave_room_for_many(codec):
             more = facts["dtype"] == "fp64" or facts["narrow"] or (facts["dtype"], facts["bits"]) == ("bf16", 4)
             limit = 168 if more else 128
             assert facts["registers"] <= limit, name_of(facts)
+
+
+pytest.importorskip("triton")
+
+
+@pytest.fixture(scope="module", params=slow_and_compiled(TARGETS))
+def steps(request: pytest.FixtureRequest) -> tuple[dict, ...]:
+    return compiled("steps", request.param)
+
+
+def test_nothing_spills_and_nothing_is_fused(steps):
+    for facts in steps:
+        assert not any(facts["spilled"]), name_of(facts)
+        if facts["target"].startswith("cuda"):  # an AMD division is itself made of fused steps
+            assert (facts["fused"], facts["flushing"]) == (0, []), name_of(facts)
+
+
+def wide_bytes(facts, kind: str) -> int:
+    """Bytes that a thread moves four values at a time, which only whole tiles do."""
+    sizes = {".v4.b32": 16, ".v2.b32": 8} if facts["target"].startswith("cuda") else {"_dwordx4": 16, "_dwordx2": 8}
+    prefix = {"ld": ("ld.global", "global_load", "buffer_load"), "st": ("st.global", "global_store", "buffer_store")}
+    return sum(
+        count * size
+        for name, count in facts["accesses"].items()
+        for end, size in sizes.items()
+        if name.startswith(prefix[kind]) and name.endswith(end)
+    )
+
+
+def test_whole_tiles_move_four_values_a_thread_and_each_byte_once(steps):
+    """The table of bytes: 28 for AdamW in fp32, 25 where gradients are packed (their codes are one access of four)."""
+    for facts in steps:
+        if facts["kernel"] != "step_kernel" or not facts["target"].startswith("cuda"):
+            continue
+        packed = facts["g"] == "u8"
+        codes = 1 if packed else 0
+        assert wide_bytes(facts, "ld") == (facts["read"] - codes) * facts["values"], name_of(facts)
+        assert wide_bytes(facts, "st") == facts["written"] * facts["values"], name_of(facts)
+    adamw = [f for f in steps if f["kernel"] == "step_kernel" and f["rule"] == "AdamW" and f["p"] == "fp32"]
+    assert {f["g"]: f["read"] + f["written"] for f in adamw} == {"fp32": 28, "bf16": 26, "u8": 25}
+
+
+def test_a_norm_reads_four_values_a_thread(steps):
+    """A turn of the loop over whole tiles; the loop's body may stand in the code more than once."""
+    for facts in steps:
+        if facts["kernel"] == "partials_kernel" and facts["target"].startswith("cuda"):
+            read = wide_bytes(facts, "ld")
+            assert read >= facts["read"] * facts["values"] and read % (4 * facts["read"]) == 0, name_of(facts)
+
+
+def test_amd_moves_sixteen_bytes_of_fp32_a_thread(steps):
+    for facts in steps:
+        if facts["kernel"] == "step_kernel" and facts["target"].startswith("hip") and facts["p"] == "fp32":
+            stores = sum(n for name, n in facts["accesses"].items() if name.endswith("store_dwordx4"))
+            assert stores >= facts["written"] * facts["values"] // 16, name_of(facts)
+
+
+def test_programs_leave_room_for_more(steps):
+    for facts in steps:
+        if facts["target"].startswith("cuda") and facts["kernel"] == "step_kernel":
+            assert facts["registers"] <= 128, name_of(facts)
+
+
+pytest.importorskip("triton")
+
+pytestmark = pytest.mark.timeout(900)  # the first test of a target waits until all is compiled
+# Compiling takes half a minute for each target where nothing is cached.
+VECTORS = ("v4.b32", "v2.b64")
+
+
+@pytest.fixture(scope="module", params=PARAMS)
+def mixing(request: pytest.FixtureRequest) -> tuple[dict, ...]:
+    return compiled("mixing", request.param)
+
+
+@pytest.fixture(scope="module", params=slow_after(0, TARGETS))
+def topk(request: pytest.FixtureRequest) -> tuple[dict, ...]:
+    return compiled("topk", request.param)
+
+
+def moved(facts: dict) -> tuple[int, int]:
+    """Bytes that the equation reads and writes for a value."""
+    if facts["kernel"] == "land_kernel":
+        return 3 * SIZES[facts["dtype"]], SIZES[facts["dtype"]]
+    return SIZES[facts["begun"]] + facts["count"] * SIZES[facts["dtype"]], SIZES[facts["out"]]
+
+
+def test_nothing_spills_where_weights_mix(mixing):
+    for facts in mixing:
+        assert not any(facts["spilled"]), name_of(facts)
+
+
+def test_memory_moves_sixteen_bytes_at_a_time_and_no_more_than_the_equation(mixing):
+    for facts in mixing:
+        if facts["masked"]:
+            continue
+        reads, writes = (facts["values"] * count // 16 for count in moved(facts))
+        if facts["target"].startswith("cuda"):
+            wide = [sum(facts["accesses"].get(f"{kind}.global.{v}", 0) for v in VECTORS) for kind in ("ld", "st")]
+            assert wide == [reads, writes], (name_of(facts), facts["accesses"])
+            weights = 8 * (facts["count"] + 1) if facts["kernel"] == "mix_kernel" and facts["dtype"] == "fp64" else 0
+            assert facts["moved"]["ld"] * facts["values"] == 16 * reads + weights, (name_of(facts), facts["accesses"])
+            assert facts["moved"]["st"] * facts["values"] == 16 * writes, name_of(facts)
+        else:
+            assert facts["accesses"]["global_load_dwordx4"] == reads, (name_of(facts), facts["accesses"])
+            assert facts["accesses"]["global_store_dwordx4"] == writes, (name_of(facts), facts["accesses"])
+
+
+def test_a_product_and_its_sum_are_one_instruction_and_nothing_else_is_fused(mixing):
+    for facts in mixing:
+        if facts["target"].startswith("cuda") and facts["dtype"] in ("fp32", "fp64"):  # cuda:80 converts halves so, too
+            count = facts.get("count", 0) * facts["values"]
+            assert facts["fused"] in (count, count // 2), name_of(facts)  # cuda:100 fuses two products at once
+
+
+def test_no_subnormal_is_flushed(mixing):
+    for facts in mixing:
+        assert not facts.get("flushing"), name_of(facts)
+
+
+def test_programs_that_mix_leave_room_for_many(mixing):
+    for facts in mixing:
+        if facts["target"].startswith("cuda") and not facts["masked"]:
+            assert facts["registers"] <= 128, (name_of(facts), facts["registers"])
+
+
+def test_the_k_largest_are_found_in_few_registers_and_read_in_sixteen_bytes(topk):
+    from baguakit.kernels.topk_gpu import REGISTERS
+
+    for facts in topk:
+        # AMD's scalars may go to lanes of vector registers; on NVIDIA's GPUs some of the values do not fit.
+        assert sum(facts["spilled"][-2:]) <= 160 * facts["target"].startswith("cuda"), name_of(facts)
+        names = ("ld.global.v4.b32", "ld.global.v2.b64", "global_load_dwordx4", "buffer_load_dwordx4")
+        loads = sum(facts["accesses"].get(name, 0) for name in names)
+        if facts["chunk"] >= 512:  # a smaller one has fewer than sixteen bytes for a thread
+            assert loads >= facts["values"] * SIZES[facts["dtype"]] // 16, (name_of(facts), facts["accesses"])
+        assert facts.get("registers", 0) <= REGISTERS, (name_of(facts), facts["registers"])
