@@ -2,8 +2,6 @@
 
 import importlib.util
 import os
-import subprocess
-import sys
 from pathlib import Path
 from unittest import mock
 
@@ -107,20 +105,6 @@ def test_a_batch_belongs_to_its_seed_step_and_rank(folder):
         assert not torch.equal(first, module.drawn(windows, 4, *other))
 
 
-def test_scores_depend_on_earlier_bytes_and_their_places_only():
-    model = program().GPT(2, 32, 2)
-    for p in model.parameters():
-        torch.nn.init.normal_(p, std=0.3)
-    text = torch.arange(16)[None]
-    for place in range(16):
-        changed = text.clone()
-        changed[0, place] = 99
-        same = (model(text) == model(changed)).all(-1)[0]
-        assert same.tolist() == [other < place for other in range(16)]
-    turned = model(torch.tensor([[1, 2, 3]])) != model(torch.tensor([[2, 1, 3]]))
-    assert turned[0, 2].any()
-
-
 def test_it_learns_and_resumes(folder, tmp_path):
     """Checkpoints of other runs are refused, and so are those that some rank lacks."""
     assert resumes(folder, tmp_path, "--algorithm=bytegrad(error_feedback=True)")[-1] < 4
@@ -175,26 +159,6 @@ def test_errors_of_arguments_are_sentences(words, sentence, capsys):
 def test_other_algorithms_and_optimizers_resume(words, folder, tmp_path):
     """Among them those that keep flights in the air from one step to the next, and those with weights of each rank."""
     resumes(folder, tmp_path, *words)
-
-
-@pytest.mark.slow  # torchrun, and two processes that import torch
-@pytest.mark.timeout(300)
-def test_from_the_command_line(folder, tmp_path):
-    """It trains until the time is over, writes a sample, and continues; `hierarchical` knows the machine."""
-    environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
-    environment |= {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
-    agent = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2"]
-    words = ["--text", str(folder), "--folder", str(tmp_path), "--every=20", "--algorithm", "hierarchical(bytegrad())"]
-
-    def said(*more):
-        command = [*agent, str(PROGRAM), *TINY, *words, *more]
-        done = subprocess.run(command, env=environment, capture_output=True, check=False, timeout=200)
-        assert done.returncode == 0, done.stderr.decode()[-3000:]
-        return done.stdout.decode(errors="replace")
-
-    over, more = said("--seconds=0.0001"), said("--steps=40")
-    assert "step 20, " in over and "step 40, " not in over and "step 20, " not in more and "step 40, " in more
-    assert "Hierarchical(CompressedMean(MinMaxUInt8()))" in more and len(more.split("step 40, ")[1]) > 400
 
 
 @pytest.mark.slow  # trains

@@ -1,9 +1,6 @@
 """examples/mixture_of_experts.py: tokens in 8 bits learn as exact ones do, in a quarter of the bytes."""
 
 import importlib.util
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -31,16 +28,3 @@ def test_tokens_in_8_bits_learn_alike_in_a_quarter_of_the_bytes():
         assert 0.2 * sent < sent_8 < 0.27 * sent
         assert heard_8 == pytest.approx(heard, rel=0.1)
     assert compressed[2][2] == exact[2][2] == 0 and all(heard > 0 for _, _, heard in compressed[:2])
-
-
-@pytest.mark.slow  # torchrun, and three processes that import torch
-@pytest.mark.timeout(300)
-def test_from_the_command_line():
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=3", str(PROGRAM)]
-    run = subprocess.run(
-        [*command, "--steps", "8"], capture_output=True, text=True, env=os.environ | {"OMP_NUM_THREADS": "1"}
-    )
-    assert run.returncode == 0, run.stderr[-2000:]
-    assert run.stdout.count("exact: loss") == run.stdout.count("8 bits: loss") == 3
-    alone = subprocess.run([sys.executable, str(PROGRAM)], capture_output=True, text=True)
-    assert alone.returncode == 2 and "start it with torchrun" in alone.stderr

@@ -2,9 +2,6 @@
 
 import argparse
 import importlib.util
-import os
-import subprocess
-import sys
 from pathlib import Path
 from unittest import mock
 
@@ -71,20 +68,3 @@ def test_fsdp_gathers_weights_once_a_step(tmp_path):
         return gather.call_count
 
     assert [ranks(2, gathers, reshard)[0] / 2 for reshard in (False, True)] == [3, 3 * 2 * 2]
-
-
-@pytest.mark.slow  # torchrun, and two processes that import torch
-@pytest.mark.timeout(300)
-@pytest.mark.parametrize("program", ["ddp_8bit", "fsdp_8bit"])
-def test_from_the_command_line(program, tmp_path):
-    """It trains, is started again, trains on, and says what it sent; without torchrun it says how to start it."""
-    path, environment = EXAMPLES / f"{program}.py", {**os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
-    agent = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2"]
-    for steps in ("1", "3"):
-        command = [*agent, str(path), "--folder", str(tmp_path), "--every=1", "--width=32", "--steps", steps]
-        done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
-        assert done.returncode == 0, done.stderr[-3000:]
-        assert f"step {steps}: loss" in done.stdout and "\n0.25" in done.stdout and "weights " in done.stdout
-    assert "step 1:" not in done.stdout and "step 2:" in done.stdout
-    alone = subprocess.run([sys.executable, str(path), "--folder=x"], env=environment, capture_output=True, text=True)
-    assert alone.returncode == 2 and "start it with torchrun" in alone.stderr

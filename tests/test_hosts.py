@@ -5,7 +5,6 @@ import warnings
 
 import pytest
 import torch
-import torch.distributed as dist
 from pool import ranks
 
 import baguakit as bk
@@ -109,29 +108,3 @@ def test_a_flat_compressed_mean_warns_where_ranks_share_a_card():
     assert "4 ranks share the network cards of 2 hosts" in sentence
     assert "1.75 times over each card, and bk.hierarchical(…) 1.00 times" in sentence
     assert [two for two, _ in told[1:]] == [[]] * 3
-
-
-@pytest.mark.slow
-def test_hooks_and_the_backend_warn_as_attach_does():
-    def work():
-        def by_hook(stage):
-            with bk.interop.ddp(torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(4, 4)), stage):
-                pass
-
-        def by_backend(policy, members=None):
-            bk.backend.register(policy)
-            dist.destroy_process_group(dist.new_group(members, backend="bagua"))
-
-        def done():
-            on_hosts("aabb")
-            exact, packed = bk.stages.Mean(), bk.stages.CompressedMean()
-            policies = [bk.backend.Policy(compressor=None), bk.backend.Policy(operations=("all_gather",))]
-            quiet = [warned(lambda: by_hook(exact)), *(warned(lambda p=p: by_backend(p)) for p in policies)]
-            return warned(lambda: by_hook(packed)), warned(lambda: by_backend(bk.backend.Policy())), quiet
-
-        return off_hosts(done)
-
-    (by_hook, by_backend, quiet), *others = ranks(4, work)
-    assert [len(by_hook), len(by_backend)] == [1, 1] and others == [([], [], [[]] * 3)] * 3 and quiet == [[]] * 3
-    assert "sends its packed values 1.75 times over each card, and bk.hierarchical(…) 1.00 times" in by_backend[0]
-    assert "Policy(" in by_backend[0] and "during_backward(CompressedMean" in by_hook[0]

@@ -111,44 +111,6 @@ def test_a_group_that_cannot_be_given_up_holds_nobody_up(monkeypatch):
     met.wait(30)
 
 
-def made(expression):
-    """Return the number of groups of each channel on 2 nodes of 2 ranks, and how many are warm."""
-    from baguakit.comm.sending import _warm
-
-    comm = bk.Comm(mesh=init_device_mesh("cpu", (2, 2), mesh_dim_names=("inter", "intra")))
-    model = torch.nn.Linear(3, 2)
-    optimizer = torch.optim.SGD(model.parameters(), 0.1)
-    found = []
-    with bk.attach(model, optimizer, eval(expression, {"bk": bk}), comm=comm) as att:
-        for _ in range(3):
-            model(torch.full((1, 3), 1.0 + dist.get_rank())).sum().backward()
-            optimizer.step()
-            optimizer.zero_grad()
-        for channel in att._engine.runtime.channels:
-            groups = channel.comm.groups()
-            found.append((len(groups), sum(torch.device("cpu") in _warm.get(group, ()) for group in groups)))
-        att.merge()
-        weights = model.weight.detach().clone()
-    return found, weights
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("expression", "expected"),
-    {
-        "bk.algorithms.bytegrad()": [(1, 1)],
-        "bk.hierarchical(bk.algorithms.bytegrad())": [(3, 3)],
-        "bk.hierarchical(bk.algorithms.bytegrad(delay=1))": [(1, 1), (3, 3)],
-        "bk.after_step(bk.stages.Hierarchical(bk.stages.Mean()), every=2, delay=1)": [(1, 1), (3, 2)],
-        "bk.after_step(bk.stages.Mean(), every=2, delay=1)": [(1, 1), (1, 1)],
-    }.items(),
-)
-def test_only_groups_that_rules_use_are_made(expression, expected):
-    found = ranks(4, made, expression)
-    assert [groups for groups, _ in found] == [expected] * 4
-    assert all(torch.equal(weights, found[0][1]) for _, weights in found)
-
-
 def test_a_stage_of_ones_own_names_the_nodes_that_it_uses():
     def run():
         @dataclass(frozen=True)

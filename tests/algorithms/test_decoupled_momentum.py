@@ -137,23 +137,6 @@ def test_it_is_its_equation():
             torch.testing.assert_close(d, (q[0] + q[1]) / 2, rtol=0, atol=1e-5)
 
 
-def test_nothing_is_lost_with_beta_one():
-    """Σ_t d_t + ⟨m_T⟩ = Σ_t ⟨g_t⟩."""
-
-    def run():
-        bucket, comm = bk.Bucket(parameters()), bk.Comm()
-        stage = bk.algorithms.decoupled_momentum(0.05, 1.0, sign=False).stage
-        state, total = stage.init(bucket, comm), torch.zeros(bucket.flat.numel())
-        for t in range(5):
-            g = drawn(total.numel(), comm.rank, t)
-            total += bk.primitives.mean_(g.clone(), comm) - stage(g, state, comm.at(t))
-        return total, state["residual"]
-
-    (total, one), (_, other) = ranks(2, run)
-    torch.testing.assert_close(total, (one + other) / 2, rtol=0, atol=1e-5)
-    assert total.norm() > 10
-
-
 def trained(scale=1.0, **options):
     model = net()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)

@@ -78,20 +78,6 @@ def test_push_sum_keeps_the_sum_and_finds_the_mean():
     assert (p - 1).abs().max() > 0.1
 
 
-def test_steps_without_an_exchange_are_the_local_optimizer():
-    """Before the first of `every` steps ends in an exchange, weights are the local optimizer's, bit for bit."""
-
-    def run():
-        alone = train(lambda bk: [bk.after_step(bk.stages.Mean(), every=100)], steps=3)
-        same = []
-        for name, options in (("decentralized", {"every": 4}), ("local_sgd", {"every": 4}), ("diloco", {"every": 4})):
-            weights = train(lambda bk, name=name, options=options: [getattr(bk.algorithms, name)(**options)], steps=3)
-            same.append(torch.equal(weights, alone))
-        return same
-
-    assert ranks(3, run) == [[True] * 3] * 3
-
-
 def test_one_round_shrinks_the_distance_by_the_spectral_gap():
     """‖x − x̄‖ after a round is at most (1 − gap) of what it was."""
     topologies = ["Ring", "Star", "Grid2D", "Exponential", "SymmetricExponential"]

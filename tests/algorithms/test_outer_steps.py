@@ -30,26 +30,6 @@ def close(found, expected, atol=1e-11):
     torch.testing.assert_close(found, expected.expand_as(found), rtol=0, atol=atol)
 
 
-def test_slow_momentum():
-    """u ← β u + (x₀ − x̄);  x₀ ← x₀ − α u."""
-    alpha, beta = 0.8, 0.6
-    x0, u = flat(net(torch.float64)), 0
-
-    def exchange(step, x, move):
-        nonlocal x0, u
-        x = x - move
-        if (step + 1) % 3:
-            return x
-        u = beta * u + (x0 - x.mean(0))
-        x0 = x0 - alpha * u
-        return x0.expand_as(x)
-
-    def rule(bk):
-        return bk.algorithms.diloco(every=3, lr=alpha, momentum=beta)
-
-    close(weights(rule, 10), simulate(N, exchange, 10))
-
-
 @pytest.mark.parametrize("values", ["None", "UInt2()"])
 def test_sparse_loco(values):
     """u_r ← β e_r + (a − x_r);  s_r ← Q(top(u_r));  e_r ← u_r − s_r;  a ← a − η mean of s;  x_r ← a, to the last bit.

@@ -171,20 +171,3 @@ def test_together_is_one_by_one_with_one_call_for_each_shape(monkeypatch, device
     assert shapes == [(7, 40, 4), (7, 31, 2), (7, 64, 4)]
     for a, b in zip(together, alone, strict=True):  # where memory lies changes the order of sums
         torch.testing.assert_close(a, b, rtol=0, atol=1e-5)
-
-
-def test_a_factor_that_was_zero_finds_a_direction_again():
-    """After a step of zero gradients the next two bring a gradient of rank one back whole."""
-
-    def run():
-        comm, bucket = bk.Comm(), bk.Bucket([torch.zeros(6, 5)])
-        stage = bk.algorithms.power_sgd(rank=2).stage.inner
-        state = stage.init(bucket, comm)
-        exact = torch.arange(1.0, 7).view(-1, 1) * torch.ones(6, 5)
-        wrong = []
-        for x in (torch.zeros(6, 5), exact, exact):
-            wrong.append(float((stage(x.flatten(), state, comm).view(6, 5) - x).abs().max()))
-        return wrong
-
-    for at_zero, _, again in ranks(2, run):
-        assert at_zero == 0 and again < 1e-5

@@ -26,19 +26,6 @@ def test_two_backwards_before_a_step():
         close(x, flat(mean_loop(3, backward)))
 
 
-@pytest.mark.parametrize("algorithm", GOSSIP)
-def test_two_backwards_from_one_forward(algorithm):
-    def backward(m, rank, step):
-        value = loss(m, rank, step)
-        value.backward(retain_graph=True)
-        value.backward()
-
-    def run():
-        return attached(backward, algorithm=algorithm(bk))
-
-    assert torch.isfinite(torch.stack(ranks(2, run))).all()
-
-
 def test_gradients_kept_as_zeros():
     def run():
         m, o = net_and_sgd()

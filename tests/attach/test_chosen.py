@@ -103,30 +103,6 @@ def test_gradients_and_results_that_land_later():
         torch.testing.assert_close(weights, x[rank], rtol=0, atol=1e-13)
 
 
-def test_by_hand():
-    def run():
-        rank, graph = dist.get_rank(), bk.topology.Chosen()
-        x, heard = torch.tensor([2.0**rank], dtype=torch.float64), []
-        for round in range(4):
-            choose(graph, rank, round, round % 3)
-            heard.append(sorted(bk.primitives.neighbor_gather(x, graph, bk.Comm())))
-            bk.primitives.neighbor_mean_(x, graph, bk.Comm())
-        x, y = torch.tensor([2.0**rank], dtype=torch.float64), x
-        for round in range(4):
-            choose(graph, rank, round)
-            flight = bk.primitives.launch(bk.stages.NeighborMean(graph), x, bk.Comm())
-            graph.choose(src_weights={}, dst_weights=[])  # what flies does not look
-            flight.land_(x)
-        assert torch.equal(x, y)
-        return x, heard
-
-    w = matrix(3) @ matrix(2) @ matrix(1) @ matrix(0)
-    expected = w @ torch.tensor([1.0, 2.0, 4.0], dtype=torch.float64)
-    for rank, (x, heard) in enumerate(ranks(N, run)):
-        torch.testing.assert_close(x, expected[rank : rank + 1], rtol=1e-15, atol=0)
-        assert heard == [[(rank + 1 + round % 2) % N] for round in range(4)]
-
-
 def test_ranks_that_disagree_are_named_on_all():
     def run():
         rank, graph, model = dist.get_rank(), bk.topology.Chosen(), net()
@@ -143,24 +119,6 @@ def test_ranks_that_disagree_are_named_on_all():
 
     for said in ranks(N, run):
         assert "rank 2 sends to rank 1" in said or "rank 1 hears" in said, said
-
-
-def test_a_round_for_which_nobody_has_chosen():
-    def run():
-        said = []
-        for order in ("atc", "awc"):
-            model = net()
-            optimizer = optimizer_of(model)
-            rule = bk.algorithms.decentralized(bk.topology.Chosen(), order=order)
-            with pytest.raises(ValueError) as caught, bk.attach(model, optimizer, rule):
-                loss(model, dist.get_rank(), 0).backward()
-                optimizer.step()
-            said.append(str(caught.value))
-            bk.Comm().gather_objects(0)
-        return said
-
-    for said in ranks(2, run):
-        assert all(each.startswith("Chosen() has no weights yet") for each in said), said
 
 
 def test_who_has_run_out_would_not_choose():

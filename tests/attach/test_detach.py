@@ -107,24 +107,6 @@ def test_detach_may_be_called_twice_and_training_goes_on_alone():
     ranks(3, run)
 
 
-def test_attached_to_some_ranks_only():
-    """A group of some ranks attaches, and afterwards everybody can still make groups."""
-
-    def run():
-        pair = dist.new_group([0, 1])
-        if dist.get_rank() < 2:
-            model, optimizer = net_and_sgd()
-            with bk.attach(model, optimizer, bk.algorithms.gradient_allreduce(), comm=bk.Comm(pair)):
-                loss(model, dist.get_rank(), 0).backward()
-                optimizer.step()
-        everybody = dist.new_group([0, 1, 2])
-        dist.barrier(group=everybody)
-        dist.destroy_process_group(everybody)
-        dist.destroy_process_group(pair)
-
-    ranks(3, run)
-
-
 def test_a_report_keeps_no_weights():
     """Flights are remembered for their times, and not with the tensors that they carried."""
 

@@ -100,29 +100,6 @@ def test_a_rank_that_raises_is_named_whatever_the_algorithm(own_pools, algorithm
             assert seconds < TIMEOUT + 2, (algorithm, seconds)
 
 
-@pytest.mark.slow
-def test_a_rank_asleep(own_pools):
-    def run():
-        store = dist.distributed_c10d._get_default_store()
-
-        def sleeps(rank):
-            if rank == 2:
-                store.wait(["0 has raised", "1 has raised"])
-
-        found = train(MEAN, sleeps)
-        store.set(f"{dist.get_rank()} has raised", "")
-        return found
-
-    said = own_pools(3).run(run)
-    for sentence, seconds in said[:2]:
-        assert sentence.startswith(
-            "PeerError: rank 2 is late: it has not launched during_backward(Mean()), bucket 0, round 3 "
-            "within the timeout of 3 s; "
-            "its latest launch known is during_backward(Mean()), bucket 0, round 2"
-        )
-        assert TIMEOUT - 0.5 < seconds < TIMEOUT + 2
-
-
 @pytest.mark.parametrize("victim", slow_after(1, [1, 2]))
 def test_a_rank_killed(pool, victim):
     def mishap(rank):

@@ -108,26 +108,6 @@ def test_models_agree_after_merge(dtype):
         assert apart < 1e-6 and last < first
 
 
-def test_a_flight_by_hand():
-    """x ← x + (mean of what was launched − what this rank launched), whatever x does meanwhile."""
-
-    def run():
-        x = torch.full((2, 3), float(dist.get_rank()))
-        flight = bk.primitives.launch(bk.stages.Mean(), x, bk.Comm())
-        if dist.get_rank() == 0:
-            time.sleep(0.3)
-        x += 10
-        while not flight.done():
-            time.sleep(0.01)
-        moved = flight.land_(x).clone()
-        y = torch.full((4,), float(dist.get_rank()))
-        still = bk.primitives.launch(bk.stages.Mean(), y, bk.Comm()).land_(y)
-        return moved, still
-
-    for moved, still in ranks(3, run):
-        assert torch.equal(moved, torch.full((2, 3), 11.0)) and torch.equal(still, torch.ones(4))
-
-
 def test_the_interval_is_kept():
     def run():
         model, optimizer = net_and_sgd()

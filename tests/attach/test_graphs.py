@@ -63,24 +63,6 @@ def test_activation_checkpointing(reentrant):
         close(x, flat(mean_loop(2, lambda m, r, s: loss(m, r, s).backward())))
 
 
-def test_reentrant_checkpointing_with_memory():
-    """Its backward lands parameters in two parts: what is remembered of each part is as if they had landed together."""
-
-    def run():
-        def backward(m, rank, step, reentrant):
-            x, y = batch(rank, step)
-            x = checkpoint(lambda v: m[3](m[2](v)), m[1](m[0](x)), use_reentrant=reentrant)
-            (m[4](x) - y).square().mean().backward()
-
-        algorithm = bk.algorithms.bytegrad(error_feedback=True)
-        both = [
-            attached(lambda *args, r=r: backward(*args, r), algorithm=algorithm, bucket_bytes=1) for r in (True, False)
-        ]
-        return torch.equal(*both)
-
-    assert ranks(2, run) == [True, True]
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "backend",

@@ -96,27 +96,6 @@ def test_with_an_error_of_the_network_a_silent_rank_is_dead_sooner(error, named)
     assert not named or str(monitor.error).startswith("rank 1 is dead: no sign of it for")
 
 
-def test_both_threads_ask_on_the_device_of_the_flights(monkeypatch, capfd):
-    devices, both = {}, threading.Event()
-
-    def set_device(device):
-        devices[threading.current_thread().name] = device
-        if len(devices) == 2:
-            both.set()
-
-    monkeypatch.setattr(torch.cuda, "set_device", set_device)
-    monitor, _ = monitored(timeout=0.1)
-    monitor.device = torch.device("cuda", 3)
-    monitor.start()
-    try:
-        assert both.wait(30)
-    finally:
-        monitor.leave("left")
-    assert devices == dict.fromkeys(("baguakit monitor", "baguakit monitor clock"), torch.device("cuda", 3))
-    monitor.fail("this is printed where the host may be blocked")
-    assert "baguakit: this is printed" in capfd.readouterr().err
-
-
 def test_a_flight_that_takes_off_while_the_monitor_gives_up_ends_too():
     """Another thread gave up between the launch's own question and its entry: an elastic rank waited without end."""
     monitor, aborts = monitored()

@@ -17,7 +17,7 @@ from everything import (
 )
 from pool import ranks
 from torch import nn
-from training import attached, close, flat, loss, mean_loop, net, run_steps, sgd
+from training import attached, close, flat, loss, mean_loop, net, run_steps
 
 import baguakit as bk
 
@@ -221,17 +221,3 @@ def test_masters_in_fp32_of_weights_in_bf16():
     expected = mean_loop(2, backward, model=lambda: net(torch.bfloat16), optimizer=Masters)
     for masters in ranks(2, run):
         assert masters.dtype == torch.float32 and torch.equal(masters.bfloat16(), flat(expected))
-
-
-def test_an_optimizer_of_half_of_the_weights():
-    """Parameters that no optimizer steps are averaged by rules on weights, and stay as they are."""
-
-    def run():
-        model = net()
-        optimizer = sgd(model[0].parameters())
-        with bk.attach(model, optimizer, bk.algorithms.local_sgd(every=1)) as att:
-            backward(model, dist.get_rank(), 0)
-            optimizer.step()
-            return torch.equal(flat(model)[70:], flat(net())[70:]), att.consensus_distance()
-
-    assert ranks(2, run) == [(True, 0.0)] * 2

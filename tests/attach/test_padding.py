@@ -140,22 +140,3 @@ def test_it_is_zero_when_a_stage_is_called(algorithm, around):
         trained(rule, comm=comm)
 
     ranks(2 if around == "whole" else 4, run)
-
-
-def test_a_bucket_with_padding_is_one_without():
-    """Whole blocks of zeros change nothing: error feedback of a bucket of 1,024 values, and of one of 4,096."""
-
-    def run():
-        comm, found = bk.Comm(), []
-        for multiple in (1, 4096):
-            bucket = bk.Bucket([torch.zeros(1024)], multiple_of=multiple)
-            stage = bk.stages.ErrorFeedback(bk.stages.CompressedMean(bk.compressors.Sign(block=64)))
-            state = stage.init(bucket, comm)
-            draw = torch.Generator().manual_seed(comm.rank)
-            for round in range(3):
-                bucket.flat.zero_()[:1024] = torch.randn(1024, generator=draw)
-                found.append(stage(bucket.flat, state, comm.at(round))[:1024].clone())
-                found.append(state["residual"][:1024].clone())
-        return all(torch.equal(a, b) for a, b in zip(found[:6], found[6:], strict=True))
-
-    assert all(ranks(2, run))

@@ -149,23 +149,6 @@ def test_parameters_unfrozen_frozen_and_added_on_the_way():
         assert apart == 0.0
 
 
-def test_a_bucket_of_new_parameters_joins_others_in_the_air():
-    def run():
-        m = net()
-        m[0].weight.requires_grad_(False)
-        o = sgd(m.parameters())
-        with bk.attach(m, o, bk.algorithms.decentralized(bk.topology.FullyConnected()), bucket_bytes=1) as att:
-            for step in range(4):
-                m[0].weight.requires_grad_(step >= 2)
-                o.zero_grad()
-                loss(m, dist.get_rank(), step).backward()
-                o.step()
-            rows = att.report().rows
-            return [row.flights for row in rows] == [2] * len(list(m.parameters()))
-
-    assert ranks(2, run) == [True] * 2
-
-
 RULES = {
     "bytegrad": lambda bk: bk.algorithms.bytegrad(error_feedback=True),
     "qadam": lambda bk: bk.algorithms.qadam(warmup_steps=1),

@@ -15,7 +15,7 @@ import baguakit as bk
 from baguakit.compressors import Compressor, MinMaxUInt8, UInt4
 from baguakit.costs import Line, Link, Load, Network, Place
 from baguakit.rules import rules_of
-from baguakit.stages import CompressedMean, Mean, Stage
+from baguakit.stages import Mean, Stage
 from baguakit.tune import Codec, cost
 
 STEPS = 6
@@ -181,46 +181,3 @@ def test_between_nodes_the_reason_says_where():
     few = "2 values on 2 ranks are fewer bytes uncompressed"
     assert set(ranks(4, run, 2)) == {f"  buckets 0-2, between nodes: float32, not {BYTE!r}: {few}"}
     assert set(ranks(4, run, 1)) == {f"  buckets 0-2, between nodes: nothing, not {BYTE!r}: one rank"}
-
-
-def test_flights_in_the_air_are_not_told_of_and_resumed_ones_begin_anew():
-    def run():
-        rule = bk.after_step(CompressedMean(BYTE), every=2, delay=1)
-
-        def look(att):
-            report = att.report()
-            return [(row.flights, row.landed, row.flew, sum(row.ways.values())) for row in report.rows]
-
-        def saved(att):
-            return att.state_dict()
-
-        def resumed(att):
-            att.load_state_dict(state)
-            return look(att)
-
-        state = trained(rule, 100, saved, steps=3)
-        return [trained(rule, 100, look, steps=n) for n in (2, 3, 4)], trained(rule, 100, resumed, steps=0)
-
-    byte = repr(BYTE)
-    for (air, landed, both), resumed in ranks(2, run):
-        assert set(air) == {(1, 0, "", 0)} and set(landed) == {(1, 1, byte, 1)} and set(both) == {(2, 1, byte, 1)}
-        assert set(resumed) == {(0, 0, "", 0)}
-
-
-def test_a_stage_that_chooses_its_bits_is_seen_to():
-    """Flights that carry a choice are no kind of their own."""
-
-    def run():
-        def look(att):
-            rows = att.report().rows
-            return [(row.asked, row.flew, row.reason, len(att._engine.runners[0].ledgers[i].kinds), row.ways)
-                    for i, row in enumerate(rows)]  # fmt: skip
-
-        return trained(everything.made("bytegrad(error=0.02)"), 1000, look, steps=40)
-
-    names = set(map(repr, rules_of(everything.made("bytegrad(error=0.02)"))[0].stage.compressors()))
-    for rows in ranks(2, run):
-        for asked, flew, reason, kinds, ways in rows:
-            assert asked == flew in names and reason == "" and {way.flew for way in ways} <= names
-            assert sum(ways.values()) == 40 and kinds <= 2 * len(ways)
-        assert any(len(ways) == 2 for *_, ways in rows)  # the most bits at first, and fewer from the 24th flight on

@@ -184,29 +184,6 @@ def test_states_that_were_not_saved_together_are_refused_by_the_rank_that_loads_
     assert one == other
 
 
-@pytest.mark.slow
-def test_a_rank_of_another_group_is_another_rank():
-    """As ranks are that hold other shards."""
-
-    def run():
-        rank = dist.get_rank()
-        groups = [dist.new_group([0, 2]), dist.new_group([1, 3])]
-
-        def attached():
-            model, optimizer = net_and_sgd()
-            return bk.attach(model, optimizer, made("choco()"), comm=bk.Comm(groups[rank % 2]))
-
-        with attached() as att:
-            state = att.state_dict()
-        states = [None] * 4
-        dist.all_gather_object(states, state)
-        with attached() as att:
-            refused(att, states[rank ^ 1], f"is of rank {rank ^ 1}, and this is rank {rank}: each rank")
-            att.load_state_dict(state)
-
-    ranks(4, run)
-
-
 # Wrappers
 
 

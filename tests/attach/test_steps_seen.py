@@ -1,7 +1,6 @@
 """Steps as the attachment sees them: with gradients that have landed, or with others, or to make optimizer state."""
 
 import copy
-from functools import partial
 
 import pytest
 import torch
@@ -280,28 +279,3 @@ def test_an_optimizer_that_moves_and_goes_back_loses_no_exchange(algorithm):
 
     for sharp, plain in ranks(2, run):
         close(sharp, plain)
-
-
-def stepped(optimizer):
-    optimizer.step()
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("algorithm", [EXACT, usual()["decentralized"]])
-def test_hooks_stay_outside_of_a_compiled_step(algorithm):
-    def run():
-        found = []
-        for compiled in (False, True):
-            model = net()
-            optimizer = sgd(model.parameters())
-            step = torch.compile(partial(stepped, optimizer), backend="eager") if compiled else optimizer.step
-            with bk.attach(model, optimizer, made(algorithm)):
-                for i in range(4):
-                    optimizer.zero_grad()
-                    loss(model, dist.get_rank(), i).backward()
-                    step()
-            found.append(flat(model))
-        return found
-
-    for plain, compiled in ranks(2, run):
-        close(plain, compiled)

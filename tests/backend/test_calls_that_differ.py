@@ -138,20 +138,6 @@ def test_without_the_comparison_ranks_are_named_later():
             assert sentence.startswith("PeerError: rank 1 has diverged from ranks 0, 2")
 
 
-def test_torchs_debug_level_changes_nothing():
-    """At this level torch compares the calls of gloo by groups of its own."""
-
-    def run():
-        dist.set_debug_level(dist.DebugLevel.DETAIL)
-        try:
-            return differ(["size, exact"], ODD)
-        finally:
-            dist.set_debug_level(dist.DebugLevel.OFF)
-
-    for found, after in ranks(3, run):
-        assert after == 3 and found["size, exact"].startswith("PeerError: rank 1 has diverged from ranks 0, 2")
-
-
 def test_two_ranks_are_both_named():
     for found, _ in ranks(2, differ, ["reduction"], ODD):
         assert found["reduction"].startswith("PeerError: rank 1 and rank 0 have diverged: as launch 1, rank 1 made")

@@ -75,28 +75,6 @@ def test_a_callback_of_a_future_may_wait_for_collectives(policy):
 
 
 @pytest.mark.parametrize("policy", POLICIES)
-def test_a_list_may_name_a_tensor_twice(policy):
-    def run(policy):
-        with group(policy) as g:
-            x, apart = torch.ones(64), torch.ones(128)
-
-            def both(*tensors):
-                g.allreduce_coalesced(list(tensors)).wait()
-                return [set(t.tolist()) for t in tensors]
-
-            assert both(x, x) == [{2.0}] * 2
-            twice = flown(lambda: both(apart[:100], apart[50:]))[1]
-            found, once = flown(lambda: both(*torch.ones(128).split(64)))
-            assert found == [{2.0}] * 2
-            return list(twice), list(once)
-
-    twice, once = ranks(2, run, policy)[0]
-    exact = ("all_reduce", "exact", "not in the policy")
-    assert once == ([exact] if policy is POLICIES[0] else [("all_reduce", "MinMaxUInt8()", "")])
-    assert twice == ([exact] if policy is POLICIES[0] else [("all_reduce", "exact", "shared memory")])
-
-
-@pytest.mark.parametrize("policy", POLICIES)
 def test_what_gloo_refuses_is_refused_at_the_call_and_the_group_lives_on(policy):
     def run(policy):
         with group(policy) as g:

@@ -75,23 +75,6 @@ def test_a_checkpoint_counts_once_all_its_files_are_there(tmp_path):
     assert sorted(path.name for path in tmp_path.iterdir()) == ["000010", "000020"]
 
 
-def test_a_part_is_there_whole_or_not_at_all(tmp_path):
-    """A rank that dies while it writes leaves no file by the name that is read."""
-
-    class Dies:
-        def __reduce__(self):
-            raise OSError("no space left")
-
-    program = elastic()
-    for rank in range(2):
-        program.save(tmp_path, 10, rank, 2, {"x": 1})
-    program.save(tmp_path, 20, 0, 2, {"x": 2})
-    with pytest.raises(OSError, match="no space left"):
-        program.save(tmp_path, 20, 1, 2, {"x": 2, "y": Dies()})
-    assert list(program.complete(tmp_path)) == [(10, 2)]
-    assert {path.name for path in (tmp_path / "000020").glob("*.pt")} == {"0-of-2.pt"}
-
-
 def test_what_is_older_than_the_checkpoints_kept_is_removed(tmp_path):
     """Unfinished ones too, which a change of the group leaves."""
     program = elastic()

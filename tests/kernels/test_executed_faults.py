@@ -52,23 +52,6 @@ def test_an_access_beyond_a_view_within_its_storage():
 
 
 @triton.jit
-def through_table_kernel(table_ptr, TILE: tl.constexpr):
-    x_ptr = tl.load(table_ptr).to(tl.pointer_type(tl.float32))
-    at = tl.arange(0, TILE)
-    tl.store(x_ptr + at, tl.load(x_ptr + at) + 1)
-
-
-def test_a_tensor_whose_address_lies_in_a_table():
-    x = torch.zeros(128)
-    table = torch.tensor([x.data_ptr()])
-    through_table_kernel[(1,)](table, TILE=128)
-    assert torch.equal(x, torch.ones(128))
-    x.untyped_storage().resize_(0)
-    with pytest.raises(MemoryFault, match="outside every tensor"):
-        through_table_kernel[(1,)](table, TILE=128)
-
-
-@triton.jit
 def promise_kernel(table_ptr, TILE: tl.constexpr):
     x_ptr = tl.multiple_of(tl.load(table_ptr).to(tl.pointer_type(tl.float32)), 16)
     tl.store(x_ptr + tl.arange(0, TILE), tl.full((TILE,), 1.0, tl.float32))

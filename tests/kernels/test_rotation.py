@@ -2,10 +2,9 @@
 
 import pytest
 import torch
-from formats import FORMATS, bits, round_trip, sample
+from formats import bits
 
 from baguakit.kernels import rotation
-from baguakit.kernels.cpu import units
 
 CPU = torch.device("cpu")
 widths = pytest.mark.parametrize("width", [1 << power for power in range(6, 14)])
@@ -30,24 +29,3 @@ def test_a_rotation_adds_the_pairs_of_each_distance_in_turn(width):
         a, b = expected.view(3, -1, 2, distance).unbind(2)
         expected = torch.stack((a + b, a - b), 2).view(3, width)
     assert torch.equal(bits(rotation.rotate(x, signs)), bits(expected))
-
-
-@pytest.mark.slow  # compiles a format of its own
-@pytest.mark.parametrize("threads", [1, 2])
-def test_rows_of_several_pieces_are_rotated_as_one(threads, all_compiled):
-    def work():
-        x, residual, total = sample(1, 1000 * 64 + 5), torch.empty(1, 1000 * 64 + 5), torch.ones(1000 * 64 + 5)
-        packed = operators.compress(x, 64, residual, None)
-        operators.add_(total, packed, torch.ones(1), 64)
-        return [packed, residual, total, round_trip(operators, x, 64)]
-
-    operators = FORMATS["uint4_rotated"][0]
-    with units.eager():
-        expected = work()
-    with units.together():
-        work()
-    torch.set_num_threads(threads)
-    try:
-        assert all(torch.equal(bits(a), bits(b)) for a, b in zip(work(), expected, strict=True))
-    finally:
-        torch.set_num_threads(1)

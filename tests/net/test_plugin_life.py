@@ -30,22 +30,6 @@ def test_nothing_blocks_and_both_sides_come_about(peers, version):
     assert receiver.wait() == 5
 
 
-def test_one_listener_takes_several_connections(peers):
-    receiver, senders = peers(), [peers(), peers()]
-    for peer in (receiver, *senders):
-        peer.init()
-    handle = receiver.listen()
-    for sender in senders:
-        sender.begin_to_connect(handle)
-    for _ in senders:
-        receiver.accept()
-        receiver.post_receive(8)
-    for i, sender in enumerate(senders):
-        sender.connect_again()
-        sender.post_send(i + 1)
-    assert {receiver.wait(0), receiver.wait(1)} == {1, 2}
-
-
 def greetings(magic, key):
     yield b"GET / HTTP/1.1\r\nHost: here.\r\n\r\n"[: HELLO.size].ljust(HELLO.size)
     yield HELLO.pack(magic + 1, key, 5, 0, 1)
