@@ -38,7 +38,7 @@ from ..runtime import Channel, Setup, agree, own_comm, start_monitor, warn_of_sh
 from .comparing import Comparison, described, parts_of
 from .methods import EXCHANGES, Call, Methods
 from .policy import Policy, count
-from .works import Passed, Work, here
+from .works import Passed, Work
 
 NAME = "bagua"
 CPU = torch.device("cpu")
@@ -200,10 +200,14 @@ class BaguaGroup(Methods):
             meet()
             return begin()
 
-        if torch._C._autograd._profiler_enabled():  # it sees only what its own thread begins
-            collective.flight = here(begin, meet, channel.lane)
-        else:
+        if not torch._C._autograd._profiler_enabled():
             collective.flight = Passed(launch=channel.lane.run(both, collective.label))
+        else:  # it sees only what its own thread begins
+            collective.flight = met = channel.lane.run(meet, collective.label)
+            with contextlib.suppress(Exception):  # the wait for this work raises it
+                met.result()
+            if met._error is None:
+                collective.flight = Passed(begin())
         return Work(collective, self._monitor, call.outs, self._follower, self._dropped)
 
     # Messages between two ranks, which the others know nothing of

@@ -1,9 +1,8 @@
 """The work that a collective returns: an error at `wait()` or in its future names the rank at fault."""
 
-import threading
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any
 
@@ -54,28 +53,6 @@ class Passed(Flight):
                 work.wait()
         if self._error is not None:
             raise self._error
-
-
-def here(begin: Callable[[], Sequence[Any]], meet: Callable[[], None], lane: Lane) -> Flight:
-    """Return work of gloo that this thread begins after `meet()` on a lane, which waits for that."""
-    met, begun, well = threading.Event(), threading.Event(), []
-
-    def hold() -> None:
-        try:
-            meet()
-            well.append(True)
-        finally:
-            met.set()
-        begun.wait()
-
-    flight = lane.run(hold)
-    met.wait()
-    if not well:
-        return flight
-    try:
-        return Passed(begin())
-    finally:
-        begun.set()
 
 
 class Work(dist.Work):
@@ -144,9 +121,18 @@ class Work(dist.Work):
         """Return a future of the tensors; DDP waits for it, not for this work."""
         self._followed, collective, monitor, outs = True, self._collective, self._monitor, self._outs
         if self._follower is None:
+
+            def found(each: Any) -> list[Tensor]:
+                collective.flight = Passed()  # the work itself would wait for this callback
+                try:
+                    each.value()
+                except Exception as error:
+                    collective.flight.fail(error)
+                monitor.wait_for(collective)
+                return outs
+
             assert isinstance(collective.flight, Passed)
-            ended = torch.futures.collect_all([work.get_future() for work in collective.flight.works])
-            return ended.then(lambda each: _found(collective, monitor, outs, each.value))
+            return torch.futures.collect_all([work.get_future() for work in collective.flight.works]).then(found)
         future: Any = torch.futures.Future(devices=[x.device for x in outs[:1] if x.is_cuda])
 
         def deliver() -> None:
@@ -156,26 +142,14 @@ class Work(dist.Work):
             except Exception as error:
                 future.set_result(error)
 
+        def value(ended: Any) -> list[Tensor]:
+            """Return the tensors, or raise the error: C++ waits for this one, and reads an error only if raised."""
+            if isinstance(found := ended.value(), Exception):
+                raise found
+            return outs
+
         if collective.flight.done() or self._follower.here():  # C++ may read the value at once
             deliver()
         else:
             self._follower.run(deliver)
-        return future.then(_value_of)
-
-
-def _found(collective: Collective, monitor: Monitor, outs: list[Tensor], value: Callable[[], Any]) -> list[Tensor]:
-    """Return the tensors of work of the inner group that has ended, or raise its error."""
-    collective.flight = Passed([])  # the work itself would wait for this callback
-    try:
-        value()
-    except Exception as error:
-        collective.flight.fail(error)
-    monitor.wait_for(collective)
-    return outs
-
-
-def _value_of(future: Any) -> list[Tensor]:
-    """Return the tensors of a future, or raise its error: C++ waits for this one, and reads an error only if raised."""
-    if isinstance(value := future.value(), Exception):
-        raise value
-    return value  # type: ignore[no-any-return]
+        return future.then(value)
