@@ -19,6 +19,7 @@ import io
 import os
 import signal
 import sys
+from argparse import RawDescriptionHelpFormatter
 from collections.abc import Sequence
 from types import FrameType
 from typing import Any
@@ -53,12 +54,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     Under torchrun rank 0 alone prints. The other ranks end with 0 after an error that rank 0 has, too: torchrun would
     end rank 0 before it could print if another failed first.
     """
-    before = signal.signal(signal.SIGINT, interrupt)
-    first = leads()
+    before, first = signal.signal(signal.SIGINT, interrupt), leads()
+    parser = argparse.ArgumentParser("baguakit", description=DESCRIPTION, formatter_class=RawDescriptionHelpFormatter)
+    commands = parser.add_subparsers(required=True, title="subcommands")
+    for name, says, fill in SUBCOMMANDS:
+        fill(commands.add_parser(name, help=says, description=says[0].upper() + says[1:] + "."))
     try:
         with contextlib.nullcontext() if first else contextlib.redirect_stdout(io.StringIO()):
             with contextlib.nullcontext() if first else contextlib.redirect_stderr(io.StringIO()):
-                options = parser().parse_args(arguments)
+                options = parser.parse_args(arguments)
             return int(options.run(options))
     except Refusal as refusal:
         if first:
@@ -82,14 +86,3 @@ def interrupt(number: int, frame: FrameType | None) -> Any:
     """Unwind and exit with status 130, without a traceback; a second Ctrl-C ends the process at once."""
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     raise SystemExit(INTERRUPTED)
-
-
-def parser() -> argparse.ArgumentParser:
-    """Return the parser of the command line."""
-    made = argparse.ArgumentParser(
-        "baguakit", description=DESCRIPTION, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    commands = made.add_subparsers(required=True, title="subcommands")
-    for name, says, fill in SUBCOMMANDS:
-        fill(commands.add_parser(name, help=says, description=says[0].upper() + says[1:] + "."))
-    return made

@@ -60,8 +60,6 @@ CONTENDERS: tuple[Contender, ...] = (
 )
 OTHERS = set(algorithms.__all__) - {"async_model_average", *(each.family for each in CONTENDERS)}
 CONTENDERS += tuple(Contender(name, getattr(algorithms, name)()) for name in sorted(OTHERS))
-
-
 BY_NAME = {each.name: each for each in CONTENDERS}
 
 
@@ -184,9 +182,7 @@ def broken_claims(results: Sequence[Result], ranks: int, complete: bool) -> list
 def fill(parser: argparse.ArgumentParser) -> None:
     """Add the options."""
     parser.description, parser.formatter_class = DESCRIPTION, argparse.RawDescriptionHelpFormatter
-    parser.add_argument(
-        "--rate", type=rate, metavar="RATE", help='train at this rate, such as "100mbit" or "1gbit"; Linux only'
-    )
+    parser.add_argument("--rate", metavar="RATE", help='train at this rate, such as "100mbit" or "1gbit"; Linux only')
     parser.add_argument("--ranks", type=int, default=RANKS, metavar="N", help="processes, 2 to 10 (%(default)s)")
     parser.add_argument("--steps", type=int, default=STEPS, metavar="N", help="for each algorithm (%(default)s)")
     which = parser.add_mutually_exclusive_group()
@@ -197,29 +193,19 @@ def fill(parser: argparse.ArgumentParser) -> None:
     parser.set_defaults(run=run)
 
 
-def rate(text: str) -> int:
-    """Return the bits per second of a rate; raise a Refusal if it is impossible."""
-    if sys.platform != "linux":
-        raise Refusal("--rate needs Linux, whose sockets can be slowed down; leave it out")
-    try:
-        return bits_per_second(text)
-    except ValueError as error:
-        raise Refusal(str(error)) from None
-
-
 def run(options: argparse.Namespace) -> int:
     """Train with each algorithm, and print the results; return 1 if they contradict a claim."""
-    check(options)
+    bits = check(options)
     with crew(options.ranks) as (size, everywhere):
         if not 2 <= size <= DIGITS:
             raise Refusal(f"the demo needs 2 to 10 ranks, as each holds some of ten digits, and there are {size}")
         contenders = chosen(options.algorithm, options.all, size)
-        place, rates = everywhere(prepare, options.rate and options.rate / 8)[0]
+        place, rates = everywhere(prepare, None if options.rate is None else bits / 8)[0]
         say(f"{size} ranks, {place}; {options.steps} steps with each algorithm")
         if rates is not None:
-            say(check_rates(options.rate, *rates))
+            say(check_rates(bits, *rates))
         say()
-        clock = Clock(options.rate or bits_per_second(RATE), options.rate is not None)
+        clock = Clock(bits, paced=rates is not None)
         results: list[Result] = []
         base: Result | None = None
         table = Table(columns(clock))
@@ -242,8 +228,8 @@ def run(options: argparse.Namespace) -> int:
         return int(bool(broken))
 
 
-def check(options: argparse.Namespace) -> None:
-    """Raise a Refusal if an option is impossible."""
+def check(options: argparse.Namespace) -> int:
+    """Return the rate in bits per second; raise a Refusal if an option is impossible."""
     if not 2 <= options.ranks <= DIGITS:
         raise Refusal(f"--ranks is 2 to 10, as each rank holds some of ten digits, not {options.ranks}")
     if options.steps < 1:
@@ -256,3 +242,9 @@ def check(options: argparse.Namespace) -> None:
         if importlib.util.find_spec("matplotlib") is None:
             raise Refusal("--out needs matplotlib: pip install matplotlib")
     chosen(options.algorithm, options.all, options.ranks)
+    if options.rate is not None and sys.platform != "linux":
+        raise Refusal("--rate needs Linux, whose sockets can be slowed down; leave it out")
+    try:
+        return bits_per_second(RATE if options.rate is None else options.rate)
+    except ValueError as error:
+        raise Refusal(str(error)) from None

@@ -61,10 +61,8 @@ class Digits:
     def __init__(self, rank: int, ranks: int, device: torch.device | None = None) -> None:
         images, labels = drawn(TRAINED, seed=0)
         mine = labels % ranks == rank
-        test_images, test_labels = drawn(TESTED, seed=1)
-        self.rank = rank
-        self.train = images[mine].to(device), labels[mine].to(device)
-        self.test = test_images.to(device), test_labels.to(device)
+        self.rank, self.train = rank, (images[mine].to(device), labels[mine].to(device))
+        self.test = tuple(each.to(device) for each in drawn(TESTED, seed=1))
 
     def batches(self, seed: int) -> Iterator[tuple[Tensor, Tensor]]:
         """Yield random batches of the training data of this rank, without end."""
@@ -96,7 +94,6 @@ class Contender:
 
     Attributes:
         name: that of a function in `bk.algorithms`, and after a comma the variant.
-        algorithm: a rule or several, as `bk.attach` takes them.
         lr: the learning rate at the beginning; it falls to zero linearly.
         momentum: of the optimizer; 0 where the algorithm has its own.
         reaches: the test accuracy that it must reach.
@@ -148,8 +145,7 @@ class Result:
 def prepare(kept: dict[str, Any], rate: float | None) -> tuple[str, tuple[float, float] | None]:
     """Make the communicator and the data, and keep this rank below `rate` bytes a second from now on. Collective.
 
-    Returns:
-        The place where ranks train, in words, and the measured rates in bytes a second.
+    It returns the place where ranks train, in words, and the measured rates in bytes a second.
     """
     enough = torch.cuda.device_count() >= int(os.environ["LOCAL_WORLD_SIZE"]) and dist.get_backend() == "nccl"
     device = torch.device("cuda", int(os.environ["LOCAL_RANK"])) if enough else torch.device("cpu")

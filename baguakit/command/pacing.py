@@ -34,11 +34,7 @@ SIOCOUTQNSD = 0x894B  # Linux: the bytes that a connection has accepted and not 
 
 
 def bits_per_second(rate: str) -> int:
-    """Return the number in "500mbit", in bits per second.
-
-    Raises:
-        ValueError: the text is not a rate, or the rate is below 8kbit.
-    """
+    """Return the number in "500mbit", in bits per second; raise a ValueError if it is no rate, or below 8kbit."""
     found = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?)(k|m|g)?bit", rate.strip().lower()) if isinstance(rate, str) else None
     bits = round(float(found[1]) * {None: 1, "k": 1e3, "m": 1e6, "g": 1e9}[found[2]]) if found else 0
     if bits < 8_000:
@@ -176,8 +172,7 @@ def seconds(comm: Comm, message: torch.Tensor, sources: list[int], targets: list
 def check_rates(bits: float, to_one: float, to_all: float) -> str:
     """Return in words the rate asked for, in bits per second, and those measured, in bytes per second.
 
-    Raises:
-        Refusal: sockets ignore the limit.
+    It raises a Refusal if sockets ignore the limit.
     """
     rate = bits / 8
     shown = f"{written(8 * to_one)} from a rank to one other, {written(8 * to_all)} to all others at once"

@@ -19,7 +19,7 @@ import torch
 
 from ..arguments import integer, real, truth
 from .launcher import launcher
-from .messages import Progress, dumps, receive, send, takes_closures
+from .messages import Progress, Reply, dumps, receive, send, takes_closures
 from .processes import Process, Screen, Stream, check_open_files, end
 from .serving import HOST
 
@@ -31,6 +31,7 @@ T = TypeVar("T")
 MOST_THREADS, MOST_SECONDS = 1 << 15, 1e8  # of torch; about three years: longer times may overflow clocks
 GRACE = 2.0  # seconds that the other ranks have to reply after one has failed
 STACK_SECONDS = 0.3  # that a rank has to print its stack
+BEAT = 60.0  # seconds between two looks at the time: select takes no infinite timeout
 
 
 class RankError(RuntimeError):
@@ -180,11 +181,10 @@ class Ranks:
         size = str(self.size)
         given = {"folder": os.getcwd(), "threads": self.threads, "cuda": self.cuda, "timeout": self.timeout}
         for process in self._processes:
-            own = str(process.rank)
-            told = {"RANK": own, "WORLD_SIZE": size, "LOCAL_RANK": own, "LOCAL_WORLD_SIZE": size}  # as by torchrun
-            environment = {**os.environ, **told, "MASTER_ADDR": HOST, "MASTER_PORT": str(port)}
+            own, place = str(process.rank), {"MASTER_ADDR": HOST, "MASTER_PORT": str(port)}  # as by torchrun
+            place |= {"RANK": own, "WORLD_SIZE": size, "LOCAL_RANK": own, "LOCAL_WORLD_SIZE": size}
             try:
-                send(pickle.dumps({"environment": environment, **given}), [process.control])
+                send(pickle.dumps({"environment": {**os.environ, **place}, **given}), [process.control])
                 receive(process.control)
             except (EOFError, OSError) as error:
                 self._finish(screen)
@@ -193,17 +193,10 @@ class Ranks:
     def _perform(
         self, work: bytes, waiting: set[int], values: dict[int, Any], limit: float | None, screen: Screen
     ) -> dict[int, str]:
-        """Send the same work to all ranks, and wait for their replies.
+        """Send the pickled arguments of `serving.perform` to all ranks, and wait for the replies of some.
 
-        This takes at most `limit` seconds, and at most two seconds after a rank has failed.
-
-        Args:
-            work: the pickled arguments of `serving.perform`.
-            waiting: the ranks whose reply is awaited; empty in the end.
-            values: takes the results, by rank.
-
-        Returns:
-            The reasons of failures, by rank.
+        This takes at most `limit` seconds, and at most two seconds after a rank has failed. Results go to `values`; the
+        reasons of failures are returned.
         """
         until, failures = math.inf if limit is None else time.monotonic() + limit, dict[int, str]()
 
@@ -213,23 +206,23 @@ class Ranks:
 
         def hear(process: Process) -> bool:
             """Take a message; return False if the process has ended."""
+            rank = process.rank
             try:
                 packed, _ = receive(process.control)
             except (EOFError, OSError):
-                fail([process.rank], "its process has ended")
+                fail([rank], "its process has ended")
                 return False
             try:
                 message = pickle.loads(packed)
             except Exception as error:
-                fail([process.rank], f"its result cannot be unpickled by the caller: {error!r}")
-                return True
+                message = Reply(error=f"its result cannot be unpickled by the caller: {error!r}")
             if isinstance(message, Progress):
-                screen.progress(process.rank, message)
+                screen.progress(rank, message)
             elif message.error is not None:
-                fail([process.rank], message.error)
-            elif process.rank in waiting:
-                waiting.discard(process.rank)
-                values[process.rank] = message.value
+                fail([rank], message.error)
+            elif rank in waiting:
+                waiting.discard(rank)
+                values[rank] = message.value
             return True
 
         for process in self._processes:
@@ -239,7 +232,7 @@ class Ranks:
         hurried = False
         try:
             while waiting:
-                for ready in wait(sources, None if until == math.inf else max(0.0, until - time.monotonic())):
+                for ready in wait(sources, max(0.0, min(until - time.monotonic(), BEAT))):
                     is_open = ready.read(screen) if isinstance(ready, Stream) else hear(ready)  # type: ignore[arg-type]
                     if not is_open:
                         sources.remove(ready)

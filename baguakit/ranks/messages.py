@@ -40,7 +40,7 @@ class Progress:
     label: str
     done: int
     total: int | None
-    ended: bool
+    ended: bool = False
 
 
 def send(packed: bytes, ends: Sequence[socket.socket], files: Sequence[int] = ()) -> None:
@@ -55,11 +55,7 @@ def send(packed: bytes, ends: Sequence[socket.socket], files: Sequence[int] = ()
 
 
 def receive(end: socket.socket) -> tuple[bytes, list[int]]:
-    """Wait for a message; return the pickle, and the descriptors that came with it.
-
-    Raises:
-        EOFError: the other end is closed.
-    """
+    """Wait for a message; return the pickle and the descriptors with it. EOFError: the other end is closed."""
     data, files, _, _ = socket.recv_fds(end, 1, FILES)
     if not data:
         raise EOFError

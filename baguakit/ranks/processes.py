@@ -1,6 +1,5 @@
 """The processes of a `Ranks`, as their caller sees them, and their output on the caller's screen."""
 
-import codecs
 import os
 import resource
 import socket
@@ -33,13 +32,7 @@ def check_open_files(size: int) -> None:
 
 
 class Process:
-    """The process of a rank; it starts when this is made.
-
-    Attributes:
-        rank, pid: its rank and its process id.
-        control: the socket for calls and replies.
-        streams: its stdout and stderr.
-    """
+    """The process of a rank, which starts when this is made, its socket for calls and replies, its stdout and stderr."""
 
     def __init__(self, rank: int, launcher: Launcher, files: Sequence[int]) -> None:
         self.rank = rank
@@ -112,8 +105,7 @@ class Stream:
         os.set_blocking(file, False)
         self._file, self._rank, self._is_error = os.fdopen(file, "rb", buffering=0), rank, is_error
         self.fileno, self.close = self._file.fileno, self._file.close
-        self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
-        self._rest = ""
+        self._rest = b""
 
     def read(self, screen: Screen, last: bool = False) -> bool:
         """Show the complete lines, and with `last` an unfinished one; return False at the end of the pipe.
@@ -121,9 +113,10 @@ class Stream:
         It reads once, at most the size of a pipe, so that a rank that writes without end does not block the caller.
         """
         data = self._file.read(PIPE)  # None if there is nothing
-        *lines, self._rest = (self._rest + self._decoder.decode(data or b"")).split("\n")
+        *lines, self._rest = (self._rest + (data or b"")).split(b"\n")
         if last and self._rest:
-            lines, self._rest = [*lines, self._rest], ""
+            lines, self._rest = [*lines, self._rest], b""
         for line in lines:
-            screen.line(self._rank, line.rstrip("\r").rpartition("\r")[2], self._is_error)  # as a terminal shows it
+            shown = line.rstrip(b"\r").rpartition(b"\r")[2]  # as by a terminal
+            screen.line(self._rank, shown.decode(errors="replace"), self._is_error)
         return data != b""

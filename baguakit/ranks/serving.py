@@ -12,6 +12,7 @@ import sys
 import time
 import traceback
 from collections.abc import Iterable, Iterator, Sized
+from dataclasses import replace
 from datetime import timedelta
 from typing import Any, TypeVar
 
@@ -34,10 +35,8 @@ _loops = itertools.count()
 def run(control: int, out: int, err: int, listening: int | None = None) -> None:
     """Run a rank until the caller ends; never returns.
 
-    Args:
-        control: the descriptor of the socket to the caller, which sends the arguments of `join`, then of `perform`.
-        out, err: the descriptors of stdout and stderr.
-        listening: of rank 0: the descriptor of the listening socket of the store.
+    The arguments are descriptors: of the socket by which the caller sends the arguments of `join` and then of `perform`,
+    of stdout and stderr, and for rank 0 of the listening socket of the store.
     """
     global _control, _call
     for file, name, standard in ((out, "stdout", 1), (err, "stderr", 2)):
@@ -76,12 +75,9 @@ def join(
     cuda: bool,
     timeout: float | None,
 ) -> None:
-    """Make the default process group with the other ranks.
+    """Make the default process group with the other ranks; the caller gets a reply when the store is there.
 
-    Args:
-        control, listening: as of `run`; the caller gets a reply when the store is there.
-        environment, folder: the caller's environment and working directory, and the variables that torchrun sets.
-        threads, cuda, timeout: as of `Ranks`.
+    `environment` is the caller's with the variables that torchrun sets, `folder` its working directory.
     """
     os.environ.clear()
     os.environ.update(environment)
@@ -109,14 +105,9 @@ def join(
 
 
 def perform(kept: dict[str, Any], path: list[str], sources: dict[str, Any], keep: bool, packed: bytes) -> bytes:
-    """Call a function, and return the pickled reply: its value or its error.
+    """Call a pickled function with its arguments, before which `keep` puts `kept`; return the pickled reply.
 
-    Args:
-        kept: the dict that this rank keeps.
-        path: the caller's `sys.path`.
-        sources: the caller's entries of `linecache` for code that is not in a file, such as notebook cells.
-        keep: whether the first argument is `kept`.
-        packed: the pickled function and its arguments.
+    `path` is the caller's `sys.path`, and `sources` its entries of `linecache` for code that is not in a file.
     """
     try:
         sys.path[:] = path
@@ -153,26 +144,25 @@ def progress(steps: Iterable[T], label: str = "", total: int | None = None) -> I
     if not isinstance(label, str):
         raise TypeError(message("label", "a string", label))
     total = None if total is None else integer("total", total, 0)
-    return iter(steps) if _control is None else _reported(_control, steps, label, total)
-
-
-def _reported(control: socket.socket, steps: Iterable[T], label: str, total: int | None) -> Iterator[T]:
+    if _control is None:
+        return iter(steps)
     if importlib.util.find_spec("tqdm") is None:
         raise ModuleNotFoundError("progress bars need tqdm: pip install tqdm")
     if total is None and isinstance(steps, Sized):
         total = len(steps)
-    began_in, loop, done, last = _call, next(_loops), 0, -BEAT
+    return _reported(_control, steps, Progress(next(_loops), label, 0, total))
 
-    def report(ended: bool) -> None:
-        if _call == began_in:  # else nobody shows the loop any more
-            send(dumps(Progress(loop, label, done, total, ended)), [control])
 
+def _reported(control: socket.socket, steps: Iterable[T], report: Progress) -> Iterator[T]:
+    """Yield from `steps`, and report to the caller until the call ends: then nobody shows the loop any more."""
+    began_in, last = _call, -BEAT
     try:
         for step in steps:
-            if time.monotonic() - last >= BEAT:
+            if time.monotonic() - last >= BEAT and _call == began_in:
                 last = time.monotonic()
-                report(ended=False)
+                send(dumps(report), [control])
             yield step
-            done += 1
+            report = replace(report, done=report.done + 1)
     finally:
-        report(ended=True)
+        if _call == began_in:
+            send(dumps(replace(report, ended=True)), [control])
