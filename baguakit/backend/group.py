@@ -1,7 +1,4 @@
-"""The process group of the backend: it lets collectives fly compressed, or passes them to an inner group.
-
-`register` lets torch make it.
-"""
+"""The process group of the backend: it lets collectives fly compressed, or passes them to an inner group."""
 
 import contextlib
 import sys
@@ -42,7 +39,6 @@ from .works import Passed, Work
 
 NAME = "bagua"
 CPU = torch.device("cpu")
-DROPPED = 16  # works that are kept though Python has let go of them: see `Work`
 
 
 class BaguaGroup(Methods):
@@ -65,11 +61,10 @@ class BaguaGroup(Methods):
         self.policy, self._store, self._rounds = policy, options.store, numbers()
         self._timeout: timedelta = options.timeout
         self._channels: dict[str, Channel] = {}  # by kind of device
-        self._dropped: deque[Work] = deque(maxlen=DROPPED)
-        self._follower = lane(CPU, "baguakit futures")
+        self._dropped: deque[Work] = deque(maxlen=16)  # though Python has let go of them: see `Work`
+        self._follower, self._this = lane(CPU, "baguakit futures"), Comm(self)
         self._inner: Any = None
         self._destroyed = False
-        self._this = Comm(self)
         self._name, self._monitor = start_monitor(
             self._this, "backend", self._timeout, lambda: abort_all(self._groups()), lambda: error_in(self._groups())
         )
@@ -114,12 +109,13 @@ class BaguaGroup(Methods):
 
     def _channel(self, device: torch.device) -> Channel:
         """Return the lane of tensors on a device, and the groups that only it uses. Collective at the first call."""
-        if device.type not in self._channels:
-            name, flows = f"{self._name}/{device.type}", self.policy.flows if device.type == "cpu" else 1
-            own = own_comm(self._this, name, self._timeout, device, self._monitor, {FLAT}, flows)
+        kind = device.type
+        if kind not in self._channels:
+            flows = self.policy.flows if kind == "cpu" else 1
+            own = own_comm(self._this, f"{self._name}/{kind}", self._timeout, device, self._monitor, {FLAT}, flows)
             self._monitor.device = device  # its threads ask there
-            self._channels[device.type] = Channel(0, lane(device, "baguakit backend"), own, self._monitor)
-        return self._channels[device.type]
+            self._channels[kind] = Channel(0, lane(device, "baguakit backend"), own, self._monitor)
+        return self._channels[kind]
 
     def _launch(self, call: Call) -> Work:
         self._check()
@@ -164,8 +160,10 @@ class BaguaGroup(Methods):
             raise TypeError(f"{call.operation}: gloo does not send {other}; send the bytes, x.view(torch.uint8)")
         collective, n = Collective(label=described(call, exact=True)), self._this.size
         self._monitor.launched(0, collective)
+        nbytes = sum(x.nbytes for x in call.whole if x.layout is torch.strided)
+        nbytes += sum(part.nbytes for x in call.whole if x.is_sparse for part in (x._indices(), x._values()))
         share = 2 * (n - 1) / n if call.operation == "all_reduce" else (n - 1) / n
-        count(call.operation, share * sum(map(nbytes, call.whole)), "exact", why)
+        count(call.operation, share * nbytes, "exact", why)
         tensors, beside = tensors_in([arguments for _, arguments, _ in call.passed]), None
         device = tensors[0].device if tensors else CPU
         if tensors:
@@ -210,9 +208,8 @@ class BaguaGroup(Methods):
                 collective.flight = Passed(begin())
         return Work(collective, self._monitor, call.outs, self._follower, self._dropped)
 
-    # Messages between two ranks, which the others know nothing of
-
     def _message(self, name: str, tensors: list[Tensor], *where: int) -> Any:
+        """Pass a message between two ranks, which the others know nothing of."""
         self._check()
         count(name, sum(x.nbytes for x in tensors) if name == "send" else 0, "exact", "not in the policy")
         message, device = Collective(label=name), tensors[0].device
@@ -235,8 +232,6 @@ class BaguaGroup(Methods):
         except Exception:  # it refuses the arguments: nothing flies that others could wait for
             self._monitor.air.land(collective)
             raise
-
-    # Its life
 
     def _check(self) -> None:
         """Raise if the group has been destroyed, or the monitor has found an error."""
@@ -279,12 +274,6 @@ class BaguaGroup(Methods):
 
 for _name in ("send", "recv", "recv_anysource"):
     setattr(BaguaGroup, _name, partialmethod(BaguaGroup._message, _name))
-
-
-def nbytes(x: Tensor) -> int:
-    """Return the bytes of the values of a tensor, and of the places of a sparse one."""
-    dense = [x] if x.layout is torch.strided else [x._indices(), x._values()] if x.is_sparse else []
-    return sum(each.nbytes for each in dense)
 
 
 def writing(tensors: Sequence[Tensor]) -> contextlib.AbstractContextManager[Any]:

@@ -23,6 +23,7 @@ GATHER = "all_gather_single" if hasattr(Group, "all_gather_single") else "_allga
 SCATTER = "reduce_scatter_single" if hasattr(Group, "reduce_scatter_single") else "_reduce_scatter_base"
 ALL_TO_ALL = "all_to_all_single" if hasattr(Group, "all_to_all_single") else "alltoall_base"
 SUM, AVG = dist.ReduceOp.SUM, dist.ReduceOp.AVG
+UNEQUAL = "unequal sizes"  # why tensors cannot be gathered, scattered or exchanged as one
 
 
 @dataclass(frozen=True)
@@ -76,7 +77,7 @@ class Methods(Group):  # type: ignore[misc]
         op, pairs = getattr(opts, "reduceOp", SUM), list(zip(outs, xs, strict=True))
         passed = [to(SCATTER, out, x, opts) for out, x in pairs]
         pieces = [(*pair, op == AVG) for pair in pairs]
-        why = unlike(all(x.numel() == out.numel() * self.size() for out, x in pairs))
+        why = UNEQUAL * any(x.numel() != out.numel() * self.size() for out, x in pairs)
         return self._launch(Call("reduce_scatter", outs, xs, passed, pieces, op, why))
 
     def reduce_scatter(self, outs: Any, ins: Any, opts: Any = SUM, timeout: Any = None, op: Any = None) -> Any:
@@ -92,7 +93,7 @@ class Methods(Group):  # type: ignore[misc]
         outs, xs = ([out], [x]) if isinstance(out, Tensor) else (out, x)
         pairs = list(zip(outs, xs, strict=True))
         passed = [to(GATHER, out, x, opts) for out, x in pairs]  # gloo has no coalesced one
-        why = unlike(all(out.numel() == x.numel() * self.size() for out, x in pairs))
+        why = UNEQUAL * any(out.numel() != x.numel() * self.size() for out, x in pairs)
         return self._launch(Call("all_gather", outs, outs, passed, pairs, unlike=why))
 
     def allgather(self, outs: Any, ins: Any, opts: Any = None, timeout: Any = None) -> Any:
@@ -110,9 +111,7 @@ class Methods(Group):  # type: ignore[misc]
         filled, pieces = [x for row in rows for x in row], list(zip(rows, xs, strict=False))
         return self._launch(Call("all_gather", filled, filled, passed, pieces, unlike=self._uneven(xs, rows)))
 
-    def all_to_all_single(
-        self, out: Tensor, x: Tensor, there: Any, here: Any, opts: Any = None, timeout: Any = None
-    ) -> Any:
+    def all_to_all_single(self, out: Any, x: Any, there: Any, here: Any, opts: Any = None, timeout: Any = None) -> Any:
         passed = [to(ALL_TO_ALL, out, x, there, here, opts, timeout=timeout)]
         return self._exchange(parts(out, there, self.size()), parts(x, here, self.size()), [out], [x], passed)
 
@@ -120,15 +119,15 @@ class Methods(Group):  # type: ignore[misc]
         return self._exchange(outs, ins, outs, ins, [to("alltoall", outs, ins, opts)])
 
     def _exchange(self, outs: Any, ins: Any, filled: Any, whole: Any, passed: Any) -> Any:
-        splits, n = ([x.numel() for x in ins], [x.numel() for x in outs]), self.size()
-        why = unlike(len(outs) == len(ins) == n)
+        splits = [x.numel() for x in ins], [x.numel() for x in outs]
+        why = "" if len(outs) == len(ins) == self.size() else UNEQUAL
         return self._launch(Call("all_to_all", filled, whole, passed, [(outs, ins)], unlike=why, splits=splits))
 
     def _uneven(self, parts: Sequence[Tensor], rows: Sequence[Sequence[Tensor]]) -> str:
         """Return why a row has not the size of a part for each rank; "" if all have."""
         pairs = zip(parts, rows, strict=False)
         fit = all(len(row) == self.size() and {x.numel() for x in row} == {part.numel()} for part, row in pairs)
-        return unlike(fit and len(parts) == len(rows))
+        return "" if fit and len(parts) == len(rows) else UNEQUAL
 
     # Of several tensors, and the names before torch 2.13
     _allgather_base = all_gather_single_coalesced = allgather_into_tensor_coalesced = all_gather_single
@@ -139,16 +138,14 @@ class Methods(Group):  # type: ignore[misc]
 def _exact(name: str) -> Callable[..., Any]:
     """Return the method of a collective that is always exact."""
 
-    def method(
-        self: Methods, *args: Any, opts: Any = None, root: Any = None, op: Any = None, timeout: Any = None
-    ) -> Any:
+    def method(self: Methods, *args: Any, **named: Any) -> Any:
         tensors = tensors_in(args[0]) if args and name != "barrier" else []
-        passed = [to(name, *args, opts=opts, root=root, op=op, timeout=timeout)]
-        options = next((each for each in (*args, opts) if hasattr(each, "timeout")), None)
-        root, op = getattr(options, "rootRank", root), getattr(options, "reduceOp", op)
+        passed = [to(name, *args, **named)]
+        options = next((each for each in (*args, named.get("opts")) if hasattr(each, "timeout")), None)
+        root, op = (getattr(options, a, named.get(b)) for a, b in (("rootRank", "root"), ("reduceOp", "op")))
         alike = tensors_in(args[1]) if name.startswith("gather") else tensors
         fit = (root is None or 0 <= root < self.size()) and getattr(options, "rootTensor", 0) == 0
-        why = unlike(name == "barrier" or (len(alike) == 1 and fit))
+        why = "" if name == "barrier" or (len(alike) == 1 and fit) else UNEQUAL
         return self._launch(Call(name, tensors, tensors, passed, op=op, root=root, alike=alike, unlike=why))
 
     return method
@@ -172,9 +169,8 @@ def parts(x: Tensor, sizes: Sequence[int], n: int) -> Sequence[Tensor]:
     """Return the rows of `x` for each of n ranks: equally many, unless `sizes` says how many; raise if they are not."""
     if len(sizes) not in (0, n) or sum(sizes) != len(x) * bool(sizes) or (not sizes and len(x) % n):
         rows = f"{len(x)} rows cannot be split among {n} ranks" + f" as {list(sizes)}" * bool(sizes)
-        raise ValueError(
-            f"all_to_all_single: {rows}; give output_split_sizes and input_split_sizes that add up to them"
-        )
+        what = "output_split_sizes and input_split_sizes"
+        raise ValueError(f"all_to_all_single: {rows}; give {what} that add up to them")
     return x.split(list(sizes)) if sizes else x.split(len(x) // n) if len(x) else [x] * n
 
 
@@ -186,11 +182,6 @@ def shared(tensors: Sequence[Tensor]) -> bool:
             last = sum((n - 1) * stride for n, stride in zip(x.shape, x.stride(), strict=True))
             spans.append((x.data_ptr(), x.data_ptr() + x.itemsize * (1 + last)))
     return any(end > begin for (_, end), (begin, _) in pairwise(sorted(spans)))
-
-
-def unlike(fit: bool) -> str:
-    """Return why tensors cannot be gathered, scattered or exchanged as one; "" if they `fit` each other."""
-    return "" if fit else "unequal sizes"
 
 
 # The exchanges, compressed or, without a compressor, over flows. Equal bits where ranks get equal values.

@@ -17,12 +17,7 @@ POLL = 0.0005  # seconds between two looks at work with a timeout of its own
 
 
 class Passed(Flight):
-    """Work of the inner group; without any, it has ended.
-
-    Args:
-        works: its parts.
-        launch: a lane's flight that begins the work and returns its parts, in place of `works`.
-    """
+    """Work of the inner group, in parts; without any, it has ended. `launch`, if given, begins and returns them."""
 
     def __init__(self, works: Sequence[Any] = (), launch: Flight | None = None) -> None:
         self._works, self._launch = [work for work in works if work is not None], launch
@@ -69,12 +64,7 @@ class Work(dist.Work):
     """
 
     def __init__(
-        self,
-        collective: Collective,
-        monitor: Monitor,
-        outs: Sequence[Tensor],
-        follower: Lane | None,
-        dropped: "deque[Work]",
+        self, collective: Collective, monitor: Monitor, outs: Any, follower: Lane | None, dropped: "deque[Work]"
     ) -> None:
         super().__init__()
         self._collective, self._monitor, self._outs, self._follower = collective, monitor, list(outs), follower
@@ -89,11 +79,7 @@ class Work(dist.Work):
     def wait(self, timeout: timedelta = timedelta(0)) -> bool:
         """Wait for the end, and raise the error of the work, if any; on CUDA the current stream waits.
 
-        Args:
-            timeout: how long the host waits at most; 0 for that of the group. The work goes on after it.
-
-        Raises:
-            RuntimeError: it has not ended within `timeout`.
+        After `timeout`, unless it is 0, the host raises a RuntimeError, and the work goes on.
         """
         until = time.monotonic() + timeout.total_seconds()
         while timeout > timedelta(0) and not self.is_completed():
@@ -120,19 +106,6 @@ class Work(dist.Work):
     def get_future(self) -> Any:
         """Return a future of the tensors; DDP waits for it, not for this work."""
         self._followed, collective, monitor, outs = True, self._collective, self._monitor, self._outs
-        if self._follower is None:
-
-            def found(each: Any) -> list[Tensor]:
-                collective.flight = Passed()  # the work itself would wait for this callback
-                try:
-                    each.value()
-                except Exception as error:
-                    collective.flight.fail(error)
-                monitor.wait_for(collective)
-                return outs
-
-            assert isinstance(collective.flight, Passed)
-            return torch.futures.collect_all([work.get_future() for work in collective.flight.works]).then(found)
         future: Any = torch.futures.Future(devices=[x.device for x in outs[:1] if x.is_cuda])
 
         def deliver() -> None:
@@ -142,13 +115,24 @@ class Work(dist.Work):
             except Exception as error:
                 future.set_result(error)
 
-        def value(ended: Any) -> list[Tensor]:
+        def ended(parts: Any) -> None:
+            collective.flight = Passed()  # the work itself would wait for this callback
+            try:
+                parts.value()
+            except Exception as error:
+                collective.flight.fail(error)
+            deliver()
+
+        def value(delivered: Any) -> list[Tensor]:
             """Return the tensors, or raise the error: C++ waits for this one, and reads an error only if raised."""
-            if isinstance(found := ended.value(), Exception):
+            if isinstance(found := delivered.value(), Exception):
                 raise found
             return outs
 
-        if collective.flight.done() or self._follower.here():  # C++ may read the value at once
+        if self._follower is None:
+            assert isinstance(collective.flight, Passed)
+            torch.futures.collect_all([work.get_future() for work in collective.flight.works]).then(ended)
+        elif collective.flight.done() or self._follower.here():  # C++ may read the value at once
             deliver()
         else:
             self._follower.run(deliver)

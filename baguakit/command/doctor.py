@@ -23,7 +23,6 @@ from ..primitives import mean_
 from ..ranks import Ranks
 from .screen import Column, Table, say
 
-OLDEST = {"torch": "2.11.dev0", "triton": "3.6.dev0"}
 LOOPBACKS = {"lo", "lo0"}
 LIMIT = 120.0  # seconds in which two ranks must have averaged a tensor
 DEVELOPERS = {"bench", "docs", "release", "test"}  # extras for those who work on baguakit itself
@@ -95,12 +94,16 @@ def python() -> Iterator[Finding]:
 
 def libraries() -> Iterator[Finding]:
     """Look at torch and NumPy."""
-    build = f"for CUDA {torch.version.cuda}" if torch.version.cuda else "for CPUs"
-    if TorchVersion(torch.__version__) < OLDEST["torch"]:
-        yield Finding("torch", BROKEN, f"{torch.__version__} is older than 2.11", "pip install --upgrade torch")
-    else:
-        yield Finding("torch", GOOD, f"{torch.__version__}, built {build}")
+    build = f", built for CUDA {torch.version.cuda}" if torch.version.cuda else ", built for CPUs"
+    yield aged("torch", torch.__version__, "2.11", BROKEN, build)
     yield Finding("NumPy", GOOD, metadata.version("numpy"))
+
+
+def aged(what: str, version: str, oldest: str, kind: str, more: str = "") -> Finding:
+    """Return the finding on a library of a version: `kind` if it is too old."""
+    if TorchVersion(version) < f"{oldest}.dev0":
+        return Finding(what, kind, f"{version} is older than {oldest}", f"pip install --upgrade {what.lower()}")
+    return Finding(what, GOOD, version + more)
 
 
 def triton() -> Iterator[Finding]:
@@ -109,10 +112,8 @@ def triton() -> Iterator[Finding]:
         loses = "GPU kernels need Triton; on CPUs their PyTorch definitions do the work"
         kind = LACKS if torch.cuda.is_available() else NOTE
         yield Finding("Triton", kind, "not installed", "pip install 'triton>=3.6'", loses)
-    elif TorchVersion(found := metadata.version("triton")) < OLDEST["triton"]:
-        yield Finding("Triton", LACKS, f"{found} is older than 3.6", "pip install --upgrade triton")
     else:
-        yield Finding("Triton", GOOD, found)
+        yield aged("Triton", metadata.version("triton"), "3.6", LACKS)
 
 
 def gpus() -> Iterator[Finding]:
@@ -128,12 +129,14 @@ def gpus() -> Iterator[Finding]:
             yield Finding("NCCL", LACKS, lacks, mend, "Several GPUs cannot train together without NCCL")
     elif shutil.which("nvidia-smi") is None:
         yield Finding("GPU", NOTE, "none found", loses="Training on GPUs will not run: there is none")
-    elif torch.version.cuda is None:
-        mend = "pip install --force-reinstall torch, from an index with CUDA builds"
-        yield Finding("GPU", LACKS, "nvidia-smi is there, but torch is built for CPUs", mend, "GPUs stay unused")
     else:
-        mend = f"update the driver to one for CUDA {torch.version.cuda}; nvidia-smi tells which it supports"
-        yield Finding("GPU", LACKS, "nvidia-smi is there, but torch finds no GPU", mend, "GPUs stay unused")
+        lacks, mend = "is built for CPUs", "pip install --force-reinstall torch, from an index with CUDA builds"
+        if cuda := torch.version.cuda:
+            lacks, mend = (
+                "finds no GPU",
+                f"update the driver to one for CUDA {cuda}; nvidia-smi tells which it supports",
+            )
+        yield Finding("GPU", LACKS, f"nvidia-smi is there, but torch {lacks}", mend, "GPUs stay unused")
 
 
 def compilers() -> Iterator[Finding]:
@@ -178,8 +181,7 @@ def gloo_interface(other: str) -> Iterator[Finding]:
     mend = f"export GLOO_SOCKET_IFNAME={other}"
     if asked := os.environ.get("GLOO_SOCKET_IFNAME"):
         if wrong := set(asked.split(",")).difference(name for _, name in socket.if_nameindex()):
-            found = f"GLOO_SOCKET_IFNAME names {min(wrong)}, which is not there"
-            yield Finding("gloo", BROKEN, found, mend)
+            yield Finding("gloo", BROKEN, f"GLOO_SOCKET_IFNAME names {min(wrong)}, which is not there", mend)
         else:
             yield Finding("gloo", GOOD, f"takes {asked}, by GLOO_SOCKET_IFNAME")
         return

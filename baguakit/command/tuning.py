@@ -5,7 +5,7 @@ import importlib
 import os
 import re
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,7 @@ from torch import nn
 from .. import algorithms
 from ..comm import Comm
 from ..rules import Algorithm
-from ..tune import Network, Plan, plan, probe
+from ..tune import Network, plan, probe
 from ..tune.planning import by_nodes, compressors_in, every, on_all
 from .ranks import joined, launched
 from .screen import Column, Refusal, Table, say
@@ -52,9 +52,7 @@ def fill_probe(parser: argparse.ArgumentParser) -> None:
         "Measure the network between the ranks of torchrun: the latency α and the bandwidth 1/β of messages and of "
         "all-reduces over several numbers of connections, and how fast this machine compresses."
     )
-    parser.add_argument(
-        "--json", type=Path, metavar="FILE", help="keep the measurements, for bk.tune.Network.from_json"
-    )
+    parser.add_argument("--json", type=Path, metavar="FILE", help="keep the results, for bk.tune.Network.from_json")
     fill(parser, "probe", run_probe)
 
 
@@ -108,7 +106,7 @@ def run_probe(options: argparse.Namespace, comm: Comm) -> None:
 
 
 def run_plan(options: argparse.Namespace, comm: Comm) -> None:
-    """Measure the network, and print the predictions for a model."""
+    """Measure the network, and print the predictions for a model: a table, and the pick in words."""
     model = on_all(comm, lambda: model_of(options.model))
     calls = options.algorithms or every()
     network = measured(options, comm, compressors=compressors_in(list(calls)))
@@ -117,7 +115,21 @@ def run_plan(options: argparse.Namespace, comm: Comm) -> None:
     if comm.hierarchical:
         between = {call: by_nodes(each, comm) for each, call in calls.items()}
         calls = calls | {each: f"{NODES}{call})" for call, each in between.items() if each is not None}
-    show(made, calls, counted=step is not None, named=bool(options.algorithms))
+    say("Predicted by a model of that network, not measured:\n")
+    table = Table(COLUMNS)
+    for each in made.fastest():
+        to_loss = "–" if each.to_loss is None else f"{each.to_loss * 1e3:,.1f} ms"
+        cells = f"{each.seconds * 1e3:,.1f} ms", f"{each.sent / 1e6:,.2f} MB", to_loss, each.effect.short
+        table.row(short(calls[each.algorithm]), *cells)
+    for reason in made.left_out.values():
+        say(f"Left out: {reason}")
+    say(LEGEND.format(counted="; without computation, since --step-ms is not given" * (step is None)))
+    best = made.best
+    flows = f", comm=bk.Comm(flows={best.flows})" * (best.flows > 1)
+    among = "the first in --algorithms" if options.algorithms else "the first that keeps DDP's loss"
+    say(f"\nThe pick: of those within 2 % of the fastest, {among}.\n")
+    say(f"    bk.attach(model, optimizer, {calls[best.algorithm]}{flows},")
+    say(f"              bucket_bytes={best.bucket_bytes})")
 
 
 def measured(options: argparse.Namespace, comm: Comm, **more: Any) -> Network:
@@ -162,8 +174,8 @@ def algorithms_of(names: str) -> dict[Algorithm, str]:
         try:
             made[getattr(algorithms, name)()] = f"bk.algorithms.{name}()"
         except TypeError as error:  # it has required arguments
-            works = f"--algorithms takes those that work without arguments, and {name} does not: {error}"
-            raise Refusal(works) from None
+            needs = f"--algorithms takes those that work without arguments, and {name} does not: {error}"
+            raise Refusal(needs) from None
     return made
 
 
@@ -173,29 +185,6 @@ def numbers(text: str) -> tuple[int, ...]:
         return tuple(int(part) for part in text.split(","))
     except ValueError:
         raise Refusal(f"--flows is numbers of connections, such as 1,4, not {text!r}") from None
-
-
-def show(made: Plan, calls: Mapping[Algorithm, str], counted: bool, named: bool) -> None:
-    """Print the fastest row of each algorithm as a table, and the pick in words."""
-    say("Predicted by a model of that network, not measured:\n")
-    table = Table(COLUMNS)
-    for each in made.fastest():
-        table.row(
-            short(calls[each.algorithm]),
-            f"{each.seconds * 1e3:,.1f} ms",
-            f"{each.sent / 1e6:,.2f} MB",
-            "–" if each.to_loss is None else f"{each.to_loss * 1e3:,.1f} ms",
-            each.effect.short,
-        )
-    for reason in made.left_out.values():
-        say(f"Left out: {reason}")
-    say(LEGEND.format(counted="" if counted else "; without computation, since --step-ms is not given"))
-    best = made.best
-    flows = f", comm=bk.Comm(flows={best.flows})" * (best.flows > 1)
-    among = "the first in --algorithms" if named else "the first that keeps DDP's loss"
-    say(f"\nThe pick: of those within 2 % of the fastest, {among}.\n")
-    say(f"    bk.attach(model, optimizer, {calls[best.algorithm]}{flows},")
-    say(f"              bucket_bytes={best.bucket_bytes})")
 
 
 def short(call: str) -> str:

@@ -32,7 +32,7 @@ def check_open_files(size: int) -> None:
 
 
 class Process:
-    """The process of a rank, which starts when this is made, its socket for calls and replies, its stdout and stderr."""
+    """The process of a rank, which starts when this is made, its socket for calls and replies, its output."""
 
     def __init__(self, rank: int, launcher: Launcher, files: Sequence[int]) -> None:
         self.rank = rank

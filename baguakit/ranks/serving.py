@@ -35,7 +35,7 @@ _loops = itertools.count()
 def run(control: int, out: int, err: int, listening: int | None = None) -> None:
     """Run a rank until the caller ends; never returns.
 
-    The arguments are descriptors: of the socket by which the caller sends the arguments of `join` and then of `perform`,
+    The arguments are descriptors: of the socket by which the caller sends the arguments of `join`, then of `perform`,
     of stdout and stderr, and for rank 0 of the listening socket of the store.
     """
     global _control, _call
