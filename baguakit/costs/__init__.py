@@ -4,11 +4,10 @@ Each stage declares its cost in these terms, in its method `cost`; `tune` predic
 """
 
 from .model import FP32, Cost, Load, Place, degree, exchange, overlapped, piped, rounds_of
-from .network import FREE, Codec, Line, Link, Network, all_gather, all_reduce, neighbors, ring
+from .network import Codec, Line, Link, Network, all_gather, all_reduce, neighbors, ring
 
 __all__ = [
     "FP32",
-    "FREE",
     "Codec",
     "Cost",
     "Line",

@@ -30,7 +30,7 @@ max(W, c_last). Many equal flights on two lanes take the longer of Σ (T − B) 
 
 from collections import Counter, deque
 from collections.abc import Sequence
-from dataclasses import astuple, dataclass, replace
+from dataclasses import InitVar, astuple, dataclass, replace
 from functools import lru_cache
 from operator import add
 
@@ -181,66 +181,62 @@ def degree(t: Topology, n: int, round: int | None = None) -> int:
     return max(*map(len, heard), *([0] if ranks < n else sent.values()), 0)
 
 
-Flights = Sequence[tuple[float, Cost]]
-"""Of each flight r, the seconds of training before its launch, in rising order, and its cost."""
-
-
 @dataclass(eq=False)
-class Job:
-    """A flight or a phase of one: its remaining seconds, ρ, r, the phase before it, and whether it is over."""
+class Phase:
+    """A flight, or a phase of one: its remaining seconds, ρ, the training before it, and the phase before it."""
 
     left: float
-    rho: float
-    r: float = 0.0
-    before: "Job | None" = None
-    over: bool = False
+    busy: InitVar[float]
+    training: float = 0.0
+    before: "Phase | None" = None
+
+    def __post_init__(self, busy: float) -> None:
+        self.rho, self.over = busy / self.left if self.left else 0.0, False
 
 
-def overlapped(W: float, flights: Flights, kappa: float = 0.0) -> float:
-    """Return the seconds until W seconds of training and all flights are over; see this module."""
+def overlapped(W: float, flights: Sequence[tuple[float, Cost]], kappa: float = 0.0) -> float:
+    """Return the seconds until W seconds of training and all flights are over; see this module.
+
+    Args:
+        W: seconds of training.
+        flights: of each the seconds of training before its launch, in rising order, and its cost.
+        kappa: κ.
+    """
     t, x = 0.0, 0.0  # the time, and the seconds of W that are done
     lanes = lanes_of(flights, W)
     while heads := [lane[0] for lane in lanes if lane]:
-        flying = [job for job in heads if job.r <= x and (job.before is None or job.before.over)]
-        rho = sum(job.rho for job in flying)
+        flying = [each for each in heads if each.training <= x and (each.before is None or each.before.over)]
+        rho = sum(each.rho for each in flying)
         s = min(1.0, (1 - kappa / 2) / rho) if rho and x < W else 1.0
         pace = 1 - kappa * rho * s
-        until = min([W, *(job.r for job in heads if job.r > x)])
+        until = min([W, *(each.training for each in heads if each.training > x)])
         training = [(until - x) / pace] if x < W else []
-        seconds = min([*(job.left / s for job in flying), *training])
+        seconds = min([*(each.left / s for each in flying), *training])
         x = until if training == [seconds] else min(W, x + seconds * pace)
-        for job in flying:
-            job.left = 0.0 if job.left / s <= seconds else job.left - seconds * s
         t += seconds
+        for each in flying:
+            each.over = each.left / s <= seconds
+            each.left -= seconds * s
         for lane in lanes:
-            if lane and lane[0] in flying and not lane[0].left:
-                lane.popleft().over = True
+            if lane and lane[0].over:
+                lane.popleft()
     return t + max(0.0, W - x)
 
 
-def lanes_of(flights: Flights, W: float) -> tuple[deque[Job], deque[Job]]:
+def lanes_of(flights: Sequence[tuple[float, Cost]], W: float) -> tuple[deque[Phase], deque[Phase]]:
     """Return the work of two lanes in order."""
-    lane, beside = deque[Job](), deque[Job]()
-    last: Job | None = None  # phase of the flight before, which is not due yet
+    lane, beside = deque[Phase](), deque[Phase]()
+    last: list[Phase] = []  # the last phase of the flight before, which is not due yet
     for r, flight in flights:
-        between = Job(flight.beside, share(flight.beside_busy, flight.beside))
-        rest = flight.seconds - flight.beside
-        rho = share(flight.busy - flight.beside_busy, rest)
-        if not flight.beside and last is not None:
-            lane.append(last)
-            last = None
-        lane.append(first := Job(rest / 2 if flight.beside else rest, rho, min(r, W)))
-        if flight.beside:
-            between.before = first
-            beside.append(between)
-            if last is not None:
-                lane.append(last)
-            last = Job(rest / 2, rho, 0.0, between)
-    if last is not None:
-        lane.append(last)
+        rest, busy = flight.seconds - flight.beside, flight.busy - flight.beside_busy
+        if not flight.beside:
+            lane.extend([*last, Phase(rest, busy, min(r, W))])
+            last = []
+            continue
+        first = Phase(rest / 2, busy / 2, min(r, W))
+        between = Phase(flight.beside, flight.beside_busy, before=first)
+        lane.extend([first, *last])
+        beside.append(between)
+        last = [Phase(rest / 2, busy / 2, before=between)]
+    lane.extend(last)
     return lane, beside
-
-
-def share(busy: float, seconds: float) -> float:
-    """Return ρ."""
-    return busy / seconds if seconds else 0.0

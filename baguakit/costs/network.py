@@ -10,14 +10,13 @@ Exchanges on a line take, for n ranks, S bytes of values and messages of b bytes
     scatter, and gather                    α' + (n − 1) β' b + α + (n − 1) β b  shards of b bytes, each to its owner,
                                                                                 and around a ring to all
 
-α' and β' are measured by an all-to-all. If ranks share a network card, or GPUs a link between two sockets, messages of
-an all-to-all share its bandwidth. Messages of a ring do not: each link of a ring has one sender.
+α' and β' are measured by an all-to-all, whose messages share a network card that ranks share, or a link between two
+sockets. Messages of a ring do not: each link of a ring has one sender.
 
 Thakur, Rabenseifner and Gropp 2005, "Optimization of Collective Communication Operations in MPICH".
 """
 
 import json
-from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -51,9 +50,6 @@ class Line:
     def rate(self) -> float:
         """Return 1/β in bytes a second; infinite if β is 0."""
         return 1 / self.beta if self.beta else float("inf")
-
-
-FREE = Line(0.0, 0.0)
 
 
 def ring(n: int) -> float:
@@ -213,36 +209,30 @@ class Network:
     def __str__(self) -> str:
         nodes = f", {self.per_node} a node" if self.per_node > 1 else ""
         lines = [f"{self.ranks} ranks{nodes}, {self.device}, {self.threads} threads"]
-        lines += [*self._links(), *self._codecs()]
-        lines.append(
-            f"copying {gigabytes(self.copy)}, launching {self.launch * 1e6:.0f} µs, "
-            f"a second thread takes {self.crowding:.0%} of the first"
-        )
-        return "\n".join(lines)
-
-    __repr__ = __str__
-
-    def _links(self) -> Iterator[str]:
         if self.links:
-            yield f"{'link':<8}{'flows':>6}{'ranks':>6}  {'exchange':<12}{'α':>10}{'1/β':>13}{'busy':>6}"
+            lines.append(f"{'link':<8}{'flows':>6}{'ranks':>6}  {'exchange':<12}{'α':>10}{'1/β':>13}{'busy':>6}")
         for link in self.links:
             place = f"{link.part:<8}{link.flows:>6}{link.ranks:>6}"
-            for name, line in (
-                ("message", link.exchange),
-                ("all-reduce", link.all_reduce),
-                ("all-to-all", link.to_all),
-            ):
+            named = {"message": link.exchange, "all-reduce": link.all_reduce, "all-to-all": link.to_all}
+            for name, line in named.items():
                 share = line.busy / line.beta if line.beta else 0.0
                 alpha, rate = f"{line.alpha * 1e6:.0f} µs", f"{line.rate / 1e6:.1f} MB/s"
-                yield f"{place:<20}  {name:<12}{alpha:>10}{rate:>13}{share:>6.0%}"
+                lines.append(f"{place:<20}  {name:<12}{alpha:>10}{rate:>13}{share:>6.0%}")
                 place = ""
-
-    def _codecs(self) -> Iterator[str]:
         if self.codecs:
-            yield f"{'compressor':<32}{'compress':>12}{'decompress':>12}{'reduce':>12}"
+            lines.append(f"{'compressor':<32}{'compress':>12}{'decompress':>12}{'reduce':>12}")
         for codec in self.codecs:
             speeds = (codec.compress, codec.decompress, codec.reduce)
-            yield f"{codec.name:<32}" + "".join(f"{gigabytes(s / 4):>12}" for s in speeds)
+            lines.append(f"{codec.name:<32}" + "".join(f"{_gigabytes(seconds / 4):>12}" for seconds in speeds))
+        return "\n".join(
+            [
+                *lines,
+                f"copying {_gigabytes(self.copy)}, launching {self.launch * 1e6:.0f} µs, "
+                f"a second thread takes {self.crowding:.0%} of the first",
+            ]
+        )
+
+    __repr__ = __str__
 
 
 def _parts(found: dict[str, Any]) -> Any:
@@ -251,6 +241,6 @@ def _parts(found: dict[str, Any]) -> Any:
     return kind(**found)
 
 
-def gigabytes(seconds: float) -> str:
+def _gigabytes(seconds: float) -> str:
     """Return seconds a byte as a string of GB/s."""
     return f"{1e-9 / seconds:.2f} GB/s" if seconds else "free"

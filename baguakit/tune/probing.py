@@ -24,7 +24,7 @@ from ..arguments import checked, integers, real
 from ..comm import Comm, abort_all, check_device
 from ..comm.flows import SMALLEST
 from ..compressors import Compressor, MinMaxUInt8
-from ..costs import FREE, Codec, Line, Link, Network, ring
+from ..costs import Codec, Line, Link, Network, ring
 from ..lanes import lane
 from ..primitives.transports import scattered
 
@@ -250,7 +250,7 @@ class Survey:
         """Measure one link."""
         n, r = there.size, there.rank
         if n == 1:
-            return Link(part, flows, n, FREE, FREE)
+            return Link(part, flows, n, Line(0.0, 0.0), Line(0.0, 0.0))
         sizes = [b for b in SIZES if flows == 1 or b >= SMALLEST or b == SIZES[0]]  # smaller ones are not divided
         buffer = torch.zeros(SIZES[-1] // 4, dtype=torch.float32, device=self.device)
 
