@@ -9,7 +9,7 @@ from collections import defaultdict
 from collections.abc import Hashable, Iterator, MutableMapping, Sequence
 from itertools import accumulate
 from operator import is_
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -22,19 +22,11 @@ NUMBERS = (bool, int, float, complex, str, type(None))
 LONG = 16  # so many adjacent gradients are worth a flat tensor of their own
 
 
-class Sizes(NamedTuple):
-    """Numbers of values: a parameter with more than `small` is stepped alone; a flat tensor has at most `flat`."""
-
-    small: int
-    flat: int
-
-
-# Measured on a CPU with 1,000 parameters: copies cost as much as they save at about 14,000 values each where torch's
-# loop steps them by AdamW, at 4,000 where by SGD, at 3,000 where its fused kernel does AdamW; beyond 2^18 values flat
-# tensors fall out of the cache.
-CPU, CPU_FUSED = Sizes(1 << 12, 1 << 18), Sizes(1 << 11, 1 << 18)
-# On a GPU starting a kernel takes as long as streaming about a million values.
-GPU = Sizes(1 << 20, 1 << 26)
+# Values: a parameter with more than the first is stepped alone; a flat tensor has at most the second. Measured on a CPU
+# with 1,000 parameters: copies cost as much as they save at about 14,000 values each where torch's loop steps them by
+# AdamW, at 4,000 where by SGD, at 3,000 where its fused kernel does AdamW; beyond 2^18 values flat tensors fall out of
+# the cache. On a GPU starting a kernel takes as long as streaming about a million values.
+CPU, GPU = (1 << 12, 1 << 18), (1 << 20, 1 << 26)
 
 
 def shard_of(x: Tensor) -> Tensor:
@@ -244,26 +236,26 @@ def _distributed(p: Any, shard: Tensor) -> Tensor:
 # Which parameters are stepped as one
 
 
-def divide(params: Sequence[Tensor], state: OptimizerState, fused: bool) -> list[Flat]:
+def divide(params: Sequence[Tensor], state: OptimizerState) -> list[Flat]:
     """Return flat tensors of the small parameters with a gradient: of one dtype, device and kind of state.
 
-    `fused` says that torch's fused kernels step them. Parameters with adjacent gradients keep the order of these.
+    Parameters with adjacent gradients keep the order of these.
     """
     kinds: dict[Hashable, list[Tensor]] = defaultdict(list)
-    for p in _without_overlaps([p for p in params if _is_candidate(p, _sizes(p, fused).small)]):
+    for p in _without_overlaps([p for p in params if _is_candidate(p)]):
         kind = _kind(p, state)
         if kind is not None:
             kinds[kind].append(p)
-    chunks = [chunk for each in kinds.values() for run in _runs(each) for chunk in _chunks(run, _sizes(run[0], fused))]
+    chunks = [chunk for each in kinds.values() for run in _runs(each) for chunk in _chunks(run)]
     # No plain tensor alone.
     return [Flat(chunk, state) for chunk in chunks if len(chunk) > 1 or type(chunk[0]) not in PLAIN]
 
 
-def _sizes(p: Tensor, fused: bool) -> Sizes:
-    return (CPU_FUSED if fused else CPU) if p.device.type == "cpu" else GPU
+def _sizes(p: Tensor) -> tuple[int, int]:
+    return CPU if p.device.type == "cpu" else GPU
 
 
-def _is_candidate(p: Tensor, small: int) -> bool:
+def _is_candidate(p: Tensor) -> bool:
     """Return whether a parameter has a gradient, is small or distributed, and both are dense."""
     # If p has no dimensions, `exp_avg` cannot be told from `step`.
     if p.grad is None or p.dim() == 0 or not (_is_strided(p) and _is_strided(p.grad)):
@@ -272,7 +264,7 @@ def _is_candidate(p: Tensor, small: int) -> bool:
     if type(local) not in PLAIN or (grad.shape, grad.dtype) != (local.shape, local.dtype):
         return False
     # Distributed ones go as shards at any size: no optimizer takes shards and distributed tensors in one call.
-    return 0 < local.numel() <= small or type(p) not in PLAIN
+    return 0 < local.numel() <= _sizes(p)[0] or type(p) not in PLAIN
 
 
 def _is_strided(x: Tensor) -> bool:
@@ -330,15 +322,15 @@ def _runs(params: list[Tensor]) -> Iterator[list[Tensor]]:
         yield rest
 
 
-def _chunks(run: Sequence[Tensor], sizes: Sizes) -> list[list[Tensor]]:
+def _chunks(run: Sequence[Tensor]) -> list[list[Tensor]]:
     """Return the members of each flat tensor of a run: none too long, large shards alone."""
     chunks: list[list[Tensor]] = []
-    room = -1
+    (small, most), room = _sizes(run[0]), -1
     for p in run:
         n = shard_of(p).numel()
-        if n > min(room, sizes.small):
+        if n > min(room, small):
             chunks.append([])
-            room = sizes.flat if n <= sizes.small else n
+            room = most if n <= small else n
         chunks[-1].append(p)
         room -= n
     return chunks

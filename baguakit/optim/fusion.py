@@ -275,7 +275,7 @@ class Fusion:
             if before.calm < CALM or (settled and all(flat.fits(state) for flat in before.flats)):
                 return before
         self.laid_out += 1
-        return Layout(params, present, divide(params, state, bool(group.get("fused"))))
+        return Layout(params, present, divide(params, state))
 
     @torch.no_grad()
     def _scatter(self) -> None:

@@ -21,6 +21,8 @@ The four have these arguments in common:
 
 lr, step, grad_scale, clip and found_inf are numbers, or tensors with one value on the device of p (read without
 waiting) or on the CPU. `step` says how many steps were taken before this one; a tensor is advanced by one.
+
+If tensors do not go together or an option has no meaning, a step raises TypeError or ValueError and changes nothing.
 """
 
 import math
@@ -62,11 +64,10 @@ def sgd_step_(
         step: how many steps were taken before; needed with a dampening, which the first step is without.
         lr, momentum, dampening, nesterov, weight_decay: η, μ, d, and λ.
         master, key, grad_scale, clip, found_inf: see this module.
-
-    Raises:
-        TypeError, ValueError: the tensors do not go together, or an option has no meaning; nothing has been changed.
     """
-    key = _check_options(key, found_inf, step, momentum=momentum, dampening=dampening, weight_decay=weight_decay)
+    conditions = _conditions(
+        lr, step, grad_scale, clip, found_inf, key, momentum=momentum, dampening=dampening, weight_decay=weight_decay
+    )
     update = SGD(momentum, dampening, weight_decay, truth("nesterov", nesterov))
     if (momentum_buffer is not None) != (momentum != 0):
         _role("momentum_buffer", [] if momentum_buffer is None else momentum_buffer)
@@ -78,7 +79,6 @@ def sgd_step_(
     if dampening and momentum and step is None:
         raise ValueError(f"dampening={dampening} is left out at the first step; say how many went before with step=")
     states = {} if momentum_buffer is None else {"momentum_buffer": momentum_buffer}
-    conditions = Conditions(lr, 1 if step is None else step, grad_scale, clip, found_inf, key)
     _take(update, p, g, states, master, conditions)
 
 
@@ -101,12 +101,8 @@ def adam_step_(
         step: how many steps were taken before.
         lr, betas, eps, weight_decay: η, (β₁, β₂), ε and λ.
         master, key, grad_scale, clip, found_inf: see this module.
-
-    Raises:
-        TypeError, ValueError: the tensors do not go together, or an option has no meaning; nothing has been changed.
     """
-    key = _check_options(key, found_inf, step, eps=eps, weight_decay=weight_decay)
-    conditions = Conditions(lr, step, grad_scale, clip, found_inf, key)
+    conditions = _conditions(lr, step, grad_scale, clip, found_inf, key, eps=eps, weight_decay=weight_decay)
     _take(Adam(*pair("betas", betas, 0, below=1), eps, weight_decay), p, g, {"m": m, "v": v}, master, conditions)
 
 
@@ -126,14 +122,10 @@ def adamw_step_(
         packed: in place of g (None), for p, m and v that are a flat tensor each: the one row of bytes that
             `compressor.compress(g.view(1, -1))` returned.
         compressor: what packed it. All else as in `adam_step_`.
-
-    Raises:
-        TypeError, ValueError: the tensors do not go together, or an option has no meaning; nothing has been changed.
     """
-    key = _check_options(key, found_inf, step, eps=eps, weight_decay=weight_decay)
+    conditions = _conditions(lr, step, grad_scale, clip, found_inf, key, eps=eps, weight_decay=weight_decay)
     instance("compressor", compressor, MinMaxUInt8, "MinMaxUInt8(), the only one whose bytes a step reads")
     update = Adam(*pair("betas", betas, 0, below=1), eps, weight_decay, decoupled=True)
-    conditions = Conditions(lr, step, grad_scale, clip, found_inf, key)
     if (g is None) == (packed is None):
         raise ValueError(
             f"give g, or packed= with None in its place: one of the two, "
@@ -162,12 +154,8 @@ def lion_step_(
         step: how many steps were taken before; only draws (`key`) depend on it.
         lr, betas, weight_decay: η, (β₁, β₂) and λ.
         master, key, grad_scale, clip, found_inf: see this module.
-
-    Raises:
-        TypeError, ValueError: the tensors do not go together, or an option has no meaning; nothing has been changed.
     """
-    key = _check_options(key, found_inf, step, weight_decay=weight_decay)
-    conditions = Conditions(lr, 1 if step is None else step, grad_scale, clip, found_inf, key)
+    conditions = _conditions(lr, step, grad_scale, clip, found_inf, key, weight_decay=weight_decay)
     _take(Lion(*pair("betas", betas, 0, below=1), weight_decay), p, g, {"m": m}, master, conditions)
 
 
@@ -196,15 +184,13 @@ def _gradient_norm(role: Role, found_inf: Tensor | None) -> Tensor:
     if not tensors:
         raise ValueError(f"there are no grads to take a norm of, only {describe(list(tensors))}")
     if found_inf is not None:
-        if not isinstance(found_inf, Tensor):
-            raise TypeError(f"found_inf is a tensor with one value, to be written to, not {found_inf!r}")
+        instance("found_inf", found_inf, Tensor, "a tensor with one value, to be written to")
         steps_ops.check_number("found_inf", found_inf, tensors[0].device)
         if found_inf.device != tensors[0].device:
             raise ValueError(
                 f"found_inf is written beside the gradients, on {tensors[0].device}, not {found_inf.device}"
             )
     norm = torch.empty((), dtype=torch.float32, device=tensors[0].device)
-
     steps_ops.gradient_norm_(norm, role, found_inf, lambda: steps_ops.check_gradients(tensors))
     return norm
 
@@ -238,8 +224,10 @@ def _role(name: str, tensors: Any) -> Role:
     return given
 
 
-def _check_options(key: int | None, found_inf: Any, step: Any, **numbers: Any) -> int | None:
-    """Return the key if it is a whole number; raise unless the `numbers` are finite and 0 or more, and steps count.
+def _conditions(
+    lr: Number, step: Any, grad_scale: Number, clip: Number, found_inf: Any, key: int | None, **numbers: Any
+) -> Conditions:
+    """Return the conditions if keys and steps are whole numbers, and the `numbers` finite and 0 or more; else raise.
 
     A skipped step would be counted wrongly if `found_inf` and `step` were on two devices.
     """
@@ -258,7 +246,7 @@ def _check_options(key: int | None, found_inf: Any, step: Any, **numbers: Any) -
                 f"found_inf is on {found_inf.device} and step on {where}, where a skipped step would be counted; give "
                 "step in a tensor beside found_inf"
             )
-    return key
+    return Conditions(lr, 1 if step is None else step, grad_scale, clip, found_inf, key)
 
 
 def _packed_row(packed: Tensor, compressor: MinMaxUInt8, p: Tensors) -> Tensor:
@@ -330,27 +318,25 @@ OPTIONS = {name: tuple(each.name for each in fields(kind)) for name, kind in UPD
 
 def _step_in_graph(
     update: Update, p: Tensors, g: Tensors | None, states: dict[str, Tensors], master: Masters | None,
-    conditions: Conditions, packed: Tensor | None, compressor: MinMaxUInt8,
+    c: Conditions, packed: Tensor | None, compressor: MinMaxUInt8,
 ) -> None:  # fmt: skip
-    options = [float(getattr(update, name)) for name in OPTIONS[type(update).__name__]]
-    u, v = [*(_list(state) for state in states.values()), [], []][:2]
-    masters = _list(master)
-    c = conditions
+    def tensor(number: Number) -> Tensor:
+        if isinstance(number, Tensor):
+            return number
+        return torch.tensor(number, dtype=torch.int64 if isinstance(number, int) else torch.float64)
+
+    def tensors(given: Masters | None) -> list[Any]:
+        return [] if given is None else list(listed(_role("master", given)))
+
+    name = type(update).__name__
+    options = [float(getattr(update, option)) for option in OPTIONS[name]]
+    u, v = [*map(tensors, states.values()), [], []][:2]
+    masters = tensors(master)
     _operator(
-        type(update).__name__, options, " ".join(states), _list(p), _list(g), u, v,
-        [x for x in masters if x is not None], [x is not None for x in masters], _tensor(c.lr), _tensor(c.taken),
-        _tensor(c.grad_scale), _tensor(c.clip), _tensor(c.found_inf), c.key, packed, compressor.block,
+        name, options, " ".join(states), tensors(p), tensors(g), u, v, [x for x in masters if x is not None],
+        [x is not None for x in masters], tensor(c.lr), tensor(c.taken), tensor(c.grad_scale), tensor(c.clip),
+        tensor(c.found_inf), c.key, packed, compressor.block,
     )  # fmt: skip
-
-
-def _list(tensors: Masters | None) -> list[Any]:
-    return [] if tensors is None else list(listed(_role("master", tensors)))
-
-
-def _tensor(number: Number) -> Tensor:
-    if isinstance(number, Tensor):
-        return number
-    return torch.tensor(number, dtype=torch.int64 if isinstance(number, int) else torch.float64)
 
 
 @torch.library.custom_op("baguakit::step_", mutates_args={"p", "u", "v", "master", "taken"})
