@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from .. import algorithms
-from ..pictures.plots import blank, line_style, set_frame
+from ..pictures import blank, line_style, set_frame
 from ..rules import hierarchical
 from ..topology import Exponential, OnePeerExact
 from .digits import DIGITS, Contender, Result, has_nodes, prepare, train

@@ -9,10 +9,233 @@
 | `topology.Ring().draw(size)`           | the graph and the mixing matrix (every topology)                    |
 
 The functions import matplotlib when they are called. Figures are independent of pyplot: `.savefig("decay.png")`; a
-notebook displays them after `%matplotlib inline`. Colours are those of Okabe and Ito, which colour-blind readers can
-distinguish; markers and dashes distinguish the lines in grey print.
+notebook displays them after `%matplotlib inline`. Lines differ in colour (Okabe and Ito's), marker and dashes.
 """
 
-from .plots import consensus_decay, error_histogram, roofline, score_by_bytes
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from ..arguments import checked, describe, tensor
+from ..compressors import Compressor
+from ..topology import Topology
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
 __all__ = ["consensus_decay", "error_histogram", "roofline", "score_by_bytes"]
+
+LONGEST = 4096  # rounds of the longest period for which the spectral gap is computed
+ROUNDING = 1e-8  # of the first distance: smaller distances are rounding errors of fp32
+ACROSS, BINS = 3, 81  # histograms beside each other, and bars in one
+
+Curve = Sequence[tuple[float, float]]
+Row = Mapping[str, Any]
+
+# Okabe and Ito's colours without yellow, which is hard to see on white: dark and light in turn.
+COLOURS = ("#0072B2", "#D55E00", "#000000", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#7F7F7F")
+MARKERS = "osD^v<>P"
+DASHES: tuple[Any, ...] = ("-", "--", "-.", ":", (0, (6, 2)), (0, (3, 1, 1, 1, 1, 1)), (0, (1, 3)), (0, (8, 2, 1, 2)))
+PALE = "#8a8a8a"
+
+
+def blank(width: float, height: float) -> "Figure":
+    """Return an empty figure of a size in inches.
+
+    Raises:
+        ModuleNotFoundError: matplotlib is not installed.
+    """
+    try:
+        from matplotlib.figure import Figure
+    except ModuleNotFoundError as missing:
+        raise ModuleNotFoundError("plots need matplotlib: pip install matplotlib") from missing
+    return Figure(figsize=(width, height), layout="constrained")
+
+
+def line_style(i: int) -> dict[str, Any]:
+    """Return the colour, marker and dashes of the i-th line."""
+    styles = {"color": COLOURS, "marker": MARKERS, "linestyle": DASHES}
+    own = {key: values[i % len(values)] for key, values in styles.items()}
+    return {**own, "markersize": 4.5, "markerfacecolor": "white", "linewidth": 1.4}
+
+
+def set_frame(axes: "Axes") -> None:
+    """Set a pale grid, and remove the frame at the top and on the right."""
+    axes.grid(True, color="#d8d8d8", linewidth=0.5)
+    axes.set_axisbelow(True)
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.tick_params(labelsize=8)
+
+
+@checked
+def consensus_decay(distances: Mapping[Topology, Sequence[float]], size: int) -> "Figure":
+    """Draw measured distances from the mean by round, with the decay that the spectral gap gives.
+
+        points   d_t = sqrt( (1/n) Σ_r ‖x_r − x̄‖² )  after t rounds
+        line     ρ^t d_0,   ρ = 1 − topology.spectral_gap(n)
+
+    The points of a static symmetric topology lie on or below its line. A topology that reaches the exact mean has no
+    line; the legend gives the number of rounds.
+
+    Args:
+        distances: d_0, d_1, d_2 … by topology. A distance below 10⁻⁸ of the largest d_0 is a rounding error: it has no
+            point, and a line falls to the bottom at the first of them.
+        size: n, the number of ranks.
+
+    Raises:
+        ValueError: `distances` is empty, or a distance is negative or not a number.
+    """
+    if not distances or not all(len(d) and all(x >= 0 for x in d) for d in distances.values()):
+        raise ValueError(f"distances has numbers, 0 or more, for each topology; not {dict(distances)!r}")
+    bottom = ROUNDING * (max(d[0] for d in distances.values()) or 1.0)
+    smallest = min(min(d) for d in distances.values())
+    bottom = bottom if smallest < bottom else smallest / 3
+    figure = blank(7.0, 3.9)
+    axes = figure.subplots()
+    for i, (topology, measured) in enumerate(distances.items()):
+        style = line_style(i)
+        rate, label = None, "no bound for a round"
+        if topology.period(size) <= LONGEST and (exact := topology.rounds_to_exactness(size)):
+            label = f"exact after {exact}"
+        elif topology.period(size) <= LONGEST:
+            rate = 1 - topology.spectral_gap(size)
+            label = f"ρ = {rate:.3f}"
+        if rate is not None:
+            promised = [(t, y) for t in range(len(measured)) if (y := measured[0] * rate**t) >= bottom]
+            axes.plot(*zip(*promised, strict=True), color=style["color"], linestyle=style["linestyle"], linewidth=1)
+            style["linestyle"] = "none"
+        points = [x if x >= bottom else float("nan") for x in measured]
+        axes.plot(range(len(points)), points, label=f"{topology!r}: {label}", clip_on=False, zorder=3, **style)
+        for t, (before, after) in enumerate(pairwise(measured)):
+            if before >= bottom > after:
+                axes.plot([t, t + 1], [before, bottom], color=style["color"], linestyle="--", linewidth=1)
+    axes.set(yscale="log", xlabel="rounds", ylabel="distance from the mean", xlim=(0, None), ylim=(bottom, None))
+    axes.set_title(f"{size} ranks: measured (points) and ρᵗ (lines)", fontsize=10)
+    axes.locator_params(axis="x", integer=True)
+    set_frame(axes)
+    figure.legend(*axes.get_legend_handles_labels(), loc="outside lower center", ncols=2, fontsize=8, frameon=False)
+    return figure
+
+
+@checked
+def error_histogram(x: Tensor, *compressors: Compressor) -> "Figure":
+    """Draw a histogram of the errors Q(x) − x of each compressor Q, in units of the root mean square of x.
+
+    Each panel has its own scale, three times the root mean square of the error on both sides. Its title has the bits
+    per value on the wire and the relative error  ‖Q(x) − x‖ / ‖x‖.
+
+    Args:
+        x: a floating tensor of any shape, on any device; it is compressed as one row.
+        compressors: compressors such as `compressors.MinMaxUInt8(), compressors.TopK(0.01)`.
+
+    Raises:
+        ValueError: there is no compressor, or x is empty or has only zeros.
+    """
+    tensor("x", x)
+    norm = float(torch.linalg.vector_norm(x.float()))
+    if not compressors or not norm > 0:
+        raise ValueError(
+            f"x has values, not all of them 0, and compressors names one or more; not {describe(x)} and {compressors!r}"
+        )
+    rows = -(-len(compressors) // ACROSS)
+    columns = min(ACROSS, len(compressors))
+    figure = blank(2.9 * columns + 0.4, 2.3 * rows + 0.2)
+    panels = figure.subplots(rows, columns, squeeze=False).flatten()
+    for left_over in panels[len(compressors) :]:
+        left_over.set_axis_off()
+    for i, (compressor, axes) in enumerate(zip(compressors, panels, strict=False)):
+        row = x.detach().reshape(1, -1)
+        packed = compressor.compress(row)
+        error = (compressor.decompress(packed, row.shape[1]).float() - row.float()).flatten().cpu()
+        bits = 8 * packed.numel() / row.shape[1]
+        size = float(torch.linalg.vector_norm(error)) / norm
+        unit = norm / x.numel() ** 0.5
+        reach = max(3 * size, 1e-9)
+        axes.hist((error / unit).numpy(), bins=BINS, range=(-reach, reach), color=COLOURS[i % len(COLOURS)])
+        axes.set_title(f"{compressor!r}\n{bits:.3g} bits a value, error {size:.2%}", fontsize=9)
+        axes.set(xlim=(-reach, reach), yticks=[])
+        axes.locator_params(axis="x", nbins=5)
+        set_frame(axes)
+        axes.spines["left"].set_visible(False)
+    figure.supxlabel("error, in units of the root mean square of the values", fontsize=9)
+    return figure
+
+
+@checked
+def roofline(measured: Mapping[str, Any], families: Sequence[str] | None = None) -> "Figure":
+    """Draw the bandwidth of kernels relative to a copy, and the time of a call, by the number of values.
+
+    A kernel that reads and writes as many bytes as a copy is rarely faster, but for small tensors, which a cache holds.
+
+    Args:
+        measured: the output of `python -m bench.roofline`: a dict with "machine" and "rows". A row has "family",
+            "name", "values", "seconds" and "share" (of the bandwidth of a copy).
+        families: the families to draw; None for all.
+
+    Raises:
+        ValueError: there is no row of one of the families.
+    """
+    groups: dict[str, dict[str, list[Row]]] = {}
+    for row in measured["rows"]:
+        groups.setdefault(row["family"], {}).setdefault(row["name"], []).append(row)
+    chosen = list(groups) if families is None else list(families)
+    if not chosen or not set(chosen) <= groups.keys():
+        raise ValueError(f"measured has no rows of families {families!r}; it has {', '.join(groups) or 'no rows'}")
+    figure = blank(8.5, 2.2 * len(chosen) + 0.4)
+    panels = figure.subplots(len(chosen), 2, sharex=True, squeeze=False)
+    for family, (left, right) in zip(chosen, panels, strict=True):
+        for i, (name, rows) in enumerate(groups[family].items()):
+            sizes, style = [row["values"] for row in rows], {**line_style(i), "markersize": 3, "linewidth": 1.0}
+            left.plot(sizes, [row["share"] for row in rows], label=name, **style)
+            right.plot(sizes, [row["seconds"] * 1e6 for row in rows], **style)
+        left.axhline(1, color=PALE, linewidth=0.8)
+        left.set_xscale("log", base=2)
+        left.set_ylim(0, None)
+        left.set_ylabel("share of a copy", fontsize=8)
+        left.set_title(family, fontsize=9, loc="left")
+        right.set(yscale="log")
+        right.set_ylabel("µs a call", fontsize=8)
+        right.legend(*left.get_legend_handles_labels(), fontsize=7, frameon=False)
+        set_frame(left)
+        set_frame(right)
+    for axes in panels[-1]:
+        axes.set_xlabel("values", fontsize=8)
+    machine = measured["machine"]
+    figure.suptitle(f"{machine['device']}, {machine['processor']}, {machine['date']}", fontsize=9)
+    return figure
+
+
+@checked
+def score_by_bytes(curves: Mapping[str, Curve], score: str = "test accuracy") -> "Figure":
+    """Draw the score of training runs by the bytes that a rank has sent: the best curves are high and far left.
+
+    Args:
+        curves: points (bytes sent so far, score) by name, in the order of training; one point is enough. The axis of
+            bytes is logarithmic: a run that sends nothing is drawn as a horizontal line at its last score.
+        score: the label of the score.
+
+    Raises:
+        ValueError: a curve has no points.
+    """
+    if not curves or not all(curves.values()):
+        raise ValueError(f"curves has at least one point (bytes, score) for each name; not {dict(curves)!r}")
+    figure = blank(7.5, 3.9)
+    from matplotlib.ticker import EngFormatter
+
+    axes = figure.subplots()
+    for i, (name, points) in enumerate(curves.items()):
+        sending = [point for point in points if point[0] > 0]
+        if sending:
+            axes.plot(*zip(*sending, strict=True), label=name, **line_style(i))
+        else:
+            style = {**line_style(i), "linestyle": (0, (1, 2)), "marker": ""}
+            axes.axhline(points[-1][1], label=f"{name} (sends nothing)", **style)
+    axes.set(xscale="log", xlabel="sent by a rank", ylabel=score)
+    axes.xaxis.set_major_formatter(EngFormatter("B"))
+    set_frame(axes)
+    figure.legend(*axes.get_legend_handles_labels(), loc="outside right center", fontsize=8, frameon=False)
+    return figure

@@ -4,7 +4,7 @@ All ranks time the same steps, gather their times, and use the slowest rank's: s
 same step. The search begins at the prediction of a plan, or at the present setting, and goes on to neighbours of the
 best so far, on the grid of sizes and flows, until none is better:
 
-    t(c) = max over ranks of the median step under c;     best ← c  where  t(c) < (1 − gain) t(best)
+    t(c) = max over ranks of the median step under c;     best ← c  where  t(c) < 0.97 t(best)
 """
 
 import logging
@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from math import lcm
 from typing import Any
 
-from ..arguments import check_fields, checked, integer, message, real
+from ..arguments import check_fields, checked, integer, message
 from ..rules import Rule, rules_of
 from .planning import BUCKET_BYTES, Plan, counted, distinct
 from .prediction import every_of
@@ -22,6 +22,7 @@ from .probing import now
 
 log = logging.getLogger("baguakit")
 SETTLING = 2  # steps after a change of buckets that are not timed
+GAIN = 0.03  # the share of time by which a setting must be faster than the best before it
 
 
 @dataclass(frozen=True)
@@ -45,18 +46,18 @@ class Trial:
         return f"buckets of {self.bucket_bytes / 2**20:g} MiB over {flows}: {self.seconds * 1e3:.2f} ms a step"
 
 
-def best_of(trials: Sequence[Trial], gain: float) -> Trial:
-    """Return the best trial: the first, or a later one that was faster by `gain` than the best before it."""
+def best_of(trials: Sequence[Trial]) -> Trial:
+    """Return the best trial: the first, or a later one that was faster by `GAIN` than the best before it."""
     best = trials[0]
     for trial in trials[1:]:
-        if trial.seconds < (1 - gain) * best.seconds:
+        if trial.seconds < (1 - GAIN) * best.seconds:
             best = trial
     return best
 
 
-def next_of(trials: Sequence[Trial], sizes: Sequence[int], flows: Sequence[int], gain: float) -> tuple[int, int] | None:
+def next_of(trials: Sequence[Trial], sizes: Sequence[int], flows: Sequence[int]) -> tuple[int, int] | None:
     """Return an untried neighbour of the best setting on the grid, other sizes first; None if all were tried."""
-    best, tried = best_of(trials, gain), {trial.setting for trial in trials}
+    best, tried = best_of(trials), {trial.setting for trial in trials}
     i, j = sizes.index(best.bucket_bytes), flows.index(best.flows)
     around = [(i + 1, j), (i - 1, j), (i, j + 1), (i, j - 1)]
     settings = [(sizes[a], flows[b]) for a, b in around if 0 <= a < len(sizes) and 0 <= b < len(flows)]
@@ -72,11 +73,9 @@ class Tuner:
         log: the sentences that were logged ("baguakit").
     """
 
-    def __init__(
-        self, att: Any, start: tuple[int, int], sizes: list[int], flows: list[int], steps: int, gain: float
-    ) -> None:
+    def __init__(self, att: Any, start: tuple[int, int], sizes: list[int], flows: list[int], steps: int) -> None:
         self._att, self._tunable, self._setting = att, att.tunable, start
-        self._sizes, self._flows, self._gain = sizes, flows, gain
+        self._sizes, self._flows = sizes, flows
         self._begin = max(map(settled, att.rules))
         self._period = lcm(*map(every_of, att.rules))
         self._steps = -(-steps // self._period) * self._period
@@ -95,7 +94,7 @@ class Tuner:
     @property
     def best(self) -> Trial | None:
         """Return the best trial so far; None before the first has ended."""
-        return best_of(self.trials, self._gain) if self.trials else None
+        return best_of(self.trials) if self.trials else None
 
     def stop(self) -> None:
         """End here, with the buckets as they are. Every rank calls it at the same step; local."""
@@ -128,7 +127,7 @@ class Tuner:
         trial = Trial(*self._setting, max(self._tunable.gather(mine)))
         self.trials.append(trial)
         self._say(str(trial))
-        after, best = next_of(self.trials, self._sizes, self._flows, self._gain), best_of(self.trials, self._gain)
+        after, best = next_of(self.trials, self._sizes, self._flows), best_of(self.trials)
         self._setting = best.setting if after is None else after
         self._att.recut(*self._setting)
         if after is None:
@@ -153,7 +152,6 @@ def autotune(
     bucket_bytes: Sequence[int] = BUCKET_BYTES,
     flows: Sequence[int] | None = None,
     steps: int = 8,
-    gain: float = 0.03,
 ) -> Tuner:
     """Let an attachment find the size of its buckets, and its number of flows, in its first steps. Every rank calls it.
 
@@ -175,7 +173,6 @@ def autotune(
         bucket_bytes: the sizes to try, in bytes.
         flows: the numbers of flows to try; None: those of the plan, or without a plan the present one alone.
         steps: the number of steps that are timed under a setting; their median counts.
-        gain: the share of time by which a setting must be faster than the best before it.
 
     Returns:
         A `Tuner`: `tuner.over`, `tuner.best`, `tuner.log`; print it.
@@ -189,7 +186,6 @@ def autotune(
     for rule in att.rules:
         if rule.window == "free_running":
             raise ValueError(f"under {rule!r} ranks are at different steps and nobody waits: there is nothing to tune")
-    real("gain", gain, 0, below=1)
     row = next((row for row in plan.rows if rules_of(row.algorithm) == att.rules), None) if plan is not None else None
     tunable = att.tunable
     here = tunable.setting
@@ -204,7 +200,7 @@ def autotune(
     wanted = sorted({start[0], *(integer("bucket_bytes", size, 1) for size in bucket_bytes)})
     named = {name: p for p, name in tunable.names.items()}
     sizes = distinct(att.rules, named, [start[0], *wanted])
-    return Tuner(att, start, sorted(sizes), counts, integer("steps", steps, 1), gain)
+    return Tuner(att, start, sorted(sizes), counts, integer("steps", steps, 1))
 
 
 def settled(rule: Rule) -> int:

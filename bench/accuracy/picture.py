@@ -29,7 +29,7 @@ COLUMN, LINE = 8.75, 0.034  # bits where it begins; the height of a line of it, 
 
 def draw(found: Found) -> Any:
     """Return a figure with a panel for each of three sources."""
-    from baguakit.pictures.plots import blank
+    from baguakit.pictures import blank
 
     figure = blank(11, 4.8)
     panels = figure.subplots(1, len(SHOWN), sharey=True)
@@ -43,7 +43,7 @@ def draw(found: Found) -> Any:
 
 
 def _panel(axes: Any, formats: Sequence[Found], source: Found) -> None:
-    from baguakit.pictures.plots import PALE, set_frame
+    from baguakit.pictures import PALE, set_frame
 
     axes.set(yscale="log", xlim=LIMITS, ylim=(FLOOR, 1), xticks=range(1, 9))
     axes.set_title(source["name"], fontsize=9)

@@ -119,7 +119,7 @@ def _line(row: dict[str, Any]) -> str:
 
 def draw(found: dict[str, Any]) -> Any:
     """Draw the predicted share of each operation as a bar, in colours by what it is bound by."""
-    from baguakit.pictures.plots import COLOURS, blank, set_frame
+    from baguakit.pictures import COLOURS, blank, set_frame
 
     rows = found["rows"]
     figure = blank(8.5, 0.17 * len(rows) + 1.2)

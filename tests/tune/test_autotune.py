@@ -18,12 +18,12 @@ from baguakit.tune.tuner import Trial, best_of, next_of
 SIZES = (1, 300, 1 << 20)  # a bucket for each parameter, some, and one for all
 
 
-def searched(seconds, start, sizes, flows, gain=0.02):
+def searched(seconds, start, sizes, flows):
     """Return the trials of a search where a setting takes `seconds(size, flows)`."""
     trials, setting = [], start
     while setting is not None:
         trials.append(Trial(*setting, seconds(*setting)))
-        setting = next_of(trials, sizes, flows, gain)
+        setting = next_of(trials, sizes, flows)
     return trials
 
 
@@ -36,7 +36,7 @@ def test_the_search_ends_at_a_setting_that_no_neighbour_beats():
 
         for start in [(4, 2), (32, 1)]:
             trials = searched(seconds, start, sizes, flows)
-            assert best_of(trials, 0.02).setting == best
+            assert best_of(trials).setting == best
             assert len({trial.setting for trial in trials}) == len(trials) <= len(sizes) * len(flows)
 
 
@@ -183,7 +183,7 @@ def test_what_cannot_be_tuned_is_refused():
                 except (TypeError, ValueError) as error:
                     found.append(str(error))
         with bk.attach(model, optimizer, bk.algorithms.local_sgd()) as att:
-            for options in ({"gain": 1}, {"steps": 0}, {"flows": (0,)}, {"bucket_bytes": (0,)}):
+            for options in ({"steps": 0}, {"flows": (0,)}, {"bucket_bytes": (0,)}):
                 with pytest.raises(ValueError):
                     bk.tune.autotune(att, **options)
         return found
