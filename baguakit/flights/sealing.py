@@ -17,15 +17,16 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from ..arguments import truth
+from ..arguments import integer, message, one_of, text, truth
 from ..comm import Comm
 from ..keeping import finite
 from ..rules import Rule
 from ..runtime import Runtime, first_said, plain_names
 from ..stages.base import remembered
-from .checkpoint import check_saved, check_state
+from .checkpoint import check_saved
 from .runner import RuleRunner
 
+VERSIONS = (1,)
 log = logging.getLogger("baguakit")
 
 
@@ -34,7 +35,8 @@ def sealed(state: dict[str, Any], runtime: Runtime[Any]) -> dict[str, Any]:
     saved = {
         "rank": runtime.comm.rank,
         "world": _world(runtime.comm),
-        "run": _run(runtime),
+        # Where ranks come and go, they may save one step in two rounds.
+        "run": "" if runtime.comm.membership.changes else runtime.monitor.run,
         "frozen": list(runtime.setup.frozen),
         "sums": [[place, checksum(x)] for place, _, x in tensors_in(state)],
     }
@@ -54,7 +56,7 @@ def opened(state: Any, runtime: Runtime[Any], runners: Sequence[RuleRunner], str
     check_saved(runners, state["rules"])
     here = [*runtime.setup.names.values(), *runtime.setup.frozen]
     named = _renamed(state, here)
-    for fault in (*damages(state), *_other_ranks(state, runtime), *_missing(named, runtime, runners)):
+    for fault in (*_damages(state), *_other_ranks(state, runtime), *_missing(named, runtime, runners)):
         if strict:
             raise ValueError(f"{fault}; load_state_dict(state, strict=False) loads it all the same")
         log.warning("%s", fault)
@@ -63,11 +65,56 @@ def opened(state: Any, runtime: Runtime[Any], runners: Sequence[RuleRunner], str
     return named
 
 
+def check_state(state: Any) -> None:
+    """Raise a TypeError or a ValueError unless this is a state that an attachment's `state_dict` returned."""
+    _dict("state", state, "version", "ranks", "step", "rules")
+    one_of('state["version"]', state["version"], VERSIONS)
+    integer('state["ranks"]', state["ranks"], 1)
+    integer('state["step"]', state["step"], 0)
+    rules = _dict('state["rules"]', state["rules"])
+    _dict('state["rules"]', rules, *map(str, range(len(rules))))
+    for i, rule in rules.items():
+        name = f'state["rules"]["{i}"]'
+        _dict(name, rule, "rule", "round", "cut", "parameters", "own")
+        text(f'{name}["rule"]', rule["rule"])
+        integer(f'{name}["round"]', rule["round"], 0)
+        integer(f'{name}["launched"]', rule.get("launched", 0), 0)
+        cut, listed = rule["cut"], list | tuple
+        if not isinstance(cut, listed) or not all(isinstance(names, listed) for names in cut):
+            raise TypeError(message(f'{name}["cut"]', "a list of lists of parameter names", cut))
+        _dict(f'{name}["parameters"]', rule["parameters"])
+        for at, held in _dicts_of(rule):
+            for path, value in _dict(f"{name}[{at}]", held).items():
+                if not isinstance(value, Tensor):
+                    raise TypeError(message(f'{name}[{at}]["{path}"]', "a tensor", value))
+    for name in state.get("order", ()):
+        text('state["order"]', name)
+    for name, number in _dict('state["tuned"]', state.get("tuned", {})).items():
+        integer(f'state["tuned"]["{name}"]', number, 1)
+    if "saved" in state:
+        _dict('state["saved"]', state["saved"], "rank", "world", "run", "frozen", "sums")
+
+
+def _dict(name: str, value: Any, *keys: str) -> Mapping[str, Any]:
+    """Return a dict that has these keys, or raise a TypeError or a ValueError."""
+    if not isinstance(value, Mapping):
+        raise TypeError(message(name, "a dict, as state_dict() returned it", value))
+    for key in keys:
+        if key not in value:
+            raise ValueError(message(name, f'a dict with "{key}" in it, as state_dict() returned it', dict(value)))
+    return value
+
+
+def _dicts_of(rule: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    """Yield the dicts of tensors in the state of a rule, each with its place there, as an expression."""
+    yield '"own"', rule["own"]
+    yield from ((f'"parameters"]["{name}"', held) for name, held in rule["parameters"].items())
+
+
 def tensors_in(state: Mapping[str, Any]) -> Iterator[tuple[str, str, Tensor]]:
     """Yield for every tensor of a state its place, as an expression, the last key of that, and itself."""
     for i, rule in state["rules"].items():
-        dicts = {'"own"': rule["own"], **{f'"parameters"]["{name}"': held for name, held in rule["parameters"].items()}}
-        for at, held in dicts.items():
+        for at, held in _dicts_of(rule):
             yield from ((f'state["rules"]["{i}"][{at}]["{path}"]', path, x) for path, x in held.items())
 
 
@@ -91,29 +138,21 @@ def checksum(x: Tensor) -> int:
     return zlib.crc32(bits, zlib.crc32(f"{x.dtype} {tuple(x.shape)}".encode()))
 
 
-def damages(state: Mapping[str, Any]) -> Iterator[str]:
+def _damages(state: Mapping[str, Any]) -> Iterator[str]:
     """Yield a sentence for each tensor that is not as it was saved, or not finite."""
     sums = dict(state.get("saved", {}).get("sums", ()))
     for place, path, x in tensors_in(state):
+        wide = x.float() if x.is_floating_point() and x.itemsize == 1 else x  # torch asks no float8 if it is finite
         if sums.pop(place, checked := checksum(x)) != checked:
             yield f"{place} is damaged: its values are not those that were saved"
-        elif not _flies(path) and not finite(_wide(x)):  # a gradient in the air may be lost: its step will be skipped
+        elif not _flies(path) and not finite(wide):  # a gradient in the air may be lost: its step will be skipped
             yield f"{place} holds a value that is not finite, which training would keep"
     for place in sums:
         yield f"{place} is missing: it was saved"
 
 
-def _wide(x: Tensor) -> Tensor:
-    return x.float() if x.is_floating_point() and x.itemsize == 1 else x  # torch asks no float8 whether it is finite
-
-
 def _flies(path: str) -> bool:
     return path.startswith("flight.")
-
-
-def _run(runtime: Runtime[Any]) -> str:
-    """Return the name of a run; "" where ranks come and go, and may save one step in two rounds."""
-    return "" if runtime.comm.membership.changes else runtime.monitor.run
 
 
 def _other_ranks(state: Mapping[str, Any], runtime: Runtime[Any]) -> Iterator[str]:
@@ -158,14 +197,10 @@ def _renamed(state: Mapping[str, Any], here: Sequence[str]) -> dict[str, Any]:
     def renamed(names: Sequence[str]) -> list[str]:
         return [plain.get(name, name) for name in names]
 
-    changed = {
-        i: {
-            **rule,
-            "parameters": {plain[name]: held for name, held in rule["parameters"].items()},
-            "cut": [renamed(bucket) for bucket in rule["cut"]],
-        }
-        for i, rule in rules.items()
-    }
+    changed = {}
+    for i, rule in rules.items():
+        parameters, cut = rule["parameters"].items(), [renamed(bucket) for bucket in rule["cut"]]
+        changed[i] = {**rule, "parameters": {plain[name]: held for name, held in parameters}, "cut": cut}
     return {**state, "rules": changed, "order": renamed(state.get("order", ())), "saved": seal}
 
 
