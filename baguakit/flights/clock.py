@@ -28,19 +28,12 @@ def announce_nothing(what: int) -> None:
 
 @dataclass
 class Clock:
-    """The step of an attachment, and the modes that its user has entered.
+    """The step of an attachment, and the modes that its user has entered."""
 
-    Attributes:
-        step: optimizer steps made since the attachment was made.
-        synchronising: false inside `no_sync()`, where gradients are only accumulated.
-        announce: inside `join()`, tells the ranks that have run out of batches the next collective, before it is done.
-        joined: the call of `join()` under way, or "".
-    """
-
-    step: int = 0
-    synchronising: bool = True
-    announce: Callable[[int], None] = announce_nothing
-    joined: str = ""
+    step: int = 0  # optimizer steps made since the attachment was made
+    synchronising: bool = True  # false inside `no_sync()`, where gradients are only accumulated
+    announce: Callable[[int], None] = announce_nothing  # in `join()`: the next collective, to ranks out of batches
+    joined: str = ""  # the call of `join()` under way
 
     def outside(self, what: str) -> None:
         """Raise a RuntimeError inside `join()`, where a rank that has run out of batches would not make this call."""
@@ -56,31 +49,21 @@ STEP, BACKWARD = "step", "backward"
 
 @dataclass(frozen=True)
 class StepRecord:
-    """One optimizer step: from the end of the one before it, or from when the hooks were set, to its own.
-
-    Attributes:
-        parts: the name, the begin and the end of each part.
-        accumulated: gradients were accumulated under `no_sync` first.
-    """
+    """One optimizer step: from the end of the one before it, or from when the hooks were set, to its own."""
 
     step: int
     begin: Moment
     end: Moment
-    parts: tuple[tuple[str, Moment, Moment], ...]
-    accumulated: bool = False
+    parts: tuple[tuple[str, Moment, Moment], ...]  # each with its name
+    accumulated: bool = False  # gradients were accumulated under `no_sync` first
 
 
 @dataclass(eq=False)
 class Logbook:
-    """The latest steps.
+    """The latest steps."""
 
-    Args:
-        device: of the recorded moments.
-        on: False records nothing.
-    """
-
-    device: torch.device
-    on: bool
+    device: torch.device  # of the recorded moments
+    on: bool  # False records nothing
     steps: deque[StepRecord] = field(default_factory=lambda: deque(maxlen=RECORDED))
 
     def __post_init__(self) -> None:

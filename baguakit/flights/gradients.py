@@ -34,15 +34,10 @@ REST = 1.0  # seconds that a lane may still compute; if it does so for longer, i
 
 @dataclass(eq=False)
 class Flags:
-    """A byte for each parameter of a rule, which travels with the last bucket of a backward pass.
+    """A byte for each parameter of a rule, which travels with the last bucket of a backward pass."""
 
-    Attributes:
-        mine: 1 if this rank has a gradient, else 0; `FAILED` if its backward has failed.
-        rows: the bytes (1, parameters), all-reduced by their maximum, or those of all ranks; None with one rank.
-    """
-
-    mine: list[int]
-    rows: Tensor | None = None
+    mine: list[int]  # 1 if this rank has a gradient, else 0; `FAILED` if its backward has failed
+    rows: Tensor | None = None  # (1, parameters), all-reduced by their maximum, or those of all ranks
 
     @property
     def used(self) -> Tensor | None:
@@ -99,26 +94,18 @@ class Pass(NamedTuple):
 class GradientRunner(RuleRunner):
     """A runner of a rule on gradients.
 
-    Attributes:
-        flown: gradients have landed since the last optimizer step. The round ends with the step: a skipped one has no
-            round of its own. With a delay it ends with the backward.
-        flags: of the backward whose buckets are at hand.
-        ring: the passes that land in the next backward passes, in order; zeros before the first.
-        untouched: views that are gradients and were not accumulated into, each with its values before the launch.
-        mine: 1 for each parameter, of the buckets launched so far, of which this rank has a gradient, else 0.
-        versions: of the views of each bucket, summed, when their gradients landed.
-        factor: of the gradients at launch: not 1 where the mean is over some ranks only.
-        ones: flags of a rank that has all gradients, on the device, and some more.
+    The round ends with the optimizer step: a skipped one has no round of its own. With a delay it ends with the
+    backward.
     """
 
-    flown: bool = False
-    flags: Flags = field(init=False)
-    ring: deque[Pass] = field(init=False)
-    untouched: list[tuple[Tensor, Tensor]] = field(default_factory=list)
-    mine: list[int] = field(default_factory=list)
-    versions: list[int] = field(default_factory=list)
-    factor: float = 1.0
-    ones: Tensor = field(init=False)
+    flown: bool = False  # gradients have landed since the last optimizer step
+    flags: Flags = field(init=False)  # of the backward whose buckets are at hand
+    ring: deque[Pass] = field(init=False)  # what lands in the next backward passes, in order; zeros before the first
+    untouched: list[tuple[Tensor, Tensor]] = field(default_factory=list)  # gradients not accumulated into, and copies
+    mine: list[int] = field(default_factory=list)  # the flags of the buckets launched so far
+    versions: list[int] = field(default_factory=list)  # of the views of each bucket, summed, when they landed
+    factor: float = 1.0  # of the gradients at launch: not 1 where the mean is over some ranks only
+    ones: Tensor = field(init=False)  # flags of a rank that has all gradients, on the device, and some more
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -306,36 +293,25 @@ class GradientRunner(RuleRunner):
         It has accumulated gradients of the parameters in `reached` so far.
         """
         bucket = self.buckets[i]
-        pairs = list(zip(bucket.params, bucket.views, strict=True))
-        added = [p for p, view in pairs if p in reached and is_view(p.grad, view)]
-        if not added:
-            return False
-        if sum(map(VERSION, bucket.views)) - self.versions[i] <= len(added):  # nobody has zeroed them
-            return True
+        pairs = [(p, view) for p, view in zip(bucket.params, bucket.views, strict=True) if is_view(p.grad, view)]
+        added = sum(p in reached for p, _ in pairs)
+        if added == 0 or sum(map(VERSION, bucket.views)) - self.versions[i] <= added:  # nobody has zeroed them
+            return added > 0
         # Zeroed, or clipped: the gradients that this backward has not reached yet tell.
-        rest = [view for p, view in pairs if p not in reached and is_view(p.grad, view)]
-        return bool(rest) and any(bool(view.any()) for view in rest)
+        return any(bool(view.any()) for p, view in pairs if p not in reached)
 
 
 @dataclass(eq=False)
 class Decisions:
-    """The decisions after backward passes, in their order. Only delayed gradients have several under way.
+    """The decisions after backward passes, in their order. Only delayed gradients have several under way."""
 
-    Args:
-        alike: stages that agree give all ranks the same results, so that ranks need not ask each other.
-
-    Attributes:
-        joint: holds what the flights of a backward would keep; None where no decision is needed.
-    """
-
-    joint: Joint | None = None
-    alike: bool = True
+    joint: Joint | None = None  # holds what the flights of a backward would keep; None where no decision is needed
+    alike: bool = True  # stages that agree give all ranks the same results, so that ranks need not ask each other
     _under_way: deque[tuple[RuleRunner, Collective]] = field(default_factory=deque, init=False)
 
     def begin(self, runners: Sequence[RuleRunner]) -> None:
         """Begin to decide for the flights of these runners: on the lane, behind them. Nobody waits for it."""
-        joint = self.joint
-        if joint is None or not runners:
+        if (joint := self.joint) is None or not runners:
             return
         flags = {runner: runner.flags for runner in runners if isinstance(runner, GradientRunner)}
         agree = not (self.alike and all(runner.rule.stage.same_on_all_ranks for runner in runners))

@@ -37,18 +37,13 @@ RECORDED = 100  # flights of a bucket, and steps, of which records are kept
 
 @dataclass(eq=False, kw_only=True)
 class BucketFlight(Collective):
-    """One flight of one bucket.
-
-    Attributes:
-        before: the weights as they were launched, where only what the flight changes is added at landing.
-        formats: those in which the stage has sent values.
-    """
+    """One flight of one bucket."""
 
     runner: "RuleRunner"
     bucket: int
     round: int
-    before: Tensor | None = None
-    formats: list[SentFormat] = field(default_factory=list)
+    before: Tensor | None = None  # the weights that were launched, where only their change is added at landing
+    formats: list[SentFormat] = field(default_factory=list)  # in which the stage has sent values
 
 
 @dataclass(eq=False)
@@ -85,7 +80,13 @@ class Journal:
 
     def before(self, i: int, state: State) -> None:
         """Copy the state of bucket `i`, which a flight is about to change."""
-        self._before[i].append(_copied(state))
+
+        def copied(held: Any) -> Any:
+            if isinstance(held, dict):
+                return {name: copied(value) for name, value in held.items()}
+            return held.clone() if isinstance(held, Tensor) else held
+
+        self._before[i].append(copied(state))
 
     def landed(self, i: int) -> None:
         """Count a flight of bucket `i` that has landed."""
@@ -101,12 +102,6 @@ class Journal:
     def state(self, i: int, now: State) -> State:
         """Return the state of bucket `i` before the flights that are lost; `now` is what it is after them."""
         return self._before[i][0] if self._before[i] else now
-
-
-def _copied(state: Any) -> Any:
-    if isinstance(state, dict):
-        return {name: _copied(value) for name, value in state.items()}
-    return state.clone() if isinstance(state, Tensor) else state
 
 
 @dataclass(eq=False)

@@ -14,22 +14,14 @@ REMEMBERED = 4096  # launches of a lane whose digests a rank can compare with th
 
 @dataclass(eq=False, kw_only=True)
 class Collective:
-    """Work that all ranks do together on a lane.
+    """Work that all ranks do together on a lane."""
 
-    Attributes:
-        label: the work in words, the same on all ranks.
-        step: the optimizer step in which it was launched; None if ranks may be at different ones.
-        flight: the work under way; at first a placeholder.
-        launched: the time of its launch, in seconds of `time.time`.
-        lane, launches: the number of its lane, and the launches there up to it, once it has been launched.
-    """
-
-    label: str
-    step: int | None = None
-    flight: Flight = field(default_factory=Flight)
+    label: str  # the same on all ranks
+    step: int | None = None  # in which it was launched; None if ranks may be at different ones
+    flight: Flight = field(default_factory=Flight)  # at first a placeholder
     launched: float = field(default_factory=time.time)
-    lane: int = MESSAGES
-    launches: LaunchCount = field(default_factory=LaunchCount)
+    lane: int = MESSAGES  # its number
+    launches: LaunchCount = field(default_factory=LaunchCount)  # on that lane up to this
 
 
 class Air:

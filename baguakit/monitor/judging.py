@@ -4,7 +4,7 @@ Two ranks have diverged if the digests of their launches differ after equally ma
 """
 
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
 from .collective import Air
@@ -53,19 +53,12 @@ class SteadyClock:
 
 @dataclass(eq=False)
 class Judge:
-    """Names the rank at fault, for all ranks that wait.
+    """Names the rank at fault, for all ranks that wait."""
 
-    Args:
-        rank: this rank.
-        timeout: in seconds, for the sentences.
-        air: the launches of this rank.
-        clock: of the silence of other ranks.
-    """
-
-    rank: int
-    timeout: float
-    air: Air
-    clock: SteadyClock
+    rank: int  # this one
+    timeout: float  # in seconds, for the sentences
+    air: Air  # the launches of this rank
+    clock: SteadyClock  # of the silence of other ranks
     seen: dict[int, tuple[int, float]] = field(default_factory=dict)  # heartbeat and its time, by rank
 
     def sentence(self, mine: Record, records: dict[int, Record | None]) -> str | None:
@@ -76,22 +69,16 @@ class Judge:
             records: of all other ranks; None for a rank that has not written one.
         """
         here = {r: record for r, record in {self.rank: mine, **records}.items() if record is not None}
-        if not (awaited := _awaited(here)):
-            return None
+        awaited = _awaited(here)
+        return next(filter(None, self._found(here, awaited, set(records) - set(here))), "") if awaited else None
+
+    def _found(self, here: dict[int, Record], awaited: list[tuple[int, Waiting]], absent: set[int]) -> Iterator[str]:
         for rank, waiting in awaited:
-            for r, record in here.items():
-                if said := _gone(r, record, rank, waiting):
-                    return said
-        others = {r: record for r, record in here.items() if r != self.rank}
-        late = any(waiting.late for _, waiting in awaited)
-        if said := diverged(self.rank, 1 + len(records), self.air, others, late):
-            return said
-        for r, record in others.items():
-            if said := self._dead(r, record, here, awaited):
-                return said
-        absent = set(records) - set(here)
-        found = (self._late(waiting, here, absent) for _, waiting in awaited if waiting.late)
-        return next(filter(None, found), "")
+            yield from (_gone(r, record, rank, waiting) for r, record in here.items())
+        others, late = {r: record for r, record in here.items() if r != self.rank}, [w for _, w in awaited if w.late]
+        yield diverged(self.rank, len(here) + len(absent), self.air, others, bool(late))
+        yield from (self._dead(r, record, here, awaited) for r, record in others.items())
+        yield from (self._late(waiting, here, absent) for waiting in late)
 
     def heard(self, r: int, beats: int, now: float) -> None:
         """Note the heartbeats of a rank at a time of the clock."""
@@ -120,25 +107,22 @@ class Judge:
         return ""
 
     def _late(self, waiting: Waiting, here: dict[int, Record], absent: set[int]) -> str:
+        within = f"within the timeout of {self.timeout:g} s"
         if absent:
             return (
-                f"rank {min(absent)} is late: it has not come to {waiting.what} within the timeout of "
-                f"{self.timeout:g} s; its process is dead, or does something else"
+                f"rank {min(absent)} is late: it has not come to {waiting.what} {within}; its process is dead, or does "
+                "something else"
             )
         if any(record.busy for record in here.values()):
             return ""  # that rank says so itself
         latest = {r: record.on(waiting.lane) for r, record in here.items()}
         r = min(latest, key=lambda r: latest[r].number)
         if latest[r].number < waiting.number:
-            return (
-                f"rank {r} is late: it has not launched {waiting.what} within the timeout of {self.timeout:g} s; its "
-                f"latest launch known is {latest[r].what}"
-            )
+            known = f"its latest launch known is {latest[r].what}"
+            return f"rank {r} is late: it has not launched {waiting.what} {within}; {known}"
         if not waiting.number:  # a message, which two ranks launch
-            return f"{waiting.what} has not arrived within the timeout of {self.timeout:g} s"
-        return (
-            f"all ranks have launched {waiting.what}, and it has not arrived within the timeout of {self.timeout:g} s"
-        )
+            return f"{waiting.what} has not arrived {within}"
+        return f"all ranks have launched {waiting.what}, and it has not arrived {within}"
 
 
 def _awaited(here: dict[int, Record]) -> list[tuple[int, Waiting]]:

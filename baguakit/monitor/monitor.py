@@ -86,12 +86,6 @@ class Monitor:
         timeout: the age at which a flight is given up.
         abort: aborts all work in the attachment's groups, without waiting.
         broken: returns the network error that those groups have recorded, or "".
-
-    Attributes:
-        run: a name that no other attachment has; once it has started, the same on all ranks.
-        device: the device of the flights; the CPU until the ranks have agreed on a setup.
-        fault: what flights land with, if an abort may end them half done: on a GPU, between ranks. Where these come and
-            go it is None: the host has waited for the flights, and they count.
     """
 
     def __init__(
@@ -104,17 +98,18 @@ class Monitor:
         broken: Callable[[], str] = str,
     ) -> None:
         self.store, self.rank, self.size, self.abort, self.broken = store, rank, size, abort, broken
-        self.run, self.device = uuid.uuid4().hex[:12], torch.device("cpu")
+        self.run = uuid.uuid4().hex[:12]  # no other attachment has it; once started, the same on all ranks
+        self.device = torch.device("cpu")  # that of the flights, once the ranks have agreed on a setup
         self.limit: Callable[[], timedelta] = lambda: timeout  # another one, where it may change
         self.beat = min(1.0, self.timeout / 10)
         self.silence = 4 * self.beat
         self.error: PeerError | None = None
         self.hasty = False  # the error of a connection ends everything at once; whose fault it is comes out later
         self.failed: Callable[[str], None] = lambda sentence: None  # told when this gives up
-        self.leaving: tuple[str, str] = ("", "")  # how and why this rank has left
+        self.leaving: tuple[str, str] = ("", "")  # how and why this rank has left; "" while it is there
         self.working_on = ""  # work that may take long
         self.air = Air()
-        self.fault: Fault | None = None
+        self.fault: Fault | None = None  # what flights land with, if an abort may end them half done
         self.watch = Watch(self)
         self._lock, self._ended = threading.Lock(), threading.Event()
 
@@ -144,7 +139,10 @@ class Monitor:
             self.watch.start()
 
     def fly_on(self, device: torch.device) -> None:
-        """Let `device` be that of the flights."""
+        """Let `device` be that of the flights.
+
+        Where ranks come and go, the host has waited for the flights on a GPU, and they count.
+        """
         self.device = device
         self.fault = Fault() if device.type == "cuda" and self.size > 1 and not self.hasty else None
 
@@ -198,16 +196,11 @@ class Monitor:
             raise _again(self.error)
 
     def barrier(self, lane: int, launches: LaunchCount) -> None:
-        """Wait until all ranks have made the same launches on a lane.
-
-        Raises:
-            PeerError: a rank does not.
-        """
-        if self.size == 1:
-            return
-        key = f"meet/{lane}/{launches.number}/{launches.digest}"
-        self.store.add(key, 1)
-        self.wait_until(lambda: int(self.store.add(key, 0)) >= self.size)
+        """Wait until all ranks have made the same launches on a lane, or raise a PeerError."""
+        if self.size > 1:
+            key = f"meet/{lane}/{launches.number}/{launches.digest}"
+            self.store.add(key, 1)
+            self.wait_until(lambda: int(self.store.add(key, 0)) >= self.size)
 
     def wait_until(self, there: Callable[[], bool]) -> None:
         """Query the store until `there()` is true, or raise the error that the monitor has found meanwhile.
@@ -226,21 +219,22 @@ class Monitor:
         """Return the exception to raise for a failed collective: it names the rank at fault if one can be found."""
         if self.error is not None or self.size == 1:
             return _again(self.error) if self.error else error
-        cause = _from_network(error)
+        cause, failed = _from_network(error), f"{collective.label} failed on rank {self.rank}"
         if cause is None:  # the stage's own
-            return self._own(f"{collective.label} failed on rank {self.rank}: {type(error).__name__}: {error}", error)
-        if self.hasty:
-            said = first_line(cause).rpartition("] ")[2].partition(". ")[0]  # gloo's, without its place and advice
-            return self._own(f"{collective.label} failed on rank {self.rank}: {said}", error)
-        self.air.failed(collective)
-        self.watch.wake.set()
-        self._ended.wait(self.inquiry)
-        return self.error or self._own(f"{collective.label} failed on rank {self.rank}: {cause}", error)
-
-    def _own(self, sentence: str, error: Exception) -> PeerError:
-        failed = self.fail(sentence)
-        failed.__cause__ = error
-        return failed
+            said = f"{failed}: {type(error).__name__}: {error}"
+        elif self.hasty:
+            brief = first_line(cause).rpartition("] ")[2].partition(". ")[0]  # gloo's, without its place and advice
+            said = f"{failed}: {brief}"
+        else:
+            self.air.failed(collective)
+            self.watch.wake.set()
+            self._ended.wait(self.inquiry)
+            if self.error is not None:
+                return self.error
+            said = f"{failed}: {cause}"
+        own = self.fail(said)
+        own.__cause__ = error
+        return own
 
     def compare(self, *ranks: int, sure: bool = False) -> None:
         """Give up if the launches of one of `ranks` differ from this rank's, and the rank at fault is known."""
@@ -257,11 +251,6 @@ class Monitor:
         if self.watch.end():
             with contextlib.suppress(Exception):  # the store died with its host: nobody is left to read this
                 self.watch.write()
-
-    @property
-    def left(self) -> bool:
-        """Return True once this rank has told the others that it leaves."""
-        return bool(self.leaving[0])
 
     def alone(self) -> bool:
         """Return True if all other ranks have left, or the store is gone."""
@@ -320,10 +309,10 @@ def end_all() -> None:
     """End all monitors of this process."""
     monitors = [monitor for monitor, process in list(_monitors.items()) if process == os.getpid()]
     error = getattr(sys, "last_value", None)  # it ends for that
+    why = (LEFT, "") if error is None else (RAISED, f"{type(error).__name__}: {error}")
     for monitor in monitors:
-        if not monitor.left:
-            how, why = (LEFT, "") if error is None else (RAISED, f"{type(error).__name__}: {error}")
-            monitor.leave(how, why)
+        if not monitor.leaving[0]:
+            monitor.leave(*why)
     for monitor in monitors:
         until = time.monotonic() + monitor.silence
         while monitor.rank == 0 and not monitor.alone() and time.monotonic() < until:

@@ -29,39 +29,24 @@ class LaunchCount(NamedTuple):
 
 
 class Waiting(NamedTuple):
-    """The flight that a rank waits for.
+    """The flight that a rank waits for."""
 
-    Attributes:
-        what: its label.
-        lane, number: its lane, and its number among the launches there.
-        late: the timeout is over.
-        patience: seconds without a heartbeat after which a rank is dead.
-    """
-
-    what: str
+    what: str  # its label
     lane: int
-    number: int
-    late: bool
-    patience: float
+    number: int  # among the launches on that lane
+    late: bool  # the timeout is over
+    patience: float  # seconds without a heartbeat after which a rank is dead
 
 
 class Record(NamedTuple):
-    """The latest record of one rank.
+    """The latest record of one rank."""
 
-    Attributes:
-        beats: the number of records that the rank has written.
-        launches: by lane.
-        how, why: `LEFT`, `RAISED` or `GAVE_UP`, and the reason; "" while the rank is there.
-        busy: work that may take long and is excluded from timeouts; "" for none.
-        waiting: the flight that it waits for, if one is older than two heartbeats or has failed; else None.
-    """
-
-    beats: int
-    launches: dict[int, LaunchCount]
-    how: str = ""
+    beats: int  # the number of records that the rank has written
+    launches: dict[int, LaunchCount]  # by lane
+    how: str = ""  # `LEFT`, `RAISED` or `GAVE_UP`; "" while the rank is there
     why: str = ""
-    busy: str = ""
-    waiting: Waiting | None = None
+    busy: str = ""  # work that may take long and is excluded from timeouts
+    waiting: Waiting | None = None  # for a flight that is older than two heartbeats or has failed
 
     def on(self, lane: int) -> LaunchCount:
         """Return the launches on a lane."""
@@ -76,19 +61,12 @@ class Record(NamedTuple):
 
 
 class Lease(NamedTuple):
-    """The right to judge.
+    """The right to judge."""
 
-    Attributes:
-        rank: who has it; -1: nobody.
-        beats: the heartbeats of that rank when it renewed the lease.
-        verdict: a sentence that names the rank at fault, which ends training on all ranks; "" while there is none.
-        silent: that rank sees another one that has written no heartbeat for long.
-    """
-
-    rank: int = -1
-    beats: int = 0
-    verdict: str = ""
-    silent: bool = False
+    rank: int = -1  # who has it; -1: nobody
+    beats: int = 0  # the heartbeats of that rank when it renewed the lease
+    verdict: str = ""  # a sentence that names the rank at fault, which ends training on all ranks
+    silent: bool = False  # that rank sees another one that has written no heartbeat for long
 
     def as_text(self) -> str:
         """Return the lease as it is written."""

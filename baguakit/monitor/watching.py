@@ -29,11 +29,7 @@ HURRY = 1 / 64  # of a heartbeat: the first pause of a rank that is late, or who
 
 
 class Watch:
-    """Two threads that watch the flights of a monitor.
-
-    Args:
-        monitor: the `Monitor` of which the flights are, and which gives up.
-    """
+    """Two threads that watch the flights of a `Monitor`, which gives up."""
 
     def __init__(self, monitor: Any) -> None:
         self.monitor, self.beat = monitor, monitor.beat
@@ -72,9 +68,8 @@ class Watch:
 
     def write(self, waiting: Waiting | None = None) -> None:
         """Write the record of this rank."""
-        monitor = self.monitor
+        monitor, (how, why) = self.monitor, self.monitor.leaving
         self._beats += 1
-        how, why = monitor.leaving
         self._written = Record(self._beats, monitor.air.latest(), how, why, monitor.working_on, waiting)
         self.board.write(self._written)
 
@@ -84,10 +79,9 @@ class Watch:
 
     def turn(self) -> None:
         """Write the record of this rank if it is time, read the lease, and judge if this rank is the judge."""
-        now = self.clock.look()
+        monitor, now = self.monitor, self.clock.look()
         waiting, hurried = self._waiting()
-        before = self._written.waiting
-        changed = (waiting is None, hurried) != (before is None, self._hurried)
+        changed = (waiting is None, hurried) != (self._written.waiting is None, self._hurried)
         if changed or now >= self._next_beat:
             self._next_beat = now + 0.9 * self.beat
             self._ask(self.write, waiting)
@@ -95,20 +89,24 @@ class Watch:
         if self._judges:
             lease = self._ask(self._renew)
         else:
-            lease, records = self._ask(self.board.glance, self._peers(waiting))
+            # The next rank, and one to compare with: the judge does not compare with those that are ahead of it.
+            other, judge = (monitor.rank + 1 + self._beats % (monitor.size - 1)) % monitor.size, self._lease.rank
+            peers = (monitor.rank + 1) % monitor.size, judge if waiting is not None and judge >= 0 else other
+            lease, records = self._ask(self.board.glance, peers)
             self._saw(lease)
             self._silence = self.judge.silence(records)
             if waiting is None or not lease.verdict:
                 self._ask(self._compare, records)
+        stale = lease.rank < 0 or self.clock.now - self._renewed > STALE * self.beat
         if waiting is not None and lease.verdict:
             self._give_up(lease.verdict)
-        elif self._judges or ((waiting is not None or self._silent) and self._may_take(lease)):
+        elif self._judges or ((waiting is not None or self._silent) and stale):
             self._look(lease)
         self._look_at_the_network(waiting)
         if hurried or (self._in_need() and not in_need):
             self._pause = min(2 * self._pause, self.beat / 2) if self._hurried else HURRY * self.beat
         else:
-            soon = min(self.beat, self._late_at - time.time(), abs(self.monitor.patience - self._silence))
+            soon = min(self.beat, self._late_at - time.time(), abs(monitor.patience - self._silence))
             self._pause = max(HURRY * self.beat, soon)
         self._hurried = hurried
 
@@ -118,17 +116,21 @@ class Watch:
     def _judges(self) -> bool:
         return self._lease.rank == self.monitor.rank and not self._lease.verdict
 
+    def _mine(self, verdict: str = "") -> Lease:
+        return Lease(self.monitor.rank, self._beats, verdict, self._silent)
+
     def _saw(self, lease: Lease) -> None:
         if lease != self._lease:
             self._lease, self._renewed = lease, self.clock.now
-
-    def _may_take(self, lease: Lease) -> bool:
-        return lease.rank < 0 or self.clock.now - self._renewed > STALE * self.beat
 
     def _renew(self) -> Lease:
         if self._lease != self._mine():
             self._saw(self.board.swap(self._lease, self._mine()))
         return self._lease
+
+    def _release(self) -> None:
+        if self._judges:
+            self._saw(self._ask(self.board.swap, self._lease, Lease()))
 
     def _look(self, lease: Lease) -> None:
         """Judge, and publish the verdict, after taking the lease if this rank does not have it."""
@@ -151,16 +153,16 @@ class Watch:
         elif not found:
             self._ask(self._compare, {r: record for r, record in records.items() if record is not None})
 
-    def _mine(self, verdict: str = "") -> Lease:
-        return Lease(self.monitor.rank, self._beats, verdict, self._silent)
+    def _compare(self, records: Mapping[int, Record], sure: bool = False) -> None:
+        monitor = self.monitor
+        if diverged(monitor.rank, monitor.size, monitor.air, records, sure=True):
+            self._doubts += 1
+            everyone = self.board.written(range(monitor.size))
+            self._give_up(diverged(monitor.rank, monitor.size, monitor.air, everyone, sure or self._doubts > DOUBTS))
 
     def _give_up(self, sentence: str) -> None:
         if sentence and not self.over.is_set():
             self.monitor.fail(sentence)
-
-    def _release(self) -> None:
-        if self._judges:
-            self._saw(self._ask(self.board.swap, self._lease, Lease()))
 
     # What this rank sees
 
@@ -171,10 +173,9 @@ class Watch:
         in_need = monitor.air.passed() and (self._in_need() or monitor.broken())
         passed = 2 * self.beat if in_need else monitor.timeout
         flying, failed = monitor.air.awaited(now - 2 * self.beat, now - passed)
+        self._late_at = math.inf if flying is None else monitor.air.since + monitor.timeout
         if flying is None:
-            self._late_at = math.inf
             return None, False
-        self._late_at = monitor.air.since + monitor.timeout
         late = now > self._late_at
         patience = monitor.silence if failed or monitor.broken() else monitor.patience
         return Waiting(flying.label, flying.lane, flying.launches.number, late, patience), late or failed
@@ -187,28 +188,12 @@ class Watch:
         """Return whether a flight may never arrive: a rank is silent, a verdict is there, or the store is lost."""
         return self._silent or self._lease.silent or bool(self._lease.verdict) or self._store_lost
 
-    def _peers(self, waiting: Waiting | None) -> tuple[int, int]:
-        """Return the next rank, and one to compare with: the judge does not compare with those that are ahead of it."""
-        rank, size = self.monitor.rank, self.monitor.size
-        judge = self._lease.rank
-        other = judge if waiting is not None and judge >= 0 else (rank + 1 + self._beats % (size - 1)) % size
-        return (rank + 1) % size, other
-
-    def _compare(self, records: Mapping[int, Record], sure: bool = False) -> None:
-        monitor = self.monitor
-        if diverged(monitor.rank, monitor.size, monitor.air, records, sure=True):
-            self._doubts += 1
-            everyone = self.board.written(range(monitor.size))
-            sure = sure or self._doubts > DOUBTS
-            if said := diverged(monitor.rank, monitor.size, monitor.air, everyone, sure):
-                self._give_up(said)
-
     def _look_at_the_network(self, waiting: Waiting | None) -> None:
         """Give up if the network has had an error for long, and no rank is found to blame."""
-        monitor = self.monitor
+        monitor, now = self.monitor, time.monotonic()
         broken = monitor.broken() if waiting is not None else ""
-        self._broke = (self._broke or time.monotonic()) if broken else None
-        if waiting is not None and self._broke is not None and time.monotonic() - self._broke > monitor.inquiry:
+        self._broke = (self._broke or now) if broken else None
+        if waiting is not None and self._broke is not None and now - self._broke > monitor.inquiry:
             self._give_up(f"{waiting.what} failed on rank {monitor.rank}: NCCL reports {broken}")
 
     # The threads

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from baguakit.comm import Comm, objects
+from baguakit.comm import Comm, sending
 from baguakit.elastic.carrying import packed, unpacked
 
 
@@ -59,11 +59,12 @@ def test_plain_values_are_gathered_without_pickle(monkeypatch, capsys):
         sent.append(x)
         out.copy_(x.repeat(2))
 
-    monkeypatch.setattr(objects, "all_gather_single", gather)
-    comm = SimpleNamespace(size=2, group=SimpleNamespace(_device_types=[torch.device("cpu")]))
+    monkeypatch.setattr(sending, "all_gather_single", gather)
+    group = SimpleNamespace(_device_types=[torch.device("cpu")], size=lambda: 2)
+    comm = SimpleNamespace(size=2, group=group)
     assert Comm.gather_objects(comm, [3, None, "x"], plain=True) == [[3, None, "x"]] * 2
     assert json.loads(bytes(sent[1].tolist())) == [3, None, "x"]
-    monkeypatch.setattr(objects.json, "dumps", lambda value: pickle.dumps(value).decode("latin-1"))
+    monkeypatch.setattr(json, "dumps", lambda value: pickle.dumps(value).decode("latin-1"))
     with pytest.raises(ValueError):
         Comm.gather_objects(comm, Planted(), plain=True)
     assert capsys.readouterr().out == ""
