@@ -24,16 +24,10 @@ from ..comm import Comm
 from ..flights import load_runners
 from ..monitor import PeerError
 from ..primitives import mean_
-from ..rules import Rule
 
+# The state of an attachment between two rounds, after its last whole step: as `Engine.state_dict` returns it, and
+# "made", the number of steps in the round before.
 Kept = dict[str, Any]
-"""The state of an attachment between two rounds, that after its last whole step: as `Engine.state_dict` returns it, and
-"made", the number of steps in the round before."""
-
-
-def shared(rules: Sequence[Rule], step: int) -> bool:
-    """Return whether all ranks have the same weights when they have made so many steps."""
-    return all(rule.what == "grad" and rule.stage.same_on_all_ranks for rule in rules if rule.acts(max(0, step - 1)))
 
 
 @torch.no_grad()
@@ -76,32 +70,23 @@ class Carrying:
             raise PeerError("no rank that is left has trained")
         step, self.steps = (max(each[i] for each in known.values()) for i in (0, 3))
         one = min(rank for rank, each in known.items() if each[0] == step)
-        same = shared(engine.setup.rules, step)
+        acting = [rule for rule in engine.setup.rules if rule.acts(max(0, step - 1))]
+        same = all(rule.what == "grad" and rule.stage.same_on_all_ranks for rule in acting)  # weights on all ranks
         self.holders = [r for r, each in known.items() if not same or (each[0], each[2]) == (step, known[one][2])]
         self.rounds = [max(each) for each in zip(*(known[r][1] for r in self.holders), strict=True)]
-        self._hand_over(comm)
-        assert self.kept is not None
-        self.kept["step"] = step
-
-    def _hand_over(self, comm: Comm) -> None:
-        """Let each rank that has not kept its own state take that of a rank that has. Collective.
-
-        A state arrives whole before any of it is used.
-        """
-        engine, holders = self.engine, self.holders
-        needy = [rank for rank in range(comm.size) if rank not in holders]
-        source = {rank: holders[i % len(holders)] for i, rank in enumerate(needy)}
-        device, mine = engine.setup.device, torch.empty(0, dtype=torch.uint8)
-        if comm.rank in source.values():
-            mine = packed(engine, self.kept)
-        sizes = comm.gather_objects(mine.numel(), plain=True)
-        incoming = {}
-        if comm.rank in source:
-            peer = source[comm.rank]
+        # Each rank that has not kept its own state takes that of a rank that has, whole before any of it is used.
+        needy = [rank for rank in range(comm.size) if rank not in self.holders]
+        source = {rank: self.holders[i % len(self.holders)] for i, rank in enumerate(needy)}
+        gives = comm.rank in source.values()
+        device, mine = engine.setup.device, packed(engine, self.kept) if gives else torch.empty(0, dtype=torch.uint8)
+        sizes, incoming = comm.gather_objects(mine.numel(), plain=True), {}
+        if (peer := source.get(comm.rank)) is not None:
             incoming[peer] = torch.empty(sizes[peer], dtype=torch.uint8, device=device)
         outgoing = {rank: mine.to(device) for rank, peer in source.items() if peer == comm.rank}
         for state in comm.exchange_each(outgoing, incoming, device).values():
             self.kept = unpacked(engine, state.cpu())
+        assert self.kept is not None
+        self.kept["step"] = step
 
     def load(self) -> None:
         """Load what the rules remember, and launch the first flights. Collective."""

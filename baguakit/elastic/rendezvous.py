@@ -71,40 +71,24 @@ class Settings:
 
 @dataclass(frozen=True)
 class Member:
-    """A member of a round.
+    """A member of a round."""
 
-    Attributes:
-        name: host, process number and a random part.
-        latest: the number of the latest round in which it had a whole state; 0: it has none.
-        rank: in that round.
-        door: its address.
-        agreed: the settings that must be equal.
-        cut: the names of members that do not answer at their doors; None while it does not say.
-    """
-
-    name: str
-    latest: int
-    rank: int
-    door: str = ""
-    agreed: str = ""
-    cut: list[str] | None = None
+    name: str  # host, process number and a random part
+    latest: int  # the number of the latest round in which it had a whole state; 0: it has none
+    rank: int  # in that round
+    door: str = ""  # its address
+    agreed: str = ""  # the settings that must be equal
+    cut: list[str] | None = None  # the names of members that do not answer at their doors; None while it does not say
 
 
 @dataclass(frozen=True)
 class Round:
-    """A round: a group of ranks that know each other.
+    """A round: a group of ranks that know each other."""
 
-    Attributes:
-        number: 1, 2, 3 …
-        store: the part of the key-value store that only this round uses.
-        rank: of this process.
-        members: by rank.
-    """
-
-    number: int
-    store: Any
-    rank: int
-    members: tuple[Member, ...]
+    number: int  # 1, 2, 3 …
+    store: Any  # the part of the key-value store that only this round uses
+    rank: int  # of this process
+    members: tuple[Member, ...]  # by rank
 
     @property
     def size(self) -> int:
@@ -150,8 +134,8 @@ class Rendezvous:
         self, store: Any, settings: Settings, me: Member, number: int, stuck: Callable[[], bool] = lambda: False
     ) -> None:
         self.store, self.settings, self.me, self.number, self.stuck = store, settings, me, number, stuck
-        self.here = PrefixStore(str(number), store)
-        self.last = PrefixStore(str(number - 1), store)
+        self.here: Any = PrefixStore(str(number), store)
+        self.last: Any = PrefixStore(str(number - 1), store)
         self.before = members_of(self.last) if number > 1 else ()
         self.cut_off = ""  # from whom, while this process cannot come
         self._old = me.name in {member.name for member in self.before}
@@ -174,7 +158,7 @@ class Rendezvous:
                 if has_come:
                     self._look(now)
                 elif has_come := self._may_come(now):
-                    self._come()
+                    self._come(self.me)
                 time.sleep(pause)
                 pause = min(1.2 * pause, most)
         finally:
@@ -184,19 +168,23 @@ class Rendezvous:
     def _look(self, now: float) -> None:
         """Close the meeting if that is due, and on this process."""
         self.here.add(f"waits/{self.me.name}", 1)
-        came = self._came()
+        lines = self.here.get("came").decode().splitlines()
+        came = list({member.name: member for member in (Member(**json.loads(line)) for line in lines)}.values())
         first = next(member for member in came if self._waits(member, now))
         if not self._old:
             self._check_agreed(first)
-        if self._is_to_say_who_is_cut(came):
-            return
-        if first.name == self.me.name:
+        # If no step has been made for long, or another has said it, this process says first who does not answer.
+        if self._old and self.me.cut is None and (self.stuck() or any(member.cut is not None for member in came)):
+            others = [member for member in came if member.name != self.me.name]
+            if (silent := self._silent(others)) is not None:
+                self._come(replace(self.me, cut=silent))
+        elif first.name == self.me.name:
             present = [each for each in came if each.agreed == self.me.agreed and self._waits(each, now)]
             kept = unbroken(present, [member.name for member in self.before])
-            if self._all_here(present, kept, now) and not self._to_say(present):
+            said = {member.name: member.cut is not None for member in present}
+            all_said = not any(said.values()) or all(said.get(member.name, True) for member in self.before)
+            if self._all_here(present, kept, now) and all_said:
                 self._close(kept, [member for member in present if member not in kept])
-
-    # This process comes
 
     def _may_come(self, now: float) -> bool:
         """Return whether this process was in the round before, or reaches all that were and live."""
@@ -205,13 +193,19 @@ class Rendezvous:
         beats = [member for r, member in enumerate(self.before) if self._beats_on(r, now)]
         if beats:
             self._check_agreed(beats[0])
-        states = [self._knocks.knock(member.door) if member.door else GONE for member in beats]
-        self.cut_off = ", ".join(m.name for m, state in zip(beats, states, strict=True) if state == SILENT)
-        return not self.cut_off and "" not in states
+        silent = self._silent(beats)
+        self.cut_off = ", ".join(silent or ())
+        return silent == []
 
-    def _come(self) -> None:
-        here: Any = self.here
-        here.append("came", json.dumps(asdict(self.me)) + "\n")
+    def _come(self, me: Member) -> None:
+        self.me = me
+        self.here.append("came", json.dumps(asdict(me)) + "\n")
+
+    def _silent(self, others: list[Member]) -> list[str] | None:
+        """Return the names of those that do not answer at their doors; None while it is not known of all."""
+        states = [self._knocks.knock(member.door) if member.door else GONE for member in others]
+        found = [member.name for member, state in zip(others, states, strict=True) if state == SILENT]
+        return None if "" in states else found
 
     def _check_agreed(self, other: Member) -> None:
         if other.agreed and other.agreed != self.me.agreed:
@@ -220,36 +214,11 @@ class Rendezvous:
                 "pass the same on all ranks"
             )
 
-    def _is_to_say_who_is_cut(self, came: list[Member]) -> bool:
-        """Say who does not answer, if no step has been made for long, or another has said it; True until it is read."""
-        if not self._old or self.me.cut is not None or not (self.stuck() or any(m.cut is not None for m in came)):
-            return False
-        others = [member for member in came if member.name != self.me.name]
-        states = [self._knocks.knock(member.door) if member.door else GONE for member in others]
-        if "" not in states:
-            cut = [member.name for member, state in zip(others, states, strict=True) if state == SILENT]
-            self.me = replace(self.me, cut=cut)
-            self._come()
-        return True
-
-    # Who is there
-
-    def _came(self) -> list[Member]:
-        lines = self.here.get("came").decode().splitlines()
-        return list({member.name: member for member in (Member(**json.loads(line)) for line in lines)}.values())
-
     def _waits(self, member: Member, now: float) -> bool:
         if member.name == self.me.name:
             return True
-        return not self._is_gone(member) and self._counts.rise(self.here, f"waits/{member.name}", now, ABSENCE)
-
-    def _is_gone(self, member: Member) -> bool:
-        return self._knocks.knock(member.door) == GONE
-
-    def _to_say(self, present: list[Member]) -> bool:
-        """Return whether somebody has still to say who does not answer."""
-        said = {member.name: member.cut is not None for member in present}
-        return any(said.values()) and not all(said.get(member.name, True) for member in self.before)
+        waits = f"waits/{member.name}"
+        return self._knocks.knock(member.door) != GONE and self._counts.rise(self.here, waits, now, ABSENCE)
 
     def _all_here(self, came: list[Member], kept: list[Member], now: float) -> bool:
         """Return whether nobody else is expected, and those that are kept are enough."""
@@ -273,7 +242,7 @@ class Rendezvous:
 
     def _expected(self, r: int, now: float, sure: bool) -> bool:
         """Return whether member r of the round before may still come."""
-        if self.last.check([f"gone/{r}"]) or (not sure and self._is_gone(self.before[r])):
+        if self.last.check([f"gone/{r}"]) or (not sure and self._knocks.knock(self.before[r].door) == GONE):
             return False
         if sure or self.last.check([f"alive/{r}"]):
             return self._beats_on(r, now)
@@ -287,8 +256,12 @@ class Rendezvous:
         old = {member.name: rank for rank, member in enumerate(self.before)}
         ordered = sorted(came, key=lambda member: old.get(member.name, len(old)))
         members = [asdict(replace(member, cut=None)) for member in ordered[: self.settings.most]]
-        if out:
-            self.here.set("cut", " and ".join(f"{each.name} is left out: {who_is_cut(each, came)}" for each in out))
+        said = []
+        for one in out:
+            names = [each.name for each in came if each.name in (one.cut or ()) or one.name in (each.cut or ())]
+            said.append(f"{one.name} is left out: it and {', '.join(names)} do not reach each other")
+        if said:
+            self.here.set("cut", " and ".join(said))
         self.here.compare_set("closed", "", json.dumps(members))
         self.store.set("round", str(self.number))
 
@@ -304,12 +277,6 @@ def unbroken(present: list[Member], order: list[str]) -> list[Member]:
         place = {each.name: order.index(each.name) if each.name in order else len(order) for each in kept}
         kept.remove(max(kept, key=lambda each: (broken[each.name], place[each.name])))
     return kept
-
-
-def who_is_cut(one: Member, others: list[Member]) -> str:
-    """Say which of the others a member does not reach."""
-    names = [each.name for each in others if each.name in (one.cut or ()) or one.name in (each.cut or ())]
-    return f"it and {', '.join(names)} do not reach each other"
 
 
 def members_of(store: Any) -> tuple[Member, ...]:
