@@ -126,11 +126,10 @@ def connecting(address: str) -> socket.socket | None:
         made.connect((host, int(port)))
     except BlockingIOError:
         return made
-    except ConnectionRefusedError:
+    except OSError as error:
         made.close()
-        raise
-    except OSError:
-        made.close()
+        if isinstance(error, ConnectionRefusedError):
+            raise
         return None
     return made
 

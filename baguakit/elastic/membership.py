@@ -7,7 +7,6 @@ import atexit
 import contextlib
 import gc
 import re
-import threading
 import time
 import warnings
 from collections.abc import Callable, Iterator
@@ -24,7 +23,7 @@ from ..monitor import PeerError
 from .carrying import Carrying, Kept, abandon, kept_after_loss, kept_at_pause
 from .doors import SILENT, Knocks
 from .rendezvous import Round, Settings
-from .rounds import PROGRESS, Left, Rounds, log
+from .rounds import PROGRESS, Left, Rounds, log, run
 
 FIRST_STEPS = 3.0  # seconds for the first steps of a round
 GLOO = re.compile(r"(Gloo \w+ failed|\[\S*gloo/\S+:\d+\])")  # how errors of gloo begin
@@ -147,7 +146,7 @@ class Membership(Rounds):
         self._joined = None
         if self._past:
             self._past = False
-            threading.Thread(target=free, name="baguakit free", daemon=True).start()
+            run(free, "free")
         step = self.step()
         buffers = [(x, x.clone()) for engine in self._engines for x in engine.setup.model.buffers()]
         try:
@@ -192,7 +191,11 @@ class Membership(Rounds):
                 return
             except ValueError as differs:
                 refused += 1
-                self._check_own(differs, refused)
+                for engine in self._engines:
+                    engine.make_setup(engine.make)  # raises what cannot work here, such as pairs of an odd number
+                # Another rank, which has joined, may attach something else: it will be gone.
+                if refused == FRUITLESS or self.round is None or self.round.rank not in self.round.survivors():
+                    raise
                 self._keep(differs)
             except RuntimeError as again:  # a rank was lost while all started, or in callbacks
                 if not self._is_loss(again) or self._fruitless >= FRUITLESS:
@@ -234,13 +237,6 @@ class Membership(Rounds):
                 abandon(engine, error)
                 self._past = True
         return error
-
-    def _check_own(self, error: ValueError, refused: int) -> None:
-        """Raise unless it is another rank, which has joined, that attaches something else: it will be gone."""
-        for engine in self._engines:
-            engine.make_setup(engine.make)  # raises what cannot work here, such as pairs of an odd number of ranks
-        if refused == FRUITLESS or self.round is None or self.round.rank not in self.round.survivors():
-            raise error
 
     def _report(self, change: Change | None, old: Round | None, why: str, seconds: float, error: Any) -> None:
         """Tell the callbacks, and the log on rank 0."""

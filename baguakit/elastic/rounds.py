@@ -11,6 +11,7 @@ import uuid
 from collections.abc import Callable
 from concurrent.futures import Future, InvalidStateError, wait
 from datetime import timedelta
+from functools import partial
 from itertools import islice
 from typing import Any
 
@@ -59,28 +60,17 @@ class Left(SystemExit):
 
 
 class Search:
-    """A search for a round.
-
-    Args:
-        where: "host:port" of the store.
-
-    Attributes:
-        over: nobody waits for it any more.
-        failed: why the store cannot be reached; "" while it can.
-        meeting: the latest.
-    """
+    """A search for a round, at the store of `where`: "host:port"."""
 
     def __init__(self, where: str) -> None:
-        self.where, self.failed, self.over = where, "", False
-        self.meeting: Any = None
+        self.where = where
+        self.failed = ""  # why the store cannot be reached
+        self.over = False  # nobody waits for it any more
+        self.meeting: Any = None  # the latest
         self._looked = time.monotonic()
 
     def looked(self) -> None:
-        """Note that the store has answered, or failed.
-
-        Raises:
-            TimeoutError: nobody waits for a round any more.
-        """
+        """Note that the store has answered, or failed; raise TimeoutError if nobody waits for a round any more."""
         self._looked = time.monotonic()
         if self.over:
             raise TimeoutError
@@ -107,6 +97,13 @@ class Search:
         return f"no group of at least {least} ranks has formed at {self.where} within {patience:g} s"
 
 
+def run(work: Callable[[], Any], name: str) -> threading.Thread:
+    """Do the work on a thread that does not keep the process alive."""
+    thread = threading.Thread(target=work, name=f"baguakit {name}", daemon=True)
+    thread.start()
+    return thread
+
+
 def tell(request: Callable[[], Any]) -> None:
     """Make a request to the store; without a store there is nobody to tell, and one that hangs is not waited for."""
 
@@ -114,29 +111,18 @@ def tell(request: Callable[[], Any]) -> None:
         with contextlib.suppress(RuntimeError):
             request()
 
-    asking = threading.Thread(target=ask, name="baguakit tell", daemon=True)
-    asking.start()
-    asking.join(TOLD)
+    run(ask, "tell").join(TOLD)
 
 
 class Rounds:
-    """The rounds of this process in a group whose ranks come and go.
-
-    Args:
-        settings: of the group.
-        follow: is given the process group of each round.
-
-    Attributes:
-        round: the present one; None between two.
-        why: the reason why it is over; "" while it is not.
-        leaving: this rank has been asked to leave.
-    """
+    """The rounds of this process in a group whose ranks come and go; `follow` is given the process group of each."""
 
     def __init__(self, settings: Settings, follow: Callable[[Any], None]) -> None:
         self.settings, self.follow = settings, follow
         self.name = f"{socket.gethostname()}:{os.getpid()}:{uuid.uuid4().hex[:6]}"
-        self.round: Round | None = None
-        self.why, self.leaving = "", False
+        self.round: Round | None = None  # the present one; None between two
+        self.why = ""  # the reason why it is over; "" while it is not
+        self.leaving = False  # this rank has been asked to leave
         self.door = Door()
         self.cut = ""  # a sentence about those that were left out when this round began
         self._store: Any = None
@@ -164,7 +150,7 @@ class Rounds:
         search = Search(f"{settings.host}:{settings.port}")
         found: Future[Round] = Future()
         # On a thread, since the store may not answer, and a call of it has no end then.
-        threading.Thread(target=self._find, args=(found, search), name="baguakit meeting", daemon=True).start()
+        run(partial(self._find, found, search), "meeting")
         try:
             while not (found.done() or (self.leaving and search.is_silent())):
                 waited = time.monotonic() - began
@@ -246,8 +232,7 @@ class Rounds:
         self.follow(self._group)
         if self.leaving:  # that was asked for meanwhile
             self.leave()
-        words = (round, self.pausing, self._over)
-        threading.Thread(target=self._pulse, args=words, name="baguakit pulse", daemon=True).start()
+        run(partial(self._pulse, round, self.pausing, self._over), "pulse")
 
     def end_round(self, gone: bool = False) -> None:
         """End what belongs to the round; `gone`: this process does not come to the next one."""
@@ -273,8 +258,7 @@ class Rounds:
 
     def watch(self, monitor: Monitor) -> None:
         """End what a monitor watches when the round ends, and the round when the monitor gives up."""
-        round = self.round
-        monitor.hasty, monitor.failed = True, lambda why: self.broken(round, why)
+        monitor.hasty, monitor.failed = True, partial(self.broken, self.round)
         self._monitors.append(monitor)
         if self.why:
             monitor.fail(self.why)
@@ -317,7 +301,7 @@ class Rounds:
                 except BaseException as error:
                     result.set_exception(error)
 
-        threading.Thread(target=fly, name="baguakit collective", daemon=True).start()
+        run(fly, "collective")
         try:
             return result.result()
         finally:
@@ -335,7 +319,7 @@ class Rounds:
         beaten, ends = 0.0, float("inf")
 
         def breaks(why: str) -> None:  # on a thread, since an abort takes seconds, and this one beats meanwhile
-            threading.Thread(target=self.broken, args=(round, why), name="baguakit broken", daemon=True).start()
+            run(partial(self.broken, round, why), "broken")
 
         try:
             old = delete_before(all_rounds, round.number - 1) if round.rank == 0 else iter(())
