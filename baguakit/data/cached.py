@@ -9,7 +9,7 @@ import warnings
 from collections.abc import Callable, Sequence, Sized
 from dataclasses import dataclass
 from hashlib import blake2b
-from types import CodeType, FunctionType, TracebackType
+from types import CodeType, FunctionType, SimpleNamespace, TracebackType
 from typing import Any, TypeVar, cast
 
 import torch
@@ -234,15 +234,15 @@ def namespace(dataset: Any, name: str | None, version: str | int, codec_tag: str
     """
     what = f"name:{name}"
     if name is None:
-        kind, sink = type(dataset).__qualname__, _Sink()
+        kind, content = type(dataset).__qualname__, blake2b(digest_size=16)
         try:
-            _Hasher(sink).dump(dataset)
+            _Hasher(content).dump(dataset)
         except Exception as error:
             raise ValueError(
                 f"the content of this {kind} cannot be hashed ({type(error).__name__}: {error});"
                 " pass name= (and version=, which you change with the transform)"
             ) from error
-        what = f"content:{kind}:{sink.hash.hexdigest()}"
+        what = f"content:{kind}:{content.hexdigest()}"
     text = "\0".join(["baguakit-1", codec_tag, f"{type(version).__name__}:{version}", what])
     return blake2b(text.encode(), digest_size=16).digest()
 
@@ -264,15 +264,6 @@ def position(index: Any, length: int | None) -> bytes:
     return b"i" + int(number).to_bytes(8, "big")
 
 
-class _Sink:
-    def __init__(self) -> None:
-        self.hash = blake2b(digest_size=16)
-
-    def write(self, data: Any) -> int:
-        self.hash.update(data)
-        return len(data)
-
-
 class _Hasher(pickle.Pickler):
     """A pickler for hashing.
 
@@ -280,8 +271,8 @@ class _Hasher(pickle.Pickler):
     functions and classes that cannot be imported as their code.
     """
 
-    def __init__(self, sink: _Sink) -> None:
-        super().__init__(sink, protocol=5)
+    def __init__(self, content: Any) -> None:
+        super().__init__(SimpleNamespace(write=content.update), protocol=5)
         self._met: list[Any] = []  # functions and classes pickled so far, which may refer to themselves
 
     def reducer_override(self, obj: Any) -> Any:

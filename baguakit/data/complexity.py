@@ -27,18 +27,12 @@ log = logging.getLogger("baguakit")
 
 @dataclass(frozen=True)
 class Membership:
-    """The place of this process among the ranks of a sampler.
-
-    Attributes:
-        rank, size: the rank of this process and the number of ranks.
-        comm: the group that they communicate in; None if there is no group, or one rank only.
-        known: False if the caller set `rank` and `size` to other values than the process group has.
-    """
+    """The place of this process among the ranks of a sampler."""
 
     rank: int
     size: int
-    comm: Comm | None = None
-    known: bool = True
+    comm: Comm | None = None  # the group of the ranks; None if there is none, or one rank only
+    known: bool = True  # False if the caller set `rank` and `size` to other values than the process group has
 
 
 def membership(num_replicas: int | None, rank: int | None, group: Any = None) -> Membership:
@@ -68,17 +62,8 @@ def complexities(
     """Return the cost of every sample, float64 of shape (len(dataset),), equal on all ranks.
 
     A function is called once per sample: the ranks divide the pass over the dataset (collective) and show a progress
-    bar. Rank 0 writes the result to `file`, which the next run reads.
-
-    Args:
-        dataset: the samples.
-        complexity: a tensor, array or sequence of numbers, the path of an `.npy` file of them, or a function of one
-            sample.
-        ranks: the ranks that divide the pass.
-        file: the file for the results of a function; None for no file.
-
-    Raises:
-        TypeError, ValueError: the costs are not one finite, non-negative number per sample.
+    bar. Rank 0 writes the result to `file`, if there is one, which the next run reads. The errors are as in
+    `LoadBalancedSampler`.
     """
     if not isinstance(dataset, Sized):
         raise TypeError(f"dataset is one that has a length, not {type(dataset).__name__}; pass one with __len__")

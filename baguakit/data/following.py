@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import secrets
+import zlib
 from abc import abstractmethod
 from collections.abc import Generator, Iterator, Mapping, Sized
 from dataclasses import astuple, dataclass, field, replace
@@ -12,9 +13,9 @@ from typing import Any, Generic, TypeVar
 
 import numpy as np
 
-from ..arguments import integer, truth
+from ..arguments import integer, real, truth
 from .complexity import Complexity, Membership, complexities
-from .plan import Batches, Costs, Indices, Order, assign
+from .plan import Batches, Costs, Indices, assign
 from .sharing import Record, Seat, Shares, Stretch, Told, regrouped, unpacked, whole
 
 T = TypeVar("T")
@@ -49,13 +50,20 @@ class Followed(Generic[T]):
     over its own items.
     """
 
-    order: Order
-    ranks: Membership
-    epoch: int
-
-    def _begin(self, dataset: Sized, complexity: Complexity, file: Any, ranks: Membership, **settings: Any) -> None:
-        Order(np.zeros(0), **settings)  # raises for bad settings before the dataset is read
-        self.order, self.epoch = Order(complexities(dataset, complexity, ranks, file), **settings), 0
+    def _begin(
+        self,
+        dataset: Sized,
+        complexity: Complexity,
+        file: Any,
+        ranks: Membership,
+        *settings: bool | float,
+    ) -> None:
+        shuffle, seed, drop_last, level = settings
+        self.shuffle, self.seed = truth("shuffle", shuffle), integer("seed", seed, 0)
+        self.drop_last, self.random_level = truth("drop_last", drop_last), real("random_level", level, 0, 1)
+        if self.random_level and not self.shuffle:
+            raise ValueError(f"random_level={self.random_level} needs shuffle=True; set random_level=0 without it")
+        self.costs, self.epoch = complexities(dataset, complexity, ranks, file), 0
         self._record: Record | None = None  # None: it does not follow, or has joined and not heard of the others yet
         self._attachment: Any = None
         self._places: dict[int, tuple[Stretch, int]] = {}  # by epoch: a stretch that a change has made, the rank in it
@@ -78,29 +86,32 @@ class Followed(Generic[T]):
 
         The ranks' totals of costs stay nearly equal. Each epoch moves the cells of a rank to the next rank.
         """
-        cells = assign(np.arange(costs.size).reshape(-1, ranks), costs, rng if self.order.shuffle else None)
+        cells = assign(np.arange(costs.size).reshape(-1, ranks), costs, rng if self.shuffle else None)
         cells = np.roll(cells, epoch, axis=1)
-        return rng.permutation(cells) if self.order.shuffle else cells
+        return rng.permutation(cells) if self.shuffle else cells
 
     @abstractmethod
     def _item(self, batch: Indices) -> T:
         """Return the item to yield for one rank's batch."""
 
     def _signature(self) -> dict[str, Any]:
-        return self.order.signature()
+        """Return the settings that decide the order of an epoch, with a checksum in place of the costs."""
+        names = ("seed", "shuffle", "drop_last", "random_level")
+        costs = {"length": len(self.costs), "complexity": zlib.crc32(self.costs.tobytes())}
+        return costs | {name: getattr(self, name) for name in names}
 
     def _shares(self, stretch: Stretch) -> Shares:
         """Return the queues of all ranks. Stretches before this one are planned again, except the latest."""
         if stretch not in self._planned:
-            samples, kept = np.arange(len(self.order.costs)), dict[int, list[Indices]]()
+            samples, kept = np.arange(len(self.costs)), dict[int, list[Indices]]()
             if stretch.done:
                 *done, seats = stretch.done
                 before = Stretch(stretch.epoch, tuple(seat.behind for seat in seats), tuple(done))
                 samples, kept = self._shares(before).ended(seats)
 
             def plan(pool: Indices, ranks: int) -> list[Batches]:
-                rng = np.random.default_rng([self.order.seed, stretch.epoch, len(stretch.done)])
-                mixed = rng.permutation(pool) if self.order.shuffle else pool
+                rng = np.random.default_rng([self.seed, stretch.epoch, len(stretch.done)])
+                mixed = rng.permutation(pool) if self.shuffle else pool
                 return self._steps(mixed, ranks, rng, stretch.epoch)
 
             self._planned[stretch] = Shares(stretch.behind, samples, kept, plan)

@@ -202,10 +202,11 @@ class Environment:
 
     def _open(self, map_size: int) -> lmdb.Environment:
         state = read_state(self.path)
-        if state is None or (state.get("boot") != boot_id() and not state.get("clean")):
-            if state is not None:
-                self._empty("the machine crashed while it was open")
-            self._write_state(clean=False)
+        if state is not None and state.get("boot") != boot_id() and not state.get("clean"):
+            self._empty("the machine crashed while it was open")
+            state = None
+        if state is None:
+            self.mark(clean=False)
         settings = {"mode": 0o600, "metasync": False, "sync": boot_id() is None, "readahead": False}
         open_it = partial(self._lmdb.open, str(self.path), map_size=map_size, max_readers=READERS, **settings)
         try:
@@ -227,13 +228,11 @@ class Environment:
             (self.path / name).unlink(missing_ok=True)
         warnings.warn(f"the LMDB store at {self.path} is emptied: {reason}", RuntimeWarning, stacklevel=2)
 
-    def _write_state(self, clean: bool) -> None:
-        replace_file(self.path / "state.json", json.dumps({"format": 1, "boot": boot_id(), "clean": clean}).encode())
-
     def mark(self, clean: bool) -> None:
         """Write whether all is on disk, unless the file says so; in a transaction that writes."""
-        if (read_state(self.path) or {}).get("clean") is not clean:
-            self._write_state(clean)
+        state = {"format": 1, "boot": boot_id(), "clean": clean}
+        if read_state(self.path) != state:
+            replace_file(self.path / "state.json", json.dumps(state).encode())
 
     def flush(self) -> None:
         """Sync to disk what all processes have written, and mark the file as clean."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sized
+from dataclasses import asdict
 from typing import Any
 
 import numpy as np
@@ -61,22 +62,19 @@ class LoadBalancedSampler(Followed[int], DistributedSampler[int]):
         group: Any = None,
     ) -> None:
         ranks = membership(num_replicas, rank, group)
-        order = {"shuffle": shuffle, "seed": seed, "drop_last": drop_last, "random_level": random_level}
-        self._begin(dataset, complexity, complexity_file, ranks, **order)
+        self._begin(dataset, complexity, complexity_file, ranks, shuffle, seed, drop_last, random_level)
         self.dataset = dataset  # type: ignore[assignment]
-        self.shuffle, self.seed, self.drop_last = self.order.shuffle, self.order.seed, self.order.drop_last
 
     def _sit(self, ranks: Membership) -> None:
         super()._sit(ranks)
-        n = len(self.order.costs)
-        self.num_samples = n // ranks.size if self.order.drop_last else -(-n // ranks.size)
+        n = len(self.costs)
+        self.num_samples = n // ranks.size if self.drop_last else -(-n // ranks.size)
         self.total_size = self.num_samples * ranks.size
 
     def _steps(self, samples: Indices, ranks: int, rng: np.random.Generator, epoch: int) -> list[Batches]:
-        order = self.order
-        count = len(samples) // ranks * ranks if order.drop_last else -(-len(samples) // ranks) * ranks
-        sorted_ = by_cost(np.resize(samples, count), order.costs, order.random_level, rng)
-        cells = self._assigned(order.costs[sorted_], ranks, rng, epoch)
+        count = len(samples) // ranks * ranks if self.drop_last else -(-len(samples) // ranks) * ranks
+        sorted_ = by_cost(np.resize(samples, count), self.costs, self.random_level, rng)
+        cells = self._assigned(self.costs[sorted_], ranks, rng, epoch)
         return sorted_[cells][:, :, None]  # type: ignore[return-value]
 
     def _item(self, batch: Indices) -> int:
@@ -127,14 +125,19 @@ class LoadBalancedBatchSampler(Followed[list[int]], Sampler[list[int]]):
         group: Any = None,
     ) -> None:
         ranks = membership(num_replicas, rank, group)
-        self.limit = _limit(budget, batch_size, padded)
-        order = {"shuffle": shuffle, "seed": seed, "drop_last": drop_last, "random_level": random_level}
-        self._begin(dataset, complexity, complexity_file, ranks, **order)
-        costs = self.order.costs
+        if budget is None and batch_size is None:
+            raise ValueError(
+                "budget and batch_size are None; pass budget= (cost per batch), batch_size= (samples per batch), or"
+                " both"
+            )
+        most = None if budget is None else real("budget", budget, above=0)
+        many = None if batch_size is None else integer("batch_size", batch_size, 1)
+        self.limit = Limit(most, many, truth("padded", padded))
+        self._begin(dataset, complexity, complexity_file, ranks, shuffle, seed, drop_last, random_level)
+        costs = self.costs
         if budget is not None and len(costs) and costs.max() > budget:
             worst = int(costs.argmax())
             raise ValueError(f"sample {worst} alone costs {costs[worst]:g} and the budget is {budget:g}; raise budget")
-        self.drop_last = self.order.drop_last
 
     @property
     def sampler(self) -> LoadBalancedBatchSampler:
@@ -142,32 +145,17 @@ class LoadBalancedBatchSampler(Followed[list[int]], Sampler[list[int]]):
         return self
 
     def _signature(self) -> dict[str, Any]:
-        limit = self.limit
-        return {
-            **super()._signature(),
-            "budget": limit.budget,
-            "batch_size": limit.batch_size,
-            "padded": limit.padded,
-        }
+        return super()._signature() | asdict(self.limit)
 
     def _steps(self, samples: Indices, ranks: int, rng: np.random.Generator, epoch: int) -> list[Batches]:
-        order, limit = self.order, self.limit
-        if order.drop_last:
+        limit, costs = self.limit, self.costs
+        if self.drop_last:
             multiple = ranks * (limit.batch_size or 1) if limit.budget is None else ranks
             samples = samples[: len(samples) // multiple * multiple]
-        steps = all_steps(by_cost(samples, order.costs, order.random_level, rng), order.costs, ranks, limit)[::-1]
-        costs = np.array([limit.cost(batch, order.costs) for step in steps for batch in step])
-        cells = self._assigned(costs, ranks, rng, epoch)
+        steps = all_steps(by_cost(samples, costs, self.random_level, rng), costs, ranks, limit)[::-1]
+        work = np.array([limit.cost(batch, costs) for step in steps for batch in step])
+        cells = self._assigned(work, ranks, rng, epoch)
         return [[steps[cell // ranks][cell % ranks] for cell in row] for row in cells]
 
     def _item(self, batch: Indices) -> list[int]:
         return [int(i) for i in batch]
-
-
-def _limit(budget: float | None, batch_size: int | None, padded: bool) -> Limit:
-    if budget is None and batch_size is None:
-        raise ValueError(
-            "budget and batch_size are None; pass budget= (cost per batch), batch_size= (samples per batch), or both"
-        )
-    most = None if budget is None else real("budget", budget, above=0)
-    return Limit(most, None if batch_size is None else integer("batch_size", batch_size, 1), truth("padded", padded))

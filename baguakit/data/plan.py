@@ -1,4 +1,4 @@
-"""The order of an epoch: its settings, and the assignment of samples to steps and ranks by pure functions of costs.
+"""The assignment of samples to steps and ranks: pure functions of their costs.
 
 Ranks wait for each other if their costs within a step differ. Samples of similar cost therefore share a step, and
 within a step the most expensive sample goes to the rank with the least work so far. If s_g is the spread of group g
@@ -9,14 +9,10 @@ loads l_i ≤ l_j turns their difference d into d − (a_i − a_j).
 from __future__ import annotations
 
 import heapq
-import zlib
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
-
-from ..arguments import integer, real, truth
 
 Costs = npt.NDArray[np.float64]
 Indices = npt.NDArray[np.int64]
@@ -24,48 +20,16 @@ Indices = npt.NDArray[np.int64]
 WIDEST = 4096  # groups that are assigned one by one; the others, whose spread is small, at random and all at once
 
 
-@dataclass(frozen=True)
-class Order:
-    """The settings that decide the order of an epoch: equal on all ranks, and checked when resuming."""
-
-    costs: Costs = field(repr=False)
-    shuffle: bool
-    seed: int
-    drop_last: bool
-    random_level: float
-
-    def __post_init__(self) -> None:
-        for name, value in (
-            ("shuffle", truth("shuffle", self.shuffle)),
-            ("seed", integer("seed", self.seed, 0)),
-            ("drop_last", truth("drop_last", self.drop_last)),
-            ("random_level", real("random_level", self.random_level, 0, 1)),
-        ):
-            object.__setattr__(self, name, value)
-        if self.random_level and not self.shuffle:
-            raise ValueError(f"random_level={self.random_level} needs shuffle=True; set random_level=0 without it")
-
-    def signature(self) -> dict[str, Any]:
-        """Return the settings for a state, with a checksum in place of the costs."""
-        return {
-            "length": len(self.costs),
-            "complexity": zlib.crc32(self.costs.tobytes()),
-            "seed": self.seed,
-            "shuffle": self.shuffle,
-            "drop_last": self.drop_last,
-            "random_level": self.random_level,
-        }
-
-
 def by_cost(samples: Indices, costs: Costs, random_level: float, rng: np.random.Generator) -> Indices:
     """Return `samples` (n,) in the order of (1 − random_level) · quantile of cost + random_level · U(0, 1).
 
     The cheapest come first. Samples of equal cost keep their order.
     """
+    by_cost_alone = np.argsort(costs[samples], kind="stable")
     if random_level == 0:
-        return samples[np.argsort(costs[samples], kind="stable")]
+        return samples[by_cost_alone]
     quantile = np.empty(len(samples))
-    quantile[np.argsort(costs[samples], kind="stable")] = np.arange(len(samples)) / max(1, len(samples))
+    quantile[by_cost_alone] = np.arange(len(samples)) / max(1, len(samples))
     return samples[np.argsort((1 - random_level) * quantile + random_level * rng.random(len(samples)), kind="stable")]
 
 

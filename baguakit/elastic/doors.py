@@ -94,11 +94,13 @@ class Knocks:
             self.forget(address)
         return SILENT if not found and now - since > ANSWERS else found
 
-    def settled(self, addresses: list[str]) -> list[str]:
+    @classmethod
+    def settled(cls, addresses: list[str]) -> list[str]:
         """Return the state of each door; it waits until all are known."""
-        until = time.monotonic() + ANSWERS
-        while "" in (found := [self.knock(each) for each in addresses]) and time.monotonic() < until:
+        knocks, until = cls(), time.monotonic() + ANSWERS
+        while "" in (found := [knocks.knock(each) for each in addresses]) and time.monotonic() < until:
             time.sleep(0.02)
+        knocks.end()
         return found
 
     def forget(self, address: str) -> None:

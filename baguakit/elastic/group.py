@@ -35,7 +35,7 @@ class ElasticComm(Comm):
 def _ends_with_the_round(method: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(method)
     def during(self: ElasticComm, *args: Any, **options: Any) -> Any:
-        return self.membership.during(lambda: method(self, *args, **options), self.group)
+        return self.membership.during(functools.partial(method, self, *args, **options), self.group)
 
     return during
 

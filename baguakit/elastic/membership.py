@@ -73,11 +73,8 @@ class Membership(Rounds):
     def step(self) -> int:
         """Return the step of this rank; -1 if no rank waits for another."""
         engines = list(self._at_work)
-        if any(engine.free_runners for engine in engines):
-            return -1
-        return max([engine.clock.step for engine in engines], default=0)
-
-    # The attachments
+        free = any(engine.free_runners for engine in engines)
+        return -1 if free else max([engine.clock.step for engine in engines], default=0)
 
     def start(self, engine: Engine) -> None:
         """Start an attachment in this round, or in a later one if this one breaks. Collective."""
@@ -87,20 +84,17 @@ class Membership(Rounds):
             if self.round is None:
                 self.meet()
             try:
-                change = self._start(engine)
+                self._joined = self._start(engine)
             except PeerError as error:
                 self.regroup(error)
-            else:
-                self._joined = change
         except BaseException:
             self.ended(engine)
             raise
 
     def _start(self, engine: Engine) -> Change | None:
         """Start an attachment in this round; return the change if a rank of it has trained before."""
-        round = self.round
-        assert round is not None
-        survivors = round.survivors()
+        assert self.round is not None
+        round, survivors = self.round, self.round.survivors()
         carrying = Carrying(engine, self._kept.get(engine) if round.rank in survivors else None, survivors)
         try:
             engine.start(carrying.fill, carrying.load)
@@ -120,9 +114,8 @@ class Membership(Rounds):
     def ended(self, engine: Engine) -> None:
         """Note that an attachment is detached; with the last one this process leaves."""
         self._kept.pop(engine, None)
-        for engines in (self._engines, self._at_work):
-            if engine in engines:
-                engines.remove(engine)
+        self._engines = [each for each in self._engines if each is not engine]
+        self._at_work = [each for each in self._at_work if each is not engine]
         if not self._engines:
             self.end_round(gone=True)
 
@@ -215,14 +208,13 @@ class Membership(Rounds):
 
     def _cut_from(self) -> str:
         """Return the names of the members of the round that do not answer at their doors."""
-        members, knocks = [] if self.round is None else [each for each in self.round.members if each.door], Knocks()
-        states = knocks.settled([each.door for each in members])
-        knocks.end()
+        members = [] if self.round is None else [each for each in self.round.members if each.door]
+        states = Knocks.settled([each.door for each in members])
         return ", ".join(each.name for each, state in zip(members, states, strict=True) if state == SILENT)
 
     def _keep(self, error: BaseException | None) -> BaseException | None:
         """Take attachments out of the round, and keep their states; return the error that has ended it, if any."""
-        for engine in list(self._at_work):
+        for engine in self._at_work:
             if error is None:
                 try:
                     self._kept[engine] = kept_at_pause(engine)
@@ -231,7 +223,7 @@ class Membership(Rounds):
             if error is not None:
                 self.broken(self.round, str(error))
                 self._kept[engine] = kept_after_loss(engine, error)
-            self._at_work.remove(engine)
+        self._at_work = []
         for engine in self._engines:
             if hasattr(engine, "runtime"):
                 abandon(engine, error)
@@ -240,10 +232,9 @@ class Membership(Rounds):
 
     def _report(self, change: Change | None, old: Round | None, why: str, seconds: float, error: Any) -> None:
         """Tell the callbacks, and the log on rank 0."""
-        round = self.round
-        if change is None or round is None:
+        if change is None or self.round is None:
             return
-        here = {member.name for member in round.members}
+        here = self._names()
         gone = tuple(member.name for member in old.members if member.name not in here) if old is not None else ()
         change = replace(change, lost=gone, seconds=seconds, why=why)
         self._fruitless = self._fruitless + 1 if error is not None and not gone else 0
@@ -251,7 +242,7 @@ class Membership(Rounds):
             if not self._cut_from():
                 raise PeerError(f"{FRUITLESS} regroups, in which no rank was lost, have not helped: {why}") from error
             self._fruitless = 0  # until the patience ends
-        if round.rank == 0:
+        if change.rank == 0:
             lost = f"; lost: {', '.join(gone)}" if gone else ""
             log.warning("%d ranks go on from step %d after %.1f s%s; %s", change.ranks, change.step, seconds, lost, why)
         # One whose first callbacks have been cut off is told of this change by those that it has still to register.

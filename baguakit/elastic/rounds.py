@@ -67,22 +67,17 @@ class Search:
         self.failed = ""  # why the store cannot be reached
         self.over = False  # nobody waits for it any more
         self.meeting: Any = None  # the latest
-        self._looked = time.monotonic()
+        self.looked = time.monotonic()  # when the store has last answered, or failed
 
-    def looked(self) -> None:
-        """Note that the store has answered, or failed; raise TimeoutError if nobody waits for a round any more."""
-        self._looked = time.monotonic()
-        if self.over:
-            raise TimeoutError
-
-    def is_silent(self) -> bool:
-        """Return whether the store does not answer."""
-        return time.monotonic() - self._looked > UNANSWERED
+    def silence(self) -> float:
+        """Return the seconds for which the store has not answered; 0 if they are few."""
+        seconds = time.monotonic() - self.looked
+        return seconds if seconds > UNANSWERED else 0.0
 
     def line(self, least: int, patience: float | None = None) -> str:
         """Return a line on what this process waits for; with `patience`, on a search that has taken all of it."""
-        silent = f"no answer for {time.monotonic() - self._looked:.1f} s" if self.is_silent() else ""
-        if why := self.failed or silent:
+        silence = self.silence()
+        if why := self.failed or (silence and f"no answer for {silence:.1f} s"):
             return f"the store at {self.where} cannot be reached: {why}"
         if self.meeting is not None and (others := self.meeting.cut_off):
             name = self.meeting.me.name
@@ -152,7 +147,7 @@ class Rounds:
         # On a thread, since the store may not answer, and a call of it has no end then.
         run(partial(self._find, found, search), "meeting")
         try:
-            while not (found.done() or (self.leaving and search.is_silent())):
+            while not (found.done() or (self.leaving and search.silence())):
                 waited = time.monotonic() - began
                 if waited > settings.patience:
                     raise TimeoutError(search.line(settings.least, settings.patience))
@@ -174,7 +169,9 @@ class Rounds:
         """Set the next round that this process is in, or the error that has ended the search."""
 
         def look() -> None:
-            search.looked()
+            search.looked = time.monotonic()
+            if search.over:
+                raise TimeoutError
             if self.leaving:
                 raise Left
 

@@ -28,7 +28,7 @@ class Counted:
 
 
 def costs(*args, **options):
-    return LoadBalancedSampler(*args, **options).order.costs
+    return LoadBalancedSampler(*args, **options).costs
 
 
 @pytest.mark.parametrize(
@@ -124,8 +124,8 @@ def test_ranks_share_the_pass_and_one_writes_the_file(tmp_path, n):
         first = Sampler(data, lambda x: x * x, complexity_file=path)
         return (
             data.reads,
-            first.order.costs.tolist(),
-            Sampler(Counted(n), float, complexity_file=path).order.costs.sum(),
+            first.costs.tolist(),
+            Sampler(Counted(n), float, complexity_file=path).costs.sum(),
         )
 
     answers = on_ranks(2, measured, tmp_path / "costs.npy")

@@ -86,7 +86,7 @@ def shares(sampler, epochs):
     work = np.zeros(sampler.num_replicas)
     for epoch in range(epochs):
         sampler.set_epoch(epoch)
-        work += sampler.order.costs[np.array(sampler._shares(sampler._now.stretch).parts[-1][1])].sum(axis=(0, 2))
+        work += sampler.costs[np.array(sampler._shares(sampler._now.stretch).parts[-1][1])].sum(axis=(0, 2))
     return work / work.mean()
 
 
