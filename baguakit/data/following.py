@@ -51,12 +51,7 @@ class Followed(Generic[T]):
     """
 
     def _begin(
-        self,
-        dataset: Sized,
-        complexity: Complexity,
-        file: Any,
-        ranks: Membership,
-        *settings: bool | float,
+        self, dataset: Sized, complexity: Complexity, file: Any, ranks: Membership, *settings: bool | float
     ) -> None:
         shuffle, seed, drop_last, level = settings
         self.shuffle, self.seed = truth("shuffle", shuffle), integer("seed", seed, 0)

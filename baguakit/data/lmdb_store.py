@@ -8,12 +8,12 @@ one that closes it syncs it and marks it as clean. A file of another boot that i
 
 from __future__ import annotations
 
+import atexit
 import json
 import os
 import shutil
 import stat
 import warnings
-import weakref
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from functools import partial
@@ -39,15 +39,21 @@ _guard = ThreadLock()
 _writing = ThreadLock()  # held while this process writes or forks, so that no child inherits an open transaction
 
 
-def _forked() -> None:
-    """Close in a forked child the parent's environments, before the child takes its own locks."""
+def _close_all(flush: bool) -> None:
     while _environments:
-        _environments.popitem()[1].abandon()
+        environment = _environments.popitem()[1]
+        with suppress(StoreError):
+            if flush:
+                environment.flush()
+        environment.abandon()
 
 
+atexit.register(_close_all, flush=True)
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(
-        before=_writing.__enter__, after_in_parent=partial(_writing.__exit__, None, None, None), after_in_child=_forked
+        before=_writing.__enter__,
+        after_in_parent=partial(_writing.__exit__, None, None, None),
+        after_in_child=partial(_close_all, flush=False),  # those of the parent, before the child takes its own locks
     )
 
 
@@ -87,8 +93,7 @@ class LMDBStore(Store):
             raise ValueError(
                 f"{path} is on {kind}, where memory maps of several nodes conflict; pass a local directory"
             )
-        self._lmdb, self._user = package("lmdb", "LMDBStore"), object()
-        weakref.finalize(self, _leave, self.path, self._user)
+        self._lmdb = package("lmdb", "LMDBStore")
 
     def __repr__(self) -> str:
         return f"LMDBStore({str(self.path)!r}, capacity_bytes={self.capacity_bytes})"
@@ -97,14 +102,12 @@ class LMDBStore(Store):
         return type(self), (self.path, self.capacity_bytes)
 
     def _environment(self) -> Environment:
-        """Return this process's environment, open until all its users leave it; raise StoreError if that fails."""
+        """Return this process's environment, open until a store of this path is closed; raise StoreError."""
         with _guard:
-            environment = _environments.get(self.path)
-            if environment is None:
+            if self.path not in _environments:
                 size = self.capacity_bytes + self.capacity_bytes // 8 + (16 << 20)
-                environment = _environments[self.path] = Environment(self.path, size)
-            environment.users.add(self._user)
-            return environment
+                _environments[self.path] = Environment(self.path, size)
+            return _environments[self.path]
 
     @contextmanager
     def _transaction(self, write: bool = False) -> Iterator[lmdb.Transaction[bytes]]:
@@ -165,13 +168,15 @@ class LMDBStore(Store):
         self._environment().flush()
 
     def close(self) -> None:
-        """Sync all writes to disk, mark the store as clean, and release it."""
+        """Sync all writes to disk, also those of other processes, mark the store as clean, and release it."""
         try:
             if read_state(self.path) is not None:
-                self._environment()  # what other processes have written is synced, too
+                self.flush()
         except StoreError as error:
             warnings.warn(str(error), RuntimeWarning, stacklevel=2)
-        _leave(self.path, self._user)
+        with _guard:
+            if environment := _environments.pop(self.path, None):
+                environment.abandon()
 
 
 class Environment:
@@ -179,14 +184,10 @@ class Environment:
 
     The locks are bytes of a file, released by the kernel when the process ends; closing any descriptor of the file
     would release all, so that each process opens it once.
-
-    Attributes:
-        users: stand for the stores that use it.
     """
 
     def __init__(self, path: Path, map_size: int) -> None:
-        self.path, self.users, self.claims = path, set[object](), KeyedLocks()
-        self._lmdb: Any = package("lmdb", "LMDBStore")
+        self.path, self.claims, self._lmdb = path, KeyedLocks(), package("lmdb", "LMDBStore")
         try:
             path.mkdir(mode=0o700, parents=True, exist_ok=True)
             if problem := others_may_write(path):
@@ -247,24 +248,6 @@ class Environment:
         """Close it as it is."""
         self.locks.close()
         self.env.close()
-
-
-def _leave(path: Path, user: object) -> None:
-    """Remove a user of this process's environment at `path`; sync and close it after the last."""
-    with _guard:
-        environment = _environments.get(path)
-        if environment is None:
-            return
-        environment.users.discard(user)
-        if environment.users:
-            return
-        del _environments[path]
-        try:
-            environment.flush()
-        except StoreError as error:
-            warnings.warn(str(error), RuntimeWarning, stacklevel=3)
-        finally:
-            environment.abandon()
 
 
 @contextmanager

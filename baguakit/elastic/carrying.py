@@ -40,16 +40,11 @@ def checksum(engine: Engine) -> int:
 
 
 class Carrying:
-    """The state of one attachment on its way into a round.
-
-    Args:
-        engine: of the attachment.
-        kept: what it has kept; None on a rank that has joined.
-        survivors: the ranks that come from the latest round.
-    """
+    """The state of one attachment on its way into a round, of which `survivors` come from the latest round."""
 
     def __init__(self, engine: Engine, kept: Kept | None, survivors: Sequence[int]) -> None:
-        self.engine, self.kept, self.survivors = engine, kept, survivors
+        self.engine, self.survivors = engine, survivors
+        self.kept = kept  # None on a rank that has joined
         self.holders: list[int] = []  # the ranks that keep their own
         self.rounds: list[int] = []
         self.steps = 0  # that the survivors have made in the round before
@@ -137,30 +132,27 @@ def unpacked(engine: Engine, state: Tensor) -> Kept:
     return dict(found["kept"])
 
 
-def kept_after_loss(engine: Engine, error: BaseException) -> Kept:
-    """Abandon the round, and return the state after the last whole step: what the step under way changed is lost."""
-    abandon(engine, error)
-    for runner in engine.runners:
-        runner.air.clear()
-    for p in engine.setup.names:
-        p.grad = None
-    return kept_now(engine, flights=False)
+def keep(engine: Engine, error: BaseException | None) -> Kept:
+    """Take an attachment out of the round, and return its state after the last whole step.
 
-
-def kept_at_pause(engine: Engine) -> Kept:
-    """End the round together with all others, after the same step, and return the state. Nothing is lost."""
-    for runner in engine.runners:
-        if runner.rule.what == "data" and runner.rule.window != "free_running" and runner.air:
-            runner.land_all()  # type: ignore[attr-defined]
-    engine.together("the end of the round", lambda comm: None, meet=True)
-    kept = kept_now(engine)
-    abandon(engine, None)
+    Without an error all ranks do so together, after the same step, and nothing is lost; with one, what the step under
+    way has changed is lost.
+    """
+    if error is None:
+        for runner in engine.runners:
+            if runner.rule.what == "data" and runner.rule.window != "free_running" and runner.air:
+                runner.land_all()  # type: ignore[attr-defined]
+        engine.together("the end of the round", lambda comm: None, meet=True)
+    else:
+        abandon(engine, error)
+        for runner in engine.runners:
+            runner.air.clear()
+        for p in engine.setup.names:
+            p.grad = None
+    kept = {**engine.state_dict(error is None, same_ranks=False), "made": engine.clock.step - engine.since}
+    if error is None:
+        abandon(engine, None)
     return kept
-
-
-def kept_now(engine: Engine, flights: bool = True) -> Kept:
-    """Return the state, with the flights in the air or without them."""
-    return {**engine.state_dict(flights, same_ranks=False), "made": engine.clock.step - engine.since}
 
 
 def abandon(engine: Engine, error: BaseException | None) -> None:

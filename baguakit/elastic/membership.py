@@ -20,7 +20,7 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 from ..attach import Engine
 from ..comm import let_go
 from ..monitor import PeerError
-from .carrying import Carrying, Kept, abandon, kept_after_loss, kept_at_pause
+from .carrying import Carrying, Kept, abandon, keep
 from .doors import SILENT, Knocks
 from .rendezvous import Round, Settings
 from .rounds import PROGRESS, Left, Rounds, log, run
@@ -217,12 +217,12 @@ class Membership(Rounds):
         for engine in self._at_work:
             if error is None:
                 try:
-                    self._kept[engine] = kept_at_pause(engine)
+                    self._kept[engine] = keep(engine, None)
                 except PeerError as late:
                     error = late
             if error is not None:
                 self.broken(self.round, str(error))
-                self._kept[engine] = kept_after_loss(engine, error)
+                self._kept[engine] = keep(engine, error)
         self._at_work = []
         for engine in self._engines:
             if hasattr(engine, "runtime"):
@@ -252,11 +252,10 @@ class Membership(Rounds):
 
 
 def free() -> None:
-    """Free the groups of rounds that are over.
+    """Free the groups of rounds that are over, to which errors and their frames refer in cycles.
 
-    Errors and the frames that they hold refer to each other, and to the groups: a collection finds them, which stops
-    all threads for a while, and so waits until the first steps of the round have been made. A thread that still waits
-    in a group holds it as long as `Rounds` lets a message take.
+    A collection stops all threads for a while, and so waits until the first steps of the round have been made. A thread
+    that still waits in a group holds it as long as `Rounds` lets a message take.
     """
     pause = FIRST_STEPS
     time.sleep(pause)

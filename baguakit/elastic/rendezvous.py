@@ -101,7 +101,7 @@ class Round:
         return [rank for rank, member in enumerate(self.members) if latest and member.latest == latest]
 
 
-POLL = (0.02, 0.25)  # seconds between two looks into the store, at first and at most
+POLL, SLOWEST_POLL = 0.02, 0.25  # seconds between two looks into the store, at first and at most
 ABSENCE = 2.0  # seconds without a look into the store after which one that has come is gone
 
 
@@ -120,14 +120,9 @@ class Counts:
 
 
 class Rendezvous:
-    """The meeting for round `number`, to which this process comes.
+    """The meeting for a round, to which this process comes, in the part of the key-value store of this training.
 
-    Args:
-        store: the part of the key-value store of this training.
-        settings: of the group.
-        me: this process.
-        number: of the round.
-        stuck: returns whether no step has been made for the patience.
+    `stuck` returns whether no step has been made for the patience.
     """
 
     def __init__(
@@ -149,8 +144,7 @@ class Rendezvous:
         Raises:
             ValueError: this process has other settings than the members of the group.
         """
-        pause, most = POLL
-        has_come = False
+        pause, has_come = POLL, False
         try:
             while not self.here.check(["closed"]):
                 look()
@@ -160,7 +154,7 @@ class Rendezvous:
                 elif has_come := self._may_come(now):
                     self._come(self.me)
                 time.sleep(pause)
-                pause = min(1.2 * pause, most)
+                pause = min(1.2 * pause, SLOWEST_POLL)
         finally:
             self._knocks.end()
         return members_of(self.here)
@@ -316,9 +310,7 @@ SAID = 5.0  # seconds that the ranks have to say where they are
 class Pause:
     """The pause of a round; only the first plan of a round counts.
 
-    Args:
-        round: to be ended.
-        step: returns the step of this rank; -1 if no rank waits for another, so that each may stop at once.
+    `step` returns the step of this rank, or -1 if no rank waits for another, so that each may stop at once.
     """
 
     def __init__(self, round: Round, step: Callable[[], int]) -> None:
@@ -352,5 +344,5 @@ class Pause:
             elif time.monotonic() > until or store.check(["over"]):
                 return False
             else:
-                time.sleep(POLL[0])
+                time.sleep(POLL)
         return step < 0 or step >= self._until

@@ -123,7 +123,6 @@ def test_two_stores_of_a_process_share_what_is_open(path):
     assert second.get(A) == b"x"
     first.close()
     assert second.get(A) == b"x" and first.get(A) == b"x"
-    first.close()
     second.close()
     assert path not in lmdb_store._environments
 
