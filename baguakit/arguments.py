@@ -243,6 +243,13 @@ def check_fields(declared: Any) -> None:
             object.__setattr__(declared, name, taken)
 
 
+class Declared:
+    """A base of dataclasses whose fields are checked when one is made."""
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+
+
 def _fields_of(kind: type) -> list[tuple[str, Kind]]:
     if kind not in _known:
         _known[kind] = list(_read_fields(kind))

@@ -34,7 +34,7 @@ from dataclasses import InitVar, astuple, dataclass, replace
 from functools import lru_cache
 from operator import add
 
-from ..arguments import check_fields, checked, integer
+from ..arguments import Declared, checked, integer
 from ..topology import Topology
 from .network import Line, Link, Network, neighbors
 
@@ -43,7 +43,7 @@ ROUNDS = 64  # most rounds of a period that are examined
 
 
 @dataclass(frozen=True)
-class Cost:
+class Cost(Declared):
     """The cost of one exchange, or of several one after another.
 
     Attributes:
@@ -60,9 +60,6 @@ class Cost:
     beside: float = 0.0
     beside_busy: float = 0.0
 
-    def __post_init__(self) -> None:
-        check_fields(self)
-
     def __add__(self, other: "Cost") -> "Cost":
         return Cost(*map(add, astuple(self), astuple(other)))
 
@@ -72,15 +69,12 @@ class Cost:
 
 
 @dataclass(frozen=True)
-class Load:
+class Load(Declared):
     """The tensors of an exchange: their number of `values`, the `value_bytes` of each value, and their `shapes`."""
 
     values: int
     value_bytes: int = FP32
     shapes: tuple[tuple[int, ...], ...] = ()
-
-    def __post_init__(self) -> None:
-        check_fields(self)
 
     @property
     def size(self) -> int:
@@ -99,7 +93,7 @@ class Load:
 
 
 @dataclass(frozen=True)
-class Place:
+class Place(Declared):
     """The part of a network that an exchange uses, and its number of flows."""
 
     network: Network
@@ -107,7 +101,7 @@ class Place:
     flows: int = 1
 
     def __post_init__(self) -> None:
-        check_fields(self)
+        super().__post_init__()
         integer("flows", self.flows, 1)
 
     @property

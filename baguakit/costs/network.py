@@ -20,12 +20,12 @@ import json
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from ..arguments import check_fields, checked, describe, integer
+from ..arguments import Declared, checked, describe, integer
 from ..compressors import Compressor
 
 
 @dataclass(frozen=True)
-class Line:
+class Line(Declared):
     """The cost of a message: α + β b seconds for b bytes.
 
     Attributes:
@@ -37,9 +37,6 @@ class Line:
     alpha: float
     beta: float
     busy: float = 0.0
-
-    def __post_init__(self) -> None:
-        check_fields(self)
 
     @checked
     def seconds(self, b: float) -> float:
@@ -73,7 +70,7 @@ def all_gather(line: Line, n: int, b: float) -> float:
 
 
 @dataclass(frozen=True)
-class Link:
+class Link(Declared):
     """The cost of messages on a class of links, over a number of flows.
 
     Attributes:
@@ -94,7 +91,7 @@ class Link:
     all_to_all: Line | None = None
 
     def __post_init__(self) -> None:
-        check_fields(self)
+        super().__post_init__()
         integer("flows", self.flows, 1)
 
     @property
@@ -104,7 +101,7 @@ class Link:
 
 
 @dataclass(frozen=True)
-class Codec:
+class Codec(Declared):
     """The speed of a compressor, in seconds a value, with all ranks at work.
 
     Attributes:
@@ -118,12 +115,9 @@ class Codec:
     decompress: float
     reduce: float
 
-    def __post_init__(self) -> None:
-        check_fields(self)
-
 
 @dataclass(frozen=True, repr=False)
-class Network:
+class Network(Declared):
     """The measurements of `probe`. The same on all ranks: each time is that of the slowest.
 
     Attributes:
@@ -148,9 +142,6 @@ class Network:
     copy: float = 0.0
     launch: float = 0.0
     crowding: float = 0.0
-
-    def __post_init__(self) -> None:
-        check_fields(self)
 
     @checked
     def link(self, part: str, flows: int = 1) -> Link:

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, optim
 from torch.optim import Optimizer
 
-from ..arguments import check_fields, checked
+from ..arguments import Declared, checked
 from .flat import Flat, OptimizerState, divide
 from .steppers import Groups, step_in_launches
 
@@ -83,7 +83,7 @@ def unfuse(optimizer: Optimizer) -> Optimizer:
 
 
 @dataclass(frozen=True)
-class Report:
+class Report(Declared):
     """The report of the latest step of a fused optimizer. Print it.
 
     Attributes:
@@ -102,9 +102,6 @@ class Report:
     absent: int
     copied: int
     layouts: int
-
-    def __post_init__(self) -> None:
-        check_fields(self)
 
     def __str__(self) -> str:
         return (

@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 from torch import Tensor, nn
 
 from .. import algorithms
-from ..arguments import check_fields, checked, integer, real
+from ..arguments import Declared, checked, integer, real
 from ..comm import Comm
 from ..compressors import Compressor, MinMaxUInt8, UInt4
 from ..costs import Codec, Line, Link, Network
@@ -71,7 +71,7 @@ def counted(count: int, noun: str) -> str:
 
 
 @dataclass(frozen=True, repr=False, eq=False)
-class Plan:
+class Plan(Declared):
     """Predictions, the fastest first. Print it.
 
     Attributes:
@@ -88,9 +88,6 @@ class Plan:
     network: Network
     compute: Compute
     left_out: Mapping[str, str] = field(default_factory=dict)
-
-    def __post_init__(self) -> None:
-        check_fields(self)
 
     @property
     def why(self) -> str:

@@ -28,7 +28,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from ..arguments import check_fields, checked, integer
+from ..arguments import Declared, checked, integer
 from ..buckets import local, real, split
 from ..costs import Cost, Load, Network, Place, overlapped
 from ..lanes import between, moment
@@ -43,7 +43,7 @@ COUNT = 1 << 20  # values of the row that tells the bits of a value
 
 
 @dataclass(frozen=True)
-class Compute:
+class Compute(Declared):
     """A step without communication, in seconds.
 
     Attributes:
@@ -59,7 +59,7 @@ class Compute:
     ready: tuple[float, ...] = ()
 
     def __post_init__(self) -> None:
-        check_fields(self)
+        super().__post_init__()
         if min(self.forward, self.backward, self.optimizer) < 0 or not all(0 <= r <= 1 for r in self.ready):
             raise ValueError(f"seconds are 0 or more and shares of backward from 0 to 1, unlike those of {self!r}")
 
@@ -145,7 +145,7 @@ def timed(step: Callable[[], Any], model: nn.Module) -> Compute:
 
 
 @dataclass(frozen=True)
-class Effect:
+class Effect(Declared):
     """The effect of an algorithm on training. Print it.
 
     Attributes:
@@ -159,9 +159,6 @@ class Effect:
     averages: bool
     bits: int | None = None
     feedback: bool = False
-
-    def __post_init__(self) -> None:
-        check_fields(self)
 
     @property
     def keeps_loss(self) -> bool:
@@ -218,7 +215,7 @@ def written(algorithm: Algorithm) -> str:
 
 
 @dataclass(frozen=True)
-class Prediction:
+class Prediction(Declared):
     """The predicted time of a step for an algorithm, a bucket size and a number of flows.
 
     Attributes:
@@ -236,9 +233,6 @@ class Prediction:
     seconds: float
     exposed: float
     sent: float
-
-    def __post_init__(self) -> None:
-        check_fields(self)
 
     @property
     def effect(self) -> Effect:

@@ -10,7 +10,7 @@ import uuid
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing, suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from datetime import timedelta
 from itertools import combinations
 from statistics import median
@@ -72,11 +72,10 @@ def fit(times: Mapping[int, Sequence[float]]) -> Line:
     if near.sum() < 3:
         return Line(float(alphas[best]), float(betas[best]))
     b, t = b[near], t[near]
-    w = np.sqrt(b / b.max())
-    columns = np.stack([w / t, w * b / b.max() / t], 1)
-    alpha, beta = np.linalg.lstsq(columns, w, rcond=None)[0] / (1, b.max())
+    w = np.sqrt(b) / t
+    beta, alpha = np.polyfit(b, t, 1, w=w)
     if alpha < 0:
-        return Line(0.0, float(columns[:, 1] @ w / (columns[:, 1] @ columns[:, 1]) / b.max()))
+        return Line(0.0, float((w * b) @ (w * t) / ((w * b) @ (w * b))))
     beta = max(0.0, beta)
     alpha = (1 - beta * b / t) @ (1 / t) / (1 / t @ (1 / t))
     return Line(max(0.0, float(alpha)), float(beta))
@@ -129,13 +128,14 @@ def probe(
     real("seconds", seconds, above=0)
     name = comm.broadcast_object(uuid.uuid4().hex)
     mine, stretch = machine(comm, there, compressors)
-    series = len(parts_of(comm, 1)) + (len(counts) - (1 in counts))
-    survey = Survey(comm, there, 0.0 if on_gpu else stretch, seconds / max(1, 3 * series))
+    share = seconds / max(1, 3 * (len(parts_of(comm, 1)) + len(counts) - (1 in counts)))
+    stretch = 0.0 if on_gpu else stretch
     links: list[Link] = []
     for count in counts if comm.size > 1 else ():
         own = comm.own(f"probe/{name}/{count}", TIMEOUT, there, count)
         try:
-            links += [survey.link(part, count, each) for part, each in parts_of(own, count)]
+            for part, each in parts_of(own, count):
+                links.append(link_of(part, count, each, comm, there, stretch, share))
         except BaseException:
             abort_all(own.groups())
             raise
@@ -230,80 +230,47 @@ def machine(comm: Comm, device: torch.device, compressors: Sequence[Compressor])
     return found, max(1.0, one / max(1e-9, had))
 
 
-@dataclass(frozen=True, eq=False)
-class Survey:
-    """The measurement of links.
+def link_of(part: str, flows: int, there: Comm, comm: Comm, device: torch.device, stretch: float, share: float) -> Link:
+    """Measure one link.
 
-    Attributes:
+    Args:
+        part, flows, there: the class of links, the number of flows, and the ranks that exchange on it.
         comm: all ranks, which agree on times.
         device: of the tensors.
         stretch: seconds that pass in a second of processor time with all ranks at work; 0: processor time is ignored.
         share: seconds for each series of messages.
     """
+    n, r = there.size, there.rank
+    if n == 1:
+        return Link(part, flows, n, Line(0.0, 0.0), Line(0.0, 0.0))
+    sizes = [b for b in SIZES if flows == 1 or b >= SMALLEST or b == SIZES[0]]  # smaller ones are not divided
+    least = LEAST if flows == 1 else LEAST - 1
+    buffer = torch.zeros(SIZES[-1] // 4, dtype=torch.float32, device=device)
 
-    comm: Comm
-    device: torch.device
-    stretch: float
-    share: float
-
-    def link(self, part: str, flows: int, there: Comm) -> Link:
-        """Measure one link."""
-        n, r = there.size, there.rank
-        if n == 1:
-            return Link(part, flows, n, Line(0.0, 0.0), Line(0.0, 0.0))
-        sizes = [b for b in SIZES if flows == 1 or b >= SMALLEST or b == SIZES[0]]  # smaller ones are not divided
-        buffer = torch.zeros(SIZES[-1] // 4, dtype=torch.float32, device=self.device)
-
-        def exchange(b: int) -> float:
-            there.exchange(buffer[: b // 4], [(r - 1) % n], [(r + 1) % n])
-            return b
-
-        def reduce(b: int) -> float:
-            there.all_reduce(buffer[: b // 4])
-            return ring(n) * b
-
-        def to_all(b: int) -> float:
-            size = -(-b // n)
-            rows, incoming = (x.view(torch.uint8)[: n * size].view(n, size) for x in (buffer, landed))
-            there.agree_on_shares()
-            deque(scattered(there, [incoming], lambda _, ranks: rows[ranks]), 0)
-            return (n - 1) * size
-
-        least = LEAST if flows == 1 else LEAST - 1
-        messages, reductions = self.series(exchange, sizes, least), self.series(reduce, sizes, least)
-        alpha, beta = reductions.alpha / (2 * (n - 1)), reductions.beta / ring(n)
-        around = Line(alpha, beta, min(beta, reductions.busy))
-        if n == 2:  # all others are the next rank
-            return Link(part, flows, n, messages, around)
-        landed = torch.zeros_like(buffer)
-        spread = self.series(to_all, sizes, least)
-        beta = spread.beta * n / (n - 1)
-        return Link(part, flows, n, messages, around, Line(spread.alpha, beta, min(beta, spread.busy)))
-
-    def series(self, send: Callable[[int], float], sizes: Sequence[int], least: int) -> Line:
-        """Return the line through messages of growing size, `least` sizes or more; all ranks measure the same sizes.
+    def series(send: Callable[[int], float]) -> Line:
+        """Return the line through messages of growing size; all ranks measure the same sizes.
 
         `send(b)` sends or reduces a message of b bytes, and returns the number of bytes sent.
         """
 
         def once(b: int) -> tuple[float, float]:
             """Return the seconds of one message, and those of processor time for it, with all ranks at work."""
-            cpu, began = time.process_time(), now(self.device)
+            cpu, began = time.process_time(), now(device)
             send(b)
-            ended = now(self.device)
-            return ended - began, (time.process_time() - cpu) * self.stretch
+            ended = now(device)
+            return ended - began, (time.process_time() - cpu) * stretch
 
         times: dict[int, list[float]] = {}
         cpu: dict[float, float] = {}  # the processor's time for a message, by the bytes that it sent
         spent, seen = 0.0, False
         for before, b in zip([0, *sizes], sizes, strict=False):
             # A series may overdraw its share while the times so far do not depend on the size.
-            allowed = self.share if seen else OVERDRAWN * self.share
+            allowed = share if seen else OVERDRAWN * share
             repeats = next(count for below, count in REPEATS if b < below)
             if len(times) >= least and spent + (1 + repeats) * b / before * median(times[before]) > allowed:
                 break
             sent = send(b)
-            gathered = self.comm.gather_objects([once(b) for _ in range(repeats)])
+            gathered = comm.gather_objects([once(b) for _ in range(repeats)])
             times[b] = [max(each[i][0] for each in gathered) for i in range(repeats)]
             cpu[sent] = max(median(busy for _, busy in each) for each in gathered)
             spent += sum(times[b]) if b > SMALL else 0.0  # else a busy machine would spend all of it on noise
@@ -313,3 +280,28 @@ class Survey:
         beta = line.beta or median(times[largest]) / largest
         busy = (cpu[max(cpu)] - cpu[min(cpu)]) / (max(cpu) - min(cpu))
         return Line(line.alpha, beta, min(beta, max(0.0, busy)))
+
+    def exchange(b: int) -> float:
+        there.exchange(buffer[: b // 4], [(r - 1) % n], [(r + 1) % n])
+        return b
+
+    def reduce(b: int) -> float:
+        there.all_reduce(buffer[: b // 4])
+        return ring(n) * b
+
+    def to_all(b: int) -> float:
+        size = -(-b // n)
+        rows, incoming = (x.view(torch.uint8)[: n * size].view(n, size) for x in (buffer, landed))
+        there.agree_on_shares()
+        deque(scattered(there, [incoming], lambda _, ranks: rows[ranks]), 0)
+        return (n - 1) * size
+
+    messages, reductions = series(exchange), series(reduce)
+    alpha, beta = reductions.alpha / (2 * (n - 1)), reductions.beta / ring(n)
+    around = Line(alpha, beta, min(beta, reductions.busy))
+    if n == 2:  # all others are the next rank
+        return Link(part, flows, n, messages, around)
+    landed = torch.zeros_like(buffer)
+    spread = series(to_all)
+    beta = spread.beta * n / (n - 1)
+    return Link(part, flows, n, messages, around, Line(spread.alpha, beta, min(beta, spread.busy)))

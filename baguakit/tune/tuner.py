@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from math import lcm
 from typing import Any
 
-from ..arguments import check_fields, checked, integer, message
+from ..arguments import Declared, checked, integer, message
 from ..rules import Rule, rules_of
 from .planning import BUCKET_BYTES, Plan, counted, distinct
 from .prediction import every_of
@@ -26,15 +26,12 @@ GAIN = 0.03  # the share of time by which a setting must be faster than the best
 
 
 @dataclass(frozen=True)
-class Trial:
+class Trial(Declared):
     """Some steps under one setting, `bucket_bytes` and `flows`; `seconds` is the time of a step on the slowest rank."""
 
     bucket_bytes: int
     flows: int
     seconds: float
-
-    def __post_init__(self) -> None:
-        check_fields(self)
 
     @property
     def setting(self) -> tuple[int, int]:
