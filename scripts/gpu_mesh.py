@@ -123,7 +123,7 @@ def train(
 
     import torch
 
-    optimizer = attached._engine.setup.optimizers[0] if hasattr(attached, "_engine") else attached.optimizer
+    optimizer = attached._life.setup.optimizers[0] if hasattr(attached, "_life") else attached.optimizer
     p = next(model.parameters())
     for step in steps:
         optimizer.zero_grad()

@@ -102,7 +102,7 @@ def flights(att: Any) -> dict[str, float]:
     from baguakit.lanes.base import between
 
     found = []
-    for ledger in att._engine.runners[0].ledgers:
+    for ledger in att._life.runners[0].ledgers:
         for record in list(ledger.flights)[-STEPS:]:
             flight = record.flight
             found.append((between(flight.launched, flight.phases[0][0]), *flight.seconds()))

@@ -70,7 +70,7 @@ def trained(cuda: bool, room: str, after: float, silent: bool) -> None:
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     att = bk.attach(model, optimizer, bk.algorithms.gradient_allreduce(), timeout=TIMEOUT)
     note = functools.partial(noted, f"{room}/{dist.get_rank()}")
-    patience = att._engine.runtime.monitor.patience
+    patience = att._life.runtime.monitor.patience
     try:
         began, step = time.monotonic(), 0
         while time.monotonic() < began + PATIENCE:

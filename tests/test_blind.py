@@ -9,8 +9,8 @@ from torch import nn
 
 import baguakit as bk
 from baguakit.flights.gradients import Decisions, Flags, GradientRunner
+from baguakit.flights.hooked import HookRunner
 from baguakit.flights.weights import WeightRunner
-from baguakit.interop.runners import HookRunner
 from baguakit.interop.scatter import scatter
 from baguakit.keeping import Joint
 from baguakit.kernels.steps.operators import tables_of
@@ -93,18 +93,15 @@ def test_no_sharded_model_waits(stage):
     """As in the hooks of FSDP2: its gradients are scattered, and its weights gathered."""
     runner = HookRunner(0, bk.during_backward(stage), [], Channel(0, Inline(), Two(), Silent()))
 
-    def work(stage, x, state, comm):
-        assert scatter(stage, x, state, comm).shape == (1 << 11,)
-
     with Blind(), torch.no_grad():
         for step in range(3):
             x, decisions = torch.empty(1 << 12, device="cuda"), Decisions(Joint(), alike=False)
             place = runner.fit(0, x, [])
-            runner.take_off(place, step, work, decisions.joint)
+            runner.take_off(place, step, None, decisions.joint, scatter, torch.empty(1 << 11, device="cuda"))
             runner.arrive(place)
             decisions.begin([runner])
             decisions.settle()
-            runner.land()
+            runner.arrive_all()
             bk.primitives.compressed_all_gather(
                 x[: 1 << 11], compressors.MinMaxUInt8(), Two().at(step), out=torch.empty_like(x)
             )

@@ -189,7 +189,7 @@ def beside_collectives_run():
     model = torch.nn.Linear(64, 64, bias=False).cuda()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
     with bk.attach(model, optimizer, bk.algorithms.async_model_average()) as att:
-        launched, free = [], att._engine.free_runners[0]
+        launched, free = [], att._life.free_runners[0]
         launch = free.launch
         free.launch = lambda training: launched.append(att.step) or launch(training)
         for _ in range(150):

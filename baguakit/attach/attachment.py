@@ -1,9 +1,10 @@
 """The attachment as the user sees it, and how to make one."""
 
 import contextlib
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from datetime import timedelta
 from functools import partial
+from itertools import chain
 from typing import Any
 
 import torch
@@ -11,7 +12,7 @@ from torch import Tensor, nn
 
 from ..arguments import checked, integer, truth
 from ..comm import Comm, check_comm
-from ..flights import Losses, opened, sealed
+from ..flights import Attached, Losses
 from ..report import Report, Timeline, account, gathered, make_report, written
 from ..rules import Algorithm, Rule
 from .broadcast import consensus_distance, merge_
@@ -19,25 +20,96 @@ from .engine import Engine
 from .hooks import Hooks
 from .joining import joined
 from .model import make_setup
-from .parts import Gradients, Recoverable, Tunable
 from .setup import AttachSetup
 
 
-class Attachment(Gradients, Recoverable):
-    """Rules that work on a model; made by `attach`. A context manager: leaving it detaches."""
+class Tunable:
+    """The settings of an attachment that a tuner changes, and what it needs to know for that.
+
+    Attributes:
+        ranks: their number.
+        device: of the parameters.
+        names: of the trainable parameters.
+    """
 
     def __init__(self, engine: Engine) -> None:
-        self._engine = engine
+        self._engine, self.ranks = engine, engine.runtime.comm.size
+        self.device, self.names = engine.setup.device, engine.setup.names
+
+    @property
+    def setting(self) -> tuple[int, int]:
+        """Return the present size of buckets in bytes and number of flows; `recut` changes them."""
+        return self._engine.setup.bucket_bytes, self._engine.flows
+
+    @property
+    def tuned(self) -> dict[str, int] | None:
+        """Return the `bucket_bytes` and `flows` that tuning found, if it has ended: part of the attachment's state."""
+        return self._engine.tuned
+
+    @tuned.setter
+    def tuned(self, found: dict[str, int] | None) -> None:
+        self._engine.tuned = found
+
+    def listen(self, listener: Callable[[], None]) -> None:
+        """Call `listener` after each step from now on. Until `unlisten`, `join()` raises."""
+        self._engine.listeners.append(listener)
+
+    def unlisten(self, listener: Callable[[], None]) -> None:
+        """Call `listener` no more."""
+        if listener in self._engine.listeners:
+            self._engine.listeners.remove(listener)
+
+    def gather(self, value: Any) -> list[Any]:
+        """Return the values of all ranks. Collective."""
+        gathered: list[Any] = self._engine.together("tuning", lambda comm: comm.gather_objects(value))
+        return gathered
+
+
+class Attachment(Attached):
+    """Rules that work on a model; made by `attach`. A context manager: leaving it detaches."""
+
+    _life: Engine
 
     @property
     def rules(self) -> tuple[Rule, ...]:
         """Return the rules at work."""
-        return self._engine.setup.rules
+        return self._life.setup.rules
 
-    @property
-    def step(self) -> int:
-        """Return the number of optimizer steps made since the attachment was made."""
-        return self._engine.clock.step
+    @contextlib.contextmanager
+    def no_sync(self) -> Iterator[None]:
+        """Only accumulate gradients in the backward passes of the body, as with `DistributedDataParallel.no_sync`.
+
+        The first backward outside averages what has been accumulated. Local.
+        """
+        clock = self._life.clock
+        before, clock.synchronising = clock.synchronising, False
+        try:
+            yield
+        finally:
+            clock.synchronising = before
+
+    def average_(self) -> None:
+        """Average the gradients that are now in `.grad` and that no backward has brought there, in place. Collective.
+
+            for p, g in zip(params, torch.autograd.grad(loss, params)):     # or torch.func.grad, or per-sample ones
+                p.grad = g
+            att.average_()
+            optimizer.step()
+
+        The rules on gradients do the same as after a backward. Gradients that have landed since the last step stay as
+        they are. Without an attached optimizer all are averaged, and it is a step.
+
+        Raises:
+            ValueError, RuntimeError: there is no rule on gradients; this is detached.
+        """
+        engine = self._life
+        if engine.runtime.over:
+            raise RuntimeError("average_() averages with the groups of the attachment; call it before it is detached")
+        if not engine.backward.runners:
+            raise ValueError("average_() averages gradients by rules on gradients, and this attachment has none")
+        by_optimizer = [each.strange(engine.backward.touched) for each in engine.landings.values()]
+        made = chain(*by_optimizer) if by_optimizer else (p for p in engine.setup.names if p.grad is not None)
+        engine.backward.average(set(made))
 
     @checked
     def join(
@@ -69,34 +141,28 @@ class Attachment(Gradients, Recoverable):
             ValueError: a rule cannot take part, such as free-running ones, which need no join.
             RuntimeError: this is detached, or inside another `join()`.
         """
-        if self._engine.comm.membership.changes:
-            raise ValueError(
-                "ranks of bk.elastic leave by att.leave() when they run out; att.join() is for other groups"
-            )
-        return joined(self._engine, divide_by_initial_world_size, throw_on_early_termination)
+        return joined(self._life, divide_by_initial_world_size, throw_on_early_termination)
 
     def merge(self) -> None:
         """Overwrite every parameter, and every dense buffer but integers, with its mean over all ranks. Collective.
 
         For evaluation and checkpoints, where ranks have weights of their own.
         """
-        setup = self._engine.setup
-        self._engine.together("merge()", lambda comm: merge_(setup.model, comm, setup.device), meet=True)
+        setup = self._life.setup
+        self._life.together("merge()", lambda comm: merge_(setup.model, comm, setup.device), meet=True)
 
     def consensus_distance(self) -> float:
         """Return the distance of the ranks' weights from their mean x̄: sqrt( (1/n) Σ_r ‖x_r − x̄‖² ). Collective."""
-        params = list(self._engine.setup.names)
+        params = list(self._life.setup.names)
         distance = partial(consensus_distance, params)
-        return float(self._engine.together("consensus_distance()", distance, meet=True))
+        return float(self._life.together("consensus_distance()", distance, meet=True))
 
     def report(self) -> Report:
         """Return bytes, formats and seconds exposed, by rule and bucket, since the buckets were made. Local; print it.
 
         Waits for nothing: only flights that the device has finished are timed. `report().scalars()` is for loggers.
         """
-        engine = self._engine
-        steps = engine.clock.step - engine.since
-        return make_report(engine.runners, engine.runtime.own_channels(), steps, engine.log)
+        return make_report(self._life)
 
     def compression_error(self) -> tuple[float, ...]:
         """Return the loss of compression:  ε = √( Σ ‖x − Q(x)‖² / Σ ‖x‖² ), one for each of `rules`. Local.
@@ -107,9 +173,9 @@ class Attachment(Gradients, Recoverable):
         values once more in each flight, and takes an fp32 copy of them where there is no error feedback. On CUDA, a
         call synchronises.
         """
-        for runner in self._engine.runners:
+        for runner in self._life.runners:
             runner.losses = Losses() if runner.losses is None else runner.losses
-        return tuple(runner.losses.error() for runner in self._engine.runners if runner.losses is not None)
+        return tuple(runner.losses.error() for runner in self._life.runners if runner.losses is not None)
 
     @checked
     def log(
@@ -152,7 +218,7 @@ class Attachment(Gradients, Recoverable):
             ValueError: `steps` is not a whole number of at least 1.
             RuntimeError: this is detached.
         """
-        engine = self._engine
+        engine = self._life
         if steps is not None:
             integer("steps", steps, 1)
         if engine.runtime.over:
@@ -162,40 +228,6 @@ class Attachment(Gradients, Recoverable):
             "timeline()", lambda comm: gathered(comm, engine.setup.device, spans), meet=True
         )
 
-    def state_dict(self) -> dict[str, Any]:
-        """Return the state of the rules: tensors by parameter name, and counters. Local.
-
-        Each rank saves its own. The tensors are copies, which `torch.load(weights_only=True)` accepts. Waits for
-        flights in the air, and saves what they bring; but those of free-running rules are left out.
-
-        Raises:
-            PeerError: a rank is at fault; on a GPU, half a sum may have reached the state.
-        """
-        self._engine.check()
-        return sealed(self._engine.state_dict(), self._engine.runtime)
-
-    def load_state_dict(self, state: dict[str, Any], strict: bool = True) -> None:
-        """Continue from the point where `state_dict` was called. Local, but every rank calls it.
-
-        The order of a resume is: attach, load the model, load the optimizer, and then this. The buckets may differ; if
-        `bk.tune.autotune` had ended, all ranks make those that it found best. With another number of ranks, elementwise
-        tensors are kept, averaged or zeroed as their stage declares, and the rest is made anew, which is logged
-        ("baguakit").
-
-        Args:
-            state: from `state_dict`, perhaps of an earlier version, or of the model in or out of `torch.compile`, DDP,
-                FSDP or activation checkpointing.
-            strict: False: load it all the same where it can be, and log what would be raised ("baguakit").
-
-        Raises:
-            TypeError: it is no such state.
-            ValueError: it is of other rules; or `strict`, and a tensor is damaged or not finite, a parameter is missing
-                of which a rule remembers something, or it is of another rank or was not saved together with those that
-                other ranks load.
-        """
-        engine = self._engine
-        engine.load_state_dict(opened(state, engine.runtime, engine.runners, strict))
-
     @checked
     def recut(self, bucket_bytes: int | None = None, flows: int | None = None) -> None:
         """Continue with buckets of another size, or over another number of flows, and carry over the state.
@@ -203,7 +235,7 @@ class Attachment(Gradients, Recoverable):
         Collective, between two steps; `bk.tune.autotune` calls it. Elementwise tensors are carried over, and what a
         stage cannot carry over is made anew, which is logged ("baguakit"). None leaves a setting as it is.
         """
-        engine = self._engine
+        engine = self._life
         engine.clock.outside("recut()")
         if engine.comm.membership.changes:
             raise ValueError("a rank that joins would have other buckets; pass bucket_bytes to bk.attach on all ranks")
@@ -217,28 +249,48 @@ class Attachment(Gradients, Recoverable):
     @property
     def tunable(self) -> Tunable:
         """Return the settings that a tuner such as `bk.tune.autotune` changes, and what it needs to know for that."""
-        return Tunable(self._engine)
+        return Tunable(self._life)
 
-    def detach(self) -> None:
-        """Remove every hook, wait for what is in the air (weights under way are dropped), and close groups and threads.
+    # In a group of bk.elastic
 
-        Free-running rules answer the other ranks until all have detached. Idempotent.
+    @property
+    def ranks(self) -> int:
+        """Return the number of ranks, which changes in a group of `bk.elastic.join`."""
+        return self._life.comm.size
+
+    def recoverable(self) -> contextlib.AbstractContextManager[None]:
+        """Lose no more than the step in the body if a rank is lost; a group of `bk.elastic.join` changes at its end.
+
+            while att.step < 10_000:
+                with att.recoverable():
+                    optimizer.zero_grad()
+                    loss(model(*next(batches))).backward()
+                    optimizer.step()
+
+        If a rank has died, hangs or has left, the body ends early, and so it does on all ranks: the step is lost. Those
+        that are left make a new group and go on from the end of the step before. Ranks that wait to join, or that
+        leave, are let in and out at the end of a body. The body holds one optimizer step. What it changes besides the
+        model, the optimizers and this attachment, such as a learning-rate scheduler, is not taken back: derive it from
+        `step`.
+
+        Raises:
+            ValueError: the group does not change.
+            Left: this rank has left, by `leave()` or SIGTERM; a `SystemExit`.
         """
-        self._engine.finish()
+        return self._life.comm.membership.recoverable()
 
-    def __repr__(self) -> str:
-        return self._engine.runtime.describe(
-            "Attachment", (len(each.buckets) for each in self._engine.runners), self.step
-        )
+    def leave(self) -> None:
+        """Leave the group when the body of `recoverable()` has ended, which then raises `bk.elastic.Left`. Local."""
+        self._life.comm.membership.leave()
 
-    def __enter__(self) -> "Attachment":
-        return self
+    def on_regroup(self, callback: Callable[[Any], None]) -> None:
+        """Call `callback(change)` whenever the group has changed, before the next step. All ranks register alike.
 
-    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
-        if error is None:
-            self._engine.finish()
-        else:
-            self._engine.abandon(error)
+        Args:
+            callback: is given a `bk.elastic.Change`, on all ranks at the same time, so that it may be collective. On a
+                rank that has joined a running training it is called at once, and so together with the others.
+        """
+        self._life.comm.membership.on_regroup(callback)
 
 
 def attach(

@@ -14,9 +14,10 @@ from torch import Tensor
 from torch.autograd import Variable
 
 from ..buckets import is_view
-from ..flights import BACKWARD, Clock, Decisions, GradientRunner, Logbook, Turn, check_unconverted
+from ..flights import BACKWARD, GradientRunner, Life, Turn, check_unconverted
 from ..keeping import Joint, tensors_of
 from .landings import GRAD, LeafStreams, within_backward
+from .setup import AttachSetup
 
 log = logging.getLogger("baguakit")
 TRAINABLE = attrgetter("requires_grad")
@@ -30,52 +31,47 @@ class Backward:
     A backward is one task of autograd's engine, known by its number. If an exception ends a task, autograd discards its
     callbacks and tells nobody: that is noticed when the next backward begins, or the optimizer steps.
 
-    Args:
-        runners: of the rules on gradients, in order.
-        names: of the trainable parameters, for messages.
-        clock: read for the step and for `no_sync`.
-        scale: returns the loss scale in force, or None.
-        log: for the times of backward passes.
-
     Attributes:
+        runners: of the rules on gradients, in order.
         landed: called when gradients have landed, with the ids of their parameters.
+        task: the number of the backward under way, or that has failed.
+        mark: returns None once autograd has discarded that backward.
+        order: the buckets of this backward, in the order of their launch; `next` is the first that is not launched.
+        missing: for each of these, the parameters whose gradients have not come.
+        places: for each parameter, its buckets in `order`.
+        frozen: some parameters of these buckets are.
+        dropped: the latest backward failed on some rank, and no rank steps with it.
+        divided: some of the optimizers have stepped in this step, and others have not.
+        passes: backward passes landed since the last step.
+        reached: the parameters that have a gradient of this backward.
+        touched: those that have one since the last landing, under no_sync as well.
+        arrived: those that have one of this step, in the order of arrival, if that is asked for.
+        first: no backward has ended.
+        held: a parameter, and its values when the first backward began.
     """
 
-    def __init__(
-        self,
-        runners: Sequence[GradientRunner],
-        names: dict[Tensor, str],
-        clock: Clock,
-        scale: Callable[[], Tensor | None],
-        log: Logbook,
-    ) -> None:
-        self.runners, self.names, self.clock, self.scale, self.log = runners, names, clock, scale, log
+    def __init__(self, life: Life[AttachSetup]) -> None:
+        self.life, self.clock, self.decisions = life, life.clock, life.decisions
+        self.runners: Sequence[GradientRunner] = []
         self.landed: Callable[[list[int]], None] = lambda ids: None
-        self.task: int | None = None  # of the backward under way, or that has failed
-        self.mark: Callable[[], Any] = lambda: None  # returns None once autograd has discarded that backward
-        self.acting: list[GradientRunner] = []
-        self.order: list[tuple[GradientRunner, int]] = []  # the buckets of this backward, in the order of their launch
-        self.next = 0
+        self.task: int | None = None
+        self.mark: Callable[[], Any] = lambda: None
         self.missing: list[set[Tensor]] = []
         self.places: dict[Tensor, list[int]] = {}
-        self.frozen = False  # some parameters of these buckets
-        self.decisions = Decisions()
-        self.dropped = False  # the latest backward failed on some rank: no rank steps with it
-        self.divided = False  # some of the optimizers have stepped in this step, and others have not
-        self.passes = 0  # backward passes landed since the last step
-        self.reached: set[Tensor] = set()  # has a gradient of this backward
-        self.touched: set[Tensor] = set()  # has a gradient since the last landing, under no_sync as well
-        self.leaves = LeafStreams()
-        self.arrived: dict[Tensor, None] | None = None  # has a gradient of this step, in the order of their arrival
-        self.first = True  # no backward has ended
-        self.held: list[tuple[Tensor, Tensor]] = []  # a parameter, and its values when the first backward began
+        self.frozen = self.dropped = self.divided = False
+        self.next = self.passes = 0
+        self.reached, self.touched, self.leaves = set[Tensor](), set[Tensor](), LeafStreams()
+        self.arrived: dict[Tensor, None] | None = None
+        self.first, self.held = True, list[tuple[Tensor, Tensor]]()
 
-    def follow(self, other: "Backward") -> None:
-        """Go on in the step of `other`, whose runners these replace."""
-        self.dropped, self.passes, self.divided = other.dropped, other.passes, other.divided
-        self.leaves, self.touched, self.arrived, self.first = other.leaves, other.touched, other.arrived, other.first
-        for runner, before in zip(self.runners, other.runners, strict=True):
+    def take(self, runners: Sequence[GradientRunner]) -> None:
+        """Go on in this step with other runners, those of the setup in force."""
+        for runner, before in zip(runners, self.runners, strict=False):
             runner.flown, runner.factor = before.flown, before.factor
+        self.runners, self.names, self.scale = runners, self.life.setup.names, self.life.setup.loss_scale
+        self.log: Any = self.life.log
+        self.acting: list[GradientRunner] = []
+        self.order: list[tuple[GradientRunner, int]] = []
 
     def gradient_ready(self, p: Tensor, final: bool) -> None:
         """Launch the buckets that are complete, after a gradient has been accumulated into `p.grad`.
@@ -102,7 +98,6 @@ class Backward:
 
     def begin(self, task: int) -> None:
         """Begin a backward, at its first gradient."""
-        check_unconverted(self.runners, self.names)
         if self.task is not None and self.mark() is not None:  # this one runs within that one: reentrant checkpointing
             self.start_over()
         self._begin(task)
@@ -133,7 +128,6 @@ class Backward:
     @torch.no_grad()
     def average(self, params: Collection[Tensor]) -> None:
         """Average the gradients of parameters as if a backward had accumulated them: there is none."""
-        check_unconverted(self.runners, self.names)
         self._begin(OUTSIDE)
         self.touched.update(params)
         self.reached.update(params)
@@ -142,6 +136,7 @@ class Backward:
         self.end(OUTSIDE)
 
     def _begin(self, task: int) -> None:
+        check_unconverted(self.runners, self.names)
         self.end_failed()
         self.task, self.reached = task, set()
         self.log.begin(BACKWARD)
@@ -156,8 +151,7 @@ class Backward:
 
     def prepare(self) -> None:
         """Determine the buckets that will be launched, and whether their flights decide together."""
-        self.next = 0
-        acting = [runner for runner in self.runners if runner.rule.acts(self.clock.step)]
+        self.next, acting = 0, self.life.acting()
         if acting != self.acting:
             self.decisions.settle()  # those after it may be on another lane
             for runner in self.acting:
@@ -170,8 +164,8 @@ class Backward:
                 f"{acting[0].rule!r} lands gradients of an earlier backward, and the optimizers of a step have a "
                 "backward each; attach each model with its own optimizer"
             )
-        self.order = [(runner, i) for runner in self.acting for i in range(len(runner.buckets))]
-        if len(self.order) > 1 or not all(each.rule.stage.same_on_all_ranks and each.guards for each in self.acting):
+        self.order = [(runner, i) for runner in acting for i in range(len(runner.buckets))]
+        if len(self.order) > 1 or not all(each.rule.stage.same_on_all_ranks and each.guards for each in acting):
             self.hold_states()
         else:
             self.decisions.joint = None
@@ -228,12 +222,9 @@ class Backward:
             self.announce()
         while self.next < len(self.order):
             self.launch_next()
-        self.decisions.settle(but=self.delay)
-        self.decisions.begin(self.acting)
-        self.task = None
-        failed = [runner.arrive_all() for runner in self.acting]
+        self.task, landed = None, list[int]()
+        self.dropped = self.life.land(self.acting, self.delay)
         self.leaves.landed({runner.channel.lane for runner in self.acting})
-        self.dropped, landed = any(failed), list[int]()
         if self.dropped and self.scale() is None:
             log.warning("a backward failed on another rank: this rank drops its gradients, and no rank steps with them")
             self.drop_gradients()
@@ -265,25 +256,33 @@ class Backward:
         started, self.touched = self.next, set()
         if started == 0:
             self.announce()
-        if not self.order or self.acting[0].channel.comm.size == 1:
+        if not self.order or self.life.runtime.comm.size == 1:
             self.start_over()
             return False
         self.task = None
         if why := self.why_not_dropped():
-            raise self.acting[0].channel.monitor.fail(
-                f"a backward failed on rank {self.acting[0].channel.comm.rank} after {started} of {len(self.order)} "
+            raise self.life.runtime.monitor.fail(
+                f"a backward failed on rank {self.life.runtime.comm.rank} after {started} of {len(self.order)} "
                 f"buckets had been launched, and was caught; the step cannot be dropped on all ranks: {why}"
             )
-        while self.next < len(self.order):
-            runner, i = self.order[self.next]
-            self.next += 1
-            runner.launch_filled(i, self.clock.step, self.decisions.joint, failed=True)
-        self.decisions.settle()
-        self.decisions.begin(self.acting)
-        for runner in self.acting:
-            runner.arrive_all()
+        self.launch_filled(failed=True)
         log.warning("a backward failed on this rank: all ranks drop the step")
         return True
+
+    def launch_filled(self, failed: bool) -> bool:
+        """Launch NaN for the other buckets if the backward has `failed` here, else zeros, and wait for all buckets."""
+        for runner, i in self.order[self.next :]:
+            self.next += 1
+            runner.launch_filled(i, self.clock.step, self.decisions.joint, failed)
+        return self.life.land(self.acting)
+
+    def shadow(self) -> None:
+        """Launch zeros for a backward of other ranks, and land nothing."""
+        self.prepare()
+        self.hold_states()
+        failed = self.launch_filled(failed=False)
+        for runner in self.acting:
+            runner.flown = runner.flown or not failed
 
     def drop_failed(self) -> None:
         """Drop the gradients, and the step on all ranks, if a backward has failed here and was caught."""
@@ -303,16 +302,12 @@ class Backward:
         """Return the reason why the other ranks cannot drop a step, or ""."""
         if self.delay:
             return "they step with delayed gradients; let the exception end this rank, and resume from a checkpoint"
-        views = [
-            is_view(p.grad, view)
-            for runner, i in self.order[: self.next]
-            for p, view in zip(runner.buckets[i].params, runner.buckets[i].views, strict=True)
-        ]
         if self.next == len(self.order):
             return "they have all the gradients; let the exception end this rank, and resume from a checkpoint"
-        if any(views):
+        launched = [runner.buckets[i] for runner, i in self.order[: self.next]]
+        if any(is_view(p.grad, view) for each in launched for p, view in zip(each.params, each.views, strict=True)):
             return "its gradients lie in the buckets; use zero_grad(set_to_none=True)"
-        if self.acting[0].buckets[0].flat.is_cuda and self.scale() is None:
+        if self.life.setup.device.type == "cuda" and self.scale() is None:
             return "on CUDA ranks run ahead of their gradients; pass attach a GradScaler, or do not catch the exception"
         return ""
 
@@ -322,17 +317,16 @@ class Backward:
         A rule that replaces the gradient by something else, such as an earlier one, needs it dropped before gradients
         are added again.
         """
-        for runner in self.acting:
-            stage, delay = runner.rule.stage, runner.rule.delay
-            for place in self.places.get(p, ()) if runner.flown and (delay or not stage.averages) else ():
-                other, i = self.order[place]
-                if other is runner and runner.landed_on(i, self.reached):
-                    raise RuntimeError(
-                        f"a second backward has added gradients to what {runner.rule!r} put in place of those of the "
-                        "first; use att.no_sync() for all but the last backward of a step, or zero_grad() between "
-                        "them; of several networks, freeze those that this backward is not for, or attach each model "
-                        "with its own optimizer"
-                    )
+        for place in self.places.get(p, ()):
+            runner, i = self.order[place]
+            replaces = runner.flown and (runner.rule.delay or not runner.rule.stage.averages)
+            if replaces and runner.landed_on(i, self.reached):
+                raise RuntimeError(
+                    f"a second backward has added gradients to what {runner.rule!r} put in place of those of the "
+                    "first; use att.no_sync() for all but the last backward of a step, or zero_grad() between "
+                    "them; of several networks, freeze those that this backward is not for, or attach each model "
+                    "with its own optimizer"
+                )
 
     def step_ended(self) -> None:
         """Begin the next step: the optimizer has stepped."""

@@ -1,11 +1,13 @@
 """The model of all ranks: taken from one rank, or the exact mean of all, and the distance of the ranks from that."""
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
+from torch.utils._pytree import tree_map_only
 
 from ..buckets import local, real
 from ..comm import Comm
@@ -31,9 +33,10 @@ def broadcast_optimizers(optimizers: Iterable[Optimizer], comm: Comm, device: to
             continue
         tensors: list[Tensor] = []
         skeleton = _without_tensors(optimizer.state_dict(), tensors)
-        mine = skeleton, [_shape(t) for t in tensors], any(map(is_sharded, tensors))
+        here = [(local(t).shape, t.dtype, t.device.type) for t in tensors]
+        mine = skeleton, here, any(map(is_sharded, tensors))
         skeleton, shapes, sharded = comm.broadcast_object(mine if comm.rank == source else None, source)
-        if sharded and [_shape(t) for t in tensors] != shapes:
+        if sharded and here != shapes:
             raise ValueError(
                 f"the optimizer state of a sharded model has other tensors on rank {comm.rank} than on rank {source}; "
                 "attach before the first step, or load every rank's own checkpoint and pass broadcast=False"
@@ -49,15 +52,12 @@ def broadcast_optimizers(optimizers: Iterable[Optimizer], comm: Comm, device: to
             optimizer.load_state_dict(_with_tensors(skeleton, tensors))
 
 
-def _shape(t: Tensor) -> tuple[torch.Size, torch.dtype, str]:
-    return local(t).shape, t.dtype, t.device.type
-
-
 class _Place(int):
     """The number of a tensor that was taken out of a state."""
 
 
-class _Parts(NamedTuple):
+@dataclass(frozen=True)
+class _Parts:
     """A tensor that is made of others, as quantized optimizer states are, with places for these."""
 
     kind: Any
@@ -78,7 +78,7 @@ def _without_tensors(state: Any, tensors: list[Tensor]) -> Any:
         tensors.append(tensor.detach())
         return _Place(len(tensors) - 1)
 
-    return _replaced(state, Tensor, placed)
+    return tree_map_only(Tensor, placed, state)
 
 
 def _with_tensors(skeleton: Any, tensors: Sequence[Tensor]) -> Any:
@@ -90,18 +90,7 @@ def _with_tensors(skeleton: Any, tensors: Sequence[Tensor]) -> Any:
         parts = {name: restored(each) for name, each in place.parts.items()}
         return place.kind.__tensor_unflatten__(parts, place.context, place.shape, place.stride)
 
-    return _replaced(skeleton, (_Place, _Parts), restored)
-
-
-def _replaced(value: Any, kind: type | tuple[type, ...], function: Callable[[Any], Any]) -> Any:
-    """Return nested dicts, lists and tuples with `function` of every value of a kind in its place."""
-    if isinstance(value, kind):
-        return function(value)
-    if isinstance(value, dict):
-        return {key: _replaced(each, kind, function) for key, each in value.items()}
-    if isinstance(value, list | tuple):
-        return type(value)(_replaced(each, kind, function) for each in value)
-    return value
+    return tree_map_only((_Place, _Parts), restored, skeleton)
 
 
 CHUNK = 1 << 24  # values at a time, so that the fp32 copies stay small
@@ -118,8 +107,7 @@ def merge_(model: nn.Module, comm: Comm, device: torch.device) -> None:
     reshard(model)
     tensors = dict.fromkeys([*model.parameters(), *model.buffers()])
     floats = (local(x) for x in tensors if x.is_floating_point() or x.is_complex())
-    floating = [real(x) for x in floats if x.layout is torch.strided]
-    for chunk in chunks(floating):
+    for chunk in chunks(real(x) for x in floats if x.layout is torch.strided):
         exact = torch.float64 if any(x.dtype == torch.float64 for x in chunk) else torch.float32
         flat = torch.cat([x.to(device, exact).flatten() for x in chunk])
         comm.all_reduce(flat.div_(comm.size))
@@ -128,19 +116,18 @@ def merge_(model: nn.Module, comm: Comm, device: torch.device) -> None:
 
 
 @torch.no_grad()
-def consensus_distance(params: Sequence[Tensor], comm: Comm) -> float:
+def consensus_distance(params: Iterable[Tensor], comm: Comm) -> float:
     """Return sqrt( (1/n) Σ_r ‖x_r − x̄‖² ), summed in fp64; of a sharded model, over this rank's shards."""
     if comm.size == 1:
         return 0.0
-    squares = torch.zeros((), dtype=torch.float64, device=params[0].device)
-    for chunk in chunks([real(local(p)) for p in params]):
+    squares: Any = 0.0
+    for chunk in chunks(real(local(p)) for p in params):
         x = torch.cat([p.flatten().double() for p in chunk])
-        mean = comm.all_reduce(x / comm.size)
-        squares += (x - mean).square().sum()
+        squares = squares + (x - comm.all_reduce(x / comm.size)).square().sum()
     return float((comm.all_reduce(squares) / comm.size).sqrt())
 
 
-def chunks(tensors: Sequence[Tensor]) -> Iterator[list[Tensor]]:
+def chunks(tensors: Iterable[Tensor]) -> Iterator[list[Tensor]]:
     """Yield the tensors in lists of about `CHUNK` values."""
     held: list[Tensor] = []
     for x in tensors:

@@ -71,15 +71,14 @@ def check_wrappers(model: nn.Module, rules: Sequence[Rule]) -> None:
 def check_optimizers(optimizers: Iterable[Optimizer], model: nn.Module) -> None:
     """Raise a ValueError if an optimizer steps a tensor that is no parameter of the model: it is not averaged."""
     ours = set(model.parameters())
-    for optimizer in optimizers:
-        for i, group in enumerate(optimizer.param_groups):
-            for p in group["params"]:
-                if p not in ours:
-                    raise ValueError(
-                        f"{type(optimizer).__name__} steps a tensor {tuple(p.shape)} in group {i} that is no parameter "
-                        "of the model; attach an nn.ModuleList of all that it steps, or, where it steps copies of the "
-                        "weights in fp32, give rules on gradients and None for the optimizer"
-                    )
+    groups = [(optimizer, i, group) for optimizer in optimizers for i, group in enumerate(optimizer.param_groups)]
+    for optimizer, i, group in groups:
+        for p in (p for p in group["params"] if p not in ours):
+            raise ValueError(
+                f"{type(optimizer).__name__} steps a tensor {tuple(p.shape)} in group {i} that is no parameter of the "
+                "model; attach an nn.ModuleList of all that it steps, or, where it steps copies of the weights in "
+                "fp32, give rules on gradients and None for the optimizer"
+            )
 
 
 def check_dense(rules: Sequence[Rule], params_of_rules: Sequence[Iterable[Tensor]], model: nn.Module) -> None:
@@ -90,10 +89,9 @@ def check_dense(rules: Sequence[Rule], params_of_rules: Sequence[Iterable[Tensor
         if isinstance(module, nn.Embedding | nn.EmbeddingBag) and module.sparse
     }
     for rule, params in zip(rules, params_of_rules, strict=True):
-        found = [sparse[p] for p in params if p in sparse] if rule.what == "grad" else []
-        if found:
+        for p in (p for p in params if p in sparse and rule.what == "grad"):
             raise TypeError(
-                f"the gradient of {found[0]}.weight is sparse and cannot travel in a bucket of {rule!r}; use "
+                f"the gradient of {sparse[p]}.weight is sparse and cannot travel in a bucket of {rule!r}; use "
                 "sparse=False, or where= to leave it to a rule on weights"
             )
 
@@ -103,8 +101,13 @@ def check_others(setup: AttachSetup, others: Iterable[AttachSetup]) -> None:
 
     Steps are not compared: each attachment counts its own.
     """
+
+    def acting(setup: AttachSetup) -> Iterable[tuple[Rule, set[Tensor]]]:
+        pairs = zip(setup.rules, setup.buckets_of_rules, strict=True)
+        return [(rule, {p for bucket in buckets for p in bucket}) for rule, buckets in pairs]
+
     for other in others:
-        for (a, of_a), (b, of_b) in product(_params_of_rules(setup), _params_of_rules(other)):
+        for (a, of_a), (b, of_b) in product(acting(setup), acting(other)):
             both = of_a & of_b
             if both and (a.window == b.window or "free_running" in (a.window, b.window)):
                 name = min(setup.names[p] for p in both)
@@ -112,11 +115,6 @@ def check_others(setup: AttachSetup, others: Iterable[AttachSetup]) -> None:
                     f"{b!r} of another attachment acts on {name}, and {a!r} would, too; call detach() on that one, or "
                     "give all rules to one attach"
                 )
-
-
-def _params_of_rules(setup: AttachSetup) -> list[tuple[Rule, set[Tensor]]]:
-    pairs = zip(setup.rules, setup.buckets_of_rules, strict=True)
-    return [(rule, {p for bucket in buckets for p in bucket}) for rule, buckets in pairs]
 
 
 def check_join(setup: AttachSetup, by_all: bool) -> None:

@@ -10,18 +10,18 @@ from torch import Tensor
 from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
-from ..flights import check_unconverted, part_of
+from ..flights import check_unconverted
 from .engine import Engine
-from .landings import params_of
+from .landings import params_of, sample_of
 
+MANY = 32  # backward passes without a step: more than a GradScaler skips when it sets out
 UNSTEPPED = 1000  # backward passes: more than are accumulated for a step
 
 
 class Hooks:
     """The hooks of an attachment.
 
-    They are set when this is made, follow the parameters of the engine's buckets, and are taken out when its runtime
-    ends.
+    They are set when this is made, follow the parameters of the engine's buckets, and are taken out at its end.
     """
 
     def __init__(self, engine: Engine) -> None:
@@ -30,18 +30,21 @@ class Hooks:
         self._watches: dict[Optimizer, list[Any]] = {}  # hooks that count backward passes
         self._evaluating = False  # a closure, or one has raised
         self._blank = False  # the step under way is none
-        self._copies = dict.fromkeys(engine.setup.optimizers if engine.steps.runners else ())  # those not looked at
+        self._copies = dict.fromkeys(engine.setup.optimizers if engine.on_weights else ())  # those not looked at
         # torch.compile of a step leaves them out. By a decorator, the compiler would be imported with the package.
         outside: Any = torch.compiler.disable
         self._of_optimizers: list[Any] = [register_optimizer_step_pre_hook(outside(self.others.steps))]
-        engine.runtime.unhook.append(self.remove)
-        with engine.runtime.or_abandon():
+        engine.unhook.append(self.remove)
+        with engine.or_abandon():
             for optimizer in engine.setup.optimizers:
                 before: Any = optimizer.register_step_pre_hook(outside(self._before_step))
                 hooks: Any = optimizer._optimizer_step_pre_hooks
                 hooks.move_to_end(before.id, last=False)  # other hooks must find what has landed
                 self._of_optimizers += [before, optimizer.register_step_post_hook(outside(self._after_step))]
-                self._watches[optimizer] = self._watch(optimizer)
+                # By one parameter, until the optimizer has state: then no step is blank.
+                params = [p for p in params_of(optimizer) if p.requires_grad][-1:]
+                count = partial(self._passed, optimizer)
+                self._watches[optimizer] = [p.register_post_accumulate_grad_hook(count) for p in params]
             self.follow()
         engine.rebuilt = self.follow
 
@@ -49,25 +52,23 @@ class Hooks:
         """Hook the parameters of the engine's buckets of gradients, and no others."""
         backward = self.engine.backward
         backward.landed = self._gradients_landed
-        self.engine.landings.follow(backward.runners)
-        params = dict.fromkeys(p for runner in backward.runners for p in runner.params())
+        buckets = [bucket for runner in backward.runners for bucket in runner.buckets]
+        params = {p: view for bucket in buckets for p, view in zip(bucket.params, bucket.views, strict=True)}
+        views = {id(p): view for p, view in params.items()}
+        for landings in self.engine.landings.values():
+            landings.follow(views)
         for p in [p for p in self._of_params if p not in params]:
             self._of_params.pop(p).remove()
         for p in params:
             if p not in self._of_params:
                 self._of_params[p] = self._hook(p)
 
-    def _watch(self, optimizer: Optimizer) -> list[Any]:
-        """Count backward passes, by one parameter, until the optimizer steps and has state: then no step is none."""
-        came = self.engine.landings.came
-
-        def counted(_: Any) -> None:
-            came[optimizer] += 1
-            if came[optimizer] == UNSTEPPED and not self.engine.backward.runners:
-                self.others.waits(optimizer)
-
-        params = [p for p in params_of(optimizer) if p.requires_grad]
-        return [p.register_post_accumulate_grad_hook(counted) for p in params[-1:]]
+    def _passed(self, optimizer: Optimizer, _: Any) -> None:
+        """Count a backward pass."""
+        landings = self.engine.landings[optimizer]
+        landings.passes += 1
+        if landings.passes == UNSTEPPED and not self.engine.backward.runners:
+            self.others.waits(optimizer)
 
     def _hook(self, p: Tensor) -> Any:
         """Hook a parameter, behind all other hooks of it: they may change the gradient, whenever they were registered.
@@ -81,7 +82,7 @@ class Hooks:
             behind = next(reversed(hooks)) == handle.id
             if not behind:
                 hooks[handle.id] = hooks.pop(handle.id)  # torch calls them in the order of insertion
-            self.engine.backward.gradient_ready(p, behind)  # of the runners of the time
+            self.engine.backward.gradient_ready(p, behind)
 
         trains = p.requires_grad  # else it has been taken in frozen, with a loaded state, and torch hooks none
         handle: Any = p.requires_grad_().register_post_accumulate_grad_hook(accumulated)
@@ -97,39 +98,41 @@ class Hooks:
         engine = self.engine
         if engine.backward.dropped:
             return
-        engine.landings.landed(params)
+        engine.landed(params)
         engine.follow_parameters()
         if not engine.runtime.setup.optimizers:  # then every backward that lands is a step
             engine.log.step_ended(engine.clock.step)
             engine.clock.step += 1
             self._step_ended()
-        else:
-            self.others.landed(engine.backward.passes)
+        elif engine.backward.passes == MANY:
+            self.others.warn(
+                f"{MANY} backward passes have been averaged since the attached optimizer stepped: give attach the "
+                "optimizer that trains, or use att.no_sync() while gradients are accumulated"
+            )
 
     def _before_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> Any:
         """Return the arguments of the step, the optimizer being the first, where they must change; else None."""
-        engine, steps, backward = self.engine, self.engine.steps, self.engine.backward
+        engine, backward = self.engine, self.engine.backward
         engine.check()
         closure = args[1] if len(args) > 1 else kwargs.get("closure")
         self.others.ours = True
-        if closure is None and engine.landings.is_blank(optimizer):
+        if closure is None and engine.landings[optimizer].is_blank():
             self._blank = True
             return None
         backward.drop_failed()
         if self._evaluating:  # what has failed was in the closure: that step is over
-            self._evaluating = backward.dropped = steps.begun = False
-        if not steps.begun:
-            check_unconverted(steps.runners, engine.runtime.setup.names)
+            self._evaluating = backward.dropped = engine.begun = False
+        if not engine.begun:
+            check_unconverted(engine.on_weights, engine.runtime.setup.names)
         if optimizer in self._copies:
-            self._copies[optimizer] = self.others.sample(optimizer)
+            self._copies[optimizer] = sample_of(optimizer)
         evaluates = callable(closure)
         if not backward.dropped:
             engine.follow_parameters()
-            steps.before(land=not evaluates)
-        engine.log.begin(part_of(optimizer))
+            engine.begin_step(land=not evaluates)
+        engine.log.begin(f"{type(optimizer).__name__}.step")
         if not evaluates:
-            if backward.runners:
-                self._check_gradients(optimizer)
+            self._check_gradients(optimizer)
             return None
         followed = partial(self._evaluate, optimizer, closure)
         return ((args[0], followed, *args[2:]), kwargs) if len(args) > 1 else (args, {**kwargs, "closure": followed})
@@ -139,17 +142,15 @@ class Hooks:
         self._evaluating = True
         result = closure()
         self._evaluating = False
-        if self.engine.backward.runners:
-            self._check_gradients(optimizer)
-            self.engine.landings.stepped(optimizer)  # with these gradients, and it may evaluate again
+        self._check_gradients(optimizer)
+        self.engine.landings[optimizer].stepped()  # with these gradients, and it may evaluate again
         return result
 
     def _check_gradients(self, optimizer: Optimizer) -> None:
         """Raise a RuntimeError if an optimizer is about to step with a gradient that should have landed and has not."""
-        engine = self.engine
-        backward, step = engine.backward, engine.clock.step
-        for p in engine.landings.strange(optimizer, backward.touched):
-            rules = [each.rule for each in backward.runners if each.rule.acts(step) and id(p) in each.ids]
+        engine, backward = self.engine, self.engine.backward
+        for p in engine.landings[optimizer].strange(backward.touched) if backward.runners else ():
+            rules = [each.rule for each in engine.acting() if id(p) in each.ids]
             if rules and p.grad is not None and p.grad.any():  # zeros are those of zero_grad(set_to_none=False)
                 raise RuntimeError(
                     f"{type(optimizer).__name__} steps with a gradient of {engine.setup.names[p]} that {rules[0]!r} "
@@ -158,28 +159,27 @@ class Hooks:
                 )
 
     def _after_step(self, optimizer: Optimizer, *_: Any) -> None:
-        engine = self.engine
-        steps, dropped = engine.steps, engine.backward.dropped
+        engine, dropped = self.engine, self.engine.backward.dropped
         self.others.ours = False
         if self._blank:
             self._blank = False
             return
-        engine.log.end(part_of(optimizer))
-        engine.landings.stepped(optimizer)
+        engine.log.end(f"{type(optimizer).__name__}.step")
+        engine.landings[optimizer].stepped()
         watches = self._watches[optimizer]
         while watches and optimizer.state:
             watches.pop().remove()
-        if optimizer in self._copies:
-            self.others.look_for_copies(optimizer, self._copies.pop(optimizer))
+        if sample := self._copies.pop(optimizer, None):
+            self.others.look_for_copies(optimizer, *sample)
         if dropped:
-            steps.begun = False
-        elif not steps.begun:  # a closure has made up for a backward that failed
-            steps.before()
-        engine.backward.divided = not (last := steps.is_last(optimizer))
+            engine.begun = False
+        elif not engine.begun:  # a closure has made up for a backward that failed
+            engine.begin_step()
+        engine.backward.divided = not (last := engine.is_last(optimizer))
         if last:
             engine.backward.dropped = False
             if not dropped:
-                steps.end()
+                engine.end_step()
                 self._step_ended()
 
     def _step_ended(self) -> None:

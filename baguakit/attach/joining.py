@@ -21,10 +21,9 @@ import torch
 from torch import Tensor
 
 from ..comm import Comm
-from ..flights import Turn, WeightRunner, announce_nothing
+from ..flights import Turn
 from ..kernels.operators import uploaded
 from ..monitor import Collective
-from .backward import Backward
 from .broadcast import take_from
 from .conflicts import check_join
 from .engine import Engine
@@ -42,12 +41,9 @@ class RanOut(RuntimeError):
 
 
 class Announcement(NamedTuple):
-    """The announcement of one rank.
+    """The announcement of one rank: its next event, the optimizer steps that it has made, and its weights may be old.
 
-    Attributes:
-        event: its next.
-        step: the number of optimizer steps that it has made.
-        answered: it has answered others, so that its weights may be old.
+    They may if it has `answered` others.
     """
 
     event: int
@@ -60,32 +56,34 @@ def joined(engine: Engine, by_all: bool, throw: bool) -> Iterator[None]:
     """See `Attachment.join`."""
     if engine.runtime.over:
         raise RuntimeError("this attachment is detached; call join() before it is")
+    if engine.comm.membership.changes:
+        raise ValueError("ranks of bk.elastic leave by att.leave() when they run out; att.join() is for other groups")
     check_join(engine.setup, by_all)
     if engine.listeners:
         raise ValueError("bk.tune.autotune tunes with all ranks at work; let it end before join()")
     engine.follow_parameters()
     call = f"join(divide_by_initial_world_size={by_all}, throw_on_early_termination={throw})"
     engine.together(call, lambda comm: None, meet=True)
-    clock, joining = engine.clock, Joining(engine, by_all, throw)
-    clock.joined, clock.announce = call, joining.announce if engine.runtime.comm.size > 1 else announce_nothing
+    clock, joining = engine.clock, Joining(engine, by_all, throw) if engine.runtime.comm.size > 1 else None
+    clock.joined, clock.tell = call, joining.announce if joining else None
     try:
         yield
         if not engine.runtime.over and engine.backward.end_failed():  # the last batch was skipped
             engine.backward.drop_gradients()
-        clock.announce = announce_nothing
-        if not engine.runtime.over and engine.runtime.comm.size > 1:
+        clock.tell = None
+        if not engine.runtime.over and joining:
             joining.answer()
     except RanOut:
         raise
     except BaseException as error:
-        engine.runtime.abandon(error)
+        engine.abandon(error)
         raise
     finally:
-        clock.joined, clock.announce = "", announce_nothing
+        clock.joined, clock.tell = "", None
 
 
 class Joining:
-    """The exchange of announcements inside one `join()`.
+    """One `join()` on this rank.
 
     Args:
         engine: of the attachment.
@@ -102,21 +100,21 @@ class Joining:
 
     def announce(self, event: int) -> None:
         """Announce the next event of this rank. Wait for the announcements of the others only where they matter."""
-        self.unread.append(self._exchange(event))
+        self._exchange(event)
         backward, step = self.engine.backward, self.engine.clock.step
         again, switches = event == Turn.BACKWARD and backward.passes > 0, event == Turn.END and self._weights_part(step)
         if self.by_all and not (self.throw or again or switches):
-            self._read_arrived()
+            while self.unread and self.unread[0].flight.done():
+                announced = self.engine.runtime.monitor.wait_for(self.unread.popleft())
+                if announced.is_cpu:  # else the host would wait for the device
+                    self._parsed(announced)
             return
-        announced = self._read_all()
-        at_work = [rank for rank, each in enumerate(announced) if each.event != NOTHING]
-        if len(at_work) == len(announced):
+        announcements, at_work = self._read_all()
+        if len(at_work) == len(announcements):
             return
-        if self.throw:
-            raise self._ran_out(announced)
         if not self.by_all:
             for runner in backward.runners:
-                runner.factor = len(announced) / len(at_work)
+                runner.factor = len(announcements) / len(at_work)
         elif again and any(runner.flown and runner.landed_on(i, backward.reached) for runner, i in backward.order):
             raise RuntimeError(
                 "a second backward has added gradients to averaged ones, to which the ranks that have run out of "
@@ -127,7 +125,7 @@ class Joining:
 
     def _weights_part(self, step: int) -> bool:
         """Return True if averages of weights may follow step `step`, and only gradients were averaged in it."""
-        runners = [each for each in self.engine.runners if isinstance(each, WeightRunner)]
+        runners = self.engine.on_weights
         exchanged = any(each.exchanges(step + (each.rule.window == "between_steps")) for each in runners)
         return self._shared(step) and (exchanged or not self._shared(step + 1))
 
@@ -136,70 +134,61 @@ class Joining:
 
     # Run out
 
+    @torch.no_grad()
     def answer(self) -> None:
-        """Do as the others do until all have run out."""
+        """Do as the others do until all have run out, and take the weights of one that trained to the end.
+
+        That is if the weights of all ranks should be the same.
+        """
         while True:
-            self.unread.append(self._exchange(NOTHING))
-            announced = self._read_all()
-            at_work = [rank for rank, each in enumerate(announced) if each.event != NOTHING]
-            self._catch_up(max(each.step for each in announced))
+            self._exchange(NOTHING)
+            announcements, at_work = self._read_all()
+            last = max(each.step for each in announcements)
+            if last != self.engine.clock.step:  # the others have made steps without announcing them
+                self.engine.backward.step_ended()
+                self.engine.clock.step = last
             if not at_work:
                 break
-            if self.throw:
-                raise self._ran_out(announced)
             self.answered = True
-            self._do_as(at_work[0], announced[at_work[0]].event)
-        self._end(announced)
+            self._do_as(at_work[0], announcements[at_work[0]].event)
+        for runner in self.engine.backward.runners:
+            runner.factor = 1.0
+        trained = [rank for rank, each in enumerate(announcements) if each.step == last and not each.answered]
+        if len(trained) < len(announcements) and self._shared(last - 1):
+            self._take_from(trained[0])
 
-    @torch.no_grad()
     def _do_as(self, rank: int, event: int) -> None:
         engine = self.engine
         if event == Turn.BACKWARD:
-            shadow(engine.backward)
+            engine.backward.shadow()
         elif event == Turn.BEGIN:
-            engine.steps.before()
+            engine.begin_step()
         else:
             if self._weights_part(engine.clock.step):
                 self._take_from(rank)
-            engine.steps.before()  # what flew between the steps lands
-            engine.steps.end()
+            engine.begin_step()  # what flew between the steps lands
+            engine.end_step()
             engine.backward.step_ended()
-
-    def _catch_up(self, step: int) -> None:
-        """Count the steps that the others have made without announcing them."""
-        if step != self.engine.clock.step:
-            self.engine.backward.step_ended()
-            self.engine.clock.step = step
-
-    def _end(self, announced: list[Announcement]) -> None:
-        """Take the weights of a rank that trained to the end, if the weights of all ranks should be the same."""
-        for runner in self.engine.backward.runners:
-            runner.factor = 1.0
-        last = max(each.step for each in announced)
-        trained = [rank for rank, each in enumerate(announced) if each.step == last and not each.answered]
-        if len(trained) < len(announced) and self._shared(last - 1):
-            self._take_from(trained[0])
 
     # Both
 
-    def _exchange(self, event: int) -> Collective:
+    def _exchange(self, event: int) -> None:
         engine, mine = self.engine, [event, self.engine.clock.step, self.answered]
 
         def exchanged(comm: Comm) -> Tensor:
             return comm.all_gather(uploaded(torch.tensor([mine], dtype=torch.int64), engine.setup.device))
 
-        return engine.runtime.channels[0].begin("join(), what comes", exchanged)
+        self.unread.append(engine.runtime.channels[0].begin("join(), what comes", exchanged))
 
-    def _read_arrived(self) -> None:
-        while self.unread and self.unread[0].flight.done():
-            announced = self.engine.runtime.monitor.wait_for(self.unread.popleft())
-            if announced.is_cpu:  # else the host would wait for the device
-                self._parsed(announced)
-
-    def _read_all(self) -> list[Announcement]:
+    def _read_all(self) -> tuple[list[Announcement], list[int]]:
+        """Return the latest announcements, by rank, and the ranks at work."""
         monitor = self.engine.runtime.monitor
-        announced = [self._parsed(monitor.wait_for(self.unread.popleft())) for _ in range(len(self.unread))]
-        return announced[-1]
+        announced = [self._parsed(monitor.wait_for(self.unread.popleft())) for _ in range(len(self.unread))][-1]
+        at_work = [rank for rank, each in enumerate(announced) if each.event != NOTHING]
+        if self.throw and 0 < len(at_work) < len(announced):
+            out = next(rank for rank, each in enumerate(announced) if each.event == NOTHING)
+            raise RanOut(f"rank {out} has run out of batches, and others have not; throw_on_early_termination=True")
+        return announced, at_work
 
     def _parsed(self, table: Tensor) -> list[Announcement]:
         """Return the announcements, or raise a PeerError on all ranks if those of ranks at work differ."""
@@ -214,30 +203,12 @@ class Joining:
             )
         return announced
 
-    def _ran_out(self, announced: list[Announcement]) -> RanOut:
-        out = next(rank for rank, each in enumerate(announced) if each.event == NOTHING)
-        return RanOut(f"rank {out} has run out of batches, and others have not; throw_on_early_termination=True")
-
     def _take_from(self, source: int) -> None:
-        engine = self.engine
-        scaler = engine.setup.scaler
+        setup = self.engine.setup
 
         def take(comm: Comm) -> None:
-            take_from(source, engine.setup, comm)
-            if scaler is not None:
-                scaler.load_state_dict(comm.broadcast_object(scaler.state_dict(), source))
+            take_from(source, setup, comm)
+            if setup.scaler is not None:
+                setup.scaler.load_state_dict(comm.broadcast_object(setup.scaler.state_dict(), source))
 
-        engine.together(f"the weights of rank {source}", take)
-
-
-def shadow(backward: Backward) -> None:
-    """Launch zeros for a backward of other ranks, and land nothing."""
-    backward.prepare()
-    backward.hold_states()
-    for runner, i in backward.order:
-        runner.launch_filled(i, backward.clock.step, backward.decisions.joint, failed=False)
-    backward.decisions.settle()
-    backward.decisions.begin(backward.acting)
-    failed = [runner.arrive_all() for runner in backward.acting]
-    for runner in backward.acting:
-        runner.flown = runner.flown or not any(failed)
+        self.engine.together(f"the weights of rank {source}", take)

@@ -1,12 +1,4 @@
-"""Gradients that have landed: with others an optimizer would train each rank alone.
-
-`LeafStreams` are the CUDA streams on which autograd accumulates gradients: those of their forward passes, which may be
-several. Autograd makes the stream that called backward wait for all of them, but only at the end of backward. A bucket
-is launched earlier, and its gradients may be freed later.
-
-`OtherOptimizers` watches for optimizers that train an attached model and are not attached: the attachment does not see
-their steps.
-"""
+"""Gradients that have landed: with others an optimizer would train each rank alone."""
 
 import warnings
 from collections.abc import Collection, Iterable, Iterator, Sequence
@@ -19,80 +11,61 @@ from torch.optim import Optimizer
 from torch.utils.weak import TensorWeakRef
 
 from ..buckets import local
-from ..flights import GradientRunner
 from ..lanes import Lane, current_stream
 
 GRAD, VERSION = attrgetter("grad"), attrgetter("_version")
 
 
 class Landings:
-    """The gradients with which each optimizer may step: those that have landed since its last step.
+    """The gradients with which an optimizer may step: those that have landed since its last step.
 
     It may also step again with what that step used: the same tensor, not written since, as its version counter tells.
     Each gradient has a counter of its own, also in a bucket.
 
-    Args:
-        optimizers: those attached.
-
     Attributes:
-        fresh: for each optimizer the parameters, by id, whose gradients have landed since its last step.
-        used: for each optimizer the parameters of its last step, by id, their gradients and the versions of these.
-        places: for each optimizer those of its parameters that are in buckets of gradients, and their views.
-        came: for each optimizer the backward passes since its last step, as one of its parameters tells.
+        fresh: the parameters, by id, whose gradients have landed since its last step.
+        passes: the number of backward passes since then, as one of its parameters tells.
+        used: the parameters of its last step, by id, their gradients and the versions of these.
+        places: those of its parameters that are in buckets of gradients, their ids, and their views.
     """
 
-    def __init__(self, optimizers: Sequence[Optimizer]) -> None:
-        self.fresh: dict[Optimizer, set[int]] = {each: set() for each in optimizers}
-        self.used: dict[Optimizer, tuple[Sequence[int], Sequence[Any], list[int]]] = {}
-        self.places: dict[Optimizer, tuple[list[Tensor], list[int], list[Tensor]]] = {}
-        self.came = dict.fromkeys(optimizers, 0)
+    def __init__(self, optimizer: Optimizer) -> None:
+        self.optimizer, self.fresh, self.passes = optimizer, set[int](), 0
+        self.used: tuple[Sequence[int], Sequence[Any], Sequence[int]] = (), (), ()
+        self.places: tuple[list[Tensor], list[int], list[Tensor]] = [], [], []
 
-    def follow(self, runners: Sequence[GradientRunner]) -> None:
-        """Note which gradients lie in the buckets of these runners."""
-        buckets = [bucket for runner in runners for bucket in runner.buckets]
-        views = {id(p): view for bucket in buckets for p, view in zip(bucket.params, bucket.views, strict=True)}
-        for optimizer in self.fresh:
-            here = [p for p in params_of(optimizer) if id(p) in views]
-            self.places[optimizer] = here, [id(p) for p in here], [views[id(p)] for p in here]
+    def follow(self, views: dict[int, Tensor]) -> None:
+        """Note where the gradients of parameters, by id, lie in buckets."""
+        here = [p for p in params_of(self.optimizer) if id(p) in views]
+        self.places = here, [id(p) for p in here], [views[id(p)] for p in here]
 
-    def landed(self, params: Collection[int]) -> None:
-        """Note that the gradients of parameters, given by id, have landed."""
-        for fresh in self.fresh.values():
-            fresh.update(params)
-
-    def stepped(self, optimizer: Optimizer) -> None:
-        """Note the gradients with which an optimizer has stepped."""
-        self.came[optimizer] = 0
-        self.fresh[optimizer].clear()
-        params, ids, views = self.places[optimizer]
+    def stepped(self) -> None:
+        """Note the gradients with which the optimizer has stepped."""
+        self.passes = 0
+        self.fresh.clear()
+        params, ids, views = self.places
         if not params:
             return
         if params[0].grad is views[0]:  # so they all are, but where the user has replaced some
-            self.used[optimizer] = ids, views, list(map(VERSION, views))
+            self.used = ids, views, list(map(VERSION, views))
             return
-        params = params_of(optimizer)
-        grads = list(map(GRAD, params))
-        versions = [-1 if each is None else version(each) for each in grads]
-        kept = [None if each is None else TensorWeakRef(each) for each in grads]  # the user's may be freed
-        self.used[optimizer] = [*map(id, params)], kept, versions
+        params = params_of(self.optimizer)
+        kept = [None if p.grad is None else TensorWeakRef(p.grad) for p in params]  # the user's may be freed
+        self.used = [*map(id, params)], kept, [-1 if p.grad is None else version(p.grad) for p in params]
 
-    def waiting(self) -> Optimizer | None:
-        """Return an optimizer that has not stepped since a backward, or None."""
-        return next((optimizer for optimizer, passes in self.came.items() if passes), None)
-
-    def strange(self, optimizer: Optimizer, accumulated: Collection[Tensor] = ()) -> Iterator[Tensor]:
-        """Yield parameters with gradients that neither have landed nor were used by the optimizer's last step.
+    def strange(self, accumulated: Collection[Tensor] = ()) -> Iterator[Tensor]:
+        """Yield parameters with gradients that neither have landed nor were used by the last step.
 
         Args:
             accumulated: parameters that have gradients of this rank alone since they landed.
         """
-        fresh, params = self.fresh[optimizer], params_of(optimizer)
-        if not accumulated and fresh.issuperset(map(id, params)):
+        params = params_of(self.optimizer)
+        if not accumulated and self.fresh.issuperset(map(id, params)):
             return
-        used: dict[int, Any] = {p: rest for p, *rest in zip(*self.used.get(optimizer, ((), (), ())), strict=True)}
+        used: dict[int, Any] = {p: rest for p, *rest in zip(*self.used, strict=True)}
         for p in params:
             grad: Any = p.grad
-            if grad is None or (id(p) in fresh and p not in accumulated):
+            if grad is None or (id(p) in self.fresh and p not in accumulated):
                 continue
             before, at = used.get(id(p), (None, 0))
             if isinstance(before, TensorWeakRef):
@@ -100,29 +73,24 @@ class Landings:
             if grad is not before or version(grad) != at:
                 yield p
 
-    def is_blank(self, optimizer: Optimizer) -> bool:
+    def is_blank(self) -> bool:
         """Return True if a step would train nothing, as torch.distributed.checkpoint makes one to get optimizer state.
 
-        It has no state, no backward came since its last step, every gradient is there, and they and every lr are 0. One
-        parameter is enough to tell: where a backward has not reached it, its gradient is missing.
+        There is no state, no backward came since the last step, every gradient is there, and they and every lr are 0.
+        One parameter is enough to tell: where a backward has not reached it, its gradient is missing.
         """
-        if optimizer.state or self.came[optimizer]:
+        if self.optimizer.state or self.passes:
             return False
-        rates = [group.get("lr", 1.0) for group in optimizer.param_groups]
-        if any(map(is_on_device, rates)) or any(rates):
+        rates = [group.get("lr", 1.0) for group in self.optimizer.param_groups]
+        if any(isinstance(rate, Tensor) and not rate.is_cpu for rate in rates) or any(rates):  # would wait for a device
             return False
-        grads = [p.grad for p in params_of(optimizer) if p.requires_grad]
+        grads = [p.grad for p in params_of(self.optimizer) if p.requires_grad]
         return not any(grad is None or local(grad).any() for grad in grads)
 
 
 def version(grad: Tensor) -> int:
     """Return the version of a gradient; -1 of one made in inference mode, which has none."""
     return -1 if grad.is_inference() else grad._version
-
-
-def is_on_device(x: Any) -> bool:
-    """Return True if reading `x` would wait for a device."""
-    return isinstance(x, Tensor) and not x.is_cpu
 
 
 def params_of(optimizer: Optimizer) -> list[Tensor]:
@@ -134,7 +102,11 @@ def params_of(optimizer: Optimizer) -> list[Tensor]:
 
 
 class LeafStreams:
-    """The streams that have accumulated the gradients that have not landed yet. Empty on the CPU."""
+    """The CUDA streams that have accumulated the gradients that have not landed yet: those of their forward passes.
+
+    Autograd makes the stream that called backward wait for all of them, but only at the end of backward. A bucket is
+    launched earlier, and its gradients may be freed later.
+    """
 
     def __init__(self) -> None:
         self.params: dict[Any, set[Tensor]] = {}  # by stream
@@ -171,11 +143,8 @@ class LeafStreams:
         self.params.clear()
 
 
-MANY = 32  # backward passes without a step: more than a GradScaler skips when it sets out
-
-
 class OtherOptimizers:
-    """A watch for optimizers that train the model and are not attached. Warns once.
+    """A watch for optimizers that train the model and are not attached: their steps are not seen. Warns once.
 
     Args:
         model: the model.
@@ -188,10 +157,6 @@ class OtherOptimizers:
         self.found = ""  # the class of another optimizer
         self._warned = False
 
-    def _trains(self, optimizer: Optimizer) -> bool:
-        parameters = {id(p) for p in self.model.parameters()}
-        return any(id(p) in parameters for p in params_of(optimizer))
-
     def steps(self, optimizer: Optimizer, *_: Any) -> None:
         """Check an optimizer that is about to step: any of this process.
 
@@ -199,70 +164,52 @@ class OtherOptimizers:
             RuntimeError: it is attached, or none is, and it steps the model within a backward.
         """
         ours = optimizer in self.attached
-        if torch._C._current_graph_task_id() != -1 and (ours or not self.attached) and self._trains(optimizer):
-            raise within_backward(f"{type(optimizer).__name__} steps")
-        if self.found or self.ours or not self.attached or ours:
+        within = torch._C._current_graph_task_id() != -1 and (ours or not self.attached)
+        stranger = not (self.found or self.ours or ours) and self.attached
+        if not (within or stranger):
             return
-        if self._trains(optimizer):
-            self.found = type(optimizer).__name__
-            self._warn(
-                f"{self.found} steps parameters of the attached model and is not the optimizer that was attached: the "
-                "attachment does not see its steps, and ranks may drift apart; give attach the optimizer that trains"
-            )
-
-    def landed(self, passes: int) -> None:
-        """Warn if many backward passes have landed since the last step."""
-        if passes == MANY:
-            self._warn(
-                f"{MANY} backward passes have been averaged since the attached optimizer stepped: give attach the "
-                "optimizer that trains, or use att.no_sync() while gradients are accumulated"
-            )
+        parameters = {id(p) for p in self.model.parameters()}
+        if not any(id(p) in parameters for p in params_of(optimizer)):
+            return
+        if within:
+            raise within_backward(f"{type(optimizer).__name__} steps")
+        self.found = type(optimizer).__name__
+        self.warn(
+            f"{self.found} steps parameters of the attached model and is not the optimizer that was attached: the "
+            "attachment does not see its steps, and ranks may drift apart; give attach the optimizer that trains"
+        )
 
     def waits(self, optimizer: Optimizer) -> None:
         """Warn that rules on weights do not fly: they do when the optimizer steps."""
-        self._warn(
+        self.warn(
             f"backward passes have come, and {type(optimizer).__name__} has not stepped: no rule on weights flies "
             "before, and each rank trains alone if something else steps; step the optimizer that is attached"
         )
 
-    def ended(self, step: int, flown: bool, waiting: Optimizer | None) -> None:
-        """Raise a RuntimeError if another optimizer has trained the model and no rule ever flew.
-
-        Warn if there was no step for rules on weights, and `waiting` had gradients for one.
-        """
-        if self.found and step == 0 and not flown:
-            raise RuntimeError(
-                f"{self.found} has trained the model and is not the optimizer that was attached, so that no rule ever "
-                "flew: each rank has trained alone; give attach the optimizer that trains"
-            )
-        if step == 0 and waiting is not None:
-            self.waits(waiting)
-
-    def sample(self, optimizer: Optimizer) -> tuple[Tensor, Tensor] | None:
-        """Return a parameter that an optimizer is about to step, and a copy of it; None if all are zero."""
-        chosen = (p for p in params_of(optimizer) if p.requires_grad and local(p).any())
-        return None if (p := next(chosen, None)) is None else (p, local(p).clone())
-
-    def look_for_copies(self, optimizer: Optimizer, sample: tuple[Tensor, Tensor] | None) -> None:
-        """Warn if an optimizer that has stepped remembers the weights, and may step from what it remembers."""
-        if sample is None:
-            return
-        p, before = sample
+    def look_for_copies(self, optimizer: Optimizer, p: Tensor, before: Tensor) -> None:
+        """Warn if an optimizer remembers the weights, and may step from what it remembers: `p` was `before`."""
         for key, value in optimizer.state.get(p, {}).items():
             if not isinstance(value, Tensor) or value.shape != p.shape:
                 continue
             copy = local(value).to(before.dtype)
             if torch.equal(copy, before) or torch.equal(copy, local(p)):
-                self._warn(
+                self.warn(
                     f"{type(optimizer).__name__} keeps a copy of the weights in its state, {key!r}, which rules on "
                     "weights do not average: what an exchange brings is lost where the optimizer steps from its copy; "
                     "use rules on gradients, or an optimizer without one"
                 )
 
-    def _warn(self, sentence: str) -> None:
+    def warn(self, sentence: str) -> None:
+        """Warn, if it is the first time."""
         if not self._warned:
             self._warned = True
             warnings.warn(sentence, stacklevel=3)
+
+
+def sample_of(optimizer: Optimizer) -> tuple[Tensor, Tensor] | None:
+    """Return a parameter that an optimizer is about to step, and a copy of it; None if all are zero."""
+    chosen = (p for p in params_of(optimizer) if p.requires_grad and local(p).any())
+    return None if (p := next(chosen, None)) is None else (p, local(p).clone())
 
 
 def within_backward(what: str) -> RuntimeError:

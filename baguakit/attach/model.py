@@ -55,7 +55,7 @@ def make_setup(
         raise ValueError(
             f"Comm(flows={comm.flows}) divides what travels over gloo, and these parameters travel by NCCL"
         )
-    params_of_rules = [params_of(rule, names) for rule in rules]
+    params_of_rules = [chosen_by(rule, names) for rule in rules]
     check_rules(rules, params_of_rules, names, optimizers)
     check_dense(rules, params_of_rules, model)
     check_shards(rules, names, comm)
@@ -65,19 +65,14 @@ def make_setup(
     plain = named(model)
     names, frozen = {p: plain[p] for p in names}, tuple(name for p, name in plain.items() if p not in names)
     steppers = {p: i for i, each in enumerate(optimizers) for group in each.param_groups for p in group["params"]}
-    orders = [
-        in_order(p, names, order) if rule.what == "grad" else p for rule, p in zip(rules, params_of_rules, strict=True)
-    ]
-    buckets_of_rules = tuple(
-        tuple(map(tuple, split(params, bucket_bytes, steppers if apart(rule, optimizers) else {})))
-        for rule, params in zip(rules, orders, strict=True)
-    )
-    lines = [
-        f"bucket_bytes={bucket_bytes}",
-        f"optimizers={len(optimizers)}",
-        f"scaler={scaler is not None}",
-        f"broadcast={bool(broadcast)}",
-    ]
+    buckets_of_rules = []
+    for rule, params in zip(rules, params_of_rules, strict=True):
+        ordered = in_order(params, names, order) if rule.what == "grad" else params
+        # Optimizers have buckets of their own where what is remembered of one must not depend on the others.
+        apart = len(optimizers) > 1 and rule.what == "grad" and rule.stage.remembers()
+        buckets_of_rules.append(tuple(map(tuple, split(ordered, bucket_bytes, steppers if apart else {}))))
+    lines = [f"bucket_bytes={bucket_bytes}", f"optimizers={len(optimizers)}"]
+    lines += [f"scaler={scaler is not None}", f"broadcast={bool(broadcast)}"]
     for each in optimizers:
         sizes = [len(group["params"]) for group in each.param_groups]
         lines.append(f"{type(each).__name__} with groups of {sizes} parameters")
@@ -87,12 +82,8 @@ def make_setup(
         for i, bucket in enumerate(buckets):
             lines += [f"  bucket {i}: {names[p]} {tuple(p.shape)} {p.dtype}" for p in bucket]
     common = rules, names, frozen, device, as_time(timeout), scaler, tuple(lines)
-    return AttachSetup(*common, model, optimizers, buckets_of_rules, bucket_bytes, tuple(order), bool(broadcast))
-
-
-def apart(rule: Rule, optimizers: Sequence[Optimizer]) -> bool:
-    """Return True if optimizers have buckets of their own: what is remembered of one does not depend on the others."""
-    return len(optimizers) > 1 and rule.what == "grad" and rule.stage.remembers()
+    cut = tuple(buckets_of_rules)
+    return AttachSetup(*common, model, optimizers, cut, bucket_bytes, tuple(order), bool(broadcast))
 
 
 def optimizers_of(optimizer: Any) -> tuple[Optimizer, ...]:
@@ -102,9 +93,10 @@ def optimizers_of(optimizer: Any) -> tuple[Optimizer, ...]:
         TypeError, ValueError: it is none of these, or not usable.
     """
     wanted = "a torch.optim.Optimizer, a sequence of them, or None"
-    one = () if optimizer is None else (optimizer,) if isinstance(optimizer, Optimizer) else None
-    found = tuple(several("optimizer", optimizer, wanted)) if one is None else one
-    if one is None and not found:
+    if optimizer is None:
+        return ()
+    found = (optimizer,) if isinstance(optimizer, Optimizer) else tuple(several("optimizer", optimizer, wanted))
+    if not found:
         raise ValueError(message("optimizer", wanted, optimizer))
     for each in found:
         if not isinstance(each, Optimizer):
@@ -141,13 +133,12 @@ def one_device(names: dict[Tensor, str]) -> torch.device:
     return first.device
 
 
-def params_of(rule: Rule, names: dict[Tensor, str]) -> list[Tensor]:
+def chosen_by(rule: Rule, names: dict[Tensor, str]) -> list[Tensor]:
     """Return the parameters that a rule acts on."""
-    names_chosen = rule.choose({name: p for p, name in names.items()})
-    chosen = [p for p, name in names.items() if name in names_chosen]
+    chosen = rule.choose({name: p for p, name in names.items()})
     if not chosen:
         raise ValueError(f"where= of {rule!r} selects none of the {len(names)} trainable parameters")
-    return chosen
+    return [p for p, name in names.items() if name in chosen]
 
 
 def check_rules(

@@ -93,8 +93,7 @@ class Carrying:
         for runner, round in zip(engine.runners, self.rounds, strict=True):
             runner.round = round
         engine.together("the means of what all ranks remember", self._average)
-        engine.clock.step = engine.steps.loaded = engine.since = kept["step"]
-        engine.begin()
+        engine.resume(kept["step"])
 
     def _average(self, comm: Comm) -> None:
         held = comm.rank in self.holders
@@ -141,22 +140,15 @@ def keep(engine: Engine, error: BaseException | None) -> Kept:
     if error is None:
         for runner in engine.runners:
             if runner.rule.what == "data" and runner.rule.window != "free_running" and runner.air:
-                runner.land_all()  # type: ignore[attr-defined]
+                runner.land_all()
         engine.together("the end of the round", lambda comm: None, meet=True)
     else:
-        abandon(engine, error)
+        engine.runtime.abandon(error)
         for runner in engine.runners:
             runner.air.clear()
         for p in engine.setup.names:
             p.grad = None
     kept = {**engine.state_dict(error is None, same_ranks=False), "made": engine.clock.step - engine.since}
     if error is None:
-        abandon(engine, None)
+        engine.runtime.abandon(None)
     return kept
-
-
-def abandon(engine: Engine, error: BaseException | None) -> None:
-    """End the runtime of a round; its hooks stay."""
-    hooks, engine.runtime.unhook = engine.runtime.unhook, []
-    engine.runtime.abandon(error)
-    engine.runtime.unhook = hooks

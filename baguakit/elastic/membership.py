@@ -20,7 +20,7 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 from ..attach import Engine
 from ..comm import let_go
 from ..monitor import PeerError
-from .carrying import Carrying, Kept, abandon, keep
+from .carrying import Carrying, Kept, keep
 from .doors import SILENT, Knocks
 from .rendezvous import Round, Settings
 from .rounds import PROGRESS, Left, Rounds, log, run
@@ -226,7 +226,7 @@ class Membership(Rounds):
         self._at_work = []
         for engine in self._engines:
             if hasattr(engine, "runtime"):
-                abandon(engine, error)
+                engine.runtime.abandon(error)
                 self._past = True
         return error
 

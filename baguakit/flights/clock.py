@@ -10,7 +10,6 @@ from dataclasses import dataclass, field
 from enum import IntEnum
 
 import torch
-from torch.optim import Optimizer
 
 from ..lanes import Moment, between, clock_of, passed
 from .runner import RECORDED
@@ -22,18 +21,19 @@ class Turn(IntEnum):
     BACKWARD, BEGIN, END = 1, 2, 3
 
 
-def announce_nothing(what: int) -> None:
-    """Do nothing: outside `join()` no rank waits for announcements."""
-
-
 @dataclass
 class Clock:
     """The step of an attachment, and the modes that its user has entered."""
 
     step: int = 0  # optimizer steps made since the attachment was made
     synchronising: bool = True  # false inside `no_sync()`, where gradients are only accumulated
-    announce: Callable[[int], None] = announce_nothing  # in `join()`: the next collective, to ranks out of batches
+    tell: Callable[[int], None] | None = None  # in `join()`: announces the next collective to ranks out of batches
     joined: str = ""  # the call of `join()` under way
+
+    def announce(self, what: Turn) -> None:
+        """Announce the next collective, before it is done: outside `join()` no rank waits for that."""
+        if self.tell is not None:
+            self.tell(what)
 
     def outside(self, what: str) -> None:
         """Raise a RuntimeError inside `join()`, where a rank that has run out of batches would not make this call."""
@@ -99,8 +99,3 @@ class Logbook:
         """Return the mean over the steps that have passed on the device; None before one has. Waits for nothing."""
         over = [record for record in self.steps if passed(record.end)]
         return between(over[0].begin, over[-1].end) / len(over) if over else None
-
-
-def part_of(optimizer: Optimizer) -> str:
-    """Return the name of an optimizer's part of a step."""
-    return f"{type(optimizer).__name__}.step"

@@ -303,14 +303,25 @@ def check_unconverted(runners: Iterable[RuleRunner], names: dict[Tensor, str]) -
                     )
 
 
-def call_unscaled(stage: Stage, x: Tensor, state: State, comm: Comm, scale: Tensor | None) -> Tensor:
-    """Call `stage` on the gradients `x`, in place, without the loss scale: divide by it before, multiply after."""
+def call_unscaled(
+    stage: Stage,
+    x: Tensor,
+    state: State,
+    comm: Comm,
+    scale: Tensor | None,
+    mean: Callable[..., Tensor] | None = None,
+    out: Tensor | None = None,
+) -> Tensor:
+    """Call the stage, or `mean(stage, x, state, comm)`, without the loss scale: divide by it before, multiply after.
+
+    The result of the gradients `x`, which are overwritten, comes in `out`, by default in place.
+    """
     if scale is not None:
         x.mul_(scale.reciprocal())
-    result = call_stage(stage, x, state, comm)
-    if result is not x:
-        x.copy_(result)
-    return x if scale is None else x.mul_(scale)
+    out, result = x if out is None else out, (mean or call_stage)(stage, x, state, comm)
+    if result is not out:
+        out.copy_(result)
+    return out if scale is None else out.mul_(scale)
 
 
 def buckets_of(params_of_buckets: Sequence[Sequence[Tensor]], rule: Rule, comm: Comm) -> list[Bucket]:

@@ -20,11 +20,8 @@ from torch.nn.parallel import DistributedDataParallel
 from ..arguments import message
 from ..buckets import check_averaged, real
 from ..comm import Comm, check_comm, check_device, members_of
-from ..flights import call_unscaled
 from ..runtime import Setup, named
-from ..stages import Stage, State
-from .handle import Handle, make_hook_setup
-from .runners import rules_on_gradients
+from .handle import Handle, HookLife, make_hook_setup, rules_on_gradients
 
 if TYPE_CHECKING:
     GradBucket = Any  # torch leaves it without a type; at run time DDP asks for this very annotation
@@ -86,62 +83,55 @@ def ddp(
             )
         for rule in rules:
             rule.stage.check(comm)
-        held = _hooks.get(ddp_model)
-        if held is not None and held.handle is not None:
+        if _lives.get(ddp_model) is not None:
             raise ValueError("this model has a stage already: call detach() on its handle before giving it another")
         lines = [f"{name} {tuple(p.shape)} {p.dtype}" for p, name in names.items()]
         return make_hook_setup(rules, names, frozen, device, timeout, scaler, lines)
 
-    return DataParallelHandle(make, comm, timeout, ddp_model)
+    return Handle(DataParallelLife(make, comm, timeout, ddp_model))
 
 
-class DataParallelHandle(Handle):
-    """Stages at work in the communication hook of a `DistributedDataParallel`."""
+class DataParallelLife(HookLife):
+    """The life of stages in the communication hook of a `DistributedDataParallel`."""
 
     def __init__(self, make: Any, comm: Comm, timeout: Any, ddp_model: DistributedDataParallel) -> None:
-        self._futures: list[BucketFuture] = []
+        self.futures: list[BucketFuture] = []
         super().__init__(make, comm, timeout)
-        with self._runtime.or_abandon():
-            hook = _hooks.get(ddp_model)
-            if hook is None:
-                hook = Hook(ddp_model.process_group)
-                ddp_model.register_comm_hook(None, hook.average)
-                _hooks[ddp_model] = hook
-        hook.handle = self
-        self._runtime.unhook.append(lambda: setattr(hook, "handle", None))
+        with self.or_abandon():
+            if ddp_model not in _lives:
+                ddp_model.register_comm_hook(weakref.ref(ddp_model), average)
+            _lives[ddp_model] = self
+            self.unhook.append(lambda: _lives.update({ddp_model: None}))
 
-    def _fly(self, bucket: GradBucket) -> Future[Tensor]:
+    def fly(self, bucket: GradBucket) -> Future[Tensor]:
+        """Launch a bucket that DDP has filled, and return its future."""
         flat, i = bucket.buffer(), bucket.index()
         if flat.layout is not torch.strided:
             raise TypeError("a sparse gradient cannot travel in a bucket; use sparse=False in the embedding")
-        runner, future = self._begin(), BucketFuture(flat)
+        runner, future = self.begin(), BucketFuture(flat)
         if i == 0:
-            self._futures = []
-        self._futures.append(future)
+            self.futures = []
+        self.futures.append(future)
         if runner is None:
             future.set()
-        else:
-            scale, fault = self._setup.loss_scale(), self._channel.monitor.fault
+            return future.future
 
-            def work(stage: Stage, x: Tensor, state: State, comm: Comm) -> None:
-                try:
-                    call_unscaled(stage, x, state, comm, scale)
-                    if fault:
-                        fault.multiply_([x])
-                finally:
-                    future.set()
+        def landed(x: Tensor) -> None:
+            try:
+                self.show_fault(x)
+            finally:
+                future.set()
 
-            place = runner.fit(i, real(flat).view(-1), bucket.parameters())
-            self._take_off(runner, place, work)
+        self.launch(runner, i, real(flat).view(-1), bucket.parameters(), None, None, landed)
         return future.future
 
-    def _aborted(self) -> None:
-        for future in self._futures:
+    def aborted(self) -> None:
+        for future in self.futures:
             future.set()
 
 
 class BucketFuture:
-    """The future of a bucket. It is set after a failure too, so that DDP does not wait forever: `_land` raises.
+    """The future of a bucket. It is set after a failure too, so that DDP does not wait forever: `Life.land` raises.
 
     On CUDA it is set on the lane's stream, which the future records.
     """
@@ -157,20 +147,17 @@ class BucketFuture:
                 self.future.set_result(self.flat)
 
 
-class Hook:
-    """The communication hook of a DDP model. DDP takes only one, ever, so successive handles share it."""
-
-    def __init__(self, group: Any) -> None:
-        self.group = group
-        self.handle: DataParallelHandle | None = None  # the one that is attached
-
-    def average(self, state: Any, bucket: GradBucket) -> Future[Tensor]:
-        """Return the future of a bucket that DDP has filled; without a handle average it as DDP does."""
-        if self.handle is not None:
-            return self.handle._fly(bucket)
-        flat = bucket.buffer()
-        work = dist.all_reduce(flat.mul_(1 / self.group.size()), group=self.group, async_op=True)
-        return work.get_future().then(lambda done: done.value()[0])  # type: ignore[no-any-return]
+_lives: "weakref.WeakKeyDictionary[DistributedDataParallel, DataParallelLife | None]" = weakref.WeakKeyDictionary()
 
 
-_hooks: "weakref.WeakKeyDictionary[DistributedDataParallel, Hook]" = weakref.WeakKeyDictionary()
+def average(state: Any, bucket: GradBucket) -> Future[Tensor]:
+    """Return the future of a bucket that DDP has filled: the hook of a model, of which DDP takes only one, ever.
+
+    Without a life, after `detach()`, average it as DDP does. `state` is a weak reference to the model.
+    """
+    model = state()
+    if (life := _lives[model]) is not None:
+        return life.fly(bucket)
+    group = model.process_group
+    work = dist.all_reduce(bucket.buffer().mul_(1 / group.size()), group=group, async_op=True)
+    return work.get_future().then(lambda done: done.value()[0])  # type: ignore[no-any-return]

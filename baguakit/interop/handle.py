@@ -1,145 +1,146 @@
-"""The handle of stages in the hooks of DDP or FSDP2."""
+"""The handle of stages in the hooks of DDP or FSDP2, and their life there."""
 
-from collections.abc import Callable, Sequence
-from typing import Any, ClassVar
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.autograd import Variable
 
-from ..buckets import real, values
+from ..arguments import message
+from ..buckets import values
 from ..comm import Comm
-from ..flights import Clock, Decisions, opened, sealed
+from ..flights import Attached, HookRunner, Life
 from ..keeping import Joint
-from ..report import Report, make_report
-from ..rules import Rule
-from ..runtime import Runtime, Setup, as_time, check_scaler, warm_up
-from ..stages import Stage, State
-from .runners import HookRunner
+from ..report import Report, Row, make_report
+from ..rules import Rule, during_backward, rules_of
+from ..runtime import Setup, as_time, check_scaler, warm_up
+from ..stages import Stage
+from ..topology.chosen import chooses
 
 
-class Handle:
+class HookLife(Life[Setup]):
+    """The life of stages in the hooks of a wrapped model. A step, and a round, is a backward that is averaged."""
+
+    def __init__(self, make: Callable[[], Setup], comm: Comm, timeout: Any) -> None:
+        if comm.membership.changes:
+            raise ValueError("DDP and FSDP keep their own groups, which cannot change; bk.elastic needs bk.attach")
+        super().__init__("hook", make, comm, timeout)
+        self.agree()
+        self.task, setup, self.channel = -1, self.setup, self.runtime.channels[0]
+        with self.or_abandon():
+            # The buckets are not known yet: none is larger than all parameters of a dtype.
+            for dtype in {p.dtype for p in setup.names}:
+                most = values(p for p in setup.names if p.dtype == dtype)
+                largest = torch.empty((), dtype=dtype.to_real(), device=setup.device).expand(most)
+                warm_up([rule.stage for rule in setup.rules], [largest], self.channel)
+        self.runners = [HookRunner(i, rule, [], self.channel, names=setup.names) for i, rule in enumerate(setup.rules)]
+
+    def begin(self) -> HookRunner | None:
+        """Return the runner whose rule acts in the backward under way, if any. Called by each hook."""
+        self.runtime.monitor.check()
+        task = torch._C._current_graph_task_id()
+        if task != self.task:
+            self.decisions.settle()
+            if self.task != -1:  # an exception ended the backward before
+                self.decisions.forget()
+            self.task = task
+            Variable._execution_engine.queue_callback(lambda: self.end(task))
+        return next(iter(self.acting()), None)
+
+    def launch(self, runner: HookRunner, called: int, flat: Tensor, params: Sequence[Tensor], *how: Any) -> int:
+        """Launch bucket `called` of the hook, and return its number here; for `how` see `HookRunner.take_off`.
+
+        Its flights decide together if they remember something.
+        """
+        i = runner.fit(called, flat, params)
+        if not runner.ledgers[0].launches:
+            self.since = self.clock.step
+        if runner.remembers_any and self.decisions.joint is None:
+            self.decisions.joint = Joint()
+        joint = self.decisions.joint if runner.remembers_any else None
+        runner.take_off(i, self.clock.step, self.setup.loss_scale(), joint, *how)
+        return i
+
+    def show_fault(self, x: Tensor) -> None:
+        """Let the gradients `x` (n,), which have landed, be NaN on a GPU if the monitor has given up by now."""
+        if fault := self.channel.monitor.fault:
+            fault.multiply_([x])
+
+    def end(self, task: int) -> None:
+        """Land all flights: backward has ended."""
+        if task == self.task and not self.runtime.over:
+            self.task = -1
+            self.land(self.acting())
+            self.clock.step += 1
+
+    def rows(self) -> Iterable[Row]:
+        """Return the rows of a report that are not of rules."""
+        return ()
+
+    def save(self, runner: Any, flights: bool, same_ranks: bool) -> dict[str, Any]:
+        saved: dict[str, Any] = runner.saved()
+        return saved
+
+    def load(self, state: dict[str, Any], same_ranks: bool) -> None:
+        """Keep the states of the rules until their buckets come."""
+        for i, runner in enumerate(self.runners):
+            runner.recall(state["rules"][str(i)], same_ranks)
+
+
+class Handle(Attached):
     """Stages at work in the hooks of a wrapped model; made by `ddp` and `fsdp`. A context manager: leaving it detaches.
 
     A *round*, and a *step*, is a backward whose gradients are averaged.
     """
 
-    _alike: ClassVar[bool] = True  # a stage that agrees gives all ranks the same result
-
-    def __init__(self, make: Callable[[], Setup], comm: Comm, timeout: Any) -> None:
-        if comm.membership.changes:
-            raise ValueError("DDP and FSDP keep their own groups, which cannot change; bk.elastic needs bk.attach")
-        self._clock, self._task = Clock(), -1
-        self._runtime = Runtime("hook", make, comm, timeout, self._aborted)
-        self._setup, self._channel = self._runtime.setup, self._runtime.channels[0]
-        rules, names = self._setup.rules, self._setup.names
-        self._decisions = Decisions(None, self._alike)
-        with self._runtime.or_abandon():
-            # The buckets are not known yet: none is larger than all parameters of a dtype.
-            for dtype in {p.dtype for p in names}:
-                most = values(p for p in names if p.dtype == dtype)
-                largest = torch.empty((), dtype=dtype.to_real(), device=self._setup.device).expand(most)
-                warm_up([rule.stage for rule in rules], [largest], self._channel)
-        self._runners = [HookRunner(i, rule, [], self._channel, names=names) for i, rule in enumerate(rules)]
-
-    # For the user
-
-    @property
-    def step(self) -> int:
-        """Return the number of backward passes whose gradients have been averaged."""
-        return self._clock.step
+    _life: HookLife
 
     def report(self) -> Report:
-        """Return bytes, formats and seconds exposed, by rule and bucket, since the buckets were made. Local."""
-        steps = max([0, *(each.launches for runner in self._runners for each in runner.ledgers)])
-        return make_report(self._runners, [self._channel], steps)
+        """Return bytes, formats and seconds exposed, by rule and bucket, since the buckets were made. Local.
 
-    def state_dict(self) -> dict[str, Any]:
-        """Return the state of the stages: tensors by parameter name, and counters, as of `bk.attach`. Local.
-
-        Each rank saves its own.
-
-        Raises:
-            PeerError: a rank is at fault; on a GPU, half a sum may have reached the state.
+        With `weights=` in `fsdp` also of these, by FSDP module.
         """
-        self._runtime.monitor.check()
-        self._decisions.settle()
-        rules = {str(i): runner.saved() for i, runner in enumerate(self._runners)}
-        state = {"version": 1, "ranks": self._channel.comm.size, "step": self._clock.step, "rules": rules}
-        return sealed(state, self._runtime)
+        report = make_report(self._life)
+        return replace(report, rows=(*report.rows, *self._life.rows()))
 
-    def load_state_dict(self, state: dict[str, Any], strict: bool = True) -> None:
-        """Continue from the point where `state_dict` was called. Local, but every rank calls it, between two backward
-        passes.
 
-        The tensors are read when the buckets next come: do not change them until the next backward has ended. `strict`
-        and what is raised are as of `Attachment.load_state_dict`.
-        """
-        state = opened(state, self._runtime, self._runners, strict)
-        self._decisions.settle()
-        for i, runner in enumerate(self._runners):
-            runner.recall(state["rules"][str(i)], state["ranks"] == self._channel.comm.size)
-        self._clock.step = int(state["step"])
+def rules_on_gradients(stage: Any) -> tuple[Rule, ...]:
+    """Return the rules of a stage, or of an algorithm on gradients such as `bytegrad()`.
 
-    def detach(self) -> None:
-        """Take the hooks out, wait for what is in the air, and close groups and threads. Idempotent."""
-        self._runtime.finish(self._drain)
-
-    def __repr__(self) -> str:
-        return self._runtime.describe("Handle", (len(each.buckets) for each in self._runners), self.step)
-
-    def __enter__(self) -> "Handle":
-        return self
-
-    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
-        if error is None:
-            self.detach()
-        else:
-            self._runtime.abandon(error)
-
-    # For hooks
-
-    def _begin(self) -> HookRunner | None:
-        """Return the runner whose rule acts in the backward under way, if any. Called by each hook."""
-        self._runtime.monitor.check()
-        task = torch._C._current_graph_task_id()
-        if task != self._task:
-            self._decisions.settle()
-            if self._task != -1:  # an exception ended the backward before
-                self._decisions.forget()
-            self._task = task
-            Variable._execution_engine.queue_callback(lambda: self._land(task))
-        return next((runner for runner in self._runners if runner.rule.acts(self._clock.step)), None)
-
-    def _take_off(self, runner: HookRunner, i: int, work: Callable[[Stage, Tensor, State, Comm], Any]) -> None:
-        """Launch bucket `i` of a runner: its flights decide together if they remember something."""
-        if runner.remembers_any and self._decisions.joint is None:
-            self._decisions.joint = Joint()
-        runner.take_off(i, self._clock.step, work, self._decisions.joint if runner.remembers_any else None)
-
-    def _show_fault(self, x: Tensor) -> None:
-        """Let the gradients `x`, which have landed, be NaN on a GPU if the monitor has given up by now."""
-        if fault := self._channel.monitor.fault:
-            fault.multiply_([real(x)])
-
-    def _land(self, task: int) -> None:
-        """Land all flights: backward has ended."""
-        if task != self._task or self._runtime.over:
-            return
-        self._task = -1
-        acting = [runner for runner in self._runners if runner.rule.acts(self._clock.step)]
-        self._decisions.begin(acting)
-        for runner in acting:
-            runner.land()
-        self._clock.step += 1
-
-    def _drain(self) -> None:
-        self._decisions.settle()
-        for runner in self._runners:
-            runner.drop()
-
-    def _aborted(self) -> None:
-        """Let no hook wait in vain: the groups have been aborted."""
+    Raises:
+        TypeError: it is neither, or acts on weights.
+        ValueError: it has a delay, acts on some of the parameters only, or two rules act in one step.
+    """
+    if isinstance(stage, Stage):
+        stage = during_backward(stage)
+    elif not isinstance(stage, Rule | tuple | list) or not stage:
+        raise TypeError(message("stage", "a stage such as Mean(), or an algorithm on gradients", stage))
+    rules = rules_of(stage, name="stage")
+    for i, rule in enumerate(rules):
+        if rule.what == "data":
+            raise TypeError(
+                f"{rule!r} acts on weights, and a gradient hook never sees them; use bk.attach(model, optimizer, …)"
+            )
+        if rule.delay:
+            raise ValueError(
+                f"{rule!r} lands gradients in a later backward, and a hook returns those of its own; use bk.attach, or "
+                "omit delay="
+            )
+        if rule.where is not None:
+            raise ValueError(
+                f"{rule!r} acts on some parameters, and a hook is given whole buckets; use bk.attach, or omit where="
+            )
+        if chooses(rule.stage):
+            raise ValueError(
+                f"{rule!r} takes what is chosen when the first bucket is launched, and a hook does not say which is "
+                "the first; use bk.attach"
+            )
+        for other in rules[:i]:
+            if rule.overlaps(other):
+                raise ValueError(f"{other!r} and {rule!r} act in the same steps; separate them with start= and stop=")
+    return rules
 
 
 def make_hook_setup(
@@ -149,9 +150,9 @@ def make_hook_setup(
     device: torch.device,
     timeout: Any,
     scaler: Any,
-    lines: Sequence[str],
+    lines: Iterable[str],
 ) -> Setup:
-    """Return the setup of a handle; `lines` is further text that must be the same on all ranks.
+    """Return the setup of a hook; `lines` is further text that must be the same on all ranks.
 
     Raises:
         TypeError, ValueError: `timeout` or `scaler` is invalid.

@@ -17,10 +17,9 @@ from ..arguments import instance, message, truth
 from ..comm import Comm, check_comm, check_device, members_of
 from ..compressors import Compressor
 from ..runtime import Setup, named, reshard
-from .handle import Handle, make_hook_setup
-from .runners import rules_on_gradients
+from .handle import Handle, make_hook_setup, rules_on_gradients
 from .scatter import check_scatter
-from .sharded_handles import AcrossShards, Unit, WithinShards, hooked, units_of
+from .sharded_lives import AcrossShards, Unit, WithinShards, hooked, units_of
 
 
 def fsdp(
@@ -87,7 +86,7 @@ def fsdp(
         return make_hook_setup(rules, names, frozen, device, timeout, scaler, lines)
 
     kind = AcrossShards if across else WithinShards
-    return kind(make, comm, timeout, units, layouts, weights, model if across and broadcast else None)
+    return Handle(kind(make, comm, timeout, units, layouts, weights, model if across and broadcast else None))
 
 
 def check_units(units: list[Unit], comm: Comm, across: bool) -> None:

@@ -9,10 +9,9 @@ from typing import Any
 
 from ..arguments import describe
 from ..comm import SentFormat
-from ..flights import BACKWARD, Kinds, Ledger, Logbook, RuleRunner
+from ..flights import BACKWARD, Kinds, Ledger, Life, Logbook, RuleRunner
 from ..lanes import between, passed
 from ..monitor import Collective
-from ..runtime import Channel
 
 
 @dataclass(frozen=True, eq=False)
@@ -295,11 +294,9 @@ class Report:
     __repr__ = __str__
 
 
-def make_report(
-    runners: Sequence[RuleRunner], channels: Sequence[Channel], steps: int, log: Logbook | None = None
-) -> Report:
-    """Return the report of an attachment at this moment, without waiting."""
-    rows = []
+def make_report(life: Life[Any]) -> Report:
+    """Return the report of a life at this moment, without waiting."""
+    rows, runners, channels, log = [], life.runners, life.runtime.own_channels(), life.log
     for runner in runners:
         in_air = runner.flights()
         for i, (bucket, ledger) in enumerate(zip(runner.buckets, runner.ledgers, strict=True)):
@@ -308,7 +305,7 @@ def make_report(
     ranks = channels[0].comm.size
     groups = sum(len(channel.comm.groups()) for channel in channels) if ranks > 1 else 0
     seconds, late = (None, None) if log is None else (log.seconds_per_step(), launched_after(runners, log))
-    return Report(steps, ranks, groups, tuple(rows), seconds, late)
+    return Report(life.clock.step - life.since, ranks, groups, tuple(rows), seconds, late)
 
 
 def launched_after(runners: Sequence[RuleRunner], log: Logbook) -> float | None:

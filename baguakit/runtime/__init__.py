@@ -3,10 +3,11 @@
 from .agreement import agree, broadcast_into, broadcast_tensors, first_said
 from .channels import Channel
 from .runtime import Runtime
-from .setup import Setup, as_time, channel_of, check_scaler, fsdp_modules, named, plain_names, reshard
+from .setup import AnySetup, Setup, as_time, channel_of, check_scaler, fsdp_modules, named, plain_names, reshard
 from .start import own_comm, start_monitor, warm_up, warn_of_shared_cards
 
 __all__ = [
+    "AnySetup",
     "Channel",
     "Runtime",
     "Setup",

@@ -2,7 +2,7 @@
 
 import contextlib
 import uuid
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, Generic
 
 import torch
@@ -34,7 +34,6 @@ class Runtime(Generic[AnySetup]):
             a step.
         host: a channel that moves CPU tensors, if a rule is free-running; else None.
         over: it has ended.
-        unhook: functions that take hooks out, called once, at the end.
     """
 
     def __init__(
@@ -43,12 +42,11 @@ class Runtime(Generic[AnySetup]):
         make: Callable[[], AnySetup],
         comm: Comm,
         timeout: Any,
-        aborted: Callable[[], None] = lambda: None,
+        aborted: Callable[[], None],
     ) -> None:
         self.comm, self.over, self._aborted = comm, False, aborted
         self.channels: list[Channel] = []
         self.host: Channel | None = None
-        self.unhook: list[Callable[[], Any]] = []
         self.name, self.monitor = start_monitor(comm, kind, timeout, self._abort, self._broken)
         comm.membership.watch(self.monitor)
         try:
@@ -85,19 +83,12 @@ class Runtime(Generic[AnySetup]):
         for channel in before:
             channel.comm.close()
 
-    def describe(self, kind: str, buckets: Iterable[int], step: int) -> str:
-        """Return the `repr` of the attachment or handle: its rules, the buckets of each, and how far it has come."""
-        rules = ", ".join(repr(rule) for rule in self.setup.rules)
-        cut, place = " + ".join(map(str, buckets)), f"rank {self.comm.rank} of {self.comm.size}"
-        return f"<{kind}: {rules}, step {step}, buckets: {cut}, {place}{', detached' * self.over}>"
-
     # The end
 
     def finish(self, drain: Callable[[], None]) -> None:
-        """Take the hooks out, call `drain`, which waits for what is in the air, and close. Idempotent."""
+        """Call `drain`, which waits for what is in the air, and close. Idempotent."""
         if self.over:
             return
-        self.take_hooks_out()
         with self.or_abandon():
             drain()
             for channel in self.channels:  # the host waits while a lost rank is still noticed
@@ -120,16 +111,9 @@ class Runtime(Generic[AnySetup]):
         if self.over:
             return
         self.over = True
-        self.take_hooks_out()
         self.monitor.leave(*((LEFT, "") if error is None else (RAISED, f"{type(error).__name__}: {error}")))
         self._abort()
         self._close(wait=False)
-
-    def take_hooks_out(self) -> None:
-        """Take the hooks out. Idempotent."""
-        unhook, self.unhook = self.unhook, []
-        for each in unhook:
-            each()
 
     def _abort(self) -> None:
         abort_all(self.groups())

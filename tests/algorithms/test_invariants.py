@@ -41,8 +41,8 @@ def test_tracked_gradients_sum_to_the_gradients(order):
         topology = graph if order == "push_sum" else bk.topology.OnePeerExact()
 
         def state(att, model):
-            att._engine.backward.decisions.settle()
-            s = att._engine.runners[0].states[0]
+            att._life.decisions.settle()
+            s = att._life.runners[0].states[0]
             return torch.stack([s["q"], s["g"]])
 
         return torch.stack(descend(lambda bk: bk.algorithms.gradient_tracking(topology, order), 12, each=state))
@@ -60,9 +60,9 @@ def test_push_sum_keeps_the_sum_and_finds_the_mean():
         graph = bk.topology.FromDigraph(rounds)
 
         def state(att, model):
-            att._engine.backward.decisions.settle()
-            s = att._engine.runners[0].states[0]
-            return float(s["p"][att._engine.runtime.channels[0].comm.rank]), s["z"].clone(), model.x.detach().clone()
+            att._life.decisions.settle()
+            s = att._life.runners[0].states[0]
+            return float(s["p"][att._life.runtime.channels[0].comm.rank]), s["z"].clone(), model.x.detach().clone()
 
         return descend(lambda bk: bk.algorithms.push_sum(graph), steps=150, lr=0.0, each=state)
 

@@ -32,7 +32,7 @@ def anchored(delay, mix):
     """Descend, and return the anchor of this rank."""
 
     def anchor(att, model):
-        return att._engine.runners[0].states[0]["anchor"].clone()
+        return att._life.runners[0].states[0]["anchor"].clone()
 
     def rule(bk):  # the outer learning rate changes how soon it ends there, and not where
         return bk.algorithms.diloco(H, lr=1.0 if mix is None else 1.6, delay=delay, mix=mix)

@@ -151,7 +151,7 @@ def test_replicas_are_the_same_wherever_they_are_held(n, algorithm):
         model, optimizer = net_and_sgd()
         with bk.attach(model, optimizer, getattr(bk.algorithms, name)(graph)) as att:
             run_steps(model, optimizer, range(6))
-            state = att._engine.runners[0].states[0]
+            state = att._life.runners[0].states[0]
         everyone = bk.Comm().gather_objects(state["replica"])
         assert len(state["replica"]) == graph.period(n)
         for k, s in state["neighbors"].items():

@@ -102,7 +102,7 @@ POINTS: dict[str, Point] = {
     "a flight lands": at("flights.runner:RuleRunner.arrive", 2, since="lives:second"),
     "what is kept": at("keeping:Joint.settle", 2),
     "before a step": at(":step", 2),
-    "within a step": at("attach.steps:Steps.end", 2),
+    "within a step": at("attach.engine:Engine.end_step", 2),
     "after a step": after(":step", 3),
     "before merge": at(":merge"),
     "within merge": message(1, "merge"),

@@ -86,7 +86,7 @@ def test_what_a_failed_backward_has_launched_is_read_as_it_was():
         model = net()
         held = threading.Event()
         with bk.attach(model, None, bk.during_backward(bk.stages.Mean()), bucket_bytes=100) as att:
-            runner = att._engine.runners[0]
+            runner = att._life.runners[0]
             runner.channel.lane.run(held.wait)
             x, y = batch(dist.get_rank(), 77)
             hidden = model[2](model[1](Fails.apply(model[0](x))))

@@ -152,7 +152,7 @@ def test_the_exchange_overlaps_d_whole_steps(stage):
         model, optimizer = net_and_sgd()
         held = threading.Event()
         with bk.attach(model, optimizer, bk.during_backward(made(stage), delay=2), bucket_bytes=BUCKETS) as att:
-            att._engine.runners[0].channel.lane.run(held.wait)
+            att._life.runners[0].channel.lane.run(held.wait)
             run_steps(model, optimizer, range(2))
             held_up = att.step
             report = att.report()

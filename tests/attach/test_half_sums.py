@@ -26,7 +26,7 @@ def test_no_step_and_no_checkpoint_after_the_monitor_has_given_up(name):
         loss(model, 0, 0).backward()
         optimizer.step()
         loss(model, 0, 1).backward()
-        att._engine.runtime.monitor.fail("rank 7 is dead")
+        att._life.runtime.monitor.fail("rank 7 is dead")
         weights, said = [p.detach().clone() for p in model.parameters()], []
         for call in (optimizer.step, att.state_dict):
             with pytest.raises(bk.PeerError, match="rank 7 is dead"):

@@ -56,7 +56,7 @@ def trained(rule, stops=(), steps=6, comm=None, shapes=SHAPES, padded=True):
     state = None
     for start, stop in zip((0, *stops), (*stops, steps), strict=True):
         with bk.attach(model, optimizer, rule, broadcast=False, comm=comm) as att:
-            assert padded == any(bucket.padding.numel() for bucket in att._engine.runners[0].buckets)
+            assert padded == any(bucket.padding.numel() for bucket in att._life.runners[0].buckets)
             if state is not None:
                 att.load_state_dict(state)
             for step in range(start, stop):

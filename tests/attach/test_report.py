@@ -142,7 +142,7 @@ def test_the_compression_error_is_what_the_compressor_loses(expression):
 
     def run():
         def look(att, step):
-            bucket = att._engine.runners[0].buckets[0]
+            bucket = att._life.runners[0].buckets[0]
             return att.compression_error(), [id(p) for p in bucket.params], bucket.flat.numel()
 
         rank = dist.get_rank()
@@ -150,7 +150,7 @@ def test_the_compression_error_is_what_the_compressor_loses(expression):
         rule = algorithm(expression)
         with bk.attach(model, sgd(model.parameters(), lr=0.01), rule) as att:
             nothing_yet = att.compression_error()
-            bucket = att._engine.runners[0].buckets[0]
+            bucket = att._life.runners[0].buckets[0]
             mine = torch.autograd.grad(loss(model, rank, 0), bucket.params)
             loss(model, rank, 0).backward()
             measured = att.compression_error()

@@ -59,7 +59,7 @@ def place_of(stages):
 
 def rows_of(att):
     """The rows, each with the shapes in its bucket."""
-    runners = att._engine.runners
+    runners = att._life.runners
     rows = att.report().rows
     shapes = [tuple(tuple(p.shape) for p in runners[row.number].buckets[row.bucket].params) for row in rows]
     return [

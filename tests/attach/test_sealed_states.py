@@ -303,7 +303,7 @@ def test_two_parameters_that_differ_by_a_wrapper_keep_their_states():
 
         model = make()
         with bk.attach(model, sgd(model.parameters()), made("choco()")) as att:
-            steps(model, att._engine.setup.optimizers[0])
+            steps(model, att._life.setup.optimizers[0])
             state = att.state_dict()
         model = make()
         with bk.attach(model, sgd(model.parameters()), made("choco()")) as att:
@@ -337,7 +337,7 @@ def trained(algorithm, frozen, resume):
                     held.load_state_dict(its)
             set_frozen(model, frozen, step)
             optimizer.zero_grad()
-            att._engine.follow_parameters()  # else the first gradients of a new parameter are averaged by themselves
+            att._life.follow_parameters()  # else the first gradients of a new parameter are averaged by themselves
             loss(model, dist.get_rank(), step).backward()
             optimizer.step()
     return flat(model)

@@ -227,7 +227,7 @@ def kept_for_others(expression):
     model, optimizer = net_and_sgd()
     with bk.attach(model, optimizer, made(expression)) as att:
         run_steps(model, optimizer, range(2))
-        (rule,) = att._engine.state_dict(same_ranks=False)["rules"].values()
+        (rule,) = att._life.state_dict(same_ranks=False)["rules"].values()
     return {path for parts in rule["parameters"].values() for path in parts}, rule["own"]
 
 

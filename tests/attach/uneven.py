@@ -44,7 +44,7 @@ def uneven(algorithm, batches=BATCHES, optimizer=sgd, steps=step_of, bucket_byte
         with att.join(**options):
             for step in range(batches[rank]):
                 steps(model, opt, rank, step)
-        engine = att._engine
+        engine = att._life
         launched, rounds = engine.runtime.monitor.air.latest(), [runner.round for runner in engine.runners]
         state = att.state_dict()
     assert sum(len(p._post_accumulate_grad_hooks or {}) for p in model.parameters()) == 0

@@ -31,11 +31,11 @@ def test_gradients_are_nan_after_a_flight_that_an_abort_has_ended(kind):
 
     def run():
         model, handle = wrapped(kind)
-        found, handle._channel.monitor.fault = [], Fault()
+        found, handle._life.channel.monitor.fault = [], Fault()
         with handle:
             for given_up in (False, True):
                 if given_up:
-                    handle._channel.monitor.fault.set()
+                    handle._life.channel.monitor.fault.set()
                 model.zero_grad()
                 loss(model, 0, 0).backward()
                 grads = [local(p.grad) for p in model.parameters()]

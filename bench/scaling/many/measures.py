@@ -96,7 +96,7 @@ def facts(name: str, size: int, steps: int | None = None) -> dict[str, Any]:
     def land() -> None:
         """Wait for the flights launched so far: they are counted with these steps, and no others are."""
         for each in attached:
-            for channel in each._engine.runtime.channels:
+            for channel in each._life.runtime.channels:
                 channel.lane.run(lambda: None).result()
 
     train()

@@ -1,4 +1,4 @@
-"""The runner of a rule in the buckets of DDP or FSDP2, which come one by one and may change at any time."""
+"""The runner of a rule in the buckets of another trainer's hook, which come one by one and may change at any time."""
 
 import contextlib
 from collections.abc import Callable, Mapping, Sequence
@@ -7,51 +7,11 @@ from typing import Any
 
 from torch import Tensor
 
-from ..arguments import message
 from ..buckets import Bucket
 from ..comm import Comm
-from ..flights import RuleRunner, load_bucket, save_runner, whole_of
 from ..keeping import Joint
-from ..rules import Rule, during_backward, rules_of
-from ..stages import Stage, State
-from ..topology.chosen import chooses
-
-
-def rules_on_gradients(stage: Any) -> tuple[Rule, ...]:
-    """Return the rules of a stage, or of an algorithm on gradients such as `bytegrad()`.
-
-    Raises:
-        TypeError: it is neither, or acts on weights.
-        ValueError: it has a delay, acts on some of the parameters only, or two rules act in one step.
-    """
-    if isinstance(stage, Stage):
-        stage = during_backward(stage)
-    elif not isinstance(stage, Rule | tuple | list) or not stage:
-        raise TypeError(message("stage", "a stage such as Mean(), or an algorithm on gradients", stage))
-    rules = rules_of(stage, name="stage")
-    for i, rule in enumerate(rules):
-        if rule.what == "data":
-            raise TypeError(
-                f"{rule!r} acts on weights, and a gradient hook never sees them; use bk.attach(model, optimizer, …)"
-            )
-        if rule.delay:
-            raise ValueError(
-                f"{rule!r} lands gradients in a later backward, and a hook returns those of its own; use bk.attach, or "
-                "omit delay="
-            )
-        if rule.where is not None:
-            raise ValueError(
-                f"{rule!r} acts on some parameters, and a hook is given whole buckets; use bk.attach, or omit where="
-            )
-        if chooses(rule.stage):
-            raise ValueError(
-                f"{rule!r} takes what is chosen when the first bucket is launched, and a hook does not say which is "
-                "the first; use bk.attach"
-            )
-        for other in rules[:i]:
-            if rule.overlaps(other):
-                raise ValueError(f"{other!r} and {rule!r} act in the same steps; separate them with start= and stop=")
-    return rules
+from .checkpoint import load_bucket, save_runner, whole_of
+from .runner import RuleRunner, call_unscaled
 
 
 @dataclass(eq=False)
@@ -82,13 +42,7 @@ class HookRunner(RuleRunner):
                 return i
             self.forget_from(i)
         self.places[called] = i
-        self.add(Bucket.of(flat, params))
-        return i
-
-    def add(self, bucket: Bucket) -> None:
-        """Add a bucket, with the state that is remembered of its parameters."""
-        i = len(self.buckets)
-        comm = self.channel.comm.for_flight(self.round, None, self.number(i), {})
+        bucket, comm = Bucket.of(flat, params), self.channel.comm.for_flight(self.round, None, self.number(i), {})
         state = self.channel.together("new buckets", lambda _: self.rule.stage.init(bucket, comm))
         self.buckets.append(bucket)
         self.states.append(state)
@@ -96,6 +50,7 @@ class HookRunner(RuleRunner):
         self.ledgers.append(self.new_ledger(i))
         if self.memory is not None:
             load_bucket(self, i, self.names, self.memory, self.same_ranks)
+        return i
 
     def forget_from(self, i: int) -> None:
         """Drop the buckets from `i` on, and keep the state of their parameters in `memory`."""
@@ -105,11 +60,11 @@ class HookRunner(RuleRunner):
         self.places = {called: place for called, place in self.places.items() if place < i}
 
     def saved(self) -> dict[str, Any]:
-        """Return the state, as `attach` saves it."""
+        """Return the state, as `save_runner` does, with what is remembered of buckets that have not come since."""
         self.drop()
         saved = save_runner(self, self.names)
         names: dict[str, Any] = {name: {} for name in self.names.values()}  # nothing is missing of one that never came
-        before = {} if self.memory is None else self.memory["parameters"]  # of parameters that have not come since
+        before = {} if self.memory is None else self.memory["parameters"]
         saved["parameters"] = {**names, **before, **saved["parameters"]}
         if self.memory is not None:
             if whole := whole_of(self.memory, self.names) | set(saved.get("whole", ())):
@@ -126,22 +81,40 @@ class HookRunner(RuleRunner):
         self.round, self.to_average = int(saved["round"]), []
 
     def take_off(
-        self, i: int, step: int, work: Callable[[Stage, Tensor, State, Comm], Any], joint: Joint | None
+        self,
+        i: int,
+        step: int,
+        scale: Tensor | None,
+        joint: Joint | None,
+        mean: Callable[..., Tensor] | None = None,
+        out: Tensor | None = None,
+        landed: Callable[[Tensor], Any] = lambda x: None,
     ) -> None:
-        """Launch bucket `i`: do `work(stage, x, state, comm)` with it; `joint` decides what the flight keeps."""
+        """Launch bucket `i`: its mean comes in `out`, by default in place.
+
+        Args:
+            scale: of the loss, which stages do not see.
+            joint: decides what the flight keeps.
+            mean: called in place of the stage, as `mean(stage, x, state, comm)`.
+            landed: called with the mean, or when it has failed; both on the lane.
+        """
         if i in self.air:  # of a backward that an exception ended: its result is dropped
             self.arrive(i)
         stage, state = self.rule.stage, self.states[i]
 
-        def fly(flat: Tensor, comm: Comm) -> Any:
-            with contextlib.nullcontext() if joint is None else joint.flight(state, stage.guards(), lambda: flat):
-                return work(stage, flat, state, comm)
+        def fly(flat: Tensor, comm: Comm) -> None:
+            try:
+                with contextlib.nullcontext() if joint is None else joint.flight(state, stage.guards(), lambda: flat):
+                    call_unscaled(stage, flat, state, comm, scale, mean, out)
+            finally:
+                landed(flat if out is None else out)
 
         self.launch(i, step, fly)
 
-    def land(self) -> None:
-        """End the round: wait for every flight in the air."""
+    def arrive_all(self) -> bool:
+        """End the round: wait for every flight in the air. Return False: no backward has failed."""
         self.drop()
         self.round += 1
         if len(self.params()) == len(self.names):  # all have come
             self.memory = None
+        return False

@@ -6,8 +6,8 @@ in the tensor that a hook gets. Both are read here, as torch 2.13 has them.
 """
 
 import weakref
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -18,12 +18,12 @@ from torch.distributed import ReduceOp
 from ..buckets import real
 from ..comm import Comm, SentFormat, members_of
 from ..compressors import Compressor
-from ..flights import Ledger, call_unscaled
+from ..flights import Ledger
 from ..primitives import compressed_all_gather
-from ..report import Report, Row, row_of
+from ..report import Row, row_of
 from ..runtime import Setup, broadcast_tensors, fsdp_modules, plain_names
-from ..stages import Mean, Stage, State
-from .handle import Handle
+from ..stages import Mean
+from .handle import HookLife
 from .scatter import scatter
 
 
@@ -110,15 +110,14 @@ def _unit(name: str, module: Any, group: Any, module_names: dict[nn.Module, str]
     return Unit(name, module, shard_group, replicated, tuple(names), tuple(shards))
 
 
-Layouts = Sequence[dict[Tensor, str]]
 hooked: "weakref.WeakSet[nn.Module]" = weakref.WeakSet()  # modules with a stage in their hooks
 
 
-class ShardedHandle(Handle):
-    """Stages at work in the hooks of an FSDP2 model.
+class ShardedLife(HookLife):
+    """The life of stages in the hooks of an FSDP2 model.
 
     Args:
-        make, comm, timeout: as of a handle.
+        make, comm, timeout: as of a life.
         units: of the model.
         layouts: for each unit, stand-ins for the shards in its gradients, in order.
         weights: a compressor of the weights that FSDP gathers, or None.
@@ -131,104 +130,85 @@ class ShardedHandle(Handle):
         comm: Comm,
         timeout: Any,
         units: list[Unit],
-        layouts: Layouts,
+        layouts: Sequence[dict[Tensor, str]],
         weights: Compressor | None,
         begin: nn.Module | None,
     ) -> None:
         super().__init__(make, comm, timeout)
-        self._units, self._layouts, self._weights = units, [list(layout) for layout in layouts], weights
-        with self._runtime.or_abandon():
+        self.units, self.layouts, self.weights = units, [list(layout) for layout in layouts], weights
+        self.gathers: list[AllGather] = []
+        with self.or_abandon():
             for i, unit in enumerate(units):
                 hooked.add(unit.module)
-                self._runtime.unhook.append(partial(hooked.discard, unit.module))
-                self._hook(i, unit.module)
+                self.unhook.append(partial(hooked.discard, unit.module))
+                self.hook(i, unit.module)
             if begin is not None and comm.size > 1:
-                tensors, device = [*begin.parameters(), *begin.buffers()], self._setup.device
-                self._channel.together("broadcast", lambda own: broadcast_tensors(tensors, own, device))
+                tensors, device = [*begin.parameters(), *begin.buffers()], self.setup.device
+                self.together("broadcast", lambda own: broadcast_tensors(tensors, own, device))
 
-    def _hook(self, i: int, module: Any) -> None:
+    def hook(self, i: int, module: Any) -> None:
+        """Hook the module of unit `i`."""
         raise NotImplementedError
 
-    def _fly(self, i: int, x: Tensor, work: Callable[[Stage, Tensor, State, Comm], Any]) -> bool:
-        """Do `work` with `x`, the gradients of unit `i`, by the stage that acts; the current stream waits for it.
+    def fly(self, i: int, x: Tensor, *how: Any) -> bool:
+        """Let the stage that acts average `x` (n,), the gradients of unit `i`; the current stream waits for it.
 
         Returns:
             True if a stage acts in this step.
         """
-        runner = self._begin()
+        runner = self.begin()
         if runner is None:
             return False
         stage = runner.rule.stage
-        layout = self._layouts[i] if stage.remembers() or stage.wants_shapes() else []
+        layout = self.layouts[i] if stage.remembers() or stage.wants_shapes() else []
         if layout and sum(shard.numel() for shard in layout) != x.numel():
             raise RuntimeError(
-                f"some parameters of {self._units[i].name or 'the model'} got no gradient, and {stage!r} wants all of "
+                f"some parameters of {self.units[i].name or 'the model'} got no gradient, and {stage!r} wants all of "
                 "them every time; call set_reduce_scatter_unused_params(True) on the model (torch 2.13), or shard "
                 "those that may go unused in a module of their own"
             )
-        place = runner.fit(i, x, layout)
-        self._take_off(runner, place, work)
-        runner.arrive(place)
+        runner.arrive(self.launch(runner, i, x, layout, *how, self.show_fault))
         return True
 
 
-class AcrossShards(ShardedHandle):
+class AcrossShards(ShardedLife):
     """Stages between ranks that hold the same shards, in FSDP's all-reduce hooks."""
 
-    def _hook(self, i: int, module: Any) -> None:
-        module.set_all_reduce_hook(partial(self._average, i))
-        self._runtime.unhook.append(lambda: module.set_all_reduce_hook(None))
+    def hook(self, i: int, module: Any) -> None:
+        module.set_all_reduce_hook(partial(self.average, i))
+        self.unhook.append(partial(module.set_all_reduce_hook, None))
 
-    def _average(self, i: int, x: Tensor) -> None:
+    def average(self, i: int, x: Tensor) -> None:
         """Average `x` in place: this rank's shards of the gradients of unit `i`."""
         if x.is_cuda:  # FSDP may let go of it while the stream of its reductions still uses it
             x.record_stream(torch.cuda.current_stream(x.device))
-        scale = self._setup.loss_scale()
-        self._fly(i, real(x).view(-1), lambda stage, x, state, comm: call_unscaled(stage, x, state, comm, scale))
-        self._show_fault(x)
+        self.fly(i, real(x).view(-1), None, None)
 
 
-class WithinShards(ShardedHandle):
+class WithinShards(ShardedLife):
     """The first half of stages in the place of FSDP's reduce-scatter, and a compressor in that of its all-gather."""
 
-    _alike = False  # each rank has a shard of its own
+    alike = False  # each rank has a shard of its own
 
-    def __init__(self, *args: Any) -> None:
-        self._gathers: list[AllGather] = []
-        super().__init__(*args)
+    def rows(self) -> Iterable[Row]:
+        return [each.row(len(self.runners)) for each in self.gathers if each.ledger.launches]
 
-    def report(self) -> Report:
-        """Return bytes, formats and seconds exposed, by rule and bucket, and of `weights` by FSDP module. Local."""
-        gathered = [each.row(len(self._runners)) for each in self._gathers if each.ledger.launches]
-        report = super().report()
-        return replace(report, rows=(*report.rows, *gathered))
-
-    def _hook(self, i: int, module: Any) -> None:
+    def hook(self, i: int, module: Any) -> None:
         # Here, since it takes seconds to import; and torch says in no other way how to have its own again.
         from torch.distributed.fsdp._fully_shard._fsdp_collectives import DefaultAllGather, DefaultReduceScatter
 
         module.set_custom_reduce_scatter(ReduceScatter(self, i))
-        self._runtime.unhook.append(lambda: module.set_custom_reduce_scatter(DefaultReduceScatter()))
-        if self._weights is not None:
-            self._gathers.append(AllGather(self, i, self._weights))
-            module.set_custom_all_gather(self._gathers[-1])
-            self._runtime.unhook.append(lambda: module.set_custom_all_gather(DefaultAllGather()))
+        self.unhook.append(lambda: module.set_custom_reduce_scatter(DefaultReduceScatter()))
+        if self.weights is not None:
+            self.gathers.append(AllGather(self, i, self.weights))
+            module.set_custom_all_gather(self.gathers[-1])
+            self.unhook.append(lambda: module.set_custom_all_gather(DefaultAllGather()))
 
-    def _scatter(self, i: int, out: Tensor, x: Tensor) -> None:
+    def scatter(self, i: int, out: Tensor, x: Tensor) -> None:
         """Fill `out` with this rank's shard of the mean of `x`: the exact mean in steps in which no rule acts."""
-        scale = self._setup.loss_scale()
         out, x = real(out).view(-1), real(x).view(-1)
-
-        def work(stage: Stage, x: Tensor, state: State, comm: Comm) -> None:
-            if scale is not None:
-                x.mul_(scale.reciprocal())
-            out.copy_(scatter(stage, x, state, comm))
-            if scale is not None:
-                out.mul_(scale)
-
-        if not self._fly(i, x, work):
-            self._channel.together("gradients", lambda comm: out.copy_(scatter(Mean(), x, {}, comm)))
-        self._show_fault(out)
+        if not self.fly(i, x, scatter, out):
+            self.together("gradients", lambda comm: self.show_fault(out.copy_(scatter(Mean(), x, {}, comm))))
 
 
 class Allocator:
@@ -240,10 +220,10 @@ class Allocator:
 
 
 class ReduceScatter(Allocator):
-    """FSDP's reduce-scatter of unit `i`, done by a handle."""
+    """FSDP's reduce-scatter of unit `i`, done by a life."""
 
-    def __init__(self, handle: WithinShards, i: int) -> None:
-        self.handle, self.i = handle, i
+    def __init__(self, life: WithinShards, i: int) -> None:
+        self.life, self.i = life, i
 
     def __call__(
         self, output_tensor: Tensor, input_tensor: Tensor, group: Any, op: Any, async_op: bool = False
@@ -254,7 +234,7 @@ class ReduceScatter(Allocator):
                 "set_gradient_divide_factor asks FSDP for a weighted sum, and a stage makes means; "
                 "divide the loss instead"
             )
-        self.handle._scatter(self.i, output_tensor, input_tensor)
+        self.life.scatter(self.i, output_tensor, input_tensor)
         if op == ReduceOp.SUM:
             output_tensor.mul_(group.size())
 
@@ -262,13 +242,13 @@ class ReduceScatter(Allocator):
 class AllGather(Allocator):
     """FSDP's all-gather of the weights of unit `i`, compressed, and what it has sent."""
 
-    def __init__(self, handle: WithinShards, i: int, compressor: Compressor) -> None:
-        self.handle, self.i, self.compressor = handle, i, compressor
+    def __init__(self, life: WithinShards, i: int, compressor: Compressor) -> None:
+        self.life, self.i, self.compressor = life, i, compressor
         self.values, self.dtype, self.ledger = 0, "", Ledger()
 
     def __call__(self, output_tensor: Tensor, input_tensor: Tensor, group: Any, async_op: bool = False) -> None:
         """Fill the output, on the current stream. There is nothing to wait for."""
-        channel, formats = self.handle._channel, list[SentFormat]()
+        channel, formats = self.life.channel, list[SentFormat]()
 
         def work(comm: Comm) -> None:
             comm = comm.for_flight(0, None, 0, self.ledger.sent, formats)

@@ -1,0 +1,233 @@
+"""One life of rules in the hooks of a trainer: from the agreement of all ranks to the end of groups and threads.
+
+    agree, groups and lanes, runners  →  begin … land, in each step  →  drain, close
+                                      ↖  state_dict, load_state_dict
+
+`bk.attach` and the hooks of DDP and FSDP2 differ in who launches: each has a kind of `Life` that knows it. All that
+ranks must do alike at the beginning, when a flight lands, in saved states and at the end is here, and `Attached` is
+what the user sees of it.
+"""
+
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, ClassVar, Generic, TypeVar
+
+from ..comm import Comm
+from ..runtime import AnySetup, Runtime
+from .checkpoint import save_runner
+from .clock import Clock, Logbook
+from .gradients import Decisions
+from .runner import RuleRunner
+from .sealing import opened, sealed
+
+
+class Life(Generic[AnySetup]):
+    """Rules at work on this rank.
+
+    Args:
+        kind: of the hooks, for names that ranks agree on.
+        make: makes the setup of this rank.
+        comm, timeout: as the user gave them.
+
+    Attributes:
+        runtime: monitor, groups and lanes.
+        runners: one for each rule.
+        decisions: on what the flights of a backward keep.
+        since: the step at which the buckets were made.
+        log: the times of training since then, if they are taken.
+        unhook: functions that take hooks out, called once, at the end.
+    """
+
+    alike: ClassVar[bool] = True  # a stage that agrees gives all ranks the same result
+    log: Logbook | None = None
+
+    def __init__(self, kind: str, make: Callable[..., AnySetup], comm: Comm, timeout: Any) -> None:
+        self.kind, self.make, self.comm, self.timeout = kind, make, comm, timeout
+        self.clock, self.since = Clock(), 0
+        self.runners: list[Any] = []
+        self.unhook: list[Callable[[], Any]] = []
+        self.runtime: Runtime[AnySetup]
+
+    def agree(self) -> None:
+        """Agree with all ranks on the setup, and make the runtime. Collective: an error is raised on all."""
+        self.decisions = Decisions(alike=self.alike)
+        self.runtime = Runtime(self.kind, self.make_setup, self.comm, self.timeout, self.aborted)
+
+    def make_setup(self) -> AnySetup:
+        """Make the setup of this rank."""
+        return self.make()
+
+    @property
+    def setup(self) -> AnySetup:
+        """Return the setup that is carried out."""
+        return self.runtime.setup
+
+    def together(self, label: str, work: Callable[[Comm], Any], meet: bool = False) -> Any:
+        """Do `work(comm)` on the first lane, on all ranks, and return its result. See `Channel.begin`."""
+        return self.runtime.channels[0].together(label, work, meet)
+
+    # A backward
+
+    def acting(self) -> list[Any]:
+        """Return the runners of rules on gradients that act in this step."""
+        step = self.clock.step
+        return [runner for runner in self.runners if runner.rule.what == "grad" and runner.rule.acts(step)]
+
+    def land(self, acting: Sequence[Any], but: int = 0) -> bool:
+        """Land the buckets of a backward, which have all been launched, or with a delay those of an earlier one.
+
+        Decisions are settled `but` the latest so many. Returns True if that backward failed on some rank, as far as the
+        host knows.
+        """
+        self.decisions.settle(but)
+        self.decisions.begin(acting)
+        failed = [runner.arrive_all() for runner in acting]
+        return any(failed)
+
+    # The state
+
+    def check(self) -> None:
+        """Raise the PeerError that the monitor has found: on a GPU, what came after it rests on half a sum.
+
+        Where ranks come and go, the host has waited for every flight, and each step that it made counts.
+        """
+        if not self.comm.membership.changes:
+            self.runtime.monitor.check()
+
+    def state_dict(self, flights: bool = True, same_ranks: bool = True) -> dict[str, Any]:
+        """See `Attached.state_dict`, and for the arguments `save_runner`."""
+        if flights:
+            self.decisions.settle()
+        return {
+            "version": 1,
+            "ranks": self.runtime.comm.size,
+            "step": self.clock.step,
+            "rules": {str(i): self.save(each, flights, same_ranks) for i, each in enumerate(self.runners)},
+        }
+
+    def save(self, runner: RuleRunner, flights: bool, same_ranks: bool) -> dict[str, Any]:
+        """Return the state of one rule."""
+        return save_runner(runner, self.setup.names, flights, same_ranks)
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Load what `state_dict` has returned, of the same rules."""
+        self.clock.outside("load_state_dict()")
+        self.decisions.settle()
+        self.load(state, state["ranks"] == self.runtime.comm.size)
+        self.clock.step = self.since = int(state["step"])
+
+    def load(self, state: dict[str, Any], same_ranks: bool) -> None:
+        """Load the states of the rules."""
+        raise NotImplementedError
+
+    # The end
+
+    @contextlib.contextmanager
+    def or_abandon(self) -> Iterator[None]:
+        """Abandon everything if the body raises."""
+        try:
+            yield
+        except BaseException as error:
+            self.abandon(error)
+            raise
+
+    def finish(self) -> None:
+        """Take the hooks out, wait for what is in the air, and close groups and threads. Idempotent."""
+        if not self.runtime.over:
+            self.take_hooks_out()
+            self.runtime.finish(self.drain)
+
+    def abandon(self, error: BaseException | None) -> None:
+        """End without waiting for any rank, and tell the others why. Idempotent."""
+        self.take_hooks_out()
+        self.runtime.abandon(error)
+
+    def take_hooks_out(self) -> None:
+        """Take the hooks out. Idempotent."""
+        unhook, self.unhook = self.unhook, []
+        for each in unhook:
+            each()
+
+    def drain(self) -> None:
+        """Wait for what is in the air, and drop it; raise a PeerError if another rank has launched something else."""
+        self.decisions.settle()
+        for runner in self.runners:
+            runner.drop()
+        monitor = self.runtime.monitor
+        monitor.compare(monitor.rank - 1, monitor.rank + 1, sure=True)
+        monitor.check()
+
+    def aborted(self) -> None:
+        """Let no hook wait in vain: the groups have been aborted. Called on any thread."""
+
+
+View = TypeVar("View", bound="Attached")
+
+
+class Attached:
+    """The user's view of a life. A context manager: leaving it detaches."""
+
+    def __init__(self, life: Life[Any]) -> None:
+        self._life = life
+
+    @property
+    def step(self) -> int:
+        """Return the number of optimizer steps made; in the hooks of DDP or FSDP2, of backward passes averaged."""
+        return self._life.clock.step
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the state of the rules: tensors by parameter name, and counters. Local.
+
+        Each rank saves its own. The tensors are copies, which `torch.load(weights_only=True)` accepts. Waits for
+        flights in the air, and saves what they bring; but those of free-running rules are left out.
+
+        Raises:
+            PeerError: a rank is at fault; on a GPU, half a sum may have reached the state.
+        """
+        self._life.check()
+        return sealed(self._life.state_dict(), self._life.runtime)
+
+    def load_state_dict(self, state: dict[str, Any], strict: bool = True) -> None:
+        """Continue from the point where `state_dict` was called. Local, but every rank calls it, between two steps.
+
+        The order of a resume is: attach, load the model, load the optimizer, and then this. The buckets may differ; if
+        `bk.tune.autotune` had ended, all ranks make those that it found best. With another number of ranks, elementwise
+        tensors are kept, averaged or zeroed as their stage declares, and the rest is made anew, which is logged
+        ("baguakit"). In the hooks of DDP and FSDP2 the tensors are read when the buckets next come: do not change them
+        until the next backward has ended.
+
+        Args:
+            state: from `state_dict`, perhaps of an earlier version, or of the model in or out of `torch.compile`, DDP,
+                FSDP or activation checkpointing.
+            strict: False: load it all the same where it can be, and log what would be raised ("baguakit").
+
+        Raises:
+            TypeError: it is no such state.
+            ValueError: it is of other rules; or `strict`, and a tensor is damaged or not finite, a parameter is missing
+                of which a rule remembers something, or it is of another rank or was not saved together with those that
+                other ranks load.
+        """
+        self._life.load_state_dict(opened(state, self._life.runtime, self._life.runners, strict))
+
+    def detach(self) -> None:
+        """Remove every hook, wait for what is in the air (weights under way are dropped), and close groups and threads.
+
+        Free-running rules answer the other ranks until all have detached. Idempotent.
+        """
+        self._life.finish()
+
+    def __repr__(self) -> str:
+        life, comm = self._life, self._life.runtime.comm
+        rules, over = ", ".join(map(repr, life.setup.rules)), ", detached" * life.runtime.over
+        buckets = " + ".join(str(len(runner.buckets)) for runner in life.runners)
+        kind, place = type(self).__name__, f"rank {comm.rank} of {comm.size}"
+        return f"<{kind}: {rules}, step {self.step}, buckets: {buckets}, {place}{over}>"
+
+    def __enter__(self: View) -> View:
+        return self
+
+    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
+        if error is None:
+            self._life.finish()
+        else:
+            self._life.abandon(error)
