@@ -44,11 +44,6 @@ def is_elementwise(value: Tensor, p: Tensor) -> bool:
     return (type(value) in PLAIN) == (type(p) in PLAIN) and value.shape == p.shape
 
 
-def share_a_storage(grads: Sequence[Tensor]) -> bool:
-    """Return whether the first two gradients share a storage, so that their order may save copies."""
-    return len(grads) > 1 and storage_of(grads[0]) == storage_of(grads[1])
-
-
 class Flat:
     """Parameters that are stepped as one, all with a gradient and equal keys of state.
 
@@ -76,8 +71,7 @@ class Flat:
         self.param = nn.Parameter(self._weights)
         self._buffer: Tensor | None = None  # where gradients are copied to, and its pieces
         self._buffer_views: list[Tensor] = []
-        self._grads = self._gradients()
-        self._share = share_a_storage(self._grads)
+        self._grads: list[Tensor] = []
         self.known: dict[str, Any] | None = None
         self._dicts: list[dict[str, Any] | None] = [None] * len(params)
         self._seen: dict[str, list[Any]] = {}  # what the user sees of each
@@ -86,12 +80,10 @@ class Flat:
             self._show({key: self._together(key, state) for key in state[params[0]]}, state)
 
     def fits(self, state: OptimizerState) -> bool:
-        """Return whether weights and state are where they were, and the gradients do not share a storage only now."""
+        """Return whether weights and state are where they were."""
         shards = [shard_of(p) for p in self.params] if self._distributed else self.params
-        self._grads = self._gradients()
         return (
             self._pointers == [x.data_ptr() for x in shards]
-            and (self._share or not share_a_storage(self._grads))
             and all(map(is_, map(state.get, self.params), self._dicts))
             and all(len(d) == len(self._seen) for d in self._dicts if d is not None)
             and all(all(map(is_, [d and d.get(key) for d in self._dicts], seen)) for key, seen in self._seen.items())
@@ -103,7 +95,8 @@ class Flat:
         self.param.data = self._weights
         if self._views:
             torch._foreach_copy_(self._views, self._locals)
-        self._grads = self._gradients()
+        grads = [p.grad for p in self.params if p.grad is not None]
+        self._grads = [shard_of(g) for g in grads] if self._distributed else grads
         flat = self._adjacent(self._grads)
         self.copied = flat is None
         if flat is None:
@@ -149,10 +142,6 @@ class Flat:
             for p, d, value in zip(self.params, self._dicts, seen, strict=True):
                 if d is not None and state.get(p) is d and d.get(key) is value and isinstance(value, Tensor):
                     d[key] = value.clone()
-
-    def _gradients(self) -> list[Tensor]:
-        grads = [p.grad for p in self.params if p.grad is not None]
-        return [shard_of(g) for g in grads] if self._distributed else grads
 
     def _empty(self, like: Tensor) -> Tensor:
         return torch.empty(self._total, dtype=like.dtype, device=like.device)

@@ -32,12 +32,13 @@ def fuse(optimizer: Optimizer, elementwise: bool = False) -> Optimizer:
 
     The same object is returned, and stays an ordinary optimizer: groups, schedulers, hooks, checkpoints, gradient
     scaling and clipping work as before, and a checkpoint of either kind loads into the other. Parameters stay where
-    they are. On CUDA, torch's own SGD, Adam and AdamW are stepped by one launch (`steppers.py` says when), which rounds
-    each operation by itself, and so differs from torch's by roundings. Where the optimizer's own code runs, fused
-    equals unfused bit for bit in float32 if that is torch's loop or `foreach` code. Elsewhere
-    (torch's fused kernels on CPU, 16-bit weights) vector and scalar code round apart: a step from equal state ends
-    within one rounding of the dtype, three for SGD with momentum and decay. A copy (`deepcopy`, pickle) is not fused.
-    For 8 steps after others in a group had gradients, all of the group are stepped one by one, as without `fuse`.
+    they are. A copy (`deepcopy`, pickle) is not fused. For 8 steps after others in a group had gradients, all of the
+    group are stepped one by one.
+
+    Fused equals unfused bit for bit in float32 if torch's loop or `foreach` code runs. Elsewhere (torch's fused kernels
+    on CPU, 16-bit weights) vector and scalar code round apart: a step from equal state ends within one rounding of the
+    dtype, three for SGD with momentum and decay. On CUDA, torch's own SGD, Adam and AdamW are stepped by one launch
+    (`steppers.py` says when), which differs from torch's by roundings.
 
     Args:
         optimizer: SGD, Adam, AdamW, NAdam, RAdam, Adamax, RMSprop, Rprop, Adadelta, Adagrad or ASGD of torch.

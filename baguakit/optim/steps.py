@@ -12,6 +12,8 @@ numbers that change (`step`, `lr`) are in tensors. On CPUs the definition runs, 
 
 The four have these arguments in common:
 
+    p: parameters in fp32, bf16 or fp16; overwritten.
+    g: their gradients, likewise.
     master: fp32 copies of bf16 or fp16 parameters; the step is taken on the copies. None for those in fp32.
     key: rounds bf16 parameters up or down at random without bias, drawn from key, the step's number and the position
         of the value among all. Without `step`, pass another key each time.
@@ -58,10 +60,8 @@ def sgd_step_(
         g ← g + λ p     b ← μ b + (1 − d) g  (b ← g at step 0)     p ← p − η (g + μ b  with Nesterov, else b)
 
     Args:
-        p: parameters in fp32, bf16 or fp16; overwritten.
-        g: their gradients, likewise.
         momentum_buffer: b, fp32, zeros at first; overwritten. With a momentum only.
-        step: how many steps were taken before; needed with a dampening, which the first step is without.
+        step: needed with a dampening, which the first step is without.
         lr, momentum, dampening, nesterov, weight_decay: η, μ, d, and λ.
         master, key, grad_scale, clip, found_inf: see this module.
     """
@@ -95,10 +95,7 @@ def adam_step_(
         p ← p − η / (1 − β₁ᵗ) · m / (√(v / (1 − β₂ᵗ)) + ε)
 
     Args:
-        p: parameters in fp32, bf16 or fp16; overwritten.
-        g: their gradients, likewise.
         m, v: fp32, zeros at first; overwritten. torch calls them exp_avg and exp_avg_sq.
-        step: how many steps were taken before.
         lr, betas, eps, weight_decay: η, (β₁, β₂), ε and λ.
         master, key, grad_scale, clip, found_inf: see this module.
     """
@@ -121,7 +118,8 @@ def adamw_step_(
     Args:
         packed: in place of g (None), for p, m and v that are a flat tensor each: the one row of bytes that
             `compressor.compress(g.view(1, -1))` returned.
-        compressor: what packed it. All else as in `adam_step_`.
+        compressor: what packed it. All else: as in `adam_step_`.
+        master, key, grad_scale, clip, found_inf: see this module.
     """
     conditions = _conditions(lr, step, grad_scale, clip, found_inf, key, eps=eps, weight_decay=weight_decay)
     instance("compressor", compressor, MinMaxUInt8, "MinMaxUInt8(), the only one whose bytes a step reads")
@@ -148,10 +146,8 @@ def lion_step_(
     Chen et al. 2023, "Symbolic Discovery of Optimization Algorithms", arXiv:2302.06675.
 
     Args:
-        p: parameters in fp32, bf16 or fp16; overwritten.
-        g: their gradients, likewise.
         m: fp32, zeros at first; overwritten.
-        step: how many steps were taken before; only draws (`key`) depend on it.
+        step: only draws (`key`) depend on it.
         lr, betas, weight_decay: η, (β₁, β₂) and λ.
         master, key, grad_scale, clip, found_inf: see this module.
     """

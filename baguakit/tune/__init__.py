@@ -11,8 +11,8 @@ start of training, when buffers and connections are new.
 from ..costs import Codec, Cost, Line, Link, Load, Network, Place
 from ..stages import cost
 from .planning import Plan, describe, plan
-from .prediction import Compute, Effect, Prediction, effect, predict
-from .probing import probe
+from .prediction import Effect, Prediction, effect, predict
+from .probing import Compute, probe
 from .tuner import Trial, Tuner, autotune
 
 __all__ = [

@@ -15,8 +15,8 @@ from ..costs import Codec, Line, Link, Network
 from ..rules import Algorithm, Rule, hierarchical, rules_of
 from ..stages import Hierarchical
 from ..topology import Exponential
-from .prediction import COUNT, Compute, Prediction, as_compute, buckets_of, effect, predict, written
-from .probing import probe
+from .prediction import COUNT, Prediction, buckets_of, effect, predict, written
+from .probing import Compute, probe, timed
 
 BUCKET_BYTES = (1 << 20, 4 << 20, 10 << 20, 25 << 20, 100 << 20)
 NEAR = 0.02  # of the fastest: predictions do not resolve smaller differences
@@ -76,9 +76,8 @@ class Plan(Declared):
 
     Attributes:
         rows: of every combination.
-        best: the row that was picked among the rows within 2 % of the fastest: the row whose algorithm was named first,
-            then with the fewest flows, then with the fewest buckets. If no algorithm was named, only algorithms that
-            keep DDP's loss are candidates.
+        best: of the rows within 2 % of the fastest that whose algorithm was named first, then with the fewest flows and
+            buckets. If no algorithm was named, of those that keep DDP's loss.
         network, compute: the measurements that they follow from.
         left_out: reasons why algorithms that were not named cannot work in this group, by their expressions.
     """
@@ -152,11 +151,10 @@ def plan(
         network: the result of `probe`; None means to probe now, for the compressors that the algorithms name. One of
             more ranks than `comm` has, such as that of `describe`, is planned for on each rank alone.
         step_seconds: the time of one step without communication, with all ranks at work: seconds, of which forward
-            takes a third; or a `Compute`; or a function that makes one such step, which is then called and timed seven
-            times (it moves this rank's weights: plan before `attach`, which broadcasts rank 0's, or pass it a copy).
-            The slowest rank counts. None counts communication alone.
-        algorithms: the algorithms to choose from, in order of preference: which numerics are acceptable is for you to
-            decide. None means to predict all there are, and to pick one that keeps DDP's loss.
+            takes a third; or a `Compute`; or a function that makes one such step, which is called and timed seven times
+            (it moves this rank's weights: plan before `attach`). The slowest rank counts. None: communication alone.
+        algorithms: the algorithms to choose from, in order of preference. None means to predict all there are, and to
+            pick one that keeps DDP's loss.
         bucket_bytes: bucket sizes to try, in bytes. A size that gives the buckets of a smaller one is left out.
         flows: numbers of flows to try; None means all that the network was probed for.
 
@@ -213,6 +211,27 @@ def hindrance(algorithm: Algorithm, comm: Comm, network: Network) -> str | None:
     except ValueError as error:
         return str(error)
     return None
+
+
+def as_compute(step: "float | Compute | Callable[[], Any] | None", model: nn.Module) -> Compute:
+    """Return the computation of a step, from its parts, from its seconds (a third for forward), or by measuring it.
+
+    Raises:
+        TypeError: `step` is of another type.
+        ValueError: the seconds are negative, or a measured step makes no forward or no backward.
+    """
+    if step is None:
+        return Compute(0.0, 0.0)
+    if isinstance(step, Compute):
+        return step
+    if callable(step):
+        return timed(step, model)
+    if isinstance(step, bool) or not isinstance(step, int | float):
+        raise TypeError(
+            "step_seconds is the seconds of a step without communication, a bk.tune.Compute, or a function that makes "
+            f"one such step; not {step!r}"
+        )
+    return Compute(step / 3, 2 * step / 3)
 
 
 def on_all(comm: Comm, make: Callable[[], T]) -> T:
@@ -290,8 +309,7 @@ def describe(
         print(bk.tune.plan(model, network=network, algorithms=[bk.algorithms.bytegrad()]))
 
     A ring crosses the network card of a machine once. In an all-to-all each of the L ranks of a machine sends N − L of
-    its N − 1 messages across it, so that a byte takes L (N − L)/(N − 1) times as long; between nodes, where all L send
-    at once, L times.
+    its N − 1 messages across it: a byte takes L (N − L)/(N − 1) times as long; between nodes L times.
 
     Args:
         nodes, per_node: the number of machines, and L.
@@ -299,7 +317,7 @@ def describe(
         within: bytes a second of a rank in a ring of the ranks of one machine.
         within_to_all: in an all-to-all of them, which crosses PCIe switches and sockets; None: the same.
         memory: bytes a second that kernels read and write.
-        compressors: the compressors whose speed follows from `memory`: one read of the values, one write of the codes.
+        compressors: those whose speed follows from `memory`: one read of the values, one write of the codes.
         alpha: seconds that any message takes.
         device: "cuda" or "cpu".
 

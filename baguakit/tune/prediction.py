@@ -10,138 +10,50 @@ its warm-up:
     after_step(delay=d) launched after a step, with d steps to land
     free_running        one flight after another; training does not wait
 
-Rules share a lane: the flights that overlap f + b are one sequence (see `overlapped`). A step takes the seconds of that
-sequence, o, and the copies of weights into buckets and back. A flight in every k-th step counts by 1/k.
+Rules share a lane: the flights that overlap f + b are one sequence. A step takes the seconds of that sequence, o, and
+the copies of weights into buckets and back. A flight in every k-th step counts by 1/k.
+
+Overlap: training computes for W seconds. Flight i is launched when r_i of them are done, and takes T_i seconds, z_i of
+them work of the machine's processor, in order on one lane; or T_i − B_i there and B_i on a lane beside it (see
+`baguakit.lanes`):
+
+    this lane           a_1     a_2  c_1     a_3  c_2   …     a_i = c_i = (T_i − B_i)/2
+    the one beside           b_1        b_2                   b_i = B_i
+
+While training and flights run they share the processor, by the crowding κ: with ρ the sum of z/T, the shares that are
+work of the processor, of what flies at that time,
+
+    the flights run at the rate     s = min(1, (1 − κ/2)/ρ)       their full rate, up to half of one core
+    training runs at the rate       1 − κ ρ s
+
+Without crowding (κ = 0) and on one lane flight i lands at c_i = max(r_i, c_{i−1}) + T_i, and the step ends at
+max(W, c_last). Many equal flights on two lanes take the longer of Σ (T − B) and Σ B, and the rest of one flight.
 
 The effect of an algorithm on training, beside DDP, is read from what its stages declare. Only training can tell
 whether a different trajectory is as good: `measured.json` has results of a small GPT (`python -m bench.frontier`).
 """
 
 import json
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections import deque
+from collections.abc import Mapping, Sequence
+from dataclasses import InitVar, dataclass, replace
 from functools import lru_cache
 from importlib import resources
-from statistics import median
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-import torch
 from torch import Tensor, nn
 
 from ..arguments import Declared, checked, integer
 from ..buckets import local, real, split
-from ..costs import Cost, Load, Network, Place, overlapped
-from ..lanes import between, moment
+from ..costs import Cost, Load, Network, Place
 from ..rules import Algorithm, Rule, rules_of
 from ..stages import ErrorFeedback, cost
 from ..stages.base import has_phases
+from .probing import Compute
 
-WARM_UP, STEPS = 2, 5  # of a step that is timed
 LOADED, KEPT = 2, 6  # passes to copy weights into a bucket and back; KEPT if progress since the launch is kept
 LOSSLESS = 8  # bits: training with gradients of 8 bits or more ends with DDP's loss
 COUNT = 1 << 20  # values of the row that tells the bits of a value
-
-
-@dataclass(frozen=True)
-class Compute(Declared):
-    """A step without communication, in seconds.
-
-    Attributes:
-        forward, backward, optimizer: its parts; forward is everything before backward.
-        ready: of each trainable parameter, in the model's order, the share of backward after which its gradient is
-            ready. Empty: backward goes through the parameters from the last to the first, and each takes time in
-            proportion to its size.
-    """
-
-    forward: float
-    backward: float
-    optimizer: float = 0.0
-    ready: tuple[float, ...] = ()
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if min(self.forward, self.backward, self.optimizer) < 0 or not all(0 <= r <= 1 for r in self.ready):
-            raise ValueError(f"seconds are 0 or more and shares of backward from 0 to 1, unlike those of {self!r}")
-
-    @property
-    def seconds(self) -> float:
-        """Return the seconds of the whole step."""
-        return self.forward + self.backward + self.optimizer
-
-    @checked
-    def gradients(self, params: Sequence[Tensor]) -> dict[Tensor, float]:
-        """Return the time at which each gradient is ready, in seconds since backward began."""
-        if self.ready and len(self.ready) != len(params):
-            raise ValueError(f"this Compute tells of {len(self.ready)} gradients, and the model has {len(params)}")
-        if self.ready:
-            return {p: self.backward * share for p, share in zip(params, self.ready, strict=True)}
-        total, done, found = sum(p.numel() for p in params), 0, {}
-        for p in reversed(params):
-            done += p.numel()
-            found[p] = self.backward * done / max(1, total)
-        return found
-
-
-def as_compute(step: "float | Compute | Callable[[], Any] | None", model: nn.Module) -> Compute:
-    """Return the computation of a step, from its parts, from its seconds (a third for forward), or by measuring it.
-
-    Raises:
-        TypeError: `step` is of another type.
-        ValueError: the seconds are negative, or a measured step makes no forward or no backward.
-    """
-    if step is None:
-        return Compute(0.0, 0.0)
-    if isinstance(step, Compute):
-        return step
-    if callable(step):
-        return timed(step, model)
-    if isinstance(step, bool) or not isinstance(step, int | float):
-        raise TypeError(
-            "step_seconds is the seconds of a step without communication, a bk.tune.Compute, or a function that makes "
-            f"one such step; not {step!r}"
-        )
-    return Compute(step / 3, 2 * step / 3)
-
-
-def timed(step: Callable[[], Any], model: nn.Module) -> Compute:
-    """Make some steps, time them, and return the median of each part.
-
-    `step()` is one step of training without communication: forward, backward, and the optimizer's step.
-
-    Raises:
-        ValueError: it called no forward or no backward of the model.
-    """
-    params = [p for p in model.parameters() if p.requires_grad]
-    device = params[0].device if params else torch.device("cpu")
-    forwards: list[Any] = []  # moments at which forward ended
-    arrivals: dict[Tensor, Any] = {}  # and those at which gradients were ready
-    hooks: list[Any] = [model.register_forward_hook(lambda *_: forwards.append(moment(device)))]
-    hooks += [p.register_post_accumulate_grad_hook(lambda p: arrivals.update({p: moment(device)})) for p in params]
-
-    def timed_step() -> list[float]:
-        """Return the seconds of forward, backward and the optimizer, and the shares at which gradients are ready."""
-        forwards.clear()
-        arrivals.clear()
-        began = moment(device)
-        step()
-        ended = moment(device)
-        if not forwards or not arrivals:
-            raise ValueError("step_seconds=… must call the model and its backward: one step of training, alone")
-        spans = {p: between(forwards[-1], at) for p, at in arrivals.items()}
-        last = max(spans, key=spans.__getitem__)
-        backward = max(1e-9, spans[last])
-        shares = [max(0.0, spans.get(p, backward) / backward) for p in params]
-        return [between(began, forwards[-1]), backward, between(arrivals[last], ended), *shares]
-
-    try:
-        for _ in range(WARM_UP):
-            step()
-        timings = [timed_step() for _ in range(STEPS)]
-    finally:
-        for hook in hooks:
-            hook.remove()
-    forward, backward, optimizer, *ready = map(median, zip(*timings, strict=True))
-    return Compute(forward, backward, optimizer, tuple(ready))
 
 
 @dataclass(frozen=True)
@@ -377,3 +289,67 @@ def cost_of(
     kept = rule.window != "after_step" or (rule.delay > 0 if rule.mix is None else rule.mix > 0)
     passes = 0 if gradients else KEPT if kept else LOADED
     return RuleCost(rule, flights, passes * copied * place.network.copy)
+
+
+# The overlap of flights with training
+
+
+@dataclass(eq=False)
+class Phase:
+    """A flight, or a phase of one: its remaining seconds, ρ, the training before it, and the phase before it."""
+
+    left: float
+    busy: InitVar[float]
+    training: float = 0.0
+    before: "Phase | None" = None
+
+    def __post_init__(self, busy: float) -> None:
+        self.rho, self.over = busy / self.left if self.left else 0.0, False
+
+
+def overlapped(W: float, flights: Sequence[tuple[float, Cost]], kappa: float = 0.0) -> float:
+    """Return the seconds until W seconds of training and all flights are over; see this module.
+
+    Args:
+        W: seconds of training.
+        flights: of each the seconds of training before its launch, in rising order, and its cost.
+        kappa: κ.
+    """
+    t, x = 0.0, 0.0  # the time, and the seconds of W that are done
+    lanes = lanes_of(flights, W)
+    while heads := [lane[0] for lane in lanes if lane]:
+        flying = [each for each in heads if each.training <= x and (each.before is None or each.before.over)]
+        rho = sum(each.rho for each in flying)
+        s = min(1.0, (1 - kappa / 2) / rho) if rho and x < W else 1.0
+        pace = 1 - kappa * rho * s
+        until = min([W, *(each.training for each in heads if each.training > x)])
+        training = [(until - x) / pace] if x < W else []
+        seconds = min([*(each.left / s for each in flying), *training])
+        x = until if training == [seconds] else min(W, x + seconds * pace)
+        t += seconds
+        for each in flying:
+            each.over = each.left / s <= seconds
+            each.left -= seconds * s
+        for lane in lanes:
+            if lane and lane[0].over:
+                lane.popleft()
+    return t + max(0.0, W - x)
+
+
+def lanes_of(flights: Sequence[tuple[float, Cost]], W: float) -> tuple[deque[Phase], deque[Phase]]:
+    """Return the work of two lanes in order."""
+    lane, beside = deque[Phase](), deque[Phase]()
+    last: list[Phase] = []  # the last phase of the flight before, which is not due yet
+    for r, flight in flights:
+        rest, busy = flight.seconds - flight.beside, flight.busy - flight.beside_busy
+        if not flight.beside:
+            lane.extend([*last, Phase(rest, busy, min(r, W))])
+            last = []
+            continue
+        first = Phase(rest / 2, busy / 2, min(r, W))
+        between = Phase(flight.beside, flight.beside_busy, before=first)
+        lane.extend([first, *last])
+        beside.append(between)
+        last = [Phase(rest / 2, busy / 2, before=between)]
+    lane.extend(last)
+    return lane, beside

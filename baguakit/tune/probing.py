@@ -1,4 +1,4 @@
-"""The probe: the speed of the ranks' machines, and the links between them.
+"""Measurements: the speed of machines, the links between them, and the computation of a training step.
 
 Ranks of one machine share its cores and its memory, and in training they do the same work at the same time. So all
 ranks begin together and repeat the work until each rank has had turns on the cores. The speed is the mean, since the
@@ -10,7 +10,7 @@ import uuid
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing, suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from itertools import combinations
 from statistics import median
@@ -18,14 +18,14 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from ..arguments import checked, integers, real
+from ..arguments import Declared, checked, integers, real
 from ..comm import Comm, abort_all, check_device
 from ..comm.flows import SMALLEST
 from ..compressors import Compressor, MinMaxUInt8
 from ..costs import Codec, Line, Link, Network, ring
-from ..lanes import lane
+from ..lanes import between, lane, moment
 from ..primitives.transports import scattered
 
 NEAR = 0.25  # the noise of a time, in logarithms: points farther from a line are outliers
@@ -38,6 +38,7 @@ TIMEOUT = timedelta(seconds=60)  # of a message of a probe
 DENSE = (MinMaxUInt8(),)
 VALUES, ROWS = 1 << 22, 4  # of a speed: 16 MiB of fp32, more than the cache of a core
 LEAST_TIMES, WINDOW = 3, 0.1  # repetitions of a work, and seconds of them
+WARM_UP, STEPS = 2, 5  # of a step that is timed
 SIDE, PRODUCTS = 192, 16  # of matrices that fit in the cache; products long enough to be timed
 
 
@@ -104,9 +105,8 @@ def probe(
             With nodes, those between them.
         compressors: the compressors to measure.
         device: the device of the tensors; by default the GPU if the group moves its tensors, else the CPU.
-        seconds: about how long all messages may take; with more time messages are larger and β is more exact. Three
-            sizes are measured on each link however slow it is. The compilation of compressors is not included, nor a
-            tenth of a second for each speed of the machine: three for a compressor, and four more.
+        seconds: about how long all messages may take; with more time messages are larger and β is more exact. Not
+            included are the speeds of the machine, a tenth of a second each, and the compilation of compressors.
 
     Returns:
         A `Network`: print it, or keep its `to_json()`.
@@ -305,3 +305,84 @@ def link_of(part: str, flows: int, there: Comm, comm: Comm, device: torch.device
     spread = series(to_all)
     beta = spread.beta * n / (n - 1)
     return Link(part, flows, n, messages, around, Line(spread.alpha, beta, min(beta, spread.busy)))
+
+
+@dataclass(frozen=True)
+class Compute(Declared):
+    """A step without communication, in seconds.
+
+    Attributes:
+        forward, backward, optimizer: its parts; forward is everything before backward.
+        ready: of each trainable parameter, in the model's order, the share of backward after which its gradient is
+            ready. Empty: backward goes through the parameters from the last to the first, and each takes time in
+            proportion to its size.
+    """
+
+    forward: float
+    backward: float
+    optimizer: float = 0.0
+    ready: tuple[float, ...] = ()
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if min(self.forward, self.backward, self.optimizer) < 0 or not all(0 <= r <= 1 for r in self.ready):
+            raise ValueError(f"seconds are 0 or more and shares of backward from 0 to 1, unlike those of {self!r}")
+
+    @property
+    def seconds(self) -> float:
+        """Return the seconds of the whole step."""
+        return self.forward + self.backward + self.optimizer
+
+    @checked
+    def gradients(self, params: Sequence[Tensor]) -> dict[Tensor, float]:
+        """Return the time at which each gradient is ready, in seconds since backward began."""
+        if self.ready and len(self.ready) != len(params):
+            raise ValueError(f"this Compute tells of {len(self.ready)} gradients, and the model has {len(params)}")
+        if self.ready:
+            return {p: self.backward * share for p, share in zip(params, self.ready, strict=True)}
+        total, done, found = sum(p.numel() for p in params), 0, {}
+        for p in reversed(params):
+            done += p.numel()
+            found[p] = self.backward * done / max(1, total)
+        return found
+
+
+def timed(step: Callable[[], Any], model: nn.Module) -> Compute:
+    """Make some steps, time them, and return the median of each part.
+
+    `step()` is one step of training without communication: forward, backward, and the optimizer's step.
+
+    Raises:
+        ValueError: it called no forward or no backward of the model.
+    """
+    params = [p for p in model.parameters() if p.requires_grad]
+    device = params[0].device if params else torch.device("cpu")
+    forwards: list[Any] = []  # moments at which forward ended
+    arrivals: dict[Tensor, Any] = {}  # and those at which gradients were ready
+    hooks: list[Any] = [model.register_forward_hook(lambda *_: forwards.append(moment(device)))]
+    hooks += [p.register_post_accumulate_grad_hook(lambda p: arrivals.update({p: moment(device)})) for p in params]
+
+    def timed_step() -> list[float]:
+        """Return the seconds of forward, backward and the optimizer, and the shares at which gradients are ready."""
+        forwards.clear()
+        arrivals.clear()
+        began = moment(device)
+        step()
+        ended = moment(device)
+        if not forwards or not arrivals:
+            raise ValueError("step_seconds=… must call the model and its backward: one step of training, alone")
+        spans = {p: between(forwards[-1], at) for p, at in arrivals.items()}
+        last = max(spans, key=spans.__getitem__)
+        backward = max(1e-9, spans[last])
+        shares = [max(0.0, spans.get(p, backward) / backward) for p in params]
+        return [between(began, forwards[-1]), backward, between(arrivals[last], ended), *shares]
+
+    try:
+        for _ in range(WARM_UP):
+            step()
+        timings = [timed_step() for _ in range(STEPS)]
+    finally:
+        for hook in hooks:
+            hook.remove()
+    forward, backward, optimizer, *ready = map(median, zip(*timings, strict=True))
+    return Compute(forward, backward, optimizer, tuple(ready))

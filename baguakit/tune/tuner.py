@@ -156,13 +156,11 @@ def autotune(
             bk.tune.autotune(att)
             train()
 
-    Nothing runs beside training. Tuning begins after warm-ups. Each setting is used for some steps; the first two of
-    them are not timed; with rules that exchange in every k-th step, for whole periods. The state is carried over to new
-    buckets; a stage makes anew what it cannot carry over (`power_sgd`: its factors). Results change by no more than
-    other buckets change them: not at all where a sum does not depend on its place in a bucket.
+    Tuning begins after warm-ups. Each setting is used for some steps, of which the first two are not timed; with rules
+    that exchange in every k-th step, for whole periods. The state is carried over to new buckets; a stage makes anew
+    what it cannot carry over (`power_sgd`: its factors). Results change by no more than other buckets change them.
 
-    The setting that tuning has found is a part of `att.state_dict()`: a run resumed from that takes it and does not
-    tune again.
+    The setting that was found is a part of `att.state_dict()`: a resumed run takes it and does not tune again.
 
     Args:
         att: returned by `bk.attach`.

@@ -9,10 +9,11 @@ from torch import nn
 
 import baguakit as bk
 from baguakit.compressors import MinMaxUInt8
-from baguakit.costs import overlapped, piped
+from baguakit.costs import piped
 from baguakit.stages import Mean, Stage
-from baguakit.tune import Codec, Compute, Cost, Line, Link, Load, Network, Place, cost, predict, prediction
+from baguakit.tune import Codec, Compute, Cost, Line, Link, Load, Network, Place, cost, predict, probing
 from baguakit.tune.planning import plan_of
+from baguakit.tune.prediction import overlapped
 
 A, B = 1e-3, 1e-7  # α and β of the link
 LINE = Line(A, B)
@@ -38,9 +39,9 @@ def costs(*seconds, busy=0.0):
 def test_a_step_is_timed_on_the_device_of_the_model(monkeypatch):
     """It need not be the current device."""
     devices, ticks = set(), count()
-    monkeypatch.setattr(prediction, "moment", lambda device: (devices.add(device), float(next(ticks)))[1])
+    monkeypatch.setattr(probing, "moment", lambda device: (devices.add(device), float(next(ticks)))[1])
     there, x = model(), torch.empty(1, 1000, device="meta")
-    found = prediction.timed(lambda: there(x).sum().backward(), there)
+    found = probing.timed(lambda: there(x).sum().backward(), there)
     assert devices == {torch.device("meta")}
     assert found == Compute(1.0, 2.0, 1.0, (1.0, 0.5))
 
