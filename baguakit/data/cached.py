@@ -220,7 +220,7 @@ def _codec(given: Any) -> Codec:
     return cast(Codec, codec)
 
 
-# The identity of a dataset: the first 16 bytes of the key of every stored sample
+# The identity of a dataset, in the key of every stored sample
 
 
 def namespace(dataset: Any, name: str | None, version: str | int, codec_tag: str) -> bytes:

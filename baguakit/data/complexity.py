@@ -6,7 +6,6 @@ import io
 import logging
 import os
 from collections.abc import Callable, Iterable, Sequence, Sized
-from dataclasses import dataclass
 from pathlib import Path
 from types import NoneType
 from typing import Any
@@ -20,23 +19,16 @@ from ..comm import Comm
 from .stores import replace_file
 
 Costs = npt.NDArray[np.float64]
+Membership = tuple[int, int, Comm | None, bool]
 Complexity = Callable[[Any], float] | torch.Tensor | npt.NDArray[Any] | Sequence[float] | str | os.PathLike[str]
 
 log = logging.getLogger("baguakit")
 
 
-@dataclass(frozen=True)
-class Membership:
-    """The place of this process among the ranks of a sampler."""
-
-    rank: int
-    size: int
-    comm: Comm | None = None  # the group of the ranks; None if there is none, or one rank only
-    known: bool = True  # False if the caller set `rank` and `size` to other values than the process group has
-
-
 def membership(num_replicas: int | None, rank: int | None, group: Any = None) -> Membership:
     """Return the given rank and number of ranks; by default those of `group`, of the default group, or one rank.
+
+    Return also the group, or None if there is none or it has one rank; and whether it has the given ranks.
 
     Raises:
         TypeError: `group` is neither a `Comm` nor a process group of which this process is a member.
@@ -53,11 +45,11 @@ def membership(num_replicas: int | None, rank: int | None, group: Any = None) ->
         raise ValueError(f"there is no rank {mine} of {size} ranks; rank runs from 0 to num_replicas - 1")
     same = (mine, size) == here
     alone = comm is None or (comm.size == 1 and not comm.membership.changes)
-    return Membership(mine, size, comm if same and not alone else None, known=same or alone)
+    return mine, size, comm if same and not alone else None, same or alone
 
 
 def complexities(
-    dataset: Sized, complexity: Complexity, ranks: Membership, file: str | os.PathLike[str] | None
+    dataset: Sized, complexity: Complexity, file: str | os.PathLike[str] | None, comm: Comm | None, known: bool
 ) -> Costs:
     """Return the cost of every sample, float64 of shape (len(dataset),), equal on all ranks.
 
@@ -79,19 +71,18 @@ def complexities(
         return _checked(_load(Path(complexity)), n, f"the complexity file {os.fspath(complexity)!r}")
     if not callable(complexity):
         return _checked(complexity, n, "complexity")
-    if not ranks.known:
+    if not known:
         raise ValueError(
             "complexity is a function, and rank and num_replicas are not those of the process group, so the processes"
             " that divide the pass over the dataset are unknown; pass group=, or the costs as numbers or as a file"
         )
-    comm = ranks.comm
     if comm is not None and comm.membership.changes:
         raise ValueError(
             "complexity is a function, and ranks that join later cannot measure the dataset with the others; measure "
             "it before, and pass the costs as numbers or as a file"
         )
     path = None if file is None else Path(file)
-    rank, size = (0, 1) if comm is None else (ranks.rank, ranks.size)
+    rank, size = (0, 1) if comm is None else (comm.rank, comm.size)
     kept = _together(comm, lambda: _load(path) if rank == 0 and path and path.exists() else None)[0]
     if kept is not None:
         stale = "; it is of another dataset: delete it to measure again, or pass another complexity_file"

@@ -51,26 +51,27 @@ class Followed(Generic[T]):
     """
 
     def _begin(
-        self, dataset: Sized, complexity: Complexity, file: Any, ranks: Membership, *settings: bool | float
+        self, dataset: Sized, complexity: Complexity, file: Any, place: Membership, *settings: bool | float
     ) -> None:
+        rank, size, self._comm, known = place
         shuffle, seed, drop_last, level = settings
         self.shuffle, self.seed = truth("shuffle", shuffle), integer("seed", seed, 0)
         self.drop_last, self.random_level = truth("drop_last", drop_last), real("random_level", level, 0, 1)
         if self.random_level and not self.shuffle:
             raise ValueError(f"random_level={self.random_level} needs shuffle=True; set random_level=0 without it")
-        self.costs, self.epoch = complexities(dataset, complexity, ranks, file), 0
+        self.costs, self.epoch = complexities(dataset, complexity, file, self._comm, known), 0
         self._record: Record | None = None  # None: it does not follow, or has joined and not heard of the others yet
         self._attachment: Any = None
         self._places: dict[int, tuple[Stretch, int]] = {}  # by epoch: a stretch that a change has made, the rank in it
         self._from = self._latest = -1  # the epoch in which this rank has joined; that of the latest pass
         self._planned: dict[Stretch, Shares] = {}
-        self._sit(ranks)
+        self._sit(rank, size)
         self._now = self._first()
         self._resumed: Position | None = None  # the start of the next pass, if it resumes one
 
-    def _sit(self, ranks: Membership) -> None:
+    def _sit(self, rank: int, size: int) -> None:
         """Take the place of this process among the ranks."""
-        self.ranks, self.rank, self.num_replicas = ranks, ranks.rank, ranks.size
+        self.rank, self.num_replicas = rank, size
 
     @abstractmethod
     def _steps(self, samples: Indices, ranks: int, rng: np.random.Generator, epoch: int) -> list[Batches]:
@@ -132,7 +133,7 @@ class Followed(Generic[T]):
         return Position(*self._place(self.epoch))
 
     def _place(self, epoch: int) -> tuple[Stretch, int]:
-        return self._places.get(epoch) or (whole(epoch, self.ranks.size), self.ranks.rank)
+        return self._places.get(epoch) or (whole(epoch, self.num_replicas), self.rank)
 
     def _walk(self, now: Position) -> Iterator[T]:
         if self._attachment is not None:
@@ -151,8 +152,8 @@ class Followed(Generic[T]):
 
     def _count(self) -> int:
         """Return the items of all bodies of `recoverable()` that have ended, or of steps if the loop repeats those."""
-        assert self.ranks.comm is not None
-        return self._items * int(self._attachment.step if self._repeats else self.ranks.comm.membership.bodies)
+        assert self._comm is not None
+        return self._items * int(self._attachment.step if self._repeats else self._comm.membership.bodies)
 
     def _trained(self, now: Position) -> int:
         """Return the number of items of the queue that were trained, as far as this is known."""
@@ -232,11 +233,11 @@ class Followed(Generic[T]):
         if self._record is not None and self._record.version:
             raise ValueError("this sampler follows a group that has changed: load a state before the first change")
         trained = [max(0, items - lag) for lag in stretch.behind]
-        if stretch.ranks != self.ranks.size:
+        if stretch.ranks != self.num_replicas:
             seats = [Seat(k, k, behind=lag) for k, lag in zip(trained, stretch.behind, strict=True)]
-            stretch, trained = stretch.ended(seats, [0] * self.ranks.size), [0] * self.ranks.size
+            stretch, trained = stretch.ended(seats, [0] * self.num_replicas), [0] * self.num_replicas
         self.epoch = stretch.epoch
-        self._now = self._resumed = Position(stretch, self.ranks.rank, trained[self.ranks.rank])
+        self._now = self._resumed = Position(stretch, self.rank, trained[self.rank])
         if self._record is not None:
             self._record = self._unchanged()
 
@@ -283,7 +284,7 @@ class Followed(Generic[T]):
             ValueError: the sampler was made with another group than one of `bk.elastic.join`, or follows already, or
                 has begun.
         """
-        comm = self.ranks.comm
+        comm = self._comm
         if comm is None or not comm.membership.changes:
             raise ValueError("follow() needs a sampler of a group whose ranks come and go: group=bk.elastic.join(…)")
         if self._attachment is not None or (self._now.drawn and self._resumed is None):
@@ -292,7 +293,7 @@ class Followed(Generic[T]):
         self._attachment, self._id = att, secrets.randbits(62)
         self._since = self._count()  # when the record began
         stretch, items = self._now.stretch, self._now.lag + self._now.drawn
-        self._sit(replace(self.ranks, rank=comm.rank, size=comm.size))  # which may have changed since
+        self._sit(comm.rank, comm.size)  # which may have changed since
         self._resume(stretch, items)
         att.on_regroup(self._changed)
         if self._record is None:
@@ -300,11 +301,11 @@ class Followed(Generic[T]):
 
     def _changed(self, change: Any) -> None:
         """Agree with all ranks on what is done, and go on with the rest. Collective."""
-        assert self.ranks.comm is not None
+        assert self._comm is not None
         agreement, told = self._agreement(change), None
         with contextlib.suppress(StopIteration):
             while True:
-                told = self.ranks.comm.gather_objects(agreement.send(told))
+                told = self._comm.gather_objects(agreement.send(told))
 
     def _agreement(self, change: Any) -> Generator[Any, Any, None]:
         """Yield what this rank tells the others, and receive what all have told."""
@@ -331,7 +332,7 @@ class Followed(Generic[T]):
         if record is None:
             return Told(self._id, -1)
         origin = -step * self._items if now.origin is None else now.origin
-        place = (self._id, record.version, self.ranks.rank, now.stretch.epoch)
+        place = (self._id, record.version, self.rank, now.stretch.epoch)
         return Told(*place, self._trained(now), now.drawn, now.over, self._count() - self._since, origin)
 
     def _enter(self, record: Record, rank: int) -> None:
@@ -342,7 +343,7 @@ class Followed(Generic[T]):
         self._places = {epoch: self._place(epoch) for epoch in passes}
         self._places.update({each.epoch: (each, rank) for each in record.passes})
         self._record, self._since = record, self._count()
-        self._sit(replace(self.ranks, rank=rank, size=first.ranks))
+        self._sit(rank, first.ranks)
         if joined and now.base is None:  # it has not drawn any
             self._from = self.epoch = first.epoch
             self._now = now = self._first()

@@ -12,7 +12,7 @@ from torch.utils.data import Sampler
 from torch.utils.data.distributed import DistributedSampler
 
 from ..arguments import integer, real, truth
-from .complexity import Complexity, Membership, membership
+from .complexity import Complexity, membership
 from .following import Followed
 from .plan import Batches, Indices, Limit, all_steps, by_cost
 
@@ -61,15 +61,15 @@ class LoadBalancedSampler(Followed[int], DistributedSampler[int]):
         complexity_file: str | os.PathLike[str] | None = None,
         group: Any = None,
     ) -> None:
-        ranks = membership(num_replicas, rank, group)
-        self._begin(dataset, complexity, complexity_file, ranks, shuffle, seed, drop_last, random_level)
+        place = membership(num_replicas, rank, group)
+        self._begin(dataset, complexity, complexity_file, place, shuffle, seed, drop_last, random_level)
         self.dataset = dataset  # type: ignore[assignment]
 
-    def _sit(self, ranks: Membership) -> None:
-        super()._sit(ranks)
+    def _sit(self, rank: int, size: int) -> None:
+        super()._sit(rank, size)
         n = len(self.costs)
-        self.num_samples = n // ranks.size if self.drop_last else -(-n // ranks.size)
-        self.total_size = self.num_samples * ranks.size
+        self.num_samples = n // size if self.drop_last else -(-n // size)
+        self.total_size = self.num_samples * size
 
     def _steps(self, samples: Indices, ranks: int, rng: np.random.Generator, epoch: int) -> list[Batches]:
         count = len(samples) // ranks * ranks if self.drop_last else -(-len(samples) // ranks) * ranks
@@ -124,7 +124,7 @@ class LoadBalancedBatchSampler(Followed[list[int]], Sampler[list[int]]):
         complexity_file: str | os.PathLike[str] | None = None,
         group: Any = None,
     ) -> None:
-        ranks = membership(num_replicas, rank, group)
+        place = membership(num_replicas, rank, group)
         if budget is None and batch_size is None:
             raise ValueError(
                 "budget and batch_size are None; pass budget= (cost per batch), batch_size= (samples per batch), or"
@@ -133,7 +133,7 @@ class LoadBalancedBatchSampler(Followed[list[int]], Sampler[list[int]]):
         most = None if budget is None else real("budget", budget, above=0)
         many = None if batch_size is None else integer("batch_size", batch_size, 1)
         self.limit = Limit(most, many, truth("padded", padded))
-        self._begin(dataset, complexity, complexity_file, ranks, shuffle, seed, drop_last, random_level)
+        self._begin(dataset, complexity, complexity_file, place, shuffle, seed, drop_last, random_level)
         costs = self.costs
         if budget is not None and len(costs) and costs.max() > budget:
             worst = int(costs.argmax())

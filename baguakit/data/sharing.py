@@ -164,8 +164,8 @@ def regrouped(
     Args:
         record: of the group before.
         told: by each rank of the new group; one whose version is not that of the record has joined.
-        step: the optimizer steps made.
-        per_step: items that a rank trains in one of them.
+        step: the optimizer steps made, in each of which a rank trains `per_step` items.
+        per_step: as in `follow`.
         shares: returns the queues of a stretch.
     """
     known = {t.rank: (new, t) for new, t in enumerate(told) if t.version == record.version}

@@ -12,6 +12,7 @@ from ..arguments import checked, integer, real, text
 from ..comm import Comm
 from .membership import Membership, warn_if_unused
 from .rendezvous import Settings
+from .rounds import run
 
 PORT = 29400  # as of `torchrun`
 ENDPOINT = re.compile(r"(?:\[(?P<v6>[0-9A-Fa-f:.]+(?:%\w+)?)\]|(?P<host>[\w.-]+))(?::(?P<port>[0-9]{1,5}))?")
@@ -88,10 +89,8 @@ def join(
         ValueError: an argument is impossible, or `least`, `most`, `every` or `keep_alive` differs between ranks.
         TimeoutError: no group has formed within the patience, or the store cannot be reached.
     """
-    host, port = endpoint_of(endpoint)
     settings = Settings(
-        host,
-        port,
+        *endpoint_of(endpoint),
         text("name", name),
         integer("least", least, 1),
         integer("most", most, least, 64),
@@ -106,7 +105,9 @@ def join(
     comm = ElasticComm(groups[-1], membership=membership)
     membership.follow = comm.follow
     warn_if_unused(lambda: membership.used)
-    leave_at_sigterm(membership.leave)
+    if threading.current_thread() is threading.main_thread() and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
+        # On a thread: the signal may have interrupted a call of the store.
+        signal.signal(signal.SIGTERM, lambda *_: run(membership.leave, "leave"))
     return comm
 
 
@@ -123,10 +124,3 @@ def endpoint_of(endpoint: str, least: int = 1) -> tuple[str, int]:
             f"{least} to 65535, not {endpoint!r}"
         )
     return found["v6"] or found["host"], int(found["port"] or PORT)
-
-
-def leave_at_sigterm(leave: Callable[[], None]) -> None:
-    """Let SIGTERM, which spot machines send before they stop, leave; a handler of the program's own stays."""
-    if threading.current_thread() is threading.main_thread() and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
-        # On a thread: the signal may have interrupted a call of the store.
-        signal.signal(signal.SIGTERM, lambda *_: threading.Thread(target=leave, name="baguakit leave").start())

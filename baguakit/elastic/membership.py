@@ -267,30 +267,21 @@ def free() -> None:
 
 def warn_if_unused(is_used: Callable[[], bool]) -> None:
     """Warn at the first step of an optimizer, or at the end of the process, unless `is_used()` is true by then."""
+    over = False  # the hook stays: torch iterates over the hooks while it calls this one
 
-    over = False
-
-    def end() -> None:
+    def check(optimizer: Any = None, *_: Any) -> None:
         nonlocal over
-        over = True  # the hook stays: torch iterates over the hooks while it calls this one
-        atexit.unregister(warn)
-
-    def warn() -> None:
-        end()
+        groups = [] if optimizer is None else optimizer.param_groups
+        steps = optimizer is None or any(float(group["lr"]) for group in groups if "lr" in group)  # checkpoints: lr=0
+        if over or not (steps or is_used()):
+            return
+        over = True
         if not is_used():
             warnings.warn(
                 "bk.elastic.join has returned a group, and nothing is attached to it: this rank trains alone; "
                 "pass comm= to bk.attach",
-                stacklevel=3,
+                stacklevel=2,
             )
 
-    def stepped(optimizer: Any, *_: Any) -> None:
-        if over:
-            return
-        if is_used():
-            end()
-        elif any(float(group["lr"]) for group in optimizer.param_groups if "lr" in group):  # checkpoints step with 0
-            warn()
-
-    register_optimizer_step_pre_hook(stepped)
-    atexit.register(warn)
+    register_optimizer_step_pre_hook(check)
+    atexit.register(check)

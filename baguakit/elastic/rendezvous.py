@@ -18,9 +18,8 @@ come to the next one. A newcomer comes when the doors of all members of the roun
 When no step has been made for the patience, all say who does not answer at their doors, and those without whom all
 that are left reach each other are left out.
 
-Why not torch's rendezvous of `torch.distributed.elastic`: its waiting ranks look once a second, and miss a round by
-chance; signs of life of all ranks rewrite one value, and on a busy machine living ranks are taken for dead and never
-again for alive; and one whose training hangs while its threads live keeps all others waiting.
+The rendezvous of `torch.distributed.elastic` is not used: its waiting ranks miss rounds by chance, on a busy machine
+living ranks are taken for dead for ever, and one whose training hangs while its threads live keeps all others waiting.
 
 **Pauses.** All ranks end a round after the same step, and none loses one.
 
@@ -263,7 +262,7 @@ class Rendezvous:
 def unbroken(present: list[Member], order: list[str]) -> list[Member]:
     """Return those of whom each reaches each: one after the other, who reaches the fewest is left out.
 
-    Of several, it is the one that comes last in `order`, the names of the round before.
+    Of several, it is the last in `order`, the names of the round before.
     """
     kept = list(present)
     while pairs := {frozenset((a.name, b.name)) for a in kept for b in kept if b.name in (a.cut or ())}:

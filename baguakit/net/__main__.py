@@ -2,7 +2,7 @@
 
 import argparse
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from .link import PORT, measure, nccl_socket_settings, serve
 from .plugin import build
@@ -27,7 +27,7 @@ def fill(parser: argparse.ArgumentParser) -> None:
 
     one = commands.add_parser("build", help="compile the NCCL network plugin")
     one.add_argument("--out", metavar="DIR", help="the directory of the library (default: ~/.cache/baguakit)")
-    one.set_defaults(run=_build)
+    one.set_defaults(run=_run, act=_build)
 
     two = commands.add_parser("measure", help="measure the link between two machines")
     side = two.add_mutually_exclusive_group(required=True)
@@ -36,31 +36,25 @@ def fill(parser: argparse.ArgumentParser) -> None:
     two.add_argument("--port", type=int, default=PORT, help="of the server (default: %(default)s)")
     two.add_argument("--bind", metavar="ADDRESS", default=HERE, help="of the server (default: %(default)s)")
     two.add_argument("--seconds", type=float, default=1.0, help="for each measurement (default: %(default)s)")
-    two.set_defaults(run=_measure)
+    two.set_defaults(run=_run, act=_measure)
 
 
-def _in_words(run: Callable[[argparse.Namespace], None]) -> Callable[[argparse.Namespace], int]:
-    """Return a subcommand that prints an error as a sentence, and returns the exit status."""
-
-    def told(options: argparse.Namespace) -> int:
-        try:
-            run(options)
-        except (OSError, RuntimeError, ValueError) as error:
-            print(error, file=sys.stderr)
-            return 1
-        return 0
-
-    return told
+def _run(options: argparse.Namespace) -> int:
+    """Run a subcommand; print an error as a sentence, and return the exit status."""
+    try:
+        options.act(options)
+    except (OSError, RuntimeError, ValueError) as error:
+        print(error, file=sys.stderr)
+        return 1
+    return 0
 
 
-@_in_words
 def _build(options: argparse.Namespace) -> None:
     print(f"export NCCL_NET_PLUGIN={build(options.out)}")
     print("export NCCL_NET_PLUGIN_REF_COUNT=1")  # else NCCL 2.28.3 to 2.29.7 forget it with their last communicator
     print('a rank that sends over it then says "baguanet: NCCL sends over this plugin"', file=sys.stderr)
 
 
-@_in_words
 def _measure(options: argparse.Namespace) -> None:
     if options.server:
         local = ", for this machine only; pass --bind ADDRESS for others"

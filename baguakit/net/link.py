@@ -34,16 +34,13 @@ def measure(
 ) -> dict[Layout, float]:
     """Return the bandwidth to `host`, where `serve` runs, in bytes per second, for each layout.
 
-    Each measurement takes `seconds`, and the time until the last byte has arrived. Nothing else should use the link.
+    Nothing else should use the link.
 
     Args:
         host: the name or address of the server.
-        port: the port of the server.
+        port: its port.
         layouts: pairs (threads, sockets of each thread), each of at most 128 sockets in all.
-        seconds: the seconds for each layout.
-
-    Returns:
-        A dict of bytes per second, by layout.
+        seconds: for each layout; the time until the last byte has arrived is added.
 
     Raises:
         ConnectionError: the server does not answer or ends; the message names host and port.
@@ -221,9 +218,6 @@ def nccl_socket_settings(link: str | Mapping[Layout, float]) -> SocketSettings:
     Args:
         link: the bytes per second by (threads, sockets of each thread), as `measure` returns them; or the host on which
             `python -m baguakit.net measure --server --bind ADDRESS` runs, which is then measured for about 30 seconds.
-
-    Returns:
-        The settings.
 
     Raises:
         ValueError: there is no measurement, or NCCL does not support a layout.

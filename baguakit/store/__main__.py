@@ -35,7 +35,9 @@ def main(words: Sequence[str] | None = None) -> int:
         print(f"the store cannot listen on {options.bind}: {error}", file=sys.stderr)
         return 1
     there = server.getsockname()[:2]  # not the text: 0, 0x0 and a name in /etc/hosts mean all interfaces, too
-    if is_everywhere(there[0]) and not options.everywhere:
+    found = ipaddress.ip_address(there[0].partition("%")[0])
+    everywhere = found.is_unspecified or (found.version == 6 and found.ipv4_mapped == ipaddress.IPv4Address(0))
+    if everywhere and not options.everywhere:
         server.close()
         parser.error(f"{host} is every interface of this machine; name one, or add --everywhere")
     given: Any = dist
@@ -48,12 +50,6 @@ def main(words: Sequence[str] | None = None) -> int:
     finally:
         del store
     return 0
-
-
-def is_everywhere(address: str) -> bool:
-    """Return whether the address of a socket means all interfaces."""
-    found = ipaddress.ip_address(address.partition("%")[0])
-    return found.is_unspecified or (found.version == 6 and found.ipv4_mapped == ipaddress.IPv4Address(0))
 
 
 if __name__ == "__main__":
