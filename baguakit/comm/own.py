@@ -76,11 +76,9 @@ def own_groups(
     own = own_group(group, store, f"{name}/flat", timeout, device)
     if parts is None:
         return own, None
-    intra, inter = parts
-    return own, (
-        own_group(intra, store, f"{name}/intra{inter.rank()}", timeout, device),
-        own_group(inter, store, f"{name}/inter{intra.rank()}", timeout, device),
-    )
+    places = (f"{name}/intra{parts[1].rank()}", f"{name}/inter{parts[0].rank()}")
+    intra, inter = (own_group(part, store, at, timeout, device) for part, at in zip(parts, places, strict=True))
+    return own, (intra, inter)
 
 
 def flows_of(
@@ -92,7 +90,7 @@ def flows_of(
     """
     if count == 1:
         return {}
-    part, first, place = ("flat", group, "") if parts is None else (INTER, parts[1], f"/inter{parts[0].rank()}")
+    part, first, place = (FLAT, group, "") if parts is None else (INTER, parts[1], f"/inter{parts[0].rank()}")
     store, cpu = group.get_group_store() if store is None else store, torch.device("cpu")
     further = [own_group(first, store, f"{name}/flow{i}{place}", timeout, cpu) for i in range(1, count)]
     return {part: Flows([first, *further])}
@@ -104,10 +102,9 @@ def abort_all(groups: Iterable[Any]) -> None:
     NCCL ends a communicator when the device has completed earlier launches. One of these may be a message of another
     communicator that waits for a rank that has ended: one abort after another would block. It waits at most `ENDING`.
 
-    Groups that connect with their first messages are kept until `let_go`, also when the process ends: gloo waits in the
-    end of a group for its last collective, which an abort does not end. Where a rank was lost before the first message
-    to it, no connection breaks, and the wait takes as long as the timeout of the group; a garbage collection would stop
-    the process meanwhile.
+    Groups that connect with their first messages are kept until `let_go`, also when the process ends: the end of a
+    group waits for its last collective, which an abort does not end. If a rank was lost before the first message to
+    it, that takes the timeout of the group, and a garbage collection would stop the process meanwhile.
     """
     alive = [group for group in groups if group not in _aborted]
     _aborted.update(alive)

@@ -39,13 +39,9 @@ from .runner import RuleRunner
 
 
 class WeightRunner(RuleRunner):
-    """A runner of a rule on weights.
+    """A runner of a rule on weights."""
 
-    Attributes:
-        launched: the step of the latest launch; None if it is that of a checkpoint which does not tell.
-    """
-
-    launched: int | None = None
+    launched: int | None = None  # the step of the latest launch; None if a checkpoint does not tell it
     _asked: tuple[int, bool] = (-1, False)
 
     def exchanges(self, step: int) -> bool:
@@ -86,10 +82,8 @@ class WeightRunner(RuleRunner):
         `mix=α` has no `before`:  x ← α x + (1 − α) result. On a GPU x stays where an abort has ended the flight.
         """
         mix, fault = self.rule.mix, self.channel.monitor.fault
-        arrived = [
-            (self.buckets[i], self.air[i].before, self.arrive(i)) for i in sorted(self.air)
-        ]  # all, or none lands
-        for bucket, before, result in arrived:
+        held = [(self.buckets[i], self.air[i].before, self.arrive(i)) for i in sorted(self.air)]  # all, or none lands
+        for bucket, before, result in held:
             flat = bucket.flat
             x = bucket.now() if fault or mix or before is not None else flat
             if mix:
@@ -114,15 +108,10 @@ AHEAD = 4  # steps by which the host of one rank may run ahead of others, where 
 
 
 class Agreed(NamedTuple):
-    """A flight that ranks have agreed on.
+    """A flight that ranks have agreed on."""
 
-    Attributes:
-        training: the sum of the weights of the ranks; 0: none trains any more.
-        step: all ranks launch it in this step, those that have passed it or make no steps at once.
-    """
-
-    training: int
-    step: float
+    training: int  # the sum of the weights of the ranks; 0: none trains any more
+    step: float  # all ranks launch it in this step, those that have passed it or make no steps at once
 
 
 class FreeRunner:
@@ -158,24 +147,22 @@ class FreeRunner:
         if self.over or (self.runner.air and not self.runner.arrived()):
             return
         if self.runner.air:
-            self.land(weight)
-        if self.agreement is None and self.agreed is None and self.is_rested(weight):
+            self.rested = time.monotonic()
+            if weight:
+                self.runner.land_all()
+            else:  # training is over here: the weights stay as it left them
+                self.runner.drop()
+        rests = weight != 0 and time.monotonic() - self.rested < self.runner.rule.interval
+        if self.agreement is None and self.agreed is None and not rests:
             self.join(weight)
         if self.agreement is not None and (due or self.agreement.flight.done()):
             agreement, self.agreement, self.limit = self.agreement, None, inf
             self.agreed = self.monitor.wait_for(agreement)
         if self.agreed is not None and step >= self.agreed.step:
-            self.launch(self.agreed.training)
-
-    def is_rested(self, weight: int) -> bool:
-        return weight == 0 or time.monotonic() - self.rested >= self.runner.rule.interval
-
-    def land(self, weight: int) -> None:
-        self.rested = time.monotonic()
-        if weight:
-            self.runner.land_all()
-        else:  # training is over here: the weights stay as it left them
-            self.runner.drop()
+            training, self.agreed = self.agreed.training, None
+            self.over = training == 0
+            if not self.over:
+                self.runner.launch_all(None, keep=True, factor=self.weight * self.host.comm.size / training)
 
     def join(self, weight: int) -> None:
         self.weight, label = weight, f"{self.runner.rule!r}, agreement on round {self.runner.round}"
@@ -194,13 +181,6 @@ class FreeRunner:
         ends = torch.tensor([d if d < inf else -inf, -d], dtype=torch.float64)
         most, least = comm.all_reduce(ends, ReduceOp.MAX).tolist()
         return Agreed(training, most + 1 if latest <= AHEAD - least else -inf)
-
-    def launch(self, training: int) -> None:
-        self.agreed = None
-        if training == 0:
-            self.over = True
-        else:
-            self.runner.launch_all(None, keep=True, factor=self.weight * self.host.comm.size / training)
 
     def finish(self) -> None:
         """Answer the other ranks until none trains any more: this one has stopped."""

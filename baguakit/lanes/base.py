@@ -12,16 +12,15 @@ ranks, and no clock.
 
 There is no deadlock. Each process group is used on one lane only, if first and last phases send through other groups
 than those between them. In the order a₁ b₁ a₂ c₁ b₂ a₃ c₂ … every rank puts its work on the lanes, and all that work
-waits for, events or what its lane did before, comes earlier in it. So the first of all work that has not ended has
-begun on all ranks, or can, and ends. Other work begins when both lanes have done all that came before it.
+waits for comes earlier in it. So the first of all work that has not ended has begun on all ranks, or can, and ends.
+Other work begins when both lanes have done all that came before it.
 
-A moment is seconds of `time.perf_counter`, or on CUDA an event in a stream. An event is waited for only when its time
-is read.
+A moment is seconds of `time.perf_counter`, or on CUDA an event in a stream, which is waited for only when its time is
+read.
 
 A lane keeps the memory of a flight's temporary tensors for the next flight. An allocator of CPU memory returns large
 blocks to the system, and taking them again costs a page fault for every 4 KiB: filling 16 MiB for the first time took
-five times as long as filling it again (3.6 ms and 0.7 ms, one thread of a virtual machine), and 65 ms where the virtual
-machine itself had to get the memory. CUDA's allocator keeps its blocks.
+3.6 ms, and again 0.7 ms (one thread of a virtual machine). CUDA's allocator keeps its blocks.
 """
 
 import contextlib
@@ -175,12 +174,11 @@ NO_RANGE: contextlib.AbstractContextManager[None] = contextlib.nullcontext()
 def in_profile(what: str, name: str) -> contextlib.AbstractContextManager[Any]:
     """Return a range for the active profiler: of a launch, of work on the lane, or of the wait for it.
 
-    It is empty without a profiler or a name. On CPU the work is on another thread, which `torch.profiler` records if it
-    profiles all threads. A range is opened and closed on one thread: a flight may outlive a profiler, and with it the
-    memory to which the range would write.
+    It is empty without a profiler or a name: a range costs microseconds. On CPU the work is on another thread, which
+    `torch.profiler` records if it profiles all threads. A range is opened and closed on one thread: a flight may
+    outlive a profiler, and with it the memory to which the range would write.
     """
-    # Checked first, because a range costs microseconds even without a profiler.
-    if not name or not getattr(profiler, "_is_profiler_enabled", True):
+    if not (name and profiler._is_profiler_enabled):
         return NO_RANGE
     return profiler.record_function(f"baguakit: {what} {name}" if what else f"baguakit: {name}")
 

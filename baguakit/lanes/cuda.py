@@ -116,13 +116,11 @@ class CudaFlight(Flight):
                 self._value, self.given = made, True
                 return
             self._rest = made
-        rest = self._rest
-        if rest is None:  # another thread has failed it
-            return
-        try:
-            self._read = self._context.run(next, rest)
-        except StopIteration as end:
-            self._value, self.given, self._read, self._rest = end.value, True, None, None
+        if (rest := self._rest) is not None:  # else another thread has failed it
+            try:
+                self._read = self._context.run(next, rest)
+            except StopIteration as end:
+                self._value, self.given, self._read, self._rest = end.value, True, None, None
 
     def fail(self, error: BaseException) -> None:
         super().fail(error)

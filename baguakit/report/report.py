@@ -114,42 +114,36 @@ def table(rows: Sequence[Row], parts: Sequence[str]) -> list[str]:
     """Return a line for each bucket, under the rule in words; bytes and times are of one flight.
 
     A rule of several buckets has a line for all of them: they are launched equally often. If formats were asked for, a
-    column has those in which the latest flights were sent, and below the buckets stands why others were used.
-
-    Args:
-        rows: of the report.
-        parts: of the network that have a column each.
+    column has those in which the latest flights were sent, and below the buckets stands why others were used. Each of
+    `parts` of the network has a column.
     """
     formats = any(row.flew for row in rows)
     head = ("", "values", "dtype", "flights", *["flew as"] * formats, "sent each", *parts, "on the lane", "exposed")
+
+    def cells(name: str, rows: Sequence[Row]) -> tuple[str, ...]:
+        sent = [sum(row.bytes_sent / max(1, row.flights) for row in rows)]
+        sent += [sum(row.bytes.get(part, 0) / max(1, row.flights) for row in rows) for part in parts]
+        flew = {row.flew for row in rows}
+        return (
+            name,
+            f"{sum(row.values for row in rows):,}",
+            "/".join(dict.fromkeys(row.dtype for row in rows)),
+            f"{max(row.flights for row in rows):,}",
+            *[min(flew) * (len(flew) == 1)] * formats,
+            *map(size, sent),
+            milliseconds(sum(row.seconds for row in rows)),
+            milliseconds(sum(row.exposed for row in rows)),
+        )
+
     lines: list[str | tuple[str, ...]] = [head]
     for _, group in groupby(rows, key=lambda row: row.number):
         buckets = list(group)
-        lines.append(buckets[0].rule)
-        lines += [cells(f"bucket {row.bucket}", [row], parts, formats) for row in buckets]
-        lines += [cells("all", buckets, parts, formats)] * (len(buckets) > 1)
-        lines += reasons(buckets)
+        lines += [buckets[0].rule, *(cells(f"bucket {row.bucket}", [row]) for row in buckets)]
+        lines += [*[cells("all", buckets)] * (len(buckets) > 1), *reasons(buckets)]
     columns = zip(*(line for line in lines if isinstance(line, tuple)), strict=True)
     widths = [max(map(len, column)) for column in columns]
     widths[0] += 2
     return [line if isinstance(line, str) else "   ".join(map(str.rjust, line, widths)) for line in lines]
-
-
-def cells(name: str, rows: Sequence[Row], parts: Iterable[str], formats: bool) -> tuple[str, ...]:
-    """Return the cells of one line: of a bucket, or of several that are launched together."""
-    sent = [sum(row.bytes_sent / max(1, row.flights) for row in rows)]
-    sent += [sum(row.bytes.get(part, 0) / max(1, row.flights) for row in rows) for part in parts]
-    flew = {row.flew for row in rows}
-    return (
-        name,
-        f"{sum(row.values for row in rows):,}",
-        "/".join(dict.fromkeys(row.dtype for row in rows)),
-        f"{max(row.flights for row in rows):,}",
-        *[min(flew) * (len(flew) == 1)] * formats,
-        *map(size, sent),
-        milliseconds(sum(row.seconds for row in rows)),
-        milliseconds(sum(row.exposed for row in rows)),
-    )
 
 
 def reasons(rows: Sequence[Row]) -> list[str]:
@@ -175,11 +169,6 @@ def numbered(buckets: list[int]) -> str:
         else:
             runs.append([bucket])
     return f"bucket{'s' * (len(buckets) > 1)} " + ", ".join("-".join(map(str, run)) for run in runs)
-
-
-def counted(number: int, noun: str) -> str:
-    """Return a number with a noun."""
-    return f"{number:,} {noun}{'s' * (number != 1)}"
 
 
 def milliseconds(seconds: float) -> str:
@@ -256,25 +245,20 @@ class Report:
         it is known; of `bytes_per_step_intra` and `_inter` where both are used; and of the first three for each of
         several rules, as `baguakit/rule_0/…`, by their order in `att.rules`.
         """
-        named = self._figures("baguakit", self.rows)
+        several = len({row.number for row in self.rows}) > 1
+        figures = {"baguakit": self.rows}
+        for number, group in groupby(self.rows, key=lambda row: row.number) if several else ():
+            figures[f"baguakit/rule_{number}"] = tuple(group)
+        named = {}
+        for prefix, rows in figures.items():
+            named[f"{prefix}/bytes_per_step"] = self._per_step(row.bytes_sent for row in rows)
+            named[f"{prefix}/exposed_seconds_per_step"] = self._per_step(row.exposed * row.landed for row in rows)
+            named[f"{prefix}/air_seconds_per_step"] = self._per_step(row.seconds * row.landed for row in rows)
         if self.exposed_share is not None:
             named["baguakit/exposed_share"] = self.exposed_share
-        if len(self.parts) > 1:
-            for part in self.parts:
-                sent = self._per_step(row.bytes.get(part, 0) for row in self.rows)
-                named[f"baguakit/bytes_per_step_{part}"] = sent
-        rules = [(number, list(rows)) for number, rows in groupby(self.rows, key=lambda row: row.number)]
-        if len(rules) > 1:
-            for number, rows in rules:
-                named |= self._figures(f"baguakit/rule_{number}", rows)
+        for part in self.parts if len(self.parts) > 1 else ():
+            named[f"baguakit/bytes_per_step_{part}"] = self._per_step(row.bytes.get(part, 0) for row in self.rows)
         return named
-
-    def _figures(self, prefix: str, rows: Sequence[Row]) -> dict[str, float]:
-        return {
-            f"{prefix}/bytes_per_step": self._per_step(row.bytes_sent for row in rows),
-            f"{prefix}/exposed_seconds_per_step": self._per_step(row.exposed * row.landed for row in rows),
-            f"{prefix}/air_seconds_per_step": self._per_step(row.seconds * row.landed for row in rows),
-        }
 
     def _per_step(self, amounts: Iterable[float]) -> float:
         return sum(amounts) / max(1, self.steps)
@@ -282,9 +266,10 @@ class Report:
     def __str__(self) -> str:
         length = f" of {milliseconds(self.seconds_per_step)}" if self.seconds_per_step else ""
         share = f" ({self.exposed_share:.1%})" if self.exposed_share is not None else ""
+        numbers = {"step": self.steps, "rank": self.ranks, "group": self.groups}
+        steps, ranks, groups = (f"{number:,} {noun}{'s' * (number != 1)}" for noun, number in numbers.items())
         summary = (
-            f"{counted(self.steps, 'step')}{length} on {counted(self.ranks, 'rank')}, "
-            f"{counted(self.groups, 'group')}; {size(self.bytes_per_step)} sent a step, "
+            f"{steps}{length} on {ranks}, {groups}; {size(self.bytes_per_step)} sent a step, "
             f"{milliseconds(self.exposed_per_step)} exposed{share}"
         )
         slow = self.bytes_per_step > LEAST and (self.launched_after or 0.0) > MOST
@@ -324,11 +309,7 @@ def launched_after(runners: Sequence[RuleRunner], log: Logbook) -> float | None:
 
 
 def written(scalars: Mapping[str, float], writer: Any, step: int) -> dict[str, float]:
-    """Return the scalars, after `writer.add_scalar(name, value, step)` for each, if there is a writer.
-
-    Raises:
-        TypeError: the writer has no `add_scalar`.
-    """
+    """Return the scalars, after `writer.add_scalar(name, value, step)` for each, if there is a writer."""
     if writer is not None:
         if not callable(getattr(writer, "add_scalar", None)):
             raise TypeError(
