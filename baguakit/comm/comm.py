@@ -19,7 +19,7 @@ from ..arguments import checked, instance, integer, message, tensor, truth
 from . import sending
 from .flows import Flows
 from .groups import HOSTS, Membership, check_mesh, flat_group, inner_of, node_groups
-from .own import flows_of, renewed, shut_all
+from .own import flows_of, let_go, longer, own_groups, shut_all
 from .sending import FLAT, INTER, INTRA, Rider, Sent, SentFormat
 
 TAGS = 1 << 31
@@ -41,8 +41,7 @@ class Comm:
             than one makes groups: all members must construct this `Comm` together.
 
     Attributes:
-        rank: of this process in the group.
-        size: the number of ranks in the group.
+        rank, size: of this process in the group, and the number of ranks there.
 
     Raises:
         RuntimeError: torch.distributed is not initialised.
@@ -74,9 +73,8 @@ class Comm:
                 "torch.distributed is not initialised: call init_process_group first (one rank will do), or pass "
                 "comm=, which bk.elastic.join has returned"
             )
-        if self.group is not None:
-            one = "a ProcessGroup of which this rank is a member, or None for all ranks"
-            instance("group", self.group, dist.ProcessGroup, one)
+        one = "a ProcessGroup of which this rank is a member, or None for all ranks"
+        instance("group", self.group, (dist.ProcessGroup, type(None)), one)
         mesh: Any = None if self.mesh == HOSTS else self.mesh
         if mesh is not None and self._parts is None:
             check_mesh(mesh, self.group)
@@ -101,8 +99,6 @@ class Comm:
             said.append(f"{self.flows} flows")
         times = (("round", self._round), ("step", self._step))
         return f"<Comm: {', '.join(said + [f'{name} {at}' for name, at in times if at is not None])}>"
-
-    # Rounds and steps
 
     @property
     def round(self) -> int:
@@ -131,15 +127,13 @@ class Comm:
 
         It adds the bytes it sends to `sent`, and to `formats` those in which it sends them.
         """
-        copy = object.__new__(type(self))  # as `_with` does
-        vars(copy).update(vars(self), _round=round, _step=step, _bucket=bucket, _sent=sent, _formats=formats)
-        return copy
+        return self._with(_round=round, _step=step, _bucket=bucket, _sent=sent, _formats=formats)
 
     def meeting(self, call: int, meet: Callable[[], None] | None) -> "Comm":
-        """Return the same group for a call that other ranks may not make.
+        """Return the same group for a call that other ranks may not make, with a number below 2³¹.
 
-        Over gloo its messages meet only those of the same `call`, a number below 2³¹. Exchanges of rows call `meet`
-        when this rank has sent first messages, and collectives of gloo before they begin.
+        Over gloo its messages meet only those of the same `call`. Exchanges of rows call `meet` when this rank has sent
+        first messages, and collectives of gloo before they begin.
         """
         return self._with(_call=call, _meet=meet)
 
@@ -153,7 +147,7 @@ class Comm:
         """Note for the report of an attachment in which format this flight sends values; with one rank, that none fly.
 
         Args:
-            asked: the format that was asked for, such as a compressor. A report calls `repr` of it when it is printed.
+            asked: the format that was asked for, such as a compressor: an object whose `repr` a report prints.
             flew: the one that is used: often the same, or a `torch.dtype`.
             reason: why they differ, an object whose `str` says it; "" if they do not.
         """
@@ -285,7 +279,6 @@ class Comm:
         )
 
     def _begin(self, nbytes: float) -> Flows | None:
-        """Begin a collective that sends so many bytes; return the flows that it is divided over, if any."""
         self._count(nbytes)
         self.met()
         return self.agree_on_shares()
@@ -305,9 +298,8 @@ class Comm:
         if self._meet is not None:
             self._meet()
 
-    # Messages between two ranks, by the methods of the group: torch's irecv and isend take 1.5 times as long. Gloo ends
-    # the process where a message is longer than the memory for it, and takes a shorter one without a word: with the
-    # length and the call in its tag neither arrives.
+    # Messages by the methods of the group: torch's irecv and isend take 1.5 times as long. Gloo ends the process if a
+    # message is too long for its memory, and takes a shorter one: with length and call in its tag neither arrives.
 
     def receive_later(self, x: Tensor, peer: int, tag: int = 0) -> Any:
         """Begin to receive `x` from `peer`; return the work to `.wait()` for."""
@@ -350,14 +342,14 @@ class Comm:
         self.agree_on_shares()
         device = next((x.device for x in (*outgoing.values(), *incoming.values())), device)
         if device is not None and device.type == "cuda":
-            if outgoing:
-                self._count(sum(x.nbytes for x in outgoing.values()))
+            for x in outgoing.values():
+                self._count(x.nbytes)
             return sending.exchange_together(self.group, outgoing, incoming, device)
         # Receives are posted before sends: a message without a posted receive stalls the connection. Each rank begins
         # with the one after it, so that not all send to the same peer first.
         works = [self.receive_later(buffer, peer) for peer, buffer in incoming.items()]
-        peers = sorted(outgoing, key=lambda peer: (peer <= self.rank, peer))
-        works += [self.send_later(outgoing[peer], peer) for peer in peers]
+        for peer in sorted(outgoing, key=lambda peer: (peer <= self.rank, peer)):
+            works.append(self.send_later(outgoing[peer], peer))
         for work in works:
             work.wait()
         return incoming
@@ -376,11 +368,19 @@ class Comm:
 
         Args:
             name, timeout, device: a unique name, the timeout of messages, and the device of their tensors.
-            flows: the number of flows; None for that of this `Comm`.
-            store: the key-value store to connect by; None for that of the group.
+            flows, store: the number of flows, and the store to connect by; None: those of this `Comm`.
             parts: the groups to use, among "flat", "intra" and "inter": each sends a first message here.
         """
-        return renewed(self, name, timeout, device, flows, store, parts)  # type: ignore[no-any-return]
+        let_go()
+        count, timeout = integer("flows", self.flows if flows is None else flows, 1, 64), longer(timeout)
+        nodes = self._parts if count > 1 or not {INTRA, INTER}.isdisjoint(parts) else None
+        group, nodes = own_groups(self.group, nodes, name, timeout, device, store)
+        made = flows_of(group, nodes, count, name, timeout, store) if self.size > 1 else {}
+        new = replace(self, group=group, mesh=None, _parts=nodes, flows=count if made else 1, _flows=made)
+        for each in new.groups():
+            if each is not group or FLAT in parts:
+                sending.warm(each, device)
+        return new
 
     def groups(self) -> list[Any]:
         """Return the process groups: flat, then intra and inter if there is a mesh, then further flows."""

@@ -60,9 +60,8 @@ def check_device(group: Any, device: torch.device) -> None:
 def store_of(group: Any, name: str) -> Any:
     """Return the part with the prefix `name` of the key-value store by which the ranks of a group connected.
 
-    Its users never block in a call, so they share a connection, the group's second one: a wait for a missing key on the
-    first connection does not block them. It is made once, since TCPStore resolves the name of every new client, which
-    can block all clients for seconds if the name server is slow.
+    Its users never block in a call, so they share a second connection, which waits on the first do not block. It is
+    made once: TCPStore resolves the name of a new client, which can block all clients for seconds.
     """
     if group not in _connections:
         store = group.get_group_store()
@@ -71,14 +70,9 @@ def store_of(group: Any, name: str) -> Any:
 
 
 class PatientStore(Store):
-    """A store whose waits for keys are made by `wait_until`, which may give up.
+    """A store of a group whose waits for keys are made by a method, not kept alive, which may give up.
 
     A process group waits in the store for the address of a rank, and cannot be interrupted otherwise.
-
-    Args:
-        group: the group whose store to use.
-        wait_until: a method that waits until the condition that it is given is true, or raises. The store does not
-            keep its object alive.
     """
 
     def __init__(self, group: Any, wait_until: Callable[[Callable[[], bool]], None]) -> None:
@@ -112,8 +106,7 @@ class PatientStore(Store):
 def next_name(group: Any) -> str:
     """Return a new name, equal on all ranks, which call this equally often for a group.
 
-    A group that was destroyed and made again over the same store gets other names: each rank adds 1 to a counter in the
-    store at its first call, so that the sum gives the number of earlier groups.
+    Each rank adds 1 to a counter in the store at its first call: the sum gives the number of earlier groups over it.
     """
     if group.size() == 1:
         return "0"
@@ -126,32 +119,20 @@ def next_name(group: Any) -> str:
 def own_group(like: Any, store: Any, name: str, timeout: timedelta, device: torch.device) -> Any:
     """Return a new process group of the ranks of `like`. Its members only call this, with the same unique name.
 
-    On the CPU, more than `CONNECTED` ranks connect with their first messages.
-
-    `dist.new_group` is not used: if only the members call it, it changes torch's group counter on these ranks only; and
-    with `use_local_synchronization`, a group that is destroyed and made again finds the addresses of the first one in
-    the store and hangs. Here the unique name is the prefix in the store, and no global state changes.
+    `dist.new_group` is not used: called by the members only, it changes torch's group counter on these ranks only; and
+    with `use_local_synchronization`, a group that is made again finds the addresses of the first one and hangs.
     """
     return group_over(store, name, like.rank(), members_of(like), [device.type], timeout)
 
 
 def lazy_group(store: Any, rank: int, size: int, timeout: timedelta) -> Any:
-    """Return a process group of ranks that know their numbers. It connects with its first messages.
-
-    Args:
-        store: a part of the key-value store that no other group uses.
-        rank, size: of this process, and of the group.
-        timeout: of each message.
-    """
+    """Return a process group of ranks that know their numbers, under a part of a store. It connects lazily."""
     kinds = ["cpu", *["cuda"] * torch.cuda.is_available()]
     return group_over(store, "elastic", rank, list(range(size)), kinds, timeout, lazily=True)
 
 
 def lazy_gloo(store: Any, rank: int, size: int, timeout: timedelta) -> Any:
-    """Return a gloo backend that connects two ranks with their first message: each asks the store for its peers only.
-
-    A backend that connects at once asks for the addresses of all ranks, and opens a socket to each.
-    """
+    """Return a gloo backend that connects two ranks with their first message: no rank asks for all addresses."""
     gloo: Any = dist.ProcessGroupGloo
     options = gloo._Options()
     # With options of its own, gloo does not look at this variable.
@@ -166,8 +147,7 @@ def group_over(
 ) -> Any:
     """Return a process group under a name in a store, for tensors on these kinds of devices.
 
-    `members` are the ranks of all in the default group, in order. Over gloo two ranks connect with their first message
-    if asked for `lazily`, or if they are more than `CONNECTED`.
+    `members` are the ranks of all in the default group. Over gloo more than `CONNECTED` connect `lazily`, too.
     """
     part, lazily = PrefixStore(f"baguakit/{name}", store), lazily or len(members) > CONNECTED
     group = dist.ProcessGroup(part, rank, len(members))
@@ -249,10 +229,7 @@ def members_of(group: Any) -> list[int]:
 
 
 def host() -> str:
-    """Return a name of this host, other than those of all other hosts: of its kernel and its network namespace.
-
-    Containers with a network of their own count as hosts of their own.
-    """
+    """Return a name of this host, of its kernel and its network namespace: containers with their own are hosts."""
     try:
         return f"{Path('/proc/sys/kernel/random/boot_id').read_text().strip()}/{os.stat('/proc/self/ns/net').st_ino}"
     except OSError:  # not Linux
@@ -268,11 +245,7 @@ def ranks_by_host(hosts: Sequence[str]) -> list[list[int]]:
 
 
 def node_groups(comm: Any) -> tuple[Any, Any]:
-    """Return the intra and inter groups of this rank, of the hosts that the ranks of a Comm run on. Collective.
-
-    Raises:
-        ValueError: hosts have different numbers of ranks.
-    """
+    """Return the intra and inter groups of this rank, of the hosts that the ranks of a Comm run on. Collective."""
     nodes = ranks_by_host(comm.gather_objects(host()))
     if odd := next((ranks for ranks in nodes if len(ranks) != len(nodes[0])), None):
         raise ValueError(
@@ -298,15 +271,10 @@ def _group(comm: Any, name: str, ranks: Sequence[int]) -> Any:
 
 
 class Membership:
-    """The members of a group, as an attachment asks for them: always the same ones. Those of `bk.elastic` come and go.
+    """The members of a group, as an attachment asks for them: always the same. Those of `bk.elastic` come and go."""
 
-    Attributes:
-        changes: ranks come and go, so that the group of the `Comm` changes.
-        bodies: the bodies of `recoverable()` that have ended.
-    """
-
-    changes: ClassVar[bool] = False
-    bodies = 0
+    changes: ClassVar[bool] = False  # ranks come and go, so that the group of the `Comm` changes
+    bodies = 0  # of `recoverable()` that have ended
 
     def watch(self, monitor: Any) -> None:
         """Tell the monitor of an attachment, or of a hook, of ranks that are lost."""

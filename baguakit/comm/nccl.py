@@ -1,9 +1,8 @@
 """NCCL groups whose errors the attachment's monitor reports, in place of torch's watchdog, which ends the process."""
 
-import contextlib
 import os
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from datetime import timedelta
 from typing import Any
 
@@ -32,40 +31,25 @@ _lock = threading.Lock()  # the environment belongs to the whole process
 _c10d: Any = dist  # its type stubs lack some names
 
 
-@contextlib.contextmanager
-def unwatched() -> Iterator[None]:
-    """Let NCCL groups that are made in this block record errors only, without ending the process or aborting."""
+def nccl_backend(store: Any, rank: int, members: list[int], name: str, timeout: timedelta) -> Any:
+    """Return a new NCCL backend that only records errors; its arguments are as those of `group_over`."""
+    options = _c10d.ProcessGroupNCCL.Options()
+    options._timeout = timeout
+    options.group_name, options.global_ranks_in_group = name, members
     with _lock:
-        before, level = {name: os.environ.get(name) for name in SETTINGS}, _c10d.get_debug_level()
+        before, level = {key: os.environ.get(key) for key in SETTINGS}, _c10d.get_debug_level()
         os.environ.update(SETTINGS)
         if level == _c10d.DebugLevel.DETAIL:  # it turns desync debugging on
             _c10d.set_debug_level(_c10d.DebugLevel.INFO)
         try:
-            yield
+            return _c10d.ProcessGroupNCCL(store, rank, len(members), options)
         finally:
             _c10d.set_debug_level(level)
-            for name, value in before.items():
+            for key, value in before.items():
                 if value is None:
-                    os.environ.pop(name, None)
+                    os.environ.pop(key, None)
                 else:
-                    os.environ[name] = value
-
-
-def nccl_backend(store: Any, rank: int, members: list[int], name: str, timeout: timedelta) -> Any:
-    """Return a new NCCL backend that only records errors.
-
-    Args:
-        store: a part of the key-value store that no other group uses.
-        rank: the rank of this process in the group.
-        members: the ranks of all members in the default group, in order.
-        name: the name in torch's logs and its flight recorder.
-        timeout: the timeout of each message.
-    """
-    options = _c10d.ProcessGroupNCCL.Options()
-    options._timeout = timeout
-    options.group_name, options.global_ranks_in_group = name, members
-    with unwatched():
-        return _c10d.ProcessGroupNCCL(store, rank, len(members), options)
+                    os.environ[key] = value
 
 
 def error_in(groups: Iterable[Any]) -> str:

@@ -5,18 +5,16 @@ import ctypes
 import sys
 import threading
 import time
-from collections.abc import Collection, Iterable
-from dataclasses import replace
+from collections.abc import Iterable
 from datetime import timedelta
 from typing import Any
 from weakref import WeakSet
 
 import torch
 
-from ..arguments import integer
 from .flows import Flows
 from .groups import lazy, own_group
-from .sending import FLAT, INTER, INTRA, warm
+from .sending import FLAT, INTER
 
 ENDING = 5.0  # seconds that an abort may take
 
@@ -27,29 +25,6 @@ _letting_go = threading.Lock()
 
 Parts = tuple[Any, Any] | None
 """The intra and inter groups of this rank; None without a mesh."""
-
-
-def renewed(
-    comm: Any,
-    name: str,
-    timeout: timedelta,
-    device: torch.device,
-    flows: int | None,
-    store: Any,
-    parts: Collection[str],
-) -> Any:
-    """Return a Comm of the same ranks in new groups, in each of which the first message has been sent. Collective."""
-    let_go()
-    timeout = longer(timeout)
-    count = integer("flows", comm.flows if flows is None else flows, 1, 64)
-    nodes = comm._parts if count > 1 or not {INTRA, INTER}.isdisjoint(parts) else None
-    group, nodes = own_groups(comm.group, nodes, name, timeout, device, store)
-    made = flows_of(group, nodes, count, name, timeout, store) if comm.size > 1 else {}
-    new = replace(comm, group=group, mesh=None, _parts=nodes, flows=count if made else 1, _flows=made)
-    for each in new.groups():
-        if each is not group or FLAT in parts:
-            warm(each, device)
-    return new
 
 
 def longer(timeout: timedelta) -> timedelta:

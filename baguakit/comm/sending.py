@@ -36,9 +36,8 @@ def as_sent(x: Tensor) -> Tensor:
 def warm(group: Any, device: torch.device) -> None:
     """Send a first byte, if this group has never sent tensors of `device`. Collective.
 
-    NCCL makes its communicator in the first call, which waits for all ranks, including those that have no message. Gloo
-    may connect with the first message, so that each rank sends one to the next: an interface that does not reach it is
-    found now.
+    NCCL makes its communicator in the first call, which waits for all ranks, including those that have no message. Over
+    gloo each rank sends one to the next: an interface that does not reach it is found now.
     """
     if group.size() == 1 or device in _warm.setdefault(group, set()):
         return
@@ -119,8 +118,7 @@ def _device_of(group: Any) -> torch.device:
 class SentFormat(NamedTuple):
     """The format that was asked of a flight, and the one in which it sent values.
 
-    A flight holds the objects themselves, and a report the same `in_words`: nothing is turned into text before it is
-    printed.
+    A flight holds the objects, and a report the same `in_words`: nothing is turned into text before it is printed.
 
     Attributes:
         asked: the format that was asked for: in a report an expression.
@@ -154,16 +152,13 @@ def _named(format: Any) -> str:
 class Rider:
     """Bytes of which each rank has a row, and whose maximum over all ranks is asked for.
 
-    They ride with an exchange that flies anyway: on a GPU a collective of their own takes its latency. The first
-    all-gather of a flight within the group takes them along; or the first between nodes, and the first within them.
-    What no gather has taken is all-reduced at the end.
-
-    Attributes:
-        rows: the rows (k, bytes) of the ranks that are reached so far, uint8.
+    On a GPU a collective of their own takes its latency. So the first all-gather of a flight within the group takes
+    them along; or the first between nodes, and the first within them. Else they are all-reduced at the end.
     """
 
     def __init__(self, mine: Tensor, size: int) -> None:
-        self.rows, self._size, self._parts = mine.view(1, -1), size, set[str]()
+        self.rows = mine.view(1, -1)  # (k, bytes), of the ranks that are reached so far
+        self._size, self._parts = size, set[str]()
 
     def aboard(self, comm: Any) -> Any:
         """Return the same `Comm` for one flight, which takes these flags along."""

@@ -149,10 +149,7 @@ class RuleRunner:
         return self.index << 16 | bucket
 
     def stage(self, i: int) -> Stage:
-        """Return the stage for bucket `i` in this round: with the weights chosen at the launch of the first bucket.
-
-        If losses are measured, it is a stage that does the same and measures them.
-        """
+        """Return the stage for bucket `i` in this round, which measures its losses if they are asked for."""
         if i == 0 or self.current_stage is None:
             self.current_stage = as_chosen(self.rule.stage) if self.chosen else self.rule.stage
         return self.current_stage if self.losses is None else self.losses.measured((i, self.round), self.current_stage)
@@ -332,8 +329,8 @@ def buckets_of(params_of_buckets: Sequence[Sequence[Tensor]], rule: Rule, comm: 
 def padded_multiple(multiple: int, params: Sequence[Tensor]) -> int:
     """Return `multiple`, doubled up to 128 times while that is less than a hundredth of the bucket; or 1 if it is 1.
 
-    Shards of the bucket are then whole blocks of a compressor. A multiple that grows with the number of ranks, and is
-    more than `PADDED` and than an eighth of the bucket, is halved, or 64: small buckets of many ranks stay small.
+    Shards of the bucket are then whole blocks of a compressor. If it grows with the number of ranks, and is more than
+    `PADDED` and than an eighth of the bucket, it is halved, or 64: small buckets of many ranks stay small.
     """
     values, times = sum(local(p).numel() for p in params), 1
     most = max(PADDED, values // 8)

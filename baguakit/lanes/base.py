@@ -66,8 +66,7 @@ def between(a: Moment, b: Moment) -> float:
 def reader(device: torch.device) -> Callable[[Moment], float]:
     """Return a function from moments of a device to seconds of `time.perf_counter`; synchronises on CUDA.
 
-    An event is read by its distance to one whose host time is known: this one, because CUDA gives distances in fp32
-    milliseconds, 8 µs apart at 100 s.
+    An event is read by its distance to one made now: CUDA gives distances in fp32 milliseconds, 8 µs apart at 100 s.
     """
     if device.type != "cuda":
         return float
@@ -83,20 +82,12 @@ Phases = Generator[Any, None, Any]
 
 
 class Flight:
-    """Work on a lane: `done()` queries it, `result()` waits for it. This one is a placeholder, which never ends.
+    """Work on a lane: `done()` queries it, `result()` waits for it. This one is a placeholder, which never ends."""
 
-    A wait that starts after the work has ended has zero length (its end may precede its start).
-
-    Attributes:
-        on_device: `result()` lets a stream wait, and not the host: the work may still be under way then.
-        launched: the moment of its launch.
-        phases, waits: the begin and end of each phase of its work, and of the waits for it.
-    """
-
-    on_device = False
+    on_device = False  # `result()` lets a stream wait, and not the host: the work may still be under way then
     launched: Moment = None
-    phases: Sequence[tuple[Moment, Moment]] = ()
-    waits: Sequence[tuple[Moment, Moment]] = ()
+    phases: Sequence[tuple[Moment, Moment]] = ()  # the begin and end of each phase of its work
+    waits: Sequence[tuple[Moment, Moment]] = ()  # and of the waits for it: one after the end ends before it begins
     _value: Any = None
     _error: BaseException | None = None
 

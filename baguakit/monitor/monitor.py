@@ -46,8 +46,7 @@ class Fault:
 
     An abort ends the kernels of a flight before its data have come, and steps that the host has queued by then apply
     half a sum. The device reads the number after the flight, and it has been set before the abort; so the host waits
-    for nothing. Gradients are multiplied by it, which changes no bit at first: a step that is lost shows in every
-    parameter. Weights stay as they were.
+    for nothing. Gradients are multiplied by it: a lost step shows in every parameter. Weights stay as they were.
     """
 
     def __init__(self) -> None:
@@ -120,10 +119,7 @@ class Monitor:
 
     @property
     def patience(self) -> float:
-        """The seconds after which a silent rank is taken for dead: it may be starved, compiling or saving.
-
-        If a connection has broken, too, `silence` is enough.
-        """
+        """The seconds after which a silent rank is taken for dead: it may be starved, compiling or saving."""
         return max(4 * self.beat, min(60.0, self.timeout / 4))
 
     @property
@@ -156,8 +152,6 @@ class Monitor:
 
     def wait_for(self, collective: Collective) -> Any:
         """Wait for a collective and return its result, or raise an error that names the rank at fault.
-
-        An error of torch about the network is not shown as the cause, since the sentence says more.
 
         Where ranks come and go, the host waits for work on a GPU, too: an abort ends a kernel whose data have not come,
         as if they had, and a step that uses its result must not count. `fail` sets the error before it aborts.
@@ -203,10 +197,7 @@ class Monitor:
             self.wait_until(lambda: int(self.store.add(key, 0)) >= self.size)
 
     def wait_until(self, there: Callable[[], bool]) -> None:
-        """Query the store until `there()` is true, or raise the error that the monitor has found meanwhile.
-
-        The longer it has waited, the longer it pauses: soon it makes one query in a heartbeat.
-        """
+        """Query the store until `there()` is true, ever less often, or raise the error that the monitor has found."""
         began = time.monotonic()
         while not there():
             self.check()
@@ -283,10 +274,7 @@ def _again(error: PeerError) -> PeerError:
 
 
 def _from_network(error: BaseException) -> RuntimeError | None:
-    """Return the error of a process group or store that caused `error`: the deepest RuntimeError in its chain; or None.
-
-    torch wraps the errors of groups that it has not made itself in an error about its own log.
-    """
+    """Return the deepest RuntimeError in the chain of `error`, that of a process group or store; or None."""
     found, each = None, error
     seen: set[int] = set()
     while each is not None and id(each) not in seen:
