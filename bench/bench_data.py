@@ -5,8 +5,6 @@
 Ideal lines: balance 1 (every rank works the mean), a hit one copy of the sample's bytes.
 """
 
-import sys
-from pathlib import Path
 from time import perf_counter
 
 import numpy as np
@@ -14,6 +12,7 @@ import pytest
 import torch
 
 from baguakit.data import CachedDataset, LMDBStore, LoadBalancedBatchSampler, LoadBalancedSampler, MemoryStore
+from bench import slow_epochs
 
 RANKS = 8
 
@@ -109,9 +108,6 @@ def bench_hit(benchmark, tmp_path, store, side):
 
 def bench_slow_dataset(benchmark, tmp_path):
     """10 ms a sample, 2 ranks × 2 loader workers: the first epoch and the next two."""
-    sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "data"))
-    import slow_epochs
-
     seconds, computed, _ = benchmark.pedantic(slow_epochs.epochs, (tmp_path, 501, 3))
     assert sorted(computed) == list(range(501))
     benchmark.extra_info.update(seconds_by_epoch=seconds, second_epoch_speedup=seconds[0] / seconds[1])

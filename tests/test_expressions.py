@@ -3,14 +3,11 @@
 import importlib
 import math
 import pkgutil
-from dataclasses import dataclass, field
 
 import everything
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 from test_topology import EVERY as BUILT_TOPOLOGIES
 
 import baguakit as bk
@@ -139,28 +136,3 @@ def test_functions_print_as_dots_and_large_matrices_as_their_digest():
 def test_numbers_of_numpy_print_as_numbers():
     assert repr(bk.compressors.TopK(np.float64(0.1))) == "TopK(0.1)"
     assert_prints_itself(bk.algorithms.diloco(lr=np.float64(0.1)))
-
-
-@dataclass(frozen=True)
-class Inner:
-    a: int
-    b: float = 1.0
-
-    def __repr__(self):
-        return bk.compressors.base.expression(self)
-
-
-@dataclass(frozen=True, repr=False)
-class Outer(Inner):
-    c: Inner = Inner(0)
-    d: tuple = ()
-    e: Inner = field(default=Inner(1), kw_only=True)
-    f: float = math.inf
-
-
-inners = st.builds(Inner, st.integers(), st.floats(allow_nan=False))
-
-
-@given(st.builds(Outer, st.integers(), st.floats(allow_nan=False), inners, st.tuples(st.floats(0, 1)), inners))
-def test_any_dataclass_does(value):
-    assert eval(repr(value), {"Outer": Outer, "Inner": Inner, "inf": math.inf}) == value

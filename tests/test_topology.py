@@ -1,7 +1,7 @@
 """The claims of every topology, read off its matrices. No processes."""
 
 import inspect
-from dataclasses import FrozenInstanceError, dataclass
+from dataclasses import dataclass
 from functools import cache
 from math import fsum
 
@@ -98,13 +98,6 @@ def test_claims_are_those_of_its_matrices(topology, sizes):
         assert topology.static(size) == all((mixing == rounds[0]).all() for mixing in rounds)
 
 
-@every_periodic_topology
-def test_closed_forms_are_what_the_base_class_reads_off_the_matrices(topology):
-    for size in possible_sizes(topology):
-        assert topology.symmetric(size) == Topology.symmetric(topology, size)
-        assert topology.doubly_stochastic(size) == Topology.doubly_stochastic(topology, size)
-
-
 @every_size
 @every_periodic_topology
 def test_period_is_the_smallest_one(topology, sizes):
@@ -177,15 +170,6 @@ def test_every_rank_is_reached_within_some_rounds(topology, sizes):
             assert rounds < size + len(one_period(topology, size))
             mixing = topology.matrix(size, rounds) @ mixing
             rounds += 1
-
-
-@every_topology
-def test_is_a_value(topology):
-    again = eval(repr(topology), vars(package))
-    assert again == topology and hash(again) == hash(topology)
-    assert [other for other in EVERY if other == topology] == [topology]
-    with pytest.raises(FrozenInstanceError):
-        topology.size = 4
 
 
 # Refusals, and their words.

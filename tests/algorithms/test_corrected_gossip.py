@@ -111,14 +111,6 @@ def test_quasi_global_momentum_is_the_published_recursion(graph, nesterov):
     close(found(lambda bk: bk.algorithms.quasi_global_momentum(topology, beta, nu, nesterov), n, 12), x)
 
 
-def test_quasi_global_momentum_without_momentum_is_atc_to_the_bit():
-    def run():
-        ours = train(lambda bk: [bk.algorithms.quasi_global_momentum(momentum=0.0)], 8)
-        return torch.equal(ours, train(lambda bk: [bk.algorithms.decentralized(order="atc")], 8))
-
-    assert ranks(3, run) == [True] * 3
-
-
 def test_quasi_global_momentum_refuses():
     with pytest.raises(ValueError, match="momentum is a finite number, 0 or more and less than 1"):
         bk.algorithms.quasi_global_momentum(momentum=1.0)

@@ -70,30 +70,6 @@ def test_blocks_are_transformed_each_by_itself_the_largest_first():
     ranks(1, run)
 
 
-@pytest.mark.parametrize("beta", [0.0, 0.999])
-def test_if_all_is_sent_it_is_the_sign_of_the_mean_and_no_momentum_is_left(beta):
-    """x ← x − γ sign(⟨g⟩) whatever β is, in all places where rounding cannot turn the sign."""
-
-    def run():
-        params, comm = parameters(), bk.Comm()
-        stage = bk.algorithms.decoupled_momentum(1.0, beta).stage
-        bucket = bk.Bucket(params)
-        state = stage.init(bucket, comm)
-        for t in range(3):
-            g = [
-                drawn(bucket.flat.numel(), rank, t) * (torch.arange(bucket.flat.numel()) < 24_000) for rank in range(3)
-            ]
-            d = stage(g[comm.rank].clone(), state, comm.at(t))
-            mean = sum(g) / 3
-            clear = (mean.abs() > 1e-5) | (torch.arange(mean.numel()) >= 64 + 128 * 192)
-            assert clear.float().mean() > 0.97 and torch.equal(d[clear], mean.sign()[clear])
-            assert not state["inner"]["residual"].any()
-        return d
-
-    found = ranks(3, run)
-    assert all(torch.equal(found[0], each) for each in found)
-
-
 def test_where_blocks_are_single_values_it_is_sparse_error_feedback():
     """Of vectors of prime length T is the identity: `top_k` with that decay, bit for bit."""
 

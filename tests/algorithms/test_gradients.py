@@ -155,6 +155,8 @@ def test_hierarchical_is_flat(algorithm):
         lambda bk: [bk.algorithms.local_sgd(3, start=2)],
         lambda bk: [bk.after_step(bk.stages.Mean(), every=4, delay=2)],
         lambda bk: [bk.free_running(bk.stages.Mean())],
+        lambda bk: [bk.algorithms.gradient_tracking(bk.topology.Ring())],
+        lambda bk: [bk.algorithms.push_sum(bk.topology.Ring())],
     ],
 )
 def test_one_rank_is_the_plain_optimizer(algorithm):

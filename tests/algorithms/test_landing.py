@@ -5,7 +5,6 @@ import torch
 import torch.distributed as dist
 from pool import ranks
 from quadratics import Point, curvatures, descend, optima
-from training import train
 
 import baguakit as bk
 
@@ -56,16 +55,6 @@ def test_landings_end_where_their_equations_say(cases):
     expected = torch.stack([ends(*case) for case in cases])
     for found in ranks(N, run):
         torch.testing.assert_close(found, expected, rtol=0, atol=1e-9)
-
-
-def test_overwriting_without_a_delay_is_diloco_to_the_bit():
-    """One fragment, τ = 0 and α = 0."""
-
-    def run():
-        found = [train(lambda bk, mix=mix: [bk.algorithms.diloco(3, mix=mix)], 10) for mix in (None, 0.0)]
-        return torch.equal(*found)
-
-    assert ranks(3, run) == [True] * 3
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

@@ -13,13 +13,6 @@ from training import flat, net, net_and_sgd, run_steps, sgd, simulate, train
 import baguakit as bk
 
 
-def test_diloco_with_sgd_of_one_is_local_sgd():
-    ours = ranks(3, train, lambda bk: [bk.algorithms.diloco(every=3, lr=1.0)], 10)
-    theirs = ranks(3, train, lambda bk: [bk.algorithms.local_sgd(every=3)], 10)
-    for a, b in zip(ours, theirs, strict=True):
-        torch.testing.assert_close(a, b, rtol=0, atol=1e-6)
-
-
 def muon(rule, rank=None):
     """Train a matrix of values from 1 to 2 by Muon with the gradients of a rank, or of this one; return it."""
     draw = torch.Generator().manual_seed(0)
@@ -32,16 +25,6 @@ def muon(rule, rank=None):
             (model[0] - goal).square().sum().backward()
             optimizer.step()
     return model[0].detach().clone()
-
-
-def test_muloco_of_one_rank_and_one_step_is_muon_to_the_bit():
-    """H = 1, η = 1, μ = 0:  x ← a − (a − x), which nothing rounds, since x is between a / 2 and 2 a."""
-
-    def run():
-        alone = muon(bk.algorithms.local_sgd(every=100))
-        return torch.equal(muon(bk.algorithms.diloco(1, lr=1.0)), alone), bool(alone.min() < 1)
-
-    assert ranks(1, run) == [(True, True)]
 
 
 def test_muloco_averages_orthogonalised_updates():

@@ -17,15 +17,6 @@ from baguakit.rules import rules_of
 GOSSIP = [lambda bk: bk.algorithms.decentralized(), lambda bk: bk.algorithms.decentralized(order="atc")]
 
 
-def test_two_backwards_before_a_step():
-    def backward(m, rank, step):
-        loss(m, rank, step).backward()
-        loss(m, rank, step + 100).backward()
-
-    for x in ranks(3, attached, backward):
-        close(x, flat(mean_loop(3, backward)))
-
-
 def test_gradients_kept_as_zeros():
     def run():
         m, o = net_and_sgd()
@@ -183,15 +174,22 @@ def test_a_failed_backward_costs_all_ranks_the_same_step(algorithm):
             assert torch.equal(weights, expected) and step == wanted == 5, scaled
 
 
-def test_a_failed_backward_whose_gradients_lie_in_the_buckets_is_told_to_all(own_pools):
+@pytest.mark.parametrize(
+    "delay, to_none, advice",
+    [
+        (0, False, "use zero_grad(set_to_none=True)"),  # its gradients lie in the buckets
+        (1, True, "they step with delayed gradients; let the exception end this rank, and resume from a checkpoint"),
+    ],
+)
+def test_a_failed_backward_is_told_to_all(own_pools, delay, to_none, advice):
     def run():
         model, optimizer = net_and_sgd()
-        with bk.attach(model, optimizer, bk.algorithms.gradient_allreduce(), timeout=TIMEOUT, bucket_bytes=200):
-            for step in range(4):
-                optimizer.zero_grad(set_to_none=False)
-                x = model[3](model[2](model[1](model[0](torch.ones(2, 6)))))
-                x = Fails.apply(model[1](model[0](torch.ones(2, 6)))) if step == 2 and dist.get_rank() == 1 else None
-                hidden = model[1](model[0](torch.ones(2, 6))) if x is None else x
+        rule = bk.during_backward(bk.stages.Mean(), delay=delay)
+        with bk.attach(model, optimizer, rule, timeout=TIMEOUT, bucket_bytes=200):
+            for step in range(5):
+                optimizer.zero_grad(set_to_none=to_none)
+                hidden = model[1](model[0](torch.ones(2, 6)))
+                hidden = Fails.apply(hidden) if step == 2 and dist.get_rank() == 1 else hidden
                 try:
                     model[4](model[3](model[2](hidden))).sum().backward()
                 except MemoryError:
@@ -200,4 +198,4 @@ def test_a_failed_backward_whose_gradients_lie_in_the_buckets_is_told_to_all(own
 
     for sentence in own_pools(3).run(said, run):
         assert sentence.startswith("PeerError: a backward failed on rank 1 after "), sentence
-        assert sentence.endswith("use zero_grad(set_to_none=True)")
+        assert sentence.endswith(advice)

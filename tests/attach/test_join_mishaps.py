@@ -2,14 +2,13 @@
 
 import contextlib
 import logging
-import os
 import threading
 
 import pytest
 import torch
 import torch.distributed as dist
 from everything import ALGORITHMS, joins, made, runs_free
-from pool import Pool, ranks
+from pool import ranks
 from saying import TIMEOUT, Fails
 from training import close, flat, loss, mean_loop, net, net_and_sgd, sgd
 from uneven import step_of, uneven
@@ -83,27 +82,6 @@ def test_a_rank_that_never_enters_is_named():
 
     for said in ranks(3, run):
         assert "rank 1" in said and " has diverged from rank" in said and "join(divide_by" in said
-
-
-@pytest.mark.slow
-def test_a_rank_that_dies_is_named_by_those_at_work_and_by_those_that_answer():
-    def run():
-        rank, model = dist.get_rank(), net()
-        optimizer = sgd(model.parameters())
-        rule = bk.algorithms.gradient_allreduce()
-        with pytest.raises(RuntimeError) as caught, bk.attach(model, optimizer, rule, timeout=8) as att, att.join():
-            for step in range([9, 9, 1][rank]):
-                if (rank, step) == (1, 3):
-                    os._exit(1)
-                step_of(model, optimizer, rank, step)
-        return str(caught.value)
-
-    pool = Pool(3)
-    try:
-        found = pool.run(run, lost=[1])
-    finally:
-        pool.close()
-    assert all("rank 1 is dead" in said for said in (found[0], found[2])), found
 
 
 def test_a_second_backward_before_a_step():

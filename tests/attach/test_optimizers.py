@@ -99,27 +99,6 @@ def test_a_schedule_reaches_qadam_as_it_reaches_adam():
         close(weights, flat(mean_loop(2, backward, 6, optimizer=adam)))
 
 
-def test_a_schedule_reaches_the_inner_steps_of_diloco_and_not_the_outer():
-    """With an outer SGD(lr=1) it is local SGD under the same schedule; at step size 0 the anchor stays."""
-
-    def run(algorithm, prepare=lambda model, optimizer: None):
-        return attached(backward, 8, algorithm=algorithm(bk), optimizer=lambda m: scheduled(m, lr=0.1), prepare=prepare)
-
-    def outer(bk, lr):
-        return bk.algorithms.diloco(every=2, lr=lr)
-
-    for a, b in zip(
-        ranks(2, run, lambda bk: outer(bk, 1.0)), ranks(2, run, lambda bk: bk.algorithms.local_sgd(2)), strict=True
-    ):
-        close(a, b)
-
-    def stop(model, optimizer):
-        optimizer.param_groups[0]["lr"] = 0.0
-
-    for weights in ranks(2, run, lambda bk: outer(bk, 0.7), stop):
-        close(weights, flat(net()))
-
-
 # Closures
 
 

@@ -6,7 +6,7 @@ import torch.distributed as dist
 from everything import ALGORITHMS, made, stages
 from pool import ranks
 from torch import nn
-from training import flat, loss, net, net_and_sgd, run_steps, sgd
+from training import flat, net, net_and_sgd, run_steps
 
 import baguakit as bk
 
@@ -34,50 +34,6 @@ def test_weights_written_between_steps_are_kept(algorithm, write):
         return torch.allclose(held, m.weight, atol=1e-6), dist.get_rank()
 
     assert all(kept for kept, _ in ranks(2, run))
-
-
-def test_two_optimizers_on_one_model():
-    """The step ends when the last has stepped: after every step replicas are equal."""
-
-    def run():
-        m = net()
-        a = sgd([p for p in m.parameters() if p.ndim > 1])
-        b = torch.optim.AdamW([p for p in m.parameters() if p.ndim == 1])
-        apart = []
-        with bk.attach(m, [a, b], bk.algorithms.local_sgd(every=1)) as att:
-            for step in range(3):
-                m.zero_grad()
-                loss(m, dist.get_rank(), step).backward()
-                (a if step % 2 else b).step()
-                (b if step % 2 else a).step()
-                apart.append(att.consensus_distance())
-            return apart, att.step
-
-    assert all(result == ([0.0, 0.0, 0.0], 3) for result in ranks(2, run))
-
-
-def test_rules_with_a_range_and_a_choice():
-    """All-reduce for two steps, then gossip; biases are averaged on their own."""
-
-    def run():
-        m, o = net_and_sgd()
-        rules = (
-            bk.during_backward(bk.stages.Mean(), stop=2),
-            bk.after_step(bk.stages.Mean(), start=2, every=2, where=lambda name, p: p.ndim > 1),
-            bk.after_step(bk.stages.Mean(), start=2, where=lambda name, p: p.ndim == 1),
-        )
-        apart = []
-        with bk.attach(m, o, rules):
-            for step in range(6):
-                o.zero_grad()
-                loss(m, dist.get_rank(), step).backward()
-                o.step()
-                everywhere = bk.Comm().gather_objects([p.tolist() for p in m.parameters()])
-                apart.append([w != everywhere[0][i] for i, w in enumerate(everywhere[1])])
-        return apart
-
-    equal, biases = [False] * 6, [True, False] * 3
-    assert ranks(2, run)[0] == [equal, equal, biases, equal, biases, equal]
 
 
 @pytest.mark.parametrize(

@@ -98,57 +98,6 @@ def test_empty_parameter_groups_and_parameters():
     assert ranks(2, run) == [0.0, 0.0]
 
 
-def test_parameters_unfrozen_frozen_and_added_on_the_way():
-    """Replicas stay equal, and equal a loop that averages every gradient there is."""
-
-    def script(m, o, step):
-        if step == 2:
-            m[0].weight.requires_grad_(True)
-        if step == 3:
-            m[4].bias.requires_grad_(False)
-            m[4].bias.grad = None
-        if step == 4:
-            m.add_module("5", nn.Linear(1, 1))
-            m[5].load_state_dict({"weight": torch.ones(1, 1), "bias": torch.zeros(1)})
-            o.add_param_group({"params": m[5].parameters()})
-
-    def start():
-        m = net()
-        m[0].weight.requires_grad_(False)
-        return m
-
-    def run(algorithm):
-        m = start()
-        o = sgd(m.parameters())
-        with bk.attach(m, o, algorithm(bk), bucket_bytes=300) as att:
-            for step in range(6):
-                script(m, o, step)
-                o.zero_grad()
-                loss(m, dist.get_rank(), step).backward()
-                o.step()
-            return flat(m), att.consensus_distance()
-
-    models = [start() for _ in range(3)]
-    optimizers = [sgd(m.parameters()) for m in models]
-    for step in range(6):
-        for rank, (m, o) in enumerate(zip(models, optimizers, strict=True)):
-            script(m, o, step)
-            o.zero_grad()
-            loss(m, rank, step).backward()
-        for ps in zip(*(m.parameters() for m in models), strict=True):
-            if ps[0].grad is not None:
-                g = sum(p.grad for p in ps) / 3
-                for p in ps:
-                    p.grad = g.clone()
-        for o in optimizers:
-            o.step()
-    for x, apart in ranks(3, run, lambda bk: bk.algorithms.gradient_allreduce()):
-        close(x, flat(models[0]))
-        assert apart == 0.0
-    for _, apart in ranks(3, run, lambda bk: bk.algorithms.local_sgd(every=1)):
-        assert apart == 0.0
-
-
 RULES = {
     "bytegrad": lambda bk: bk.algorithms.bytegrad(error_feedback=True),
     "qadam": lambda bk: bk.algorithms.qadam(warmup_steps=1),

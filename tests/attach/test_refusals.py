@@ -67,11 +67,6 @@ CASES = {
         lambda bk, r: plain(*[bk.algorithms.gradient_allreduce(), bk.algorithms.local_sgd()][: 1 + r]),
         r"rank 0 has nothing more where rank 1 has rule after_step\(Mean\(\), every=8\)",
     ),
-    "one rank alone": (
-        3,
-        lambda bk, r: plain(bk.algorithms.bytegrad(), bucket_bytes=-1 if r == 1 else 1),
-        "bucket_bytes is a whole number, 1 or more, not -1",
-    ),
     "no bucket": (2, lambda bk, r: plain(bk.algorithms.bytegrad(), bucket_bytes=0), "bucket_bytes .* not 0"),
     "two rules on one parameter": (
         2,

@@ -218,18 +218,6 @@ def test_a_writer_that_cannot_write_is_refused():
         written({"a": 1.0}, [], 3)
 
 
-def test_tensorboard_reads_the_names(tmp_path):
-    pytest.importorskip("tensorboard")
-    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-    from torch.utils.tensorboard import SummaryWriter
-
-    with SummaryWriter(tmp_path) as writer:
-        written({"baguakit/bytes_per_step": 626.0, "baguakit/rule_0/compression_error": 0.25}, writer, 3)
-    read = EventAccumulator(str(tmp_path)).Reload()
-    assert sorted(read.Tags()["scalars"]) == ["baguakit/bytes_per_step", "baguakit/rule_0/compression_error"]
-    assert [(e.step, e.value) for e in read.Scalars("baguakit/bytes_per_step")] == [(3, 626.0)]
-
-
 def runner(*launched, buckets=2, what="grad", delay=0):
     """Return what a report reads of a runner whose first bucket was launched in each step at these seconds."""
 

@@ -8,7 +8,7 @@ from pool import ranks
 from training import net_and_sgd, run_steps
 
 import baguakit as bk
-from baguakit.algorithms import decentralized, diloco, local_sgd
+from baguakit.algorithms import diloco, local_sgd
 from baguakit.rules import Rule
 
 
@@ -29,31 +29,6 @@ def test_rounds_follow_one_another():
 def test_a_constant_function_is_the_number(every, start):
     rule = bk.between_steps(bk.stages.Mean(), every=lambda step: every, start=start)
     assert exchanges(rule) == exchanges(bk.between_steps(bk.stages.Mean(), every=every, start=start))
-
-
-@pytest.mark.parametrize("make", [local_sgd, decentralized, lambda every: diloco(every, delay=1)])
-def test_training_with_a_constant_function_equals_that_with_the_number(make):
-    def run():
-        found = []
-        for every in (3, lambda step: 3):
-            net, sgd = net_and_sgd()
-            with bk.attach(net, sgd, make(every=every)):
-                run_steps(net, sgd, range(7))
-            found.append(torch.nn.utils.parameters_to_vector(net.parameters()).detach())
-        return found
-
-    for number, function in ranks(2, run):
-        assert torch.equal(number, function)
-
-
-def test_ranks_whose_functions_differ_are_told_at_attach():
-    def run():
-        net, sgd = net_and_sgd()
-        length = 3 + torch.distributed.get_rank()
-        with pytest.raises(ValueError, match=r"its first rounds end in steps \[2, 5, 8"):
-            bk.attach(net, sgd, local_sgd(every=lambda step: length))
-
-    ranks(2, run)
 
 
 @pytest.mark.parametrize("length, said", [(0, "every.5. is a whole number, 1 or more, not 0"), (1.5, "every.5.*1.5")])
@@ -132,12 +107,16 @@ def test_rules_that_hand_over_by_one_function_do_not_meet_and_others_may():
     ranks(1, run)
 
 
-def test_ranks_whose_bounds_differ_are_told_at_attach():
+def test_ranks_whose_functions_differ_are_told_at_attach():
     def run():
         net, sgd = net_and_sgd()
-        begins = from_step(3 + torch.distributed.get_rank())
-        with pytest.raises(ValueError, match=r"it acts in steps \[0, 1, 2\] where"):
-            bk.attach(net, sgd, local_sgd(every=2, start=begins))
+        at = 3 + torch.distributed.get_rank()
+        for rule, said in (
+            (local_sgd(every=lambda step: at), r"its first rounds end in steps \[2, 5, 8"),
+            (local_sgd(every=2, start=from_step(at)), r"it acts in steps \[0, 1, 2\] where"),
+        ):
+            with pytest.raises(ValueError, match=said):
+                bk.attach(net, sgd, rule)
 
     ranks(2, run)
 

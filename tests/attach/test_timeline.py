@@ -13,7 +13,6 @@ from timelines import STEPS, every_rule, of, timed
 from training import loss, net_and_sgd, run_steps
 
 import baguakit as bk
-from baguakit.lanes.base import in_profile
 from baguakit.report.drawing import Span
 from baguakit.report.timeline import Timeline, ahead
 
@@ -222,7 +221,3 @@ def test_a_profiler_is_shown_launches_and_waits_and_on_request_the_lane(all_thre
     for seen, buckets in ranks(2, run):
         what = ["launch ", "wait for ", *([""] if all_threads else [])]
         assert buckets > 1 and seen == {f"baguakit: {w}Mean, bucket {i}": 3 for w in what for i in range(buckets)}
-
-
-def test_without_a_profiler_no_range_is_opened():
-    assert in_profile("launch", "Mean, bucket 0") is in_profile("", "Mean, bucket 1") is in_profile("", "")

@@ -1,28 +1,14 @@
 """The benchmark of seconds to a loss, without training: its trials, its composition, and its page."""
 
 import math
-from collections import Counter
 
 import pytest
 
-from baguakit.rules import rules_of
 from bench.frontier import compose, timing, trajectories
-from bench.frontier.contenders import ALONE, CONTENDERS, DDP, contender
+from bench.frontier.contenders import ALONE, CONTENDERS, DDP
 from bench.network.table import Table
 
 WAITING = [each for each in CONTENDERS if not each.free and each.peer != "hivemind"]
-
-
-def test_contenders_have_names_of_their_own_and_expressions_or_peers():
-    assert max(Counter(each.name for each in CONTENDERS).values()) == 1
-    for each in (ALONE, *CONTENDERS):
-        assert bool(each.algorithm) != bool(each.peer)
-        if each.algorithm:
-            assert rules_of(each.rules())
-            assert each.free == any(rule.window == "free_running" for rule in each.rules())
-            assert each.period % max(rule.every for rule in each.rules()) == 0 or each == ALONE
-    with pytest.raises(ValueError, match="no contender 'ddp'"):
-        contender("ddp")
 
 
 def test_a_loss_is_reached_where_straight_lines_between_validations_cross_it():

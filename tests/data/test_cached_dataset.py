@@ -24,12 +24,6 @@ def test_it_is_the_dataset_and_computes_each_sample_once(values, data):
     assert report.misses == len(tally.computed) and len(cached) == len(values)
 
 
-def test_a_cached_none_is_a_hit():
-    tally = Tally([None, None])
-    cached = CachedDataset(tally, MemoryStore())
-    assert [cached[0], cached[0], cached[1], cached[0]] == [None] * 4 and tally.computed == [0, 1]
-
-
 @pytest.mark.parametrize("index", [1, -2, np.int64(1), torch.tensor(1), True])
 def test_one_sample_has_one_key(index):
     tally = Tally([10, 11, 12])

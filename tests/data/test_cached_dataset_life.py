@@ -3,7 +3,6 @@
 import copy
 import itertools
 import pickle
-import threading
 import warnings
 
 import pytest
@@ -80,24 +79,6 @@ def test_a_full_store_recomputes_with_one_warning():
 
 
 # In loaders
-
-
-def test_threads_compute_each_sample_once():
-    log = []
-
-    class Slow(Numbers):
-        def __getitem__(self, i):
-            log.append(i)
-            threading.Event().wait(0.002)
-            return i
-
-    cached = CachedDataset(Slow([0] * 20), MemoryStore())
-    threads = [threading.Thread(target=lambda: [cached[i] for i in range(20)]) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert sorted(log) == list(range(20))
 
 
 @pytest.mark.parametrize(

@@ -98,8 +98,6 @@ def test_other_numbers_of_ranks_go_on(tmp_path):
     ]
 
 
-pytest.importorskip("sklearn")
-
 ROOT = Path(__file__).parents[2]
 
 

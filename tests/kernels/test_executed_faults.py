@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from ptx.faults import DivergenceFault, MemoryFault, RaceFault, UnwrittenFault
+from ptx.faults import MemoryFault, UnwrittenFault
 
 triton = pytest.importorskip("triton")
 tl = pytest.importorskip("triton.language")
@@ -65,17 +65,6 @@ def test_a_promise_of_alignment_that_is_not_kept():
         promise_kernel[(1,)](torch.tensor([x[3:].data_ptr()]), TILE=512)
 
 
-@triton.jit
-def last_kernel(out_ptr, x_ptr, TILE: tl.constexpr):
-    tl.store(out_ptr, tl.sum(tl.load(x_ptr + tl.program_id(0) * TILE + tl.arange(0, TILE))))
-
-
-def test_two_programs_that_store_at_one_place():
-    last_kernel[(1,)](torch.empty(1), torch.arange(128.0), TILE=128)
-    with pytest.raises(RaceFault, match=r"of program 0 and .* of program 1 access byte .* of global memory"):
-        last_kernel[(2,)](torch.empty(1), torch.arange(256.0), TILE=128)
-
-
 def test_memory_that_nothing_was_written_to():
     """A kernel may read what another has written, byte for byte, and what torch has."""
     x, out = torch.empty(256), torch.empty(256)
@@ -95,25 +84,6 @@ def test_memory_that_nothing_was_written_to():
         double_kernel[(2,)](out, x, 256, TILE=128, MASKED=True)
     x[120:].numpy()[:] = 0
     double_kernel[(2,)](out, x, 256, TILE=128, MASKED=True)
-
-
-BARRIER = tl.constexpr("""{ .reg .pred %p; setp.lt.u32 %p, $1, 100; @!%p bra end${:uid}; bar.sync 0;
-    end${:uid}: mov.b32 $0, $1; }""")
-SHUFFLE = tl.constexpr("""{ .reg .pred %p; setp.lt.u32 %p, $1, 100; mov.b32 $0, $1; @!%p bra end${:uid};
-    shfl.sync.idx.b32 $0, $1, 0, 31, -1; end${:uid}: }""")
-
-
-@triton.jit
-def diverging_kernel(out_ptr, ASM: tl.constexpr, n: tl.constexpr):
-    at = tl.arange(0, n)
-    tl.store(out_ptr + at, tl.inline_asm_elementwise(ASM, "=r,r", [at], dtype=tl.int32, is_pure=False, pack=1))
-
-
-@pytest.mark.parametrize("asm, named", [(BARRIER, r"bar\.sync"), (SHUFFLE, r"shfl\.sync")])
-def test_some_threads_wait_for_others_that_never_come(asm, named):
-    diverging_kernel[(1,)](torch.empty(32, dtype=torch.int32), asm.value, 32, num_warps=1)
-    with pytest.raises(DivergenceFault, match=f"diverging_kernel, line .*{named}.* waits for other threads"):
-        diverging_kernel[(1,)](torch.empty(128, dtype=torch.int32), asm.value, 128, num_warps=4)
 
 
 def test_a_tensor_elsewhere_is_refused():

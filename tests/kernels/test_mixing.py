@@ -1,6 +1,5 @@
 """Mixing and landing: what their equations say, and that the kernels equal the definition to the bit."""
 
-import warnings
 from fractions import Fraction
 
 import numpy as np
@@ -175,21 +174,6 @@ def test_what_is_not_one_run_of_memory_lands_as_well(device):
     point = torch.tensor(2.0, device=device)
     operators.land_(point, point + 1, point.clone())
     assert point == 3
-
-
-def both(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-    operators.mix_(x, [y, y], [0.5, 0.25, 0.25])
-    operators.land_(x, y, x * 1.0)
-    return x * 2
-
-
-def test_torch_compile_passes_over_the_operators(device):
-    x, y = drawn(300, torch.float32, 0).to(device), drawn(300, torch.float32, 1).to(device)
-    expected = both(copy := x.clone(), y)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # torch's own
-        result = torch.compile(both, fullgraph=True, backend="aot_eager")(x, y)
-    assert torch.equal(result, expected) and torch.equal(x, copy)
 
 
 def test_operators_keep_the_rules_of_operators(device, monkeypatch):

@@ -1,7 +1,5 @@
 """The largest values of chunks: what is kept and sent, that it depends on nothing else, and that kernels keep it."""
 
-import warnings
-
 import numpy as np
 import pytest
 import torch
@@ -255,19 +253,6 @@ def test_the_kernel_keeps_what_is_not_finite_and_breaks_ties_by_place(k, device)
 
 
 # The operator.
-
-
-def test_torch_compile_passes_over_the_operator(device):
-    def sent(x, residual):
-        places, values = operators.select(x, 64, 5, 3, residual)
-        return places.sum() + values.sum() + residual.sum()
-
-    x = drawn(2, 100, torch.float32).to(device)
-    residual, again = torch.zeros(2, 100, device=device), torch.zeros(2, 100, device=device)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # torch's own
-        compiled = torch.compile(sent, fullgraph=True, backend="aot_eager")(x, residual)
-    assert torch.equal(compiled, sent(x, again)) and torch.equal(residual, again)
 
 
 def test_the_operator_keeps_the_rules_of_operators(device, monkeypatch):

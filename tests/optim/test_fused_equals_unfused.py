@@ -116,8 +116,14 @@ def test_half_precision_within_one_rounding(case, code, dtype, steps):
     assert worst["weights"] <= (3 if through_state else 1) and worst["state"] <= 3
 
 
-@pytest.mark.parametrize("kind", ELEMENT_WISE)
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+@pytest.mark.parametrize(
+    "kind, dtype",
+    [
+        *((kind, dtype) for kind in ELEMENT_WISE for dtype in (torch.float32, torch.float64)),
+        (MasterWeights, torch.bfloat16),
+    ],
+    ids=str,
+)
 def test_optimizers_of_users(kind, dtype):
     ours, theirs = parameters(dtype), parameters(dtype)
     fused, plain = fuse(kind(groups(ours)), elementwise=True), kind(groups(theirs))
@@ -130,29 +136,6 @@ def test_optimizers_of_users(kind, dtype):
     assert equal(ours, theirs)
     assert same_state(fused, plain)
     assert vars(fused).get("steps") == vars(plain).get("steps")
-
-
-def test_float32_masters_of_bfloat16_weights():
-    """In the state of the optimizer, and as parameters of their own beside the model's."""
-    ours, theirs = parameters(torch.bfloat16), parameters(torch.bfloat16)
-    fused, plain = fuse(MasterWeights(ours), elementwise=True), MasterWeights(theirs)
-    masters = [[p.detach().float().requires_grad_() for p in half] for half in (ours, theirs)]
-    optimizers = [fuse(torch.optim.AdamW(masters[0])), torch.optim.AdamW(masters[1])]
-    gradients = Gradients(absent=False)
-    for step in range(20):
-        gradients.give(ours, theirs)
-        if step % 2:
-            fused.step()
-            plain.step()
-            continue
-        for half, master, optimizer in zip((ours, theirs), masters, optimizers, strict=True):
-            for p, m in zip(half, master, strict=True):
-                m.grad = p.grad.float()
-            optimizer.step()
-            torch._foreach_copy_([p.detach() for p in half], [m.detach() for m in master])
-    assert equal(ours, theirs)
-    assert same_state(fused, plain) and same_state(*optimizers)
-    assert fused.state[ours[0]]["master"].dtype is torch.float32
 
 
 @pytest.mark.parametrize("lr", [torch.tensor(0.01), 0.01], ids=["tensor", "number"])

@@ -5,7 +5,7 @@ import copy
 import pytest
 import torch
 from torch import nn
-from toys import Gradients, alike, groups, parameters, train
+from toys import Gradients, alike, pair, parameters, train
 
 from baguakit.kernels.steps import operators as steps_ops
 from baguakit.optim import fuse, report, steppers, unfuse
@@ -38,12 +38,6 @@ def launched(monkeypatch) -> list[int]:
     return sizes
 
 
-def pair(kind, options):
-    ours, theirs = parameters(), parameters()
-    make = {"lr": 0.01, **options}
-    return ours, theirs, fuse(kind(groups(ours), **make)), kind(groups(theirs), **make)
-
-
 def close(ours, theirs, steps) -> bool:
     """Within a few roundings a step, of numbers of a size of about one."""
     return all(((a - b).abs() <= steps * ULPS * (1 + b.abs().max())).all() for a, b in zip(ours, theirs, strict=True))
@@ -51,7 +45,7 @@ def close(ours, theirs, steps) -> bool:
 
 @pytest.mark.parametrize("kind, options", COVERED, ids=str)
 def test_they_are_torchs(kind, options, launched):
-    ours, theirs, fused, plain = pair(kind, options)
+    ours, theirs, fused, plain = pair(kind, **{"lr": 0.01, **options})
     gradients = Gradients()
     launched.clear()
     train(40, gradients, ours, theirs, fused, plain)
@@ -110,7 +104,7 @@ def test_on_cpus_nothing_is_launched(monkeypatch):
 
 
 def test_a_checkpoint_goes_over_to_torchs_own_and_back(launched):
-    ours, theirs, fused, plain = pair(torch.optim.AdamW, {})
+    ours, theirs, fused, plain = pair(torch.optim.AdamW, lr=0.01)
     gradients = Gradients(absent=False)
     for step in range(12):
         if step == 6:
@@ -122,26 +116,6 @@ def test_a_checkpoint_goes_over_to_torchs_own_and_back(launched):
         fused.step()
         plain.step()
     assert close([p.detach() for p in ours], [p.detach() for p in theirs], 12)
-
-
-def test_a_closure_is_called_once_and_stepped_after(launched):
-    ours, theirs, fused, plain = pair(torch.optim.SGD, {"momentum": 0.9})
-    calls: list[int] = []
-
-    def closure_of(params, optimizer):
-        def closure():
-            calls.append(1)
-            optimizer.zero_grad()
-            loss = sum((p * p).sum() for p in params)
-            loss.backward()
-            return loss
-
-        return closure
-
-    for _ in range(3):
-        fused.step(closure_of(ours, fused))
-        plain.step(closure_of(theirs, plain))
-    assert len(calls) == 6 and close([p.detach() for p in ours], [p.detach() for p in theirs], 3)
 
 
 def test_a_rate_may_be_a_tensor(launched):

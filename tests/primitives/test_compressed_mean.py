@@ -258,19 +258,3 @@ def test_sparse_mean_is_the_mean_of_what_is_kept(ratio, dtype):
 
     for error, sent in ranks(3, run):
         assert error <= 2 * torch.finfo(dtype).eps + 1e-6 and sent >= round(ratio * 700)
-
-
-def test_top_k_keeps_the_largest_and_what_is_not_finite():
-    from baguakit.compressors import TopK
-
-    x = torch.tensor([[1.0, -5.0, float("nan"), 0.5, 4.0, -0.1], [0.0, 0.0, 0.0, 0.0, 0.0, 3.0]])
-    topk, residual = TopK(0.5), torch.empty(2, 6)
-    packed = topk.compress(x, residual)
-    assert packed.shape == (2, topk.row_bytes(6)) == (2, 28)
-    out = topk.decompress(packed, 6)
-    assert out[0].nan_to_num(9).tolist() == [0.0, -5.0, 9.0, 0.0, 4.0, 0.0] and out[1, 5] == 3.0
-    assert residual[0].nan_to_num(9).tolist()[:2] == [1.0, 0.0] and residual[0, 3:4].tolist() == [0.5]
-    with pytest.raises(TypeError, match="SparseMean"):
-        topk.reduce(packed, 6)
-    for n in (0, 1, 7):
-        assert topk.decompress(topk.compress(torch.randn(3, n)), n).shape == (3, n)

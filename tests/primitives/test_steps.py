@@ -146,18 +146,6 @@ def test_masters_lose_nothing():
     assert all(torch.equal(x, y.bfloat16()) for x, y in zip(p, plain, strict=True))
 
 
-def test_drawn_weights_move_on_average_where_nearest_ones_stand_still():
-    """A step of 2⁻¹² from 1, a 32nd of the distance to the bf16 below: nearest never leaves, drawn arrives."""
-    n, taken = 4096, 64
-    nearest, drawn, g = torch.ones(n).bfloat16(), torch.ones(n).bfloat16(), torch.ones(n)
-    for step in range(taken):
-        sgd_step_(nearest, g, lr=2.0**-12)
-        sgd_step_(drawn, g, None, step, lr=2.0**-12, key=3)
-    assert (nearest == 1).all()
-    # The mean of n independent walks whose steps have a variance of at most 2⁻¹² · 2⁻⁸.
-    assert abs(drawn.double().mean() - (1 - taken * 2.0**-12)) <= 5 * (taken * 2.0**-20 / n) ** 0.5
-
-
 def test_numbers_may_be_tensors_and_a_count_is_advanced():
     options = {"grad_scale": 4.0, "clip": 0.5, "lr": 0.25}
     for count in (torch.tensor(0.0), torch.tensor(0), torch.tensor([0], dtype=torch.int32)):

@@ -32,7 +32,7 @@ class Slow(Dataset):
 
 def epochs(folder, samples, epochs, ranks=2):
     """Seconds by epoch (of the slowest rank), the samples computed, in any order, and the ranks' cache reports."""
-    log, root = folder / "log", Path(__file__).parents[2]
+    log, root = folder / "log", Path(__file__).parents[1]
     numbers = [str(samples), str(epochs)]
     jobs = [
         subprocess.Popen(
