@@ -7,32 +7,56 @@ A wrong type raises a TypeError, a wrong value a ValueError. `checked` reads the
 """
 
 import math
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Set
-from dataclasses import fields
-from functools import wraps
-from inspect import Parameter, signature, unwrap
+import types
+from collections import abc
+from collections.abc import Callable, Collection, Iterable, Mapping, Set
+from dataclasses import dataclass, fields
+from functools import cache, wraps
+from inspect import Parameter, isclass, signature, unwrap
 from itertools import chain, repeat
 from operator import is_
-from typing import Any, ClassVar, ParamSpec, TypeVar, get_type_hints
+from typing import Any, ClassVar, Literal, ParamSpec, TypeVar, Union, get_args, get_origin, get_type_hints
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from .annotations import Kind, describe, kind_of, message, resolved
-
-MEMORY = 256  # combinations of types that are stored per function
+EXAMPLES = {
+    "Comm": "a bk.Comm",
+    "Compressor": "a compressor such as MinMaxUInt8()",
+    "Rule": "a rule such as bk.algorithms.bytegrad()",
+    "Stage": "a stage such as Mean()",
+    "Topology": "a topology such as Ring()",
+}
 P = ParamSpec("P")
 R = TypeVar("R")
 T = TypeVar("T")
 
 
+def message(name: str, wanted: str, value: Any) -> str:
+    """Return the error message for an argument: the wanted value and the given one."""
+    return f"{name} is {wanted}, not {describe(value)}"
+
+
+def describe(value: Any) -> str:
+    """Return a value for an error message: shape and dtype of tensors and arrays; else the repr, shortened."""
+    if isinstance(value, Tensor):
+        layout = "" if value.layout is torch.strided else f" of layout {value.layout}"
+        return f"a tensor {tuple(value.shape)} of {value.dtype} on {value.device}{layout}"
+    if isinstance(value, np.ndarray):
+        return f"an array {value.shape} of {value.dtype}"
+    try:
+        printed = " ".join(repr(value).split())
+    except Exception:  # the message is more important than the error of the repr
+        return f"a {type(value).__name__}"
+    return printed if len(printed) <= 100 else f"{printed[:99]}…"
+
+
 def integer(name: str, value: Any, least: int | None, most: int | None = None) -> int:
     """Return `value` if it is a whole number from `least` to `most`; else raise."""
-    if isinstance(value, bool) or not isinstance(value, int | np.integer):
-        raise TypeError(message(name, _range("a whole number", least, most), value))
-    if (least is not None and value < least) or (most is not None and value > most):
-        raise ValueError(message(name, _range("a whole number", least, most), value))
+    wrong = isinstance(value, bool) or not isinstance(value, int | np.integer)
+    if wrong or (least is not None and value < least) or (most is not None and value > most):
+        raise (TypeError if wrong else ValueError)(message(name, _range("a whole number", least, most), value))
     return int(value)
 
 
@@ -46,12 +70,8 @@ def real(
     below: float | None = None,
 ) -> float:
     """Return `value` if it is a finite number from `least` to `most`, and between `above` and `below`; else raise."""
-    if type(value) is not float:
-        if isinstance(value, bool) or not isinstance(value, int | float | np.integer | np.floating):
-            raise TypeError(message(name, _range("a finite number", least, most, above, below), value))
-        number = math.inf if isinstance(value, int) and abs(value) >= 1 << 1023 else float(value)
-    else:
-        number = value
+    wrong = isinstance(value, bool) or not isinstance(value, int | float | np.integer | np.floating)
+    number = math.inf if wrong or (isinstance(value, int) and abs(value) >= 1 << 1023) else float(value)
     if not (
         math.isfinite(number)
         and (least is None or number >= least)
@@ -59,24 +79,21 @@ def real(
         and (above is None or number > above)
         and (below is None or number < below)
     ):
-        raise ValueError(message(name, _range("a finite number", least, most, above, below), value))
+        words = _range("a finite number", least, most, above, below)
+        raise (TypeError if wrong else ValueError)(message(name, words, value))
     return number
 
 
 def truth(name: str, value: Any) -> bool:
     """Return `value` if it is True or False; else raise."""
-    if not isinstance(value, bool | np.bool_):
-        raise TypeError(message(name, "True or False", value))
-    return bool(value)
+    return bool(instance(name, value, (bool, np.bool_), "True or False"))
 
 
 def text(name: str, value: Any) -> str:
     """Return `value` if it is a string that is not empty; else raise."""
-    if not isinstance(value, str):
-        raise TypeError(message(name, "a string", value))
-    if not value:
+    if not (given := instance(name, value, str, "a string")):
         raise ValueError(message(name, "a string that is not empty", value))
-    return value
+    return given
 
 
 def one_of(name: str, value: Any, choices: Collection[Any]) -> Any:
@@ -99,8 +116,9 @@ def pair(name: str, values: Any, least: float, *, below: float) -> tuple[float, 
     listed = several(name, values, "a pair of numbers")
     if len(listed) != 2:
         raise ValueError(message(name, "a pair of numbers", values))
-    first, second = (real(f"each of {name}", value, least, below=below) for value in listed)
-    return first, second
+    return real(f"each of {name}", listed[0], least, below=below), real(
+        f"each of {name}", listed[1], least, below=below
+    )
 
 
 def function(name: str, value: Any, example: str) -> Any:
@@ -121,147 +139,23 @@ def integers(name: str, values: Any, least: int, most: int | None = None) -> lis
 def several(name: str, values: Any, example: str, ordered: bool = False) -> list[Any]:
     """Return `values` as a list; raise if they are not iterable, text, a tensor, a mapping or, if `ordered`, a set."""
     wrong = isinstance(values, str | bytes | Tensor | Mapping) or (ordered and isinstance(values, Set))
-    if wrong or not isinstance(values, Iterable):
+    if wrong or not isinstance(values, Iterable) or (isinstance(values, np.ndarray) and not values.ndim):
         raise TypeError(message(name, example, values))
-    try:
-        return list(values)
-    except TypeError:  # an array without dimensions is an Iterable, but raises
-        raise TypeError(message(name, example, values)) from None
-
-
-def every(name: str, values: Iterable[Any], kind: type[T], example: str) -> Iterable[T]:
-    """Return `values` if each is an instance; else raise with the example."""
-    return [instance(f"each of {name}", value, kind, example) for value in values]
+    return list(values)
 
 
 def tensor(name: str, value: Any, *, floating: bool = False, dtype: torch.dtype | None = None) -> Tensor:
     """Return `value` if it is a dense tensor with data, `floating` or of a `dtype` if required; else raise."""
-    if not isinstance(value, Tensor):
-        raise TypeError(message(name, "a tensor", value))
-    if value.layout is not torch.strided:
+    x = instance(name, value, Tensor, "a tensor")
+    if x.layout is not torch.strided:
         raise TypeError(message(name, "a dense tensor", value) + "; call .to_dense() first")
-    if value.is_meta:
+    if x.is_meta:
         raise ValueError(message(name, "a tensor that holds values", value))
-    if floating and not value.is_floating_point():
+    if floating and not x.is_floating_point():
         raise TypeError(message(name, "a floating tensor", value) + "; convert it to a floating dtype first")
-    if dtype is not None and value.dtype != dtype:
+    if dtype is not None and x.dtype != dtype:
         raise TypeError(message(name, f"a tensor of {dtype}", value))
-    return value
-
-
-def tensors(name: str, values: Any, *, floating: bool = False) -> list[Tensor]:
-    """Return a list of `values` if they are dense tensors, or one; else raise."""
-    listed = (
-        [values] if isinstance(values, Tensor) else several(name, values, "a tensor or a list of tensors", ordered=True)
-    )
-    return [tensor(name, value, floating=floating) for value in listed]
-
-
-def checked(called: Callable[P, R], like: Callable[..., Any] | None = None) -> Callable[P, R]:
-    """Return the function with a check of its arguments: a wrong type raises a TypeError of one sentence.
-
-    Numbers must be finite; numbers of NumPy are converted to Python's. The function checks ranges itself. Combinations
-    of types that have passed are stored and pass faster, if their types alone decide.
-
-    Args:
-        called: the function.
-        like: the function with the annotations; None for `called`.
-    """
-    home = called if like is None else like
-    kinds: dict[str, Kind] = {}
-    names: list[str] = []
-    rest: list[str] = []  # the name of all positional arguments after those with names of their own
-    lasting: set[str] = set()  # arguments whose type alone decides
-    passed: set[tuple[Any, ...]] = set()
-
-    def learn() -> None:  # at the first call, when all names in the annotations are defined
-        for name, parameter in signature(home).parameters.items():
-            if parameter.kind is not Parameter.VAR_KEYWORD and parameter.annotation is not Parameter.empty:
-                kinds[name] = kind_of(resolved(parameter.annotation, getattr(unwrap(home), "__globals__", {})))
-            if parameter.kind is not Parameter.KEYWORD_ONLY:
-                names.append(name)
-            if parameter.kind is Parameter.VAR_POSITIONAL:
-                rest.append(name)
-            if name not in kinds or kinds[name].by_type:
-                lasting.add(name)
-        if not kinds:
-            kinds[""] = kind_of(Any)
-
-    def look(types: tuple[Any, ...], args: Any, options: dict[str, Any]) -> tuple[Any, Any]:
-        if not kinds:
-            learn()
-        each = chain(names, repeat(*rest or [""]))  # of what is more than all names, Python speaks itself
-        taken = [_taken(kinds, name, value) for name, value in zip(each, args, strict=False)]
-        named = {name: _taken(kinds, name, value) for name, value in options.items()}
-        by_type = lasting.issuperset(names[: len(args)]) and lasting.issuperset(options)
-        if by_type and len(passed) < MEMORY and all(map(is_, [*taken, *named.values()], [*args, *options.values()])):
-            passed.add(types)
-        return taken, named
-
-    @wraps(called)
-    def call(*args: P.args, **options: P.kwargs) -> R:
-        types = (*map(type, args), *options, *map(type, options.values()))
-        if types in passed:
-            return called(*args, **options)
-        taken, named = look(types, args, options)
-        return called(*taken, **named)
-
-    return call
-
-
-def _taken(kinds: dict[str, Kind], name: str, value: Any) -> Any:
-    kind = kinds.get(name)
-    return value if kind is None else kind.take(name, value)
-
-
-class Doors:
-    """A class whose public methods check their arguments, those of a subclass like those of the class itself.
-
-    The annotations that count are those of the first class with the method. What the package itself calls often it
-    calls as `method.unchecked`, the function as it is written.
-
-    Attributes:
-        doors: the names of the methods.
-    """
-
-    doors: ClassVar[frozenset[str]] = frozenset()
-
-    def __init_subclass__(cls) -> None:
-        for name in cls.doors & vars(cls).keys():
-            first = next(vars(base)[name] for base in reversed(cls.__mro__) if name in vars(base))
-            door: Any = checked(vars(cls)[name], like=first)
-            door.unchecked = vars(cls)[name]
-            setattr(cls, name, door)
-
-
-def check_fields(declared: Any) -> None:
-    """Check the public fields of a dataclass as `checked` does arguments; for its `__post_init__`."""
-    for name, kind in _fields_of(type(declared)):
-        value = getattr(declared, name)
-        taken = kind.take(name, value)
-        if taken is not value:
-            object.__setattr__(declared, name, taken)
-
-
-class Declared:
-    """A base of dataclasses whose fields are checked when one is made."""
-
-    def __post_init__(self) -> None:
-        check_fields(self)
-
-
-def _fields_of(kind: type) -> list[tuple[str, Kind]]:
-    if kind not in _known:
-        _known[kind] = list(_read_fields(kind))
-    return _known[kind]
-
-
-_known: dict[type, list[tuple[str, Kind]]] = {}
-
-
-def _read_fields(kind: Any) -> Iterator[tuple[str, Kind]]:
-    hints = get_type_hints(kind)
-    yield from ((f.name, kind_of(hints[f.name])) for f in fields(kind) if f.init and not f.name.startswith("_"))
+    return x
 
 
 def _range(
@@ -275,23 +169,232 @@ def _range(
     return f"{what}, {' and '.join(parts)}" if parts else what
 
 
-__all__ = [
-    "Doors",
-    "check_fields",
-    "checked",
-    "describe",
-    "every",
-    "function",
-    "instance",
-    "integer",
-    "integers",
-    "message",
-    "one_of",
-    "pair",
-    "real",
-    "several",
-    "tensor",
-    "tensors",
-    "text",
-    "truth",
-]
+NO = object()  # in checks of annotations, such as `int` or `Sequence[float]`: in place of a value that does not fit
+
+
+@dataclass(frozen=True)
+class Kind:
+    """The check of an annotation.
+
+    Attributes:
+        words: the annotation in words, for errors.
+        use: returns what to use for the value of an argument; `NO` for one of a wrong type.
+        by_type: whether the type of a value alone decides if it fits.
+    """
+
+    words: str
+    use: Callable[[str, Any], Any]
+    by_type: bool = False
+
+    def take(self, name: str, value: Any) -> Any:
+        """Return the value to use; raise TypeError if it does not fit."""
+        used = self.use(name, value)
+        if used is NO:
+            raise TypeError(message(name, self.words, value))
+        return used
+
+
+def kind_of(annotation: Any) -> Kind:
+    """Return the check of an annotation."""
+    if annotation in PLAIN:
+        return PLAIN[annotation]
+    origin, args = get_origin(annotation), get_args(annotation)
+    if origin is Literal:
+        return _literal(args)
+    if origin in (Union, types.UnionType):
+        return _union([kind_of(each) for each in args])
+    if origin is abc.Callable:
+        return _instance("a function", abc.Callable)
+    if origin is type:
+        words = f"a subclass of {args[0].__name__}, such as torch.optim.SGD"
+        return Kind(words, lambda _, value: value if isclass(value) and issubclass(value, args[0]) else NO)
+    if origin is tuple:
+        return _collection(tuple, kind_of(args[0])) if ... in args else _tuple([kind_of(each) for each in args])
+    if isclass(origin) and issubclass(origin, abc.Mapping):
+        return _mapping(kind_of(args[0]), kind_of(args[1]))
+    if isclass(origin) and issubclass(origin, abc.Iterable):
+        return _collection(origin, kind_of(args[0]))
+    kind = origin or annotation
+    if not isclass(kind) or (origin is None and getattr(kind, "_is_protocol", False)):
+        return ANYTHING  # a protocol, or a type variable
+    if kind.__name__ in EXAMPLES and kind.__module__.startswith(__package__):
+        return _instance(EXAMPLES[kind.__name__], kind)
+    return _instance(f"{'an' if kind.__name__[0] in 'AEIO' else 'a'} {kind.__name__}", kind)
+
+
+def _instance(words: str, kind: Any) -> Kind:
+    return Kind(words, lambda _, value: value if isinstance(value, kind) else NO, by_type=True)
+
+
+def _literal(choices: tuple[Any, ...]) -> Kind:
+    words = " or ".join(map(repr, choices))
+
+    def use(name: str, value: Any) -> Any:
+        if isinstance(value, str) and value not in choices:
+            raise ValueError(message(name, words, value))
+        return value if isinstance(value, str) else NO
+
+    return Kind(words, use)
+
+
+def _union(kinds: list[Kind]) -> Kind:
+    def use(name: str, value: Any) -> Any:
+        return next((used for kind in kinds if (used := kind.use(name, value)) is not NO), NO)
+
+    kinds = sorted(kinds, key=lambda kind: kind is NOTHING)
+    return Kind(" or ".join(kind.words for kind in kinds), use, all(kind.by_type for kind in kinds))
+
+
+def _collection(origin: type, each: Kind) -> Kind:
+    def use(name: str, values: Any) -> Any:
+        if not isinstance(values, origin) or isinstance(values, str | bytes | bytearray | Tensor | np.ndarray):
+            return NO
+        if not isinstance(values, list | tuple | range):
+            return values
+        asked: Any = values[:1] if isinstance(values, range) else values
+        used = [each.use(name, value) for value in asked]
+        if any(value is NO for value in used):
+            return NO
+        same = type(values) not in (list, tuple) or all(map(is_, asked, used))
+        made: Any = type(values)
+        return values if same else made(used)
+
+    words = {"Sequence": "a list", "Iterable": "a list"}.get(origin.__name__, f"a {origin.__name__}")
+    return Kind(words if each is ANYTHING else f"{words}, each of it {each.words}", use)
+
+
+def _tuple(kinds: list[Kind]) -> Kind:
+    def use(name: str, values: Any) -> Any:
+        if not isinstance(values, tuple | list) or len(values) != len(kinds):
+            return NO
+        used = tuple(kind.use(name, value) for kind, value in zip(kinds, values, strict=True))
+        return NO if any(value is NO for value in used) else used
+
+    return Kind(f"a tuple ({', '.join(kind.words for kind in kinds)})", use)
+
+
+def _mapping(key: Kind, held: Kind) -> Kind:
+    def use(name: str, values: Any) -> Any:  # not copied: the function may write to the mapping
+        if not isinstance(values, abc.Mapping):
+            return NO
+        used = [each for k, value in values.items() for each in (key.use(name, k), held.use(name, value))]
+        return NO if any(each is NO for each in used) else values
+
+    return Kind(f"a dict of {key.words} to {held.words}", use)
+
+
+def _whole(name: str, value: Any) -> Any:
+    return int(value) if isinstance(value, int | np.integer) and not isinstance(value, bool) else NO
+
+
+def _finite(name: str, value: Any) -> Any:
+    if not isinstance(value, int | float | np.integer | np.floating) or isinstance(value, bool):
+        return NO
+    real(name, value)
+    return value if isinstance(value, int | float) and type(value) is not np.float64 else value.item()
+
+
+ANYTHING = Kind("anything", lambda _, value: value, by_type=True)
+NOTHING = _instance("None", type(None))
+PLAIN: dict[Any, Kind] = {
+    Any: ANYTHING,
+    object: ANYTHING,
+    type(None): NOTHING,
+    int: Kind("a whole number", _whole, by_type=True),
+    float: Kind("a finite number", _finite),
+    bool: Kind("True or False", lambda _, v: bool(v) if isinstance(v, bool | np.bool_) else NO, by_type=True),
+    str: _instance("a string", str),
+    Tensor: _instance("a tensor", Tensor),
+}
+
+
+def _kinds_of(called: Any) -> tuple[dict[str, Kind], list[str], str]:
+    """Return the checks of arguments, the names of positional ones, and that of all others behind them."""
+    kinds, names, rest = {}, [], ""
+    for name, parameter in signature(called).parameters.items():
+        hint = parameter.annotation
+        if parameter.kind is not Parameter.VAR_KEYWORD and hint is not Parameter.empty:
+            kinds[name] = kind_of(eval(hint, dict(unwrap(called).__globals__)) if isinstance(hint, str) else hint)
+        if parameter.kind is not Parameter.KEYWORD_ONLY:
+            names.append(name)
+        rest = name if parameter.kind is Parameter.VAR_POSITIONAL else rest
+    return kinds, names, rest
+
+
+def checked(called: Callable[P, R], like: Callable[..., Any] | None = None) -> Callable[P, R]:
+    """Return the function with a check of its arguments: a wrong type raises a TypeError of one sentence.
+
+    Numbers must be finite; numbers of NumPy are converted to Python's. The function checks ranges itself. Combinations
+    of types that have passed are stored and pass faster, if their types alone decide.
+
+    Args:
+        called: the function.
+        like: the function with the annotations; None for `called`.
+    """
+    home = called if like is None else like
+    passed: set[tuple[Any, ...]] = set()
+    learned: list[tuple[dict[str, Kind], list[str], str]] = []
+
+    def look(types: tuple[Any, ...], args: Any, options: dict[str, Any]) -> tuple[Any, Any]:
+        if not learned:  # at the first call, when all names in the annotations are defined
+            learned.append(_kinds_of(home))
+        kinds, names, rest = learned[0]
+        named = [*zip(chain(names, repeat(rest)), args, strict=False), *options.items()]
+        asked = [kinds.get(name, ANYTHING) for name, _ in named]
+        used = [kind.take(name, value) for kind, (name, value) in zip(asked, named, strict=True)]
+        by_type = all(kind.by_type for kind in asked) and all(map(is_, used, [*args, *options.values()]))
+        if by_type and len(passed) < 256:
+            passed.add(types)
+        return used[: len(args)], dict(zip(options, used[len(args) :], strict=True))
+
+    @wraps(called)
+    def call(*args: P.args, **options: P.kwargs) -> R:
+        types = (*map(type, args), *options, *map(type, options.values()))
+        if types in passed:
+            return called(*args, **options)
+        taken, named = look(types, args, options)
+        return called(*taken, **named)
+
+    return call
+
+
+class Doors:
+    """A class whose public methods check their arguments, those of a subclass like those of the class itself.
+
+    They are named in `doors`; the annotations that count are those of the first class with the method. The package
+    itself calls `_unchecked_method`, the function as it is written.
+    """
+
+    doors: ClassVar[frozenset[str]] = frozenset()
+
+    def __init_subclass__(cls) -> None:
+        for name in cls.doors & vars(cls).keys():
+            written = vars(cls)[name]
+            setattr(cls, f"_unchecked_{name.strip('_')}", written)
+            setattr(cls, name, cls._door(name, written))
+
+    @classmethod
+    def _door(cls, name: str, written: Callable[..., Any]) -> Callable[..., Any]:
+        return checked(written, like=next(vars(base)[name] for base in reversed(cls.__mro__) if name in vars(base)))
+
+
+def check_fields(declared: Any) -> None:
+    """Check the public fields of a dataclass as `checked` does arguments; for its `__post_init__`."""
+    for name, kind in _fields_of(type(declared)):  # type: ignore[arg-type]
+        value = getattr(declared, name)
+        taken = kind.take(name, value)
+        if taken is not value:
+            object.__setattr__(declared, name, taken)
+
+
+@cache
+def _fields_of(kind: type) -> list[tuple[str, Kind]]:
+    hints = get_type_hints(kind)
+    return [(f.name, kind_of(hints[f.name])) for f in fields(kind) if f.init and not f.name.startswith("_")]
+
+
+class Declared:
+    """A base of dataclasses whose fields are checked when one is made."""
+
+    def __post_init__(self) -> None:
+        check_fields(self)

@@ -16,14 +16,12 @@ from typing import Any, Literal, get_args
 import torch
 from torch import Tensor
 
-from .arguments import describe, every, integer, message, one_of, several, tensor
+from .arguments import describe, instance, integer, message, one_of, several, tensor
+from .kernels.operators import is_dense
 
 What = Literal["grad", "data"]
 WHAT = get_args(What)
 Pair = tuple[Tensor, Tensor]  # a tensor to copy to, and one to copy from
-
-
-BOOLS = "a list of bool"
 AVERAGED = {torch.float32, torch.bfloat16, torch.float16, torch.float64, torch.complex64, torch.complex128}
 
 
@@ -75,7 +73,7 @@ class Bucket:
             raise ValueError(message("x", "a flat tensor, of shape (n,)", x))
         bucket = cls.__new__(cls)
         listed = several("params", params, "a list of tensors")  # shards may be meta tensors
-        bucket.params, bucket.flat = list(every("params", listed, Tensor, "a list of tensors")), x
+        bucket.params, bucket.flat = [instance("each of params", p, Tensor, "a list of tensors") for p in listed], x
         if (used := values(bucket.params)) > x.numel():
             raise ValueError(f"params hold {used} values, and x {x.numel()}: {describe(x)}")
         bucket._lay_out(used if bucket.params else x.numel())
@@ -85,12 +83,7 @@ class Bucket:
         self.views: list[Tensor] = [view.data for view in views(self.flat, self.params)]
         self.padding: Tensor = self.flat[used:]
         # Zeros are copied with the values: on a GPU to set the padding to zero would be a launch of its own.
-        self._padded = [(self.padding, torch.zeros_like(self.padding))] if self.padding.numel() else []
-
-    @property
-    def zeros(self) -> Tensor | None:
-        """Return zeros as long as the padding; None if there is none."""
-        return self._padded[0][1] if self._padded else None
+        self.zeros: Tensor | None = torch.zeros_like(self.padding) if self.padding.numel() else None
 
     def __repr__(self) -> str:
         padding, kind = self.padding.numel(), f"{self.flat.dtype} on {self.flat.device}".removeprefix("torch.")
@@ -105,40 +98,48 @@ class Bucket:
         """
         return [piece.shape for piece in pieces(self.flat, self.params)]
 
+    @torch.no_grad()
     def load(self, what: What) -> Tensor:
         """Copy the gradients or the weights to `flat`, and return it. A gradient of None counts as zero."""
-        if torch.is_grad_enabled():
-            with torch.no_grad():
-                return self.load(what)
-        if type(what) is not str or what not in WHAT:
-            one_of("what", what, WHAT)
+        one_of("what", what, WHAT)
         if what == "grad":
             return self._load_gradients([p.grad for p in self.params])
-        _copy([*zip(self.views, map(local, self.params), strict=True), *self._padded])
-        return self.flat
+        return self._copy(self.flat, zip(self.views, map(local, self.params), strict=True))
 
     def _load_gradients(self, grads: Sequence[Tensor | None], beside: Sequence[Pair] = ()) -> Tensor:
         """Copy `grads`, those of `params`, to `flat`, and return it; and in the same launch the pairs `beside`.
 
         A lane must not read `p.grad`: after a backward that failed, the user may set it to None at the same time.
         """
-        absent, pairs = [], [*self._padded, *beside]
+        absent, pairs = [], [*beside]
         for view, grad in zip(self.views, grads, strict=True):
             if grad is None:
                 absent.append(view)
             elif not is_view(grad, view):
-                pairs.append((view, dense(grad)))
+                if hasattr(grad, "to_local"):
+                    raise TypeError("a bucket cannot hold a sharded gradient (a DTensor); use bk.interop.fsdp")
+                if grad.layout is not torch.strided:
+                    raise TypeError(
+                        "a bucket cannot hold a sparse gradient; use sparse=False in the embedding, or leave it out "
+                        "with where="
+                    )
+                pairs.append((view, grad.detach()))
         if absent:
             torch._foreach_zero_(absent)
-        _copy(pairs)
-        return self.flat
+        return self._copy(self.flat, pairs)
 
     @torch.no_grad()
     def now(self) -> Tensor:
         """Return the present weights in a new flat tensor, without a change of `flat`."""
         flat = torch.empty_like(self.flat)
-        padded = [(flat[flat.numel() - zeros.numel() :], zeros) for _, zeros in self._padded]
-        _copy([*zip(views(flat, self.params), map(local, self.params), strict=True), *padded])
+        return self._copy(flat, zip(views(flat, self.params), map(local, self.params), strict=True))
+
+    def _copy(self, flat: Tensor, pairs: Iterable[Pair]) -> Tensor:
+        """Copy these pairs, and zeros to the padding of `flat`, in one launch; return `flat`."""
+        padded = [] if self.zeros is None else [(flat[flat.numel() - self.zeros.numel() :], self.zeros)]
+        if every := [*pairs, *padded]:
+            to, source = zip(*every, strict=True)
+            torch._foreach_copy_(to, source)
         return flat
 
     @torch.no_grad()
@@ -151,9 +152,8 @@ class Bucket:
             what: "grad" or "data".
             only: for each parameter, whether to store it; None for all.
         """
-        if type(what) is not str or what not in WHAT:
-            one_of("what", what, WHAT)
-        if only is not None and [type(each) for each in several("only", only, BOOLS)] != [bool] * len(self.params):
+        one_of("what", what, WHAT)
+        if only is not None and [*map(type, several("only", only, "a list of bool"))] != [bool] * len(self.params):
             raise ValueError(message("only", f"as many bool as there are parameters, {len(self.params)}", only))
         params, views = self.params, self.views
         if only is not None:
@@ -167,12 +167,6 @@ class Bucket:
                     p.grad = view
         elif params:
             torch._foreach_copy_(list(map(local, params)), views)
-
-
-def _copy(pairs: Sequence[Pair]) -> None:
-    if pairs:
-        to, source = zip(*pairs, strict=True)
-        torch._foreach_copy_(to, source)
 
 
 @torch.no_grad()
@@ -201,7 +195,7 @@ def pieces(flat: Tensor, like: Sequence[Tensor]) -> list[Tensor]:
             shape, stride = torch.Size([*shape, 2]), (*(2 * step for step in stride), 1)
         piece = flat[at : at + shape.numel()]
         at += shape.numel()
-        found.append(piece.as_strided(shape, stride) if _is_dense(x) else piece.view(shape))
+        found.append(piece.as_strided(shape, stride) if is_dense(x) else piece.view(shape))
     return found
 
 
@@ -231,24 +225,13 @@ def check_averaged(name: str, x: Tensor) -> None:
         )
 
 
-def _is_dense(x: Tensor) -> bool:
-    """Return whether the values of `x` fill contiguous memory, in any order of dimensions."""
-    run = 1
-    lengths = [] if x.is_contiguous() else sorted(zip(x.stride(), x.shape, strict=True))
-    for stride, length in lengths:
-        if length != 1 and stride != run:
-            return False
-        run *= length
-    return x.numel() > 0
-
-
 def check_apart(params: Sequence[Tensor]) -> None:
     """Raise a ValueError if two of `params` share memory: a store to one would overwrite the other."""
     ends = []
     for i, p in enumerate(map(local, params)):
         if any(n > 1 and not s for n, s in zip(p.shape, p.stride(), strict=True)) and p.numel():
             raise ValueError(f"params have separate memory, but values of {describe(p)} share memory: it was expanded")
-        if _is_dense(p):  # others may be interleaved without sharing memory
+        if p.numel() and is_dense(p):  # others may be interleaved without sharing memory
             ends.append((p.data_ptr(), p.data_ptr() + p.nbytes, i))
     for (_, end, _), (begin, _, i) in pairwise(sorted(ends)):
         if begin < end:
@@ -266,17 +249,6 @@ def is_view(grad: Tensor | None, view: Tensor) -> bool:
     )
 
 
-def dense(grad: Tensor) -> Tensor:
-    """Return `grad`; raise a TypeError if it is sparse or sharded."""
-    if hasattr(grad, "to_local"):
-        raise TypeError("a bucket cannot hold a sharded gradient (a DTensor); use bk.interop.fsdp")
-    if grad.layout is not torch.strided:
-        raise TypeError(
-            "a bucket cannot hold a sparse gradient; use sparse=False in the embedding, or leave it out with where="
-        )
-    return grad.detach()
-
-
 def split(params: Sequence[Tensor], bucket_bytes: int, apart: Mapping[Tensor, int] = {}) -> list[list[Tensor]]:
     """Return the parameters in groups of about `bucket_bytes`, in the order of backward.
 
@@ -284,17 +256,15 @@ def split(params: Sequence[Tensor], bucket_bytes: int, apart: Mapping[Tensor, in
     parameters. A parameter larger than `bucket_bytes` has its own group.
     """
     groups: list[list[Tensor]] = []
-    kinds: dict[Any, int] = {}
-    free: dict[int, int] = {}
+    open_: dict[Any, tuple[list[Tensor], int]] = {}  # of each kind, the group that is filled, and the bytes left in it
     for p in reversed(params):
         kind = (p.dtype, p.device, apart.get(p))
-        at = kinds.get(kind)
-        if at is None or (groups[at] and free[at] < p.nbytes):
-            at = kinds[kind] = len(groups)
-            groups.append([])
-            free[at] = bucket_bytes
-        groups[at].append(p)
-        free[at] -= p.nbytes
+        group, free = open_.get(kind, ([], 0))
+        if not group or free < p.nbytes:
+            group, free = [], bucket_bytes
+            groups.append(group)
+        group.append(p)
+        open_[kind] = group, free - p.nbytes
     if apart:  # of several kinds, the first may be complete last, and the others would wait for it
         place = {p: i for i, p in enumerate(params)}
         groups.sort(key=lambda group: -place[group[-1]])

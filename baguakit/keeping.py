@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .annotations import message
+from .arguments import message
 
 Kept = tuple[Tensor, Tensor, Tensor, Any]
 """A tensor of a state, the value to keep, the one to go back to, and whose it is."""
@@ -56,7 +56,9 @@ def update_if_finite_(state: Tensor, new: Tensor, where: Tensor) -> Tensor:
         raise ValueError(message("new", f"a tensor of the shape of state, {tuple(state.shape)}", new))
     held = _deciding.get()
     if held is not None:
-        held.hold(state, new, where)
+        copy = held.joint.copy_of(state)
+        held.new.append((state, copy if new is copy else copy.copy_(new), state, held.whose))
+        held.flags.append(where)
         return state
     if where.is_cpu:  # to ask waits for nothing
         return state.copy_(new) if where else state
@@ -64,11 +66,9 @@ def update_if_finite_(state: Tensor, new: Tensor, where: Tensor) -> Tensor:
 
 
 def room_for(state: Tensor, new: Callable[[Tensor], Tensor]) -> Tensor:
-    """Return memory for the value that `update_if_finite_` will set `state` to.
+    """Return memory for the value that `update_if_finite_` will set `state` to, to be used until the flight ends.
 
-    It is made by `new`, or is what a `Joint` would copy the value to.
-
-    Its values are undefined, and it may be used until the flight ends.
+    It is made by `new`, or is what a `Joint` would copy the value to. Its values are undefined.
     """
     held = _deciding.get()
     return new(state) if held is None else held.joint.copy_of(state)
@@ -98,18 +98,12 @@ def tensors_of(state: Any) -> Iterator[Tensor]:
 
 @dataclass(eq=False)
 class _Held:
-    """The values that one flight would keep."""
+    """The values that one flight would keep, and whether each is finite."""
 
     joint: "Joint"
     whose: Any
     new: list[Kept] = field(default_factory=list)
     flags: list[Tensor] = field(default_factory=list)
-
-    def hold(self, state: Tensor, new: Tensor, where: Tensor) -> None:
-        """Hold the new value of a tensor, and whether the flight that brought it would keep it."""
-        copy = self.joint.copy_of(state)
-        self.new.append((state, copy if new is copy else copy.copy_(new), state, self.whose))
-        self.flags.append(where)
 
 
 class Joint:
@@ -130,17 +124,13 @@ class Joint:
     ) -> Iterator[None]:
         """Hold what the flight in the body keeps.
 
-        Of a stage without `update_if_finite_` the state is copied first, and may be restored.
-
         Args:
             state: what the stage remembers.
-            guarded: whether it changes that by `update_if_finite_` only.
+            guarded: whether it changes that by `update_if_finite_` only. If not, the state is copied first.
             result: what the flight brings, asked for when the body has ended.
             whose: what `settle` is to tell of this state to its `where`.
         """
-        before = [] if guarded else [(tensor, self.copy_of(tensor)) for tensor in tensors_of(state)]
-        for tensor, copy in before:
-            copy.copy_(tensor)
+        before = [] if guarded else [(tensor, self.copy_of(tensor).copy_(tensor)) for tensor in tensors_of(state)]
         outer, held = _deciding.get(), _Held(self, whose)
         mine = held if guarded else None
         _deciding.set(mine)
@@ -181,8 +171,13 @@ class Joint:
             if (changed := where(whose, state)) is not None:
                 torch.where(changed, kept, old, out=kept)
             if ok.is_cpu:
-                if (chosen := kept if ok else old) is not state:
-                    _swap(state, chosen)
+                chosen = kept if ok else old
+                if state._is_view() and chosen is not state:
+                    state.copy_(chosen)
+                elif chosen is not state:
+                    memory = state.detach()  # stays where the state was
+                    state.set_(chosen)  # type: ignore[call-overload]
+                    chosen.set_(memory)  # type: ignore[call-overload]
             else:
                 torch.where(ok.to(state.device), kept, old, out=state)
 
@@ -198,13 +193,3 @@ class Joint:
         if id(state) not in self._copies:
             self._copies[id(state)] = (state, torch.empty_like(state))
         return self._copies[id(state)][1]
-
-
-def _swap(a: Tensor, b: Tensor) -> None:
-    """Let `a` have the values of `b`: by changing their memory, unless `a` is a part of another tensor."""
-    if a._is_view():
-        a.copy_(b)
-        return
-    held = a.detach()  # stays where `a` was
-    a.set_(b)  # type: ignore[call-overload]
-    b.set_(held)  # type: ignore[call-overload]

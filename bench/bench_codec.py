@@ -69,10 +69,11 @@ def values() -> torch.Tensor:
 
 def compiled_unit(codec: Blockwise) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Room for a row of whole blocks: its packed bytes, and codes and headers as views of them."""
-    format = codec.operators.format
-    packed = format.layout(N, codec.block).empty(1, values().device)
-    (codes,), headers = format.layout(N, codec.block).parts(packed)
-    return packed, codes.view(N // codec.block, -1), headers[0]
+    format = codec.form
+    layout, blocks = format.layout(N, codec.block), N // codec.block
+    packed = layout.empty(1, values().device)
+    headers = packed[0, layout.header_at :][: blocks * format.header_bytes].view(format.header[0])
+    return packed, packed[0, : N * format.bits // 8].view(blocks, -1), headers.view(blocks, -1)
 
 
 def pack_(codes: torch.Tensor, headers: torch.Tensor, x: torch.Tensor, format: Format) -> None:
@@ -88,7 +89,7 @@ def bench_compress_by_torch_compile(benchmark, codec):
     packed, codes, headers = compiled_unit(codec)
     room = codes.clone(), headers.clone()  # it does not write to views of the same bytes with different dtypes
     compiled = torch.compile(pack_, dynamic=False)
-    work = functools.partial(compiled, *room, values().view(-1, codec.block), codec.operators.format)
+    work = functools.partial(compiled, *room, values().view(-1, codec.block), codec.form)
     work()
     codes.copy_(room[0])
     headers.copy_(room[1])
@@ -104,9 +105,7 @@ def bench_decompress_by_torch_compile(benchmark, codec):
     packed, codes, headers = compiled_unit(codec)
     packed.copy_(codec.compress(values()))
     out = torch.empty(N // codec.block, codec.block, device=DEVICE)
-    work = functools.partial(
-        torch.compile(blockwise.unpack_, dynamic=False), out, None, codec.operators.format, headers, codes
-    )
+    work = functools.partial(torch.compile(blockwise.unpack_, dynamic=False), out, None, codec.form, headers, codes)
     work()
     torch.testing.assert_close(out.view(1, N), codec.decompress(packed, N))
     measure(benchmark, work, N, packed.shape[1] + 4 * N)

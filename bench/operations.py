@@ -156,7 +156,7 @@ def compress(n: int, codec: Blockwise, residual: bool) -> Ready:
         if lost is not None and expected_lost is not None:
             equal(lost, expected_lost)
 
-    peers = as_written(lambda: blockwise.compress(codec.operators.format, x, codec.block, lost))
+    peers = as_written(lambda: blockwise.compress(codec.form, x, codec.block, lost))
     return Ready(lambda: codec.compress(x, lost), (4 + 4 * residual) * n + codec.row_bytes(n), check, peers)
 
 
@@ -166,7 +166,7 @@ def decompress(n: int, codec: Blockwise) -> Ready:
     def check() -> None:
         equal(codec.decompress(packed, n, out=out), by_definition(lambda: codec.decompress(packed.cpu(), n)))
 
-    peers = as_written(lambda: blockwise.decompress_(codec.operators.format, out, packed, codec.block))
+    peers = as_written(lambda: blockwise.decompress_(codec.form, out, packed, codec.block))
     return Ready(lambda: codec.decompress(packed, n, out=out), 4 * n + codec.row_bytes(n), check, peers)
 
 
@@ -178,7 +178,7 @@ def add(n: int, codec: Blockwise) -> Ready:
         expected = by_definition(lambda: codec.add_(torch.zeros(n), packed.cpu(), weights.cpu()))
         equal(codec.add_(torch.zeros_like(out), packed, weights), expected)
 
-    peers = as_written(lambda: blockwise.add_(codec.operators.format, out, packed, weights, codec.block))
+    peers = as_written(lambda: blockwise.add_(codec.form, out, packed, weights, codec.block))
     return Ready(lambda: codec.add_(out, packed, weights), 8 * n + 2 * codec.row_bytes(n), check, peers)
 
 
@@ -188,7 +188,7 @@ def reduce(n: int, codec: Blockwise) -> Ready:
     def check() -> None:
         equal(codec.reduce(packed, n), by_definition(lambda: codec.reduce(packed.cpu(), n)))
 
-    peers = as_written(lambda: blockwise.reduce(codec.operators.format, packed, n, codec.block))
+    peers = as_written(lambda: blockwise.reduce(codec.form, packed, n, codec.block))
     return Ready(lambda: codec.reduce(packed, n), (ROWS + 1) * codec.row_bytes(n), check, peers)
 
 

@@ -137,13 +137,14 @@ class Gossip(Stage):
         runs = (
             row_pieces(x.numel(), 1, x.is_cuda) if c.dense else (slice(0, x.numel()),)
         )  # a sparse one selects from all values
-        lengths = [c.row_bytes(run.stop - run.start) for run in runs]
+        lengths = [c._unchecked_row_bytes(run.stop - run.start) for run in runs]
         incoming = {p: [torch.empty(1, b, dtype=torch.uint8, device=x.device) for b in lengths] for p in here.weights}
 
         def changes() -> Iterator[Tensor]:
             for tag, run in enumerate(runs):
                 with temporaries() as new:
-                    packed = c.compress(self._change(x[run], here.at(run), new).view(1, -1), key=comm.key(tag))
+                    change = self._change(x[run], here.at(run), new).view(1, -1)
+                    packed = c._unchecked_compress(change, None, comm.key(tag))
                 yield packed
 
         own, *others = tee(changes(), 1 + len(here.targets))  # all neighbours are sent the same
@@ -157,7 +158,8 @@ class Gossip(Stage):
 
     def _decompressed(self, packed: Tensor, like: Tensor, new: New) -> Tensor:
         """Return the change of a piece as the neighbours decompress it."""
-        return self.compressor.decompress(packed, like.numel(), out=new(like).view(1, -1))[0]
+        out = new(like).view(1, -1)
+        return self.compressor._unchecked_decompress(packed, like.numel(), out.dtype, out)[0]
 
     def _follow(self, here: Replicas, q: Tensor, received: dict[int, Tensor], new: New) -> None:
         """Add to each replica the change that its rank sent: q to this rank's, `received` to the neighbours'.

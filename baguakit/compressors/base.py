@@ -1,12 +1,13 @@
 """The base of all compressors, and the checks of their arguments."""
 
 from collections.abc import Callable, Sequence
-from typing import Any, ClassVar, NamedTuple
+from functools import wraps
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
-from ..arguments import instance, integer, message, real, several, tensor
+from ..arguments import Doors, instance, integer, message, real, several, tensor
 from ..expressions import expression
 from ..kernels.cpu import units
 from ..kernels.cpu.units import COMPILED_VALUES
@@ -18,27 +19,76 @@ PROBE = COMPILED_VALUES + 16  # values in each of five rows: enough for every co
 UNPADDED = COMPILED_VALUES - 1024  # of fewer values a CPU compiles nothing, even if they are padded for 1024 ranks
 
 
-class Unchecked(NamedTuple):
-    """The operations of a compressor for arguments that fit, and need no gradient; none has a default."""
-
-    row_bytes: Callable[[int], int]
-    compress: Callable[[Tensor, Tensor | None, int], Tensor]
-    decompress: Callable[[Tensor, int, torch.dtype, Tensor | None], Tensor]
-    reduce: Callable[[Tensor, int, Tensor | None, int], Tensor]
+# Each method of a user's call, around the one that a class has written.
 
 
-class Compressor:
+def _row_bytes(written: Callable[..., int]) -> Callable[..., int]:
+    return lambda self, n: written(self, integer("n", n, 0, MOST))
+
+
+def _compress(written: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    def compress(self: Any, x: Tensor, residual: Tensor | None = None, key: int = 0) -> Tensor:
+        x = values_of(x, key)
+        return written(self, x, residual_of(residual, x.shape, x), key)
+
+    return compress
+
+
+def _decompress(written: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    def decompress(
+        self: Any, packed: Tensor, n: int, dtype: torch.dtype = torch.float32, out: Tensor | None = None
+    ) -> Tensor:
+        packed = packed_of(packed, self, n)
+        return written(self, packed, n, dtype, output_for(out, packed, n, dtype))
+
+    return decompress
+
+
+def _add_(written: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    def add_(self: Any, out: Tensor, packed: Tensor, weights: Sequence[float] | Tensor) -> Tensor:
+        packed = packed_of(packed, self, sum_into(out, packed).shape[0])
+        written(self, out.detach(), packed, weights_of(weights, packed))
+        return out
+
+    return add_
+
+
+def _reduce(written: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    def reduce(self: Any, packed: Tensor, n: int, residual: Tensor | None = None, key: int = 0) -> Tensor:
+        packed = packed_of(packed, self, n)
+        integer("key", key, None)
+        if not len(packed):
+            raise ValueError(message("packed", "one row or more, to take the mean of", packed))
+        return written(self, packed, n, residual_of(residual, (n,), packed), key)
+
+    return reduce
+
+
+DOORS: dict[str, Callable[[Callable[..., Any]], Callable[..., Any]]] = {
+    "row_bytes": _row_bytes,
+    "compress": _compress,
+    "decompress": _decompress,
+    "add_": _add_,
+    "reduce": _reduce,
+}
+
+
+class Compressor(Doors):
     """Rows (rows, n) of floating-point values as rows of bytes (rows, row_bytes(n)), in one contiguous uint8 tensor.
 
     All arithmetic is fp32, whatever the dtype of the values. A NaN or an infinity is passed on: every value that it
     touches decompresses to a value that is not finite. Values are float32, bfloat16, float16 or float64: another dtype
     raises a TypeError, and a shape that does not fit a ValueError.
 
+    A compressor of your own writes the methods below without checks. They are called with tensors that are contiguous,
+    fit, and need no gradient; what users pass to them is checked before.
+
     Attributes:
         dense: packed rows hold all places, and so can be averaged packed, by `reduce`.
     """
 
     dense: ClassVar[bool] = True
+    doors: ClassVar[frozenset[str]] = frozenset({"row_bytes", "compress", "decompress", "add_", "reduce"})
 
     def row_bytes(self, n: int) -> int:
         """Return how many bytes a row of `n` values takes."""
@@ -70,9 +120,15 @@ class Compressor:
         """
         raise NotImplementedError
 
-    def _unchecked(self, x: Tensor) -> Unchecked:
-        """Return the operations on values like `x`, for primitives, which have checked their arguments themselves."""
-        return Unchecked(self.row_bytes, self.compress, self.decompress, self.reduce)
+    # The methods as they are written, for primitives.
+    _unchecked_row_bytes: Callable[[int], int]
+    _unchecked_compress: Callable[[Tensor, Tensor | None, int], Tensor]
+    _unchecked_decompress: Callable[[Tensor, int, torch.dtype, Tensor | None], Tensor]
+    _unchecked_reduce: Callable[[Tensor, int, Tensor | None, int], Tensor]
+
+    @classmethod
+    def _door(cls, name: str, written: Callable[..., Any]) -> Callable[..., Any]:
+        return wraps(written)(torch.no_grad()(DOORS[name](written)))
 
     def warm_up(self, device: torch.device | str, dtype: torch.dtype = torch.float32, values: int = PROBE) -> None:
         """Compile before the first step all that it needs, for tensors of so many values on a device.
@@ -98,58 +154,6 @@ class Compressor:
 
     def __repr__(self) -> str:
         return expression(self)
-
-
-class Checked(Compressor):
-    """A compressor whose arguments are checked here: its own operations are given what fits, and needs no gradient."""
-
-    as_given: ClassVar[bool] = True  # no subclass has public operations of its own
-
-    def __init_subclass__(cls) -> None:
-        cls.as_given = cls.as_given and vars(cls).keys().isdisjoint(("compress", "decompress", "add_", "reduce"))
-
-    # The operations of a subclass.
-    _compress: Callable[[Tensor, Tensor | None, int], Tensor]  # of x, residual and key
-    _decompress_: Callable[[Tensor, Tensor], None]  # of out and packed
-    _add_: Callable[[Tensor, Tensor, Tensor], None]  # of out, packed and weights
-    _reduce: Callable[[Tensor, int, Tensor | None, int], Tensor]  # of packed, n, residual and key
-
-    @torch.no_grad()
-    def compress(self, x: Tensor, residual: Tensor | None = None, key: int = 0) -> Tensor:
-        x = values_of(x, key)
-        return self._compress(x, residual_of(residual, x.shape, x), key)
-
-    @torch.no_grad()
-    def decompress(
-        self, packed: Tensor, n: int, dtype: torch.dtype = torch.float32, out: Tensor | None = None
-    ) -> Tensor:
-        packed = packed_of(packed, self, n)
-        return self._decompress(packed, n, dtype, output_for(out, packed, n, dtype))
-
-    @torch.no_grad()
-    def add_(self, out: Tensor, packed: Tensor, weights: Sequence[float] | Tensor) -> Tensor:
-        packed = packed_of(packed, self, sum_into(out, packed).shape[0])
-        self._add_(out.detach(), packed, weights_of(weights, packed))
-        return out
-
-    @torch.no_grad()
-    def reduce(self, packed: Tensor, n: int, residual: Tensor | None = None, key: int = 0) -> Tensor:
-        packed = packed_of(packed, self, n)
-        integer("key", key, None)
-        if not len(packed):
-            raise ValueError(message("packed", "one row or more, to take the mean of", packed))
-        return self._reduce(packed, n, residual_of(residual, (n,), packed), key)
-
-    def _unchecked(self, x: Tensor) -> Unchecked:
-        if not self.as_given:
-            return super()._unchecked(x)
-        return Unchecked(self.row_bytes, self._compress, self._decompress, self._reduce)
-
-    def _decompress(self, packed: Tensor, n: int, dtype: torch.dtype, out: Tensor | None) -> Tensor:
-        if out is None:
-            out = torch.empty(len(packed), n, dtype=dtype, device=packed.device)
-        self._decompress_(out, packed)
-        return out
 
 
 def check_dense(name: str, compressor: Any) -> None:
@@ -202,11 +206,11 @@ def packed_of(packed: Tensor, compressor: Compressor, n: int) -> Tensor:
     return packed.contiguous()
 
 
-def output_for(out: Tensor | None, packed: Tensor, n: int, dtype: torch.dtype) -> Tensor:
-    """Return the tensor to decompress into: `out`, or a new one."""
+def output_for(out: Tensor | None, packed: Tensor, n: int, dtype: torch.dtype) -> Tensor | None:
+    """Return the tensor to decompress into, once it has been checked; None for a new one."""
     check_dtype("dtype", dtype)
     if out is None:
-        return torch.empty(packed.shape[0], n, dtype=dtype, device=packed.device)
+        return None
     check_dtype("out", instance("out", out, Tensor, "a tensor").dtype)
     if out.shape != (packed.shape[0], n) or not out.is_contiguous():
         raise ValueError(f"out is contiguous, of shape {(packed.shape[0], n)}, not {described(out)}")

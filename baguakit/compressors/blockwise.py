@@ -1,25 +1,27 @@
 """Blocks of values, each value as a few bits and each block headed by a few bytes."""
 
-from functools import cache
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
-from ..arguments import check_fields, describe, integer
-from ..kernels.operators import Operators, recorded
-from .base import MOST, Checked, Unchecked
+from ..arguments import check_fields, describe
+from ..kernels import operators
+from ..kernels.blockwise.format import Format
+from .base import Compressor
 
 BLOCKS = tuple(1 << power for power in range(6, 14))
 
 
-class Blockwise(Checked):
+class Blockwise(Compressor):
     """A format in blocks: `block` values share a header; `stochastic` selects unbiased rounding."""
 
     block: int
+    stochastic: bool = False
 
     @property
-    def operators(self) -> Operators:
-        """Return the operations of the format."""
+    def form(self) -> Format:
+        """Return the format on the wire."""
         raise NotImplementedError
 
     def __post_init__(self) -> None:
@@ -32,55 +34,28 @@ class Blockwise(Checked):
         )
 
     def row_bytes(self, n: int) -> int:
-        integer("n", n, 0, MOST)
-        return self.operators.format.row_bytes(n, self.block)
+        return self.form.row_bytes(n, self.block)
 
-    def _compress(self, x: Tensor, residual: Tensor | None, key: int) -> Tensor:
-        return self.operators.compress(x, self.block, residual, self._key(key))
+    def compress(self, x: Tensor, residual: Tensor | None = None, key: int = 0) -> Tensor:
+        drawn = signed(key) if self.stochastic else None
+        return operators.compress(x, self.form.name, self.block, residual, drawn)
 
-    def _decompress_(self, out: Tensor, packed: Tensor) -> None:
-        self.operators.decompress_(out, packed, self.block)
+    def decompress(
+        self, packed: Tensor, n: int, dtype: torch.dtype = torch.float32, out: Tensor | None = None
+    ) -> Tensor:
+        out = torch.empty(len(packed), n, dtype=dtype, device=packed.device) if out is None else out
+        operators.decompress_(out, self.form.name, packed, self.block)
+        return out
 
-    def _add_(self, out: Tensor, packed: Tensor, weights: Tensor) -> None:
-        self.operators.add_(out, packed, weights, self.block)
+    def add_(self, out: Tensor, packed: Tensor, weights: Sequence[float] | Tensor) -> Tensor:
+        operators.add_(out, self.form.name, packed, weights, self.block)
+        return out
 
-    def _reduce(self, packed: Tensor, n: int, residual: Tensor | None, key: int) -> Tensor:
-        return self.operators.reduce(packed, n, self.block, residual, self._key(key))
-
-    def _unchecked(self, x: Tensor) -> Unchecked:
-        if not self.as_given or recorded(x):
-            return super()._unchecked(x)
-        return _direct(self.operators, self.block, self._drawn)
-
-    @property
-    def _drawn(self) -> bool:
-        """Return whether rounding is drawn at random."""
-        return getattr(self, "stochastic", False)
-
-    def _key(self, key: int) -> int | None:
-        return signed(key) if self._drawn else None
+    def reduce(self, packed: Tensor, n: int, residual: Tensor | None = None, key: int = 0) -> Tensor:
+        drawn = signed(key) if self.stochastic else None
+        return operators.reduce(packed, self.form.name, n, self.block, residual, drawn)
 
 
 def signed(key: int) -> int:
     """Return any integer as a signed 64-bit one, which the operator's argument is."""
     return (key + (1 << 63)) % (1 << 64) - (1 << 63)
-
-
-@cache
-def _direct(operators: Operators, block: int, drawn: bool) -> Unchecked:
-    """Return the operations for primitives, found once: on a GPU the host's time is theirs."""
-    compress, reduce = operators.compress.function, operators.reduce.function
-    decompress_ = operators.decompress_.function
-
-    def decompress(packed: Tensor, n: int, dtype: torch.dtype, out: Tensor | None) -> Tensor:
-        if out is None:
-            out = torch.empty(packed.shape[0], n, dtype=dtype, device=packed.device)
-        decompress_(out, packed, block)
-        return out
-
-    return Unchecked(
-        lambda n: operators.format.layout(n, block).row,
-        lambda x, residual, key: compress(x, block, residual, signed(key) if drawn else None),
-        decompress,
-        lambda packed, n, residual, key: reduce(packed, n, block, residual, signed(key) if drawn else None),
-    )

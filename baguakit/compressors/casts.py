@@ -1,39 +1,42 @@
 """Sixteen bits a value."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
 from torch import Tensor
 
-from ..arguments import integer
-from .base import MOST, Checked
+from .base import Compressor
 
 
-class Cast(Checked):
+class Cast(Compressor):
     """Two bytes a value, by a cast that rounds to the nearest, ties to even."""
 
     dtype: ClassVar[torch.dtype]
 
     def row_bytes(self, n: int) -> int:
-        return 2 * integer("n", n, 0, MOST)
+        return 2 * n
 
-    def _compress(self, x: Tensor, residual: Tensor | None, key: int) -> Tensor:
+    def compress(self, x: Tensor, residual: Tensor | None = None, key: int = 0) -> Tensor:
         sent = x.to(self.dtype, copy=True)
         if residual is not None:
             residual.copy_(x.float() - sent.float())
         return sent.view(torch.uint8)
 
-    def _decompress_(self, out: Tensor, packed: Tensor) -> None:
-        out.copy_(self._rows(packed))
+    def decompress(
+        self, packed: Tensor, n: int, dtype: torch.dtype = torch.float32, out: Tensor | None = None
+    ) -> Tensor:
+        rows = self._rows(packed)
+        return rows.to(dtype, copy=True) if out is None else out.copy_(rows)
 
-    def _add_(self, out: Tensor, packed: Tensor, weights: Tensor) -> None:
+    def add_(self, out: Tensor, packed: Tensor, weights: Sequence[float] | Tensor) -> Tensor:
         total = out.float()
         for row, weight in zip(self._rows(packed), weights, strict=True):
             total = total + row.float() * weight
-        out.copy_(total)
+        return out.copy_(total)
 
-    def _reduce(self, packed: Tensor, n: int, residual: Tensor | None, key: int) -> Tensor:
+    def reduce(self, packed: Tensor, n: int, residual: Tensor | None = None, key: int = 0) -> Tensor:
         total = torch.zeros(n, dtype=torch.float32, device=packed.device)
         for row in self._rows(packed):
             total += row

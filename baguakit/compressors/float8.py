@@ -4,7 +4,6 @@ from dataclasses import dataclass
 
 from ..arguments import describe
 from ..kernels.blockwise import float8
-from ..kernels.operators import Operators
 from .blockwise import Blockwise
 
 FORMATS = {"e4m3": float8.E4M3, "e5m2": float8.E5M2}
@@ -42,5 +41,5 @@ class Float8(Blockwise):
         super().__post_init__()
 
     @property
-    def operators(self) -> Operators:
+    def form(self) -> float8.Float8Format:
         return FORMATS[self.format]

@@ -1,5 +1,6 @@
 """The largest values, each with its place."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -9,13 +10,13 @@ from torch import Tensor
 from ..arguments import check_fields, describe, integer, real
 from ..kernels import operators as topk_ops
 from ..kernels.blockwise.format import aligned, join_, planes_of, split
-from .base import MOST, PROBE, Checked, Compressor, warmed
+from .base import MOST, PROBE, Compressor, warmed
 
 CHUNKS = tuple(1 << power for power in range(6, 13))
 
 
 @dataclass(frozen=True, repr=False)
-class TopK(Checked):
+class TopK(Compressor):
     """The `ratio` of each chunk of a row that is largest in magnitude: values, and places in the bits a chunk needs.
 
     A row is cut in chunks; the last one ends with the row. Of each at least one value is kept, and of equal ones the
@@ -61,9 +62,9 @@ class TopK(Checked):
 
     def row_bytes(self, n: int) -> int:
         count = self.kept(n)
-        return self._values_at(count) + (4 * count if self.values is None else self.values.row_bytes(count))
+        return self._values_at(count) + (4 * count if self.values is None else self.values._unchecked_row_bytes(count))
 
-    def _compress(self, x: Tensor, residual: Tensor | None, key: int) -> Tensor:
+    def compress(self, x: Tensor, residual: Tensor | None = None, key: int = 0) -> Tensor:
         rest = self._kept_of(x.shape[1] % self.chunk)
         places, kept = topk_ops.select(x, self.chunk, self._kept_of(self.chunk), rest, residual)
         packed = x.new_empty(len(x), self.row_bytes(x.shape[1]), dtype=torch.uint8)
@@ -75,26 +76,29 @@ class TopK(Checked):
             packed[:, at:] = kept.view(torch.uint8)
         else:
             lost = None if residual is None else torch.empty_like(kept)
-            packed[:, at:] = self.values.compress(kept, lost, key)
+            packed[:, at:] = self.values._unchecked_compress(kept, lost, key)
             if residual is not None and lost is not None:
                 residual.scatter_(1, self._index(places), lost)
         return packed
 
-    def _decompress_(self, out: Tensor, packed: Tensor) -> None:
-        values, index = self._parts(packed, out.shape[1])
-        out.zero_().scatter_(1, index, values.to(out.dtype))
+    def decompress(
+        self, packed: Tensor, n: int, dtype: torch.dtype = torch.float32, out: Tensor | None = None
+    ) -> Tensor:
+        values, index = self._parts(packed, n)
+        out = packed.new_zeros(len(packed), n, dtype=dtype) if out is None else out.zero_()
+        return out.scatter_(1, index, values.to(out.dtype))
 
-    def _add_(self, out: Tensor, packed: Tensor, weights: Tensor) -> None:
+    def add_(self, out: Tensor, packed: Tensor, weights: Sequence[float] | Tensor) -> Tensor:
         wide = torch.promote_types(out.dtype, torch.float32)
         total = out.to(wide)
         values, places = self._parts(packed, len(out))
-        for part, index in zip((values * weights.unsqueeze(1)).to(wide), places, strict=True):
+        weighted = values * torch.as_tensor(weights, device=values.device).unsqueeze(1)
+        for part, index in zip(weighted.to(wide), places, strict=True):
             if total.is_cpu:
                 total.index_add_(0, index, part)
             else:  # the atomic sums of GPUs take subnormal numbers for zeros
                 total[index] = total[index] + part
-        if total is not out:
-            out.copy_(total)
+        return out if total is out else out.copy_(total)
 
     def reduce(self, packed: Tensor, n: int, residual: Tensor | None = None, key: int = 0) -> Tensor:
         raise TypeError(f"{self!r} keeps other places of each rank's values; average them with SparseMean({self!r})")
@@ -132,7 +136,7 @@ class TopK(Checked):
         if self.values is None:
             values = sent.flatten().view(torch.float32).view(places.shape)
         else:
-            values = self.values.decompress(sent, count)
+            values = self.values._unchecked_decompress(sent, count, torch.float32, None)
         return values, self._index(places)
 
     def _index(self, places: Tensor) -> Tensor:

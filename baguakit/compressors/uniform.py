@@ -4,8 +4,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from ..arguments import integer
-from ..kernels.blockwise.uniform import uniform
-from ..kernels.operators import Operators
+from ..kernels.blockwise.uniform import GRIDS, UniformFormat
 from .blockwise import Blockwise
 
 
@@ -18,11 +17,10 @@ class Grid(Blockwise):
     def __post_init__(self) -> None:
         super().__post_init__()
         integer("bits", self.bits, 1, 8)
-        self.operators  # noqa: B018 torch.compile cannot record that operators are registered
 
     @property
-    def operators(self) -> Operators:
-        return uniform(self.bits, self.rotate)
+    def form(self) -> UniformFormat:
+        return GRIDS[self.bits, self.rotate]
 
 
 @dataclass(frozen=True, repr=False)

@@ -68,13 +68,13 @@ def measured(stage: Stage, tally: Tally) -> Stage:
 def _measured(compressor: Compressor, tally: Tally) -> Compressor:
     def compress(x: Tensor, residual: Tensor | None = None, key: int = 0) -> Tensor:
         lost = torch.empty(x.shape, dtype=torch.float32, device=x.device) if residual is None else residual
-        packed = compressor.compress(x, lost, key)
+        packed = compressor._unchecked_compress(x, lost, key)
         tally.append((norm(x), norm(lost)))
         return packed
 
-    # Not as given: primitives must call this operation, not that of the format. In `reduce` the second compression is
-    # no loss of this rank's values.
-    return _changed(compressor, compress=compress, as_given=False, reduce=compressor.reduce)
+    # In `reduce` the second compression is no loss of this rank's values.
+    changes = {"_unchecked_compress": compress, "_unchecked_reduce": compressor._unchecked_reduce}
+    return _changed(compressor, compress=compress, **changes)
 
 
 Declared = TypeVar("Declared", Stage, Compressor)

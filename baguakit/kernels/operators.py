@@ -7,7 +7,7 @@ more than the launch of a kernel, on a thread that backward waits for.
 from collections.abc import Callable, Iterable, Sequence
 from functools import cache, partial, update_wrapper
 from importlib import import_module
-from typing import Any, Generic, NamedTuple, TypeVar
+from typing import Any, Generic, TypeVar
 
 import torch
 from torch import Tensor
@@ -15,21 +15,12 @@ from torch.autograd.graph import increment_version
 
 from . import mixing, topk
 from .blockwise import definition as blockwise
-from .blockwise.format import Format
+from .blockwise.format import FORMATS
 from .cpu import units
 
 Result = TypeVar("Result")
 
 imported = cache(import_module)  # Triton is imported at the first kernel: where there is no GPU, it need not be there
-
-
-def recorded(x: Tensor) -> bool:
-    """Return whether work on `x` is recorded, or stands for other work.
-
-    So it is under `torch.compile`, in a dispatch mode (`make_fx`, `FakeTensorMode`), and for a subclass of tensors.
-    """
-    modes: Callable[[], int] = torch._C._len_torch_dispatch_stack
-    return torch.compiler.is_compiling() or type(x) is not Tensor or modes() > 0
 
 
 class Operator(Generic[Result]):
@@ -60,7 +51,11 @@ class Operator(Generic[Result]):
             self.registered.register_fake(fake)
 
     def __call__(self, x: Tensor, *arguments: Any) -> Result:
-        function: Callable[..., Result] = self.registered if recorded(x) else self.function
+        # Work is recorded, or stands for other work, under `torch.compile`, in a dispatch mode (`make_fx`,
+        # `FakeTensorMode`), and on a subclass of tensors.
+        modes: Callable[[], int] = torch._C._len_torch_dispatch_stack
+        recorded = torch.compiler.is_compiling() or type(x) is not Tensor or modes() > 0
+        function: Callable[..., Result] = self.registered if recorded else self.function
         return function(x, *arguments)
 
 
@@ -72,6 +67,11 @@ def uploaded(x: Tensor, device: torch.device) -> Tensor:
     if x.is_cpu and device.type == "cuda" and not torch.compiler.is_compiling():  # Dynamo need not know pinned memory
         x = x.pin_memory()
     return x.to(device, non_blocking=True)
+
+
+def is_dense(x: Tensor) -> bool:
+    """Return whether the values of a tensor fill its memory without gaps or overlaps, in any order."""
+    return x.is_contiguous() or x.permute(sorted(range(x.dim()), key=x.stride, reverse=True)).is_contiguous()
 
 
 # Mixing: weighted sums, and the landing of results.
@@ -125,73 +125,56 @@ def select(x: Tensor, chunk: int, k: int, rest: int, residual: Tensor | None) ->
     return selected
 
 
-# The operations of formats in blocks.
+# The operations of formats in blocks, each given by its name.
 
 
-class Operators(NamedTuple):
-    """The functions of `blockwise/definition.py` for one format."""
-
-    format: Format
-    compress: Operator[Tensor]
-    decompress_: Operator[None]
-    add_: Operator[None]
-    reduce: Operator[Tensor]
+def _fake_compress(x: Tensor, format: str, block: int, residual: Tensor | None, key: int | None) -> Tensor:
+    return x.new_empty(x.shape[0], FORMATS[format].row_bytes(x.shape[1], block), dtype=torch.uint8)
 
 
-def operators_of(format: Format) -> Operators:
-    """Register the operators of a format; once for each."""
-
-    def compress(x: Tensor, block: int, residual: Tensor | None, key: int | None) -> Tensor:
-        if residual is not None:
-            _check_apart(residual, "residual", x, "values")
-        packed: Tensor = _implementation(format, x, key).compress(format, x, block, residual, key)
-        return packed
-
-    def decompress_(out: Tensor, packed: Tensor, block: int) -> None:
-        _check_apart(out, "out", packed, "packed rows")
-        _implementation(format, packed).decompress_(format, out, packed, block)
-
-    def add_(out: Tensor, packed: Tensor, weights: Tensor, block: int) -> None:
-        _check_apart(out, "out", packed, "packed rows")
-        _implementation(format, packed).add_(format, out, packed, weights, block)
-
-    def reduce(packed: Tensor, n: int, block: int, residual: Tensor | None, key: int | None) -> Tensor:
-        if residual is not None:
-            _check_apart(residual, "residual", packed, "packed rows")
-        sent: Tensor = _implementation(format, packed, key).reduce(format, packed, n, block, residual, key)
-        return sent
-
-    def fake_compress(x: Tensor, block: int, residual: Tensor | None, key: int | None) -> Tensor:
-        return x.new_empty(x.shape[0], format.row_bytes(x.shape[1], block), dtype=torch.uint8)
-
-    def fake_reduce(packed: Tensor, n: int, block: int, residual: Tensor | None, key: int | None) -> Tensor:
-        return packed.new_empty(1, format.row_bytes(n, block))
-
-    return Operators(
-        format,
-        Operator(compress, {"residual"}, f"{format.name}_compress", fake_compress),
-        Operator(decompress_, {"out"}, f"{format.name}_decompress_"),
-        Operator(add_, {"out"}, f"{format.name}_add_"),
-        Operator(reduce, {"residual"}, f"{format.name}_reduce", fake_reduce),
-    )
+@partial(Operator, mutates={"residual"}, fake=_fake_compress)
+def compress(x: Tensor, format: str, block: int, residual: Tensor | None, key: int | None) -> Tensor:
+    """Return the packed rows of `x` (rows, n); `residual` (fp32, same shape) receives what they lost."""
+    home = _home(format, x, "values", residual, "residual", key)
+    packed: Tensor = home.compress(FORMATS[format], x, block, residual, key)
+    return packed
 
 
-def _check_apart(written: Tensor, its_name: str, read: Tensor, name: str) -> None:
-    """Raise a ValueError if two tensors share memory; else increment the version of the one to be written."""
-    a, b = written.data_ptr(), read.data_ptr()
-    if written.numel() and read.numel() and a < b + read.nbytes and b < a + written.nbytes:
-        raise ValueError(f"{its_name} and the {name} share memory; give {its_name} memory of its own")
-    increment_version(written)  # compiled units write unseen
+@partial(Operator, mutates={"out"})
+def decompress_(out: Tensor, format: str, packed: Tensor, block: int) -> None:
+    """Write the values of each packed row into `out` (rows, n)."""
+    _home(format, packed, "packed rows", out, "out").decompress_(FORMATS[format], out, packed, block)
 
 
-def _implementation(format: Format, values: Tensor, key: int | None = None) -> Any:
-    """Return the module whose functions take `values`, or packed rows.
+@partial(Operator, mutates={"out"})
+def add_(out: Tensor, format: str, packed: Tensor, weights: Tensor, block: int) -> None:
+    """Add the packed rows, each times its weight (fp32), one after another to `out` (n,), all in fp32."""
+    _home(format, packed, "packed rows", out, "out").add_(FORMATS[format], out, packed, weights, block)
+
+
+def _fake_reduce(packed: Tensor, format: str, n: int, block: int, residual: Tensor | None, key: int | None) -> Tensor:
+    return packed.new_empty(1, FORMATS[format].row_bytes(n, block))
+
+
+@partial(Operator, mutates={"residual"}, fake=_fake_reduce)
+def reduce(packed: Tensor, format: str, n: int, block: int, residual: Tensor | None, key: int | None) -> Tensor:
+    """Return the mean of the packed rows, packed again; to `residual` is added the number of rows times its loss."""
+    home = _home(format, packed, "packed rows", residual, "residual", key)
+    sent: Tensor = home.reduce(FORMATS[format], packed, n, block, residual, key)
+    return sent
+
+
+def _home(format: str, read: Tensor, name: str, written: Tensor | None, its_name: str, key: int | None = None) -> Any:
+    """Return the module whose functions take these tensors; raise a ValueError if the two share memory.
 
     Few values on a CPU take NumPy, if the format has its arithmetic for that.
     """
-    if values.is_cuda:
+    if written is not None:
+        a, b = written.data_ptr(), read.data_ptr()
+        if written.numel() and read.numel() and a < b + read.nbytes and b < a + written.nbytes:
+            raise ValueError(f"{its_name} and the {name} share memory; give {its_name} memory of its own")
+        increment_version(written)  # compiled units write unseen
+    if read.is_cuda:
         return imported(".blockwise.gpu", __package__)
-    few_values = 0 < values.numel() < units.COMPILED_VALUES
-    if few_values and key is None and format.in_numpy is not None and units.thread.how is not None:
-        return format.in_numpy
-    return blockwise
+    in_numpy = FORMATS[format].in_numpy if key is None and 0 < read.numel() < units.COMPILED_VALUES else None
+    return in_numpy if in_numpy is not None and units.thread.how is not None else blockwise

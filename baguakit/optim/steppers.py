@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 from torch.optim import SGD, Adam, AdamW, Optimizer
 
+from ..kernels.operators import is_dense
 from ..kernels.steps import definition as steps
 from ..kernels.steps import operators as steps_ops
 from ..kernels.steps.operators import Role
@@ -60,7 +61,7 @@ def _is_ours(p: Tensor, known: dict[str, Any], adam: bool) -> bool:
         and x.dtype == torch.float32
         and x.layout is torch.strided
         and (x.shape, x.stride(), x.device) == (p.shape, p.stride(), p.device)
-        and steps_ops.is_dense(x)
+        and is_dense(x)
         for x in tensors
     )
 

@@ -15,7 +15,7 @@ from ..arguments import describe, instance, message, several
 from ..buckets import real
 from ..comm import Comm, check_comm
 from ..compressors import Compressor
-from ..compressors.base import Unchecked, check_dense
+from ..compressors.base import check_dense
 from ..kernels.cpu.units import COMPILED_VALUES
 from .transports import bytes_for, gathered, scattered, shared
 
@@ -123,7 +123,7 @@ def mean_(x: Tensor, comm: Comm) -> Tensor:
     return x
 
 
-def mean_of_shards(x: Tensor, codec: Unchecked, comm: Comm, residual: Tensor | None) -> Tensor:
+def mean_of_shards(x: Tensor, codec: Compressor, comm: Comm, residual: Tensor | None) -> Tensor:
     """Average the flat `x` over all ranks, of any length: the last shard is filled with zeros."""
     if x.numel() % comm.size == 0:
         return _mean_of_even_shards(x, codec, comm, residual)
@@ -136,7 +136,7 @@ def mean_of_shards(x: Tensor, codec: Unchecked, comm: Comm, residual: Tensor | N
     return x
 
 
-def _mean_of_even_shards(x: Tensor, codec: Unchecked, comm: Comm, residual: Tensor | None) -> Tensor:
+def _mean_of_even_shards(x: Tensor, codec: Compressor, comm: Comm, residual: Tensor | None) -> Tensor:
     n, rank = comm.size, comm.rank
     # Of each piece: its values in one row for each rank, and their residual.
     runs = [slice(n * part.start, n * part.stop) for part in row_pieces(x.numel() // n, n, x.is_cuda)]
@@ -146,18 +146,20 @@ def _mean_of_even_shards(x: Tensor, codec: Unchecked, comm: Comm, residual: Tens
 
     def packed(i: int, ranks: slice) -> Tensor:
         rows, lost = parts[i]
-        return codec.compress(rows[ranks], None if lost is None else lost[ranks], comm.key(i * n + (ranks.start or 0)))
+        return codec._unchecked_compress(
+            rows[ranks], None if lost is None else lost[ranks], comm.key(i * n + (ranks.start or 0))
+        )
 
     def mean(i: int) -> Tensor:
         rows, lost = parts[i]
         own = None if lost is None else lost[rank]
-        return codec.reduce(shards[i], rows.shape[1], own, comm.key((len(parts) + i) * n))
+        return codec._unchecked_reduce(shards[i], rows.shape[1], own, comm.key((len(parts) + i) * n))
 
     comm.agree_on_shares()
     averaged = map(mean, scattered(comm, shards, packed))
     for ranks, i in gathered(comm, means, averaged, tag=len(parts)):
         rows = parts[i][0][ranks]
-        codec.decompress(means[i][ranks], rows.shape[1], rows.dtype, rows)
+        codec._unchecked_decompress(means[i][ranks], rows.shape[1], rows.dtype, rows)
     return x
 
 
@@ -201,14 +203,13 @@ def compressed_mean_(x: Tensor, compressor: Compressor, comm: Comm, residual: Te
     if residual is not None:
         check_residual(residual, x)
         residual = residual.view(-1)
-    codec, n = compressor._unchecked(x), comm.size
-    if not compresses(x.numel(), x.dtype, compressor, codec, comm) or n == 1:
+    if not compresses(x.numel(), x.dtype, compressor, comm) or comm.size == 1:
         if residual is not None:
             residual.zero_()
         return mean_(x, comm)
-    if in_one_hop(x.numel(), codec, n):
-        return _mean_of_rows(x, codec, comm, residual)
-    return mean_of_shards(x, codec, comm, residual)
+    if in_one_hop(x.numel(), compressor, comm.size):
+        return _mean_of_rows(x, compressor, comm, residual)
+    return mean_of_shards(x, compressor, comm, residual)
 
 
 def check_residual(residual: Tensor, x: Tensor) -> None:
@@ -222,10 +223,10 @@ def check_residual(residual: Tensor, x: Tensor) -> None:
         )
 
 
-def pays(values: int, value_bytes: int, compressor: Compressor | Unchecked, size: int) -> bool:
+def pays(values: int, value_bytes: int, compressor: Compressor, size: int) -> bool:
     """Return whether `values`, in `size` messages of equal length, are no more bytes packed than as they are."""
     shard = -(-values // size)
-    return values > 0 and compressor.row_bytes(shard) <= shard * value_bytes
+    return values > 0 and compressor._unchecked_row_bytes(shard) <= shard * value_bytes
 
 
 @lru_cache(maxsize=1024)
@@ -245,7 +246,6 @@ def compresses(
     values: int,
     dtype: torch.dtype,
     compressor: Compressor,
-    codec: Compressor | Unchecked,
     comm: Comm,
     rows: int | None = None,
 ) -> bool:
@@ -253,10 +253,9 @@ def compresses(
 
     Args:
         compressor: the one that was asked for.
-        codec: its operations.
         rows: in how many messages of equal length they are sent; None for one for each rank.
     """
-    if pays(values, dtype.itemsize, codec, comm.size if rows is None else rows):
+    if pays(values, dtype.itemsize, compressor, comm.size if rows is None else rows):
         comm.note(compressor, compressor)
         return True
     if values:
@@ -264,19 +263,19 @@ def compresses(
     return False
 
 
-def in_one_hop(values: int, compressor: Compressor | Unchecked, size: int) -> bool:
+def in_one_hop(values: int, compressor: Compressor, size: int) -> bool:
     """Return whether a compressed mean of `values` over `size` ranks is small enough to be sent to all at once."""
-    sent, decompressed = (size - 1) * compressor.row_bytes(values), size * values
+    sent, decompressed = (size - 1) * compressor._unchecked_row_bytes(values), size * values
     return sent <= ONE_HOP_BYTES and decompressed < COMPILED_VALUES  # else a first step would wait for a compiler
 
 
-def _mean_of_rows(x: Tensor, codec: Unchecked, comm: Comm, residual: Tensor | None) -> Tensor:
+def _mean_of_rows(x: Tensor, codec: Compressor, comm: Comm, residual: Tensor | None) -> Tensor:
     """Average in one hop:  x ← (1/n) Σ_r Q(x_r), and residual ← x − Q(x)."""
     n, N = comm.size, x.numel()
     rows, lost = bytes_for(n, N, codec, x.device), None if residual is None else residual.view(1, N)
     comm.agree_on_shares()
-    shared(comm, rows, codec.compress(x.view(1, N), lost, comm.key()))
-    total, *others = codec.decompress(rows, N, torch.float32, None).unbind()
+    shared(comm, rows, codec._unchecked_compress(x.view(1, N), lost, comm.key()))
+    total, *others = codec._unchecked_decompress(rows, N, torch.float32, None).unbind()
     for row in others:  # one by one, because torch's sums have an order of their own
         total += row
     return x.copy_(total.div_(total.new_full((1,), n)))
@@ -306,7 +305,10 @@ def sparse_mean_(x: Tensor, compressor: Compressor, comm: Comm, residual: Tensor
     instance("compressor", compressor, Compressor, "a compressor such as TopK(0.01)")
     if residual is not None:
         check_residual(residual, x)
-    sent, plain = (comm.size - 1) * compressor.row_bytes(x.numel()), 2 * (comm.size - 1) * x.nbytes // comm.size
+    sent, plain = (
+        (comm.size - 1) * compressor._unchecked_row_bytes(x.numel()),
+        2 * (comm.size - 1) * x.nbytes // comm.size,
+    )
     comm.note(compressor, compressor, longer(sent, plain) if sent >= plain > 0 else "")
     if comm.size == 1 or x.numel() == 0:
         if residual is not None:

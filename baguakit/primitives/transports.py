@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from ..comm import Comm
-from ..compressors.base import Unchecked
+from ..compressors import Compressor
 
 # Ranks hear one other at a time where each has so many bytes for each other: messages of several meet in the link of
 # the one that hears them, which drops some. With 4 hosts at 100 Mb/s the shards of 16 MiB take 1.1 × their line so, and
@@ -77,9 +77,9 @@ def exchanged(
         work.wait()
 
 
-def bytes_for(rows: int, values: int, codec: Unchecked, device: torch.device) -> Tensor:
+def bytes_for(rows: int, values: int, codec: Compressor, device: torch.device) -> Tensor:
     """Return memory for packed rows of so many values."""
-    return torch.empty(rows, codec.row_bytes(values), dtype=torch.uint8, device=device)
+    return torch.empty(rows, codec._unchecked_row_bytes(values), dtype=torch.uint8, device=device)
 
 
 def scattered(

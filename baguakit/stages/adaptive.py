@@ -20,7 +20,6 @@ from ..arguments import check_fields, integers, message, real
 from ..buckets import Bucket
 from ..comm import Comm
 from ..compressors import Compressor, Uniform
-from ..compressors.base import Unchecked
 from ..costs import Cost, Load, Place
 from ..kernels.cpu import units
 from ..kernels.operators import uploaded
@@ -135,25 +134,22 @@ class Noting(Compressor):
     def __init__(self, inner: Compressor, note: Tensor) -> None:
         self.inner, self.note, self.heard = inner, note.expand(1, NOTE), list[Tensor]()
 
-    def _unchecked(self, x: Tensor) -> Unchecked:
-        codec = self.inner._unchecked(x)
+    def row_bytes(self, n: int) -> int:
+        return self.inner._unchecked_row_bytes(n) + NOTE
 
-        def row_bytes(n: int) -> int:
-            return codec.row_bytes(n) + NOTE
+    def compress(self, x: Tensor, residual: Tensor | None = None, key: int = 0) -> Tensor:
+        packed = self.inner._unchecked_compress(x, residual, key)
+        return torch.cat([packed, self.note.expand(len(packed), NOTE)], 1)
 
-        def compress(x: Tensor, residual: Tensor | None, key: int) -> Tensor:
-            packed = codec.compress(x, residual, key)
-            return torch.cat([packed, self.note.expand(len(packed), NOTE)], 1)
+    def decompress(
+        self, packed: Tensor, n: int, dtype: torch.dtype = torch.float32, out: Tensor | None = None
+    ) -> Tensor:
+        self.heard.append(packed[:, -1].amax())
+        return self.inner._unchecked_decompress(packed[:, :-NOTE].contiguous(), n, dtype, out)
 
-        def decompress(packed: Tensor, n: int, dtype: torch.dtype, out: Tensor | None) -> Tensor:
-            self.heard.append(packed[:, -1].amax())
-            return codec.decompress(packed[:, :-NOTE].contiguous(), n, dtype, out)
-
-        def reduce(packed: Tensor, n: int, residual: Tensor | None, key: int) -> Tensor:
-            sent = codec.reduce(packed[:, :-NOTE].contiguous(), n, residual, key)
-            return torch.cat([sent, packed[:, -NOTE:].amax(0, keepdim=True)], 1)
-
-        return Unchecked(row_bytes, compress, decompress, reduce)
+    def reduce(self, packed: Tensor, n: int, residual: Tensor | None = None, key: int = 0) -> Tensor:
+        sent = self.inner._unchecked_reduce(packed[:, :-NOTE].contiguous(), n, residual, key)
+        return torch.cat([sent, packed[:, -NOTE:].amax(0, keepdim=True)], 1)
 
     def __eq__(self, other: object) -> bool:  # a report counts flights that are alike
         return isinstance(other, Noting) and self.inner == other.inner

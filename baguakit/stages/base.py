@@ -63,6 +63,7 @@ class Stage(Doors):
     shards: ClassVar[bool] = False
     needs_groups: ClassVar[frozenset[str]] = frozenset({FLAT})
     doors: ClassVar[frozenset[str]] = frozenset({"check", "multiple_of", "init", "prepare", "cost", "__call__"})
+    _unchecked_call: ClassVar[Callable[..., Any]]
 
     def check(self, comm: Comm) -> None:
         """Raise a ValueError if this stage cannot work in this group."""
@@ -153,8 +154,7 @@ def call_stage(stage: Stage, x: Tensor, state: State, comm: Comm) -> Tensor:
     Raises:
         TypeError: the result is not a tensor of the shape of `x`.
     """
-    door: Any = type(stage).__call__
-    result = getattr(door, "unchecked", door)(stage, x, state, comm)
+    result = stage._unchecked_call(x, state, comm)
     if not isinstance(result, Tensor) or result.shape != x.shape:
         raise unfit(stage, x, result)
     return result

@@ -80,14 +80,13 @@ def both(
 def packed_of(codec: Blockwise, n: int, rows: int) -> Tensor:
     x = torch.stack([drawn(n, seed=seed) for seed in range(rows)])
     with units.eager():
-        return blocks.compress(codec.operators.format, x, codec.block, None, None)
+        return blocks.compress(codec.form, x, codec.block, None, None)
 
 
 def used(codec: Blockwise, n: int) -> int:
     """The bytes of a packed row without what rounds its parts up."""
-    layout = codec.operators.format.layout(n, codec.block)
-    codes = sum(plane.stop - plane.start for plane in layout.planes)
-    return codes + layout.header_end - layout.header_at
+    layout = codec.form.layout(n, codec.block)
+    return layout.row - sum(part.stop - part.start for part in layout.zeros)
 
 
 def compress(n: int, codec: Blockwise, dtype: torch.dtype, residual: bool, stochastic: bool) -> Task:
@@ -97,7 +96,7 @@ def compress(n: int, codec: Blockwise, dtype: torch.dtype, residual: bool, stoch
 
     def work(module: Any) -> Tensors:
         lost = torch.empty(1, n) if residual else None
-        return module.compress(codec.operators.format, x, codec.block, lost, key), lost
+        return module.compress(codec.form, x, codec.block, lost, key), lost
 
     return both(work, launch, blocks, (x.itemsize + 4 * residual) * n + used(codec, n))
 
@@ -109,7 +108,7 @@ def decompress(n: int, codec: Blockwise, dtype: torch.dtype) -> Task:
 
     def work(module: Any) -> Tensors:
         out = torch.empty(1, n, dtype=dtype)
-        module.decompress_(codec.operators.format, out, packed, codec.block)
+        module.decompress_(codec.form, out, packed, codec.block)
         return (out,)
 
     return both(work, launch, blocks, dtype.itemsize * n + used(codec, n))
@@ -122,7 +121,7 @@ def add(n: int, codec: Blockwise, dtype: torch.dtype) -> Task:
 
     def work(module: Any) -> Tensors:
         out = drawn(n, dtype, 3)
-        module.add_(codec.operators.format, out, packed, weights, codec.block)
+        module.add_(codec.form, out, packed, weights, codec.block)
         return (out,)
 
     return both(work, launch, blocks, 2 * dtype.itemsize * n + 2 * used(codec, n))
@@ -135,7 +134,7 @@ def reduce(n: int, codec: Blockwise, residual: bool) -> Task:
 
     def work(module: Any) -> Tensors:
         lost = drawn(n, seed=9) if residual else None
-        return module.reduce(codec.operators.format, packed, n, codec.block, lost, None), lost
+        return module.reduce(codec.form, packed, n, codec.block, lost, None), lost
 
     return both(work, launch, blocks, (ROWS + 1) * used(codec, n) + 8 * n * residual)
 

@@ -8,11 +8,11 @@ import torch
 from baguakit import compressors
 from baguakit.compressors.blockwise import Blockwise
 from baguakit.kernels.blockwise import definition as blockwise
-from baguakit.kernels.blockwise.uniform import uniform
+from baguakit.kernels.blockwise.uniform import GRIDS
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 KEY = 0x123456789ABCDEF
-MINMAX = uniform(8, rotated=False)
+MINMAX = GRIDS[8, False]
 KINDS = [kind for kind in map(vars(compressors).get, compressors.__all__) if issubclass(kind, Blockwise)]
 BLOCKWISE = [kind() for kind in KINDS if kind is not compressors.Uniform]
 SELDOM = [  # tried where time does not matter
@@ -20,10 +20,9 @@ SELDOM = [  # tried where time does not matter
     *(compressors.Uniform(bits, rotate=False) for bits in (2, 3, 6)),
 ]
 FORMATS = {  # of every compressor in blocks, with two lengths of blocks: the usual one, and the least
-    each.operators.format.name: (each.operators, each.block, 64)
-    for each in (*BLOCKWISE, compressors.Float8("e5m2"), *SELDOM)
+    each.form.name: (each.form, each.block, 64) for each in (*BLOCKWISE, compressors.Float8("e5m2"), *SELDOM)
 }
-NAMES = [name for name in FORMATS if name not in {each.operators.format.name for each in SELDOM}]
+NAMES = [name for name in FORMATS if name not in {each.form.name for each in SELDOM}]
 
 
 class Bound:
@@ -36,14 +35,14 @@ class Bound:
         return functools.partial(getattr(self.module, name), self.format)
 
 
-def definition(operators):
-    return Bound(blockwise, operators.format)
+def definition(form):
+    return Bound(blockwise, form)
 
 
-def kernels(operators):
+def kernels(form):
     from baguakit.kernels.blockwise import gpu as blockwise_launch
 
-    return Bound(blockwise_launch, operators.format)
+    return Bound(blockwise_launch, form)
 
 
 def sample(rows: int, n: int, dtype: torch.dtype = torch.float32, seed: int = 0) -> torch.Tensor:
@@ -75,8 +74,8 @@ def without_nan(x: torch.Tensor) -> torch.Tensor:
     return torch.where(x.isnan(), 7.0, x)
 
 
-def round_trip(operators, x: torch.Tensor, block: int, key: int | None = None) -> torch.Tensor:
-    codec = definition(operators)
+def round_trip(form, x: torch.Tensor, block: int, key: int | None = None) -> torch.Tensor:
+    codec = definition(form)
     out = torch.empty_like(x, dtype=torch.float32)
     codec.decompress_(out, codec.compress(x, block, None, key), block)
     return out

@@ -84,9 +84,9 @@ def launches():
     yield "norm", lambda: norm(None)
     yield "norm, found_inf", lambda: norm(torch.zeros(()))
     for name, dtype in itertools.product(NAMES, DTYPES[:2]):
-        (operators, block, _), full = FORMATS[name], dtype == torch.bfloat16  # draws, and keeps what was lost
+        (form, block, _), full = FORMATS[name], dtype == torch.bfloat16  # draws, and keeps what was lost
         described = f"{name}, {dtype}, drawn and residual: {full}"
-        yield described, lambda args=(operators.format, dtype, block, full): coding(*args)
+        yield described, lambda args=(form, dtype, block, full): coding(*args)
     for dtype in DTYPES:
         yield f"land, {dtype}", lambda dtype=dtype: mixing_triton.land_(*values(dtype, 3))
         for others, held in ((1, False), (1, True), (9, False)):

@@ -7,7 +7,7 @@ import torch
 from formats import DTYPES, FORMATS, KEY, NAMES, bits, definition, kernels, round_trip, sample, without_nan
 from tiers import slow_after, slow_unless
 
-from baguakit.kernels import rotation
+from baguakit.kernels import operators, rotation
 from baguakit.kernels.blockwise import definition as blockwise
 from baguakit.kernels.blockwise import format as layout
 from baguakit.kernels.cpu import units
@@ -32,10 +32,10 @@ def unrotated(monkeypatch):
 
 @every
 def test_to_compress_is_to_rotate_and_compress(name, monkeypatch):
-    operators, _, block = FORMATS[name]
-    if not operators.format.rotated:
+    form, _, block = FORMATS[name]
+    if not form.rotated:
         pytest.skip("it does not rotate")
-    codec, x = definition(operators), sample(3, 8 * block)
+    codec, x = definition(form), sample(3, 8 * block)
     packed = codec.compress(x, block, None, KEY)
     rotated = rotation.rotate(x.view(3, 8, block), rotation.signs_of(block, x.device)).reshape(3, -1)
     monkeypatch.setattr(blockwise, "rotate", lambda x, signs: x)
@@ -46,8 +46,8 @@ def test_to_compress_is_to_rotate_and_compress(name, monkeypatch):
 @pytest.mark.parametrize("rows, n", [(1, 1), (3, 1000), (8, 65)])
 @pytest.mark.parametrize("key", [None, KEY])
 def test_reduce_is_decompress_sum_divide_compress(name, rows, n, key, unrotated):
-    operators, _, block = FORMATS[name]
-    codec, n = definition(operators), -(-n // block) * block if operators.format.rotated else n  # zeros need no level
+    form, _, block = FORMATS[name]
+    codec, n = definition(form), -(-n // block) * block if form.rotated else n  # zeros need no level
     packed = codec.compress(sample(rows, n), block)
     values = torch.empty(rows, n)
     codec.decompress_(values, packed, block)
@@ -64,15 +64,15 @@ def test_reduce_is_decompress_sum_divide_compress(name, rows, n, key, unrotated)
 @every
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_add_is_a_loop_in_fp32(name, dtype, unrotated):
-    operators, _, block = FORMATS[name]
-    codec = definition(operators)
+    form, _, block = FORMATS[name]
+    codec = definition(form)
     packed, out, weights = codec.compress(sample(5, 300), block), sample(1, 300, dtype, 1)[0], torch.rand(5)
-    begun = torch.zeros(300) if operators.format.rotated else out.float()
+    begun = torch.zeros(300) if form.rotated else out.float()
     values, expected = torch.empty(5, 300), begun
     codec.decompress_(values, packed, block)
     for value, weight in zip(values, weights, strict=True):
         expected = expected + value * weight
-    if operators.format.rotated:
+    if form.rotated:
         expected = out.float() + expected
     codec.add_(out, packed, weights, block)
     assert torch.equal(out, expected.to(dtype))
@@ -81,8 +81,8 @@ def test_add_is_a_loop_in_fp32(name, dtype, unrotated):
 @every
 @pytest.mark.parametrize("key", [None, KEY])
 def test_what_was_sent_and_what_was_lost_make_the_values(name, key):
-    operators, block, _ = FORMATS[name]
-    codec, x = definition(operators), torch.randn(2, 1000).mul(2**10).round() / 2**10
+    form, block, _ = FORMATS[name]
+    codec, x = definition(form), torch.randn(2, 1000).mul(2**10).round() / 2**10
     residual = torch.empty_like(x)
     packed = codec.compress(x, block, residual, key)
     sent = torch.empty_like(x)
@@ -95,8 +95,8 @@ def test_what_was_sent_and_what_was_lost_make_the_values(name, key):
 @pytest.mark.parametrize("value", [float("nan"), -float("nan"), float("inf"), -float("inf")])
 @pytest.mark.parametrize("at", [0, 63, 64, 129])
 def test_a_broken_block_reads_as_nan_throughout(name, value, at):
-    operators, _, block = FORMATS[name]
-    codec, x = definition(operators), -torch.ones(1, 130)
+    form, _, block = FORMATS[name]
+    codec, x = definition(form), -torch.ones(1, 130)
     x[0, at] = value
     residual = torch.empty_like(x)
     packed = codec.compress(x, block, residual)
@@ -105,20 +105,20 @@ def test_a_broken_block_reads_as_nan_throughout(name, value, at):
     decoded = torch.empty_like(x)
     codec.decompress_(decoded, packed, block)
     assert torch.equal(decoded.isnan()[0], broken) and torch.equal(residual.isnan()[0], broken)
-    row = operators.format.layout(130, block)
-    codes = layout.split(row.runs[-(at >= 128)].parts_of(row.parts(packed), slice(None))[1:], operators.format.bits)
+    row = form.layout(130, block)
+    codes = layout.split(row.runs[-(at >= 128)].parts_of(packed)[1:], form.bits)
     assert not codes[0, at // 64 % 2].any()
 
 
 @every
 @pytest.mark.parametrize("key", [None, KEY])
 def test_finite_values_never_read_as_nan(name, key):
-    operators, _, block = FORMATS[name]
+    form, _, block = FORMATS[name]
     bits = torch.randint(-(1 << 31), 1 << 31, (64, 256), dtype=torch.int64, generator=torch.Generator().manual_seed(0))
     x, most = bits.int().view(torch.float32), torch.finfo(torch.float32).max
     x = torch.where(x.isfinite(), x, most)
     x[:8] = torch.where(x[:8] < 0, -most, most)  # the widest that a block can be
-    assert not round_trip(operators, x, block, key).isnan().any()
+    assert not round_trip(form, x, block, key).isnan().any()
 
 
 # The kernels.
@@ -132,8 +132,8 @@ def test_finite_values_never_read_as_nan(name, key):
     ),
 )
 def test_kernels_equal_the_definition(name, dtype, key, device):
-    operators, usual, least = FORMATS[name]
-    codec, kernel, wide = definition(operators), kernels(operators), dtype == torch.float32
+    form, usual, least = FORMATS[name]
+    codec, kernel, wide = definition(form), kernels(form), dtype == torch.float32
     for block in (usual, least) if wide else (least,):
         for rows, n in LENGTHS if wide and block == least else [(2, 63), LONG]:  # only loads and stores know dtypes
             x, lost, kernel_lost = sample(rows, n, dtype), torch.empty(rows, n), torch.empty(rows, n, device=device)
@@ -175,8 +175,8 @@ def test_kernels_of_several_warps_equal_the_definition(name, device):
 @every
 @pytest.mark.parametrize("key", [None, KEY])
 def test_kernels_equal_the_definition_at_the_ends_of_fp32(name, key, device):
-    operators, _, block = FORMATS[name]
-    codec, kernel = definition(operators), kernels(operators)
+    form, _, block = FORMATS[name]
+    codec, kernel = definition(form), kernels(form)
     ends = [(1e-30, -3e-30), (3e38, -3e38), (1e-45, -1e-40), (1e6, 1e6 + 0.0625), (1.0, -1e-45), (3.4e38, 1.0)]
     low, high = torch.tensor(ends, dtype=torch.float64).T.unsqueeze(-1)
     x = torch.lerp(low.expand(-1, 200), high.expand(-1, 200), torch.rand(len(ends), 200).double()).float()
@@ -193,8 +193,8 @@ def test_kernels_equal_the_definition_at_the_ends_of_fp32(name, key, device):
 @pytest.mark.parametrize("dtypes", slow_after(1, [[torch.float32], [*DTYPES]]), ids=["fp32", "all"])
 def test_kernels_pass_broken_blocks_on_in_the_same_bytes(name, dtypes, device):
     """A row without any, and one for each value that breaks a block; each breaks another block."""
-    operators, _, block = FORMATS[name]
-    codec, kernel = definition(operators), kernels(operators)
+    form, _, block = FORMATS[name]
+    codec, kernel = definition(form), kernels(form)
     for dtype in dtypes:
         n = 2500 if dtype == torch.float32 else 130
         x = sample(4, n, dtype)
@@ -216,15 +216,15 @@ SLOW = [pytest.param(name, marks=pytest.mark.slow) for name in ("uint4", "float8
 
 @pytest.mark.parametrize("name", ["uint1", *SLOW])
 def test_compiled_equals_eager(name, all_compiled):
-    operators, block, _ = FORMATS[name]
-    codec, x = definition(operators), sample(2, 4 * block)
+    form, block, _ = FORMATS[name]
+    codec, x = definition(form), sample(2, 4 * block)
     x[1, 5] = float("nan")
     with units.eager():
-        packed, values = codec.compress(x, block), round_trip(operators, x, block)
+        packed, values = codec.compress(x, block), round_trip(form, x, block)
     with units.together():
-        round_trip(operators, x, block)
+        round_trip(form, x, block)
     assert torch.equal(codec.compress(x, block), packed)
-    assert torch.equal(bits(without_nan(round_trip(operators, x, block))), bits(without_nan(values)))
+    assert torch.equal(bits(without_nan(round_trip(form, x, block))), bits(without_nan(values)))
 
 
 @pytest.mark.slow  # a compilation for each dtype, width and operation
@@ -235,8 +235,8 @@ def test_compiled_equals_eager(name, all_compiled):
 )
 @pytest.mark.parametrize("key", [None, KEY])
 def test_every_operation_compiled_equals_eager(name, dtype, key, all_compiled):
-    operators, block, _ = FORMATS[name]
-    codec, n = definition(operators), 3 * block + 77
+    form, block, _ = FORMATS[name]
+    codec, n = definition(form), 3 * block + 77
 
     def work():
         x, residual, mean_residual = sample(5, n, dtype), torch.empty(5, n), torch.ones(n)
@@ -263,12 +263,12 @@ def test_every_operation_compiled_equals_eager(name, dtype, key, all_compiled):
 )
 def test_operators_keep_the_rules_of_operators(name, device, monkeypatch):
     monkeypatch.undo()  # opcheck compares what fake and real operators make of torch.empty
-    operators, _, block = FORMATS[name]
+    form, _, block = FORMATS[name]
     x = sample(2, 100).to(device)
-    packed = operators.compress.registered(x, block, None, None)
+    packed = operators.compress.registered(x, form.name, block, None, None)
     residual, weights = torch.zeros(2, 100, device=device), torch.ones(2, device=device)
-    torch.library.opcheck(operators.compress.registered, (x, block, residual, None))
-    torch.library.opcheck(operators.compress.registered, (x, block, None, None))
-    torch.library.opcheck(operators.decompress_.registered, (torch.zeros_like(x), packed, block))
-    torch.library.opcheck(operators.add_.registered, (torch.zeros_like(x[0]), packed, weights, block))
-    torch.library.opcheck(operators.reduce.registered, (packed, 100, block, residual[0].clone(), 3))
+    torch.library.opcheck(operators.compress.registered, (x, form.name, block, residual, None))
+    torch.library.opcheck(operators.compress.registered, (x, form.name, block, None, None))
+    torch.library.opcheck(operators.decompress_.registered, (torch.zeros_like(x), form.name, packed, block))
+    torch.library.opcheck(operators.add_.registered, (torch.zeros_like(x[0]), form.name, packed, weights, block))
+    torch.library.opcheck(operators.reduce.registered, (packed, form.name, 100, block, residual[0].clone(), 3))

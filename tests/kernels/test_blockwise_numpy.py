@@ -11,7 +11,7 @@ from baguakit.compressors import MinMaxUInt8
 from baguakit.kernels.blockwise import uniform_numpy
 from baguakit.kernels.cpu import units
 
-numpy_codec = Bound(uniform_numpy, MINMAX.format)
+numpy_codec = Bound(uniform_numpy, MINMAX)
 SPECIAL = [0.0, -0.0, 1.0, -1.0, 1e-45, -1e-40, 2.0**-126, 1e-36, 0.1, 3e38, -3.4e38]
 BROKEN = [float("nan"), -float("nan"), float("inf"), -float("inf")]
 

@@ -50,10 +50,10 @@ def of_format(counted, name, n, residual):
     """The operations of a format on rows of n values."""
     from baguakit.kernels.blockwise import gpu as launch
 
-    operators, block, _ = FORMATS[name]
-    format, blocks, lost = operators.format, -(-n // block), 4 * residual
+    (format, block, _), lost = FORMATS[name], 4 * residual
+    blocks = -(-n // block)
     layout = format.layout(n, block)
-    row = layout.planes[-1].stop + layout.header_end - layout.header_at
+    row = layout.row - sum(part.stop - part.start for part in layout.zeros)
     x, out, rest = torch.randn(ROWS, n), torch.empty(ROWS, n), torch.zeros(ROWS, n) if residual else None
     packed = launch.compress(format, x, block)
     # The signs of a rotation, which each program reads: a table as long as a block.

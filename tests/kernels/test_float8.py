@@ -8,8 +8,9 @@ both = pytest.mark.parametrize("name", ["float8_e4m3", "float8_e5m2"])
 BLOCK = 8192
 
 
-def fields(operators, packed: torch.Tensor, n: int, block: int) -> torch.Tensor:
-    return operators.format.layout(n, block).parts(packed)[1][..., 0]
+def fields(form, packed: torch.Tensor, n: int, block: int) -> torch.Tensor:
+    (run,) = form.layout(n, block).runs
+    return run.parts_of(packed)[0][..., 0]
 
 
 def every_pattern(format) -> torch.Tensor:
@@ -28,27 +29,27 @@ def every_pattern(format) -> torch.Tensor:
 
 @both
 def test_codes_are_those_of_torchs_cast_for_every_pattern(name, device):
-    operators = FORMATS[name][0]
-    dtype = operators.format.dtype
-    x = every_pattern(operators.format)
+    form = FORMATS[name][0]
+    dtype = form.dtype
+    x = every_pattern(form)
     right = x.to(dtype).view(torch.uint8)
-    for packed in (definition(operators).compress(x, BLOCK), kernels(operators).compress(x.to(device), BLOCK).cpu()):
-        assert (fields(operators, packed, BLOCK, BLOCK) == 127).all()  # s = 1
+    for packed in (definition(form).compress(x, BLOCK), kernels(form).compress(x.to(device), BLOCK).cpu()):
+        assert (fields(form, packed, BLOCK, BLOCK) == 127).all()  # s = 1
         assert torch.equal(packed[:, :BLOCK], right)
 
 
 @both
 @pytest.mark.parametrize("field", [17, 60, 127, 200, 239])
 def test_every_code_means_torchs_number_times_the_power(name, field, device):
-    operators = FORMATS[name][0]
-    numbers = torch.arange(256, dtype=torch.uint8).view(operators.format.dtype).float()
+    form = FORMATS[name][0]
+    numbers = torch.arange(256, dtype=torch.uint8).view(form.dtype).float()
     codes = torch.arange(256, dtype=torch.uint8)[numbers.isfinite()]
-    packed = operators.format.layout(256, 256).empty(1, torch.device("cpu"))
+    packed = form.layout(256, 256).empty(1, torch.device("cpu"))
     packed[0, : len(codes)] = codes
     packed[0, len(codes) : 256] = 0
-    fields(operators, packed, 256, 256)[...] = field
+    fields(form, packed, 256, 256)[...] = field
     expected = (numbers[numbers.isfinite()].double() * 2.0 ** (field - 127)).float()
-    for codec in (definition(operators), kernels(operators)):
+    for codec in (definition(form), kernels(form)):
         where = "cpu" if codec.module.__name__.endswith(".blockwise") else device
         out = torch.empty(1, 256, device=where)
         codec.decompress_(out, packed.to(where), 256)
@@ -60,13 +61,13 @@ def test_every_code_means_torchs_number_times_the_power(name, field, device):
 
 @both
 def test_the_scale_is_the_smallest_power_of_two_that_holds_the_block(name):
-    operators = FORMATS[name][0]
-    largest = torch.finfo(operators.format.dtype).max
+    form = FORMATS[name][0]
+    largest = torch.finfo(form.dtype).max
     torch.manual_seed(0)
     x = torch.randn(500, 64) * 2.0 ** torch.randint(-80, 80, (500, 1))
     x[0, 0], x[0, 1:] = largest, 1.0
     x[1, 0], x[1, 1:] = largest * (1 + 2**-23), 1.0
-    s = 2.0 ** (fields(operators, definition(operators).compress(x, 64), 64, 64).double() - 127)
+    s = 2.0 ** (fields(form, definition(form).compress(x, 64), 64, 64).double() - 127)
     top = x.double().abs().amax(1, keepdim=True)
     assert (top <= largest * s).all() and (top > largest * s / 2).all()
     assert s[:2, 0].tolist() == [1.0, 2.0]
@@ -74,36 +75,36 @@ def test_the_scale_is_the_smallest_power_of_two_that_holds_the_block(name):
 
 @both
 def test_the_error_is_what_the_docstring_says(name):
-    operators = FORMATS[name][0]
-    m, e = operators.format.m, operators.format.e
+    form = FORMATS[name][0]
+    m, e = form.m, form.e
     torch.manual_seed(0)
     x = torch.randn(300, 64) * 2.0 ** torch.randint(-126, 100, (300, 1)) * 10.0 ** torch.randn(300, 64)
-    s = 2.0 ** (fields(operators, definition(operators).compress(x, 64), 64, 64).double() - 127)
+    s = 2.0 ** (fields(form, definition(form).compress(x, 64), 64, 64).double() - 127)
     bound = torch.maximum(x.double().abs() / 2 ** (m + 1), s * 2.0 ** (e - m) / 2)
-    assert ((round_trip(operators, x, 64).double() - x.double()).abs() <= bound).all()
+    assert ((round_trip(form, x, 64).double() - x.double()).abs() <= bound).all()
 
 
 @both
 def test_zeros_keep_their_sign_and_the_largest_values_stay_finite(name):
-    operators = FORMATS[name][0]
+    form = FORMATS[name][0]
     x = torch.tensor([[0.0, -0.0, 1.0, -1e-30]])
-    assert round_trip(operators, x, 64).view(torch.int32)[0, :2].tolist() == [0, -(1 << 31)]
+    assert round_trip(form, x, 64).view(torch.int32)[0, :2].tolist() == [0, -(1 << 31)]
     top = torch.finfo(torch.float32).max
-    read = round_trip(operators, torch.tensor([[top, -top, 1.75 * 2.0**127]]), 64)
+    read = round_trip(form, torch.tensor([[top, -top, 1.75 * 2.0**127]]), 64)
     assert read.tolist() == [[1.75 * 2.0**127, -1.75 * 2.0**127, 1.75 * 2.0**127]]
 
 
 @both
 def test_draws_are_unbiased_between_neighbours(name):
-    operators = FORMATS[name][0]
+    form = FORMATS[name][0]
     torch.manual_seed(0)
     x = torch.randn(1, 64) * 2.0 ** torch.randint(-20, 3, (1, 64))
     x[0, 0] = 3.0
-    number = x.double() / 2.0 ** (fields(operators, definition(operators).compress(x, 64), 64, 64).double() - 127)
-    exponent = number.abs().log2().floor().clamp(min=operators.format.e)
-    unit = (x.double() / number * 2.0 ** (exponent - operators.format.m)).abs()[0]
-    draws = torch.stack([round_trip(operators, x, 64, key)[0].double() for key in range(400)])
+    number = x.double() / 2.0 ** (fields(form, definition(form).compress(x, 64), 64, 64).double() - 127)
+    exponent = number.abs().log2().floor().clamp(min=form.e)
+    unit = (x.double() / number * 2.0 ** (exponent - form.m)).abs()[0]
+    draws = torch.stack([round_trip(form, x, 64, key)[0].double() for key in range(400)])
     assert ((draws - x).abs() < unit).all()
     assert ((draws.mean(0) - x[0]).abs() <= 5 * unit / 2 / 20).all()  # five standard deviations
-    exact = round_trip(operators, x, 64)
-    assert torch.equal(round_trip(operators, exact, 64, KEY), exact)
+    exact = round_trip(form, x, 64)
+    assert torch.equal(round_trip(form, exact, 64, KEY), exact)

@@ -13,8 +13,7 @@ from formats import FORMATS, NAMES, sample
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import baguakit as bk
-from baguakit.kernels import operators as mixing_ops
-from baguakit.kernels import operators as topk_ops
+from baguakit.kernels import operators
 
 HERE = Path(__file__).parent
 CASES = ("bytegrad", "bytegrad, error feedback", "bytegrad, 100 MiB", "bytegrad, no whole tiles")
@@ -87,14 +86,19 @@ class Seen(TorchDispatchMode):
 
 def calls(name):
     """The results of all operations on rows of values, by what they are seen as."""
-    operators, block, _ = FORMATS[name]
+    form, block, _ = FORMATS[name]
     x = sample(2, 3 * block)
-    packed, out = operators.compress(x, block, None, None), torch.empty_like(x)
-    operators.decompress_(out, packed, block)
-    operators.add_(out[0], packed, torch.ones(2), block)
-    mixing_ops.mix_(out[0], [x[1]], [0.5, 0.5])
-    mixing_ops.land_(out[0], x[0], x[1])
-    return packed, out, operators.reduce(packed, x.shape[1], block, None, None), *topk_ops.select(x, 64, 3, 0, None)
+    packed, out = operators.compress(x, form.name, block, None, None), torch.empty_like(x)
+    operators.decompress_(out, form.name, packed, block)
+    operators.add_(out[0], form.name, packed, torch.ones(2), block)
+    operators.mix_(out[0], [x[1]], [0.5, 0.5])
+    operators.land_(out[0], x[0], x[1])
+    return (
+        packed,
+        out,
+        operators.reduce(packed, form.name, x.shape[1], block, None, None),
+        *operators.select(x, 64, 3, 0, None),
+    )
 
 
 @every
@@ -125,5 +129,5 @@ def test_what_kernels_overwrite_is_counted(on_gpu, device):
     assert counted(out, lambda: c.add_(out[0], c.compress(x), [1.0, 1.0]))
     assert counted(residual, lambda: c.reduce(c.compress(x), 1024, residual[0]))
     assert counted(residual, lambda: bk.compressors.TopK(0.01).compress(x, residual))
-    assert counted(x, lambda: mixing_ops.mix_(x, [out], [0.5, 0.5]))
-    assert counted(x, lambda: mixing_ops.land_(x, out, residual))
+    assert counted(x, lambda: operators.mix_(x, [out], [0.5, 0.5]))
+    assert counted(x, lambda: operators.land_(x, out, residual))

@@ -46,8 +46,7 @@ def test_a_byte_holds_a_value_of_every_stripe():
 
 @every
 def test_a_row_is_codes_and_headers_in_sixteens(name):
-    operators, block, _ = FORMATS[name]
-    format = operators.format
+    format, block, _ = FORMATS[name]
     assert format.row_bytes(0, block) == 0
     for blocks, rest in ((0, 1), (0, 9), (1, 0), (3, 5), (1 << 12, 0)):
         n, stored = blocks * block + rest, block if format.padded and rest else rest
@@ -58,7 +57,7 @@ def test_a_row_is_codes_and_headers_in_sixteens(name):
 
 def test_a_million_values_in_bits():
     n = 1 << 20
-    taken = {name: 8 * operators.format.row_bytes(n, block) / n for name, (operators, block, _) in FORMATS.items()}
+    taken = {name: 8 * form.row_bytes(n, block) / n for name, (form, block, _) in FORMATS.items()}
     assert taken == {
         "minmax_uint8": 8.125,
         "uint4": 4.125,
@@ -73,7 +72,7 @@ def test_a_million_values_in_bits():
 
 def test_a_format_without_triton_functions_is_refused_on_gpus():
     class Own(layout.Format):
-        name, bits = "own", 6
+        bits = 6
 
     with pytest.raises(NotImplementedError, match=r"the format own has a definition and no Triton functions.*_gpu.py"):
-        layout.twin_of(Own())
+        layout.twin_of(Own("own"))

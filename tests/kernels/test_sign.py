@@ -8,7 +8,7 @@ from formats import FORMATS, round_trip, sample
 
 from baguakit.kernels.blockwise.uniform import mean_magnitude
 
-OPERATORS = FORMATS["uint1"][0]
+FORM = FORMATS["uint1"][0]
 
 
 def above(mean: float) -> torch.Tensor:
@@ -20,7 +20,7 @@ def above(mean: float) -> torch.Tensor:
 def test_signs_times_the_mean_magnitude():
     x = torch.tensor([[3.0, -1.0, 0.0, -0.0, -4.0, 2.0]])
     s = above(10 / 6)
-    assert round_trip(OPERATORS, x, 64).tolist() == [[s, -s, s, s, -s, s]]
+    assert round_trip(FORM, x, 64).tolist() == [[s, -s, s, s, -s, s]]
 
 
 @pytest.mark.parametrize("n", [1, 63, 64, 1000])
@@ -36,5 +36,5 @@ def test_the_magnitude_is_below_the_exact_mean_by_at_most_a_unit(n, scale):
 
 def test_the_largest_values_stay_finite():
     top = torch.finfo(torch.float32).max
-    read = round_trip(OPERATORS, torch.tensor([[top, -top, top]]), 64)
+    read = round_trip(FORM, torch.tensor([[top, -top, top]]), 64)
     assert (read.abs() == 2.0**126).all()

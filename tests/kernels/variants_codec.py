@@ -9,28 +9,28 @@ from baguakit.kernels.blockwise import gpu as launch
 POINTERS = {"packed_ptr": "*u8", "sent_ptr": "*u8"}
 POINTERS |= {"residual_ptr": "*fp32", "weights_ptr": "*fp32", "signs_ptr": "*fp32"}
 SIZES = {"fp32": 4, "bf16": 2, "fp16": 2, "fp64": 8}
-OTHERS = [(each.operators.format, each.block) for each in BLOCKWISE if each.operators is not MINMAX]
+OTHERS = [(each.form, each.block) for each in BLOCKWISE if each.form is not MINMAX]
 
 
 def variants():
     for block, masked in ((512, False), (512, True), (2048, False), (2048, True)):
         for dtype in SIZES if block == 512 and not masked else ("fp32",):
-            yield from of_format(MINMAX.format, dtype, block, masked, residuals=(False, True))
+            yield from of_format(MINMAX, dtype, block, masked, residuals=(False, True))
     for format, block in OTHERS:
         yield from of_format(format, "fp32", block, False, residuals=(True,))
         yield from of_format(format, "bf16", block, False, residuals=(False,))
         yield variant(kernels.reduce_kernel, format, "fp32", block, True, True, {"DRAWN": True})
 
     for dtype in ("fp32", "bf16"):  # of several rows whose length is odd
-        yield variant(kernels.compress_kernel, MINMAX.format, dtype, 512, False, True, {"DRAWN": False}, stride=1)
-        yield variant(kernels.decompress_kernel, MINMAX.format, dtype, 512, False, False, {}, stride=1)
+        yield variant(kernels.compress_kernel, MINMAX, dtype, 512, False, True, {"DRAWN": False}, stride=1)
+        yield variant(kernels.decompress_kernel, MINMAX, dtype, 512, False, False, {}, stride=1)
 
 
 def of_format(format, dtype, block, masked, residuals):
     yield variant(kernels.decompress_kernel, format, dtype, block, masked, False, {})
     yield variant(kernels.add_kernel, format, dtype, block, masked, False, {})
     for residual in residuals:
-        drawn = {"DRAWN": dtype == "fp16" or (dtype == "bf16" and format is not MINMAX.format)}
+        drawn = {"DRAWN": dtype == "fp16" or (dtype == "bf16" and format is not MINMAX)}
         yield variant(kernels.compress_kernel, format, dtype, block, masked, residual, drawn)
     for residual in residuals if dtype == "fp32" else ():
         yield variant(kernels.reduce_kernel, format, "fp32", block, masked, residual, {"DRAWN": masked})

@@ -14,7 +14,7 @@ from .. import noise
 from ..cpu import units
 from ..cpu.inductor import piecewise
 from ..rotation import in_memory, restore, rotate, signs_of
-from .format import Format, Parts, Run, join_, planes_of, split, stripes
+from .format import Format, Run, join_, planes_of, split, stripes
 
 # What is done to a run of blocks, overwriting tensors: the units that a CPU compiles. To measure is one of its own
 # because Inductor would otherwise do again for each value what is done once for a block. The *parts* of rows are
@@ -104,11 +104,10 @@ def compress(format: Format, x: Tensor, block: int, residual: Tensor | None = No
     packed = layout.empty(rows, x.device)
     if not x.numel():
         return packed
-    packed_parts = layout.parts(packed)
     for run in layout.runs:
         run_unit, signs = _tools(format, run, rows, n, x, residual)
         for row in _rows(rows, run_unit, key):
-            parts = run.parts_of(packed_parts, row)
+            parts = run.parts_of(packed[row])
             start = 0 if isinstance(row, slice) else row * n + run.columns.start
             values = coded = _padded(run.values_of(x[row]), run.width)
             if signs is not None:
@@ -125,12 +124,10 @@ def decompress_(format: Format, out: Tensor, packed: Tensor, block: int) -> None
     rows, n = out.shape
     if not out.numel():
         return
-    layout = format.layout(n, block)
-    packed_parts = layout.parts(packed)
-    for run in layout.runs:
+    for run in format.layout(n, block).runs:
         run_unit, signs = _tools(format, run, rows, n, out, packed)
         for row in _rows(rows, run_unit):
-            run_unit(unpack_, run.values_of(out[row]), signs, format, *run.parts_of(packed_parts, row))
+            run_unit(unpack_, run.values_of(out[row]), signs, format, *run.parts_of(packed[row]))
 
 
 def add_(format: Format, out: Tensor, packed: Tensor, weights: Tensor, block: int) -> None:
@@ -141,14 +138,13 @@ def add_(format: Format, out: Tensor, packed: Tensor, weights: Tensor, block: in
     rows, n = packed.shape[0], out.shape[0]
     if not n:
         return
-    layout = format.layout(n, block)
-    for run in layout.runs:
+    for run in format.layout(n, block).runs:
         values = run.values_of(out)
         total = summed = _padded(values.float(), run.width)
         run_unit, signs = _tools(format, run, rows, n, total, packed)
         if signs is not None:
             summed = torch.zeros_like(total)
-        _add_rows_(format, run_unit, summed, run, layout.parts(packed), weights)
+        _add_rows_(format, run_unit, summed, run, packed, weights)
         if signs is not None:
             run_unit(add_restored_, total, summed, signs)
         if total is not values:
@@ -171,9 +167,9 @@ def reduce(
     for run in layout.runs:
         mean = torch.zeros(run.height, run.width, dtype=torch.float32, device=packed.device)
         run_unit, signs = _tools(format, run, rows, n, mean, packed)
-        _add_rows_(format, run_unit, mean, run, layout.parts(packed), ones)
+        _add_rows_(format, run_unit, mean, run, packed, ones)
         mean /= divisor
-        parts = run.parts_of(layout.parts(sent), 0)
+        parts = run.parts_of(sent[0])
         _pack_(format, run_unit, parts, mean, run.columns.start, key)
         if residual is not None:
             run_unit(add_loss_, run.values_of(residual), mean, divisor, signs, format, *parts)
@@ -191,13 +187,13 @@ def _pack_(
 
 
 def _add_rows_(
-    format: Format, run_unit: units.RunUnit, total: Tensor, run: Run, packed: Parts, weights: Tensor
+    format: Format, run_unit: units.RunUnit, total: Tensor, run: Run, packed: Tensor, weights: Tensor
 ) -> None:
     """Add the rows to `total`: four in one pass over it, or one."""
     first, rows = 0, len(weights)
     while first < rows:
         last = first + 4 if first + 4 <= rows else first + 1
-        parts = [part for row in range(first, last) for part in run.parts_of(packed, row)]
+        parts = [part for row in range(first, last) for part in run.parts_of(packed[row])]
         run_unit(accumulate_, total, weights[first:last], format, *parts)
         first = last
 

@@ -29,7 +29,6 @@ GPUs nor Triton's interpreter cast as torch does:
 import torch
 from torch import Tensor
 
-from ..operators import operators_of
 from .format import Format
 
 BIAS = 127  # of an exponent's field in fp32
@@ -52,7 +51,8 @@ class Float8Format(Format):
     header = (torch.uint8, 1)
 
     def __init__(self, dtype: torch.dtype, m: int, e: int) -> None:
-        self.name, self.dtype, self.m, self.e = f"float8_e{7 - m}m{m}", dtype, m, e
+        super().__init__(f"float8_e{7 - m}m{m}")
+        self.dtype, self.m, self.e = dtype, m, e
         self.exponent = round(torch.finfo(dtype).max / 1.75).bit_length() - 1
         self.fields = 1 + m - e, BIAS + 127 - self.exponent
         self.numbers = m, e, (self.exponent - e + 1 << m) + 3 * (1 << m) // 4  # the code of the largest number
@@ -83,5 +83,5 @@ class Float8Format(Format):
         return codes.view(self.dtype).float() * s
 
 
-E4M3 = operators_of(Float8Format(torch.float8_e4m3fn, m=3, e=-6))
-E5M2 = operators_of(Float8Format(torch.float8_e5m2, m=2, e=-14))
+E4M3 = Float8Format(torch.float8_e4m3fn, m=3, e=-6)
+E5M2 = Float8Format(torch.float8_e5m2, m=2, e=-14)

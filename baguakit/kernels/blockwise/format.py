@@ -23,89 +23,56 @@ def planes_of(bits: int) -> tuple[int, ...]:
     return tuple(plane for plane in (8, 4, 2, 1) if bits & plane)
 
 
-def plane_bytes(n: int, block: int, plane: int) -> int:
-    """Return how many bytes a plane of the codes of `n` values takes; a block begins with a byte."""
-    return n // block * block * plane // 8 + -(-(n % block) * plane // 8)
-
-
-Parts = tuple[list[Tensor], Tensor]
-"""Of packed rows the codes (rows, bytes) by plane, and the headers (rows, blocks, numbers): views."""
-
-
 class Run(NamedTuple):
-    """Neighbouring blocks of one width: their columns among the values of a row, and their numbers.
+    """Neighbouring blocks of one width.
 
     Attributes:
+        columns: their values in a row.
         width: of a block, as it is stored.
         height: how many blocks.
         missing: values of the last block that are stored as zeros, since the row has ended.
-        code_columns: their columns among the codes of a row, by plane.
+        bytes: their headers in a packed row, and their codes by plane.
+        dtype: of headers.
     """
 
     columns: slice
-    blocks: slice
     width: int
     height: int
     missing: int
-    code_columns: tuple[slice, ...]
+    bytes: tuple[slice, ...]
+    dtype: torch.dtype
 
     def values_of(self, rows: Tensor) -> Tensor:
         """Return the values (…, blocks, width) of this run, without those that are missing."""
         return rows[..., self.columns].view(*rows.shape[:-1], self.height, self.width - self.missing)
 
-    def parts_of(self, parts: Parts, row: int | slice) -> list[Tensor]:
-        """Return the headers (…, blocks, numbers) of this run in a row or in rows, and its codes by plane."""
-        planes, headers = parts
-        codes = [plane[row][..., columns] for plane, columns in zip(planes, self.code_columns, strict=True)]
-        return [headers[row][..., self.blocks, :], *(each.view(*each.shape[:-1], self.height, -1) for each in codes)]
+    def parts_of(self, rows: Tensor) -> list[Tensor]:
+        """Return the headers (…, blocks, numbers) of this run in packed rows, and its codes by plane: views."""
+        headers, *codes = [rows[..., part].unflatten(-1, (self.height, -1)) for part in self.bytes]
+        return [headers.view(self.dtype), *codes]
 
 
 class Layout(NamedTuple):
     """The bytes of a packed row: the planes of its codes, its headers, and zeros behind each up to a multiple of 16.
 
     Attributes:
-        planes: where the bytes of each plane begin and end.
-        header_at, header_end: where the headers begin and end.
         row: the number of bytes.
-        headers: the numbers of all headers of a row: how many blocks, and how many numbers for each.
-        dtype: of headers.
+        header_at: where the headers begin.
+        zeros: the bytes that no code or header fills.
         runs: the blocks of a row, whole ones first.
     """
 
-    planes: tuple[slice, ...]
-    header_at: int
-    header_end: int
     row: int
-    headers: tuple[int, int]
-    dtype: torch.dtype
+    header_at: int
+    zeros: tuple[slice, ...]
     runs: tuple[Run, ...]
 
     def empty(self, rows: int, device: torch.device) -> Tensor:
         """Return memory for packed rows; what no code or header fills is zero."""
         packed = torch.empty(rows, self.row, dtype=torch.uint8, device=device)
-        for end in (*(plane.stop for plane in self.planes), self.header_end):
-            if end < aligned(end):
-                packed[:, end : aligned(end)].zero_()
+        for part in self.zeros:
+            packed[:, part].zero_()
         return packed
-
-    def parts(self, packed: Tensor) -> Parts:
-        """Return the codes and the headers of packed rows."""
-        headers = packed[:, self.header_at : self.header_end].view(self.dtype)
-        return [packed[:, plane] for plane in self.planes], headers.view(packed.shape[0], *self.headers)
-
-
-def runs_of(n: int, block: int, planes: tuple[int, ...], padded: bool) -> Iterator[Run]:
-    """Yield the runs of a row of `n` values, whose codes are cut in such planes."""
-    whole, stride = n // block * block, max(RUN // block, 1) * block
-    ends = [(start, min(start + stride, whole), block) for start in range(0, whole, stride)]
-    ends += [(whole, n, block if padded else n - whole)] * (n > whole)
-    for start, stop, width in ends:
-        height = -(-(stop - start) // width)
-        columns = tuple(
-            slice(start * plane // 8, start * plane // 8 + height * -(-width * plane // 8)) for plane in planes
-        )
-        blocks = slice(start // block, -(-stop // block))
-        yield Run(slice(start, stop), blocks, width, height, height * width - (stop - start), columns)
 
 
 # A block of w values with 8 / bits to a byte is cut in as many stripes of ⌈w · bits / 8⌉ values, the last padded with
@@ -156,6 +123,9 @@ def stripes(values: Tensor, bits: int) -> Tensor:
     return values.view(*values.shape[:-1], count, values.shape[-1] // count)
 
 
+FORMATS: dict[str, "Format"] = {}  # by name
+
+
 class Format:
     """Rows of values as a code for each value and a header for each block: attributes, and three functions.
 
@@ -165,7 +135,7 @@ class Format:
     header by which it reads as NaN.
 
     Attributes:
-        name: the prefix of the names of its operators.
+        name: under which operators find it.
         bits: of a code, 1 to 8.
         header: the numbers that head a block: their dtype, and how many.
         padded: the last block of a row is stored like the others; else it ends with the row.
@@ -181,6 +151,10 @@ class Format:
     rotated: bool = False
     numbers: tuple[int, ...] = ()
     in_numpy: ModuleType | None = None
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        FORMATS[name] = self
 
     def __repr__(self) -> str:
         return self.name  # of which, among others, the names of compiled units are made
@@ -205,24 +179,42 @@ class Format:
         """Return the bytes of one header."""
         return self.header[0].itemsize * self.header[1]
 
+    def row_bytes(self, n: int, block: int) -> int:
+        """Return how many bytes a row of `n` values takes on the wire; `n` may be a symbol of `torch.compile`."""
+        if type(n) is int and not torch.compiler.is_compiling():
+            return self.layout(n, block).row
+        return sum(aligned(size) for size in self._sizes(n, block))
+
+    def _sizes(self, n: int, block: int) -> Iterator[int]:
+        """Yield the bytes of the planes of `n` codes, and of their headers. A block begins with a byte."""
+        blocks = -(-n // block)
+        stored = blocks * block if self.padded else n
+        for plane in planes_of(self.bits):
+            yield stored // block * block * plane // 8 + -(-(stored % block) * plane // 8)
+        yield blocks * self.header_bytes
+
     @lru_cache(maxsize=4096)  # noqa: B019 formats live as long as the process, and lengths of buckets are few
     def layout(self, n: int, block: int) -> Layout:
         """Return the layout of rows of `n` values."""
-        blocks, planes, end = -(-n // block), [], 0
-        for plane in planes_of(self.bits):
-            size = plane_bytes(blocks * block if self.padded else n, block, plane)
-            planes.append(slice(end, end + size))
-            end += aligned(size)
-        ends = end, end + blocks * self.header_bytes
-        runs = tuple(runs_of(n, block, planes_of(self.bits), self.padded))
-        return Layout(tuple(planes), *ends, self.row_bytes(n, block), (blocks, self.header[1]), self.header[0], runs)
-
-    def row_bytes(self, n: int, block: int) -> int:
-        """Return how many bytes a row of `n` values takes on the wire; `n` may be a symbol of `torch.compile`."""
-        blocks = -(-n // block)
-        stored = blocks * block if self.padded else n
-        codes = sum(aligned(plane_bytes(stored, block, plane)) for plane in planes_of(self.bits))
-        return codes + aligned(blocks * self.header_bytes)
+        starts, zeros, row = [], [], 0
+        for size in self._sizes(n, block):
+            starts.append(row)
+            row = aligned(row + size)
+            zeros += [slice(starts[-1] + size, row)] * (row > starts[-1] + size)
+        whole, stride = n // block * block, max(RUN // block, 1) * block
+        ends = [(start, min(start + stride, whole), block) for start in range(0, whole, stride)]
+        ends += [(whole, n, block if self.padded else n - whole)] * (n > whole)
+        *codes_at, header_at = starts
+        runs = []
+        for start, stop, width in ends:
+            height = -(-(stop - start) // width)
+            parts = [(header_at + start // block * self.header_bytes, height * self.header_bytes)]
+            for at, plane in zip(codes_at, planes_of(self.bits), strict=True):
+                parts.append((at + start * plane // 8, height * -(-width * plane // 8)))
+            places = tuple(slice(begin, begin + length) for begin, length in parts)
+            columns, missing = slice(start, stop), height * width - (stop - start)
+            runs.append(Run(columns, width, height, missing, places, self.header[0]))
+        return Layout(row, header_at, tuple(zeros), tuple(runs))
 
 
 def twin_of(format: Format) -> ModuleType:

@@ -15,18 +15,18 @@ A format is a module with three functions, and two constants. A block's header i
     rotated, and what numbers else the functions need.
 """
 
+from collections.abc import Sequence
 from functools import lru_cache
 from math import gcd
-from typing import Any, NamedTuple
+from typing import Any
 
-import torch
 import triton  # type: ignore[import-untyped]
 import triton.language as tl  # type: ignore[import-untyped]
 from torch import Tensor
 
 from ..gpu import INTERPRETED, load, on, restore, rotate, signed_words, store, uniform
 from ..rotation import signs_of
-from .format import Format, Layout, planes_of, twin_of
+from .format import Format, planes_of, twin_of
 
 BITS, PADDED, ROTATED = (tl.constexpr(place) for place in range(3))  # of FORM
 
@@ -262,64 +262,60 @@ def reduce_kernel(
 WARP = 1024
 TILES = {compress_kernel: WARP, decompress_kernel: 2 * WARP, add_kernel: 2 * WARP, reduce_kernel: WARP}
 WORDS = {1: tl.uint8, 4: tl.uint32, 8: tl.uint64}  # by the bytes of a header
-KERNELS = {"compress": compress_kernel, "decompress": decompress_kernel, "add": add_kernel, "reduce": reduce_kernel}
 
 
 def compress(format: Format, x: Tensor, block: int, residual: Tensor | None = None, key: int | None = None) -> Tensor:
-    rows, n = x.shape
     stride, x = _stride(x), x.contiguous()
-    plan = plan_of("compress", format, n, block, x.itemsize, stride)
-    packed = plan.layout.empty(rows, x.device)
-    _launch(plan, rows, x.device, (x, residual, packed, stride), _draws(key))
+    packed = format.layout(x.shape[1], block).empty(len(x), x.device)
+    _launch(compress_kernel, format, x.shape, block, x.itemsize, (x, residual, packed, stride), stride, **_draws(key))
     return packed
 
 
 def decompress_(format: Format, out: Tensor, packed: Tensor, block: int) -> None:
-    (rows, n), stride = out.shape, _stride(out)
-    plan = plan_of("decompress", format, n, block, out.itemsize, stride)
-    _launch(plan, rows, out.device, (out, _aligned(packed), stride), {})
+    stride = _stride(out)
+    _launch(decompress_kernel, format, out.shape, block, out.itemsize, (out, _aligned(packed), stride), stride)
 
 
 def add_(format: Format, out: Tensor, packed: Tensor, weights: Tensor, block: int) -> None:
-    plan = plan_of("add", format, len(out), block, out.itemsize)
-    _launch(plan, 1, out.device, (out, _aligned(packed), weights, _count(packed)), {})
+    arguments = out, _aligned(packed), weights, _count(packed)
+    _launch(add_kernel, format, (1, len(out)), block, out.itemsize, arguments)
 
 
 def reduce(
     format: Format, packed: Tensor, n: int, block: int, residual: Tensor | None = None, key: int | None = None
 ) -> Tensor:
-    plan = plan_of("reduce", format, n, block, 1 if residual is None else 4)
-    sent = plan.layout.empty(1, packed.device)
-    _launch(plan, 1, sent.device, (sent, residual, _aligned(packed), _count(packed)), _draws(key))
+    sent = format.layout(n, block).empty(1, packed.device)
+    arguments = sent, residual, _aligned(packed), _count(packed)
+    _launch(reduce_kernel, format, (1, n), block, 1 if residual is None else 4, arguments, **_draws(key))
     return sent
 
 
-class LaunchPlan(NamedTuple):
-    """The launches of a kernel on rows of one length.
-
-    Attributes:
-        rotated: the width of blocks that are rotated; 0 where none are.
-        runs: (first, tiles, options) of a row: its tiles that hold values throughout, and then the last if it does not.
-    """
-
-    kernel: Any
-    rotated: int
-    n: int
-    layout: Layout
-    runs: tuple[tuple[int, int, dict[str, Any]], ...]
+def _launch(
+    kernel: Any, format: Format, shape: Sequence[int], block: int, itemsize: int, arguments: tuple[Any, ...],
+    stride: int = 0, **draws: Any,
+) -> None:  # fmt: skip
+    """Launch a kernel on rows of values, (rows, n), of so many bytes each and so far apart."""
+    (rows, n), device, layout = shape, arguments[0].device, format.layout(shape[1], block)
+    with on(device):
+        signs = signs_of(block, device) if format.rotated else None
+        for first, tiles, options in _tiles(kernel, format, n, block, itemsize, stride) if rows else ():
+            kernel[(rows * tiles,)](
+                *arguments, signs, layout.row, layout.header_at, n, first, tiles, **draws, **options
+            )
 
 
 @lru_cache(maxsize=1024)  # the lengths of a model's buckets are few
-def plan_of(operation: str, format: Format, n: int, block: int, itemsize: int, stride: int = 0) -> LaunchPlan:
-    """Return how an operation on rows of `n` values, of so many bytes each and so far apart, is launched."""
-    kernel, layout = KERNELS[operation], format.layout(n, block)
+def _tiles(
+    kernel: Any, format: Format, n: int, block: int, itemsize: int, stride: int
+) -> list[tuple[int, int, dict[str, Any]]]:
+    """Return (first, tiles, options) of a row: its tiles that hold values throughout, and then the last if not."""
     whole, rest = divmod(n, block * blocks_of(kernel, format, block))
-    runs = []
-    for first, count, masked in ((0, whole, False), (whole, int(rest > 0), True)):
-        if count:
+    found = []
+    for first, tiles, masked in ((0, whole, False), (whole, int(rest > 0), True)):
+        if tiles:
             constants = constants_of(kernel, format, block, itemsize, masked, stride)
-            runs.append((first, count, constants | options_of(constants)))
-    return LaunchPlan(kernel, block if format.rotated else 0, n, layout, tuple(runs))
+            found.append((first, tiles, constants | options_of(constants)))
+    return found
 
 
 def blocks_of(kernel: Any, format: Format, block: int) -> int:
@@ -332,9 +328,9 @@ def constants_of(
 ) -> dict[str, Any]:
     """Return the constants of a kernel for a format and for values of so many bytes, in rows so far apart."""
     module = twin_of(format)
-    form = format.bits, format.padded, format.rotated, *format.numbers
     device = {"MEASURE": module.measure, "ENCODE": module.encode, "DECODE": module.decode}
-    device |= {"WORD": WORDS[format.header_bytes], "FORM": form}
+    device |= {"WORD": WORDS[format.header_bytes]}
+    device |= {"FORM": (format.bits, format.padded, format.rotated, *format.numbers)}
     width = min(16 // itemsize, 4 * planes_of(format.bits)[0])  # a thread's part of what a warp of 32 holds
     return {name: value for name, value in device.items() if name in kernel.arg_names} | {
         "BLOCK": block,
@@ -348,8 +344,7 @@ def constants_of(
 
 def options_of(constants: dict[str, Any]) -> dict[str, Any]:
     """Return the options with which a kernel of these constants is launched."""
-    values = constants["BLOCK"] * constants["BLOCKS"]
-    return {"num_warps": values // WARP, "enable_fp_fusion": False}
+    return {"num_warps": constants["BLOCK"] * constants["BLOCKS"] // WARP, "enable_fp_fusion": False}
 
 
 def _aligned(packed: Tensor) -> Tensor:
@@ -369,15 +364,3 @@ def _stride(x: Tensor) -> int:
 def _draws(key: int | None) -> dict[str, Any]:
     seed, seed_high = (0, 0) if key is None else signed_words(key)
     return {"seed": seed, "seed_high": seed_high, "DRAWN": key is not None}
-
-
-def _launch(
-    plan: LaunchPlan, rows: int, device: torch.device, arguments: tuple[Any, ...], draws: dict[str, Any]
-) -> None:
-    if not rows:
-        return
-    row, header_at = plan.layout.row, plan.layout.header_at
-    with on(device):
-        signs = signs_of(plan.rotated, device) if plan.rotated else None
-        for first, tiles, options in plan.runs:
-            plan.kernel[(rows * tiles,)](*arguments, signs, row, header_at, plan.n, first, tiles, **draws, **options)

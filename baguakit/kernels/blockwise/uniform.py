@@ -50,7 +50,6 @@ headers for few values.
 import torch
 from torch import Tensor
 
-from ..operators import Operators, operators_of
 from . import uniform_numpy
 from .format import Format
 
@@ -75,7 +74,7 @@ class UniformFormat(Format):
     def __init__(self, bits: int, rotated: bool = False) -> None:
         self.bits, self.rotated = bits, rotated
         self.wide = bits == 8 and not rotated
-        self.name = "minmax_uint8" if self.wide else f"uint{bits}" + "_rotated" * rotated
+        super().__init__("minmax_uint8" if self.wide else f"uint{bits}" + "_rotated" * rotated)
         self.header = (torch.float32, 2) if self.wide else (torch.int32, 1)
         self.padded = rotated or bits not in (1, 2, 4, 8)
         self.in_numpy = uniform_numpy if self.wide else None
@@ -158,12 +157,4 @@ def bf16_above(x: Tensor) -> Tensor:
     return ((x.view(torch.int32) + 0xFFFF) & -0x10000).view(torch.float32)
 
 
-OPERATORS = {(8, False): operators_of(UniformFormat(8))}  # by bits and rotation; others are made when first needed
-
-
-def uniform(bits: int, rotated: bool) -> Operators:
-    """Return the operators of a format of this file, which are registered when they are first needed."""
-    found = OPERATORS.get((bits, rotated))  # a dictionary, through which torch.compile sees, unlike functools.cache
-    if found is None:
-        found = OPERATORS.setdefault((bits, rotated), operators_of(UniformFormat(bits, rotated)))
-    return found
+GRIDS = {(bits, rotated): UniformFormat(bits, rotated) for bits in range(1, 9) for rotated in (False, True)}

@@ -14,7 +14,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from .format import Format, Layout
+from .format import Format
 
 Array = NDArray[Any]
 HALF, ONE, HALF_INTERVALS, SMALLEST = (np.float32(value) for value in (0.5, 1, 127.5, 2.0**-126))
@@ -57,60 +57,39 @@ def reduce(
 
 
 def _pack(format: Format, x: Array, block: int) -> Array:
-    """Return the packed rows of `x` (rows, n)."""
-    rows, n = x.shape
-    layout = format.layout(n, block)
-    packed = np.zeros((rows, layout.row), np.uint8)
-    headers = _headers(layout, packed)
+    """Return the packed rows of `x` (rows, n): codes are whole numbers from 0 to 255, and 0 in a block with a NaN."""
+    layout = format.layout(x.shape[1], block)
+    packed = np.zeros((len(x), layout.row), np.uint8)
     for run in layout.runs:
-        values = x[:, run.columns].reshape(rows, -1, run.width)
-        header, scale = _measure(values)
-        headers[:, run.blocks] = header
-        packed[:, run.columns] = _encode(values, header, scale).reshape(rows, -1)
+        values = x[:, run.columns].reshape(len(x), -1, run.width)
+        low, high = values.min(-1, keepdims=True), values.max(-1, keepdims=True)
+        spread = high * HALF - low * HALF
+        step = np.maximum(spread / HALF_INTERVALS, SMALLEST)
+        scale = ONE / step
+        header = np.concatenate([step, np.floor(low * scale + HALF)], -1)  # subnormals vanish beside a half
+        equal, broken = (low == high)[..., 0], (spread - spread != 0)[..., 0]
+        if (equal | broken).any():
+            equal &= high[..., 0] != 0
+            header[equal, :1], header[equal, 1], scale[equal] = high[equal], 1, 0
+            header[broken], scale[broken] = (np.nan, 0), np.nan
+        level = values * scale
+        level += HALF
+        np.floor(level, out=level)
+        level -= header[..., 1:]
+        np.fmax(level, 0, out=level)  # 0 rather than NaN
+        np.fmin(level, 255, out=level)
+        packed[:, run.bytes[0]] = header.view(np.uint8).reshape(len(x), -1)
+        packed[:, run.bytes[1]] = level.reshape(len(x), -1)
     return packed
 
 
 def _unpack(format: Format, packed: Array, n: int, block: int) -> Array:
     """Return the values (rows, n) of packed rows."""
     values = np.empty((len(packed), n), np.float32)
-    layout = format.layout(n, block)
-    headers = _headers(layout, packed)
-    for run in layout.runs:
-        codes, header = packed[:, run.columns].reshape(len(packed), -1, run.width), headers[:, run.blocks]
-        level = codes.astype(np.float32)
+    for run in format.layout(n, block).runs:
+        header = packed[:, run.bytes[0]].view(np.float32).reshape(len(packed), run.height, 2)
+        level = packed[:, run.bytes[1]].reshape(len(packed), run.height, run.width).astype(np.float32)
         level += header[..., 1:]
         level *= header[..., :1]
         values[:, run.columns] = level.reshape(len(packed), -1)
     return values
-
-
-def _headers(layout: Layout, packed: Array) -> Array:
-    """Return the headers (rows, blocks, numbers) of packed rows, as a view."""
-    headers = packed[:, layout.header_at : layout.header_end].view(np.float32)
-    return headers.reshape(len(packed), *layout.headers)
-
-
-def _measure(x: Array) -> tuple[Array, Array]:
-    """Return the header of each block, and the factor that turns its values into levels: NaN if it is not finite."""
-    low, high = x.min(-1, keepdims=True), x.max(-1, keepdims=True)
-    spread = high * HALF - low * HALF
-    step = np.maximum(spread / HALF_INTERVALS, SMALLEST)
-    scale = ONE / step
-    header = np.concatenate([step, np.floor(low * scale + HALF)], -1)  # subnormals vanish beside a half
-    equal, broken = (low == high)[..., 0], (spread - spread != 0)[..., 0]
-    if (equal | broken).any():
-        equal &= high[..., 0] != 0
-        header[equal, :1], header[equal, 1], scale[equal] = high[equal], 1, 0
-        header[broken], scale[broken] = (np.nan, 0), np.nan
-    return header, scale
-
-
-def _encode(x: Array, header: Array, scale: Array) -> Array:
-    """Return the code of each value: whole numbers from 0 to 255, and 0 where the scale is NaN."""
-    level = x * scale
-    level += HALF
-    np.floor(level, out=level)
-    level -= header[..., 1:]
-    np.fmax(level, 0, out=level)  # 0 rather than NaN
-    np.fmin(level, 255, out=level)
-    return level

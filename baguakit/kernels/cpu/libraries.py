@@ -99,21 +99,18 @@ def _machine() -> list[str]:
     at = os.path.realpath(compiler() or "")
     seen = os.stat(at)
     source = b"".join(file.read_bytes() for file in sorted(Path(__file__).parents[1].rglob("*.py")))
+    try:
+        with open("/proc/cpuinfo", encoding="utf-8", errors="replace") as file:
+            lines = file.read(1 << 14).split("\n\n")[0].splitlines()
+        processor = [line for line in lines if line.split(":")[0].strip() in PROCESSOR]
+    except OSError:
+        processor = [platform.processor(), platform.node()]  # such machines seldom share a home
     return [
         *(torch.__version__, str(torch.version.git_version), torch.backends.cpu.get_cpu_capability()),
-        *(sys.implementation.cache_tag or sys.version, sys.platform, platform.machine(), *_processor()),
+        *(sys.implementation.cache_tag or sys.version, sys.platform, platform.machine(), *processor),
         *(at, str(seen.st_size), str(seen.st_mtime_ns)),
         hashlib.sha256(source).hexdigest(),
     ]
-
-
-def _processor() -> list[str]:
-    try:
-        with open("/proc/cpuinfo", encoding="utf-8", errors="replace") as file:
-            first = file.read(1 << 14).split("\n\n")[0]
-    except OSError:
-        return [platform.processor(), platform.node()]  # such machines seldom share a home
-    return [line for line in first.splitlines() if line.split(":")[0].strip() in PROCESSOR]
 
 
 @contextlib.contextmanager

@@ -60,9 +60,14 @@ class _Thread(threading.local):
 thread = _Thread()
 
 
-def eager() -> contextlib.AbstractContextManager[None]:
-    """Run every unit of this thread as it is written."""
-    return _instead(None)
+@contextlib.contextmanager
+def eager(how: Callable[..., None] | None = None) -> Iterator[None]:
+    """Run every unit of this thread as it is written, or by `how`."""
+    before, thread.how = thread.how, how
+    try:
+        yield
+    finally:
+        thread.how = before
 
 
 @contextlib.contextmanager
@@ -74,18 +79,9 @@ def together() -> Iterator[None]:
         noted.setdefault((unit, kind, len(arguments)), (unit, arguments))
         ready(kind, unit, *arguments)
 
-    with _instead(note):
+    with eager(note):
         yield
     _compile(noted)
-
-
-@contextlib.contextmanager
-def _instead(how: Callable[..., None] | None) -> Iterator[None]:
-    before, thread.how = thread.how, how
-    try:
-        yield
-    finally:
-        thread.how = before
 
 
 def runner(kind: Kind, rows: int, n: int) -> RunUnit:
@@ -118,28 +114,19 @@ def _compile(noted: dict[tuple[Unit, Kind, int], tuple[Unit, tuple[Any, ...]]]) 
         # torch's own warnings while it compiles are not the user's, and would end it where warnings are errors.
         with torch.inference_mode(False), torch.no_grad(), warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            for (key, (unit, like)), candidate in zip(noted.items(), _loaded([*noted.values()]), strict=True):
-                _units.setdefault(key, _checked(unit, like, candidate))
-
-
-def _loaded(calls: list[tuple[Unit, tuple[Any, ...]]]) -> list[Unit | None]:
-    if libraries.compiler() is not None:
-        try:
-            return libraries.load(calls)
-        except Exception as error:  # whatever ails the compiler, the definition is right
-            reason = f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
-            _log.warning("compression on the CPU runs as written, many times slower than compiled: %s", reason)
-    return [None] * len(calls)
-
-
-def _checked(unit: Unit, like: tuple[Any, ...], candidate: Unit | None) -> Unit:
-    """Return the candidate if it does what the unit does, else the unit."""
-    if candidate is None:
-        return unit
-    if all(_agree(unit, candidate, examples(like, rows)) for rows in (2, 37)):
-        return candidate
-    _log.warning("%s runs as written, many times slower than compiled: compiled, its result differs", unit.__name__)
-    return unit
+            candidates: list[Unit | None] = [None] * len(noted)
+            if libraries.compiler() is not None:
+                try:
+                    candidates = libraries.load([*noted.values()])
+                except Exception as error:  # whatever ails the compiler, the definition is right
+                    reason = f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
+                    _log.warning("compression on the CPU runs as written, many times slower than compiled: %s", reason)
+            for (key, (unit, like)), candidate in zip(noted.items(), candidates, strict=True):
+                agrees = candidate is not None and all(_agree(unit, candidate, examples(like, n)) for n in (2, 37))
+                if candidate is not None and not agrees:
+                    words = "%s runs as written, many times slower than compiled: compiled, its result differs"
+                    _log.warning(words, unit.__name__)
+                _units.setdefault(key, candidate if candidate is not None and agrees else unit)
 
 
 def _agree(unit: Unit, candidate: Unit, arguments: list[Any]) -> bool:
@@ -147,5 +134,8 @@ def _agree(unit: Unit, candidate: Unit, arguments: list[Any]) -> bool:
     copies = [part.clone() if isinstance(part, Tensor) else part for part in arguments]
     unit(*arguments)
     candidate(*copies)
-    written = [pair for pair in zip(arguments, copies, strict=True) if isinstance(pair[0], Tensor)]
-    return all(torch.allclose(a, b, rtol=0, atol=0, equal_nan=True) for a, b in written)
+    return all(
+        torch.allclose(a, b, rtol=0, atol=0, equal_nan=True)
+        for a, b in zip(arguments, copies, strict=True)
+        if isinstance(a, Tensor)
+    )

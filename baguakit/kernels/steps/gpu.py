@@ -15,7 +15,7 @@ from torch import Tensor
 from ..blockwise.uniform_gpu import decode
 from ..gpu import load, mix, on, signed, signed_words, store, uniform
 from .definition import SGD, Adam, Conditions, Update, numbers_of
-from .operators import FIELDS, StepTables, Table
+from .operators import FIELDS, StepTables
 
 # Places among the numbers on the device, behind the seven of the update rule; and among the FIELDS of a record.
 FACTOR, SKIP, SEED, SEED_HIGH = (tl.constexpr(place) for place in range(7, 11))
@@ -262,46 +262,33 @@ def step_(update: Update, tables: StepTables, conditions: Conditions, block: int
     held = [x if isinstance(x, Tensor) and x.device == device else None for x in found]  # the others are on the host
     if held[-1] is None and float(c.found_inf) != 0:
         return
-    constants = {"RULE": type(update).__name__, "DECAY": _decay(update)}
+    decay = int(COUPLED.value) if update.weight_decay else 0
+    if isinstance(update, Adam) and update.decoupled:
+        decay = int(DECOUPLED.value)
+    constants = {"RULE": type(update).__name__, "DECAY": decay}
     with on(device):
         numbers: tuple[Any, ...] = (tables.numbers, *(0.0,) * 8, 0, 0)
         if any(x is not None for x in held):
-            _launch_numbers(update, tables.numbers, found, held, c.key, constants)
+            lr, taken, scale, clip, _ = (float(x) if at is None else 0.0 for x, at in zip(found, held, strict=True))
+            options = [x for x in vars(update).values() if not isinstance(x, bool)]  # three, or four, as in the kernel
+            numbers_kernel[(1,)](
+                tables.numbers, *held, lr, int(taken), scale, clip, *(*options, 0.0)[:4], *signed_words(c.key or 0),
+                **constants, num_warps=1, enable_fp_fusion=False,
+            )  # fmt: skip
         else:
             values, factor, seed = numbers_of(update, conditions)
             numbers = (None, *values, *(0.0,) * (7 - len(values)), factor, *map(signed, seed))
         constants |= {"NESTEROV": isinstance(update, SGD) and update.nesterov, "STATES": update.states, "BLOCK": block}
         for table in tables.by_kind:
-            _launch(table, numbers, constants, conditions.key is not None)
+            p, g, mastered = table.kind
+            if len(table.tiles):
+                step_kernel[(len(table.tiles),)](
+                    table.tiles, table.records, *numbers, **constants, P=TYPES[p], G=TYPES[g], MASTER=mastered,
+                    DRAWN=c.key is not None and p == torch.bfloat16, TILE=table.tile,
+                    num_warps=WARPS, enable_fp_fusion=False,
+                )  # fmt: skip
     if isinstance(conditions.taken, Tensor) and held[1] is None:
         conditions.taken.add_(1)
-
-
-def _launch(table: Table, numbers: tuple[Any, ...], constants: dict[str, Any], drawn: bool) -> None:
-    p, g, mastered = table.kind
-    if len(table.tiles):
-        step_kernel[(len(table.tiles),)](
-            table.tiles, table.records, *numbers, **constants,
-            P=TYPES[p], G=TYPES[g], MASTER=mastered, DRAWN=drawn and p == torch.bfloat16, TILE=table.tile,
-            num_warps=WARPS, enable_fp_fusion=False,
-        )  # fmt: skip
-
-
-def _launch_numbers(
-    update: Update, numbers: Tensor, found: Any, held: list[Tensor | None], key: int | None, constants: dict[str, Any]
-) -> None:
-    lr, taken, scale, clip, _ = (float(x) if there is None else 0.0 for x, there in zip(found, held, strict=True))
-    options = [x for x in vars(update).values() if not isinstance(x, bool)]  # three, or four, in the kernel's order
-    numbers_kernel[(1,)](
-        numbers, *held, lr, int(taken), scale, clip, *(*options, 0.0)[:4], *signed_words(key or 0),
-        **constants, num_warps=1, enable_fp_fusion=False,
-    )  # fmt: skip
-
-
-def _decay(update: Update) -> int:
-    if isinstance(update, Adam) and update.decoupled:
-        return int(DECOUPLED.value)
-    return int(COUPLED.value) if update.weight_decay else 0
 
 
 # Norms: a sum in two stages, always in the same order.

@@ -11,15 +11,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import count
-from operator import attrgetter, itemgetter
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from ...arguments import describe, every, real, several
-from ..operators import imported, uploaded
+from ...arguments import describe, instance, real, several
+from ..operators import imported, is_dense, uploaded
 from . import definition
 from .definition import Conditions, Operands, Update
 
@@ -32,7 +31,7 @@ SUM_TILE = 16384  # values of a tile where only a sum is found
 Kind = tuple[torch.dtype, torch.dtype, bool]
 Integers = np.ndarray[Any, np.dtype[np.int64]]
 
-_serial, _nbytes = count(), attrgetter("nbytes")
+_serial = count()
 
 
 class Fixed:
@@ -45,7 +44,7 @@ class Fixed:
 
     def __init__(self, tensors: Sequence[Tensor]) -> None:
         listed = several("tensors", tensors, "a list of tensors", ordered=True)
-        self.tensors: tuple[Tensor, ...] = tuple(every("tensors", listed, Tensor, "a tensor"))
+        self.tensors: tuple[Tensor, ...] = tuple(instance("each of tensors", x, Tensor, "a tensor") for x in listed)
         # Views share the version of what they are views of.
         bases = (x if x._base is None else x._base for x in self.tensors)
         self.versions: tuple[Tensor, ...] = tuple({id(x): x for x in bases}.values())
@@ -82,11 +81,14 @@ def key_of(name: str, role: Role) -> object:
     """
     if isinstance(role, Fixed):
         return name, role.serial
-    present = [x for x in role if x is not None] if name == "master" else role
-    where = tuple(map(Tensor.data_ptr, present))
     if name == "master":
-        return name, tuple(i for i, x in enumerate(role) if x is None), where
-    return name, where, role[0].dtype, tuple(map(_nbytes, role)) if name in "pg" else None
+        return name, tuple(None if x is None else x.data_ptr() for x in role)
+    return (
+        name,
+        tuple(map(Tensor.data_ptr, role)),
+        role[0].dtype,
+        tuple(x.nbytes for x in role) if name in "pg" else None,
+    )
 
 
 @dataclass(frozen=True, eq=False)
@@ -101,16 +103,11 @@ class Table:
 
 @dataclass(frozen=True, eq=False)
 class StepTables:
-    """The tables of all kinds.
-
-    Attributes:
-        numbers: room on the device for the numbers of a step.
-        partials: room for what each program finds, where they find a sum (fp64).
-    """
+    """The tables of all kinds, with room on the device."""
 
     by_kind: tuple[Table, ...]
-    numbers: Tensor
-    partials: Tensor
+    numbers: Tensor  # of a step
+    partials: Tensor  # what each program finds, where they find a sum (fp64)
 
 
 class TableCache:
@@ -136,7 +133,7 @@ class TableCache:
 
     def keep(self, key: object, tables: StepTables) -> StepTables:
         self.latest[key] = tables
-        if len(self.latest) > KEPT:
+        while len(self.latest) > KEPT:
             self.latest.popitem(last=False)
         return tables
 
@@ -165,9 +162,8 @@ def tables_of(kinds: Sequence[Kind], columns: dict[str, Sequence[Tensor | None]]
 
 def _tiles(lengths: Integers, tile: int) -> Integers:
     counts = -(-lengths // tile)
-    record = np.repeat(np.arange(len(lengths)), counts)
     number = np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)
-    tiles: Integers = record << 32 | number
+    tiles: Integers = np.repeat(np.arange(len(lengths)), counts) << 32 | number
     return tiles
 
 
@@ -175,27 +171,21 @@ TABLES = TableCache()
 
 
 def step_(
-    update: Update,
-    roles: dict[str, Role],
-    conditions: Conditions,
-    block: int | None,
-    check: Callable[[], Operands],
+    update: Update, roles: dict[str, Role], conditions: Conditions, block: int | None, check: Callable[[], Operands]
 ) -> None:
     """Step the tensors of the roles p, g, u, v, master.
 
     Args:
         update: what the step is.
-        roles: by the names of `table.FIELDS`, those that there are.
+        roles: by the names of `FIELDS`, those that there are.
         conditions: what changes from step to step.
         block: of packed gradients; None if they are not.
         check: raises unless the tensors go together, and returns them as lists. Asked only where they are new.
     """
     if not listed(roles["p"])[0].is_cuda:
-        definition.step_(update, check(), conditions)
-        return
-    imported(".gpu", __package__).step_(
-        update, tables_for(roles, (block, conditions.key is not None), check), conditions, block
-    )
+        return definition.step_(update, check(), conditions)
+    tables = tables_for(roles, (block, conditions.key is not None), check)
+    imported(".gpu", __package__).step_(update, tables, conditions, block)
     for name in roles.keys() & {"p", "master"}:
         written(roles[name])
 
@@ -216,8 +206,7 @@ def tables_for(roles: dict[str, Role], options: object, check: Callable[[], Oper
 def gradient_norm_(norm: Tensor, grads: Role, found_inf: Tensor | None, check: Callable[[], Sequence[Tensor]]) -> None:
     """Write the norm of all gradients into `norm`, and whether it is not finite into `found_inf`."""
     if not norm.is_cuda:
-        definition.gradient_norm_(norm, check(), found_inf)
-        return
+        return definition.gradient_norm_(norm, check(), found_inf)
     key = ("norm", key_of("g", grads))
     tables = TABLES.find(key, norm.device)
     if tables is None:
@@ -248,6 +237,7 @@ def check_operands(operands: Operands, names: Sequence[str], drawn: bool, packed
     columns = operands.columns(names)
     if packed:
         del columns["g"]
+    named = {}
     for name, column in columns.items():
         if len(column) != len(operands.p):
             raise ValueError(
@@ -255,17 +245,26 @@ def check_operands(operands: Operands, names: Sequence[str], drawn: bool, packed
             )
         for i, (x, p) in enumerate(zip(column, operands.p, strict=True)):
             if x is not None or name != "master":
-                dtypes = WEIGHTS if name in "pg" else (torch.float32,)
-                _check_like(_checked(f"{name}[{i}]", x, dtypes), f"{name}[{i}]", p)
-    _check_masters(operands, drawn)
-    _check_apart({f"{name}[{i}]": x for name, column in columns.items() for i, x in enumerate(column) if x is not None})
+                x = named[f"{name}[{i}]"] = _dense(f"{name}[{i}]", x, WEIGHTS if name in "pg" else (torch.float32,))
+                _check_like(f"{name}[{i}]", x, p)
+    for i, p in enumerate(operands.p):
+        mastered = f"master[{i}]" in named
+        if p.device != operands.p[0].device:
+            raise ValueError(f"p[{i}] is on {p.device} and p[0] on {operands.p[0].device}; step each device by itself")
+        if mastered and p.dtype == torch.float32:
+            raise ValueError(f"p[{i}] is float32 and needs no master; put None in its place")
+        if mastered and drawn:
+            raise ValueError(f"p[{i}] has a master, which loses nothing to rounding; leave key= out, or the master")
+        if drawn and p.dtype == torch.float16:
+            raise TypeError(f"p[{i}] is float16, and only bfloat16 is rounded at random; give it a master instead")
+    _check_apart(named)
     return operands
 
 
 def check_gradients(grads: Sequence[Tensor]) -> Sequence[Tensor]:
     """Return the gradients, if a norm can be taken of all these together."""
     for i, g in enumerate(grads):
-        _checked(f"grads[{i}]", g, WEIGHTS)
+        _dense(f"grads[{i}]", g, WEIGHTS)
         if g.device != grads[0].device:
             raise ValueError(f"grads[{i}] is on {g.device} and grads[0] on {grads[0].device}; take a norm for each")
     return grads
@@ -277,23 +276,19 @@ def check_conditions(conditions: Conditions, device: torch.device) -> None:
         check_number(name, getattr(conditions, name), device, 0.0 if name in ("lr", "clip") else None)
     taken = conditions.taken
     if isinstance(taken, Tensor) and (taken.numel() != 1 or taken.device not in (device, CPU) or taken.is_complex()):
-        raise ValueError(f"step is a number or a tensor with one value on {device}, not {_words(taken)}")
+        raise ValueError(f"step is a number or a tensor with one value on {device}, not {describe(taken)}")
 
 
 def check_number(name: str, number: object, device: torch.device, least: float | None = None) -> None:
     """Raise unless this is a finite number, or a floating tensor with one value that can be read without waiting."""
-    if isinstance(number, Tensor):
-        if number.numel() != 1 or not number.is_floating_point() or number.device not in (device, CPU):
-            raise ValueError(f"{name} is a floating tensor with one value on {device}, not {_words(number)}")
-    else:
+    if not isinstance(number, Tensor):
         real(name, number, least, above=0 if name == "grad_scale" else None)
+    elif number.numel() != 1 or not number.is_floating_point() or number.device not in (device, CPU):
+        raise ValueError(f"{name} is a floating tensor with one value on {device}, not {describe(number)}")
 
 
-def _words(x: Tensor) -> str:
-    return f"{tuple(x.shape)} of {x.dtype} on {x.device}"
-
-
-def _checked(name: str, x: object, dtypes: Sequence[torch.dtype]) -> Tensor:
+def _dense(name: str, x: object, dtypes: Sequence[torch.dtype]) -> Tensor:
+    """Return `x`, if it is a tensor without gaps of one of the dtypes."""
     if not isinstance(x, Tensor):
         raise TypeError(f"{name} is a {type(x).__name__}; give tensors, and leave out parameters without a gradient")
     if x.layout is not torch.strided:
@@ -306,7 +301,7 @@ def _checked(name: str, x: object, dtypes: Sequence[torch.dtype]) -> Tensor:
     return x
 
 
-def _check_like(x: Tensor, name: str, p: Tensor) -> None:
+def _check_like(name: str, x: Tensor, p: Tensor) -> None:
     if x.device != p.device:
         raise ValueError(f"{name} is on {x.device} and its parameter on {p.device}; move one to the other")
     if x.numel() != p.numel():
@@ -320,29 +315,11 @@ def _check_like(x: Tensor, name: str, p: Tensor) -> None:
         )
 
 
-def _check_masters(operands: Operands, drawn: bool) -> None:
-    for i, p in enumerate(operands.p):
-        mastered = bool(operands.master) and operands.master[i] is not None
-        if p.device != operands.p[0].device:
-            raise ValueError(f"p[{i}] is on {p.device} and p[0] on {operands.p[0].device}; step each device by itself")
-        if mastered and p.dtype == torch.float32:
-            raise ValueError(f"p[{i}] is float32 and needs no master; put None in its place")
-        if mastered and drawn:
-            raise ValueError(f"p[{i}] has a master, which loses nothing to rounding; leave key= out, or the master")
-        if drawn and p.dtype == torch.float16:
-            raise TypeError(f"p[{i}] is float16, and only bfloat16 is rounded at random; give it a master instead")
-
-
-def is_dense(x: Tensor) -> bool:
-    """Return whether the values of a tensor fill its memory without gaps or overlaps, in any order."""
-    return x.is_contiguous() or x.permute(sorted(range(x.dim()), key=x.stride, reverse=True)).is_contiguous()
-
-
 def _check_apart(tensors: dict[str, Tensor]) -> None:
     """Raise if one shares memory with another; two gradients may, since they are only read."""
-    spans = [(x.data_ptr(), x.data_ptr() + x.nbytes, name) for name, x in tensors.items() if x.numel()]
+    spans = sorted((x.data_ptr(), x.data_ptr() + x.nbytes, name) for name, x in tensors.items() if x.numel())
     reach = {True: (0, ""), False: (0, "")}  # how far those read, and written, have come
-    for start, stop, name in sorted(spans, key=itemgetter(0)):
+    for start, stop, name in spans:
         read = name.startswith("g[")
         for other in (False,) if read else (False, True):
             if start < reach[other][0]:

@@ -29,7 +29,7 @@ from torch import Tensor
 from ...arguments import describe, integer, message, several, tensor
 from ...comm import Comm, check_comm
 from ...compressors import Compressor
-from ...compressors.base import Unchecked, check_dense
+from ...compressors.base import check_dense
 from ..compressed import compressed_mean_, fewer, pays, row_pieces
 from ..transports import bytes_for, exchanged, scattered
 from .rows import check_arguments, compressed_all_gather, compressed_reduce_scatter, output, share_memory
@@ -77,7 +77,6 @@ def compressed_all_to_all(
     result = output(out, x, (sum(receives), *x.shape[1:]))
     if share_memory(result, values):
         raise ValueError("out shares memory with x: what arrives would overwrite what is still to be sent")
-    codec = None if compressor is None else compressor._unchecked(x)
     landed, width = result.detach().view(-1), math.prod(x.shape[1:])
     leaving, coming = (
         list(part.split([width * count for count in rows])) for part, rows in ((values, sends), (landed, receives))
@@ -86,13 +85,13 @@ def compressed_all_to_all(
     if n == 1:
         return result
     if compressor is not None:
-        note([*leaving[:rank], *leaving[rank + 1 :], *coming[:rank], *coming[rank + 1 :]], compressor, codec, comm)
+        note([*leaving[:rank], *leaving[rank + 1 :], *coming[:rank], *coming[rank + 1 :]], compressor, comm)
     few = output_split_sizes is None and len(row_pieces(leaving[0].numel(), n, x.is_cuda)) == 1
     comm.agree_on_shares()
-    if codec is not None and few and packs(leaving[0], codec):
-        _at_once(values.view(n, -1), landed.view(n, -1), codec, comm)
+    if compressor is not None and few and packs(leaving[0], compressor):
+        _at_once(values.view(n, -1), landed.view(n, -1), compressor, comm)
     else:
-        _of_parts(leaving, coming, codec, comm)
+        _of_parts(leaving, coming, compressor, comm)
     return result
 
 
@@ -133,60 +132,62 @@ def sizes(name: str, values: Sequence[int], n: int) -> list[int]:
     return [integer(f"each of {name}", value, 0) for value in listed]
 
 
-def packs(part: Tensor, codec: Unchecked | None) -> bool:
+def packs(part: Tensor, compressor: Compressor | None) -> bool:
     """Return whether a part travels compressed: its sender and its receiver decide alike."""
-    return codec is not None and pays(part.numel(), part.element_size(), codec, 1)
+    return compressor is not None and pays(part.numel(), part.element_size(), compressor, 1)
 
 
-def note(parts: list[Tensor], compressor: Compressor, codec: Unchecked | None, comm: Comm) -> None:
+def note(parts: list[Tensor], compressor: Compressor, comm: Comm) -> None:
     """Note in which formats the parts fly that this rank sends and receives."""
-    as_they_are = [part for part in parts if part.numel() and not packs(part, codec)]
+    as_they_are = [part for part in parts if part.numel() and not packs(part, compressor)]
     if len(as_they_are) < sum(part.numel() > 0 for part in parts):
         comm.note(compressor, compressor)
     if as_they_are:
         comm.note(compressor, as_they_are[0].dtype, fewer(max(part.numel() for part in as_they_are), comm.size))
 
 
-def _at_once(rows: Tensor, out: Tensor, codec: Unchecked, comm: Comm) -> None:
+def _at_once(rows: Tensor, out: Tensor, compressor: Compressor, comm: Comm) -> None:
     """Send row r of few `rows` to rank r, and write what comes from rank r to row r of `out`, but for this rank's own.
 
     All are compressed in one call, and this rank's own row with them: that takes less than a call for each.
     """
     n, values = rows.shape
-    incoming = bytes_for(n, values, codec, rows.device)
-    for _ in scattered(comm, [incoming], lambda i, ranks: codec.compress(rows[ranks], None, comm.key(0))):
-        codec.decompress(incoming, values, rows.dtype, out)
+    incoming = bytes_for(n, values, compressor, rows.device)
+    for _ in scattered(
+        comm, [incoming], lambda i, ranks: compressor._unchecked_compress(rows[ranks], None, comm.key(0))
+    ):
+        compressor._unchecked_decompress(incoming, values, rows.dtype, out)
     out[comm.rank] = rows[comm.rank]
 
 
-def _of_parts(leaving: list[Tensor], coming: list[Tensor], codec: Unchecked | None, comm: Comm) -> None:
+def _of_parts(leaving: list[Tensor], coming: list[Tensor], compressor: Compressor | None, comm: Comm) -> None:
     """Send each rank its part of `leaving`, and fill the parts of `coming`, but for this rank's own."""
     n, device = comm.size, leaving[0].device
     peers = [rank for rank in range(n) if rank != comm.rank]
-    sent, heard = ({p: cut(parts[p], n, codec) for p in peers} for parts in (leaving, coming))
+    sent, heard = ({p: cut(parts[p], n, compressor) for p in peers} for parts in (leaving, coming))
 
     def outgoing(p: int) -> Iterator[Tensor]:
         for i, piece in enumerate(sent[p]):
-            if codec is not None and packs(leaving[p], codec):
-                yield codec.compress(piece.view(1, -1), None, comm.key(i * n + p))
+            if compressor is not None and packs(leaving[p], compressor):
+                yield compressor._unchecked_compress(piece.view(1, -1), None, comm.key(i * n + p))
             else:
                 yield piece
 
     incoming = {
-        p: [bytes_for(1, piece.numel(), codec, device) for piece in pieces]
-        if codec is not None and packs(coming[p], codec)
+        p: [bytes_for(1, piece.numel(), compressor, device) for piece in pieces]
+        if compressor is not None and packs(coming[p], compressor)
         else pieces
         for p, pieces in heard.items()
     }
     for p, i in exchanged(comm, {p: outgoing(p) for p in peers}, incoming, device):
-        if codec is not None and packs(coming[p], codec):
+        if compressor is not None and packs(coming[p], compressor):
             piece = heard[p][i]
-            codec.decompress(incoming[p][i], piece.numel(), piece.dtype, piece.view(1, -1))
+            compressor._unchecked_decompress(incoming[p][i], piece.numel(), piece.dtype, piece.view(1, -1))
 
 
-def cut(part: Tensor, n: int, codec: Unchecked | None) -> list[Tensor]:
+def cut(part: Tensor, n: int, compressor: Compressor | None) -> list[Tensor]:
     """Return the pieces in which a part travels: none of an empty one, and one if it is not compressed."""
-    if not packs(part, codec):
+    if not packs(part, compressor):
         return [part] if part.numel() else []
     return [part[piece] for piece in row_pieces(part.numel(), n, part.is_cuda)]
 

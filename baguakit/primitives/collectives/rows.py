@@ -9,7 +9,7 @@ from torch import Tensor
 from ...arguments import describe, instance, integer, tensor, truth
 from ...comm import Comm, check_comm, check_peer
 from ...compressors import Compressor
-from ...compressors.base import Unchecked, check_dense, check_dtype
+from ...compressors.base import check_dense, check_dtype
 from ..compressed import ONE_HOP_BYTES, check_averageable, check_residual, compresses, on_flat, row_pieces
 from ..transports import bytes_for, gathered, scattered
 
@@ -22,12 +22,11 @@ def check_arguments(x: Tensor, compressor: Compressor | None, comm: Comm) -> Non
     check_dtype("x", tensor("x", x, floating=True).dtype)
 
 
-def codec_of(x: Tensor, compressor: Compressor | None, comm: Comm, rows: int = 1) -> Unchecked | None:
+def codec_of(x: Tensor, compressor: Compressor | None, comm: Comm, rows: int = 1) -> Compressor | None:
     """Return the operations of a compressor if `x` is sent compressed, in so many rows, and note it; else None."""
     if compressor is None:
         return None
-    codec = compressor._unchecked(x)
-    return codec if compresses(x.numel(), x.dtype, compressor, codec, comm, rows) and comm.size > 1 else None
+    return compressor if compresses(x.numel(), x.dtype, compressor, comm, rows) and comm.size > 1 else None
 
 
 def output(out: Tensor | None, x: Tensor, shape: Sequence[int]) -> Tensor:
@@ -72,7 +71,9 @@ def compressed_send(x: Tensor, compressor: Compressor | None, comm: Comm, peer: 
         works = [comm.send_later(values, peer)] if values.numel() else []
     else:
         parts = [values[part].view(1, -1) for part in row_pieces(values.numel(), 1, x.is_cuda)]
-        works = [comm.send_later(codec.compress(row, None, comm.key(i)), peer, i) for i, row in enumerate(parts)]
+        works = [
+            comm.send_later(codec._unchecked_compress(row, None, comm.key(i)), peer, i) for i, row in enumerate(parts)
+        ]
     for work in works:
         work.wait()
 
@@ -104,7 +105,7 @@ def compressed_receive_(x: Tensor, compressor: Compressor | None, comm: Comm, pe
         works = [comm.receive_later(each, peer, i) for i, each in enumerate(packed)]
         for part, each, work in zip(parts, packed, works, strict=True):
             work.wait()
-            codec.decompress(each, part.numel(), x.dtype, part)
+            codec._unchecked_decompress(each, part.numel(), x.dtype, part)
     if not x.is_contiguous():
         x.detach().copy_(values.view(x.shape))
     return x
@@ -145,11 +146,11 @@ def compressed_broadcast_(x: Tensor, compressor: Compressor | None, comm: Comm, 
         return comm.broadcast(x, source) if N else x
     place, row = (comm.rank - source) % n, x.view(1, -1)
     if x.is_cuda:
-        packed = bytes_for(1, N, codec, x.device) if place else codec.compress(row, None, comm.key())
-        codec.decompress(comm.broadcast(packed, source), N, x.dtype, row)
+        packed = bytes_for(1, N, codec, x.device) if place else codec._unchecked_compress(row, None, comm.key())
+        codec._unchecked_decompress(comm.broadcast(packed, source), N, x.dtype, row)
         return x
     heard, targets = (comm.rank - 1) % n, [(comm.rank + 1) % n] if place < n - 1 else []
-    if (n - 1) * codec.row_bytes(N) <= ONE_HOP_BYTES:
+    if (n - 1) * codec._unchecked_row_bytes(N) <= ONE_HOP_BYTES:
         heard, targets = source, [] if place else [(source + i) % n for i in range(1, n)]
     least = LINK * (4 if comm.flows > 1 else 1)  # flows divide messages of 256 KiB
     links = row.split(least * -(-N // (least * MOST_LINKS)), dim=1)
@@ -160,9 +161,9 @@ def compressed_broadcast_(x: Tensor, compressor: Compressor | None, comm: Comm, 
     for tag, link in enumerate(links):
         if place:
             receives[tag].wait()
-        packed = incoming[tag] if place else codec.compress(link, None, comm.key(tag))
+        packed = incoming[tag] if place else codec._unchecked_compress(link, None, comm.key(tag))
         sends += [comm.send_later(packed, target, tag) for target in targets]
-        codec.decompress(packed, link.numel(), x.dtype, link)
+        codec._unchecked_decompress(packed, link.numel(), x.dtype, link)
     for work in sends:
         work.wait()
     return x
@@ -202,11 +203,11 @@ def compressed_all_gather(x: Tensor, compressor: Compressor | None, comm: Comm, 
         return result
     parts = row_pieces(mine.numel(), n, x.is_cuda)
     incoming = [bytes_for(n, part.stop - part.start, codec, x.device) for part in parts]
-    packed = (codec.compress(mine[part].view(1, -1), None, comm.key(i)) for i, part in enumerate(parts))
+    packed = (codec._unchecked_compress(mine[part].view(1, -1), None, comm.key(i)) for i, part in enumerate(parts))
     comm.agree_on_shares()
     for ranks, i in gathered(comm, incoming, packed):
         out_rows = rows[ranks, parts[i]]
-        codec.decompress(incoming[i][ranks], out_rows.shape[1], x.dtype, out_rows)
+        codec._unchecked_decompress(incoming[i][ranks], out_rows.shape[1], x.dtype, out_rows)
     return result
 
 
@@ -266,7 +267,7 @@ def compressed_reduce_scatter(
 
     def packed(i: int, ranks: slice) -> Tensor:
         loss = None if lost is None else lost[ranks, parts[i]]
-        return codec.compress(rows[ranks, parts[i]], loss, comm.key(i * n + (ranks.start or 0)))
+        return codec._unchecked_compress(rows[ranks, parts[i]], loss, comm.key(i * n + (ranks.start or 0)))
 
     comm.agree_on_shares()
     for i in scattered(comm, incoming, packed):
