@@ -93,20 +93,16 @@ def calls(name):
     operators.add_(out[0], form.name, packed, torch.ones(2), block)
     operators.mix_(out[0], [x[1]], [0.5, 0.5])
     operators.land_(out[0], x[0], x[1])
-    return (
-        packed,
-        out,
-        operators.reduce(packed, form.name, x.shape[1], block, None, None),
-        *operators.select(x, 64, 3, 0, None),
-    )
+    mean = operators.reduce(packed, form.name, x.shape[1], block, None, None)
+    return packed, out, mean, *operators.select(x, 64, 3, 0, None)
 
 
 @every
 def test_who_records_sees_operators_and_nobody_else_pays_for_them(name):
     with Seen() as mode:
         seen = calls(name)
-    kinds = [f"{name}_{kind}" for kind in ("compress", "decompress_", "add_", "reduce")]
-    wanted = {f"baguakit.{kind}.default" for kind in (*kinds, "mix_", "land_", "topk_select")}
+    kinds = "compress", "decompress_", "add_", "reduce", "mix_", "land_", "topk_select"
+    wanted = {f"baguakit.{kind}.default" for kind in kinds}
     assert wanted <= set(mode.names)
     with torch.autograd.profiler.profile(use_cpu=True) as profile:
         direct = calls(name)
