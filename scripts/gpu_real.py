@@ -32,7 +32,7 @@ def main(words: Sequence[str] | None = None) -> int:
     parser.add_argument("--rates", nargs="*", default=["1gbit", "10gbit", "100mbit"])
     parser.add_argument("--values", choices=("full", "small"), default="full")
     asked = parser.parse_args(words)
-    from baguakit.command.pacing import bytes_per_second
+    from baguakit.command.pacing import bits_per_second
     from baguakit.ranks import Ranks
 
     until = time.monotonic() + asked.seconds
@@ -42,11 +42,11 @@ def main(words: Sequence[str] | None = None) -> int:
         found["values"] = ranks.run(prepared, not asked.cpu, shape, limit=200)[0]
         for rate in asked.rates:
             for name in [each for each in CONTENDERS if not asked.cpu or each != "bf16 hook"]:  # which needs NCCL
-                sent = 1.5 * 4 * found["values"] * SHARES.get(name, 0.07) / bytes_per_second(rate)
+                sent = 1.5 * 4 * found["values"] * SHARES.get(name, 0.07) / bits_per_second(rate) * 8
                 if time.monotonic() + (1 + TIMED) * sent + 10 > until:
                     found["left out"].append([rate, name])
                     continue
-                seconds = ranks.run(timed, name, bytes_per_second(rate), limit=max(60.0, 20 * sent))[0]
+                seconds = ranks.run(timed, name, bits_per_second(rate) / 8, limit=max(60.0, 20 * sent))[0]
                 found["cells"].append({"rate": rate, "contender": name, **seconds})
                 print(json.dumps(found["cells"][-1]), flush=True)
                 asked.facts.write_text(json.dumps(found))

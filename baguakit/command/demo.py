@@ -4,7 +4,7 @@ import argparse
 import importlib.util
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import replace
 from pathlib import Path
 
 from .. import algorithms
@@ -42,17 +42,13 @@ CONTENDERS: tuple[Contender, ...] = (
     Contender("power_sgd", algorithms.power_sgd(rank=4), telling=True),
     Contender("top_k", algorithms.top_k(ratio=0.01)),
     Contender("qadam", algorithms.qadam(warmup_steps=40), lr=0.002, momentum=0),
-    Contender("ef21", algorithms.ef21()),
     Contender("decoupled_momentum", algorithms.decoupled_momentum(), lr=0.005, momentum=0),
     Contender("signum", algorithms.signum(), lr=0.01, momentum=0),
     Contender("lion_vote", algorithms.lion_vote(), lr=0.01, momentum=0),
     Contender("decentralized, AWC", algorithms.decentralized(order="awc")),
     Contender("decentralized, ATC", algorithms.decentralized(order="atc")),
-    Contender("low_precision_decentralized", algorithms.low_precision_decentralized()),
     Contender("choco", algorithms.choco()),
     Contender("choco, one peer", algorithms.choco(OnePeerExact(), gamma=1.0), telling=True),
-    Contender("gradient_tracking", algorithms.gradient_tracking()),
-    Contender("exact_diffusion", algorithms.exact_diffusion()),
     Contender("quasi_global_momentum", algorithms.quasi_global_momentum(), momentum=0),
     Contender("push_sum", algorithms.push_sum(Exponential())),
     Contender("local_sgd", algorithms.local_sgd(every=8), telling=True),
@@ -74,60 +70,39 @@ def chosen(name: str | None, every: bool, ranks: int) -> Sequence[Contender]:
     return [each for each in able if each in (ALONE, BASE) or name in (each.name, each.family)]
 
 
-@dataclass(frozen=True)
-class Clock:
-    """The time of training on a network of a rate, in bits per second.
-
-    If the ranks trained at that rate, `paced`, times are measured. Else they are computed: the measured seconds over
-    loopback, and then the measured bytes at the rate.
-    """
-
-    bits: float
-    paced: bool
-
-    def until(self, sent: float, seconds: float) -> float:
-        """Return the time of training after `sent` bytes and `seconds` measured seconds."""
-        return seconds if self.paced else seconds + sent * 8 / self.bits
-
-    @property
-    def message(self) -> str:
-        """Return the source of the times, in words."""
-        rate = written(self.bits)
-        if self.paced:
-            return f"A step at {rate} is measured, with every rank kept below {rate}."
-        return (
-            f"A step at {rate} is computed, not measured: the measured step over loopback, and after it the measured "
-            "bytes at that rate. Nothing overlaps, so it is rather long; --rate measures it. Over loopback alone, "
-            "where bytes cost next to nothing, an all-reduce always looks best."
-        )
+def over(result: Result, bits: float) -> Result:
+    """Return a result over loopback with the times of a network of so many bits per second, if nothing overlaps."""
+    curve = tuple((sent, seconds + sent * 8 / bits, loss) for sent, seconds, loss in result.curve)
+    return replace(result, seconds=result.seconds + result.sent * 8 / bits, curve=curve)
 
 
-def columns(clock: Clock) -> list[Column]:
+def columns(rate: str, how: str) -> list[Column]:
     """Return the columns of the table: 80 characters."""
-    mark = "measured" if clock.paced else "computed"
     return [
         Column("algorithm", max(map(len, BY_NAME))),
         Column("accuracy", 8, right=True),
         Column("sent\na step", 10, right=True),
         Column("of\nall-reduce", 10, right=True),
-        Column(f"a step at\n{written(clock.bits)}\n{mark}", 9, right=True),
+        Column(f"a step at\n{rate}\n{how}", 9, right=True),
         Column("faster", 6, right=True),
     ]
 
 
-def row(result: Result, clock: Clock, base: Result | None) -> list[str]:
+def row(result: Result, base: Result | None) -> list[str]:
     """Return the cells of a result, compared with that of an all-reduce."""
-    step = clock.until(result.sent, result.seconds)
-    return [
-        result.contender,
-        f"{result.accuracy:.1%}",
-        f"{result.sent / 1000:,.1f} kB",
-        f"{result.sent / base.sent:.3f}" if base else "",
-        f"{step * 1e3:,.1f} ms",
-        f"{clock.until(base.sent, base.seconds) / step:.1f} ×" if base and result.contender != ALONE.name else "",
-    ]
+    cells = [result.contender, f"{result.accuracy:.1%}", f"{result.sent / 1000:,.1f} kB", "", "", ""]
+    cells[4] = f"{result.seconds * 1e3:,.1f} ms"
+    if base is not None:
+        cells[3], cells[5] = f"{result.sent / base.sent:.3f}", f"{base.seconds / result.seconds:.1f} ×"
+    return cells
 
 
+MEASURED = "A step at {rate} is measured, with every rank kept below {rate}."
+COMPUTED = """\
+A step at {rate} is computed, not measured: the measured step over loopback, and \
+after it the measured bytes at that rate. Nothing overlaps, so it is rather \
+long; --rate measures it. Over loopback alone, where bytes cost next to nothing, \
+an all-reduce always looks best."""
 LEGEND = """
 accuracy     on test images, of the mean of the ranks' networks; without
              communication, the mean over the ranks of their own accuracies
@@ -135,18 +110,17 @@ sent         by a rank; "of all-reduce" is the ratio to gradient_allreduce
 faster       than gradient_allreduce"""
 
 
-def draw(results: Sequence[Result], clock: Clock, ranks: int, path: Path) -> None:
+def draw(results: Sequence[Result], rate: str, how: str, ranks: int, path: Path) -> None:
     """Draw the curves of the results that say most, and save the picture."""
     sending = [each for each in results if each.sent]
     shown = sending if len(sending) <= MOST else [each for each in sending if BY_NAME[each.contender].telling]
     figure = blank(8, 4.2)
     axes = figure.subplots()
     for i, each in enumerate(shown):
-        times = [clock.until(sent, seconds) for sent, seconds, _ in each.curve]
-        axes.plot(times, [loss for _, _, loss in each.curve], label=each.contender, **line_style(i))
-    how = "measured" if clock.paced else "computed from measured bytes"
+        _, times, losses = zip(*each.curve, strict=True)
+        axes.plot(times, losses, label=each.contender, **line_style(i))
     axes.set(xscale="log", yscale="log", ylabel="test loss of the mean of the networks")
-    axes.set_xlabel(f"seconds of training at {written(clock.bits)}, {how}")
+    axes.set_xlabel(f"seconds of training at {rate}, {how}" + " from measured bytes" * (how == "computed"))
     axes.set_title(f"Printed digits on {ranks} ranks, rank r sees those with d mod {ranks} = r", fontsize="medium")
     axes.xaxis.set_major_formatter("{x:g}")
     axes.yaxis.set_major_formatter("{x:g}")
@@ -205,22 +179,23 @@ def run(options: argparse.Namespace) -> int:
         if rates is not None:
             say(check_rates(bits, *rates))
         say()
-        clock = Clock(bits, paced=rates is not None)
+        rate, how = written(bits), "computed" if rates is None else "measured"
         results: list[Result] = []
         base: Result | None = None
-        table = Table(columns(clock))
+        table = Table(columns(rate, how))
         for contender in contenders:
-            results.append(everywhere(train, contender, options.steps, options.seed)[0])
+            result = everywhere(train, contender, options.steps, options.seed)[0]
+            results.append(result if rates is not None else over(result, bits))
             base = results[-1] if contender is BASE else base
-            table.row(*row(results[-1], clock, base))
-        say(f"{LEGEND}\n\n{clock.message}")
+            table.row(*row(results[-1], base))
+        say(f"{LEGEND}\n\n{(COMPUTED if rates is None else MEASURED).format(rate=rate)}")
         for result in results:
             if result.between_nodes:
                 say(f"{result.contender}: {result.between_nodes / 1000:,.1f} kB of a step go from node to node.")
         if not leads():
             return 0
         if options.out is not None:
-            draw(results, clock, size, options.out)
+            draw(results, rate, how, size, options.out)
             say(f"\nThe picture is {options.out.resolve()}")
         broken = broken_claims(results, size, (options.steps, options.seed, size) == (STEPS, 0, RANKS))
         for sentence in broken:

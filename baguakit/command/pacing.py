@@ -42,11 +42,6 @@ def bits_per_second(rate: str) -> int:
     return bits
 
 
-def bytes_per_second(rate: str) -> float:
-    """Return the number in "500mbit", in bytes per second."""
-    return bits_per_second(rate) / 8
-
-
 def written(bits: float) -> str:
     """Return a rate for people: "100 Mb/s"."""
     unit, size = next((each for each in (("G", 1e9), ("M", 1e6)) if bits >= each[1]), ("k", 1e3))

@@ -12,7 +12,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import TextIO
 
-from baguakit.command.pacing import bytes_per_second
+from baguakit.command.pacing import bits_per_second
 
 from . import owners
 from .commands import batch, run
@@ -73,7 +73,7 @@ class Lab(Hosts):
         delay: str | None = None,
     ) -> None:
         self.wires = Wires(hosts, rate, nodes, between, delay)
-        self._cap = None if flow_cap is None else bytes_per_second(flow_cap)
+        self._cap = None if flow_cap is None else bits_per_second(flow_cap) / 8
         self._prefix = ""
         self._undertaker: subprocess.Popen[bytes] | None = None
         self._pacer: Pacer | None = None

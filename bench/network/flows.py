@@ -25,7 +25,7 @@ import torch.distributed as dist
 
 import baguakit as bk
 from baguakit.comm.flows import PERIOD
-from baguakit.command.pacing import SO_MAX_PACING_RATE, at, bytes_per_second, connections, is_tcp
+from baguakit.command.pacing import SO_MAX_PACING_RATE, at, bits_per_second, connections, is_tcp
 from bench.netlab.capped import new_name, with_caps
 
 from .exchanges import EXCHANGES, Exchange, check, told
@@ -86,7 +86,7 @@ def against_one(cell: dict[str, Any]) -> dict[str, Any]:
 def one_slow_flow(cell: dict[str, Any]) -> dict[str, Any]:
     """All-reduces over flows with caps of their own: what they carry once shares have followed the rates."""
     values, name = cell["mib"] << 18, "mean_"
-    comm = with_caps(bk.Comm(), [bytes_per_second(rate) for rate in cell["caps"]], TIMEOUT)
+    comm = with_caps(bk.Comm(), [bits_per_second(rate) / 8 for rate in cell["caps"]], TIMEOUT)
     base = torch.randn(values, generator=torch.Generator().manual_seed(0))
     taken = [timed(name, EXCHANGES[name], base, comm.at(round)) for round in range(cell["messages"] + TOLD)]
     shares = comm._flows["flat"].shares

@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from baguakit.command.pacing import bytes_per_second
+from baguakit.command.pacing import bits_per_second
 
 from .contenders import CONTENDERS, FOUR_BITS
 from .runs import UNSHAPED
@@ -13,7 +13,7 @@ from .table import Table
 
 def line_of(formula: float | None, rate: str) -> float | None:
     """The ideal time of so many bytes at a rate, in seconds; None where there is none."""
-    return None if formula is None or rate not in RATES[:-1] else formula / bytes_per_second(rate)
+    return None if formula is None or rate not in RATES[:-1] else 8 * formula / bits_per_second(rate)
 
 
 def names_with(cells: Iterable[tuple[Mapping[str, Any], Any]]) -> list[str]:
@@ -82,14 +82,14 @@ def of_flows(table: Table) -> str:
 
 def carries(cell: Mapping[str, Any], count: int) -> float | None:
     """Bytes a second that so many connections carry together; None if nothing limits them."""
-    limits = [count * bytes_per_second(cell["flow_cap"])] if "flow_cap" in cell else []
-    limits += [] if cell["rate"] == UNSHAPED else [bytes_per_second(cell["rate"])]
+    limits = [count * bits_per_second(cell["flow_cap"]) / 8] if "flow_cap" in cell else []
+    limits += [] if cell["rate"] == UNSHAPED else [bits_per_second(cell["rate"]) / 8]
     return min(limits, default=None)
 
 
 def one_slow_flow(cell: Mapping[str, Any], result: Mapping[str, Any]) -> tuple[str, ...]:
     """The row of flows with caps of their own."""
-    caps = [bytes_per_second(rate) for rate in cell["caps"]]
+    caps = [bits_per_second(rate) / 8 for rate in cell["caps"]]
     seconds, *to_line = beside(result["seconds"], result["formula"] / sum(caps))
     place = (cell["rate"], "one a quarter", str(cell["hosts"]), str(cell["mib"]), "mean_", str(len(caps)))
     return (*place, seconds, spread_of(result), *to_line, "–")

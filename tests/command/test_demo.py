@@ -8,7 +8,7 @@ import torch
 
 import baguakit as bk
 from baguakit.command import main
-from baguakit.command.demo import ALONE, BASE, CONTENDERS, Clock, broken_claims, chosen, columns, row
+from baguakit.command.demo import ALONE, BASE, CONTENDERS, broken_claims, chosen, columns, over, row
 from baguakit.command.digits import TRAINED, Digits, Result
 
 
@@ -46,15 +46,12 @@ def result(contender):
 RESULTS = [result(contender) for contender in CONTENDERS]
 
 
-def test_a_step_is_computed_from_bytes_or_measured():
-    base = RESULTS[1]
-    computed, paced = Clock(8e6, False), Clock(8e6, True)
-    assert computed.until(base.sent, base.seconds) == 0.01 + 0.1 and paced.until(base.sent, base.seconds) == 0.01
-    assert computed.until(5e5, 9.0) == 9.5 and paced.until(5e5, 9.0) == 9.0
-    assert "computed, not measured" in computed.message and "measured, with every rank kept" in paced.message
-    assert row(RESULTS[2], computed, base) == ["bytegrad", "99.0%", "25.0 kB", "0.250", "35.0 ms", "3.1 ×"]
-    assert row(RESULTS[0], computed, None) == ["no communication", "25.0%", "0.0 kB", "", "10.0 ms", ""]
-    assert sum(column.width for column in columns(paced)) + 2 * 5 <= 80
+def test_a_step_is_computed_from_bytes_and_compared():
+    alone, base, other = (over(each, 8e6) for each in RESULTS[:3])
+    assert base.seconds == 0.01 + 0.1 and base.curve == ((100e3, 0.01 + 0.1, 0.1),)
+    assert row(other, base) == ["bytegrad", "99.0%", "25.0 kB", "0.250", "35.0 ms", "3.1 ×"]
+    assert row(alone, None) == ["no communication", "25.0%", "0.0 kB", "", "10.0 ms", ""]
+    assert sum(column.width for column in columns("100 Mb/s", "measured")) + 2 * 5 <= 80
 
 
 @pytest.mark.parametrize("ranks, most", [(2, 0.6), (3, 0.5), (4, 0.4), (8, 0.3)])
