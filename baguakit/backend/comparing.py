@@ -11,7 +11,7 @@ the values of two reductions, and ends a process that gets more bytes than it wa
 wait: it sends first messages meanwhile, with the digest in their tags, so that those of other calls never arrive.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable
 from functools import lru_cache
 from hashlib import blake2b
 from struct import pack, unpack_from
@@ -66,46 +66,42 @@ def parts_of(label: str) -> tuple[int, bytes, bytes]:
     return int.from_bytes(digest, "little") % TAGS, digest, words
 
 
-class Comparison:
-    """The lines of one call, on their way. All ranks of a group over gloo begin it, in the order of their calls.
+def compare(
+    group: Any, monitor: Monitor, label: str, number: int, splits: tuple[list[int], list[int]] | None
+) -> Callable[[], None]:
+    """Send the lines of a call, the `number`-th of a group over gloo; all ranks do, in the order of their calls.
 
-    Args:
-        label, splits: the call in words, and its splits.
-        number: of the call in the group.
+    The function that is returned waits for the lines of all ranks. It raises an error that names the rank whose call
+    differs.
     """
+    rank, n = group.rank(), group.size()
+    here, there = splits or ([0] * n, [0] * n)
+    _, head, tail = parts_of(label)
+    mine, expected = b"", b""
+    for sends, receives in zip(here, there, strict=True):
+        mine += head + pack("II", sends % WRAP, receives % WRAP) + tail
+        expected += head + pack("II", receives % WRAP, sends % WRAP) + tail
+    sent = torch.frombuffer(bytearray(mine), dtype=torch.uint8)
+    arriving = torch.empty_like(sent)
+    works = [getattr(group, ALL_TO_ALL)(arriving, sent, [], [])]
 
-    def __init__(
-        self, group: Any, monitor: Monitor, label: str, number: int, splits: tuple[list[int], list[int]] | None
-    ) -> None:
-        self.label, self.number, self.rank, n = label, number, group.rank(), group.size()
-        self.sends, self.receives = splits or ([0] * n, [0] * n)
-        _, head, tail = parts_of(label)
-        mine, expected = b"", b""
-        for there, back in zip(self.sends, self.receives, strict=True):
-            mine += head + pack("II", there % WRAP, back % WRAP) + tail
-            expected += head + pack("II", back % WRAP, there % WRAP) + tail
-        sent = torch.frombuffer(bytearray(mine), dtype=torch.uint8)
-        self.monitor, self.expected, self.lines = monitor, expected, torch.empty_like(sent)
-        self.work: Any = getattr(group, ALL_TO_ALL)(self.lines, sent, [], [])
-
-    def meet(self) -> None:
-        """Wait for the lines of all ranks; raise an error that names the rank whose call differs."""
-        if self.work is not None:
-            self.work.wait()
-            self.work, came = None, self.lines.numpy().tobytes()
-            if came != self.expected:
-                raise self.monitor.fail(self._difference([came[i : i + LINE] for i in range(0, len(came), LINE)]))
-
-    def _difference(self, lines: Sequence[bytes]) -> str:
+    def meet() -> None:
+        if not works:
+            return
+        works.pop().wait()
+        if (came := arriving.numpy().tobytes()) == expected:
+            return
+        lines = [came[i : i + LINE] for i in range(0, len(came), LINE)]
         if len({line[:HEAD] for line in lines}) > 1:
             calls = {r: line[TAIL:].rstrip().decode(errors="replace") for r, line in enumerate(lines)}
-            return differing(self.number, calls)
+            raise monitor.fail(differing(number, calls))
         counts = [unpack_from("II", line, HEAD) for line in lines]
-        there, here = self.receives, self.sends
         odd = next(r for r, each in enumerate(counts) if each != (there[r] % WRAP, here[r] % WRAP))
-        (sent, awaited), mine, ours = counts[odd], there[odd], here[odd]
-        told = (odd, sent, self.rank, mine) if sent != mine % WRAP else (self.rank, ours, odd, awaited)
-        return (
-            f"rank {told[0]} sends {told[1]:,} values to rank {told[2]} in {self.label}, as launch {self.number}, and "
-            f"rank {told[2]} waits for {told[3]:,}; the output splits of a rank must be the input splits of the others"
+        theirs, awaited = counts[odd]
+        told = (odd, theirs, rank, there[odd]) if theirs != there[odd] % WRAP else (rank, here[odd], odd, awaited)
+        raise monitor.fail(
+            f"rank {told[0]} sends {told[1]:,} values to rank {told[2]} in {label}, as launch {number}, and rank "
+            f"{told[2]} waits for {told[3]:,}; the output splits of a rank must be the input splits of the others"
         )
+
+    return meet

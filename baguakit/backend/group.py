@@ -32,7 +32,7 @@ from ..comm import (
 from ..lanes import lane, lane_of, tensors_in
 from ..monitor import LEFT, Collective
 from ..runtime import Channel, Setup, agree, own_comm, start_monitor, warn_of_shared_cards
-from .comparing import Comparison, described, parts_of
+from .comparing import compare, described, parts_of
 from .methods import EXCHANGES, Call, Methods
 from .policy import Policy, count
 from .works import Passed, Work
@@ -134,7 +134,7 @@ class BaguaGroup(Methods):
             notes: list[Any] = []
             meet, tag = None, parts_of(label)[0]
             if policy.compare and not on_gpu:
-                meet = Comparison(comm.group, self._monitor, label, number + 1, call.splits).meet
+                meet = compare(comm.group, self._monitor, label, number + 1, call.splits)
             with writing(call.outs):
                 for piece in call.pieces:
                     flying = comm.for_flight(number, None, 0, sent, notes).meeting(tag, meet)
@@ -192,7 +192,7 @@ class BaguaGroup(Methods):
 
         def meet() -> None:
             channel.check()
-            Comparison(group, self._monitor, collective.label, number, call.splits).meet()
+            compare(group, self._monitor, collective.label, number, call.splits)()
 
         def both() -> list[Any]:
             meet()

@@ -13,7 +13,7 @@ import time
 import weakref
 from collections.abc import Callable, Collection, Sequence
 from multiprocessing.connection import wait
-from typing import TYPE_CHECKING, Any, Literal, TypeVar, overload
+from typing import Any, TypeVar, overload
 
 import torch
 
@@ -23,10 +23,6 @@ from .messages import Progress, Reply, dumps, receive, send, takes_closures
 from .processes import Process, Screen, Stream, check_open_files, end
 from .serving import HOST
 
-if TYPE_CHECKING:
-    from typing_extensions import TypeVarTuple, Unpack  # Python 3.10 has them there only
-
-    Args = TypeVarTuple("Args")
 T = TypeVar("T")
 MOST_THREADS, MOST_SECONDS = 1 << 15, 1e8  # of torch; about three years: longer times may overflow clocks
 GRACE = 2.0  # seconds that the other ranks have to reply after one has failed
@@ -81,34 +77,14 @@ class Ranks:
         self._launcher = launcher()  # it imports torch while the caller goes on
 
     @overload
-    def run(
-        self,
-        function: "Callable[[Unpack[Args]], T]",
-        *args: "Unpack[Args]",
-        keep: Literal[False] = ...,
-        limit: float | None = ...,
-    ) -> list[T]: ...
+    def run(self, function: Callable[..., T], *args: Any, keep: bool = ..., limit: float | None = ...) -> list[T]: ...
 
     @overload
     def run(
-        self,
-        function: "Callable[[dict[str, Any], Unpack[Args]], T]",
-        *args: "Unpack[Args]",
-        keep: Literal[True],
-        limit: float | None = ...,
-    ) -> list[T]: ...
-
-    @overload
-    def run(
-        self,
-        function: Callable[..., T],
-        *args: Any,
-        keep: bool = ...,
-        limit: float | None = ...,
-        lost: Sequence[int],
+        self, function: Callable[..., T], *args: Any, keep: bool = ..., limit: float | None = ..., lost: Sequence[int]
     ) -> list[T | None]: ...
 
-    def run(  # type: ignore[misc]  # mypy compares *args: Any with a TypeVarTuple, and finds it narrower
+    def run(
         self,
         function: Callable[..., Any],
         *args: Any,
