@@ -84,36 +84,26 @@ def run(options: argparse.Namespace) -> int:
     return int(broken)
 
 
-def python() -> Iterator[Finding]:
-    """Look at Python and the system."""
+def versions() -> Iterator[Finding]:
+    """Look at Python, the system, torch, NumPy, and Triton, which only GPUs need."""
     yield Finding("Python", GOOD, f"{platform.python_version()} on {platform.system()} {platform.machine()}")
     if sys.platform != "linux":
         loses = "GPUs, Triton kernels, the NCCL plugin and `demo --rate` need Linux"
         yield Finding("system", LACKS, f"{platform.system()} is not Linux", loses=loses)
-
-
-def libraries() -> Iterator[Finding]:
-    """Look at torch and NumPy."""
-    build = f", built for CUDA {torch.version.cuda}" if torch.version.cuda else ", built for CPUs"
-    yield aged("torch", torch.__version__, "2.11", BROKEN, build)
+    build = f"for CUDA {torch.version.cuda}" if torch.version.cuda else "for CPUs"
+    if TorchVersion(torch.__version__) < "2.11.dev0":
+        yield Finding("torch", BROKEN, f"{torch.__version__} is older than 2.11", "pip install --upgrade torch")
+    else:
+        yield Finding("torch", GOOD, f"{torch.__version__}, built {build}")
     yield Finding("NumPy", GOOD, metadata.version("numpy"))
-
-
-def aged(what: str, version: str, oldest: str, kind: str, more: str = "") -> Finding:
-    """Return the finding on a library of a version: `kind` if it is too old."""
-    if TorchVersion(version) < f"{oldest}.dev0":
-        return Finding(what, kind, f"{version} is older than {oldest}", f"pip install --upgrade {what.lower()}")
-    return Finding(what, GOOD, version + more)
-
-
-def triton() -> Iterator[Finding]:
-    """Look at Triton, which only GPUs need."""
     if importlib.util.find_spec("triton") is None:
         loses = "GPU kernels need Triton; on CPUs their PyTorch definitions do the work"
         kind = LACKS if torch.cuda.is_available() else NOTE
         yield Finding("Triton", kind, "not installed", "pip install 'triton>=3.6'", loses)
+    elif TorchVersion(found := metadata.version("triton")) < "3.6.dev0":
+        yield Finding("Triton", LACKS, f"{found} is older than 3.6", "pip install --upgrade triton")
     else:
-        yield aged("Triton", metadata.version("triton"), "3.6", LACKS)
+        yield Finding("Triton", GOOD, found)
 
 
 def gpus() -> Iterator[Finding]:
@@ -132,10 +122,8 @@ def gpus() -> Iterator[Finding]:
     else:
         lacks, mend = "is built for CPUs", "pip install --force-reinstall torch, from an index with CUDA builds"
         if cuda := torch.version.cuda:
-            lacks, mend = (
-                "finds no GPU",
-                f"update the driver to one for CUDA {cuda}; nvidia-smi tells which it supports",
-            )
+            lacks = "finds no GPU"
+            mend = f"update the driver to one for CUDA {cuda}; nvidia-smi tells which it supports"
         yield Finding("GPU", LACKS, f"nvidia-smi is there, but torch {lacks}", mend, "GPUs stay unused")
 
 
@@ -253,4 +241,4 @@ def of_extra(extra: str, requirements: list[str]) -> Finding:
     return Finding(extra, NOTE, lacks, f"pip install {' '.join(missing)}")
 
 
-CHECKS = (python, libraries, triton, gpus, compilers, network, two_ranks, packages)
+CHECKS = (versions, gpus, compilers, network, two_ranks, packages)

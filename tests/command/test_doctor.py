@@ -64,10 +64,10 @@ def test_a_gpu_that_torch_cannot_use_is_said(monkeypatch):
 
 def test_old_and_missing_libraries_are_said(monkeypatch):
     monkeypatch.setattr(torch, "__version__", "2.9.1+cpu")
-    old, _ = doctor.libraries()
-    assert (old.kind, old.found) == (BROKEN, "2.9.1+cpu is older than 2.11")
     monkeypatch.setattr(doctor.importlib.util, "find_spec", nothing)
-    assert only(doctor.triton()).mend == "pip install 'triton>=3.6'"
+    found = {each.what: each for each in doctor.versions()}
+    assert (found["torch"].kind, found["torch"].found) == (BROKEN, "2.9.1+cpu is older than 2.11")
+    assert found["Triton"].mend == "pip install 'triton>=3.6'"
 
 
 def test_a_host_whose_name_is_loopback_is_told_to_name_an_interface(monkeypatch):
