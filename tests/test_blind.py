@@ -11,7 +11,7 @@ import baguakit as bk
 from baguakit.flights.gradients import Decisions, Flags, GradientRunner
 from baguakit.flights.hooked import HookRunner
 from baguakit.flights.weights import WeightRunner
-from baguakit.interop.scatter import scatter
+from baguakit.interop.sharded_lives import scatter
 from baguakit.keeping import Joint
 from baguakit.kernels.steps.operators import tables_of
 from baguakit.rules import rules_of

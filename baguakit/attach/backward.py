@@ -30,39 +30,27 @@ class Backward:
 
     A backward is one task of autograd's engine, known by its number. If an exception ends a task, autograd discards its
     callbacks and tells nobody: that is noticed when the next backward begins, or the optimizer steps.
-
-    Attributes:
-        runners: of the rules on gradients, in order.
-        landed: called when gradients have landed, with the ids of their parameters.
-        task: the number of the backward under way, or that has failed.
-        mark: returns None once autograd has discarded that backward.
-        order: the buckets of this backward, in the order of their launch; `next` is the first that is not launched.
-        missing: for each of these, the parameters whose gradients have not come.
-        places: for each parameter, its buckets in `order`.
-        frozen: some parameters of these buckets are.
-        dropped: the latest backward failed on some rank, and no rank steps with it.
-        divided: some of the optimizers have stepped in this step, and others have not.
-        passes: backward passes landed since the last step.
-        reached: the parameters that have a gradient of this backward.
-        touched: those that have one since the last landing, under no_sync as well.
-        arrived: those that have one of this step, in the order of arrival, if that is asked for.
-        first: no backward has ended.
-        held: a parameter, and its values when the first backward began.
     """
 
     def __init__(self, life: Life[AttachSetup]) -> None:
         self.life, self.clock, self.decisions = life, life.clock, life.decisions
-        self.runners: Sequence[GradientRunner] = []
-        self.landed: Callable[[list[int]], None] = lambda ids: None
-        self.task: int | None = None
-        self.mark: Callable[[], Any] = lambda: None
-        self.missing: list[set[Tensor]] = []
-        self.places: dict[Tensor, list[int]] = {}
-        self.frozen = self.dropped = self.divided = False
-        self.next = self.passes = 0
-        self.reached, self.touched, self.leaves = set[Tensor](), set[Tensor](), LeafStreams()
-        self.arrived: dict[Tensor, None] | None = None
-        self.first, self.held = True, list[tuple[Tensor, Tensor]]()
+        self.runners: Sequence[GradientRunner] = []  # of the rules on gradients, in order
+        self.landed: Callable[[list[int]], None] = lambda ids: None  # called with the parameters of landed gradients
+        self.task: int | None = None  # of the backward under way, or that has failed
+        self.mark: Callable[[], Any] = lambda: None  # returns None once autograd has discarded that backward
+        self.next = 0  # the first of `order` that has not been launched
+        self.missing: list[set[Tensor]] = []  # for each of `order`, the parameters whose gradients have not come
+        self.places: dict[Tensor, list[int]] = {}  # for each parameter, its buckets in `order`
+        self.frozen = False  # some parameters of these buckets
+        self.dropped = False  # the latest backward failed on some rank: no rank steps with it
+        self.divided = False  # some of the optimizers have stepped in this step, and others have not
+        self.passes = 0  # backward passes landed since the last step
+        self.reached: set[Tensor] = set()  # has a gradient of this backward
+        self.touched: set[Tensor] = set()  # has a gradient since the last landing, under no_sync as well
+        self.leaves = LeafStreams()
+        self.arrived: dict[Tensor, None] | None = None  # has a gradient of this step, in the order of their arrival
+        self.first = True  # no backward has ended
+        self.held: list[tuple[Tensor, Tensor]] = []  # a parameter, and its values when the first backward began
 
     def take(self, runners: Sequence[GradientRunner]) -> None:
         """Go on in this step with other runners, those of the setup in force."""
@@ -71,7 +59,7 @@ class Backward:
         self.runners, self.names, self.scale = runners, self.life.setup.names, self.life.setup.loss_scale
         self.log: Any = self.life.log
         self.acting: list[GradientRunner] = []
-        self.order: list[tuple[GradientRunner, int]] = []
+        self.order: list[tuple[GradientRunner, int]] = []  # the buckets of this backward, in the order of their launch
 
     def gradient_ready(self, p: Tensor, final: bool) -> None:
         """Launch the buckets that are complete, after a gradient has been accumulated into `p.grad`.

@@ -42,30 +42,18 @@ _engines: "weakref.WeakSet[Engine]" = weakref.WeakSet()
 class Engine(Life[AttachSetup]):
     """The life of an attachment.
 
-    Attributes:
-        make: makes the setup of the parameters that are trainable or in `ever`, which is its argument; with
-            `bucket_bytes=` for another size.
-        on_weights: the runners of rules on weights.
-        free_runners: those of free-running rules.
-        ever: the parameters that have been trainable here: they keep their place and state while they are frozen.
-        other_optimizers: optimizers that step the model's parameters and are not attached.
-        landings: the gradients with which each optimizer may step.
-        tuned: the bucket size and the flows that tuning has found, if it has ended: part of the state.
-        listeners: called after each step.
-        rebuilt: called when new buckets have been made.
-        begun: a step is under way.
-        stepped: the optimizers, by id, that have stepped in it, if others have not.
-        loaded: the step of the state that has been loaded, if any.
+    `make` makes the setup of the parameters that are trainable or in `ever`, its argument; with `bucket_bytes=` for
+    another size, and with `order=` in another order.
     """
 
     log: Logbook
 
     def __init__(self, make: Callable[..., AttachSetup], comm: Comm, timeout: Any) -> None:
         super().__init__("attach", make, comm, timeout)
-        self.tuned: dict[str, int] | None = None
-        self.ever: Collection[Tensor] = ()
-        self.listeners: list[Callable[[], None]] = []
-        self.rebuilt: Callable[[], None] = lambda: None
+        self.tuned: dict[str, int] | None = None  # what tuning has found, if it has ended: part of the state
+        self.ever: Collection[Tensor] = ()  # have been trainable here: they keep their place and state while frozen
+        self.listeners: list[Callable[[], None]] = []  # called after each step
+        self.rebuilt: Callable[[], None] = lambda: None  # called when new buckets have been made
         comm.membership.start(self)
         if self._may_reorder():
             self.backward.arrived = {}
@@ -82,8 +70,8 @@ class Engine(Life[AttachSetup]):
         """
         self.agree()
         self.free_runners: list[FreeRunner] = []
-        self.begun, self.stepped = False, set[int]()
-        self.loaded: int | None = None
+        self.begun, self.stepped = False, set[int]()  # a step is under way; the optimizers that have stepped in it
+        self.loaded: int | None = None  # the step of the state that has been loaded
         with self.runtime.or_abandon():
             fill()
             self.backward = Backward(self)

@@ -85,15 +85,11 @@ def joined(engine: Engine, by_all: bool, throw: bool) -> Iterator[None]:
 class Joining:
     """One `join()` on this rank.
 
-    Args:
-        engine: of the attachment.
-        by_all: gradients are divided by the number of all ranks, not of those at work.
-        throw: raise a RuntimeError when a rank has run out.
+    Gradients are divided `by_all` ranks, or by those at work; with `throw`, one that runs out raises a RuntimeError.
     """
 
     def __init__(self, engine: Engine, by_all: bool, throw: bool) -> None:
-        self.engine, self.by_all, self.throw = engine, by_all, throw
-        self.answered = False
+        self.engine, self.by_all, self.throw, self.answered = engine, by_all, throw, False
         self.unread: deque[Collective] = deque()  # exchanges that need not be waited for
 
     # At work

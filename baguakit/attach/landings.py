@@ -21,17 +21,15 @@ class Landings:
 
     It may also step again with what that step used: the same tensor, not written since, as its version counter tells.
     Each gradient has a counter of its own, also in a bucket.
-
-    Attributes:
-        fresh: the parameters, by id, whose gradients have landed since its last step.
-        passes: the number of backward passes since then, as one of its parameters tells.
-        used: the parameters of its last step, by id, their gradients and the versions of these.
-        places: those of its parameters that are in buckets of gradients, their ids, and their views.
     """
 
     def __init__(self, optimizer: Optimizer) -> None:
-        self.optimizer, self.fresh, self.passes = optimizer, set[int](), 0
+        self.optimizer = optimizer
+        self.fresh: set[int] = set()  # the parameters, by id, whose gradients have landed since its last step
+        self.passes = 0  # backward passes since then, as one of its parameters tells
+        # The parameters of its last step, by id, their gradients and the versions of these.
         self.used: tuple[Sequence[int], Sequence[Any], Sequence[int]] = (), (), ()
+        # Those of its parameters that are in buckets of gradients, their ids, and their views.
         self.places: tuple[list[Tensor], list[int], list[Tensor]] = [], [], []
 
     def follow(self, views: dict[int, Tensor]) -> None:
@@ -56,8 +54,7 @@ class Landings:
     def strange(self, accumulated: Collection[Tensor] = ()) -> Iterator[Tensor]:
         """Yield parameters with gradients that neither have landed nor were used by the last step.
 
-        Args:
-            accumulated: parameters that have gradients of this rank alone since they landed.
+        Those in `accumulated` have gradients of this rank alone since they landed.
         """
         params = params_of(self.optimizer)
         if not accumulated and self.fresh.issuperset(map(id, params)):
@@ -146,9 +143,7 @@ class LeafStreams:
 class OtherOptimizers:
     """A watch for optimizers that train the model and are not attached: their steps are not seen. Warns once.
 
-    Args:
-        model: the model.
-        attached: its optimizers; with none, any may step.
+    With no `attached` optimizers any may step.
     """
 
     def __init__(self, model: nn.Module, attached: Sequence[Optimizer]) -> None:

@@ -23,20 +23,14 @@ from ..runtime import Setup
 
 @dataclass(frozen=True, eq=False)
 class AttachSetup(Setup):
-    """The setup of an attachment.
-
-    Attributes:
-        buckets_of_rules: the parameters of each bucket of each rule.
-        order: the names of parameters in the order of their gradients, if buckets of gradients follow that.
-        broadcast: begin with the model and optimizers of rank 0.
-    """
+    """The setup of an attachment."""
 
     model: nn.Module
     optimizers: tuple[Optimizer, ...]
-    buckets_of_rules: tuple[tuple[tuple[Tensor, ...], ...], ...]
+    buckets_of_rules: tuple[tuple[tuple[Tensor, ...], ...], ...]  # the parameters of each bucket of each rule
     bucket_bytes: int
-    order: tuple[str, ...]
-    broadcast: bool
+    order: tuple[str, ...]  # the names of parameters in the order of their gradients, if buckets follow that
+    broadcast: bool  # begin with the model and optimizers of rank 0
 
 
 WORTH = 0.1  # of backward by which launches must come earlier
@@ -53,11 +47,7 @@ def better_order(
 ) -> list[str] | None:
     """Return the names of parameters in the order in which their gradients arrived; None if little comes earlier so.
 
-    Args:
-        cuts: the buckets of each rule on gradients.
-        arrived: parameters, in the order of their gradients.
-        names: of all parameters.
-        size: the bytes of a bucket.
+    `cuts` are the buckets of each rule on gradients, and `size` is the bytes of one.
     """
     order = [names[p] for p in arrived if p in names]  # others have been removed meanwhile
     gain = 0.0

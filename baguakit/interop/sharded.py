@@ -7,19 +7,20 @@ The first is sharding within nodes and any stage between them. FSDP runs its red
 their own: that stream waits for the flight of a hook, and backward continues. On a CPU backward waits.
 """
 
+from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
 
+import torch
 import torch.distributed as dist
-from torch import nn
+from torch import Tensor, nn
 
 from ..arguments import instance, message, truth
 from ..comm import Comm, check_comm, check_device, members_of
 from ..compressors import Compressor
-from ..runtime import Setup, named, reshard
+from ..runtime import Setup, fsdp_modules, named, plain_names, reshard
 from .handle import Handle, make_hook_setup, rules_on_gradients
-from .scatter import check_scatter
-from .sharded_lives import AcrossShards, Unit, WithinShards, hooked, units_of
+from .sharded_lives import AcrossShards, WithinShards, check_scatter, hooked
 
 
 def fsdp(
@@ -64,8 +65,7 @@ def fsdp(
     comm = Comm(units[0].group) if comm is None else comm
     check_comm(comm)
     across = members_of(comm.group) != units[0].ranks
-
-    layouts = [unit.scattered() if across else unit.unscattered() for unit in units]
+    layouts = [unit.layout(scattered=across) for unit in units]
 
     def make() -> Setup:
         truth("broadcast", broadcast)
@@ -85,8 +85,89 @@ def fsdp(
         lines = [f"weights={weights!r}", *(f"{name} {tuple(shard.shape)}" for shard, name in names.items())]
         return make_hook_setup(rules, names, frozen, device, timeout, scaler, lines)
 
-    kind = AcrossShards if across else WithinShards
-    return Handle(kind(make, comm, timeout, units, layouts, weights, model if across and broadcast else None))
+    hooks = [(unit.name, unit.module, list(layout)) for unit, layout in zip(units, layouts, strict=True)]
+    if across:
+        return Handle(AcrossShards(make, comm, timeout, hooks, model if broadcast else None))
+    return Handle(WithinShards(make, comm, timeout, hooks, weights))
+
+
+@dataclass(frozen=True, eq=False)
+class Unit:
+    """The parameters of one `fully_shard` call, which FSDP2 reduces together.
+
+    No other part of this package reads FSDP2's own objects: torch documents how to hook a module, but neither the
+    modules that share one reduction (`fully_shard([a, b])`) nor the layout of parameters in the tensor that a hook
+    gets. Both are read here, as torch 2.13 has them.
+
+    Attributes:
+        name: of the module, or the first of several.
+        module: takes the hooks.
+        group: the process group over which FSDP shards; ranks reduce and gather in it.
+        replicated: FSDP averages over a second dimension of its mesh as well.
+        shards: of every trainable parameter its name, and the shape of a rank's padded shard of it; a complex one is
+            real pairs.
+    """
+
+    name: str
+    module: Any
+    group: Any
+    replicated: bool
+    shards: tuple[tuple[str, torch.Size], ...]
+
+    @property
+    def ranks(self) -> list[int]:
+        """Return the ranks over which it is sharded."""
+        return members_of(self.group)
+
+    def layout(self, scattered: bool) -> dict[Tensor, str]:
+        """Return stand-ins without memory for the shards in a tensor of gradients, in order, and their names.
+
+        Before they are scattered, these are the shards of the first rank, then those of the second, and so on.
+        """
+        n = 1 if scattered else len(self.ranks)
+        return {
+            torch.empty(shape, dtype=torch.float32, device="meta"): name if scattered else f"{name}[{r}/{n}]"
+            for r in range(n)
+            for name, shape in self.shards
+        }
+
+
+def units_of(model: nn.Module) -> list[Unit]:
+    """Return the units of a model, in the order of its modules.
+
+    Raises:
+        TypeError: `fully_shard` has not been called on any of its modules.
+        ValueError: a module's parameters are sharded over several meshes.
+    """
+    units, seen = [], set()
+    module_names = {module: name for name, module in model.named_modules()}
+    plain = plain_names([name for name, _ in model.named_parameters()])
+    for name, module in fsdp_modules(model):
+        state, whose = module._get_fsdp_state(), name or "the model"
+        if id(state) in seen:  # one of several that were sharded together
+            continue
+        seen.add(id(state))
+        groups = getattr(state, "_fsdp_param_groups", None)
+        if groups is None:  # earlier versions knew one mesh a module
+            groups = [state._fsdp_param_group] if state._fsdp_param_group else []
+        if len(groups) > 1:
+            raise ValueError(f"the parameters of {whose} are sharded over {len(groups)} meshes; use one")
+        for group in groups:
+            shards = []
+            for p in (p for p in group.fsdp_params if p.sharded_param.requires_grad):
+                full = f"{module_names[p._module_info.module]}.{p._module_info.param_name}".removeprefix(".")
+                pairs = [2] if p.sharded_param.is_complex() else []
+                shards.append((plain.get(full, full), torch.Size([*p.padded_sharded_param_size, *pairs])))
+            shard_group = getattr(group.mesh_info, "shard_process_group", None)
+            if shard_group is None:
+                raise ValueError(f"{whose} is replicated and not sharded; use bk.interop.ddp or bk.attach")
+            replicated = getattr(group.mesh_info, "replicate_process_group", None) is not None
+            units.append(Unit(name, module, shard_group, replicated, tuple(shards)))
+    if not units:
+        raise TypeError(
+            f"no module of this model, a {type(model).__name__}, has been given to torch.distributed.fsdp.fully_shard"
+        )
+    return units
 
 
 def check_units(units: list[Unit], comm: Comm, across: bool) -> None:

@@ -1,13 +1,14 @@
 """Stages at work in FSDP2's hooks: between ranks with the same shards, or among those that shard.
 
-A `Unit` has the parameters that FSDP2 reduces together. No other module reads FSDP2's own objects: torch documents how
-to hook a module, but neither the modules that share one reduction (`fully_shard([a, b])`) nor the layout of parameters
-in the tensor that a hook gets. Both are read here, as torch 2.13 has them.
+Among these a rank gets its own shard of the mean, and sends only what the others need:
+
+    s_r ← (1/n) Σ_q shard r of x_q                      Mean()
+    s_r ← (1/n) Σ_q Q(shard r of x_q)                   CompressedMean(Q): one loss, where an all-reduce has two
+    y ← x + e;  s_r ← one of these of y;  e ← y − Q(y)  ErrorFeedback(CompressedMean(Q))
 """
 
 import weakref
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -16,135 +17,32 @@ from torch import Tensor, nn
 from torch.distributed import ReduceOp
 
 from ..buckets import real
-from ..comm import Comm, SentFormat, members_of
+from ..comm import Comm, SentFormat
 from ..compressors import Compressor
 from ..flights import Ledger
-from ..primitives import compressed_all_gather
+from ..keeping import finite, update_if_finite_
+from ..primitives import compressed_all_gather, compressed_reduce_scatter
 from ..report import Row, row_of
-from ..runtime import Setup, broadcast_tensors, fsdp_modules, plain_names
-from ..stages import Mean
+from ..runtime import Setup, broadcast_tensors
+from ..stages import CompressedMean, ErrorFeedback, Mean, Stage, State
 from .handle import HookLife
-from .scatter import scatter
-
-
-@dataclass(frozen=True, eq=False)
-class Unit:
-    """The parameters of one `fully_shard` call.
-
-    Attributes:
-        name: of the module, or the first of several.
-        module: takes the hooks.
-        group: the process group over which FSDP shards; ranks reduce and gather in it.
-        replicated: FSDP averages over a second dimension of its mesh as well.
-        names, shards: of every trainable parameter its name, and the shape of a rank's padded shard of it; a complex
-            one is real pairs.
-    """
-
-    name: str
-    module: Any
-    group: Any
-    replicated: bool
-    names: tuple[str, ...]
-    shards: tuple[torch.Size, ...]
-
-    @property
-    def ranks(self) -> list[int]:
-        """Return the ranks over which it is sharded."""
-        return members_of(self.group)
-
-    def scattered(self) -> dict[Tensor, str]:
-        """Return the layout of its scattered gradients: a stand-in without memory for each shard, and its name."""
-        return {
-            torch.empty(shape, dtype=torch.float32, device="meta"): name
-            for name, shape in zip(self.names, self.shards, strict=True)
-        }
-
-    def unscattered(self) -> dict[Tensor, str]:
-        """Return the layout before: the shards of the first rank, then those of the second, and so on."""
-        n = len(self.ranks)
-        return {shard: f"{name}[{r}/{n}]" for r in range(n) for shard, name in self.scattered().items()}
-
-
-def units_of(model: nn.Module) -> list[Unit]:
-    """Return the units of a model, in the order of its modules.
-
-    Raises:
-        TypeError: `fully_shard` has not been called on any of its modules.
-        ValueError: a module's parameters are sharded over several meshes.
-    """
-    units, seen = [], set()
-    module_names = {module: name for name, module in model.named_modules()}
-    plain = plain_names([name for name, _ in model.named_parameters()])
-    for name, module in fsdp_modules(model):
-        state = module._get_fsdp_state()
-        if id(state) in seen:  # one of several that were sharded together
-            continue
-        seen.add(id(state))
-        groups = getattr(state, "_fsdp_param_groups", None)
-        if groups is None:  # earlier versions knew one mesh a module
-            groups = [state._fsdp_param_group] if state._fsdp_param_group else []
-        if len(groups) > 1:
-            raise ValueError(f"the parameters of {name or 'the model'} are sharded over {len(groups)} meshes; use one")
-        if groups:
-            units.append(_unit(name, module, groups[0], module_names, plain))
-    if not units:
-        raise TypeError(
-            f"no module of this model, a {type(model).__name__}, has been given to torch.distributed.fsdp.fully_shard"
-        )
-    return units
-
-
-def _unit(name: str, module: Any, group: Any, module_names: dict[nn.Module, str], plain: dict[str, str]) -> Unit:
-    trainable = [p for p in group.fsdp_params if p.sharded_param.requires_grad]
-    names = []
-    for p in trainable:
-        at = module_names[p._module_info.module]
-        full = f"{at}.{p._module_info.param_name}" if at else p._module_info.param_name
-        names.append(plain.get(full, full))
-    shards = [torch.Size([*p.padded_sharded_param_size, *[2] * p.sharded_param.is_complex()]) for p in trainable]
-    mesh = group.mesh_info
-    shard_group = getattr(mesh, "shard_process_group", None)
-    if shard_group is None:
-        raise ValueError(f"{name or 'the model'} is replicated and not sharded; use bk.interop.ddp or bk.attach")
-    replicated = getattr(mesh, "replicate_process_group", None) is not None
-    return Unit(name, module, shard_group, replicated, tuple(names), tuple(shards))
-
 
 hooked: "weakref.WeakSet[nn.Module]" = weakref.WeakSet()  # modules with a stage in their hooks
+Hooks = Sequence[tuple[str, Any, Sequence[Tensor]]]
+"""For each unit its name, the module that takes hooks, and stand-ins for the shards in its gradients, in order."""
 
 
 class ShardedLife(HookLife):
-    """The life of stages in the hooks of an FSDP2 model.
+    """The life of stages in the hooks of an FSDP2 model."""
 
-    Args:
-        make, comm, timeout: as of a life.
-        units: of the model.
-        layouts: for each unit, stand-ins for the shards in its gradients, in order.
-        weights: a compressor of the weights that FSDP gathers, or None.
-        begin: a model whose weights and buffers begin as on rank 0, or None.
-    """
-
-    def __init__(
-        self,
-        make: Callable[[], Setup],
-        comm: Comm,
-        timeout: Any,
-        units: list[Unit],
-        layouts: Sequence[dict[Tensor, str]],
-        weights: Compressor | None,
-        begin: nn.Module | None,
-    ) -> None:
+    def __init__(self, make: Callable[[], Setup], comm: Comm, timeout: Any, hooks: Hooks) -> None:
         super().__init__(make, comm, timeout)
-        self.units, self.layouts, self.weights = units, [list(layout) for layout in layouts], weights
-        self.gathers: list[AllGather] = []
+        self.hooks = hooks
         with self.or_abandon():
-            for i, unit in enumerate(units):
-                hooked.add(unit.module)
-                self.unhook.append(partial(hooked.discard, unit.module))
-                self.hook(i, unit.module)
-            if begin is not None and comm.size > 1:
-                tensors, device = [*begin.parameters(), *begin.buffers()], self.setup.device
-                self.together("broadcast", lambda own: broadcast_tensors(tensors, own, device))
+            for i, (_, module, _) in enumerate(hooks):
+                hooked.add(module)
+                self.unhook.append(partial(hooked.discard, module))
+                self.hook(i, module)
 
     def hook(self, i: int, module: Any) -> None:
         """Hook the module of unit `i`."""
@@ -159,20 +57,31 @@ class ShardedLife(HookLife):
         runner = self.begin()
         if runner is None:
             return False
-        stage = runner.rule.stage
-        layout = self.layouts[i] if stage.remembers() or stage.wants_shapes() else []
-        if layout and sum(shard.numel() for shard in layout) != x.numel():
+        stage, (name, _, layout) = runner.rule.stage, self.hooks[i]
+        if not (stage.remembers() or stage.wants_shapes()):
+            layout = []
+        elif sum(shard.numel() for shard in layout) != x.numel():
             raise RuntimeError(
-                f"some parameters of {self.units[i].name or 'the model'} got no gradient, and {stage!r} wants all of "
-                "them every time; call set_reduce_scatter_unused_params(True) on the model (torch 2.13), or shard "
-                "those that may go unused in a module of their own"
+                f"some parameters of {name or 'the model'} got no gradient, and {stage!r} wants all of them every "
+                "time; call set_reduce_scatter_unused_params(True) on the model (torch 2.13), or shard those that may "
+                "go unused in a module of their own"
             )
         runner.arrive(self.launch(runner, i, x, layout, *how, self.show_fault))
         return True
 
 
 class AcrossShards(ShardedLife):
-    """Stages between ranks that hold the same shards, in FSDP's all-reduce hooks."""
+    """Stages between ranks that hold the same shards, in FSDP's all-reduce hooks.
+
+    The weights and buffers of the model `begin`, if given, begin as on rank 0.
+    """
+
+    def __init__(self, make: Any, comm: Comm, timeout: Any, hooks: Hooks, begin: nn.Module | None) -> None:
+        super().__init__(make, comm, timeout, hooks)
+        if begin is not None and comm.size > 1:
+            tensors, device = [*begin.parameters(), *begin.buffers()], self.setup.device
+            with self.or_abandon():
+                self.together("broadcast", lambda own: broadcast_tensors(tensors, own, device))
 
     def hook(self, i: int, module: Any) -> None:
         module.set_all_reduce_hook(partial(self.average, i))
@@ -190,6 +99,10 @@ class WithinShards(ShardedLife):
 
     alike = False  # each rank has a shard of its own
 
+    def __init__(self, make: Any, comm: Comm, timeout: Any, hooks: Hooks, weights: Compressor | None) -> None:
+        self.weights, self.gathers = weights, list[AllGather]()
+        super().__init__(make, comm, timeout, hooks)
+
     def rows(self) -> Iterable[Row]:
         return [each.row(len(self.runners)) for each in self.gathers if each.ledger.launches]
 
@@ -204,12 +117,6 @@ class WithinShards(ShardedLife):
             module.set_custom_all_gather(self.gathers[-1])
             self.unhook.append(lambda: module.set_custom_all_gather(DefaultAllGather()))
 
-    def scatter(self, i: int, out: Tensor, x: Tensor) -> None:
-        """Fill `out` with this rank's shard of the mean of `x`: the exact mean in steps in which no rule acts."""
-        out, x = real(out).view(-1), real(x).view(-1)
-        if not self.fly(i, x, scatter, out):
-            self.together("gradients", lambda comm: self.show_fault(out.copy_(scatter(Mean(), x, {}, comm))))
-
 
 class Allocator:
     """An allocator of the tensors that FSDP sends and receives."""
@@ -220,7 +127,7 @@ class Allocator:
 
 
 class ReduceScatter(Allocator):
-    """FSDP's reduce-scatter of unit `i`, done by a life."""
+    """FSDP's reduce-scatter of unit `i`: the exact mean in steps in which no rule acts."""
 
     def __init__(self, life: WithinShards, i: int) -> None:
         self.life, self.i = life, i
@@ -228,13 +135,15 @@ class ReduceScatter(Allocator):
     def __call__(
         self, output_tensor: Tensor, input_tensor: Tensor, group: Any, op: Any, async_op: bool = False
     ) -> None:
-        """Fill the output, on the current stream. There is nothing to wait for."""
+        """Fill the output with this rank's shard, on the current stream. There is nothing to wait for."""
         if op not in (ReduceOp.AVG, ReduceOp.SUM):
             raise RuntimeError(
                 "set_gradient_divide_factor asks FSDP for a weighted sum, and a stage makes means; "
                 "divide the loss instead"
             )
-        self.life.scatter(self.i, output_tensor, input_tensor)
+        life, out, x = self.life, real(output_tensor).view(-1), real(input_tensor).view(-1)
+        if not life.fly(self.i, x, scatter, out):
+            life.together("gradients", lambda comm: life.show_fault(out.copy_(scatter(Mean(), x, {}, comm))))
         if op == ReduceOp.SUM:
             output_tensor.mul_(group.size())
 
@@ -268,3 +177,33 @@ class AllGather(Allocator):
     def row(self, number: int) -> Row:
         """Return the row of a report."""
         return row_of(self.ledger, f"weights={self.compressor!r}", number, self.i, self.values, self.dtype)
+
+
+def check_scatter(stage: Stage) -> None:
+    """Raise a TypeError unless `stage` has a first half."""
+    inner = stage.inner if isinstance(stage, ErrorFeedback) else stage
+    if not isinstance(inner, Mean | CompressedMean):
+        raise TypeError(
+            f"a sharded model needs only its own shard of the mean, and {stage!r} has no half that makes one; use "
+            "Mean(), CompressedMean() or ErrorFeedback(CompressedMean()), or shard within nodes and give "
+            "comm=bk.Comm(mesh.get_group('inter')) for any stage between them"
+        )
+
+
+def scatter(stage: Stage, x: Tensor, state: State, comm: Comm) -> Tensor:
+    """Return this rank's shard (n / size,) of the result of `stage` for `x` (n,), n being a multiple of the ranks."""
+    if not isinstance(stage, ErrorFeedback):
+        return _scatter(stage, x, comm, None)
+    e = state["residual"]
+    lost = torch.zeros_like(e)
+    shard = _scatter(stage.inner, x + e, comm, lost)
+    # A shard that is not finite is known to one rank only, and all must keep what they had.
+    is_finite = finite(shard).float()
+    update_if_finite_(e, lost, where=comm.all_reduce(is_finite, ReduceOp.MIN) > 0)
+    return shard.to(x.dtype)
+
+
+def _scatter(stage: Any, x: Tensor, comm: Comm, lost: Tensor | None) -> Tensor:
+    if isinstance(stage, Mean):
+        return comm.reduce_scatter(x.mul_(1 / comm.size))
+    return compressed_reduce_scatter(x, stage.compressor, comm, residual=lost, average=True)

@@ -179,16 +179,8 @@ class BaguaStrategy(DDPStrategy):
 
 
 # What DDPStrategy takes for itself; the rest it hands on to the wrapper.
-OPTIONS = {
-    "accelerator",
-    "checkpoint_io",
-    "cluster_environment",
-    "parallel_devices",
-    "precision_plugin",
-    "process_group_backend",
-    "start_method",
-    "timeout",
-}
+OPTIONS = {"accelerator", "checkpoint_io", "cluster_environment", "parallel_devices", "precision_plugin"}
+OPTIONS |= {"process_group_backend", "start_method", "timeout"}
 
 
 def named(algorithm: Any) -> Any:

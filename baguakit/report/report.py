@@ -281,16 +281,15 @@ class Report:
 
 def make_report(life: Life[Any]) -> Report:
     """Return the report of a life at this moment, without waiting."""
-    rows, runners, channels, log = [], life.runners, life.runtime.own_channels(), life.log
+    rows, runners, runtime, log = [], life.runners, life.runtime, life.log
     for runner in runners:
         in_air = runner.flights()
         for i, (bucket, ledger) in enumerate(zip(runner.buckets, runner.ledgers, strict=True)):
             values, dtype = bucket.flat.numel(), bucket.flat.dtype
             rows.append(row_of(ledger, runner.label, runner.index, i, values, dtype, in_air))
-    ranks = channels[0].comm.size
-    groups = sum(len(channel.comm.groups()) for channel in channels) if ranks > 1 else 0
     seconds, late = (None, None) if log is None else (log.seconds_per_step(), launched_after(runners, log))
-    return Report(life.clock.step - life.since, ranks, groups, tuple(rows), seconds, late)
+    steps = life.clock.step - life.since
+    return Report(steps, runtime.comm.size, len(runtime.groups()), tuple(rows), seconds, late)
 
 
 def launched_after(runners: Sequence[RuleRunner], log: Logbook) -> float | None:

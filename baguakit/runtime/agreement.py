@@ -16,9 +16,7 @@ from ..lanes import CpuLane
 from ..monitor import Collective, Monitor
 from .setup import AnySetup
 
-Written = tuple[str | None, Sequence[str]]
-"""The error of a rank, or None, and the lines of its setup."""
-
+Written = tuple[str | None, Sequence[str]]  # the error of a rank, or None, and the lines of its setup
 ERROR = "error"  # in place of the digest of a rank that could not make its setup
 
 
@@ -75,9 +73,8 @@ def _asked(monitor: Monitor, collective: Collective, ask: Callable[[], Any]) -> 
 def _compared(monitor: Monitor, key: str, written: Written, verb: str) -> str:
     """Write a digest of this rank's error or lines, and return the difference that rank 0 finds; "" for none.
 
-    Rank 0 reads all digests in one request. Only a rank that differs writes its error or lines, for rank 0 to compare.
-    However many ranks there are, a rank makes four requests, and one each time that it asks whether the others are
-    done.
+    Only a rank that differs writes its error or lines. However many ranks there are, a rank makes four requests, and
+    one each time that it asks whether the others are done.
     """
     store, mine, verdict, told = monitor.store, f"{key}/{monitor.rank}", f"{key}/verdict", f"{key}/told"
     text = json.dumps(written).encode()

@@ -13,18 +13,13 @@ AGREEMENTS = 2  # the number of the channel of agreements, after those of flight
 
 @dataclass(frozen=True, eq=False)
 class Channel:
-    """A lane, and the process groups that only the work on it uses.
+    """A lane, and the process groups that only the work on it uses."""
 
-    Attributes:
-        number: tells channels apart, for the monitor.
-        failed: what has failed here.
-    """
-
-    number: int
+    number: int  # tells channels apart, for the monitor
     lane: Lane
     comm: Comm
     monitor: Monitor
-    failed: list[str] = field(default_factory=list)
+    failed: list[str] = field(default_factory=list)  # what has failed here
 
     def check(self) -> None:
         """Raise, on the lane, if earlier work was dropped or has failed: messages would meet those it still lacks."""
@@ -38,13 +33,10 @@ class Channel:
             self.failed.append(f"{label} failed on rank {self.comm.rank}: {type(error).__name__}: {error}")
 
     def begin(self, label: str, work: Callable[[Comm], Any], meet: bool = False) -> Collective:
-        """Put `work(comm)` on the lane, on all ranks.
+        """Put `work(comm)` on the lane, on all ranks; `label` is the work in words.
 
-        Args:
-            label: the work in words.
-            work: called on the lane.
-            meet: wait on the lane until all ranks have made the same call. A call of a user, who may make it on some
-                ranks only, needs that: else its messages would meet those of another flight.
+        With `meet`, wait on the lane until all ranks have made the same call. A call of a user, who may make it on some
+        ranks only, needs that: else its messages would meet those of another flight.
         """
         self.monitor.check()
         collective = Collective(label=label)

@@ -12,7 +12,7 @@ from ..lanes import lane
 from ..monitor import LEFT, RAISED
 from .agreement import agree
 from .channels import AGREEMENTS, Channel
-from .setup import AnySetup, on_mesh
+from .setup import AnySetup, channel_of, on_mesh
 from .start import own_comm, packs_flat, start_monitor, warn_of_shared_cards
 
 
@@ -23,26 +23,19 @@ class Runtime(Generic[AnySetup]):
 
     Args:
         kind: of the hooks, for names that ranks agree on.
-        make: makes the setup of this rank.
-        comm: the group that the user gave.
-        timeout: as the user gave it; the setup raises if it is invalid.
+        make: makes the setup of this rank, and raises if `timeout` is invalid.
+        comm, timeout: as the user gave them.
         aborted: called when the groups have been aborted, on any thread.
 
     Attributes:
         setup: the same on all ranks.
-        channels: the first for work that lands within a step, the second, if a rule needs it, for flights that outlast
-            a step.
+        channels: one for work that lands within a step and, if a rule needs it, one for flights that outlast a step.
         host: a channel that moves CPU tensors, if a rule is free-running; else None.
         over: it has ended.
     """
 
     def __init__(
-        self,
-        kind: str,
-        make: Callable[[], AnySetup],
-        comm: Comm,
-        timeout: Any,
-        aborted: Callable[[], None],
+        self, kind: str, make: Callable[[], AnySetup], comm: Comm, timeout: Any, aborted: Callable[[], None]
     ) -> None:
         self.comm, self.over, self._aborted = comm, False, aborted
         self.channels: list[Channel] = []
@@ -58,7 +51,7 @@ class Runtime(Generic[AnySetup]):
         device = self.setup.device
         self.monitor.fly_on(device)
         with self.or_abandon():
-            for number in self.setup.channels():
+            for number in range(1 + any(map(channel_of, self.setup.rules))):
                 own = self._own_comm(f"{self.name}/{number}", number)
                 self.channels.append(Channel(number, lane(device), own, self.monitor))
             if not comm.membership.changes:
@@ -123,19 +116,14 @@ class Runtime(Generic[AnySetup]):
         return error_in(self.groups())
 
     def _close(self, wait: bool) -> None:
-        for channel in self.own_channels():
+        for channel in self._all_channels():
             channel.lane.close(wait)
-        for comm in self._own_comms():
-            comm.close()
+        for channel in self._all_channels() if self.comm.size > 1 else ():
+            channel.comm.close()
 
     def groups(self) -> list[Any]:
-        """Return the process groups that were made here."""
-        return [group for comm in self._own_comms() for group in comm.groups()]
+        """Return the process groups that were made here: none with one rank, which uses the group of the user."""
+        return [group for each in self._all_channels() for group in each.comm.groups() if self.comm.size > 1]
 
-    def _own_comms(self) -> list[Comm]:
-        """Return the groups made here: none with one rank, which uses the group of the user."""
-        return [channel.comm for channel in self.own_channels() if channel.comm.size > 1]
-
-    def own_channels(self) -> list[Channel]:
-        """Return all channels, that of agreements last."""
+    def _all_channels(self) -> list[Channel]:
         return [*self.channels, *([self.host] if self.host else [])]

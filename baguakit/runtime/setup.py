@@ -25,33 +25,19 @@ LONGEST = timedelta(days=365)  # to wait for a flight
 
 @dataclass(frozen=True, eq=False)
 class Setup:
-    """The setup of an attachment or a handle.
-
-    Attributes:
-        rules: in order.
-        names: of the parameters, or of tensors that stand for them, without wrappers.
-        frozen: the names of the model's other parameters.
-        device: of the parameters.
-        timeout: the age at which a flight is given up.
-        scaler: the GradScaler in use, or None.
-        lines: text that must be the same on all ranks. Never contains a callable.
-    """
+    """The setup of an attachment or a handle."""
 
     rules: tuple[Rule, ...]
-    names: dict[Tensor, str]
-    frozen: tuple[str, ...]
+    names: dict[Tensor, str]  # of the parameters, or of tensors that stand for them, without wrappers
+    frozen: tuple[str, ...]  # the names of the model's other parameters
     device: torch.device
-    timeout: timedelta
-    scaler: Any
-    lines: tuple[str, ...]
+    timeout: timedelta  # the age at which a flight is given up
+    scaler: Any  # the GradScaler in use, or None
+    lines: tuple[str, ...]  # text that must be the same on all ranks; never contains a callable
 
     def loss_scale(self) -> Tensor | None:
         """Return the factor of the loss, if a scaler is enabled."""
         return self.scaler._scale if self.scaler is not None and self.scaler.is_enabled() else None
-
-    def channels(self) -> range:
-        """Return the numbers of the channels that the rules use."""
-        return range(1 + any(map(channel_of, self.rules)))
 
     def groups(self, channel: int) -> frozenset[str]:
         """Return the kinds of groups that the work on a channel uses.
@@ -99,12 +85,11 @@ def as_time(timeout: Any) -> timedelta:
     if timeout is None:
         return timedelta(minutes=10)
     seconds = timeout.total_seconds() if isinstance(timeout, timedelta) else timeout
+    wanted = "a timedelta or a number of seconds"
     if isinstance(seconds, bool) or not isinstance(seconds, int | float | np.integer | np.floating):
-        raise TypeError(message("timeout", "a timedelta or a number of seconds", timeout))
+        raise TypeError(message("timeout", wanted, timeout))
     if not 0 < seconds <= LONGEST.total_seconds():
-        raise ValueError(
-            message("timeout", f"a timedelta or a number of seconds, greater than 0 and at most {LONGEST}", timeout)
-        )
+        raise ValueError(message("timeout", f"{wanted}, greater than 0 and at most {LONGEST}", timeout))
     return timedelta(seconds=float(seconds))
 
 
@@ -120,14 +105,12 @@ def named(model: nn.Module) -> dict[Tensor, str]:
 
 def plain_names(names: Collection[str]) -> dict[str, str]:
     """Return for each of these names the one without wrappers, or itself where two would be the same."""
-    plain = {name: _plain(name) for name in names}
+    plain = {}
+    for name in names:
+        *modules, own = name.split(".")
+        plain[name] = ".".join([*(each for each in modules if each not in WRAPPERS), own])
     count = Counter(plain.values())
     return {name: short if count[short] == 1 else name for name, short in plain.items()}
-
-
-def _plain(name: str) -> str:
-    *modules, own = name.split(".")
-    return ".".join([*(each for each in modules if each not in WRAPPERS), own])
 
 
 def reshard(model: nn.Module) -> None:

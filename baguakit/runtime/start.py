@@ -117,14 +117,13 @@ def warn_of_shared_cards(channel: Channel, packs: Sequence[Any]) -> None:
         return
     hosts = ranks_by_host(channel.together("the hosts of all ranks", lambda comm: comm.gather_objects(host())))
     n, L = len(hosts), len(hosts[0])
-    if channel.comm.rank or n == 1 or L == 1 or n * L != N:
-        return
-    warnings.warn(
-        f"{N} ranks share the network cards of {n} hosts: {packs[0]!r} sends its packed values "
-        f"{L * (1 - 1 / n) + (N - 1) / N:.2f} times over each card, and bk.hierarchical(…) {2 * (1 - 1 / n):.2f} "
-        f'times: use that in BaguaStrategy or, with comm=bk.Comm(mesh="{HOSTS}"), in bk.attach or bk.interop.ddp',
-        stacklevel=2,
-    )
+    if channel.comm.rank == 0 and n > 1 and L > 1 and n * L == N:
+        warnings.warn(
+            f"{N} ranks share the network cards of {n} hosts: {packs[0]!r} sends its packed values "
+            f"{L * (1 - 1 / n) + (N - 1) / N:.2f} times over each card, and bk.hierarchical(…) {2 * (1 - 1 / n):.2f} "
+            f'times: use that in BaguaStrategy or, with comm=bk.Comm(mesh="{HOSTS}"), in bk.attach or bk.interop.ddp',
+            stacklevel=2,
+        )
 
 
 def packs_flat(rule: Rule) -> bool:
