@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from ..arguments import checked, integer, truth
 from ..comm import Comm, check_comm
-from ..flights import Attached, Losses
+from ..flights import Attached
 from ..report import Report, Timeline, account, gathered, make_report, written
 from ..rules import Algorithm, Rule
 from .broadcast import consensus_distance, merge_
@@ -124,12 +124,10 @@ class Attachment(Attached):
         All ranks enter. One whose body has ended answers the others until all have: with zero gradients in rules on
         gradients, and with its weights as they are in rules on weights. At the end, rules on gradients leave the
         weights, buffers and optimizer state of a rank that trained to the end on all ranks; with rules on weights each
-        rank keeps its own, for `merge()`. Ranks tell each other what comes before each averaged backward and, with
-        rules on weights, each step: a few bytes, and only here. `step` counts the steps of the others as well; a
-        learning-rate scheduler, which each rank steps by itself, does not.
-
-        An exception that leaves the body ends the attachment, on all ranks. Gradients that a rank has accumulated under
-        `no_sync` when it runs out are not averaged. What the model sends, as SyncBatchNorm does, is not answered.
+        rank keeps its own, for `merge()`. `step` counts the steps of the others as well; a learning-rate scheduler does
+        not. An exception that leaves the body ends the attachment, on all ranks. Gradients that a rank has accumulated
+        under `no_sync` when it runs out are not averaged, and what the model sends, as SyncBatchNorm does, is not
+        answered.
 
         Args:
             divide_by_initial_world_size: divide by the number of all ranks, so that each batch weighs the same; False:
@@ -167,15 +165,12 @@ class Attachment(Attached):
     def compression_error(self) -> tuple[float, ...]:
         """Return the loss of compression:  ε = √( Σ ‖x − Q(x)‖² / Σ ‖x‖² ), one for each of `rules`. Local.
 
-        The sums are over all x that this rank compressed in the latest flight of each bucket: the gradients or the
-        differences that the rule compresses, with what error feedback adds to them. It is measured in the flights, from
-        the first call on: that one returns NaN, as do all for a rule that compresses nothing. Measuring reads the
-        values once more in each flight, and takes an fp32 copy of them where there is no error feedback. On CUDA, a
-        call synchronises.
+        The sums are over all x that this rank compressed in the latest flight of each bucket, with what error feedback
+        adds to them. It is measured in the flights, from the first call on: that one returns NaN, as do all for a rule
+        that compresses nothing. Measuring reads the values once more in each flight, and takes an fp32 copy of them
+        where there is no error feedback. On CUDA, a call synchronises.
         """
-        for runner in self._life.runners:
-            runner.losses = Losses() if runner.losses is None else runner.losses
-        return tuple(runner.losses.error() for runner in self._life.runners if runner.losses is not None)
+        return tuple(runner.compression_error() for runner in self._life.runners)
 
     @checked
     def log(
@@ -207,15 +202,13 @@ class Attachment(Attached):
     def timeline(self, steps: int | None = None) -> Timeline:
         """Return a timeline of the latest steps of all ranks: `save` it for Perfetto, or `draw` it. Collective.
 
-        An attachment records its latest 100 steps, and the latest 100 flights of each bucket. Steps and flights that
-        have not ended are left out. The clocks of the ranks are compared first, which takes a few messages. On CUDA,
-        times are those of the device, and a call waits for it.
+        An attachment records its latest 100 steps, and the latest 100 flights of each bucket. Those that have not ended
+        are left out. On CUDA, times are those of the device, and a call waits for it.
 
         Args:
-            steps: the number of latest steps; None: all.
+            steps: the number of latest steps, at least 1; None: all.
 
         Raises:
-            ValueError: `steps` is not a whole number of at least 1.
             RuntimeError: this is detached.
         """
         engine = self._life
@@ -232,8 +225,8 @@ class Attachment(Attached):
     def recut(self, bucket_bytes: int | None = None, flows: int | None = None) -> None:
         """Continue with buckets of another size, or over another number of flows, and carry over the state.
 
-        Collective, between two steps; `bk.tune.autotune` calls it. Elementwise tensors are carried over, and what a
-        stage cannot carry over is made anew, which is logged ("baguakit"). None leaves a setting as it is.
+        Collective, between two steps; `bk.tune.autotune` calls it. What a stage cannot carry over is made anew, which
+        is logged ("baguakit"). None leaves a setting as it is.
         """
         engine = self._life
         engine.clock.outside("recut()")
@@ -267,11 +260,10 @@ class Attachment(Attached):
                     loss(model(*next(batches))).backward()
                     optimizer.step()
 
-        If a rank has died, hangs or has left, the body ends early, and so it does on all ranks: the step is lost. Those
-        that are left make a new group and go on from the end of the step before. Ranks that wait to join, or that
-        leave, are let in and out at the end of a body. The body holds one optimizer step. What it changes besides the
-        model, the optimizers and this attachment, such as a learning-rate scheduler, is not taken back: derive it from
-        `step`.
+        If a rank has died, hangs or has left, the body, which holds one optimizer step, ends early on all ranks: the
+        step is lost. Those that are left make a new group and go on from the end of the step before. Ranks that wait to
+        join, or that leave, are let in and out at the end of a body. What it changes besides the model, the optimizers
+        and this attachment, such as a learning-rate scheduler, is not taken back: derive it from `step`.
 
         Raises:
             ValueError: the group does not change.

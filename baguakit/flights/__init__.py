@@ -5,7 +5,6 @@ from .clock import BACKWARD, STEP, Logbook, Turn
 from .gradients import GradientRunner, mean_gradients_
 from .hooked import HookRunner
 from .life import Attached, Life
-from .losses import Losses
 from .runner import BucketFlight, Journal, Kinds, Ledger, RuleRunner, buckets_of, check_unconverted
 from .sealing import differs_between_ranks
 from .weights import FreeRunner, WeightRunner
@@ -23,7 +22,6 @@ __all__ = [
     "Ledger",
     "Life",
     "Logbook",
-    "Losses",
     "RuleRunner",
     "Turn",
     "WeightRunner",

@@ -228,6 +228,11 @@ class RuleRunner:
             if self.losses is not None:
                 self.losses.landed((i, flight.round))
 
+    def compression_error(self) -> float:
+        """Return ε of `Losses`, which are measured from the first call on."""
+        self.losses = self.losses or Losses()
+        return self.losses.error()
+
     def remembers(self) -> bool:
         """Return whether its flights depend on the flights before them, as the states tell."""
         stage = self.rule.stage

@@ -6,7 +6,7 @@ DDP asks its hook for a future of each bucket and continues with backward; so th
 a thread. After the first backward DDP makes new buckets: the state of a stage follows the parameters.
 """
 
-import threading
+import contextlib
 import weakref
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
@@ -95,7 +95,7 @@ class DataParallelLife(HookLife):
     """The life of stages in the communication hook of a `DistributedDataParallel`."""
 
     def __init__(self, make: Any, comm: Comm, timeout: Any, ddp_model: DistributedDataParallel) -> None:
-        self.futures: list[BucketFuture] = []
+        self.futures: list[tuple[Future[Tensor], Tensor]] = []  # of the buckets of a backward
         super().__init__(make, comm, timeout)
         with self.or_abandon():
             if ddp_model not in _lives:
@@ -108,43 +108,33 @@ class DataParallelLife(HookLife):
         flat, i = bucket.buffer(), bucket.index()
         if flat.layout is not torch.strided:
             raise TypeError("a sparse gradient cannot travel in a bucket; use sparse=False in the embedding")
-        runner, future = self.begin(), BucketFuture(flat)
+        runner = self.begin()
+        future: Future[Tensor] = Future(devices=[flat.device]) if flat.is_cuda else Future()
         if i == 0:
             self.futures = []
-        self.futures.append(future)
+        self.futures.append((future, flat))
         if runner is None:
-            future.set()
-            return future.future
+            settle(future, flat)
+            return future
 
-        def landed(x: Tensor) -> None:
+        def landed(x: Tensor) -> None:  # on CUDA on the lane's stream, which the future records
             try:
                 self.show_fault(x)
             finally:
-                future.set()
+                settle(future, flat)
 
         self.launch(runner, i, real(flat).view(-1), bucket.parameters(), None, None, landed)
-        return future.future
+        return future
 
     def aborted(self) -> None:
-        for future in self.futures:
-            future.set()
+        for future, flat in self.futures:
+            settle(future, flat)
 
 
-class BucketFuture:
-    """The future of a bucket. It is set after a failure too, so that DDP does not wait forever: `Life.land` raises.
-
-    On CUDA it is set on the lane's stream, which the future records.
-    """
-
-    def __init__(self, flat: Tensor) -> None:
-        self.flat, self.lock = flat, threading.Lock()
-        self.future: Future[Tensor] = Future(devices=[flat.device]) if flat.is_cuda else Future()
-
-    def set(self) -> None:
-        """Set the future, once."""
-        with self.lock:
-            if not self.future.done():
-                self.future.set_result(self.flat)
+def settle(future: Future[Tensor], flat: Tensor) -> None:
+    """Set the future of a bucket, after a failure too, so that DDP does not wait forever: `Life.land` raises."""
+    with contextlib.suppress(RuntimeError):  # it has been set
+        future.set_result(flat)
 
 
 _lives: "weakref.WeakKeyDictionary[DistributedDataParallel, DataParallelLife | None]" = weakref.WeakKeyDictionary()
