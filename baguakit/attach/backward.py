@@ -233,11 +233,8 @@ class Backward:
     def end_failed(self) -> bool:
         """End a backward that has failed here, and let the other ranks, which wait for its buckets, drop the step.
 
-        Returns:
-            True if all ranks drop the step; False if no backward has failed, or no other rank waits.
-
-        Raises:
-            PeerError: the others cannot drop it: they may have stepped already.
+        Return True if they do; False if no backward has failed, or no other rank waits. Raise a PeerError if they
+        cannot: they may have stepped already.
         """
         if self.task is None:
             return False

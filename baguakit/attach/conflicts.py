@@ -1,7 +1,7 @@
 """Conflicts with other users of a model: a wrapper that averages, another attachment, an optimizer.
 
-In sharded models (FSDP2) each rank has a shard of every parameter, and rules on weights act on that. The ranks that
-average with each other are those that hold the same shard: one dimension of a mesh, while FSDP shards over another.
+In sharded models (FSDP2) rules on weights act on a rank's shard of every parameter, and ranks that hold the same shard
+average with each other: one dimension of a mesh, while FSDP shards over another.
 """
 
 import sys

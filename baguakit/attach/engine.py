@@ -70,7 +70,7 @@ class Engine(Life[AttachSetup]):
         """
         self.agree()
         self.free_runners: list[FreeRunner] = []
-        self.begun, self.stepped = False, set[int]()  # a step is under way; the optimizers that have stepped in it
+        self.begun, self.stepped = False, set[Optimizer]()  # a step is under way; those that have stepped in it
         self.loaded: int | None = None  # the step of the state that has been loaded
         with self.runtime.or_abandon():
             fill()
@@ -244,14 +244,6 @@ class Engine(Life[AttachSetup]):
         first = runner.round == 0 and rule.begun(step) and not rule.begun(step - 1)
         known = self.loaded is not None and rule.begun(self.loaded)
         return first and not known and rule.stage.copies_weights()
-
-    def is_last(self, optimizer: Optimizer) -> bool:
-        """Record that an optimizer has stepped. Return True if all have, so that the step ends."""
-        self.stepped.add(id(optimizer))
-        if len(self.stepped) < len(self.runtime.setup.optimizers):
-            return False
-        self.stepped.clear()
-        return True
 
     @torch.no_grad()
     def end_step(self) -> None:

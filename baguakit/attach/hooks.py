@@ -169,8 +169,10 @@ class Hooks:
             engine.begun = False
         elif not engine.begun:  # a closure has made up for a backward that failed
             engine.begin_step()
-        engine.backward.divided = not (last := engine.is_last(optimizer))
-        if last:
+        engine.stepped.add(optimizer)
+        engine.backward.divided = len(engine.stepped) < len(engine.runtime.setup.optimizers)
+        if not engine.backward.divided:
+            engine.stepped.clear()
             engine.backward.dropped = False
             if not dropped:
                 engine.end_step()

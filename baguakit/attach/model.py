@@ -31,12 +31,8 @@ def make_setup(
 ) -> AttachSetup:
     """Check everything that one rank can check alone, and divide the parameters into buckets.
 
-    Args:
-        ever: parameters that take part although they may be frozen now.
-        order: the names of parameters in the order of their gradients; (): the reverse of that of the model.
-
-    Raises:
-        ValueError, TypeError: something cannot work.
+    Parameters in `ever` take part although they may be frozen now. `order` are the names of parameters in the order of
+    their gradients; (): the reverse of that of the model.
     """
     instance("model", model, nn.Module, "an nn.Module")
     rules, optimizers = rules_of(*algorithms), optimizers_of(optimizer)
@@ -87,11 +83,7 @@ def make_setup(
 
 
 def optimizers_of(optimizer: Any) -> tuple[Optimizer, ...]:
-    """Return the optimizers that the user gave: one, several, or None.
-
-    Raises:
-        TypeError, ValueError: it is none of these, or not usable.
-    """
+    """Return the optimizers that the user gave: one, several, or None; raise if one is not usable."""
     wanted = "a torch.optim.Optimizer, a sequence of them, or None"
     if optimizer is None:
         return ()

@@ -9,7 +9,7 @@ since gradients have been averaged when its backward returns.
 
 import contextlib
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from datetime import timedelta
 from typing import Any
 
@@ -36,8 +36,8 @@ class BaguaStrategy(DDPStrategy):
 
     Where ranks have weights or memory of their own (gossip, local steps, error feedback), a checkpoint is Lightning's
     file, of rank 0, and one more for each other rank, in a folder `ranks` beside it. A fit that resumes on as many
-    ranks continues exactly, and one on another number as the stages declare. Evaluation uses rank 0's weights, as
-    Lightning's DDP does; `trainer.strategy.attachment.merge()` in a callback makes them the mean first.
+    ranks continues exactly. Evaluation uses rank 0's weights, as Lightning's DDP does;
+    `trainer.strategy.attachment.merge()` in a callback makes them the mean first.
 
     Args:
         algorithm: such as `bk.algorithms.bytegrad()`, or a tuple of rules; or the name of one of
@@ -62,7 +62,12 @@ class BaguaStrategy(DDPStrategy):
         if unknown := sorted(set(options) - OPTIONS):
             raise TypeError(f"BaguaStrategy does not wrap the model, and takes no {', '.join(unknown)}=")
         super().__init__(**options)
-        self.rules = rules_of(named(algorithm))
+        if isinstance(algorithm, str):
+            if algorithm not in algorithms.__all__:
+                there = ", ".join(algorithms.__all__)
+                raise ValueError(f"there is no bk.algorithms.{algorithm}; there are {there}")
+            algorithm = getattr(algorithms, algorithm)()
+        self.rules = rules_of(algorithm)
         self._bucket_bytes, self._flight_timeout = bucket_bytes, flight_timeout
         self._attachment: Attachment | None = None
 
@@ -96,17 +101,15 @@ class BaguaStrategy(DDPStrategy):
         result = closure()
         return super().optimizer_step(optimizer, lambda: result, model, **kwargs)
 
-    @contextlib.contextmanager
-    def block_backward_sync(self) -> Iterator[None]:
+    def block_backward_sync(self) -> contextlib.AbstractContextManager[None]:
         """Only accumulate gradients in the backward passes of the body."""
-        with contextlib.nullcontext() if self._attachment is None else self._attachment.no_sync():
-            yield
+        return contextlib.nullcontext() if self._attachment is None else self._attachment.no_sync()
 
     def on_exception(self, exception: BaseException) -> None:
         """Detach at once, waiting for nobody, and tell the other ranks why."""
         attachment, self._attachment = self._attachment, None
         if attachment is not None:
-            attachment.__exit__(type(exception), exception, exception.__traceback__)
+            attachment.__exit__(type(exception), exception, None)
         super().on_exception(exception)
 
     def teardown(self) -> None:
@@ -153,17 +156,15 @@ class BaguaStrategy(DDPStrategy):
         module: Any = self.lightning_module
         if not saved or not saved["each"] or module.trainer.state.fn != TrainerFn.FITTING:
             return checkpoint
-        rank = self.global_rank % saved["ranks"]
-        if rank == 0:
+        if (rank := self.global_rank % saved["ranks"]) == 0:
             return checkpoint
         path = part_of(checkpoint_path, rank)
         try:
-            part: dict[str, Any] = super().load_checkpoint(path, *args, **kwargs)
+            return {**checkpoint, **super().load_checkpoint(path, *args, **kwargs)}
         except FileNotFoundError as error:
             raise FileNotFoundError(
                 f"{checkpoint_path} was saved in parts by {saved['ranks']} ranks, and {path} is missing"
             ) from error
-        return {**checkpoint, **part}
 
     def load_optimizer_state_dict(self, checkpoint: Mapping[str, Any]) -> None:
         """Load the optimizers, and then the attachment."""
@@ -181,15 +182,6 @@ class BaguaStrategy(DDPStrategy):
 # What DDPStrategy takes for itself; the rest it hands on to the wrapper.
 OPTIONS = {"accelerator", "checkpoint_io", "cluster_environment", "parallel_devices", "precision_plugin"}
 OPTIONS |= {"process_group_backend", "start_method", "timeout"}
-
-
-def named(algorithm: Any) -> Any:
-    """Return an algorithm, given as a value or by its name."""
-    if not isinstance(algorithm, str):
-        return algorithm
-    if algorithm not in algorithms.__all__:
-        raise ValueError(f"there is no bk.algorithms.{algorithm}; there are {', '.join(algorithms.__all__)}")
-    return getattr(algorithms, algorithm)()
 
 
 def part_of(filepath: Any, rank: int) -> str:

@@ -53,8 +53,8 @@ def test_a_stranger_is_warned_of_once():
                     stranger.step()
         return [str(each.message) for each in caught]
 
-    for (said,) in ranks(2, run):
-        assert said.startswith("AdamW steps parameters of the attached model and is not the optimizer that was")
+    for (text,) in ranks(2, run):
+        assert text.startswith("AdamW steps parameters of the attached model and is not the optimizer that was")
 
 
 @pytest.mark.parametrize("window", ["between_steps", "after_step"])
