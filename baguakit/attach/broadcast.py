@@ -12,8 +12,7 @@ from torch.utils._pytree import tree_map_only
 from ..buckets import local, real
 from ..comm import Comm
 from ..runtime import broadcast_into, broadcast_tensors, reshard
-from .conflicts import is_divided, is_sharded
-from .setup import AttachSetup
+from .setup import AttachSetup, is_divided, is_sharded
 
 
 def take_from(source: int, setup: AttachSetup, comm: Comm) -> None:

@@ -32,9 +32,8 @@ from ..runtime import agree, broadcast_tensors, channel_of, named, warm_up
 from ..stages.base import remembered
 from .backward import Backward
 from .broadcast import take_from
-from .conflicts import check_others
 from .landings import Landings, OtherOptimizers
-from .setup import AttachSetup, better_order
+from .setup import AttachSetup, better_order, check_others
 
 _engines: "weakref.WeakSet[Engine]" = weakref.WeakSet()
 

@@ -25,8 +25,8 @@ from ..flights import Turn
 from ..kernels.operators import uploaded
 from ..monitor import Collective
 from .broadcast import take_from
-from .conflicts import check_join
 from .engine import Engine
+from .setup import check_join
 
 NOTHING = 0  # instead of a `Turn`: this rank has run out
 IN_WORDS: dict[int, str] = {

@@ -13,8 +13,16 @@ from ..buckets import check_averaged, split
 from ..comm import Comm, check_device
 from ..rules import Rule, rules_of
 from ..runtime import as_time, check_scaler, named, reshard
-from .conflicts import check_dense, check_optimizers, check_shards, check_wrappers, is_divided, is_sharded
-from .setup import AttachSetup, in_order
+from .setup import (
+    AttachSetup,
+    check_dense,
+    check_optimizers,
+    check_shards,
+    check_wrappers,
+    in_order,
+    is_divided,
+    is_sharded,
+)
 
 
 def make_setup(

@@ -1,4 +1,7 @@
-"""The setup of an attachment, and the order of its buckets.
+"""The setup of an attachment, its conflicts with other users of the model, and the order of its buckets.
+
+In sharded models (FSDP2) rules on weights act on a rank's shard of every parameter, and ranks that hold the same shard
+average with each other: one dimension of a mesh, while FSDP shards over another.
 
 `better_order` compares two orders of buckets: that in which parameters are registered, and that in which the gradients
 of a first backward come. Buckets are launched in order, each once it is complete. With a_p the share of the gradients'
@@ -10,15 +13,22 @@ to i, and
 is the mean time of launch. Registered in the order in which they run, modules have T of about ½; in the reverse, 1.
 """
 
-from collections.abc import Collection, Sequence
+import sys
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
-from itertools import accumulate
+from itertools import accumulate, product
+from typing import Any
 
+import torch.distributed as dist
 from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
 from ..buckets import split
+from ..comm import Comm, members_of
+from ..rules import Rule
 from ..runtime import Setup
+from ..topology.chosen import chooses
 
 
 @dataclass(frozen=True, eq=False)
@@ -67,3 +77,133 @@ def mean_launch(buckets: Sequence[Sequence[Tensor]], arrived: Collection[Tensor]
     t = accumulate((max((a.get(p, 1.0) for p in bucket), default=0.0) for bucket in buckets), max)
     sizes = [sum(p.nbytes for p in bucket) for bucket in buckets]
     return sum(b * x for b, x in zip(sizes, t, strict=True)) / max(1, sum(sizes))
+
+
+def is_sharded(p: Tensor) -> bool:
+    """Return True if `p` is spread over ranks: a DTensor."""
+    return hasattr(p, "to_local")
+
+
+def is_divided(optimizer: Optimizer) -> bool:
+    """Return True if each rank has the state of some parameters only: a ZeroRedundancyOptimizer."""
+    return hasattr(optimizer, "consolidate_state_dict")
+
+
+def check_shards(rules: Sequence[Rule], names: dict[Tensor, str], comm: Comm) -> None:
+    """Raise a TypeError or ValueError if a parameter is sharded and the rules cannot act on shards."""
+    sharded: list[Any] = [p for p in names if is_sharded(p)]
+    if not sharded:
+        return
+    if comm.membership.changes:
+        raise ValueError("the shards of a sharded model go with a rank that is lost; bk.elastic takes whole models")
+    for rule in rules:
+        if rule.what == "grad":
+            raise TypeError(
+                f"{rule!r} acts on gradients, and those of a sharded model are reduced by FSDP; "
+                f"use bk.interop.fsdp(model, {rule.stage!r}), and attach for rules on weights"
+            )
+    ours = members_of(comm.group)
+    for p in sharded:
+        both = sorted(set(ours) & set(p.device_mesh.mesh.flatten().tolist()))
+        if both != [dist.get_rank()]:
+            raise ValueError(
+                f"ranks {both} of this group hold shards of the same {names[p]}; shard within one dimension of a "
+                'mesh and average over another: comm=bk.Comm(mesh.get_group("inter"))'
+            )
+
+
+def check_wrappers(model: nn.Module, rules: Sequence[Rule]) -> None:
+    """Raise a TypeError if a wrapper in the model averages or shards what the rules act on."""
+    fsdp = sys.modules.get("torch.distributed.fsdp")  # importing it takes seconds; a user of it has done so
+    on_gradients = [rule for rule in rules if rule.what == "grad"]
+    for module in model.modules():
+        if on_gradients and isinstance(module, DistributedDataParallel):
+            rule = on_gradients[0]
+            raise TypeError(
+                f"DistributedDataParallel averages the gradients that {rule!r} acts on; use "
+                f"bk.interop.ddp(ddp_model, {rule.stage!r}), or attach to a model that has not been wrapped"
+            )
+        if fsdp is not None and isinstance(module, fsdp.FullyShardedDataParallel):
+            raise TypeError("attach knows the shards of FSDP2; use fully_shard(module) for FullyShardedDataParallel")
+
+
+def check_optimizers(optimizers: Iterable[Optimizer], model: nn.Module) -> None:
+    """Raise a ValueError if an optimizer steps a tensor that is no parameter of the model: it is not averaged."""
+    ours = set(model.parameters())
+    groups = [(optimizer, i, group) for optimizer in optimizers for i, group in enumerate(optimizer.param_groups)]
+    for optimizer, i, group in groups:
+        for p in (p for p in group["params"] if p not in ours):
+            raise ValueError(
+                f"{type(optimizer).__name__} steps a tensor {tuple(p.shape)} in group {i} that is no parameter of the "
+                "model; attach an nn.ModuleList of all that it steps, or, where it steps copies of the weights in "
+                "fp32, give rules on gradients and None for the optimizer"
+            )
+
+
+def check_dense(rules: Sequence[Rule], params_of_rules: Sequence[Iterable[Tensor]], model: nn.Module) -> None:
+    """Raise a TypeError if a rule acts on sparse gradients."""
+    sparse: dict[Any, str] = {
+        module.weight: name
+        for name, module in model.named_modules()
+        if isinstance(module, nn.Embedding | nn.EmbeddingBag) and module.sparse
+    }
+    for rule, params in zip(rules, params_of_rules, strict=True):
+        for p in (p for p in params if p in sparse and rule.what == "grad"):
+            raise TypeError(
+                f"the gradient of {sparse[p]}.weight is sparse and cannot travel in a bucket of {rule!r}; use "
+                "sparse=False, or where= to leave it to a rule on weights"
+            )
+
+
+def check_others(setup: AttachSetup, others: Iterable[AttachSetup]) -> None:
+    """Raise a ValueError if another attachment acts on the same parameters in a window of this one.
+
+    Steps are not compared: each attachment counts its own.
+    """
+
+    def acting(setup: AttachSetup) -> Iterable[tuple[Rule, set[Tensor]]]:
+        pairs = zip(setup.rules, setup.buckets_of_rules, strict=True)
+        return [(rule, {p for bucket in buckets for p in bucket}) for rule, buckets in pairs]
+
+    for other in others:
+        for (a, of_a), (b, of_b) in product(acting(setup), acting(other)):
+            both = of_a & of_b
+            if both and (a.window == b.window or "free_running" in (a.window, b.window)):
+                name = min(setup.names[p] for p in both)
+                raise ValueError(
+                    f"{b!r} of another attachment acts on {name}, and {a!r} would, too; call detach() on that one, or "
+                    "give all rules to one attach"
+                )
+
+
+def check_join(setup: AttachSetup, by_all: bool) -> None:
+    """Raise a ValueError unless a rank that has run out of batches can take part in all collectives of the others."""
+    for rule in setup.rules:
+        if rule.window == "free_running":
+            raise ValueError(
+                f"{rule!r} needs no join(): ranks may make different numbers of steps, and one that detaches answers "
+                "the others; leave join() out"
+            )
+        if rule.what == "grad" and not rule.stage.same_on_all_ranks:
+            raise ValueError(
+                f"{rule!r} gives each rank a gradient of its own, and one that has run out of batches would not step "
+                "with it; give all ranks the same number of batches"
+            )
+        if chooses(rule.stage):
+            raise ValueError(
+                f"in {rule!r} each rank chooses its weights, and one that has run out of batches would choose no more; "
+                "give all ranks the same number of batches"
+            )
+        if rule.what == "data" and not by_all:
+            raise ValueError(
+                f"divide_by_initial_world_size=False divides gradients by the number of ranks at work; in {rule!r} "
+                "ranks that have run out take part with their weights: leave it at True"
+            )
+    sharding = sys.modules.get("torch.distributed.fsdp.sharded_grad_scaler")  # importing it takes seconds
+    if sharding is not None and isinstance(setup.scaler, sharding.ShardedGradScaler):
+        raise ValueError(
+            "ShardedGradScaler asks all ranks in each step, and one that has run out of batches would not answer; "
+            "train in bfloat16, or give all ranks the same number of batches"
+        )
+    if any(is_sharded(p) for p in setup.names):
+        raise ValueError("a sharded model is gathered from all ranks in each step; give all the same number of batches")
