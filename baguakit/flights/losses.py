@@ -20,8 +20,8 @@ from ..comm import Comm
 from ..compressors import Compressor
 from ..stages import Stage, State
 
-Tally = list[tuple[Tensor, Tensor]]
-"""The norms of the tensors compressed in one flight, each with the norm of its error."""
+Tally = list[tuple[Tensor, Tensor]]  # the norms of the tensors compressed in a flight, each with that of its error
+Declared = TypeVar("Declared", Stage, Compressor)
 
 
 @dataclass(eq=False)
@@ -52,8 +52,7 @@ class Losses:
 
 def norm(x: Tensor) -> Tensor:
     """Return ‖x‖ in fp64."""
-    norm: Tensor = torch.linalg.vector_norm(x, dtype=torch.float64)
-    return norm
+    return torch.linalg.vector_norm(x, dtype=torch.float64)  # type: ignore[no-any-return]
 
 
 def measured(stage: Stage, tally: Tally) -> Stage:
@@ -77,9 +76,6 @@ def _measured(compressor: Compressor, tally: Tally) -> Compressor:
     return _changed(compressor, compress=compress, **changes)
 
 
-Declared = TypeVar("Declared", Stage, Compressor)
-
-
 def _changed(declared: Declared, **changes: Any) -> Declared:
     """Return a copy with other attributes, which are not checked as those of a user are."""
     other = copy.copy(declared)
@@ -96,7 +92,7 @@ class MeasuredStage(Stage):
 
     def __call__(self, x: Tensor, state: State, comm: Comm, residual: Tensor | None = None) -> Tensor:
         lost = torch.empty_like(x, dtype=torch.float32) if residual is None else residual
-        given = norm(x)
+        given = norm(x)  # the stage may overwrite it
         result: Tensor = self.inner(x, state, comm, residual=lost)
         self.tally.append((given, norm(lost)))
         return result

@@ -125,8 +125,8 @@ def differs_between_ranks(rules: Sequence[Rule], state: Mapping[str, Any]) -> bo
     """
     for i, rule in enumerate(rules):
         saved = state["rules"][str(i)]
-        paths = [path for held in saved["parameters"].values() for path in held]
         alike = rule.what == "grad" and rule.stage.same_on_all_ranks
+        paths = (path for held in saved["parameters"].values() for path in held)
         if saved["own"] or any(not (alike and _flies(path)) for path in paths):
             return True
     return False
@@ -190,7 +190,7 @@ def _missing(state: Mapping[str, Any], runtime: Runtime[Any], runners: Sequence[
 
 def _renamed(state: Mapping[str, Any], here: Sequence[str]) -> dict[str, Any]:
     """Return a state with the names that parameters have here, whatever wrapped them when it was saved."""
-    rules, seal = state["rules"], state.get("saved", {})
+    rules = state["rules"]
     known, all_names = set(here), {name for rule in rules.values() for name in rule["parameters"]}
     plain = {name: name if name in known else short for name, short in plain_names(all_names).items()}
 
@@ -199,9 +199,9 @@ def _renamed(state: Mapping[str, Any], here: Sequence[str]) -> dict[str, Any]:
 
     changed = {}
     for i, rule in rules.items():
-        parameters, cut = rule["parameters"].items(), [renamed(bucket) for bucket in rule["cut"]]
-        changed[i] = {**rule, "parameters": {plain[name]: held for name, held in parameters}, "cut": cut}
-    return {**state, "rules": changed, "order": renamed(state.get("order", ())), "saved": seal}
+        parameters = {plain[name]: held for name, held in rule["parameters"].items()}
+        changed[i] = {**rule, "parameters": parameters, "cut": [renamed(bucket) for bucket in rule["cut"]]}
+    return {**state, "rules": changed, "order": renamed(state.get("order", ())), "saved": state.get("saved", {})}
 
 
 def _check_together(state: Mapping[str, Any], runtime: Runtime[Any]) -> None:

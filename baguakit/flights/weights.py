@@ -19,8 +19,8 @@ three all-reduces of a few numbers, one after another on a thread:
 
 Every c was read before any d, so that such a program has max c ≤ min d + 1, however late messages are: its ranks are
 never more than a step apart. Where max c ≤ min d + `AHEAD`, all launch in the step max d + 1; elsewhere there are
-stragglers, without such collectives, and each launches at once. In the step d + 1 a rank waits until it knows: for the
-network, which has 16 bytes to bring, and not for steps of others.
+stragglers, without such collectives, and each launches at once. In the step d + 1 a rank waits until it knows: for 16
+bytes from the network, and not for steps of others.
 """
 
 import threading

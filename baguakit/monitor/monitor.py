@@ -1,9 +1,8 @@
 """The monitor: it names the rank at fault when a flight does not arrive.
 
-Each rank writes a record to the store: a heartbeat, its latest launch on each lane, the flight that it waits for, and
-whether and why it left. When a flight is late or fails, one of the ranks that wait reads the records of all, and writes
-for all who is at fault. With every heartbeat a rank compares its launches with those of one other rank, so that ranks
-which have diverged do not train on.
+Each rank writes a record to the store. When a flight is late or fails, one of the ranks that wait reads the records of
+all, and writes for all who is at fault. With every heartbeat a rank compares its launches with those of one other rank,
+so that ranks which have diverged do not train on.
 
 At its end a process with attachments tells the other ranks, and ends the threads of its monitors: a thread that returns
 from a call of torch while the interpreter ends aborts the process. The store may end with rank 0, and the others read

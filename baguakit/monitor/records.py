@@ -1,10 +1,9 @@
 """The record of each rank in the store, which the other ranks read, and the lease of the judge.
 
-Every rank replaces its record there: a heartbeat, the flight that it waits for, and for each lane the number of
-launches, the label of the latest, and a digest of all of them in order. One key holds the *lease* of the judge, who
-reads the records of all, and the verdict. No call makes more than two requests, however many ranks. `multi_get` waits
-for keys that are absent, so a rank that has written its first record adds its number to a list, and only the records of
-ranks in that list are asked for. The list is read until it is complete.
+Every rank replaces its record there. One key holds the *lease* of the judge, who reads the records of all, and the
+verdict. No call makes more than two requests, however many ranks. `multi_get` waits for keys that are absent, so a rank
+that has written its first record adds its number to a list, and only the records of ranks in that list are asked for.
+The list is read until it is complete.
 """
 
 import json
@@ -79,12 +78,7 @@ class Lease(NamedTuple):
 
 
 class Board:
-    """The records of all ranks, and the lease of the judge, in a key-value store.
-
-    Args:
-        store: the part of the store that only the attachment uses.
-        rank, size: of the attachment's group.
-    """
+    """The records of all ranks, and the lease of the judge, in the part of a store that only an attachment uses."""
 
     def __init__(self, store: Any, rank: int, size: int) -> None:
         self.store, self.rank, self.size = store, rank, size

@@ -46,7 +46,7 @@ class Timeline:
     Attributes:
         ranks: the number of ranks.
         spans: in the order of ranks and times. On one thread of one rank they nest or lie apart.
-        error: seconds by which the clocks of two ranks may differ here; their offsets were measured.
+        error: seconds by which the clocks of two ranks may differ here.
     """
 
     ranks: int
@@ -74,8 +74,7 @@ class Timeline:
             steps: a slice of their numbers, counted from the end where negative; None: all.
 
         Raises:
-            ValueError: there is no such step, or none at all.
-            TypeError: `steps` is no slice.
+            ValueError, TypeError: there is no such step, or none at all; `steps` is no slice.
         """
         if not (known := self._steps()):
             raise ValueError(
@@ -161,7 +160,7 @@ def _named(pid: int, kind: str, tid: int, name: str) -> list[Event]:
 
 def _slice_of(span: Span) -> Event:
     about = {"step": span.step, "rule": span.rule, "bucket": span.bucket, "round": span.round}
-    start, end = _microseconds(span.start), _microseconds(span.end)
+    start, end = round(1e6 * span.start, 3), round(1e6 * span.end, 3)
     return {
         "ph": "X",
         "pid": span.rank,
@@ -178,16 +177,14 @@ def _arrow(number: int, flight: Span) -> list[Event]:
     """Return the events of an arrow from the launch of a flight over its work on the lane to its landing."""
     same = {"name": flight.name, "cat": "flight", "id": number, "pid": flight.rank}
     # An arrow ends at the slice that holds its time, and the wait that the flight ends is over when it has landed.
-    landed = max(_microseconds(flight.end), round(_microseconds(flight.landed) - 0.001, 3))
+    launched, start, end, landed = (
+        round(1e6 * at, 3) for at in (flight.launched, flight.start, flight.end, flight.landed)
+    )
     return [
-        {**same, "ph": "s", "tid": 0, "ts": _microseconds(flight.launched)},
-        {**same, "ph": "t", "tid": _tid(flight.thread), "ts": _microseconds(flight.start)},
-        {**same, "ph": "f", "bp": "e", "tid": 0, "ts": landed},
+        {**same, "ph": "s", "tid": 0, "ts": launched},
+        {**same, "ph": "t", "tid": _tid(flight.thread), "ts": start},
+        {**same, "ph": "f", "bp": "e", "tid": 0, "ts": max(end, round(landed - 0.001, 3))},
     ]
-
-
-def _microseconds(seconds: float) -> float:
-    return round(seconds * 1e6, 3)  # whole nanoseconds
 
 
 def account(rank: int, runners: Sequence[RuleRunner], log: Logbook, steps: int | None) -> list[Span]:
