@@ -67,7 +67,7 @@ def fuse(optimizer: Optimizer, elementwise: bool = False) -> Optimizer:
             "(pytorch/pytorch#191763); leave out fused=True"
         )
     if fusion_of(optimizer) is None:
-        Fusion(optimizer).install()
+        Fusion(optimizer)
     return optimizer
 
 
@@ -152,7 +152,7 @@ class Layout:
 
 
 class Fusion:
-    """The hooks of a fused optimizer.
+    """The hooks of a fused optimizer, which the constructor sets.
 
     Attributes:
         layouts: of each group, as of the latest step.
@@ -177,17 +177,14 @@ class Fusion:
             "__qualname__": kind.__qualname__,
         }
         self._view: Optimizer = object.__new__(type(kind)(kind.__name__, (kind,), body))
-
-    def install(self) -> None:
-        """Hook the optimizer's step."""
         # Disabled here and not by a decorator, which would import the compiler with the package.
         before: Any = torch.compiler.disable(self._before)
         after: Any = torch.compiler.disable(self._after)
         before.fusion = self
-        post = self.optimizer.register_step_post_hook(after)
-        hooks: Any = self.optimizer._optimizer_step_post_hooks
+        post = optimizer.register_step_post_hook(after)
+        hooks: Any = optimizer._optimizer_step_post_hooks
         hooks.move_to_end(post.id, last=False)  # other post-hooks must find the weights where they belong
-        self._handles = [self.optimizer.register_step_pre_hook(before), post]
+        self._handles = [optimizer.register_step_pre_hook(before), post]
 
     def remove(self) -> None:
         """Unhook, and give every parameter a state of its own."""

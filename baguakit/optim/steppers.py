@@ -2,8 +2,8 @@
 
 On CUDA, torch's own SGD, Adam and AdamW are stepped by one launch for all tensors of a group that have taken as many
 steps, the large ones that are stepped apart included. Whatever that does not cover is left to the optimizer's own
-code: other classes (subclasses, too), tensors that are not plain fp32, and the options amsgrad, capturable, fused and
-differentiable. The state stays in torch's terms and places.
+code: other classes (subclasses, too), tensors that are not plain fp32, and the options amsgrad, capturable, fused,
+differentiable and maximize. The state stays in torch's terms and places.
 """
 
 from collections import defaultdict
@@ -15,13 +15,11 @@ from torch import Tensor
 from torch.optim import SGD, Adam, AdamW, Optimizer
 
 from ..kernels.operators import is_dense
-from ..kernels.steps import definition as steps
-from ..kernels.steps import operators as steps_ops
-from ..kernels.steps.operators import Role
 from .flat import PLAIN, OptimizerState
+from .steps import adam_step_, adamw_step_, sgd_step_
 
 Groups = list[dict[str, Any]]
-NOT_COVERED = ("amsgrad", "capturable", "fused", "differentiable")
+NOT_COVERED = ("amsgrad", "capturable", "fused", "differentiable", "maximize")
 OURS = {"momentum_buffer"}, {"exp_avg", "exp_avg_sq", "step"}  # the states of SGD, and of Adam
 
 
@@ -85,19 +83,15 @@ def _taken(p: Tensor, state: OptimizerState, group: dict[str, Any]) -> int:
 
 def _step(params: Sequence[Tensor], taken: int, group: dict[str, Any], state: OptimizerState) -> None:
     """Step parameters that have all taken `taken` steps."""
-    update: steps.Update
+    g = [p.grad for p in params if p.grad is not None]
     if _adam(group):
-        (beta1, beta2), decoupled = group["betas"], bool(group.get("decoupled_weight_decay"))
-        update = steps.Adam(beta1, beta2, group["eps"], group["weight_decay"], decoupled)
-        names: tuple[str, ...] = ("exp_avg", "exp_avg_sq")
+        step = adamw_step_ if group.get("decoupled_weight_decay") else adam_step_
+        m, v = ([state[p][name] for p in params] for name in ("exp_avg", "exp_avg_sq"))
+        options = {name: group[name] for name in ("lr", "betas", "eps", "weight_decay")}
+        step(params, g, m, v, taken, **options)
+        for p in params:
+            state[p]["step"] += 1
     else:
-        update = steps.SGD(group["momentum"], group["dampening"], group["weight_decay"], group["nesterov"])
-        names = ("momentum_buffer",)[: update.states]
-    lists = tuple([state[p][name] for p in params] for name in names)
-    operands = steps.Operands(params, [p.grad for p in params if p.grad is not None], lists)
-    # Gradients that are climbed are scaled by −1, which rounds nothing.
-    conditions = steps.Conditions(group["lr"], taken, grad_scale=-1.0 if group["maximize"] else 1.0)
-    roles: dict[str, Role] = {"p": operands.p, "g": operands.g, **dict(zip("uv", lists, strict=False))}
-    steps_ops.step_(update, roles, conditions, None, lambda: steps_ops.check_operands(operands, names, drawn=False))
-    for p in params if _adam(group) else ():
-        state[p]["step"] += 1
+        b = [state[p]["momentum_buffer"] for p in params] if group["momentum"] else None
+        options = {name: group[name] for name in ("lr", "momentum", "dampening", "nesterov", "weight_decay")}
+        sgd_step_(params, g, b, taken, **options)

@@ -12,11 +12,11 @@ from baguakit.optim import fuse, report, steppers, unfuse
 
 COVERED = [
     (torch.optim.SGD, {}),
-    (torch.optim.SGD, {"weight_decay": 0.02, "maximize": True}),
+    (torch.optim.SGD, {"weight_decay": 0.02}),
     (torch.optim.SGD, {"momentum": 0.9, "dampening": 0.1, "weight_decay": 0.02}),
     (torch.optim.SGD, {"momentum": 0.9, "nesterov": True}),
     (torch.optim.Adam, {"weight_decay": 0.02}),
-    (torch.optim.Adam, {"maximize": True, "decoupled_weight_decay": True}),
+    (torch.optim.Adam, {"decoupled_weight_decay": True}),
     (torch.optim.AdamW, {"betas": (0.8, 0.95), "eps": 1e-5}),
     (torch.optim.AdamW, {"foreach": True}),
 ]
@@ -80,6 +80,7 @@ def test_what_is_not_covered_keeps_its_own_code(launched):
         Own(parameters()),
         torch.optim.NAdam(parameters()),
         torch.optim.Adam(parameters(), amsgrad=True),
+        torch.optim.SGD(parameters(), maximize=True, lr=0.5),
         torch.optim.AdamW(parameters(), fused=True),
         torch.optim.SGD(parameters(torch.float64)),
         torch.optim.SGD(parameters(torch.bfloat16), lr=0.5),
