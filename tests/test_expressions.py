@@ -53,7 +53,7 @@ TOPOLOGIES += listed("""
 FromMatrix([[1]]) FromMatrix([[0.75,0.25],[0.25,0.75]]) FromMatrix([[[0,1],[1,0]],[[0.5,0.5],[0.5,0.5]]])
 FromMatrix([[0.33333334,0.66666667],[0.66666667,0.33333334]]) FromGraph([(0,1),(1,2)]) FromGraph([(5,5)])
 FromGraph([('b','a'),('a','c')]) FromDigraph([(0,1),(1,2),(2,0)]) FromDigraph([[(0,1)],[(1,2),(2,0)]])
-FromDigraph([[(0,1),(1,0)],[(0,0)]]) FromDigraph([(1,1)]) FromGraph([(0,1),(0,2)],order=[2,1,0])
+FromDigraph([[(0,1),(1,0)],[(0,0)]]) FromDigraph([(1,1)]) FromGraph([(0,1),(0,2)])
 """)
 STAGES = listed("""
 Mean() CompressedMean() Adaptive(0.001) Adaptive(0.01,(4,8)) CompressedMean(Sign())
@@ -121,6 +121,7 @@ def test_the_list_is_of_all_there_is():
         "MeasuredCompressor",
         "MeasuredStage",
         "Noting",
+        "OnGraph",
         "_OnePeer",
     }
     no_value = {"Chosen"}  # equal to itself only: what it holds is set while it is used

@@ -197,14 +197,9 @@ def test_a_graph_needs_no_networkx():
     assert FromGraph(attributes) == FromGraph(methods) == FromGraph([(0, 1), (0, 2)])
 
 
-def test_nodes_get_ranks_in_a_declared_order():
-    edges = [("c", "a"), ("a", "b")]
-    assert FromGraph(edges).rounds[0] == ((0, 1), (1, 2))  # in the order in which they appear: c, a, b
-    assert FromGraph(edges, order="abc").rounds[0] == ((0, 1), (0, 2))
+def test_nodes_get_ranks_in_the_order_of_the_graph():
+    assert FromGraph([("c", "a"), ("a", "b")]).rounds[0] == ((0, 1), (1, 2))  # as they appear: c, a, b
     assert FromGraph([(2, 1), (1, 0)]).rounds[0] == ((0, 1), (1, 2))  # 0 … n − 1 are the ranks
-    assert FromGraph([(2, 1), (1, 0)], order=[1, 2, 0]).rounds[0] == ((0, 1), (0, 2))
-    with pytest.raises(ValueError, match=r"order is every node of the graph once: \['c', 'a', 'b'\], not \['a'\]"):
-        FromGraph(edges, order=["a"])
 
 
 def test_from_graph_is_a_value():

@@ -23,20 +23,15 @@ For ψ the weights after the local step, W the mixing matrix, and A = (I + W)/2 
     ψ ← X − γ g(X)
     X ← A (ψ + c);   c ← X − ψ             c = 0 at first;  Σ_r c_r stays 0
 
-Since c = X − X before + γ g before, D² is its published form, X ← W (2X − X before − γ g + γ g before). On the complete
-graph it is SGD with the mean gradient. At the fixed point all ranks agree, c = γ g, and Σ_r g_r = 0: the minimum of the
-mean loss, on non-IID data, too, from which plain gossip ends O(γ) away.
+D² in its published form is X ← W (2X − X before − γ g + γ g before). On the complete graph it is SGD with the mean
+gradient. At the fixed point all ranks agree, c = γ g, and Σ_r g_r = 0.
 
-**Rounding.** The two lines above are computed as differences, which a rank and its neighbour round alike:
+The second line is computed as differences, which a rank and its neighbour round alike, so that Σ_r c_r stays 0:
 
     y ← ψ + c;   c ← c + Σ_j a_rj (y_j − y);   X ← ψ + c
 
-Written as above, each step rounds as X does, in most graphs to one side, and c adds it up: with weights of 1/3 in fp32,
-Σ_r c_r would pull the mean away from the minimum for ever.
-
-**Learning rates.** c is not rescaled when γ changes. The mean over ranks follows the mean of the gradients under any
-schedule, because Σ_r c_r = 0. How each rank departs from the mean is as it was at the earlier γ, during the rounds that
-the graph needs to mix: after a drop to a tenth, ranks disagree as with the γ before the drop, and then less.
+c is not rescaled when γ changes: the mean over ranks follows the mean gradient under any schedule, and ranks disagree
+as at the earlier γ until the graph has mixed.
 
 Yuan, Ying, Zhao and Sayed 2017, "Exact Diffusion for Distributed Optimization and Learning", arXiv:1702.05122;
 Tang, Lian, Yan, Zhang and Liu 2018, "D²: Decentralized Training over Decentralized Data", arXiv:1803.07068.
@@ -48,14 +43,12 @@ For X the weights of all ranks, a row each, W the mixing matrix of the round, g 
     X⁺ ← W (X − γ (g + β m));   m ← ν m + (1 − ν) (X − X⁺) / γ
     X⁺ ← W (X − γ (g + β (β m + g)));   the same m                  with Nesterov's momentum
 
-The momentum is kept as a velocity, γ m, in the units of the weights. So one stage behind plain SGD does it, without γ:
-for x = X − γ g the weights after the local step,
+One stage behind plain SGD does it, which keeps the velocity v = γ m, in the units of the weights. For x = X − γ g:
 
     X⁺ ← W (x − β v), or W (x − β (β v + X − x));   v ← ν v + (1 − ν) (X − X⁺);   x ← X⁺
 
-This is the same for a constant γ. When γ changes, the velocity goes on as it was and adapts in about 1/(1 − ν) steps;
-the published form would scale it at once. On the complete graph the mean of the momentum has the factor ν + (1 − ν) β:
-0.99 for 0.9 and 0.9, not 0.9.
+When γ changes, v adapts in about 1/(1 − ν) steps; the published form scales it at once. On the complete graph the mean
+of the momentum has the factor ν + (1 − ν) β: 0.99 for 0.9 and 0.9, not 0.9.
 
 Lin, Karimireddy, Stich and Jaggi 2021, "Quasi-Global Momentum: Accelerating Decentralized Deep Learning on
 Heterogeneous Data", arXiv:2102.04761.
@@ -68,7 +61,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..arguments import check_fields, checked, real
+from ..arguments import checked, real
 from ..buckets import Bucket
 from ..comm import Comm
 from ..costs import Cost, Load, Place, degree
@@ -77,26 +70,23 @@ from ..lanes import temporaries
 from ..primitives import neighbor_mean_
 from ..primitives.neighbors import links
 from ..rules import Algorithm, Rule, after_step, during_backward
-from ..stages import NeighborMean, Stage, State
+from ..stages import NeighborMean, State
+from ..stages.means import OnGraph
 from ..topology import OnePeerExact, Ring, Topology
 from .gossip import decentralized, push_sum
 
 
 @dataclass(frozen=True, repr=False)
-class TrackedGradient(Stage):
+class TrackedGradient(OnGraph):
     """q ← Σ_j w_rj q_j + g − g before;  q is put where the gradient was.
 
-    A gradient that is not finite is passed on. Attached, all ranks then keep their q and g. By hand, only one rank
-    knows of it, and its gradient counts as unchanged: the q are mixed, and Σ q stays the sum of the latest finite
-    gradients.
+    A gradient that is not finite is passed on, and counts as unchanged: Σ q stays the sum of the latest finite
+    gradients. Attached, all ranks then keep their q and g.
     """
 
-    topology: Topology
     keeps: ClassVar[bool] = True
+    copies: ClassVar[float] = 7
     elementwise: ClassVar = {"q": "zero", "g": "zero"}  # with other ranks Σ q would not be Σ g
-
-    def __post_init__(self) -> None:
-        check_fields(self)
 
     def check(self, comm: Comm) -> None:
         if not self.topology.column_stochastic(comm.size):
@@ -106,8 +96,8 @@ class TrackedGradient(Stage):
             )
 
     def init(self, bucket: Bucket, comm: Comm) -> State:
-        dtype = torch.promote_types(bucket.flat.dtype, torch.float32)
-        return {name: torch.zeros_like(bucket.flat, dtype=dtype) for name in ("q", "g")}
+        q = wide_copy(bucket.flat).zero_()
+        return {"q": q, "g": q.clone()}
 
     def __call__(self, x: Tensor, state: State, comm: Comm) -> Tensor:
         if comm.size == 1:
@@ -121,11 +111,6 @@ class TrackedGradient(Stage):
             update_if_finite_(before, g, where=ok)
             return x.copy_(torch.where(ok, mixed, g))
 
-    def cost(self, load: Load, place: Place) -> Cost:
-        """Return the cost of `NeighborMean` in fp32 at least and of 7 copies."""
-        wide = load.at_least_fp32
-        return NeighborMean(self.topology).cost(wide, place) + place.copies(7, wide.size)
-
 
 @checked
 def gradient_tracking(topology: Topology | None = None, order: Literal["awc", "atc", "push_sum"] = "awc") -> Algorithm:
@@ -135,13 +120,8 @@ def gradient_tracking(topology: Topology | None = None, order: Literal["awc", "a
     The optimizer sees the tracked gradient. Give it a plain SGD, with momentum if wanted.
 
     Args:
-        topology: doubly stochastic, as in `decentralized`; for `order="push_sum"` column-stochastic, such as
-            `FromDigraph(…)`. None: `OnePeerExact()`.
+        topology: as in `decentralized`; for `order="push_sum"` as in `push_sum`. None: `OnePeerExact()`.
         order: the average of the weights, "awc", "atc" or "push_sum"; see the module for the equations.
-
-    Raises:
-        ValueError: there is no such `order`; from `attach`, the matrices do not fit it for this number of ranks.
-        TypeError: `topology` is not a topology.
     """
     chosen = OnePeerExact() if topology is None else topology
     weights = push_sum(chosen) if order == "push_sum" else decentralized(chosen, order)
@@ -149,20 +129,15 @@ def gradient_tracking(topology: Topology | None = None, order: Literal["awc", "a
 
 
 @dataclass(frozen=True, repr=False)
-class ExactDiffusion(Stage):
+class ExactDiffusion(OnGraph):
     """X ← A (x + c);  c ← X − x;  x ← X,  for x the weights after a local step; A = (I + W)/2 if `lazy`, else W.
 
     c is fp32 at least. An X that is not finite is passed on, and c is kept.
     """
 
-    topology: Topology
     lazy: bool = True
-
     keeps: ClassVar[bool] = True
     elementwise: ClassVar = {"c": "zero"}  # with other ranks Σ c would not be 0
-
-    def __post_init__(self) -> None:
-        check_fields(self)
 
     def check(self, comm: Comm) -> None:
         t, n = self.topology, comm.size
@@ -178,8 +153,7 @@ class ExactDiffusion(Stage):
             )
 
     def init(self, bucket: Bucket, comm: Comm) -> State:
-        dtype = torch.promote_types(bucket.flat.dtype, torch.float32)
-        return {"c": torch.zeros_like(bucket.flat, dtype=dtype)}
+        return {"c": wide_copy(bucket.flat).zero_()}
 
     def __call__(self, x: Tensor, state: State, comm: Comm) -> Tensor:
         if comm.size == 1:
@@ -208,40 +182,34 @@ def exact_diffusion(topology: Topology = Ring(), lazy: bool = True) -> Rule:
     """Train by decentralized SGD that reaches the minimum of the mean loss on non-IID data, too, for half the bytes.
 
     Half of `gradient_tracking`: it sends the size of the weights, in fp32 at least, to each neighbour, and costs one
-    copy of the weights. Give it a plain SGD; heavy-ball momentum ends at the same point, Adam elsewhere. Weights differ
-    between ranks; `att.merge()` averages them.
+    copy of the weights. Give it a plain SGD; heavy-ball momentum ends at the same point, Adam elsewhere.
 
     Args:
         topology: static, symmetric and doubly stochastic.
         lazy: mix by (I + W)/2, which is exact diffusion, on any such graph. False: by W, which is D², faster where the
             least eigenvalue of W is more than −1/3.
-
-    Raises:
-        TypeError: `topology` is not a topology, or `lazy` neither True nor False.
-        ValueError: from `attach`, the topology does not fit this number of ranks.
     """
     return after_step(ExactDiffusion(topology, lazy))
 
 
 @dataclass(frozen=True, repr=False)
-class QuasiGlobalMomentum(Stage):
+class QuasiGlobalMomentum(OnGraph):
     """X⁺ ← W (x − β v);  v ← ν v + (1 − ν) (X − X⁺);  x, X ← X⁺,  for x the weights after a local step from X.
 
     With `nesterov`, β v + X − x in place of v. The state holds X and v, in fp32 at least; β is `momentum`, ν is
     `decay`. An X⁺ that is not finite is passed on and not kept.
     """
 
-    topology: Topology
     momentum: float = 0.9
     decay: float = 0.9
     nesterov: bool = False
-
     keeps: ClassVar[bool] = True
+    copies: ClassVar[float] = 10
     elementwise: ClassVar = {"held": "keep", "velocity": "mean"}
     follows: ClassVar[tuple[str, ...]] = ("held",)
 
     def __post_init__(self) -> None:
-        check_fields(self)
+        super().__post_init__()
         for name in ("momentum", "decay"):
             real(name, getattr(self, name), 0, below=1)
 
@@ -265,11 +233,6 @@ class QuasiGlobalMomentum(Stage):
             update_if_finite_(held, mixed, where=ok)
             return x.copy_(mixed)
 
-    def cost(self, load: Load, place: Place) -> Cost:
-        """Return the cost of `NeighborMean` in fp32 at least and of 10 copies."""
-        wide = load.at_least_fp32
-        return NeighborMean(self.topology).cost(wide, place) + place.copies(10, wide.size)
-
 
 @checked
 def quasi_global_momentum(
@@ -278,18 +241,13 @@ def quasi_global_momentum(
     """Train by decentralized SGD with a momentum that non-IID data do not pull apart.
 
     Give it a plain SGD, without momentum. Sends the size of the weights, in fp32 at least, to each neighbour; costs two
-    copies of the weights. Weights differ between ranks; `att.merge()` averages them.
+    copies of the weights.
 
     Args:
         topology: doubly stochastic, as in `decentralized`. None: `OnePeerExact()`.
         momentum: β, the share of the momentum in a step, from 0 to below 1; 0 is ATC.
         decay: ν, of the momentum itself, from 0 to below 1.
         nesterov: step by Nesterov's momentum, which the paper found best.
-
-    Raises:
-        TypeError: `topology` is not a topology, or an argument of another type.
-        ValueError: a number is impossible; from `attach`, the matrices are not doubly stochastic for this number
-            of ranks.
     """
     chosen = OnePeerExact() if topology is None else topology
     return after_step(QuasiGlobalMomentum(chosen, momentum, decay, nesterov))

@@ -19,70 +19,88 @@ first:
     u ← A u;     p ← A p           Σ u and Σ p do not change
     z ← u / p
 
-The p of all ranks follow from the graphs alone: each rank computes them, and only u is sent. Where A is doubly
-stochastic, p stays 1 and this is ATC.
+Each rank computes the p of all ranks from the graphs, so only u is sent. Where A is doubly stochastic, p stays 1 and
+this is ATC.
 
 Push-sum: Kempe, Dobra and Gehrke 2003, "Gossip-Based Computation of Aggregate Information",
 doi:10.1109/SFCS.2003.1238221. With gradients: Nedić and Olshevsky 2016, "Stochastic Gradient-Push for Strongly Convex
-Functions on Time-Varying Directed Graphs", arXiv:1406.2075; Assran et al. 2019, "Stochastic Gradient Push for
-Distributed Deep Learning" (SGP), arXiv:1811.10792.
+Functions on Time-Varying Directed Graphs", arXiv:1406.2075; Assran et al. 2019 (SGP), arXiv:1811.10792.
+
+**low_precision_decentralized.** DCD-SGD: ranks send compressed differences from replicas, which their neighbours know.
+
+For r_i the replica of rank i and q_i the compressed difference that it sends, r_i ← r_i + q_i on every rank that keeps
+r_i; W is the mixing matrix, x_i the weights after a local step, and Q the compressor. Only q_i is sent. A rank keeps
+its own r_i and the sum s_i = Σ_{j ≠ i} w_ij r_j: two copies of the model for any number of neighbours.
+
+    q_i ← Q(x_i − r_i + (W r)_i − r_i);   r_i ← r_i + q_i;   x_i ← r_i
+
+Tang et al. 2018, "Communication Compression for Decentralized Training" (DCD-PSGD), arXiv:1803.06443.
+
+**choco.** CHOCO-SGD: with a step size, and with one pair of replicas for each round.
+
+    q_i ← Q(x_i − r_i);   r_i ← r_i + q_i;   x_i ← x_i + γ ((W r)_i − r_i)
+
+W may change from round to round: the ranks that hear a rank in one round of the period have not heard what it sent in
+the others, so each round has r_i and s_i of its own. One peer a round is then one message of compressed values, for any
+number of ranks, and 2 ⌈log₂ n⌉ copies of the weights.
+
+Koloskova, Stich and Jaggi 2019, "Decentralized Stochastic Optimization and Gossip Algorithms with Compressed
+Communication", arXiv:1902.00340.
 """
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import ClassVar, Literal
+from itertools import tee
+from typing import ClassVar, Literal, NamedTuple
 
 import torch
 from torch import Tensor
 
-from ..arguments import check_fields, checked
+from ..arguments import checked, real
 from ..buckets import Bucket
 from ..comm import Comm
-from ..costs import Cost, Load, Place, degree
+from ..compressors import Compressor, MinMaxUInt8
+from ..costs import Cost, Load, Place, degree, exchange, neighbors
 from ..keeping import finite, update_if_finite_, wide_copy
+from ..lanes import New, temporaries
+from ..primitives import neighbor_mean_
+from ..primitives.compressed import pieces_of, row_pieces
 from ..primitives.neighbors import links, mixed, round_of
+from ..primitives.transports import exchanged
 from ..rules import Rule, after_step, between_steps
 from ..schedules import Every
-from ..stages import NeighborMean, Stage, State
-from ..topology import OnePeerExact, Topology
+from ..stages import NeighborMean, State
+from ..stages.means import OnGraph
+from ..topology import OnePeerExact, Ring, Topology
 
 
 @checked
 def decentralized(topology: Topology | None = None, order: Literal["awc", "atc"] = "awc", every: Every = 1) -> Rule:
     """Average weights with this round's neighbours.
 
-    Sends the size of the weights to each neighbour, for any number of ranks. Weights differ between ranks;
-    `att.merge()` averages them before they are evaluated or saved.
+    Sends the size of the weights to each neighbour, for any number of ranks.
 
     Args:
-        topology: the graph; its matrices must be doubly stochastic. None: `OnePeerExact()`, at most
-            one message per exchange and the exact mean after few of them, for every number of ranks: one-peer
-            exponential for n = 2^k, BaseK(1) otherwise.
+        topology: the graph; its matrices must be doubly stochastic. None: `OnePeerExact()`, at most one message per
+            exchange and the exact mean after few of them, for every number of ranks.
         order: "awc" or "atc"; see the module for the equations.
         every: the number of steps between exchanges, or a function as in `bk.between_steps`.
-
-    Raises:
-        ValueError: there is no such `order`, or `every` is less than 1; from `attach`, the matrices are not doubly
-            stochastic for this number of ranks.
-        TypeError: `topology` is not a topology.
     """
     stage = NeighborMean(OnePeerExact() if topology is None else topology)
     return between_steps(stage, every=every) if order == "awc" else after_step(stage, every=every)
 
 
 @dataclass(frozen=True, repr=False)
-class PushSum(Stage):
+class PushSum(OnGraph):
     """u ← A (p z + x − z);  p ← A p;  z ← u / p;  x ← z,  for x the weights after a local step from z.
 
     The state holds z, in fp32 at least, and p (n,) in fp64. A z that is not finite is passed on and not kept.
     """
 
-    topology: Topology
+    copies: ClassVar[float] = 6
     elementwise: ClassVar = {"z": "keep"}
     follows: ClassVar[tuple[str, ...]] = ("z",)
-
-    def __post_init__(self) -> None:
-        check_fields(self)
 
     def check(self, comm: Comm) -> None:
         self.topology.period(comm.size)  # raises if rounds are not known beforehand
@@ -93,8 +111,7 @@ class PushSum(Stage):
             )
 
     def init(self, bucket: Bucket, comm: Comm) -> State:
-        z = wide_copy(bucket.flat)
-        return {"z": z, "p": torch.ones(comm.size, dtype=torch.float64)}
+        return {"z": wide_copy(bucket.flat), "p": torch.ones(comm.size, dtype=torch.float64)}
 
     def __call__(self, x: Tensor, state: State, comm: Comm) -> Tensor:
         if comm.size == 1:
@@ -111,13 +128,6 @@ class PushSum(Stage):
         update_if_finite_(z, u, where=finite(u))
         return x.copy_(u)
 
-    def cost(self, load: Load, place: Place) -> Cost:
-        """Return the cost: w = 4 N to each of k neighbours;  q = 6 + (k + 2)/2 copies."""
-        if place.ranks == 1:
-            return Cost()
-        S, k = load.fp32.size, degree(self.topology, place.ranks)
-        return place.messages(k, S) + place.copies(6 + (k + 2) / 2, S)
-
 
 @lru_cache(maxsize=256)
 def matrix_of(topology: Topology, size: int, round: int) -> Tensor:
@@ -129,15 +139,206 @@ def matrix_of(topology: Topology, size: int, round: int) -> Tensor:
 def push_sum(topology: Topology, every: Every = 1) -> Rule:
     """Train by decentralized SGD on a directed graph, which may change from round to round.
 
-    Sends the weights, in fp32 at least, to each rank that receives from this one; costs a copy of the weights. Weights
-    differ between ranks; `att.merge()` averages them.
+    Sends the weights, in fp32 at least, to each rank that receives from this one; costs a copy of the weights.
 
     Args:
         topology: column-stochastic, such as `FromDigraph(…)`, or doubly stochastic.
-        every: the number of steps between exchanges, or a function as in `bk.after_step`.
-
-    Raises:
-        TypeError: `topology` is not a topology.
-        ValueError: `every` is less than 1; from `attach`, columns do not sum to 1 for this number of ranks.
+        every: as in `decentralized`.
     """
     return after_step(PushSum(topology), every=every)
+
+
+class Replicas(NamedTuple):
+    """The replicas of a rank for one round of the period, or a piece of them, and the weights of that round."""
+
+    r: Tensor  # its own replica
+    s: Tensor  # Σ_{j ≠ i} w_ij r_j
+    own: float  # w_ii
+    weights: dict[int, float]  # w_ij of the others
+
+    def pull(self, new: New) -> Tensor:
+        """Return (W r)_i − r_i."""
+        return torch.add(self.s, self.r, alpha=self.own - 1, out=new(self.r))
+
+
+@dataclass(frozen=True, repr=False)
+class Gossip(OnGraph):
+    """The common part of DCD and CHOCO: replicas that compressed changes update."""
+
+    compressor: Compressor = MinMaxUInt8()
+    elementwise: ClassVar = {"replica": "anew", "neighbors": "anew"}  # Σ over other ranks would be another sum
+    follows: ClassVar[tuple[str, ...]] = ("replica", "neighbors")
+
+    def multiple_of(self, comm: Comm) -> int:
+        return 64
+
+    def init(self, bucket: Bucket, comm: Comm) -> State:
+        """Set the replicas of every round of the period to the weights, which ranks send here uncompressed."""
+        self.prepare(bucket.flat, comm)
+        x = bucket.flat.to(torch.promote_types(bucket.flat.dtype, torch.float32))
+        state: State = {"replica": {}, "neighbors": {}}
+        for k in range(self.topology.period(comm.size)):
+            own = links(self.topology, comm.rank, comm.size, k)[0][comm.rank]
+            state["replica"][str(k)] = x.clone()
+            state["neighbors"][str(k)] = neighbor_mean_(x.clone(), self.topology, comm.at(k)).sub_(x, alpha=own)
+        return state
+
+    def __call__(self, x: Tensor, state: State, comm: Comm) -> Tensor:
+        """Send Q(change) in pieces, and mix each piece when the bytes of all neighbours are there."""
+        comm.note(self.compressor, self.compressor)
+        if comm.size == 1:
+            return x
+        c, k = self.compressor, round_of(self.topology, comm)
+        row, targets = links(self.topology, comm.rank, comm.size, k)
+        others = {peer: w for peer, w in row.items() if peer != comm.rank}
+        whole = Replicas(state["replica"][str(k)], state["neighbors"][str(k)], row[comm.rank], others)
+        runs = row_pieces(x.numel(), 1, x.is_cuda) if c.dense else (slice(x.numel()),)  # sparse ones select from all
+        parts = [(x[run], whole._replace(r=whole.r[run], s=whole.s[run])) for run in runs]
+        lengths = [c._unchecked_row_bytes(len(piece)) for piece, _ in parts]
+        incoming = {p: [torch.empty(1, b, dtype=torch.uint8, device=x.device) for b in lengths] for p in others}
+
+        def changes() -> Iterator[Tensor]:
+            for tag, (piece, here) in enumerate(parts):
+                with temporaries() as new:
+                    packed = c._unchecked_compress(self._change(piece, here, new).view(1, -1), None, comm.key(tag))
+                yield packed
+
+        def mix(i: int, packed: Tensor) -> None:
+            piece, here = parts[i]
+            with temporaries() as new:
+                q, received = self._decompressed(packed, here.r, new), {p: each[i] for p, each in incoming.items()}
+                self._mix_(piece, here, q, received, new)
+
+        own, *sent = tee(changes(), 1 + len(targets))  # all neighbours are sent the same
+        outgoing, left = dict(zip(targets, sent, strict=True)), [len(incoming)] * len(runs)
+        comm.agree_on_shares()
+        for _, i in exchanged(comm, outgoing, incoming, x.device):
+            left[i] -= 1
+            if not left[i]:
+                mix(i, next(own))
+        for i, packed in enumerate(own if not incoming else ()):  # if this rank hears nobody
+            mix(i, packed)
+        return x
+
+    def cost(self, load: Load, place: Place) -> Cost:
+        """Return the cost of row(N) to each of k neighbours, in pieces.
+
+        q = N (compress + (k + 1) decompress) and 7 + 2 k copies.
+        """
+        n, N, c = place.ranks, load.values, self.compressor
+        if n == 1:
+            return Cost()
+        line, speed, b, k = place.link.exchange, place.network.codec(c), c.row_bytes(N), degree(self.topology, n)
+        q = N * (speed.compress + (k + 1) * speed.decompress) + place.copies(7 + 2 * k, load.fp32.size).busy
+        return exchange(line, neighbors(line, k, b), k * b, q, pieces_of(N, place.gpu) if c.dense else 1)
+
+    def _change(self, x: Tensor, here: Replicas, new: New) -> Tensor:
+        """Return what is compressed and sent of a piece."""
+        raise NotImplementedError
+
+    def _mix_(self, x: Tensor, here: Replicas, q: Tensor, received: dict[int, Tensor], new: New) -> None:
+        """Update the weights and the replicas of a piece with q and the changes that neighbours sent."""
+        raise NotImplementedError
+
+    def _decompressed(self, packed: Tensor, like: Tensor, new: New) -> Tensor:
+        """Return the change of a piece as the neighbours decompress it."""
+        out = new(like).view(1, -1)
+        return self.compressor._unchecked_decompress(packed, like.numel(), out.dtype, out)[0]
+
+    def _follow(self, here: Replicas, q: Tensor, received: dict[int, Tensor], new: New) -> None:
+        """Add to each replica the change that its rank sent: q to this rank's, `received` to the neighbours'.
+
+        A change that is not finite is added to no replica on any rank: all ranks judge by the same bytes.
+        """
+        here.r.add_(zero_unless_finite(q))
+        for peer, packed in received.items():
+            here.s.add_(zero_unless_finite(self._decompressed(packed, q, new)), alpha=here.weights[peer])
+
+
+def zero_unless_finite(q: Tensor) -> Tensor:
+    """Return q if all its values are finite, else zeros; without a synchronization."""
+    ok = finite(q)
+    return torch.where(ok, q, 0.0) if q.is_cuda else q if ok else torch.zeros_like(q)
+
+
+@dataclass(frozen=True, repr=False)
+class DifferenceCompression(Gossip):
+    """DCD:  q ← Q(x − r + W r − r);  r ← r + q;  x ← r."""
+
+    def check(self, comm: Comm) -> None:
+        t, n = self.topology, comm.size
+        if not (t.static(n) and t.symmetric(n) and t.doubly_stochastic(n)):
+            raise ValueError(
+                f"{self!r} mixes replicas as old as the round before, for which the graph must be static and "
+                f"symmetric; {t!r} is not for {n} ranks: use Ring() or FullyConnected(), or choco() with gamma=1"
+            )
+
+    def _change(self, x: Tensor, here: Replicas, new: New) -> Tensor:
+        return here.pull(new).add_(x).sub_(here.r)
+
+    def _mix_(self, x: Tensor, here: Replicas, q: Tensor, received: dict[int, Tensor], new: New) -> None:
+        torch.add(here.r, q, out=x)
+        self._follow(here, q, received, new)
+
+
+@checked
+def low_precision_decentralized(
+    topology: Topology = Ring(), compressor: Compressor = MinMaxUInt8(), every: Every = 1
+) -> Rule:
+    """Train by decentralized SGD that sends compressed differences (DCD): a quarter of the bytes of `decentralized`.
+
+    Args:
+        topology: static, symmetric and doubly stochastic; `choco` also takes one that changes.
+        compressor: exact enough that its error shrinks with the values, such as MinMaxUInt8.
+        every: the number of steps between exchanges, or a function as in `bk.after_step`.
+    """
+    return after_step(DifferenceCompression(topology, compressor), every=every)
+
+
+@dataclass(frozen=True, repr=False)
+class Choco(Gossip):
+    """CHOCO:  q ← Q(x − r);  r ← r + q;  x ← x + γ (W r − r), with r of their own in each round of W's period."""
+
+    gamma: float = 0.5
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        real("gamma", self.gamma, most=1, above=0)
+
+    def check(self, comm: Comm) -> None:
+        t, n = self.topology, comm.size
+        if t.period(n) > 64:  # a rank would keep more than 128 copies of its weights
+            raise ValueError(
+                f"{self!r} remembers two copies of the weights for each round of a period, and {t!r} has more than 64 "
+                f"for {n} ranks: use OnePeerExact()"
+            )
+        if not t.doubly_stochastic(n):
+            raise ValueError(
+                f"{self!r} would move the mean: the matrices of {t!r} are not doubly stochastic for {n} ranks; "
+                "use OnePeerExact() or Ring()"
+            )
+
+    def _change(self, x: Tensor, here: Replicas, new: New) -> Tensor:
+        return torch.sub(x, here.r, out=new(here.r))
+
+    def _mix_(self, x: Tensor, here: Replicas, q: Tensor, received: dict[int, Tensor], new: New) -> None:
+        self._follow(here, q, received, new)
+        x.add_(here.pull(new).to(x.dtype), alpha=self.gamma)
+
+
+@checked
+def choco(
+    topology: Topology = Ring(), compressor: Compressor = MinMaxUInt8(), gamma: float = 0.5, every: Every = 1
+) -> Rule:
+    """Train by decentralized SGD with any compressor (CHOCO): gossip does not change the mean over ranks.
+
+    `choco(OnePeerExact(), gamma=1.0)` sends a byte for each weight a step, where `bytegrad` sends 2 (n − 1)/n.
+
+    Args:
+        topology: doubly stochastic. Costs two copies of the weights for each round of its period, at most 64.
+        compressor: any; the coarser, the smaller gamma must be.
+        gamma: the step size γ towards the neighbours, above 0 and at most 1; 1 without compression is ATC. With
+            TopK(0.05) begin at 0.3; if `consensus_distance()` keeps growing, it is too large.
+        every: as in `low_precision_decentralized`.
+    """
+    return after_step(Choco(topology, compressor, gamma=gamma), every=every)

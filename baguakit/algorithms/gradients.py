@@ -13,7 +13,7 @@ for top the largest of each chunk of values, compressed once more if `values` is
 
 Stich, Cordonnier and Jaggi 2018, "Sparsified SGD with Memory", arXiv:1809.07599; Lin et al. 2017, "Deep Gradient
 Compression: Reducing the Communication Bandwidth for Distributed Training", arXiv:1712.01887; with chunks, `values` and
-`decay`, Sarfi et al. 2025, "Communication Efficient LLM Pre-training with SparseLoCo", arXiv:2508.15706.
+`decay`, Sarfi et al. 2025 (SparseLoCo), arXiv:2508.15706.
 
 **ef21.** Each rank sends what has changed since its last estimate, so that with any compressor the error vanishes.
 
@@ -23,14 +23,13 @@ For h_r the estimate of g_r, 0 at first, which all ranks could compute from what
     q_r ← Q(v_r − h_r);    h_r ← h_r + q_r
     h   ← h + ⟨q_r⟩;       x ← x − γ h                h = ⟨h_r⟩, the same on all ranks
 
-If ‖Q(y) − y‖² ≤ (1 − α) ‖y‖², gradients that stay as they are have ‖g_r − h_r‖² ≤ (1 − α)ᵗ ‖g_r‖² after t steps, and
-where they settle, h is the exact mean. Top-k has α = ratio. Error feedback (`top_k`), in contrast, sends Q(g + e): all
-that was ever computed arrives, and a noise of the size of e remains.
+If ‖Q(y) − y‖² ≤ (1 − α) ‖y‖², gradients that stay as they are have ‖g_r − h_r‖² ≤ (1 − α)ᵗ ‖g_r‖² after t steps;
+top-k has α = ratio. Error feedback (`top_k`) sends Q(g + e) instead: all that was ever computed arrives, and a noise of
+the size of e remains.
 
 A rank keeps h_r and h, and v_r with momentum. The q_r of all ranks are gathered, and added one rank after another, so
-that h is the mean of the h_r. To compress a mean again, as `CompressedMean` does, sends less where ranks are many and Q
-is dense: `TrackedMean(CompressedMean(Q))` has h = ⟨h_r⟩ as well, since the owner of a shard takes the second loss on
-itself, but n-fold, and its error shrinks only if (1 − α)(1 + n) < 1, as with 8 bits.
+that h is the mean of the h_r. `TrackedMean(CompressedMean(Q))` sends less where ranks are many and Q is dense, but its
+error shrinks only if (1 − α)(1 + n) < 1, as with 8 bits.
 
 Richtárik, Sokolov and Fatkhullin 2021, "EF21: A New, Simpler, Theoretically Better, and Practically Faster Error
 Feedback", arXiv:2106.05203; with momentum, Fatkhullin, Tyurin and Richtárik 2023, "Momentum Provably Improves Error
@@ -44,7 +43,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from ..arguments import check_fields, checked, real
+from ..arguments import checked, real
 from ..buckets import Bucket
 from ..comm import Comm
 from ..compressors import Compressor, MinMaxUInt8, TopK
@@ -54,7 +53,7 @@ from ..lanes import temporaries
 from ..rules import Rule, during_backward
 from ..stages import Adaptive, CompressedMean, ErrorFeedback, Mean, SparseMean, State, cost
 from ..stages.base import Carry
-from ..stages.wrappers import Around
+from ..stages.means import Around
 
 
 @checked
@@ -65,9 +64,6 @@ def gradient_allreduce(*, delay: int = 0) -> Rule:
 
     Args:
         delay: the number of steps after which gradients land, as in `during_backward`.
-
-    Raises:
-        TypeError, ValueError: `delay` is no whole number, or less than 0.
     """
     return during_backward(Mean(), delay=delay)
 
@@ -82,16 +78,11 @@ def bytegrad(
     with System Relaxations", arXiv:2107.01499.
 
     Args:
-        compressor: the wire format; None for `MinMaxUInt8()`.
+        compressor: the wire format, a dense one; None for `MinMaxUInt8()`.
         error_feedback: add the compression error of one step to the gradients of the next; costs an fp32 copy of
             the gradients.
-        error: in place of a format, the relative squared error that a compression may have, above 0 and below 1, such
-            as 1e-3: each bucket takes the fewest bits that keep it (`stages.Adaptive`).
-        delay: the number of steps after which gradients land, as in `during_backward`.
-
-    Raises:
-        TypeError: `compressor` is not a compressor, or a sparse one, for which there is `top_k`.
-        ValueError: `error` or `delay` is out of range, or a compressor is given beside an error.
+        error: instead of a format, the error that a compression may have, as in `stages.Adaptive`.
+        delay: as in `gradient_allreduce`.
     """
     if error is not None and compressor is not None:
         raise ValueError(f"bytegrad takes a compressor or an error, not both: {compressor!r} has an error of its own")
@@ -103,20 +94,15 @@ def bytegrad(
 def top_k(ratio: float = 0.01, chunk: int = 4096, values: Compressor | None = None, decay: float = 1.0) -> Rule:
     """Average the `ratio` of the gradient's entries that are largest on each rank, with error feedback.
 
-    Sends (n − 1) (b + log₂(chunk) / 8) bytes for each entry kept, which grows with the number of ranks: b bytes for its
-    value (4 in fp32, or the bytes of a value in `values`), and 12 bits for its place by default. Costs an fp32 copy of
-    the gradients.
-    Deterministic: contributions are added one rank after another.
+    Sends (n − 1) (b + log₂(chunk) / 8) bytes for each entry kept: b bytes for its value (4 in fp32, or the bytes of a
+    value in `values`), and 12 bits for its place by default. Costs an fp32 copy of the gradients. Deterministic:
+    contributions are added one rank after another.
 
     Args:
-        ratio: the share of entries that a rank sends, of each chunk of a bucket.
+        ratio: the share of entries that a rank sends, of each chunk of a bucket; above 0 and at most 1.
         chunk: how many entries a chunk has: a power of two, 64 to 4096.
-        values: how the entries sent are compressed, such as `UInt2()`; None: in fp32.
+        values: how the entries sent are compressed, a dense format such as `UInt2()`; None: in fp32.
         decay: β, from 0 to 1, of the error: less than 1 forgets entries that were never sent.
-
-    Raises:
-        TypeError: `values` is no compressor.
-        ValueError: `ratio` is not in (0, 1], `chunk` or `decay` is anything else, or `values` is sparse itself.
     """
     return during_backward(ErrorFeedback(SparseMean(TopK(ratio, chunk, values)), decay))
 
@@ -125,8 +111,8 @@ def top_k(ratio: float = 0.01, chunk: int = 4096, values: Compressor | None = No
 class TrackedMean(Around):
     """h_r ← h_r + q_r and h ← h + ⟨q_r⟩ for q_r the part of v_r − h_r that `inner` sends; x ← h.
 
-    All that it remembers is fp32 for any dtype of x. A result that is not finite is passed on, and all ranks then keep
-    what they remember. With one rank, x ← v.
+    Its state is fp32 for any dtype of x. A result that is not finite is passed on, and all ranks then keep their state.
+    With one rank, x ← v.
 
     Args:
         inner: a lossy average, such as `SparseMean(TopK(0.01))`.
@@ -142,7 +128,7 @@ class TrackedMean(Around):
     elementwise: ClassVar[Mapping[str, Carry]] = {"own": "zero", "mean": "zero", "v": "keep"}  # else h ≠ ⟨h_r⟩
 
     def __post_init__(self) -> None:
-        check_fields(self)
+        super().__post_init__()
         real("momentum", self.momentum, 0, below=1)
         if not self.inner.lossy:
             raise TypeError(
@@ -156,7 +142,7 @@ class TrackedMean(Around):
         return state | {"inner": self.inner.init(bucket, comm)}
 
     def __call__(self, x: Tensor, state: State, comm: Comm) -> Tensor:
-        own, mean, found = state["own"], state["mean"], {}
+        own, mean, found = state["own"], state["mean"], dict[str, Tensor]()
         with temporaries() as new:
             v = x
             if self.momentum:
@@ -167,7 +153,7 @@ class TrackedMean(Around):
                 change, lost = torch.sub(v, own, out=new(own)), new(own)
                 q = self.inner(new(own).copy_(change), state["inner"], comm, residual=lost)  # type: ignore[call-arg]
                 h = q.add_(mean)
-                found = {"own": change.sub_(lost).add_(own), "mean": h}
+                found |= {"own": change.sub_(lost).add_(own), "mean": h}
             if self.momentum:
                 found["v"] = v
             ok = finite(h)
@@ -188,16 +174,11 @@ def ef21(compressor: Compressor = TopK(0.01), momentum: float = 0.0) -> Rule:
     """Average gradients of which ranks send compressed changes, with an error that vanishes (EF21).
 
     Sends (n − 1) times the packed gradients, by default (n − 1) · 0.055 bytes a value; costs two fp32 copies of
-    the gradients, and one more with momentum. Gradients of mini-batches never settle: give it momentum, or large
-    batches. Attach it to a plain SGD, or to any optimizer.
+    the gradients, and one more with momentum. Attach it to a plain SGD, or to any optimizer without momentum.
 
     Args:
         compressor: any, sparse or dense.
-        momentum: μ, of each rank's own momentum, which is sent in place of the gradient; 0 for none, 0.9 for
-            mini-batches. It is the optimizer's: leave its own at 0.
-
-    Raises:
-        TypeError: `compressor` is not a compressor.
-        ValueError: `momentum` is not in [0, 1).
+        momentum: μ, from 0 to below 1, of each rank's own momentum, which is sent in place of the gradient: 0.9 for
+            mini-batches, whose gradients never settle.
     """
     return during_backward(TrackedMean(SparseMean(compressor), momentum))

@@ -16,7 +16,7 @@ Deep Learning", arXiv:2310.14423.
     x_r ← x_r + (1/|A|) Σ_{j in A} x̂_j − x̂_r              whenever a flight arrives
 
 x̂_j are the weights that rank j launched and A the ranks that still train. The progress made during the flight is kept.
-Gan et al. 2021, "BAGUA", arXiv:2107.01499, section 3; as AsyncModelAverage there.
+Gan et al. 2021, "BAGUA", arXiv:2107.01499, section 3.
 
 **diloco.** Local steps, then a step of an outer optimizer, whose gradient is the averaged distance.
 
@@ -44,21 +44,17 @@ Other methods are other stages inside, other optimizers outside, or the user's o
                                                                 and torch.optim.Muon steps the matrices
     diloco(50, inner=N, lr=0.7, momentum=0.5)                   NoLoCo: N = NeighborMean(RandomMatching(seed))
 
-* *Streaming DiLoCo*, with the values reported for it, sends E3M0, a float of 4 bits; `UInt4()` is as long, on another
-  grid. Its fragments are of three layers each; ours are of similar size.
-* *MuLoCo*'s numbers are those for one rank. With several ranks and H = 1 it averages orthogonalised updates, which is
-  not Muon on the mean gradient. Its code quantises over six standard deviations, and its error feedback steps by η².
-* *NoLoCo* has a step size β for the differences and another, γ, for the mixing of the anchors. This is β = γ, as in its
-  code, and sends the weights to the partner once, where that code sends two vectors as long.
-* *CO2* is **not** `diloco(H, delay=H)`. There the mean flies for a whole period, too, but its landing overwrites, and
-  what a rank made of the weights meanwhile counts in the next mean. It ends where DiLoCo ends; this ends elsewhere.
+* *Streaming DiLoCo* sends E3M0, a float of 4 bits as long as `UInt4()`, and its fragments are of three layers each.
+* *MuLoCo* with several ranks and H = 1 averages orthogonalised updates, which is not Muon on the mean gradient.
+* *NoLoCo* has a step size β for the differences and γ for the mixing of the anchors. Here, as in its code, β = γ.
+* *CO2* is **not** `diloco(H, delay=H)`: its landing overwrites, and what a rank made of the weights meanwhile counts in
+  the next mean.
 
 Wang et al. 2019, "SlowMo: Improving Communication-Efficient Distributed SGD with Slow Momentum", arXiv:1910.00643;
 Douillard et al. 2025, "Streaming DiLoCo with overlapping communication: Towards a Distributed Free Lunch",
-arXiv:2501.18512; Sarfi et al. 2025, "Communication Efficient LLM Pre-training with SparseLoCo", arXiv:2508.15706;
-Thérien et al. 2025, "MuLoCo: Muon is a practical inner optimizer for DiLoCo", arXiv:2505.23725;
-Kolehmainen et al. 2025, "NoLoCo: No-all-reduce Low Communication Training Method for Large Models", arXiv:2506.10911;
-Sun et al. 2024, "CO2: Efficient Distributed Training with Full Communication-Computation Overlap", arXiv:2401.16265.
+arXiv:2501.18512; Sarfi et al. 2025 (SparseLoCo), arXiv:2508.15706; Thérien et al. 2025, "MuLoCo: Muon is a practical
+inner optimizer for DiLoCo", arXiv:2505.23725; Kolehmainen et al. 2025 (NoLoCo), arXiv:2506.10911; Sun et al. 2024,
+"CO2: Efficient Distributed Training with Full Communication-Computation Overlap", arXiv:2401.16265.
 """
 
 from dataclasses import dataclass
@@ -73,7 +69,7 @@ from ..comm import Comm
 from ..costs import Cost, Load, Place
 from ..expressions import written
 from ..keeping import finite, update_if_finite_, wide_copy
-from ..lanes import New, temporaries
+from ..lanes import temporaries
 from ..rules import Algorithm, Fragment, after_step, during_backward, free_running
 from ..schedules import Bound, Every
 from ..stages import Mean, Stage, State, cost
@@ -86,9 +82,6 @@ def local_sgd(every: Every = 8, start: Bound = 0) -> Algorithm:
     Args:
         every: H, the number of local steps between averages; or a function as in `bk.after_step`.
         start: until this step average gradients instead (post-local SGD); or a function as in `bk.after_step`.
-
-    Raises:
-        ValueError: `every` is less than 1, or `start` negative.
     """
     average = after_step(Mean(), every=every, start=start)
     return (during_backward(Mean(), stop=start), average) if start else average
@@ -99,21 +92,15 @@ def async_model_average(warmup_steps: int = 0, interval: float = 0.0) -> Algorit
     """Average the weights as often as the network allows; stragglers slow nobody down.
 
     Each flight sends 2 (n − 1)/n times the size of the weights. Ranks may make different numbers of steps: one that
-    leaves answers with weight 0 until all have left. Weights differ between ranks; `att.merge()` averages them. A
-    flight under way when a checkpoint is taken is not part of it.
+    leaves answers with weight 0 until all have left. A
+    checkpoint holds no flight under way.
 
     Args:
         warmup_steps: the number of first steps that average gradients, so that ranks start from equal weights.
         interval: seconds to let pass between the landing of a flight and the launch of the next.
-
-    Raises:
-        ValueError: `warmup_steps` is not a whole number, or `interval` is negative.
     """
     flight = free_running(Mean(), interval=interval, start=integer("warmup_steps", warmup_steps, 0))
     return (during_backward(Mean(), stop=warmup_steps), flight) if warmup_steps else flight
-
-
-NESTEROV = {"lr": 0.7, "momentum": 0.9, "nesterov": True}  # what the paper found best
 
 
 @dataclass(frozen=True, repr=False, init=False)
@@ -157,8 +144,14 @@ class OuterStep(Stage):
         a, outer = state["anchor"], state["outer"]
         with temporaries() as new:
             stepped = new(a).copy_(a)
-            stepped.grad = self._distance(a, x, state["inner"], comm, new)
-            optimizer = self._optimizer(stepped)
+            if self.inner.same_on_all_ranks:
+                stepped.grad = self.inner(torch.sub(a, x, out=new(a)), state["inner"], comm)
+            else:
+                stepped.grad = a - self.inner(new(a).copy_(x), state["inner"], comm)
+            optimizer = self.optimizer([stepped], **dict(self.options))
+            if x.is_cuda and "capturable" in optimizer.defaults and "capturable" not in dict(self.options):
+                # Only the device knows whether a step counts: a count on the host would synchronize.
+                optimizer.param_groups[0]["capturable"] = True
             optimizer.state[stepped] = {name: new(value).copy_(value) for name, value in outer.items()}
             optimizer.step()
             ok = finite(stepped)
@@ -175,29 +168,12 @@ class OuterStep(Stage):
         wide = load.at_least_fp32
         return cost(self.inner, wide, place) + place.copies(11, wide.size)
 
-    def _optimizer(self, x: Tensor) -> torch.optim.Optimizer:
-        """Return an optimizer of `x` that counts its steps on the device of `x`, if it can.
-
-        Only the device knows whether a result was finite and its step counts: a count on the host would synchronize.
-        """
-        optimizer = self.optimizer([x], **dict(self.options))
-        if x.is_cuda and "capturable" in optimizer.defaults and "capturable" not in dict(self.options):
-            optimizer.param_groups[0]["capturable"] = True
-        return optimizer
-
-    def _distance(self, a: Tensor, x: Tensor, state: State, comm: Comm, new: New) -> Tensor:
-        """Return Δ: inner(a − x), or a − inner(x) if the inner stage does not agree."""
-        if self.inner.same_on_all_ranks:
-            return self.inner(torch.sub(a, x, out=new(a)), state, comm)
-        return a - self.inner(new(a).copy_(x), state, comm)
-
     def __repr__(self) -> str:
         name = f"{self.optimizer.__module__}.{self.optimizer.__qualname__}"
         known = getattr(torch.optim, self.optimizer.__name__, None) is self.optimizer
         shown = [f"torch.optim.{self.optimizer.__name__}" if known else name]
-        shown += [repr(self.inner)] * (self.inner != Mean()) + [
-            f"{key}={written(value)}" for key, value in self.options
-        ]
+        shown += [repr(self.inner)] * (self.inner != Mean())
+        shown += [f"{key}={written(value)}" for key, value in self.options]
         return f"OuterStep({', '.join(shown)})"
 
 
@@ -234,23 +210,18 @@ def diloco(
 
     Args:
         every: H, the number of local steps; or, with one fragment, a function as in `bk.after_step`.
-        optimizer: the class of the outer optimizer. On CUDA it counts its steps on the device if it can (`capturable`);
-            at every flight of one that cannot, such as Adagrad, the host waits for the device.
+        optimizer: the class of the outer optimizer. On CUDA the host waits at every flight of one that cannot count its
+            steps on the device (`capturable`), such as Adagrad.
         inner: the average of the distances; `ErrorFeedback(CompressedMean())` sends a quarter.
         delay: apply the result this many steps later, and train on meanwhile.
-        fragments: the number of fragments of similar size that weights are divided into; they take turns within `every`
-            steps.
+        fragments: the number of fragments of similar size that weights are divided into.
         mix: α, as in `bk.after_step`: how much of a rank's own weights stays when a result lands. None keeps all
             progress made in flight.
-        options: of the outer optimizer; by default the options of the paper: SGD(lr=0.7, momentum=0.9, nesterov=True).
-
-    Raises:
-        TypeError: `optimizer` is not a class of optimizers, `inner` is not a stage, or there is no such option.
-        ValueError: `every` is less than 1, `delay` or `fragments` more than `every`, `mix` not from 0 to below 1, or an
-            option impossible.
+        options: of the outer optimizer; by default those of the paper: SGD(lr=0.7, momentum=0.9, nesterov=True).
     """
-    chosen = options or (NESTEROV if optimizer is torch.optim.SGD else {})
-    step = OuterStep(optimizer, inner, **chosen)
+    if not options and optimizer is torch.optim.SGD:
+        options = {"lr": 0.7, "momentum": 0.9, "nesterov": True}
+    step = OuterStep(optimizer, inner, **options)
     if integer("fragments", fragments, 1) == 1:
         return after_step(step, every=every, delay=delay, mix=mix)
     if not isinstance(every, int):

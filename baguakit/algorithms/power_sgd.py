@@ -12,9 +12,8 @@ of the P.
 Vogels, Karimireddy and Jaggi 2019, "PowerSGD: Practical Low-Rank Gradient Compression for Distributed Optimization",
 arXiv:1905.13727.
 
-In memory the first dimension may be outermost, as in a contiguous tensor or a convolution in channels_last; innermost,
-as in a transposed tensor; or between the others. The first two are multiplied in place; the third, which is rare, is
-copied. Columns are in the order of memory, and so are the rows of Q.
+Columns are in the order of memory, and so are the rows of Q. Where the first dimension lies between the others in
+memory, which is rare, the matrix is copied.
 """
 
 import math
@@ -55,8 +54,6 @@ class MatrixSpan(NamedTuple):
 
     def matrix(self, x: Tensor) -> Tensor:
         """Return the matrix (rows, columns): a view, or a copy if the rows lie between the other dimensions."""
-        if self.outer == 1:  # nearly always, and then one view is enough
-            return x[self.at : self.end].view(self.rows, self.inner)
         return self.of(x).reshape(self.rows, self.outer * self.inner)
 
     def put_(self, x: Tensor, matrix: Tensor) -> None:
@@ -107,19 +104,23 @@ class LowRankMean(Average):
             if residual is not None:
                 residual.zero_()
             return x
-        layout = spans_of(state["layout"])  # on the CPU: nothing is waited for
+        layout = [MatrixSpan(*row) for row in state["layout"].tolist()]  # on the CPU: nothing is waited for
         matrices, vectors = divided(x, layout)
         wide = [matrix.float() for matrix in matrices]
         p = [matrix @ state["q"][str(i)] for i, matrix in enumerate(wide)]
         mean_([*vectors, *p], comm)
         p = orthonormal(p, together=x.is_cuda)
         q = [each.T @ matrix for each, matrix in zip(p, wide, strict=True)]  # on CPUs Mᵀ P takes three times as long
-        self._note(comm, x.dtype, vectors, bytes_of(matrices), bytes_of([*p, *q]))
+        plain, factors = (sum(each.nbytes for each in tensors) for tensors in (matrices, [*p, *q]))
+        if matrices:
+            comm.note(self, self, longer(factors, plain) if factors >= plain else "")
+        if exact := sum(map(Tensor.numel, vectors)):
+            comm.note(self, x.dtype, f"{exact:,} value{'s' * (exact != 1)} outside matrices")
         if residual is not None:
-            lost, exact = divided(residual, layout)
+            lost, between = divided(residual, layout)
             for span, rest, matrix, each, mine in zip(layout, lost, wide, p, q, strict=True):
                 span.put_(residual, torch.sub(matrix, torch.mm(each, mine, out=rest), out=rest))
-            for piece in exact:
+            for piece in between:
                 piece.zero_()
         mean_(q, comm)
         ok = finite(torch.cat([each.flatten() for each in (x[:0], *vectors, *q)]))  # of an empty bucket, too
@@ -127,13 +128,6 @@ class LowRankMean(Average):
             span.put_(x, matrix.copy_(torch.mm(each, new, out=full)))  # in fp32 they are one: nothing is copied
             update_if_finite_(state["q"][str(i)], new.T, where=ok)
         return x
-
-    def _note(self, comm: Comm, dtype: torch.dtype, vectors: list[Tensor], matrices: int, factors: int) -> None:
-        """Note how vectors are sent, and the bytes of matrices and of the factors sent for them."""
-        if matrices:
-            comm.note(self, self, longer(factors, matrices) if factors >= matrices else "")
-        if vectors:
-            comm.note(self, dtype, Vectors(sum(map(Tensor.numel, vectors))))
 
     def cost(self, load: Load, place: Place) -> Cost:
         """Return the cost of two means, of (vectors and) m × r and of k × r values, and of 6 copies."""
@@ -147,30 +141,12 @@ class LowRankMean(Average):
         return factors + place.copies(6, load.fp32.size)
 
 
-class Vectors(NamedTuple):
-    """The reason for which values are averaged exactly."""
-
-    values: int
-
-    def __str__(self) -> str:
-        return f"{self.values:,} value{'s' * (self.values != 1)} outside matrices"
-
-
-def bytes_of(tensors: list[Tensor]) -> int:
-    """Return the number of bytes of all tensors."""
-    return sum(each.nbytes for each in tensors)
-
-
 def orthonormal(matrices: list[Tensor], together: bool) -> list[Tensor]:
-    """Return matrices of orthonormal columns, which span the columns given.
+    """Return matrices of orthonormal columns, which span the columns of `matrices`, (m, k) with m ≥ k in fp32.
 
-    Columns that depend on others, or are zero, become orthonormal, too: Householder reflections complete the basis
-    (roots of a Gram matrix would not), and a factor that was zero gets a direction again.
-
-    Args:
-        matrices: (m, k) with m ≥ k, in fp32.
-        together: factor matrices of one shape in one call. It saves calls on a GPU; a CPU factors them one by one
-            either way, and the last bits of its results depend on where in memory they lie.
+    Columns that depend on others, or are zero, become orthonormal, too: Householder reflections complete the basis, and
+    a factor that was zero gets a direction again. With `together`, matrices of one shape are factored in one call,
+    which is fewer calls on a GPU; on a CPU the last bits would depend on where in memory they lie.
     """
     if not together:
         return [torch.linalg.qr(each).Q for each in matrices]
@@ -179,8 +155,7 @@ def orthonormal(matrices: list[Tensor], together: bool) -> list[Tensor]:
         alike.setdefault(matrix.shape, []).append(i)
     found = list(matrices)
     for members in alike.values():
-        one = len(members) == 1  # and a view is enough
-        stack = matrices[members[0]].unsqueeze(0) if one else torch.stack([matrices[i] for i in members])
+        stack = torch.stack([matrices[i] for i in members]) if len(members) > 1 else matrices[members[0]][None]
         for i, factor in zip(members, torch.linalg.qr(stack).Q, strict=True):
             found[i] = factor
     return found
@@ -192,12 +167,6 @@ def around_first(view: Tensor) -> tuple[list[int], list[int]]:
     others = sorted(range(1, view.dim()), key=lambda dim: -stride[dim])
     outer = [dim for dim in others if stride[dim] > stride[0] and length > 1 < view.shape[dim]]
     return outer, [dim for dim in others if dim not in outer]
-
-
-def spans_of(layout: Tensor) -> list[MatrixSpan]:
-    """Return the spans of a layout; rows of an earlier version are (at, rows, columns), of contiguous matrices."""
-    rows = layout.tolist()
-    return [MatrixSpan(row[0], 1, row[1], row[2]) if len(row) == 3 else MatrixSpan(*row) for row in rows]
 
 
 def divided(x: Tensor, layout: list[MatrixSpan]) -> tuple[list[Tensor], list[Tensor]]:
@@ -219,9 +188,6 @@ def power_sgd(rank: int = 4, warmup_steps: int = 0) -> Algorithm:
     Args:
         rank: columns of the factors; 1 to 4 for large models.
         warmup_steps: the number of first steps that average exactly.
-
-    Raises:
-        ValueError: `rank` is less than 1, or `warmup_steps` negative.
     """
     start = integer("warmup_steps", warmup_steps, 0)
     low = during_backward(ErrorFeedback(LowRankMean(rank)), start=start)

@@ -6,12 +6,11 @@ For g the mean gradient, g_r that of rank r, t = 1, 2 … the optimizer step, T 
     t > T    m ← Q-mean over r of (β₁ m + (1 − β₁) g_r)                              (v stays)
     d ← m / (1 − β₁ᵗ) / ( √( v / (1 − β₂^min(t, T)) ) + ε )
 
-d replaces the gradient, and a plain `SGD(lr)` then takes Adam's step: its `weight_decay` is AdamW's, decoupled, and its
-parameter groups may have their own step sizes and decays. For Adam's decay, which is added to the gradient before the
-moments, add ½ λ Σ w² to the loss; Bagua had it in the warm-up only.
+d replaces the gradient, and a plain `SGD(lr)` then takes Adam's step: its `weight_decay` is AdamW's, decoupled. For
+Adam's decay, which is added to the gradient before the moments, add ½ λ Σ w² to the loss.
 
 Tang et al. 2021, "1-bit Adam: Communication Efficient Large-Scale Training with Adam's Convergence Speed",
-arXiv:2102.02888; Gan et al. 2021, "BAGUA", arXiv:2107.01499. The bound is ours: Adam never moves a value by more than
+arXiv:2102.02888; Gan et al. 2021, arXiv:2107.01499. The bound is ours: Adam never moves a value by more than
 (1 − β₁)/√(1 − β₂), but where the frozen v is small the error of the codes would.
 """
 
@@ -28,7 +27,7 @@ from ..compressors import Compressor, MinMaxUInt8
 from ..compressors.base import check_dense
 from ..costs import Cost, Load, Place
 from ..keeping import finite, update_if_finite_
-from ..lanes import New, temporaries
+from ..lanes import temporaries
 from ..primitives import compressed_mean_, mean_
 from ..rules import Rule, during_backward
 from ..stages import CompressedMean, Stage, State
@@ -64,13 +63,27 @@ class AdamDirection(Stage):
         return {name: torch.zeros_like(bucket.flat, dtype=torch.float32) for name in names}
 
     def __call__(self, x: Tensor, state: State, comm: Comm) -> Tensor:
-        t = comm.step + 1
+        (beta1, beta2), t = self.betas, comm.step + 1
+        m, v = state["m"], state["v"]
         with temporaries() as new:
-            find = self._warming if t <= self.warmup_steps else self._averaged
-            found = find(x, state, comm, new)
-            m, v = found["m"], (state | found)["v"]
-            d = self._direction(m, v, t, new)
-            ok = finite(m) & finite(v) if "v" in found else finite(m)
+            if warming := t <= self.warmup_steps:
+                comm.note(self.compressor, torch.float32, "warm-up")
+                g = mean_(x.float(), comm)
+                v = torch.mul(v, beta2, out=new(v)).addcmul_(g, g, value=1 - beta2)
+                found = {"m": torch.lerp(m, g, 1 - beta1, out=new(m)), "v": v}
+            else:
+                found = {"m": torch.lerp(m, x.float(), 1 - beta1, out=new(m))}
+                if self.error_feedback:
+                    found["m"].add_(state["residual"])
+                    found["residual"] = new(m)
+                compressed_mean_(found["m"], self.compressor, comm, residual=found.get("residual"))
+            # d = m̂ / (√v̂ + ε), with v̂ as the warm-up left it
+            scale = torch.div(v, 1 - beta2 ** min(t, self.warmup_steps), out=new(v)).sqrt_().add_(self.eps)
+            d = torch.div(found["m"], 1 - beta1**t, out=new(m)).div_(scale)
+            if self.bound and not warming:
+                limit = (1 - beta1) / (1 - beta2) ** 0.5
+                d.clamp_(-limit, limit)
+            ok = finite(found["m"]) & finite(v) if warming else finite(found["m"])
             for name, value in found.items():
                 update_if_finite_(state[name], value, where=ok)
             if ok.is_cpu and ok:  # reading it does not synchronize
@@ -80,35 +93,6 @@ class AdamDirection(Stage):
     def cost(self, load: Load, place: Place) -> Cost:
         """Return the cost after the warm-up: of `CompressedMean` in fp32, and of 10 copies."""
         return CompressedMean(self.compressor).cost(load.fp32, place) + place.copies(10, load.fp32.size)
-
-    def _warming(self, x: Tensor, state: State, comm: Comm, new: New) -> State:
-        """Return Adam's moments after this step, of the averaged gradient."""
-        (beta1, beta2), m, v = self.betas, state["m"], state["v"]
-        comm.note(self.compressor, torch.float32, "warm-up")
-        g = mean_(x.float(), comm)
-        return {
-            "m": torch.lerp(m, g, 1 - beta1, out=new(m)),
-            "v": torch.mul(v, beta2, out=new(v)).addcmul_(g, g, value=1 - beta2),
-        }
-
-    def _averaged(self, x: Tensor, state: State, comm: Comm, new: New) -> State:
-        """Return the momentum averaged in few bits, and with error feedback its residual."""
-        m = torch.lerp(state["m"], x.float(), 1 - self.betas[0], out=new(state["m"]))
-        if not self.error_feedback:
-            return {"m": compressed_mean_(m, self.compressor, comm)}
-        lost = new(m)
-        m.add_(state["residual"])
-        return {"m": compressed_mean_(m, self.compressor, comm, residual=lost), "residual": lost}
-
-    def _direction(self, m: Tensor, v: Tensor, t: int, new: New) -> Tensor:
-        """Return m̂ / (√v̂ + ε), with v̂ as the warm-up left it."""
-        beta1, beta2 = self.betas
-        scale = torch.div(v, 1 - beta2 ** min(t, self.warmup_steps), out=new(v)).sqrt_().add_(self.eps)
-        d = torch.div(m, 1 - beta1**t, out=new(m)).div_(scale)
-        if self.bound and t > self.warmup_steps:
-            limit = (1 - beta1) / (1 - beta2) ** 0.5
-            d.clamp_(-limit, limit)
-        return d
 
 
 @checked
@@ -127,13 +111,9 @@ def qadam(
 
     Args:
         warmup_steps: T, at least 1; long enough for the variance to settle.
-        betas, eps: of Adam.
+        betas, eps: of Adam; betas from 0 to below 1, `eps` above 0.
         compressor: of the momentum; one that keeps zeros, so that parameters without a gradient do not move.
         error_feedback: add what compression lost in one step to the momentum of the next.
         bound: clamp each value to the largest step that Adam could take.
-
-    Raises:
-        ValueError: `warmup_steps` is less than 1, a beta not in [0, 1), or `eps` not greater than 0.
-        TypeError: `compressor` is not a compressor.
     """
     return during_backward(AdamDirection(warmup_steps, betas, eps, compressor, error_feedback, bound))

@@ -76,26 +76,22 @@ def check_averageable(x: Tensor) -> None:
         raise ValueError(message("x", "a tensor that holds values", x))
 
 
-# A piece of a large tensor is compressed while the one before it is on the wire. Pieces of fewer than 2²⁰ values
-# would cost more in calls and messages than the overlap gains; more than eight add nothing.
+# A piece of a large tensor is compressed while the one before it is on the wire. Pieces of fewer than 2²⁰ values would
+# cost more in calls and messages than the overlap gains; more than eight add nothing.
 PIECES, PIECE_VALUES = 8, 1 << 20
-# Rows of pieces are cut at multiples of so many values: so that no piece but the last has a block that is not full;
-# and where they are short, so that kernels move whole lines of memory.
+# Rows are cut in pieces at multiples of these: of BLOCKS, so that no piece but the last has a block that is not full;
+# and where they are short, of LINE, so that kernels move whole lines of memory.
 BLOCKS, LINE = 1 << 13, 64
 
 
 def pieces_of(values: int, gpu: bool) -> int:
-    """Return in how many pieces so many values are cut.
-
-    A GPU takes one. There the codec is bound by memory, which is far faster than a network, so that little could be
-    hidden; and each piece costs the host three launches and two collectives on the thread that runs backward.
-    """
+    """Return the number of pieces that `values` are cut in: on a GPU, whose codec hides little, one."""
     return 1 if gpu else max(1, min(PIECES, values // PIECE_VALUES))
 
 
 @lru_cache(maxsize=1024)  # the lengths of a model's buckets are few
 def row_pieces(length: int, rows: int, gpu: bool) -> tuple[slice, ...]:
-    """Return the pieces of one of so many rows, each of `length` values, that travel together."""
+    """Return the pieces of a row of `length` values, of which `rows` travel together."""
     width = -(-length // pieces_of(length * rows, gpu))
     width += -width % (BLOCKS if width >= 2 * BLOCKS else LINE)
     return tuple(slice(start, min(start + width, length)) for start in range(0, length, width or 1))
@@ -108,11 +104,8 @@ def mean_(x: Tensor, comm: Comm) -> Tensor:
     torch's all-reduce in the dtype of `x`, after a multiplication by 1/n, as in `DistributedDataParallel`.
 
     Args:
-        x: a floating tensor of any shape, or a list of them; overwritten.
+        x: a floating tensor of any shape, or a list of them; overwritten and returned.
         comm: the group. With one rank nothing happens.
-
-    Returns:
-        `x`.
 
     Raises:
         TypeError: a tensor is not floating, or is sparse.
@@ -125,21 +118,16 @@ def mean_(x: Tensor, comm: Comm) -> Tensor:
 
 def mean_of_shards(x: Tensor, codec: Compressor, comm: Comm, residual: Tensor | None) -> Tensor:
     """Average the flat `x` over all ranks, of any length: the last shard is filled with zeros."""
-    if x.numel() % comm.size == 0:
-        return _mean_of_even_shards(x, codec, comm, residual)
-    length = x.numel()
-    padded = torch.cat([x, x.new_zeros(-length % comm.size)])
-    lost = None if residual is None else torch.empty_like(padded, dtype=torch.float32)
-    x.copy_(_mean_of_even_shards(padded, codec, comm, lost)[:length])
-    if residual is not None and lost is not None:
-        residual.copy_(lost[:length])
-    return x
-
-
-def _mean_of_even_shards(x: Tensor, codec: Compressor, comm: Comm, residual: Tensor | None) -> Tensor:
-    n, rank = comm.size, comm.rank
+    n, rank, length = comm.size, comm.rank, x.numel()
+    if length % n:
+        padded = torch.cat([x, x.new_zeros(-length % n)])
+        lost = None if residual is None else torch.empty_like(padded, dtype=torch.float32)
+        x.copy_(mean_of_shards(padded, codec, comm, lost)[:length])
+        if residual is not None and lost is not None:
+            residual.copy_(lost[:length])
+        return x
     # Of each piece: its values in one row for each rank, and their residual.
-    runs = [slice(n * part.start, n * part.stop) for part in row_pieces(x.numel() // n, n, x.is_cuda)]
+    runs = [slice(n * part.start, n * part.stop) for part in row_pieces(length // n, n, x.is_cuda)]
     parts = [(x[run].view(n, -1), None if residual is None else residual[run].view(n, -1)) for run in runs]
     # Of each piece come this rank's shard as each rank sees it, and the averaged shard of each rank.
     shards, means = ([bytes_for(n, rows.shape[1], codec, x.device) for rows, _ in parts] for _ in range(2))
@@ -174,25 +162,21 @@ def compressed_mean_(x: Tensor, compressor: Compressor, comm: Comm, residual: Te
     Of N values on n ranks, c(N) being the bytes of N packed values:
 
         few     (n − 1) c(N) ≤ 32 KiB and n N < 2¹⁶. In one hop: every rank sends all its values, compressed, to all
-                others, and averages in fp32, in the order of the ranks, what all of them decompress to. Each sends
-                (n − 1) c(N) bytes.
-        many    In two hops: each rank averages one shard for all the others. Shards are compressed and scattered,
-                decompressed, averaged in fp32 and compressed again, and gathered. Each sends 2 (n − 1) c(N/n) bytes:
-                with an 8-bit compressor 2 (n − 1)/n a value, and its ranges.
+                others, and averages in fp32, in the order of the ranks, what all of them decompress to.
+        many    In two hops: shards are compressed and scattered; each rank decompresses one of all ranks, averages it
+                in fp32 and compresses it again; these are gathered. Each sends 2 (n − 1) c(N/n) bytes: with an 8-bit
+                compressor 2 (n − 1)/n a value, and its ranges.
 
     Every rank decodes the same bytes, so the results are bitwise equal. Where packed shards would be more bytes than
     the values themselves (a handful of them), this is `mean_`.
 
     Args:
-        x: a floating tensor of any shape, or a list of them in one dtype; overwritten.
+        x: a floating tensor of any shape, or a list of them in one dtype; overwritten and returned.
         compressor: such as `compressors.MinMaxUInt8()`.
         comm: the group. With one rank nothing happens and nothing is lost.
         residual: fp32, as long as `x`; overwritten by what compression lost of this rank's contribution, such that
             Σ_r residual_r = Σ_r x_r − n · result, up to the rounding of the result. In one hop it is x − Q(x); in two
             the owner of a shard adds n times the loss of the second compression.
-
-    Returns:
-        `x`.
 
     Raises:
         TypeError: a tensor is not floating, or is sparse; `compressor` keeps some places only.
@@ -203,7 +187,7 @@ def compressed_mean_(x: Tensor, compressor: Compressor, comm: Comm, residual: Te
     if residual is not None:
         check_residual(residual, x)
         residual = residual.view(-1)
-    if not compresses(x.numel(), x.dtype, compressor, comm) or comm.size == 1:
+    if not compresses(x, compressor, comm, comm.size) or comm.size == 1:
         if residual is not None:
             residual.zero_()
         return mean_(x, comm)
@@ -242,24 +226,13 @@ def longer(sent: int, plain: int) -> str:
     return f"{sent:,} bytes, and {plain:,} uncompressed"
 
 
-def compresses(
-    values: int,
-    dtype: torch.dtype,
-    compressor: Compressor,
-    comm: Comm,
-    rows: int | None = None,
-) -> bool:
-    """Return whether so many values of a dtype are sent compressed, as they are if that pays, and note it.
-
-    Args:
-        compressor: the one that was asked for.
-        rows: in how many messages of equal length they are sent; None for one for each rank.
-    """
-    if pays(values, dtype.itemsize, compressor, comm.size if rows is None else rows):
+def compresses(x: Tensor, compressor: Compressor, comm: Comm, rows: int) -> bool:
+    """Return whether it pays to send `x` compressed, in `rows` messages of equal length, and note the answer."""
+    if pays(x.numel(), x.itemsize, compressor, rows):
         comm.note(compressor, compressor)
         return True
-    if values:
-        comm.note(compressor, dtype, fewer(values, comm.size))
+    if x.numel():
+        comm.note(compressor, x.dtype, fewer(x.numel(), comm.size))
     return False
 
 
@@ -289,13 +262,9 @@ def sparse_mean_(x: Tensor, compressor: Compressor, comm: Comm, residual: Tensor
     times the packed bytes.
 
     Args:
-        x: a floating tensor of any shape, or a list of them in one dtype; overwritten.
+        x, comm: as in `compressed_mean_`.
         compressor: such as `compressors.TopK(0.01)`.
-        comm: the group. With one rank nothing happens and nothing is lost.
         residual: fp32, as long as `x`; overwritten by what this rank did not send.
-
-    Returns:
-        `x`.
 
     Raises:
         TypeError: a tensor is not floating, or is sparse.

@@ -53,8 +53,8 @@ class LaunchedFlight:
     def land_(self, x: Tensor) -> Tensor:
         """Wait for the result and bring it into `x`, once, keeping what changed there meanwhile.
 
-        Where `x` is what was launched, x ← result; elsewhere x ← x + (result − what was launched): decided value by
-        value on the device, in the dtype of `x`, which may be another tensor than the one that was launched.
+        Where `x` is what was launched, x ← result; elsewhere x ← x + (result − what was launched), value by value on
+        the device. `x` may be another tensor than the one that was launched.
 
         Raises:
             TypeError: `x` is not a dense floating tensor.
@@ -85,8 +85,8 @@ def launch(stage: StageLike, x: Tensor, comm: Comm, state: dict[str, Any] | None
         if flight.done():
             flight.land_(x)
 
-    All ranks of the group launch the same stages in the same order; a group's flights fly one after another. Do not
-    use the group for anything else while one is in the air.
+    All ranks of the group launch the same stages in the same order; its flights fly one after another. Use the group
+    for nothing else while one is in the air.
 
     Args:
         stage: what to do, such as `stages.Mean()`.

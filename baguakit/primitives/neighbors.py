@@ -37,7 +37,7 @@ def neighbor_mean_(
     `mean_`.
 
     Args:
-        x: a floating tensor of any shape, or a list of them; overwritten.
+        x: a floating tensor of any shape, or a list of them; overwritten and returned.
         topology: who hears whom, such as `topology.Ring()`.
         comm: the group; with a topology that changes, at the round to play: `comm.at(round)`.
         self_weight: of this rank's own x; None means 1 − Σ src_weights.
@@ -45,7 +45,7 @@ def neighbor_mean_(
         dst_weights: the ranks that it sends to, and by what it multiplies what it sends to each; a list means 1, and
             None whoever hears this rank.
         check: let all ranks first tell whom they hear and send to: n bytes each, waited for. Without, ranks that
-            disagree hang, and each must name those it sends to. A `Chosen` topology is checked always.
+            disagree hang, and `dst_weights` is needed. A `Chosen` topology is checked always.
 
     Raises:
         ValueError: the topology changes from round to round and `comm` stands at none, or does not fit the group; or,
@@ -67,9 +67,10 @@ def neighbor_mean_(
         choice = Choice(own, sources, None if dst_weights is None else weights_in("dst_weights", dst_weights))
         return _mean_of(x, choice, comm, agreed_targets(comm, x.device, sources, choice.factors, check))
     instance("topology", topology, Topology, "a topology such as Ring()")
-    named = {"self_weight": self_weight, "src_weights": src_weights, "dst_weights": dst_weights}
-    if given := [f"{name}={describe(weights)}" for name, weights in named.items() if weights is not None]:
-        raise TypeError(f"the weights of topology {topology!r} are its own; leave out either it or {', '.join(given)}")
+    if self_weight is not None or src_weights is not None or dst_weights is not None:
+        named = {"self_weight": self_weight, "src_weights": src_weights, "dst_weights": dst_weights}
+        given = ", ".join(f"{name}={describe(weights)}" for name, weights in named.items() if weights is not None)
+        raise TypeError(f"the weights of topology {topology!r} are its own; leave out either it or {given}")
     if comm.size == 1:
         return x
     if isinstance(topology, Chosen):
@@ -189,12 +190,8 @@ def agreed_targets(
 ) -> list[int]:
     """Return the ranks that this one sends to, in rising order, after a check that all ranks agree.
 
-    Collective if `check`: every rank sends its sources and targets in `size` bytes, and synchronizes with the device
-    once. Without a check, a disagreement hangs until the group times out.
-
-    Args:
-        sources: the ranks that this one receives from.
-        targets: the ranks that it sends to; None means all that receive from it, which needs `check`.
+    Collective if `check`: every rank sends its sources and targets in `size` bytes, and waits for the device once.
+    `targets` may be None, all that receive from this rank, if `check`.
 
     Raises:
         ValueError: on every rank, naming the two that disagree, or the rank whose peers are impossible.

@@ -13,10 +13,9 @@ from torch import Tensor
 from ..comm import Comm
 from ..compressors import Compressor
 
-# Ranks hear one other at a time where each has so many bytes for each other: messages of several meet in the link of
-# the one that hears them, which drops some. With 4 hosts at 100 Mb/s the shards of 16 MiB take 1.1 × their line so, and
-# 1.2 × all at once. Fewer bytes may take less than a message between cities is under way. Several flows are for links
-# that one connection does not fill, nor would one peer: there all go at once.
+# Ranks hear one other at a time where each has so much for each other: messages of several meet in the link of
+# the one that hears them, which drops some. With 4 hosts at 100 Mb/s shards of 16 MiB take 1.1 × their line so, and
+# 1.2 × all at once. Several flows are for links that one connection does not fill: there all go at once.
 TURN = 1 << 20
 
 
@@ -35,8 +34,7 @@ def exchanged(
 
     Args:
         comm: the group.
-        outgoing: the messages to each rank. They are taken when their turn comes, so that what computes them does so
-            while others are on the wire. On a GPU at most one for each rank.
+        outgoing: the messages to each rank, computed when their turn comes; on a GPU at most one for each rank.
         incoming: tensors for those from each rank; their senders and receivers agree on them.
         device: of the messages, for a rank that has none.
         tag: the first of as many numbers as a rank has messages. What is under way at the same time has others.
@@ -78,7 +76,7 @@ def exchanged(
 
 
 def bytes_for(rows: int, values: int, codec: Compressor, device: torch.device) -> Tensor:
-    """Return memory for packed rows of so many values."""
+    """Return memory for packed rows of `values` values."""
     return torch.empty(rows, codec._unchecked_row_bytes(values), dtype=torch.uint8, device=device)
 
 
@@ -90,8 +88,8 @@ def scattered(
     Args:
         comm: the group.
         incoming: a tensor (size, bytes) for each piece: row q will come from rank q.
-        packed: (index of a piece, ranks) to the rows for these ranks. It is called once for all of them if there is one
-            piece, and else for each as it is due, this rank included.
+        packed: (index of a piece, ranks) to the rows for these ranks; called once if there is one piece, and else for
+            each rank as it is due.
         tag: the first of as many numbers as there are pieces.
     """
     n, rank = comm.size, comm.rank

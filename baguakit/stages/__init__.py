@@ -16,8 +16,7 @@ from .base import Stage
 from .base import State as State
 from .base import call_stage as call_stage
 from .base import cost as cost
-from .means import CompressedMean, Mean, NeighborMean, SparseMean
-from .wrappers import ErrorFeedback, Hierarchical
+from .means import CompressedMean, ErrorFeedback, Hierarchical, Mean, NeighborMean, SparseMean
 
 finite, update_if_finite_ = checked(keeping.finite), checked(keeping.update_if_finite_)
 

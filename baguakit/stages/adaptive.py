@@ -4,13 +4,11 @@
     b   ← max_r min { b : E_b ≤ error }           the largest of `bits` where none is so accurate
     x   ← Q_b( (1/n) Σ_r Q_b(x_r) )
 
-Ranks agree on b in passing: every 8 flights each measures E_b of its own values, writes its choice behind the rows
-that it packs in this flight, and reads those of all others behind theirs. What all have read takes effect 4 flights
-later. So no message is sent for it, nobody waits, not for a device either, and all ranks always take the same b.
+Ranks agree on b without messages of its own: every 8 flights each measures E_b of its own values and writes its choice
+behind the rows that it packs. The choice that all have read takes effect 4 flights later, so no device is waited for.
 """
 
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import ClassVar
 
 import torch
@@ -21,7 +19,6 @@ from ..buckets import Bucket
 from ..comm import Comm
 from ..compressors import Compressor, Uniform
 from ..costs import Cost, Load, Place
-from ..kernels.cpu import units
 from ..kernels.operators import uploaded
 from ..primitives import compressed_mean_
 from .base import State
@@ -36,29 +33,24 @@ NOTE = 16  # bytes behind a packed row, which keep what follows aligned
 class Adaptive(Average):
     """The mean over all ranks in the fewest bits a value whose error stays below `error`, chosen for each bucket.
 
-    The error is relative and squared, ‖Q(x) − x‖² / ‖x‖², and that of one compression: a mean in two hops is compressed
-    twice, once by each rank and once by the owner of a shard. Each rank measures it in every 8th flight on up to
-    65,536 of its own values, all ranks take the largest of their choices, and it takes effect 4 flights later; until
-    then, and where no choice is accurate enough, values fly in the largest of `bits`. Blocks have 256 values; of fewer
-    than 8 bits they are rotated, so that one batch with a few large values does not change the error of a format. The
-    choice is saved, and with other buckets or ranks made anew.
+    The error is relative and squared, ‖Q(x) − x‖² / ‖x‖², and that of one compression, on up to 65,536 of a rank's own
+    values: a mean in two hops is compressed twice. At first, and where no choice is accurate enough, values fly in the
+    largest of `bits`. Blocks have 256 values; of fewer than 8 bits they are rotated, so that a few large values do not
+    change the error. The choice is saved, and with other buckets or ranks made anew.
 
     Args:
         error: of a compression, above 0 and below 1: about 5e-5 needs 8 bits, 1e-3 needs 6, and 1.5e-2 needs 4.
         bits: the numbers of bits to choose from, each 1 to 8, rising.
 
     Raises:
-        TypeError: an argument is of another type.
-        ValueError: `error` or `bits` are anything else, or `error` is below 1 / (2ᵇ − 1)² for the largest b of `bits`,
-            what it loses of values that are spread evenly.
+        ValueError: `error` or `bits` are anything else, or `error` is below 1 / (2ᵇ − 1)² for the largest b of `bits`.
     """
 
     error: float
     bits: tuple[int, ...] = (2, 3, 4, 5, 6, 8)
     lossy: ClassVar[bool] = True
-    # The choice is the only state. It is kept even if a result is not finite, by all ranks alike: of such values a
-    # rank repeats the choice in force, as of zeros, which say nothing of those that follow: layers behind one that
-    # begins at zero get their first gradients a step later.
+    # The choice is kept even if a result is not finite: of such values a rank repeats the choice in force, as of zeros,
+    # which layers behind one that begins at zero get in their first step.
 
     def __post_init__(self) -> None:
         check_fields(self)
@@ -110,7 +102,7 @@ class Adaptive(Average):
 
 
 def format_of(bits: int) -> Uniform:
-    """Return the compressor of so many bits."""
+    """Return the compressor of a number of bits."""
     return Uniform(bits, BLOCK, rotate=bits < 8)
 
 
@@ -169,10 +161,6 @@ def sample_of(x: Tensor) -> Tensor:
     return blocks[:: -(-len(blocks) // (SAMPLE // BLOCK))].float().reshape(1, -1)
 
 
-@lru_cache(maxsize=64)
 def bits_of_normal_values(stage: Adaptive) -> int:
-    """Return the bits that a stage chooses for normal values."""
-    source = torch.Generator().manual_seed(0)
-    values = torch.randn(SAMPLE // 4, dtype=torch.float32, generator=source, device="cpu")
-    with units.eager():  # a plan waits for no compiler
-        return int(choice(stage, values, stage.bits[-1]))
+    """Return the bits that a stage chooses for normal values, whose error is about 2.6 / (2ᵇ − 1)²."""
+    return next((bits for bits in stage.bits if 2.6 / (2**bits - 1) ** 2 <= stage.error), stage.bits[-1])

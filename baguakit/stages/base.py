@@ -25,22 +25,16 @@ class Stage(Doors):
 
     The constructor raises a TypeError for invalid arguments, and `check` a ValueError if the group does not fit.
 
-    A first stage needs two of the declarations; the others have defaults, and are declared where they hold:
-
-        __call__                        always: what becomes of a bucket
-        init                            if it has a state; the default warms up compressors, and nested stages
-        averages, same_on_all_ranks     if the result is an average; if it is equal on all ranks
-        lossy                           if it takes `residual=`, for `ErrorFeedback`
-        elementwise, follows, derived   if a state is to survive other ranks, a load of weights, or need not be saved
-        cost                            if `bk.tune` is to predict it
+    A first stage needs `__call__`, and `init` if it has a state: the default warms up compressors, and nested stages.
+    The other declarations have defaults; `cost` is for `bk.tune`.
 
     Attributes:
         lossy: the call takes `residual=`, an fp32 tensor as long as `x`, and writes the compression error there.
         same_on_all_ranks: all ranks end with the same bits, for any values at the start.
         averages: the result is an average of `x` over ranks, to which a second backward may add its gradients. If not,
             a second backward raises.
-        keeps: its state changes by `update_if_finite_` only, which keeps the state if a result is not finite. The
-            state of other stages is copied before a flight of gradients.
+        keeps: its state changes by `update_if_finite_` only. The state of other stages is copied before a flight of
+            gradients.
         elementwise: the entries of the state that are as long as the bucket, and how each is carried over when the
             number of ranks changes: "keep" this rank's, the "mean" of all ranks', "zero", or "anew": `init` makes the
             state again from the present weights. Other entries are made again when the buckets or the ranks change.
@@ -49,7 +43,6 @@ class Stage(Doors):
         needs_shapes: it works on the parameters' shapes, and cannot work on a shard.
         shards: the stages in it work on shards of the bucket.
         needs_groups: the groups of a Comm that it sends through by itself: "flat", or "intra" and "inter", the nodes.
-            An attachment makes groups only for those that its stages name.
     """
 
     lossy: ClassVar[bool] = False
@@ -87,9 +80,8 @@ class Stage(Doors):
     def phases(self, x: Tensor, state: State, comm: Comm) -> Phases:
         """Do one flight in phases: where it is defined in place of `__call__`, those of several buckets overlap.
 
-        It yields, between two phases, the tensors that the next one reads; the last returns the result. The first,
-        third … phases send within nodes only (`comm.intra`), and the others only between them (`comm.inter`). The
-        default has one phase.
+        It yields, between two phases, the tensors that the next one reads, and returns the result. The first, third …
+        phases send within nodes only (`comm.intra`), and the others only between them (`comm.inter`).
         """
         if has_phases(self):
             raise NotImplementedError(f"{type(self).__name__} defines neither __call__ nor phases")
@@ -193,12 +185,12 @@ def remembered(stage: Stage, state: State, carried: bool = True, at: str = "") -
     Tensors that are derived from the bucket are left out.
     """
     nested = stage.nested()
-    for name, value in ((name, value) for name, value in state.items() if name not in stage.derived):
-        if name in nested and isinstance(value, dict):
-            yield from remembered(nested[name], value, carried and not stage.shards, f"{at}{name}.")
+    for name in (name for name in state if name not in stage.derived):  # in order, equal on all ranks
+        if name in nested and isinstance(state[name], dict):
+            yield from remembered(nested[name], state[name], carried and not stage.shards, f"{at}{name}.")
         else:
             carry = stage.elementwise.get(name) if carried else None
-            yield from ((path, tensor, carry) for path, tensor in _leaves(value, f"{at}{name}"))
+            yield from ((path, tensor, carry) for path, tensor in _leaves(state[name], f"{at}{name}"))
 
 
 def _leaves(value: Any, at: str) -> Iterator[tuple[str, Tensor]]:
@@ -212,9 +204,7 @@ def _leaves(value: Any, at: str) -> Iterator[tuple[str, Tensor]]:
 @singledispatch
 @checked
 def cost(stage: Stage, load: Load, place: Place) -> Cost:
-    """Return the cost of one flight of a stage: what its method `cost` declares, or the function registered for it.
-
-    Write the method in a stage of your own, or register a function for one that has none:
+    """Return the cost of one flight of a stage: what its method `cost` declares, or the function registered for it:
 
         @bk.tune.cost.register
         def _(stage: MyStage, load: bk.tune.Load, place: bk.tune.Place) -> bk.tune.Cost: ...

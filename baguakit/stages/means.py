@@ -1,31 +1,25 @@
-"""Stages that average."""
+"""Stages that average, and stages around another stage."""
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
+import torch
 from torch import Tensor
 
-from ..arguments import check_fields
-from ..comm import Comm
+from ..arguments import check_fields, real
+from ..buckets import Bucket
+from ..comm import INTER, INTRA, Comm
 from ..compressors import Compressor, MinMaxUInt8
 from ..compressors.base import check_dense
-from ..costs import (
-    Cost,
-    Load,
-    Place,
-    all_gather,
-    all_reduce,
-    degree,
-    exchange,
-    neighbors,
-    ring,
-    rounds_of,
-)
+from ..costs import Cost, Load, Place, all_gather, all_reduce, degree, exchange, neighbors, ring, rounds_of
+from ..keeping import finite, room_for, update_if_finite_
+from ..lanes import Phases, temporaries
 from ..primitives import compressed_mean_, mean_, neighbor_mean_, sparse_mean_
 from ..primitives.compressed import in_one_hop, pays, pieces_of
 from ..primitives.neighbors import is_mean
 from ..topology import Topology
-from .base import Stage, State
+from .base import Carry, Stage, State, cost
 
 
 @dataclass(frozen=True, repr=False)
@@ -111,15 +105,41 @@ class SparseMean(Average):
 
 
 @dataclass(frozen=True, repr=False)
-class NeighborMean(Stage):
-    """The mean with this round's neighbours:  x ← Σ_j w_rj x_j, for W the topology's matrix of the round."""
+class OnGraph(Stage):
+    """A stage that exchanges with the neighbours in a graph."""
 
     topology: Topology
-    averages: ClassVar[bool] = True
-    keeps: ClassVar[bool] = True
+    copies: ClassVar[float] = 0  # of fp32 values, which take as long as its arithmetic beside the mean
 
     def __post_init__(self) -> None:
         check_fields(self)
+
+    def cost(self, load: Load, place: Place) -> Cost:
+        """Return the cost averaged over one period of the topology (of a long one, over its first rounds).
+
+        exact mean     the cost of `Mean`
+        else           w = S to each of k neighbours;  q = (k + 2)/2 copies
+        """
+        t, n, wide = self.topology, place.ranks, load.at_least_fp32 if self.copies else load
+        if n == 1:
+            return Cost()
+        total, rounds, S = Cost(), rounds_of(t, n), wide.size
+        for round in rounds:
+            if is_mean(t, n, round):
+                total += Mean().cost(wide, place)
+            else:
+                k = degree(t, n, round)
+                total += place.messages(k, S) + place.copies((k + 2) / 2, S)
+        mean = Cost(*(each / len(rounds) for each in (total.seconds, total.busy, total.sent)))
+        return mean + place.copies(self.copies, S)
+
+
+@dataclass(frozen=True, repr=False)
+class NeighborMean(OnGraph):
+    """The mean with this round's neighbours:  x ← Σ_j w_rj x_j, for W the topology's matrix of the round."""
+
+    averages: ClassVar[bool] = True
+    keeps: ClassVar[bool] = True
 
     def check(self, comm: Comm) -> None:
         self.topology.check(comm.size)
@@ -132,20 +152,153 @@ class NeighborMean(Stage):
     def __call__(self, x: Tensor, state: State, comm: Comm) -> Tensor:
         return neighbor_mean_(x, self.topology, comm)
 
-    def cost(self, load: Load, place: Place) -> Cost:
-        """Return the mean over the rounds of a period, of a long one over the first.
 
-        exact mean     the cost of `Mean`
-        else           w = S to each of k neighbours;  q = (k + 2)/2 copies
-        """
-        t, n, S = self.topology, place.ranks, load.size
-        if n == 1:
-            return Cost()
-        total, rounds = Cost(), rounds_of(t, n)
-        for round in rounds:
-            if is_mean(t, n, round):
-                total += Mean().cost(load, place)
-            else:
-                k = degree(t, n, round)
-                total += place.messages(k, S) + place.copies((k + 2) / 2, S)
-        return Cost(*(each / len(rounds) for each in (total.seconds, total.busy, total.sent)))
+@dataclass(frozen=True, repr=False)
+class Around(Stage):
+    """A stage that agrees and averages if the stage in it does."""
+
+    inner: Stage
+    copies: ClassVar[float] = 0  # of fp32 values, which take as long as its own arithmetic
+    keeps: ClassVar[bool] = True
+    needs_groups: ClassVar[frozenset[str]] = frozenset()
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+
+    @property
+    def same_on_all_ranks(self) -> bool:  # type: ignore[override]
+        return self.inner.same_on_all_ranks
+
+    @property
+    def averages(self) -> bool:  # type: ignore[override]
+        return self.inner.averages
+
+    def cost(self, load: Load, place: Place) -> Cost:
+        """Return the cost of `inner` in fp32 and of `copies` copies; of `inner` as it is on one rank."""
+        if place.ranks == 1:
+            return cost(self.inner, load, place)
+        return cost(self.inner, load.fp32, place) + place.copies(self.copies, load.fp32.size)
+
+
+@dataclass(frozen=True, repr=False)
+class Hierarchical(Around):
+    """The average within each node, `inner` between nodes on each rank's own shard, and a gather within the node.
+
+        s ← shard of (1/L) Σ x over the L ranks of a node;   s ← inner(s) between nodes;   x ← all s of the node
+
+    Every rank sends 1/L of what a flat algorithm would send between nodes. See `phases` for what overlaps.
+    """
+
+    shards: ClassVar[bool] = True
+    needs_groups: ClassVar[frozenset[str]] = frozenset({INTRA, INTER})
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.inner.wants_shapes():
+            raise TypeError(
+                f"{self.inner!r} needs the shapes of the parameters, and Hierarchical gives it shards without any"
+            )
+        if any(isinstance(each, Hierarchical) for each in self.inner.whole()):
+            raise TypeError(
+                f"{self.inner!r} averages within nodes and between them already, and a shard has no nodes within; use "
+                "one Hierarchical, around the stage that averages between nodes"
+            )
+
+    def wants_groups(self) -> frozenset[str]:
+        return self.needs_groups  # the stage inside sends between nodes
+
+    def check(self, comm: Comm) -> None:
+        if not comm.hierarchical:
+            raise ValueError(
+                f'{self!r} must know the nodes: pass comm=bk.Comm(mesh="hosts"), '
+                'or with a DeviceMesh of dimensions ("inter", "intra")'
+            )
+        self.inner.check(comm.inter)
+
+    def multiple_of(self, comm: Comm) -> int:
+        return comm.intra.size * self.inner.multiple_of(comm.inter)
+
+    def init(self, bucket: Bucket, comm: Comm) -> State:
+        size, rank = comm.intra.size, comm.intra.rank
+        shard = _padded(bucket.flat, size).chunk(size)[rank].clone()
+        return {"inner": self.inner.init(Bucket.of(shard), comm.inter)}
+
+    def phases(self, x: Tensor, state: State, comm: Comm) -> Phases:
+        intra = comm.intra
+        if intra.size == 1:
+            return self.inner(x, state["inner"], comm.inter)
+        shard = intra.reduce_scatter(_padded(x.mul_(1 / intra.size), intra.size))
+        yield shard, state["inner"]
+        mean = self.inner(shard, state["inner"], comm.inter)
+        yield mean, state["inner"]
+        return x.copy_(intra.all_gather(mean)[: x.numel()])
+
+    def cost(self, load: Load, place: Place) -> Cost:
+        """Return the cost of S/L scattered and gathered in a node of L ranks, and beside of `inner` on S/L."""
+        inside, between = replace(place, part="intra"), replace(place, part="inter")
+        L = inside.ranks
+        shard = Load(-(-load.values // L), load.value_bytes)
+        if L == 1:
+            return place.copies(1, load.size) + cost(self.inner, shard, between)
+        line, b = inside.link.exchange, shard.size
+        within = exchange(line, 2 * all_gather(line, L, b), 2 * (L - 1) * b)
+        return within + place.copies(3, load.size) + cost(self.inner, shard, between).put_beside()
+
+
+def _padded(x: Tensor, multiple_of: int) -> Tensor:
+    missing = -x.numel() % multiple_of
+    return torch.cat([x, x.new_zeros(missing)]) if missing else x
+
+
+@dataclass(frozen=True, repr=False)
+class ErrorFeedback(Around):
+    """Error feedback:  y ← x + β e;  x ← inner(y);  e ← the compression error of inner(y).
+
+    The residual e is fp32 for any dtype of x. A result that is not finite is passed on, and e is kept; the device
+    decides from the result, which is equal on all ranks.
+
+    Args:
+        inner: a lossy stage.
+        decay: β, from 0 to 1. With 1 nothing is lost in the long run: what was sent and e add up to all x. With less,
+            errors are forgotten, as old momentum is; with 0 they are not fed back.
+
+    Raises:
+        TypeError: `inner` loses nothing, or loses it between nodes only.
+        ValueError: `decay` is not from 0 to 1.
+
+    Seide et al. 2014, "1-Bit Stochastic Gradient Descent and its Application to Data-Parallel Distributed Training of
+    Speech DNNs", doi:10.21437/Interspeech.2014-274; Karimireddy et al. 2019, "Error Feedback Fixes SignSGD and other
+    Gradient Compression Schemes", arXiv:1901.09847; with `decay`, Sarfi et al. 2025, "Communication Efficient LLM
+    Pre-training with SparseLoCo", arXiv:2508.15706.
+    """
+
+    decay: float = 1.0
+    copies: ClassVar[float] = 5
+    elementwise: ClassVar[Mapping[str, Carry]] = {"residual": "mean"}
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        object.__setattr__(self, "decay", real("decay", self.decay, 0, 1))
+        if isinstance(self.inner, Hierarchical) and self.inner.inner.lossy:
+            raise TypeError(
+                f"what {self.inner!r} loses is lost between nodes; "
+                f"say Hierarchical(ErrorFeedback({self.inner.inner!r}))"
+            )
+        if not self.inner.lossy:
+            raise TypeError(
+                f"ErrorFeedback feeds back what a stage loses, and {self.inner!r} loses nothing; try CompressedMean()"
+            )
+
+    def init(self, bucket: Bucket, comm: Comm) -> State:
+        return {"residual": torch.zeros_like(bucket.flat, dtype=torch.float32), "inner": self.inner.init(bucket, comm)}
+
+    def __call__(self, x: Tensor, state: State, comm: Comm) -> Tensor:
+        if comm.size == 1:
+            return self.inner(x, state["inner"], comm)
+        e = state["residual"]
+        with temporaries() as new:
+            fed = x.add_(e, alpha=self.decay) if x.dtype == e.dtype else torch.add(x, e, alpha=self.decay)
+            lost = room_for(e, new)
+            y = self.inner(fed, state["inner"], comm, residual=lost)  # type: ignore[call-arg]
+            update_if_finite_(e, lost, where=finite(y))
+            return x.copy_(y)  # nothing, where that is x

@@ -28,10 +28,7 @@ plotted in one process.
 
 All but the last two are doubly stochastic: rows sum to 1, so ranks with equal values keep them, and columns sum to 1,
 so the mean over the ranks is preserved. `FromDigraph` is column stochastic only: it preserves the sum. With `Chosen`
-each rank sets its own row before a round and does not know the others.
-
-For a number of ranks a topology returns its `period`, `spectral_gap` and `rounds_to_exactness`, and whether it is
-`static`, `symmetric`, `doubly_stochastic` and `column_stochastic`. `BaseK(1).draw(6).savefig("base.png")` plots it.
+each rank sets its own row before a round and does not know the others. `BaseK(1).draw(6).savefig("base.png")` plots.
 """
 
 from .base import Topology

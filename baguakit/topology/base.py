@@ -3,6 +3,7 @@
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from functools import partial
 from math import cos, fsum, pi, sin
 from typing import TYPE_CHECKING, ClassVar
 
@@ -22,17 +23,13 @@ MOST_ROUNDS, MOST_DRAWN = 8, 256  # the most rounds that a drawing shows by defa
 _AT_THE_MEAN, _NEAR_THE_MEAN = 1e-13, 1e-8
 
 
-Rows = list[dict[int, float]]
-"""The weights of all ranks in one round. A matrix would have n² entries."""
-
-
 @dataclass(frozen=True)
 class Topology(ABC):
     """The base of topologies: a mixing matrix for every group size and every round, row by row.
 
     A new topology is a frozen dataclass with `links`. It overrides `period` if its rounds differ, and `check` if some
-    group sizes are impossible. The other methods look at all ranks, which is slow: override methods that have a closed
-    form, and declare `facts`, so that the cost on a rank does not grow with the number of ranks.
+    group sizes are impossible. The other methods look at all ranks, which is slow: declare `facts`, and override
+    methods that have a closed form.
 
     Attributes:
         facts: the properties among "symmetric", "doubly_stochastic", "column_stochastic" and "circulant" that hold for
@@ -56,7 +53,7 @@ class Topology(ABC):
         integer("size", size, 1, MOST_RANKS)
 
     def _ranks(self, size: int) -> int:
-        """Return `size`, one of NumPy as Python's; raise unless a group of so many ranks is possible."""
+        """Return `size`, one of NumPy as Python's; raise if a group of that size is impossible."""
         self.check(size)
         return int(size)
 
@@ -71,11 +68,7 @@ class Topology(ABC):
         return 1
 
     def weights(self, rank: int, size: int, round: int) -> dict[int, float]:
-        """Return row `rank` of the mixing matrix, {peer: weight}: the ranks that `rank` hears, itself included.
-
-        Peers are in rising order. Ranks that hear the same peers add them in the same order, so that their means are
-        equal bit for bit.
-        """
+        """Return row `rank` of the mixing matrix, {peer: weight}: the ranks that it hears, itself included, rising."""
         rank, size, round = self._place(rank, size, round)
         if size == 1:
             return {0: 1.0}
@@ -97,11 +90,10 @@ class Topology(ABC):
 
     def matrix(self, size: int, round: int) -> NDArray[np.float64]:
         """Return the mixing matrix W of one round, (size, size): x ← W x, one row per rank."""
-        size = self._ranks(size)
-        mixing = np.zeros((size, size))
+        mixing = np.zeros((self._ranks(size), size))
         for rank in range(size):
-            for peer, weight in self.weights(rank, size, round).items():
-                mixing[rank, peer] = weight
+            row = self.weights(rank, size, round)
+            mixing[rank, list(row)] = list(row.values())
         return mixing
 
     def static(self, size: int) -> bool:
@@ -110,24 +102,22 @@ class Topology(ABC):
 
     def symmetric(self, size: int) -> bool:
         """Return whether Wᵀ = W in every round: two ranks hear each other with the same weight."""
-        return self._holds("symmetric", size, is_symmetric)
+        return self._holds("symmetric", size, lambda mixing: bool((mixing == mixing.T).all()))
 
     def doubly_stochastic(self, size: int) -> bool:
         """Return whether in every round rows and columns sum to 1 and no weight is negative: W preserves the mean."""
-        return self._holds("doubly_stochastic", size, lambda rows: has_unit_sums(rows, across=True))
+        return self._holds("doubly_stochastic", size, has_unit_sums)
 
     def column_stochastic(self, size: int) -> bool:
         """Return whether in every round columns sum to 1 and no weight is negative: W preserves the sum."""
-        size = self._ranks(size)
-        return "doubly_stochastic" in self.facts or self._holds("column_stochastic", size, has_unit_sums)
+        self.check(size)
+        unit_columns = partial(has_unit_sums, across=False)
+        return "doubly_stochastic" in self.facts or self._holds("column_stochastic", size, unit_columns)
 
-    def _holds(self, fact: str, size: int, holds: Callable[[Rows], bool]) -> bool:
-        """Return whether a property is declared in `facts`, or `holds` returns True for the rows of every round."""
-        size = self._ranks(size)
-        return fact in self.facts or all(holds(self._rows(size, round)) for round in range(self.period(size)))
-
-    def _rows(self, size: int, round: int) -> Rows:
-        return [self.weights(rank, size, round) for rank in range(size)]
+    def _holds(self, fact: str, size: int, holds: Callable[[NDArray[np.float64]], bool]) -> bool:
+        """Return whether a property is declared in `facts`, or `holds` returns True for the matrix of every round."""
+        self.check(size)
+        return fact in self.facts or all(holds(self.matrix(size, round)) for round in range(self.period(size)))
 
     def rounds_to_exactness(self, size: int) -> int | None:
         """Return the smallest m such that rounds 0 … m − 1 give every rank the exact mean: W_m−1 ⋯ W_1 W_0 = J.
@@ -150,13 +140,11 @@ class Topology(ABC):
         return None
 
     def spectral_gap(self, size: int) -> float:
-        """Return 1 − ρ, where a round multiplies the distance from the mean by at most ρ.
+        """Return 1 − ρ, where a round multiplies the distance from the mean by at most ρ, on average over a period.
 
             ρ = ‖W_τ−1 ⋯ W_1 W_0 − J‖₂ ^ (1/τ),     τ the period, J = 11ᵀ/n
 
-        For a static topology ρ = ‖W − J‖₂. Otherwise ρ is the geometric mean over the rounds of a period, since single
-        rounds may not reduce the distance. A gap of 1 means the exact mean within one period; 0 means that some
-        distances never shrink.
+        1 means the exact mean within one period; 0 means that some distances never shrink.
 
         Raises:
             ValueError: the matrices are not doubly stochastic, so they do not preserve the mean.
@@ -174,7 +162,7 @@ class Topology(ABC):
 
     def layout(self, size: int) -> list[tuple[float, float]]:
         """Return the place (x, y) of each rank in a drawing: clockwise on a circle, rank 0 at the top."""
-        size = self._ranks(size)
+        self.check(size)
         return [(sin(2 * pi * rank / size), cos(2 * pi * rank / size)) for rank in range(size)]
 
     def draw(self, size: int, rounds: int | None = None) -> "Figure":
@@ -185,8 +173,7 @@ class Topology(ABC):
             rounds: the number of rounds to draw, at most 256; by default one period, at most 8.
 
         Returns:
-            A `matplotlib.figure.Figure`, independent of pyplot: `.savefig("ring.png")`. A notebook displays it after
-            `%matplotlib inline`.
+            A `matplotlib.figure.Figure`, independent of pyplot: `.savefig("ring.png")`.
 
         Raises:
             ModuleNotFoundError: matplotlib is not installed.
@@ -201,17 +188,8 @@ class Topology(ABC):
         return expression(self)
 
 
-def is_symmetric(rows: Rows) -> bool:
-    """Return whether any two ranks hear each other with the same weight."""
-    return all(rows[peer].get(rank) == weight for rank, row in enumerate(rows) for peer, weight in row.items())
-
-
-def has_unit_sums(rows: Rows, across: bool = False) -> bool:
+def has_unit_sums(mixing: NDArray[np.float64], across: bool = True) -> bool:
     """Return whether no weight is negative and every column, and with `across` every row, sums to 1."""
-    columns: list[list[float]] = [[] for _ in rows]
-    for row in rows:
-        for peer, weight in row.items():
-            columns[peer].append(weight)
-    lines = [*columns, *(row.values() for row in rows)] if across else columns
     # fsum rounds once: the sum has the error of the weights, and none of the additions.
-    return all(min(line, default=0.0) >= 0 and abs(fsum(line) - 1) <= 1e-15 for line in lines)
+    lines = (*mixing.T, *mixing) if across else mixing.T
+    return bool((mixing >= 0).all()) and all(abs(fsum(line) - 1) <= 1e-15 for line in lines)

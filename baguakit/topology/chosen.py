@@ -38,16 +38,14 @@ class Chosen(Topology):
                 graph.choose(self_weight=0.5, src_weights={left: 0.5}, dst_weights=[right])
                 ...
 
-    The choices of all ranks must match: a rank sends to the ranks that hear it. Before each round the ranks exchange
-    one byte per pair of ranks, for which the host waits; if two choices do not match, all ranks raise an error that
-    names both ranks. A choice is valid until the next one. An exchange uses the choice at its launch: with
-    `order="atc"` the choice at the end of the optimizer step; with "awc" the one before the optimizer step, for the
-    next step, and for the first step the one when the attachment is made.
+    Before each round the ranks exchange one byte per pair of ranks, for which the host waits; if two choices do not
+    match, all ranks raise an error that names both ranks. A choice is valid until the next one. An exchange uses the
+    choice at its launch: with `order="atc"` at the end of the optimizer step; with "awc" before it, for the next step,
+    and for the first step when the attachment is made.
 
-    A rank knows its own row only. The caller must make the columns of the matrix sum to 1 as well, so that the mean is
-    preserved: a rank that others hear with the weights w gives itself the weight 1 − Σ w. There is no matrix to draw
-    and no period; stages that need the whole matrix refuse it. Two `Chosen` are never equal, and checkpoints do not
-    hold the choices.
+    A rank knows its own row only. The caller must make the columns of the matrix sum to 1 as well: a rank that others
+    hear with the weights w gives itself the weight 1 − Σ w. Stages that need the whole matrix refuse it. Two `Chosen`
+    are never equal, and checkpoints do not hold the choices.
     """
 
     facts = ("doubly_stochastic",)  # the caller's responsibility

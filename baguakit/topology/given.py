@@ -1,6 +1,6 @@
 """Topologies built from the user's matrices and graphs, each for one number of ranks."""
 
-from collections.abc import Hashable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
 from hashlib import sha256
@@ -10,10 +10,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ..arguments import describe, message, several
-from .base import Rows, Topology
+from ..arguments import describe, message
+from .base import Topology, has_unit_sums
 from .static import metropolis
 
+Rows = list[dict[int, float]]  # the weights of all ranks in one round
 _ROUNDING = 1e-6  # the error of single precision; a matrix with a larger one is refused
 _SHORT = 64  # a value with more entries prints a digest of them
 
@@ -86,9 +87,8 @@ class FromMatrix(Given):
         FromMatrix([[0.75, 0.25], [0.25, 0.75]])          FromMatrix([first, second, third])
 
     Each matrix must be doubly stochastic. A sum may differ from 1 by 1e-6, the error of single precision: the weights
-    are then corrected by about as much, so that sums are 1 to within 1e-15. A sequence that repeats itself is stored
-    once. Period, symmetry and rounds to exactness follow from the matrices. Connectivity is not checked: if ranks do
-    not all reach each other, `spectral_gap` is 0.
+    are then corrected, so that sums are 1 to within 1e-15. Connectivity is not checked: if ranks do not all reach each
+    other, `spectral_gap` is 0.
 
     Args:
         matrix: a square matrix, or a sequence of matrices for rounds 0, 1, 2, …: lists, numpy arrays, CPU tensors.
@@ -166,7 +166,7 @@ def _doubly_stochastic(mixing: NDArray[np.float64], where: str) -> NDArray[np.fl
     mixing = np.where(mixing > 0, mixing, 0.0)
     away = _sums(mixing) - 1
     corrected = _corrected(mixing) if np.abs(away).max() <= _ROUNDING else mixing
-    if _is_exact(corrected) and np.abs(corrected - mixing).max() <= 10 * _ROUNDING:
+    if has_unit_sums(corrected) and np.abs(corrected - mixing).max() <= 10 * _ROUNDING:
         return corrected
     size, worst = len(mixing), int(np.abs(away).argmax())
     line = f"row {worst}" if worst < size else f"column {worst - size}"
@@ -179,7 +179,7 @@ def _corrected(mixing: NDArray[np.float64]) -> NDArray[np.float64]:
     """Return W_ij (1 + u_i + v_j), with u and v such that rows and columns sum to 1, by three steps of Newton."""
     size, symmetric = len(mixing), np.array_equal(mixing, mixing.T)
     for _ in range(3):
-        if _is_exact(mixing):
+        if has_unit_sums(mixing):
             break
         sums = _sums(mixing)
         system = np.diag(sums)
@@ -189,11 +189,6 @@ def _corrected(mixing: NDArray[np.float64]) -> NDArray[np.float64]:
             u = v = (u + v) / 2
         mixing = mixing * (1 + (u[:, None] + v))
     return mixing
-
-
-def _is_exact(mixing: NDArray[np.float64]) -> bool:
-    """Return whether no weight is negative and every row and column sums to 1."""
-    return bool((mixing >= 0).all()) and bool(np.abs(_sums(mixing) - 1).max() <= 1e-15)
 
 
 def _sums(mixing: NDArray[np.float64]) -> NDArray[np.float64]:
@@ -212,32 +207,30 @@ class FromGraph(Given):
 
         FromGraph(networkx.petersen_graph())          FromGraph([(0, 1), (1, 2), (2, 0)])
 
-    d_i is the number of neighbours of rank i plus 1. Static, symmetric, doubly stochastic; exact only if the graph is
-    complete. Loops, repeated edges and the weights of edges are ignored; to set the weights, use
-    `FromMatrix(networkx.to_numpy_array(graph))`.
+    d_i is the number of neighbours of rank i plus 1. Static, symmetric, doubly stochastic. Loops, repeated edges and
+    the weights of edges are ignored; `FromMatrix(networkx.to_numpy_array(graph))` takes weights.
 
     Args:
-        graph: an object with `nodes` and `edges`, such as a networkx graph, or pairs of nodes.
-        order: the nodes in the order of ranks. By default nodes that are 0, 1, … n − 1 are the ranks themselves; other
-            nodes are numbered in the order in which the graph lists them, as in `networkx.to_numpy_array`.
+        graph: an object with `nodes` and `edges`, such as a networkx graph, or pairs of nodes. Nodes that are 0, 1, …
+            n − 1 are the ranks themselves; others are numbered in the order in which the graph lists them, as in
+            `networkx.to_numpy_array`.
 
     Raises:
         TypeError: `graph` is not a graph.
-        ValueError: the graph is directed, empty or not connected, or `order` does not name each node once.
+        ValueError: the graph is directed, empty or not connected.
 
-    Xiao and Boyd 2004, "Fast linear iterations for distributed averaging",
-    doi:10.1016/j.sysconle.2004.02.022.
+    Xiao and Boyd 2004, doi:10.1016/j.sysconle.2004.02.022.
     """
 
     facts = ("symmetric", "doubly_stochastic")  # the graph is undirected; rows sum to 1
 
-    def __init__(self, graph: Any, order: Iterable[Hashable] | None = None) -> None:
+    def __init__(self, graph: Any) -> None:
         if _value(getattr(graph, "is_directed", False)):
             raise ValueError(
                 "FromGraph takes an undirected graph, since Metropolis weights are symmetric; "
                 "pass graph.to_undirected(), use FromDigraph(graph) with push_sum, or set weights with FromMatrix(...)"
             )
-        nodes, (pairs,) = read_graphs([graph], order, "FromGraph")
+        nodes, (pairs,) = read_graphs([graph], "FromGraph")
         edges = tuple(sorted({(min(pair), max(pair)) for pair in pairs}))
         vars(self).update(rounds=(edges,), ranks=len(nodes))
         for apart in unreached(len(nodes), [*edges, *backwards(edges)]):
@@ -258,27 +251,25 @@ class FromDigraph(Given):
         FromDigraph(networkx.DiGraph(...))          FromDigraph([(0, 1), (1, 2), (2, 0), (0, 2)])
         FromDigraph([[(0, 1)], [(1, 2), (2, 0)]])                              one graph for each round of a period
 
-    Column stochastic: an exchange preserves the sum over the ranks, but not the mean. It is meant for `push_sum` and
-    `gradient_tracking(order="push_sum")`, which correct for that. Over the rounds of a period there must be a path
-    from every rank to every other one. Loops and repeated edges are ignored.
+    Column stochastic: an exchange preserves the sum over the ranks, but not the mean, for which `push_sum` and
+    `gradient_tracking(order="push_sum")` correct. Loops and repeated edges are ignored.
 
     Args:
         graph: an object with `nodes` and `edges`, such as a networkx digraph, or pairs (sender, receiver) of nodes; or
-            a sequence of either for the rounds 0, 1, 2, …, all with the same nodes.
-        order: the nodes in the order of ranks, as in `FromGraph`.
+            a sequence of either for the rounds 0, 1, 2, …, all with the same nodes. Nodes are numbered as in
+            `FromGraph`.
 
     Raises:
         TypeError: `graph` is not a graph.
-        ValueError: there is no path from one rank to another, a graph is empty, or `order` does not name each node
-            once.
+        ValueError: there is no path from one rank to another, or a graph is empty.
     """
 
     facts = ("column_stochastic",)  # a rank divides its values: its weights sum to 1
 
-    def __init__(self, graph: Any, order: Iterable[Hashable] | None = None) -> None:
+    def __init__(self, graph: Any) -> None:
         if isinstance(graph, str | bytes):
             raise TypeError(f"graph of FromDigraph is a networkx graph or pairs of nodes, not {describe(graph)}")
-        nodes, listed = read_graphs(_rounds(graph), order, "FromDigraph")
+        nodes, listed = read_graphs(_rounds(graph), "FromDigraph")
         rounds = tuple(tuple(sorted(pairs)) for pairs in listed)
         vars(self).update(rounds=rounds, ranks=len(nodes))
         edges = set[tuple[int, int]]().union(*listed)
@@ -296,20 +287,12 @@ class FromDigraph(Given):
         return [{peer: shares[peer] for peer in (rank, *heard)} for rank, heard in enumerate(senders)]
 
 
-def read_graphs(
-    graphs: list[Any], order: Iterable[Hashable] | None, taker: str
-) -> tuple[list[Any], list[set[tuple[int, int]]]]:
+def read_graphs(graphs: list[Any], taker: str) -> tuple[list[Any], list[set[tuple[int, int]]]]:
     """Return the nodes in the order of ranks, and the edges of each graph as pairs of ranks, without loops."""
     listed = [_nodes_and_edges(graph, taker) for graph in graphs]
     nodes = list(dict.fromkeys(node for some, _ in listed for node in some))
-    if order is None:
-        nodes = sorted(nodes) if set(nodes) == set(range(len(nodes))) else nodes
-    else:
-        ordered = list(order) if isinstance(order, str) else several("order", order, "the nodes of the graph")
-        if sorted(map(repr, ordered)) != sorted(map(repr, nodes)):
-            given = order if isinstance(order, str) else ordered
-            raise ValueError(message("order", f"every node of the graph once: {describe(nodes)}", given))
-        nodes = ordered
+    if set(nodes) == set(range(len(nodes))):
+        nodes.sort()
     rank = {node: i for i, node in enumerate(nodes)}
     for unknown in (node for _, pairs in listed for pair in pairs for node in pair if node not in rank):
         raise ValueError(f"an edge of the graph ends at {unknown!r}, which is not among its nodes")

@@ -20,10 +20,7 @@ _MASK = (1 << 64) - 1  # of whole numbers, to the bits that are hashed
 
 @dataclass(frozen=True, repr=False)
 class _OnePeer(Topology):
-    """A topology in which each rank hears one peer a round:  W = (I + P) / 2,  P a permutation.
-
-    A rank that is its own peer keeps its values in that round.
-    """
+    """A topology in which each rank hears one peer a round, or itself:  W = (I + P) / 2,  P a permutation."""
 
     facts: ClassVar[tuple[str, ...]] = ("symmetric", "doubly_stochastic")  # for P² = I: ranks average in pairs
 
@@ -38,6 +35,10 @@ class _OnePeer(Topology):
     @abstractmethod
     def _peer(self, rank: int, size: int, round: int) -> int: ...
 
+    def _needs(self, what: str, size: int) -> ValueError:
+        name = type(self).__name__
+        return ValueError(f"{name} needs {what} and this group has {size}; use OnePeerExponential() or BaseK(1)")
+
 
 @dataclass(frozen=True)
 class OnePeerExponential(_OnePeer):
@@ -45,9 +46,8 @@ class OnePeerExponential(_OnePeer):
 
         W = (I + S^(2^(t mod τ))) / 2,     S the shift by one place
 
-    One message per rank. For n = 2^k any τ consecutive rounds give the exact mean, in any order, since
-    ∏ (I + S^(2^t)) / 2 = Σ S^j / n and shifts commute. For other n the values converge to the mean without reaching
-    it. Period τ, doubly stochastic, symmetric and static for n ≤ 2 only.
+    One message per rank. For n = 2^k any τ consecutive rounds give the exact mean, since ∏ (I + S^(2^t)) / 2 = Σ S^j /
+    n and shifts commute. For other n the values converge to the mean without reaching it. Doubly stochastic.
 
     Ying et al. 2021, "Exponential Graph is Provably Efficient for Decentralized Deep Training", arXiv:2110.13363;
     Assran et al. 2019, "Stochastic Gradient Push for Distributed Deep Learning", arXiv:1811.10792.
@@ -68,9 +68,8 @@ class Hypercube(_OnePeer):
 
         peer = i XOR 2^(t mod log₂ n)
 
-    The group is a cube of log₂ n dimensions and each round averages along one of them, so any log₂ n consecutive
-    rounds give the exact mean, in any order. Needs n = 2^k: for other n averaging in pairs does not reach the mean in
-    finite time. Symmetric, doubly stochastic, period log₂ n, static for n ≤ 2 only.
+    Each round averages along one of the log₂ n dimensions of a cube, so any log₂ n consecutive rounds give the exact
+    mean. Needs n = 2^k: for other n averaging in pairs never reaches the mean. Symmetric, doubly stochastic.
 
     Shi, Li, Johansson and Johansson 2016, "Finite-Time Convergent Gossiping", arXiv:1206.0992.
     """
@@ -79,10 +78,7 @@ class Hypercube(_OnePeer):
         """Raise ValueError unless `size` is a power of two."""
         super().check(size)
         if size & (size - 1):
-            raise ValueError(
-                f"Hypercube needs a power of two as the number of ranks and this group has {size}; "
-                f"use OnePeerExponential() or BaseK(1)"
-            )
+            raise self._needs("a power of two as the number of ranks", size)
 
     def _peer(self, rank: int, size: int, round: int) -> int:
         return rank ^ (1 << (round % self.period(size)))
@@ -94,10 +90,9 @@ class ShiftOne(_OnePeer):
 
         peer(r) = h + (r + t) mod h   for r < h,      (r − h − t) mod h   for r ≥ h,      h = n/2
 
-    After h rounds each rank has averaged with every rank of the other half. Ranks of one half never average directly,
-    so it is slow in large groups: h rounds multiply the distance from the mean by 0 for n = 4, 0.35 for n = 8 and 0.57
-    for n = 16, while `Hypercube` is exact after 2, 3 and 4 rounds. Needs an even n.
-    Symmetric, doubly stochastic, period h, static for n ≤ 2 only.
+    Ranks of one half never average directly, so it is slow in large groups: h rounds multiply the distance from the
+    mean by 0 for n = 4, 0.35 for n = 8 and 0.57 for n = 16, while `Hypercube` is exact after 2, 3 and 4 rounds. Needs
+    an even n. Symmetric, doubly stochastic.
 
     Gan et al. 2021, "BAGUA: Scaling up Distributed Learning with System Relaxations", arXiv:2107.01499.
     """
@@ -106,10 +101,7 @@ class ShiftOne(_OnePeer):
         """Raise ValueError if `size` is odd; a group of one rank is allowed."""
         super().check(size)
         if size % 2 and size > 1:
-            raise ValueError(
-                f"ShiftOne needs an even number of ranks and this group has {size}; "
-                f"use OnePeerExponential() or BaseK(1)"
-            )
+            raise self._needs("an even number of ranks", size)
 
     def period(self, size: int) -> int:
         """Return n/2; 1 for one rank."""
@@ -127,10 +119,9 @@ class RandomMatching(_OnePeer):
         order of round t = the ranks sorted by hash(seed, t, rank);    the first and second rank of the order average,
         then the third and fourth, …;    W = (I + P) / 2
 
-    All matchings are equally likely. For odd n the last rank of the order is idle: it sends nothing and keeps its
-    values. A round multiplies the expected squared distance from the mean by (n − 2) / (2(n − 1)), and by ½ for odd n.
-    The values converge to the mean, without a number of rounds that makes it exact. Symmetric, doubly stochastic; the
-    period is 2^64 (1 for n ≤ 2).
+    All matchings are equally likely. For odd n the last rank of the order keeps its values. A round multiplies the
+    expected squared distance from the mean by (n − 2) / (2(n − 1)), and by ½ for odd n; the mean is never exact.
+    Symmetric, doubly stochastic; the period is 2^64 (1 for n ≤ 2).
 
     Args:
         seed: a whole number, the same on all ranks; its lowest 64 bits are used.
@@ -138,9 +129,8 @@ class RandomMatching(_OnePeer):
     Raises:
         TypeError: `seed` is not a whole number.
 
-    Boyd, Ghosh, Prabhakar and Shah 2006, "Randomized gossip algorithms", doi:10.1109/TIT.2006.874516. With local steps
-    and an outer optimizer, `diloco(50, inner=NeighborMean(RandomMatching(0)), lr=0.7, momentum=0.5)`, it is NoLoCo:
-    Kolehmainen et al. 2025, "NoLoCo: No-all-reduce Low Communication Training Method for Large Models",
+    Boyd, Ghosh, Prabhakar and Shah 2006, "Randomized gossip algorithms", doi:10.1109/TIT.2006.874516. In `diloco` it is
+    NoLoCo: Kolehmainen et al. 2025, "NoLoCo: No-all-reduce Low Communication Training Method for Large Models",
     arXiv:2506.10911.
     """
 
@@ -154,7 +144,6 @@ class RandomMatching(_OnePeer):
         return 1 << 64 if self._ranks(size) > 2 else 1
 
     def rounds_to_exactness(self, size: int) -> int | None:
-        """Return n − 1 for n ≤ 2; None for more."""
         return size - 1 if self._ranks(size) <= 2 else None
 
     def spectral_gap(self, size: int) -> float:
@@ -179,10 +168,9 @@ class BaseK(Topology):
                   in one round each of the others averages with one rank of each block,
                   weight m/n; average within each block again.                           T = 1 + max(T(am) + T(m), T(r))
 
-    The one round of a split in which blocks and others meet gives both the mean of all ranks: each of the others
-    becomes (am/n) mean of the blocks + (r/n) itself, and each block gains m (others − blocks) / n from each of the r
-    others. The others may continue to average after it, since all are shifted and scaled equally. For n = 2^j and
-    k = 1 this is `Hypercube`.
+    The one round in which blocks and others meet gives both the mean of all ranks: each of the others becomes
+    (am/n) mean of the blocks + (r/n) itself, and each block gains m (others − blocks) / n from each of the r others.
+    For n = 2^j and k = 1 this is `Hypercube`.
 
     Rounds T(n), and in brackets the rounds of the paper's graph if it takes more:
 
@@ -191,8 +179,8 @@ class BaseK(Topology):
         k = 2   1   1   2   3   2   3(4)  3   2     3   4   5(6)  6   5   5   6   7(8)    7
         k = 3   1   1   1   2   2   3     2   2     2   2   4     5   3   3   3   5(6)    4
 
-    T ≤ 2 log_{k+1} n + 2. Some ranks are idle in some rounds. Period T, symmetric, doubly stochastic, static for
-    n ≤ k + 1 only; exact after T rounds that begin at round 0 or at a multiple of T.
+    T ≤ 2 log_{k+1} n + 2. Some ranks are idle in some rounds. Symmetric, doubly stochastic; exact after T rounds that
+    begin at a multiple of T.
 
     Args:
         k: the largest number of peers of a rank in one round, 1 or more.
@@ -232,8 +220,7 @@ class OnePeerExact(Topology):
 
         OnePeerExponential()  for n = 2^k,  exact after log₂ n rounds;      BaseK(1)  otherwise
 
-    The default of `decentralized`, which is declared before the size of the group is known. Doubly stochastic;
-    symmetric unless n = 4, 8, 16, …: if symmetry is required, use BaseK(1).
+    The default of `decentralized`. Doubly stochastic; if symmetry is required, use BaseK(1).
     """
 
     facts = ("doubly_stochastic",)  # as both of them are
@@ -242,7 +229,6 @@ class OnePeerExact(Topology):
         return self._for(size).links(rank, size, round)
 
     def period(self, size: int) -> int:
-        """Return log₂ n for n = 2^k; the period of BaseK(1) for other n."""
         return self._for(size).period(size)
 
     def targets(self, rank: int, size: int, round: int) -> tuple[int, ...]:
@@ -257,10 +243,7 @@ class OnePeerExact(Topology):
 
 @lru_cache(maxsize=16)
 def _matching(seed: int, size: int, round: int) -> NDArray[np.int64]:
-    """Return the peer of each rank; an idle rank is its own peer.
-
-    It is the only topology whose rounds need a look at all ranks: NumPy's, of 1 ms for 16,384 ranks.
-    """
+    """Return the peer of each rank; an idle rank is its own peer. It takes 1 ms for 16,384 ranks."""
     key = _hashed(np.array([seed & _MASK], dtype=np.uint64)) + np.uint64(round & _MASK)
     numbers: NDArray[np.uint64] = _hashed(key) + np.arange(size).astype(np.uint64)
     order = _hashed(numbers).argsort(kind="stable")

@@ -14,8 +14,7 @@ from .base import Topology
 class FullyConnected(Topology):
     """The complete graph: each rank hears all others,  W = 11ᵀ/n.
 
-    One round gives the exact mean, and each rank sends n − 1 messages: the most accurate and the most expensive
-    topology. Symmetric, static, doubly stochastic.
+    One round gives the exact mean, and each rank sends n − 1 messages. Symmetric, static, doubly stochastic.
     """
 
     facts = ("symmetric", "doubly_stochastic", "circulant")
@@ -48,9 +47,8 @@ class Exponential(Topology):
 
         W_ii = W_i,i−2^k = 1/(1 + ⌈log₂ n⌉)
 
-    ⌈log₂ n⌉ messages per rank. For even n a round multiplies the distance from the mean by 1 − 2/(1 + ⌈log₂ n⌉): 0.5
-    for 8 ranks and 0.67 for 32, compared to 0.987 for the ring; for odd n by less. Not exact for n > 3.
-    Static, doubly stochastic, and symmetric for n ≤ 3 only.
+    ⌈log₂ n⌉ messages per rank. A round multiplies the distance from the mean by 1 − 2/(1 + ⌈log₂ n⌉), 0.5 for 8 ranks
+    and 0.67 for 32; for odd n by less. Not exact for n > 3. Static, doubly stochastic, and symmetric for n ≤ 3 only.
 
     Ying et al. 2021, "Exponential Graph is Provably Efficient for Decentralized Deep Training", arXiv:2110.13363.
     """
@@ -71,10 +69,9 @@ class SymmetricExponential(Topology):
 
         W_ij = 1/m   if the distance of i and j around the circle is 0 or a power of b,      m the number of such j
 
-    About 2 log_b(n/2) messages per rank. It is symmetric, as difference compression and momentum corrections require;
-    `Exponential` is not. A round multiplies the distance from the mean by 0.5 for 8 ranks and 0.75 for 128 with b = 4,
-    and by 0.33 and 0.71 with b = 2. Exact only if the graph is complete: for n ≤ 3, and for n ≤ 5 with b = 2. Static,
-    symmetric, doubly stochastic.
+    About 2 log_b(n/2) messages per rank. A round multiplies the distance from the mean by 0.5 for 8 ranks and 0.75 for
+    128 with b = 4, and by 0.33 and 0.71 with b = 2. Exact only if the graph is complete: for n ≤ 3, and for n ≤ 5 with
+    b = 2. Static, symmetric, doubly stochastic.
 
     Args:
         base: b, 2 or more; a smaller base mixes faster and sends more.
@@ -104,12 +101,10 @@ class SymmetricExponential(Topology):
 class Star(Topology):
     """A star: rank 0 hears all others, which hear rank 0,  W_0j = W_j0 = 1/n,  W_jj = 1 − 1/n for j > 0.
 
-    Every rank exchanges one message with rank 0, which limits both bandwidth and mixing: a round multiplies the
-    distance from the mean by 1 − 1/n. Larger weights would mix faster, but would not preserve the mean: with equal
-    weights in each row rank 0 would count for up to n/3 times its share. Never exact for n > 2.
-    Symmetric, static, doubly stochastic.
+    A round multiplies the distance from the mean by 1 − 1/n. Larger weights would mix faster, but would not preserve
+    the mean. Never exact for n > 2. Symmetric, static, doubly stochastic.
 
-    Metropolis weights of the star: Xiao and Boyd 2004, "Fast linear iterations for distributed averaging",
+    Metropolis weights: Xiao and Boyd 2004, "Fast linear iterations for distributed averaging",
     doi:10.1016/j.sysconle.2004.02.022.
     """
 
@@ -127,9 +122,9 @@ class Grid2D(Topology):
 
         rank = row · columns + column;     W_ij = 1 / max(d_i, d_j)  for neighbours,     W_ii = 1 − Σ_j W_ij
 
-    d_i is the number of neighbours of rank i plus 1. At most four messages per rank. A round multiplies the distance
-    from the mean by 0.854 for 8 ranks, 0.869 for 16 and 0.968 for 64. A grid of a prime n is a path, which mixes
-    slowly: 0.989 for 17. Never exact for n > 2. Symmetric, static, doubly stochastic.
+    d_i is the number of neighbours of rank i plus 1. A round multiplies the distance from the mean by 0.854 for 8
+    ranks, 0.869 for 16 and 0.968 for 64. A grid of a prime n is a path, which mixes slowly: 0.989 for 17. Never exact
+    for n > 2. Symmetric, static, doubly stochastic.
 
     Args:
         rows, columns: the shape of the grid; if only one is given, the other follows from n; by default the grid is as
@@ -151,8 +146,8 @@ class Grid2D(Topology):
     def check(self, size: int) -> None:
         """Raise ValueError if the ranks do not fill the given rows and columns; a group of one rank is allowed."""
         super().check(size)
-        rows, columns = self.rows or 1, self.columns or 1
-        if size > 1 and (size % (rows * columns) or (self.rows and self.columns and rows * columns != size)):
+        cells = (self.rows or 1) * (self.columns or 1)
+        if size > 1 and (size % cells or (self.rows and self.columns and cells != size)):
             given = " and ".join(f"{count} {name}" for name, count in vars(self).items() if count)
             raise ValueError(
                 f"a grid of {given} cannot be filled with ranks when the group has {size}; use Grid2D() or BaseK(1)"
@@ -161,11 +156,9 @@ class Grid2D(Topology):
     def shape(self, size: int) -> tuple[int, int]:
         """Return the numbers of rows and of columns."""
         self.check(size)
-        if size == 1:
-            return 1, 1
-        if self.columns:
+        if self.columns and size > 1:
             return size // self.columns, self.columns
-        rows = self.rows or _most_square(size)
+        rows = self.rows if self.rows and size > 1 else _most_square(size)
         return rows, size // rows
 
     def links(self, rank: int, size: int, round: int) -> Iterator[tuple[int, float]]:
@@ -183,8 +176,6 @@ def metropolis(rank: int, degrees: dict[int, int]) -> Iterator[tuple[int, float]
     """Yield row `rank` of  W_ij = 1 / max(d_i, d_j),  W_ii = 1 − Σ_j W_ij,  from its degree and its neighbours'.
 
     A degree is the number of neighbours plus 1. W is symmetric and no weight is negative, so W is doubly stochastic.
-
-    Xiao and Boyd 2004, "Fast linear iterations for distributed averaging", Systems & Control Letters 53.
     """
     own = Fraction(1)
     for peer, degree in degrees.items():

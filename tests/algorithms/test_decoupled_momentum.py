@@ -8,7 +8,7 @@ from torch import nn
 from training import flat, loss, net, train
 
 import baguakit as bk
-from baguakit.algorithms.decoupled_momentum import (
+from baguakit.algorithms.signs import (
     Blocks,
     InCosines,
     cosines,

@@ -8,7 +8,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from training import flat, loss, net, run_steps
 
 import baguakit as bk
-from baguakit.algorithms.majority_vote import MajorityVote, packed, unpacked
+from baguakit.algorithms.signs import MajorityVote, packed, unpacked
 
 LION = MajorityVote(0.9, 0.99)
 BY_NAME = {"signum": bk.algorithms.signum(), "lion_vote": bk.algorithms.lion_vote()}

@@ -7,13 +7,11 @@
     all-reduce        identity
     identity          all-reduce
 
-The gradients are those of the sum of all ranks' losses; the last pair is that of a tensor-parallel block, whose loss is
-the same on all ranks and counts once. They are straight-through: rounding counts as the identity.
+The gradients are those of the sum of all ranks' losses; in the last pair, that of a tensor-parallel block, the loss is
+the same on all ranks and counts once. Rounding counts as the identity.
 
 They are one operator of torch, with a fake, that `torch.compile(fullgraph=True)` records whole. In a graph there are no
 groups and no compressors: the operator finds them by a name, as torch's functional collectives do.
-
-An all-to-all sends the values that each rank has for each other: tokens to experts, heads for sequences.
 """
 
 import itertools
@@ -49,27 +47,17 @@ def compressed_all_to_all(
         out = [Q(part r of x_0); Q(part r of x_1); … ; Q(part r of x_{n−1})]  on rank r
 
     A rank's part for itself does not travel, and is exact. Each rank sends Σ c(N_r) bytes over the other ranks r, N_r
-    being the values for r, in pieces: one is compressed while another is on the wire. A part of which the packed values
-    would be more bytes than the values travels as it is.
+    being the values for r, in pieces: one is compressed while another is on the wire.
 
     Args:
-        x: a floating tensor (rows, …), of one dtype and one shape but for its first dimension on all ranks. It is only
-            read.
-        compressor: as in `compressed_send`.
-        comm: the group. With one rank nothing is sent and nothing is lost.
+        x, compressor, comm: `x` is (rows, …), of one dtype and one shape but for its first dimension on all ranks.
         output_split_sizes: the rows that come from each rank; with `input_split_sizes`, which must agree across ranks.
         input_split_sizes: the rows of `x` that go to each rank, in their order; any of them may be 0. Without both, all
             parts are of rows / size rows.
-        out: a contiguous tensor of as many values in the dtype of `x` to write to and return, instead of a new one; it
-            shares no memory with `x`.
+        out: as many values as come; it shares no memory with `x`.
 
     Returns:
         A tensor (Σ output_split_sizes, …), in the order of the ranks.
-
-    Raises:
-        TypeError: `x` is not floating, or is sparse; `compressor` keeps some places only; only one of the splits is
-            given.
-        ValueError: `x` cannot be split so; `out` does not fit, or shares memory with `x`.
     """
     check_arguments(x, compressor, comm)
     values, n, rank = x.detach().reshape(-1), comm.size, comm.rank
@@ -167,29 +155,24 @@ def _of_parts(leaving: list[Tensor], coming: list[Tensor], compressor: Compresso
     sent, heard = ({p: cut(parts[p], n, compressor) for p in peers} for parts in (leaving, coming))
 
     def outgoing(p: int) -> Iterator[Tensor]:
-        for i, piece in enumerate(sent[p]):
-            if compressor is not None and packs(leaving[p], compressor):
-                yield compressor._unchecked_compress(piece.view(1, -1), None, comm.key(i * n + p))
-            else:
-                yield piece
+        for i, (piece, form) in enumerate(sent[p]):
+            yield piece if form is None else form._unchecked_compress(piece.view(1, -1), None, comm.key(i * n + p))
 
     incoming = {
-        p: [bytes_for(1, piece.numel(), compressor, device) for piece in pieces]
-        if compressor is not None and packs(coming[p], compressor)
-        else pieces
+        p: [piece if form is None else bytes_for(1, piece.numel(), form, device) for piece, form in pieces]
         for p, pieces in heard.items()
     }
     for p, i in exchanged(comm, {p: outgoing(p) for p in peers}, incoming, device):
-        if compressor is not None and packs(coming[p], compressor):
-            piece = heard[p][i]
-            compressor._unchecked_decompress(incoming[p][i], piece.numel(), piece.dtype, piece.view(1, -1))
+        piece, form = heard[p][i]
+        if form is not None:
+            form._unchecked_decompress(incoming[p][i], piece.numel(), piece.dtype, piece.view(1, -1))
 
 
-def cut(part: Tensor, n: int, compressor: Compressor | None) -> list[Tensor]:
-    """Return the pieces in which a part travels: none of an empty one, and one if it is not compressed."""
+def cut(part: Tensor, n: int, compressor: Compressor | None) -> list[tuple[Tensor, Compressor | None]]:
+    """Return the pieces in which a part travels, with the format of each: none of an empty part, one as it is."""
     if not packs(part, compressor):
-        return [part] if part.numel() else []
-    return [part[piece] for piece in row_pieces(part.numel(), n, part.is_cuda)]
+        return [(part, None)] if part.numel() else []
+    return [(part[piece], compressor) for piece in row_pieces(part.numel(), n, part.is_cuda)]
 
 
 _named: "WeakValueDictionary[str, Differentiable]" = WeakValueDictionary()
@@ -207,12 +190,9 @@ class Differentiable:
     floating tensor, return a new one, and raise what the primitives of these names raise.
 
     Args:
-        comm: the group. With one rank nothing is sent and nothing is lost.
+        comm: the group.
         forward: the compressor of what is sent in the forward pass; None sends values as they are.
-        backward: the compressor of the gradients that are sent in the backward pass; None sends them as they are.
-
-    Raises:
-        TypeError: `comm` is no Comm, or a compressor is none, or keeps some places only.
+        backward: that of the gradients that are sent in the backward pass.
     """
 
     comm: Comm
@@ -299,6 +279,8 @@ def _collective(
     x: Tensor, operation: str, size: int, output: Sequence[int], input: Sequence[int], name: str, forward: bool
 ) -> Tensor:
     """Do a collective; `forward` is False in a backward pass, and True again in the backward of one."""
+    if operation == "identity":
+        return x.clone(memory_format=torch.contiguous_format)  # an operator cannot return its argument
     compressor, comm = _found(name, forward)
     if operation == "all_gather":
         return compressed_all_gather(x, compressor, comm)
@@ -306,9 +288,7 @@ def _collective(
         return compressed_reduce_scatter(x, compressor, comm)
     if operation == "all_to_all":
         return compressed_all_to_all(x, compressor, comm, *((output, input) if output or input else ()))
-    out = x.clone(memory_format=torch.contiguous_format)  # an operator cannot return its argument
-    if operation == "identity":
-        return out
+    out = x.clone(memory_format=torch.contiguous_format)
     return comm.all_reduce(out) if compressor is None else compressed_mean_(out, compressor, comm).mul_(comm.size)
 
 

@@ -23,10 +23,8 @@ def check_arguments(x: Tensor, compressor: Compressor | None, comm: Comm) -> Non
 
 
 def codec_of(x: Tensor, compressor: Compressor | None, comm: Comm, rows: int = 1) -> Compressor | None:
-    """Return the operations of a compressor if `x` is sent compressed, in so many rows, and note it; else None."""
-    if compressor is None:
-        return None
-    return compressor if compresses(x.numel(), x.dtype, compressor, comm, rows) and comm.size > 1 else None
+    """Return the compressor if it pays to send `x` compressed, in `rows` messages, and note the answer; else None."""
+    return compressor if compressor and compresses(x, compressor, comm, rows) and comm.size > 1 else None
 
 
 def output(out: Tensor | None, x: Tensor, shape: Sequence[int]) -> Tensor:
@@ -51,18 +49,8 @@ def share_memory(a: Tensor, b: Tensor) -> bool:
 def compressed_send(x: Tensor, compressor: Compressor | None, comm: Comm, peer: int) -> None:
     """Send `x` to `peer`, compressed: c(N) bytes of N values. Wait until it has been sent.
 
-    The peer calls `compressed_receive_` with a tensor of as many values in the same dtype, and the same compressor.
-    Where c(N) would be more than N values are, `x` travels as it is.
-
-    Args:
-        x: a floating tensor of any shape. It is only read.
-        compressor: such as `compressors.MinMaxUInt8()`; None sends values as they are.
-        comm: the group.
-        peer: another rank of it.
-
-    Raises:
-        TypeError: `x` is not floating, or is sparse; `compressor` keeps some places only.
-        ValueError: `peer` is not another rank of the group.
+    `peer`, another rank of `comm`, calls `compressed_receive_` with a tensor of as many values in the same dtype, and
+    the same `compressor`.
     """
     check_arguments(x, compressor, comm)
     check_peer(peer, comm.group)
@@ -82,14 +70,7 @@ def compressed_send(x: Tensor, compressor: Compressor | None, comm: Comm, peer: 
 def compressed_receive_(x: Tensor, compressor: Compressor | None, comm: Comm, peer: int) -> Tensor:
     """Overwrite `x` with what `peer` sends by `compressed_send`, rounded, and return it:  x ← Q(x_peer).
 
-    Args:
-        x: a floating tensor of as many values and of the same dtype as the one that is sent; overwritten.
-        compressor: the one that the peer sends with.
-        comm: the group.
-        peer: another rank of it.
-
-    Raises:
-        TypeError, ValueError: as in `compressed_send`.
+    `x` has as many values as the tensor that is sent, in the same dtype; `compressor`, `comm` and `peer` are as there.
     """
     check_arguments(x, compressor, comm)
     check_averageable(x)
@@ -127,17 +108,8 @@ def compressed_broadcast_(x: Tensor, compressor: Compressor | None, comm: Comm, 
         many    In a chain, from the source on: each rank but the last sends c(N) bytes to the next, in links that it
                 passes on while others arrive. On a GPU NCCL's broadcast takes its place.
 
-    Where c(N) would be more than N values are, `x` travels as it is.
-
-    Args:
-        x: a floating tensor of any shape, or a list of them in one dtype; overwritten, at the source as well.
-        compressor: as in `compressed_send`.
-        comm: the group. With one rank nothing happens and nothing is lost.
-        source: the rank whose values all get.
-
-    Raises:
-        TypeError: a tensor is not floating, or is sparse; `compressor` keeps some places only.
-        ValueError: `source` is not a rank of the group.
+    `x` may be a list of tensors in one dtype; it is overwritten at the source as well. `compressor` and `comm` are as
+    in `compressed_send`.
     """
     check_arguments(x, compressor, comm)
     integer("source", source, 0, comm.size - 1)
@@ -176,21 +148,10 @@ def compressed_all_gather(x: Tensor, compressor: Compressor | None, comm: Comm, 
         out = [Q(x_0); Q(x_1); … ; Q(x_{n−1})]
 
     Every rank decodes the same bytes, those of its own values included, so the results are bitwise equal. Each sends
-    (n − 1) c(N) bytes of its N values, in pieces: one is compressed or decompressed while another is on the wire. Where
-    c(N) would be more than N values are, `x` travels as it is.
+    (n − 1) c(N) bytes of its N values, in pieces: one is compressed or decompressed while another is on the wire.
 
-    Args:
-        x: a floating tensor, of one shape and dtype on all ranks. It is only read, and may be a part of `out`.
-        compressor: as in `compressed_send`.
-        comm: the group. With one rank nothing is sent and nothing is lost.
-        out: a contiguous tensor of n N values in the dtype of `x` to write to and return, instead of a new one.
-
-    Returns:
-        A tensor of shape (size · k, …), or (size,) for a scalar.
-
-    Raises:
-        TypeError: `x` is not floating, or is sparse; `compressor` keeps some places only.
-        ValueError: `out` does not fit.
+    `x` has one shape and dtype on all ranks, and may be a part of `out`, n N values. For scalars the result is (size,).
+    `compressor` and `comm` are as in `compressed_send`.
     """
     check_arguments(x, compressor, comm)
     mine, n = x.detach().reshape(-1), comm.size
@@ -226,22 +187,14 @@ def compressed_reduce_scatter(
 
     Values are rounded once, and added in fp32 in the order of the ranks. Each rank sends (n − 1) c(N/n) bytes of its N
     values, in pieces: one is compressed while another is on the wire. Where packed shards would be more bytes than
-    their values, `x` travels as it is, and is summed in its dtype.
+    their values, `x` is summed in its dtype.
 
     Args:
-        x: a floating tensor, of one shape and dtype on all ranks. It is only read.
-        compressor: as in `compressed_send`.
-        comm: the group. With one rank nothing is sent and nothing is lost.
-        residual: fp32, as long as `x`; overwritten by what compression lost of this rank's contribution, x − Q(x), such
-            that Σ_q residual_q = Σ_q x_q − the sum, up to the rounding of the sum.
+        x, compressor, comm: `x` of one shape and dtype on all ranks.
+        residual: fp32, contiguous, as long as `x`; overwritten by what compression lost of this rank's contribution,
+            x − Q(x), such that Σ_q residual_q = Σ_q x_q − the sum, up to the rounding of the sum.
         average: divide the sum by the number of ranks.
-        out: a contiguous tensor of N/n values in the dtype of `x` to write to and return, instead of a new one; may be
-            a part of `x`.
-
-    Raises:
-        TypeError: `x` is not floating, or is sparse; `compressor` keeps some places only.
-        ValueError: `x` is not divisible among the ranks; `residual` is not contiguous, not fp32, or not as long as `x`;
-            `out` does not fit.
+        out: N/n values; may be a part of `x`.
     """
     check_arguments(x, compressor, comm)
     values, n = x.detach().reshape(-1), comm.size

@@ -1,0 +1,345 @@
+"""Steps by signs: a vote of all ranks on each sign, or the sign of the mean of the largest cosines.
+
+Majority votes: each rank sends the signs of its momentum, and all step by the sign that most ranks sent.
+
+For g_r the gradient of rank r at the common weights x, and m_r its own momentum, 0 at first:
+
+    v_r ← sign(β₁ m_r + (1 − β₁) g_r)
+    d   ← sign(Σ_r v_r)
+    m_r ← β₂ m_r + (1 − β₂) g_r;     x ← x − γ d
+
+With β₁ = β₂, v_r is the sign of the new momentum, and this is Signum; with others it is Lion. On one rank it is exactly
+that optimizer. One rank with a large gradient has one vote.
+
+d replaces the gradient, and a plain `SGD(lr)` takes the step. Its `weight_decay` λ is decoupled, as in both papers:
+x ← (1 − γ λ) x − γ d. Clip nothing: d has no size.
+
+sign(0) = 0, and a tie gives 0, so that a weight which no rank's data reaches stays where it is; the published code of
+Lion counts both as −1. Five of the three values −1, 0 and 1 fit in a byte, since 3⁵ = 243, and what is left of a byte
+says that a value is not finite: 1.6 bits a value, to the owner of a shard, who counts, and back.
+
+Bernstein et al. 2018, "signSGD: Compressed Optimisation for Non-Convex Problems", arXiv:1802.04434; Bernstein et al.
+2018, "signSGD with Majority Vote is Communication Efficient And Fault Tolerant", arXiv:1810.05291; Liu et al. 2024,
+"Communication Efficient Distributed Training with Distributed Lion", arXiv:2404.00438.
+
+**decoupled_momentum.** DeMo: each rank sends the largest cosines of its momentum, and takes them out of it.
+
+For T the cosine transform of blocks and top the largest of each chunk of coefficients:
+
+    m_r ← β m_r + g_r
+    q_r ← top(T m_r);    m_r ← m_r − Tᵀ q_r
+    d   ← Tᵀ (1/n) Σ_r q_r;    x ← x − γ sign(d)
+
+That is error feedback with the decay β, in cosines, and then a sign: its residual is the momentum.
+
+T is the orthonormal DCT-II, Tᵀ T = 1. A matrix is cut in blocks of h × w, h and w the largest divisors of its sides up
+to 64; a vector in runs. A tensor of more dimensions is a matrix of its outermost dimension in memory against all
+others. The largest blocks come first, so that a chunk of 4,096 coefficients is a block of 64 × 64.
+
+Unlike in the published code, the mean is over all ranks, not only over those that sent a coefficient; every chunk sends
+the same share of its coefficients, not the same number; and g_r is not multiplied by γ. sign(0) = 0. On one rank
+nothing is compressed, and m stays 0.
+
+Peng et al. 2024, "DeMo: Decoupled Momentum Optimization", arXiv:2411.19870.
+"""
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import ClassVar, NamedTuple
+
+import torch
+from torch import Tensor
+
+from ..arguments import check_fields, checked, pair, real
+from ..buckets import Bucket, pieces
+from ..comm import Comm
+from ..compressors import Compressor, TopK
+from ..costs import Cost, Load, Place
+from ..keeping import finite, update_if_finite_
+from ..lanes import temporaries
+from ..primitives.transports import gathered, scattered
+from ..rules import Rule, during_backward
+from ..stages import ErrorFeedback, SparseMean, Stage, State, cost
+from ..stages.means import Around
+
+DIGITS = 5  # of base 3 in a byte
+NOT_FINITE = 255  # a byte of which one value or more is not finite
+
+
+@dataclass(frozen=True, repr=False)
+class MajorityVote(Stage):
+    """v ← sign(β₁ m + (1 − β₁) g);  g ← sign(Σ_r v_r);  m ← β₂ m + (1 − β₂) g.
+
+    The momentum is fp32 for any dtype of g, and each rank's own. A gradient that is not finite is passed on to all
+    ranks, as NaN, and all then keep their momentum.
+    """
+
+    beta1: float = 0.9
+    beta2: float = 0.9
+    same_on_all_ranks: ClassVar[bool] = True
+    keeps: ClassVar[bool] = True
+    elementwise: ClassVar = {"m": "keep"}
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+        for name in ("beta1", "beta2"):
+            real(name, getattr(self, name), 0, below=1)
+
+    def multiple_of(self, comm: Comm) -> int:
+        return DIGITS * comm.size
+
+    def init(self, bucket: Bucket, comm: Comm) -> State:
+        return {"m": torch.zeros_like(bucket.flat, dtype=torch.float32)}
+
+    def __call__(self, x: Tensor, state: State, comm: Comm) -> Tensor:
+        m, g = state["m"], x.float()
+        with temporaries() as new:
+            c, part = new(m), new(m)
+            torch.mul(m, self.beta1, out=c).add_(torch.mul(g, 1 - self.beta1, out=part))
+            d = voted_(signs_(c, part), comm)
+            ok = finite(d)
+            torch.mul(g, 1 - self.beta2, out=c)  # before x, which may be g, is overwritten
+            x.copy_(d)
+            update_if_finite_(m, torch.mul(m, self.beta2, out=part).add_(c), where=ok)
+            return x
+
+    def cost(self, load: Load, place: Place) -> Cost:
+        """Return the cost: w = shards of N/n values, scattered and gathered, at 1.6 bits;  q = 18 copies in fp32."""
+        n = place.ranks
+        if n == 1:
+            return place.copies(12, load.fp32.size)
+        return place.shards(shard_bytes(load.values, n), place.copies(18, load.fp32.size).busy)
+
+
+def signs_(x: Tensor, out: Tensor) -> Tensor:
+    """Return in `out` the signs −1, 0 or 1, and NaN for values that are not finite; `x` is overwritten."""
+    return torch.sub(x, x, out=out).add_(x.sign_())  # x − x is 0 or NaN
+
+
+def voted_(v: Tensor, comm: Comm) -> Tensor:
+    """Replace fp32 signs (N,) by the sign of their sum over all ranks: shards are scattered, counted and gathered."""
+    n, N = comm.size, v.numel()
+    if n == 1 or N == 0:
+        return v
+    b = shard_bytes(N, n)
+    votes, signs = (torch.empty(n, b, dtype=torch.uint8, device=v.device) for _ in range(2))
+
+    def counted(i: int) -> Tensor:
+        count = unpacked(votes.view(-1)).view(n, -1).sum(0)  # of whole numbers: exact in any order
+        return packed(signs_(count, torch.empty_like(count)), b).view(1, b)
+
+    comm.agree_on_shares()
+    heard = scattered(comm, [votes], lambda i, ranks: packed(v, n * b).view(n, b)[ranks])
+    for _ in gathered(comm, [signs], map(counted, heard), tag=1):
+        v.copy_(unpacked(signs.view(-1))[:N])
+    return v
+
+
+def shard_bytes(values: int, ranks: int) -> int:
+    """Return the bytes of one shard if `values` are divided among `ranks`."""
+    return -(-values // (DIGITS * ranks))
+
+
+def packed(signs: Tensor, length: int) -> Tensor:
+    """Return `length` bytes of five signs each; missing signs count as 0."""
+    missing = DIGITS * length - signs.numel()
+    rows = torch.nn.functional.pad(signs, (0, missing)) if missing else signs
+    powers, _ = tables(signs.device)
+    codes = torch.mv(rows.view(length, DIGITS), powers)  # whole numbers, exact in any precision
+    return codes.add_(3**DIGITS // 2).nan_to_num_(NOT_FINITE).to(torch.uint8)
+
+
+def unpacked(codes: Tensor) -> Tensor:
+    """Return the signs in bytes (length,) as fp32 (5 · length,)."""
+    _, signs = tables(codes.device)
+    return signs.index_select(0, codes.int()).view(-1)
+
+
+@lru_cache(maxsize=64)
+def tables(device: torch.device) -> tuple[Tensor, Tensor]:
+    """Return the powers of 3 (5,), and the signs in every byte (256, 5), NaN in bytes that no finite signs have."""
+    powers = 3 ** torch.arange(DIGITS, device=device)
+    codes = torch.arange(256, device=device).unsqueeze(1)
+    signs = (codes // powers % 3 - 1).float()
+    return powers.float(), torch.where(codes < 3**DIGITS, signs, torch.nan)
+
+
+@checked
+def signum(beta: float = 0.9) -> Rule:
+    """Train by the sign that the momentum of most ranks has (Signum). Attach it to `torch.optim.SGD(params, lr)`.
+
+    Sends 2 (n − 1)/n · 1.6 bits a value, a twentieth of `gradient_allreduce`; costs an fp32 copy of the gradients.
+    Begin with the step size of Adam, 3e-4 for instance.
+
+    Args:
+        beta: β of the momentum, m ← β m + (1 − β) g, from 0 to below 1.
+    """
+    real("beta", beta, 0, below=1)
+    return during_backward(MajorityVote(beta, beta))
+
+
+@checked
+def lion_vote(betas: tuple[float, float] = (0.9, 0.99)) -> Rule:
+    """Train by Lion, of which ranks vote on each sign. Attach it to `torch.optim.SGD(params, lr, weight_decay=…)`.
+
+    Sends and costs what `signum` does. Begin with the step size of Lion, a third to a tenth of Adam's.
+
+    Args:
+        betas: β₁ of the sign and β₂ of the momentum, from 0 to below 1.
+    """
+    return during_backward(MajorityVote(*pair("betas", betas, 0, below=1)))
+
+
+class Blocks(NamedTuple):
+    """The span of a parameter in a flat tensor, as a matrix (rows, columns) in blocks of h × w."""
+
+    at: int
+    rows: int
+    columns: int
+
+    @property
+    def sides(self) -> tuple[int, int]:
+        """Return h and w; a vector is one row."""
+        return side_of(self.rows), side_of(self.columns)
+
+    def of(self, x: Tensor) -> Tensor:
+        """Return the blocks in `x` as a view (rows / h, columns / w, h, w)."""
+        h, w = self.sides
+        span = x[self.at : self.at + self.rows * self.columns]
+        return span.view(self.rows // h, h, self.columns // w, w).transpose(1, 2)
+
+
+@dataclass(frozen=True, repr=False)
+class InCosines(Around):
+    """x ← Tᵀ inner(T x), in fp32; see the module for the equations.
+
+    Raises:
+        TypeError: `inner` remembers something, which other buckets could not take over, or needs shapes.
+    """
+
+    copies: ClassVar[float] = 60  # three transforms of 20 each, on one thread of a CPU
+    needs_shapes: ClassVar[bool] = True
+    derived: ClassVar[tuple[str, ...]] = ("layout",)
+
+    @property
+    def lossy(self) -> bool:  # type: ignore[override]
+        return self.inner.lossy
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.inner.remembers() or self.inner.wants_shapes():
+            raise TypeError(
+                f"InCosines gives coefficients without shapes to a stage that remembers nothing, not {self.inner!r}; "
+                "say ErrorFeedback(InCosines(…)), not InCosines(ErrorFeedback(…))"
+            )
+
+    def init(self, bucket: Bucket, comm: Comm) -> State:
+        if not bucket.params and bucket.flat.numel():
+            raise ValueError(f"{self!r} works on matrices and was given a bare tensor; give it a Bucket of parameters")
+        layout, at = [], 0
+        for view in pieces(bucket.flat, bucket.params):
+            long = [dim for dim in range(view.dim()) if view.shape[dim] != 1]
+            rows = view.shape[max(long, key=view.stride)] if len(long) > 1 and view.numel() else 1
+            layout.append(Blocks(at, rows, view.numel() // rows))
+            at += view.numel()
+            for side in layout[-1].sides:
+                cosines(side, view.device)  # a copy to the device, which no step need wait for
+        layout.sort(key=lambda blocks: -math.prod(blocks.sides))
+        held = torch.tensor(layout, dtype=torch.int64).view(-1, 3)
+        return {"layout": held, "inner": self.inner.init(bucket, comm)}
+
+    def __call__(self, x: Tensor, state: State, comm: Comm, residual: Tensor | None = None) -> Tensor:
+        lost = {} if residual is None else {"residual": residual}
+        if comm.size == 1:
+            return self.inner(x, state["inner"], comm, **lost)
+        layout = [Blocks(*row) for row in state["layout"].tolist()]  # on the CPU: nothing is waited for
+        with temporaries() as new:
+            wide = x.float()
+            u = cosines_of(wide, layout, new(wide))
+            if residual is not None:
+                lost["residual"] = new(wide)
+            u = self.inner(u, state["inner"], comm, **lost)
+            if residual is not None:
+                restore_(residual, lost["residual"], layout)
+            restore_(x, u, layout)
+            return x
+
+
+@dataclass(frozen=True, repr=False)
+class Signs(Around):
+    """x ← sign(inner(x)): −1, 0 or 1, and NaN for what is not finite, which the sign would hide."""
+
+    averages: ClassVar[bool] = False
+
+    def __call__(self, x: Tensor, state: State, comm: Comm) -> Tensor:
+        y = self.inner(x, state["inner"], comm)
+        return x.copy_(torch.sub(y, y).add_(y.sign()))  # y − y is 0 or NaN
+
+    def cost(self, load: Load, place: Place) -> Cost:
+        """Return the cost of `inner` and of 3 copies."""
+        return cost(self.inner, load, place) + place.copies(3, load.size)
+
+
+def cosines_of(x: Tensor, layout: list[Blocks], out: Tensor) -> Tensor:
+    """Return in `out` the coefficients of a flat tensor, block after block; padding follows as it is."""
+    at = 0
+    for blocks, span, down, across in spans(x, layout):
+        torch.matmul(down, blocks @ across.T, out=out[span].view(blocks.shape))
+        at = span.stop
+    out[at:] = x[at:]
+    return out
+
+
+def restore_(x: Tensor, coefficients: Tensor, layout: list[Blocks]) -> None:
+    """Write to `x` the values of coefficients: the inverse of `cosines_of`."""
+    at = 0
+    for blocks, span, down, across in spans(x, layout):
+        blocks.copy_(down.T @ (coefficients[span].view(blocks.shape) @ across))
+        at = span.stop
+    x[at:] = coefficients[at:]
+
+
+def spans(x: Tensor, layout: list[Blocks]) -> Iterator[tuple[Tensor, slice, Tensor, Tensor]]:
+    """Yield the blocks of each parameter, the span of their coefficients, and the cosines of both sides."""
+    at = 0
+    for each in layout:
+        blocks = each.of(x)
+        down, across = (cosines(side, x.device) for side in each.sides)
+        yield blocks, slice(at, at := at + blocks.numel()), down, across
+
+
+def side_of(length: int) -> int:
+    """Return the largest divisor of `length` that is 64 or less."""
+    return next(side for side in range(min(64, max(length, 1)), 0, -1) if length % side == 0)
+
+
+@lru_cache(maxsize=256)
+def cosines(side: int, device: torch.device, dtype: torch.dtype = torch.float32) -> Tensor:
+    """Return the orthonormal DCT-II of `side` values, C_kj = √(2/s) cos(π k (2 j + 1) / 2 s), its first row / √2."""
+    k, j = torch.arange(side, dtype=torch.float64).unsqueeze(1), torch.arange(side, dtype=torch.float64)
+    c = torch.cos(math.pi * k * (2 * j + 1) / (2 * side)) * math.sqrt(2 / side)
+    c[0] *= math.sqrt(0.5)
+    c[c.abs() < 1e-12] = 0  # cos(π/2), of which a rounding would have a sign
+    return c.to(device, dtype)
+
+
+@checked
+def decoupled_momentum(
+    ratio: float = 1 / 128, beta: float = 0.999, values: Compressor | None = None, sign: bool = True
+) -> Rule:
+    """Train by signs of the largest cosines of each rank's momentum (DeMo). Attach it to `torch.optim.SGD(params, lr)`.
+
+    Sends (n − 1) · 5.5 · `ratio` bytes a value, (n − 1)/23 bytes by default; costs an fp32 copy of the gradients, and
+    on a CPU computes as long as about 60 copies of them. The `weight_decay` of SGD is decoupled, as in `signum`. Give
+    ranks processors of the same kind: a last bit may turn the sign of a value near zero.
+
+    Args:
+        ratio: the share of the coefficients that is sent: 32 of 4,096 by default.
+        beta: β, the decay of the momentum, from 0 to 1.
+        values: how the coefficients sent are compressed, such as `UInt2()`; None: in fp32.
+        sign: step by the signs. False leaves d as the gradient, for any optimizer: error feedback in cosines.
+    """
+    stage = ErrorFeedback(InCosines(SparseMean(TopK(ratio, values=values))), real("beta", beta, 0, 1))
+    return during_backward(Signs(stage) if sign else stage)
