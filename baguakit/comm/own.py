@@ -81,22 +81,22 @@ def abort_all(groups: Iterable[Any]) -> None:
     group waits for its last collective, which an abort does not end. If a rank was lost before the first message to
     it, that takes the timeout of the group, and a garbage collection would stop the process meanwhile.
     """
+
+    def abort(group: Any) -> None:
+        with contextlib.suppress(RuntimeError):  # it took too long, which torch logs; the cause is raised elsewhere
+            group.abort()
+
     alive = [group for group in groups if group not in _aborted]
     _aborted.update(alive)
     for group in lazy.intersection(alive):
         ctypes.pythonapi.Py_IncRef(ctypes.py_object(group))  # the end of the interpreter empties the list
         _kept.append(group)
-    threads = [threading.Thread(target=_abort, args=(g,), name="baguakit abort", daemon=True) for g in alive]
+    threads = [threading.Thread(target=abort, args=(g,), name="baguakit abort", daemon=True) for g in alive]
     for thread in threads:
         thread.start()
     until = time.monotonic() + ENDING
     for thread in threads:
         thread.join(max(0.0, until - time.monotonic()))
-
-
-def _abort(group: Any) -> None:
-    with contextlib.suppress(RuntimeError):  # it took too long, which torch logs; the cause is raised elsewhere
-        group.abort()
 
 
 def let_go() -> int:

@@ -33,33 +33,28 @@ def store_silent(rank: int, silent: float, what: str, timeout: float) -> str:
     )
 
 
-class SteadyClock:
-    """A clock for the silence of others, in seconds. It moves with each look, and by at most `most` seconds.
+@dataclass(eq=False)
+class Judge:
+    """Names the rank at fault, for all ranks that wait.
 
-    A rank that looks seldom, since the store is slow or since it was stopped itself, has not heard others seldom: they
-    may have written many heartbeats meanwhile, or been held up by the same store.
+    Its clock, for the silence of others, moves with each look, and by a limited time. A rank that looks seldom, since
+    the store is slow or since it was stopped itself, has not heard others seldom: they may have written many heartbeats
+    meanwhile, or been held up by the same store.
     """
 
-    def __init__(self, most: float) -> None:
-        self.most, self.now = most, 0.0
-        self._looked = time.monotonic()
+    rank: int  # this one
+    timeout: float  # in seconds, for the sentences
+    air: Air  # the launches of this rank
+    most: float  # seconds by which the clock moves with a look
+    now: float = 0.0  # the time of the clock
+    seen: dict[int, tuple[int, float]] = field(default_factory=dict)  # heartbeat and its time, by rank
+    _looked: float = field(default_factory=lambda: time.monotonic())
 
     def look(self) -> float:
         """Return the time, after a look."""
         before, self._looked = self._looked, time.monotonic()
         self.now += min(self.most, self._looked - before)
         return self.now
-
-
-@dataclass(eq=False)
-class Judge:
-    """Names the rank at fault, for all ranks that wait."""
-
-    rank: int  # this one
-    timeout: float  # in seconds, for the sentences
-    air: Air  # the launches of this rank
-    clock: SteadyClock  # of the silence of other ranks
-    seen: dict[int, tuple[int, float]] = field(default_factory=dict)  # heartbeat and its time, by rank
 
     def sentence(self, mine: Record, records: dict[int, Record | None]) -> str | None:
         """Return a sentence that names the rank at fault, "" if none can be named yet, or None if no rank waits.
@@ -91,8 +86,8 @@ class Judge:
         return max((self._silence(r, record) for r, record in here.items()), default=0.0)
 
     def _silence(self, r: int, record: Record) -> float:
-        self.heard(r, record.beats, self.clock.now)
-        return self.clock.now - self.seen[r][1]
+        self.heard(r, record.beats, self.now)
+        return self.now - self.seen[r][1]
 
     def _dead(self, r: int, record: Record, here: dict[int, Record], awaited: list[tuple[int, Waiting]]) -> str:
         silent = self._silence(r, record)

@@ -274,13 +274,10 @@ def _again(error: PeerError) -> PeerError:
 
 def _from_network(error: BaseException) -> RuntimeError | None:
     """Return the deepest RuntimeError in the chain of `error`, that of a process group or store; or None."""
-    found, each = None, error
-    seen: set[int] = set()
-    while each is not None and id(each) not in seen:
-        seen.add(id(each))
-        found = each if isinstance(each, RuntimeError) else found
-        each = each.__cause__ or each.__context__  # type: ignore[assignment]
-    return found
+    chain = [error]
+    while (cause := chain[-1].__cause__ or chain[-1].__context__) is not None and cause not in chain:
+        chain.append(cause)
+    return next((each for each in reversed(chain) if isinstance(each, RuntimeError)), None)
 
 
 _monitors: "weakref.WeakKeyDictionary[Monitor, int]" = weakref.WeakKeyDictionary()  # with the process of each

@@ -20,7 +20,7 @@ from typing import Any
 
 import torch
 
-from .judging import Judge, SteadyClock, diverged, store_gone, store_silent
+from .judging import Judge, diverged, store_gone, store_silent
 from .records import Board, Lease, Record, Waiting
 
 STALE = 3  # heartbeats
@@ -34,8 +34,7 @@ class Watch:
     def __init__(self, monitor: Any) -> None:
         self.monitor, self.beat = monitor, monitor.beat
         self.board = Board(monitor.store, monitor.rank, monitor.size)
-        self.clock = SteadyClock(1.25 * self.beat)
-        self.judge = Judge(monitor.rank, monitor.timeout, monitor.air, self.clock)
+        self.judge = Judge(monitor.rank, monitor.timeout, monitor.air, 1.25 * self.beat)
         self.over = threading.Event()
         self.wake = threading.Event()  # set to look now: a flight has failed
         self._beats, self._doubts = 0, 0
@@ -79,7 +78,7 @@ class Watch:
 
     def turn(self) -> None:
         """Write the record of this rank if it is time, read the lease, and judge if this rank is the judge."""
-        monitor, now = self.monitor, self.clock.look()
+        monitor, now = self.monitor, self.judge.look()
         waiting, hurried = self._waiting()
         changed = (waiting is None, hurried) != (self._written.waiting is None, self._hurried)
         if changed or now >= self._next_beat:
@@ -97,7 +96,7 @@ class Watch:
             self._silence = self.judge.silence(records)
             if waiting is None or not lease.verdict:
                 self._ask(self._compare, records)
-        stale = lease.rank < 0 or self.clock.now - self._renewed > STALE * self.beat
+        stale = lease.rank < 0 or self.judge.now - self._renewed > STALE * self.beat
         if waiting is not None and lease.verdict:
             self._give_up(lease.verdict)
         elif self._judges or ((waiting is not None or self._silent) and stale):
@@ -121,7 +120,7 @@ class Watch:
 
     def _saw(self, lease: Lease) -> None:
         if lease != self._lease:
-            self._lease, self._renewed = lease, self.clock.now
+            self._lease, self._renewed = lease, self.judge.now
 
     def _renew(self) -> Lease:
         if self._lease != self._mine():

@@ -88,7 +88,7 @@ def test_with_an_error_of_the_network_a_silent_rank_is_dead_sooner(error, named)
     monitor, _ = monitored(broken=lambda: error)
     monitor.launched(0, launched(10.0, CountingFlight()))
     monitor.watch.turn()
-    seen, clock = monitor.watch.judge.seen, monitor.watch.clock
+    seen, clock = monitor.watch.judge.seen, monitor.watch.judge
     silent = (monitor.silence + monitor.patience) / 2
     seen[1] = (seen[1][0], clock.now - silent)
     monitor.watch.turn()
@@ -158,7 +158,7 @@ def test_work_on_a_gpu_that_the_host_has_passed_is_watched(age, error, says):
         monitor.wait_for(each)
     said[0] = error
     monitor.watch.turn()
-    clock, seen = monitor.watch.clock, monitor.watch.judge.seen
+    clock, seen = monitor.watch.judge, monitor.watch.judge.seen
     assert monitor.watch._written.waiting.what == passed.label
     seen[1] = (seen[1][0], clock.now - monitor.patience - 1)
     monitor.watch.turn()

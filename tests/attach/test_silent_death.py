@@ -42,12 +42,12 @@ class Turned:
         self.monitors = [Monitor(store, rank, size, timedelta(seconds=timeout), lambda: None) for rank in range(size)]
         for monitor in self.monitors:
             monitor.watch.board.arrive(monitor.watch._written)
-            monitor.watch.clock.look = lambda clock=monitor.watch.clock: clock.now
+            monitor.watch.judge.look = lambda clock=monitor.watch.judge: clock.now
 
     def turn(self, ranks, beats=1):
         for _ in range(beats):
             for monitor in (self.monitors[rank] for rank in ranks):
-                monitor.watch.clock.now += monitor.beat
+                monitor.watch.judge.now += monitor.beat
                 for _ in range(2):
                     if monitor.error is None:
                         monitor.watch.turn()
