@@ -4,9 +4,8 @@ A compressor turns rows of values into rows of bytes: a row for each rank that a
 """
 
 from .base import Compressor
+from .blockwise import Float8, MinMaxUInt8, Sign, UInt2, UInt4, Uniform
 from .casts import BFloat16, Float16
-from .float8 import Float8
 from .topk import TopK
-from .uniform import MinMaxUInt8, Sign, UInt2, UInt4, Uniform
 
 __all__ = ["BFloat16", "Compressor", "Float8", "Float16", "MinMaxUInt8", "Sign", "TopK", "UInt2", "UInt4", "Uniform"]

@@ -28,7 +28,11 @@ def _row_bytes(written: Callable[..., int]) -> Callable[..., int]:
 
 def _compress(written: Callable[..., Tensor]) -> Callable[..., Tensor]:
     def compress(self: Any, x: Tensor, residual: Tensor | None = None, key: int = 0) -> Tensor:
-        x = values_of(x, key)
+        check_dtype("x", tensor("x", x).dtype)
+        integer("key", key, None)
+        if x.dim() != 2:
+            raise ValueError(message("x", "values in rows, of shape (rows, n)", x) + "; use x.view(rows, -1)")
+        x = x.detach().contiguous()
         return written(self, x, residual_of(residual, x.shape, x), key)
 
     return compress
@@ -39,15 +43,33 @@ def _decompress(written: Callable[..., Tensor]) -> Callable[..., Tensor]:
         self: Any, packed: Tensor, n: int, dtype: torch.dtype = torch.float32, out: Tensor | None = None
     ) -> Tensor:
         packed = packed_of(packed, self, n)
-        return written(self, packed, n, dtype, output_for(out, packed, n, dtype))
+        check_dtype("dtype", dtype)
+        if out is not None:
+            check_dtype("out", instance("out", out, Tensor, "a tensor").dtype)
+            if out.shape != (len(packed), n) or not out.is_contiguous():
+                raise ValueError(f"out is contiguous, of shape {(len(packed), n)}, not {described(out)}")
+            check_device("out", out, packed)
+            out = out.detach()
+        return written(self, packed, n, dtype, out)
 
     return decompress
 
 
 def _add_(written: Callable[..., Tensor]) -> Callable[..., Tensor]:
     def add_(self: Any, out: Tensor, packed: Tensor, weights: Sequence[float] | Tensor) -> Tensor:
-        packed = packed_of(packed, self, sum_into(out, packed).shape[0])
-        written(self, out.detach(), packed, weights_of(weights, packed))
+        check_dtype("out", instance("out", out, Tensor, "a tensor").dtype)
+        if out.dim() != 1 or not out.is_contiguous():
+            raise ValueError(f"out is one contiguous row, of shape (n,), not {described(out)}; use out.view(-1)")
+        check_device("out", out, tensor("packed", packed))
+        packed = packed_of(packed, self, len(out))
+        if isinstance(weights, Tensor):
+            given = tensor("weights", weights)
+        else:
+            listed = [real("weights", w) for w in several("weights", weights, "a list of numbers")]
+            given = torch.tensor(listed, dtype=torch.float32)
+        if given.shape != (len(packed),) or given.is_complex():
+            raise ValueError(message("weights", f"as many numbers as there are packed rows, {len(packed)}", weights))
+        written(self, out.detach(), packed, uploaded(given.to(torch.float32), packed.device).contiguous())
         return out
 
     return add_
@@ -179,15 +201,6 @@ def warmed(device: Any, dtype: Any, values: Any) -> str:
     return kind
 
 
-def values_of(x: Tensor, key: int = 0) -> Tensor:
-    """Return rows of values, contiguous, once they and their key have been checked."""
-    check_dtype("x", tensor("x", x).dtype)
-    integer("key", key, None)
-    if x.dim() != 2:
-        raise ValueError(message("x", "values in rows, of shape (rows, n)", x) + "; use x.view(rows, -1)")
-    return x.detach().contiguous()
-
-
 def check_dtype(name: str, dtype: Any) -> None:
     """Raise a TypeError unless compressors take values of this dtype."""
     if not isinstance(dtype, torch.dtype) or dtype not in FLOATS:
@@ -204,40 +217,6 @@ def packed_of(packed: Tensor, compressor: Compressor, n: int) -> Tensor:
     if packed.dim() != 2 or packed.shape[1] != size:
         raise ValueError(message("packed", f"rows of {size} bytes, as {compressor!r} packs n={n} values", packed))
     return packed.contiguous()
-
-
-def output_for(out: Tensor | None, packed: Tensor, n: int, dtype: torch.dtype) -> Tensor | None:
-    """Return the tensor to decompress into, once it has been checked; None for a new one."""
-    check_dtype("dtype", dtype)
-    if out is None:
-        return None
-    check_dtype("out", instance("out", out, Tensor, "a tensor").dtype)
-    if out.shape != (packed.shape[0], n) or not out.is_contiguous():
-        raise ValueError(f"out is contiguous, of shape {(packed.shape[0], n)}, not {described(out)}")
-    check_device("out", out, packed)
-    return out.detach()
-
-
-def sum_into(out: Tensor, packed: Tensor) -> Tensor:
-    """Return the row to which packed rows are added, once it has been checked."""
-    check_dtype("out", instance("out", out, Tensor, "a tensor").dtype)
-    if out.dim() != 1 or not out.is_contiguous():
-        raise ValueError(f"out is one contiguous row, of shape (n,), not {described(out)}; use out.view(-1)")
-    tensor("packed", packed)
-    check_device("out", out, packed)
-    return out
-
-
-def weights_of(weights: Sequence[float] | Tensor, packed: Tensor) -> Tensor:
-    """Return a weight for each packed row, on their device."""
-    if isinstance(weights, Tensor):
-        given = tensor("weights", weights)
-    else:
-        listed = [real("weights", w) for w in several("weights", weights, "a list of numbers")]
-        given = torch.tensor(listed, dtype=torch.float32)
-    if given.shape != (packed.shape[0],) or given.is_complex():
-        raise ValueError(message("weights", f"as many numbers as there are packed rows, {packed.shape[0]}", weights))
-    return uploaded(given.to(torch.float32), packed.device).contiguous()
 
 
 def residual_of(residual: Tensor | None, shape: Sequence[int], beside: Tensor) -> Tensor | None:

@@ -71,7 +71,8 @@ class TopK(Compressor):
         at = self._values_at(kept.shape[1])
         packed[:, :at].zero_()
         codes = torch.nn.functional.pad(places, (0, -places.shape[1] % 8))
-        join_(self._planes(packed, kept.shape[1]), codes, self._bits)
+        planes, bits = self._planes(packed, kept.shape[1])
+        join_(planes, codes, bits)
         if self.values is None:
             packed[:, at:] = kept.view(torch.uint8)
         else:
@@ -117,21 +118,19 @@ class TopK(Compressor):
 
     # A packed row: the places, in planes of whole bytes, then zeros up to a multiple of 16 bytes, then the values.
 
-    @property
-    def _bits(self) -> int:
-        return self.chunk.bit_length() - 1
-
     def _values_at(self, count: int) -> int:
-        return aligned(-(-count // 8) * self._bits)
+        return aligned(-(-count // 8) * (self.chunk.bit_length() - 1))
 
-    def _planes(self, packed: Tensor, count: int) -> tuple[Tensor, ...]:
-        sizes = [-(-count // 8) * plane for plane in planes_of(self._bits)]
-        return torch.split(packed[:, : sum(sizes)], sizes, 1)
+    def _planes(self, packed: Tensor, count: int) -> tuple[tuple[Tensor, ...], int]:
+        """Return the planes of the places of so many values, and the bits of a place."""
+        bits = self.chunk.bit_length() - 1
+        sizes = [-(-count // 8) * plane for plane in planes_of(bits)]
+        return torch.split(packed[:, : sum(sizes)], sizes, 1), bits
 
     def _parts(self, packed: Tensor, n: int) -> tuple[Tensor, Tensor]:
         """Return the values of packed rows in fp32, and their places in the row."""
         count = self.kept(n)
-        places = split(self._planes(packed, count), self._bits).flatten(1)[:, :count]
+        places = split(*self._planes(packed, count)).flatten(1)[:, :count]
         sent = packed[:, self._values_at(count) :]
         if self.values is None:
             values = sent.flatten().view(torch.float32).view(places.shape)

@@ -60,11 +60,9 @@ class Operator(Generic[Result]):
 
 
 def uploaded(x: Tensor, device: torch.device) -> Tensor:
-    """Return `x` on `device`. The host waits for nothing.
-
-    A tensor on the CPU is pinned first: the copy of another may wait for all that its stream has been given before.
-    """
-    if x.is_cpu and device.type == "cuda" and not torch.compiler.is_compiling():  # Dynamo need not know pinned memory
+    """Return `x` on `device`. The host waits for nothing."""
+    # Unless it is pinned, the copy may wait for all that its stream has been given before. Dynamo need not know it.
+    if x.is_cpu and device.type == "cuda" and not torch.compiler.is_compiling():
         x = x.pin_memory()
     return x.to(device, non_blocking=True)
 

@@ -204,7 +204,7 @@ def test_addresses_and_positions_are_64_bits_wide(device):
     tables.by_kind[0].tiles[0] = tile
     weights = steps.dense(theirs.p[0])
     new = SGD().apply(weights.float(), theirs.g[0].float(), [], [torch.tensor(x) for x in SGD().numbers(0.5, 2)])
-    expected = steps.drawn(new, 1024 * tile, steps.step_seed(9, 2))
+    expected = steps.drawn(new, 1024 * tile, steps.numbers_of(SGD(), Conditions(0.1, 1, key=9))[2])
     steps_launch.step_(SGD(), tables, Conditions(0.5, key=9))
     assert torch.equal(bits(ours.p[0]), bits(expected))
 

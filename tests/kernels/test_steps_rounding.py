@@ -16,7 +16,12 @@ def neighbours(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 def test_draws_are_one_of_the_two_neighbours_each_with_its_chance():
     x = torch.cat([torch.randn(400) * 10 ** torch.randn(400), torch.tensor([0.0, -0.0, 1e-45, -1e-40, 1.0, 3.3e38])])
     below, above = neighbours(x)
-    draws = torch.stack([steps.drawn(x, 0, steps.step_seed(1, t)).float() for t in range(400)])
+    draws = torch.stack(
+        [
+            steps.drawn(x, 0, steps.numbers_of(steps.SGD(), steps.Conditions(0.1, t - 1, key=1))[2]).float()
+            for t in range(400)
+        ]
+    )
     assert ((draws == below) | (draws == above)).all()
     # Draws have 16 bits, as many as x has beyond bf16: the chance is exact, and the mean of 400 · 400 is normal.
     chance = (x.view(torch.int32) & 0xFFFF).double() / 65536

@@ -105,8 +105,8 @@ def compress(format: Format, x: Tensor, block: int, residual: Tensor | None = No
     if not x.numel():
         return packed
     for run in layout.runs:
-        run_unit, signs = _tools(format, run, rows, n, x, residual)
-        for row in _rows(rows, run_unit, key):
+        run_unit, signs, together = _tools(format, run, rows, n, x, residual)
+        for row in [slice(None)] if together and key is None else range(rows):  # draws know one start
             parts = run.parts_of(packed[row])
             start = 0 if isinstance(row, slice) else row * n + run.columns.start
             values = coded = _padded(run.values_of(x[row]), run.width)
@@ -125,8 +125,8 @@ def decompress_(format: Format, out: Tensor, packed: Tensor, block: int) -> None
     if not out.numel():
         return
     for run in format.layout(n, block).runs:
-        run_unit, signs = _tools(format, run, rows, n, out, packed)
-        for row in _rows(rows, run_unit):
+        run_unit, signs, together = _tools(format, run, rows, n, out, packed)
+        for row in [slice(None)] if together else range(rows):
             run_unit(unpack_, run.values_of(out[row]), signs, format, *run.parts_of(packed[row]))
 
 
@@ -141,7 +141,7 @@ def add_(format: Format, out: Tensor, packed: Tensor, weights: Tensor, block: in
     for run in format.layout(n, block).runs:
         values = run.values_of(out)
         total = summed = _padded(values.float(), run.width)
-        run_unit, signs = _tools(format, run, rows, n, total, packed)
+        run_unit, signs, _ = _tools(format, run, rows, n, total, packed)
         if signs is not None:
             summed = torch.zeros_like(total)
         _add_rows_(format, run_unit, summed, run, packed, weights)
@@ -166,7 +166,7 @@ def reduce(
     divisor = ones.new_full((1,), rows)
     for run in layout.runs:
         mean = torch.zeros(run.height, run.width, dtype=torch.float32, device=packed.device)
-        run_unit, signs = _tools(format, run, rows, n, mean, packed)
+        run_unit, signs, _ = _tools(format, run, rows, n, mean, packed)
         _add_rows_(format, run_unit, mean, run, packed, ones)
         mean /= divisor
         parts = run.parts_of(sent[0])
@@ -200,13 +200,12 @@ def _add_rows_(
 
 def _tools(
     format: Format, run: Run, rows: int, n: int, values: Tensor, beside: Tensor | None
-) -> tuple[units.RunUnit, Tensor | None]:
-    """Return what runs units on a run of rows, of single blocks as written; and the signs of rotated ones."""
-    compiled = run.height > 1 and values.is_cpu and all(x is None or x.is_contiguous() for x in (values, beside))
+) -> tuple[units.RunUnit, Tensor | None, bool]:
+    """Return what runs units on a run of rows, the signs of rotated ones, and whether it takes all rows together.
+
+    Single blocks run as written. Together saves calls; but compiled units know two dimensions.
+    """
+    contiguous = values.is_contiguous() and (beside is None or beside.is_contiguous())
+    compiled = run.height > 1 and values.is_cpu and contiguous
     run_unit = units.runner((format, run.width, values.dtype), rows, n) if compiled else units.plain
-    return run_unit, signs_of(run.width, values.device) if format.rotated else None
-
-
-def _rows(rows: int, run_unit: units.RunUnit, key: int | None = None) -> list[slice] | range:
-    # Together saves calls; but compiled units know two dimensions, and draws one start.
-    return [slice(None)] if run_unit is units.plain and key is None else range(rows)
+    return run_unit, signs_of(run.width, values.device) if format.rotated else None, run_unit is units.plain

@@ -66,18 +66,17 @@ class Kernel:
 def examples(like: tuple[Any, ...], rows: int) -> list[Any]:
     """Return arguments of the dtypes and widths of `like`, with so many rows: many magnitudes, and a row of zeros."""
     # A generator of its own leaves the user's random numbers alone.
-    source = torch.Generator().manual_seed(rows)
-    return [_example(part, rows, source) if isinstance(part, Tensor) else part for part in like]
-
-
-def _example(like: Tensor, rows: int, source: torch.Generator) -> Tensor:
-    shape = (rows, *like.shape[1:]) if like.dim() == 2 else like.shape
-    if not like.dtype.is_floating_point:
-        return torch.randint(0, 256, shape, generator=source, device="cpu").to(like.dtype)
-    scale = torch.randint(-40, 40, (*shape[:-1], 1), generator=source, device="cpu")
-    values = torch.randn(shape, generator=source, dtype=torch.float32, device="cpu") * 2.0**scale
-    values[0] = 0
-    return values.to(like.dtype)
+    source, made = torch.Generator().manual_seed(rows), [*like]
+    for i, part in enumerate(like):
+        if isinstance(part, Tensor):
+            shape = (rows, *part.shape[1:]) if part.dim() == 2 else part.shape
+            values = torch.randint(0, 256, shape, generator=source, device="cpu")
+            if part.dtype.is_floating_point:
+                scale = torch.randint(-40, 40, (*shape[:-1], 1), generator=source, device="cpu")
+                values = torch.randn(shape, generator=source, dtype=torch.float32, device="cpu") * 2.0**scale
+                values[0] = 0
+            made[i] = values.to(part.dtype)
+    return made
 
 
 def write(calls: list[tuple[Unit, tuple[Any, ...]]]) -> str:

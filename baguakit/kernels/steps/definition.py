@@ -128,40 +128,24 @@ Update = SGD | Adam | Lion
 
 @dataclass(frozen=True)
 class Conditions:
-    """The numbers that change from step to step.
-
-    Attributes:
-        lr: η, a number or a tensor with one value.
-        taken: how many steps were taken before: t − 1. A tensor is advanced by the step.
-        grad_scale: what gradients are divided by.
-        clip: what they are then multiplied by: factor = clip / grad_scale, rounded to fp32 once.
-        found_inf: if not zero, nothing is changed.
-        key: of the draws; None rounds to nearest.
-    """
+    """The numbers that change from step to step, or tensors with one value."""
 
     lr: float | Tensor
-    taken: int | Tensor = 1
-    grad_scale: float | Tensor = 1.0
-    clip: float | Tensor = 1.0
-    found_inf: float | Tensor = 0.0
-    key: int | None = None
+    taken: int | Tensor = 1  # steps before this one, t − 1; a tensor is advanced by the step
+    grad_scale: float | Tensor = 1.0  # gradients are divided by it
+    clip: float | Tensor = 1.0  # and then multiplied by it: factor = clip / grad_scale, rounded to fp32 once
+    found_inf: float | Tensor = 0.0  # if not zero, nothing is changed
+    key: int | None = None  # of the draws; None rounds to nearest
 
 
 @dataclass(frozen=True)
 class Operands:
-    """The tensors of a step, one of each kind for each parameter: dense, and laid out as the parameter is.
+    """The tensors of a step, one of each kind for each parameter: dense, and laid out as the parameter is."""
 
-    Attributes:
-        p: fp32, bf16 or fp16.
-        g: likewise.
-        states: as many lists of fp32 as the update has states.
-        master: fp32 or None for each parameter; empty if there are none.
-    """
-
-    p: Sequence[Tensor]
+    p: Sequence[Tensor]  # fp32, bf16 or fp16, as g
     g: Sequence[Tensor]
-    states: tuple[Sequence[Tensor], ...] = ()
-    master: Sequence[Tensor | None] = ()
+    states: tuple[Sequence[Tensor], ...] = ()  # as many lists of fp32 as the update has states
+    master: Sequence[Tensor | None] = ()  # fp32 or None for each parameter; empty if there are none
 
     def columns(self, names: Sequence[str]) -> dict[str, Sequence[Tensor | None]]:
         """Return the tensors of each kind by its name; states have these names."""
@@ -171,17 +155,12 @@ class Operands:
 
 def numbers_of(update: Update, conditions: Conditions) -> tuple[Numbers, float, tuple[int, int]]:
     """Return the numbers of a step on the host: its options, the factor of gradients, and the seed of draws."""
-    t = int(conditions.taken) + 1
+    t, seed = int(conditions.taken) + 1, (0, 0)
+    if conditions.key is not None:
+        low, high = noise.seed_words(conditions.key)
+        seed = low, high ^ int(noise._mix(torch.tensor(t)))
     factor = float(conditions.clip) / float(conditions.grad_scale)
-    return update.numbers(float(conditions.lr), t), factor, step_seed(conditions.key, t)
-
-
-def step_seed(key: int | None, t: int) -> tuple[int, int]:
-    """Return the two words from which step t draws, if it does."""
-    if key is None:
-        return 0, 0
-    low, high = noise.seed_words(key)
-    return low, high ^ int(noise._mix(torch.tensor(t)))
+    return update.numbers(float(conditions.lr), t), factor, seed
 
 
 def step_(update: Update, operands: Operands, conditions: Conditions) -> None:

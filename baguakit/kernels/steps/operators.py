@@ -28,7 +28,6 @@ TILE = 1024  # values; with four warps and the four streams of Adam, a thread ha
 KEPT = 64  # tables of a cache
 SUM_TILE = 16384  # values of a tile where only a sum is found
 
-Kind = tuple[torch.dtype, torch.dtype, bool]
 Integers = np.ndarray[Any, np.dtype[np.int64]]
 
 _serial = count()
@@ -93,9 +92,9 @@ def key_of(name: str, role: Role) -> object:
 
 @dataclass(frozen=True, eq=False)
 class Table:
-    """Tensors of one kind: the dtypes of weights and gradients, and whether there are masters."""
+    """Tensors of one kind."""
 
-    kind: Kind
+    kind: tuple[torch.dtype, torch.dtype, bool]  # the dtypes of weights and gradients, and whether there are masters
     tiles: Tensor  # (tiles,) int64: record << 32 | number of the tile
     records: Tensor  # (tensors, FIELDS) int64
     tile: int
@@ -138,7 +137,7 @@ class TableCache:
         return tables
 
 
-def tables_of(kinds: Sequence[Kind], columns: dict[str, Sequence[Tensor | None]], tile: int = TILE) -> StepTables:
+def tables_of(kinds: Sequence[Any], columns: dict[str, Sequence[Tensor | None]], tile: int = TILE) -> StepTables:
     """Return the tables of tensors, in columns named as in FIELDS; p or, without weights, g has their lengths."""
     lead = [x for x in columns.get("p") or columns["g"] if x is not None]
     lengths = np.array([x.numel() for x in lead], np.int64)
