@@ -120,7 +120,6 @@ class TrackedMean(Around):
 
     Raises:
         TypeError: `inner` loses nothing, or loses it between nodes only.
-        ValueError: `momentum` is anything else.
     """
 
     momentum: float = 0.0

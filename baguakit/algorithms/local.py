@@ -107,15 +107,13 @@ def async_model_average(warmup_steps: int = 0, interval: float = 0.0) -> Algorit
 class OuterStep(Stage):
     """Δ ← inner(a − x);  a ← a step of `optimizer` on a with gradient Δ;  x ← a.
 
-    If the inner stage does not agree, ranks have their own anchors, and Δ ← a − inner(x): this is equal to the above if
-    the anchors are equal, and otherwise draws them together.
+    If the inner stage does not agree, ranks have their own anchors, and Δ ← a − inner(x) draws them together. A result
+    that is not finite is passed on; the anchor and the optimizer's state are then kept.
 
     Args:
         optimizer: a class of torch.optim, or a subclass of Optimizer.
         inner: the average: `Mean()`, or `ErrorFeedback(CompressedMean())`, or one with neighbours only.
         options: of the optimizer.
-
-    A result that is not finite is passed on; the anchor and the optimizer's state are then kept.
     """
 
     optimizer: type[torch.optim.Optimizer]

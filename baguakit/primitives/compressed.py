@@ -1,8 +1,4 @@
-"""Means of flat tensors over all ranks: exact, compressed, and of few values.
-
-A compressed mean takes two hops: every rank averages a shard for all the others. A long tensor is sent in pieces: one
-is computed with while another is on the wire.
-"""
+"""Means of flat tensors over all ranks: exact, compressed, and of few values."""
 
 from collections.abc import Callable, Sequence
 from functools import lru_cache, wraps
@@ -24,9 +20,9 @@ Tensors = TypeVar("Tensors", bound=Tensor | Sequence[Tensor])
 
 
 def on_flat(primitive: Callable[Concatenate[Tensor, P], Tensor]) -> Callable[Concatenate[Tensors, P], Tensors]:
-    """Let `primitive(x, …)`, written for a contiguous 1-D tensor, take any tensor or a list of tensors.
+    """Let `primitive(x, …)`, written for a contiguous 1-D tensor, take any tensor or a list, which it overwrites.
 
-    A list travels as one message for each dtype and device in it. Tensors are overwritten in place and returned.
+    A list travels as one message for each dtype and device in it.
     """
 
     @wraps(primitive)

@@ -16,7 +16,7 @@ from .compressed import check_averageable
 
 
 class StageLike(Protocol):
-    """The part of a stage that `launch` needs (see `baguakit.stages`)."""
+    """The part of a stage that `launch` needs."""
 
     def init(self, bucket: Bucket, comm: Comm) -> dict[str, Any]: ...
 

@@ -28,9 +28,9 @@ def exchanged(
 ) -> Iterator[tuple[int, int]]:
     """Send messages to other ranks, and yield (rank, index) of each that comes; the caller exhausts the iterator.
 
-    In turn s = 1 … n − 1 rank r sends to rank r + s, and hears rank r − s. After `TURN` bytes or more it begins the
-    next turn when all but the last of the messages of this one are there, or as many bytes of them as it sent itself,
-    if it hears more; after fewer, or over several flows, at once.
+    In turn s = 1 … n − 1 rank r sends to rank r + s, and hears rank r − s. After `TURN` bytes or more the next turn
+    begins when all but the last of the messages of this one are there, or as many bytes of them as it sent itself;
+    after fewer, or over several flows, at once.
 
     Args:
         comm: the group.

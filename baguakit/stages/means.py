@@ -264,7 +264,6 @@ class ErrorFeedback(Around):
 
     Raises:
         TypeError: `inner` loses nothing, or loses it between nodes only.
-        ValueError: `decay` is not from 0 to 1.
 
     Seide et al. 2014, "1-Bit Stochastic Gradient Descent and its Application to Data-Parallel Distributed Training of
     Speech DNNs", doi:10.21437/Interspeech.2014-274; Karimireddy et al. 2019, "Error Feedback Fixes SignSGD and other

@@ -170,14 +170,13 @@ class Topology(ABC):
 
         Args:
             size: the number of ranks.
-            rounds: the number of rounds to draw, at most 256; by default one period, at most 8.
+            rounds: the number of rounds to draw, 1 to 256; by default one period, at most 8.
 
         Returns:
             A `matplotlib.figure.Figure`, independent of pyplot: `.savefig("ring.png")`.
 
         Raises:
             ModuleNotFoundError: matplotlib is not installed.
-            ValueError: the group size is impossible, or `rounds` is less than 1 or more than 256.
         """
         period = self.period(size := self._ranks(size))
         count = min(period, MOST_ROUNDS) if rounds is None else integer("rounds", rounds, 1, MOST_DRAWN)

@@ -1,6 +1,6 @@
 """A topology whose weights each rank sets before each round."""
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields, is_dataclass, replace
 from math import fsum
 from typing import Any, NoReturn, TypeVar
@@ -108,21 +108,16 @@ class Chosen(Topology):
         round._choice, round.one_round = self.choice, True
         return round
 
-    # Unknown to every rank
-
-    def links(self, rank: int, size: int, round: int) -> Iterator[tuple[int, float]]:
-        """Raise a ValueError: the other ranks' weights are unknown."""
-        self._unknown()
-
-    def period(self, size: int) -> int:
+    def period(self, size: int) -> NoReturn:
         """Raise a ValueError: future rounds are unknown."""
-        self._unknown()
-
-    def _unknown(self) -> NoReturn:
         raise ValueError(
             "each rank sets its own weights of Chosen() in each round and does not know the weights of other ranks; "
             "use it in decentralized(Chosen()) or neighbor_mean_, and FromMatrix([first, second, …]) here"
         )
+
+    def links(self, rank: int, size: int, round: int) -> NoReturn:
+        """Raise a ValueError: the other ranks' weights are unknown."""
+        self.period(size)
 
     def static(self, size: int) -> bool:
         """Return False: rounds may differ."""

@@ -126,9 +126,6 @@ class RandomMatching(_OnePeer):
     Args:
         seed: a whole number, the same on all ranks; its lowest 64 bits are used.
 
-    Raises:
-        TypeError: `seed` is not a whole number.
-
     Boyd, Ghosh, Prabhakar and Shah 2006, "Randomized gossip algorithms", doi:10.1109/TIT.2006.874516. In `diloco` it is
     NoLoCo: Kolehmainen et al. 2025, "NoLoCo: No-all-reduce Low Communication Training Method for Large Models",
     arXiv:2506.10911.
@@ -184,9 +181,6 @@ class BaseK(Topology):
 
     Args:
         k: the largest number of peers of a rank in one round, 1 or more.
-
-    Raises:
-        ValueError: `k` is less than 1.
 
     Takezawa, Sato, Bao, Niwa and Yamada 2023, "Beyond Exponential Graph: Communication-Efficient Topologies for
     Decentralized Learning via Finite-time Convergence", arXiv:2305.11420, whose blocks are powers of k + 1.

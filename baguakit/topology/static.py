@@ -76,9 +76,6 @@ class SymmetricExponential(Topology):
     Args:
         base: b, 2 or more; a smaller base mixes faster and sends more.
 
-    Raises:
-        ValueError: `base` is less than 2.
-
     As in BlueFog: Ying et al. 2021, "BlueFog: Make Decentralized Algorithms Practical for Optimization and Deep
     Learning", arXiv:2111.04287.
     """
@@ -131,7 +128,7 @@ class Grid2D(Topology):
             square as n allows, with no more rows than columns.
 
     Raises:
-        ValueError: one of them is less than 1; or, when n is known, the ranks do not fill the grid.
+        ValueError: when n is known, the ranks do not fill the grid.
     """
 
     rows: int | None = None
