@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -31,7 +32,7 @@ def broadcast_optimizers(optimizers: Iterable[Optimizer], comm: Comm, device: to
         if is_divided(optimizer):
             continue
         tensors: list[Tensor] = []
-        skeleton = _without_tensors(optimizer.state_dict(), tensors)
+        skeleton = tree_map_only(Tensor, partial(_placed, tensors=tensors), optimizer.state_dict())
         here = [(local(t).shape, t.dtype, t.device.type) for t in tensors]
         mine = skeleton, here, any(map(is_sharded, tensors))
         skeleton, shapes, sharded = comm.broadcast_object(mine if comm.rank == source else None, source)
@@ -48,7 +49,8 @@ def broadcast_optimizers(optimizers: Iterable[Optimizer], comm: Comm, device: to
         for t in tensors:
             broadcast_into(t, comm, device, source)
         if comm.rank != source:
-            optimizer.load_state_dict(_with_tensors(skeleton, tensors))
+            restored = tree_map_only((_Place, _Parts), partial(_restored, tensors=tensors), skeleton)
+            optimizer.load_state_dict(restored)
 
 
 class _Place(int):
@@ -66,30 +68,21 @@ class _Parts:
     stride: tuple[int, ...]
 
 
-def _without_tensors(state: Any, tensors: list[Tensor]) -> Any:
-    """Return a state with a place for each tensor, which is moved to `tensors`."""
-
-    def placed(tensor: Any) -> _Place | _Parts:
-        if hasattr(tensor, "__tensor_flatten__") and not is_sharded(tensor):
-            names, context = tensor.__tensor_flatten__()
-            parts = {name: placed(getattr(tensor, name)) for name in names}
-            return _Parts(type(tensor), parts, context, tensor.size(), tensor.stride())
-        tensors.append(tensor.detach())
-        return _Place(len(tensors) - 1)
-
-    return tree_map_only(Tensor, placed, state)
+def _placed(tensor: Any, tensors: list[Tensor]) -> _Place | _Parts:
+    """Move a tensor to `tensors`, and return its place there."""
+    if hasattr(tensor, "__tensor_flatten__") and not is_sharded(tensor):
+        names, context = tensor.__tensor_flatten__()
+        parts = {name: _placed(getattr(tensor, name), tensors) for name in names}
+        return _Parts(type(tensor), parts, context, tensor.size(), tensor.stride())
+    tensors.append(tensor.detach())
+    return _Place(len(tensors) - 1)
 
 
-def _with_tensors(skeleton: Any, tensors: Sequence[Tensor]) -> Any:
-    """Return the state of `_without_tensors`, with other tensors."""
-
-    def restored(place: Any) -> Any:
-        if isinstance(place, _Place):
-            return tensors[place]
-        parts = {name: restored(each) for name, each in place.parts.items()}
-        return place.kind.__tensor_unflatten__(parts, place.context, place.shape, place.stride)
-
-    return tree_map_only((_Place, _Parts), restored, skeleton)
+def _restored(place: Any, tensors: Sequence[Tensor]) -> Any:
+    if isinstance(place, _Place):
+        return tensors[place]
+    parts = {name: _restored(each, tensors) for name, each in place.parts.items()}
+    return place.kind.__tensor_unflatten__(parts, place.context, place.shape, place.stride)
 
 
 CHUNK = 1 << 24  # values at a time, so that the fp32 copies stay small

@@ -59,7 +59,12 @@ def make_setup(
         raise ValueError(
             f"Comm(flows={comm.flows}) divides what travels over gloo, and these parameters travel by NCCL"
         )
-    params_of_rules = [chosen_by(rule, names) for rule in rules]
+    params_of_rules: list[list[Tensor]] = []
+    for rule in rules:
+        chosen = rule.choose({name: p for p, name in names.items()})
+        if not chosen:
+            raise ValueError(f"where= of {rule!r} selects none of the {len(names)} trainable parameters")
+        params_of_rules.append([p for p, name in names.items() if name in chosen])
     check_rules(rules, params_of_rules, names, optimizers)
     check_dense(rules, params_of_rules, model)
     check_shards(rules, names, comm)
@@ -131,14 +136,6 @@ def one_device(names: dict[Tensor, str]) -> torch.device:
                 f"parameter {name} is a {type(p.data).__name__} of layout {p.layout}; attach takes plain dense tensors"
             )
     return first.device
-
-
-def chosen_by(rule: Rule, names: dict[Tensor, str]) -> list[Tensor]:
-    """Return the parameters that a rule acts on."""
-    chosen = rule.choose({name: p for p, name in names.items()})
-    if not chosen:
-        raise ValueError(f"where= of {rule!r} selects none of the {len(names)} trainable parameters")
-    return [p for p, name in names.items() if name in chosen]
 
 
 def check_rules(

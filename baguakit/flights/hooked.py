@@ -16,21 +16,14 @@ from .runner import RuleRunner, call_unscaled
 
 @dataclass(eq=False)
 class HookRunner(RuleRunner):
-    """A runner of a rule in the buckets of a hook. Its state follows the parameters when buckets change.
+    """A runner of a rule in the buckets of a hook. Its state follows the parameters when buckets change."""
 
-    Attributes:
-        names: of the parameters in the buckets, or of tensors that stand for them.
-        places: the number of a bucket here, by its number in the hook: buckets are numbered as they first come.
-        memory: from `save_runner`, for buckets that have not come since.
-        same_ranks: `memory` is from as many ranks.
-        remembers_any: its flights depend on the flights before them.
-    """
-
-    names: dict[Tensor, str] = field(default_factory=dict)
+    names: dict[Tensor, str] = field(default_factory=dict)  # of parameters, or of tensors that stand for them
+    # The number of a bucket here, by its number in the hook: buckets are numbered as they first come.
     places: dict[int, int] = field(default_factory=dict)
-    memory: Mapping[str, Any] | None = None
-    same_ranks: bool = True
-    remembers_any: bool = False
+    memory: Mapping[str, Any] | None = None  # from `save_runner`, for buckets that have not come since
+    same_ranks: bool = True  # `memory` is from as many ranks
+    remembers_any: bool = False  # its flights depend on the flights before them
 
     def fit(self, called: int, flat: Tensor, params: Sequence[Tensor]) -> int:
         """Return the number here of bucket `called` of the hook: now `flat`, with `params` one after another."""
@@ -90,13 +83,10 @@ class HookRunner(RuleRunner):
         out: Tensor | None = None,
         landed: Callable[[Tensor], Any] = lambda x: None,
     ) -> None:
-        """Launch bucket `i`: its mean comes in `out`, by default in place.
+        """Launch bucket `i`, without the `scale` of the loss: its mean comes in `out`, by default in place.
 
-        Args:
-            scale: of the loss, which stages do not see.
-            joint: decides what the flight keeps.
-            mean: called in place of the stage, as `mean(stage, x, state, comm)`.
-            landed: called with the mean, or when it has failed; both on the lane.
+        On the lane, `mean(stage, x, state, comm)` is called in place of the stage, and `landed` with the mean, or when
+        that has failed. `joint` decides what the flight keeps.
         """
         if i in self.air:  # of a backward that an exception ended: its result is dropped
             self.arrive(i)

@@ -24,29 +24,20 @@ from .sealing import opened, sealed
 class Life(Generic[AnySetup]):
     """Rules at work on this rank.
 
-    Args:
-        kind: of the hooks, for names that ranks agree on.
-        make: makes the setup of this rank.
-        comm, timeout: as the user gave them.
-
-    Attributes:
-        runtime: monitor, groups and lanes.
-        runners: one for each rule.
-        decisions: on what the flights of a backward keep.
-        since: the step at which the buckets were made.
-        log: the times of training since then, if they are taken.
-        unhook: functions that take hooks out, called once, at the end.
+    `kind` is that of the hooks, for names that ranks agree on; `make` makes the setup of this rank; `comm` and
+    `timeout` are as the user gave them.
     """
 
     alike: ClassVar[bool] = True  # a stage that agrees gives all ranks the same result
-    log: Logbook | None = None
+    log: Logbook | None = None  # the times of training since the buckets were made, if they are taken
+    runtime: Runtime[AnySetup]  # monitor, groups and lanes
+    decisions: Decisions  # on what the flights of a backward keep
 
     def __init__(self, kind: str, make: Callable[..., AnySetup], comm: Comm, timeout: Any) -> None:
         self.kind, self.make, self.comm, self.timeout = kind, make, comm, timeout
-        self.clock, self.since = Clock(), 0
-        self.runners: list[Any] = []
-        self.unhook: list[Callable[[], Any]] = []
-        self.runtime: Runtime[AnySetup]
+        self.clock, self.since = Clock(), 0  # the step, and that at which the buckets were made
+        self.runners: list[Any] = []  # one for each rule
+        self.unhook: list[Callable[[], Any]] = []  # take hooks out, called once, at the end
 
     def agree(self) -> None:
         """Agree with all ranks on the setup, and make the runtime. Collective: an error is raised on all."""

@@ -42,8 +42,7 @@ def ddp(
         handle = bk.interop.ddp(ddp_model, bk.stages.ErrorFeedback(bk.stages.CompressedMean()))
 
     Collective. `no_sync()`, `find_unused_parameters`, `static_graph` and `gradient_as_bucket_view` are DDP's as before;
-    its `join()` is not, since a rank that has finished cannot answer for a stage. After `handle.detach()` the model
-    averages as DDP does.
+    its `join()` is not, since a rank that has finished cannot answer for a stage. After `detach()` DDP averages again.
 
     Args:
         ddp_model: the wrapped model.

@@ -23,38 +23,33 @@ ERROR = "error"  # in place of the digest of a rank that could not make its setu
 def agree(monitor: Monitor, make: Callable[[], AnySetup], label: str = "attach()", verb: str = "attach") -> AnySetup:
     """Make this rank's setup and compare it with the others' through the store, which needs no group. Collective.
 
-    Rank 0 reads a digest of every rank's setup, and writes the result. `label` and `verb` say in errors what the ranks
-    do.
+    `label` and `verb` say in errors what the ranks do.
 
     Raises:
         ValueError: two setups differ, or `make` has raised on another rank; on all ranks.
         Exception: raised by `make`.
         PeerError: a rank has not come within the timeout.
     """
-    setup, error, found = None, None, ""
     collective = Collective(label=label)
     launches = monitor.launched(0, collective)
+
+    def compared(error: str | None, lines: Sequence[str]) -> str:
+        key = f"agree/{launches.number}"
+        return str(_asked(monitor, collective, lambda: _compared(monitor, key, (error, lines), verb)))
+
     try:
         setup = make()
-    except Exception as caught:
-        error = caught
-    if monitor.size > 1:
-        mine = (f"{type(error).__name__}: {error}" if error is not None else None, () if setup is None else setup.lines)
-        found = _asked(monitor, collective, lambda: _compared(monitor, f"agree/{launches.number}", mine, verb))
-    if error is not None:
-        raise error
-    if found:
+    except Exception as error:
+        if monitor.size > 1:
+            compared(f"{type(error).__name__}: {error}", ())
+        raise
+    if monitor.size > 1 and (found := compared(None, setup.lines)):
         raise ValueError(found)
-    assert setup is not None
     return setup
 
 
 def first_said(monitor: Monitor, label: str, text: str) -> str:
-    """Return the text of the first rank that called this here, all in the same order. Waits for no rank.
-
-    Raises:
-        PeerError: the store does not answer within the timeout, or is gone.
-    """
+    """Return the text of the first rank that called this here, all in the same order. Waits for no rank."""
     if monitor.size == 1:
         return text
     collective = Collective(label=label)
@@ -104,9 +99,9 @@ def _awaited(monitor: Monitor, key: str) -> bytes:
 
 def odd_one(digests: Sequence[bytes]) -> int:
     """Return the first rank that has an error, else the first with another digest than rank 0; -1 if there is none."""
-    errors = [rank for rank, digest in enumerate(digests) if digest == ERROR.encode()]
-    others = [rank for rank, digest in enumerate(digests) if digest != digests[0]]
-    return next(iter(errors or others), -1)
+    if (error := ERROR.encode()) in digests:
+        return digests.index(error)
+    return next((rank for rank, digest in enumerate(digests) if digest != digests[0]), -1)
 
 
 def difference(rank: int, ours: Written, theirs: Written, verb: str) -> str:

@@ -40,7 +40,7 @@ class Runtime(Generic[AnySetup]):
         self.comm, self.over, self._aborted = comm, False, aborted
         self.channels: list[Channel] = []
         self.host: Channel | None = None
-        self.name, self.monitor = start_monitor(comm, kind, timeout, self._abort, self._broken)
+        self.name, self.monitor = start_monitor(comm, kind, timeout, self._abort, lambda: error_in(self.groups()))
         comm.membership.watch(self.monitor)
         try:
             self.setup = agree(self.monitor, lambda: on_mesh(make(), comm))
@@ -111,9 +111,6 @@ class Runtime(Generic[AnySetup]):
     def _abort(self) -> None:
         abort_all(self.groups())
         self._aborted()
-
-    def _broken(self) -> str:
-        return error_in(self.groups())
 
     def _close(self, wait: bool) -> None:
         for channel in self._all_channels():

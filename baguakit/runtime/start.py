@@ -76,13 +76,8 @@ def own_comm(
 
     A rank that does not come, which the monitor names, keeps the first message of a group waiting beyond all timeouts:
     so that runs on a thread that is not joined, with a store that gives up when the monitor does. (NCCL waits in its
-    own threads, which Python must not slow down.)
-
-    Args:
-        name: the same on all ranks.
-        device: of the tensors that they move.
-        parts: the kinds of groups that will be used; those of the nodes are made only if they are among them.
-        flows: the number of connections; None: as many as `comm` has.
+    own threads, which Python must not slow down.) Only groups of the kinds in `parts` are made; `name` is the same on
+    all ranks.
     """
     if comm.size == 1:
         return comm
@@ -97,20 +92,17 @@ def own_comm(
     start = CpuLane("baguakit start")
     try:
         own: Comm = Channel(0, start, comm, monitor).together(f"the group {name}", lambda _: made())
-        return own
     finally:
         start.close(wait=False)
+    return own
 
 
 def warn_of_shared_cards(channel: Channel, packs: Sequence[Any]) -> None:
     """Warn on rank 0 if ranks of one host share its network card and something packs for each other rank. Collective.
 
     Of the packed bucket, with L of the N ranks on each of n hosts, a card sends L (1 − 1/n) times to the owners of
-    shards and (N − 1)/N times around a ring; if only the hosts' shards are compressed, 2 (1 − 1/n) times.
-
-    Args:
-        channel: over which the ranks tell each other their hosts.
-        packs: the rules or the policy that does so; none: nothing is done.
+    shards and (N − 1)/N times around a ring; if only the hosts' shards are compressed, 2 (1 − 1/n) times. `packs` are
+    the rules or the policy that does so, if any.
     """
     N = channel.comm.size
     if not packs or channel.comm.hierarchical or N < 4:
@@ -151,9 +143,8 @@ def warm_up(stages: Sequence[Stage], tensors: Sequence[Tensor], channel: Channel
 def connect(stages: Iterable[Stage], x: Tensor, comm: Comm) -> None:
     """Send `x` (1,) to the ranks that stages will send to, so that no step waits for connections. Collective.
 
-    Each round of a topology is played as its stage will play it, so that no order of messages can block: the first
-    `ROUNDS` of its period, which are all of one that grows as log n. Groups of gloo that connected at once, and rounds
-    that are an all-reduce, need nothing.
+    The first `ROUNDS` of a topology are played as its stage will play them, so that no order of messages can block.
+    Groups of gloo that connected at once, and rounds that are an all-reduce, need nothing.
     """
     n = comm.size
     for stage in stages:

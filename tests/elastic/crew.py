@@ -167,6 +167,8 @@ def train(end: Any, store: str, name: str, algorithm: str, options: dict[str, An
                     while att.step < until:
                         step()
                     end.send(("stepped", said()))
+        hooks = [optimizer._optimizer_step_pre_hooks, *(p._post_accumulate_grad_hooks for p in model.parameters())]
+        assert not any(hooks), "detach() has left hooks"
         end.send(("ended", threads()))
     except bk.elastic.Left:
         end.send(("left", None))
