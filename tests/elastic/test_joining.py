@@ -25,6 +25,10 @@ def test_a_rank_that_joins_takes_weights_momentum_and_clock():
         assert torch.equal(ended[0]["weights"], ended[1]["weights"])
         assert torch.equal(ended[0]["weights"], weights_after(ended[0]["present"], both))
         assert [change.before for change in found[0]["changes"]] == [change.before for change in came["changes"]]
+        for each in both:
+            each.tell("end")
+        for each in both:
+            each.hear("ended")  # and no hook has stayed
 
 
 @pytest.mark.parametrize("way", [pytest.param("leave", marks=pytest.mark.slow), "SIGTERM"])
