@@ -146,6 +146,7 @@ class Compressor(Doors):
     _unchecked_row_bytes: Callable[[int], int]
     _unchecked_compress: Callable[[Tensor, Tensor | None, int], Tensor]
     _unchecked_decompress: Callable[[Tensor, int, torch.dtype, Tensor | None], Tensor]
+    _unchecked_add: Callable[[Tensor, Tensor, Tensor], Tensor]
     _unchecked_reduce: Callable[[Tensor, int, Tensor | None, int], Tensor]
 
     @classmethod

@@ -93,7 +93,7 @@ class TopK(Compressor):
         wide = torch.promote_types(out.dtype, torch.float32)
         total = out.to(wide)
         values, places = self._parts(packed, len(out))
-        weighted = values * torch.as_tensor(weights, device=values.device).unsqueeze(1)
+        weighted = values * torch.as_tensor(weights).unsqueeze(1)
         for part, index in zip(weighted.to(wide), places, strict=True):
             if total.is_cpu:
                 total.index_add_(0, index, part)

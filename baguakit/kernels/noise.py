@@ -1,6 +1,5 @@
 """Counter-based random numbers: a draw depends on a key and a position, never on device, order or history."""
 
-import torch
 from torch import Tensor
 
 WORD = 0xFFFFFFFF
@@ -27,7 +26,3 @@ def seed_words(key: int) -> tuple[int, int]:
     z = ((z ^ (z >> 27)) * 0x94D049BB133111EB) & mask
     z ^= z >> 31
     return z & WORD, z >> 32
-
-
-def start_and_seed(start: int, key: int, device: torch.device) -> Tensor:
-    return torch.tensor([start, *seed_words(key)], dtype=torch.int64, device=device)

@@ -26,7 +26,7 @@ STEPS = 3  # taken at once: 2³ parts fit the registers of a CPU; with more, the
 @lru_cache(maxsize=64)
 def signs_of(width: int, device: torch.device) -> Tensor:
     """Return D of blocks of `width` values, as ±1 in fp32."""
-    seed = noise.start_and_seed(0, 0, torch.device("cpu"))[1:]
+    seed = torch.tensor(noise.seed_words(0), device="cpu")
     # Made on the CPU and copied: the copy has ended when this returns, whichever stream reads it next.
     negative = noise.uniform(torch.arange(width), seed) >= 0.5
     return (1 - 2 * negative.float()).to(device)

@@ -280,7 +280,7 @@ def sparse_mean_(x: Tensor, compressor: Compressor, comm: Comm, residual: Tensor
             residual.zero_()
         return x
     row = x.view(1, -1)
-    packed = compressor.compress(row, residual=None if residual is None else residual.view(1, -1), key=comm.key())
+    packed = compressor._unchecked_compress(row, None if residual is None else residual.view(1, -1), comm.key())
     everyone = comm.all_gather(packed)
     weights = torch.full((comm.size,), 1 / comm.size, dtype=torch.float32, device=x.device)
-    return compressor.add_(x.zero_(), everyone, weights)
+    return compressor._unchecked_add(x.zero_(), everyone, weights)

@@ -181,7 +181,7 @@ def _pack_(
 ) -> None:
     header, *codes = parts
     scale = torch.empty(*header.shape[:-1], 1, dtype=torch.float32, device=x.device)
-    draws = [] if key is None else [noise.start_and_seed(start, key, x.device)]
+    draws = [] if key is None else [torch.tensor([start, *noise.seed_words(key)], device=x.device)]
     run_unit(measure_, header, scale, x, format, *draws)
     run_unit(encode_, header, scale, x, format, *codes, *draws)
 

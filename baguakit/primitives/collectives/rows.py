@@ -224,7 +224,7 @@ def compressed_reduce_scatter(
 
     comm.agree_on_shares()
     for i in scattered(comm, incoming, packed):
-        compressor.add_(total[parts[i]], incoming[i], weights)
+        compressor._unchecked_add(total[parts[i]], incoming[i], weights)
     if total is not shard:
         shard.copy_(total)
     return result
