@@ -31,10 +31,6 @@ class TopK(Compressor):
         ratio: the share of the values of a chunk that is kept, in (0, 1].
         chunk: how many values a chunk has: a power of two, 64 to 4096.
         values: how the values that are kept are compressed, by any dense compressor; None: in fp32.
-
-    Raises:
-        TypeError: `values` is no compressor.
-        ValueError: `ratio` or `chunk` is anything else, or `values` keeps other places of each row.
     """
 
     ratio: float

@@ -37,15 +37,7 @@ MANTISSA = 0x600000  # of 1.75, that of the largest number in both formats
 
 
 class Float8Format(Format):
-    """The two formats of this file.
-
-    Attributes:
-        dtype: torch's float8.
-        m: bits of the mantissa.
-        e: exponent of the smallest normal number.
-        exponent: of the largest number.
-        fields: the bounds of the field of s: that 2ᵉ⁻ᵐ · s is normal, and the largest number times s finite.
-    """
+    """The two formats of this file, of m bits of mantissa and e, the exponent of the smallest normal number."""
 
     bits = 8
     header = (torch.uint8, 1)
@@ -53,7 +45,8 @@ class Float8Format(Format):
     def __init__(self, dtype: torch.dtype, m: int, e: int) -> None:
         super().__init__(f"float8_e{7 - m}m{m}")
         self.dtype, self.m, self.e = dtype, m, e
-        self.exponent = round(torch.finfo(dtype).max / 1.75).bit_length() - 1
+        self.exponent = round(torch.finfo(dtype).max / 1.75).bit_length() - 1  # of the largest number
+        # The bounds of the field of s: that 2ᵉ⁻ᵐ · s is normal, and the largest number times s finite.
         self.fields = 1 + m - e, BIAS + 127 - self.exponent
         self.numbers = m, e, (self.exponent - e + 1 << m) + 3 * (1 << m) // 4  # the code of the largest number
 

@@ -24,23 +24,14 @@ def planes_of(bits: int) -> tuple[int, ...]:
 
 
 class Run(NamedTuple):
-    """Neighbouring blocks of one width.
+    """Neighbouring blocks of one width."""
 
-    Attributes:
-        columns: their values in a row.
-        width: of a block, as it is stored.
-        height: how many blocks.
-        missing: values of the last block that are stored as zeros, since the row has ended.
-        bytes: their headers in a packed row, and their codes by plane.
-        dtype: of headers.
-    """
-
-    columns: slice
-    width: int
-    height: int
-    missing: int
-    bytes: tuple[slice, ...]
-    dtype: torch.dtype
+    columns: slice  # their values in a row
+    width: int  # of a block, as it is stored
+    height: int  # how many blocks
+    missing: int  # values of the last block that are stored as zeros, since the row has ended
+    bytes: tuple[slice, ...]  # their headers in a packed row, and their codes by plane
+    dtype: torch.dtype  # of headers
 
     def values_of(self, rows: Tensor) -> Tensor:
         """Return the values (…, blocks, width) of this run, without those that are missing."""
@@ -53,19 +44,12 @@ class Run(NamedTuple):
 
 
 class Layout(NamedTuple):
-    """The bytes of a packed row: the planes of its codes, its headers, and zeros behind each up to a multiple of 16.
+    """The bytes of a packed row: the planes of its codes, its headers, and zeros behind each up to a multiple of 16."""
 
-    Attributes:
-        row: the number of bytes.
-        header_at: where the headers begin.
-        zeros: the bytes that no code or header fills.
-        runs: the blocks of a row, whole ones first.
-    """
-
-    row: int
-    header_at: int
-    zeros: tuple[slice, ...]
-    runs: tuple[Run, ...]
+    row: int  # the number of bytes
+    header_at: int  # where the headers begin
+    zeros: tuple[slice, ...]  # the bytes that no code or header fills
+    runs: tuple[Run, ...]  # the blocks of a row, whole ones first
 
     def empty(self, rows: int, device: torch.device) -> Tensor:
         """Return memory for packed rows; what no code or header fills is zero."""
@@ -134,22 +118,15 @@ class Format:
     and fp16 are exact in it, and fp64 is rounded to it first. A block with a NaN or an infinity has codes 0 and a
     header by which it reads as NaN.
 
-    Attributes:
-        name: under which operators find it.
-        bits: of a code, 1 to 8.
-        header: the numbers that head a block: their dtype, and how many.
-        padded: the last block of a row is stored like the others; else it ends with the row.
-        rotated: blocks are rotated before they are measured (`rotation.py`). Rows are added rotated.
-        numbers: further numbers that its kernels take as constants.
-        in_numpy: a module with the operations, undrawn, for few values, for which calls of torch take too long.
+    Operators find it by its name.
     """
 
-    name: str
-    bits: int
-    header: tuple[torch.dtype, int]
-    padded: bool = False
-    rotated: bool = False
-    numbers: tuple[int, ...] = ()
+    bits: int  # of a code, 1 to 8
+    header: tuple[torch.dtype, int]  # the numbers that head a block: their dtype, and how many
+    padded: bool = False  # the last block of a row is stored like the others; else it ends with the row
+    rotated: bool = False  # blocks are rotated before they are measured (`rotation.py`); rows are added rotated
+    numbers: tuple[int, ...] = ()  # further numbers that its kernels take as constants
+    # A module with the operations, undrawn, for few values, for which calls of torch take too long.
     in_numpy: ModuleType | None = None
 
     def __init__(self, name: str) -> None:

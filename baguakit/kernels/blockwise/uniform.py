@@ -64,21 +64,16 @@ SPACINGS = {1: 2.0, 2: 1.2479, 3: 0.7344}  # of levels about zero, in mean magni
 
 
 class UniformFormat(Format):
-    """The format of this file, of so many bits.
-
-    Attributes:
-        wide: a header is two fp32.
-        unit: of bottoms, in steps.
-    """
+    """The format of this file, of so many bits."""
 
     def __init__(self, bits: int, rotated: bool = False) -> None:
         self.bits, self.rotated = bits, rotated
-        self.wide = bits == 8 and not rotated
+        self.wide = bits == 8 and not rotated  # a header is two fp32
         super().__init__("minmax_uint8" if self.wide else f"uint{bits}" + "_rotated" * rotated)
         self.header = (torch.float32, 2) if self.wide else (torch.int32, 1)
         self.padded = rotated or bits not in (1, 2, 4, 8)
         self.in_numpy = uniform_numpy if self.wide else None
-        self.unit = 0.5 if rotated or bits == 1 else 1.0
+        self.unit = 0.5 if rotated or bits == 1 else 1.0  # of bottoms, in steps
 
     def about_zero(self, drawn: bool) -> bool:
         """Return whether the grid of a block lies about zero, and not between its extremes."""
