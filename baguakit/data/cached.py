@@ -99,7 +99,10 @@ class CachedDataset(Dataset[Any]):
         if isinstance(version, bool) or not isinstance(version, (str, int)):
             raise TypeError(f"version is a string or a whole number, not {version!r}")
         self.name = None if name is None else text("name", name)
-        self.codec: Codec = _codec(codec)
+        self.codec: Codec = Plain() if codec is None else codec
+        able = all(callable(getattr(self.codec, method, None)) for method in ("encode", "decode"))
+        if isinstance(codec, type) or not able or not isinstance(getattr(self.codec, "tag", None), str):
+            raise TypeError(f"codec is Plain(), Pickle(), or an object with tag, encode and decode, not {codec!r}")
         self.dataset, self.store, self.version = dataset, store, version
         self.namespace = namespace(dataset, name, version, self.codec.tag)
         # Counts by process, for loader workers in shared memory. No two threads add to a row at the same time.
@@ -210,14 +213,6 @@ class CachedDataset(Dataset[Any]):
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         self.close()
-
-
-def _codec(given: Any) -> Codec:
-    codec = Plain() if given is None else given
-    able = callable(getattr(codec, "encode", None)) and callable(getattr(codec, "decode", None))
-    if isinstance(codec, type) or not able or not isinstance(getattr(codec, "tag", None), str):
-        raise TypeError(f"codec is Plain(), Pickle(), or an object with tag, encode and decode, not {given!r}")
-    return cast(Codec, codec)
 
 
 # The identity of a dataset, in the key of every stored sample

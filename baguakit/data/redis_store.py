@@ -83,7 +83,12 @@ class RedisStore(Store):
         if not self.hosts or len(set(self.hosts)) < len(self.hosts):
             raise ValueError(f"hosts is {self.hosts}; pass at least one Redis server, and none twice")
         user = None if username is None else text("username", username)
-        options = {"username": user, "password": _secret(password), "db": integer("db", db, 0, (1 << 31) - 1)}
+        # No message shows the password.
+        if not isinstance(password, (str, NoneType)):
+            raise TypeError(f"password is a string or None, not of type {type(password).__name__}")
+        if any("\ud800" <= letter <= "\udfff" for letter in password or ""):
+            raise ValueError("password has characters that UTF-8 cannot write")
+        options = {"username": user, "password": password, "db": integer("db", db, 0, (1 << 31) - 1)}
         self._options = {name: value for name, value in options.items() if value is not None}
         self._tls_options = {TLS_NAMES[name]: value for name, value in given.items()}
         self.timeout = real("timeout", timeout, above=0, most=LONGEST)
@@ -234,12 +239,3 @@ def address(name: str, given: Any, tls: bool) -> tuple[str, str]:
     if found["port"] is not None:
         integer(f"the port of {shown}", int(found["port"]), 1, 65535)
     return url, shown
-
-
-def _secret(password: Any) -> str | None:
-    """Return the password; error messages do not show it."""
-    if not isinstance(password, (str, NoneType)):
-        raise TypeError(f"password is a string or None, not of type {type(password).__name__}")
-    if password is not None and any("\ud800" <= letter <= "\udfff" for letter in password):
-        raise ValueError("password has characters that UTF-8 cannot write")
-    return password
