@@ -157,13 +157,22 @@ class Rounds:
                 wait([found], timeout=LOOK)
             if not found.done():
                 raise Left
-            self.round = found.result()
+            self.round = round = found.result()
         except BaseException:
             self.door.close()
             raise
         finally:
             search.over = True
-        self._begin(self.round)
+        self.why, self._monitors, self._over = "", [], threading.Event()
+        self.touch()
+        self.pausing = Pause(round, self.step)
+        if round.rank in round.survivors():
+            self._latest = (round.number, round.rank)
+        self._group = lazy_group(round.store, round.rank, round.size, SLOWEST_MESSAGE)
+        self.follow(self._group)
+        if self.leaving:  # that was asked for meanwhile
+            self.leave()
+        run(partial(self._pulse, round, self.pausing, self._over), "pulse")
 
     def _find(self, found: "Future[Round]", search: Search) -> None:
         """Set the next round that this process is in, or the error that has ended the search."""
@@ -218,18 +227,6 @@ class Rounds:
     def is_stuck(self) -> bool:
         """Return whether no step has been made for the patience."""
         return self._stuck is not None and time.monotonic() - self._stuck > self.settings.patience
-
-    def _begin(self, round: Round) -> None:
-        self.why, self._monitors, self._over = "", [], threading.Event()
-        self.touch()
-        self.pausing = Pause(round, self.step)
-        if round.rank in round.survivors():
-            self._latest = (round.number, round.rank)
-        self._group = lazy_group(round.store, round.rank, round.size, SLOWEST_MESSAGE)
-        self.follow(self._group)
-        if self.leaving:  # that was asked for meanwhile
-            self.leave()
-        run(partial(self._pulse, round, self.pausing, self._over), "pulse")
 
     def end_round(self, gone: bool = False) -> None:
         """End what belongs to the round; `gone`: this process does not come to the next one."""
