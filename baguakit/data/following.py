@@ -44,11 +44,7 @@ class Position:
 
 
 class Followed(Generic[T]):
-    """An iterator over the steps of an epoch that can stop and resume at any step.
-
-    A step is one item (a sample, or a batch of samples) for each rank. All ranks compute all steps, and each iterates
-    over its own items.
-    """
+    """An iterator over the steps of an epoch: one item (a sample or a batch) for each rank. All compute all steps."""
 
     def _begin(
         self, dataset: Sized, complexity: Complexity, file: Any, place: Membership, *settings: bool | float
@@ -78,12 +74,9 @@ class Followed(Generic[T]):
         """Return all steps of so many ranks over `samples`, which are shuffled and not trained yet."""
 
     def _assigned(self, costs: Costs, ranks: int, rng: np.random.Generator, epoch: int) -> Indices:
-        """Return cells (steps, ranks), numbers of `costs`, each row of which is one step.
-
-        The ranks' totals of costs stay nearly equal. Each epoch moves the cells of a rank to the next rank.
-        """
+        """Return numbers of `costs` (steps, ranks), such that the ranks' totals of costs stay nearly equal."""
         cells = assign(np.arange(costs.size).reshape(-1, ranks), costs, rng if self.shuffle else None)
-        cells = np.roll(cells, epoch, axis=1)
+        cells = np.roll(cells, epoch, axis=1)  # each epoch moves the cells of a rank to the next rank
         return rng.permutation(cells) if self.shuffle else cells
 
     @abstractmethod
@@ -183,7 +176,7 @@ class Followed(Generic[T]):
 
         Args:
             consumed: the number of items (samples, or batches of a batch sampler) of this pass that were trained on;
-                None for the number drawn so far. Loader workers draw ahead: with them, pass it.
+                None for those drawn so far. Pass it with loader workers, which draw ahead.
 
         Raises:
             ValueError: `consumed` is negative or more than this pass has.

@@ -36,9 +36,8 @@ def by_cost(samples: Indices, costs: Costs, random_level: float, rng: np.random.
 def assign(groups: Indices, costs: Costs, rng: np.random.Generator | None) -> Indices:
     """Return the groups of samples (g, ranks), each row reordered so that column r is for rank r.
 
-    The columns then have nearly equal cost: in every group the most expensive sample goes to the rank with the least
-    work so far. With a generator, the groups beyond the `WIDEST` are assigned at random first, and the widest then
-    balance the totals.
+    The columns then have nearly equal cost. With a generator, the groups beyond the `WIDEST` are assigned at random
+    first, and the widest then balance the totals.
     """
     rows = np.take_along_axis(groups, np.argsort(-costs[groups], axis=1, kind="stable"), axis=1)
     spread = costs[rows[:, 0]] - costs[rows[:, -1]]
@@ -57,14 +56,11 @@ def assign(groups: Indices, costs: Costs, rng: np.random.Generator | None) -> In
 
 @dataclass(frozen=True)
 class Limit:
-    """The limit of one rank's batch: `batch_size` samples, and a cost of `budget`.
+    """The limit of one rank's batch."""
 
-    The cost of a batch is the sum of its samples' costs or, if `padded`, its length times its largest cost.
-    """
-
-    budget: float | None
+    budget: float | None  # of the cost
     batch_size: int | None
-    padded: bool
+    padded: bool  # the cost of a batch is its length times its largest cost, not the sum of its costs
 
     def allows(self, batch: Indices, costs: Costs) -> bool:
         """Return whether the batch is within the limit."""

@@ -31,11 +31,11 @@ LONGEST = 1e8  # seconds, about three years: longer times may overflow clocks
 class RedisStore(Store):
     """A store in one or more Redis servers that you run.
 
-    Rendezvous hashing (Thaler and Ravishankar 1998) chooses the server of each sample, so that adding or removing one
-    of n servers moves 1/n of the samples. The servers' `maxmemory` and `maxmemory-policy` set the limit and the
-    eviction: with `noeviction` a full server keeps its samples, and other samples are computed in every epoch;
-    `allkeys-random` suits several datasets; an LRU policy always evicts the samples that are needed next. After a
-    server has failed, it is not asked for `retry_seconds`, and its samples are computed.
+    Rendezvous hashing (Thaler and Ravishankar 1998) chooses the server of each sample: adding or removing one of n
+    moves 1/n of the samples. The servers' `maxmemory` and `maxmemory-policy` set the limit and the eviction: with
+    `noeviction` a full server keeps its samples, and others are computed in every epoch; `allkeys-random` suits several
+    datasets; an LRU policy always evicts the samples that are needed next. While a server has failed, its samples are
+    computed.
 
     Args:
         hosts: "host:port", "redis://…", "rediss://…" (TLS) or "unix://…", or a list of these; equal on all nodes.

@@ -39,13 +39,10 @@ class Store(Doors, ABC):
 
     Methods raise StoreError only. They are thread-safe. A store can be passed to forked and spawned processes, each of
     which opens it again.
-
-    Attributes:
-        shared: whether all processes see the same samples.
     """
 
     doors: ClassVar[frozenset[str]] = frozenset({"get", "put", "claim", "clear", "get_many"})
-    shared = True
+    shared = True  # all processes see the same samples
 
     @abstractmethod
     def get(self, key: bytes) -> bytes | None:
@@ -97,10 +94,7 @@ def package(name: str, user: str) -> Any:
 
 
 class ThreadLock:
-    """A lock that is free in a forked child, even if a thread of the parent held it.
-
-    It is reentrant, since the garbage collector may run a finalizer in the thread that holds it. A copy is free.
-    """
+    """A reentrant lock that is free in a copy, and in a forked child even if a thread of the parent held it."""
 
     def __init__(self) -> None:
         self._of = (os.getpid(), threading.RLock())

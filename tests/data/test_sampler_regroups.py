@@ -64,6 +64,7 @@ def finish(training):
 @example("samples", 20, True, [0] * 4, 1, 116069)  # the only rank that has heard what was agreed is lost
 @example("batches", 20, True, [0, 0], 1, 0)  # a lost rank leaves items in two epochs
 @example("batches", 20, False, [4] * 3, 2, 474503)  # the rank that has to warn is lost before it has heard of it
+@example("budget", 20, True, [2], 2, 579305)  # the only rank that is left is an epoch behind
 @given(name=KINDS, n=N, drop=st.booleans(), depths=DEPTHS, items=st.integers(1, 2), seed=st.integers(0, 10**6))
 def test_every_sample_is_trained_once_and_all_end_together(name, n, drop, depths, items, seed):
     """The samples trained are all but those in no queue of the last plan; none is trained twice without padding."""
