@@ -163,17 +163,14 @@ class Compressor(Doors):
             return
         with torch.no_grad(), units.together():
             for each in dict.fromkeys((torch.float32, dtype)):
-                self._probe(torch.zeros(5, PROBE, dtype=each, device=device))
-
-    def _probe(self, x: Tensor) -> None:
-        """Call every operation once with such values."""
-        residual = torch.zeros_like(x, dtype=torch.float32)
-        packed = self.compress(x, residual)
-        self.compress(x[:1])
-        self.decompress(packed, PROBE, x.dtype, out=x)
-        self.add_(x[0], packed, [0.2] * 5)
-        self.reduce(packed, PROBE, residual[0])
-        self.reduce(packed, PROBE)
+                x = torch.zeros(5, PROBE, dtype=each, device=device)
+                residual = torch.zeros_like(x, dtype=torch.float32)
+                packed = self.compress(x, residual)
+                self.compress(x[:1])
+                self.decompress(packed, PROBE, each, out=x)
+                self.add_(x[0], packed, [0.2] * 5)
+                self.reduce(packed, PROBE, residual[0])
+                self.reduce(packed, PROBE)
 
     def __repr__(self) -> str:
         return expression(self)

@@ -175,4 +175,4 @@ def _home(format: str, read: Tensor, name: str, written: Tensor | None, its_name
     if read.is_cuda:
         return imported(".blockwise.gpu", __package__)
     in_numpy = FORMATS[format].in_numpy if key is None and 0 < read.numel() < units.COMPILED_VALUES else None
-    return in_numpy if in_numpy is not None and units.thread.how is not None else blockwise
+    return in_numpy if in_numpy is not None and units.how.get() is not None else blockwise

@@ -13,6 +13,7 @@ import logging
 import threading
 import warnings
 from collections.abc import Callable, Iterator
+from contextvars import ContextVar
 from functools import partial
 from typing import Any
 
@@ -51,23 +52,18 @@ def ready(kind: Kind, unit: Unit, *arguments: Any) -> None:
     _units.get((unit, kind, len(arguments)), unit)(*arguments)
 
 
-class _Thread(threading.local):
-    """The function that runs units in a thread; None runs them as they are written."""
-
-    how: Callable[..., None] | None = staticmethod(call)
-
-
-thread = _Thread()
+# The function that runs units in a thread; None runs them as they are written.
+how: ContextVar[Callable[..., None] | None] = ContextVar("baguakit units", default=call)
 
 
 @contextlib.contextmanager
-def eager(how: Callable[..., None] | None = None) -> Iterator[None]:
-    """Run every unit of this thread as it is written, or by `how`."""
-    before, thread.how = thread.how, how
+def eager(instead: Callable[..., None] | None = None) -> Iterator[None]:
+    """Run every unit of this thread as it is written, or by another function."""
+    token = how.set(instead)
     try:
         yield
     finally:
-        thread.how = before
+        how.reset(token)
 
 
 @contextlib.contextmanager
@@ -89,12 +85,12 @@ def runner(kind: Kind, rows: int, n: int) -> RunUnit:
 
     Their tensors are contiguous and have two dimensions: two or more blocks, and their width; or are small.
     """
-    how = thread.how
-    if how is None:
+    chosen = how.get()
+    if chosen is None:
         return plain
     torch.get_num_threads()  # a new thread takes the number that was set when it first asks
     if rows * n >= COMPILED_VALUES and n >= COMPILED_ROW:
-        return partial(how, kind)
+        return partial(chosen, kind)
     return partial(ready, kind) if rows == 1 else plain  # `plain` takes all rows together
 
 
