@@ -14,21 +14,8 @@ import torch.distributed as dist
 from torch import Tensor
 
 from ..arguments import instance
-from ..comm import (
-    FLAT,
-    LENGTHS,
-    SENT,
-    TAGS,
-    Comm,
-    abort_all,
-    add_nccl,
-    error_in,
-    longer,
-    own_group,
-    set_timeout,
-    stand_for,
-    timeout_of,
-)
+from ..comm import FLAT, LENGTHS, SENT, TAGS, Comm, abort_all, add_nccl, error_in, own_group, stand_for
+from ..comm.own import longer, set_timeout, timeout_of
 from ..lanes import lane, lane_of, tensors_in
 from ..monitor import LEFT, Collective
 from ..runtime import Channel, Setup, agree, own_comm, start_monitor, warn_of_shared_cards
@@ -190,21 +177,18 @@ class BaguaGroup(Methods):
             with writing(call.outs):
                 return [getattr(group, name)(*arguments, **named) for name, arguments, named in call.passed]
 
-        def meet() -> None:
+        def fly() -> list[Any]:
             channel.check()
             compare(group, self._monitor, collective.label, number, call.splits)()
+            return [] if profiled else begin()
 
-        def both() -> list[Any]:
-            meet()
-            return begin()
-
-        if not torch._C._autograd._profiler_enabled():
-            collective.flight = Passed(launch=channel.lane.run(both, collective.label))
-        else:  # it sees only what its own thread begins
-            collective.flight = met = channel.lane.run(meet, collective.label)
+        profiled = torch._C._autograd._profiler_enabled()
+        flight = channel.lane.run(fly, collective.label)
+        collective.flight = Passed(launch=flight)
+        if profiled:  # it sees only what its own thread begins
             with contextlib.suppress(Exception):  # the wait for this work raises it
-                met.result()
-            if met._error is None:
+                flight.result()
+            if flight._error is None:
                 collective.flight = Passed(begin())
         return Work(collective, self._monitor, call.outs, self._follower, self._dropped)
 

@@ -13,8 +13,6 @@ from torch import Tensor
 from ..lanes import Flight, Lane
 from ..monitor import Collective, Monitor
 
-POLL = 0.0005  # seconds between two looks at work with a timeout of its own
-
 
 class Passed(Flight):
     """Work of the inner group, in parts; without any, it has ended. `launch`, if given, begins and returns them."""
@@ -85,7 +83,7 @@ class Work(dist.Work):
         while timeout > timedelta(0) and not self.is_completed():
             if time.monotonic() > until:
                 raise RuntimeError(f"{self._collective.label} has not ended within the {timeout} of wait(); it goes on")
-            time.sleep(POLL)
+            time.sleep(0.0005)
         self._followed = True
         self._monitor.wait_for(self._collective)
         return True
