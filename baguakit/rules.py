@@ -167,21 +167,29 @@ class Rule:
 
     def begun(self, step: int) -> bool:
         """Return whether `start` has come in this step."""
+        if type(step) is not int:
+            step = integer("step", step, None)
         return self.start <= step if isinstance(self.start, int) else self._first("start").until(step) <= step
 
-    def exchanges(self, step: int, comm: Comm | None = None) -> bool:
-        """Return whether the rule exchanges in this step; `comm` is for an object with `due(step, comm)` as `every`."""
+    def exchanges(self, step: int) -> bool:
+        """Return whether the rule exchanges in this step.
+
+        Raises:
+            ValueError: an object with `due(step, comm)` decides during training.
+        """
+        if self.decides:
+            raise ValueError(f"{self!r} decides during training when it exchanges; no step is known before")
         if not self.acts(step):
             return False
         start = self.start if isinstance(self.start, int) else int(self._first("start").first)
         if type(self.every) is int:
             return (step - start + 1) % self.every == self.offset
-        if self.decides:
-            if comm is None:
-                raise ValueError(f"{self!r} decides during training when it exchanges; no step is known before")
-            every = cast(Interval, self.every)
-            return truth(f"{type(every).__name__}.due({step}, comm)", every.due(step, comm))
         return self._rounds(start).end(step) == step
+
+    def _is_due(self, step: int, comm: Comm) -> bool:
+        """Return whether the object that decides lets the rule exchange in this step."""
+        every = cast(Interval, self.every)
+        return self.acts(step) and truth(f"{type(every).__name__}.due({step}, comm)", every.due(step, comm))
 
     def schedule(self) -> list[str]:
         """Return lines on what its functions say of steps to come, which ranks compare."""

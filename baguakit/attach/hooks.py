@@ -14,6 +14,7 @@ from ..flights import check_unconverted
 from .engine import Engine
 from .landings import params_of, sample_of
 
+MANY = 32  # backward passes without a step: more than a GradScaler skips when it sets out
 UNSTEPPED = 1000  # backward passes: more than are accumulated for a step
 
 
@@ -103,6 +104,11 @@ class Hooks:
             engine.log.step_ended(engine.clock.step)
             engine.clock.step += 1
             self._step_ended()
+        elif engine.backward.passes == MANY:
+            self.others.warn(
+                f"{MANY} backward passes have been averaged since the attached optimizer stepped: give attach the "
+                "optimizer that trains, or use att.no_sync() while gradients are accumulated"
+            )
 
     def _before_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> Any:
         """Return the arguments of the step, the optimizer being the first, where they must change; else None."""

@@ -49,7 +49,7 @@ class WeightRunner(RuleRunner):
         if not self.rule.decides:
             return self.rule.exchanges(step)
         if self._asked[0] != step:
-            due = not self.air and self.rule.exchanges(step, self.channel.comm.at(self.round, step))
+            due = not self.air and self.rule._is_due(step, self.channel.comm.at(self.round, step))
             self._asked = step, due
         return self._asked[1]
 

@@ -41,20 +41,25 @@ def test_rules_that_never_fly_are_said():
             assert sentence.startswith("RuntimeError: AdamW has trained the model and is not the optimizer that was")
 
 
-def test_a_stranger_is_warned_of_once():
+def test_a_stranger_is_warned_of_once_and_backwards_without_steps_too():
     def run():
         model = net()
         attached, stranger = sgd(model.parameters()), torch.optim.AdamW(model.parameters())
-        with warnings.catch_warnings(record=True) as caught:
-            warnings.simplefilter("always")
-            with bk.attach(model, attached, bk.algorithms.gradient_allreduce()):
-                for step in range(3):
-                    loss(model, 0, step).backward()
-                    stranger.step()
-        return [str(each.message) for each in caught]
+        texts = []
+        for passes, optimizer in ((3, stranger), (40, None)):
+            with warnings.catch_warnings(record=True) as caught:
+                warnings.simplefilter("always")
+                with bk.attach(model, attached, bk.algorithms.gradient_allreduce()):
+                    for step in range(passes):
+                        loss(model, 0, step).backward()
+                        if optimizer:
+                            optimizer.step()
+            texts.append([str(each.message) for each in caught])
+        return texts
 
-    for (text,) in ranks(2, run):
-        assert text.startswith("AdamW steps parameters of the attached model and is not the optimizer that was")
+    for (stranger,), (passes,) in ranks(2, run):
+        assert stranger.startswith("AdamW steps parameters of the attached model and is not the optimizer that was")
+        assert passes.startswith("32 backward passes have been averaged since the attached optimizer stepped")
 
 
 @pytest.mark.parametrize("window", ["between_steps", "after_step"])

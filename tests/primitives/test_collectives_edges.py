@@ -42,7 +42,7 @@ def test_notes_say_what_flew():
         return found
 
     few = [("torch.float32", f"{k} on 2 ranks {verb} fewer bytes uncompressed") for k, verb in
-           (("2 values", "are"), ("2 values", "are"), ("1 value", "is"), ("2 values", "are"))]  # fmt: skip
+           (("4 values", "are"), ("2 values", "are"), ("1 value", "is"), ("2 values", "are"))]  # fmt: skip
     assert ranks(2, run) == [[[("MinMaxUInt8()", "")] * 4, few]] * 2
 
 

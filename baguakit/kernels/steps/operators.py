@@ -42,7 +42,7 @@ class Fixed:
     """
 
     def __init__(self, tensors: Sequence[Tensor]) -> None:
-        listed = several("tensors", tensors, "a list of tensors", ordered=True)
+        listed = several("tensors", instance("tensors", tensors, Sequence, "a list of tensors"), "a list of tensors")
         self.tensors: tuple[Tensor, ...] = tuple(instance("each of tensors", x, Tensor, "a tensor") for x in listed)
         # Views share the version of what they are views of.
         bases = (x if x._base is None else x._base for x in self.tensors)

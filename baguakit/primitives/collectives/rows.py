@@ -158,7 +158,7 @@ def compressed_all_gather(x: Tensor, compressor: Compressor | None, comm: Comm, 
     result = output(out, x, (n * x.shape[0], *x.shape[1:]) if x.dim() else (n,))
     if not mine.numel():
         return result
-    rows, codec = result.detach().view(n, -1), codec_of(x, compressor, comm)
+    rows, codec = result.detach().view(n, -1), codec_of(result, compressor, comm, n)
     if codec is None:
         rows.copy_(comm.all_gather(mine).view(n, -1))
         return result
