@@ -42,12 +42,13 @@ def _decompress(written: Callable[..., Tensor]) -> Callable[..., Tensor]:
     def decompress(
         self: Any, packed: Tensor, n: int, dtype: torch.dtype = torch.float32, out: Tensor | None = None
     ) -> Tensor:
+        n = integer("n", n, 0)
         packed = packed_of(packed, self, n)
         check_dtype("dtype", dtype)
         if out is not None:
             check_dtype("out", instance("out", out, Tensor, "a tensor").dtype)
             if out.shape != (len(packed), n) or not out.is_contiguous():
-                raise ValueError(f"out is contiguous, of shape {(len(packed), n)}, not {described(out)}")
+                raise ValueError(f"out is contiguous, of shape (rows, n) = {(len(packed), n)}, not {described(out)}")
             check_device("out", out, packed)
             out = out.detach()
         return written(self, packed, n, dtype, out)
@@ -77,6 +78,7 @@ def _add_(written: Callable[..., Tensor]) -> Callable[..., Tensor]:
 
 def _reduce(written: Callable[..., Tensor]) -> Callable[..., Tensor]:
     def reduce(self: Any, packed: Tensor, n: int, residual: Tensor | None = None, key: int = 0) -> Tensor:
+        n = integer("n", n, 0)
         packed = packed_of(packed, self, n)
         integer("key", key, None)
         if not len(packed):

@@ -40,7 +40,7 @@ def membership(num_replicas: int | None, rank: int | None, group: Any = None) ->
         comm = None
     here = (0, 1) if comm is None else (comm.rank, comm.size)
     mine = here[0] if rank is None else integer("rank", rank, 0)
-    size = here[1] if num_replicas is None else integer("num_replicas", num_replicas, 1)
+    size = here[1] if num_replicas is None else integer("num_replicas", num_replicas, 1, 1 << 20)
     if mine >= size:
         raise ValueError(f"there is no rank {mine} of {size} ranks; rank runs from 0 to num_replicas - 1")
     same = (mine, size) == here
@@ -61,7 +61,7 @@ def complexities(
         raise TypeError(f"dataset is one that has a length, not {type(dataset).__name__}; pass one with __len__")
     n = len(dataset)
     if not isinstance(file, (str, os.PathLike, NoneType)):
-        raise TypeError(f"complexity_file is a path or None, not {file!r}")
+        raise TypeError(f"complexity_file is a path or None, not {describe(file)}")
     if file is not None and not callable(complexity):
         raise ValueError(
             f"complexity_file={describe(file)} stores the results of a function, and complexity is not a function; "

@@ -327,7 +327,10 @@ def _rounds(graph: Any) -> list[Any]:
     """Return the graph of each round: one, unless `graph` is a sequence of graphs."""
     if hasattr(graph, "nodes") or not isinstance(graph, Iterable):
         return [graph]
-    first, *others = list(graph) or [None]
+    try:
+        first, *others = list(graph) or [None]
+    except TypeError:  # a tensor or an array without dimensions says that it is iterable
+        return [graph]
     pair = isinstance(first, tuple | list) and len(first) in (2, 3) and not isinstance(first[0], tuple | list)
     return [graph] if first is None else [[first, *others]] if pair else [first, *others]
 
