@@ -48,7 +48,7 @@ def _decompress(written: Callable[..., Tensor]) -> Callable[..., Tensor]:
         if out is not None:
             check_dtype("out", instance("out", out, Tensor, "a tensor").dtype)
             if out.shape != (len(packed), n) or not out.is_contiguous():
-                raise ValueError(f"out is contiguous, of shape (rows, n) = {(len(packed), n)}, not {described(out)}")
+                raise ValueError(f"out is contiguous, for n={n} of shape {(len(packed), n)}, not {described(out)}")
             check_device("out", out, packed)
             out = out.detach()
         return written(self, packed, n, dtype, out)

@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from ..arguments import describe, integer
+from ..arguments import describe, integer, message
 from ..comm import Comm
 from .stores import replace_file
 
@@ -40,7 +40,9 @@ def membership(num_replicas: int | None, rank: int | None, group: Any = None) ->
         comm = None
     here = (0, 1) if comm is None else (comm.rank, comm.size)
     mine = here[0] if rank is None else integer("rank", rank, 0)
-    size = here[1] if num_replicas is None else integer("num_replicas", num_replicas, 1, 1 << 20)
+    size = here[1] if num_replicas is None else integer("num_replicas", num_replicas, 1)
+    if size > 1 << 20:  # no list of as many could be made
+        raise ValueError(message("num_replicas", "a number of ranks, at most 1048576", size))
     if mine >= size:
         raise ValueError(f"there is no rank {mine} of {size} ranks; rank runs from 0 to num_replicas - 1")
     same = (mine, size) == here

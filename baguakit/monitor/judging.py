@@ -102,22 +102,25 @@ class Judge:
         return ""
 
     def _late(self, waiting: Waiting, here: dict[int, Record], absent: set[int]) -> str:
-        within = f"within the timeout of {self.timeout:g} s"
         if absent:
             return (
-                f"rank {min(absent)} is late: it has not come to {waiting.what} {within}; its process is dead, or does "
-                "something else"
+                f"rank {min(absent)} is late: it has not come to {waiting.what} within the timeout of "
+                f"{self.timeout:g} s; its process is dead, or does something else"
             )
         if any(record.busy for record in here.values()):
             return ""  # that rank says so itself
         latest = {r: record.on(waiting.lane) for r, record in here.items()}
         r = min(latest, key=lambda r: latest[r].number)
         if latest[r].number < waiting.number:
-            known = f"its latest launch known is {latest[r].what}"
-            return f"rank {r} is late: it has not launched {waiting.what} {within}; {known}"
+            return (
+                f"rank {r} is late: it has not launched {waiting.what} within the timeout of {self.timeout:g} s; "
+                f"its latest launch known is {latest[r].what}"
+            )
         if not waiting.number:  # a message, which two ranks launch
-            return f"{waiting.what} has not arrived {within}"
-        return f"all ranks have launched {waiting.what}, and it has not arrived {within}"
+            return f"{waiting.what} has not arrived within the timeout of {self.timeout:g} s"
+        return (
+            f"all ranks have launched {waiting.what}, and it has not arrived within the timeout of {self.timeout:g} s"
+        )
 
 
 def _awaited(here: dict[int, Record]) -> list[tuple[int, Waiting]]:

@@ -35,10 +35,6 @@ class _OnePeer(Topology):
     @abstractmethod
     def _peer(self, rank: int, size: int, round: int) -> int: ...
 
-    def _needs(self, what: str, size: int) -> ValueError:
-        name = type(self).__name__
-        return ValueError(f"{name} needs {what} and this group has {size}; use OnePeerExponential() or BaseK(1)")
-
 
 @dataclass(frozen=True)
 class OnePeerExponential(_OnePeer):
@@ -78,7 +74,10 @@ class Hypercube(_OnePeer):
         """Raise ValueError unless `size` is a power of two."""
         super().check(size)
         if size & (size - 1):
-            raise self._needs("a power of two as the number of ranks", size)
+            needed = "a power of two as the number of ranks"
+            raise ValueError(
+                f"Hypercube needs {needed} and this group has {size}; use OnePeerExponential() or BaseK(1)"
+            )
 
     def _peer(self, rank: int, size: int, round: int) -> int:
         return rank ^ (1 << (round % self.period(size)))
@@ -101,7 +100,10 @@ class ShiftOne(_OnePeer):
         """Raise ValueError if `size` is odd; a group of one rank is allowed."""
         super().check(size)
         if size % 2 and size > 1:
-            raise self._needs("an even number of ranks", size)
+            raise ValueError(
+                f"ShiftOne needs an even number of ranks and this group has {size}; use OnePeerExponential() or "
+                "BaseK(1)"
+            )
 
     def period(self, size: int) -> int:
         """Return n/2; 1 for one rank."""

@@ -257,7 +257,7 @@ def operations() -> Iterator[Operation]:
 
 def of_format(codec: Blockwise) -> Iterator[Operation]:
     family = repr(codec)
-    variants = [(False, False), (True, False)] + [(True, True)] * hasattr(codec, "stochastic")
+    variants = [(False, False), (True, False)] + [(True, True)] * ("stochastic" in codec.__dataclass_fields__)
     for dtype, kept in DTYPES.items():
         for residual, stochastic in variants:
             name = f"compress{', residual' * residual}{', stochastic' * stochastic}"
