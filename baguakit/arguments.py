@@ -359,7 +359,7 @@ def checked(called: Callable[P, R], like: Callable[..., Any] | None = None) -> C
 
 
 class Doors:
-    """A class whose public methods check their arguments, those of a subclass like those of the class itself.
+    """A class whose public methods check their arguments, in subclasses too.
 
     They are named in `doors`; the annotations that count are those of the first class with the method. The package
     itself calls `_unchecked_method`, the function as it is written.

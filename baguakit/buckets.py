@@ -108,7 +108,7 @@ class Bucket:
         return self._copy(self.flat, zip(self.views, map(local, self.params), strict=True))
 
     def _load_gradients(self, grads: Sequence[Tensor | None], beside: Sequence[Pair] = ()) -> Tensor:
-        """Copy `grads`, those of `params`, to `flat`, and return it; and in the same launch the pairs `beside`.
+        """Copy the gradients `grads` of `params` to `flat`, and in the same launch the pairs `beside`; return `flat`.
 
         A lane must not read `p.grad`: after a backward that failed, the user may set it to None at the same time.
         """
@@ -202,7 +202,7 @@ def pieces(flat: Tensor, like: Sequence[Tensor]) -> list[Tensor]:
 
 
 def views(flat: Tensor, like: Sequence[Tensor]) -> list[Tensor]:
-    """Return `pieces`, those of complex tensors as complex views."""
+    """Return `pieces`; the piece of a complex tensor is a complex view."""
     found = pieces(flat, like)
     for i, x in enumerate(like):
         if x.is_complex():

@@ -88,7 +88,7 @@ class Link(Declared):
     """The cost of messages on a class of links, over a number of flows.
 
     Attributes:
-        part: "flat", all ranks; with nodes also "intra", those of a node, and "inter", one of each node.
+        part: "flat" for all ranks; with nodes also "intra" for the ranks of a node, and "inter" for one rank of each.
         flows: connections to each peer, as in `Comm(flows=…)`.
         ranks: the number of ranks that exchange on it together.
         exchange: the line of an exchange in which every rank sends one message to the next rank, and receives one.

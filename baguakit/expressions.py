@@ -28,7 +28,7 @@ def expression(value: Any) -> str:
 
 
 def written(value: Any) -> str:
-    """Return a value as an expression: floats of NumPy as those of Python, functions as …."""
+    """Return a value as an expression: floats of NumPy as Python's floats, functions as …."""
     if isinstance(value, float):
         return float.__repr__(value)
     if type(value) is tuple:

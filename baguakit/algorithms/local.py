@@ -215,7 +215,7 @@ def diloco(
         fragments: the number of fragments of similar size that weights are divided into.
         mix: α, as in `bk.after_step`: how much of a rank's own weights stays when a result lands. None keeps all
             progress made in flight.
-        options: of the outer optimizer; by default those of the paper: SGD(lr=0.7, momentum=0.9, nesterov=True).
+        options: of the outer optimizer; by default as in the paper: SGD(lr=0.7, momentum=0.9, nesterov=True).
     """
     if not options and optimizer is torch.optim.SGD:
         options = {"lr": 0.7, "momentum": 0.9, "nesterov": True}

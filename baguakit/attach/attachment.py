@@ -203,7 +203,7 @@ class Attachment(Attached):
         """Return a timeline of the latest steps of all ranks: `save` it for Perfetto, or `draw` it. Collective.
 
         An attachment records its latest 100 steps, and the latest 100 flights of each bucket. Those that have not ended
-        are left out. On CUDA, times are those of the device, and a call waits for it.
+        are left out. On CUDA, times are the device's, and a call waits for it.
 
         Args:
             steps: the number of latest steps, at least 1; None: all.
@@ -311,7 +311,7 @@ def attach(
             on gradients only.
         algorithms: such as `bk.algorithms.bytegrad()`: rules, or tuples of rules.
         comm: the group; None means all ranks. With a mesh, `hierarchical` algorithms know the nodes.
-        bucket_bytes: parameters travel together in buckets of about so many bytes.
+        bucket_bytes: the size of a bucket of parameters, which travel together; about, since it holds whole ones.
         broadcast: begin with the weights, buffers and optimizer state of rank 0.
         scaler: the GradScaler in use, so that stages see gradients without its factor; weight rules want torch's
             `ShardedGradScaler`, with which all ranks skip a step together.

@@ -53,7 +53,7 @@ class Backward:
         self.held: list[tuple[Tensor, Tensor]] = []  # a parameter, and its values when the first backward began
 
     def take(self, runners: Sequence[GradientRunner]) -> None:
-        """Go on in this step with other runners, those of the setup in force."""
+        """Go on in this step with other runners: of the setup in force."""
         for runner, before in zip(runners, self.runners, strict=False):
             runner.flown, runner.factor = before.flown, before.factor
         self.runners, self.names, self.scale = runners, self.life.setup.names, self.life.setup.loss_scale

@@ -17,7 +17,7 @@ from .setup import AttachSetup, is_divided, is_sharded
 
 
 def take_from(source: int, setup: AttachSetup, comm: Comm) -> None:
-    """Overwrite weights, buffers and optimizer state by those of rank `source`. Collective."""
+    """Overwrite weights, buffers and optimizer state with those of rank `source`. Collective."""
     if comm.size > 1:
         broadcast_tensors([*setup.model.parameters(), *setup.model.buffers()], comm, setup.device, source)
         broadcast_optimizers(setup.optimizers, comm, setup.device, source)

@@ -69,7 +69,7 @@ class Engine(Life[AttachSetup]):
         """
         self.agree()
         self.free_runners: list[FreeRunner] = []
-        self.begun, self.stepped = False, set[Optimizer]()  # a step is under way; those that have stepped in it
+        self.begun, self.stepped = False, set[Optimizer]()  # a step is under way; who has stepped in it
         self.loaded: int | None = None  # the step of the state that has been loaded
         with self.runtime.or_abandon():
             fill()
@@ -78,7 +78,7 @@ class Engine(Life[AttachSetup]):
             load()
 
     def take_from_rank_0(self) -> None:
-        """Overwrite weights, buffers and optimizer state by those of rank 0, if that was asked for. Collective."""
+        """Overwrite weights, buffers and optimizer state with rank 0's, if `broadcast` asked for it. Collective."""
         if self.setup.broadcast:
             self.together("broadcast", lambda comm: take_from(0, self.setup, comm))
 
@@ -88,7 +88,7 @@ class Engine(Life[AttachSetup]):
         return self.runtime.channels[0].comm.flows
 
     def make_setup(self, make: Callable[..., AttachSetup] | None = None) -> AttachSetup:
-        """Make the setup of this rank, and check that it fits those of other attachments."""
+        """Make the setup of this rank, and check that it fits the setups of other attachments."""
         setup = (make or self.make)(self.ever)
         check_others(setup, [each.setup for each in _engines if each is not self and not each.runtime.over])
         return setup
@@ -145,7 +145,7 @@ class Engine(Life[AttachSetup]):
         return not (free or own or alone) and any(len(runner.buckets) > 1 for runner in on_gradients)
 
     def follow_gradients(self) -> None:
-        """Cut the buckets of gradients in the order in which those of rank 0 came in the first step, if that helps.
+        """Cut the buckets in the order in which rank 0's gradients came in the first step, if that helps.
 
         As DDP does: buckets are launched in order, so that one late gradient in the first would hold up all. Collective
         after the first step, and nothing after that.
@@ -246,7 +246,7 @@ class Engine(Life[AttachSetup]):
 
     @torch.no_grad()
     def end_step(self) -> None:
-        """End a step: land the flights that are due, exchange, and launch those that outlast the step."""
+        """End a step: land the flights that are due, exchange, and launch flights that outlast the step."""
         step, self.begun = self.clock.step, False
         if self.on_weights:
             self.clock.announce(Turn.END)

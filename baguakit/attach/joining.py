@@ -187,7 +187,7 @@ class Joining:
         return announced, at_work
 
     def _parsed(self, table: Tensor) -> list[Announcement]:
-        """Return the announcements, or raise a PeerError on all ranks if those of ranks at work differ."""
+        """Return the announcements; raise a PeerError on all ranks if ranks at work announced different events."""
         announced = [Announcement(*row) for row in table.tolist()]
         known = Counter((each.event, each.step) for each in announced if each.event != NOTHING).most_common()
         if len(known) > 1:

@@ -17,7 +17,7 @@ GRAD, VERSION = attrgetter("grad"), attrgetter("_version")
 
 
 class Landings:
-    """The gradients with which an optimizer may step: those that have landed since its last step.
+    """The gradients with which an optimizer may step: they have landed since its last step.
 
     It may also step again with what that step used: the same tensor, not written since, as its version counter tells.
     Each gradient has a counter of its own, also in a bucket.
@@ -27,7 +27,7 @@ class Landings:
         self.optimizer = optimizer
         self.fresh: set[int] = set()  # the parameters, by id, whose gradients have landed since its last step
         self.passes = 0  # backward passes since then, as one of its parameters tells
-        # The parameters of its last step, by id, their gradients and the versions of these.
+        # The parameters of its last step, by id: their gradients, and the versions of the gradients.
         self.used: tuple[Sequence[int], Sequence[Any], Sequence[int]] = (), (), ()
         # Those of its parameters that are in buckets of gradients, their ids, and their views.
         self.places: tuple[list[Tensor], list[int], list[Tensor]] = [], [], []
@@ -99,7 +99,7 @@ def params_of(optimizer: Optimizer) -> list[Tensor]:
 
 
 class LeafStreams:
-    """The CUDA streams that have accumulated the gradients that have not landed yet: those of their forward passes.
+    """The CUDA streams of the forward passes, on which gradients that have not landed yet were accumulated.
 
     Autograd makes the stream that called backward wait for all of them, but only at the end of backward. A bucket is
     launched earlier, and its gradients may be freed later.

@@ -8,7 +8,7 @@ For each collective every rank sends every other one line of 128 bytes:
 
 An exact collective of gloo begins when the lines of all ranks agree: gloo reads the bits of one dtype as another, adds
 the values of two reductions, and ends a process that gets more bytes than it waits for. What is compressed does not
-wait: it sends first messages meanwhile, with the digest in their tags, so that those of other calls never arrive.
+wait: it sends first messages meanwhile, with the digest in their tags, so that messages of other calls never arrive.
 """
 
 from collections.abc import Callable

@@ -35,7 +35,7 @@ class BaguaGroup(Methods):
     collectives, and names the rank at fault if one does not end.
 
     Args:
-        options: those that torch gives a backend.
+        options: what torch passes to a backend.
         policy: the same on all ranks.
 
     Raises:

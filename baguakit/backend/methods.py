@@ -33,7 +33,7 @@ class Call:
     Attributes:
         operation: its name in a policy, or that of a method that is always exact.
         outs: the tensors that it fills.
-        whole: those that are reduced, scattered or gathered, for their size.
+        whole: the tensors that are reduced, scattered or gathered, for their size.
         passed: the methods of the inner group that do it exactly, and their arguments, by place and by name.
         pieces: the arguments of each of its `EXCHANGES`, but for the compressor and the `Comm`.
         op: of a reduction.

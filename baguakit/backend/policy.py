@@ -20,13 +20,13 @@ OPERATIONS = ("all_reduce", "reduce_scatter", "all_gather", "all_to_all")
 
 @dataclass(frozen=True)
 class Policy:
-    """The collectives that fly compressed: those of floating tensors, of a size, that sum or average or move values.
+    """The collectives that fly compressed: of floating tensors, from a size on, that sum or average or move values.
 
     All others are exact: integers, MAX, MIN, PRODUCT, small tensors, broadcasts, messages between two ranks.
 
     Args:
         compressor: such as `compressors.UInt4()`; None sends values as they are, which is of use with `flows`.
-        operations: those that may fly compressed, among "all_reduce", "reduce_scatter", "all_gather" and "all_to_all".
+        operations: which collectives may fly compressed: "all_reduce", "reduce_scatter", "all_gather" and "all_to_all".
         least: the bytes of the smallest tensor that is compressed: of the whole that is reduced, scattered or gathered.
             An all-to-all compresses the messages that are fewer bytes packed, since their sizes differ among ranks.
         flows: the number of connections to each peer, as of `Comm`; for tensors on the CPU.
@@ -116,7 +116,7 @@ class Row:
     Attributes:
         operation: its name.
         calls: how many.
-        bytes: that this rank sent, without headers; of an exact operation, those of the usual algorithm.
+        bytes: sent by this rank, without headers; for an exact operation, what its usual algorithm sends.
         format: in which values were sent: the `repr` of a compressor, or "exact".
         reason: why it was exact; "" if it was not.
     """

@@ -60,7 +60,7 @@ class Comm:
     _round: int | None = None
     _step: int | None = None
     _bucket: int = 0
-    _call: int = 0  # tells its messages from those of other calls
+    _call: int = 0  # tells its messages from messages of other calls
     _meet: Callable[[], None] | None = None  # called before this waits for others, and before they add to its values
     _sent: Sent | None = None  # counted for a report
     _formats: list[SentFormat] | None = None  # of one flight, likewise
@@ -132,8 +132,8 @@ class Comm:
     def meeting(self, call: int, meet: Callable[[], None] | None) -> "Comm":
         """Return the same group for a call that other ranks may not make, with a number below 2³¹.
 
-        Over gloo its messages meet only those of the same `call`. Exchanges of rows call `meet` when this rank has sent
-        first messages, and collectives of gloo before they begin.
+        Over gloo its messages meet only messages of the same `call`. Exchanges of rows call `meet` when this rank has
+        sent first messages, and collectives of gloo before they begin.
         """
         return self._with(_call=call, _meet=meet)
 
@@ -270,7 +270,7 @@ class Comm:
         return [json.loads(row) if plain else pickle.loads(row) for row in sending.gather_bytes(content, self.group)]
 
     def broadcast_object(self, value: Any, source: int = 0) -> Any:
-        """Return the picklable `value` of rank `source`; those of other ranks are not read."""
+        """Return the picklable `value` of rank `source`; the `value` of other ranks is not read."""
         integer("source", source, 0, self.size - 1)
         if self.size == 1:
             return value
@@ -335,7 +335,7 @@ class Comm:
     def exchange_each(
         self, outgoing: Mapping[int, Tensor], incoming: dict[int, Tensor], device: torch.device | None = None
     ) -> dict[int, Tensor]:
-        """Send the tensors of `outgoing` by target, fill those of `incoming` by source, and wait for both.
+        """Send the tensors `outgoing` by target, fill the tensors `incoming` by source, and wait for both.
 
         All ranks call it. A rank without peers passes the `device` of the other ranks' tensors.
         """
@@ -368,7 +368,7 @@ class Comm:
 
         Args:
             name, timeout, device: a unique name, the timeout of messages, and the device of their tensors.
-            flows, store: the number of flows, and the store to connect by; None: those of this `Comm`.
+            flows, store: the number of flows, and the store to connect by; None: as this `Comm` has.
             parts: the groups to use, among "flat", "intra" and "inter": each sends a first message here.
         """
         let_go()

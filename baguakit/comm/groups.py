@@ -24,7 +24,7 @@ from .sending import INTER, INTRA
 HOSTS = "hosts"
 """In place of a mesh: nodes are the hosts that the ranks run on."""
 
-# Up to so many ranks, gloo connects all with all at once. A connection that breaks tells that a rank is lost; who waits
+# The most ranks that gloo connects all with all at once. A connection that breaks tells that a rank is lost; who waits
 # for the first message of a lost rank is told nothing, and gloo keeps its thread.
 CONNECTED = 32
 BACKENDS = {"cpu": dist.ProcessGroup.BackendType.GLOO, "cuda": dist.ProcessGroup.BackendType.NCCL}
@@ -33,7 +33,7 @@ BACKENDS = {"cpu": dist.ProcessGroup.BackendType.GLOO, "cuda": dist.ProcessGroup
 _stores: WeakKeyDictionary[Any, Any] = WeakKeyDictionary()  # the stores of groups made here, which need a reference
 _connections: WeakKeyDictionary[Any, Any] = WeakKeyDictionary()  # second connections to the stores
 _named: WeakKeyDictionary[Any, int] = WeakKeyDictionary()  # the number of names given out
-_lives: WeakKeyDictionary[Any, int] = WeakKeyDictionary()  # the number of the group among those of the same store
+_lives: WeakKeyDictionary[Any, int] = WeakKeyDictionary()  # the number of the group among the groups of its store
 _inner: WeakKeyDictionary[Any, Any] = WeakKeyDictionary()  # of a group of `bk.backend`, the one that a `Comm` sends by
 _members: WeakKeyDictionary[Any, list[int]] = WeakKeyDictionary()  # by inner group
 

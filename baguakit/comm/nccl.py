@@ -32,7 +32,7 @@ _c10d: Any = dist  # its type stubs lack some names
 
 
 def nccl_backend(store: Any, rank: int, members: list[int], name: str, timeout: timedelta) -> Any:
-    """Return a new NCCL backend that only records errors; its arguments are as those of `group_over`."""
+    """Return a new NCCL backend that only records errors; its arguments are as in `group_over`."""
     options = _c10d.ProcessGroupNCCL.Options()
     options._timeout = timeout
     options.group_name, options.global_ranks_in_group = name, members

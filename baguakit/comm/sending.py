@@ -137,7 +137,7 @@ class SentFormat(NamedTuple):
         return SentFormat(_named(self.asked), _named(self.flew), str(self.reason), self.part)
 
     def line(self, flights: int, of: int) -> str:
-        """Return the text that follows the name of a bucket of which so many flights flew so, once in words."""
+        """Return the text that follows the name of a bucket: in this format `flights` of its `of` flights were sent."""
         times = f" in {flights:,} of {of:,} flights" if flights < of else ""
         instead = f", not {self.asked}" if self.reason and self.asked != self.flew else ""
         return f"{PLACES.get(self.part, '')}: {self.flew}{times}{instead}" + f": {self.reason}" * bool(self.reason)

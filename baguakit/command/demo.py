@@ -71,7 +71,7 @@ def chosen(name: str | None, every: bool, ranks: int) -> Sequence[Contender]:
 
 
 def over(result: Result, bits: float) -> Result:
-    """Return a result over loopback with the times of a network of so many bits per second, if nothing overlaps."""
+    """Return a result over loopback with the times of a network of `bits` per second, if nothing overlaps."""
     curve = tuple((sent, seconds + sent * 8 / bits, loss) for sent, seconds, loss in result.curve)
     return replace(result, seconds=result.seconds + result.sent * 8 / bits, curve=curve)
 
@@ -132,7 +132,7 @@ def draw(results: Sequence[Result], rate: str, how: str, ranks: int, path: Path)
 def broken_claims(results: Sequence[Result], ranks: int, complete: bool) -> list[str]:
     """Return the claims of the demo that the results contradict, as sentences.
 
-    With `complete`, ranks, steps and seed are those that the claims are made for.
+    With `complete`, the run has the ranks, steps and seed that the claims are made for.
     """
     found, broken = {result.contender: result for result in results}, []
     # A rank holds at most ⌈10 / n⌉ of ten digits, and a tenth is for luck.

@@ -92,7 +92,7 @@ class Pacer:
 
     def __init__(self, bytes_per_second: float) -> None:
         self._rate = bytes_per_second
-        self._paced: dict[str, int | None] = {}  # the descriptors of all sockets; None of those that send nothing
+        self._paced: dict[str, int | None] = {}  # the descriptor of each socket; None if it sends nothing
         self._limits: dict[str, float] = {}
         self._over = threading.Event()
         self._look()
@@ -114,7 +114,7 @@ class Pacer:
                 self._limit(name, self._rate / len(busy) if name in busy else self._rate)
 
     def _look(self) -> None:
-        """Find connections that are new, and forget those that have been closed."""
+        """Find new connections, and forget closed ones."""
         open_now = connections()
         self._paced = {name: fd for name, fd in self._paced.items() if name in open_now}
         self._limits = {name: limit for name, limit in self._limits.items() if name in open_now}

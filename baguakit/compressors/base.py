@@ -156,7 +156,7 @@ class Compressor(Doors):
         return wraps(written)(torch.no_grad()(DOORS[name](written)))
 
     def warm_up(self, device: torch.device | str, dtype: torch.dtype = torch.float32, values: int = PROBE) -> None:
-        """Compile before the first step all that it needs, for tensors of so many values on a device.
+        """Compile before the first step all that it needs, for tensors of `values` on a device.
 
         Compile for values of `dtype`, and of float32, the dtype of residuals and replicas. On a CPU nothing is compiled
         for few values, and everything once for all processes on a machine.

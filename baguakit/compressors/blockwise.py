@@ -105,7 +105,7 @@ class MinMaxUInt8(Blockwise):
     The error is at most (max − min) / 510 of the block, plus a few ulps; zeros and blocks of equal values are exact. A
     block adds 8 bytes: 8.125 bits a value. The bytes of `Uniform(8, 512, rotate=False)`.
 
-    `block` and `stochastic` are those of `Uniform`.
+    `block` and `stochastic` are as in `Uniform`.
     """
 
     block: int = 512
@@ -123,7 +123,7 @@ class UInt4(Blockwise):
     ulps; zeros are exact. With `rotate=True` its square is about 1.2 % of that of the values, whatever their
     distribution. Use it with error feedback where gradients are averaged.
 
-    `block`, `stochastic` and `rotate` are those of `Uniform`.
+    `block`, `stochastic` and `rotate` are as in `Uniform`.
     """
 
     block: int = 256
@@ -140,7 +140,7 @@ class UInt2(Blockwise):
     The square of the error is about 12 % of that of the values, whatever their distribution: use it with error
     feedback.
 
-    `block`, `stochastic` and `rotate` are those of `Uniform`.
+    `block`, `stochastic` and `rotate` are as in `Uniform`.
     """
 
     block: int = 128
@@ -160,7 +160,7 @@ class Sign(Blockwise):
     feedback, and with plain SGD or a smaller step, since momentum amplifies what returns. Zeros read as positive,
     unless their whole block is zero. A block adds 4 bytes: 1.03 bits a value.
 
-    `block` is that of `Uniform`.
+    `block` is as in `Uniform`.
     """
 
     block: int = 1024

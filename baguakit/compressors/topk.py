@@ -101,7 +101,7 @@ class TopK(Compressor):
         raise TypeError(f"{self!r} keeps other places of each rank's values; average them with SparseMean({self!r})")
 
     def warm_up(self, device: torch.device | str, dtype: torch.dtype = torch.float32, values: int = PROBE) -> None:
-        """Compile before the first step all that it needs, for a row of so many values on a device."""
+        """Compile before the first step all that it needs, for a row of `values` on a device."""
         if warmed(device, dtype, values) != "cpu" and values:
             x = torch.zeros(1, values, dtype=dtype, device=device)
             self.compress(x, torch.empty_like(x, dtype=torch.float32))
@@ -118,7 +118,7 @@ class TopK(Compressor):
         return aligned(-(-count // 8) * (self.chunk.bit_length() - 1))
 
     def _planes(self, packed: Tensor, count: int) -> tuple[tuple[Tensor, ...], int]:
-        """Return the planes of the places of so many values, and the bits of a place."""
+        """Return the planes of the places of `count` values, and the bits of a place."""
         bits = self.chunk.bit_length() - 1
         sizes = [-(-count // 8) * plane for plane in planes_of(bits)]
         return torch.split(packed[:, : sum(sizes)], sizes, 1), bits

@@ -26,7 +26,7 @@ log = logging.getLogger("baguakit")
 
 
 def membership(num_replicas: int | None, rank: int | None, group: Any = None) -> Membership:
-    """Return the given rank and number of ranks; by default those of `group`, of the default group, or one rank.
+    """Return the given rank and number of ranks; by default of `group`, of the default group, or of one rank alone.
 
     Return also the group, or None if there is none or it has one rank; and whether it has the given ranks.
 

@@ -71,7 +71,7 @@ class Followed(Generic[T]):
 
     @abstractmethod
     def _steps(self, samples: Indices, ranks: int, rng: np.random.Generator, epoch: int) -> list[Batches]:
-        """Return all steps of so many ranks over `samples`, which are shuffled and not trained yet."""
+        """Return all steps of `ranks` ranks over `samples`, which are shuffled and not trained yet."""
 
     def _assigned(self, costs: Costs, ranks: int, rng: np.random.Generator, epoch: int) -> Indices:
         """Return numbers of `costs` (steps, ranks), such that the ranks' totals of costs stay nearly equal."""
@@ -222,7 +222,7 @@ class Followed(Generic[T]):
         self._resume(Stretch(epoch, tuple(behind), unpacked(state["done"])), step)
 
     def _resume(self, stretch: Stretch, items: int) -> None:
-        """Go on in a stretch after so many items, or with other ranks in a new one."""
+        """Go on in a stretch after `items` items, or with other ranks in a new one."""
         if self._record is not None and self._record.version:
             raise ValueError("this sampler follows a group that has changed: load a state before the first change")
         trained = [max(0, items - lag) for lag in stretch.behind]
@@ -255,7 +255,7 @@ class Followed(Generic[T]):
                         with att.recoverable():
                             ...
 
-        A rank that lives on keeps the items that it has drawn, such as those that the workers of a loader fetch ahead.
+        A rank that lives on keeps the items that it has drawn, such as items that a loader's workers have fetched.
         All that nobody has drawn or a lost rank has not trained is divided anew, such that all end the epoch after the
         same number of steps. A rank that joins takes over the epoch, `sampler.epoch`, and a part of the rest of it.
 

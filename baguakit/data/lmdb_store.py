@@ -168,7 +168,7 @@ class LMDBStore(Store):
         self._environment().flush()
 
     def close(self) -> None:
-        """Sync all writes to disk, also those of other processes, mark the store as clean, and release it."""
+        """Sync all writes to disk, of other processes too, mark the store as clean, and release it."""
         try:
             if read_state(self.path) is not None:
                 self.flush()

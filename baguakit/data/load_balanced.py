@@ -31,7 +31,7 @@ class LoadBalancedSampler(Followed[int], DistributedSampler[int]):
         dataset: the samples; it has a length.
         complexity: the cost of each sample: a function of one sample, a tensor, array or sequence of numbers, or the
             path of an `.npy` file of them.
-        num_replicas: the number of ranks; None for those of `group`.
+        num_replicas: the number of ranks; None for the size of `group`.
         rank: this process's rank; None for that in `group`.
         shuffle: shuffle the steps; False: steps run from cheap to expensive.
         seed: the seed of the order, equal on all ranks.

@@ -32,7 +32,7 @@ class Seat:
     """The place of one rank in a stretch that has ended."""
 
     trained: int  # items of its queue
-    drawn: int  # items of its queue; if it is lost, those that it has trained
+    drawn: int  # items taken from its queue; if it is lost, items that it has trained
     to: int = -1  # its rank in the next stretch
     behind: int = 0  # as in the stretch
 
@@ -66,7 +66,7 @@ class Shares:
         behind: as in the stretch.
         samples: that nobody has trained in this pass.
         kept: by rank, the items that it has drawn before and not trained.
-        plan: returns the steps of so many ranks over some samples.
+        plan: returns the steps of a number of ranks over some samples.
     """
 
     def __init__(
@@ -135,7 +135,7 @@ class Record:
 
     version: int  # the number of changes before
     ids: tuple[int, ...]  # of the ranks; () before the first change
-    origin: int  # a rank has trained `origin + steps * items_per_step` items after so many optimizer steps
+    origin: int  # after `steps` optimizer steps a rank has trained `origin + steps * items_per_step` items
     passes: tuple[Stretch, ...]
 
 
@@ -151,7 +151,7 @@ class Told:
     drawn: int = 0
     over: bool = False  # its iterator has ended: more items were asked for than there are
     used: int = 0  # items that it has trained or lost since the record began
-    origin: int = 0  # as in a record, for a pass that is later than those of the record
+    origin: int = 0  # as in a record, for a pass later than the record's
 
 
 def regrouped(

@@ -61,7 +61,7 @@ class Carrying:
         rounds = [each["round"] for each in kept["rules"].values()] if kept else []
         told = comm.gather_objects(kept and (kept["step"], rounds, checksum(engine), kept["made"]), plain=True)
         known = {rank: told[rank] for rank in self.survivors if told[rank] is not None}
-        if not known:  # those that had one have been lost while they handed it over
+        if not known:  # the ranks that had a state were lost while they handed it over
             raise PeerError("no rank that is left has trained")
         step, self.steps = (max(each[i] for each in known.values()) for i in (0, 3))
         one = min(rank for rank, each in known.items() if each[0] == step)

@@ -31,7 +31,7 @@ class Door:
     def __init__(self) -> None:
         self.address = ""
         self._lock = threading.Lock()
-        self._sockets: list[socket.socket] = []  # that listens, and those of others
+        self._sockets: list[socket.socket] = []  # the one that listens, and one for each caller
         with suppress(OSError):  # an interface without an IPv4 address: others wait for signs of life
             host = own_address()
             listener = socket.create_server((host, 0), family=family_of(host), backlog=1024)
@@ -41,7 +41,7 @@ class Door:
         _doors.add(self)
 
     def let_in(self) -> None:
-        """Take those that have knocked, and drop those that have gone."""
+        """Accept callers that have knocked, and drop callers that have gone."""
         with self._lock:
             for each in self._sockets[1:]:
                 if state_of(each) == GONE:

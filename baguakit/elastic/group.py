@@ -20,7 +20,7 @@ ENDPOINT = re.compile(r"(?:\[(?P<v6>[0-9A-Fa-f:.]+(?:%\w+)?)\]|(?P<host>[\w.-]+)
 
 @dataclass(frozen=True, eq=False, repr=False)
 class ElasticComm(Comm):
-    """A group of ranks that come and go: `group`, `rank` and `size` are those of the present round.
+    """A group of ranks that come and go: `group`, `rank` and `size` are of the present round.
 
     A collective on it raises a `PeerError` when the round ends, so that `recoverable` can go on. `all_reduce_later` and
     the other messages that are waited for later wait for a rank that is lost until torch's timeout of ten minutes.
@@ -76,7 +76,7 @@ def join(
 
     Args:
         endpoint: "host:port" of the store; the port may be left out: 29400.
-        least: ranks without which nobody trains: those that are there wait for more, and write a line now and then.
+        least: the least number of ranks that trains; fewer wait for more, and write a line now and then.
         most: ranks at most, up to 64; others wait until one is lost.
         every: ranks are let in after a step whose number is a multiple of this, such as that of `diloco`.
         name: tells trainings apart that share a store.

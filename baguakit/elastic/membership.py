@@ -37,7 +37,7 @@ class Change:
     Attributes:
         rank, ranks: of this process, and in all, from now on.
         before: for each rank, its rank before the change; None for one that has joined.
-        lost: the names of those that are gone: host and process number.
+        lost: the names of lost ranks: host and process number.
         steps: the optimizer steps that were made in the group as it was before.
         step: the number of optimizer steps made, where all go on.
         seconds: from the end of the last step to now, on this rank.
@@ -55,7 +55,7 @@ class Change:
 
 
 class Membership(Rounds):
-    """The membership of this process in a group whose ranks come and go. The arguments are those of `Rounds`."""
+    """The membership of this process in a group whose ranks come and go. The arguments are as in `Rounds`."""
 
     changes: ClassVar[bool] = True
 
@@ -64,7 +64,7 @@ class Membership(Rounds):
         self.used = False  # by an attachment
         self.bodies = 0  # of `recoverable` that have ended
         self._engines: list[Engine] = []
-        self._kept: dict[Engine, Kept] = {}  # those that are not at work
+        self._kept: dict[Engine, Kept] = {}  # of attachments that are not at work
         self._at_work: list[Engine] = []
         self._callbacks: list[Callable[[Change], None]] = []
         self._joined: Change | None = None  # a running training, which callbacks are told when they are registered

@@ -12,7 +12,7 @@
     beat/r   a count that member r raises from time to time; waits/NAME, a process that has come
 
 A meeting closes when the round before is over, and each of its members has come, will not come, has a closed door
-(`doors.py`), or has not answered for a moment. The first of those that have come closes it. Those that come too late
+(`doors.py`), or has not answered for a moment. The first rank that has come closes it. Ranks that come too late
 come to the next one. A newcomer comes when the doors of all members of the round before are open to it.
 
 When no step has been made for the patience, all say who does not answer at their doors, and those without whom all
@@ -111,7 +111,7 @@ class Counts:
         self._seen: dict[str, tuple[int, float]] = {}  # the latest value of each, and when it was seen first
 
     def rise(self, store: Any, key: str, now: float, seconds: float) -> bool:
-        """Return whether a count has been raised within so many seconds, or has not been watched for as long."""
+        """Return True if a count was raised within the last `seconds`, or has been watched for less than that."""
         count = store.add(key, 0)
         if key not in self._seen or self._seen[key][0] != count:
             self._seen[key] = (count, now)
@@ -195,7 +195,7 @@ class Rendezvous:
         self.here.append("came", json.dumps(asdict(me)) + "\n")
 
     def _silent(self, others: list[Member]) -> list[str] | None:
-        """Return the names of those that do not answer at their doors; None while it is not known of all."""
+        """Return the names of the members that do not answer at their doors; None while some have not been asked."""
         states = [self._knocks.knock(member.door) if member.door else GONE for member in others]
         found = [member.name for member, state in zip(others, states, strict=True) if state == SILENT]
         return None if "" in states else found
@@ -214,7 +214,7 @@ class Rendezvous:
         return self._knocks.knock(member.door) != GONE and self._counts.rise(self.here, waits, now, ABSENCE)
 
     def _all_here(self, came: list[Member], kept: list[Member], now: float) -> bool:
-        """Return whether nobody else is expected, and those that are kept are enough."""
+        """Return True if nobody else is expected, and the members that are kept are enough."""
         names = {member.name for member in came}
         if self.before:
             if not self.last.check(["over"]):
@@ -245,7 +245,7 @@ class Rendezvous:
         return self._counts.rise(self.last, f"beat/{r}", now, self.settings.silence)
 
     def _close(self, came: list[Member], out: list[Member]) -> None:
-        """Write the members, those of the round before first and in their order; somebody else may be faster."""
+        """Write the members: first the members of the round before, in their order. Another rank may write first."""
         old = {member.name: rank for rank, member in enumerate(self.before)}
         ordered = sorted(came, key=lambda member: old.get(member.name, len(old)))
         members = [asdict(replace(member, cut=None)) for member in ordered[: self.settings.most]]
@@ -260,7 +260,7 @@ class Rendezvous:
 
 
 def unbroken(present: list[Member], order: list[str]) -> list[Member]:
-    """Return those of whom each reaches each: one after the other, who reaches the fewest is left out.
+    """Return members of whom each reaches each: whoever reaches the fewest is left out, one after another.
 
     Of several, it is the last in `order`, the names of the round before.
     """
@@ -278,7 +278,7 @@ def members_of(store: Any) -> tuple[Member, ...]:
 
 
 def why_cut(store: Any) -> str:
-    """Return the sentence about those that were left out of a round that has been closed; "" if nobody was."""
+    """Return the sentence about members left out of a round that has been closed; "" if nobody was."""
     return str(store.get("cut").decode()) if store.check(["cut"]) else ""
 
 
@@ -328,7 +328,7 @@ class Pause:
         self.round.store.set(f"at/{self.round.rank}", str(self.step()))
 
     def due(self, step: int) -> bool:
-        """Return whether the round ends now: this rank has made so many steps.
+        """Return True if the round ends at this step.
 
         A rank that does not say where it is has been lost, which the first message to it shows.
         """

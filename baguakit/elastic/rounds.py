@@ -119,7 +119,7 @@ class Rounds:
         self.why = ""  # the reason why it is over; "" while it is not
         self.leaving = False  # this rank has been asked to leave
         self.door = Door()
-        self.cut = ""  # a sentence about those that were left out when this round began
+        self.cut = ""  # a sentence about the ranks that were left out when this round began
         self._store: Any = None
         self._stuck: float | None = None  # since when rounds have ended without a step
         self._number = 0  # of the latest round that this process knows
@@ -305,8 +305,8 @@ class Rounds:
         """Beat, hear what the others say, and listen to the next rank; let the round pause when processes wait to join.
 
         The round ends here if the store does not answer: without it this rank cannot know that the others have gone on
-        without it. A rank that is lost mostly closes connections, which tells at once; but those of lazy groups may not
-        be there yet, and gloo's waits for them end with their timeout only.
+        without it. A rank that is lost mostly closes connections, which tells at once; but lazy groups may not
+        have connections yet, and gloo's waits for them end with their timeout only.
         """
         store, settings, all_rounds = round.store, self.settings, self._store
         after, counts, knocks = round.members[(round.rank + 1) % round.size], Counts(), Knocks()

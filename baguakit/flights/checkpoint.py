@@ -45,7 +45,7 @@ class Arrived(Flight):
 
 
 def save_runner(runner: RuleRunner, names: Names, flights: bool = True, same_ranks: bool = True) -> dict[str, Any]:
-    """Return copies of the state of a rule. Waits for its flights; those of a free-running rule are left out.
+    """Return copies of the state of a rule. Wait for its flights; flights of a free-running rule are left out.
 
     Args:
         flights: without it all are left out, and the state is as before them, as the runner's journal knows it.

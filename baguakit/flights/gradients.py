@@ -1,7 +1,7 @@
 """The runner of a rule on gradients: its buckets are launched one by one, and landed together.
 
-With a delay d, the buckets of the latest d backward passes are in the air. They and those that have landed are a ring
-of d + 1: gradients are views of the buckets that landed last, and the next backward launches these.
+With a delay d, the buckets of the latest d backward passes are in the air. With the buckets that have landed they are a
+ring of d + 1: gradients are views of the buckets that landed last, and the next backward launches these.
 """
 
 import contextlib
@@ -37,7 +37,7 @@ class Flags:
     """A byte for each parameter of a rule, which travels with the last bucket of a backward pass."""
 
     mine: list[int]  # 1 if this rank has a gradient, else 0; `FAILED` if its backward has failed
-    rows: Tensor | None = None  # (1, parameters), all-reduced by their maximum, or those of all ranks
+    rows: Tensor | None = None  # (1, parameters) of the maximum over ranks, or (ranks, parameters)
 
     @property
     def used(self) -> Tensor | None:
@@ -123,7 +123,7 @@ class GradientRunner(RuleRunner):
     ) -> None:
         """Launch bucket `i` with the gradients of this rank; a missing gradient counts as zero.
 
-        This rank has gradients to average of the parameters in `touched`; if `whole`, of all those of the bucket.
+        This rank has gradients to average of the parameters in `touched`; if `whole`, of all parameters of the bucket.
         """
         if i == 0:
             self.untouched, self.mine = [], []
@@ -214,7 +214,7 @@ class GradientRunner(RuleRunner):
         return rows is not None and rows.is_cpu and int(rows[0, 0]) == FAILED
 
     def _turn(self) -> None:
-        """Go from the buckets of this backward to those that land, which the next one launches."""
+        """Go from the buckets of this backward to the buckets that land, which the next backward launches."""
         self.ring.append(Pass(self.buckets, self.air, self.flags))
         self.buckets, self.air, self.flags = self.ring.popleft()
 
@@ -288,7 +288,7 @@ class GradientRunner(RuleRunner):
         self.flown = False
 
     def landed_on(self, i: int, reached: set[Tensor]) -> bool:
-        """Return True if a second backward has added gradients of bucket `i` to those that the first one brought there.
+        """Return True if a second backward has added gradients of bucket `i` to the gradients of the first one.
 
         It has accumulated gradients of the parameters in `reached` so far.
         """
@@ -331,7 +331,7 @@ class Decisions:
         self._under_way.append((runners[0], runners[0].channel.begin("the decision on what to keep", settle)))
 
     def settle(self, but: int = 0) -> None:
-        """Wait for all decisions `but` the latest so many: with 0, states are then as after the latest backward."""
+        """Wait for all decisions except the newest `but`. With 0, every state is then as after the latest backward."""
         while len(self._under_way) > but:
             runner, collective = self._under_way.popleft()
             runner.channel.monitor.wait_for(collective)

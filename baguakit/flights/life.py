@@ -65,10 +65,10 @@ class Life(Generic[AnySetup]):
         return [runner for runner in self.runners if runner.rule.what == "grad" and runner.rule.acts(step)]
 
     def land(self, acting: Sequence[Any], but: int = 0) -> bool:
-        """Land the buckets of a backward, which have all been launched, or with a delay those of an earlier one.
+        """Land the buckets of a backward, all of which have been launched; with a delay, of an earlier backward.
 
-        Decisions are settled `but` the latest so many. Returns True if that backward failed on some rank, as far as the
-        host knows.
+        All decisions are settled except the newest `but`. Return True if the host knows that the backward failed on
+        some rank.
         """
         self.decisions.settle(but)
         self.decisions.begin(acting)
@@ -170,7 +170,7 @@ class Attached:
         """Return the state of the rules: tensors by parameter name, and counters. Local.
 
         Each rank saves its own. The tensors are copies, which `torch.load(weights_only=True)` accepts. Waits for
-        flights in the air, and saves what they bring; but those of free-running rules are left out.
+        flights in the air, and saves what they bring; flights of free-running rules are left out.
 
         Raises:
             PeerError: a rank is at fault; on a GPU, half a sum may have reached the state.
@@ -182,10 +182,10 @@ class Attached:
         """Continue from the point where `state_dict` was called. Local, but every rank calls it, between two steps.
 
         The order of a resume is: attach, load the model, load the optimizer, and then this. The buckets may differ; if
-        `bk.tune.autotune` had ended, all ranks make those that it found best. With another number of ranks, elementwise
-        tensors are kept, averaged or zeroed as their stage declares, and the rest is made anew, which is logged
-        ("baguakit"). In the hooks of DDP and FSDP2 the tensors are read when the buckets next come: do not change them
-        until the next backward has ended.
+        `bk.tune.autotune` had ended, all ranks make the buckets that it found best. With another number of ranks,
+        elementwise tensors are kept, averaged or zeroed as their stage declares, and the rest is made anew, which is
+        logged ("baguakit"). In the hooks of DDP and FSDP2 the tensors are read when the buckets next come: do not
+        change them until the next backward has ended.
 
         Args:
             state: from `state_dict`, perhaps of an earlier version, or of the model in or out of `torch.compile`, DDP,

@@ -77,7 +77,7 @@ def _measured(compressor: Compressor, tally: Tally) -> Compressor:
 
 
 def _changed(declared: Declared, **changes: Any) -> Declared:
-    """Return a copy with other attributes, which are not checked as those of a user are."""
+    """Return a copy with other attributes, unchecked."""
     other = copy.copy(declared)
     vars(other).update(changes)
     return other

@@ -31,7 +31,7 @@ from .losses import Losses
 PADDED = 4096  # values by which any bucket may be padded
 MOST_KINDS = 64  # of flights that are told apart in a bucket
 Kinds = list[tuple[tuple[SentFormat, ...], int]]
-"""The formats of a flight of a bucket, and how many flights had the same; those of the latest flight first."""
+"""The formats of a flight of a bucket, and how many flights had the same; the formats of the latest flight first."""
 RECORDED = 100  # flights of a bucket, and steps, of which records are kept
 
 
@@ -57,7 +57,7 @@ class Ledger:
     kinds: Kinds = field(default_factory=list)
 
     def landed(self, formats: Iterable[SentFormat]) -> None:
-        """Count a flight among those that sent the same formats, and let its kind be the first."""
+        """Count a flight with the flights that sent the same formats, and let its kind be the first."""
         kind, flights = tuple(formats), 1
         for i, (known, count) in enumerate(self.kinds):
             if known == kind:
@@ -253,7 +253,7 @@ class RuleRunner:
 
 
 def outline(stage: Stage) -> str:
-    """Return the names of a stage and of those in it, such as "ErrorFeedback(SparseMean)"."""
+    """Return the names of a stage and of the stages in it, such as "ErrorFeedback(SparseMean)"."""
     inner = ", ".join(map(outline, stage.nested().values()))
     return type(stage).__name__ + (f"({inner})" if inner else "")
 
@@ -294,7 +294,7 @@ def padding_of(stage: Stage, state: State, used: int, length: int, comm: Comm) -
 
 
 def check_unconverted(runners: Iterable[RuleRunner], names: dict[Tensor, str]) -> None:
-    """Raise a RuntimeError if a parameter of these rules has been converted since its bucket was made."""
+    """Raise a RuntimeError if a parameter of `runners` has been converted since its bucket was made."""
     for runner in runners:
         for bucket in runner.buckets:
             for p, view in zip(bucket.params, bucket.views, strict=True):

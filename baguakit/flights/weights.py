@@ -111,7 +111,7 @@ class Agreed(NamedTuple):
     """A flight that ranks have agreed on."""
 
     training: int  # the sum of the weights of the ranks; 0: none trains any more
-    step: float  # all ranks launch it in this step, those that have passed it or make no steps at once
+    step: float  # in which all ranks launch it; a rank that has passed this step or makes none launches at once
 
 
 class FreeRunner:
@@ -129,7 +129,7 @@ class FreeRunner:
         self.weight = 0  # of this rank, in that agreement
         self.rested = -inf  # the time when the last flight landed
         self.over = False  # no rank trains any more
-        self.step = 0.0  # those of the rule that have ended here, whatever checkpoint was loaded; infinite: all
+        self.step = 0.0  # steps of the rule that have ended here, none of a checkpoint's; infinite: all
         self.limit = inf  # the step in which this rank waits for the agreement
         self.lock = threading.Lock()  # of the step and the limit
 

@@ -100,7 +100,7 @@ class Handle(Attached):
     def report(self) -> Report:
         """Return bytes, formats and seconds exposed, by rule and bucket, since the buckets were made. Local.
 
-        With `weights=` in `fsdp` also of these, by FSDP module.
+        With `weights=` in `fsdp`, the rows of gathered weights, by FSDP module, too.
         """
         report = make_report(self._life)
         return replace(report, rows=(*report.rows, *self._life.rows()))

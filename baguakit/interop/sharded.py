@@ -122,7 +122,7 @@ class Unit:
     def layout(self, scattered: bool) -> dict[Tensor, str]:
         """Return stand-ins without memory for the shards in a tensor of gradients, in order, and their names.
 
-        Before they are scattered, these are the shards of the first rank, then those of the second, and so on.
+        The layout before scattering: all shards of the first rank, then all shards of the second, and so on.
         """
         n = 1 if scattered else len(self.ranks)
         return {

@@ -1,4 +1,4 @@
-"""Stages at work in FSDP2's hooks: between ranks with the same shards, or among those that shard.
+"""Stages at work in FSDP2's hooks: between ranks with the same shards, or among the ranks that share one model.
 
 Among these a rank gets its own shard of the mean, and sends only what the others need:
 

@@ -42,9 +42,9 @@ class BaguaStrategy(DDPStrategy):
     Args:
         algorithm: such as `bk.algorithms.bytegrad()`, or a tuple of rules; or the name of one of
             `bk.algorithms`, which is called without arguments.
-        bucket_bytes: parameters travel together in buckets of about so many bytes.
+        bucket_bytes: the size of a bucket of parameters, which travel together; about, since it holds whole ones.
         flight_timeout: seconds (or a timedelta) after which a flight is given up and the rank at fault is named.
-        options: those of `DDPStrategy` that are not about its wrapper, such as `process_group_backend`, `timeout`,
+        options: options of `DDPStrategy` that are not about its wrapper, such as `process_group_backend`, `timeout`,
             `start_method`, `precision_plugin` and `checkpoint_io`.
 
     Raises:

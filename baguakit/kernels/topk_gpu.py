@@ -1,4 +1,4 @@
-"""The k largest values of each chunk on GPUs: those of the definition, without a wait for the host.
+"""The k largest values of each chunk on GPUs: the same values as in the definition, without a wait for the host.
 
 A program holds a chunk in registers: it reads each value once, finds the threshold by bisection, and writes what it
 keeps. The bisection begins between the least and the largest of the maxima of neighbours, and ends as soon as exactly

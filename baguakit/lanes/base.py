@@ -145,7 +145,7 @@ class Lane:
         """Keep the memory of the tensors in `value`, made elsewhere, until work launched now has used it."""
 
     def rest(self, seconds: float) -> None:
-        """Wait until the work under way has ended on the host, but no longer than so many seconds."""
+        """Wait until the work under way has ended on the host, but no longer than `seconds`."""
 
     def here(self) -> bool:
         """Return True on the lane's own thread, if it has one."""

@@ -201,7 +201,7 @@ class CpuFlight(Flight):
             self.lane.flush()
 
     def wait(self, seconds: float = -1) -> bool:
-        """Wait for the end, at most so many seconds. Return True if the work has ended."""
+        """Wait for the end, at most `seconds` (−1: without limit). Return True if the work has ended."""
         if passed := self._gate.acquire(timeout=seconds):
             self._gate.release()
         return passed

@@ -9,7 +9,7 @@ from ..lanes import Flight
 from .records import LaunchCount
 
 MESSAGES = -1  # their lane
-REMEMBERED = 4096  # launches of a lane whose digests a rank can compare with those of another
+REMEMBERED = 4096  # launches of a lane whose digests a rank can compare with another rank's
 
 
 @dataclass(eq=False, kw_only=True)

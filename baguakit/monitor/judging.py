@@ -81,7 +81,7 @@ class Judge:
             self.seen[r] = (beats, now)
 
     def silence(self, records: Mapping[int, Record | None]) -> float:
-        """Return for how many seconds the most silent of these ranks has written nothing; one that left is not."""
+        """Return the seconds since the most silent rank of `records` has written; a rank that left does not count."""
         here = {r: record for r, record in records.items() if record is not None and not record.how}
         return max((self._silence(r, record) for r, record in here.items()), default=0.0)
 

@@ -1,7 +1,7 @@
 """The monitor: it names the rank at fault when a flight does not arrive.
 
 Each rank writes a record to the store. When a flight is late or fails, one of the ranks that wait reads the records of
-all, and writes for all who is at fault. With every heartbeat a rank compares its launches with those of one other rank,
+all, and writes for all who is at fault. With every heartbeat a rank compares its launches with another rank's launches,
 so that ranks which have diverged do not train on.
 
 At its end a process with attachments tells the other ranks, and ends the threads of its monitors: a thread that returns

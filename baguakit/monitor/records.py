@@ -99,7 +99,7 @@ class Board:
         return Lease.of(self.store.compare_set(LEASE, before.as_text(), after.as_text()))
 
     def glance(self, ranks: Iterable[int]) -> tuple[Lease, dict[int, Record]]:
-        """Return the lease, and the records of those of `ranks` that are known to have come, but for this rank's."""
+        """Return the lease, and the records of other ranks in `ranks` that are known to have come."""
         incomplete, peers = len(self._came) < self.size, sorted(set(ranks) & self._came - {self.rank})
         lease, *found = self.store.multi_get([LEASE, *[CAME] * incomplete, *map(str, peers)])
         if incomplete:
@@ -107,7 +107,7 @@ class Board:
         return Lease.of(lease), dict(zip(peers, map(Record.of, found), strict=True))
 
     def written(self, ranks: Iterable[int]) -> dict[int, Record]:
-        """Return the records of those of `ranks` that have come, without this rank's own."""
+        """Return the records of other ranks in `ranks` that have come."""
         if len(self._came) < self.size:
             self._read_who_came(self.store.get(CAME))
         return self.glance(ranks)[1]

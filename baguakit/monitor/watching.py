@@ -88,7 +88,7 @@ class Watch:
         if self._judges:
             lease = self._ask(self._renew)
         else:
-            # The next rank, and one to compare with: the judge does not compare with those that are ahead of it.
+            # The next rank, and one to compare with: the judge does not compare with ranks ahead of it.
             other, judge = (monitor.rank + 1 + self._beats % (monitor.size - 1)) % monitor.size, self._lease.rank
             peers = (monitor.rank + 1) % monitor.size, judge if waiting is not None and judge >= 0 else other
             lease, records = self._ask(self.board.glance, peers)

@@ -183,7 +183,7 @@ class SocketSettings:
         rate: the measured bytes per second, greater than 0.
 
     Raises:
-        TypeError, ValueError: a number is out of these ranges.
+        TypeError, ValueError: a number is out of its range.
     """
 
     threads: int

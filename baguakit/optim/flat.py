@@ -19,7 +19,7 @@ from ..buckets import pieces
 OptimizerState = MutableMapping[Any, dict[str, Any]]
 PLAIN = (Tensor, nn.Parameter)
 NUMBERS = (bool, int, float, complex, str, type(None))
-LONG = 16  # so many adjacent gradients are worth a flat tensor of their own
+LONG = 16  # adjacent gradients: as many are worth a flat tensor of their own
 
 
 # Values: a parameter with more than the first is stepped alone; a flat tensor has at most the second. Measured on a CPU
@@ -228,7 +228,7 @@ def _distributed(p: Any, shard: Tensor) -> Tensor:
 def divide(params: Sequence[Tensor], state: OptimizerState) -> list[Flat]:
     """Return flat tensors of the small parameters with a gradient: of one dtype, device and kind of state.
 
-    Parameters with adjacent gradients keep the order of these.
+    Parameters with adjacent gradients keep the order of their gradients.
     """
     kinds: dict[Hashable, list[Tensor]] = defaultdict(list)
     for p in _without_overlaps([p for p in params if _is_candidate(p)]):

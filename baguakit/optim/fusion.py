@@ -43,7 +43,7 @@ def fuse(optimizer: Optimizer, elementwise: bool = False) -> Optimizer:
     Args:
         optimizer: SGD, Adam, AdamW, NAdam, RAdam, Adamax, RMSprop, Rprop, Adadelta, Adagrad or ASGD of torch.
         elementwise: take one of another class, too: you say that the step of each value depends on its own gradient and
-            state alone. Norms of a tensor, its shape and random numbers are none of these.
+            state alone, not on norms or shapes of whole tensors, nor on random numbers.
 
     Raises:
         TypeError: this is not a `torch.optim.Optimizer`.
@@ -90,7 +90,7 @@ class Report(Declared):
     Attributes:
         flats: flat tensors.
         together: parameters stepped in them.
-        apart: parameters stepped as always: large ones, those that go with no other, and all of a group for 8 steps
+        apart: parameters stepped as always: large ones, ones that fit no other, and all of a group for 8 steps
             after others had a gradient.
         absent: parameters without a gradient.
         copied: flat tensors whose gradients had to be copied, because they did not lie one after another.
@@ -141,7 +141,7 @@ class Layout:
     Attributes:
         params: all.
         present: which of them have a gradient.
-        flats: those that are stepped as one; torch steps the others as always.
+        flats: the flat tensors; torch steps parameters outside of them as always.
         calm: the steps since others had a gradient; with fewer than `CALM` all are stepped apart.
     """
 

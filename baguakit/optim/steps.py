@@ -277,7 +277,7 @@ def _take(
     Args:
         update: the update.
         states: the state tensors, by their names in messages, in the order of the update.
-        g, packed: the gradients; or None, and those of a flat p as `compressor` packed them.
+        g, packed: the gradients as `g`; or g is None, and `packed` holds those of a flat p, packed by `compressor`.
         master: fp32 copies of parameters that are not.
         conditions: the numbers that change from step to step.
     """

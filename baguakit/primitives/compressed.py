@@ -75,7 +75,7 @@ def check_averageable(x: Tensor) -> None:
 # A piece of a large tensor is compressed while the one before it is on the wire. Pieces of fewer than 2²⁰ values would
 # cost more in calls and messages than the overlap gains; more than eight add nothing.
 PIECES, PIECE_VALUES = 8, 1 << 20
-# Rows are cut in pieces at multiples of these: of BLOCKS, so that no piece but the last has a block that is not full;
+# Rows are cut in pieces at multiples of BLOCKS, so that no piece but the last has a block that is not full;
 # and where they are short, of LINE, so that kernels move whole lines of memory.
 BLOCKS, LINE = 1 << 13, 64
 

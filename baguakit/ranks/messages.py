@@ -21,7 +21,7 @@ from functools import cache
 from types import CodeType
 from typing import Any
 
-FILES = 5  # the most descriptors of a message: its own, and those of a rank that starts
+FILES = 5  # the most descriptors of a message: its own, and what a rank that starts is given
 
 
 @dataclass(frozen=True)

@@ -38,7 +38,7 @@ class Row:
 
     @cached_property
     def ways(self) -> dict[SentFormat, int]:
-        """Return how many of the flights that have landed sent values in each way, those of the latest flight first.
+        """Return {format sent: number of flights that have landed}, the format of the latest flight first.
 
         Empty for a stage of which no other format was asked than the dtype of the bucket.
         """

@@ -6,7 +6,7 @@ own, then the lead θ of r's clock lies in
 
     c − b  ≤  θ  ≤  d − a
 
-and in the intersection of these intervals over several collectives. The middle of that is taken for θ, and half of its
+and in the intersection of these intervals over several collectives. Its middle is taken for θ, and half of its
 length is the error.
 
 A timeline is saved in the format of Chrome's tracing, which Perfetto opens as well: JSON, with times in microseconds.
@@ -210,7 +210,7 @@ def account(rank: int, runners: Sequence[RuleRunner], log: Logbook, steps: int |
 
 
 def _flight_spans(rank: int, flight: BucketFlight, read: Callable[[Moment], float]) -> tuple[list[Span], list[Span]]:
-    """Return the span of each phase of a flight, and those of the waits for it."""
+    """Return the spans of the phases of a flight, and the spans of the waits for it."""
     times, runner = flight.flight, flight.runner
     name, which = runner.ledgers[flight.bucket].name, (flight.step, runner.label, flight.bucket, flight.round)
     waits = []

@@ -115,7 +115,7 @@ def difference(rank: int, ours: Written, theirs: Written, verb: str) -> str:
 
 @torch.no_grad()
 def broadcast_tensors(tensors: Iterable[Tensor], comm: Comm, device: torch.device, source: int = 0) -> None:
-    """Overwrite tensors, such as parameters and buffers, by those of rank `source`. Collective."""
+    """Overwrite tensors, such as parameters and buffers, with the same tensors of rank `source`. Collective."""
     for x in dict.fromkeys(tensors):
         broadcast_into(x, comm, device, source)
 

@@ -8,7 +8,7 @@ from ..comm import Comm
 from ..lanes import Lane
 from ..monitor import Collective, Monitor, PeerError
 
-AGREEMENTS = 2  # the number of the channel of agreements, after those of flights
+AGREEMENTS = 2  # the number of the channel of agreements: the channels of flights come first
 
 
 @dataclass(frozen=True, eq=False)
@@ -36,7 +36,7 @@ class Channel:
         """Put `work(comm)` on the lane, on all ranks; `label` is the work in words.
 
         With `meet`, wait on the lane until all ranks have made the same call. A call of a user, who may make it on some
-        ranks only, needs that: else its messages would meet those of another flight.
+        ranks only, needs that: else its messages would be taken for messages of another flight.
         """
         self.monitor.check()
         collective = Collective(label=label)

@@ -66,7 +66,7 @@ class Runtime(Generic[AnySetup]):
         return own_comm(self.comm, name, setup.timeout, setup.device, self.monitor, setup.groups(channel), flows)
 
     def use_flows(self, flows: int) -> None:
-        """Replace the groups of every channel by groups of so many flows. Collective."""
+        """Replace the groups of every channel by groups of `flows` flows. Collective."""
         before = self.channels
         unique = before[0].together("other flows", lambda comm: comm.broadcast_object(uuid.uuid4().hex))
         self.channels = [

@@ -104,7 +104,7 @@ def named(model: nn.Module) -> dict[Tensor, str]:
 
 
 def plain_names(names: Collection[str]) -> dict[str, str]:
-    """Return for each of these names the one without wrappers, or itself where two would be the same."""
+    """Map each name to its name without wrappers, or to itself where two names would become the same."""
     plain = {}
     for name in names:
         *modules, own = name.split(".")

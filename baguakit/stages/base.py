@@ -78,7 +78,7 @@ class Stage(Doors):
         return result
 
     def phases(self, x: Tensor, state: State, comm: Comm) -> Phases:
-        """Do one flight in phases: where it is defined in place of `__call__`, those of several buckets overlap.
+        """Do one flight in phases. Define it in place of `__call__` to let the phases of several buckets overlap.
 
         It yields, between two phases, the tensors that the next one reads, and returns the result. The first, third …
         phases send within nodes only (`comm.intra`), and the others only between them (`comm.inter`).

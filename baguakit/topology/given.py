@@ -30,7 +30,7 @@ class Given(Topology):
     ranks: int
 
     def _rows_of(self, given: tuple[Any, ...]) -> Rows:
-        """Return the weights of all ranks by the matrix or graph of a round, but those of 0."""
+        """Return the weights of all ranks by the matrix or graph of a round, without weights of 0."""
         raise NotImplementedError
 
     @cached_property

@@ -77,7 +77,7 @@ class Plan(Declared):
     Attributes:
         rows: of every combination.
         best: of the rows within 2 % of the fastest that whose algorithm was named first, then with the fewest flows and
-            buckets. If no algorithm was named, of those that keep DDP's loss.
+            buckets. If no algorithm was named, among the algorithms that keep DDP's loss.
         network, compute: the measurements that they follow from.
         left_out: reasons why algorithms that were not named cannot work in this group, by their expressions.
     """

@@ -254,7 +254,7 @@ def link_of(part: str, flows: int, there: Comm, comm: Comm, device: torch.device
         """
 
         def once(b: int) -> tuple[float, float]:
-            """Return the seconds of one message, and those of processor time for it, with all ranks at work."""
+            """Return the seconds that one message takes, and its seconds of processor time, with all ranks at work."""
             cpu, began = time.process_time(), now(device)
             send(b)
             ended = now(device)

@@ -166,7 +166,7 @@ def autotune(
         att: returned by `bk.attach`.
         plan: begin at its fastest row for the rules attached; None: begin at the setting of the attachment.
         bucket_bytes: the sizes to try, in bytes.
-        flows: the numbers of flows to try; None: those of the plan, or without a plan the present one alone.
+        flows: the numbers of flows to try; None: the numbers in the plan, or without a plan the present one alone.
         steps: the number of steps that are timed under a setting; their median counts.
 
     Returns:

@@ -19,7 +19,7 @@ def aligned(count: int) -> int:
 
 
 def planes_of(bits: int) -> tuple[int, ...]:
-    """Return the bits of the planes that codes of so many bits are cut in, powers of two: (4, 1) for five."""
+    """Return the widths of the planes that a code is cut into: powers of two that add up to `bits`, (4, 1) for 5."""
     return tuple(plane for plane in (8, 4, 2, 1) if bits & plane)
 
 
@@ -34,7 +34,7 @@ class Run(NamedTuple):
     dtype: torch.dtype  # of headers
 
     def values_of(self, rows: Tensor) -> Tensor:
-        """Return the values (…, blocks, width) of this run, without those that are missing."""
+        """Return the values (…, blocks, width) of this run, cut to the row's length."""
         return rows[..., self.columns].view(*rows.shape[:-1], self.height, self.width - self.missing)
 
     def parts_of(self, rows: Tensor) -> list[Tensor]:
@@ -100,7 +100,7 @@ def split(planes: Sequence[Tensor], bits: int) -> Tensor:
 
 
 def stripes(values: Tensor, bits: int) -> Tensor:
-    """Return values (…, w) in the stripes of codes of so many bits, (…, count, width): a view if none is missing."""
+    """Return values (…, w) as stripes (…, count, width), as codes of `bits` bits are packed; pad with zeros."""
     count = 8 // planes_of(bits)[0]
     if values.shape[-1] % count:
         values = torch.nn.functional.pad(values, (0, -values.shape[-1] % count))

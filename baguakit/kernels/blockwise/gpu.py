@@ -294,7 +294,7 @@ def _launch(
     kernel: Any, format: Format, shape: Sequence[int], block: int, itemsize: int, arguments: tuple[Any, ...],
     stride: int = 0, **draws: Any,
 ) -> None:  # fmt: skip
-    """Launch a kernel on rows of values, (rows, n), of so many bytes each and so far apart."""
+    """Launch a kernel on values of shape (rows, n), of `itemsize` bytes each, in rows `stride` values apart."""
     (rows, n), device, layout = shape, arguments[0].device, format.layout(shape[1], block)
     with on(device):
         signs = signs_of(block, device) if format.rotated else None
@@ -326,7 +326,7 @@ def blocks_of(kernel: Any, format: Format, block: int) -> int:
 def constants_of(
     kernel: Any, format: Format, block: int, itemsize: int, masked: bool, stride: int = 0
 ) -> dict[str, Any]:
-    """Return the constants of a kernel for a format and for values of so many bytes, in rows so far apart."""
+    """Return the constants of a kernel for values of `itemsize` bytes, in rows `stride` values apart."""
     module = twin_of(format)
     device = {"MEASURE": module.measure, "ENCODE": module.encode, "DECODE": module.decode}
     device |= {"WORD": WORDS[format.header_bytes]}

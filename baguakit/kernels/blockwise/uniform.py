@@ -64,7 +64,7 @@ SPACINGS = {1: 2.0, 2: 1.2479, 3: 0.7344}  # of levels about zero, in mean magni
 
 
 class UniformFormat(Format):
-    """The format of this file, of so many bits."""
+    """The format of this file with `bits` bits a value."""
 
     def __init__(self, bits: int, rotated: bool = False) -> None:
         self.bits, self.rotated = bits, rotated

@@ -64,7 +64,7 @@ class Kernel:
 
 
 def examples(like: tuple[Any, ...], rows: int) -> list[Any]:
-    """Return arguments of the dtypes and widths of `like`, with so many rows: many magnitudes, and a row of zeros."""
+    """Return `rows` rows of arguments of the dtypes and widths of `like`: many magnitudes, and a row of zeros."""
     # A generator of its own leaves the user's random numbers alone.
     source, made = torch.Generator().manual_seed(rows), [*like]
     for i, part in enumerate(like):

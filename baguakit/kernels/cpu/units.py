@@ -23,8 +23,8 @@ from torch import Tensor
 from . import libraries
 from .inductor import Unit, examples
 
-# Units are compiled for so many values or more, in rows of so many or more: fewer gain less than 0.1 ms a call, which
-# does not pay for a compilation, and on shorter rows a call takes longer than its arithmetic.
+# The least values, and the least values in a row, for which units are compiled: fewer gain less than 0.1 ms a call,
+# which does not pay for a compilation, and on shorter rows a call takes longer than its arithmetic.
 COMPILED_VALUES, COMPILED_ROW = 1 << 16, 1 << 12
 
 RunUnit = Callable[..., None]  # runs a unit: the first argument; the others are the unit's

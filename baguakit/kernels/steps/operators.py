@@ -176,7 +176,7 @@ def step_(
 
     Args:
         update: what the step is.
-        roles: by the names of `FIELDS`, those that there are.
+        roles: the tensors of a step by their names in `FIELDS`; absent ones are left out.
         conditions: what changes from step to step.
         block: of packed gradients; None if they are not.
         check: raises unless the tensors go together, and returns them as lists. Asked only where they are new.

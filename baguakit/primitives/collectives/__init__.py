@@ -8,7 +8,7 @@ N is the number of values of a tensor, n that of ranks, and c(N) the bytes of N 
     broadcast         each rank but the last passes N values on             c(N)
     send              to one rank                                           c(N)
 
-Bytes are those that one rank sends. Values that would be more bytes packed (a handful of them) travel as they are. With
+Bytes are what one rank sends. Values that would be more bytes packed (a handful of them) travel as they are. With
 one rank nothing is sent and nothing is lost. Arguments that all share:
 
     x            a dense floating tensor; without a trailing `_` in the name of the primitive it is only read

@@ -86,7 +86,7 @@ def compressed_all_to_all(
 def splits_of(
     x: Tensor, output_split_sizes: Sequence[int] | None, input_split_sizes: Sequence[int] | None, comm: Comm
 ) -> tuple[list[int], list[int]]:
-    """Return the rows of `x` that go to each rank and those that come from each, or raise."""
+    """Return the numbers of rows of `x` that go to each rank and that come from each, or raise."""
     n = comm.size
     if (output_split_sizes is None) != (input_split_sizes is None):
         raise TypeError(

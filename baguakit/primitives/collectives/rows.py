@@ -28,7 +28,7 @@ def codec_of(x: Tensor, compressor: Compressor | None, comm: Comm, rows: int = 1
 
 
 def output(out: Tensor | None, x: Tensor, shape: Sequence[int]) -> Tensor:
-    """Return `out`, or a new tensor of this shape without it; raise unless it has room for values like those of `x`."""
+    """Return `out`, or a new tensor of this shape without it; raise if it differs in dtype or device from `x`."""
     if out is None:
         return x.new_empty(shape)
     instance("out", out, Tensor, "a tensor")
@@ -147,7 +147,7 @@ def compressed_all_gather(x: Tensor, compressor: Compressor | None, comm: Comm, 
 
         out = [Q(x_0); Q(x_1); … ; Q(x_{n−1})]
 
-    Every rank decodes the same bytes, those of its own values included, so the results are bitwise equal. Each sends
+    Every rank decodes the same bytes, its own included, so the results are bitwise equal. Each sends
     (n − 1) c(N) bytes of its N values, in pieces: one is compressed or decompressed while another is on the wire.
 
     `x` has one shape and dtype on all ranks, and may be a part of `out`, n N values. For scalars the result is (size,).
