@@ -44,7 +44,7 @@ def bench_sampler(benchmark, n):
     """One epoch of one rank of eight; balance over all ranks is checked first."""
     costs = lengths(n)
     sampler = LoadBalancedSampler(range(n), costs, RANKS, 0)
-    plan = np.array(sampler._shares(sampler._now.stretch).steps)[:, :, 0]
+    plan = np.array(sampler._shares(sampler._now.stretch).parts[-1][1])[:, :, 0]
     assert sorted(plan.ravel().tolist()) == list(range(n))
     work = costs[plan].T
     benchmark.extra_info.update(
@@ -70,7 +70,7 @@ def bench_batch_sampler(benchmark, limit, level):
     n = 100_000
     costs = lengths(n).clip(max=16384)
     sampler = LoadBalancedBatchSampler(range(n), costs, num_replicas=RANKS, rank=0, random_level=level, **limit)
-    plan = sampler._shares(sampler._now.stretch).steps
+    plan = sampler._shares(sampler._now.stretch).parts[-1][1]
     assert sorted(np.concatenate([b for step in plan for b in step]).tolist()) == list(range(n))
     work = np.array([[costs[batch].sum() for batch in step] for step in plan]).T
     benchmark.extra_info.update(balance=balance(work), random=random_balance(costs, 16), steps=len(plan))

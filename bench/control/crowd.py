@@ -172,7 +172,7 @@ def crowd(size: int, slower: float = 1.0) -> Iterator[Crowd]:
     finally:
         for monitor in made.monitors:
             monitor.watch.over.set()
-            monitor.watch.hurry()
+            monitor.watch.wake.set()
         for monitor in made.monitors:
             monitor.watch.end()
         ours.close()
