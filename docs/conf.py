@@ -63,5 +63,6 @@ INSIDE += r"|algorithms\.gossip\.replicas\.Gossip|topology\.chosen\.Choice)"
 nitpick_ignore_regex = [
     ("py:.*", ELSEWHERE),
     ("py:.*", INSIDE),
+    ("py:.*", r"baguakit\.kernels\.blockwise\.format\.Format"),
     ("py:.*", r"Figure|Args|T|dict\[str|tuple\[~typing\.Any"),
 ]
