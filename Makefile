@@ -9,7 +9,7 @@ export PYTHON
 
 help:
 	@echo "make demo      train on printed digits with one algorithm after another, four ranks on this machine"
-	@echo "make test      the tests, in about six minutes on two cores"
+	@echo "make test      the tests, in about four minutes on two cores"
 	@echo "make test-all  the slow ones too"
 	@echo "make test-third  a third of the slow ones, another every day; THIRD=1, 2 or 3 chooses"
 	@echo "make test-triton  kernels compile with the oldest Triton that is supported, too"

@@ -28,7 +28,7 @@ from ..flights import (
     mean_gradients_,
 )
 from ..monitor import PeerError
-from ..runtime import agree, broadcast_tensors, channel_of, named, warm_up
+from ..runtime import agree, broadcast_tensors, channel_of, named, or_abandon, warm_up
 from ..stages.base import remembered
 from .backward import Backward
 from .broadcast import take_from
@@ -71,7 +71,7 @@ class Engine(Life[AttachSetup]):
         self.free_runners: list[FreeRunner] = []
         self.begun, self.stepped = False, set[Optimizer]()  # a step is under way; who has stepped in it
         self.loaded: int | None = None  # the step of the state that has been loaded
-        with self.runtime.or_abandon():
+        with or_abandon(self.runtime):
             fill()
             self.backward = Backward(self)
             self.make_buckets()

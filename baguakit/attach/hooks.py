@@ -11,6 +11,7 @@ from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from ..flights import check_unconverted
+from ..runtime import or_abandon
 from .engine import Engine
 from .landings import params_of, sample_of
 
@@ -35,7 +36,7 @@ class Hooks:
         outside: Any = torch.compiler.disable
         self._of_optimizers: list[Any] = [register_optimizer_step_pre_hook(outside(self.others.steps))]
         engine.unhook.append(self.remove)
-        with engine.or_abandon():
+        with or_abandon(engine):
             for optimizer in engine.setup.optimizers:
                 before: Any = optimizer.register_step_pre_hook(outside(self._before_step))
                 hooks: Any = optimizer._optimizer_step_pre_hooks

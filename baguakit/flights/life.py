@@ -8,8 +8,7 @@ ranks must do alike at the beginning, when a flight lands, in saved states and a
 what the user sees of it.
 """
 
-import contextlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, ClassVar, Generic, TypeVar
 
 from ..comm import Comm
@@ -112,15 +111,6 @@ class Life(Generic[AnySetup]):
         raise NotImplementedError
 
     # The end
-
-    @contextlib.contextmanager
-    def or_abandon(self) -> Iterator[None]:
-        """Abandon everything if the body raises."""
-        try:
-            yield
-        except BaseException as error:
-            self.abandon(error)
-            raise
 
     def finish(self) -> None:
         """Take the hooks out, wait for what is in the air, and close groups and threads. Idempotent."""

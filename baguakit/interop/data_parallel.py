@@ -20,7 +20,7 @@ from torch.nn.parallel import DistributedDataParallel
 from ..arguments import message
 from ..buckets import check_averaged, real
 from ..comm import Comm, check_comm, check_device, members_of
-from ..runtime import Setup, named
+from ..runtime import Setup, named, or_abandon
 from .handle import Handle, HookLife, make_hook_setup, rules_on_gradients
 
 if TYPE_CHECKING:
@@ -96,7 +96,7 @@ class DataParallelLife(HookLife):
     def __init__(self, make: Any, comm: Comm, timeout: Any, ddp_model: DistributedDataParallel) -> None:
         self.futures: list[tuple[Future[Tensor], Tensor]] = []  # of the buckets of a backward
         super().__init__(make, comm, timeout)
-        with self.or_abandon():
+        with or_abandon(self):
             if ddp_model not in _lives:
                 ddp_model.register_comm_hook(weakref.ref(ddp_model), average)
             _lives[ddp_model] = self

@@ -15,7 +15,7 @@ from ..flights import Attached, HookRunner, Life
 from ..keeping import Joint
 from ..report import Report, Row, make_report
 from ..rules import Rule, during_backward, rules_of
-from ..runtime import Setup, as_time, check_scaler, warm_up
+from ..runtime import Setup, as_time, check_scaler, or_abandon, warm_up
 from ..stages import Stage
 from ..topology.chosen import chooses
 
@@ -29,7 +29,7 @@ class HookLife(Life[Setup]):
         super().__init__("hook", make, comm, timeout)
         self.agree()
         self.task, setup, self.channel = -1, self.setup, self.runtime.channels[0]
-        with self.or_abandon():
+        with or_abandon(self):
             # The buckets are not known yet: none is larger than all parameters of a dtype.
             for dtype in {p.dtype for p in setup.names}:
                 most = values(p for p in setup.names if p.dtype == dtype)

@@ -23,7 +23,7 @@ from ..flights import Ledger
 from ..keeping import finite, update_if_finite_
 from ..primitives import compressed_all_gather, compressed_reduce_scatter
 from ..report import Row, row_of
-from ..runtime import Setup, broadcast_tensors
+from ..runtime import Setup, broadcast_tensors, or_abandon
 from ..stages import CompressedMean, ErrorFeedback, Mean, Stage, State
 from .handle import HookLife
 
@@ -38,7 +38,7 @@ class ShardedLife(HookLife):
     def __init__(self, make: Callable[[], Setup], comm: Comm, timeout: Any, hooks: Hooks) -> None:
         super().__init__(make, comm, timeout)
         self.hooks = hooks
-        with self.or_abandon():
+        with or_abandon(self):
             for i, (_, module, _) in enumerate(hooks):
                 hooked.add(module)
                 self.unhook.append(partial(hooked.discard, module))
@@ -80,7 +80,7 @@ class AcrossShards(ShardedLife):
         super().__init__(make, comm, timeout, hooks)
         if begin is not None and comm.size > 1:
             tensors, device = [*begin.parameters(), *begin.buffers()], self.setup.device
-            with self.or_abandon():
+            with or_abandon(self):
                 self.together("broadcast", lambda own: broadcast_tensors(tensors, own, device))
 
     def hook(self, i: int, module: Any) -> None:

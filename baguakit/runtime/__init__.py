@@ -2,7 +2,7 @@
 
 from .agreement import agree, broadcast_into, broadcast_tensors, first_said
 from .channels import Channel
-from .runtime import Runtime
+from .runtime import Runtime, or_abandon
 from .setup import AnySetup, Setup, as_time, channel_of, check_scaler, fsdp_modules, named, plain_names, reshard
 from .start import own_comm, start_monitor, warm_up, warn_of_shared_cards
 
@@ -20,6 +20,7 @@ __all__ = [
     "first_said",
     "fsdp_modules",
     "named",
+    "or_abandon",
     "own_comm",
     "plain_names",
     "reshard",

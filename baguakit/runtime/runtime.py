@@ -16,6 +16,16 @@ from .setup import AnySetup, channel_of, on_mesh
 from .start import own_comm, packs_flat, start_monitor, warn_of_shared_cards
 
 
+@contextlib.contextmanager
+def or_abandon(made: Any) -> Iterator[None]:
+    """Call `made.abandon(error)` if the body raises: whatever has been begun ends on this rank."""
+    try:
+        yield
+    except BaseException as error:
+        made.abandon(error)
+        raise
+
+
 class Runtime(Generic[AnySetup]):
     """The monitor, process groups and lanes of an attachment or a handle on this rank.
 
@@ -50,7 +60,7 @@ class Runtime(Generic[AnySetup]):
             raise
         device = self.setup.device
         self.monitor.fly_on(device)
-        with self.or_abandon():
+        with or_abandon(self):
             for number in range(1 + any(map(channel_of, self.setup.rules))):
                 own = self._own_comm(f"{self.name}/{number}", number)
                 self.channels.append(Channel(number, lane(device), own, self.monitor))
@@ -82,22 +92,13 @@ class Runtime(Generic[AnySetup]):
         """Call `drain`, which waits for what is in the air, and close. Idempotent."""
         if self.over:
             return
-        with self.or_abandon():
+        with or_abandon(self):
             drain()
             for channel in self.channels:  # the host waits while a lost rank is still noticed
                 self.monitor.wait_until(channel.lane.idle)
         self.over = True
         self.monitor.leave(LEFT)
         self._close(wait=True)
-
-    @contextlib.contextmanager
-    def or_abandon(self) -> Iterator[None]:
-        """Abandon everything if the body raises."""
-        try:
-            yield
-        except BaseException as error:
-            self.abandon(error)
-            raise
 
     def abandon(self, error: BaseException | None) -> None:
         """End without waiting for any rank, and tell the others why, or that this one has left. Idempotent."""

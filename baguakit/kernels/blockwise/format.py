@@ -34,7 +34,7 @@ class Run(NamedTuple):
     dtype: torch.dtype  # of headers
 
     def values_of(self, rows: Tensor) -> Tensor:
-        """Return the values (…, blocks, width) of this run, cut to the row's length."""
+        """Return the values of this run: a view (…, blocks, width − missing)."""
         return rows[..., self.columns].view(*rows.shape[:-1], self.height, self.width - self.missing)
 
     def parts_of(self, rows: Tensor) -> list[Tensor]:
