@@ -3,6 +3,7 @@
 import json
 from collections.abc import Mapping
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 from baguakit.pictures import roofline
@@ -141,7 +142,7 @@ def comparison(found: Mapping[str, Any], level: int = 2) -> list[str]:
 def ran(found: Mapping[str, Any]) -> list[str]:
     """Return the lines of results.json of `scripts/gpu`: its parts and benchmarks.
 
-    By hand may be added "about", what is to be said of the run, and "variants", rows of launches side by side.
+    By hand may be added "about", a text about the run, and "variants", rows of launches side by side.
     """
     machine, parts = found["machine"], found["parts"]
     versions = ", ".join(f"{name} {machine[name]}" for name in ("driver", "cuda", "nccl", "torch", "triton", "python"))
@@ -160,7 +161,83 @@ def ran(found: Mapping[str, Any]) -> list[str]:
     if rows := ((parts.get("benchmarks") or {}).get("found") or {}).get("benchmarks"):
         lines += ["", "| benchmark | median | beside a limit or a peer | verified |", "|---|---|---|---|"]
         lines += [f"| {' | '.join(row[key] for key in ('name', 'median', 'beside', 'verified'))} |" for row in rows]
+    for name, part in parts.items():
+        lines += FIGURES[name](part["found"]) if name in FIGURES else []
     if rows := found.get("variants"):
         lines += ["", "| operation on 64 Mi values | options | share of the copy |", "|---|---|---|"]
         lines += [f"| {row['operation']} | {row['options']} | {row['share']:.2f} |" for row in rows]
     return [*lines, ""]
+
+
+def of_mesh(found: Mapping[str, Any]) -> list[str]:
+    """Return a sentence about the part `mesh`."""
+    cases = found["cases"]
+    far, farthest = max((case["off gloo"], name) for name, case in cases.items())
+    equal, good = sum(case["ranks equal"] for case in cases.values()), sum(case["ok"] for case in cases.values())
+    return [
+        "",
+        f"**mesh**: {found['ranks']} ranks, as 2 nodes; {good} of {len(cases)} cases hold. In {equal} of them ranks "
+        f"that should be equal are, bit for bit; beside gloo the weights are off by at most {far:.2g} of how far "
+        f"training moved them (`{farthest}`), and all others by at most "
+        f"{sorted(case['off gloo'] for case in cases.values())[-2]:.2g}.",
+    ]
+
+
+def of_real(found: Mapping[str, Any]) -> list[str]:
+    """Return the table of the part `real`: seconds of a step, and how many times as fast as DDP that is."""
+    cells = {(cell["contender"], cell["rate"]): cell for cell in found["cells"]}
+    names, rates = (list(dict.fromkeys(key[i] for key in cells)) for i in (0, 1))
+
+    def seconds(name: str, rate: str) -> float | None:
+        cell = cells.get((name, rate))
+        return cell and cell.get("every 500", median(cell["seconds"]))
+
+    def shown(name: str, rate: str) -> str:
+        took, ddp = seconds(name, rate), seconds("DDP", rate)
+        if took is None:
+            return "–"
+        return f"{took:.3g} s ({ddp / took:.1f} ×)" if ddp else f"{took:.3g} s"
+
+    return [
+        "",
+        f"**real**: a step of a GPT of {found['values'] / 1e6:.0f} million values on {found['ranks']} ranks, median of "
+        "three, and how many times as fast as DDP; DiLoCo with an exchange every 500 steps.",
+        "",
+        f"| | {' | '.join(rates)} |",
+        "|---|" + "---|" * len(rates),
+        *(f"| {name} | {' | '.join(shown(name, rate) for rate in rates)} |" for name in names),
+    ]
+
+
+def of_overlap(found: Mapping[str, Any]) -> list[str]:
+    """Return the table of the part `overlap`, medians of its rounds."""
+    rounds: dict[str, list[dict[str, float]]] = {}
+    for name, facts in found.items():
+        if isinstance(facts, dict):
+            rounds.setdefault(name.rpartition(", round ")[0], []).append(facts)
+    columns = list(dict.fromkeys(key for each in rounds.values() for key in each[0]))
+    return [
+        "",
+        f"**overlap**: steps with {found['megabytes']:.0f} MB of gradients; the number is the priority of the lane's "
+        "stream; nodes are 2 of 2 ranks; the ms are means over buckets.",
+        "",
+        f"| | {' | '.join(columns)} |",
+        "|---|" + "---|" * len(columns),
+        *(
+            f"| {name} | "
+            + " | ".join(f"{median(r[key] for r in each):.3g}" if key in each[0] else "–" for key in columns)
+            + " |"
+            for name, each in rounds.items()
+        ),
+    ]
+
+
+def of_plugin(found: Mapping[str, Any]) -> list[str]:
+    """Return a sentence about the rates in the part `plugin`."""
+    rates = [
+        f"{name}: {each['bytes a second'] / 1e6:.0f} MB/s" for name, each in found.items() if "sockets" in str(each)
+    ]
+    return ["", f"**plugin**, under a cap of {found['cap'] / 1e6:.0f} MB/s on each connection: {'; '.join(rates)}."]
+
+
+FIGURES = {"mesh": of_mesh, "real": of_real, "overlap": of_overlap, "plugin": of_plugin}

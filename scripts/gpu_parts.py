@@ -87,7 +87,7 @@ PARTS = (
     Part(
         "streams",
         "streams, free running and overflow mean what they mean on CPUs",
-        60,
+        90,
         (*PYTEST, NCCL, "tests/test_lanes.py", "-k", "not never_synchronises"),
     ),
     Part(

@@ -189,9 +189,9 @@ def beside_collectives_run():
     model = torch.nn.Linear(64, 64, bias=False).cuda()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
     with bk.attach(model, optimizer, bk.algorithms.async_model_average()) as att:
-        launched, free = [], att._life.free_runners[0]
-        launch = free.launch
-        free.launch = lambda training: launched.append(att.step) or launch(training)
+        launched, runner = [], att._life.free_runners[0].runner
+        launch = runner.launch_all
+        runner.launch_all = lambda *arguments, **more: launched.append(att.step) or launch(*arguments, **more)
         for _ in range(150):
             total = model(torch.ones(1, 64, device="cuda")).sum().detach()
             dist.all_reduce(total)

@@ -113,7 +113,9 @@ def gpus() -> Iterator[Finding]:
             yield Finding(f"GPU {i}", GOOD, torch.cuda.get_device_name(i))
         if dist.is_nccl_available():
             found = ".".join(map(str, torch.cuda.nccl.version()))
-            yield Finding("NCCL", NOTE, f"{found}; baguakit has not been run over NCCL yet")
+            yield Finding(
+                "NCCL", NOTE, f"{found}; baguakit has run over NCCL with ranks that share a GPU, not with several GPUs"
+            )
         else:
             lacks, mend = "this build of torch has none", "install a build of torch for CUDA on Linux"
             yield Finding("NCCL", LACKS, lacks, mend, "Several GPUs cannot train together without NCCL")

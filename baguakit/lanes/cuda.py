@@ -10,9 +10,8 @@ from torch import Tensor
 
 from .base import Flight, Lane, Phases, in_profile, moment
 
-# Of the stream of every lane, 0 or −1, which is higher. With −1 kernels of codecs need not queue behind those of
-# backward, as FSDP2 has it for its own; with 0 they take nothing from backward. Not measured yet: see the part
-# "overlap" of scripts/gpu.
+# Of the stream of every lane, 0 or −1, which is higher. FSDP2 gives its own −1, so that they need not queue behind
+# backward. On an H200 whose ranks shared it, steps took as long with either: see bench/README.md.
 PRIORITY = 0
 
 
