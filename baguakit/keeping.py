@@ -50,15 +50,29 @@ def update_if_finite_(state: Tensor, new: Tensor, where: Tensor) -> Tensor:
         raise ValueError(message("where", "one bool, such as stages.finite returns", where))
     if new.shape != state.shape:
         raise ValueError(message("new", f"a tensor of the shape of state, {tuple(state.shape)}", new))
-    held = _deciding.get()
-    if held is not None:
-        copy = held.joint.copy_of(state)
-        held.new.append((state, copy if new is copy else copy.copy_(new), state, held.whose))
-        held.flags.append(where)
+    if hold(state, new, where):
         return state
     if where.is_cpu:  # to ask waits for nothing
         return state.copy_(new) if where else state
     return torch.where(where, new, state, out=state)
+
+
+def hold(state: Tensor, new: Tensor, where: Tensor | None = None) -> bool:
+    """Let the `Joint` of the flight at work here set `state` to `new` in the end; return False if it has none.
+
+    Args:
+        where: a bool without which nothing is kept. None: others look at what is not finite if `new` is not; and on
+            a GPU `new` is held itself, which nobody must write to any more.
+    """
+    held = _deciding.get()
+    if held is None:
+        return False
+    if where is not None or state.is_cpu:
+        copy = held.joint.copy_of(state)
+        new = copy if new is copy else copy.copy_(new)
+    held.new.append((state, new, state, held.whose))
+    held.flags += [] if where is None else [where]
+    return True
 
 
 def room_for(state: Tensor, new: Callable[[Tensor], Tensor]) -> Tensor:
@@ -154,7 +168,8 @@ class Joint:
             where: returns the values of a state that may be kept, as bools; None for all.
         """
         new, flags = self._new, self._flags
-        self._copies = {id(state): self._copies[id(state)] for state, _, _, _ in new}
+        states = {id(state) for state, _, _, _ in new}
+        self._copies = {at: pair for at, pair in self._copies.items() if at in states}
         if not new:  # on all ranks: their states are alike
             flags.clear()
             return

@@ -27,7 +27,7 @@ from ..arguments import check_fields, checked, integer
 from ..buckets import Bucket, pieces
 from ..comm import Comm
 from ..costs import Cost, Load, Place
-from ..keeping import finite, update_if_finite_
+from ..keeping import finite, hold, update_if_finite_
 from ..primitives import mean_
 from ..primitives.compressed import longer
 from ..rules import Algorithm, during_backward
@@ -99,34 +99,59 @@ class LowRankMean(Average):
         return {"layout": torch.tensor(layout, dtype=torch.int64).view(-1, 4), "q": q}
 
     def __call__(self, x: Tensor, state: State, comm: Comm, residual: Tensor | None = None) -> Tensor:
+        layout = [MatrixSpan(*row) for row in state["layout"].tolist()]  # on the CPU: nothing is waited for
+        exact = between(x, layout)
         if comm.size == 1:
             comm.note(self, self)
+        elif exact:
+            count = sum(map(Tensor.numel, exact))
+            comm.note(self, x.dtype, f"{count:,} value{'s' * (count != 1)} outside matrices")
+        if comm.size == 1 or not layout:
             if residual is not None:
                 residual.zero_()
+            mean_(exact, comm)
             return x
-        layout = [MatrixSpan(*row) for row in state["layout"].tolist()]  # on the CPU: nothing is waited for
-        matrices, vectors = divided(x, layout)
-        wide = [matrix.float() for matrix in matrices]
-        p = [matrix @ state["q"][str(i)] for i, matrix in enumerate(wide)]
-        mean_([*vectors, *p], comm)
+        wide, known = x.float(), [state["q"][str(i)] for i in range(len(layout))]  # wide is x itself, if that is fp32
+        matrices = [span.matrix(wide) for span in layout]
+        vectors = exact if wide is x else []  # in the message of the P
+        shapes = [piece.shape for piece in vectors]
+        shapes += [torch.Size((span.rows, factor.shape[1])) for span, factor in zip(layout, known, strict=True)]
+        # On CPUs a Q is sent as Qᵀ = Pᵀ M, since Mᵀ P takes three times as long.
+        shapes += [factor.shape if x.is_cuda else factor.T.shape for factor in known]
+        messages, parts = memory_of(shapes, wide)
+        sent, p, q = parts[: len(vectors)], parts[len(vectors) : -len(layout)], parts[-len(layout) :]
+        first = sum(map(Tensor.numel, [*sent, *p]))
+        q = [each.T for each in q] if x.is_cuda else q
+        if residual is None:
+            copy_all_(sent, vectors)
+        else:
+            copy_all_([*sent, *between(residual, layout)], [*vectors, *between(wide, layout)])
+        for each, matrix, factor in zip(p, matrices, known, strict=True):
+            torch.mm(matrix, factor, out=each)
+        if wide is not x:
+            mean_(exact, comm)
+        mean_(messages[:first], comm)
         p = orthonormal(p, together=x.is_cuda)
-        q = [each.T @ matrix for each, matrix in zip(p, wide, strict=True)]  # on CPUs Mᵀ P takes three times as long
-        plain, factors = (sum(each.nbytes for each in tensors) for tensors in (matrices, [*p, *q]))
-        if matrices:
-            comm.note(self, self, longer(factors, plain) if factors >= plain else "")
-        if exact := sum(map(Tensor.numel, vectors)):
-            comm.note(self, x.dtype, f"{exact:,} value{'s' * (exact != 1)} outside matrices")
+        for each, matrix, factor in zip(p, matrices, q, strict=True):
+            torch.mm(each.T, matrix, out=factor)
+        plain, factors = sum(map(Tensor.numel, matrices)) * x.itemsize, sum(each.nbytes for each in [*p, *q])
+        comm.note(self, self, longer(factors, plain) if factors >= plain else "")
         if residual is not None:
-            lost, between = divided(residual, layout)
-            for span, rest, matrix, each, mine in zip(layout, lost, wide, p, q, strict=True):
-                span.put_(residual, torch.sub(matrix, torch.mm(each, mine, out=rest), out=rest))
-            for piece in between:
-                piece.zero_()
-        mean_(q, comm)
-        ok = finite(torch.cat([each.flatten() for each in (x[:0], *vectors, *q)]))  # of an empty bucket, too
-        for i, (span, matrix, full, each, new) in enumerate(zip(layout, matrices, wide, p, q, strict=True)):
-            span.put_(x, matrix.copy_(torch.mm(each, new, out=full)))  # in fp32 they are one: nothing is copied
-            update_if_finite_(state["q"][str(i)], new.T, where=ok)
+            for span, each, factor in zip(layout, p, q, strict=True):
+                span.put_(residual, torch.mm(each, factor, out=span.matrix(residual)))
+            torch.sub(wide, residual, out=residual)
+        mean_(messages[first:], comm)
+        # ErrorFeedback, which wants the residual, looks at the result: it is not finite if a factor is not.
+        if residual is None or not all(hold(old, new.T) for old, new in zip(known, q, strict=True)):
+            ok = finite(messages if wide is x else torch.cat([messages, *exact]))
+            for old, new in zip(known, q, strict=True):
+                update_if_finite_(old, new.T, where=ok)
+        for span, matrix, each, factor in zip(layout, matrices, p, q, strict=True):
+            span.put_(wide, torch.mm(each, factor, out=matrix))
+        if wide is x:
+            copy_all_(vectors, sent)
+        else:
+            copy_all_([span.of(x) for span in layout], [span.of(wide) for span in layout])
         return x
 
     def cost(self, load: Load, place: Place) -> Cost:
@@ -169,13 +194,23 @@ def around_first(view: Tensor) -> tuple[list[int], list[int]]:
     return outer, [dim for dim in others if dim not in outer]
 
 
-def divided(x: Tensor, layout: list[MatrixSpan]) -> tuple[list[Tensor], list[Tensor]]:
-    """Return the matrices in a flat tensor, and the pieces between them."""
-    between, end = [], 0
-    for span in layout:
-        between.append(x[end : span.at])
-        end = span.end
-    return [span.matrix(x) for span in layout], [piece for piece in [*between, x[end:]] if piece.numel()]
+def between(x: Tensor, layout: list[MatrixSpan]) -> list[Tensor]:
+    """Return the pieces of a flat tensor between its matrices."""
+    starts, ends = [0, *(span.end for span in layout)], [*(span.at for span in layout), x.numel()]
+    return [x[start:end] for start, end in zip(starts, ends, strict=True) if start < end]
+
+
+def memory_of(shapes: list[torch.Size], like: Tensor) -> tuple[Tensor, list[Tensor]]:
+    """Return a flat tensor, and its pieces in the given shapes."""
+    lengths = [math.prod(shape) for shape in shapes]
+    memory = like.new_empty(sum(lengths))
+    return memory, [part.view(shape) for part, shape in zip(memory.split(lengths), shapes, strict=True)]
+
+
+def copy_all_(to: list[Tensor], source: list[Tensor]) -> None:
+    """Copy tensors in one launch; none are allowed."""
+    if to:
+        torch._foreach_copy_(to, source)
 
 
 @checked
