@@ -8,8 +8,9 @@ from tiers import slow_after
 from torch import nn
 
 import baguakit as bk
-from baguakit.flights.gradients import Decisions, Flags, GradientRunner
+from baguakit.flights.gradients import Flags, GradientRunner
 from baguakit.flights.hooked import HookRunner
+from baguakit.flights.life import Decisions
 from baguakit.flights.weights import WeightRunner
 from baguakit.interop.sharded_lives import scatter
 from baguakit.keeping import Joint

@@ -3,25 +3,26 @@
 import logging
 import warnings
 import weakref
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from functools import partial
 from itertools import repeat
 from operator import attrgetter, is_
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 from torch.autograd import Variable
 
 from ..buckets import is_view
-from ..flights import BACKWARD, GradientRunner, Life, Turn, check_unconverted
+from ..flights import BACKWARD, GradientRunner, RuleRunner, Turn
 from ..keeping import Joint, tensors_of
-from .landings import GRAD, LeafStreams, within_backward
-from .setup import AttachSetup
+from ..lanes import Lane, current_stream
+
+if TYPE_CHECKING:
+    from .engine import Engine
 
 log = logging.getLogger("baguakit")
-TRAINABLE = attrgetter("requires_grad")
-
+TRAINABLE, GRAD = attrgetter("requires_grad"), attrgetter("grad")
 OUTSIDE = -1  # the number of autograd's task where there is none
 
 
@@ -32,10 +33,9 @@ class Backward:
     callbacks and tells nobody: that is noticed when the next backward begins, or the optimizer steps.
     """
 
-    def __init__(self, life: Life[AttachSetup]) -> None:
-        self.life, self.clock, self.decisions = life, life.clock, life.decisions
+    def __init__(self, engine: "Engine") -> None:
+        self.engine, self.clock, self.decisions = engine, engine.clock, engine.decisions
         self.runners: Sequence[GradientRunner] = []  # of the rules on gradients, in order
-        self.landed: Callable[[list[int]], None] = lambda ids: None  # called with the parameters of landed gradients
         self.task: int | None = None  # of the backward under way, or that has failed
         self.mark: Callable[[], Any] = lambda: None  # returns None once autograd has discarded that backward
         self.next = 0  # the first of `order` that has not been launched
@@ -47,7 +47,7 @@ class Backward:
         self.passes = 0  # backward passes landed since the last step
         self.reached: set[Tensor] = set()  # has a gradient of this backward
         self.touched: set[Tensor] = set()  # has a gradient since the last landing, under no_sync as well
-        self.leaves = LeafStreams()
+        self.leaves = LeafStreams() if engine.setup.device.type == "cuda" else None
         self.arrived: dict[Tensor, None] | None = None  # has a gradient of this step, in the order of their arrival
         self.first = True  # no backward has ended
         self.held: list[tuple[Tensor, Tensor]] = []  # a parameter, and its values when the first backward began
@@ -56,9 +56,10 @@ class Backward:
         """Go on in this step with other runners: of the setup in force."""
         for runner, before in zip(runners, self.runners, strict=False):
             runner.flown, runner.factor = before.flown, before.factor
-        self.runners, self.names, self.scale = runners, self.life.setup.names, self.life.setup.loss_scale
-        self.log: Any = self.life.log
+        self.runners, self.names, self.log = runners, self.engine.setup.names, self.engine.log
         self.acting: list[GradientRunner] = []
+        self.delay = 0  # of the gradients of this backward: all rules that act have the same
+        self.scale: Tensor | None = None  # of the loss of this backward
         self.order: list[tuple[GradientRunner, int]] = []  # the buckets of this backward, in the order of their launch
 
     def gradient_ready(self, p: Tensor, final: bool) -> None:
@@ -66,7 +67,8 @@ class Backward:
 
         One that is not `final` may still be changed by hooks, and its buckets are launched at the end of backward.
         """
-        self.leaves.note(p)
+        if self.leaves is not None:
+            self.leaves.note(p)
         if not self.clock.synchronising:
             self.touched.add(p)
             return
@@ -127,26 +129,29 @@ class Backward:
         check_unconverted(self.runners, self.names)
         self.end_failed()
         self.task, self.reached = task, set()
-        self.log.begin(BACKWARD)
+        self.begun = self.log.now()
         self.log.accumulated |= bool(self.touched)
         self.prepare()
-        self.missing = [set(filter(TRAINABLE, runner.buckets[i].params)) for runner, i in self.order]
-        self.places = {}
-        for place, params in enumerate(self.missing):
-            for p in params:
+        self.missing, self.places, self.frozen = [], {}, False
+        for place, (runner, i) in enumerate(self.order):
+            params = runner.buckets[i].params
+            trainable = set(filter(TRAINABLE, params))
+            self.frozen |= len(trainable) < len(params)
+            self.missing.append(trainable)
+            for p in trainable:
                 self.places.setdefault(p, []).append(place)
-        self.frozen = len(self.places) < sum([len(runner.ids) for runner in self.acting])
 
     def prepare(self) -> None:
         """Determine the buckets that will be launched, and whether their flights decide together."""
-        self.next, acting = 0, self.life.acting()
+        self.next, self.scale = 0, self.engine.runtime.setup.loss_scale()
+        acting = [runner for runner in self.runners if runner.rule.acts(self.clock.step)]
         if acting != self.acting:
             self.decisions.settle()  # those after it may be on another lane
             for runner in self.acting:
                 if runner not in acting:
                     runner.drop()
-        self.acting = acting
-        if self.divided and self.delay and self.scale() is None:  # a scaler may have let one skip its step
+        self.acting, self.delay = acting, acting[0].rule.delay if acting else 0
+        if self.divided and self.delay and self.scale is None:  # a scaler may have let one skip its step
             self.task = None
             raise RuntimeError(
                 f"{acting[0].rule!r} lands gradients of an earlier backward, and the optimizers of a step have a "
@@ -160,18 +165,16 @@ class Backward:
 
     def hold_states(self) -> None:
         """Hold what flights would keep until all have ended, and it is known which gradients there are."""
-        remember = any(True for runner in self.acting for _ in tensors_of(dict(enumerate(runner.states))))
+        states = [state for runner in self.acting for state in runner.states if state]
+        remember = any(True for state in states for _ in tensors_of(state))
         self.decisions.joint = (self.decisions.joint or Joint()) if remember else None
-
-    @property
-    def delay(self) -> int:
-        """Return the delay of the gradients of this backward: all rules that act have the same."""
-        return max((runner.rule.delay for runner in self.acting), default=0)
 
     def announce(self) -> None:
         """Announce a backward to ranks that have run out of batches. An error is raised on all ranks."""
+        if self.clock.tell is None:
+            return
         try:
-            self.clock.announce(Turn.BACKWARD)
+            self.clock.tell(Turn.BACKWARD)
         except BaseException:
             self.touched = set()
             self.start_over()
@@ -190,18 +193,19 @@ class Backward:
         self.next += 1
         if len(self.order) == 1 and not whole:
             self.hold_states()  # of what has no gradient
-        if runner.rule.delay:
-            self.leaves.follow(params)
-        else:
-            runner.channel.lane.follow(self.leaves.of(params))
-        runner.launch_bucket(i, self.clock.step, self.touched, self.scale(), self.decisions.joint, whole)
+        if self.leaves is not None:
+            if self.delay:
+                self.leaves.follow(params)
+            else:
+                runner.channel.lane.follow(self.leaves.of(params))
+        runner.launch_bucket(i, self.clock.step, self.touched, self.scale, self.decisions.joint, whole)
 
     @torch.no_grad()
     def end(self, task: int) -> None:
         """End a backward: launch the buckets that miss a gradient, and land all."""
         if task != self.task:
             return
-        self.log.end(BACKWARD)
+        self.log.parts.append((BACKWARD, self.begun, self.log.now()))
         for p, before in self.held:
             if not torch.equal(p.detach(), before):
                 raise within_backward(f"{self.names[p]} has changed")
@@ -211,18 +215,18 @@ class Backward:
         while self.next < len(self.order):
             self.launch_next()
         self.task, landed = None, list[int]()
-        self.dropped = self.life.land(self.acting, self.delay)
-        self.leaves.landed({runner.channel.lane for runner in self.acting})
-        if self.dropped and self.scale() is None:
+        self.dropped = self.engine.land(self.acting, self.delay)
+        if self.leaves is not None:
+            self.leaves.landed({runner.channel.lane for runner in self.acting})
+        if self.dropped and self.scale is None:
             log.warning("a backward failed on another rank: this rank drops its gradients, and no rank steps with them")
             self.drop_gradients()
         else:
             for runner in self.acting:
-                runner.show_fault()
-                landed += runner.land(self.scale())
+                landed += runner.land(self.scale)
             self.passes += 1
         self.touched.clear()
-        self.landed(landed)
+        self.engine.gradients_landed(landed)
 
     def drop_gradients(self) -> None:
         """Drop all gradients: a backward has failed on some rank, and no rank steps with it."""
@@ -241,13 +245,13 @@ class Backward:
         started, self.touched = self.next, set()
         if started == 0:
             self.announce()
-        if not self.order or self.life.runtime.comm.size == 1:
+        if not self.order or self.engine.runtime.comm.size == 1:
             self.start_over()
             return False
         self.task = None
         if why := self.why_not_dropped():
-            raise self.life.runtime.monitor.fail(
-                f"a backward failed on rank {self.life.runtime.comm.rank} after {started} of {len(self.order)} "
+            raise self.engine.runtime.monitor.fail(
+                f"a backward failed on rank {self.engine.runtime.comm.rank} after {started} of {len(self.order)} "
                 f"buckets had been launched, and was caught; the step cannot be dropped on all ranks: {why}"
             )
         self.launch_filled(failed=True)
@@ -259,7 +263,7 @@ class Backward:
         for runner, i in self.order[self.next :]:
             self.next += 1
             runner.launch_filled(i, self.clock.step, self.decisions.joint, failed)
-        return self.life.land(self.acting)
+        return self.engine.land(self.acting)
 
     def shadow(self) -> None:
         """Launch zeros for a backward of other ranks, and land nothing."""
@@ -292,7 +296,7 @@ class Backward:
         launched = [runner.buckets[i] for runner, i in self.order[: self.next]]
         if any(is_view(p.grad, view) for each in launched for p, view in zip(each.params, each.views, strict=True)):
             return "its gradients lie in the buckets; use zero_grad(set_to_none=True)"
-        if self.life.setup.device.type == "cuda" and self.scale() is None:
+        if self.leaves is not None and self.scale is None:
             return "on CUDA ranks run ahead of their gradients; pass attach a GradScaler, or do not catch the exception"
         return ""
 
@@ -318,3 +322,84 @@ class Backward:
         self.passes, self.divided = 0, False
         for runner in self.runners:
             runner.step_ended()
+
+
+def hooked(p: Tensor, engine: "Engine") -> Any:
+    """Hook a parameter, behind all other hooks of it: they may change the gradient, whenever they were registered.
+
+    In the backward that finds another one behind, the gradient counts as the last of its bucket; in the next, this one
+    is behind again.
+    """
+
+    def accumulated(p: Any) -> None:
+        hooks = p._post_accumulate_grad_hooks
+        behind = next(reversed(hooks)) == handle.id
+        if not behind:
+            hooks[handle.id] = hooks.pop(handle.id)  # torch calls them in the order of insertion
+        engine.backward.gradient_ready(p, behind)
+
+    trains = p.requires_grad  # else it has been taken in frozen, with a loaded state, and torch hooks none
+    handle: Any = p.requires_grad_().register_post_accumulate_grad_hook(accumulated)
+    p.requires_grad_(trains)
+    return handle
+
+
+class LeafStreams:
+    """The CUDA streams of the forward passes, on which gradients that have not landed yet were accumulated.
+
+    Autograd makes the stream that called backward wait for all of them, but only at the end of backward. A bucket is
+    launched earlier, and its gradients may be freed later.
+    """
+
+    def __init__(self) -> None:
+        self.params: dict[Any, set[Tensor]] = {}  # by stream
+
+    def note(self, p: Tensor) -> None:
+        """Note that the current stream has accumulated a gradient of `p`."""
+        if (stream := current_stream(p.device)) is not None:
+            self.params.setdefault(stream, set()).add(p)
+
+    def of(self, params: Iterable[Tensor]) -> list[Any]:
+        """Return the streams that have accumulated gradients of these parameters."""
+        wanted = list(params)
+        return [stream for stream, made in self.params.items() if not made.isdisjoint(wanted)]
+
+    def follow(self, params: Iterable[Tensor]) -> None:
+        """Let the current stream wait for the gradients of these parameters, and keep their memory until it has."""
+        wanted = set(params)
+        for stream, made in self.params.items():
+            here = current_stream(stream.device)
+            for p in made & wanted if stream != here else ():
+                here.wait_stream(stream)
+                if p.grad is not None:
+                    p.grad.record_stream(here)
+
+    def landed(self, lanes: Collection[Lane]) -> None:
+        """Keep the memory of the gradients until the lanes have read it, and forget the gradients.
+
+        The current stream has waited for the lanes. Other streams have not, and could otherwise reuse that memory as
+        soon as the host frees a gradient.
+        """
+        for stream, params in self.params.items():
+            for lane in lanes if stream != current_stream(stream.device) else ():
+                lane.uses([p.grad for p in params])
+        self.params.clear()
+
+
+def check_unconverted(runners: Iterable[RuleRunner], names: dict[Tensor, str]) -> None:
+    """Raise a RuntimeError if a parameter of `runners` has been converted since its bucket was made."""
+    for runner in runners:
+        for bucket in runner.buckets:
+            for p, view in zip(bucket.params, bucket.views, strict=True):
+                if p.dtype is not view.dtype or p.device != view.device:
+                    raise RuntimeError(
+                        f"parameter {names[p]} is {p.dtype} on {p.device} and was {view.dtype} on "
+                        f"{view.device} when it was attached; detach, convert the model, and attach again"
+                    )
+
+
+def within_backward(what: str) -> RuntimeError:
+    """Return the error of a step that does not wait for the gradients of all ranks."""
+    return RuntimeError(
+        f"{what} within a backward, before the gradients of all ranks have landed; step when backward has returned"
+    )

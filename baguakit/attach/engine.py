@@ -32,9 +32,10 @@ from ..runtime import agree, broadcast_tensors, channel_of, named, or_abandon, w
 from ..stages.base import remembered
 from .backward import Backward
 from .broadcast import take_from
-from .landings import Landings, OtherOptimizers
+from .hooks import Hooks, Landings, OtherOptimizers
 from .setup import AttachSetup, better_order, check_others
 
+MANY = 32  # backward passes without a step: more than a GradScaler skips when it sets out
 _engines: "weakref.WeakSet[Engine]" = weakref.WeakSet()
 
 
@@ -59,6 +60,7 @@ class Engine(Life[AttachSetup]):
         self.other_optimizers = OtherOptimizers(self.setup.model, self.setup.optimizers)
         self.landings = {each: Landings(each) for each in self.setup.optimizers}
         _engines.add(self)
+        self.rebuilt = Hooks(self).follow
 
     def start(self, fill: Callable[[], Any], load: Callable[[], Any]) -> None:
         """Begin, or in a group whose ranks come and go begin anew. Collective.
@@ -179,6 +181,20 @@ class Engine(Life[AttachSetup]):
             self.together("gradients of new parameters", partial(mean_gradients_, late))
             self.landed([id(p) for p in late])
 
+    def gradients_landed(self, params: Collection[int]) -> None:
+        """Go on after a backward that has landed the gradients of parameters, given by id."""
+        if self.backward.dropped:
+            return
+        self.landed(params)
+        self.follow_parameters()
+        if not self.landings:  # no optimizer: then every backward that lands is a step
+            self.end_step()
+        elif self.backward.passes == MANY:
+            self.other_optimizers.warn(
+                f"{MANY} backward passes have been averaged since the attached optimizer stepped: give attach the "
+                "optimizer that trains, or use att.no_sync() while gradients are accumulated"
+            )
+
     def landed(self, params: Collection[int]) -> None:
         """Note that the gradients of parameters, given by id, have landed."""
         for each in self.landings.values():
@@ -225,7 +241,7 @@ class Engine(Life[AttachSetup]):
         """
         if not self.begun:
             self.begun = True
-            if land:
+            if land and self.on_weights:
                 self._land_between()
             if beginners := [runner for runner in self.on_weights if self._takes_first_step(runner)]:
                 self.clock.announce(Turn.BEGIN)
@@ -260,6 +276,13 @@ class Engine(Life[AttachSetup]):
         self.begin()
         for free_runner in self.free_runners:
             free_runner.step_ended(self.clock.step)
+        self.backward.step_ended()
+        if self.backward.arrived is not None:
+            self.follow_gradients()
+        if self.comm.membership.changes:
+            self.keep_step()
+        for listener in list(self.listeners):
+            listener()
 
     def _exchange(self, step: int) -> None:
         for runner in self.on_weights:

@@ -164,7 +164,6 @@ class Joining:
                 self._take_from(rank)
             engine.begin_step()  # what flew between the steps lands
             engine.end_step()
-            engine.backward.step_ended()
 
     # Both
 

@@ -214,7 +214,7 @@ class BaguaGroup(Methods):
             collective.flight.fail(error)
             return self._monitor.wait_for(collective)  # raises the sentence that names the rank at fault
         except Exception:  # it refuses the arguments: nothing flies that others could wait for
-            self._monitor.air.land(collective)
+            collective.landed = True
             raise
 
     def _check(self) -> None:

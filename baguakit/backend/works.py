@@ -71,7 +71,7 @@ class Work(dist.Work):
 
     def __del__(self) -> None:
         if not self._followed:
-            self._monitor.air.land(self._collective)
+            self._collective.landed = True
             self._dropped.append(self)
 
     def wait(self, timeout: timedelta = timedelta(0)) -> bool:

@@ -5,7 +5,7 @@ from .clock import BACKWARD, STEP, Logbook, Turn
 from .gradients import GradientRunner, mean_gradients_
 from .hooked import HookRunner
 from .life import Attached, Life
-from .runner import BucketFlight, Journal, Kinds, Ledger, RuleRunner, buckets_of, check_unconverted
+from .runner import BucketFlight, Journal, Kinds, Ledger, RuleRunner, buckets_of
 from .sealing import differs_between_ranks
 from .weights import FreeRunner, WeightRunner
 
@@ -26,7 +26,6 @@ __all__ = [
     "Turn",
     "WeightRunner",
     "buckets_of",
-    "check_unconverted",
     "differs_between_ranks",
     "load_runners",
     "mean_gradients_",

@@ -35,13 +35,13 @@ class Arrived(Flight):
     """A flight that has ended: loaded from a checkpoint."""
 
     def __init__(self, value: Tensor) -> None:
-        self._value = value
+        self.value = value
 
     def done(self) -> bool:
         return True
 
     def result(self) -> Any:
-        return self._value
+        return self.value
 
 
 def save_runner(runner: RuleRunner, names: Names, flights: bool = True, same_ranks: bool = True) -> dict[str, Any]:

@@ -60,40 +60,35 @@ class StepRecord:
 
 @dataclass(eq=False)
 class Logbook:
-    """The latest steps."""
+    """The latest steps.
+
+    Attributes:
+        now: returns the moment; None where nothing is recorded.
+        parts: of the step under way, each with its name, begin and end.
+        accumulated: gradients were accumulated under `no_sync` in it.
+    """
 
     device: torch.device  # of the recorded moments
     on: bool  # False records nothing
     steps: deque[StepRecord] = field(default_factory=lambda: deque(maxlen=RECORDED))
 
     def __post_init__(self) -> None:
-        self._now = clock_of(self.device)
+        self.now: Callable[[], Moment] = clock_of(self.device) if self.on else lambda: None
         self.clear()
 
     def clear(self) -> None:
         """Forget all steps, and begin one now."""
         self.steps.clear()
-        self._open: dict[str, Moment] = {}
-        self._parts: list[tuple[str, Moment, Moment]] = []
-        self.accumulated = False
-        self._since: Moment = self._now() if self.on else None
-
-    def begin(self, part: str) -> None:
-        """Begin a part of the step. Forget the part of that name that has begun and not ended."""
-        if self.on:
-            self._open[part] = self._now()
-
-    def end(self, part: str) -> None:
-        """End a part of the step."""
-        if part in self._open:
-            self._parts.append((part, self._open.pop(part), self._now()))
+        self.parts: list[tuple[str, Moment, Moment]] = []
+        self.accumulated, self._since = False, self.now()
 
     def step_ended(self, step: int) -> None:
         """End the step, and begin the next."""
         if self.on:
-            now = self._now()
-            self.steps.append(StepRecord(step, self._since, now, tuple(self._parts), self.accumulated))
-            self._since, self._parts, self.accumulated = now, [], False
+            now = self.now()
+            self.steps.append(StepRecord(step, self._since, now, tuple(self.parts), self.accumulated))
+            self._since = now
+        self.parts, self.accumulated = [], False
 
     def seconds_per_step(self) -> float | None:
         """Return the mean over the steps that have passed on the device; None before one has. Waits for nothing."""

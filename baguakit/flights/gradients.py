@@ -21,15 +21,14 @@ from ..comm import Comm, Rider
 from ..keeping import Joint
 from ..kernels.operators import uploaded
 from ..lanes import Phases
-from ..monitor import Collective, PeerError
 from ..primitives import mean_
+from ..stages import Stage, State, call_stage
 from ..stages.base import in_phases
-from .runner import BucketFlight, RuleRunner, call_unscaled
+from .runner import BucketFlight, RuleRunner
 
 VERSION, GRAD = attrgetter("_version"), attrgetter("grad")
 NOTHING: contextlib.AbstractContextManager[None] = contextlib.nullcontext()
 FAILED = 2  # in the place of the flags, 0 and 1
-REST = 1.0  # seconds that a lane may still compute; if it does so for longer, it waits for a rank that is lost
 
 
 @dataclass(eq=False)
@@ -218,7 +217,7 @@ class GradientRunner(RuleRunner):
         self.ring.append(Pass(self.buckets, self.air, self.flags))
         self.buckets, self.air, self.flags = self.ring.popleft()
 
-    def show_fault(self) -> None:
+    def _show_fault(self) -> None:
         """Let the first value of each gradient on a GPU be NaN if the monitor has given up before it landed."""
         if fault := self.channel.monitor.fault:
             for dtype in dict.fromkeys(bucket.flat.dtype for bucket in self.buckets):
@@ -237,6 +236,7 @@ class GradientRunner(RuleRunner):
         Returns:
             the ids of the parameters whose gradients have landed.
         """
+        self._show_fault()
         landed = used = self.flags.of_all()
         self.flown, self.versions = True, []
         for bucket in self.buckets:
@@ -301,57 +301,25 @@ class GradientRunner(RuleRunner):
         return any(bool(view.any()) for p, view in pairs if p not in reached)
 
 
-@dataclass(eq=False)
-class Decisions:
-    """The decisions after backward passes, in their order. Only delayed gradients have several under way."""
+def call_unscaled(
+    stage: Stage,
+    x: Tensor,
+    state: State,
+    comm: Comm,
+    scale: Tensor | None,
+    mean: Callable[..., Tensor] | None = None,
+    out: Tensor | None = None,
+) -> Tensor:
+    """Call the stage, or `mean(stage, x, state, comm)`, without the loss scale: divide by it before, multiply after.
 
-    joint: Joint | None = None  # holds what the flights of a backward would keep; None where no decision is needed
-    alike: bool = True  # stages that agree give all ranks the same results, so that ranks need not ask each other
-    _under_way: deque[tuple[RuleRunner, Collective]] = field(default_factory=deque, init=False)
-
-    def begin(self, runners: Sequence[RuleRunner]) -> None:
-        """Begin to decide for the flights of these runners: on the lane, behind them. Nobody waits for it."""
-        if (joint := self.joint) is None or not runners:
-            return
-        flags = {runner: runner.flags for runner in runners if isinstance(runner, GradientRunner)}
-        agree = not (self.alike and all(runner.rule.stage.same_on_all_ranks for runner in runners))
-
-        def settle(comm: Comm) -> None:
-            def on_all_ranks(ok: Tensor) -> Tensor:
-                return comm.all_reduce(ok.to(torch.uint8), dist.ReduceOp.MIN).bool()
-
-            def of_used(whose: tuple[GradientRunner, int] | None, state: Tensor) -> Tensor | None:
-                return None if whose is None else whose[0].used(flags[whose[0]], whose[1], state)
-
-            for each in flags.values():
-                if each.rows is not None:
-                    joint.note(each.rows[:, 0] != FAILED)  # the backward has failed on no rank
-            joint.settle(on_all_ranks if agree else None, of_used)
-
-        self._under_way.append((runners[0], runners[0].channel.begin("the decision on what to keep", settle)))
-
-    def settle(self, but: int = 0) -> None:
-        """Wait for all decisions except the newest `but`. With 0, every state is then as after the latest backward."""
-        while len(self._under_way) > but:
-            runner, collective = self._under_way.popleft()
-            runner.channel.monitor.wait_for(collective)
-
-    def settle_all(self, but: int) -> None:
-        """Settle as `settle` does; if the network fails, as this rank alone would decide."""
-        lanes = {runner.channel.lane for runner, _ in self._under_way}
-        try:
-            self.settle(but)
-        except PeerError:
-            for lane in lanes:
-                lane.rest(REST)
-            self._under_way.clear()
-            if self.joint is not None:
-                self.joint.settle()
-
-    def forget(self) -> None:
-        """Drop what the flights of a failed backward would keep."""
-        if self.joint is not None:
-            self.joint.forget()
+    The result of the gradients `x`, which are overwritten, comes in `out`, by default in place.
+    """
+    if scale is not None:
+        x.mul_(scale.reciprocal())
+    out, result = x if out is None else out, (mean or call_stage)(stage, x, state, comm)
+    if result is not out:
+        out.copy_(result)
+    return out if scale is None else out.mul_(scale)
 
 
 @torch.no_grad()

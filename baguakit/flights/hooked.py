@@ -11,7 +11,8 @@ from ..buckets import Bucket
 from ..comm import Comm
 from ..keeping import Joint
 from .checkpoint import load_bucket, save_runner, whole_of
-from .runner import RuleRunner, call_unscaled
+from .gradients import call_unscaled
+from .runner import RuleRunner
 
 
 @dataclass(eq=False)

@@ -8,16 +8,79 @@ ranks must do alike at the beginning, when a flight lands, in saved states and a
 what the user sees of it.
 """
 
+from collections import deque
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from typing import Any, ClassVar, Generic, TypeVar
 
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
 from ..comm import Comm
+from ..keeping import Joint
+from ..monitor import Collective, PeerError
 from ..runtime import AnySetup, Runtime
 from .checkpoint import save_runner
 from .clock import Clock, Logbook
-from .gradients import Decisions
+from .gradients import FAILED, GradientRunner
 from .runner import RuleRunner
 from .sealing import opened, sealed
+
+REST = 1.0  # seconds that a lane may still compute; if it does so for longer, it waits for a rank that is lost
+
+
+@dataclass(eq=False)
+class Decisions:
+    """The decisions after backward passes, in their order. Only delayed gradients have several under way."""
+
+    joint: Joint | None = None  # holds what the flights of a backward would keep; None where no decision is needed
+    alike: bool = True  # stages that agree give all ranks the same results, so that ranks need not ask each other
+    _under_way: deque[tuple[RuleRunner, Collective]] = field(default_factory=deque, init=False)
+
+    def begin(self, runners: Sequence[RuleRunner]) -> None:
+        """Begin to decide for the flights of these runners: on the lane, behind them. Nobody waits for it."""
+        if (joint := self.joint) is None or not runners:
+            return
+        flags = {runner: runner.flags for runner in runners if isinstance(runner, GradientRunner)}
+        agree = not (self.alike and all(runner.rule.stage.same_on_all_ranks for runner in runners))
+
+        def settle(comm: Comm) -> None:
+            def on_all_ranks(ok: Tensor) -> Tensor:
+                return comm.all_reduce(ok.to(torch.uint8), dist.ReduceOp.MIN).bool()
+
+            def of_used(whose: tuple[GradientRunner, int] | None, state: Tensor) -> Tensor | None:
+                return None if whose is None else whose[0].used(flags[whose[0]], whose[1], state)
+
+            for each in flags.values():
+                if each.rows is not None:
+                    joint.note(each.rows[:, 0] != FAILED)  # the backward has failed on no rank
+            joint.settle(on_all_ranks if agree else None, of_used)
+
+        self._under_way.append((runners[0], runners[0].channel.begin("the decision on what to keep", settle)))
+
+    def settle(self, but: int = 0) -> None:
+        """Wait for all decisions except the newest `but`. With 0, every state is then as after the latest backward."""
+        while len(self._under_way) > but:
+            runner, collective = self._under_way.popleft()
+            runner.channel.monitor.wait_for(collective)
+
+    def settle_all(self, but: int) -> None:
+        """Settle as `settle` does; if the network fails, as this rank alone would decide."""
+        lanes = {runner.channel.lane for runner, _ in self._under_way}
+        try:
+            self.settle(but)
+        except PeerError:
+            for lane in lanes:
+                lane.rest(REST)
+            self._under_way.clear()
+            if self.joint is not None:
+                self.joint.settle()
+
+    def forget(self) -> None:
+        """Drop what the flights of a failed backward would keep."""
+        if self.joint is not None:
+            self.joint.forget()
 
 
 class Life(Generic[AnySetup]):

@@ -168,8 +168,9 @@ class RuleRunner:
         """
         state, bucket, channel, ledger = self.states[i], self.buckets[i], self.channel, self.ledgers[i]
         formats: list[SentFormat] = []
-        comm = channel.comm.for_flight(self.round, step, self.index << 16 | i, ledger.sent, formats)
-        channel.monitor.check()
+        comm = channel.comm.for_flight(self.round, step, self.number(i), ledger.sent, formats)
+        if channel.monitor.error is not None:
+            channel.monitor.check()
         averaged, self.to_average = self.to_average, []
         label = f"{self.label}, bucket {i}, round {self.round}"
         stage = self.stage(i) if work is None else self.rule.stage
@@ -223,8 +224,7 @@ class RuleRunner:
         finally:
             if self.journal is not None:
                 self.journal.landed(i)
-            flight.before = None  # a report keeps the flight
-            flight.flight.forget()
+            flight.before = flight.flight.value = None  # a report keeps the flight
             if self.losses is not None:
                 self.losses.landed((i, flight.round))
 
@@ -291,39 +291,6 @@ def padding_of(stage: Stage, state: State, used: int, length: int, comm: Comm) -
             yield from padding_of(nested[name], value, mine, shard, comm.inter)
         elif not stage.shards:
             yield from padding_of(nested[name], value, used, length, comm)
-
-
-def check_unconverted(runners: Iterable[RuleRunner], names: dict[Tensor, str]) -> None:
-    """Raise a RuntimeError if a parameter of `runners` has been converted since its bucket was made."""
-    for runner in runners:
-        for bucket in runner.buckets:
-            for p, view in zip(bucket.params, bucket.views, strict=True):
-                if p.dtype is not view.dtype or p.device != view.device:
-                    raise RuntimeError(
-                        f"parameter {names[p]} is {p.dtype} on {p.device} and was {view.dtype} on "
-                        f"{view.device} when it was attached; detach, convert the model, and attach again"
-                    )
-
-
-def call_unscaled(
-    stage: Stage,
-    x: Tensor,
-    state: State,
-    comm: Comm,
-    scale: Tensor | None,
-    mean: Callable[..., Tensor] | None = None,
-    out: Tensor | None = None,
-) -> Tensor:
-    """Call the stage, or `mean(stage, x, state, comm)`, without the loss scale: divide by it before, multiply after.
-
-    The result of the gradients `x`, which are overwritten, comes in `out`, by default in place.
-    """
-    if scale is not None:
-        x.mul_(scale.reciprocal())
-    out, result = x if out is None else out, (mean or call_stage)(stage, x, state, comm)
-    if result is not out:
-        out.copy_(result)
-    return out if scale is None else out.mul_(scale)
 
 
 def buckets_of(params_of_buckets: Sequence[Sequence[Tensor]], rule: Rule, comm: Comm) -> list[Bucket]:

@@ -88,7 +88,7 @@ class Flight:
     launched: Moment = None
     phases: Sequence[tuple[Moment, Moment]] = ()  # the begin and end of each phase of its work
     waits: Sequence[tuple[Moment, Moment]] = ()  # and of the waits for it: one after the end ends before it begins
-    _value: Any = None
+    value: Any = None
     _error: BaseException | None = None
 
     @property
@@ -113,7 +113,7 @@ class Flight:
 
     def forget(self) -> None:
         """Drop the result: a flight may be kept for its times without that memory."""
-        self._value = None
+        self.value = None
 
     def over(self) -> bool:
         """Return True if all moments so far have passed, so that reading them waits for nothing."""

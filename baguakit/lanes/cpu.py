@@ -181,7 +181,7 @@ class CpuFlight(Flight):
     def _finish(self, began: float, value: Any = None, error: BaseException | None = None) -> None:
         with self._lock:
             if not self._over:
-                self._value, self._error, self._work = value, error, None
+                self.value, self._error, self._work = value, error, None
                 self.phases.append((began, time.perf_counter()))
                 self._over = True
                 self._gate.release()
@@ -215,4 +215,4 @@ class CpuFlight(Flight):
         self.waits.append((before, time.perf_counter()))
         if self._error is not None:
             raise self._error
-        return self._value
+        return self.value

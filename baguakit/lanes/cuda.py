@@ -112,14 +112,14 @@ class CudaFlight(Flight):
             work, self._work = self._work, None  # a report keeps the flight
             made = work()
             if type(made) is not GeneratorType:
-                self._value, self.given = made, True
+                self.value, self.given = made, True
                 return
             self._rest = made
         if (rest := self._rest) is not None:  # else another thread has failed it
             try:
                 self._read = self._context.run(next, rest)
             except StopIteration as end:
-                self._value, self.given, self._read, self._rest = end.value, True, None, None
+                self.value, self.given, self._read, self._rest = end.value, True, None, None
 
     def fail(self, error: BaseException) -> None:
         super().fail(error)
@@ -147,9 +147,9 @@ class CudaFlight(Flight):
             stream.wait_event(self._ended)
         # The result was allocated on the lane's stream; without this its memory could be handed out again
         # to the lane while the current stream still reads it.
-        for tensor in tensors_in(self._value):
+        for tensor in tensors_in(self.value):
             tensor.record_stream(stream)
-        return self._value
+        return self.value
 
     def over(self) -> bool:
         return self.given and all(bool(each.query()) for each in (self._ended, *(wait[0] for wait in self.waits)))

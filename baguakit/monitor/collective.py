@@ -2,6 +2,7 @@
 
 import threading
 import time
+import zlib
 from collections import deque
 from dataclasses import dataclass, field
 
@@ -22,30 +23,36 @@ class Collective:
     launched: float = field(default_factory=time.time)
     lane: int = MESSAGES  # its number
     launches: LaunchCount = field(default_factory=LaunchCount)  # on that lane up to this
+    failed: bool = False  # its rank does not know yet whose fault it is
+    landed: bool = False  # the host, or on a GPU a stream, has waited for it
 
 
 class Air:
-    """The launches of this rank on each lane, and the collectives that have not been waited for. Thread-safe.
+    """The launches of this rank on each lane, and the collectives that have not landed. Thread-safe.
 
     The latest one on each lane that the host has passed, and a device may still be at work on, is kept as well.
     """
 
     def __init__(self) -> None:
         self._launches: dict[int, deque[LaunchCount]] = {}  # by lane
-        self._held: dict[Collective, None] = {}  # in their order
+        self._held: list[Collective] = []  # in their order; those that have landed are dropped at the next look
         self._passed: dict[int, Collective] = {}  # by lane
-        self._failed: set[Collective] = set()
         self._first: Collective | None = None
         self.since = 0.0  # the time at which the one that is waited for was launched, or the one before it ended
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
 
-    def launch(self, lane: int, collective: Collective) -> None:
-        """Add a collective that is put on a lane."""
+    def launch(self, lane: int, collective: Collective) -> LaunchCount:
+        """Add a collective that is put on a lane, and return the launches there up to it."""
         with self._lock:
             known = self._launches.get(lane) or self._launches.setdefault(lane, deque([LaunchCount()], REMEMBERED))
-            known.append(known[-1].then(collective.label, collective.step))
-            collective.lane, collective.launches = lane, known[-1]
-            self._held[collective] = None
+            (number, _, digest), what = known[-1], collective.label
+            count = LaunchCount(number + 1, what, zlib.crc32(f"{what}/{collective.step}".encode(), digest))
+            known.append(count)
+            collective.lane, collective.launches = lane, count
+            if self._held and self._held[0].landed:
+                self.all()
+            self._held.append(collective)
+        return count
 
     def latest(self) -> dict[int, LaunchCount]:
         """Return the launches so far, by lane."""
@@ -63,19 +70,11 @@ class Air:
     def failed(self, collective: Collective) -> None:
         """Note that a collective has failed, and that its rank does not know yet whose fault it is."""
         with self._lock:
+            collective.failed = True
             if collective not in self._held:
                 collective.lane = 0
                 collective.launches = self._launches.get(0, [LaunchCount()])[-1]
-                self._held[collective] = None
-            self._failed.add(collective)
-
-    def land(self, collective: Collective) -> None:
-        """Remove a collective for which the host, or on a GPU a stream, has waited."""
-        with self._lock:
-            if collective in self._held and collective.flight.on_device:
-                self._passed[collective.lane] = collective
-            self._held.pop(collective, None)
-            self._failed.discard(collective)
+                self._held.append(collective)
 
     def watch(self, message: Collective) -> None:
         """Keep the latest message between two ranks, for which no other rank has a launch."""
@@ -83,12 +82,15 @@ class Air:
             self._passed[MESSAGES] = message
 
     def all(self) -> list[Collective]:
-        """Return all collectives in the air."""
+        """Return all collectives in the air, and note which of the others the host alone has passed."""
         with self._lock:
-            return list(self._held)
+            self._passed |= {each.lane: each for each in self._held if each.landed and each.flight.on_device}
+            self._held = [each for each in self._held if not each.landed]
+            return self._held
 
     def passed(self) -> bool:
         """Return whether there is one that the host has passed, and a device may not have."""
+        self.all()
         return bool(self._passed)
 
     def awaited(self, before: float, passed_before: float) -> tuple[Collective | None, bool]:
@@ -101,11 +103,11 @@ class Air:
         has begun meanwhile. Nor is any flight after the first that is not done.
         """
         with self._lock:
-            if self._failed:
-                failed = min(self._failed, key=lambda each: each.launched)
+            held = sorted(self.all(), key=lambda each: each.launched)
+            if failed := next((each for each in held if each.failed), None):
                 self.since = failed.launched
                 return failed, True
-            old = sorted((each for each in self._held if each.launched < before), key=lambda each: each.launched)
+            old = (each for each in held if each.launched < before)
             first = next((each for each in old if not (each.flight.done() or each.flight.held)), None)
             last, self._first = self._first, first
             if first is not None:

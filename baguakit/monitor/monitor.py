@@ -107,6 +107,7 @@ class Monitor:
         self.leaving: tuple[str, str] = ("", "")  # how and why this rank has left; "" while it is there
         self.working_on = ""  # work that may take long
         self.air = Air()
+        self.launched = self.air.launch  # called when a collective is put on a lane
         self.fault: Fault | None = None  # what flights land with, if an abort may end them half done
         self.watch = Watch(self)
         self._lock, self._ended = threading.Lock(), threading.Event()
@@ -141,21 +142,13 @@ class Monitor:
         self.device = device
         self.fault = Fault() if device.type == "cuda" and self.size > 1 and not self.hasty else None
 
-    def launched(self, lane: int, collective: Collective) -> LaunchCount:
-        """Watch a collective that is put on a lane, and return the launches there up to it."""
-        if self.size > 1:
-            self.air.launch(lane, collective)
-            if self.error is not None:  # on another thread `fail` may have looked too early to see it
-                collective.flight.fail(self.error)
-        return collective.launches
-
     def wait_for(self, collective: Collective) -> Any:
         """Wait for a collective and return its result, or raise an error that names the rank at fault.
 
         Where ranks come and go, the host waits for work on a GPU, too: an abort ends a kernel whose data have not come,
         as if they had, and a step that uses its result must not count. `fail` sets the error before it aborts.
         """
-        if self.error is not None:  # `fail` may have ended a placeholder in place of this flight
+        if self.error is not None:  # `fail` may have looked too early to see this flight, or ended a placeholder
             collective.flight.fail(self.error)
         if self.hasty:
             collective.flight.flush()
@@ -167,7 +160,7 @@ class Monitor:
             found = self._explained(error, collective)
             raise found from found.__cause__
         finally:
-            self.air.land(collective)
+            collective.landed = True
 
     @contextlib.contextmanager
     def busy(self, what: str) -> Iterator[None]:

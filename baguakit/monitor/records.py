@@ -7,7 +7,6 @@ The list is read until it is complete.
 """
 
 import json
-import zlib
 from collections.abc import Iterable
 from typing import Any, NamedTuple
 
@@ -21,10 +20,6 @@ class LaunchCount(NamedTuple):
     number: int = 0
     what: str = "nothing"
     digest: int = 0
-
-    def then(self, what: str, step: int | None) -> "LaunchCount":
-        """Return the count after one more launch."""
-        return LaunchCount(self.number + 1, what, zlib.crc32(f"{what}/{step}".encode(), self.digest))
 
 
 class Waiting(NamedTuple):

@@ -117,7 +117,7 @@ def test_a_report_keeps_no_weights():
             run_steps(model, optimizer, range(6))
             report = att.report()
         flights = [flight for row in report.rows for flight in row._flights]
-        assert all(flight.before is None and flight.flight._value is None for flight in flights)
+        assert all(flight.before is None and flight.flight.value is None for flight in flights)
         return len(flights), all(row.seconds > 0 and row.exposed >= 0 for row in report.rows)
 
     assert ranks(2, run) == [(8, True)] * 2

@@ -10,7 +10,8 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import baguakit as bk
-from baguakit.flights.gradients import Decisions, GradientRunner
+from baguakit.flights.gradients import GradientRunner
+from baguakit.flights.life import Decisions
 from baguakit.keeping import Joint
 from baguakit.rules import rules_of
 from baguakit.runtime.channels import Channel

@@ -10,7 +10,7 @@ from torch import nn
 from torch.autograd import Variable
 
 import baguakit as bk
-from baguakit.attach import landings as leaves
+from baguakit.attach import backward as leaves
 
 
 class Stream:
@@ -51,6 +51,7 @@ def trained(patch, apart, backward, bucket_bytes):
     engine = Engine(patch, weights, apart)
     patch.setattr(runtime, "lane", lambda device: lane)
     with bk.attach(model, None, bk.algorithms.gradient_allreduce(), bucket_bytes=bucket_bytes) as att:
+        att._life.backward.leaves = leaves.LeafStreams()  # as on a GPU
         for p in weights:
             p.register_post_accumulate_grad_hook(engine.accumulated)
         lane.told.clear()

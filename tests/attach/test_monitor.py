@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 
 from baguakit.flights.checkpoint import save_runner
-from baguakit.flights.gradients import Decisions
+from baguakit.flights.life import Decisions
 from baguakit.flights.runner import RuleRunner
 from baguakit.keeping import Joint, finite, update_if_finite_
 from baguakit.lanes import CpuLane, Flight
