@@ -29,7 +29,7 @@ class ExactDiffusion(bk.stages.Stage):
 
     def check(self, comm):
         if not self.topology.symmetric(comm.size):
-            raise ValueError(f"{self.topology!r} is not symmetric for {comm.size} ranks; use Ring() or Hypercube()")
+            raise ValueError(f"{self.topology!r} is not symmetric for {comm.size} ranks; use Ring() or BaseK(1)")
 
     def init(self, bucket, comm):
         return {"c": torch.zeros_like(bucket.flat)}

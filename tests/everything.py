@@ -51,7 +51,7 @@ ALGORITHMS = (
     "choco(OnePeerExact(), gamma=1.0)",
     "gradient_tracking()",
     "exact_diffusion()",
-    "exact_diffusion(FullyConnected(), lazy=False)",
+    "exact_diffusion(FullyConnected())",
     "quasi_global_momentum()",
     "quasi_global_momentum(Ring(), nesterov=True)",
     "push_sum(Exponential())",

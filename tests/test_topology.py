@@ -10,7 +10,7 @@ import pytest
 from tiers import slow_after
 
 from baguakit import topology as package
-from baguakit.topology import BaseK, Grid2D, Hypercube, RandomMatching, ShiftOne, SymmetricExponential, Topology
+from baguakit.topology import BaseK, RandomMatching, ShiftOne, SymmetricExponential, Topology
 
 
 def built_without_arguments():
@@ -157,7 +157,6 @@ def test_one_rank_hears_itself(topology):
     assert topology.period(1) == 1
     assert topology.static(1) and topology.symmetric(1) and topology.doubly_stochastic(1)
     assert topology.rounds_to_exactness(1) == 0 and topology.spectral_gap(1) == 1
-    assert topology.layout(1) == [pytest.approx((0, 1))] or topology.layout(1) == [(0, 0)]
 
 
 @every_size
@@ -177,7 +176,7 @@ def test_every_rank_is_reached_within_some_rounds(topology, sizes):
 
 @every_topology
 def test_impossible_sizes(topology):
-    needs = {"ShiftOne": lambda n: n == 1 or n % 2 == 0, "Hypercube": lambda n: n & (n - 1) == 0}
+    needs = {"ShiftOne": lambda n: n == 1 or n % 2 == 0}
     possible = needs.get(type(topology).__name__, lambda n: True)
     assert list(possible_sizes(topology)) == [size for size in SIZES if possible(size)]
 
@@ -191,20 +190,10 @@ def test_shift_one_on_an_odd_group():
     )
 
 
-def test_hypercube_needs_a_power_of_two():
-    with pytest.raises(
-        ValueError,
-        match=r"needs a power of two as the number of ranks and this group has 6; use OnePeerExponential\(\) or",
-    ):
-        Hypercube().check(6)
-
-
 @pytest.mark.parametrize(
     "topology, size",
     [
         (ShiftOne(), 5),
-        (Hypercube(), 12),
-        (Grid2D(rows=3), 8),
         *((topology, size) for topology in EVERY for size in (0, -3)),
     ],
     ids=repr,
@@ -218,7 +207,6 @@ def test_every_question_checks_the_size(topology, size):
         topology.doubly_stochastic,
         topology.rounds_to_exactness,
         topology.spectral_gap,
-        topology.layout,
         lambda size: topology.weights(0, size, 0),
         lambda size: topology.targets(0, size, 0),
         lambda size: topology.matrix(size, 0),

@@ -25,7 +25,7 @@ EXCEPTIONS = {
     FullyConnected(): "hears all ranks",
     Star(): "its rank 0 hears all ranks",
 }  # and `FromMatrix`, whose row of n weights is searched for those that are not 0
-A_FEW_NEIGHBORS = ("Ring", "Grid2D", "OnePeerExponential", "Hypercube", "ShiftOne", "OnePeerExact", "RandomMatching")
+A_FEW_NEIGHBORS = ("Ring", "Grid2D", "OnePeerExponential", "ShiftOne", "OnePeerExact", "RandomMatching")
 FAST = OnePeerExponential(), BaseK(1)
 NEIGHBORLY = slow_unless(FAST, [each for each in EVERY if each not in EXCEPTIONS])
 every = pytest.mark.parametrize("topology", NEIGHBORLY, ids=repr)

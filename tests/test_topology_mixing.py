@@ -13,7 +13,6 @@ from baguakit.topology import (
     Exponential,
     FullyConnected,
     Grid2D,
-    Hypercube,
     OnePeerExact,
     OnePeerExponential,
     RandomMatching,
@@ -72,11 +71,11 @@ def test_star_is_heard_and_hears_through_its_centre():
 
 
 def test_grid_is_as_square_as_it_can_be():
-    shapes = {1: (1, 1), 2: (1, 2), 4: (2, 2), 6: (2, 3), 7: (1, 7), 12: (3, 4), 16: (4, 4), 48: (6, 8)}
-    assert {size: Grid2D().shape(size) for size in shapes} == shapes
-    assert Grid2D(rows=2).shape(12) == (2, 6)
-    assert Grid2D(columns=2).shape(12) == (6, 2)
-    assert Grid2D(rows=4, columns=3).shape(12) == (4, 3)
+    shapes = {2: (1, 2), 4: (2, 2), 6: (2, 3), 7: (1, 7), 12: (3, 4), 16: (4, 4), 48: (6, 8)}
+    for size, (rows, columns) in shapes.items():
+        assert Grid2D().targets(0, size, 0) == tuple(sorted({1} | ({columns} if rows > 1 else set())))
+        last = size - 1
+        assert Grid2D().targets(last, size, 0) == tuple(sorted({last - 1} | ({last - columns} if rows > 1 else set())))
 
 
 def test_grid_has_metropolis_weights():
@@ -86,27 +85,12 @@ def test_grid_has_metropolis_weights():
     assert Grid2D().weights(3, 4, 0) == {1: 1 / 3, 2: 1 / 3, 3: 1 / 3}
 
 
-def test_grids_that_cannot_be():
-    with pytest.raises(ValueError, match=r"a grid of 3 rows cannot be filled .* the group has 8; use Grid2D\(\)"):
-        Grid2D(rows=3).check(8)
-    with pytest.raises(ValueError, match=r"a grid of 2 rows and 3 columns cannot be filled .* the group has 12"):
-        Grid2D(rows=2, columns=3).check(12)
-    for size in (1, 6):
-        Grid2D(rows=2, columns=3).check(size)
-    with pytest.raises(ValueError, match="columns is a whole number, 1 or more, not 0"):
-        Grid2D(columns=0)
-
-
 def test_one_peer_exponential_doubles_its_distance():
     def heard(round):
         (peer,) = OnePeerExponential().weights(0, 6, round).keys() - {0}
         return peer
 
     assert [heard(round) for round in range(6)] == [5, 4, 2, 5, 4, 2]
-
-
-def test_hypercube_flips_one_bit():
-    assert [Hypercube().targets(5, 8, round) for round in range(4)] == [(4,), (7,), (1,), (4,)]
 
 
 def test_shift_one_follows_its_schedule():
@@ -130,7 +114,7 @@ def test_shift_one_lets_every_lower_rank_meet_every_upper_one():
 # How soon the mean is reached.
 
 
-@pytest.mark.parametrize("topology", [OnePeerExponential(), Hypercube()], ids=repr)
+@pytest.mark.parametrize("topology", [OnePeerExponential(), BaseK(1)], ids=repr)
 def test_exact_mean_in_any_order_of_distinct_rounds(topology):
     for size in (4, 8, 16):
         for order in permutations(range(topology.period(size))):
@@ -247,8 +231,9 @@ def test_base_k_meets_at_most_k_others(k):
 
 def test_base_1_is_the_hypercube_for_powers_of_two():
     for size in (2, 4, 8, 16, 64):
-        for round in range(Hypercube().period(size)):
-            assert (BaseK(1).matrix(size, round) == Hypercube().matrix(size, round)).all()
+        assert BaseK(1).period(size) == size.bit_length() - 1
+        for round in range(BaseK(1).period(size)):
+            assert all(BaseK(1).targets(rank, size, round) == (rank ^ 1 << round,) for rank in range(size))
 
 
 def test_base_k_takes_a_whole_number():

@@ -16,15 +16,14 @@ Nedić, Olshevsky and Shi 2017, "Achieving Geometric Convergence for Distributed
 arXiv:1602.00591. With momentum in d: Takezawa et al. 2022, "Momentum Tracking: Momentum Acceleration for Decentralized
 Deep Learning on Heterogeneous Data", arXiv:2209.15505.
 
-**exact_diffusion.** Exact diffusion and D² end at the minimum of the mean loss, for one exchange of the weights a step.
+**exact_diffusion.** Exact diffusion ends at the minimum of the mean loss, for one exchange of the weights a step.
 
-For ψ the weights after the local step, W the mixing matrix, and A = (I + W)/2 for exact diffusion, A = W for D²:
+For ψ the weights after the local step, W the mixing matrix, and A = (I + W)/2:
 
     ψ ← X − γ g(X)
     X ← A (ψ + c);   c ← X − ψ             c = 0 at first;  Σ_r c_r stays 0
 
-D² in its published form is X ← W (2X − X before − γ g + γ g before). On the complete graph it is SGD with the mean
-gradient. At the fixed point all ranks agree, c = γ g, and Σ_r g_r = 0.
+At the fixed point all ranks agree, c = γ g, and Σ_r g_r = 0.
 
 The second line is computed as differences, which a rank and its neighbour round alike, so that Σ_r c_r stays 0:
 
@@ -33,8 +32,7 @@ The second line is computed as differences, which a rank and its neighbour round
 c is not rescaled when γ changes: the mean over ranks follows the mean gradient under any schedule, and ranks disagree
 as at the earlier γ until the graph has mixed.
 
-Yuan, Ying, Zhao and Sayed 2017, "Exact Diffusion for Distributed Optimization and Learning", arXiv:1702.05122;
-Tang, Lian, Yan, Zhang and Liu 2018, "D²: Decentralized Training over Decentralized Data", arXiv:1803.07068.
+Yuan, Ying, Zhao and Sayed 2017, "Exact Diffusion for Distributed Optimization and Learning", arXiv:1702.05122.
 
 **quasi_global_momentum.** The momentum follows the way of the mixed weights, not the rank's own gradients.
 
@@ -57,7 +55,6 @@ Heterogeneous Data", arXiv:2102.04761.
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -87,17 +84,14 @@ class TrackedGradient(OnGraph):
     keeps: ClassVar[bool] = True
     copies: ClassVar[float] = 7
     elementwise: ClassVar = {"q": "zero", "g": "zero"}  # with other ranks Σ q would not be Σ g
-
-    def check(self, comm: Comm) -> None:
-        if not self.topology.column_stochastic(comm.size):
-            raise ValueError(
-                f"the columns of {self.topology!r} do not sum to 1 for {comm.size} ranks, so that sums would drift; "
-                "use Ring() or OnePeerExact()"
-            )
+    needs: ClassVar[tuple[str, ...]] = ("column_stochastic",)
+    refusal: ClassVar[str] = (
+        "the columns of {topology} do not sum to 1 for {n} ranks, so that sums would drift; "
+        "use Ring() or OnePeerExact()"
+    )
 
     def init(self, bucket: Bucket, comm: Comm) -> State:
-        q = wide_copy(bucket.flat).zero_()
-        return {"q": q, "g": q.clone()}
+        return {name: wide_copy(bucket.flat).zero_() for name in ("q", "g")}
 
     def __call__(self, x: Tensor, state: State, comm: Comm) -> Tensor:
         if comm.size == 1:
@@ -130,27 +124,18 @@ def gradient_tracking(topology: Topology | None = None, order: Literal["awc", "a
 
 @dataclass(frozen=True, repr=False)
 class ExactDiffusion(OnGraph):
-    """X ← A (x + c);  c ← X − x;  x ← X,  for x the weights after a local step; A = (I + W)/2 if `lazy`, else W.
+    """X ← A (x + c);  c ← X − x;  x ← X,  for x the weights after a local step and A = (I + W)/2.
 
     c is fp32 at least. An X that is not finite is passed on, and c is kept.
     """
 
-    lazy: bool = True
     keeps: ClassVar[bool] = True
     elementwise: ClassVar = {"c": "zero"}  # with other ranks Σ c would not be 0
-
-    def check(self, comm: Comm) -> None:
-        t, n = self.topology, comm.size
-        if not (t.static(n) and t.symmetric(n) and t.doubly_stochastic(n)):
-            raise ValueError(
-                f"{self!r} corrects by the step before, for which the graph must be static, symmetric and doubly "
-                f"stochastic; {t!r} is not for {n} ranks: use Ring(), or gradient_tracking() on this graph"
-            )
-        if not self.lazy and (least := float(np.linalg.eigvalsh(t.matrix(n, 0))[0])) <= -1 / 3 + 1e-9:
-            raise ValueError(
-                f"the least eigenvalue of {t!r} is {least:.3f} for {n} ranks, and {self!r} converges if it is more "
-                "than -1/3; use lazy=True"
-            )
+    needs: ClassVar[tuple[str, ...]] = ("static", "symmetric", "doubly_stochastic")
+    refusal: ClassVar[str] = (
+        "{stage} corrects by the step before, for which the graph must be static, symmetric and doubly stochastic; "
+        "{topology} is not for {n} ranks: use Ring(), or gradient_tracking() on this graph"
+    )
 
     def init(self, bucket: Bucket, comm: Comm) -> State:
         return {"c": wide_copy(bucket.flat).zero_()}
@@ -158,13 +143,13 @@ class ExactDiffusion(OnGraph):
     def __call__(self, x: Tensor, state: State, comm: Comm) -> Tensor:
         if comm.size == 1:
             return x
-        c, share = state["c"], 0.5 if self.lazy else 1.0
+        c = state["c"]
         weights, targets = links(self.topology, comm.rank, comm.size, 0)
         with temporaries() as new:
             y, after = torch.add(c, x, out=new(c)), new(c).copy_(c)
             received = comm.exchange(y, [peer for peer in weights if peer != comm.rank], targets)
             for peer, theirs in received.items():
-                after.add_(theirs.sub_(y), alpha=share * weights[peer])
+                after.add_(theirs.sub_(y), alpha=weights[peer] / 2)
             result = torch.add(after, x, out=y)
             update_if_finite_(c, after, where=finite(result))
             return x.copy_(result)
@@ -178,7 +163,7 @@ class ExactDiffusion(OnGraph):
 
 
 @checked
-def exact_diffusion(topology: Topology = Ring(), lazy: bool = True) -> Rule:
+def exact_diffusion(topology: Topology = Ring()) -> Rule:
     """Train by decentralized SGD that reaches the minimum of the mean loss on non-IID data, too, for half the bytes.
 
     Half of `gradient_tracking`: it sends the size of the weights, in fp32 at least, to each neighbour, and costs one
@@ -186,10 +171,8 @@ def exact_diffusion(topology: Topology = Ring(), lazy: bool = True) -> Rule:
 
     Args:
         topology: static, symmetric and doubly stochastic.
-        lazy: mix by (I + W)/2, which is exact diffusion, on any such graph. False: by W, which is D², faster where the
-            least eigenvalue of W is more than −1/3.
     """
-    return after_step(ExactDiffusion(topology, lazy))
+    return after_step(ExactDiffusion(topology))
 
 
 @dataclass(frozen=True, repr=False)
@@ -207,14 +190,13 @@ class QuasiGlobalMomentum(OnGraph):
     copies: ClassVar[float] = 10
     elementwise: ClassVar = {"held": "keep", "velocity": "mean"}
     follows: ClassVar[tuple[str, ...]] = ("held",)
+    needs: ClassVar[tuple[str, ...]] = NeighborMean.needs
+    refusal: ClassVar[str] = NeighborMean.refusal
 
     def __post_init__(self) -> None:
         super().__post_init__()
         for name in ("momentum", "decay"):
             real(name, getattr(self, name), 0, below=1)
-
-    def check(self, comm: Comm) -> None:
-        NeighborMean(self.topology).check(comm)
 
     def init(self, bucket: Bucket, comm: Comm) -> State:
         held = wide_copy(bucket.flat)

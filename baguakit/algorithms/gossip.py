@@ -101,14 +101,15 @@ class PushSum(OnGraph):
     copies: ClassVar[float] = 6
     elementwise: ClassVar = {"z": "keep"}
     follows: ClassVar[tuple[str, ...]] = ("z",)
+    needs: ClassVar[tuple[str, ...]] = ("column_stochastic",)
+    refusal: ClassVar[str] = (
+        "the columns of {topology} do not sum to 1 for {n} ranks, so its sum would drift; "
+        "use FromDigraph(…) or Exponential()"
+    )
 
     def check(self, comm: Comm) -> None:
         self.topology.period(comm.size)  # raises if rounds are not known beforehand
-        if not self.topology.column_stochastic(comm.size):
-            raise ValueError(
-                f"the columns of {self.topology!r} do not sum to 1 for {comm.size} ranks, so its sum would drift; "
-                "use FromDigraph(…) or Exponential()"
-            )
+        super().check(comm)
 
     def init(self, bucket: Bucket, comm: Comm) -> State:
         return {"z": wide_copy(bucket.flat), "p": torch.ones(comm.size, dtype=torch.float64)}
@@ -265,13 +266,11 @@ def zero_unless_finite(q: Tensor) -> Tensor:
 class DifferenceCompression(Gossip):
     """DCD:  q ← Q(x − r + W r − r);  r ← r + q;  x ← r."""
 
-    def check(self, comm: Comm) -> None:
-        t, n = self.topology, comm.size
-        if not (t.static(n) and t.symmetric(n) and t.doubly_stochastic(n)):
-            raise ValueError(
-                f"{self!r} mixes replicas as old as the round before, for which the graph must be static and "
-                f"symmetric; {t!r} is not for {n} ranks: use Ring() or FullyConnected(), or choco() with gamma=1"
-            )
+    needs: ClassVar[tuple[str, ...]] = ("static", "symmetric", "doubly_stochastic")
+    refusal: ClassVar[str] = (
+        "{stage} mixes replicas as old as the round before, for which the graph must be static and symmetric; "
+        "{topology} is not for {n} ranks: use Ring() or FullyConnected(), or choco() with gamma=1"
+    )
 
     def _change(self, x: Tensor, here: Replicas, new: New) -> Tensor:
         return here.pull(new).add_(x).sub_(here.r)
@@ -300,6 +299,11 @@ class Choco(Gossip):
     """CHOCO:  q ← Q(x − r);  r ← r + q;  x ← x + γ (W r − r), with r of their own in each round of W's period."""
 
     gamma: float = 0.5
+    needs: ClassVar[tuple[str, ...]] = ("doubly_stochastic",)
+    refusal: ClassVar[str] = (
+        "{stage} would move the mean: the matrices of {topology} are not doubly stochastic for {n} ranks; "
+        "use OnePeerExact() or Ring()"
+    )
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -312,11 +316,7 @@ class Choco(Gossip):
                 f"{self!r} remembers two copies of the weights for each round of a period, and {t!r} has more than 64 "
                 f"for {n} ranks: use OnePeerExact()"
             )
-        if not t.doubly_stochastic(n):
-            raise ValueError(
-                f"{self!r} would move the mean: the matrices of {t!r} are not doubly stochastic for {n} ranks; "
-                "use OnePeerExact() or Ring()"
-            )
+        super().check(comm)
 
     def _change(self, x: Tensor, here: Replicas, new: New) -> Tensor:
         return torch.sub(x, here.r, out=new(here.r))

@@ -10,8 +10,8 @@ d replaces the gradient, and a plain `SGD(lr)` then takes Adam's step: its `weig
 Adam's decay, which is added to the gradient before the moments, add ½ λ Σ w² to the loss.
 
 Tang et al. 2021, "1-bit Adam: Communication Efficient Large-Scale Training with Adam's Convergence Speed",
-arXiv:2102.02888; Gan et al. 2021, arXiv:2107.01499. The bound is ours: Adam never moves a value by more than
-(1 − β₁)/√(1 − β₂), but where the frozen v is small the error of the codes would.
+arXiv:2102.02888; Gan et al. 2021, arXiv:2107.01499. Of our own, |d| ≤ (1 − β₁)/√(1 − β₂) for t > T: Adam never moves a
+value by more, but where the frozen v is small the error of the codes would.
 """
 
 from dataclasses import dataclass
@@ -42,7 +42,6 @@ class AdamDirection(Stage):
     eps: float = 1e-8
     compressor: Compressor = MinMaxUInt8()
     error_feedback: bool = False
-    bound: bool = True
     same_on_all_ranks: ClassVar[bool] = True
     keeps: ClassVar[bool] = True
     elementwise: ClassVar = {"m": "keep", "v": "keep", "residual": "mean"}
@@ -80,7 +79,7 @@ class AdamDirection(Stage):
             # d = m̂ / (√v̂ + ε), with v̂ as the warm-up left it
             scale = torch.div(v, 1 - beta2 ** min(t, self.warmup_steps), out=new(v)).sqrt_().add_(self.eps)
             d = torch.div(found["m"], 1 - beta1**t, out=new(m)).div_(scale)
-            if self.bound and not warming:
+            if not warming:
                 limit = (1 - beta1) / (1 - beta2) ** 0.5
                 d.clamp_(-limit, limit)
             ok = finite(found["m"]) & finite(v) if warming else finite(found["m"])
@@ -88,7 +87,7 @@ class AdamDirection(Stage):
                 update_if_finite_(state[name], value, where=ok)
             if ok.is_cpu and ok:  # reading it does not synchronize
                 return x.copy_(d)
-            return x.copy_(torch.where(ok, d, torch.nan))  # the bound would hide an infinite value
+            return x.copy_(torch.where(ok, d, torch.nan))  # the clamp would hide an infinite value
 
     def cost(self, load: Load, place: Place) -> Cost:
         """Return the cost after the warm-up: of `CompressedMean` in fp32, and of 10 copies."""
@@ -102,7 +101,6 @@ def qadam(
     eps: float = 1e-8,
     compressor: Compressor = MinMaxUInt8(),
     error_feedback: bool = False,
-    bound: bool = True,
 ) -> Rule:
     """Train by Adam with a momentum averaged in 8 bits after a warm-up. Attach it to `torch.optim.SGD(params, lr)`.
 
@@ -114,6 +112,5 @@ def qadam(
         betas, eps: of Adam; betas from 0 to below 1, `eps` above 0.
         compressor: of the momentum; one that keeps zeros, so that parameters without a gradient do not move.
         error_feedback: add what compression lost in one step to the momentum of the next.
-        bound: clamp each value to the largest step that Adam could take.
     """
-    return during_backward(AdamDirection(warmup_steps, betas, eps, compressor, error_feedback, bound))
+    return during_backward(AdamDirection(warmup_steps, betas, eps, compressor, error_feedback))

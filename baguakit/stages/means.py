@@ -106,13 +106,21 @@ class SparseMean(Average):
 
 @dataclass(frozen=True, repr=False)
 class OnGraph(Stage):
-    """A stage that exchanges with the neighbours in a graph."""
+    """A stage that exchanges with the neighbours in a graph, which has the properties `needs`."""
 
     topology: Topology
     copies: ClassVar[float] = 0  # of fp32 values, which take as long as its arithmetic beside the mean
+    needs: ClassVar[tuple[str, ...]] = ()  # methods of the topology
+    refusal: ClassVar[str] = ""  # of a {topology} for {n} ranks that has them not, by this {stage}
 
     def __post_init__(self) -> None:
         check_fields(self)
+
+    def check(self, comm: Comm) -> None:
+        t, n = self.topology, comm.size
+        t.check(n)
+        if not all(getattr(t, need)(n) for need in self.needs):
+            raise ValueError(self.refusal.format(stage=self, topology=t, n=n))
 
     def cost(self, load: Load, place: Place) -> Cost:
         """Return the cost averaged over one period of the topology (of a long one, over its first rounds).
@@ -140,14 +148,11 @@ class NeighborMean(OnGraph):
 
     averages: ClassVar[bool] = True
     keeps: ClassVar[bool] = True
-
-    def check(self, comm: Comm) -> None:
-        self.topology.check(comm.size)
-        if not self.topology.doubly_stochastic(comm.size):
-            raise ValueError(
-                f"{self.topology!r} is not doubly stochastic for {comm.size} ranks, so its mean would drift; "
-                "use Ring() or OnePeerExact(), or push_sum for a directed graph"
-            )
+    needs: ClassVar[tuple[str, ...]] = ("doubly_stochastic",)
+    refusal: ClassVar[str] = (
+        "{topology} is not doubly stochastic for {n} ranks, so its mean would drift; "
+        "use Ring() or OnePeerExact(), or push_sum for a directed graph"
+    )
 
     def __call__(self, x: Tensor, state: State, comm: Comm) -> Tensor:
         return neighbor_mean_(x, self.topology, comm)

@@ -16,7 +16,6 @@ plotted in one process.
 | `Exponential`         | i − 1, i − 2, i − 4, …          | 1        | n ≤ 3        | never (n > 3)                   |
 | `SymmetricExponential`| i ± 1, i ± 4, i ± 16, …         | 1        | yes          | never (n > 3)                   |
 | `OnePeerExponential`  | i − 2^t                         | ⌈log₂ n⌉ | n ≤ 2        | log₂ n rounds, for n = 2^k      |
-| `Hypercube`           | i XOR 2^t                       | log₂ n   | yes          | log₂ n rounds (needs n = 2^k)   |
 | `ShiftOne`            | one of the other half, shifting | n / 2    | yes          | n / 2 rounds, for n ≤ 4         |
 | `BaseK(k)`            | at most k ranks                 | T(n)     | yes          | T(n) ≤ 2 log_{k+1} n + 2 rounds |
 | `OnePeerExact`        | i − 2^t if n = 2^k, else `BaseK(1)` | log₂ n or T(n) | not for 4, 8, … | one period, all n |
@@ -34,7 +33,7 @@ each rank sets its own row before a round and does not know the others. `BaseK(1
 from .base import Topology
 from .chosen import Chosen
 from .given import FromDigraph, FromGraph, FromMatrix
-from .rounds import BaseK, Hypercube, OnePeerExact, OnePeerExponential, RandomMatching, ShiftOne
+from .rounds import BaseK, OnePeerExact, OnePeerExponential, RandomMatching, ShiftOne
 from .static import Exponential, FullyConnected, Grid2D, Ring, Star, SymmetricExponential
 
 __all__ = [
@@ -46,7 +45,6 @@ __all__ = [
     "FromMatrix",
     "FullyConnected",
     "Grid2D",
-    "Hypercube",
     "OnePeerExact",
     "OnePeerExponential",
     "RandomMatching",

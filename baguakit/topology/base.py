@@ -4,7 +4,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import partial
-from math import cos, fsum, pi, sin
+from math import fsum
 from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
@@ -18,7 +18,6 @@ if TYPE_CHECKING:  # matplotlib is optional: only drawings need it
     from matplotlib.figure import Figure
 
 MOST_RANKS = 1 << 20  # a larger group is a mistake in the call, and its matrices would take for ever
-MOST_ROUNDS, MOST_DRAWN = 8, 256  # the most rounds that a drawing shows by default, and at all
 # A product of rounds is exact below the first distance. One that stays between the two only converges.
 _AT_THE_MEAN, _NEAR_THE_MEAN = 1e-13, 1e-8
 
@@ -160,11 +159,6 @@ class Topology(ABC):
         distance = float(np.linalg.norm(left, ord=2))
         return max(0.0, 1 - float(distance ** (1 / period)))
 
-    def layout(self, size: int) -> list[tuple[float, float]]:
-        """Return the place (x, y) of each rank in a drawing: clockwise on a circle, rank 0 at the top."""
-        self.check(size)
-        return [(sin(2 * pi * rank / size), cos(2 * pi * rank / size)) for rank in range(size)]
-
     def draw(self, size: int, rounds: int | None = None) -> "Figure":
         """Draw the graph and the mixing matrix of each round.
 
@@ -179,9 +173,9 @@ class Topology(ABC):
             ModuleNotFoundError: matplotlib is not installed.
         """
         period = self.period(size := self._ranks(size))
-        count = min(period, MOST_ROUNDS) if rounds is None else integer("rounds", rounds, 1, MOST_DRAWN)
+        count = min(period, 8) if rounds is None else integer("rounds", rounds, 1, 256)
         matrices = [self.matrix(size, round) for round in range(count)]
-        return draw(repr(self), matrices, self.layout(size), period, self.rounds_to_exactness(size))
+        return draw(repr(self), matrices, period, self.rounds_to_exactness(size))
 
     def __repr__(self) -> str:
         return expression(self)

@@ -17,17 +17,10 @@ MOST_ACROSS = 5
 SMALL = 8  # up to this number of ranks weights are printed as fractions; above it a colour bar shows them
 
 
-def draw(
-    name: str, matrices: list[NDArray[np.float64]], places: list[tuple[float, float]], period: int, exact: int | None
-) -> "Figure":
+def draw(name: str, matrices: list[NDArray[np.float64]], period: int, exact: int | None) -> "Figure":
     """Draw the graph and the mixing matrix of each round: below each other, or side by side for one round.
 
-    Args:
-        name: the expression that builds the topology.
-        matrices: the mixing matrices of the rounds 0, 1, 2, … to draw.
-        places: where to draw each rank.
-        period: the period of the matrices.
-        exact: the number of rounds that give the exact mean; None for none.
+    `name` builds the topology; `exact` is the number of rounds that give the exact mean, or None.
     """
     try:
         from matplotlib.colors import PowerNorm
@@ -35,10 +28,10 @@ def draw(
     except ModuleNotFoundError as missing:
         raise ModuleNotFoundError("drawing a topology needs matplotlib: pip install matplotlib") from missing
 
-    count, size, panel = len(matrices), len(places), 2.6 if len(places) <= 16 else 3.4  # inches
+    count, size = len(matrices), len(matrices[0])
+    panel = 2.6 if size <= 16 else 3.4  # inches
     down = ceil(count / MOST_ACROSS)
-    across = ceil(count / down)
-    rows, columns = (1, 2) if count == 1 else (2 * down, across)
+    rows, columns = (1, 2) if count == 1 else (2 * down, ceil(count / down))
     figure = Figure(figsize=(1.1 * columns * panel, rows * panel + 0.8), layout="constrained")
     axes = figure.subplots(rows, columns, squeeze=False)
     graphs, tables = ([*axes[first::2].flat] if count > 1 else [axes[0, first]] for first in (0, 1))
@@ -49,7 +42,7 @@ def draw(
         axis.set_axis_off()
     for round, (mixing, graph, table) in enumerate(zip(matrices, graphs, tables, strict=False)):
         graph.set_title(f"round {round}" if count > 1 else "", fontsize=10)
-        _draw_graph(graph, np.array(places), mixing)
+        _draw_graph(graph, mixing)
         image = _draw_matrix(table, mixing, shades)
     if size > SMALL:
         figure.colorbar(image, ax=tables[:count], shrink=0.75, label="weight", pad=0.02, format="%.2g")
@@ -64,14 +57,15 @@ def draw(
     return figure
 
 
-def _draw_graph(axes: "Axes", places: NDArray[np.float64], mixing: NDArray[np.float64]) -> None:
-    """Draw a line between ranks that hear each other with equal weights, else an arrow to the receiver."""
+def _draw_graph(axes: "Axes", mixing: NDArray[np.float64]) -> None:
+    """Draw ranks on a circle, and a line between two that hear each other alike, else an arrow to the receiver."""
     from matplotlib.collections import LineCollection
     from matplotlib.patches import Circle, FancyArrowPatch
 
-    size = len(places)
-    apart = np.linalg.norm(places[:, None] - places, axis=2) + 3 * np.eye(size)
-    radius = min(0.2, 0.28 * float(apart.min()))
+    size = len(mixing)
+    angles = 2 * np.pi * np.arange(size) / size
+    places = np.stack([np.sin(angles), np.cos(angles)], axis=1)  # clockwise, rank 0 at the top
+    radius = min(0.2, 0.56 * float(np.sin(np.pi / size))) if size > 1 else 0.2
     circles = [axes.add_patch(Circle(place, radius, facecolor="white", edgecolor=INK, zorder=2)) for place in places]
     for rank, (x, y) in enumerate(places if radius > 0.06 else []):
         axes.text(x, y, str(rank), fontsize=50 * radius, ha="center", va="center", color=INK)

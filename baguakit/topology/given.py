@@ -15,11 +15,12 @@ from .base import Topology, has_unit_sums
 from .static import metropolis
 
 Rows = list[dict[int, float]]  # the weights of all ranks in one round
+Edges = Iterable[tuple[int, int]]
 _ROUNDING = 1e-6  # the error of single precision; a matrix with a larger one is refused
 _SHORT = 64  # a value with more entries prints a digest of them
 
 
-@dataclass(frozen=True, init=False, repr=False, eq=False)
+@dataclass(frozen=True, init=False, repr=False)
 class Given(Topology):
     """A topology for one number of ranks, of one matrix or graph for each round of a period.
 
@@ -44,8 +45,7 @@ class Given(Topology):
         """Raise ValueError if the group has another number of ranks; a group of one rank is allowed."""
         super().check(size)
         if size not in (1, self.ranks):
-            name = type(self).__name__
-            raise ValueError(f"this {name} was given for {self.ranks} ranks and the group has {size}")
+            raise ValueError(f"this {type(self).__name__} was given for {self.ranks} ranks and the group has {size}")
 
     def period(self, size: int) -> int:
         """Return the number of rounds given; 1 for one rank."""
@@ -58,9 +58,6 @@ class Given(Topology):
         rank, size, round = self._place(rank, size, round)
         hearers = self._by_round[round % len(self.rounds)][1][rank] if size > 1 else []
         return tuple(peer for peer in hearers if peer != rank)
-
-    def __eq__(self, other: object) -> bool:
-        return type(self) is type(other) and vars(self)["rounds"] == vars(other)["rounds"]
 
     @cached_property
     def _hash(self) -> int:  # every step hashes it, and a large value takes long
@@ -116,8 +113,7 @@ class FromMatrix(Given):
         """
         rounds = []
         for mixing, _ in _matrices(matrix):
-            linked = (mixing != 0) | (mixing.T != 0)
-            rows = metropolis_rows([np.flatnonzero(row).tolist() for row in linked])
+            rows = metropolis_rows([np.flatnonzero(row).tolist() for row in (mixing != 0) | (mixing.T != 0)])
             rounds.append([[row.get(peer, 0.0) for peer in range(len(rows))] for row in rows])
         return cls(rounds)
 
@@ -132,9 +128,14 @@ class FromMatrix(Given):
 
 def _matrices(given: Any) -> list[tuple[NDArray[np.float64], str]]:
     """Return each square matrix, and its name for error messages."""
-    rounds = _arrays([given])
-    if not rounds or rounds[0].ndim != 2:
-        rounds = _arrays(given)
+    rounds: list[NDArray[np.float64]] = []
+    for listed in ([given], given):  # one matrix, or one for each round
+        try:
+            rounds = [np.asarray(each, dtype=np.float64) for each in listed]
+        except (TypeError, ValueError, RuntimeError, OverflowError):  # no numbers, or rows of different lengths
+            rounds = []
+        if rounds and rounds[0].ndim == 2:
+            break
     if not rounds or any(each.ndim != 2 for each in rounds):
         raise TypeError(
             f"FromMatrix takes a square matrix or a sequence of these, one for each round, not {describe(given)}"
@@ -149,14 +150,6 @@ def _matrices(given: Any) -> list[tuple[NDArray[np.float64], str]]:
     return [(each, "the matrix" + f" of round {t}" * (len(rounds) > 1)) for t, each in enumerate(rounds)]
 
 
-def _arrays(given: Any) -> list[NDArray[np.float64]]:
-    """Return each as an array; [] if one is not made of numbers, or of rows of different lengths."""
-    try:
-        return [np.asarray(each, dtype=np.float64) for each in given]
-    except (TypeError, ValueError, RuntimeError, OverflowError):
-        return []
-
-
 def _doubly_stochastic(mixing: NDArray[np.float64], where: str) -> NDArray[np.float64]:
     """Return the matrix, rounding errors corrected; raise ValueError if it is not doubly stochastic otherwise."""
     instead = "FromMatrix.metropolis(matrix) gives its graph Metropolis weights, which are doubly stochastic"
@@ -164,31 +157,26 @@ def _doubly_stochastic(mixing: NDArray[np.float64], where: str) -> NDArray[np.fl
         weight = f"the weight {mixing[row, column]:.9g} in row {row}, column {column} of {where}"
         raise ValueError(f"{weight} is negative or not finite, and a mean has no such weights; {instead}")
     mixing = np.where(mixing > 0, mixing, 0.0)
-    away = _sums(mixing) - 1
-    corrected = _corrected(mixing) if np.abs(away).max() <= _ROUNDING else mixing
+    corrected, size = mixing, len(mixing)
+    away = found = _sums(mixing) - 1
+    for _ in range(3):  # Newton's steps to W_ij (1 + u_i + v_j), with u and v such that rows and columns sum to 1
+        if has_unit_sums(corrected) or np.abs(found).max() > _ROUNDING:
+            break
+        system = np.diag(away + 1)
+        system[:size, size:], system[size:, :size] = corrected, corrected.T
+        u, v = np.split(np.linalg.lstsq(system, -away, rcond=None)[0], 2)
+        if np.array_equal(mixing, mixing.T):
+            u = v = (u + v) / 2
+        corrected = corrected * (1 + (u[:, None] + v))
+        away = _sums(corrected) - 1
     if has_unit_sums(corrected) and np.abs(corrected - mixing).max() <= 10 * _ROUNDING:
         return corrected
-    size, worst = len(mixing), int(np.abs(away).argmax())
+    worst = int(np.abs(found).argmax())
     line = f"row {worst}" if worst < size else f"column {worst - size}"
     raise ValueError(
-        f"{line} of {where} sums to {away[worst] + 1:.9g}, not 1, so that the mean over the ranks would move; {instead}"
+        f"{line} of {where} sums to {found[worst] + 1:.9g}, not 1, so that the mean over the ranks would move; "
+        f"{instead}"
     )
-
-
-def _corrected(mixing: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return W_ij (1 + u_i + v_j), with u and v such that rows and columns sum to 1, by three steps of Newton."""
-    size, symmetric = len(mixing), np.array_equal(mixing, mixing.T)
-    for _ in range(3):
-        if has_unit_sums(mixing):
-            break
-        sums = _sums(mixing)
-        system = np.diag(sums)
-        system[:size, size:], system[size:, :size] = mixing, mixing.T
-        u, v = np.split(np.linalg.lstsq(system, 1 - sums, rcond=None)[0], 2)
-        if symmetric:
-            u = v = (u + v) / 2
-        mixing = mixing * (1 + (u[:, None] + v))
-    return mixing
 
 
 def _sums(mixing: NDArray[np.float64]) -> NDArray[np.float64]:
@@ -199,7 +187,7 @@ def _sums(mixing: NDArray[np.float64]) -> NDArray[np.float64]:
 def metropolis_rows(neighbors: list[list[int]]) -> Rows:
     """Return the Metropolis weights of all ranks from the neighbours of each, itself among them or not."""
     near = [{rank, *peers} for rank, peers in enumerate(neighbors)]
-    return [dict(metropolis(rank, {peer: len(near[peer]) for peer in peers})) for rank, peers in enumerate(near)]
+    return [dict(metropolis(rank, near.__getitem__)) for rank in range(len(near))]
 
 
 class FromGraph(Given):
@@ -233,14 +221,14 @@ class FromGraph(Given):
         nodes, (pairs,) = read_graphs([graph], "FromGraph")
         edges = tuple(sorted({(min(pair), max(pair)) for pair in pairs}))
         vars(self).update(rounds=(edges,), ranks=len(nodes))
-        for apart in unreached(len(nodes), [*edges, *backwards(edges)]):
+        for apart in unreached(len(nodes), both_ways(edges)):
             raise ValueError(
                 f"this graph is not connected: there is no path between node {nodes[apart]!r} and node {nodes[0]!r}, "
                 "so the ranks would never agree; add an edge"
             )
 
     def _rows_of(self, given: tuple[Any, ...]) -> Rows:
-        return metropolis_rows(one_edge_after(self.ranks, [*given, *backwards(given)]))
+        return metropolis_rows(one_edge_after(self.ranks, both_ways(given)))
 
 
 class FromDigraph(Given):
@@ -270,11 +258,10 @@ class FromDigraph(Given):
         if isinstance(graph, str | bytes):
             raise TypeError(f"graph of FromDigraph is a networkx graph or pairs of nodes, not {describe(graph)}")
         nodes, listed = read_graphs(_rounds(graph), "FromDigraph")
-        rounds = tuple(tuple(sorted(pairs)) for pairs in listed)
-        vars(self).update(rounds=rounds, ranks=len(nodes))
+        vars(self).update(rounds=tuple(tuple(sorted(pairs)) for pairs in listed), ranks=len(nodes))
         edges = set[tuple[int, int]]().union(*listed)
         there = [(0, rank) for rank in unreached(len(nodes), edges)]
-        back = [(rank, 0) for rank in unreached(len(nodes), backwards(edges))]
+        back = [(rank, 0) for rank in unreached(len(nodes), [pair[::-1] for pair in edges])]
         for start, end in there + back:
             raise ValueError(
                 f"there is no path from node {nodes[start]!r} to node {nodes[end]!r}, so the ranks would never agree; "
@@ -282,40 +269,41 @@ class FromDigraph(Given):
             )
 
     def _rows_of(self, given: tuple[Any, ...]) -> Rows:
-        targets, senders = (one_edge_after(self.ranks, edges) for edges in (given, backwards(given)))
-        shares = [1 / (1 + len(each)) for each in targets]
+        shares = [1 / (1 + len(each)) for each in one_edge_after(self.ranks, given)]
+        senders = one_edge_after(self.ranks, [pair[::-1] for pair in given])
         return [{peer: shares[peer] for peer in (rank, *heard)} for rank, heard in enumerate(senders)]
 
 
 def read_graphs(graphs: list[Any], taker: str) -> tuple[list[Any], list[set[tuple[int, int]]]]:
-    """Return the nodes in the order of ranks, and the edges of each graph as pairs of ranks, without loops."""
-    listed = [_nodes_and_edges(graph, taker) for graph in graphs]
-    nodes = list(dict.fromkeys(node for some, _ in listed for node in some))
+    """Return the nodes in the order of ranks, and the edges of each graph as pairs of ranks, without loops.
+
+    `taker` is the class that an error names.
+    """
+    found, listed = [], []
+    for graph in graphs:
+        try:
+            if hasattr(graph, "nodes") and hasattr(graph, "edges"):
+                some, pairs = list(_value(graph.nodes)), [(a, b) for a, b, *_ in _value(graph.edges)]
+            else:
+                # Values of a tensor equal no other's.
+                pairs = [(a, b) for a, b in (graph.tolist() if hasattr(graph, "tolist") else graph)]
+                some = [node for edge in pairs for node in edge]
+        except (TypeError, ValueError):
+            raise TypeError(
+                f"graph of {taker} is a networkx graph, or anything with nodes and edges, or pairs of nodes, "
+                f"not {describe(graph)}"
+            ) from None
+        if not some:
+            raise ValueError(message("graph", "a graph with at least one node", graph))
+        found += some
+        listed.append(pairs)
+    nodes = list(dict.fromkeys(found))
     if set(nodes) == set(range(len(nodes))):
         nodes.sort()
     rank = {node: i for i, node in enumerate(nodes)}
-    for unknown in (node for _, pairs in listed for pair in pairs for node in pair if node not in rank):
+    for unknown in (node for pairs in listed for pair in pairs for node in pair if node not in rank):
         raise ValueError(f"an edge of the graph ends at {unknown!r}, which is not among its nodes")
-    return nodes, [{(rank[a], rank[b]) for a, b in pairs if a != b} for _, pairs in listed]
-
-
-def _nodes_and_edges(graph: Any, taker: str) -> tuple[list[Any], list[tuple[Any, Any]]]:
-    """Return the nodes and the edges of a graph; `taker` names the class in an error."""
-    try:
-        if hasattr(graph, "nodes") and hasattr(graph, "edges"):
-            nodes, edges = list(_value(graph.nodes)), [(a, b) for a, b, *_ in _value(graph.edges)]
-        else:
-            pairs = graph.tolist() if hasattr(graph, "tolist") else graph  # values of a tensor equal no other's
-            edges = [(a, b) for a, b in pairs]
-            nodes = [node for edge in edges for node in edge]
-    except (TypeError, ValueError):
-        raise TypeError(
-            f"graph of {taker} is a networkx graph, or anything with nodes and edges, or pairs of nodes, "
-            f"not {describe(graph)}"
-        ) from None
-    if not nodes:
-        raise ValueError(message("graph", "a graph with at least one node", graph))
-    return nodes, edges
+    return nodes, [{(rank[a], rank[b]) for a, b in pairs if a != b} for pairs in listed]
 
 
 def _value(attribute: Any) -> Any:
@@ -335,7 +323,7 @@ def _rounds(graph: Any) -> list[Any]:
     return [graph] if first is None else [[first, *others]] if pair else [first, *others]
 
 
-def unreached(size: int, edges: Iterable[tuple[int, int]]) -> list[int]:
+def unreached(size: int, edges: Edges) -> list[int]:
     """Return the ranks to which no path leads from rank 0."""
     after, reached, ahead = one_edge_after(size, edges), {0}, [0]
     while ahead:
@@ -345,7 +333,7 @@ def unreached(size: int, edges: Iterable[tuple[int, int]]) -> list[int]:
     return [rank for rank in range(size) if rank not in reached]
 
 
-def one_edge_after(size: int, edges: Iterable[tuple[int, int]]) -> list[list[int]]:
+def one_edge_after(size: int, edges: Edges) -> list[list[int]]:
     """Return the ranks one edge after each rank."""
     after: list[list[int]] = [[] for _ in range(size)]
     for first, second in edges:
@@ -353,6 +341,6 @@ def one_edge_after(size: int, edges: Iterable[tuple[int, int]]) -> list[list[int
     return after
 
 
-def backwards(edges: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
-    """Return the edges, each in the other direction."""
-    return [(second, first) for first, second in edges]
+def both_ways(edges: Edges) -> list[tuple[int, int]]:
+    """Return each edge in both directions."""
+    return [pair for a, b in edges for pair in ((a, b), (b, a))]

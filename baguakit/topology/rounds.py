@@ -59,39 +59,14 @@ class OnePeerExponential(_OnePeer):
 
 
 @dataclass(frozen=True)
-class Hypercube(_OnePeer):
-    """The hypercube: in round t rank i averages with the rank whose number differs in one bit.
-
-        peer = i XOR 2^(t mod log₂ n)
-
-    Each round averages along one of the log₂ n dimensions of a cube, so any log₂ n consecutive rounds give the exact
-    mean. Needs n = 2^k: for other n averaging in pairs never reaches the mean. Symmetric, doubly stochastic.
-
-    Shi, Li, Johansson and Johansson 2016, "Finite-Time Convergent Gossiping", arXiv:1206.0992.
-    """
-
-    def check(self, size: int) -> None:
-        """Raise ValueError unless `size` is a power of two."""
-        super().check(size)
-        if size & (size - 1):
-            needed = "a power of two as the number of ranks"
-            raise ValueError(
-                f"Hypercube needs {needed} and this group has {size}; use OnePeerExponential() or BaseK(1)"
-            )
-
-    def _peer(self, rank: int, size: int, round: int) -> int:
-        return rank ^ (1 << (round % self.period(size)))
-
-
-@dataclass(frozen=True)
 class ShiftOne(_OnePeer):
     """Pairs of the lower and the upper half of the group, shifted by one place in each round.
 
         peer(r) = h + (r + t) mod h   for r < h,      (r − h − t) mod h   for r ≥ h,      h = n/2
 
     Ranks of one half never average directly, so it is slow in large groups: h rounds multiply the distance from the
-    mean by 0 for n = 4, 0.35 for n = 8 and 0.57 for n = 16, while `Hypercube` is exact after 2, 3 and 4 rounds. Needs
-    an even n. Symmetric, doubly stochastic.
+    mean by 0 for n = 4, 0.35 for n = 8 and 0.57 for n = 16, while `BaseK(1)` is exact after 2, 3 and 4 rounds. Needs an
+    even n. Symmetric, doubly stochastic.
 
     Gan et al. 2021, "BAGUA: Scaling up Distributed Learning with System Relaxations", arXiv:2107.01499.
     """
@@ -169,7 +144,7 @@ class BaseK(Topology):
 
     The one round in which blocks and others meet gives both the mean of all ranks: each of the others becomes
     (am/n) mean of the blocks + (r/n) itself, and each block gains m (others − blocks) / n from each of the r others.
-    For n = 2^j and k = 1 this is `Hypercube`.
+    For n = 2^j and k = 1 this is the hypercube: in round t rank i averages with rank i XOR 2^(t mod j).
 
     Rounds T(n), and in brackets the rounds of the paper's graph if it takes more:
 

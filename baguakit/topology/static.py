@@ -1,9 +1,8 @@
 """Topologies whose matrix is the same in every round."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 from fractions import Fraction
-from functools import lru_cache
 from math import isqrt
 
 from ..arguments import integer
@@ -108,89 +107,43 @@ class Star(Topology):
     facts = ("symmetric", "doubly_stochastic")  # neighbours hear each other; rows sum to 1
 
     def links(self, rank: int, size: int, round: int) -> Iterator[tuple[int, float]]:
-        if rank == 0:
-            return ((peer, 1 / size) for peer in range(size))
-        return iter([(0, 1 / size), (rank, (size - 1) / size)])
+        return metropolis(rank, lambda each: (each, 0) if each else range(size))
 
 
-@dataclass(frozen=True, repr=False)
+@dataclass(frozen=True)
 class Grid2D(Topology):
     """A grid: each rank hears the ranks above, below, left and right of it, with Metropolis weights.
 
         rank = row · columns + column;     W_ij = 1 / max(d_i, d_j)  for neighbours,     W_ii = 1 − Σ_j W_ij
 
-    d_i is the number of neighbours of rank i plus 1. A round multiplies the distance from the mean by 0.854 for 8
-    ranks, 0.869 for 16 and 0.968 for 64. A grid of a prime n is a path, which mixes slowly: 0.989 for 17. Never exact
-    for n > 2. Symmetric, static, doubly stochastic.
-
-    Args:
-        rows, columns: the shape of the grid; if only one is given, the other follows from n; by default the grid is as
-            square as n allows, with no more rows than columns.
-
-    Raises:
-        ValueError: when n is known, the ranks do not fill the grid.
+    The grid is as square as n allows, with no more rows than columns; d_i is the number of neighbours of rank i plus 1.
+    A round multiplies the distance from the mean by 0.854 for 8 ranks, 0.869 for 16 and 0.968 for 64. A grid of a prime
+    n is a path, which mixes slowly: 0.989 for 17. Never exact for n > 2. Symmetric, static, doubly stochastic.
     """
 
-    rows: int | None = None
-    columns: int | None = None
     facts = ("symmetric", "doubly_stochastic")  # neighbours hear each other; rows sum to 1
 
-    def __post_init__(self) -> None:
-        for name, count in (("rows", self.rows), ("columns", self.columns)):
-            if count is not None:
-                object.__setattr__(self, name, integer(name, count, 1))
-
-    def check(self, size: int) -> None:
-        """Raise ValueError if the ranks do not fill the given rows and columns; a group of one rank is allowed."""
-        super().check(size)
-        cells = (self.rows or 1) * (self.columns or 1)
-        if size > 1 and (size % cells or (self.rows and self.columns and cells != size)):
-            given = " and ".join(f"{count} {name}" for name, count in vars(self).items() if count)
-            raise ValueError(
-                f"a grid of {given} cannot be filled with ranks when the group has {size}; use Grid2D() or BaseK(1)"
-            )
-
-    def shape(self, size: int) -> tuple[int, int]:
-        """Return the numbers of rows and of columns."""
-        self.check(size)
-        if self.columns and size > 1:
-            return size // self.columns, self.columns
-        rows = self.rows if self.rows and size > 1 else _most_square(size)
-        return rows, size // rows
-
     def links(self, rank: int, size: int, round: int) -> Iterator[tuple[int, float]]:
-        shape = self.shape(size)
-        return metropolis(rank, {peer: len(_near(peer, *shape)) for peer in _near(rank, *shape)})
+        rows = next(rows for rows in range(isqrt(size), 0, -1) if size % rows == 0)
+        columns = size // rows
 
-    def layout(self, size: int) -> list[tuple[float, float]]:
-        """Return the places of a grid: rows from the top, columns from the left."""
-        rows, columns = self.shape(size)
-        step = 2 / max(1, rows - 1, columns - 1)
-        return [(step * (i % columns - (columns - 1) / 2), step * ((rows - 1) / 2 - i // columns)) for i in range(size)]
+        def near(rank: int) -> list[int]:
+            row, column = divmod(rank, columns)
+            places = ((row, column), (row - 1, column), (row, column - 1), (row, column + 1), (row + 1, column))
+            return [r * columns + c for r, c in places if 0 <= r < rows and 0 <= c < columns]
+
+        return metropolis(rank, near)
 
 
-def metropolis(rank: int, degrees: dict[int, int]) -> Iterator[tuple[int, float]]:
-    """Yield row `rank` of  W_ij = 1 / max(d_i, d_j),  W_ii = 1 − Σ_j W_ij,  from its degree and its neighbours'.
+def metropolis(rank: int, near: Callable[[int], Collection[int]]) -> Iterator[tuple[int, float]]:
+    """Yield row `rank` of  W_ij = 1 / max(d_i, d_j),  W_ii = 1 − Σ_j W_ij,  d_i the length of `near(i)`.
 
-    A degree is the number of neighbours plus 1. W is symmetric and no weight is negative, so W is doubly stochastic.
+    `near(i)` is rank i and its neighbours. W is symmetric and no weight is negative, so W is doubly stochastic.
     """
-    own = Fraction(1)
-    for peer, degree in degrees.items():
+    own, among = Fraction(1), near(rank)
+    for peer in among:
         if peer != rank:
-            weight = Fraction(1, max(degrees[rank], degree))
+            weight = Fraction(1, max(len(among), len(near(peer))))
             own -= weight
             yield peer, float(weight)
     yield rank, float(own)
-
-
-@lru_cache(maxsize=256)
-def _most_square(size: int) -> int:
-    """Return the number of rows of a grid that is as square as possible."""
-    return next(rows for rows in range(isqrt(size), 0, -1) if size % rows == 0)
-
-
-def _near(rank: int, rows: int, columns: int) -> list[int]:
-    """Return a rank and the ranks above, below, left and right of it."""
-    row, column = divmod(rank, columns)
-    places = ((row, column), (row - 1, column), (row, column - 1), (row, column + 1), (row + 1, column))
-    return [r * columns + c for r, c in places if 0 <= r < rows and 0 <= c < columns]

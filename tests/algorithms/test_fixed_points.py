@@ -20,7 +20,7 @@ from baguakit import topology
 FEW = ["Star()"]
 ALL = [pytest.param(n, None, marks=pytest.mark.slow) for n in (2, 3, 4, 5, 8)]
 STATIC = ["FullyConnected()", "Ring()", "Exponential()", "SymmetricExponential()", "Star()", "Grid2D()"]
-CHANGING = ["OnePeerExact()", "OnePeerExponential()", "BaseK(1)", "BaseK(2)", "Hypercube()", "RandomMatching(1)"]
+CHANGING = ["OnePeerExact()", "OnePeerExponential()", "BaseK(1)", "BaseK(2)", "RandomMatching(1)"]
 
 
 def graph(expression, n):

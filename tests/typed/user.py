@@ -142,7 +142,7 @@ def kept(memory: dict[str, Any], name: str) -> str:
 
 def main() -> None:
     matrix = bk.topology.BaseK(1).matrix(6, 0)
-    print(matrix.sum(), bk.topology.Hypercube().weights(0, 8, 1)[0])
+    print(matrix.sum(), bk.topology.Ring().weights(0, 8, 1)[0])
     with bk.Ranks(2) as ranks:
         values: list[int] = ranks.run(on_a_rank, ["bytegrad", "mine"], limit=60.0)
         names: list[str] = ranks.run(kept, "a name", keep=True)
