@@ -144,11 +144,10 @@ class ExactDiffusion(OnGraph):
         if comm.size == 1:
             return x
         c = state["c"]
-        weights, targets = links(self.topology, comm.rank, comm.size, 0)
+        _, weights, targets = links(self.topology, comm.rank, comm.size, 0)
         with temporaries() as new:
             y, after = torch.add(c, x, out=new(c)), new(c).copy_(c)
-            received = comm.exchange(y, [peer for peer in weights if peer != comm.rank], targets)
-            for peer, theirs in received.items():
+            for peer, theirs in comm.exchange(y, weights, targets).items():
                 after.add_(theirs.sub_(y), alpha=weights[peer] / 2)
             result = torch.add(after, x, out=y)
             update_if_finite_(c, after, where=finite(result))

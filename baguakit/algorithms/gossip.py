@@ -119,11 +119,10 @@ class PushSum(OnGraph):
             return x
         z, p, r = state["z"], state["p"], comm.rank
         round = round_of(self.topology, comm)
-        weights, targets = links(self.topology, r, comm.size, round)
+        own, weights, targets = links(self.topology, r, comm.size, round)
         moved = x.to(z.dtype) - z.to(x.dtype).to(z.dtype)  # the model was given a rounded z
         u = moved.add_(z, alpha=float(p[r]))
-        received = comm.exchange(u, [peer for peer in weights if peer != r], targets)
-        u = mixed(u, weights[r], [(weights[peer], theirs) for peer, theirs in received.items()])
+        u = mixed(u, own, weights, comm.exchange(u, weights, targets))
         p.copy_(matrix_of(self.topology, comm.size, round) @ p)
         u.div_(float(p[r]))
         update_if_finite_(z, u, where=finite(u))
@@ -179,7 +178,7 @@ class Gossip(OnGraph):
         x = bucket.flat.to(torch.promote_types(bucket.flat.dtype, torch.float32))
         state: State = {"replica": {}, "neighbors": {}}
         for k in range(self.topology.period(comm.size)):
-            own = links(self.topology, comm.rank, comm.size, k)[0][comm.rank]
+            own, _, _ = links(self.topology, comm.rank, comm.size, k)
             state["replica"][str(k)] = x.clone()
             state["neighbors"][str(k)] = neighbor_mean_(x.clone(), self.topology, comm.at(k)).sub_(x, alpha=own)
         return state
@@ -190,9 +189,8 @@ class Gossip(OnGraph):
         if comm.size == 1:
             return x
         c, k = self.compressor, round_of(self.topology, comm)
-        row, targets = links(self.topology, comm.rank, comm.size, k)
-        others = {peer: w for peer, w in row.items() if peer != comm.rank}
-        whole = Replicas(state["replica"][str(k)], state["neighbors"][str(k)], row[comm.rank], others)
+        own, others, targets = links(self.topology, comm.rank, comm.size, k)
+        whole = Replicas(state["replica"][str(k)], state["neighbors"][str(k)], own, others)
         runs = row_pieces(x.numel(), 1, x.is_cuda) if c.dense else (slice(x.numel()),)  # sparse ones select from all
         parts = [(x[run], whole._replace(r=whole.r[run], s=whole.s[run])) for run in runs]
         lengths = [c._unchecked_row_bytes(len(piece)) for piece, _ in parts]
@@ -210,14 +208,14 @@ class Gossip(OnGraph):
                 q, received = self._decompressed(packed, here.r, new), {p: each[i] for p, each in incoming.items()}
                 self._mix_(piece, here, q, received, new)
 
-        own, *sent = tee(changes(), 1 + len(targets))  # all neighbours are sent the same
+        mine, *sent = tee(changes(), 1 + len(targets))  # all neighbours are sent the same
         outgoing, left = dict(zip(targets, sent, strict=True)), [len(incoming)] * len(runs)
         comm.agree_on_shares()
         for _, i in exchanged(comm, outgoing, incoming, x.device):
             left[i] -= 1
             if not left[i]:
-                mix(i, next(own))
-        for i, packed in enumerate(own if not incoming else ()):  # if this rank hears nobody
+                mix(i, next(mine))
+        for i, packed in enumerate(mine if not incoming else ()):  # if this rank hears nobody
             mix(i, packed)
         return x
 

@@ -65,26 +65,34 @@ def neighbor_mean_(
         sources = dict(sorted(weights_in("src_weights", src_weights).items()))
         own = 1 - sum(sources.values()) if self_weight is None else real("self_weight", self_weight)
         choice = Choice(own, sources, None if dst_weights is None else weights_in("dst_weights", dst_weights))
-        return _mean_of(x, choice, comm, agreed_targets(comm, x.device, sources, choice.factors, check))
-    instance("topology", topology, Topology, "a topology such as Ring()")
-    if self_weight is not None or src_weights is not None or dst_weights is not None:
+        targets = agreed_targets(comm, x.device, sources, choice.factors, check)
+    else:
+        instance("topology", topology, Topology, "a topology such as Ring()")
         named = {"self_weight": self_weight, "src_weights": src_weights, "dst_weights": dst_weights}
-        given = ", ".join(f"{name}={describe(weights)}" for name, weights in named.items() if weights is not None)
-        raise TypeError(f"the weights of topology {topology!r} are its own; leave out either it or {given}")
-    if comm.size == 1:
-        return x
-    if isinstance(topology, Chosen):
-        choice, agreed = topology.choice, topology.targets_agreed
-        if agreed is None:
-            agreed = agreed_targets(comm, x.device, choice.sources, choice.factors, check=True)
-            topology.targets_agreed = agreed if topology.one_round else None
-        return _mean_of(x, choice, comm, agreed)
-    round = round_of(topology, comm)
-    if is_mean(topology, comm.size, round):
-        return mean_(x, comm)
-    weights, targets = links(topology, comm.rank, comm.size, round)
-    received = comm.exchange(x, [peer for peer in weights if peer != comm.rank], targets)
-    return mixed(x, weights[comm.rank], [(weights[peer], theirs) for peer, theirs in received.items()])
+        if given := ", ".join(f"{name}={describe(weights)}" for name, weights in named.items() if weights is not None):
+            raise TypeError(f"the weights of topology {topology!r} are its own; leave out either it or {given}")
+        if comm.size == 1:
+            return x
+        if not isinstance(topology, Chosen) and is_mean(topology, comm.size, round_of(topology, comm)):
+            return mean_(x, comm)
+        choice, targets = chosen_in(topology, comm, x.device)
+    factors = choice.factors or {}
+    sent = {w: x if w == 1 else x * w for w in {factors.get(peer, 1.0) for peer in targets}}
+    received = {peer: torch.empty_like(x) for peer in choice.sources}
+    comm.exchange_each({peer: sent[factors.get(peer, 1.0)] for peer in targets}, received, x.device)
+    return mixed(x, choice.own, choice.sources, received)
+
+
+def chosen_in(topology: Topology, comm: Comm, device: torch.device) -> tuple[Choice, list[int]]:
+    """Return the weights of this rank in the round of `comm`, and the ranks that it sends to."""
+    if not isinstance(topology, Chosen):
+        own, sources, targets = links(topology, comm.rank, comm.size, round_of(topology, comm))
+        return Choice(own, sources, None), targets
+    choice, agreed = topology.choice, topology.targets_agreed
+    if agreed is None:
+        agreed = agreed_targets(comm, device, choice.sources, choice.factors, check=True)
+        topology.targets_agreed = agreed if topology.one_round else None
+    return choice, agreed
 
 
 def weights_in(name: str, given: Mapping[int, float] | Iterable[int]) -> dict[int, float]:
@@ -94,14 +102,6 @@ def weights_in(name: str, given: Mapping[int, float] | Iterable[int]) -> dict[in
     if name == "src_weights":
         raise TypeError(message(name, "a dict {rank: weight}", given))
     return dict.fromkeys(several(name, given, "a dict {rank: weight}, or a list of ranks"), 1.0)
-
-
-def _mean_of(x: Tensor, choice: Choice, comm: Comm, targets: list[int]) -> Tensor:
-    factors, sources = choice.factors or {}, choice.sources
-    sent = {w: x if w == 1 else x * w for w in {factors.get(peer, 1.0) for peer in targets}}
-    received = {peer: torch.empty_like(x) for peer in sources}
-    comm.exchange_each({peer: sent[factors.get(peer, 1.0)] for peer in targets}, received, x.device)
-    return mixed(x, choice.own, [(sources[peer], theirs) for peer, theirs in received.items()])
 
 
 @torch.no_grad()
@@ -145,12 +145,8 @@ def neighbor_gather(
         )
     if comm.size == 1:
         return {}
-    if isinstance(topology, Chosen):
-        choice = topology.choice
-        dst_ranks = None if choice.factors is None else [*choice.factors]
-        return neighbor_gather(x, comm=comm, src_ranks=[*choice.sources], dst_ranks=dst_ranks)
-    weights, targets = links(topology, comm.rank, comm.size, round_of(topology, comm))
-    return comm.exchange(x, sorted(set(weights) - {comm.rank}), targets)
+    choice, targets = chosen_in(topology, comm, x.device)
+    return comm.exchange(x, choice.sources, targets)
 
 
 def round_of(topology: Topology, comm: Comm) -> int:
@@ -159,18 +155,18 @@ def round_of(topology: Topology, comm: Comm) -> int:
     return comm.round % period if period > 1 else 0
 
 
-def mixed(x: Tensor, weight: float, others: list[tuple[float, Tensor]]) -> Tensor:
-    """Compute x ← weight · x + Σ w · other in one pass, accumulated in fp32 at least, and return `x`."""
-    mixing_ops.mix_(x, [theirs for _, theirs in others], [weight, *(w for w, _ in others)])
+def mixed(x: Tensor, own: float, weights: dict[int, float], received: dict[int, Tensor]) -> Tensor:
+    """Compute x ← own · x + Σ weight · received in one pass, accumulated in fp32 at least, and return `x`."""
+    mixing_ops.mix_(x, [*received.values()], [own, *(weights[peer] for peer in received)])
     return x
 
 
 @lru_cache(maxsize=4096)
-def links(topology: Topology, rank: int, size: int, round: int) -> tuple[dict[int, float], tuple[int, ...]]:
-    """Return the ranks that a rank hears, with weights (its own first), and the ranks that hear it."""
-    row = topology.weights(rank, size, round)
-    weights = {rank: row.get(rank, 0.0), **{peer: w for peer, w in sorted(row.items()) if peer != rank}}
-    return weights, tuple(peer for peer in topology.targets(rank, size, round) if peer != rank)
+def links(topology: Topology, rank: int, size: int, round: int) -> tuple[float, dict[int, float], list[int]]:
+    """Return the weight of a rank's own values, those of the other ranks that it hears, and the ranks that hear it."""
+    row = dict(sorted(topology.weights(rank, size, round).items()))
+    own = row.pop(rank, 0.0)
+    return own, row, [peer for peer in topology.targets(rank, size, round) if peer != rank]
 
 
 @lru_cache(maxsize=4096)

@@ -151,8 +151,8 @@ def connect(stages: Iterable[Stage], x: Tensor, comm: Comm) -> None:
         for topology in topologies_of(stage) if x.is_cuda or comm.group in lazy else ():
             for round in range(min(topology.period(n), ROUNDS)):
                 if not is_mean(topology, n, round):
-                    weights, targets = links(topology, comm.rank, n, round)
-                    comm.exchange(x, [peer for peer in weights if peer != comm.rank], targets)
+                    _, sources, targets = links(topology, comm.rank, n, round)
+                    comm.exchange(x, sources, targets)
         connect(stage.nested().values(), x, comm.inter if isinstance(stage, Hierarchical) else comm)
 
 
