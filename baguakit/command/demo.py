@@ -8,13 +8,14 @@ from dataclasses import replace
 from pathlib import Path
 
 from .. import algorithms
+from ..arguments import integer
 from ..pictures import blank, line_style, set_frame
 from ..rules import hierarchical
 from ..topology import Exponential, OnePeerExact
 from .digits import DIGITS, Contender, Result, has_nodes, prepare, train
 from .pacing import bits_per_second, check_rates, written
 from .ranks import crew, leads
-from .screen import Column, Refusal, Table, say
+from .screen import Refusal, Table, say
 
 STEPS, RANKS, RATE = 150, 4, "100mbit"
 MOST = 6  # curves of the picture
@@ -76,25 +77,19 @@ def over(result: Result, bits: float) -> Result:
     return replace(result, seconds=result.seconds + result.sent * 8 / bits, curve=curve)
 
 
-def columns(rate: str, how: str) -> list[Column]:
+def columns(rate: str, how: str) -> dict[str, str]:
     """Return the columns of the table: 80 characters."""
-    return [
-        Column("algorithm", max(map(len, BY_NAME))),
-        Column("accuracy", 8, right=True),
-        Column("sent\na step", 10, right=True),
-        Column("of\nall-reduce", 10, right=True),
-        Column(f"a step at\n{rate}\n{how}", 9, right=True),
-        Column("faster", 6, right=True),
-    ]
+    measures = {"accuracy": ">8", "sent\na step": ">10", "of\nall-reduce": ">10"}
+    return {"algorithm": "<27"} | measures | {f"a step at\n{rate}\n{how}": ">9", "faster": ">6"}
 
 
 def row(result: Result, base: Result | None) -> list[str]:
     """Return the cells of a result, compared with that of an all-reduce."""
-    cells = [result.contender, f"{result.accuracy:.1%}", f"{result.sent / 1000:,.1f} kB", "", "", ""]
-    cells[4] = f"{result.seconds * 1e3:,.1f} ms"
+    share, speed = "", ""
     if base is not None:
-        cells[3], cells[5] = f"{result.sent / base.sent:.3f}", f"{base.seconds / result.seconds:.1f} ×"
-    return cells
+        share, speed = f"{result.sent / base.sent:.3f}", f"{base.seconds / result.seconds:.1f} ×"
+    sent, step = f"{result.sent / 1000:,.1f} kB", f"{result.seconds * 1e3:,.1f} ms"
+    return [result.contender, f"{result.accuracy:.1%}", sent, share, step, speed]
 
 
 MEASURED = "A step at {rate} is measured, with every rank kept below {rate}."
@@ -112,11 +107,10 @@ faster       than gradient_allreduce"""
 
 def draw(results: Sequence[Result], rate: str, how: str, ranks: int, path: Path) -> None:
     """Draw the curves of the results that say most, and save the picture."""
-    sending = [each for each in results if each.sent]
-    shown = sending if len(sending) <= MOST else [each for each in sending if BY_NAME[each.contender].telling]
+    telling = sorted(results, key=lambda result: not BY_NAME[result.contender].telling)
     figure = blank(8, 4.2)
     axes = figure.subplots()
-    for i, each in enumerate(shown):
+    for i, each in enumerate([each for each in telling if each.sent][:MOST]):
         _, times, losses = zip(*each.curve, strict=True)
         axes.plot(times, losses, label=each.contender, **line_style(i))
     axes.set(xscale="log", yscale="log", ylabel="test loss of the mean of the networks")
@@ -135,20 +129,16 @@ def broken_claims(results: Sequence[Result], ranks: int, complete: bool) -> list
     With `complete`, the run has the ranks, steps and seed that the claims are made for.
     """
     found, broken = {result.contender: result for result in results}, []
-    # A rank holds at most ⌈10 / n⌉ of ten digits, and a tenth is for luck.
-    most = (-(-10 // ranks) + 1) / 10
-    if (silent := found.get(ALONE.name)) and silent.alone > most:
-        needless = "the task shows nothing about communication"
+    most = (-(-10 // ranks) + 1) / 10  # a rank holds at most ⌈10 / n⌉ of ten digits, and a tenth is for luck
+    if (alone := found[ALONE.name].alone) > most:
         broken.append(
-            f"without communication {silent.alone:.1%} of the images were read, more than {most:.0%}: {needless}"
+            f"without communication {alone:.1%} of the images were read, more than {most:.0%}: the task shows nothing "
+            "about communication"
         )
-    for result in results if complete else ():
-        least = BY_NAME[result.contender].reaches
-        if result.merged < least:
-            broken.append(f"{result.contender} reads {result.merged:.1%} of the images and should read {least:.0%}")
-    if complete and "bytegrad" in found and ranks > 1:
-        ratio = found["bytegrad"].sent / found[BASE.name].sent
-        if ratio > 0.27:
+    for name, result in found.items() if complete else ():
+        if result.merged < (least := BY_NAME[name].reaches):
+            broken.append(f"{name} reads {result.merged:.1%} of the images and should read {least:.0%}")
+        if name == "bytegrad" and (ratio := result.sent / found[BASE.name].sent) > 0.27:
             broken.append(f"bytegrad sends {ratio:.1%} of the bytes of gradient_allreduce, more than 27%")
     return broken
 
@@ -170,6 +160,7 @@ def fill(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     """Train with each algorithm, and print the results; return 1 if they contradict a claim."""
     bits = check(options)
+    chosen(options.algorithm, options.all, options.ranks)
     with crew(options.ranks) as (size, everywhere):
         if not 2 <= size <= DIGITS:
             raise Refusal(f"the demo needs 2 to 10 ranks, as each holds some of ten digits, and there are {size}")
@@ -181,13 +172,11 @@ def run(options: argparse.Namespace) -> int:
         say()
         rate, how = written(bits), "computed" if rates is None else "measured"
         results: list[Result] = []
-        base: Result | None = None
         table = Table(columns(rate, how))
         for contender in contenders:
             result = everywhere(train, contender, options.steps, options.seed)[0]
-            results.append(result if rates is not None else over(result, bits))
-            base = results[-1] if contender is BASE else base
-            table.row(*row(results[-1], base))
+            results.append(over(result, bits) if rates is None else result)
+            table.row(*row(results[-1], results[1] if len(results) > 1 else None))  # the second is BASE
         say(f"{LEGEND}\n\n{(COMPUTED if rates is None else MEASURED).format(rate=rate)}")
         for result in results:
             if result.between_nodes:
@@ -205,21 +194,17 @@ def run(options: argparse.Namespace) -> int:
 
 def check(options: argparse.Namespace) -> int:
     """Return the rate in bits per second; raise a Refusal if an option is impossible."""
-    if not 2 <= options.ranks <= DIGITS:
-        raise Refusal(f"--ranks is 2 to 10, as each rank holds some of ten digits, not {options.ranks}")
-    if options.steps < 1:
-        raise Refusal(f"--steps is 1 or more, not {options.steps}")
-    if options.seed < 0:
-        raise Refusal(f"--seed is 0 or more, not {options.seed}")
     if options.out is not None:
         if options.out.suffix != ".png" or not options.out.parent.is_dir():
             raise Refusal(f"--out is a .png file in a folder that exists, not {options.out}")
         if importlib.util.find_spec("matplotlib") is None:
             raise Refusal("--out needs matplotlib: pip install matplotlib")
-    chosen(options.algorithm, options.all, options.ranks)
     if options.rate is not None and sys.platform != "linux":
         raise Refusal("--rate needs Linux, whose sockets can be slowed down; leave it out")
     try:
+        integer("--ranks", options.ranks, 2, DIGITS)
+        integer("--steps", options.steps, 1)
+        integer("--seed", options.seed, 0)
         return bits_per_second(RATE if options.rate is None else options.rate)
     except ValueError as error:
         raise Refusal(str(error)) from None

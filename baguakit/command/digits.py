@@ -1,7 +1,6 @@
 """The task of the demo and its training: rank r of n sees printed digits d with d mod n = r, under noise."""
 
 import copy
-import os
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -34,16 +33,11 @@ FONT = """
 """
 
 
-def glyphs() -> Tensor:
-    """Return the ten digits (10, 7, 5): 1 where there is ink."""
-    rows = [line.split() for line in FONT.split("\n") if line]
-    return torch.tensor([[[mark == "#" for mark in row[digit]] for row in rows] for digit in range(DIGITS)]).float()
-
-
 def drawn(count: int, seed: int) -> tuple[Tensor, Tensor]:
     """Return `count` images (count, 64) and their digits: each digit at a random place, in random ink, under noise."""
-    random = torch.Generator().manual_seed(seed)
-    shapes, images = glyphs(), torch.zeros(count, SIDE, SIDE, dtype=torch.float32)
+    random, images = torch.Generator().manual_seed(seed), torch.zeros(count, SIDE, SIDE, dtype=torch.float32)
+    glyphs = [FONT.split()[digit::DIGITS] for digit in range(DIGITS)]
+    shapes = torch.tensor([[[mark == "#" for mark in row] for row in glyph] for glyph in glyphs]).float()
     height, width = shapes.shape[1:]
     labels = torch.randint(DIGITS, (count,), generator=random)
     tops = torch.randint(SIDE - height + 1, (count, 1, 1), generator=random)
@@ -147,18 +141,17 @@ def prepare(kept: dict[str, Any], rate: float | None) -> tuple[str, tuple[float,
 
     It returns the place where ranks train, in words, and the measured rates in bytes a second.
     """
-    enough = torch.cuda.device_count() >= int(os.environ["LOCAL_WORLD_SIZE"]) and dist.get_backend() == "nccl"
-    device = torch.device("cuda", int(os.environ["LOCAL_RANK"])) if enough else torch.device("cpu")
+    device = torch.device("cuda", torch.cuda.current_device()) if dist.get_backend() == "nccl" else torch.device("cpu")
     torch.set_num_threads(1)  # ranks share the cores
-    mesh, ranks = None, dist.get_world_size()
-    if has_nodes(ranks):
-        mesh = init_device_mesh(device.type, (ranks // 2, 2), mesh_dim_names=("inter", "intra"))
-    kept["comm"] = comm = Comm(mesh=mesh)
-    kept["digits"] = Digits(comm.rank, ranks, device)
-    if rate is not None:
-        kept["pacer"] = Pacer(rate)
-    place = "a GPU each, over NCCL" if enough else "on the CPU, over gloo"
-    return place, None if rate is None else measured(comm, rate)
+    comm = Comm()
+    if has_nodes(comm.size):
+        comm = Comm(mesh=init_device_mesh(device.type, (comm.size // 2, 2), mesh_dim_names=("inter", "intra")))
+    kept.update(comm=comm, digits=Digits(comm.rank, comm.size, device))
+    place = "on the CPU, over gloo" if device.type == "cpu" else "a GPU each, over NCCL"
+    if rate is None:
+        return place, None
+    kept["pacer"] = Pacer(rate)
+    return place, measured(comm, rate)
 
 
 def train(kept: dict[str, Any], contender: Contender, steps: int, seed: int) -> Result:

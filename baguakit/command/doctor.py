@@ -1,10 +1,10 @@
 """The subcommand `doctor`: what will run on this machine, what will not, and the commands that mend it."""
 
 import argparse
-import importlib.util
 import os
 import platform
 import re
+import shlex
 import shutil
 import socket
 import sys
@@ -21,19 +21,17 @@ from ..comm import Comm
 from ..net.plugin import COMPILERS
 from ..primitives import mean_
 from ..ranks import Ranks
-from .screen import Column, Table, say
+from .screen import Table, say
 
 LOOPBACKS = {"lo", "lo0"}
 LIMIT = 120.0  # seconds in which two ranks must have averaged a tensor
-DEVELOPERS = {"bench", "docs", "release", "test"}  # extras for those who work on baguakit itself
-USES = {
+USES = {  # of the extras for users
     "data": "stores of cached datasets in LMDB and Redis",
     "examples": "pictures, and the programs in examples/",
     "lightning": "the strategy for Lightning",
     "logging": "logs for TensorBoard",
     "notebooks": "running the notebooks",
 }
-COLUMNS = (Column("what", 13), Column("", 7), Column("found, and what to do", 56))
 DESCRIPTION = """\
 Tell what of baguakit will run on this machine, what will not, and the pip or
 apt command that mends it. It looks at Python, torch, NumPy, Triton, GPUs, NCCL,
@@ -48,11 +46,9 @@ GOOD, NOTE, LACKS, BROKEN = "ok", "note", "missing", "broken"
 
 @dataclass(frozen=True)
 class Finding:
-    """A thing that was looked at, in at most 13 characters, its kind, and in words what was found.
+    """A thing that was looked at, in at most 13 characters; the kind of finding; in words what was found; what mends it.
 
-    Attributes:
-        mend: the command, or the step, that mends it.
-        loses: what will not run because of it, as a sentence without a full stop.
+    `loses` tells in a sentence, without a full stop, what will not run because of it.
     """
 
     what: str
@@ -70,7 +66,7 @@ def fill(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Show every finding; return 1 if the core cannot work."""
-    found, table = [], Table(COLUMNS)
+    found, table = [], Table({"what": "<13", "": "<7", "found, and what to do": "<56"})
     for finding in (each for check in CHECKS for each in check()):
         found.append(finding)
         table.row(finding.what, finding.kind, finding.found)
@@ -90,20 +86,19 @@ def versions() -> Iterator[Finding]:
     if sys.platform != "linux":
         loses = "GPUs, Triton kernels, the NCCL plugin and `demo --rate` need Linux"
         yield Finding("system", LACKS, f"{platform.system()} is not Linux", loses=loses)
-    build = f"for CUDA {torch.version.cuda}" if torch.version.cuda else "for CPUs"
-    if TorchVersion(torch.__version__) < "2.11.dev0":
-        yield Finding("torch", BROKEN, f"{torch.__version__} is older than 2.11", "pip install --upgrade torch")
-    else:
-        yield Finding("torch", GOOD, f"{torch.__version__}, built {build}")
-    yield Finding("NumPy", GOOD, metadata.version("numpy"))
-    if importlib.util.find_spec("triton") is None:
-        loses = "GPU kernels need Triton; on CPUs their PyTorch definitions do the work"
-        kind = LACKS if torch.cuda.is_available() else NOTE
-        yield Finding("Triton", kind, "not installed", "pip install 'triton>=3.6'", loses)
-    elif TorchVersion(found := metadata.version("triton")) < "3.6.dev0":
-        yield Finding("Triton", LACKS, f"{found} is older than 3.6", "pip install --upgrade triton")
-    else:
-        yield Finding("Triton", GOOD, found)
+    build = f", built for CUDA {torch.version.cuda}" if torch.version.cuda else ", built for CPUs"
+    for what, least, kind in (("torch", "2.11", BROKEN), ("NumPy", "1.23", BROKEN), ("Triton", "3.6", LACKS)):
+        try:
+            found = metadata.version(what.lower())
+        except metadata.PackageNotFoundError:  # Triton: this command imports the others
+            loses = "GPU kernels need Triton; on CPUs their PyTorch definitions do the work"
+            kind = LACKS if torch.cuda.is_available() else NOTE
+            yield Finding(what, kind, "not installed", "pip install 'triton>=3.6'", loses)
+        else:
+            if TorchVersion(found) < f"{least}.dev0":
+                yield Finding(what, kind, f"{found} is older than {least}", f"pip install --upgrade {what.lower()}")
+            else:
+                yield Finding(what, GOOD, found + build * (what == "torch"))
 
 
 def gpus() -> Iterator[Finding]:
@@ -211,36 +206,23 @@ def mean_of_ranks() -> None:
 def packages() -> Iterator[Finding]:
     """Look at the packages of each extra."""
     try:
-        wanted = by_extra(metadata.requires("baguakit") or [])
+        required = metadata.requires("baguakit") or []  # lines such as "lightning>=2.5; extra == 'lightning'"
     except metadata.PackageNotFoundError:
         yield Finding("extras", NOTE, "baguakit is not installed but imported from a folder: pip install it")
         return
-    yield from (of_extra(extra, names) for extra, names in sorted(wanted.items()) if extra not in DEVELOPERS)
-
-
-def by_extra(requirements: list[str]) -> dict[str, list[str]]:
-    """Return {extra: requirements} of lines such as "lightning>=2.5; extra == 'lightning'"."""
-    found: dict[str, list[str]] = {}
-    for line in requirements:
-        requirement, _, marker = line.partition(";")
-        if extra := re.search(r"extra\s*==\s*[\"']([\w.-]+)[\"']", marker):
-            found.setdefault(extra[1], []).append(requirement.strip())
-    return found
-
-
-def of_extra(extra: str, requirements: list[str]) -> Finding:
-    """Return the finding on an extra: the versions that are installed, or the command that installs the rest."""
-    versions, missing = [], []
-    for requirement in requirements:
-        name = re.split(r"[^\w.-]", requirement)[0]
-        try:
-            versions.append(f"{name} {metadata.version(name)}")
-        except metadata.PackageNotFoundError:
-            missing.append(f"'{requirement}'" if requirement != name else name)
-    if not missing:
-        return Finding(extra, GOOD, ", ".join(versions))
-    lacks = f"{', '.join(missing)} not installed; for {USES.get(extra, f'the extra {extra!r}')}"
-    return Finding(extra, NOTE, lacks, f"pip install {' '.join(missing)}")
+    for extra, use in USES.items():
+        found, missing = [], []
+        pattern = rf"(([\w.-]+)[^;]*?)\s*;.*extra\s*==\s*[\"']{extra}[\"']"
+        for requirement, name in (each for line in required for each in re.findall(pattern, line)):
+            try:
+                found.append(f"{name} {metadata.version(name)}")
+            except metadata.PackageNotFoundError:
+                missing.append(shlex.quote(requirement))
+        if missing:
+            lacks = f"{', '.join(missing)} not installed; for {use}"
+            yield Finding(extra, NOTE, lacks, f"pip install {' '.join(missing)}")
+        else:
+            yield Finding(extra, GOOD, ", ".join(found))
 
 
 CHECKS = (versions, gpus, compilers, network, two_ranks, packages)

@@ -2,18 +2,10 @@
 
 import shutil
 import textwrap
-from collections.abc import Sequence
-from typing import Any, NamedTuple
+from collections.abc import Mapping
+from typing import Any
 
 WIDTH = 80  # columns, at most
-
-
-class Column(NamedTuple):
-    """A column of a table: its head of one or more lines, its width, and whether cells stand on the right."""
-
-    name: str
-    width: int
-    right: bool = False
 
 
 def say(text: str = "", **options: Any) -> None:
@@ -24,22 +16,25 @@ def say(text: str = "", **options: Any) -> None:
 
 
 class Table:
-    """A table that is printed row by row."""
+    """A table that is printed row by row.
 
-    def __init__(self, columns: Sequence[Column]) -> None:
-        self._columns = columns
-        heads = [column.name.split("\n") for column in columns]
-        height = max(map(len, heads))
-        for line in zip(*([""] * (height - len(head)) + head for head in heads), strict=True):
+    Args:
+        columns: the head of each column, of one or more lines, and how its cells are formatted: "<28" or ">10".
+    """
+
+    def __init__(self, columns: Mapping[str, str]) -> None:
+        self._formats = list(columns.values())
+        self._widths = [int(each[1:]) for each in self._formats]
+        height = max(head.count("\n") for head in columns)
+        heads = ("\n" * (height - head.count("\n")) + head for head in columns)
+        for line in zip(*(head.split("\n") for head in heads), strict=True):
             self.row(*line)
-        self.row(*("-" * column.width for column in columns))
+        self.row(*("-" * width for width in self._widths))
 
     def row(self, *cells: str) -> None:
         """Print a row. A last cell that is too long takes several lines; others are not cut."""
-        for part in textwrap.wrap(cells[-1], self._columns[-1].width) or [""]:
-            line = zip([*cells[:-1], part], self._columns, strict=True)
-            placed = (cell.rjust(width) if right else cell.ljust(width) for cell, (_, width, right) in line)
-            print("  ".join(placed).rstrip(), flush=True)
+        for part in textwrap.wrap(cells[-1], self._widths[-1]) or [""]:
+            print("  ".join(map(format, [*cells[:-1], part], self._formats)).rstrip(), flush=True)
             cells = ("",) * len(cells)
 
 

@@ -17,7 +17,7 @@ from ..rules import Algorithm
 from ..tune import Network, plan, probe
 from ..tune.planning import by_nodes, compressors_in, every, on_all
 from .ranks import joined, launched
-from .screen import Column, Refusal, Table, say
+from .screen import Refusal, Table, say
 
 START = """\
 `baguakit {name}` runs on the ranks of torchrun. On one machine:
@@ -30,13 +30,7 @@ between them, and --node_rank=1 on the second:
     export GLOO_SOCKET_IFNAME=eth0
     torchrun --nnodes=2 --node_rank=0 --nproc_per_node=1 --master_addr=HOST \\
         --master_port=29400 -m baguakit {command}"""
-COLUMNS = (
-    Column("algorithm", 28),
-    Column("step", 10, right=True),
-    Column("sent", 9, right=True),
-    Column("to DDP", 10, right=True),
-    Column("training", 15),
-)
+COLUMNS = {"algorithm": "<28", "step": ">10", "sent": ">9", "to DDP": ">10", "training": "<15"}
 LEGEND = """
 step      of training, in the steady state{counted}
 sent      by a rank, in a step

@@ -51,7 +51,8 @@ def test_a_step_is_computed_from_bytes_and_compared():
     assert base.seconds == 0.01 + 0.1 and base.curve == ((100e3, 0.01 + 0.1, 0.1),)
     assert row(other, base) == ["bytegrad", "99.0%", "25.0 kB", "0.250", "35.0 ms", "3.1 ×"]
     assert row(alone, None) == ["no communication", "25.0%", "0.0 kB", "", "10.0 ms", ""]
-    assert sum(column.width for column in columns("100 Mb/s", "measured")) + 2 * 5 <= 80
+    widths = [int(each[1:]) for each in columns("100 Mb/s", "measured").values()]
+    assert sum(widths) + 2 * 5 <= 80 and widths[0] == max(len(each.name) for each in CONTENDERS)
 
 
 @pytest.mark.parametrize("ranks, most", [(2, 0.6), (3, 0.5), (4, 0.4), (8, 0.3)])
@@ -95,9 +96,9 @@ def test_the_demo_trains_at_a_rate_prints_and_draws(tmp_path, capsys):
             ["--algorithm", "nonsense"],
             "no algorithm called 'nonsense' for 4 ranks; choose one of: gradient_allreduce, ",
         ),
-        (["--ranks", "11"], "--ranks is 2 to 10, as each rank holds some of ten digits, not 11"),
-        (["--steps", "0"], "--steps is 1 or more, not 0"),
-        (["--seed", "-1"], "--seed is 0 or more, not -1"),
+        (["--ranks", "11"], "--ranks is a whole number, 2 to 10, not 11"),
+        (["--steps", "0"], "--steps is a whole number, 1 or more, not 0"),
+        (["--seed", "-1"], "--seed is a whole number, 0 or more, not -1"),
         (["--rate", "fast"], 'a rate is 8kbit or more, such as "500mbit" or "1gbit"; not \'fast\''),
         (["--out", "nowhere/x.png"], "--out is a .png file in a folder that exists, not nowhere/x.png"),
     ],

@@ -1,8 +1,8 @@
 """Tables and paragraphs are plain text, never wider than 80 columns."""
 
-from baguakit.command.screen import Column, Table, say
+from baguakit.command.screen import Table, say
 
-COLUMNS = (Column("name", 10), Column("a\nnumber", 8, right=True), Column("words", 40))
+COLUMNS = {"name": "<10", "a\nnumber": ">8", "words": "<40"}
 LONG = "words " * 20
 
 
