@@ -10,12 +10,12 @@ import math
 import types
 from collections import abc
 from collections.abc import Callable, Collection, Iterable, Mapping, Set
-from dataclasses import dataclass, fields
+from dataclasses import fields
 from functools import cache, wraps
 from inspect import Parameter, isclass, signature, unwrap
-from itertools import chain, repeat
+from itertools import chain, cycle, repeat
 from operator import is_
-from typing import Any, ClassVar, Literal, ParamSpec, TypeVar, Union, get_args, get_origin, get_type_hints
+from typing import Any, ClassVar, Literal, NamedTuple, ParamSpec, TypeVar, Union, get_args, get_origin, get_type_hints
 
 import numpy as np
 import torch
@@ -52,11 +52,15 @@ def describe(value: Any) -> str:
     return printed if len(printed) <= 100 else f"{printed[:99]}…"
 
 
+def _is_whole(value: Any) -> bool:
+    return isinstance(value, int | np.integer) and not isinstance(value, bool)
+
+
 def integer(name: str, value: Any, least: int | None, most: int | None = None) -> int:
     """Return `value` if it is a whole number from `least` to `most`; else raise."""
-    wrong = isinstance(value, bool) or not isinstance(value, int | np.integer)
-    if wrong or (least is not None and value < least) or (most is not None and value > most):
-        raise (TypeError if wrong else ValueError)(message(name, _range("a whole number", least, most), value))
+    whole = _is_whole(value)
+    if not whole or (least is not None and value < least) or (most is not None and value > most):
+        raise (ValueError if whole else TypeError)(message(name, _range("a whole number", least, most), value))
     return int(value)
 
 
@@ -116,16 +120,8 @@ def pair(name: str, values: Any, least: float, *, below: float) -> tuple[float, 
     listed = several(name, values, "a pair of numbers")
     if len(listed) != 2:
         raise ValueError(message(name, "a pair of numbers", values))
-    return real(f"each of {name}", listed[0], least, below=below), real(
-        f"each of {name}", listed[1], least, below=below
-    )
-
-
-def function(name: str, value: Any, example: str) -> Any:
-    """Return `value` if it is callable; else raise with the example, such as "a function (name, parameter) -> bool"."""
-    if not callable(value):
-        raise TypeError(message(name, example, value))
-    return value
+    first, second = (real(f"each of {name}", each, least, below=below) for each in listed)
+    return first, second
 
 
 def integers(name: str, values: Any, least: int, most: int | None = None) -> list[int]:
@@ -172,8 +168,7 @@ def _range(
 NO = object()  # in checks of annotations, such as `int` or `Sequence[float]`: in place of a value that does not fit
 
 
-@dataclass(frozen=True)
-class Kind:
+class Kind(NamedTuple):
     """The check of an annotation.
 
     Attributes:
@@ -188,8 +183,7 @@ class Kind:
 
     def take(self, name: str, value: Any) -> Any:
         """Return the value to use; raise TypeError if it does not fit."""
-        used = self.use(name, value)
-        if used is NO:
+        if (used := self.use(name, value)) is NO:
             raise TypeError(message(name, self.words, value))
         return used
 
@@ -202,16 +196,16 @@ def kind_of(annotation: Any) -> Kind:
     if origin is Literal:
         return _literal(args)
     if origin in (Union, types.UnionType):
-        return _union([kind_of(each) for each in args])
+        return _union(*map(kind_of, args))
     if origin is abc.Callable:
         return _instance("a function", abc.Callable)
     if origin is type:
         words = f"a subclass of {args[0].__name__}, such as torch.optim.SGD"
         return Kind(words, lambda _, value: value if isclass(value) and issubclass(value, args[0]) else NO)
-    if origin is tuple:
-        return _collection(tuple, kind_of(args[0])) if ... in args else _tuple([kind_of(each) for each in args])
+    if origin is tuple and ... not in args:
+        return _tuple(*map(kind_of, args))
     if isclass(origin) and issubclass(origin, abc.Mapping):
-        return _mapping(kind_of(args[0]), kind_of(args[1]))
+        return _mapping(*map(kind_of, args))
     if isclass(origin) and issubclass(origin, abc.Iterable):
         return _collection(origin, kind_of(args[0]))
     kind = origin or annotation
@@ -227,22 +221,24 @@ def _instance(words: str, kind: Any) -> Kind:
 
 
 def _literal(choices: tuple[Any, ...]) -> Kind:
-    words = " or ".join(map(repr, choices))
-
-    def use(name: str, value: Any) -> Any:
-        if isinstance(value, str) and value not in choices:
-            raise ValueError(message(name, words, value))
-        return value if isinstance(value, str) else NO
-
-    return Kind(words, use)
+    return Kind(
+        " or ".join(map(repr, choices)),
+        lambda name, value: one_of(name, value, choices) if isinstance(value, str) else NO,
+    )
 
 
-def _union(kinds: list[Kind]) -> Kind:
+def _union(*kinds: Kind) -> Kind:
     def use(name: str, value: Any) -> Any:
         return next((used for kind in kinds if (used := kind.use(name, value)) is not NO), NO)
 
-    kinds = sorted(kinds, key=lambda kind: kind is NOTHING)
-    return Kind(" or ".join(kind.words for kind in kinds), use, all(kind.by_type for kind in kinds))
+    words = [kind.words for kind in sorted(kinds, key=lambda kind: kind is NOTHING)]
+    return Kind(" or ".join(words), use, all(kind.by_type for kind in kinds))
+
+
+def _all_used(name: str, values: Iterable[Any], kinds: Iterable[Kind]) -> Any:
+    """Return what to use for each value by its kind, as a list; `NO` if one does not fit."""
+    used = [kind.use(name, value) for kind, value in zip(kinds, values, strict=False)]
+    return NO if any(each is NO for each in used) else used
 
 
 def _collection(origin: type, each: Kind) -> Kind:
@@ -251,40 +247,31 @@ def _collection(origin: type, each: Kind) -> Kind:
             return NO
         if not isinstance(values, list | tuple | range):
             return values
-        asked: Any = values[:1] if isinstance(values, range) else values
-        used = [each.use(name, value) for value in asked]
-        if any(value is NO for value in used):
-            return NO
-        same = type(values) not in (list, tuple) or all(map(is_, asked, used))
-        made: Any = type(values)
-        return values if same else made(used)
+        used = _all_used(name, values[:1] if isinstance(values, range) else values, repeat(each))
+        if used is NO or type(values) not in (list, tuple) or all(map(is_, values, used)):
+            return used if used is NO else values
+        return type(values)(used)
 
     words = {"Sequence": "a list", "Iterable": "a list"}.get(origin.__name__, f"a {origin.__name__}")
     return Kind(words if each is ANYTHING else f"{words}, each of it {each.words}", use)
 
 
-def _tuple(kinds: list[Kind]) -> Kind:
+def _tuple(*kinds: Kind) -> Kind:
     def use(name: str, values: Any) -> Any:
         if not isinstance(values, tuple | list) or len(values) != len(kinds):
             return NO
-        used = tuple(kind.use(name, value) for kind, value in zip(kinds, values, strict=True))
-        return NO if any(value is NO for value in used) else used
+        used = _all_used(name, values, kinds)
+        return used if used is NO else tuple(used)
 
     return Kind(f"a tuple ({', '.join(kind.words for kind in kinds)})", use)
 
 
 def _mapping(key: Kind, held: Kind) -> Kind:
     def use(name: str, values: Any) -> Any:  # not copied: the function may write to the mapping
-        if not isinstance(values, abc.Mapping):
-            return NO
-        used = [each for k, value in values.items() for each in (key.use(name, k), held.use(name, value))]
-        return NO if any(each is NO for each in used) else values
+        fits = isinstance(values, abc.Mapping) and _all_used(name, chain(*values.items()), cycle((key, held))) is not NO
+        return values if fits else NO
 
     return Kind(f"a dict of {key.words} to {held.words}", use)
-
-
-def _whole(name: str, value: Any) -> Any:
-    return int(value) if isinstance(value, int | np.integer) and not isinstance(value, bool) else NO
 
 
 def _finite(name: str, value: Any) -> Any:
@@ -300,7 +287,7 @@ PLAIN: dict[Any, Kind] = {
     Any: ANYTHING,
     object: ANYTHING,
     type(None): NOTHING,
-    int: Kind("a whole number", _whole, by_type=True),
+    int: Kind("a whole number", lambda _, v: int(v) if _is_whole(v) else NO, by_type=True),
     float: Kind("a finite number", _finite),
     bool: Kind("True or False", lambda _, v: bool(v) if isinstance(v, bool | np.bool_) else NO, by_type=True),
     str: _instance("a string", str),
@@ -308,6 +295,7 @@ PLAIN: dict[Any, Kind] = {
 }
 
 
+@cache
 def _kinds_of(called: Any) -> tuple[dict[str, Kind], list[str], str]:
     """Return the checks of arguments, the names of positional ones, and that of all others behind them."""
     kinds, names, rest = {}, [], ""
@@ -333,12 +321,9 @@ def checked(called: Callable[P, R], like: Callable[..., Any] | None = None) -> C
     """
     home = called if like is None else like
     passed: set[tuple[Any, ...]] = set()
-    learned: list[tuple[dict[str, Kind], list[str], str]] = []
 
     def look(types: tuple[Any, ...], args: Any, options: dict[str, Any]) -> tuple[Any, Any]:
-        if not learned:  # at the first call, when all names in the annotations are defined
-            learned.append(_kinds_of(home))
-        kinds, names, rest = learned[0]
+        kinds, names, rest = _kinds_of(home)  # at the first call all names in the annotations are defined
         named = [*zip(chain(names, repeat(rest)), args, strict=False), *options.items()]
         asked = [kinds.get(name, ANYTHING) for name, _ in named]
         used = [kind.take(name, value) for kind, (name, value) in zip(asked, named, strict=True)]
@@ -382,8 +367,7 @@ def check_fields(declared: Any) -> None:
     """Check the public fields of a dataclass as `checked` does arguments; for its `__post_init__`."""
     for name, kind in _fields_of(type(declared)):  # type: ignore[arg-type]
         value = getattr(declared, name)
-        taken = kind.take(name, value)
-        if taken is not value:
+        if (taken := kind.take(name, value)) is not value:
             object.__setattr__(declared, name, taken)
 
 
@@ -396,5 +380,4 @@ def _fields_of(kind: type) -> list[tuple[str, Kind]]:
 class Declared:
     """A base of dataclasses whose fields are checked when one is made."""
 
-    def __post_init__(self) -> None:
-        check_fields(self)
+    __post_init__ = check_fields

@@ -17,18 +17,20 @@ begins in step s has H(s) steps, and the rule exchanges in the last of them. An 
 during training. A function as `start` or `stop` stands for the first step in which it is true.
 """
 
+from bisect import bisect_left
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from inspect import signature
+from math import inf
 from typing import Any, Literal, cast
 
 from torch import Tensor
 
-from .arguments import check_fields, checked, function, integer, message, real, truth
+from .arguments import check_fields, checked, integer, message, real, truth
 from .comm import Comm
 from .expressions import written
-from .schedules import Bound, Every, FirstStep, Interval, Rounds
+from .schedules import Bound, Every, Interval
 from .stages import Hierarchical, Stage
 
 
@@ -104,8 +106,6 @@ class Rule:
     where: Where | None = None
 
     def __post_init__(self) -> None:
-        if self.where is not None and not isinstance(self.where, Fragment):
-            function("where", self.where, "a function (name, parameter) -> bool, or a Fragment")
         check_fields(self)
         for name in ("delay", "offset", "start", "stop"):
             value = getattr(self, name)
@@ -116,7 +116,7 @@ class Rule:
                 f"a rule with start={self.start} and stop={self.stop} never acts; stop must be greater than start"
             )
         if self.mix is not None:
-            object.__setattr__(self, "mix", real("mix", self.mix, 0, below=1))
+            real("mix", self.mix, 0, below=1)
             if self.window != "after_step":
                 raise ValueError(f"mix={self.mix} is for after_step; {self.window} keeps the progress made in flight")
         real("interval", self.interval, 0)
@@ -157,19 +157,24 @@ class Rule:
 
     def acts(self, step: int) -> bool:
         """Return whether the rule acts in this step."""
-        if type(step) is not int:
-            step = integer("step", step, None)
-        start, stop = self.start, self.stop
-        begun = start <= step if type(start) is int else self._first("start").until(step) <= step
-        if stop is None or not begun:
-            return begun
-        return step < stop if type(stop) is int else self._first("stop").until(step) > step
+        return self.begun(step) and (self.stop is None or not self._has_come("stop", self.stop, step))
 
     def begun(self, step: int) -> bool:
         """Return whether `start` has come in this step."""
+        return self._has_come("start", self.start, step)
+
+    def _has_come(self, name: Literal["start", "stop"], bound: Bound, step: int) -> bool:
         if type(step) is not int:
             step = integer("step", step, None)
-        return self.start <= step if isinstance(self.start, int) else self._first("start").until(step) <= step
+        if isinstance(bound, int):
+            return bound <= step
+        asked, first = self._known.get(name, (0, inf))
+        while asked <= step and first == inf:
+            if truth(f"{name}({asked})", bound(asked)):
+                first = asked
+            asked += 1
+        self._known[name] = asked, first
+        return bool(first <= step)
 
     def exchanges(self, step: int) -> bool:
         """Return whether the rule exchanges in this step.
@@ -181,10 +186,10 @@ class Rule:
             raise ValueError(f"{self!r} decides during training when it exchanges; no step is known before")
         if not self.acts(step):
             return False
-        start = self.start if isinstance(self.start, int) else int(self._first("start").first)
+        start = self.start if isinstance(self.start, int) else self._known["start"][1]
         if type(self.every) is int:
-            return (step - start + 1) % self.every == self.offset
-        return self._rounds(start).end(step) == step
+            return bool((step - start + 1) % self.every == self.offset)
+        return self._end_of_round(start, step) == step
 
     def _is_due(self, step: int, comm: Comm) -> bool:
         """Return whether the object that decides lets the rule exchange in this step."""
@@ -197,21 +202,25 @@ class Rule:
         if callable(self.start) or callable(self.stop):
             lines.append(f"  it acts in steps {[step for step in (*range(64), 128, 1024, 8192) if self.acts(step)]}")
         if callable(self.every) and not self.decides and isinstance(self.start, int):
-            lines.append(f"  its first rounds end in steps {self._rounds(self.start).first_ends(32)}")
+            ends = [self.start - 1]
+            while len(ends) <= 32:
+                ends.append(self._end_of_round(self.start, ends[-1] + 1))
+            lines.append(f"  its first rounds end in steps {ends[1:]}")
         return lines
 
-    def _first(self, name: Literal["start", "stop"]) -> FirstStep:
-        first: FirstStep = self._known.setdefault(name, FirstStep(name, getattr(self, name)))
-        return first
-
-    def _rounds(self, start: int) -> Rounds:
-        every = cast(Callable[[int], int], self.every)
-        rounds: Rounds = self._known.setdefault("every", Rounds(start, every, self._check_length))
-        return rounds
+    def _end_of_round(self, start: int, step: int) -> int:
+        """Return the last step of the round that has this step; the first round begins at `start`."""
+        ends: list[int] = self._known.setdefault("every", [start - 1])
+        while ends[-1] < step:
+            begin = ends[-1] + 1
+            length = cast(Callable[[int], int], self.every)(begin)
+            self._check_length(f"every({begin})", length)
+            ends.append(ends[-1] + length)
+        return ends[bisect_left(ends, step)]
 
     @cached_property
     def _known(self) -> dict[str, Any]:
-        """The first steps and the rounds that functions have told, by `start`, `stop` and `every`."""
+        """The answers of functions: of `start` and `stop` (steps asked of, the first true); the ends of rounds."""
         return {}
 
     @checked
@@ -376,22 +385,16 @@ def hierarchical(algorithm: Algorithm) -> Algorithm:
         TypeError: it is neither; it needs the shapes of parameters (`power_sgd`), which shards do not have; or it is
             hierarchical already.
     """
-    if isinstance(algorithm, tuple) and algorithm and all(isinstance(rule, Rule) for rule in algorithm):
-        return tuple(replace(rule, stage=Hierarchical(rule.stage)) for rule in algorithm)
-    if not isinstance(algorithm, Rule):
-        raise TypeError(message("algorithm", "a rule, or a tuple of rules, such as bytegrad()", algorithm))
-    return replace(algorithm, stage=Hierarchical(algorithm.stage))
+    made = tuple(replace(each, stage=Hierarchical(each.stage)) for each in rules_of(algorithm, name="algorithm"))
+    return made[0] if isinstance(algorithm, Rule) else made
 
 
 def rules_of(*algorithms: Any, name: str = "each of algorithms") -> tuple[Rule, ...]:
     """Return the rules of all algorithms, in order."""
     rules: list[Rule] = []
     for algorithm in algorithms:
-        several = isinstance(algorithm, tuple | list)
-        if not (
-            algorithm and all(isinstance(rule, Rule) for rule in algorithm) if several else isinstance(algorithm, Rule)
-        ):
-            wanted = "a rule or a tuple of rules, such as bk.algorithms.bytegrad()"
-            raise TypeError(message(name, wanted, algorithm))
-        rules += algorithm if several else [algorithm]
+        listed = algorithm if isinstance(algorithm, tuple | list) else [algorithm]
+        if not listed or not all(isinstance(rule, Rule) for rule in listed):
+            raise TypeError(message(name, "a rule or a tuple of rules, such as bk.algorithms.bytegrad()", algorithm))
+        rules += listed
     return tuple(rules)

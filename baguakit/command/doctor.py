@@ -46,7 +46,7 @@ GOOD, NOTE, LACKS, BROKEN = "ok", "note", "missing", "broken"
 
 @dataclass(frozen=True)
 class Finding:
-    """A thing that was looked at, in at most 13 characters; the kind of finding; in words what was found; what mends it.
+    """A thing that was looked at, in at most 13 characters, its kind, what was found in words, and what mends it.
 
     `loses` tells in a sentence, without a full stop, what will not run because of it.
     """

@@ -20,7 +20,7 @@ def test_rounds_follow_one_another():
     lengths = {3: 1, 4: 5, 9: 2, 11: 30}
     rule = bk.after_step(bk.stages.Mean(), every=lengths.__getitem__, start=3, stop=40)
     assert exchanges(rule, 60) == [3, 8, 10]
-    assert [rule._rounds(3).end(step) for step in (40, 3, 4, 8, 9)] == [40, 3, 8, 8, 10]
+    assert [rule._end_of_round(3, step) for step in (40, 3, 4, 8, 9)] == [40, 3, 8, 8, 10]
     assert repr(rule) == "after_step(Mean(), every=…, start=3, stop=40)"
 
 
