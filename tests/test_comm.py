@@ -12,7 +12,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from training import train
 
 import baguakit as bk
-from baguakit.comm import Rider
+from baguakit.comm.sending import Rider
 
 
 def test_time_has_two_hands():

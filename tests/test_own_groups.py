@@ -17,8 +17,8 @@ from torch.distributed.device_mesh import init_device_mesh
 from training import train
 
 import baguakit as bk
-from baguakit.comm import abort_all, error_in
-from baguakit.comm.nccl import SETTINGS, nccl_backend
+from baguakit.comm import abort_all
+from baguakit.comm.groups import SETTINGS, error_in, nccl_backend
 from baguakit.comm.own import shut_all
 
 
@@ -138,7 +138,8 @@ KILLED = """
 import gc, os, signal, sys
 from datetime import timedelta
 import torch, torch.distributed as dist
-from baguakit.comm import abort_all, lazy_group
+from baguakit.comm import abort_all
+from baguakit.comm.groups import lazy_group
 
 store, rank = dist.FileStore(sys.argv[1], 2), int(sys.argv[2])
 groups = [lazy_group(dist.PrefixStore(str(i), store), rank, 2, timedelta(hours=1)) for i in range(8)]

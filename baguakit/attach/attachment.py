@@ -268,11 +268,11 @@ class Attachment(Attached):
             ValueError: the group does not change.
             Left: this rank has left, by `leave()` or SIGTERM; a `SystemExit`.
         """
-        return self._life.comm.membership.recoverable()
+        return self._life.comm.membership.elastic("recoverable()").recoverable()  # type: ignore[no-any-return]
 
     def leave(self) -> None:
         """Leave the group when the body of `recoverable()` has ended, which then raises `bk.elastic.Left`. Local."""
-        self._life.comm.membership.leave()
+        self._life.comm.membership.elastic("leave()").leave()
 
     def on_regroup(self, callback: Callable[[Any], None]) -> None:
         """Call `callback(change)` whenever the group has changed, before the next step. All ranks register alike.
@@ -281,7 +281,7 @@ class Attachment(Attached):
             callback: is given a `bk.elastic.Change`, on all ranks at the same time, so that it may be collective. On a
                 rank that has joined a running training it is called at once, and so together with the others.
         """
-        self._life.comm.membership.on_regroup(callback)
+        self._life.comm.membership.elastic("on_regroup()").on_regroup(callback)
 
 
 def attach(

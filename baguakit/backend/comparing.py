@@ -19,7 +19,7 @@ from typing import Any
 
 import torch
 
-from ..comm import TAGS
+from ..comm.comm import TAGS
 from ..monitor import Monitor, differing
 from .methods import ALL_TO_ALL, Call
 from .policy import name_of

@@ -14,8 +14,11 @@ import torch.distributed as dist
 from torch import Tensor
 
 from ..arguments import instance
-from ..comm import FLAT, LENGTHS, SENT, TAGS, Comm, abort_all, add_nccl, error_in, own_group, stand_for
+from ..comm import FLAT, Comm, abort_all
+from ..comm.comm import LENGTHS, TAGS
+from ..comm.groups import add_nccl, error_in, own_group, stand_for
 from ..comm.own import longer, set_timeout, timeout_of
+from ..comm.sending import SENT
 from ..lanes import lane, lane_of, tensors_in
 from ..monitor import LEFT, Collective
 from ..runtime import Channel, Setup, agree, own_comm, start_monitor, warn_of_shared_cards
@@ -80,11 +83,11 @@ class BaguaGroup(Methods):
             if self.policy.compressor is not None and not members and not torch.cuda.is_available():
                 with self._monitor.busy("compiling"):
                     self.policy.compressor.warm_up(CPU)
+        stand_for(self, self._inner, members)
         if cuda := torch.cuda.is_available():
-            add_nccl(self._inner, self._store, f"{self._name}/nccl", self._timeout, members)
+            add_nccl(self._inner, self._store, f"{self._name}/nccl", self._timeout)
         for kind in map(torch.device, ("cpu", "cuda")[: 1 + cuda]):
             self._register_backend(kind, dist.ProcessGroup.BackendType.CUSTOM, self._inner._get_backend(kind))
-        stand_for(self, self._inner, members)
 
     def _limit(self) -> timedelta:
         """Return the timeout: torch sets another one in the inner group, and the lanes' groups follow."""

@@ -15,10 +15,10 @@ from torch import Tensor
 from torch.distributed.constants import default_pg_timeout
 from torch.distributed.device_mesh import DeviceMesh
 
-from ..arguments import checked, instance, integer, message, tensor, truth
+from ..arguments import checked, instance, integer, tensor, truth
 from . import sending
 from .flows import Flows
-from .groups import HOSTS, Membership, check_mesh, flat_group, inner_of, node_groups
+from .groups import HOSTS, Membership, backend_of, check_mesh, flat_group, inner_of, node_groups
 from .own import flows_of, let_go, longer, own_groups, shut_all
 from .sending import FLAT, INTER, INTRA, Rider, Sent, SentFormat
 
@@ -73,8 +73,8 @@ class Comm:
                 "torch.distributed is not initialised: call init_process_group first (one rank will do), or pass "
                 "comm=, which bk.elastic.join has returned"
             )
-        one = "a ProcessGroup of which this rank is a member, or None for all ranks"
-        instance("group", self.group, (dist.ProcessGroup, type(None)), one)
+        words = "a ProcessGroup of which this rank is a member, or None for all ranks"
+        instance("group", self.group, (dist.ProcessGroup, type(None)), words)
         mesh: Any = None if self.mesh == HOSTS else self.mesh
         if mesh is not None and self._parts is None:
             check_mesh(mesh, self.group)
@@ -90,15 +90,15 @@ class Comm:
 
     def __repr__(self) -> str:
         parts = {FLAT: "", INTRA: " within the node", INTER: " between nodes"}
-        names = {str(self.group._get_backend(device).name()).lower() for device in self.group._device_types}
+        names = {backend_of(self.group, device.type) for device in self.group._device_types}
         said = [f"rank {self.rank} of {self.size}{parts[self._part]}", " and ".join(sorted(names))]
         if self._parts is not None:
             nodes, each = self._parts[1].size(), self._parts[0].size()
             said.append(f"{nodes} node{'s' * (nodes != 1)} of {each}")
         if self.flows > 1:
             said.append(f"{self.flows} flows")
-        times = (("round", self._round), ("step", self._step))
-        return f"<Comm: {', '.join(said + [f'{name} {at}' for name, at in times if at is not None])}>"
+        said += [f"{name} {at}" for name, at in (("round", self._round), ("step", self._step)) if at is not None]
+        return f"<Comm: {', '.join(said)}>"
 
     @property
     def round(self) -> int:
@@ -123,10 +123,7 @@ class Comm:
     def for_flight(
         self, round: int, step: int | None, bucket: int, sent: Sent, formats: list[SentFormat] | None = None
     ) -> "Comm":
-        """Return the same group for one flight: its round, step and bucket.
-
-        It adds the bytes it sends to `sent`, and to `formats` those in which it sends them.
-        """
+        """Return the same group for one flight, which adds bytes to `sent`, and to `formats` those of its values."""
         return self._with(_round=round, _step=step, _bucket=bucket, _sent=sent, _formats=formats)
 
     def meeting(self, call: int, meet: Callable[[], None] | None) -> "Comm":
@@ -239,11 +236,11 @@ class Comm:
         return self._gather(out, x)
 
     def _gather(self, out: Tensor, x: Tensor) -> Any:
-        pair = None if self._rider is None else self._rider.boards(self._part, self.size)
-        if pair is None:
+        if self._rider is None or (pair := self._rider.boards(self._part, self.size)) is None:
             return sending.all_gather_single(out, x, group=self.group, async_op=True)
-        self._count((self.size - 1) * pair[1].nbytes)
-        return sending.gather_with(pair, out, x, self.group)
+        self._count((self.size - 1) * pair[1].nbytes)  # in the same launch
+        outs, given = ([each.view(-1).view(torch.uint8) for each in both] for both in zip((out, x), pair, strict=True))
+        return self.group.allgather_into_tensor_coalesced(outs, given)
 
     @checked
     def all_to_all_later(self, out: Tensor, rows: Tensor) -> Any:
@@ -274,11 +271,11 @@ class Comm:
         integer("source", source, 0, self.size - 1)
         if self.size == 1:
             return value
-        return pickle.loads(
-            sending.broadcast_bytes(pickle.dumps(value if self.rank == source else None), source, self.group)
-        )
+        content = pickle.dumps(value if self.rank == source else None)
+        return pickle.loads(sending.broadcast_bytes(content, source, self.group))
 
     def _begin(self, nbytes: float) -> Flows | None:
+        """Count bytes, let all meet, and return the flows by which a collective divides its tensors, or None."""
         self._count(nbytes)
         self.met()
         return self.agree_on_shares()
@@ -303,28 +300,25 @@ class Comm:
 
     def receive_later(self, x: Tensor, peer: int, tag: int = 0) -> Any:
         """Begin to receive `x` from `peer`; return the work to `.wait()` for."""
-        if not isinstance(x, Tensor) or type(tag) is not int or type(peer) is not int or not 0 <= peer < self.size:
-            x, tag, peer = tensor("x", x), integer("tag", tag, None), integer("peer", peer, 0, self.size - 1)
-        if peer == self.rank:
-            sending.check_peer(peer, self.group)
-        tag = (tag + self._call + LENGTHS * x.nbytes) % TAGS
+        tag = self._tag(x, peer, tag)
         if (flows := self._flows.get(self._part)) is not None:
             return flows.begin(x.view(-1), lambda part, group: group.recv([part], peer, tag))
         return self.group.recv([x], peer, tag)
 
     def send_later(self, x: Tensor, peer: int, tag: int = 0) -> Any:
         """Begin to send `x` to `peer`; return the work to `.wait()` for before `x` is overwritten."""
-        if not isinstance(x, Tensor) or type(tag) is not int or type(peer) is not int or not 0 <= peer < self.size:
-            x, tag, peer = tensor("x", x), integer("tag", tag, None), integer("peer", peer, 0, self.size - 1)
-        if peer == self.rank:
-            sending.check_peer(peer, self.group)
-        nbytes, sent = x.nbytes, self._sent
-        if sent is not None:  # as `_count` does
-            sent[self._part] = sent.get(self._part, 0) + nbytes
-        tag = (tag + self._call + LENGTHS * nbytes) % TAGS
+        tag = self._tag(x, peer, tag)
+        self._count(x.nbytes)
         if (flows := self._flows.get(self._part)) is not None:
             return flows.begin(x.view(-1), lambda part, group: group.send([part], peer, tag))
         return self.group.send([x], peer, tag)
+
+    def _tag(self, x: Tensor, peer: int, tag: int) -> int:
+        typed = isinstance(x, Tensor) and type(tag) is int and type(peer) is int
+        if not typed or peer == self.rank or not 0 <= peer < self.size:
+            x, tag = tensor("x", x), integer("tag", tag, None)
+            sending.check_peer(peer, self.group)
+        return (tag + self._call + LENGTHS * x.nbytes) % TAGS
 
     @checked
     def exchange(self, x: Tensor, sources: Iterable[int], targets: Iterable[int]) -> dict[int, Tensor]:
@@ -342,9 +336,16 @@ class Comm:
         self.agree_on_shares()
         device = next((x.device for x in (*outgoing.values(), *incoming.values())), device)
         if device is not None and device.type == "cuda":
-            for x in outgoing.values():
-                self._count(x.nbytes)
-            return sending.exchange_together(self.group, outgoing, incoming, device)
+            sending.warm(self.group, device)
+            if outgoing or incoming:  # in one call: NCCL matches sends and receives only within a call
+                self.group._start_coalescing(device)
+                for peer, x in outgoing.items():
+                    self._count(x.nbytes)
+                    self.group.send([x], peer, 0)
+                for peer, buffer in incoming.items():
+                    self.group.recv([buffer], peer, 0)
+                self.group._end_coalescing(device).wait()
+            return incoming
         # Receives are posted before sends: a message without a posted receive stalls the connection. Each rank begins
         # with the one after it, so that not all send to the same peer first.
         works = [self.receive_later(buffer, peer) for peer, buffer in incoming.items()]
@@ -375,7 +376,7 @@ class Comm:
         count, timeout = integer("flows", self.flows if flows is None else flows, 1, 64), longer(timeout)
         nodes = self._parts if count > 1 or not {INTRA, INTER}.isdisjoint(parts) else None
         group, nodes = own_groups(self.group, nodes, name, timeout, device, store)
-        made = flows_of(group, nodes, count, name, timeout, store) if self.size > 1 else {}
+        made = flows_of(group, nodes, count if self.size > 1 else 1, name, timeout, store)
         new = replace(self, group=group, mesh=None, _parts=nodes, flows=count if made else 1, _flows=made)
         for each in new.groups():
             if each is not group or FLAT in parts:
@@ -395,5 +396,4 @@ class Comm:
 
 def check_comm(comm: Any) -> None:
     """Raise a TypeError unless `comm` is a Comm."""
-    if not isinstance(comm, Comm):
-        raise TypeError(message("comm", "a bk.Comm", comm))
+    instance("comm", comm, Comm, "a bk.Comm")

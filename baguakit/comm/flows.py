@@ -53,21 +53,24 @@ class Flows:
             raise ValueError(
                 "flows divide messages over gloo; for NCCL, set the number of connections with baguakit.net"
             )
-        return Shares(self, self.parts(x.numel(), x.nbytes), lambda s, group: begin(x[s], group))
+        return Shares(self, x, lambda s, group: begin(x[s], group))
 
     def all_gather(self, out: Tensor, x: Tensor, gather: Callable[..., Any]) -> None:
         """Gather the flat `x` of all ranks into the rows of `out`."""
-        rows, parts = out.view(self.groups[0].size(), x.numel()), self.parts(x.numel(), x.nbytes)
-        landed = {s.start: x.new_empty(len(rows), s.stop - s.start) for s in parts if s.stop > s.start}
-        pieces = lambda s, group: gather(landed[s.start].view(-1), x[s], group=group, async_op=True)  # noqa: E731
-        Shares(self, parts, pieces).wait()
-        for start, piece in landed.items():
-            rows[:, start : start + piece.shape[1]] = piece
+        rows, landed = out.view(self.groups[0].size(), x.numel()), list[tuple[slice, Tensor]]()
+
+        def begin(s: slice, group: Any) -> Any:
+            landed.append((s, x.new_empty(len(rows), s.stop - s.start)))
+            return gather(landed[-1][1].view(-1), x[s], group=group, async_op=True)
+
+        Shares(self, x, begin).wait()
+        for s, piece in landed:
+            rows[:, s] = piece
 
     def reduce_scatter(self, out: Tensor, x: Tensor, scatter: Callable[..., Any]) -> None:
         """Sum the rows of `x` over the ranks, and write this rank's row to the flat `out`."""
-        rows, parts = x.view(self.groups[0].size(), out.numel()), self.parts(out.numel(), out.nbytes)
-        Shares(self, parts, lambda s, g: scatter(out[s], rows[:, s].reshape(-1), group=g, async_op=True)).wait()
+        rows = x.view(self.groups[0].size(), out.numel())
+        Shares(self, out, lambda s, g: scatter(out[s], rows[:, s].reshape(-1), group=g, async_op=True)).wait()
 
     def settle(self, before: Callable[[], None]) -> None:
         """Agree on new shares in every `PERIOD`-th call, after `before()`. Collective: all call it equally often."""
@@ -88,10 +91,10 @@ class Flows:
 
 
 class Shares:
-    """The work of a divided message: `begin` returns that of a part over a group."""
+    """The work of a message divided as the flat `x` is: `begin` returns that of a part over a group."""
 
-    def __init__(self, flows: Flows, parts: Sequence[slice], begin: Callable[[slice, Any], Any]) -> None:
-        flown = [(i, s) for i, s in enumerate(parts) if s.stop > s.start]
+    def __init__(self, flows: Flows, x: Tensor, begin: Callable[[slice, Any], Any]) -> None:
+        flown = [(i, s) for i, s in enumerate(flows.parts(x.numel(), x.nbytes)) if s.stop > s.start]
         self._works = [(i, begin(s, flows.groups[i])) for i, s in flown]
         self._flows, self._began = flows, time.perf_counter()
 
@@ -114,6 +117,5 @@ class Shares:
 def reweighed(shares: Sequence[float], seconds: Sequence[float]) -> list[float]:
     """Return s_i / T_i, at least `LEAST` of an equal share, scaled to the sum 1."""
     rates = [share / taken for share, taken in zip(shares, seconds, strict=True)]
-    even, total = 1 / len(rates), sum(rates)
-    floored = [max(rate / total, LEAST * even) for rate in rates]
+    floored = [max(rate / sum(rates), LEAST / len(rates)) for rate in rates]
     return [share / sum(floored) for share in floored]

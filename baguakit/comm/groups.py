@@ -1,12 +1,16 @@
-"""Process groups: their checks, and the creation of separate ones."""
+"""Process groups: their checks, and the creation of separate ones.
 
-import contextlib
+The attachment's monitor reports the errors of NCCL groups that are made here, in place of torch's watchdog, which ends
+the process.
+"""
+
 import os
 import socket
+import threading
 import uuid
-from collections.abc import Callable, Iterable, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from datetime import timedelta
+from itertools import count
 from pathlib import Path
 from typing import Any, ClassVar
 from weakref import WeakKeyDictionary, WeakMethod, WeakSet
@@ -18,7 +22,6 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.distributed_c10d import PrefixStore, Store
 
 from ..arguments import instance
-from .nccl import nccl_backend
 from .sending import INTER, INTRA
 
 HOSTS = "hosts"
@@ -29,11 +32,32 @@ HOSTS = "hosts"
 CONNECTED = 32
 BACKENDS = {"cpu": dist.ProcessGroup.BackendType.GLOO, "cuda": dist.ProcessGroup.BackendType.NCCL}
 
+# The constructor of ProcessGroupNCCL reads these variables; its options have no fields for them.
+#
+# In mode 0 the watchdog only records errors. Modes 1 and 3 end the process. Mode 2 aborts, which ends kernels that have
+# not received their data before the error is reported. Here the monitor reads the recorded error, names the failed
+# rank, fails its flights, and aborts.
+#
+# An error still makes the first NCCL group of the process, which is the user's, write its flight record; that group
+# ends the process TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC (480 s) later, unless it has been destroyed by then.
+SETTINGS = {
+    "TORCH_NCCL_ASYNC_ERROR_HANDLING": "0",
+    "TORCH_NCCL_DESYNC_DEBUG": "0",  # it changes mode 0 to mode 3
+    "TORCH_NCCL_BLOCKING_WAIT": "0",  # it makes the host wait for each message
+    "TORCH_NCCL_WAIT_TIMEOUT_DUMP_MILSEC": "0",  # the watchdog sleeps for four times as long, and joining it waits
+    "TORCH_NCCL_DUMP_ON_TIMEOUT": "0",
+    "TORCH_NCCL_ENABLE_MONITORING": "0",  # it ends the process if the watchdog is blocked
+    "TORCH_NCCL_NAN_CHECK": "0",  # it ends the process at a NaN, which is sent on purpose: all ranks skip that step
+    "TORCH_NCCL_RETHROW_CUDA_ERRORS": "0",  # the next CUDA call of Python raises the error of a failed kernel
+}
+
+_environment = threading.Lock()  # it belongs to the whole process
+_c10d: Any = dist  # its type stubs lack some names
+
 # By group:
 _stores: WeakKeyDictionary[Any, Any] = WeakKeyDictionary()  # the stores of groups made here, which need a reference
 _connections: WeakKeyDictionary[Any, Any] = WeakKeyDictionary()  # second connections to the stores
-_named: WeakKeyDictionary[Any, int] = WeakKeyDictionary()  # the number of names given out
-_lives: WeakKeyDictionary[Any, int] = WeakKeyDictionary()  # the number of the group among the groups of its store
+_names: WeakKeyDictionary[Any, Iterator[str]] = WeakKeyDictionary()  # to be given out
 _inner: WeakKeyDictionary[Any, Any] = WeakKeyDictionary()  # of a group of `bk.backend`, the one that a `Comm` sends by
 _members: WeakKeyDictionary[Any, list[int]] = WeakKeyDictionary()  # by inner group
 
@@ -43,18 +67,22 @@ lazy: WeakSet[Any] = WeakSet()
 
 def check_device(group: Any, device: torch.device) -> None:
     """Raise ValueError unless the group sends CPU tensors by gloo, or CUDA tensors by NCCL."""
-    wanted = {"cpu": "gloo", "cuda": "nccl"}.get(device.type)
-    if wanted is None:
+    if device.type not in BACKENDS:
         raise ValueError(f"baguakit trains on CPU (gloo) and CUDA (NCCL); these parameters are on {device}")
-    try:
-        found = str(group._get_backend(torch.device(device.type)).name()).lower()
-    except RuntimeError:
-        found = "nothing"
+    wanted, found = BACKENDS[device.type].name.lower(), backend_of(group, device.type)
     if found != wanted:
         raise ValueError(
             f"tensors on {device} need the backend {wanted}, and this group has {found} for them; "
             "init_process_group('cpu:gloo,cuda:nccl') has both"
         )
+
+
+def backend_of(group: Any, kind: str) -> str:
+    """Return the name of the backend by which a group sends tensors on a kind of device, such as "gloo"."""
+    try:
+        return str(group._get_backend(torch.device(kind)).name()).lower()
+    except RuntimeError:
+        return "nothing"
 
 
 def store_of(group: Any, name: str) -> Any:
@@ -72,7 +100,7 @@ def store_of(group: Any, name: str) -> Any:
 class PatientStore(Store):
     """A store of a group whose waits for keys are made by a method, not kept alive, which may give up.
 
-    A process group waits in the store for the address of a rank, and cannot be interrupted otherwise.
+    Else nothing could interrupt a process group that waits in the store for the address of a rank.
     """
 
     def __init__(self, group: Any, wait_until: Callable[[Callable[[], bool]], None]) -> None:
@@ -110,10 +138,10 @@ def next_name(group: Any) -> str:
     """
     if group.size() == 1:
         return "0"
-    if group not in _lives:
-        _lives[group] = (store_of(group, "lives").add("asked", 1) - 1) // group.size()
-    _named[group] = _named.get(group, 0) + 1
-    return f"{_lives[group]}/{_named[group]}"
+    if group not in _names:
+        earlier = (store_of(group, "lives").add("asked", 1) - 1) // group.size()
+        _names[group] = (f"{earlier}/{i}" for i in count(1))
+    return next(_names[group])
 
 
 def own_group(like: Any, store: Any, name: str, timeout: timedelta, device: torch.device) -> Any:
@@ -131,17 +159,6 @@ def lazy_group(store: Any, rank: int, size: int, timeout: timedelta) -> Any:
     return group_over(store, "elastic", rank, list(range(size)), kinds, timeout, lazily=True)
 
 
-def lazy_gloo(store: Any, rank: int, size: int, timeout: timedelta) -> Any:
-    """Return a gloo backend that connects two ranks with their first message: no rank asks for all addresses."""
-    gloo: Any = dist.ProcessGroupGloo
-    options = gloo._Options()
-    # With options of its own, gloo does not look at this variable.
-    names = list(filter(None, os.environ.get("GLOO_SOCKET_IFNAME", "").split(",")))
-    devices = [gloo.create_device(interface=name, lazy_init=True) for name in names]
-    options._timeout, options._devices = timeout, devices or [gloo.create_default_device(lazy_init=True)]
-    return gloo(store, rank, size, options)
-
-
 def group_over(
     store: Any, name: str, rank: int, members: list[int], kinds: Iterable[str], timeout: timedelta, lazily: bool = False
 ) -> Any:
@@ -156,12 +173,53 @@ def group_over(
         if kind == "cuda":
             backend = nccl_backend(own, rank, members, f"baguakit/{name}", timeout)
         else:
-            backend = (lazy_gloo if lazily else dist.ProcessGroupGloo)(own, rank, len(members), timeout)
+            backend = gloo_backend(own, rank, len(members), timeout, lazily)
             lazy.update([group] * lazily)
         _send_by(group, kind, backend)
         group._set_default_backend(BACKENDS[kind])
     _stores[group] = store
     return group
+
+
+def gloo_backend(store: Any, rank: int, size: int, timeout: timedelta, lazily: bool) -> Any:
+    """Return a gloo backend; `lazily`: two ranks connect with their first message, and none asks for all addresses."""
+    if not lazily:
+        return _c10d.ProcessGroupGloo(store, rank, size, timeout)
+    options, make = _c10d.ProcessGroupGloo._Options(), _c10d.ProcessGroupGloo.create_device
+    # With options of its own, gloo does not look at this variable.
+    names = list(filter(None, os.environ.get("GLOO_SOCKET_IFNAME", "").split(",")))
+    devices = [make(interface=name, lazy_init=True) for name in names]
+    options._devices = devices or [_c10d.ProcessGroupGloo.create_default_device(lazy_init=True)]
+    options._timeout = timeout
+    return _c10d.ProcessGroupGloo(store, rank, size, options)
+
+
+def nccl_backend(store: Any, rank: int, members: list[int], name: str, timeout: timedelta) -> Any:
+    """Return a new NCCL backend that only records errors."""
+    options = _c10d.ProcessGroupNCCL.Options()
+    options._timeout = timeout
+    options.group_name, options.global_ranks_in_group = name, members
+    with _environment:
+        before, level = {key: os.environ[key] for key in SETTINGS if key in os.environ}, _c10d.get_debug_level()
+        os.environ.update(SETTINGS)
+        if level == _c10d.DebugLevel.DETAIL:  # it turns desync debugging on
+            _c10d.set_debug_level(_c10d.DebugLevel.INFO)
+        try:
+            return _c10d.ProcessGroupNCCL(store, rank, len(members), options)
+        finally:
+            _c10d.set_debug_level(level)
+            for key in SETTINGS.keys() - before:
+                del os.environ[key]
+            os.environ.update(before)
+
+
+def error_in(groups: Iterable[Any]) -> str:
+    """Return the first error that the watchdogs of groups have recorded, such as "COMM_ERROR"; "" for none."""
+    backends = [
+        group._get_backend(device) for group in groups for device in group._device_types if device.type == "cuda"
+    ]
+    errors = [str(backend.get_error().name) for backend in backends if hasattr(backend, "get_error")]
+    return next((error for error in errors if error != "SUCCESS"), "")
 
 
 def _send_by(group: Any, kind: str, backend: Any) -> None:
@@ -179,12 +237,9 @@ def check_mesh(mesh: DeviceMesh, group: Any) -> None:
             f"this one has {tuple(names)}"
         )
     if group is not None:
-        ranks = sorted(dist.get_process_group_ranks(group))
-        if ranks != sorted(mesh.mesh.flatten().tolist()):
-            raise ValueError(
-                f"the mesh covers the ranks {sorted(mesh.mesh.flatten().tolist())} and the group {ranks}; "
-                "they must be the same"
-            )
+        covered, ranks = sorted(mesh.mesh.flatten().tolist()), sorted(dist.get_process_group_ranks(group))
+        if ranks != covered:
+            raise ValueError(f"the mesh covers the ranks {covered} and the group {ranks}; they must be the same")
 
 
 def flat_group(mesh: DeviceMesh | None) -> Any:
@@ -211,19 +266,17 @@ def inner_of(group: Any) -> Any:
     return _inner.get(group, group)
 
 
-def add_nccl(group: Any, store: Any, name: str, timeout: timedelta, members: Sequence[int]) -> None:
+def add_nccl(group: Any, store: Any, name: str, timeout: timedelta) -> None:
     """Let a group over gloo send tensors on GPUs as well, by NCCL, which connects with its first message."""
-    ranks = list(members) or list(range(group.size()))
-    part, about = PrefixStore(f"baguakit/{name}", store), f"baguakit/{name}"
-    _send_by(group, "cuda", nccl_backend(part, group.rank(), ranks, about, timeout))
+    name = f"baguakit/{name}"
+    backend = nccl_backend(PrefixStore(name, store), group.rank(), members_of(group), name, timeout)
+    _send_by(group, "cuda", backend)
 
 
 def members_of(group: Any) -> list[int]:
     """Return the ranks of the members in the default group; of a group made without one, its own ranks."""
-    if group in _members:
-        return _members[group]
     try:
-        return dist.get_process_group_ranks(group)
+        return _members.get(group) or dist.get_process_group_ranks(group)
     except KeyError:
         return list(range(group.size()))
 
@@ -252,22 +305,16 @@ def node_groups(comm: Any) -> tuple[Any, Any]:
             f'mesh="{HOSTS}" needs the same number of ranks on every host: that of rank 0 has {len(nodes[0])}, and '
             f"that of rank {odd[0]} has {len(odd)}; give each as many, or pass a DeviceMesh"
         )
-    name = comm.broadcast_object(uuid.uuid4().hex)
-    node = next(i for i, ranks in enumerate(nodes) if comm.rank in ranks)
-    place = nodes[node].index(comm.rank)
-    across = [ranks[place] for ranks in nodes]
-    return _group(comm, f"{name}/{INTRA}{node}", nodes[node]), _group(comm, f"{name}/{INTER}{place}", across)
+    name, rank, world = comm.broadcast_object(uuid.uuid4().hex), comm.rank, members_of(comm.group)
+    node = next(i for i, ranks in enumerate(nodes) if rank in ranks)
+    place = nodes[node].index(rank)
+    kinds = [kind for kind, backend in BACKENDS.items() if backend_of(comm.group, kind) == backend.name.lower()]
 
+    def made(part: str, ranks: Sequence[int]) -> Any:
+        store, members = comm.group.get_group_store(), [world[r] for r in ranks]
+        return group_over(store, f"{name}/{part}", ranks.index(rank), members, kinds, default_pg_timeout)
 
-def _group(comm: Any, name: str, ranks: Sequence[int]) -> Any:
-    """Return a new group of some ranks of a Comm, for tensors on the devices that the Comm is for."""
-    store, world = comm.group.get_group_store(), members_of(comm.group)
-    kinds = []
-    for kind in ("cpu", "cuda"):
-        with contextlib.suppress(ValueError):  # that group does not send these tensors
-            check_device(comm.group, torch.device(kind))
-            kinds.append(kind)
-    return group_over(store, name, ranks.index(comm.rank), [world[r] for r in ranks], kinds, default_pg_timeout)
+    return made(f"{INTRA}{node}", nodes[node]), made(f"{INTER}{place}", [ranks[place] for ranks in nodes])
 
 
 class Membership:
@@ -286,17 +333,10 @@ class Membership:
     def ended(self, engine: Any) -> None:
         """Note that an attachment has ended."""
 
-    def recoverable(self) -> AbstractContextManager[None]:
-        """See `Attachment.recoverable`."""
-        raise self._refused("recoverable()")
+    def elastic(self, call: str) -> Any:
+        """Return this, for a call that needs a group whose ranks come and go.
 
-    def leave(self) -> None:
-        """See `Attachment.leave`."""
-        raise self._refused("leave()")
-
-    def on_regroup(self, callback: Callable[[Any], None]) -> None:
-        """See `Attachment.on_regroup`."""
-        raise self._refused("on_regroup()")
-
-    def _refused(self, call: str) -> ValueError:
-        return ValueError(f"{call} needs a group whose ranks come and go: comm=bk.elastic.join(…)")
+        Raises:
+            ValueError: they do not.
+        """
+        raise ValueError(f"{call} needs a group whose ranks come and go: comm=bk.elastic.join(…)")

@@ -1,6 +1,5 @@
 """Messages: their calls and checks, and bytes, formats and flags of a flight that an exchange takes along."""
 
-from collections.abc import Mapping
 from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
 
@@ -64,22 +63,6 @@ def check_gathered(out: Tensor, x: Tensor, size: int, name: str = "x") -> None:
         raise ValueError(
             f"out has room for {size} tensors like {name}; out is {describe(out)}, and {name} is {describe(x)}"
         )
-
-
-def exchange_together(
-    group: Any, outgoing: Mapping[int, Tensor], incoming: dict[int, Tensor], device: torch.device
-) -> dict[int, Tensor]:
-    """Send and receive in one call of the whole group: NCCL matches sends and receives only within a call."""
-    warm(group, device)
-    if not (outgoing or incoming):
-        return incoming
-    group._start_coalescing(device)
-    for peer, x in outgoing.items():
-        group.send([x], peer, 0)
-    for peer, buffer in incoming.items():
-        group.recv([buffer], peer, 0)
-    group._end_coalescing(device).wait()
-    return incoming
 
 
 def gather_bytes(content: bytes, group: Any) -> list[bytes]:
@@ -178,9 +161,3 @@ class Rider:
         """Send what has not reached all ranks. Collective."""
         if len(self.rows) < self._size:
             comm.all_reduce(self.rows, dist.ReduceOp.MAX)
-
-
-def gather_with(pair: tuple[Tensor, Tensor], out: Tensor, x: Tensor, group: Any) -> Any:
-    """Begin to gather `x` of all ranks in `out`, and in the same launch a pair of such tensors; return the work."""
-    outs, given = zip(*((each.view(-1).view(torch.uint8) for each in both) for both in ((out, x), pair)), strict=True)
-    return group.allgather_into_tensor_coalesced(list(outs), list(given))

@@ -18,7 +18,7 @@ import torch.distributed as dist
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from ..attach import Engine
-from ..comm import let_go
+from ..comm.own import let_go
 from ..monitor import PeerError
 from .carrying import Carrying, Kept, keep
 from .doors import SILENT, Knocks

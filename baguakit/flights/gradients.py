@@ -17,7 +17,8 @@ import torch.distributed as dist
 from torch import Tensor
 
 from ..buckets import Bucket, Pair, is_view
-from ..comm import Comm, Rider
+from ..comm import Comm
+from ..comm.sending import Rider
 from ..keeping import Joint
 from ..kernels.operators import uploaded
 from ..lanes import Phases

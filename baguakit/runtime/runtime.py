@@ -7,7 +7,8 @@ from typing import Any, Generic
 
 import torch
 
-from ..comm import FLAT, Comm, abort_all, error_in
+from ..comm import FLAT, Comm, abort_all
+from ..comm.groups import error_in
 from ..lanes import lane
 from ..monitor import LEFT, RAISED
 from .agreement import agree

@@ -10,7 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..comm import HOSTS, Comm, PatientStore, host, lazy, next_name, ranks_by_host, store_of
+from ..comm import HOSTS, Comm
+from ..comm.groups import PatientStore, host, lazy, next_name, ranks_by_host, store_of
 from ..lanes import CpuLane
 from ..monitor import Monitor, PeerError, end_with_process, store_gone, store_silent
 from ..primitives.neighbors import is_mean, links

@@ -7,7 +7,8 @@ import torch
 from torch import Tensor
 
 from ...arguments import describe, instance, integer, tensor, truth
-from ...comm import Comm, check_comm, check_peer
+from ...comm import Comm, check_comm
+from ...comm.sending import check_peer
 from ...compressors import Compressor
 from ...compressors.base import check_dense, check_dtype
 from ..compressed import ONE_HOP_BYTES, check_averageable, check_residual, compresses, on_flat, row_pieces
