@@ -12,7 +12,7 @@ from baguakit.flights.gradients import Flags, GradientRunner
 from baguakit.flights.hooked import HookRunner
 from baguakit.flights.life import Decisions
 from baguakit.flights.weights import WeightRunner
-from baguakit.interop.sharded_lives import scatter
+from baguakit.interop.sharded import scatter
 from baguakit.keeping import Joint
 from baguakit.kernels.steps.operators import tables_of
 from baguakit.rules import rules_of

@@ -61,7 +61,7 @@ def test_fsdp_gathers_weights_once_a_step(tmp_path):
     """Three modules are sharded, and a step has two micro-batches, each with a forward and a backward."""
 
     def gathers(reshard):
-        from baguakit.interop.sharded_lives import AllGather
+        from baguakit.interop.sharded import AllGather
 
         with mock.patch.object(AllGather, "__call__", autospec=True, side_effect=AllGather.__call__) as gather:
             trained("fsdp_8bit", tmp_path / str(reshard), 2, weights=True, reshard=reshard, width=32)

@@ -72,25 +72,21 @@ class Knocks:
     """The connections of this process to the doors of others. Not thread-safe."""
 
     def __init__(self) -> None:
-        self._made: dict[str, tuple[socket.socket | None, float]] = {}  # and since when, by address
-        self._gone: set[str] = set()  # a socket tells once
+        self._made: dict[str, tuple[socket.socket | str, float]] = {}  # or a state; and since when, by address
 
     def knock(self, address: str) -> str:
         """Return the state of a door. Never waits."""
-        if not address or address in self._gone:
-            return GONE if address else ""
+        if not address:
+            return ""
         now = time.monotonic()
         if address not in self._made:
-            try:
-                self._made[address] = (connecting(address), now)
-            except ConnectionRefusedError:
-                self._gone.add(address)
-                return GONE
+            self._made[address] = (connecting(address), now)
         made, since = self._made[address]
-        found = SILENT if made is None else state_of(made)
+        found = made if isinstance(made, str) else state_of(made)
         if found == GONE:
-            self._gone.add(address)
-        if found == GONE or (found == SILENT and now - since > 1):  # there was no way; perhaps there is one now
+            self.forget(address)
+            self._made[address] = (GONE, now)  # a socket tells once
+        elif found == SILENT and now - since > 1:  # there was no way; perhaps there is one now
             self.forget(address)
         return SILENT if not found and now - since > ANSWERS else found
 
@@ -106,7 +102,7 @@ class Knocks:
     def forget(self, address: str) -> None:
         """Knock anew next time."""
         made, _ = self._made.pop(address)
-        if made is not None:
+        if not isinstance(made, str):
             made.close()
 
     def end(self) -> None:
@@ -115,12 +111,8 @@ class Knocks:
             self.forget(address)
 
 
-def connecting(address: str) -> socket.socket | None:
-    """Return a socket on its way to an address; None if there is no way.
-
-    Raises:
-        ConnectionRefusedError: it is one of this host, and nobody listens there.
-    """
+def connecting(address: str) -> socket.socket | str:
+    """Return a socket on its way to an address, or the state of its door: `GONE`, or `SILENT` if there is no way."""
     host, _, port = address.rpartition(":")
     made = socket.socket(family_of(host), socket.SOCK_STREAM)
     made.setblocking(False)
@@ -130,9 +122,7 @@ def connecting(address: str) -> socket.socket | None:
         return made
     except OSError as error:
         made.close()
-        if isinstance(error, ConnectionRefusedError):
-            raise
-        return None
+        return GONE if isinstance(error, ConnectionRefusedError) else SILENT
     return made
 
 

@@ -99,10 +99,9 @@ def join(
         real("patience", patience, 1),
         integer("every", every, 1),
     )
-    groups: list[Any] = []
-    membership = Membership(settings, groups.append)
+    membership = Membership(settings)
     membership.meet()
-    comm = ElasticComm(groups[-1], membership=membership)
+    comm = ElasticComm(membership.group, membership=membership)
     membership.follow = comm.follow
     warn_if_unused(lambda: membership.used)
     if threading.current_thread() is threading.main_thread() and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:

@@ -55,30 +55,37 @@ class Change:
 
 
 class Membership(Rounds):
-    """The membership of this process in a group whose ranks come and go. The arguments are as in `Rounds`."""
+    """The membership of this process in a group whose ranks come and go."""
 
     changes: ClassVar[bool] = True
 
-    def __init__(self, settings: Settings, follow: Callable[[Any], None]) -> None:
-        super().__init__(settings, follow)
+    def __init__(self, settings: Settings) -> None:
+        super().__init__(settings)
         self.used = False  # by an attachment
         self.bodies = 0  # of `recoverable` that have ended
         self._engines: list[Engine] = []
-        self._kept: dict[Engine, Kept] = {}  # of attachments that are not at work
-        self._at_work: list[Engine] = []
+        self._kept: dict[Engine, Kept | None] = {}  # of attachments that are not at work; None: they never were
         self._callbacks: list[Callable[[Change], None]] = []
         self._joined: Change | None = None  # a running training, which callbacks are told when they are registered
         self._fruitless = 0
 
     def step(self) -> int:
         """Return the step of this rank; -1 if no rank waits for another."""
-        engines = list(self._at_work)
+        engines = self._at_work()
         free = any(engine.free_runners for engine in engines)
         return -1 if free else max([engine.clock.step for engine in engines], default=0)
+
+    def _at_work(self) -> list[Engine]:
+        return [engine for engine in list(self._engines) if engine not in self._kept]
+
+    def elastic(self, call: str) -> "Membership":
+        """See `comm.groups.Membership`."""
+        return self
 
     def start(self, engine: Engine) -> None:
         """Start an attachment in this round, or in a later one if this one breaks. Collective."""
         self.used = True
+        self._kept[engine] = None
         self._engines.append(engine)
         try:
             if self.round is None:
@@ -102,9 +109,8 @@ class Membership(Rounds):
             if carrying.kept is not None:
                 self._kept[engine] = carrying.kept
             raise
-        self._kept.pop(engine, None)
-        self._at_work.append(engine)
-        if len(self._at_work) == len(self._engines):
+        del self._kept[engine]
+        if not self._kept:
             self._latest = (round.number, round.rank)  # this rank has a whole state
         if not survivors:
             return None
@@ -115,7 +121,6 @@ class Membership(Rounds):
         """Note that an attachment is detached; with the last one this process leaves."""
         self._kept.pop(engine, None)
         self._engines = [each for each in self._engines if each is not engine]
-        self._at_work = [each for each in self._at_work if each is not engine]
         if not self._engines:
             self.end_round(gone=True)
 
@@ -214,7 +219,7 @@ class Membership(Rounds):
 
     def _keep(self, error: BaseException | None) -> BaseException | None:
         """Take attachments out of the round, and keep their states; return the error that has ended it, if any."""
-        for engine in self._at_work:
+        for engine in self._at_work():
             if error is None:
                 try:
                     self._kept[engine] = keep(engine, None)
@@ -223,7 +228,6 @@ class Membership(Rounds):
             if error is not None:
                 self.broken(self.round, str(error))
                 self._kept[engine] = keep(engine, error)
-        self._at_work = []
         for engine in self._engines:
             if hasattr(engine, "runtime"):
                 engine.runtime.abandon(error)

@@ -10,6 +10,7 @@ import time
 import uuid
 from collections.abc import Callable
 from concurrent.futures import Future, InvalidStateError, wait
+from dataclasses import dataclass, field
 from datetime import timedelta
 from functools import partial
 from itertools import islice
@@ -60,15 +61,15 @@ class Left(SystemExit):
         super().__init__(0)
 
 
+@dataclass
 class Search:
-    """A search for a round, at the store of `where`: "host:port"."""
+    """A search for a round."""
 
-    def __init__(self, where: str) -> None:
-        self.where = where
-        self.failed = ""  # why the store cannot be reached
-        self.over = False  # nobody waits for it any more
-        self.meeting: Any = None  # the latest
-        self.looked = time.monotonic()  # when the store has last answered, or failed
+    where: str  # "host:port" of the store
+    failed: str = ""  # why the store cannot be reached
+    over: bool = False  # nobody waits for it any more
+    meeting: Rendezvous | None = None  # the latest
+    looked: float = field(default_factory=time.monotonic)  # when the store has last answered, or failed
 
     def silence(self) -> float:
         """Return the seconds for which the store has not answered; 0 if they are few."""
@@ -111,10 +112,12 @@ def tell(request: Callable[[], Any]) -> None:
 
 
 class Rounds:
-    """The rounds of this process in a group whose ranks come and go; `follow` is given the process group of each."""
+    """The rounds of this process in a group whose ranks come and go."""
 
-    def __init__(self, settings: Settings, follow: Callable[[Any], None]) -> None:
-        self.settings, self.follow = settings, follow
+    def __init__(self, settings: Settings) -> None:
+        self.settings = settings
+        self.group: Any = None  # the process group of the latest
+        self.follow: Callable[[Any], None] = lambda group: None  # is given that of each
         self.name = f"{socket.gethostname()}:{os.getpid()}:{uuid.uuid4().hex[:6]}"
         self.round: Round | None = None  # the present one; None between two
         self.why = ""  # the reason why it is over; "" while it is not
@@ -169,8 +172,8 @@ class Rounds:
         self.pausing = Pause(round, self.step)
         if round.rank in round.survivors():
             self._latest = (round.number, round.rank)
-        self._group = lazy_group(round.store, round.rank, round.size, SLOWEST_MESSAGE)
-        self.follow(self._group)
+        self.group = lazy_group(round.store, round.rank, round.size, SLOWEST_MESSAGE)
+        self.follow(self.group)
         if self.leaving:  # that was asked for meanwhile
             self.leave()
         run(partial(self._pulse, round, self.pausing, self._over), "pulse")
@@ -198,14 +201,15 @@ class Rounds:
             found.set_exception(error)
 
     def _meet(self, look: Callable[[], None], search: Search) -> Round | None:
+        """Come to a meeting, and return the round that it makes; None if this process is not in it."""
         settings = self.settings
         if self._store is None:
-            given: Any = dist
+            place = (settings.host, settings.port)
             try:  # torch asks again for long before it says that nobody is there
-                socket.create_connection((settings.host, settings.port), ANSWER.total_seconds()).close()
+                socket.create_connection(place, ANSWER.total_seconds()).close()
             except OSError as error:
                 raise RuntimeError(str(error)) from error
-            tcp = given.TCPStore(settings.host, settings.port, is_master=False, wait_for_workers=False, timeout=ANSWER)
+            tcp = dist.TCPStore(*place, is_master=False, wait_for_workers=False, timeout=ANSWER)  # type: ignore[attr-defined]
             self._store = PrefixStore(f"baguakit/elastic/{settings.name}", tcp)
         number = latest_round(self._store, self._number) + 1
         me = Member(self.name, *self._latest, self.door.address, settings.agreed)
@@ -217,13 +221,12 @@ class Rounds:
             if self._latest[0] == number - 1:
                 self._store.set(f"{number - 1}/gone/{self._latest[1]}", "")
             raise
-        self._number, names = number, [member.name for member in members]
+        self._number = number
         if said := why_cut(meeting.here):
             log.warning("%s", said)
             self.cut, self._stuck = said, time.monotonic()
-        if self.name not in names:
-            return None
-        return Round(number, PrefixStore(str(number), self._store), names.index(self.name), members)
+        rank = next((rank for rank, member in enumerate(members) if member.name == self.name), None)
+        return None if rank is None else Round(number, meeting.here, rank, members)
 
     def is_stuck(self) -> bool:
         """Return whether no step has been made for the patience."""
@@ -235,7 +238,7 @@ class Rounds:
             round, self.round = self.round, None
             self._over.set()
             tell(lambda: round.store.set(f"gone/{round.rank}" if gone else "over", self.why))
-            abort_all([self._group])
+            abort_all([self.group])
             self._past = True
         if gone:
             self.door.close()
@@ -269,7 +272,7 @@ class Rounds:
         for result in list(self._waiting):
             with contextlib.suppress(InvalidStateError):  # it is there
                 result.set_exception(PeerError(why))
-        abort_all([self._group])
+        abort_all([self.group])
 
     def during(self, work: Callable[[], Any], group: Any) -> Any:
         """Return `work()`, a collective; it is done on a thread, since gloo's waits do not end when a group is aborted.
@@ -290,7 +293,7 @@ class Rounds:
             with contextlib.suppress(InvalidStateError), torch.cuda.stream(stream):  # the round may have ended
                 try:
                     value = work()
-                    if stream is not None and group is self._group:
+                    if stream is not None and group is self.group:
                         stream.synchronize()
                     result.set_result(value)
                 except BaseException as error:

@@ -11,7 +11,7 @@ what the user sees of it.
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -90,7 +90,7 @@ class Life(Generic[AnySetup]):
     `timeout` are as the user gave them.
     """
 
-    alike: ClassVar[bool] = True  # a stage that agrees gives all ranks the same result
+    alike = True  # a stage that agrees gives all ranks the same result
     log: Logbook | None = None  # the times of training since the buckets were made, if they are taken
     runtime: Runtime[AnySetup]  # monitor, groups and lanes
     decisions: Decisions  # on what the flights of a backward keep

@@ -19,9 +19,9 @@ from torch.nn.parallel import DistributedDataParallel
 
 from ..arguments import message
 from ..buckets import check_averaged, real
-from ..comm import Comm, check_comm, check_device, members_of
-from ..runtime import Setup, named, or_abandon
-from .handle import Handle, HookLife, make_hook_setup, rules_on_gradients
+from ..comm import Comm, check_comm, members_of
+from ..runtime import Setup, as_time, named, or_abandon
+from .handle import Handle, HookLife, rules_on_gradients
 
 if TYPE_CHECKING:
     GradBucket = Any  # torch leaves it without a type; at run time DDP asks for this very annotation
@@ -67,25 +67,20 @@ def ddp(
     check_comm(comm)
 
     def make() -> Setup:
-        rules = rules_on_gradients(stage)
-        plain = named(ddp_model.module)
+        rules, plain = rules_on_gradients(stage), named(ddp_model.module)
         names = {p: name for p, name in plain.items() if p.requires_grad}
-        frozen = [name for p, name in plain.items() if not p.requires_grad]
         for p, name in names.items():
             check_averaged(f"parameter {name}", p)
-        device = next(iter(names)).device
-        check_device(comm.group, device)
         if members_of(comm.group) != members_of(group):
             raise ValueError(
                 f"comm= has the ranks {members_of(comm.group)} and the model's process group "
                 f"{members_of(group)}; they must be the same"
             )
-        for rule in rules:
-            rule.stage.check(comm)
         if _lives.get(ddp_model) is not None:
             raise ValueError("this model has a stage already: call detach() on its handle before giving it another")
-        lines = [f"{name} {tuple(p.shape)} {p.dtype}" for p, name in names.items()]
-        return make_hook_setup(rules, names, frozen, device, timeout, scaler, lines)
+        frozen = tuple(name for p, name in plain.items() if not p.requires_grad)
+        lines = tuple(f"{name} {tuple(p.shape)} {p.dtype}" for p, name in names.items())
+        return Setup(rules, names, frozen, next(iter(names)).device, as_time(timeout), scaler, lines)
 
     return Handle(DataParallelLife(make, comm, timeout, ddp_model))
 

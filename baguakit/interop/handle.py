@@ -10,12 +10,12 @@ from torch.autograd import Variable
 
 from ..arguments import message
 from ..buckets import values
-from ..comm import Comm
+from ..comm import Comm, check_device
 from ..flights import Attached, HookRunner, Life
 from ..keeping import Joint
 from ..report import Report, Row, make_report
 from ..rules import Rule, during_backward, rules_of
-from ..runtime import Setup, as_time, check_scaler, or_abandon, warm_up
+from ..runtime import Setup, check_scaler, or_abandon, warm_up
 from ..stages import Stage
 from ..topology.chosen import chooses
 
@@ -36,6 +36,15 @@ class HookLife(Life[Setup]):
                 largest = torch.empty((), dtype=dtype.to_real(), device=setup.device).expand(most)
                 warm_up([rule.stage for rule in setup.rules], [largest], self.channel)
         self.runners = [HookRunner(i, rule, [], self.channel, names=setup.names) for i, rule in enumerate(setup.rules)]
+
+    def make_setup(self) -> Setup:
+        """Make the setup of this rank, with what hooks have in common."""
+        setup = self.make()
+        check_device(self.comm.group, setup.device)
+        check_scaler(setup.scaler, setup.rules)
+        for rule in setup.rules:
+            rule.stage.check(self.comm)
+        return replace(setup, lines=(*map(repr, setup.rules), f"scaler={setup.scaler is not None}", *setup.lines))
 
     def begin(self) -> HookRunner | None:
         """Return the runner whose rule acts in the backward under way, if any. Called by each hook."""
@@ -141,22 +150,3 @@ def rules_on_gradients(stage: Any) -> tuple[Rule, ...]:
             if rule.overlaps(other):
                 raise ValueError(f"{other!r} and {rule!r} act in the same steps; separate them with start= and stop=")
     return rules
-
-
-def make_hook_setup(
-    rules: tuple[Rule, ...],
-    names: dict[Tensor, str],
-    frozen: Sequence[str],
-    device: torch.device,
-    timeout: Any,
-    scaler: Any,
-    lines: Iterable[str],
-) -> Setup:
-    """Return the setup of a hook; `lines` is further text that must be the same on all ranks.
-
-    Raises:
-        TypeError, ValueError: `timeout` or `scaler` is invalid.
-    """
-    check_scaler(scaler, rules)
-    lines = (*map(repr, rules), f"scaler={scaler is not None}", *lines)
-    return Setup(rules, names, tuple(frozen), device, as_time(timeout), scaler, lines)

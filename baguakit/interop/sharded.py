@@ -5,22 +5,39 @@
 
 The first is sharding within nodes and any stage between them. FSDP runs its reductions and their hooks on a stream of
 their own: that stream waits for the flight of a hook, and backward continues. On a CPU backward waits.
+
+By the first half of a stage a rank gets its own shard of the mean, and sends only what the others need:
+
+    s_r ← (1/n) Σ_q shard r of x_q                      Mean()
+    s_r ← (1/n) Σ_q Q(shard r of x_q)                   CompressedMean(Q): one loss, where an all-reduce has two
+    y ← x + e;  s_r ← one of these of y;  e ← y − Q(y)  ErrorFeedback(CompressedMean(Q))
 """
 
-from dataclasses import dataclass
+import weakref
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
 from datetime import timedelta
+from functools import partial
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed import ReduceOp
 
 from ..arguments import instance, message, truth
-from ..comm import Comm, check_comm, check_device, members_of
+from ..buckets import real
+from ..comm import Comm, SentFormat, check_comm, members_of
 from ..compressors import Compressor
-from ..runtime import Setup, fsdp_modules, named, plain_names, reshard
-from .handle import Handle, make_hook_setup, rules_on_gradients
-from .sharded_lives import AcrossShards, WithinShards, check_scatter, hooked
+from ..flights import Ledger
+from ..keeping import finite, update_if_finite_
+from ..primitives import compressed_all_gather, compressed_reduce_scatter
+from ..report import Row, row_of
+from ..runtime import Setup, as_time, broadcast_tensors, fsdp_modules, named, or_abandon, plain_names, reshard
+from ..stages import CompressedMean, ErrorFeedback, Mean, Stage, State
+from .handle import Handle, HookLife, rules_on_gradients
+
+_hooked: "weakref.WeakSet[nn.Module]" = weakref.WeakSet()  # modules with a stage in their hooks
 
 
 def fsdp(
@@ -70,25 +87,23 @@ def fsdp(
     def make() -> Setup:
         truth("broadcast", broadcast)
         rules = rules_on_gradients(stage)
-        device = next(model.parameters()).device
-        check_device(comm.group, device)
         check_units(units, comm, across)
         if weights is not None and (across or not isinstance(weights, Compressor)):
             wanted = "a compressor such as MinMaxUInt8(), and only without comm="
             raise TypeError(message("weights", wanted, weights))
-        for rule in rules:
-            rule.stage.check(comm)
-            if not across:
-                check_scatter(rule.stage)
+        for rule in rules if not across else ():
+            check_scatter(rule.stage)
         names = {shard: name for layout in layouts for shard, name in layout.items()}
-        frozen = [name for p, name in named(model).items() if not p.requires_grad]
-        lines = [f"weights={weights!r}", *(f"{name} {tuple(shard.shape)}" for shard, name in names.items())]
-        return make_hook_setup(rules, names, frozen, device, timeout, scaler, lines)
+        frozen = tuple(name for p, name in named(model).items() if not p.requires_grad)
+        lines = (f"weights={weights!r}", *(f"{name} {tuple(shard.shape)}" for shard, name in names.items()))
+        return Setup(rules, names, frozen, next(model.parameters()).device, as_time(timeout), scaler, lines)
 
-    hooks = [(unit.name, unit.module, list(layout)) for unit, layout in zip(units, layouts, strict=True)]
-    if across:
-        return Handle(AcrossShards(make, comm, timeout, hooks, model if broadcast else None))
-    return Handle(WithinShards(make, comm, timeout, hooks, weights))
+    life = ShardedLife(make, comm, timeout, list(zip(units, map(list, layouts), strict=True)), across, weights)
+    if across and broadcast and comm.size > 1:
+        tensors, device = [*model.parameters(), *model.buffers()], life.setup.device
+        with or_abandon(life):
+            life.together("broadcast", lambda own: broadcast_tensors(tensors, own, device))
+    return Handle(life)
 
 
 @dataclass(frozen=True, eq=False)
@@ -179,7 +194,7 @@ def check_units(units: list[Unit], comm: Comm, across: bool) -> None:
                 f"{unit.name} is sharded over the ranks {unit.ranks} and {first.name or 'the model'} over "
                 f"{first.ranks}; call bk.interop.fsdp for each part of the model"
             )
-        if unit.module in hooked:
+        if unit.module in _hooked:
             raise ValueError("this model has a stage already: call detach() on its handle before giving it another")
     both = sorted(set(ours) & set(first.ranks))
     if across and both != [dist.get_rank()]:
@@ -192,3 +207,172 @@ def check_units(units: list[Unit], comm: Comm, across: bool) -> None:
             "this model is sharded over a mesh of two dimensions, and FSDP averages over the first itself before any "
             'hook; shard over the second alone: fully_shard(module, mesh=mesh["intra"])'
         )
+
+
+class ShardedLife(HookLife):
+    """The life of stages in the hooks of an FSDP2 model.
+
+    `hooks` are its units, and stand-ins for the shards in the gradients of each, in order. Stages work `across` ranks
+    that hold the same shards, in FSDP's all-reduce hooks; or else the first half of stages takes the place of FSDP's
+    reduce-scatter, and a compressor of `weights` that of its all-gather.
+    """
+
+    def __init__(
+        self,
+        make: Callable[[], Setup],
+        comm: Comm,
+        timeout: Any,
+        hooks: Sequence[tuple[Unit, Sequence[Tensor]]],
+        across: bool,
+        weights: Compressor | None,
+    ) -> None:
+        self.alike = across  # else each rank has a shard of its own
+        super().__init__(make, comm, timeout)
+        self.hooks, self.gathers = hooks, list[AllGather]()
+        with or_abandon(self):
+            for i, (unit, _) in enumerate(hooks):
+                _hooked.add(unit.module)
+                self.unhook.append(partial(_hooked.discard, unit.module))
+                if across:
+                    unit.module.set_all_reduce_hook(partial(self.average, i))
+                    self.unhook.append(partial(unit.module.set_all_reduce_hook, None))
+                else:
+                    self.hook_within(i, unit.module, weights)
+
+    def hook_within(self, i: int, module: Any, weights: Compressor | None) -> None:
+        """Put the first half of stages in the place of FSDP's reduce-scatter of unit `i`."""
+        # Here, since it takes seconds to import; and torch says in no other way how to have its own again.
+        from torch.distributed.fsdp._fully_shard._fsdp_collectives import DefaultAllGather, DefaultReduceScatter
+
+        module.set_custom_reduce_scatter(ReduceScatter(self, i))
+        self.unhook.append(lambda: module.set_custom_reduce_scatter(DefaultReduceScatter()))
+        if weights is not None:
+            self.gathers.append(AllGather(self, i, weights))
+            module.set_custom_all_gather(self.gathers[-1])
+            self.unhook.append(lambda: module.set_custom_all_gather(DefaultAllGather()))
+
+    def rows(self) -> Iterable[Row]:
+        number = len(self.runners)
+        for gather in self.gathers:
+            if gather.ledger.launches:
+                name = f"weights={gather.compressor!r}"
+                yield row_of(gather.ledger, name, number, gather.i, gather.values, gather.dtype)
+
+    def fly(self, i: int, x: Tensor, *how: Any) -> bool:
+        """Let the stage that acts average `x` (n,), the gradients of unit `i`; the current stream waits for it.
+
+        Returns:
+            True if a stage acts in this step.
+        """
+        runner = self.begin()
+        if runner is None:
+            return False
+        stage, (unit, layout) = runner.rule.stage, self.hooks[i]
+        if not (stage.remembers() or stage.wants_shapes()):
+            layout = []
+        elif sum(shard.numel() for shard in layout) != x.numel():
+            raise RuntimeError(
+                f"some parameters of {unit.name or 'the model'} got no gradient, and {stage!r} wants all of them every "
+                "time; call set_reduce_scatter_unused_params(True) on the model (torch 2.13), or shard those that may "
+                "go unused in a module of their own"
+            )
+        runner.arrive(self.launch(runner, i, x, layout, *how, self.show_fault))
+        return True
+
+    def average(self, i: int, x: Tensor) -> None:
+        """Average `x` in place: this rank's shards of the gradients of unit `i`."""
+        if x.is_cuda:  # FSDP may let go of it while the stream of its reductions still uses it
+            x.record_stream(torch.cuda.current_stream(x.device))
+        self.fly(i, real(x).view(-1), None, None)
+
+
+class Allocator:
+    """An allocator of the tensors that FSDP sends and receives."""
+
+    def allocate(self, size: Sequence[int], *, dtype: torch.dtype, device: torch.device) -> Tensor:
+        """Return a new tensor."""
+        return torch.empty(*size, dtype=dtype, device=device)
+
+
+@dataclass(eq=False)
+class ReduceScatter(Allocator):
+    """FSDP's reduce-scatter of unit `i`: the exact mean in steps in which no rule acts."""
+
+    life: ShardedLife
+    i: int
+
+    def __call__(
+        self, output_tensor: Tensor, input_tensor: Tensor, group: Any, op: Any, async_op: bool = False
+    ) -> None:
+        """Fill the output with this rank's shard, on the current stream. There is nothing to wait for."""
+        if op not in (ReduceOp.AVG, ReduceOp.SUM):
+            raise RuntimeError(
+                "set_gradient_divide_factor asks FSDP for a weighted sum, and a stage makes means; "
+                "divide the loss instead"
+            )
+        life, out, x = self.life, real(output_tensor).view(-1), real(input_tensor).view(-1)
+        if not life.fly(self.i, x, scatter, out):
+            life.together("gradients", lambda comm: life.show_fault(out.copy_(scatter(Mean(), x, {}, comm))))
+        if op == ReduceOp.SUM:
+            output_tensor.mul_(group.size())
+
+
+@dataclass(eq=False)
+class AllGather(Allocator):
+    """FSDP's all-gather of the weights of unit `i`, compressed, and what it has sent."""
+
+    life: ShardedLife
+    i: int
+    compressor: Compressor
+    values: int = 0
+    dtype: str = ""
+    ledger: Ledger = field(default_factory=Ledger)
+
+    def __call__(self, output_tensor: Tensor, input_tensor: Tensor, group: Any, async_op: bool = False) -> None:
+        """Fill the output, on the current stream. There is nothing to wait for."""
+        channel, formats = self.life.channel, list[SentFormat]()
+
+        def work(comm: Comm) -> None:
+            comm = comm.for_flight(0, None, 0, self.ledger.sent, formats)
+            if output_tensor.is_floating_point():
+                compressed_all_gather(input_tensor, self.compressor, comm, out=output_tensor)
+            else:
+                comm.note(self.compressor, output_tensor.dtype, "not floating-point")
+                output_tensor.copy_(comm.all_gather(input_tensor))
+
+        collective = channel.begin("weights", work)
+        self.ledger.launches += 1
+        channel.monitor.wait_for(collective)
+        self.values, self.dtype = output_tensor.numel(), str(output_tensor.dtype).removeprefix("torch.")
+        self.ledger.landed(formats)
+        self.ledger.flights.append(collective)
+
+
+def check_scatter(stage: Stage) -> None:
+    """Raise a TypeError unless `stage` has a first half."""
+    inner = stage.inner if isinstance(stage, ErrorFeedback) else stage
+    if not isinstance(inner, Mean | CompressedMean):
+        raise TypeError(
+            f"a sharded model needs only its own shard of the mean, and {stage!r} has no half that makes one; use "
+            "Mean(), CompressedMean() or ErrorFeedback(CompressedMean()), or shard within nodes and give "
+            "comm=bk.Comm(mesh.get_group('inter')) for any stage between them"
+        )
+
+
+def scatter(stage: Stage, x: Tensor, state: State, comm: Comm) -> Tensor:
+    """Return this rank's shard (n / size,) of the result of `stage` for `x` (n,), n being a multiple of the ranks."""
+    if not isinstance(stage, ErrorFeedback):
+        return _scatter(stage, x, comm, None)
+    e = state["residual"]
+    lost = torch.zeros_like(e)
+    shard = _scatter(stage.inner, x + e, comm, lost)
+    # A shard that is not finite is known to one rank only, and all must keep what they had.
+    is_finite = finite(shard).float()
+    update_if_finite_(e, lost, where=comm.all_reduce(is_finite, ReduceOp.MIN) > 0)
+    return shard.to(x.dtype)
+
+
+def _scatter(stage: Any, x: Tensor, comm: Comm, lost: Tensor | None) -> Tensor:
+    if isinstance(stage, Mean):
+        return comm.reduce_scatter(x.mul_(1 / comm.size))
+    return compressed_reduce_scatter(x, stage.compressor, comm, residual=lost, average=True)

@@ -66,7 +66,7 @@ def test_who_was_never_there_is_gone_and_who_is_not_answered_is_silent(knocks, m
         address = f"127.0.0.1:{server.getsockname()[1]}"
     assert becomes(knocks, address, GONE)
     assert not knocks.knock("")
-    monkeypatch.setattr(doors, "connecting", lambda address: None)
+    monkeypatch.setattr(doors, "connecting", lambda address: SILENT)
     assert knocks.knock("192.0.2.1:1") == SILENT
     assert Knocks.settled(["192.0.2.1:1"]) == [SILENT]
 

@@ -132,7 +132,7 @@ def test_survivors_are_those_of_the_latest_round_with_a_whole_state():
 def two(store):
     """Two processes that have met, and 3 steps each."""
     settings = replace(SOON, port=store.underlying_store.port, least=2, most=2)
-    both = [Trained(settings, lambda group: None) for _ in range(2)]
+    both = [Trained(settings) for _ in range(2)]
     with ThreadPoolExecutor(2) as pool:
         list(pool.map(Rounds.meet, both))
     yield both
@@ -185,7 +185,7 @@ def test_the_rank_that_deletes_what_old_rounds_have_left_beats_meanwhile(store):
     here = dist.PrefixStore("baguakit/elastic/name", store.underlying_store)
     here.set("round", "8")
     here.multi_set([f"7/{i}" for i in range(2000)], [""] * 2000)  # 200 looks
-    one = Trained(settings, lambda group: None)
+    one = Trained(settings)
     one._number = 8
     here.set("8/closed", "[]")
     here.set("8/over", "")
