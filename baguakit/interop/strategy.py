@@ -11,6 +11,7 @@ import contextlib
 import os
 from collections.abc import Callable, Mapping
 from datetime import timedelta
+from functools import partial
 from typing import Any
 
 from torch.distributed.device_mesh import init_device_mesh
@@ -47,6 +48,9 @@ class BaguaStrategy(DDPStrategy):
         options: options of `DDPStrategy` that are not about its wrapper, such as `process_group_backend`, `timeout`,
             `start_method`, `precision_plugin` and `checkpoint_io`.
 
+    Attributes:
+        attachment: while the trainer fits, with `merge()`, `report()`, `consensus_distance()`; else None.
+
     Raises:
         ValueError, TypeError: there is no such algorithm, or an option is about the wrapper that is not there.
     """
@@ -64,17 +68,11 @@ class BaguaStrategy(DDPStrategy):
         super().__init__(**options)
         if isinstance(algorithm, str):
             if algorithm not in algorithms.__all__:
-                there = ", ".join(algorithms.__all__)
-                raise ValueError(f"there is no bk.algorithms.{algorithm}; there are {there}")
+                raise ValueError(f"there is no bk.algorithms.{algorithm}; there are {', '.join(algorithms.__all__)}")
             algorithm = getattr(algorithms, algorithm)()
         self.rules = rules_of(algorithm)
-        self._bucket_bytes, self._flight_timeout = bucket_bytes, flight_timeout
-        self._attachment: Attachment | None = None
-
-    @property
-    def attachment(self) -> Attachment | None:
-        """Return the attachment, while the trainer fits: `merge()`, `report()`, `consensus_distance()`."""
-        return self._attachment
+        self._attach = partial(attach, bucket_bytes=bucket_bytes, timeout=flight_timeout)
+        self.attachment: Attachment | None = None
 
     # Training
 
@@ -83,15 +81,8 @@ class BaguaStrategy(DDPStrategy):
         super().setup(trainer)
         module: Any = self.lightning_module
         if trainer.state.fn == TrainerFn.FITTING:
-            self._attachment = attach(
-                module,
-                self.optimizers,
-                self.rules,
-                comm=self._comm(),
-                bucket_bytes=self._bucket_bytes,
-                scaler=getattr(self.precision_plugin, "scaler", None),
-                timeout=self._flight_timeout,
-            )
+            scaler = getattr(self.precision_plugin, "scaler", None)
+            self.attachment = self._attach(module, self.optimizers, self.rules, comm=self._comm(), scaler=scaler)
 
     def configure_ddp(self) -> None:
         """Leave the model as it is."""
@@ -103,18 +94,18 @@ class BaguaStrategy(DDPStrategy):
 
     def block_backward_sync(self) -> contextlib.AbstractContextManager[None]:
         """Only accumulate gradients in the backward passes of the body."""
-        return contextlib.nullcontext() if self._attachment is None else self._attachment.no_sync()
+        return contextlib.nullcontext() if self.attachment is None else self.attachment.no_sync()
 
     def on_exception(self, exception: BaseException) -> None:
         """Detach at once, waiting for nobody, and tell the other ranks why."""
-        attachment, self._attachment = self._attachment, None
+        attachment, self.attachment = self.attachment, None
         if attachment is not None:
             attachment.__exit__(type(exception), exception, None)
         super().on_exception(exception)
 
     def teardown(self) -> None:
         """Detach, and tear down the strategy."""
-        attachment, self._attachment = self._attachment, None
+        attachment, self.attachment = self.attachment, None
         try:
             if attachment is not None:
                 attachment.detach()
@@ -136,11 +127,10 @@ class BaguaStrategy(DDPStrategy):
 
     def save_checkpoint(self, checkpoint: dict[str, Any], filepath: Any, storage_options: Any = None) -> None:
         """Write Lightning's file, and this rank's own where ranks differ."""
-        if self._attachment is None or "optimizer_states" not in checkpoint:  # only weights are saved
+        if self.attachment is None or "optimizer_states" not in checkpoint:  # only weights are saved
             super().save_checkpoint(checkpoint, filepath, storage_options=storage_options)
             return
-        differ = any(rule.what == "data" for rule in self.rules)
-        state = self._attachment.state_dict()
+        differ, state = any(rule.what == "data" for rule in self.rules), self.attachment.state_dict()
         each = differ or differs_between_ranks(self.rules, state)
         checkpoint[KEY] = {"ranks": self.world_size, "each": each, "state": state}
         super().save_checkpoint(checkpoint, filepath, storage_options=storage_options)
@@ -152,11 +142,10 @@ class BaguaStrategy(DDPStrategy):
     def load_checkpoint(self, checkpoint_path: Any, *args: Any, **kwargs: Any) -> dict[str, Any]:
         """Read Lightning's file, or in a resumed fit what this rank wrote."""
         checkpoint: dict[str, Any] = super().load_checkpoint(checkpoint_path, *args, **kwargs)
-        saved = checkpoint.get(KEY)
+        saved: Any = checkpoint.get(KEY)
         module: Any = self.lightning_module
-        if not saved or not saved["each"] or module.trainer.state.fn != TrainerFn.FITTING:
-            return checkpoint
-        if (rank := self.global_rank % saved["ranks"]) == 0:
+        rank = self.global_rank % saved["ranks"] if saved and saved["each"] else 0
+        if rank == 0 or module.trainer.state.fn != TrainerFn.FITTING:
             return checkpoint
         path = part_of(checkpoint_path, rank)
         try:
@@ -169,8 +158,8 @@ class BaguaStrategy(DDPStrategy):
     def load_optimizer_state_dict(self, checkpoint: Mapping[str, Any]) -> None:
         """Load the optimizers, and then the attachment."""
         super().load_optimizer_state_dict(checkpoint)
-        if self._attachment is not None and KEY in checkpoint:
-            self._attachment.load_state_dict(checkpoint[KEY]["state"])
+        if self.attachment is not None and KEY in checkpoint:
+            self.attachment.load_state_dict(checkpoint[KEY]["state"])
 
     def remove_checkpoint(self, filepath: Any) -> None:
         """Remove Lightning's file, and this rank's own."""
