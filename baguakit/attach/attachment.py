@@ -17,6 +17,7 @@ from ..report import Report, Timeline, account, gathered, make_report, written
 from ..rules import Algorithm, Rule
 from .broadcast import consensus_distance, merge_
 from .engine import Engine
+from .hooks import Hooks
 from .joining import joined
 from .model import make_setup
 from .setup import AttachSetup
@@ -330,4 +331,6 @@ def attach(
         return make_setup(model, optimizer, algorithms, comm, bucket_bytes, timeout, scaler, broadcast, ever, order)
 
     with torch.inference_mode(False):  # else no step outside of it could write to the buckets
-        return Attachment(Engine(make, comm, timeout))
+        engine = Engine(make, comm, timeout)
+        Hooks(engine)
+    return Attachment(engine)

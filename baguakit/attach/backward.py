@@ -7,22 +7,20 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from functools import partial
 from itertools import repeat
 from operator import attrgetter, is_
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.autograd import Variable
 
 from ..buckets import is_view
-from ..flights import BACKWARD, GradientRunner, RuleRunner, Turn
+from ..flights import BACKWARD, GradientRunner, Life, RuleRunner, Turn
 from ..keeping import Joint, tensors_of
-from ..lanes import Lane, current_stream
-
-if TYPE_CHECKING:
-    from .engine import Engine
+from .landings import GRAD, LeafStreams, within_backward
+from .setup import AttachSetup
 
 log = logging.getLogger("baguakit")
-TRAINABLE, GRAD = attrgetter("requires_grad"), attrgetter("grad")
+TRAINABLE = attrgetter("requires_grad")
 OUTSIDE = -1  # the number of autograd's task where there is none
 
 
@@ -33,8 +31,9 @@ class Backward:
     callbacks and tells nobody: that is noticed when the next backward begins, or the optimizer steps.
     """
 
-    def __init__(self, engine: "Engine") -> None:
-        self.engine, self.clock, self.decisions = engine, engine.clock, engine.decisions
+    def __init__(self, life: Life[AttachSetup], landed: Callable[[list[int]], None]) -> None:
+        self.life, self.clock, self.decisions = life, life.clock, life.decisions
+        self.landed = landed  # called at the end with the parameters, by id, of the gradients that have landed
         self.runners: Sequence[GradientRunner] = []  # of the rules on gradients, in order
         self.task: int | None = None  # of the backward under way, or that has failed
         self.mark: Callable[[], Any] = lambda: None  # returns None once autograd has discarded that backward
@@ -47,7 +46,7 @@ class Backward:
         self.passes = 0  # backward passes landed since the last step
         self.reached: set[Tensor] = set()  # has a gradient of this backward
         self.touched: set[Tensor] = set()  # has a gradient since the last landing, under no_sync as well
-        self.leaves = LeafStreams() if engine.setup.device.type == "cuda" else None
+        self.leaves = LeafStreams() if life.setup.device.type == "cuda" else None
         self.arrived: dict[Tensor, None] | None = None  # has a gradient of this step, in the order of their arrival
         self.first = True  # no backward has ended
         self.held: list[tuple[Tensor, Tensor]] = []  # a parameter, and its values when the first backward began
@@ -56,7 +55,8 @@ class Backward:
         """Go on in this step with other runners: of the setup in force."""
         for runner, before in zip(runners, self.runners, strict=False):
             runner.flown, runner.factor = before.flown, before.factor
-        self.runners, self.names, self.log = runners, self.engine.setup.names, self.engine.log
+        self.runners, self.names = runners, self.life.setup.names
+        self.log: Any = self.life.log
         self.acting: list[GradientRunner] = []
         self.delay = 0  # of the gradients of this backward: all rules that act have the same
         self.scale: Tensor | None = None  # of the loss of this backward
@@ -143,7 +143,7 @@ class Backward:
 
     def prepare(self) -> None:
         """Determine the buckets that will be launched, and whether their flights decide together."""
-        self.next, self.scale = 0, self.engine.runtime.setup.loss_scale()
+        self.next, self.scale = 0, self.life.runtime.setup.loss_scale()
         acting = [runner for runner in self.runners if runner.rule.acts(self.clock.step)]
         if acting != self.acting:
             self.decisions.settle()  # those after it may be on another lane
@@ -215,7 +215,7 @@ class Backward:
         while self.next < len(self.order):
             self.launch_next()
         self.task, landed = None, list[int]()
-        self.dropped = self.engine.land(self.acting, self.delay)
+        self.dropped = self.life.land(self.acting, self.delay)
         if self.leaves is not None:
             self.leaves.landed({runner.channel.lane for runner in self.acting})
         if self.dropped and self.scale is None:
@@ -226,7 +226,7 @@ class Backward:
                 landed += runner.land(self.scale)
             self.passes += 1
         self.touched.clear()
-        self.engine.gradients_landed(landed)
+        self.landed(landed)
 
     def drop_gradients(self) -> None:
         """Drop all gradients: a backward has failed on some rank, and no rank steps with it."""
@@ -245,13 +245,13 @@ class Backward:
         started, self.touched = self.next, set()
         if started == 0:
             self.announce()
-        if not self.order or self.engine.runtime.comm.size == 1:
+        if not self.order or self.life.runtime.comm.size == 1:
             self.start_over()
             return False
         self.task = None
         if why := self.why_not_dropped():
-            raise self.engine.runtime.monitor.fail(
-                f"a backward failed on rank {self.engine.runtime.comm.rank} after {started} of {len(self.order)} "
+            raise self.life.runtime.monitor.fail(
+                f"a backward failed on rank {self.life.runtime.comm.rank} after {started} of {len(self.order)} "
                 f"buckets had been launched, and was caught; the step cannot be dropped on all ranks: {why}"
             )
         self.launch_filled(failed=True)
@@ -263,7 +263,7 @@ class Backward:
         for runner, i in self.order[self.next :]:
             self.next += 1
             runner.launch_filled(i, self.clock.step, self.decisions.joint, failed)
-        return self.engine.land(self.acting)
+        return self.life.land(self.acting)
 
     def shadow(self) -> None:
         """Launch zeros for a backward of other ranks, and land nothing."""
@@ -324,11 +324,11 @@ class Backward:
             runner.step_ended()
 
 
-def hooked(p: Tensor, engine: "Engine") -> Any:
-    """Hook a parameter, behind all other hooks of it: they may change the gradient, whenever they were registered.
+def hooked(p: Tensor, engine: Any) -> Any:
+    """Hook a parameter, for `engine.backward`, behind all other hooks of it: they may change the gradient.
 
-    In the backward that finds another one behind, the gradient counts as the last of its bucket; in the next, this one
-    is behind again.
+    They may be registered at any time. In the backward that finds another one behind, the gradient counts as the last
+    of its bucket; in the next, this one is behind again.
     """
 
     def accumulated(p: Any) -> None:
@@ -344,48 +344,6 @@ def hooked(p: Tensor, engine: "Engine") -> Any:
     return handle
 
 
-class LeafStreams:
-    """The CUDA streams of the forward passes, on which gradients that have not landed yet were accumulated.
-
-    Autograd makes the stream that called backward wait for all of them, but only at the end of backward. A bucket is
-    launched earlier, and its gradients may be freed later.
-    """
-
-    def __init__(self) -> None:
-        self.params: dict[Any, set[Tensor]] = {}  # by stream
-
-    def note(self, p: Tensor) -> None:
-        """Note that the current stream has accumulated a gradient of `p`."""
-        if (stream := current_stream(p.device)) is not None:
-            self.params.setdefault(stream, set()).add(p)
-
-    def of(self, params: Iterable[Tensor]) -> list[Any]:
-        """Return the streams that have accumulated gradients of these parameters."""
-        wanted = list(params)
-        return [stream for stream, made in self.params.items() if not made.isdisjoint(wanted)]
-
-    def follow(self, params: Iterable[Tensor]) -> None:
-        """Let the current stream wait for the gradients of these parameters, and keep their memory until it has."""
-        wanted = set(params)
-        for stream, made in self.params.items():
-            here = current_stream(stream.device)
-            for p in made & wanted if stream != here else ():
-                here.wait_stream(stream)
-                if p.grad is not None:
-                    p.grad.record_stream(here)
-
-    def landed(self, lanes: Collection[Lane]) -> None:
-        """Keep the memory of the gradients until the lanes have read it, and forget the gradients.
-
-        The current stream has waited for the lanes. Other streams have not, and could otherwise reuse that memory as
-        soon as the host frees a gradient.
-        """
-        for stream, params in self.params.items():
-            for lane in lanes if stream != current_stream(stream.device) else ():
-                lane.uses([p.grad for p in params])
-        self.params.clear()
-
-
 def check_unconverted(runners: Iterable[RuleRunner], names: dict[Tensor, str]) -> None:
     """Raise a RuntimeError if a parameter of `runners` has been converted since its bucket was made."""
     for runner in runners:
@@ -396,10 +354,3 @@ def check_unconverted(runners: Iterable[RuleRunner], names: dict[Tensor, str]) -
                         f"parameter {names[p]} is {p.dtype} on {p.device} and was {view.dtype} on "
                         f"{view.device} when it was attached; detach, convert the model, and attach again"
                     )
-
-
-def within_backward(what: str) -> RuntimeError:
-    """Return the error of a step that does not wait for the gradients of all ranks."""
-    return RuntimeError(
-        f"{what} within a backward, before the gradients of all ranks have landed; step when backward has returned"
-    )

@@ -32,7 +32,7 @@ from ..runtime import agree, broadcast_tensors, channel_of, named, or_abandon, w
 from ..stages.base import remembered
 from .backward import Backward
 from .broadcast import take_from
-from .hooks import Hooks, Landings, OtherOptimizers
+from .landings import Landings, OtherOptimizers
 from .setup import AttachSetup, better_order, check_others
 
 MANY = 32  # backward passes without a step: more than a GradScaler skips when it sets out
@@ -60,7 +60,6 @@ class Engine(Life[AttachSetup]):
         self.other_optimizers = OtherOptimizers(self.setup.model, self.setup.optimizers)
         self.landings = {each: Landings(each) for each in self.setup.optimizers}
         _engines.add(self)
-        self.rebuilt = Hooks(self).follow
 
     def start(self, fill: Callable[[], Any], load: Callable[[], Any]) -> None:
         """Begin, or in a group whose ranks come and go begin anew. Collective.
@@ -75,7 +74,7 @@ class Engine(Life[AttachSetup]):
         self.loaded: int | None = None  # the step of the state that has been loaded
         with or_abandon(self.runtime):
             fill()
-            self.backward = Backward(self)
+            self.backward = Backward(self, self.gradients_landed)
             self.make_buckets()
             load()
 

@@ -10,7 +10,7 @@ from torch import nn
 from torch.autograd import Variable
 
 import baguakit as bk
-from baguakit.attach import backward as leaves
+from baguakit.attach import landings as leaves
 
 
 class Stream:
