@@ -19,50 +19,7 @@ from .broadcast import consensus_distance, merge_
 from .engine import Engine
 from .hooks import Hooks
 from .joining import joined
-from .model import make_setup
-from .setup import AttachSetup
-
-
-class Tunable:
-    """The settings of an attachment that a tuner changes, and what it needs to know for that.
-
-    Attributes:
-        ranks: their number.
-        device: of the parameters.
-        names: of the trainable parameters.
-    """
-
-    def __init__(self, engine: Engine) -> None:
-        self._engine, self.ranks = engine, engine.runtime.comm.size
-        self.device, self.names = engine.setup.device, engine.setup.names
-
-    @property
-    def setting(self) -> tuple[int, int]:
-        """Return the present size of buckets in bytes and number of flows; `recut` changes them."""
-        return self._engine.setup.bucket_bytes, self._engine.flows
-
-    @property
-    def tuned(self) -> dict[str, int] | None:
-        """Return the `bucket_bytes` and `flows` that tuning found, if it has ended: part of the attachment's state."""
-        return self._engine.tuned
-
-    @tuned.setter
-    def tuned(self, found: dict[str, int] | None) -> None:
-        self._engine.tuned = found
-
-    def listen(self, listener: Callable[[], None]) -> None:
-        """Call `listener` after each step from now on. Until `unlisten`, `join()` raises."""
-        self._engine.listeners.append(listener)
-
-    def unlisten(self, listener: Callable[[], None]) -> None:
-        """Call `listener` no more."""
-        if listener in self._engine.listeners:
-            self._engine.listeners.remove(listener)
-
-    def gather(self, value: Any) -> list[Any]:
-        """Return the values of all ranks. Collective."""
-        gathered: list[Any] = self._engine.together("tuning", lambda comm: comm.gather_objects(value))
-        return gathered
+from .setup import AttachSetup, make_setup
 
 
 class Attachment(Attached):
@@ -240,9 +197,9 @@ class Attachment(Attached):
         engine.recut(size, engine.flows if flows is None else integer("flows", flows, 1))
 
     @property
-    def tunable(self) -> Tunable:
-        """Return the settings that a tuner such as `bk.tune.autotune` changes, and what it needs to know for that."""
-        return Tunable(self._life)
+    def tunable(self) -> Engine:
+        """Return the engine, whose settings a tuner such as `bk.tune.autotune` changes."""
+        return self._life
 
     # In a group of bk.elastic
 

@@ -28,6 +28,7 @@ from ..flights import (
     mean_gradients_,
 )
 from ..monitor import PeerError
+from ..rules import Rule
 from ..runtime import agree, broadcast_tensors, channel_of, named, or_abandon, warm_up
 from ..stages.base import remembered
 from .backward import Backward
@@ -77,6 +78,11 @@ class Engine(Life[AttachSetup]):
             self.backward = Backward(self, self.gradients_landed)
             self.make_buckets()
             load()
+
+    @property
+    def setting(self) -> tuple[int, int]:
+        """Return the present size of buckets in bytes and number of flows; `recut` changes them."""
+        return self.setup.bucket_bytes, self.flows
 
     def take_from_rank_0(self) -> None:
         """Overwrite weights, buffers and optimizer state with rank 0's, if `broadcast` asked for it. Collective."""
@@ -130,7 +136,7 @@ class Engine(Life[AttachSetup]):
     def recut(self, bucket_bytes: int, flows: int) -> None:
         """Continue with buckets of another size and over other flows. Collective, unless nothing changes."""
         flows = flows if self.runtime.comm.size > 1 else self.flows
-        if (bucket_bytes, flows) == (self.setup.bucket_bytes, self.flows):
+        if (bucket_bytes, flows) == self.setting:
             return
         if flows > 1 and self.setup.device.type == "cuda":
             raise ValueError(f"flows={flows} divide what travels over gloo, and these parameters travel by NCCL; use 1")
@@ -242,20 +248,20 @@ class Engine(Life[AttachSetup]):
             self.begun = True
             if land and self.on_weights:
                 self._land_between()
-            if beginners := [runner for runner in self.on_weights if self._takes_first_step(runner)]:
+            beginners = [each for each in self.on_weights if each.round == 0 and self._takes_first_step(each.rule)]
+            if beginners:
                 self.clock.announce(Turn.BEGIN)
-                for runner in beginners:
-                    runner.make_states()
+            for runner in beginners:
+                runner.make_states()
 
     def _land_between(self) -> None:
         for runner in self.on_weights:
             if runner.rule.window == "between_steps" and runner.air:
                 runner.land_all()
 
-    def _takes_first_step(self, runner: WeightRunner) -> bool:
+    def _takes_first_step(self, rule: Rule) -> bool:
         """Return True if a rule takes its first step and copies the weights: they may be others than at `attach`."""
-        step, rule = self.clock.step, runner.rule
-        first = runner.round == 0 and rule.begun(step) and not rule.begun(step - 1)
+        first = rule.begun(self.clock.step) and not rule.begun(self.clock.step - 1)
         known = self.loaded is not None and rule.begun(self.loaded)
         return first and not known and rule.stage.copies_weights()
 
@@ -268,7 +274,14 @@ class Engine(Life[AttachSetup]):
         try:
             if self.on_weights:
                 self._land_between()
-                self._exchange(step)
+            for runner in self.on_weights:
+                if runner.rule.delay and runner.is_due(step):
+                    runner.land_all()
+            for runner in self.on_weights:
+                if runner.rule.window == "after_step" and runner.exchanges(step):
+                    runner.launch_all(step, keep=runner.rule.delay > 0 and runner.rule.mix is None)
+                    if runner.rule.delay == 0:
+                        runner.land_all()
         finally:  # the optimizer has stepped, even if the exchange after it has been lost
             self.log.step_ended(step)
             self.clock.step = step + 1
@@ -282,16 +295,6 @@ class Engine(Life[AttachSetup]):
             self.keep_step()
         for listener in list(self.listeners):
             listener()
-
-    def _exchange(self, step: int) -> None:
-        for runner in self.on_weights:
-            if runner.rule.delay and runner.is_due(step):
-                runner.land_all()
-        for runner in self.on_weights:
-            if runner.rule.window == "after_step" and runner.exchanges(step):
-                runner.launch_all(step, keep=runner.rule.delay > 0 and runner.rule.mix is None)
-                if runner.rule.delay == 0:
-                    runner.land_all()
 
     def keep_step(self) -> None:
         """Keep what a step has changed, where ranks may be lost: a flight that is lost later does not take it back."""

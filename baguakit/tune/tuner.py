@@ -71,7 +71,7 @@ class Tuner:
     """
 
     def __init__(self, att: Any, start: tuple[int, int], sizes: list[int], flows: list[int], steps: int) -> None:
-        self._att, self._tunable, self._setting = att, att.tunable, start
+        self._att, self._engine, self._setting = att, att.tunable, start
         self._sizes, self._flows = sizes, flows
         self._begin = max(map(settled, att.rules))
         self._period = lcm(*map(every_of, att.rules))
@@ -82,8 +82,8 @@ class Tuner:
         self.over = False
         self._times: list[float] = []
         self._last: float | None = None
-        if self._tunable.tuned is None:
-            self._tunable.listen(self._step_ended)
+        if self._engine.tuned is None:
+            self._engine.listeners.append(self._step_ended)
             self._say(f"tuning from {Trial(*start, 0.0)}".partition(":")[0])
         else:
             self._end("already tuned, before this state was saved")
@@ -105,35 +105,36 @@ class Tuner:
     __repr__ = __str__
 
     def _step_ended(self) -> None:
-        if self._tunable.tuned is not None:
+        if self._engine.tuned is not None:
             self._end("already tuned, as the state that was loaded says")
-        elif self._last is not None and self._tunable.setting != self._setting:
+        elif self._last is not None and self._engine.setting != self._setting:
             self._end("stopped: the buckets have been cut otherwise")
         elif self._att.step >= self._begin:
             if self._last is None:
                 self._att.recut(*self._setting)
             else:
-                self._times.append(now(self._tunable.device) - self._last)
+                self._times.append(now(self._engine.setup.device) - self._last)
                 if len(self._times) == self._skipped + self._steps:
                     self._judge()
-            self._last = now(self._tunable.device)
+            self._last = now(self._engine.setup.device)
 
     def _judge(self) -> None:
         taken, self._times, k = self._times[self._skipped :], [], self._period
         mine = statistics.median(sum(taken[i : i + k]) / k for i in range(0, len(taken), k))
-        trial = Trial(*self._setting, max(self._tunable.gather(mine)))
+        trial = Trial(*self._setting, max(self._engine.together("tuning", lambda comm: comm.gather_objects(mine))))
         self.trials.append(trial)
         self._say(str(trial))
         after, best = next_of(self.trials, self._sizes, self._flows), best_of(self.trials)
         self._setting = best.setting if after is None else after
         self._att.recut(*self._setting)
         if after is None:
-            self._tunable.tuned = {"bucket_bytes": best.bucket_bytes, "flows": best.flows}
+            self._engine.tuned = {"bucket_bytes": best.bucket_bytes, "flows": best.flows}
             self._end(f"tuned after {counted(len(self.trials), 'trial')}: {best}")
 
     def _end(self, why: str) -> None:
         self.over = True
-        self._tunable.unlisten(self._step_ended)
+        if self._step_ended in self._engine.listeners:
+            self._engine.listeners.remove(self._step_ended)
         self._say(why)
 
     def _say(self, sentence: str) -> None:
@@ -182,18 +183,18 @@ def autotune(
         if rule.window == "free_running":
             raise ValueError(f"under {rule!r} ranks are at different steps and nobody waits: there is nothing to tune")
     row = next((row for row in plan.rows if rules_of(row.algorithm) == att.rules), None) if plan is not None else None
-    tunable = att.tunable
-    here = tunable.setting
+    engine = att.tunable
+    here = engine.setting
     start = here if row is None else (row.bucket_bytes, row.flows)
     if flows is None:
         flows = plan.network.flows() if plan is not None else ()
     counts = sorted({start[1], here[1], *(integer("flows", k, 1) for k in flows)})
-    if tunable.ranks == 1:  # then nothing is sent
+    if engine.runtime.comm.size == 1:  # then nothing is sent
         start, counts = (start[0], here[1]), [here[1]]
-    if counts != [1] and tunable.device.type == "cuda":
+    if counts != [1] and engine.setup.device.type == "cuda":
         raise ValueError(f"flows={tuple(counts)} divide what travels over gloo; on CUDA tune bucket_bytes alone")
     wanted = sorted({start[0], *(integer("bucket_bytes", size, 1) for size in bucket_bytes)})
-    named = {name: p for p, name in tunable.names.items()}
+    named = {name: p for p, name in engine.setup.names.items()}
     sizes = distinct(att.rules, named, [start[0], *wanted])
     return Tuner(att, start, sorted(sizes), counts, integer("steps", steps, 1))
 
