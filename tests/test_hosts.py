@@ -14,7 +14,7 @@ from baguakit.comm.groups import host, ranks_by_host
 def on_hosts(names):
     """Let each rank say that it runs on the host of its name."""
     mine = names[torch.distributed.get_rank()]
-    for module in ("baguakit.comm.groups", "baguakit.runtime.start"):
+    for module in ("baguakit.comm.groups", "baguakit.runtime.runtime"):
         importlib.import_module(module).host = lambda: mine
 
 
@@ -23,7 +23,7 @@ def off_hosts(work):
     try:
         return work()
     finally:
-        for module in ("baguakit.comm.groups", "baguakit.runtime.start"):
+        for module in ("baguakit.comm.groups", "baguakit.runtime.runtime"):
             importlib.import_module(module).host = host
 
 

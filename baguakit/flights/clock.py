@@ -4,14 +4,16 @@ A time costs a reading of the clock, or on CUDA an event in the stream of traini
 nothing is recorded.
 """
 
+import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import IntEnum
+from functools import partial
 
 import torch
 
-from ..lanes import Moment, between, clock_of, passed
+from ..lanes import Moment, between, moment, passed
 from .runner import RECORDED
 
 
@@ -73,7 +75,8 @@ class Logbook:
     steps: deque[StepRecord] = field(default_factory=lambda: deque(maxlen=RECORDED))
 
     def __post_init__(self) -> None:
-        self.now: Callable[[], Moment] = clock_of(self.device) if self.on else lambda: None
+        clock = time.perf_counter if self.device.type == "cpu" else partial(moment, self.device)
+        self.now: Callable[[], Moment] = clock if self.on else lambda: None
         self.clear()
 
     def clear(self) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from .base import Flight, Lane, Moment, New, Phases, between, clock_of, moment, passed, reader, temporaries, whole
+from .base import Flight, Lane, Moment, New, Phases, between, moment, passed, reader, temporaries, whole
 from .cpu import CpuLane
 from .cuda import CudaLane, current_stream, tensors_in
 
@@ -21,7 +21,6 @@ __all__ = [
     "New",
     "Phases",
     "between",
-    "clock_of",
     "current_stream",
     "lane",
     "lane_of",

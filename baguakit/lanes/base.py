@@ -27,7 +27,6 @@ import contextlib
 import threading
 import time
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
-from functools import partial
 from typing import Any
 
 import torch
@@ -42,11 +41,6 @@ def moment(device: torch.device) -> Moment:
     if device.type != "cuda":
         return time.perf_counter()
     return torch.cuda.current_stream(device).record_event(torch.cuda.Event(enable_timing=True))
-
-
-def clock_of(device: torch.device) -> Callable[[], Moment]:
-    """Return what returns the current moment of `device`."""
-    return time.perf_counter if device.type != "cuda" else partial(moment, device)
 
 
 def passed(when: Moment) -> bool:
@@ -88,7 +82,7 @@ class Flight:
     launched: Moment = None
     phases: Sequence[tuple[Moment, Moment]] = ()  # the begin and end of each phase of its work
     waits: Sequence[tuple[Moment, Moment]] = ()  # and of the waits for it: one after the end ends before it begins
-    value: Any = None
+    value: Any = None  # the result; a flight may be kept for its times without that memory
     _error: BaseException | None = None
 
     @property
@@ -110,10 +104,6 @@ class Flight:
     def fail(self, error: BaseException) -> None:
         """End the flight with `error`, unless it is done."""
         self._error = error
-
-    def forget(self) -> None:
-        """Drop the result: a flight may be kept for its times without that memory."""
-        self.value = None
 
     def over(self) -> bool:
         """Return True if all moments so far have passed, so that reading them waits for nothing."""

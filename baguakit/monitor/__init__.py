@@ -1,9 +1,8 @@
 """The monitor: it names the rank at fault when a flight does not arrive."""
 
-from .collective import Collective
 from .judging import differing, first_line, store_gone, store_silent
 from .monitor import Monitor, PeerError, end_with_process
-from .records import LEFT, RAISED
+from .records import LEFT, RAISED, Collective
 
 __all__ = [
     "LEFT",

@@ -7,8 +7,7 @@ import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
-from .collective import Air
-from .records import GAVE_UP, LEFT, RAISED, LaunchCount, Record, Waiting
+from .records import GAVE_UP, LEFT, RAISED, Air, LaunchCount, Record, Waiting
 
 
 def store_gone(rank: int, error: Exception) -> str:

@@ -24,9 +24,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .collective import Air, Collective
 from .judging import first_line, store_gone
-from .records import GAVE_UP, LEFT, RAISED, LaunchCount
+from .records import GAVE_UP, LEFT, RAISED, Air, Collective, LaunchCount
 from .watching import Watch
 
 POLL = 0.0005  # seconds between the first two queries of the store

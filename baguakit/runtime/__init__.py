@@ -1,10 +1,8 @@
 """The runtime that attachments and handles share: setups, monitor, process groups and lanes, from start to end."""
 
 from .agreement import agree, broadcast_into, broadcast_tensors, first_said
-from .channels import Channel
-from .runtime import Runtime, or_abandon
+from .runtime import Channel, Runtime, or_abandon, own_comm, start_monitor, warm_up, warn_of_shared_cards
 from .setup import AnySetup, Setup, as_time, channel_of, check_scaler, fsdp_modules, named, plain_names, reshard
-from .start import own_comm, start_monitor, warm_up, warn_of_shared_cards
 
 __all__ = [
     "AnySetup",

@@ -74,7 +74,7 @@ def message(nth: int, since: str, **options: Any) -> Point:
 
 POINTS: dict[str, Point] = {
     "before attach": at(":attached"),
-    "first line of attach": at("runtime.start:start_monitor"),
+    "first line of attach": at("runtime.runtime:start_monitor"),
     "before the monitor": at("monitor:Monitor.start"),
     "after the monitor": after("monitor:Monitor.start"),
     "before its plan is told": at("runtime.agreement:_compared"),

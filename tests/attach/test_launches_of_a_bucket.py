@@ -14,7 +14,7 @@ from baguakit.flights.gradients import GradientRunner
 from baguakit.flights.life import Decisions
 from baguakit.keeping import Joint
 from baguakit.rules import rules_of
-from baguakit.runtime.channels import Channel
+from baguakit.runtime import Channel
 
 NO_KERNEL = {  # views, and memory without values
     "view", "detach", "as_strided", "slice", "select", "unbind", "split", "split_with_sizes", "alias", "empty",
