@@ -21,7 +21,6 @@ PLAIN = (Tensor, nn.Parameter)
 NUMBERS = (bool, int, float, complex, str, type(None))
 LONG = 16  # adjacent gradients: as many are worth a flat tensor of their own
 
-
 # Values: a parameter with more than the first is stepped alone; a flat tensor has at most the second. Measured on a CPU
 # with 1,000 parameters: copies cost as much as they save at about 14,000 values each where torch's loop steps them by
 # AdamW, at 4,000 where by SGD, at 3,000 where its fused kernel does AdamW; beyond 2^18 values flat tensors fall out of
@@ -40,7 +39,7 @@ def storage_of(x: Tensor) -> int:
 
 
 def is_elementwise(value: Tensor, p: Tensor) -> bool:
-    """Return whether a tensor of the state of a parameter has a value for each of its values."""
+    """Return whether a tensor of the state of `p` has a value for each value of `p`."""
     return (type(value) in PLAIN) == (type(p) in PLAIN) and value.shape == p.shape
 
 
@@ -77,13 +76,12 @@ class Flat:
         self._seen: dict[str, list[Any]] = {}  # what the user sees of each
         self._rows: dict[str, tuple[Tensor, int]] = {}  # of single values: one for each parameter; and their version
         if params[0] in state:
-            self._show({key: self._together(key, state) for key in state[params[0]]}, state)
+            self._show({key: self._together([state[p][key] for p in params]) for key in state[params[0]]}, state)
 
     def fits(self, state: OptimizerState) -> bool:
         """Return whether weights and state are where they were."""
-        shards = [shard_of(p) for p in self.params] if self._distributed else self.params
         return (
-            self._pointers == [x.data_ptr() for x in shards]
+            self._pointers == [shard_of(p).data_ptr() for p in self.params]
             and all(map(is_, map(state.get, self.params), self._dicts))
             and all(len(d) == len(self._seen) for d in self._dicts if d is not None)
             and all(all(map(is_, [d and d.get(key) for d in self._dicts], seen)) for key, seen in self._seen.items())
@@ -95,8 +93,7 @@ class Flat:
         self.param.data = self._weights
         if self._views:
             torch._foreach_copy_(self._views, self._locals)
-        grads = [p.grad for p in self.params if p.grad is not None]
-        self._grads = [shard_of(g) for g in grads] if self._distributed else grads
+        self._grads = [shard_of(p.grad) for p in self.params if p.grad is not None]
         flat = self._adjacent(self._grads)
         self.copied = flat is None
         if flat is None:
@@ -150,18 +147,15 @@ class Flat:
         """Return the flat tensor of which `tensors` are already the pieces; None if they are not."""
         first = tensors[0]
         base, itemsize, begin = first.data_ptr(), first.element_size(), first.storage_offset()
-        if [x.data_ptr() for x in tensors] != [base + itemsize * start for start in self._starts]:
-            return None
+        adjacent = [x.data_ptr() for x in tensors] == [base + itemsize * start for start in self._starts]
         # Two allocations may touch by chance.
-        if begin + self._total > first.untyped_storage().nbytes() // itemsize:
-            return None
-        if [x.stride() for x in tensors] != self._strides:
+        in_one = begin + self._total <= first.untyped_storage().nbytes() // itemsize
+        if not (adjacent and in_one and [x.stride() for x in tensors] == self._strides):
             return None
         return first.detach().as_strided((self._total,), (1,), begin)
 
-    def _together(self, key: str, state: OptimizerState) -> Any:
+    def _together(self, values: list[Any]) -> Any:
         """Return what the parameters know under a key, as the optimizer knows it of the flat tensor."""
-        values = [state[p][key] for p in self.params]
         if not isinstance(values[0], Tensor):
             return values[0]
         if not is_elementwise(values[0], self.params[0]):
@@ -176,29 +170,22 @@ class Flat:
         if self.known is None or before.keys() != found.keys():
             before, self._seen, self._rows = {}, {}, {}
             for p in self.params:
-                state[p] = state.get(p, {})
-                state[p].clear()
+                state.setdefault(p, {}).clear()
             self._dicts = [state[p] for p in self.params]
         count = len(self.params)
         for key, value in found.items():
-            if not isinstance(value, Tensor):
-                if not isinstance(value, NUMBERS):
-                    raise TypeError(f"it is fused and keeps {key!r}, a {type(value).__name__}: no parameter has a part")
+            if isinstance(value, NUMBERS):
                 if key not in before or value is not before[key]:
                     self._set(key, [value] * count)
+            elif not isinstance(value, Tensor):
+                raise TypeError(f"it is fused and keeps {key!r}, a {type(value).__name__}: no parameter has a part")
             elif value.shape == (self._total,):
                 self._rows.pop(key, None)
                 if value is not before.get(key):
-                    flat = found[key] = value.detach().contiguous()
-                    views = pieces(flat, self._locals)
+                    found[key] = value.detach().contiguous()
+                    views = pieces(found[key], self._locals)
                     self._set(key, list(map(_distributed, self.params, views)) if self._distributed else views)
-            elif value.numel() != 1:
-                shape = tuple(value.shape)
-                raise TypeError(
-                    f"it is fused and keeps {key!r} of shape {shape} for {self._total} values: neither one for each "
-                    "nor one for all"
-                )
-            else:
+            elif value.numel() == 1:
                 if key not in self._rows:
                     rows = value.detach().expand(count, *value.shape).clone()
                     self._set(key, list(rows.unbind(0)))
@@ -206,6 +193,11 @@ class Flat:
                     rows = self._rows[key][0]
                     rows[:] = value.detach()
                 self._rows[key] = rows, rows._version
+            else:
+                raise TypeError(
+                    f"it is fused and keeps {key!r} of shape {tuple(value.shape)} for {self._total} values: neither "
+                    "one for each nor one for all"
+                )
         self.known = found
 
     def _set(self, key: str, values: list[Any]) -> None:
@@ -240,20 +232,16 @@ def divide(params: Sequence[Tensor], state: OptimizerState) -> list[Flat]:
     return [Flat(chunk, state) for chunk in chunks if len(chunk) > 1 or type(chunk[0]) not in PLAIN]
 
 
-def _sizes(p: Tensor) -> tuple[int, int]:
-    return CPU if p.device.type == "cpu" else GPU
-
-
 def _is_candidate(p: Tensor) -> bool:
     """Return whether a parameter has a gradient, is small or distributed, and both are dense."""
     # If p has no dimensions, `exp_avg` cannot be told from `step`.
     if p.grad is None or p.dim() == 0 or not (_is_strided(p) and _is_strided(p.grad)):
         return False
-    local, grad = shard_of(p), shard_of(p.grad)
-    if type(local) not in PLAIN or (grad.shape, grad.dtype) != (local.shape, local.dtype):
+    shard, grad = shard_of(p), shard_of(p.grad)
+    if type(shard) not in PLAIN or (grad.shape, grad.dtype) != (shard.shape, shard.dtype):
         return False
     # Distributed ones go as shards at any size: no optimizer takes shards and distributed tensors in one call.
-    return 0 < local.numel() <= _sizes(p)[0] or type(p) not in PLAIN
+    return 0 < shard.numel() <= (CPU if p.is_cpu else GPU)[0] or type(p) not in PLAIN
 
 
 def _is_strided(x: Tensor) -> bool:
@@ -277,8 +265,7 @@ def _without_overlaps(params: list[Tensor]) -> list[Tensor]:
 
 def _kind(p: Tensor, state: OptimizerState) -> Hashable:
     """Return what parameters that are stepped as one have in common; None if its state cannot be divided."""
-    local = shard_of(p)
-    kind: list[Any] = [local.dtype, local.device, type(p) in PLAIN, p in state]
+    kind: list[Any] = [p.dtype, p.device, type(p) in PLAIN, p in state]
     for key, value in sorted(state.get(p, {}).items(), key=lambda item: str(item[0])):
         if isinstance(value, NUMBERS):
             kind += [key, type(value), value]
@@ -314,7 +301,7 @@ def _runs(params: list[Tensor]) -> Iterator[list[Tensor]]:
 def _chunks(run: Sequence[Tensor]) -> list[list[Tensor]]:
     """Return the members of each flat tensor of a run: none too long, large shards alone."""
     chunks: list[list[Tensor]] = []
-    (small, most), room = _sizes(run[0]), -1
+    (small, most), room = CPU if run[0].is_cpu else GPU, -1
     for p in run:
         n = shard_of(p).numel()
         if n > min(room, small):

@@ -15,9 +15,11 @@ from torch import Tensor, optim
 from torch.optim import Optimizer
 
 from ..arguments import Declared, checked
-from .flat import Flat, OptimizerState, divide
-from .steppers import Groups, step_in_launches
+from ..kernels.operators import is_dense
+from .flat import PLAIN, Flat, OptimizerState, divide
+from .steps import adam_step_, adamw_step_, sgd_step_
 
+Groups = list[dict[str, Any]]
 ELEMENTWISE = {
     optim.SGD, optim.Adam, optim.AdamW, optim.NAdam, optim.RAdam, optim.Adamax, optim.RMSprop, optim.Rprop,
     optim.Adadelta, optim.Adagrad, optim.ASGD,
@@ -38,7 +40,7 @@ def fuse(optimizer: Optimizer, elementwise: bool = False) -> Optimizer:
     Fused equals unfused bit for bit in float32 if torch's loop or `foreach` code runs. Elsewhere (torch's fused kernels
     on CPU, 16-bit weights) vector and scalar code round apart: a step from equal state ends within one rounding of the
     dtype, three for SGD with momentum and decay. On CUDA, torch's own SGD, Adam and AdamW are stepped by one launch
-    (`steppers.py` says when), which differs from torch's by roundings.
+    (the end of `fusion.py` says when), which differs from torch's by roundings.
 
     Args:
         optimizer: SGD, Adam, AdamW, NAdam, RAdam, Adamax, RMSprop, Rprop, Adadelta, Adagrad or ASGD of torch.
@@ -77,8 +79,7 @@ def unfuse(optimizer: Optimizer) -> Optimizer:
 
     One that is not fused is returned as it is.
     """
-    fusion = fusion_of(optimizer)
-    if fusion is not None:
+    if fusion := fusion_of(optimizer):
         fusion.remove()
     return optimizer
 
@@ -122,10 +123,10 @@ def report(optimizer: Optimizer) -> Report:
     if fusion is None:
         raise ValueError(f"this {type(optimizer).__name__} is not fused; baguakit.optim.fuse(optimizer) does that")
     flats = [flat for layout in fusion.layouts for flat in layout.flats]
-    together, copied = sum(len(flat.params) for flat in flats), sum(flat.copied for flat in flats)
     present = [given for layout in fusion.layouts for given in layout.present]
-    absent = present.count(False)
-    return Report(len(flats), together, len(present) - absent - together, absent, copied, fusion.laid_out)
+    together, absent = sum(len(flat.params) for flat in flats), present.count(False)
+    apart, copied = len(present) - absent - together, sum(flat.copied for flat in flats)
+    return Report(len(flats), together, apart, absent, copied, fusion.laid_out)
 
 
 def fusion_of(optimizer: Optimizer) -> "Fusion | None":
@@ -136,33 +137,21 @@ def fusion_of(optimizer: Optimizer) -> "Fusion | None":
 
 @dataclass(eq=False)
 class Layout:
-    """The parameters of a group, as its optimizer steps them.
-
-    Attributes:
-        params: all.
-        present: which of them have a gradient.
-        flats: the flat tensors; torch steps parameters outside of them as always.
-        calm: the steps since others had a gradient; with fewer than `CALM` all are stepped apart.
-    """
+    """The parameters of a group, as its optimizer steps them: in flat tensors, and all others as always."""
 
     params: list[Tensor]
-    present: list[bool]
+    present: list[bool]  # they have a gradient
     flats: list[Flat] = field(default_factory=list)
-    calm: int = CALM
+    calm: int = CALM  # the steps since others had a gradient; with fewer than `CALM` all are stepped apart
 
 
 class Fusion:
-    """The hooks of a fused optimizer, which the constructor sets.
-
-    Attributes:
-        layouts: of each group, as of the latest step.
-        laid_out: the number of times that parameters have been laid out anew.
-    """
+    """The hooks of a fused optimizer, which the constructor sets."""
 
     def __init__(self, optimizer: Optimizer) -> None:
         self.optimizer = optimizer
-        self.layouts: list[Layout] = []
-        self.laid_out = 0
+        self.layouts: list[Layout] = []  # of each group, as of the latest step
+        self.laid_out = 0  # the number of times that parameters have been laid out anew
         self._groups: Groups = []
         self._state: OptimizerState = {}
         self._gathered = False  # the view has the parameters
@@ -191,7 +180,6 @@ class Fusion:
         for handle in self._handles:
             handle.remove()
         self._release(self.layouts)
-        self.layouts = []
 
     def _before(self, optimizer: Optimizer, args: Any, kwargs: Any) -> Any:
         """Begin a step: return the arguments with the view in place of the optimizer."""
@@ -288,3 +276,80 @@ class Fusion:
         for layout in layouts:
             for flat in layout.flats:
                 flat.release(self.optimizer.state)
+
+
+# Steps in launches: on CUDA, torch's own SGD, Adam and AdamW are stepped by one launch for all tensors of a group that
+# have taken as many steps, the large ones that are stepped apart included. Whatever that does not cover is left to the
+# optimizer's own code: other classes (subclasses, too), tensors that are not plain fp32, and the options NOT_COVERED.
+# The state stays in torch's terms and places.
+
+NOT_COVERED = ("amsgrad", "capturable", "fused", "differentiable", "maximize")
+OURS = {"momentum_buffer"}, {"exp_avg", "exp_avg_sq", "step"}  # the states of SGD, and of Adam
+OPTIONS = ("lr", "momentum", "dampening", "nesterov", "weight_decay"), ("lr", "betas", "eps", "weight_decay")
+
+
+def step_in_launches(kind: type[Optimizer], groups: Groups, state: OptimizerState) -> None:
+    """Step what launches can of groups for an optimizer of class `kind`, and take it out of them."""
+    for group in groups if kind in (optim.SGD, optim.Adam, optim.AdamW) else ():
+        # Options are plain numbers, except the rate, which may lie on a device.
+        options = [*group.get("betas", ()), group.get("momentum", 0), group.get("dampening", 0), group["weight_decay"]]
+        if any(group.get(option) for option in NOT_COVERED) or any(isinstance(x, Tensor) for x in options):
+            continue
+        together: dict[tuple[torch.device, int], list[Tensor]] = defaultdict(list)
+        apart = []
+        for p in group["params"]:
+            if _is_ours(p, state.get(p, {}), "betas" in group):
+                together[p.device, _taken(p, state, group)].append(p)
+            else:
+                apart.append(p)
+        for (_, taken), params in together.items():
+            _step(params, taken, group, state)
+        group["params"][:] = apart
+
+
+def is_launched(p: Tensor) -> bool:
+    """Return whether the device of a parameter is one on which kernels step it."""
+    return p.is_cuda
+
+
+def _is_ours(p: Tensor, known: dict[str, Any], adam: bool) -> bool:
+    if p.grad is None or not is_launched(p) or not p.numel():
+        return False
+    tensors = [p, p.grad, *(x for key, x in known.items() if key != "step" and x is not None)]
+    return known.keys() <= OURS[adam] and all(
+        type(x) in PLAIN
+        and x.dtype == torch.float32
+        and x.layout is torch.strided
+        and (x.shape, x.stride(), x.device) == (p.shape, p.stride(), p.device)
+        and is_dense(x)
+        for x in tensors
+    )
+
+
+def _taken(p: Tensor, state: OptimizerState, group: dict[str, Any]) -> int:
+    """Return the number of steps that a parameter has taken (SGD: 0 or 1); make its state if there is none."""
+    if "betas" in group:
+        if not (known := state[p]):
+            dtype = torch.float64 if torch.get_default_dtype() == torch.float64 else torch.float32
+            known["step"] = torch.tensor(0.0, dtype=dtype, device="cpu")
+            known["exp_avg"], known["exp_avg_sq"] = torch.zeros_like(p), torch.zeros_like(p)
+        return int(known["step"])
+    if not group["momentum"] or state[p].get("momentum_buffer") is not None:
+        return 1
+    state[p]["momentum_buffer"] = torch.zeros_like(p)
+    return 0
+
+
+def _step(params: list[Tensor], taken: int, group: dict[str, Any], state: OptimizerState) -> None:
+    """Step parameters that have all taken `taken` steps."""
+    g = [p.grad for p in params if p.grad is not None]
+    options = {name: group[name] for name in OPTIONS["betas" in group]}
+    if "betas" in group:
+        step = adamw_step_ if group.get("decoupled_weight_decay") else adam_step_
+        m, v = ([state[p][name] for p in params] for name in ("exp_avg", "exp_avg_sq"))
+        step(params, g, m, v, taken, **options)
+        for p in params:
+            state[p]["step"] += 1
+    else:
+        b = [state[p]["momentum_buffer"] for p in params] if group["momentum"] else None
+        sgd_step_(params, g, b, taken, **options)

@@ -169,10 +169,11 @@ def gradient_norm(grads: Tensors, found_inf: Tensor | None = None) -> Tensor:
     Raises:
         TypeError, ValueError: there are no gradients, they cannot be taken together, or `found_inf` is elsewhere.
     """
-    if torch.compiler.is_compiling():
-        norm: Tensor = _norm(list(listed(_role("grads", grads))), found_inf)
-        return norm
-    return _gradient_norm(_role("grads", grads), found_inf)
+    role = _role("grads", grads)
+    norm: Tensor = (
+        _norm(list(listed(role)), found_inf) if torch.compiler.is_compiling() else _gradient_norm(role, found_inf)
+    )
+    return norm
 
 
 def _gradient_norm(role: Role, found_inf: Tensor | None) -> Tensor:
@@ -246,12 +247,7 @@ def _conditions(
 
 
 def _packed_row(packed: Tensor, compressor: MinMaxUInt8, p: Tensors) -> Tensor:
-    """Return the gradients of p that `compressor` packed, as a step on CUDA reads them: (bytes,).
-
-    Raises:
-        TypeError: they are not bytes.
-        ValueError: p is not one flat tensor, or they are not as many bytes as its gradients take.
-    """
+    """Return the gradients of p that `compressor` packed, as a step on CUDA reads them: (bytes,)."""
     instance("packed", packed, Tensor, "a tensor of bytes, as compress returned them")
     if not isinstance(p, Tensor) or not p.is_contiguous():
         raise ValueError("packed gradients are those of one contiguous tensor; step the flat tensor of a bucket")
@@ -272,15 +268,7 @@ def _take(
     update: Update, p: Tensors, g: Tensors | None, states: dict[str, Tensors], master: Masters | None,
     conditions: Conditions, packed: Tensor | None = None, compressor: MinMaxUInt8 = MinMaxUInt8(),
 ) -> None:  # fmt: skip
-    """Step the tensors p, overwriting them, their `states` and their masters.
-
-    Args:
-        update: the update.
-        states: the state tensors, by their names in messages, in the order of the update.
-        g, packed: the gradients as `g`; or g is None, and `packed` holds those of a flat p, packed by `compressor`.
-        master: fp32 copies of parameters that are not.
-        conditions: the numbers that change from step to step.
-    """
+    """Step p, its `states` (by their names in messages, in the order of the update) and masters by g or `packed`."""
     if torch.compiler.is_compiling():
         _step_in_graph(update, p, g, states, master, conditions, packed, compressor)
         return

@@ -12,7 +12,7 @@ from ..arguments import Declared, checked, integer, real
 from ..comm import Comm
 from ..compressors import Compressor, MinMaxUInt8, UInt4
 from ..costs import Codec, Line, Link, Network
-from ..rules import Algorithm, Rule, hierarchical, rules_of
+from ..rules import Algorithm, hierarchical, rules_of
 from ..stages import Hierarchical
 from ..topology import Exponential
 from .prediction import COUNT, Prediction, buckets_of, effect, predict, written
@@ -20,16 +20,12 @@ from .probing import Compute, probe, timed
 
 BUCKET_BYTES = (1 << 20, 4 << 20, 10 << 20, 25 << 20, 100 << 20)
 NEAR = 0.02  # of the fastest: predictions do not resolve smaller differences
-NAMED = 2  # other algorithms in the sentence on the pick
 
 T = TypeVar("T")
 
 
 def every() -> dict[Algorithm, str]:
-    """Return every algorithm as it is by default, and the usual forms of `bytegrad`, with their calls.
-
-    Preferred ones come first.
-    """
+    """Return every algorithm by default, and the usual forms of `bytegrad`, with their calls; preferred ones first."""
     byte, push_sum = algorithms.bytegrad, algorithms.push_sum
     found: dict[Algorithm, str] = {
         algorithms.gradient_allreduce(): "bk.algorithms.gradient_allreduce()",
@@ -42,21 +38,14 @@ def every() -> dict[Algorithm, str]:
     return found | {getattr(algorithms, name)(): f"bk.algorithms.{name}()" for name in names}
 
 
-def is_by_nodes(algorithm: Algorithm) -> bool:
-    """Return whether a rule of the algorithm exchanges between nodes."""
-    return any(isinstance(rule.stage, Hierarchical) for rule in rules_of(algorithm))
-
-
 def by_nodes(algorithm: Algorithm, comm: Comm) -> Algorithm | None:
     """Return the algorithm between nodes; None if that is impossible or it is so already."""
-    if is_by_nodes(algorithm):
-        return None
     try:
         between = hierarchical(algorithm)
         check(between, comm)
+        return between
     except (TypeError, ValueError):  # the stage needs shapes, or its topology does not fit this number of nodes
         return None
-    return between
 
 
 def compressors_in(algorithms: Sequence[Algorithm]) -> list[Compressor]:
@@ -97,10 +86,8 @@ class Plan(Declared):
             f"{best.seconds * 1e3:.1f} ms a step, {best.exposed * 1e3:.1f} ms of it beyond the "
             f"{self.compute.seconds * 1e3:.1f} ms of computing"
         )
-        others = dict.fromkeys(row.algorithm for row in self.rows if row.algorithm != best.algorithm)
-        for algorithm in list(others)[:NAMED]:
-            seconds = next(row.seconds for row in self.rows if row.algorithm == algorithm)
-            text += f"; {written(algorithm)} would take {seconds / best.seconds:.2f} times as long"
+        for other in [row for row in self.fastest() if row is not best][:2]:
+            text += f"; {written(other.algorithm)} would take {other.seconds / best.seconds:.2f} times as long"
         return text
 
     def fastest(self) -> list[Prediction]:
@@ -167,11 +154,10 @@ def plan(
     if network is not None and (comm is None or network.ranks > comm.size):
         comm = Described(network.ranks, network.per_node)
     assert comm is not None
-    given: Any = every() if algorithms is None else algorithms
-    if isinstance(given, Rule) or not given:
+    choices = list(dict.fromkeys(every() if algorithms is None else algorithms))
+    if not choices:
         wanted = "a list of the algorithms to choose from, such as [bk.algorithms.bytegrad()]"
         raise TypeError(f"algorithms is {wanted}, not {algorithms!r}")
-    choices = list(dict.fromkeys(given))
     for each in algorithms or ():
         check(each, comm)
     if comm.hierarchical:  # each is tried between nodes as well
@@ -182,13 +168,27 @@ def plan(
     if network is None:
         device = next((p.device for p in model.parameters()), None)
         network = probe(comm, flows=flows, compressors=compressors_in(choices), device=device)
-    tried = choices if algorithms is None else []
-    left_out = {each: why for each in tried if (why := hindrance(each, comm, network))}
+    left_out: dict[Algorithm, str] = {}
+    for each in choices if algorithms is None else ():
+        try:
+            check(each, comm)
+            for compressor in compressors_in([each]) if network.ranks > 1 else ():
+                network.codec(compressor)
+        except ValueError as error:
+            left_out[each] = str(error)
     choices = [each for each in choices if each not in left_out]
+
+    def as_compute() -> Compute:
+        if isinstance(step_seconds, Compute):
+            return step_seconds
+        if callable(step_seconds):
+            return timed(step_seconds, model)
+        return Compute((step_seconds or 0.0) / 3, 2 * (step_seconds or 0.0) / 3)
+
     if isinstance(comm, Described):  # each rank plans by itself
-        compute = as_compute(step_seconds, model)
+        compute = as_compute()
     else:
-        gathered = comm.gather_objects(on_all(comm, lambda: as_compute(step_seconds, model)))
+        gathered = comm.gather_objects(on_all(comm, as_compute))
         compute = max(gathered, key=lambda each: each.seconds)  # the slowest; of equals that of the lowest rank
     counts = network.flows() if flows is None else flows
     kept = [each for each in choices if algorithms is not None or effect(each).keeps_loss]
@@ -200,38 +200,6 @@ def check(algorithm: Algorithm, comm: Comm) -> None:
     """Raise a ValueError if an algorithm cannot work in this group."""
     for rule in rules_of(algorithm):
         rule.stage.check(comm)
-
-
-def hindrance(algorithm: Algorithm, comm: Comm, network: Network) -> str | None:
-    """Return why an algorithm cannot work in this group, or be planned for on this network."""
-    try:
-        check(algorithm, comm)
-        for compressor in compressors_in([algorithm]) if network.ranks > 1 else ():
-            network.codec(compressor)
-    except ValueError as error:
-        return str(error)
-    return None
-
-
-def as_compute(step: "float | Compute | Callable[[], Any] | None", model: nn.Module) -> Compute:
-    """Return the computation of a step, from its parts, from its seconds (a third for forward), or by measuring it.
-
-    Raises:
-        TypeError: `step` is of another type.
-        ValueError: the seconds are negative, or a measured step makes no forward or no backward.
-    """
-    if step is None:
-        return Compute(0.0, 0.0)
-    if isinstance(step, Compute):
-        return step
-    if callable(step):
-        return timed(step, model)
-    if isinstance(step, bool) or not isinstance(step, int | float):
-        raise TypeError(
-            "step_seconds is the seconds of a step without communication, a bk.tune.Compute, or a function that makes "
-            f"one such step; not {step!r}"
-        )
-    return Compute(step / 3, 2 * step / 3)
 
 
 def on_all(comm: Comm, make: Callable[[], T]) -> T:
@@ -263,15 +231,14 @@ def plan_of(
     named: dict[str, Tensor] = {name: p for name, p in model.named_parameters() if p.requires_grad}
     if not named:
         raise ValueError("the model has no trainable parameter, so that there is nothing to plan")
-    counts = sorted(set(flows))
-    rows = [
-        predict(algorithm, model, network, compute, size, count)
-        for algorithm in choices
-        for size in distinct(algorithm, named, sizes)
+    counts, rows = sorted(set(flows)), []
+    for algorithm in choices:
         # With nodes, only exchanges between them are divided.
-        for count in (counts if network.per_node == 1 or is_by_nodes(algorithm) else counts[:1])
-    ]
-    able = rows if kept is None else [row for row in rows if row.algorithm in kept]
+        by_node = any(isinstance(rule.stage, Hierarchical) for rule in rules_of(algorithm))
+        tried = counts if network.per_node == 1 or by_node else counts[:1]
+        for size in distinct(algorithm, named, sizes):
+            rows += [predict(algorithm, model, network, compute, size, count) for count in tried]
+    able = [row for row in rows if kept is None or row.algorithm in kept]
     near = min(row.seconds for row in able) * (1 + NEAR)
     candidates = [row for row in able if row.seconds <= near]
     best = min(candidates, key=lambda row: (choices.index(row.algorithm), row.flows, row.buckets, row.seconds))
@@ -344,13 +311,10 @@ def describe(
 class Described(Comm):
     """The ranks of a network that do not run: algorithms can be checked for them, but nothing can be sent."""
 
-    def __init__(self, size: int, per_node: int = 1) -> None:
-        for name, value in (("rank", 0), ("size", size), ("per_node", per_node), ("_parts", ())):
-            object.__setattr__(self, name, value)
-        self.per_node: int
+    per_node: int
 
-    def __post_init__(self) -> None:
-        """Make no group."""
+    def __init__(self, size: int, per_node: int = 1) -> None:
+        vars(self).update(rank=0, size=size, per_node=per_node, _parts=() if per_node > 1 else None)
 
     @property
     def intra(self) -> Comm:
@@ -359,10 +323,6 @@ class Described(Comm):
     @property
     def inter(self) -> Comm:
         return Described(self.size // self.per_node)
-
-    @property
-    def hierarchical(self) -> bool:
-        return self.per_node > 1
 
     def __repr__(self) -> str:
         return f"<Comm: {self.size} ranks that are not at hand>"

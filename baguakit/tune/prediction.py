@@ -36,7 +36,7 @@ whether a different trajectory is as good: `measured.json` has results of a smal
 import json
 from collections import deque
 from collections.abc import Mapping, Sequence
-from dataclasses import InitVar, dataclass, replace
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from importlib import resources
 from typing import NamedTuple
@@ -117,8 +117,7 @@ def effect(algorithm: Algorithm) -> Effect:
 def measured() -> dict[str, float]:
     """Return steps to DDP's last loss as a multiple of DDP's, by the expression of the algorithm."""
     text = resources.files(__package__).joinpath("measured.json").read_text()
-    found: dict[str, float] = json.loads(text)["steps"]
-    return found
+    return dict(json.loads(text)["steps"])
 
 
 def written(algorithm: Algorithm) -> str:
@@ -188,9 +187,8 @@ def predict(
 
     def overlapping(costs: Sequence[RuleCost]) -> float:
         """Return the seconds of a step with the flights that overlap forward and backward."""
-        first = sorted(costs, key=lambda each: each.rule.what == "grad")  # the order of launches on the lane
-        flights = [flight for each in first for flight in each.flights]
-        both = overlapped(compute.forward + compute.backward, flights, kappa)
+        costs = sorted(costs, key=lambda each: each.rule.what == "grad")  # the order of launches on the lane
+        both = overlapped(compute.forward + compute.backward, [f for each in costs for f in each.flights], kappa)
         return both + sum(each.copies for each in costs) + compute.optimizer
 
     def beside(each: RuleCost, W: float) -> float:
@@ -247,17 +245,10 @@ def buckets_of(rule: Rule, named: Mapping[str, Tensor], bucket_bytes: int) -> li
 
 
 class RuleCost(NamedTuple):
-    """The cost of the flights of a rule.
-
-    Attributes:
-        rule: the rule.
-        flights: of each bucket the seconds from the start of forward to the launch in an overlapping window, and the
-            cost.
-        copies: seconds in which weights are copied into all buckets and back.
-    """
+    """The cost of the flights of a rule, and the seconds in which weights are copied into all buckets and back."""
 
     rule: Rule
-    flights: list[tuple[float, Cost]]
+    flights: list[tuple[float, Cost]]  # of each bucket the seconds of forward and backward before its launch, and cost
     copies: float
 
     @property
@@ -280,8 +271,8 @@ def cost_of(
     for bucket in buckets_of(rule, named, bucket_bytes):
         here = [real(local(p)) for p in bucket]  # of sharded parameters this rank's shards
         load = Load(sum(p.numel() for p in here), here[0].element_size(), tuple(tuple(p.shape) for p in here))
-        gathered = 1 if gradients else 0  # into the bucket, on the lane
-        flight = launched + place.copies(gathered, load.size) + cost(rule.stage, load, place)
+        # Gradients are copied into the bucket on the lane.
+        flight = launched + place.copies(int(gradients), load.size) + cost(rule.stage, load, place)
         if not has_phases(rule.stage):  # a stage in it flies on its lane
             flight = replace(flight, beside=0.0, beside_busy=0.0)
         flights.append((forward + max(map(ready.__getitem__, bucket)) if gradients else 0.0, flight))
@@ -299,12 +290,10 @@ class Phase:
     """A flight, or a phase of one: its remaining seconds, ρ, the training before it, and the phase before it."""
 
     left: float
-    busy: InitVar[float]
+    rho: float
     training: float = 0.0
     before: "Phase | None" = None
-
-    def __post_init__(self, busy: float) -> None:
-        self.rho, self.over = busy / self.left if self.left else 0.0, False
+    over: bool = False
 
 
 def overlapped(W: float, flights: Sequence[tuple[float, Cost]], kappa: float = 0.0) -> float:
@@ -342,14 +331,14 @@ def lanes_of(flights: Sequence[tuple[float, Cost]], W: float) -> tuple[deque[Pha
     last: list[Phase] = []  # the last phase of the flight before, which is not due yet
     for r, flight in flights:
         rest, busy = flight.seconds - flight.beside, flight.busy - flight.beside_busy
-        if not flight.beside:
-            lane.extend([*last, Phase(rest, busy, min(r, W))])
+        rho = busy / rest if rest else 0.0
+        if flight.beside:
+            first = Phase(rest / 2, rho, min(r, W))
+            beside.append(Phase(flight.beside, flight.beside_busy / flight.beside, before=first))
+            lane += [first, *last]
+            last = [Phase(rest / 2, rho, before=beside[-1])]
+        else:
+            lane += [*last, Phase(rest, rho, min(r, W))]
             last = []
-            continue
-        first = Phase(rest / 2, busy / 2, min(r, W))
-        between = Phase(flight.beside, flight.beside_busy, before=first)
-        lane.extend([first, *last])
-        beside.append(between)
-        last = [Phase(rest / 2, busy / 2, before=between)]
-    lane.extend(last)
+    lane += last
     return lane, beside

@@ -32,7 +32,6 @@ NEAR = 0.25  # the noise of a time, in logarithms: points farther from a line ar
 SIZES = tuple(1 << power for power in range(10, 27, 2))  # bytes: 1 KiB to 64 MiB
 LEAST = 3  # sizes that are measured however long they take; 2 with several flows
 SMALL = 1 << 17  # bytes; such messages are noisy and cheap
-REPEATS = ((SMALL, 20), (1 << 20, 5), (SIZES[-1] + 1, 3))  # (limit in bytes, messages of a size below the limit)
 OVERDRAWN = 4  # shares of time that a series may take until large messages take longer than small ones
 TIMEOUT = timedelta(seconds=60)  # of a message of a probe
 DENSE = (MinMaxUInt8(),)
@@ -128,40 +127,30 @@ def probe(
     real("seconds", seconds, above=0)
     name = comm.broadcast_object(uuid.uuid4().hex)
     mine, stretch = machine(comm, there, compressors)
-    share = seconds / max(1, 3 * (len(parts_of(comm, 1)) + len(counts) - (1 in counts)))
+    parts = ("flat", "intra", "inter") if comm.hierarchical else ("flat",)
+    share = seconds / max(1, 3 * (len(parts) + len(counts) - (1 in counts)))
     stretch = 0.0 if on_gpu else stretch
     links: list[Link] = []
     for count in counts if comm.size > 1 else ():
         own = comm.own(f"probe/{name}/{count}", TIMEOUT, there, count)
         try:
-            for part, each in parts_of(own, count):
-                links.append(link_of(part, count, each, comm, there, stretch, share))
+            for part in parts if count == 1 else parts[-1:]:  # between nodes, if there are any, messages are divided
+                group = own if part == "flat" else getattr(own, part)
+                links.append(link_of(part, count, group, comm, there, stretch, share))
         except BaseException:
             abort_all(own.groups())
             raise
         own.close()
     networks: list[Network] = comm.gather_objects(replace(mine, links=tuple(links)))
     # The links are equal on all ranks; of the rest the slowest machine counts.
-    codecs = tuple(
-        replace(each[0], **largest(each, "compress", "decompress", "reduce"))
-        for each in zip(*(network.codecs for network in networks), strict=True)
-    )
+
+    def largest(measured: Sequence[Any], *names: str) -> dict[str, Any]:
+        return {name: max(getattr(each, name) for each in measured) for name in names}
+
+    codecs = zip(*(network.codecs for network in networks), strict=True)
+    slowest = tuple(replace(each[0], **largest(each, "compress", "decompress", "reduce")) for each in codecs)
     threads = min(network.threads for network in networks)
-    return replace(networks[0], threads=threads, codecs=codecs, **largest(networks, "copy", "launch", "crowding"))
-
-
-def largest(measured: Sequence[Any], *names: str) -> dict[str, Any]:
-    """Return the largest value of each attribute among some measurements."""
-    return {name: max(getattr(each, name) for each in measured) for name in names}
-
-
-def parts_of(comm: Comm, flows: int) -> list[tuple[str, Comm]]:
-    """Return the classes of links that are measured over this number of flows."""
-    parts = [("flat", comm)]
-    if comm.hierarchical:
-        parts += [("intra", comm.intra), ("inter", comm.inter)]
-    divided = "inter" if comm.hierarchical else "flat"
-    return [(name, part) for name, part in parts if flows == 1 or name == divided]
+    return replace(networks[0], threads=threads, codecs=slowest, **largest(networks, "copy", "launch", "crowding"))
 
 
 def now(device: torch.device) -> float:
@@ -206,27 +195,22 @@ def machine(comm: Comm, device: torch.device, compressors: Sequence[Compressor])
         launch, _ = timed(lambda: beside.run(lambda: None).result())
 
     def codec(compressor: Compressor) -> Codec:
-        rows = ROWS if compressor.dense else 1
-        x = torch.randn(rows, VALUES // rows, dtype=torch.float32, device=device)
-        n = x.shape[1]
-        compressor.warm_up(device, x.dtype, x.numel())
-        packed, out = compressor.compress(x), torch.empty_like(x)
-        total = torch.zeros(n, dtype=torch.float32, device=device)
+        n = VALUES // ROWS if compressor.dense else VALUES
+        x = torch.randn(VALUES // n, n, dtype=torch.float32, device=device)
+        compressor.warm_up(device, x.dtype, VALUES)
+        packed, out, total = compressor.compress(x), torch.empty_like(x), x.new_zeros(n)
 
         def average() -> Tensor:
             return compressor.reduce(packed, n) if compressor.dense else compressor.add_(total, packed, [1.0])
 
         works = lambda: compressor.compress(x), lambda: compressor.decompress(packed, n, out=out), average
-        return Codec(repr(compressor), *(timed(work)[0] / x.numel() for work in works))
+        return Codec(repr(compressor), *(timed(work)[0] / VALUES for work in works))
 
     codecs = tuple(map(codec, compressors))
-    y = torch.empty(VALUES, dtype=torch.float32, device=device)
-    z = torch.ones_like(y)
-    copy, _ = timed(lambda: y.copy_(z))
+    y = torch.ones(2, VALUES, dtype=torch.float32, device=device)
+    copy = timed(lambda: y[0].copy_(y[1]))[0] / y[0].nbytes
     per_node, crowding = comm.intra.size if comm.hierarchical else 1, min(1.0, max(0.0, two / one - 1))
-    found = Network(
-        comm.size, per_node, device.type, torch.get_num_threads(), (), codecs, copy / y.nbytes, launch, crowding
-    )
+    found = Network(comm.size, per_node, device.type, torch.get_num_threads(), (), codecs, copy, launch, crowding)
     return found, max(1.0, one / max(1e-9, had))
 
 
@@ -266,7 +250,7 @@ def link_of(part: str, flows: int, there: Comm, comm: Comm, device: torch.device
         for before, b in zip([0, *sizes], sizes, strict=False):
             # A series may overdraw its share while the times so far do not depend on the size.
             allowed = share if seen else OVERDRAWN * share
-            repeats = next(count for below, count in REPEATS if b < below)
+            repeats = 20 if b < SMALL else 5 if b < 1 << 20 else 3
             if len(times) >= least and spent + (1 + repeats) * b / before * median(times[before]) > allowed:
                 break
             sent = send(b)

@@ -15,9 +15,9 @@ from math import lcm
 from typing import Any
 
 from ..arguments import Declared, checked, integer, message
-from ..rules import Rule, rules_of
+from ..rules import rules_of
 from .planning import BUCKET_BYTES, Plan, counted, distinct
-from .prediction import every_of
+from .prediction import every_of, lasting
 from .probing import now
 
 log = logging.getLogger("baguakit")
@@ -73,7 +73,10 @@ class Tuner:
     def __init__(self, att: Any, start: tuple[int, int], sizes: list[int], flows: list[int], steps: int) -> None:
         self._att, self._engine, self._setting = att, att.tunable, start
         self._sizes, self._flows = sizes, flows
-        self._begin = max(map(settled, att.rules))
+        lasting(att.rules)  # raises if functions tell when rules start or stop
+        # The steady state: warm-ups are over, and rules that are warm-ups.
+        ends = [(rule.start, rule.stop or 0, getattr(rule.stage, "warmup_steps", 0)) for rule in att.rules]
+        self._begin = max(map(max, ends))
         self._period = lcm(*map(every_of, att.rules))
         self._steps = -(-steps // self._period) * self._period
         self._skipped = -(-SETTLING // self._period) * self._period
@@ -197,10 +200,3 @@ def autotune(
     named = {name: p for p, name in engine.setup.names.items()}
     sizes = distinct(att.rules, named, [start[0], *wanted])
     return Tuner(att, start, sorted(sizes), counts, integer("steps", steps, 1))
-
-
-def settled(rule: Rule) -> int:
-    """Return the step from which a rule is in its steady state: its warm-up is over, or the rule if it is a warm-up."""
-    if callable(rule.start) or callable(rule.stop):
-        raise ValueError(f"{rule!r} starts or stops by a function of the step; tune with numbers")
-    return max(rule.start, rule.stop or 0, getattr(rule.stage, "warmup_steps", 0))

@@ -8,7 +8,7 @@ from torch import nn
 from toys import Gradients, alike, pair, parameters, train
 
 from baguakit.kernels.steps import operators as steps_ops
-from baguakit.optim import fuse, report, steppers, unfuse
+from baguakit.optim import fuse, fusion, report, unfuse
 
 COVERED = [
     (torch.optim.SGD, {}),
@@ -34,7 +34,7 @@ def launched(monkeypatch) -> list[int]:
         step_(rule, roles, *rest)
 
     monkeypatch.setattr(steps_ops, "step_", counted)
-    monkeypatch.setattr(steppers, "is_launched", lambda p: True)
+    monkeypatch.setattr(fusion, "is_launched", lambda p: True)
     return sizes
 
 
