@@ -164,14 +164,14 @@ class Network(Declared):
         Raises:
             ValueError: it has not been measured.
         """
-        for link in self.links:
-            if (link.part, link.flows) == (part, flows):
-                return link
-        known = ", ".join(f"{link.part} over {link.flows}" for link in self.links) or "nothing"
-        raise ValueError(
-            f"nothing is known of the {part!r} network over {flows} flows, only of {known}; "
-            "probe it with flows=(…) and, for nodes, comm=Comm(mesh=…)"
-        )
+        found = {(link.part, link.flows): link for link in self.links}
+        if (part, flows) not in found:
+            known = ", ".join(f"{part} over {flows}" for part, flows in found) or "nothing"
+            raise ValueError(
+                f"nothing is known of the {part!r} network over {flows} flows, only of {known}; "
+                "probe it with flows=(…) and, for nodes, comm=Comm(mesh=…)"
+            )
+        return found[part, flows]
 
     def flows(self) -> tuple[int, ...]:
         """Return the numbers of flows that have been measured, in rising order."""
@@ -184,12 +184,10 @@ class Network(Declared):
         Raises:
             ValueError: it has not been measured.
         """
-        for codec in self.codecs:
-            if codec.name == repr(compressor):
-                return codec
-        raise ValueError(
-            f"nothing is known of the speed of {compressor!r}; probe it with compressors=[{compressor!r}, …]"
-        )
+        found = {codec.name: codec for codec in self.codecs}
+        if (name := repr(compressor)) not in found:
+            raise ValueError(f"nothing is known of the speed of {name}; probe it with compressors=[{name}, …]")
+        return found[name]
 
     def to_json(self) -> str:
         """Return the measurements as text that `from_json` reads."""
@@ -203,8 +201,14 @@ class Network(Declared):
         Raises:
             ValueError: the text is something else.
         """
+        kinds = {"beta": Line, "part": Link, "compress": Codec}
+
+        def part(found: dict[str, Any]) -> Any:
+            kind: Any = next((kind for mark, kind in kinds.items() if mark in found), dict)
+            return kind(**found)
+
         try:
-            found = json.loads(text, object_hook=_parts)
+            found = json.loads(text, object_hook=part)
             return cls(**found | {name: tuple(found[name]) for name in ("links", "codecs")})
         except (ValueError, TypeError, KeyError) as error:
             raise ValueError(
@@ -212,43 +216,35 @@ class Network(Declared):
             ) from error
 
     def __str__(self) -> str:
+        def gigabytes(seconds: float) -> str:  # of seconds a byte
+            return f"{1e-9 / seconds:.2f} GB/s" if seconds else "free"
+
         nodes = f", {self.per_node} a node" if self.per_node > 1 else ""
-        lines = [f"{self.ranks} ranks{nodes}, {self.device}, {self.threads} threads"]
-        if self.links:
-            lines.append(f"{'link':<8}{'flows':>6}{'ranks':>6}  {'exchange':<12}{'α':>10}{'1/β':>13}{'busy':>6}")
+        links, codecs = [("link", "flows", "ranks", "exchange", "α", "1/β", "busy")], []
         for link in self.links:
-            place = f"{link.part:<8}{link.flows:>6}{link.ranks:>6}"
-            named = {"message": link.exchange, "all-reduce": link.all_reduce, "all-to-all": link.to_all}
-            for name, line in named.items():
+            place = link.part, str(link.flows), str(link.ranks)
+            for name, line in (
+                ("message", link.exchange),
+                ("all-reduce", link.all_reduce),
+                ("all-to-all", link.to_all),
+            ):
                 share = line.busy / line.beta if line.beta else 0.0
-                alpha, rate = f"{line.alpha * 1e6:.0f} µs", f"{line.rate / 1e6:.1f} MB/s"
-                lines.append(f"{place:<20}  {name:<12}{alpha:>10}{rate:>13}{share:>6.0%}")
-                place = ""
-        if self.codecs:
-            lines.append(f"{'compressor':<32}{'compress':>12}{'decompress':>12}{'reduce':>12}")
+                links.append(
+                    (*place, name, f"{line.alpha * 1e6:.0f} µs", f"{line.rate / 1e6:.1f} MB/s", f"{share:.0%}")
+                )
+                place = "", "", ""
         for codec in self.codecs:
             speeds = (codec.compress, codec.decompress, codec.reduce)
-            lines.append(f"{codec.name:<32}" + "".join(f"{_gigabytes(seconds / 4):>12}" for seconds in speeds))
-        return "\n".join(
-            [
-                *lines,
-                f"copying {_gigabytes(self.copy)}, launching {self.launch * 1e6:.0f} µs, "
-                f"a second thread takes {self.crowding:.0%} of the first",
-            ]
-        )
+            codecs.append((codec.name, *(gigabytes(seconds / FP32) for seconds in speeds)))
+        lines = [f"{self.ranks} ranks{nodes}, {self.device}, {self.threads} threads"]
+        lines += ["{:<8}{:>6}{:>6}  {:<12}{:>10}{:>13}{:>6}".format(*row) for row in links if self.links]
+        if codecs:
+            head = ("compressor", "compress", "decompress", "reduce")
+            lines += ["{:<32}{:>12}{:>12}{:>12}".format(*row) for row in (head, *codecs)]
+        copying = f"copying {gigabytes(self.copy)}, launching {self.launch * 1e6:.0f} µs"
+        return "\n".join([*lines, f"{copying}, a second thread takes {self.crowding:.0%} of the first"])
 
     __repr__ = __str__
-
-
-def _parts(found: dict[str, Any]) -> Any:
-    kinds = {"beta": Line, "part": Link, "compress": Codec}
-    kind: Any = next((kind for mark, kind in kinds.items() if mark in found), dict)
-    return kind(**found)
-
-
-def _gigabytes(seconds: float) -> str:
-    """Return seconds a byte as a string of GB/s."""
-    return f"{1e-9 / seconds:.2f} GB/s" if seconds else "free"
 
 
 @dataclass(frozen=True)
@@ -339,8 +335,7 @@ class Place(Declared):
     def messages(self, k: int, b: float) -> Cost:
         """Return the cost of a message of b bytes to each of k neighbours, 0 or more, which may be any ranks."""
         integer("k", k, 0)
-        line = self.link.to_all
-        return exchange(line, neighbors(line, k, b), k * b)
+        return exchange(self.link.to_all, neighbors(self.link.to_all, k, b), k * b)
 
     @checked
     def shards(self, b: float, q: float, P: int = 1) -> Cost:
