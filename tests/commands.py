@@ -60,7 +60,7 @@ def files(patterns: tuple[str, ...]) -> list[Path]:
     return [path for path in every if "_build" not in path.parts]
 
 
-def blocks_of(path: Path, kind: str) -> list[str]:
+def blocks_of(path: Path, kind: str = "python") -> list[str]:
     """Return the blocks of a kind in a Markdown page."""
     return [block for found, block in FENCED.findall(path.read_text()) if found == kind]
 

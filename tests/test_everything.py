@@ -23,12 +23,6 @@ def test_every_stage_is_in_a_listed_algorithm_or_wraps_one():
     assert used >= exported - {"Stage", "Hierarchical"}
 
 
-@pytest.mark.parametrize("entry", ALGORITHMS + COMPRESSORS)
-def test_an_entry_is_listed_once_and_has_small_arguments(entry):
-    value = made(entry)
-    assert [other for other in ALGORITHMS + COMPRESSORS if made(other) == value] == [entry]
-
-
 def test_every_algorithm_trains():
     """Five steps with each: all weights are finite, and where gradients are averaged, equal on both ranks."""
 

@@ -74,14 +74,6 @@ after_step(Mean(),every=4,delay=2,offset=1) free_running(Mean(),interval=0.5)
 after_step(Mean(),where=Fragment(1,3)) Rule('during_backward',Mean(),every=2)
 hierarchical(after_step(Mean()))
 """)
-ALGORITHMS = listed("""
-bytegrad() bytegrad(UInt4()) bytegrad(error=0.001) bytegrad(None,True,0.5)
-qadam() qadam(5,(0.5,0.9),1e-6) qadam(compressor=Sign(),error_feedback=True)
-qadam(error_feedback=True) decentralized(Ring(),order='atc',every=3) low_precision_decentralized(Ring(),Sign(),every=2)
-async_model_average() async_model_average(interval=0.1) local_sgd() diloco() power_sgd() top_k()
-gradient_tracking(Ring(),order='atc')
-""")
-ALGORITHMS += everything.ALGORITHMS
 STAGES += [repr(stage) for each in everything.ALGORITHMS for stage in everything.stages(everything.made(each))]
 EVERY = list(dict.fromkeys(COMPRESSORS + TOPOLOGIES + STAGES + RULES))
 
@@ -101,7 +93,7 @@ def test_what_prints_evaluates_to_an_equal_value(text):
     assert_prints_itself(made(text))
 
 
-@pytest.mark.parametrize("text", ALGORITHMS)
+@pytest.mark.parametrize("text", everything.ALGORITHMS)
 def test_so_does_every_algorithm(text):
     assert_prints_itself(everything.made(text))
 

@@ -1,4 +1,4 @@
-"""Results of `scripts/gpu`: a comparison with predictions, counts of Nsight Compute, and the report for an issue."""
+"""Results of `scripts/gpu`: a comparison with predictions, and the report for an issue."""
 
 import json
 import socket
@@ -11,7 +11,6 @@ ROOT = Path(__file__).parents[1]
 sys.path.append(str(ROOT / "scripts"))
 import gpu_compare  # noqa: E402 there it lies
 import gpu_issue  # noqa: E402
-import gpu_sectors  # noqa: E402
 
 
 @pytest.mark.parametrize(
@@ -28,48 +27,6 @@ def test_every_measured_operation_is_predicted():
     files = gpu_compare.PREDICTED.with_name("roofline-cpu.json"), gpu_compare.PREDICTED
     found = gpu_compare.compared(*(json.loads(path.read_text()) for path in files), "nothing is counted")
     assert not [row["operation"] for row in found["rows"] if row["values"] and row["predicted_share"] is None]
-
-
-# Nsight Compute.
-
-METRICS = (*gpu_sectors.SECTORS, *gpu_sectors.BYTES)
-NCU = """#!{python}
-import json, pathlib, sys
-pathlib.Path(sys.argv[-1]).write_text(json.dumps(["Sign(), compress", "mixing, land"]))
-print("==PROF== Connected to process 7")
-def row(*cells): print(",".join(f'"{{cell}}"' for cell in cells))
-row("ID", "Host Name", "Kernel Name", *{metrics})
-row("", "", "", "sector", "sector", "byte", "byte")
-row(0, "host", "memset", 9, 9, 9, 9)
-row(1, "host", "spin_kernel(long)", 9, 9, 9, 9)
-row(2, "host", "sign_kernel", "1,048,576", 0, "4,194,304", "0")
-row(3, "host", "sign_kernel", 0, 524288, 0, 1048576)
-row(4, "host", "spin_kernel(long)", 9, 9, 9, 9)
-row(5, "host", "land_kernel", 262144, 262144, 0, 2097152)
-"""
-
-
-@pytest.fixture
-def ncu(tmp_path, monkeypatch):
-    """Put a program in the place of ncu."""
-
-    def put(code):
-        (tmp_path / "ncu").write_text(code.format(python=sys.executable, metrics=METRICS))
-        (tmp_path / "ncu").chmod(0o755)
-        monkeypatch.setenv("PATH", str(tmp_path))
-
-    return put
-
-
-def test_sectors_and_bytes_of_an_operation_are_those_of_the_kernels_after_its_mark(ncu):
-    ncu(NCU)
-    assert gpu_sectors.counted() == {
-        "Sign(), compress": {"sectors": 1.5, "bytes": 5.0},
-        "mixing, land": {"sectors": 0.5, "bytes": 2.0},
-    }
-
-
-# The report.
 
 
 def test_names_of_a_machine_are_left_out(monkeypatch):

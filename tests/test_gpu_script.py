@@ -16,7 +16,6 @@ import torch
 
 ROOT = Path(__file__).parents[1]
 sys.path.append(str(ROOT / "scripts"))
-import gpu_kernels  # noqa: E402 there it lies
 import gpu_run  # noqa: E402
 from gpu_parts import FOR_CPUS, PARTS, PYTEST, SECONDS, Part, kernel_tests  # noqa: E402
 
@@ -36,10 +35,6 @@ def run(tmp_path, monkeypatch):
     return take
 
 
-def program(name, code, seconds=30, **options):
-    return Part(name, "a part", seconds, ("-c", textwrap.dedent(code), "{facts}", "{out}"), **options)
-
-
 def test_every_part_fits_into_a_call_and_what_later_ones_need_comes_first():
     assert SECONDS <= 480 and all(part.seconds + gpu_run.GRACE <= SECONDS for part in PARTS)
     assert len({part.name for part in PARTS}) == len(PARTS)
@@ -55,24 +50,6 @@ def test_what_parts_name_is_there():
     assert not [word for word in words if word.startswith("--ignore") and "ahead_of_time" in word]
     tests = "".join(path.read_text() for path in ROOT.glob("tests/**/test_*.py"))
     assert all(re.search(rf"def test_\w*{name}", tests) for name in FOR_CPUS.split(" or "))
-
-
-def test_a_part_leaves_what_it_found_and_another_call_adds_to_it(run, tmp_path, capsys):
-    code = "import json, sys; print('said'); json.dump({'found': 7}, open(sys.argv[1], 'w'))"
-    assert run(program("first", code))[0] == 0
-    status, results = run(program("second", "import sys; print('this\\nand that'); sys.exit(3)"))
-    assert status == 1 and results["first"]["found"] == {"found": 7} and results["first"]["status"] == "passed"
-    failed = {"status": "failed with 3", "seconds": 0, "found": None, "said last": ["this", "and that"]}
-    assert results["second"] | {"seconds": 0} == failed
-    assert "  second" not in (report := (tmp_path / "report.txt").read_text()) and "  kernels     not run" in report
-    assert "said" in (tmp_path / "log.txt").read_text().splitlines()
-    assert "first       passed" in capsys.readouterr().out
-
-
-def test_nothing_is_begun_after_a_part_that_is_needed_has_failed(run, capsys):
-    status, results = run(program("needed", "1 / 0", needed=True), program("next", ""))
-    assert status == 1 and [*results] == ["needed"]
-    assert "not begun: next" in capsys.readouterr().out
 
 
 def test_tests_are_counted_and_those_that_failed_or_were_cut_off_are_named(run, tmp_path):
@@ -128,21 +105,3 @@ def test_a_dry_run_takes_every_part(tmp_path):
         assert "roofline-cpu.json" in written
     report = (tmp_path / "report.txt").read_text()
     assert all(f"  {part.name:<12}passed" in report for part in PARTS) and str(ROOT) not in report
-
-
-# The programs of the parts.
-
-
-def test_occupancy_is_that_of_the_vendors_table():
-    def occupied(registers, warps, shared=0):
-        return gpu_kernels.occupancy({"target": "cuda:90", "registers": registers, "warps": warps, "shared": shared})
-
-    assert occupied(32, 4) == 1 and occupied(32, 1) == 0.5  # at most 32 programs
-    assert occupied(128, 4) == 0.25 and occupied(247, 1) == 0.125 and occupied(168, 4) == 0.1875
-    assert occupied(32, 4, 100 << 10) == 2 * 4 / 64  # two programs' shared memory
-
-
-@pytest.mark.parametrize("capability, target", [((7, 5), 80), ((8, 9), 80), ((9, 0), 90), ((12, 0), 100)])
-def test_kernels_are_compiled_for_the_gpu_that_is_here(monkeypatch, capability, target):
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: capability)
-    assert gpu_kernels.here() == f"cuda:{target}"

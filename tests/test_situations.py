@@ -5,9 +5,12 @@ import json
 import os
 import re
 from importlib.util import find_spec
+from unittest import mock
 
 import pytest
-from documents import ROOT, blocks, runs
+import torch
+import torch.distributed as dist
+from commands import ROOT, blocks_of
 from pool import ranks
 
 import baguakit as bk
@@ -17,10 +20,33 @@ PAGES = [*sorted((ROOT / "docs" / "situations").glob("*.md")), ROOT / "docs" / "
 SLOW = "bk.tune.plan"  # a probe of the network takes seconds
 
 
+def runs(code: str) -> tuple[bool, list[object]]:
+    """Run code on this rank; return whether the model was trained, and its parameters."""
+    torch.manual_seed(0)
+    batches = [(torch.randn(4, 3), torch.randn(4, 2)) for _ in range(3)]
+    names = {"__name__": "__main__", "batches": batches, "loader": batches, "Net": lambda: torch.nn.Linear(3, 2)}
+    names |= {"loss": torch.nn.functional.mse_loss, "model": torch.nn.Linear(3, 2), "device": torch.device("cpu")}
+    names |= {"os": os, "torch": torch, "dist": dist, "bk": bk}
+    names["optimizer"] = torch.optim.SGD(names["model"].parameters(), lr=0.1)
+    before = [p.detach().clone() for p in names["model"].parameters()]
+    # This rank has a group already, and keeps it.
+    with mock.patch.multiple(dist, init_process_group=mock.DEFAULT, destroy_process_group=mock.DEFAULT):
+        exec(compile(code, "document", "exec"), names)
+    if "sign_sgd" in names:
+        with bk.attach(names["model"], names["optimizer"], names["sign_sgd"]):
+            for x, y in batches:
+                names["loss"](names["model"](x), y).backward()
+                names["optimizer"].step()
+        assert all(p.grad.abs().eq(1).logical_or(p.grad.eq(0)).all() for p in names["model"].parameters())
+    after = [p.detach() for p in names["model"].parameters()]
+    trained = any(not torch.equal(p, q) for p, q in zip(after, before, strict=True))
+    return trained, [p.tolist() for p in after]
+
+
 def cases():
     """Every block, with its page and number."""
     for page in PAGES:
-        for i, code in enumerate(blocks(page)):
+        for i, code in enumerate(blocks_of(page)):
             yield pytest.param(code, id=f"{page.stem}-{i}", marks=[pytest.mark.slow] * (SLOW in code))
 
 
@@ -102,7 +128,7 @@ def test_links_and_names():
 
 README = (ROOT / "README.md").read_text()
 GUIDES = [ROOT / "README.md", *(ROOT / "docs" / name for name in ("guide.md", "own_algorithm.md"))]
-PYTHON = [pytest.param(code, id=f"{page.stem}-{i}") for page in GUIDES for i, code in enumerate(blocks(page))]
+PYTHON = [pytest.param(code, id=f"{page.stem}-{i}") for page in GUIDES for i, code in enumerate(blocks_of(page))]
 
 
 @pytest.mark.parametrize("code", PYTHON)

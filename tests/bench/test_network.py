@@ -7,33 +7,10 @@ import torch
 from pool import ranks
 
 import baguakit as bk
-from baguakit.compressors import BFloat16, MinMaxUInt8, TopK
 from baguakit.kernels.cpu import units
-from baguakit.topology import OnePeerExponential, Ring
-from bench.network import collectives, exchanges, formulas, plan, steps
-from bench.network.contenders import CONTENDERS, contender
+from bench.network import collectives, exchanges
+from bench.network.contenders import contender
 from bench.network.table import Table
-from bench.network.tasks import task
-
-SHAPES = [(64, 48), (64,), (32, 16, 3, 3)]
-N = 64 * 48 + 64 + 32 * 16 * 9
-
-
-def test_formulas_by_hand():
-    assert formulas.count(SHAPES) == N
-    assert formulas.all_reduce(SHAPES, 4) == 1.5 * 4 * N
-    assert formulas.all_reduce(SHAPES, 2, value_bytes=2) == 2 * N
-    assert formulas.compressed_all_reduce(SHAPES, 4, BFloat16()) == 6 * 2 * N / 4
-    assert formulas.sparse(SHAPES, 4, TopK(0.01)) == 3 * TopK(0.01).row_bytes(N)
-    assert formulas.gossip(SHAPES, 8, OnePeerExponential()) == 4 * N
-    assert formulas.gossip(SHAPES, 8, Ring()) == 2 * 4 * N
-    assert formulas.gossip(SHAPES, 2, Ring()) == 4 * N
-    assert formulas.gossip(SHAPES, 4, Ring(), MinMaxUInt8()) == 2 * MinMaxUInt8().row_bytes(N)
-    low = 2 * (64 + 48) + 64 + 2 * (32 + 144)
-    assert formulas.low_rank(SHAPES, 4, 2) == 1.5 * 4 * low
-    assert formulas.low_rank_where_it_pays(SHAPES, 4, 2) == 1.5 * 4 * low
-    assert formulas.low_rank_where_it_pays(SHAPES, 4, 20) == 1.5 * 4 * N
-
 
 FAST = ["bytegrad", "low_precision_decentralized"]
 SLOW = [
@@ -118,25 +95,3 @@ def test_a_table_outlives_its_program(tmp_path):
     assert list(again) == [({"hosts": 4, "rate": "1gbit"}, {"step": 1.5})]
     again.add({"rate": "2gbit", "hosts": 4}, {"step": 1})
     assert len(Table(table.path)) == 2  # the half line has gone
-
-
-LINE = bk.tune.Line(1e-4, 8.4e-8)
-COMPRESSORS = list(plan.compressors_in([each.algorithm for each in CONTENDERS if each.algorithm is not None]))
-CODECS = tuple(bk.tune.Codec(repr(each), 1e-9, 1e-9, 1e-9) for each in COMPRESSORS)
-NETWORK = bk.tune.Network(4, 1, "cpu", 1, (bk.tune.Link("flat", 1, 4, LINE, LINE),), CODECS, copy=1e-10)
-
-
-def predicted(name):
-    compute = bk.tune.Compute(0.008, 0.016, 0.006)
-    return bk.tune.predict(contender(name).algorithm, task("wide").model(), NETWORK, compute).seconds
-
-
-def test_every_network_on_which_steps_are_measured_is_probed():
-    for quick in (True, False):
-        places = {(cell["rate"], cell["hosts"]) for cell in steps.cells(quick)}
-        assert {(cell["rate"], cell["hosts"]) for cell in plan.cells(quick)} == places
-
-
-@pytest.mark.parametrize("name", [each.name for each in CONTENDERS if each.algorithm is not None])
-def test_every_contender_is_predicted(name):
-    assert predicted(name) >= 0.03 - 1e-12

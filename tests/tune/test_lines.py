@@ -1,10 +1,9 @@
-"""Lines: those that times come from are found again, and exchanges on them take what their formulas say."""
+"""Lines: those that times come from are found again; a network prints, travels, and names what it lacks."""
 
 import random
 
 import pytest
 
-from baguakit.costs import all_gather, all_reduce, neighbors
 from baguakit.tune import Codec, Line, Link, Network
 from baguakit.tune.probing import fit
 
@@ -43,14 +42,6 @@ def test_what_a_burst_lets_through_does_not_bend_the_line():
     burst, beta = 50_000, 8e-8
     line = fit({b: [2e-4 + beta * max(0, b - burst)] for b in SIZES})
     assert line.alpha <= 1e-3 and line.beta == pytest.approx(beta, rel=0.1)
-
-
-def test_exchanges_by_hand():
-    line = Line(1e-3, 1e-6)
-    assert line.seconds(1000) == 2e-3 and line.rate == 1e6
-    assert all_reduce(line, 4, 4000) == pytest.approx(6e-3 + 6e-3)
-    assert all_gather(line, 4, 1000) == pytest.approx(6e-3)
-    assert neighbors(line, 2, 1000) == pytest.approx(3e-3) and neighbors(line, 0, 1000) == 0
 
 
 NETWORK = Network(
