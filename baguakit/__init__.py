@@ -10,20 +10,7 @@ import sys
 from types import ModuleType
 from typing import TYPE_CHECKING
 
-from . import (
-    algorithms,
-    compressors,
-    data,
-    interop,
-    net,
-    optim,
-    pictures,
-    primitives,
-    ranks,
-    stages,
-    topology,
-    tune,
-)
+from . import algorithms, compressors, data, interop, net, optim, pictures, primitives, ranks, stages, topology, tune
 from .attach import Attachment, PeerError, Report, Timeline, attach
 from .buckets import Bucket
 from .comm import Comm
@@ -33,38 +20,11 @@ from .ranks import RankError, Ranks
 from .rules import Fragment, Rule, after_step, between_steps, during_backward, free_running, hierarchical
 
 __all__ = [
-    "Attachment",
-    "Bucket",
-    "Comm",
-    "Fragment",
-    "Handle",
-    "PeerError",
-    "RankError",
-    "Ranks",
-    "Report",
-    "Rule",
-    "Timeline",
-    "after_step",
-    "algorithms",
-    "attach",
-    "backend",
-    "between_steps",
-    "compressors",
-    "data",
-    "during_backward",
-    "elastic",
-    "free_running",
-    "hierarchical",
-    "interop",
-    "net",
-    "optim",
-    "pictures",
-    "primitives",
-    "ranks",
-    "stages",
-    "topology",
-    "tune",
-]
+    "Attachment", "Bucket", "Comm", "Fragment", "Handle", "PeerError", "RankError", "Ranks", "Report", "Rule",
+    "Timeline", "after_step", "algorithms", "attach", "backend", "between_steps", "compressors", "data",
+    "during_backward", "elastic", "free_running", "hierarchical", "interop", "net", "optim", "pictures",
+    "primitives", "ranks", "stages", "topology", "tune",
+]  # fmt: skip
 __version__ = "0.2.0"
 
 if TYPE_CHECKING:

@@ -101,9 +101,7 @@ class Bucket:
     @torch.no_grad()
     def load(self, what: What) -> Tensor:
         """Copy the gradients or the weights to `flat`, and return it. A gradient of None counts as zero."""
-        if type(what) is not str or what not in WHAT:
-            one_of("what", what, WHAT)
-        if what == "grad":
+        if one_of("what", what, WHAT) == "grad":
             return self._load_gradients([p.grad for p in self.params])
         return self._copy(self.flat, zip(self.views, map(local, self.params), strict=True))
 
@@ -153,8 +151,7 @@ class Bucket:
             what: "grad" or "data".
             only: for each parameter, whether to store it; None for all.
         """
-        if type(what) is not str or what not in WHAT:
-            one_of("what", what, WHAT)
+        one_of("what", what, WHAT)
         if only is not None and [*map(type, several("only", only, "a list of bool"))] != [bool] * len(self.params):
             raise ValueError(message("only", f"as many bool as there are parameters, {len(self.params)}", only))
         params, views = self.params, self.views
@@ -203,11 +200,8 @@ def pieces(flat: Tensor, like: Sequence[Tensor]) -> list[Tensor]:
 
 def views(flat: Tensor, like: Sequence[Tensor]) -> list[Tensor]:
     """Return `pieces`; the piece of a complex tensor is a complex view."""
-    found = pieces(flat, like)
-    for i, x in enumerate(like):
-        if x.is_complex():
-            found[i] = torch.view_as_complex(found[i])
-    return found
+    every = zip(pieces(flat, like), like, strict=True)
+    return [torch.view_as_complex(piece) if x.is_complex() else piece for piece, x in every]
 
 
 def real(x: Tensor) -> Tensor:
