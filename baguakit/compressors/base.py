@@ -19,31 +19,28 @@ PROBE = COMPILED_VALUES + 16  # values in each of five rows: enough for every co
 UNPADDED = COMPILED_VALUES - 1024  # of fewer values a CPU compiles nothing, even if they are padded for 1024 ranks
 
 
-# Each method of a user's call, around the one that a class has written.
+class Checks:
+    """The checks of a user's calls: each returns the arguments for the method as a class has written it."""
 
+    @staticmethod
+    def row_bytes(codec: Any, n: int) -> tuple[Any, ...]:
+        return (integer("n", n, 0, MOST),)
 
-def _row_bytes(written: Callable[..., int]) -> Callable[..., int]:
-    return lambda self, n: written(self, integer("n", n, 0, MOST))
-
-
-def _compress(written: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    def compress(self: Any, x: Tensor, residual: Tensor | None = None, key: int = 0) -> Tensor:
+    @staticmethod
+    def compress(codec: Any, x: Tensor, residual: Tensor | None = None, key: int = 0) -> tuple[Any, ...]:
         check_dtype("x", tensor("x", x).dtype)
         integer("key", key, None)
         if x.dim() != 2:
             raise ValueError(message("x", "values in rows, of shape (rows, n)", x) + "; use x.view(rows, -1)")
         x = x.detach().contiguous()
-        return written(self, x, residual_of(residual, x.shape, x), key)
+        return x, residual_of(residual, x.shape, x), key
 
-    return compress
-
-
-def _decompress(written: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    @staticmethod
     def decompress(
-        self: Any, packed: Tensor, n: int, dtype: torch.dtype = torch.float32, out: Tensor | None = None
-    ) -> Tensor:
+        codec: Any, packed: Tensor, n: int, dtype: torch.dtype = torch.float32, out: Tensor | None = None
+    ) -> tuple[Any, ...]:
         n = integer("n", n, 0)
-        packed = packed_of(packed, self, n)
+        packed = packed_of(packed, codec, n)
         check_dtype("dtype", dtype)
         if out is not None:
             check_dtype("out", instance("out", out, Tensor, "a tensor").dtype)
@@ -51,18 +48,15 @@ def _decompress(written: Callable[..., Tensor]) -> Callable[..., Tensor]:
                 raise ValueError(f"out is contiguous, for n={n} of shape {(len(packed), n)}, not {described(out)}")
             check_device("out", out, packed)
             out = out.detach()
-        return written(self, packed, n, dtype, out)
+        return packed, n, dtype, out
 
-    return decompress
-
-
-def _add_(written: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    def add_(self: Any, out: Tensor, packed: Tensor, weights: Sequence[float] | Tensor) -> Tensor:
+    @staticmethod
+    def add_(codec: Any, out: Tensor, packed: Tensor, weights: Sequence[float] | Tensor) -> tuple[Any, ...]:
         check_dtype("out", instance("out", out, Tensor, "a tensor").dtype)
         if out.dim() != 1 or not out.is_contiguous():
             raise ValueError(f"out is one contiguous row, of shape (n,), not {described(out)}; use out.view(-1)")
         check_device("out", out, tensor("packed", packed))
-        packed = packed_of(packed, self, len(out))
+        packed = packed_of(packed, codec, len(out))
         if isinstance(weights, Tensor):
             given = tensor("weights", weights)
         else:
@@ -70,31 +64,16 @@ def _add_(written: Callable[..., Tensor]) -> Callable[..., Tensor]:
             given = torch.tensor(listed, dtype=torch.float32)
         if given.shape != (len(packed),) or given.is_complex():
             raise ValueError(message("weights", f"as many numbers as there are packed rows, {len(packed)}", weights))
-        written(self, out.detach(), packed, uploaded(given.to(torch.float32), packed.device).contiguous())
-        return out
+        return out, packed, uploaded(given.to(torch.float32), packed.device).contiguous()
 
-    return add_
-
-
-def _reduce(written: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    def reduce(self: Any, packed: Tensor, n: int, residual: Tensor | None = None, key: int = 0) -> Tensor:
+    @staticmethod
+    def reduce(codec: Any, packed: Tensor, n: int, residual: Tensor | None = None, key: int = 0) -> tuple[Any, ...]:
         n = integer("n", n, 0)
-        packed = packed_of(packed, self, n)
+        packed = packed_of(packed, codec, n)
         integer("key", key, None)
         if not len(packed):
             raise ValueError(message("packed", "one row or more, to take the mean of", packed))
-        return written(self, packed, n, residual_of(residual, (n,), packed), key)
-
-    return reduce
-
-
-DOORS: dict[str, Callable[[Callable[..., Any]], Callable[..., Any]]] = {
-    "row_bytes": _row_bytes,
-    "compress": _compress,
-    "decompress": _decompress,
-    "add_": _add_,
-    "reduce": _reduce,
-}
+        return packed, n, residual_of(residual, (n,), packed), key
 
 
 class Compressor(Doors):
@@ -153,7 +132,11 @@ class Compressor(Doors):
 
     @classmethod
     def _door(cls, name: str, written: Callable[..., Any]) -> Callable[..., Any]:
-        return wraps(written)(torch.no_grad()(DOORS[name](written)))
+        return wraps(written)(
+            torch.no_grad()(
+                lambda self, *args, **options: written(self, *getattr(Checks, name)(self, *args, **options))
+            )
+        )
 
     def warm_up(self, device: torch.device | str, dtype: torch.dtype = torch.float32, values: int = PROBE) -> None:
         """Compile before the first step all that it needs, for tensors of `values` on a device.
