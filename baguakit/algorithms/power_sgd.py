@@ -69,7 +69,6 @@ class LowRankMean(Average):
     rank: int
     lossy: ClassVar[bool] = True
     needs_shapes: ClassVar[bool] = True
-    derived: ClassVar[tuple[str, ...]] = ("layout",)
 
     def __post_init__(self) -> None:
         check_fields(self)
@@ -79,7 +78,7 @@ class LowRankMean(Average):
         return True
 
     def init(self, bucket: Bucket, comm: Comm) -> State:
-        """Return `layout` (matrices, 4), the `MatrixSpan` of each, and `q`, the factor of each."""
+        """Return `layout`, the `MatrixSpan` of each matrix, and `q`, the factor of each."""
         if not bucket.params and bucket.flat.numel():
             raise ValueError(f"{self!r} works on matrices and was given a bare tensor; give it a Bucket of parameters")
         layout: list[MatrixSpan] = []
@@ -96,10 +95,10 @@ class LowRankMean(Average):
                 q[str(len(layout))] = factor.to(bucket.flat.device)
                 layout.append(MatrixSpan(at, *(math.prod(view.shape[d] for d in dims) for dims in (outer, [0], inner))))
             at += view.numel()
-        return {"layout": torch.tensor(layout, dtype=torch.int64).view(-1, 4), "q": q}
+        return {"layout": layout, "q": q}
 
     def __call__(self, x: Tensor, state: State, comm: Comm, residual: Tensor | None = None) -> Tensor:
-        layout = [MatrixSpan(*row) for row in state["layout"].tolist()]  # on the CPU: nothing is waited for
+        layout = state["layout"]
         exact = between(x, layout)
         if comm.size == 1:
             comm.note(self, self)

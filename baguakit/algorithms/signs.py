@@ -221,7 +221,6 @@ class InCosines(Around):
 
     copies: ClassVar[float] = 60  # three transforms of 20 each, on one thread of a CPU
     needs_shapes: ClassVar[bool] = True
-    derived: ClassVar[tuple[str, ...]] = ("layout",)
 
     @property
     def lossy(self) -> bool:  # type: ignore[override]
@@ -247,14 +246,13 @@ class InCosines(Around):
             for side in layout[-1].sides:
                 cosines(side, view.device)  # a copy to the device, which no step need wait for
         layout.sort(key=lambda blocks: -math.prod(blocks.sides))
-        held = torch.tensor(layout, dtype=torch.int64).view(-1, 3)
-        return {"layout": held, "inner": self.inner.init(bucket, comm)}
+        return {"layout": layout, "inner": self.inner.init(bucket, comm)}
 
     def __call__(self, x: Tensor, state: State, comm: Comm, residual: Tensor | None = None) -> Tensor:
         lost = {} if residual is None else {"residual": residual}
         if comm.size == 1:
             return self.inner(x, state["inner"], comm, **lost)
-        layout = [Blocks(*row) for row in state["layout"].tolist()]  # on the CPU: nothing is waited for
+        layout = state["layout"]
         with temporaries() as new:
             wide = x.float()
             u = cosines_of(wide, layout, new(wide))

@@ -1,7 +1,8 @@
 """A stage in the air while the caller goes on: asynchronous averaging by hand."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -13,14 +14,6 @@ from ..kernels import operators as mixing_ops
 from ..lanes import Flight, lane_of
 from ..topology.chosen import as_chosen
 from .compressed import check_averageable
-
-
-class StageLike(Protocol):
-    """The part of a stage that `launch` needs."""
-
-    def init(self, bucket: Bucket, comm: Comm) -> dict[str, Any]: ...
-
-    def __call__(self, x: Tensor, state: dict[str, Any], comm: Comm) -> Tensor: ...
 
 
 @dataclass(eq=False)
@@ -77,7 +70,9 @@ class LaunchedFlight:
         return x
 
 
-def launch(stage: StageLike, x: Tensor, comm: Comm, state: dict[str, Any] | None = None) -> LaunchedFlight:
+def launch(
+    stage: Callable[[Tensor, dict[str, Any], Comm], Tensor], x: Tensor, comm: Comm, state: dict[str, Any] | None = None
+) -> LaunchedFlight:
     """Start `stage` on a copy of `x`, on a lane beside the training loop, and return its flight.
 
         flight = launch(Mean(), x, comm)
@@ -92,7 +87,7 @@ def launch(stage: StageLike, x: Tensor, comm: Comm, state: dict[str, Any] | None
         stage: what to do, such as `stages.Mean()`.
         x: a floating, contiguous tensor. It is only read.
         comm: the group, at the round to play.
-        state: of the stage, as `stage.init(Bucket.of(x), comm)` returned it; made anew for this flight if None.
+        state: of the stage, as its `init(Bucket.of(x), comm)` returned it; made anew for this flight if None.
 
     Raises:
         TypeError: `x` is not floating, or is sparse.
@@ -105,7 +100,7 @@ def launch(stage: StageLike, x: Tensor, comm: Comm, state: dict[str, Any] | None
         instance("state", state, dict, "a dict, as stage.init returned it")
     flat = x.detach().reshape(-1).clone()
     before = flat.clone()
-    remembered = stage.init(Bucket.of(flat), comm) if state is None else state
+    remembered = stage.init(Bucket.of(flat), comm) if state is None else state  # type: ignore[attr-defined]
     lane = lane_of(comm.group, x.device)
     lane.uses((flat, remembered))
     flying = as_chosen(stage)

@@ -60,8 +60,7 @@ def exchanged(
         for i, x in enumerate(outgoing.get(target, ())):
             sends.append(comm.send_later(x, target, tag + i))
             sent += x.nbytes
-        if comm._meet is not None:
-            comm.met()
+        comm.met()
         yield from ready[-1:]  # now that the link has more to send
         coming, awaited = incoming.get(source, ()), 0
         if sent >= TURN and comm.flows == 1:
@@ -120,14 +119,11 @@ def shared(comm: Comm, rows: Tensor, row: Tensor, tag: int = 0) -> None:
     if rows.is_cuda:
         comm.all_gather_later(rows, row).wait()
         return
-    n, rank, own, works = comm.size, comm.rank, row[0], []
-    for s in range(1, n):
-        works.append(comm.receive_later(rows[rank - s], (rank - s) % n, tag))
-    for s in range(1, n):
-        works.append(comm.send_later(own, (rank + s) % n, tag))
-    rows[rank] = own
-    if comm._meet is not None:
-        comm.met()
+    n, rank = comm.size, comm.rank
+    works = [comm.receive_later(rows[rank - s], (rank - s) % n, tag) for s in range(1, n)]
+    works += [comm.send_later(row[0], (rank + s) % n, tag) for s in range(1, n)]
+    rows[rank] = row[0]
+    comm.met()
     for work in works:
         work.wait()
 
@@ -172,8 +168,7 @@ def _around(comm: Comm, incoming: Sequence[Tensor], own: Iterator[Tensor], tag: 
     rows = [(i, (rank - s) % n) for s in range(1, n) for i in range(pieces)]  # as they come
     works = [comm.receive_later(incoming[i][q], before, tag + k) for k, (i, q) in enumerate(rows)]
     sends = [comm.send_later(row, after, tag + k) for k, row in enumerate(own)]
-    if comm._meet is not None:
-        comm.met()
+    comm.met()
     for k, (i, q) in enumerate(rows):
         works[k].wait()
         if q != after:  # whose own it is

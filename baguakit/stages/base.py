@@ -37,9 +37,9 @@ class Stage(Doors):
             gradients.
         elementwise: the entries of the state that are as long as the bucket, and how each is carried over when the
             number of ranks changes: "keep" this rank's, the "mean" of all ranks', "zero", or "anew": `init` makes the
-            state again from the present weights. Other entries are made again when the buckets or the ranks change.
+            state again from the present weights. Other entries are made again when the buckets or the ranks change;
+            those that are neither tensors nor dicts of tensors are not saved.
         follows: the entries of the state that are copies of the weights, and so follow an outside load of the model.
-        derived: the entries of the state that `init` computes from the bucket alone: they are not saved.
         needs_shapes: it works on the parameters' shapes, and cannot work on a shard.
         shards: the stages in it work on shards of the bucket.
         needs_groups: the groups of a Comm that it sends through by itself: "flat", or "intra" and "inter", the nodes.
@@ -51,7 +51,6 @@ class Stage(Doors):
     keeps: ClassVar[bool] = False
     elementwise: ClassVar[Mapping[str, Carry]] = {}
     follows: ClassVar[tuple[str, ...]] = ()
-    derived: ClassVar[tuple[str, ...]] = ()
     needs_shapes: ClassVar[bool] = False
     shards: ClassVar[bool] = False
     needs_groups: ClassVar[frozenset[str]] = frozenset({FLAT})
@@ -141,15 +140,8 @@ class Stage(Doors):
 
 
 def call_stage(stage: Stage, x: Tensor, state: State, comm: Comm) -> Tensor:
-    """Return `stage(x, state, comm)`.
-
-    Raises:
-        TypeError: the result is not a tensor of the shape of `x`.
-    """
-    result = stage._unchecked_call(x, state, comm)
-    if not isinstance(result, Tensor) or result.shape != x.shape:
-        raise unfit(stage, x, result)
-    return result
+    """Return `stage(x, state, comm)`; raise TypeError unless it is a tensor of the shape of `x`."""
+    return fitting(stage, x, stage._unchecked_call(x, state, comm))
 
 
 def in_phases(stage: Stage, x: Tensor, state: State, comm: Comm, check: Callable[[], None]) -> Phases:
@@ -159,13 +151,9 @@ def in_phases(stage: Stage, x: Tensor, state: State, comm: Comm, check: Callable
         try:
             read = next(phases)
         except StopIteration as end:
-            result = end.value
-            break
+            return fitting(stage, x, end.value)
         yield read
         check()
-    if not isinstance(result, Tensor) or result.shape != x.shape:
-        raise unfit(stage, x, result)
-    return result
 
 
 def has_phases(stage: Stage) -> bool:
@@ -173,19 +161,18 @@ def has_phases(stage: Stage) -> bool:
     return type(stage).__call__ is Stage.__call__
 
 
-def unfit(stage: Stage, x: Tensor, result: Any) -> TypeError:
-    """Return the error of a stage whose result is not a tensor of the shape of `x`."""
+def fitting(stage: Stage, x: Tensor, result: Any) -> Tensor:
+    """Return the result of a stage; raise TypeError unless it is a tensor of the shape of `x`."""
+    if isinstance(result, Tensor) and result.shape == x.shape:
+        return result
     found = f"a tensor {tuple(result.shape)}" if isinstance(result, Tensor) else repr(result)
-    return TypeError(f"{stage!r} returned {found}; a stage returns what becomes of x, a tensor {tuple(x.shape)}")
+    raise TypeError(f"{stage!r} returned {found}; a stage returns what becomes of x, a tensor {tuple(x.shape)}")
 
 
 def remembered(stage: Stage, state: State, carried: bool = True, at: str = "") -> Iterator[tuple[str, Tensor, Any]]:
-    """Yield for every tensor of a state its path, itself, and how it is carried to other ranks; None: not at all.
-
-    Tensors that are derived from the bucket are left out.
-    """
+    """Yield for every tensor of a state its path, itself, and how it is carried to other ranks; None: not at all."""
     nested = stage.nested()
-    for name in (name for name in state if name not in stage.derived):  # in order, equal on all ranks
+    for name in state:  # in order, equal on all ranks
         if name in nested and isinstance(state[name], dict):
             yield from remembered(nested[name], state[name], carried and not stage.shards, f"{at}{name}.")
         else:
