@@ -47,11 +47,10 @@ from ..arguments import checked, real
 from ..buckets import Bucket
 from ..comm import Comm
 from ..compressors import Compressor, MinMaxUInt8, TopK
-from ..costs import Cost, Load, Place
 from ..keeping import finite, update_if_finite_
 from ..lanes import temporaries
 from ..rules import Rule, during_backward
-from ..stages import Adaptive, CompressedMean, ErrorFeedback, Mean, SparseMean, State, cost
+from ..stages import Adaptive, CompressedMean, ErrorFeedback, Mean, SparseMean, State
 from ..stages.base import Carry
 from ..stages.means import Around
 
@@ -135,6 +134,10 @@ class TrackedMean(Around):
                 "try SparseMean(TopK(0.01)), and Hierarchical around all"
             )
 
+    @property
+    def copies(self) -> float:  # type: ignore[override]
+        return 13 if self.momentum else 10
+
     def init(self, bucket: Bucket, comm: Comm) -> State:
         names = ["own", "mean", *(["v"] if self.momentum else [])]
         state: State = {name: torch.zeros_like(bucket.flat, dtype=torch.float32) for name in names}
@@ -159,13 +162,6 @@ class TrackedMean(Around):
             for name, value in found.items():
                 update_if_finite_(state[name], value, where=ok)
             return x.copy_(h)
-
-    def cost(self, load: Load, place: Place) -> Cost:
-        """Return the cost of `inner` in fp32 and of 10 copies, and 3 more with momentum."""
-        momentum = place.copies(3 if self.momentum else 0, load.fp32.size)
-        if place.ranks == 1:
-            return cost(self.inner, load, place) + momentum
-        return cost(self.inner, load.fp32, place) + place.copies(10, load.fp32.size) + momentum
 
 
 @checked

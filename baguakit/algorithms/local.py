@@ -127,7 +127,18 @@ class OuterStep(Stage):
     def __init__(self, optimizer: type[torch.optim.Optimizer], inner: Stage = Mean(), **options: Any) -> None:
         options = dict(options.pop("options", ())) | options  # as dataclasses.replace passes them
         instance("inner", inner, Stage, "a stage such as Mean()")
-        check_options(optimizer, options)
+        if not (isinstance(optimizer, type) and issubclass(optimizer, torch.optim.Optimizer)):
+            raise TypeError(message("optimizer", "a class such as torch.optim.SGD", optimizer))
+        for name, value in options.items():
+            for number in value if isinstance(value, tuple | list) else [value]:
+                if isinstance(number, float):
+                    real(name, number)
+        try:
+            optimizer([torch.zeros(1, dtype=torch.float32)], **options)
+        except Exception as error:  # of any type: optimizers check their options in their own ways
+            kind = ValueError if isinstance(error, ValueError) else TypeError
+            given = ", ".join(f"{name}={describe(value)}" for name, value in options.items())
+            raise kind(f"{optimizer.__name__} cannot be made with the options {given}: {error}") from error
         vars(self).update(optimizer=optimizer, inner=inner, options=tuple(options.items()))
 
     @property
@@ -135,8 +146,7 @@ class OuterStep(Stage):
         return self.inner.same_on_all_ranks
 
     def init(self, bucket: Bucket, comm: Comm) -> State:
-        anchor = wide_copy(bucket.flat)
-        return {"anchor": anchor, "outer": {}, "inner": self.inner.init(bucket, comm)}
+        return {"anchor": wide_copy(bucket.flat), "outer": {}, "inner": self.inner.init(bucket, comm)}
 
     def __call__(self, x: Tensor, state: State, comm: Comm) -> Tensor:
         a, outer = state["anchor"], state["outer"]
@@ -173,22 +183,6 @@ class OuterStep(Stage):
         shown += [repr(self.inner)] * (self.inner != Mean())
         shown += [f"{key}={written(value)}" for key, value in self.options]
         return f"OuterStep({', '.join(shown)})"
-
-
-def check_options(optimizer: Any, options: dict[str, Any]) -> None:
-    """Raise unless this is a class of optimizers that takes these options, with finite numbers."""
-    if not (isinstance(optimizer, type) and issubclass(optimizer, torch.optim.Optimizer)):
-        raise TypeError(message("optimizer", "a class such as torch.optim.SGD", optimizer))
-    for name, value in options.items():
-        for number in value if isinstance(value, tuple | list) else [value]:
-            if isinstance(number, float):
-                real(name, number)
-    try:
-        optimizer([torch.zeros(1, dtype=torch.float32)], **options)
-    except Exception as error:  # of any type: optimizers check their options in their own ways
-        kind = ValueError if isinstance(error, ValueError) else TypeError
-        given = ", ".join(f"{name}={describe(value)}" for name, value in options.items())
-        raise kind(f"{optimizer.__name__} cannot be made with the options {given}: {error}") from error
 
 
 @checked

@@ -61,7 +61,7 @@ from ..keeping import finite, update_if_finite_
 from ..lanes import temporaries
 from ..primitives.transports import gathered, scattered
 from ..rules import Rule, during_backward
-from ..stages import ErrorFeedback, SparseMean, Stage, State, cost
+from ..stages import ErrorFeedback, SparseMean, Stage, State
 from ..stages.means import Around
 
 DIGITS = 5  # of base 3 in a byte
@@ -124,7 +124,7 @@ def voted_(v: Tensor, comm: Comm) -> Tensor:
     if n == 1 or N == 0:
         return v
     b = shard_bytes(N, n)
-    votes, signs = (torch.empty(n, b, dtype=torch.uint8, device=v.device) for _ in range(2))
+    votes, signs = torch.empty(2, n, b, dtype=torch.uint8, device=v.device)
 
     def counted(i: int) -> Tensor:
         count = unpacked(votes.view(-1)).view(n, -1).sum(0)  # of whole numbers: exact in any order
@@ -193,7 +193,7 @@ def lion_vote(betas: tuple[float, float] = (0.9, 0.99)) -> Rule:
 
 
 class Blocks(NamedTuple):
-    """The span of a parameter in a flat tensor, as a matrix (rows, columns) in blocks of h × w."""
+    """The span of a parameter in a flat tensor, as a matrix (rows, columns) in blocks of h × w; a vector is one row."""
 
     at: int
     rows: int
@@ -201,8 +201,9 @@ class Blocks(NamedTuple):
 
     @property
     def sides(self) -> tuple[int, int]:
-        """Return h and w; a vector is one row."""
-        return side_of(self.rows), side_of(self.columns)
+        """Return h and w, the largest divisors of both sides that are 64 or less."""
+        h, w = (next(d for d in range(min(64, max(n, 1)), 0, -1) if n % d == 0) for n in (self.rows, self.columns))
+        return h, w
 
     def of(self, x: Tensor) -> Tensor:
         """Return the blocks in `x` as a view (rows / h, columns / w, h, w)."""
@@ -270,14 +271,11 @@ class Signs(Around):
     """x ← sign(inner(x)): −1, 0 or 1, and NaN for what is not finite, which the sign would hide."""
 
     averages: ClassVar[bool] = False
+    copies: ClassVar[float] = 3
 
     def __call__(self, x: Tensor, state: State, comm: Comm) -> Tensor:
         y = self.inner(x, state["inner"], comm)
-        return x.copy_(torch.sub(y, y).add_(y.sign()))  # y − y is 0 or NaN
-
-    def cost(self, load: Load, place: Place) -> Cost:
-        """Return the cost of `inner` and of 3 copies."""
-        return cost(self.inner, load, place) + place.copies(3, load.size)
+        return x.copy_(signs_(y, torch.empty_like(y)))
 
 
 def cosines_of(x: Tensor, layout: list[Blocks], out: Tensor) -> Tensor:
@@ -306,11 +304,6 @@ def spans(x: Tensor, layout: list[Blocks]) -> Iterator[tuple[Tensor, slice, Tens
         blocks = each.of(x)
         down, across = (cosines(side, x.device) for side in each.sides)
         yield blocks, slice(at, at := at + blocks.numel()), down, across
-
-
-def side_of(length: int) -> int:
-    """Return the largest divisor of `length` that is 64 or less."""
-    return next(side for side in range(min(64, max(length, 1)), 0, -1) if length % side == 0)
 
 
 @lru_cache(maxsize=256)

@@ -14,7 +14,6 @@ from baguakit.algorithms.signs import (
     cosines,
     cosines_of,
     restore_,
-    side_of,
 )
 from baguakit.compressors import TopK
 from baguakit.stages import ErrorFeedback, Mean, SparseMean
@@ -36,7 +35,18 @@ def drawn(length, *seed):
 
 
 def test_the_sides_of_blocks_divide():
-    assert [side_of(d) for d in (0, 1, 7, 64, 67, 96, 100, 128, 768, 50257)] == [1, 1, 7, 64, 1, 48, 50, 64, 64, 29]
+    assert [Blocks(0, d, 1).sides[0] for d in (0, 1, 7, 64, 67, 96, 100, 128, 768, 50257)] == [
+        1,
+        1,
+        7,
+        64,
+        1,
+        48,
+        50,
+        64,
+        64,
+        29,
+    ]
 
 
 @pytest.mark.parametrize("side", [1, 2, 5, 64])
