@@ -215,7 +215,6 @@ SPECIAL |= {
     ("primitives.launch", "state"): lambda w, called: None,
     ("compress", "x"): rows_too,
     ("decompress", "out"): lambda w, called: rows(w),
-    ("tune.cost", "stage"): lambda w, called: Mean(),
     ("interop.fsdp", "model"): sharded,
     ("tune.Network", "codecs"): lambda w, called: w.network.codecs,
     ("tune.Network", "device"): lambda w, called: "cpu",

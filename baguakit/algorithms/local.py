@@ -72,7 +72,7 @@ from ..keeping import finite, update_if_finite_, wide_copy
 from ..lanes import temporaries
 from ..rules import Algorithm, Fragment, after_step, during_backward, free_running
 from ..schedules import Bound, Every
-from ..stages import Mean, Stage, State, cost
+from ..stages import Mean, Stage, State
 
 
 @checked
@@ -174,7 +174,7 @@ class OuterStep(Stage):
     def cost(self, load: Load, place: Place) -> Cost:
         """Return the cost of `inner` in fp32 at least and of 11 copies."""
         wide = load.at_least_fp32
-        return cost(self.inner, wide, place) + place.copies(11, wide.size)
+        return self.inner.cost(wide, place) + place.copies(11, wide.size)
 
     def __repr__(self) -> str:
         name = f"{self.optimizer.__module__}.{self.optimizer.__qualname__}"

@@ -7,15 +7,14 @@ Optimizer steps and `gradient_norm`, which are local, come from `baguakit.optim.
 
 from ..optim.steps import Fixed, adam_step_, adamw_step_, gradient_norm, lion_step_, sgd_step_
 from .collectives import (
-    Differentiable,
     compressed_all_gather,
-    compressed_all_to_all,
     compressed_broadcast_,
     compressed_receive_,
     compressed_reduce_scatter,
     compressed_send,
 )
 from .compressed import compressed_mean_, mean_, sparse_mean_
+from .differentiable import Differentiable, compressed_all_to_all
 from .flights import launch
 from .neighbors import neighbor_gather, neighbor_mean_
 

@@ -107,42 +107,23 @@ def weights_in(name: str, given: Mapping[int, float] | Iterable[int]) -> dict[in
 @torch.no_grad()
 def neighbor_gather(
     x: Tensor,
-    topology: Topology | None = None,
-    comm: Comm | None = None,
-    *,
-    src_ranks: Iterable[int] | None = None,
-    dst_ranks: Iterable[int] | None = None,
-    check: bool = True,
+    topology: Topology,
+    comm: Comm,
 ) -> dict[int, Tensor]:
     """Return the tensors of this round's neighbours: {rank: its x} for each that this rank hears, in rising order.
 
     Args:
         x: a dense tensor of any dtype, of one shape on all ranks. It is only read.
-        topology, comm: as in `neighbor_mean_`; weights count for nothing here.
-        src_ranks: instead of a topology, whom this rank hears.
-        dst_ranks: with them, to whom it sends; None means whoever hears it.
-        check: as in `neighbor_mean_`.
+        topology: who hears whom, such as `Ring()`, or `Chosen()` with the ranks of this round; weights count for
+            nothing here.
+        comm: as in `neighbor_mean_`.
 
     Raises:
         ValueError, TypeError: as in `neighbor_mean_`, but for the dtype.
     """
-    if comm is None or (topology is None) == (src_ranks is None):
-        raise TypeError(
-            "neighbor_gather takes comm=, and either a topology or src_ranks=, whom this rank hears; "
-            f"comm is {describe(comm)}, topology is {describe(topology)} and src_ranks is {describe(src_ranks)}"
-        )
     check_comm(comm)
-    truth("check", check)
-    x = tensor("x", x).detach().contiguous()
-    if topology is None:
-        sources = several("src_ranks", src_ranks, "a list of ranks")
-        hearers = None if dst_ranks is None else several("dst_ranks", dst_ranks, "a list of ranks")
-        return comm.exchange(x, sorted(sources), agreed_targets(comm, x.device, sources, hearers, check))
     instance("topology", topology, Topology, "a topology such as Ring()")
-    if dst_ranks is not None:
-        raise TypeError(
-            f"{topology!r} says to whom each rank sends; leave out either it or dst_ranks={describe(dst_ranks)}"
-        )
+    x = tensor("x", x).detach().contiguous()
     if comm.size == 1:
         return {}
     choice, targets = chosen_in(topology, comm, x.device)
@@ -193,12 +174,14 @@ def agreed_targets(
         ValueError: on every rank, naming the two that disagree, or the rank whose peers are impossible.
     """
     sources, wanted = list(sources), None if targets is None else list(targets)
-    wrong = _wrong([*sources, *(wanted or ())], comm)
+    wrong = ""
+    for peer in (*sources, *(wanted or ())):
+        if not isinstance(peer, int) or isinstance(peer, bool) or not 0 <= peer < comm.size or peer == comm.rank:
+            wrong = f"the peers of rank {comm.rank} are other ranks of its group, 0 to {comm.size - 1}, not {peer!r}"
+            break
     if not check:
         if wrong or wanted is None:
-            asked = (
-                "check=False: nobody tells this rank who hears it; name those it sends to (dst_weights=, dst_ranks=)"
-            )
+            asked = "check=False: nobody tells this rank who hears it; name those it sends to (dst_weights=)"
             raise ValueError(wrong or asked)
         return sorted(wanted)
     said = [0] * comm.size
@@ -206,8 +189,7 @@ def agreed_targets(
     for flag, peers in ((HEARS, sources), (SENDS, wanted or [])):
         for peer in peers if not wrong else ():
             said[peer] |= flag
-    row = torch.tensor([said], dtype=torch.uint8, device=device)
-    table = comm.all_gather(row).tolist()
+    table = comm.all_gather(torch.tensor([said], dtype=torch.uint8, device=device)).tolist()
     for rank, line in enumerate(table):
         if line[rank] & WRONG:
             raise ValueError(wrong or f"rank {rank} named peers that cannot be: its own error says which")
@@ -219,10 +201,3 @@ def agreed_targets(
             if heard and not sent:
                 raise ValueError(f"rank {hearer} hears rank {sender}, which does not send to it")
     return [peer for peer in range(comm.size) if table[peer][comm.rank] & HEARS]
-
-
-def _wrong(peers: list[int], comm: Comm) -> str:
-    for peer in peers:
-        if not isinstance(peer, int) or isinstance(peer, bool) or not 0 <= peer < comm.size or peer == comm.rank:
-            return f"the peers of rank {comm.rank} are other ranks of its group, 0 to {comm.size - 1}, not {peer!r}"
-    return ""

@@ -15,7 +15,6 @@ from .base import Carry as Carry
 from .base import Stage
 from .base import State as State
 from .base import call_stage as call_stage
-from .base import cost as cost
 from .means import CompressedMean, ErrorFeedback, Hierarchical, Mean, NeighborMean, SparseMean
 
 finite, update_if_finite_ = checked(keeping.finite), checked(keeping.update_if_finite_)

@@ -2,12 +2,11 @@
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, fields
-from functools import singledispatch
 from typing import Any, ClassVar, Literal
 
 from torch import Tensor
 
-from ..arguments import Doors, checked, describe
+from ..arguments import Doors, describe
 from ..buckets import Bucket
 from ..comm import FLAT, Comm
 from ..compressors import Compressor
@@ -94,8 +93,8 @@ class Stage(Doors):
             TypeError: this stage declares none.
         """
         raise TypeError(
-            f"what stage {describe(self)} costs is not known; teach it: @bk.tune.cost.register on a function of "
-            f"(stage: {type(self).__name__}, load, place) that returns a bk.tune.Cost"
+            f"what stage {describe(self)} costs is not known; teach it: a method cost(load, place) of "
+            f"{type(self).__name__} that returns a bk.tune.Cost"
         )
 
     def prepare(self, x: Tensor, comm: Comm) -> None:
@@ -186,17 +185,3 @@ def _leaves(value: Any, at: str) -> Iterator[tuple[str, Tensor]]:
     elif isinstance(value, dict):
         for name, each in value.items():
             yield from _leaves(each, f"{at}.{name}")
-
-
-@singledispatch
-@checked
-def cost(stage: Stage, load: Load, place: Place) -> Cost:
-    """Return the cost of one flight of a stage: what its method `cost` declares, or the function registered for it:
-
-        @bk.tune.cost.register
-        def _(stage: MyStage, load: bk.tune.Load, place: bk.tune.Place) -> bk.tune.Cost: ...
-
-    Raises:
-        TypeError: the stage declares no cost.
-    """
-    return stage.cost(load, place)

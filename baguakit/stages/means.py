@@ -19,7 +19,7 @@ from ..primitives import compressed_mean_, mean_, neighbor_mean_, sparse_mean_
 from ..primitives.compressed import in_one_hop, pays, pieces_of
 from ..primitives.neighbors import is_mean
 from ..topology import Topology
-from .base import Carry, Stage, State, cost
+from .base import Carry, Stage, State
 
 
 @dataclass(frozen=True, repr=False)
@@ -181,8 +181,8 @@ class Around(Stage):
     def cost(self, load: Load, place: Place) -> Cost:
         """Return the cost of `inner` in fp32 and of `copies` copies; of `inner` as it is on one rank."""
         if place.ranks == 1:
-            return cost(self.inner, load, place)
-        return cost(self.inner, load.fp32, place) + place.copies(self.copies, load.fp32.size)
+            return self.inner.cost(load, place)
+        return self.inner.cost(load.fp32, place) + place.copies(self.copies, load.fp32.size)
 
 
 @dataclass(frozen=True, repr=False)
@@ -244,10 +244,10 @@ class Hierarchical(Around):
         L = inside.ranks
         shard = Load(-(-load.values // L), load.value_bytes)
         if L == 1:
-            return place.copies(1, load.size) + cost(self.inner, shard, between)
+            return place.copies(1, load.size) + self.inner.cost(shard, between)
         line, b = inside.link.exchange, shard.size
         within = exchange(line, 2 * all_gather(line, L, b), 2 * (L - 1) * b)
-        return within + place.copies(3, load.size) + cost(self.inner, shard, between).put_beside()
+        return within + place.copies(3, load.size) + self.inner.cost(shard, between).put_beside()
 
 
 def _padded(x: Tensor, multiple_of: int) -> Tensor:

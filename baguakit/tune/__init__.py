@@ -9,7 +9,6 @@ start of training, when buffers and connections are new.
 """
 
 from ..costs import Codec, Cost, Line, Link, Load, Network, Place
-from ..stages import cost
 from .planning import Plan, describe, plan
 from .prediction import Effect, Prediction, effect, predict
 from .probing import Compute, probe
@@ -30,7 +29,6 @@ __all__ = [
     "Trial",
     "Tuner",
     "autotune",
-    "cost",
     "describe",
     "effect",
     "plan",

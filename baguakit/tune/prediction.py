@@ -47,7 +47,7 @@ from ..arguments import Declared, checked, integer
 from ..buckets import local, real, split
 from ..costs import Cost, Load, Network, Place
 from ..rules import Algorithm, Rule, rules_of
-from ..stages import ErrorFeedback, cost
+from ..stages import ErrorFeedback
 from ..stages.base import has_phases
 from .probing import Compute
 
@@ -272,7 +272,7 @@ def cost_of(
         here = [real(local(p)) for p in bucket]  # of sharded parameters this rank's shards
         load = Load(sum(p.numel() for p in here), here[0].element_size(), tuple(tuple(p.shape) for p in here))
         # Gradients are copied into the bucket on the lane.
-        flight = launched + place.copies(int(gradients), load.size) + cost(rule.stage, load, place)
+        flight = launched + place.copies(int(gradients), load.size) + rule.stage.cost(load, place)
         if not has_phases(rule.stage):  # a stage in it flies on its lane
             flight = replace(flight, beside=0.0, beside_busy=0.0)
         flights.append((forward + max(map(ready.__getitem__, bucket)) if gradients else 0.0, flight))

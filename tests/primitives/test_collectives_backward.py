@@ -110,7 +110,7 @@ def test_operators_keep_the_promises_of_operators():
     def run():
         import warnings
 
-        from baguakit.primitives.collectives import differentiable as d
+        from baguakit.primitives import differentiable as d
 
         # The check reads .grad of what is no leaf, and torch hides only the message of that warning, which is an error.
         warnings.filterwarnings("ignore", "The .grad attribute of a Tensor that is not a leaf", UserWarning)

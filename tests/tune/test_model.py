@@ -11,7 +11,7 @@ import baguakit as bk
 from baguakit.compressors import MinMaxUInt8
 from baguakit.costs import piped
 from baguakit.stages import Mean, Stage
-from baguakit.tune import Codec, Compute, Cost, Line, Link, Load, Network, Place, cost, predict, probing
+from baguakit.tune import Codec, Compute, Cost, Line, Link, Load, Network, Place, predict, probing
 from baguakit.tune.planning import plan_of
 from baguakit.tune.prediction import overlapped
 
@@ -109,22 +109,22 @@ def test_pieces_overlap_the_machine_and_the_link():
 
 def test_costs_by_hand():
     place, load = Place(network()), Load(2 * N)
-    assert cost(Mean(), load, place) == Cost(6 * A + 1.5 * B * 8 * N, 0.0, 12 * N)
+    assert Mean().cost(load, place) == Cost(6 * A + 1.5 * B * 8 * N, 0.0, 12 * N)
     for values, pieces in ((2 * N, 1), (8 * N, 7)):
         b = MinMaxUInt8().row_bytes(values // 4)
         q, w = values * 6e-9, 2 * (A + 3 * B * b)
         assert w > q
-        packed = cost(bk.stages.CompressedMean(), Load(values), place)
+        packed = bk.stages.CompressedMean().cost(Load(values), place)
         assert (packed.seconds, packed.busy, packed.sent) == pytest.approx((w + q / pieces, q, 6 * b))
     gpu = Place(Network(**vars(network()) | {"device": "cuda"}))  # where nothing is cut in pieces
-    whole = cost(bk.stages.CompressedMean(), Load(8 * N), gpu)
+    whole = bk.stages.CompressedMean().cost(Load(8 * N), gpu)
     assert whole.seconds == pytest.approx(w + q) and whole.sent == packed.sent
-    few = cost(bk.stages.CompressedMean(), Load(1000), place)
+    few = bk.stages.CompressedMean().cost(Load(1000), place)
     b, q = MinMaxUInt8().row_bytes(1000), 1000 * (CODEC.compress + 4 * CODEC.decompress)
     assert (few.seconds, few.busy, few.sent) == pytest.approx((q + A + 3 * B * b, q, 3 * b))  # in one hop
-    ring = cost(bk.stages.NeighborMean(bk.topology.Ring()), load, place)
+    ring = bk.stages.NeighborMean(bk.topology.Ring()).cost(load, place)
     assert (ring.seconds, ring.sent) == pytest.approx((A + 2 * B * 8 * N, 16 * N))
-    peer = cost(bk.stages.NeighborMean(bk.topology.OnePeerExponential()), load, place)
+    peer = bk.stages.NeighborMean(bk.topology.OnePeerExponential()).cost(load, place)
     assert (peer.seconds, peer.sent) == pytest.approx((A + B * 8 * N, 8 * N))
 
 
@@ -151,23 +151,24 @@ def test_between_nodes_a_rank_sends_a_part():
     )
     nodes = Network(8, 4, "cpu", 1, links)
     for flows, line in ((1, LINE), (2, FAST)):
-        found = cost(bk.stages.Hierarchical(Mean()), Load(N), Place(nodes, flows=flows))
+        found = bk.stages.Hierarchical(Mean()).cost(Load(N), Place(nodes, flows=flows))
         assert found.seconds == pytest.approx(2 * A + line.beta * N)
         assert found.sent == pytest.approx(2 * 3 * N + N)
 
 
-def test_a_stage_of_ones_own_is_taught_or_refused():
+def test_a_stage_of_ones_own_declares_its_cost_or_is_refused():
     class Mine(Stage):
         pass
 
-    with pytest.raises(TypeError, match=r"what stage Mine\(\) costs is not known; teach it: @bk\.tune\.cost\.register"):
-        cost(Mine(), Load(N), Place(network()))
+    class Declared(Stage):
+        def cost(self, load: Load, place: Place) -> Cost:
+            return Cost(1.0)
 
-    @bk.tune.cost.register
-    def _(stage: Mine, load: Load, place: Place) -> Cost:
-        return Cost(1.0)
-
-    assert cost(Mine(), Load(N), Place(network())) == Cost(1.0)
+    with pytest.raises(
+        TypeError, match=r"what stage Mine\(\) costs is not known; teach it: a method cost\(load, place\)"
+    ):
+        Mine().cost(Load(N), Place(network()))
+    assert Declared().cost(Load(N), Place(network())) == Cost(1.0)
 
 
 # Steps, by hand

@@ -24,13 +24,13 @@ from weakref import WeakValueDictionary
 import torch
 from torch import Tensor
 
-from ...arguments import describe, integer, message, several, tensor
-from ...comm import Comm, check_comm
-from ...compressors import Compressor
-from ...compressors.base import check_dense
-from ..compressed import compressed_mean_, fewer, pays, row_pieces
-from ..transports import bytes_for, exchanged, scattered
-from .rows import check_arguments, compressed_all_gather, compressed_reduce_scatter, output, share_memory
+from ..arguments import describe, integer, message, several, tensor
+from ..comm import Comm, check_comm
+from ..compressors import Compressor
+from ..compressors.base import check_dense
+from .collectives import check_arguments, compressed_all_gather, compressed_reduce_scatter, output, share_memory
+from .compressed import compressed_mean_, fewer, pays, row_pieces
+from .transports import bytes_for, exchanged, scattered
 
 
 @torch.no_grad()
