@@ -100,7 +100,7 @@ def launch(
         instance("state", state, dict, "a dict, as stage.init returned it")
     flat = x.detach().reshape(-1).clone()
     before = flat.clone()
-    remembered = stage.init(Bucket.of(flat), comm) if state is None else state  # type: ignore[attr-defined]
+    remembered = stage.init(Bucket.of(flat), comm) if state is None else state
     lane = lane_of(comm.group, x.device)
     lane.uses((flat, remembered))
     flying = as_chosen(stage)
