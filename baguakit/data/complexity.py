@@ -16,19 +16,18 @@ import torch
 
 from ..arguments import describe, integer, message
 from ..comm import Comm
+from .plan import Costs
 from .stores import replace_file
 
-Costs = npt.NDArray[np.float64]
-Membership = tuple[int, int, Comm | None, bool]
 Complexity = Callable[[Any], float] | torch.Tensor | npt.NDArray[Any] | Sequence[float] | str | os.PathLike[str]
 
 log = logging.getLogger("baguakit")
 
 
-def membership(num_replicas: int | None, rank: int | None, group: Any = None) -> Membership:
-    """Return the given rank and number of ranks; by default of `group`, of the default group, or of one rank alone.
+def membership(num_replicas: int | None, rank: int | None, group: Any) -> tuple[int, int, Comm | None, bool]:
+    """Return the rank, the number of ranks, their group unless it is one rank alone, and whether it has these ranks.
 
-    Return also the group, or None if there is none or it has one rank; and whether it has the given ranks.
+    The defaults are those of `group`, of the default group, or of one rank alone.
 
     Raises:
         TypeError: `group` is neither a `Comm` nor a process group of which this process is a member.
@@ -50,9 +49,7 @@ def membership(num_replicas: int | None, rank: int | None, group: Any = None) ->
     return mine, size, comm if same and not alone else None, same or alone
 
 
-def complexities(
-    dataset: Sized, complexity: Complexity, file: str | os.PathLike[str] | None, comm: Comm | None, known: bool
-) -> Costs:
+def complexities(dataset: Sized, complexity: Complexity, file: Any, comm: Comm | None, known: bool) -> Costs:
     """Return the cost of every sample, float64 of shape (len(dataset),), equal on all ranks.
 
     A function is called once per sample: the ranks divide the pass over the dataset (collective) and show a progress
@@ -64,14 +61,14 @@ def complexities(
     n = len(dataset)
     if not isinstance(file, (str, os.PathLike, NoneType)):
         raise TypeError(f"complexity_file is a path or None, not {describe(file)}")
-    if file is not None and not callable(complexity):
-        raise ValueError(
-            f"complexity_file={describe(file)} stores the results of a function, and complexity is not a function; "
-            "leave it out"
-        )
-    if isinstance(complexity, (str, os.PathLike)):
-        return _checked(_load(Path(complexity)), n, f"the complexity file {os.fspath(complexity)!r}")
     if not callable(complexity):
+        if file is not None:
+            raise ValueError(
+                f"complexity_file={describe(file)} stores the results of a function, and complexity is not a function; "
+                "leave it out"
+            )
+        if isinstance(complexity, (str, os.PathLike)):
+            return _checked(_load(Path(complexity)), n, f"the complexity file {os.fspath(complexity)!r}")
         return _checked(complexity, n, "complexity")
     if not known:
         raise ValueError(

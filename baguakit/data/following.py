@@ -8,15 +8,16 @@ import secrets
 import zlib
 from abc import abstractmethod
 from collections.abc import Generator, Iterator, Mapping, Sized
-from dataclasses import astuple, dataclass, field, replace
+from dataclasses import astuple, dataclass, replace
+from itertools import islice
 from typing import Any, Generic, TypeVar
 
 import numpy as np
 
 from ..arguments import integer, real, truth
-from .complexity import Complexity, Membership, complexities
+from .complexity import Complexity, complexities, membership
 from .plan import Batches, Costs, Indices, assign
-from .sharing import Record, Seat, Shares, Stretch, Told, regrouped, unpacked, whole
+from .sharing import Record, Seat, Shares, Stretch, Told, regrouped
 
 T = TypeVar("T")
 PLACE = ("epoch", "done", "ranks", "step")  # the position in a state; its other entries decide the order
@@ -35,21 +36,20 @@ class Position:
     over: bool = False  # more items were asked for than there are
     base: int | None = None  # following: items trained, less those counted so far; None before the pass has begun
     origin: int | None = None  # as in `Record`, of a pass that no change has divided
-    shares: Shares | None = field(default=None, repr=False, compare=False)  # once they are needed
 
     @property
-    def lag(self) -> int:
-        """The items that this rank trains in passes before."""
-        return self.stretch.behind[self.rank]
+    def items(self) -> int:
+        """The items that this rank has drawn, or trains in passes before this one."""
+        return self.stretch.behind[self.rank] + self.drawn
 
 
 class Followed(Generic[T]):
     """An iterator over the steps of an epoch: one item (a sample or a batch) for each rank. All compute all steps."""
 
     def _begin(
-        self, dataset: Sized, complexity: Complexity, file: Any, place: Membership, *settings: bool | float
+        self, dataset: Sized, complexity: Complexity, file: Any, place: tuple[Any, Any, Any], *settings: bool | float
     ) -> None:
-        rank, size, self._comm, known = place
+        rank, size, self._comm, known = membership(*place)
         shuffle, seed, drop_last, level = settings
         self.shuffle, self.seed = truth("shuffle", shuffle), integer("seed", seed, 0)
         self.drop_last, self.random_level = truth("drop_last", drop_last), real("random_level", level, 0, 1)
@@ -58,11 +58,11 @@ class Followed(Generic[T]):
         self.costs, self.epoch = complexities(dataset, complexity, file, self._comm, known), 0
         self._record: Record | None = None  # None: it does not follow, or has joined and not heard of the others yet
         self._attachment: Any = None
-        self._places: dict[int, tuple[Stretch, int]] = {}  # by epoch: a stretch that a change has made, the rank in it
+        self._places: dict[int, Position] = {}  # by epoch: the begin of passes that a change has made
         self._from = self._latest = -1  # the epoch in which this rank has joined; that of the latest pass
         self._planned: dict[Stretch, Shares] = {}
         self._sit(rank, size)
-        self._now = self._first()
+        self._now = self._first(0)
         self._resumed: Position | None = None  # the start of the next pass, if it resumes one
 
     def _sit(self, rank: int, size: int) -> None:
@@ -108,25 +108,18 @@ class Followed(Generic[T]):
                 del self._planned[next(iter(self._planned))]
         return self._planned[stretch]
 
-    def _queues(self, now: Position) -> Shares:
-        if now.shares is None:
-            now.shares = self._shares(now.stretch)
-        return now.shares
-
     def __len__(self) -> int:
         """Return the number of steps of this epoch, equal on all ranks; after a change of ranks, of the rest of it."""
-        return self._queues(self._now).length(self._now.rank)
+        return self._shares(self._now.stretch).length(self._now.rank)
 
     def __iter__(self) -> Iterator[T]:
-        self._now = replace(self._resumed or self._first())
+        self._now = replace(self._resumed or self._first(self.epoch))
         return self._walk(self._now)
 
-    def _first(self) -> Position:
+    def _first(self, epoch: int) -> Position:
         """Return the position at the beginning of a pass."""
-        return Position(*self._place(self.epoch))
-
-    def _place(self, epoch: int) -> tuple[Stretch, int]:
-        return self._places.get(epoch) or (whole(epoch, self.num_replicas), self.rank)
+        undivided = Position(Stretch(epoch, (0,) * self.num_replicas), self.rank)
+        return replace(self._places.get(epoch, undivided))
 
     def _walk(self, now: Position) -> Iterator[T]:
         if self._attachment is not None:
@@ -138,10 +131,15 @@ class Followed(Generic[T]):
             self._latest, now.base = now.stretch.epoch, now.drawn - self._count()
             now.origin = -self._attachment.step * self._items
         self._resumed = None  # only when the first item is drawn: loaders with workers make two iterators
-        while now.drawn < self._queues(now).length(now.rank):  # the queue may change between two items
-            now.drawn += 1
-            yield self._item(self._queues(now).item(now.rank, now.drawn - 1))
-        now.over = True
+        while not now.over:
+            stretch = now.stretch
+            for item in islice(self._shares(stretch).queue(now.rank), now.drawn, None):
+                now.drawn += 1
+                yield self._item(item)
+                if now.stretch is not stretch:  # a change has divided the rest
+                    break
+            else:
+                now.over = True
 
     def _count(self) -> int:
         """Return the items of all bodies of `recoverable()` that have ended, or of steps if the loop repeats those."""
@@ -168,8 +166,7 @@ class Followed(Generic[T]):
                 "`for epoch in range(sampler.epoch, epochs)`"
             )
         if epoch != self.epoch:
-            self.epoch, self._resumed = epoch, None
-            self._now = self._first()
+            self.epoch, self._now, self._resumed = epoch, self._first(epoch), None
 
     def state_dict(self, consumed: int | None = None) -> dict[str, Any]:
         """Return the position in this epoch, equal on all ranks.
@@ -181,14 +178,14 @@ class Followed(Generic[T]):
         Raises:
             ValueError: `consumed` is negative or more than this pass has.
         """
-        now = self._now
+        now, stretch = self._now, self._now.stretch
         step = self._trained(now) if consumed is None else integer("consumed", consumed, 0) - now.before
         if not 0 <= step <= len(self):
             raise ValueError(f"consumed is {consumed} and this pass has {now.before + len(self)} items on each rank")
-        stretch = now.stretch
         done = [[len(seats), [list(astuple(seat)) for seat in seats]] for seats in stretch.done]
-        place = {"epoch": stretch.epoch, "done": done, "ranks": stretch.ranks, "step": step + now.lag}
-        return {**self._signature(), **place, **({"behind": list(stretch.behind)} if any(stretch.behind) else {})}
+        behind = {"behind": list(stretch.behind)} if any(stretch.behind) else {}
+        place = {"epoch": stretch.epoch, "done": done, "ranks": len(stretch.behind)}
+        return {**self._signature(), **place, "step": step + stretch.behind[now.rank], **behind}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Resume from `state`, on the same or another number of ranks; trained samples are not repeated.
@@ -219,25 +216,31 @@ class Followed(Generic[T]):
         behind = [integer("behind in the state", each, 0) for each in state.get("behind", [0] * ranks)]
         if len(behind) != ranks:
             raise ValueError(f"behind in the state is a number for each of {ranks} ranks, not {behind}")
-        self._resume(Stretch(epoch, tuple(behind), unpacked(state["done"])), step)
+        done, stretches = [], state["done"]
+        if not isinstance(stretches, (list, tuple)) or not all(
+            isinstance(each, (list, tuple)) and len(each) == 2 for each in stretches
+        ):
+            raise TypeError(f"done in the state is a list of pairs (ranks, steps), not {stretches!r}")
+        for each, seats in stretches:  # a state of 0.2.0 has the steps of all in place of the seat of each
+            count = integer("ranks in the state", each, 1)
+            if not isinstance(seats, (list, tuple)):
+                seats = [[integer("steps in the state", seats, 0), seats, -1, 0]] * count
+            if len(seats) != count or not all(isinstance(seat, (list, tuple)) and len(seat) == 4 for seat in seats):
+                raise ValueError(f"steps in the state are four numbers for each of {count} ranks, not {seats!r}")
+            done.append(tuple(Seat(*(integer("steps in the state", x, -1) for x in seat)) for seat in seats))
+        self._resume(Stretch(epoch, tuple(behind), tuple(done)), step)
 
     def _resume(self, stretch: Stretch, items: int) -> None:
         """Go on in a stretch after `items` items, or with other ranks in a new one."""
         if self._record is not None and self._record.version:
             raise ValueError("this sampler follows a group that has changed: load a state before the first change")
-        trained = [max(0, items - lag) for lag in stretch.behind]
-        if stretch.ranks != self.num_replicas:
-            seats = [Seat(k, k, behind=lag) for k, lag in zip(trained, stretch.behind, strict=True)]
-            stretch, trained = stretch.ended(seats, [0] * self.num_replicas), [0] * self.num_replicas
+        seats = [Seat(k := max(0, items - lag), k, behind=lag) for lag in stretch.behind]
+        if len(seats) != self.num_replicas:
+            stretch, seats = stretch.ended(seats, [0] * self.num_replicas), [Seat(0, 0)] * self.num_replicas
         self.epoch = stretch.epoch
-        self._now = self._resumed = Position(stretch, self.rank, trained[self.rank])
-        if self._record is not None:
-            self._record = self._unchanged()
-
-    def _unchanged(self) -> Record:
-        """Return the record before the first change."""
-        now = self._now
-        return Record(0, (), now.lag + now.drawn - self._attachment.step * self._items, (now.stretch,))
+        self._now = self._resumed = now = Position(stretch, self.rank, seats[self.rank].drawn)
+        if self._attachment is not None:
+            self._record = Record(0, (), now.items - self._attachment.step * self._items, (stretch,))
 
     # Ranks that come and go
 
@@ -285,12 +288,10 @@ class Followed(Generic[T]):
         self._items, self._repeats = integer("items_per_step", items_per_step, 1), truth("repeats", repeats)
         self._attachment, self._id = att, secrets.randbits(62)
         self._since = self._count()  # when the record began
-        stretch, items = self._now.stretch, self._now.lag + self._now.drawn
-        self._sit(comm.rank, comm.size)  # which may have changed since
-        self._resume(stretch, items)
         att.on_regroup(self._changed)
         if self._record is None:
-            self._record = self._unchanged()
+            self._sit(comm.rank, comm.size)  # which may have changed since
+            self._resume(self._now.stretch, self._now.items)
 
     def _changed(self, change: Any) -> None:
         """Agree with all ranks on what is done, and go on with the rest. Collective."""
@@ -330,20 +331,20 @@ class Followed(Generic[T]):
 
     def _enter(self, record: Record, rank: int) -> None:
         """Go over to another record, in which this rank has a new number."""
-        now, first, before = self._now, record.passes[0], self._record
-        joined = before is None or before.version < record.version - 1
-        passes = range(0 if joined else now.stretch.epoch, 0 if joined else first.epoch)
-        self._places = {epoch: self._place(epoch) for epoch in passes}
-        self._places.update({each.epoch: (each, rank) for each in record.passes})
+        now, first = self._now, record.passes[0]
+        joined = self._record is None or self._record.version < record.version - 1
+        before = () if joined else range(now.stretch.epoch, first.epoch)
+        self._places = {epoch: self._first(epoch) for epoch in before}
+        self._places.update({each.epoch: Position(each, rank) for each in record.passes})
         self._record, self._since = record, self._count()
-        self._sit(rank, first.ranks)
+        self._sit(rank, len(first.behind))
         if joined and now.base is None:  # it has not drawn any
             self._from = self.epoch = first.epoch
-            self._now = now = self._first()
+            self._now = now = self._first(self.epoch)
         elif joined or now.stretch.epoch == first.epoch:
             trained = self._trained(now)
             ahead = now.drawn - trained  # a rank that was left out and has joined again keeps nothing of this
-            now.stretch, now.rank, now.shares = first, rank, None
+            now.stretch, now.rank = first, rank
             now.before, now.drawn = now.before + trained, 0 if joined else ahead
             now.base = None if now.base is None else (-ahead if joined else 0) - self._count()
         if now.base is None:

@@ -12,7 +12,7 @@ from torch.utils.data import Sampler
 from torch.utils.data.distributed import DistributedSampler
 
 from ..arguments import integer, real, truth
-from .complexity import Complexity, membership
+from .complexity import Complexity
 from .following import Followed
 from .plan import Batches, Indices, Limit, all_steps, by_cost
 
@@ -61,7 +61,7 @@ class LoadBalancedSampler(Followed[int], DistributedSampler[int]):
         complexity_file: str | os.PathLike[str] | None = None,
         group: Any = None,
     ) -> None:
-        place = membership(num_replicas, rank, group)
+        place = (num_replicas, rank, group)
         self._begin(dataset, complexity, complexity_file, place, shuffle, seed, drop_last, random_level)
         self.dataset = dataset  # type: ignore[assignment]
 
@@ -124,7 +124,6 @@ class LoadBalancedBatchSampler(Followed[list[int]], Sampler[list[int]]):
         complexity_file: str | os.PathLike[str] | None = None,
         group: Any = None,
     ) -> None:
-        place = membership(num_replicas, rank, group)
         if budget is None and batch_size is None:
             raise ValueError(
                 "budget and batch_size are None; pass budget= (cost per batch), batch_size= (samples per batch), or"
@@ -133,6 +132,7 @@ class LoadBalancedBatchSampler(Followed[list[int]], Sampler[list[int]]):
         most = None if budget is None else real("budget", budget, above=0)
         many = None if batch_size is None else integer("batch_size", batch_size, 1)
         self.limit = Limit(most, many, truth("padded", padded))
+        place = (num_replicas, rank, group)
         self._begin(dataset, complexity, complexity_file, place, shuffle, seed, drop_last, random_level)
         costs = self.costs
         if budget is not None and len(costs) and costs.max() > budget:

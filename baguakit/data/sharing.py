@@ -17,11 +17,9 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain, islice
-from typing import Any
 
 import numpy as np
 
-from ..arguments import integer
 from .plan import Batches, Indices
 
 Steps = Sequence[Batches]
@@ -47,11 +45,6 @@ class Stretch:
     epoch: int
     behind: tuple[int, ...]  # by rank: the items that it trains in passes before this one
     done: Done = ()  # by stretch of this pass before: the seats of all ranks
-
-    @property
-    def ranks(self) -> int:
-        """The number of ranks."""
-        return len(self.behind)
 
     def ended(self, seats: Sequence[Seat], behind: Sequence[int]) -> Stretch:
         """Return the next stretch of the pass; it takes the place of this one if that has given nobody an item."""
@@ -96,15 +89,6 @@ class Shares:
     def length(self, rank: int) -> int:
         """Return the number of items in the queue of a rank."""
         return sum(len(steps) for columns, steps in self.parts if rank in columns)
-
-    def item(self, rank: int, i: int) -> Indices:
-        """Return item i of the queue of a rank: the samples of one step."""
-        for columns, steps in self.parts:
-            if rank in columns:
-                if i < len(steps):
-                    return steps[i][columns[rank]]
-                i -= len(steps)
-        raise IndexError(f"the queue of rank {rank} ends {i} items before")
 
     def queue(self, rank: int) -> Iterator[Indices]:
         """Return the queue of a rank, made as it is read."""
@@ -172,8 +156,8 @@ def regrouped(
     passes, made = record.passes, record.origin + step * per_step
     first = max((t for _, t in known.values()), key=lambda t: (t.epoch, -t.rank))
     if first.epoch > passes[-1].epoch:
-        passes, made = (whole(first.epoch, passes[0].ranks),), first.origin + step * per_step
-    lost = [rank for rank in range(passes[0].ranks) if rank not in known]
+        passes, made = (Stretch(first.epoch, (0,) * len(passes[0].behind)),), first.origin + step * per_step
+    lost = [rank for rank in range(len(passes[0].behind)) if rank not in known]
     reached = [each.epoch for each in passes for rank in lost if each.behind[rank] < made]
     epoch = max(first.epoch, passes[0].epoch, *reached)
     passes = passes[: epoch - passes[0].epoch + 1]
@@ -211,27 +195,3 @@ def regrouped(
         if len(set(ends)) == 1 or ends == last.behind:
             return Record(record.version + 1, tuple(t.id for t in told), -step * per_step, tuple(following)), +out
         following.append(Stretch(last.epoch + 1, ends))
-
-
-def whole(epoch: int, ranks: int) -> Stretch:
-    """Return the stretch of a pass that no change has divided."""
-    return Stretch(epoch, (0,) * ranks)
-
-
-def unpacked(done: Any) -> Done:
-    """Return the stretches in a state: pairs of the number of ranks, and the seat of each or the steps of all.
-
-    Raises:
-        TypeError, ValueError: they are none.
-    """
-    if not isinstance(done, (list, tuple)) or not all(isinstance(p, (list, tuple)) and len(p) == 2 for p in done):
-        raise TypeError(f"done in the state is a list of pairs (ranks, steps), not {done!r}")
-    found = []
-    for ranks, seats in done:
-        count = integer("ranks in the state", ranks, 1)
-        if not isinstance(seats, (list, tuple)):
-            seats = [[integer("steps in the state", seats, 0), seats, -1, 0]] * count
-        if len(seats) != count or not all(isinstance(each, (list, tuple)) and len(each) == 4 for each in seats):
-            raise ValueError(f"steps in the state are four numbers for each of {count} ranks, not {seats!r}")
-        found.append(tuple(Seat(*(integer("steps in the state", x, -1) for x in each)) for each in seats))
-    return tuple(found)

@@ -43,8 +43,8 @@ class Loader:
 
 def in_no_queue(sampler):
     """Return the samples that nobody has trained, and that nobody will in this pass."""
-    shares = sampler._queues(sampler._now)
-    ranks = range(sampler._now.stretch.ranks)
+    shares = sampler._shares(sampler._now.stretch)
+    ranks = range(len(sampler._now.stretch.behind))
     return set(without(shares.samples, chain.from_iterable(map(shares.queue, ranks))).tolist())
 
 

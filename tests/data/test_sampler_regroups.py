@@ -100,7 +100,7 @@ def test_who_has_which_items_after_a_loss_and_a_join():
     assert (len(keeps), len(lost)) == (2, 4)
     training.change([second], [0], order=lambda ranks: ranks[::-1])
     joined, first = training.ranks
-    shares = joined.sampler._queues(joined.sampler._now)
+    shares = joined.sampler._shares(joined.sampler._now.stretch)
     queues = [[int(item[0]) for item in shares.queue(rank)] for rank in (0, 1)]
     assert queues == [list(joined.sampler), [*keeps, *first.loader.draws]]
     assert queues[1][:2] == keeps  # a survivor keeps what it has drawn
@@ -139,7 +139,7 @@ def test_a_state_after_changes_is_equal_on_all_ranks_and_resumes(name, n, depths
     again = Training(kind(name, n), [0] * len(training.ranks), state=state)
     for rank, old in zip(again.ranks, training.ranks, strict=True):
         place = old.sampler._now
-        rest = [old.sampler._item(item) for item in old.sampler._queues(place).queue(place.rank)]
+        rest = [old.sampler._item(item) for item in old.sampler._shares(place.stretch).queue(place.rank)]
         assert list(rank.sampler) == rest[old.sampler._trained(place) :]
     fewer = Training(kind(name, n), [0] * others, state=state)
     trained = set(training.trained.get(epoch, ()))
