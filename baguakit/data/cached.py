@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import os
 import pickle
-import sys
 import warnings
 from collections.abc import Callable, Sequence, Sized
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from hashlib import blake2b
-from types import CodeType, FunctionType, SimpleNamespace, TracebackType
+from types import SimpleNamespace, TracebackType
 from typing import Any, TypeVar, cast
 
 import torch
@@ -20,9 +19,8 @@ from .codec import Codec, Corrupt, Plain
 from .stores import Store, StoreError, ThreadLock
 
 T = TypeVar("T")
-COUNTED = ("hits", "misses", "bytes_read", "bytes_written", "not_stored", "corrupt", "errors")
-LEFT_OUT = {"__dict__", "__weakref__", "__doc__", "__module__", "__qualname__", "__firstlineno__"}  # of a class
 ROWS = 1021  # of counts, by process number
+MISSING = object()  # in place of a sample, which may be None
 
 
 @dataclass(frozen=True)
@@ -61,6 +59,9 @@ class CacheReport:
         )
 
 
+COUNTED = [each.name for each in fields(CacheReport)]
+
+
 class CachedDataset(Dataset[Any]):
     """A cache of `dataset`: the first process that needs a sample computes it, and all others read it from `store`.
 
@@ -74,7 +75,7 @@ class CachedDataset(Dataset[Any]):
         dataset: a map-style dataset.
         store: `MemoryStore()`, `LMDBStore(path)`, `RedisStore(hosts)`, or your own `Store`.
         name: the name of the samples; None for a hash of the dataset's content, computed once, here. Pass a name if the
-            content is large, cannot be pickled, or differs between ranks (sets of strings).
+            content is large, cannot be pickled (lambdas), or differs between ranks (sets of strings).
         version: change it with the dataset's code: samples of other versions are never read.
         codec: `Plain()`, the default: tensors, arrays, bytes and plain containers, decoded without running code.
             `Pickle()`: any sample, from a store to which nobody else can write.
@@ -107,7 +108,6 @@ class CachedDataset(Dataset[Any]):
         self.namespace = namespace(dataset, name, version, self.codec.tag)
         # Counts by process, for loader workers in shared memory. No two threads add to a row at the same time.
         self._counts, self._adding = torch.zeros(ROWS, len(COUNTED), dtype=torch.int64).share_memory_(), ThreadLock()
-        self._private = False
 
     def cache_identity(self) -> str:
         """Return the identity of the cached samples, for a cache of this cache."""
@@ -132,30 +132,26 @@ class CachedDataset(Dataset[Any]):
 
         `counted` holds the kinds of failures that have been counted for the sample: each counts once.
         """
-        found = self._decoded(value, counted)
-        if found is None:
-            with self.store.claim(key):
-                found = self._decoded(self._tried(counted, self.store.get, key), counted)
-                if found is None:
-                    found = [self._computed(key, index, counted)]
-        return found[0]
+        if (sample := self._decoded(value, counted)) is not MISSING:
+            return sample
+        with self.store.claim(key):
+            sample = self._decoded(self._tried(counted, self.store.get, key), counted)
+            return self._computed(key, index, counted) if sample is MISSING else sample
 
-    def _decoded(self, value: bytes | None, counted: set[str]) -> list[Any] | None:
-        """Return the stored sample in a list (a sample may be None), or None if there is none."""
+    def _decoded(self, value: bytes | None, counted: set[str]) -> Any:
         if value is None:
-            return None
+            return MISSING
         try:
             sample = self.codec.decode(value)
         except Corrupt as error:
             self._warn("corrupt", f"{self.store!r} holds a damaged sample, which is computed again: {error}", counted)
-            return None
+            return MISSING
         self._count(hits=1, bytes_read=len(value))
-        return [sample]
+        return sample
 
     def _computed(self, key: bytes, index: Any, counted: set[str]) -> Any:
         """Compute the sample, and store it."""
-        if not (self.store.shared or self._private or get_worker_info() is None):
-            self._private = True
+        if not self.store.shared and get_worker_info() is not None:
             each = "is not shared: each loader worker fills its own; LMDBStore(path) is shared by all"
             warnings.warn(f"{self.store!r} {each}", RuntimeWarning, stacklevel=5)
         sample = self.dataset[index]
@@ -182,13 +178,12 @@ class CachedDataset(Dataset[Any]):
 
     def _warn(self, kind: str, text: str, counted: set[str], samples: int = 1) -> None:
         """Count a failure, unless it is in `counted`, and warn of the first of its kind."""
-        if kind in counted:
-            return
-        counted.add(kind)
-        first = getattr(self.report(), kind) == 0
-        self._count(**{kind: samples})
-        if first:
-            warnings.warn(text, RuntimeWarning, stacklevel=5)
+        if kind not in counted:
+            counted.add(kind)
+            first = getattr(self.report(), kind) == 0
+            self._count(**{kind: samples})
+            if first:
+                warnings.warn(text, RuntimeWarning, stacklevel=5)
 
     def _count(self, **amounts: int) -> None:
         with self._adding:
@@ -221,17 +216,13 @@ class CachedDataset(Dataset[Any]):
 def namespace(dataset: Any, name: str | None, version: str | int, codec_tag: str) -> bytes:
     """Return 16 bytes that identify a dataset's `name` or content, its version and the codec, in all processes.
 
-    The content is the class, and a hash of what pickle sees. Importable code is hashed by its name only: `version` must
-    change with it.
-
-    Raises:
-        ValueError: the content cannot be hashed, and there is no name.
+    The content is the class, and a hash of what pickle sees, of code the name only: `version` must change with it.
     """
     what = f"name:{name}"
     if name is None:
         kind, content = type(dataset).__qualname__, blake2b(digest_size=16)
         try:
-            _Hasher(content).dump(dataset)
+            _Hasher(SimpleNamespace(write=content.update), protocol=5).dump(dataset)
         except Exception as error:
             raise ValueError(
                 f"the content of this {kind} cannot be hashed ({type(error).__name__}: {error});"
@@ -260,45 +251,11 @@ def position(index: Any, length: int | None) -> bytes:
 
 
 class _Hasher(pickle.Pickler):
-    """A pickler for hashing.
-
-    It pickles tensors by value (torch would include storage addresses), caches as the identity of their samples, and
-    functions and classes that cannot be imported as their code.
-    """
-
-    def __init__(self, content: Any) -> None:
-        super().__init__(SimpleNamespace(write=content.update), protocol=5)
-        self._met: list[Any] = []  # functions and classes pickled so far, which may refer to themselves
+    """A pickler for hashing: tensors by value (torch would include storage addresses), caches as their identity."""
 
     def reducer_override(self, obj: Any) -> Any:
-        if isinstance(obj, (FunctionType, type)):
-            return NotImplemented if _importable(obj) else self._code(obj)
-        if isinstance(obj, (staticmethod, classmethod)):
-            return tuple, ([type(obj).__name__, obj.__func__],)
-        if isinstance(obj, property):
-            return tuple, (["property", obj.fget, obj.fset, obj.fdel],)
-        if isinstance(obj, CodeType):
-            return tuple, ([obj.co_code, obj.co_names, obj.co_varnames, obj.co_consts],)
         if isinstance(obj, torch.Tensor) and obj.layout is torch.strided and not obj.is_quantized:
             flat = obj.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
             return bytes, (flat.numpy().tobytes(), str(obj.dtype), tuple(obj.shape))
-        identity = getattr(obj, "cache_identity", None)
+        identity = None if isinstance(obj, type) else getattr(obj, "cache_identity", None)
         return (str, (str(identity()),)) if callable(identity) else NotImplemented
-
-    def _code(self, obj: FunctionType | type) -> Any:
-        name = f"{obj.__module__}.{obj.__qualname__}"
-        if any(obj is met for met in self._met):
-            return str, (name,)
-        self._met.append(obj)
-        if isinstance(obj, type):
-            own = {k: v for k, v in vars(obj).items() if k not in LEFT_OUT and not k.startswith("_abc_")}
-            return tuple, ([name, obj.__bases__, sorted(own), [own[k] for k in sorted(own)]],)
-        cells = [cell.cell_contents for cell in obj.__closure__ or ()]
-        return tuple, ([name, obj.__code__, obj.__defaults__, obj.__kwdefaults__, cells],)
-
-
-def _importable(obj: FunctionType | type) -> bool:
-    found: Any = sys.modules.get(obj.__module__)
-    for name in obj.__qualname__.split("."):
-        found = getattr(found, name, None)
-    return found is obj

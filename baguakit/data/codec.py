@@ -18,7 +18,6 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy as np
-import numpy.typing as npt
 import torch
 
 from ..arguments import describe, instance
@@ -131,16 +130,23 @@ def _tree(x: Any, buffers: list[Any], where: str) -> Any:
     if kind in SCALARS:
         return x
     if kind is dict:
-        if all(type(k) is str for k in x):
-            return ["dict", list(x), [_tree(v, buffers, f"{where}[{k!r}]") for k, v in x.items()]]
         keys = [_tree(k, buffers, f"a key of {where}") for k in x]
-        return ["map", keys, [_tree(v, buffers, f"{where}[{k!r}]") for k, v in x.items()]]
+        return ["dict", keys, [_tree(v, buffers, f"{where}[{k!r}]") for k, v in x.items()]]
     if kind.__name__ in CONTAINERS and kind is CONTAINERS[kind.__name__]:
         if set(map(type, x)) <= SCALARS:
             return [kind.__name__, list(x)]
         return [kind.__name__, [_tree(v, buffers, f"{where}[{i}]") for i, v in enumerate(x)]]
     if kind is torch.Tensor:
-        return _tensor_tree(x, buffers, where)
+        if x.device.type != "cpu" or x.layout is not torch.strided or x.is_quantized:
+            raise _refusal(where, f"a tensor on {x.device} with layout {x.layout} and dtype {x.dtype}")
+        if x.requires_grad:
+            raise _refusal(where, f"a tensor {tuple(x.shape)} that requires grad (detach it)")
+        try:
+            flat = x.resolve_conj().resolve_neg().contiguous().reshape(-1).view(torch.uint8)
+        except RuntimeError as error:  # a dtype that torch does not implement
+            raise _refusal(where, f"a tensor of dtype {x.dtype} ({error})") from None
+        buffers.append(flat.numpy().data if flat.numel() else b"")
+        return ["tensor", len(buffers) - 1, str(x.dtype).removeprefix("torch."), list(x.shape)]
     if kind is np.ndarray or isinstance(x, np.generic):
         described = np.lib.format.dtype_to_descr(x.dtype)
         if x.dtype.hasobject or np.lib.format.descr_to_dtype(described) != x.dtype:
@@ -162,48 +168,29 @@ def _refusal(where: str, what: str) -> TypeError:
     )
 
 
-def _tensor_tree(x: torch.Tensor, buffers: list[Any], where: str) -> Any:
-    if x.device.type != "cpu" or x.layout is not torch.strided or x.is_quantized:
-        raise _refusal(where, f"a tensor on {x.device} with layout {x.layout} and dtype {x.dtype}")
-    if x.requires_grad:
-        raise _refusal(where, f"a tensor {tuple(x.shape)} that requires grad (detach it)")
-    try:
-        flat = x.resolve_conj().resolve_neg().contiguous().reshape(-1).view(torch.uint8)
-    except RuntimeError as error:  # a dtype that torch does not implement
-        raise _refusal(where, f"a tensor of dtype {x.dtype} ({error})") from None
-    buffers.append(flat.numpy().data if flat.numel() else b"")
-    return ["tensor", len(buffers) - 1, str(x.dtype).removeprefix("torch."), list(x.shape)]
-
-
 def _sample(tree: Any, buffers: list[memoryview]) -> Any:
     if type(tree) in SCALARS:
         return tree
     kind, *rest = tree
-    if kind == "dict":
-        return {k: _sample(v, buffers) for k, v in zip(*rest, strict=True)}
-    if kind == "map":
+    if kind in ("dict", "map"):  # older versions wrote "map" if some key is not a string
         return {_sample(k, buffers): _sample(v, buffers) for k, v in zip(*rest, strict=True)}
     if kind in CONTAINERS:
         return CONTAINERS[kind](_sample(v, buffers) for v in rest[0])
-    if kind == "tensor":
-        dtype = getattr(torch, rest[1])
-        if not isinstance(dtype, torch.dtype):
-            raise Corrupt(f"{dtype} is not a dtype")
-        data = bytearray(buffers[rest[0]])
-        flat = torch.frombuffer(data, dtype=torch.uint8) if data else torch.empty(0, dtype=torch.uint8)
-        return flat.view(dtype).reshape(rest[2])
-    if kind in ("array", "scalar"):
-        array = _array(buffers[rest[0]], np.lib.format.descr_to_dtype(_descr(rest[1])), rest[2])
-        return array if kind == "array" else array[()]
     if kind == "complex":
         return complex(*rest)
-    return {"bytes": bytes, "bytearray": bytearray}[kind](buffers[rest[0]])
-
-
-def _array(data: memoryview, dtype: np.dtype[Any], shape: list[int]) -> npt.NDArray[Any]:
-    if len(data) != dtype.itemsize * math.prod(shape):
-        raise Corrupt(f"{len(data)} bytes for an array of shape {shape} and dtype {dtype}")
-    return np.frombuffer(bytearray(data), dtype).reshape(shape) if len(data) else np.zeros(shape, dtype)
+    data, form = bytearray(buffers[rest[0]]), rest[1:]
+    if kind == "tensor":
+        dtype = getattr(torch, form[0])
+        if not isinstance(dtype, torch.dtype):
+            raise Corrupt(f"{dtype} is not a dtype")
+        return torch.from_numpy(np.ndarray(len(data), np.uint8, data)).view(dtype).reshape(form[1])
+    if kind in ("array", "scalar"):
+        described, shape = np.lib.format.descr_to_dtype(_descr(form[0])), form[1]
+        if len(data) != described.itemsize * math.prod(shape):
+            raise Corrupt(f"{len(data)} bytes for an array of shape {shape} and dtype {described}")
+        array = np.ndarray(shape, described, data)
+        return array if kind == "array" else array[()]
+    return {"bytes": bytes, "bytearray": bytearray}[kind](data)
 
 
 def _descr(descr: Any) -> Any:
