@@ -8,8 +8,7 @@
 
     ranks.run(mean_of_ranks)        # [tensor([1.5000]), tensor([1.5000]), tensor([1.5000]), tensor([1.5000])]
 
-Files: `live` has the public class, `processes` what it sees of ranks, `launcher` the process that forks them, `serving`
-the code of a rank, `messages` what they send each other.
+Files: `live` has the public class, `launcher` the process that forks ranks, `serving` the code of a rank, with messages.
 """
 
 from .live import RankError, Ranks

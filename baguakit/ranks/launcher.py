@@ -20,7 +20,7 @@ import sys
 import traceback
 from collections.abc import Iterable, Sequence
 
-from .messages import receive, send
+from .serving import receive, run, send
 
 PRELOADED = ("numpy", "torch", "torch.distributed", "torch._dynamo", "baguakit")
 DIE_WITH_PARENT = 1  # PR_SET_PDEATHSIG of Linux's prctl
@@ -130,8 +130,6 @@ def _fork(user: socket.socket, files: Sequence[int]) -> int:
             ctypes.CDLL(None).prctl(DIE_WITH_PARENT, signal.SIGKILL)
             if os.getppid() != parent:  # it ended before the call
                 os._exit(1)
-        from .serving import run
-
         run(*files)
     except BaseException:
         traceback.print_exc()

@@ -1,10 +1,11 @@
-"""The public class of live ranks."""
+"""Live ranks as their caller sees them."""
 
 import contextlib
 import linecache
 import math
 import os
 import pickle
+import resource
 import signal
 import socket
 import sys
@@ -13,21 +14,21 @@ import time
 import weakref
 from collections.abc import Callable, Collection, Sequence
 from multiprocessing.connection import wait
+from pathlib import Path
 from typing import Any, TypeVar, overload
 
 import torch
 
 from ..arguments import integer, real, truth
-from .launcher import launcher
-from .messages import Progress, Reply, dumps, receive, send, takes_closures
-from .processes import Process, Screen, Stream, check_open_files, end
-from .serving import HOST
+from .launcher import Launcher, launcher
+from .serving import HOST, Progress, Reply, dumps, receive, send, takes_closures
 
 T = TypeVar("T")
 MOST_THREADS, MOST_SECONDS = 1 << 15, 1e8  # of torch; about three years: longer times may overflow clocks
 GRACE = 2.0  # seconds that the other ranks have to reply after one has failed
 STACK_SECONDS = 0.3  # that a rank has to print its stack
 BEAT = 60.0  # seconds between two looks at the time: select takes no infinite timeout
+PIPE = 1 << 20  # the most bytes that a pipe holds, by Linux's default
 
 
 class RankError(RuntimeError):
@@ -68,10 +69,11 @@ class Ranks:
 
     def __init__(self, size: int, *, threads: int = 1, cuda: bool = False, timeout: float | None = None) -> None:
         self.size, self.threads = integer("size", size, 1), integer("threads", threads, 1, MOST_THREADS)
-        self.cuda, self.timeout = truth("cuda", cuda), seconds("timeout", timeout)
+        self.cuda = truth("cuda", cuda)
+        self.timeout = None if timeout is None else real("timeout", timeout, above=0, most=MOST_SECONDS)
         if cuda and not torch.cuda.is_available():
             raise ValueError("cuda=True lets ranks use GPUs, but torch finds none; leave it out")
-        self._processes: list[Process] = []
+        self._processes, self._screen = list[Process](), Screen()
         self._end: Callable[[], Any] = lambda: None
         self._closed, self._lock = False, threading.Lock()
         self._launcher = launcher()  # it imports torch while the caller goes on
@@ -122,7 +124,7 @@ class Ranks:
         except Exception as error:
             missing = "" if takes_closures() else "; for closures and functions of a notebook install cloudpickle"
             raise TypeError(f"{function!r} cannot be sent to the ranks: {error}{missing}") from error
-        limit = seconds("limit", limit)
+        limit = math.inf if limit is None else real("limit", limit, above=0, most=MOST_SECONDS)
         truth("keep", keep)
         if not isinstance(lost, Collection) or isinstance(lost, (str, bytes, torch.Tensor)):
             raise TypeError(f"lost is a sequence of ranks, not {lost!r}")
@@ -131,10 +133,10 @@ class Ranks:
         sources = {name: entry for name, entry in linecache.cache.items() if len(entry) == 4 and entry[1] is None}
         work = pickle.dumps({"path": [*map(str, sys.path)], "sources": sources, "keep": keep, "packed": packed})
         values: dict[int, Any] = {}
-        with self._lock, contextlib.closing(Screen()) as screen:
+        with self._lock, contextlib.closing(self._screen):
             try:
-                self._start(screen)
-                failures = self._perform(work, set(range(self.size)) - gone, values, limit, screen)
+                self._start()
+                failures = self._perform(work, set(range(self.size)) - gone, values, limit)
             finally:
                 if len(values) < self.size:
                     self.close()
@@ -142,7 +144,7 @@ class Ranks:
             raise RankError(failures)
         return [values.get(rank) for rank in range(self.size)]
 
-    def _start(self, screen: Screen) -> None:
+    def _start(self) -> None:
         """Start the processes and let them connect, unless all run."""
         if self._processes and self._launcher.usable and not any(process.ended() for process in self._processes):
             return
@@ -152,7 +154,8 @@ class Ranks:
         self._end = weakref.finalize(self, end, self._launcher, self._processes, os.getpid())
         with socket.create_server((HOST, 0)) as server:  # of torch's store, which would listen on all interfaces
             for rank in range(self.size):
-                self._processes.append(Process(rank, self._launcher, [server.fileno()] * (rank == 0)))
+                files = [server.fileno()] * (rank == 0)
+                self._processes.append(Process(rank, self._launcher, self._screen, files))
             port = server.getsockname()[1]
         size = str(self.size)
         given = {"folder": os.getcwd(), "threads": self.threads, "cuda": self.cuda, "timeout": self.timeout}
@@ -163,18 +166,16 @@ class Ranks:
                 send(pickle.dumps({"environment": {**os.environ, **place}, **given}), [process.control])
                 receive(process.control)
             except (EOFError, OSError) as error:
-                self._finish(screen)
+                self._finish()
                 raise RuntimeError(f"rank {process.rank} could not start; its error is above (on stderr)") from error
 
-    def _perform(
-        self, work: bytes, waiting: set[int], values: dict[int, Any], limit: float | None, screen: Screen
-    ) -> dict[int, str]:
+    def _perform(self, work: bytes, waiting: set[int], values: dict[int, Any], limit: float) -> dict[int, str]:
         """Send the pickled arguments of `serving.perform` to all ranks, and wait for the replies of some.
 
         This takes at most `limit` seconds, and at most two seconds after a rank has failed. Results go to `values`; the
         reasons of failures are returned.
         """
-        until, failures = math.inf if limit is None else time.monotonic() + limit, dict[int, str]()
+        until, failures = time.monotonic() + limit, dict[int, str]()
 
         def fail(ranks: Collection[int], reason: str) -> None:
             failures.update(dict.fromkeys(waiting.intersection(ranks), reason))
@@ -193,7 +194,7 @@ class Ranks:
             except Exception as error:
                 message = Reply(error=f"its result cannot be unpickled by the caller: {error!r}")
             if isinstance(message, Progress):
-                screen.progress(rank, message)
+                self._screen.progress(rank, message)
             elif message.error is not None:
                 fail([rank], message.error)
             elif rank in waiting:
@@ -209,7 +210,7 @@ class Ranks:
         try:
             while waiting:
                 for ready in wait(sources, max(0.0, min(until - time.monotonic(), BEAT))):
-                    is_open = ready.read(screen) if isinstance(ready, Stream) else hear(ready)  # type: ignore[arg-type]
+                    is_open = ready.read() if isinstance(ready, Stream) else hear(ready)  # type: ignore[arg-type]
                     if not is_open:
                         sources.remove(ready)
                 if failures and not hurried:
@@ -223,7 +224,7 @@ class Ranks:
             self._show_stacks(waiting)
             raise
         finally:
-            self._finish(screen)
+            self._finish()
         return failures
 
     def _show_stacks(self, ranks: Collection[int]) -> None:
@@ -233,11 +234,11 @@ class Ranks:
                 os.kill(self._processes[rank].pid, signal.SIGUSR1)
             time.sleep(STACK_SECONDS if ranks else 0)
 
-    def _finish(self, screen: Screen) -> None:
+    def _finish(self) -> None:
         """Show the output of the ranks up to now, with unfinished lines."""
         for process in self._processes:
             for stream in process.streams:
-                stream.read(screen, last=True)
+                stream.read(last=True)
 
     def close(self) -> None:
         """End the processes. A later `run` starts new ones. Idempotent."""
@@ -259,6 +260,109 @@ class Ranks:
         )
 
 
-def seconds(name: str, value: Any) -> float | None:
-    """Return a time in seconds, or None for no limit."""
-    return None if value is None else real(name, value, above=0, most=MOST_SECONDS)
+def check_open_files(size: int) -> None:
+    """Raise an OSError if `size` ranks need more open files than a process may have.
+
+    The caller has three for each rank. A rank has a connection to every other one in the default group, and rank 0,
+    which holds the store, two or three more from each.
+    """
+    most, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    folder = Path("/proc/self/fd")
+    here = len(list(folder.iterdir())) if folder.exists() else 0
+    needed = max(here + 3 * size, 4 * size) + 64  # for everything else
+    if needed > most:
+        raise OSError(
+            f"{size} ranks need up to {needed} open files in a process, and the limit is {most}; "
+            f"set it by `ulimit -n {needed}` before the program starts, or start fewer ranks"
+        )
+
+
+class Process:
+    """The process of a rank, which starts when this is made, its socket for calls and replies, its output."""
+
+    def __init__(self, rank: int, launcher: Launcher, screen: "Screen", files: Sequence[int]) -> None:
+        self.rank = rank
+        self.control, theirs = socket.socketpair()
+        (out, their_out), (err, their_err) = os.pipe(), os.pipe()
+        self.streams = Stream(out, rank, screen, is_error=False), Stream(err, rank, screen, is_error=True)
+        with theirs, os.fdopen(their_out, "wb"), os.fdopen(their_err, "wb"):
+            self.pid = launcher.fork(self.control, [theirs.fileno(), their_out, their_err, *files])
+
+    def fileno(self) -> int:
+        """Return the descriptor of the control socket, for `wait`."""
+        return self.control.fileno()
+
+    def ended(self) -> bool:
+        """Return whether the process has closed its end of the control socket."""
+        try:
+            return not self.control.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT)
+        except BlockingIOError:
+            return False
+        except OSError:
+            return True
+
+
+def end(launcher: Launcher, processes: list[Process], owner: int) -> None:
+    """End processes, unless this process is one forked from their owner."""
+    if owner == os.getpid():
+        launcher.end([process.pid for process in processes])
+    for process in processes:
+        for each in (process.control, *process.streams):
+            each.close()
+    processes.clear()
+
+
+class Screen:
+    """The output of ranks: printed lines with the rank in front, and progress bars."""
+
+    def __init__(self) -> None:
+        self._bars: dict[tuple[int, int], Any] = {}
+
+    def line(self, rank: int, text: str, is_error: bool) -> None:
+        """Show a line of a rank."""
+        stream = sys.stderr if is_error else sys.stdout
+        if self._bars:
+            next(iter(self._bars.values())).write(f"[{rank}] {text}", file=stream)  # above the bars
+        else:
+            print(f"[{rank}] {text}", file=stream, flush=True)
+
+    def progress(self, rank: int, report: Progress) -> None:
+        """Move a progress bar."""
+        from tqdm.auto import tqdm  # type: ignore[import-untyped, unused-ignore]
+
+        key = (rank, report.loop)
+        if key not in self._bars:
+            label = f"[{rank}] {report.label}".rstrip()
+            self._bars[key] = tqdm(total=report.total, desc=label, leave=True)
+        self._bars[key].update(report.done - self._bars[key].n)
+        if report.ended:
+            self._bars[key].close()
+
+    def close(self) -> None:
+        """Close the bars, which stay visible."""
+        while self._bars:
+            self._bars.popitem()[1].close()
+
+
+class Stream:
+    """The output of one rank to stdout or stderr: the reading end of a pipe."""
+
+    def __init__(self, file: int, rank: int, screen: Screen, is_error: bool) -> None:
+        os.set_blocking(file, False)
+        self._file, self._rank, self._screen, self._is_error = os.fdopen(file, "rb", 0), rank, screen, is_error
+        self.fileno, self.close = self._file.fileno, self._file.close
+        self._rest = b""
+
+    def read(self, last: bool = False) -> bool:
+        """Show the complete lines, and with `last` an unfinished one; return False at the end of the pipe.
+
+        It reads once, at most the size of a pipe, so that a rank that writes without end does not block the caller.
+        """
+        data = self._file.read(PIPE)  # None if there is nothing
+        *lines, self._rest = (self._rest + (data or b"")).split(b"\n")
+        if last and self._rest:
+            lines, self._rest = [*lines, self._rest], b""
+        for line in lines:
+            shown = line.rstrip(b"\r").rpartition(b"\r")[2]  # as by a terminal
+            self._screen.line(self._rank, shown.decode(errors="replace"), self._is_error)
+        return data != b""
