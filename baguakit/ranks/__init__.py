@@ -8,7 +8,7 @@
 
     ranks.run(mean_of_ranks)        # [tensor([1.5000]), tensor([1.5000]), tensor([1.5000]), tensor([1.5000])]
 
-Files: `live` has the public class, `launcher` the process that forks ranks, `serving` the code of a rank, with messages.
+Files: `live` has the public class, `launcher` the process that forks ranks, `serving` the code and messages of a rank.
 """
 
 from .live import RankError, Ranks
