@@ -64,34 +64,29 @@ class Limit:
 
     def allows(self, batch: Indices, costs: Costs) -> bool:
         """Return whether the batch is within the limit."""
-        if self.batch_size is not None and len(batch) > self.batch_size:
-            return False
-        return self.budget is None or self.cost(batch, costs) <= self.budget
+        short = self.batch_size is None or len(batch) <= self.batch_size
+        return short and (self.budget is None or self.cost(batch, costs) <= self.budget)
 
     def cost(self, batch: Indices, costs: Costs) -> float:
         """Return the cost of a batch."""
-        if not len(batch):
-            return 0.0
-        return float(len(batch) * costs[batch].max() if self.padded else costs[batch].sum())
+        return float(len(batch) * costs[batch].max(initial=0) if self.padded else costs[batch].sum())
 
     def most(self, samples: Indices, costs: Costs, ranks: int) -> int:
         """Return an upper bound of the samples per rank, taken from the front of `samples`, that fit; at least 1."""
-        full, look = len(samples) // ranks, 64
-        if self.batch_size is not None:
-            full = min(full, self.batch_size)
+        full = min(len(samples) // ranks, self.batch_size or len(samples))
         if self.budget is None:
             return max(1, full)
-        while (fit := self._fitting(costs[samples[: min(look, full) * ranks]], ranks)) >= look and look < full:
-            look *= 2
-        return max(1, fit)
-
-    def _fitting(self, costs: Costs, ranks: int) -> int:
         needed: Costs
-        if self.padded:
-            needed = np.maximum.accumulate(costs)[ranks - 1 :: ranks] * np.arange(1, len(costs) // ranks + 1)
-        else:
-            needed = np.cumsum(costs)[ranks - 1 :: ranks] / ranks
-        return int(np.searchsorted(needed, (self.budget or 0.0) * (1 + 1e-9), side="right"))
+        fit = look = 32
+        while fit >= look and look < max(full, 64):
+            look *= 2
+            first = costs[samples[: min(look, full) * ranks]]
+            if self.padded:
+                needed = np.maximum.accumulate(first)[ranks - 1 :: ranks] * np.arange(1, len(first) // ranks + 1)
+            else:
+                needed = np.cumsum(first)[ranks - 1 :: ranks] / ranks
+            fit = int(np.searchsorted(needed, self.budget * (1 + 1e-9), side="right"))
+        return max(1, fit)
 
 
 Batches = list[Indices]  # one batch for each rank

@@ -130,12 +130,9 @@ class RedisStore(Store):
 
     def host_of(self, key: bytes) -> int:
         """Return the number of the host that holds `key`: the one with the largest hash(host, key)."""
-
-        def weight(host: int) -> bytes:
-            seed = blake2b(self.hosts[host].encode(), digest_size=32).digest()
-            return blake2b(key, key=seed, digest_size=8).digest()
-
-        return max(range(len(self.hosts)), key=weight)
+        seeds = (blake2b(host.encode(), digest_size=32).digest() for host in self.hosts)
+        weights = [blake2b(key, key=seed, digest_size=8).digest() for seed in seeds]
+        return weights.index(max(weights))
 
     def _name(self, key: bytes) -> str:
         return f"{self.prefix}:{key[:DATASET].hex()}:{key[DATASET:].hex()}"
@@ -159,15 +156,12 @@ class RedisStore(Store):
 
     def get_many(self, keys: Sequence[bytes]) -> list[bytes | None]:
         """Return `get` for each key, in order, with one round trip per server."""
-        by_host: dict[int, list[int]] = {}
-        for i, key in enumerate(keys):
-            by_host.setdefault(self.host_of(key), []).append(i)
-        found: list[bytes | None] = [None] * len(keys)
-        for host, places in by_host.items():
-            names = [self._name(keys[i]) for i in places]
-            for i, value in zip(places, self._ask(host, methodcaller("mget", names)), strict=True):
-                found[i] = value
-        return found
+        hosts, found = {key: self.host_of(key) for key in keys}, dict[bytes, bytes | None]()
+        for host in set(hosts.values()):
+            there = [key for key in hosts if hosts[key] == host]
+            values = self._ask(host, methodcaller("mget", [self._name(key) for key in there]))
+            found.update(zip(there, values, strict=True))
+        return [found[key] for key in keys]
 
     def put(self, key: bytes, value: bytes) -> bool:
         try:
@@ -178,24 +172,23 @@ class RedisStore(Store):
 
     @contextmanager
     def claim(self, key: bytes) -> Iterator[None]:
-        failures, lock = (StoreError, self._redis.RedisError, OSError), None
+        host, failures, held = self.host_of(key), (StoreError, self._redis.RedisError, OSError), False
+        times = {"timeout": self.claim_seconds, "blocking_timeout": self.claim_seconds, "sleep": 0.005}
+        lock = self._clients[host].lock(f"{self._name(key)}:claim", **times)
         with suppress(*failures):
-            lock = self._ask(self.host_of(key), lambda client: self._claimed(client, key))
+            held = self._ask(host, lambda _: lock.acquire())
         try:
             yield
         finally:
             with suppress(*failures):  # it expired or the server failed: the lock is free
-                if lock:
+                if held:
                     lock.release()
-
-    def _claimed(self, client: Any, key: bytes) -> Any:
-        lock = client.lock(f"{self._name(key)}:claim", timeout=self.claim_seconds, sleep=0.005)
-        return lock if lock.acquire(blocking_timeout=self.claim_seconds) else None
 
     def stats(self) -> StoreStats:
         """Return the sums over all servers, including entries of other users."""
-        entries = sum(self._ask(i, methodcaller("dbsize")) for i in range(len(self.hosts)))
-        memory = [self._ask(i, methodcaller("info", "memory")) for i in range(len(self.hosts))]
+        each = range(len(self.hosts))
+        entries = sum(self._ask(host, methodcaller("dbsize")) for host in each)
+        memory = [self._ask(host, methodcaller("info", "memory")) for host in each]
         limits = [m["maxmemory"] for m in memory]
         return StoreStats(entries, sum(m["used_memory"] for m in memory), sum(limits) if all(limits) else None)
 
