@@ -109,10 +109,6 @@ class CachedDataset(Dataset[Any]):
         # Counts by process, for loader workers in shared memory. No two threads add to a row at the same time.
         self._counts, self._adding = torch.zeros(ROWS, len(COUNTED), dtype=torch.int64).share_memory_(), ThreadLock()
 
-    def cache_identity(self) -> str:
-        """Return the identity of the cached samples, for a cache of this cache."""
-        return self.namespace.hex()
-
     def __len__(self) -> int:
         return len(cast(Sized, self.dataset))
 
@@ -257,5 +253,4 @@ class _Hasher(pickle.Pickler):
         if isinstance(obj, torch.Tensor) and obj.layout is torch.strided and not obj.is_quantized:
             flat = obj.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
             return bytes, (flat.numpy().tobytes(), str(obj.dtype), tuple(obj.shape))
-        identity = None if isinstance(obj, type) else getattr(obj, "cache_identity", None)
-        return (str, (str(identity()),)) if callable(identity) else NotImplemented
+        return (str, (obj.namespace.hex(),)) if isinstance(obj, CachedDataset) else NotImplemented

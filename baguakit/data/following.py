@@ -8,7 +8,7 @@ import secrets
 import zlib
 from abc import abstractmethod
 from collections.abc import Generator, Iterator, Mapping, Sized
-from dataclasses import astuple, dataclass, replace
+from dataclasses import astuple, replace
 from itertools import islice
 from typing import Any, Generic, TypeVar
 
@@ -17,30 +17,12 @@ import numpy as np
 from ..arguments import integer, real, truth
 from .complexity import Complexity, complexities, membership
 from .plan import Batches, Costs, Indices, assign
-from .sharing import Record, Seat, Shares, Stretch, Told, regrouped
+from .sharing import Position, Record, Seat, Shares, Stretch, Told, regrouped
 
 T = TypeVar("T")
 PLACE = ("epoch", "done", "ranks", "step")  # the position in a state; its other entries decide the order
 PLANNED = 4  # stretches whose queues are remembered
 log = logging.getLogger("baguakit")
-
-
-@dataclass
-class Position:
-    """The position of one rank in a pass."""
-
-    stretch: Stretch
-    rank: int  # of this process in the stretch
-    drawn: int = 0  # items of its queue
-    before: int = 0  # items of this pass that it has trained before the stretch
-    over: bool = False  # more items were asked for than there are
-    base: int | None = None  # following: items trained, less those counted so far; None before the pass has begun
-    origin: int | None = None  # as in `Record`, of a pass that no change has divided
-
-    @property
-    def items(self) -> int:
-        """The items that this rank has drawn, or trains in passes before this one."""
-        return self.stretch.behind[self.rank] + self.drawn
 
 
 class Followed(Generic[T]):
@@ -247,16 +229,8 @@ class Followed(Generic[T]):
     def follow(self, att: Any, items_per_step: int = 1, *, repeats: bool = False) -> None:
         """Divide a pass anew whenever the group changes. All ranks call it, once, after `bk.attach`.
 
-            comm = bk.elastic.join("host:29400", least=2)
-            sampler = bk.data.LoadBalancedBatchSampler(dataset, costs, budget=32768, group=comm)
-            loader = DataLoader(dataset, batch_sampler=sampler, num_workers=2)
-            with bk.attach(model, optimizer, algorithm, comm=comm) as att:
-                sampler.follow(att)
-                for epoch in range(sampler.epoch, epochs):
-                    sampler.set_epoch(epoch)
-                    for batch in loader:
-                        with att.recoverable():
-                            ...
+            for epoch in range(sampler.epoch, epochs):
+                sampler.set_epoch(epoch)
 
         A rank that lives on keeps the items that it has drawn, such as items that a loader's workers have fetched.
         All that nobody has drawn or a lost rank has not trained is divided anew, such that all end the epoch after the
@@ -304,7 +278,9 @@ class Followed(Generic[T]):
     def _agreement(self, change: Any) -> Generator[Any, Any, None]:
         """Yield what this rank tells the others, and receive what all have told."""
         while True:
-            told, record = (yield self._told(change.step)), self._record
+            record, used = self._record, self._count() - self._since
+            version = -1 if record is None else record.version
+            told = yield Told(self._id, version, self.rank, replace(self._now), self._trained(self._now), used)
             version = max(t.version for t in told)
             behind = [t for t in told if t.version < version]
             if behind:
@@ -320,14 +296,6 @@ class Followed(Generic[T]):
         self._enter(entered, change.rank)
         for epoch, items in out.items():
             log.warning("%d items that a lost rank has left are not trained in epoch %d, as it ends", items, epoch)
-
-    def _told(self, step: int) -> Told:
-        now, record = self._now, self._record
-        if record is None:
-            return Told(self._id, -1)
-        origin = -step * self._items if now.origin is None else now.origin
-        place = (self._id, record.version, self.rank, now.stretch.epoch)
-        return Told(*place, self._trained(now), now.drawn, now.over, self._count() - self._since, origin)
 
     def _enter(self, record: Record, rank: int) -> None:
         """Go over to another record, in which this rank has a new number."""

@@ -123,19 +123,39 @@ class Record:
     passes: tuple[Stretch, ...]
 
 
+@dataclass
+class Position:
+    """The position of one rank in a pass."""
+
+    stretch: Stretch
+    rank: int  # of this process in the stretch
+    drawn: int = 0  # items of its queue
+    before: int = 0  # items of this pass that it has trained before the stretch
+    over: bool = False  # more items were asked for than there are
+    base: int | None = None  # following: items trained, less those counted so far; None before the pass has begun
+    origin: int | None = None  # as in `Record`, of a pass that no change has divided
+
+    @property
+    def items(self) -> int:
+        """The items that this rank has drawn, or trains in passes before this one."""
+        return self.stretch.behind[self.rank] + self.drawn
+
+
 @dataclass(frozen=True)
 class Told:
     """The numbers that a rank tells the others at a change."""
 
     id: int  # of the rank, equal in all groups
     version: int  # of its record; -1 if it has none
-    rank: int = 0  # in that record
-    epoch: int = 0  # of the pass in which it is
-    trained: int = 0  # items of its queue there
-    drawn: int = 0
-    over: bool = False  # its iterator has ended: more items were asked for than there are
-    used: int = 0  # items that it has trained or lost since the record began
-    origin: int = 0  # as in a record, for a pass later than the record's
+    rank: int  # in that record
+    now: Position
+    trained: int  # items of its queue there
+    used: int  # items that it has trained or lost since the record began
+
+    @property
+    def epoch(self) -> int:
+        """The epoch of the pass in which the rank is."""
+        return self.now.stretch.epoch
 
 
 def regrouped(
@@ -156,7 +176,8 @@ def regrouped(
     passes, made = record.passes, record.origin + step * per_step
     first = max((t for _, t in known.values()), key=lambda t: (t.epoch, -t.rank))
     if first.epoch > passes[-1].epoch:
-        passes, made = (Stretch(first.epoch, (0,) * len(passes[0].behind)),), first.origin + step * per_step
+        passes = (Stretch(first.epoch, (0,) * len(passes[0].behind)),)
+        made = 0 if first.now.origin is None else first.now.origin + step * per_step
     lost = [rank for rank in range(len(passes[0].behind)) if rank not in known]
     reached = [each.epoch for each in passes for rank in lost if each.behind[rank] < made]
     epoch = max(first.epoch, passes[0].epoch, *reached)
@@ -169,7 +190,7 @@ def regrouped(
             since = max(since, each.behind[rank])
     seats = [Seat(k := max(0, made - lag), k, -1, lag) for lag in stretch.behind]
     for rank, (new, t) in known.items():
-        seats[rank] = Seat(*((t.trained, t.drawn) if t.epoch == epoch else (0, 0)), new, stretch.behind[rank])
+        seats[rank] = Seat(*((t.trained, t.now.drawn) if t.epoch == epoch else (0, 0)), new, stretch.behind[rank])
 
     def whole_steps(items: int) -> int:
         return -(-max(0, items) // per_step) * per_step
@@ -177,11 +198,11 @@ def regrouped(
     def before(t: Told) -> int:
         """Return the items that a rank trains before the pass; one that was left out trains what it has drawn."""
         if t.version != record.version:
-            return whole_steps(t.drawn - t.trained)
+            return whole_steps(t.now.drawn - t.trained)
         return whole_steps(stretch.behind[t.rank] - t.used) if t.epoch < epoch else 0
 
     behind = [before(t) for t in told]
-    if any(t.over for _, t in known.values() if t.epoch == epoch):
+    if any(t.now.over for _, t in known.values() if t.epoch == epoch):
         rest = [shares(stretch).length(rank) - seat.trained for rank, seat in enumerate(seats)]
         out[epoch] += sum(max(0, rest[rank]) for rank in lost)
         for rank, (new, _) in known.items():

@@ -25,9 +25,6 @@ class Tally(Dataset):
     def __init__(self, dataset):
         self.dataset, self.computed = dataset, []
 
-    def cache_identity(self):
-        return "tally"
-
     def __len__(self):
         return len(self.dataset)
 
