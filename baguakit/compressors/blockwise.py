@@ -75,14 +75,14 @@ class Uniform(Blockwise):
     and the error no longer follows the largest. It is then spread over all values of the block, zeros too. Of up to
     three bits, rotated, and of one bit always, the grid lies about zero with the step of least error for normal values.
     A block adds 4 bytes, of `bits=8` without rotation 8. Use fewer than eight bits with error feedback where gradients
-    are averaged. With `stochastic=True` values are rounded up or down at random without bias, drawn from `key` and the
-    position of the value: ranks that must draw differently need different keys.
+    are averaged.
 
     Args:
         bits: of a value, 1 to 8.
         block: how many values a block has: a power of two, 64 to 8192.
         rotate: turn each block first, as above.
-        stochastic: round at random, as above, instead of to the nearest.
+        stochastic: round up or down at random without bias, drawn from `key` and the position of the value: ranks that
+            must draw differently need different keys.
 
     Raises:
         ValueError: `bits` or `block` is anything else.
@@ -179,16 +179,14 @@ class Float8(Blockwise):
     Unlike MinMaxUInt8's, the error follows the value: in the `format` "e4m3" at most 1/16 of it and in "e5m2" 1/8, down
     to 2⁻¹⁴ (2⁻²⁹) of the block's largest magnitude, below which it is at most half of the least number. Of values that
     are spread evenly MinMaxUInt8 loses less; where small ones lie beside large ones, this. Zeros are exact. A block
-    adds one byte: 8.0625 bits a value. With `stochastic=True` values are rounded up or down at random without bias,
-    drawn from `key` and the position of the value: ranks that must draw differently need different keys.
+    adds one byte: 8.0625 bits a value.
 
     Args:
         format: "e4m3", of more precision, or "e5m2", of more range.
-        block: how many values a block has: a power of two, 64 to 8192.
-        stochastic: round at random, as above, instead of to the nearest.
+        block, stochastic: as in `Uniform`.
 
     Raises:
-        ValueError: `block` is anything else, or there is no such format.
+        ValueError: there is no such block, or no such format.
     """
 
     format: str = "e4m3"

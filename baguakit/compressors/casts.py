@@ -27,27 +27,24 @@ class Cast(Compressor):
     def decompress(
         self, packed: Tensor, n: int, dtype: torch.dtype = torch.float32, out: Tensor | None = None
     ) -> Tensor:
-        rows = self._rows(packed)
+        rows = packed.view(self.dtype)
         return rows.to(dtype, copy=True) if out is None else out.copy_(rows)
 
     def add_(self, out: Tensor, packed: Tensor, weights: Sequence[float] | Tensor) -> Tensor:
         total = out.float()
-        for row, weight in zip(self._rows(packed), weights, strict=True):
+        for row, weight in zip(packed.view(self.dtype), weights, strict=True):
             total = total + row.float() * weight
         return out.copy_(total)
 
     def reduce(self, packed: Tensor, n: int, residual: Tensor | None = None, key: int = 0) -> Tensor:
         total = torch.zeros(n, dtype=torch.float32, device=packed.device)
-        for row in self._rows(packed):
+        for row in packed.view(self.dtype):
             total += row
         mean = total / total.new_full((1,), len(packed))
         sent = mean.to(self.dtype)
         if residual is not None:
             residual += (mean - sent.float()) * len(packed)
         return sent.view(torch.uint8).unsqueeze(0)
-
-    def _rows(self, packed: Tensor) -> Tensor:
-        return packed.flatten().view(self.dtype).view(len(packed), -1)
 
 
 @dataclass(frozen=True, repr=False)

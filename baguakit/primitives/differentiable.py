@@ -66,21 +66,66 @@ def compressed_all_to_all(
     if share_memory(result, values):
         raise ValueError("out shares memory with x: what arrives would overwrite what is still to be sent")
     landed, width = result.detach().view(-1), math.prod(x.shape[1:])
-    leaving, coming = (
-        list(part.split([width * count for count in rows])) for part, rows in ((values, sends), (landed, receives))
-    )
+    leaving, coming = (part.split([width * count for count in c]) for part, c in ((values, sends), (landed, receives)))
+    if n > 1:
+        alike = None if output_split_sizes is not None else (values.view(n, -1), landed.view(n, -1))
+        _exchange(leaving, coming, alike, compressor, comm)
     coming[rank].copy_(leaving[rank])
-    if n == 1:
-        return result
-    if compressor is not None:
-        note([*leaving[:rank], *leaving[rank + 1 :], *coming[:rank], *coming[rank + 1 :]], compressor, comm)
-    few = output_split_sizes is None and len(row_pieces(leaving[0].numel(), n, x.is_cuda)) == 1
-    comm.agree_on_shares()
-    if compressor is not None and few and packs(leaving[0], compressor):
-        _at_once(values.view(n, -1), landed.view(n, -1), compressor, comm)
-    else:
-        _of_parts(leaving, coming, compressor, comm)
     return result
+
+
+def _exchange(
+    leaving: Sequence[Tensor],
+    coming: Sequence[Tensor],
+    alike: tuple[Tensor, Tensor] | None,
+    compressor: Compressor | None,
+    comm: Comm,
+) -> None:
+    """Send each rank its part of `leaving`, and fill the parts of `coming`; this rank's own may be overwritten.
+
+    Parts of one length are the rows of `alike`. If they are few, all are compressed in one call, this rank's own with
+    them: that takes less than a call for each.
+    """
+    n, device, dtype = comm.size, leaving[0].device, leaving[0].dtype
+    peers = [rank for rank in range(n) if rank != comm.rank]
+    sent, heard = ({p: cut(parts[p], n, compressor) for p in peers} for parts in (leaving, coming))
+    pieces = [each for part in (*sent.values(), *heard.values()) for each in part]
+    plain = [piece.numel() for piece, form in pieces if form is None]
+    if compressor is not None and len(plain) < len(pieces):
+        comm.note(compressor, compressor)
+    if compressor is not None and plain:
+        comm.note(compressor, dtype, fewer(max(plain), n))
+    comm.agree_on_shares()
+    if compressor is not None and alike is not None and not plain and len(pieces) == 2 * (n - 1):
+        rows, out = alike
+        packed = bytes_for(n, rows.shape[1], compressor, device)
+        codes = compressor._unchecked_compress
+        for _ in scattered(comm, [packed], lambda i, ranks: codes(rows[ranks], None, comm.key(0))):
+            compressor._unchecked_decompress(packed, rows.shape[1], dtype, out)
+        return
+
+    def outgoing(p: int) -> Iterator[Tensor]:
+        for i, (piece, form) in enumerate(sent[p]):
+            yield piece if form is None else form._unchecked_compress(piece.view(1, -1), None, comm.key(i * n + p))
+
+    incoming = {
+        p: [piece if form is None else bytes_for(1, piece.numel(), form, device) for piece, form in part]
+        for p, part in heard.items()
+    }
+    for p, i in exchanged(comm, {p: outgoing(p) for p in peers}, incoming, device):
+        piece, form = heard[p][i]
+        if form is not None:
+            form._unchecked_decompress(incoming[p][i], piece.numel(), dtype, piece.view(1, -1))
+
+
+def cut(part: Tensor, n: int, compressor: Compressor | None) -> list[tuple[Tensor, Compressor | None]]:
+    """Return the pieces in which a part travels, with the format of each: none of an empty part, one as it is.
+
+    Its sender and its receiver decide alike.
+    """
+    if compressor is None or not pays(part.numel(), part.itemsize, compressor, 1):
+        return [(part, None)] if part.numel() else []
+    return [(part[piece], compressor) for piece in row_pieces(part.numel(), n, part.is_cuda)]
 
 
 def splits_of(
@@ -118,61 +163,6 @@ def sizes(name: str, values: Sequence[int], n: int) -> list[int]:
     if len(listed) != n:
         raise ValueError(message(name, f"a number of rows for each of {n} ranks", values))
     return [integer(f"each of {name}", value, 0) for value in listed]
-
-
-def packs(part: Tensor, compressor: Compressor | None) -> bool:
-    """Return whether a part travels compressed: its sender and its receiver decide alike."""
-    return compressor is not None and pays(part.numel(), part.element_size(), compressor, 1)
-
-
-def note(parts: list[Tensor], compressor: Compressor, comm: Comm) -> None:
-    """Note in which formats the parts fly that this rank sends and receives."""
-    as_they_are = [part for part in parts if part.numel() and not packs(part, compressor)]
-    if len(as_they_are) < sum(part.numel() > 0 for part in parts):
-        comm.note(compressor, compressor)
-    if as_they_are:
-        comm.note(compressor, as_they_are[0].dtype, fewer(max(part.numel() for part in as_they_are), comm.size))
-
-
-def _at_once(rows: Tensor, out: Tensor, compressor: Compressor, comm: Comm) -> None:
-    """Send row r of few `rows` to rank r, and write what comes from rank r to row r of `out`, but for this rank's own.
-
-    All are compressed in one call, and this rank's own row with them: that takes less than a call for each.
-    """
-    n, values = rows.shape
-    incoming = bytes_for(n, values, compressor, rows.device)
-    for _ in scattered(
-        comm, [incoming], lambda i, ranks: compressor._unchecked_compress(rows[ranks], None, comm.key(0))
-    ):
-        compressor._unchecked_decompress(incoming, values, rows.dtype, out)
-    out[comm.rank] = rows[comm.rank]
-
-
-def _of_parts(leaving: list[Tensor], coming: list[Tensor], compressor: Compressor | None, comm: Comm) -> None:
-    """Send each rank its part of `leaving`, and fill the parts of `coming`, but for this rank's own."""
-    n, device = comm.size, leaving[0].device
-    peers = [rank for rank in range(n) if rank != comm.rank]
-    sent, heard = ({p: cut(parts[p], n, compressor) for p in peers} for parts in (leaving, coming))
-
-    def outgoing(p: int) -> Iterator[Tensor]:
-        for i, (piece, form) in enumerate(sent[p]):
-            yield piece if form is None else form._unchecked_compress(piece.view(1, -1), None, comm.key(i * n + p))
-
-    incoming = {
-        p: [piece if form is None else bytes_for(1, piece.numel(), form, device) for piece, form in pieces]
-        for p, pieces in heard.items()
-    }
-    for p, i in exchanged(comm, {p: outgoing(p) for p in peers}, incoming, device):
-        piece, form = heard[p][i]
-        if form is not None:
-            form._unchecked_decompress(incoming[p][i], piece.numel(), piece.dtype, piece.view(1, -1))
-
-
-def cut(part: Tensor, n: int, compressor: Compressor | None) -> list[tuple[Tensor, Compressor | None]]:
-    """Return the pieces in which a part travels, with the format of each: none of an empty part, one as it is."""
-    if not packs(part, compressor):
-        return [(part, None)] if part.numel() else []
-    return [(part[piece], compressor) for piece in row_pieces(part.numel(), n, part.is_cuda)]
 
 
 _named: "WeakValueDictionary[str, Differentiable]" = WeakValueDictionary()
