@@ -30,13 +30,8 @@ def on_flat(primitive: Callable[Concatenate[Tensor, P], Tensor]) -> Callable[Con
         if torch.is_grad_enabled():
             with torch.no_grad():
                 return wrapped(x, *args, **options)
-        if (
-            isinstance(x, Tensor)
-            and x.is_floating_point()
-            and x.layout is strided
-            and x.is_contiguous()
-            and not x.is_meta
-        ):
+        dense = isinstance(x, Tensor) and x.layout is strided and x.is_contiguous()
+        if isinstance(x, Tensor) and dense and x.is_floating_point() and not x.is_meta:
             primitive(x.view(-1), *args, **options)  # as a stage calls it
             return x
         listed = [x] if isinstance(x, Tensor) else several("x", x, "a tensor or a list of tensors", ordered=True)
@@ -212,8 +207,8 @@ def pays(values: int, value_bytes: int, compressor: Compressor, size: int) -> bo
 @lru_cache(maxsize=1024)
 def fewer(values: int, ranks: int) -> str:
     """Return the reason for which values travel as they are."""
-    some = "1 value on" if values == 1 else f"{values:,} values on"
-    return f"{some} {ranks} ranks {'is' if values == 1 else 'are'} fewer bytes uncompressed"
+    some, are = ("1 value", "is") if values == 1 else (f"{values:,} values", "are")
+    return f"{some} on {ranks} ranks {are} fewer bytes uncompressed"
 
 
 @lru_cache(maxsize=1024)

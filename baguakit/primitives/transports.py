@@ -32,12 +32,9 @@ def exchanged(
     begins when all but the last of the messages of this one are there, or as many bytes of them as it sent itself;
     after fewer, or over several flows, at once.
 
-    Args:
-        comm: the group.
-        outgoing: the messages to each rank, computed when their turn comes; on a GPU at most one for each rank.
-        incoming: tensors for those from each rank; their senders and receivers agree on them.
-        device: of the messages, for a rank that has none.
-        tag: the first of as many numbers as a rank has messages. What is under way at the same time has others.
+    `outgoing` to each rank are computed when their turn comes, on a GPU at most one; `incoming` are tensors for those
+    from each rank. `device` is that of the messages; `tag` is the first of as many numbers as a rank has messages, and
+    what is under way at the same time has others.
     """
     n, rank = comm.size, comm.rank
     if device.type == "cuda":  # NCCL pairs sends with receives only within one call of the whole group
@@ -79,17 +76,11 @@ def bytes_for(rows: int, values: int, codec: Compressor, device: torch.device) -
     return torch.empty(rows, codec._unchecked_row_bytes(values), dtype=torch.uint8, device=device)
 
 
-def scattered(
-    comm: Comm, incoming: Sequence[Tensor], packed: Callable[[int, slice], Tensor], tag: int = 0
-) -> Iterator[int]:
+def scattered(comm: Comm, incoming: Sequence[Tensor], packed: Callable[[int, slice], Tensor]) -> Iterator[int]:
     """Send rows of bytes to all ranks, and yield the index of each piece when its rows are there from all.
 
-    Args:
-        comm: the group.
-        incoming: a tensor (size, bytes) for each piece: row q will come from rank q.
-        packed: (index of a piece, ranks) to the rows for these ranks; called once if there is one piece, and else for
-            each rank as it is due.
-        tag: the first of as many numbers as there are pieces.
+    `incoming` has a tensor (size, bytes) for each piece, whose row q will come from rank q. `packed`, of the index of a
+    piece and ranks, returns the rows for these: all at once if there is one piece, else for each rank as it is due.
     """
     n, rank = comm.size, comm.rank
     pieces = range(len(incoming))
@@ -106,7 +97,7 @@ def scattered(
 
     outgoing = {p: map(row, repeat(p), pieces) for p in range(n) if p != rank}
     coming = {q: column for q, column in enumerate(zip(*map(torch.unbind, incoming), strict=True)) if q != rank}
-    for q, i in exchanged(comm, outgoing, coming, incoming[0].device, tag=tag):
+    for q, i in exchanged(comm, outgoing, coming, incoming[0].device):
         if q == last and i == 0:  # its own, while the others of that turn are on the wire
             for piece in pieces:
                 incoming[piece][rank] = row(rank, piece)
@@ -136,11 +127,8 @@ def gathered(
     Rows in pieces, of `TURN` bytes or more, pass around a ring: in step s = 0 … n − 2 rank r sends the row of rank
     r − s to rank r + 1, and receives that of rank r − s − 1 from rank r − 1. Others go to all at once.
 
-    Args:
-        comm: the group.
-        incoming: a tensor (size, bytes) for each piece: row q will come from rank q.
-        packed: this rank's row (1, bytes) of each piece, taken when it is due.
-        tag: the first of n times as many numbers as there are pieces.
+    `incoming` is as in `scattered`; `packed` yields this rank's row (1, bytes) of each piece, when it is due; `tag` is
+    the first of n times as many numbers as there are pieces.
     """
     n, rank = comm.size, comm.rank
     if incoming[0].is_cuda or len(incoming) == 1:  # one piece is decoded in one call

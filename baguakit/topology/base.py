@@ -52,12 +52,12 @@ class Topology(ABC):
         integer("size", size, 1, MOST_RANKS)
 
     def _ranks(self, size: int) -> int:
-        """Return `size`, one of NumPy as Python's; raise if a group of that size is impossible."""
+        """Return `size` as Python's number; raise if a group of that size is impossible."""
         self.check(size)
         return int(size)
 
     def _place(self, rank: int, size: int, round: int) -> tuple[int, int, int]:
-        """Return a rank, the size of its group and a round as Python's numbers; raise if they are impossible."""
+        """Return the same as Python's numbers; raise if they are impossible."""
         size = self._ranks(size)
         return integer("rank", rank, 0, size - 1), size, integer("round", round, 0)
 

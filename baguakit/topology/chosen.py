@@ -3,30 +3,21 @@
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields, is_dataclass, replace
 from math import fsum
-from typing import Any, NoReturn, TypeVar
+from typing import Any, NoReturn
 
 from ..arguments import describe, instance, real, several
 from .base import Topology
 
 _ROUNDING = 1e-6  # the error of single precision
 
-AnyStage = TypeVar("AnyStage")
-
 
 @dataclass(frozen=True)
 class Choice:
-    """The weights of one rank in one round.
+    """The weights of one rank in one round."""
 
-    Attributes:
-        own: the weight of the rank's own values.
-        sources: {rank: weight} for the ranks that it hears, in rising order.
-        factors: {rank: factor} for the ranks that it sends to, where the values sent are multiplied by the factor;
-            None: it sends its values to all ranks that hear it.
-    """
-
-    own: float
-    sources: dict[int, float]
-    factors: dict[int, float] | None
+    own: float  # of its own values
+    sources: dict[int, float]  # {rank: weight} of the ranks that it hears, in rising order
+    factors: dict[int, float] | None  # {rank: factor} of those that it sends to; None: its values, to all that hear it
 
 
 class Chosen(Topology):
@@ -75,12 +66,12 @@ class Chosen(Topology):
             ValueError: a weight is not finite; or the weights do not sum to 1 and `dst_weights` has no factors.
         """
         instance("src_weights", src_weights, Mapping, "a mapping such as {3: 0.5}, or {}")
-        sources, factors = _weights("src_weights", src_weights), None
         multiplied = isinstance(dst_weights, Mapping)  # then others multiply as well, by factors unknown here
-        if dst_weights is not None:
+        if dst_weights is not None and not multiplied:
             ranks = "a list of ranks, or a mapping such as {3: 0.5}"
-            listed = dst_weights if multiplied else dict.fromkeys(several("dst_weights", dst_weights, ranks), 1.0)
-            factors = _weights("dst_weights", listed)
+            dst_weights = dict.fromkeys(several("dst_weights", dst_weights, ranks), 1.0)
+        sources = _weights("src_weights", src_weights)
+        factors = None if dst_weights is None else _weights("dst_weights", dst_weights)
         heard = fsum(sources.values())
         own = 1 - heard if self_weight is None else real("self_weight", self_weight)
         if not multiplied and abs(own + heard - 1) > _ROUNDING:
@@ -135,16 +126,17 @@ def chooses(stage: Any) -> bool:
     return isinstance(stage, Chosen) or any(chooses(getattr(stage, f.name)) for f in fields(stage))
 
 
-def as_chosen(stage: AnyStage) -> AnyStage:
+def as_chosen(stage: Any) -> Any:
     """Return the stage with the weights chosen now, for the flights of one round.
 
     The training thread calls it at launch. On a lane, the next round's weights may have been chosen already.
     """
     if isinstance(stage, Chosen):
-        return stage.fixed()  # type: ignore[return-value]
-    held = {f.name: getattr(stage, f.name) for f in fields(stage)} if chooses(stage) else {}  # type: ignore[arg-type]
-    changed = {name: as_chosen(value) for name, value in held.items() if chooses(value)}
-    return replace(stage, **changed) if changed else stage  # type: ignore[type-var]
+        return stage.fixed()
+    if not chooses(stage):
+        return stage
+    held = {f.name: getattr(stage, f.name) for f in fields(stage)}
+    return replace(stage, **{name: as_chosen(value) for name, value in held.items() if chooses(value)})
 
 
 def _weights(name: str, given: Any) -> dict[int, float]:

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import lru_cache
-from math import isqrt, sqrt
+from math import ceil, isqrt, log, sqrt
 from operator import itemgetter
 from typing import ClassVar
 
@@ -244,19 +244,12 @@ def _fewest(k: int, n: int) -> tuple[int, tuple[int, ...]]:
     for m in _products_of_small(k + 1, n):  # other blocks are never faster
         for a in range(max(1, -(-n // m) - k), min(k, (n - 1) // m) + 1):  # at least one other, and at most k m
             parts = a * m, m, n - a * m
-            blocks, block, others = [_least(k, part) for part in parts]
+            # In T rounds a rank hears from (k + 1)^T at most.
+            blocks, block, others = [ceil(log(part, k + 1) - 1e-9) for part in parts]
             if 1 + max(blocks + block, others) < best[0]:
                 blocks, block, others = [_fewest(k, part)[0] for part in parts]
                 best = min(best, (1 + max(blocks + block, others), (a, m)), key=itemgetter(0))
     return best
-
-
-def _least(k: int, n: int) -> int:
-    """Return a bound of T(n): in T rounds a rank hears from (k + 1)^T at most."""
-    rounds, heard = 0, 1
-    while heard < n:
-        rounds, heard = rounds + 1, heard * (k + 1)
-    return rounds
 
 
 def _products_of_small(largest: int, n: int) -> list[int]:
