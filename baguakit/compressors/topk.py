@@ -9,7 +9,7 @@ from torch import Tensor
 
 from ..arguments import check_fields, describe, integer, real
 from ..kernels import operators as topk_ops
-from ..kernels.blockwise.format import aligned, join_, planes_of, split
+from ..kernels import topk
 from .base import MOST, PROBE, Compressor, warmed
 
 CHUNKS = tuple(1 << power for power in range(6, 13))
@@ -58,44 +58,39 @@ class TopK(Compressor):
 
     def row_bytes(self, n: int) -> int:
         count = self.kept(n)
-        return self._values_at(count) + (4 * count if self.values is None else self.values._unchecked_row_bytes(count))
+        return topk.values_at(count, self.chunk) + (4 * count if self.values is None else self.values._unchecked_row_bytes(count))
 
     def compress(self, x: Tensor, residual: Tensor | None = None, key: int = 0) -> Tensor:
-        rest = self._kept_of(x.shape[1] % self.chunk)
-        places, kept = topk_ops.select(x, self.chunk, self._kept_of(self.chunk), rest, residual)
+        places, kept = topk_ops.select(x, *self._counts(x.shape[1]), residual)
         packed = x.new_empty(len(x), self.row_bytes(x.shape[1]), dtype=torch.uint8)
-        at = self._values_at(kept.shape[1])
-        packed[:, :at].zero_()
-        codes = torch.nn.functional.pad(places, (0, -places.shape[1] % 8))
-        planes, bits = self._planes(packed, kept.shape[1])
-        join_(planes, codes, bits)
-        if self.values is None:
-            packed[:, at:] = kept.view(torch.uint8)
-        else:
+        topk_ops.join_(packed, places, kept if self.values is None else None, self.chunk)
+        if self.values is not None:
             lost = None if residual is None else torch.empty_like(kept)
+            at = topk.values_at(kept.shape[1], self.chunk)
             packed[:, at:] = self.values._unchecked_compress(kept, lost, key)
             if residual is not None and lost is not None:
-                residual.scatter_(1, self._index(places), lost)
+                index = topk.parts_of(packed, kept, kept.shape[1], self.chunk, self._kept_of(self.chunk))[1]
+                residual.scatter_(1, index, lost)
         return packed
 
     def decompress(
         self, packed: Tensor, n: int, dtype: torch.dtype = torch.float32, out: Tensor | None = None
     ) -> Tensor:
-        values, index = self._parts(packed, n)
+        count, k = self.kept(n), self._kept_of(self.chunk)
+        values, index = topk.parts_of(packed, self._values(packed, count), count, self.chunk, k)
         out = packed.new_zeros(len(packed), n, dtype=dtype) if out is None else out.zero_()
         return out.scatter_(1, index, values.to(out.dtype))
 
     def add_(self, out: Tensor, packed: Tensor, weights: Sequence[float] | Tensor) -> Tensor:
-        wide = torch.promote_types(out.dtype, torch.float32)
-        total = out.to(wide)
-        values, places = self._parts(packed, len(out))
-        weighted = values * torch.as_tensor(weights).unsqueeze(1)
-        for part, index in zip(weighted.to(wide), places, strict=True):
-            if total.is_cpu:
-                total.index_add_(0, index, part)
-            else:  # the atomic sums of GPUs take subnormal numbers for zeros
-                total[index] = total[index] + part
-        return out if total is out else out.copy_(total)
+        return self._add(out, packed, torch.as_tensor(weights))
+
+    def _mean_of(self, packed: Tensor, out: Tensor) -> Tensor:
+        return self._add(out, packed, None)
+
+    def _add(self, out: Tensor, packed: Tensor, weights: Tensor | None) -> Tensor:
+        values = self._values(packed, self.kept(len(out)))
+        topk_ops.add_rows_(out, packed, values, weights, *self._counts(len(out)))
+        return out
 
     def reduce(self, packed: Tensor, n: int, residual: Tensor | None = None, key: int = 0) -> Tensor:
         raise TypeError(f"{self!r} keeps other places of each rank's values; average them with SparseMean({self!r})")
@@ -105,36 +100,22 @@ class TopK(Compressor):
         if warmed(device, dtype, values) != "cpu" and values:
             x = torch.zeros(1, values, dtype=dtype, device=device)
             self.compress(x, torch.empty_like(x, dtype=torch.float32))
-            self.compress(x)
+            packed = self.compress(x)
+            self.add_(x[0], packed, [1.0])
+            self._mean_of(packed, x[0])
         if self.values is not None:
             self.values.warm_up(device, torch.float32, self.kept(values))
 
     def _kept_of(self, length: int) -> int:
         return min(length, max(1, round(self.ratio * length)))
 
-    # A packed row: the places, in planes of whole bytes, then zeros up to a multiple of 16 bytes, then the values.
+    def _counts(self, n: int) -> tuple[int, int, int]:
+        """Return the values of a chunk, how many of them are kept, and how many of the last chunk of `n` values."""
+        return self.chunk, self._kept_of(self.chunk), self._kept_of(n % self.chunk)
 
-    def _values_at(self, count: int) -> int:
-        return aligned(-(-count // 8) * (self.chunk.bit_length() - 1))
-
-    def _planes(self, packed: Tensor, count: int) -> tuple[tuple[Tensor, ...], int]:
-        """Return the planes of the places of `count` values, and the bits of a place."""
-        bits = self.chunk.bit_length() - 1
-        sizes = [-(-count // 8) * plane for plane in planes_of(bits)]
-        return torch.split(packed[:, : sum(sizes)], sizes, 1), bits
-
-    def _parts(self, packed: Tensor, n: int) -> tuple[Tensor, Tensor]:
-        """Return the values of packed rows in fp32, and their places in the row."""
-        count = self.kept(n)
-        places = split(*self._planes(packed, count)).flatten(1)[:, :count]
-        sent = packed[:, self._values_at(count) :]
+    def _values(self, packed: Tensor, count: int) -> Tensor | None:
+        """Return the values of packed rows in fp32; None if that is how they lie there."""
         if self.values is None:
-            values = sent.flatten().view(torch.float32).view(places.shape)
-        else:
-            values = self.values._unchecked_decompress(sent, count, torch.float32, None)
-        return values, self._index(places)
-
-    def _index(self, places: Tensor) -> Tensor:
-        count, k = places.shape[1], self._kept_of(self.chunk)
-        starts = torch.arange(0, -(-count // k) * self.chunk, self.chunk, device=places.device)
-        return places + starts.repeat_interleave(k)[:count]
+            return None
+        sent = packed[:, topk.values_at(count, self.chunk) :].contiguous()
+        return self.values._unchecked_decompress(sent, count, torch.float32, None)

@@ -11,6 +11,10 @@ A row of n values is cut in chunks of `chunk` values; the last one ends with the
 It depends on the values alone: of equal magnitudes the first places are taken, on every device. All NaNs are of one
 size, and leave as 0x7fc00000.
 
+A packed row is the places, in planes of whole bytes as codes of log₂(chunk) bits (`blockwise/format.py`), zeros up to a
+multiple of 16 bytes, and the values, in fp32 or as a compressor packs them. Rows are added one after another: the
+places of a row differ, so that within one the order does not matter.
+
 This file is the definition, and what CPU tensors take; `topk_gpu.py` finds the same for GPUs. NumPy's partition takes a
 tenth of the time of torch's. The few that may be kept are found first: a chunk is cut in groups, and k sizes or more
 reach the k-th largest of the groups' maxima, so that all that is kept is among them.
@@ -22,6 +26,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
+
+from .blockwise import format as packing
 
 NAN = 0x7FC00000  # the bits that are sent for every NaN
 SIZE, INFINITY = 0x7FFFFFFF, 0x7F800000  # the bits of a size; a NaN is larger than infinity
@@ -113,3 +119,56 @@ def maxima_of(sizes: Bits, k: int) -> tuple[Bits, int]:
     if groups < width and width % groups == 0:
         return torch.from_numpy(sizes.reshape(chunks, -1, groups)).amax(1).numpy(), 1
     return sizes, 1
+
+
+# Packed rows.
+
+
+def values_at(count: int, chunk: int) -> int:
+    """Return where the values begin in a packed row of `count` of them."""
+    return packing.aligned(-(-count // 8) * (chunk.bit_length() - 1))
+
+
+def planes(packed: Tensor, count: int, chunk: int) -> tuple[tuple[Tensor, ...], int]:
+    """Return the planes of the places of `count` values, and the bits of a place."""
+    bits = chunk.bit_length() - 1
+    sizes = [-(-count // 8) * plane for plane in packing.planes_of(bits)]
+    return torch.split(packed[:, : sum(sizes)], sizes, 1), bits
+
+
+def join_(packed: Tensor, places: Tensor, values: Tensor | None, chunk: int) -> None:
+    """Write places (rows, K), and values if given, to packed rows, and the zeros between them."""
+    count = places.shape[1]
+    at = values_at(count, chunk)
+    packed[:, :at].zero_()
+    parts, bits = planes(packed, count, chunk)
+    packing.join_(parts, torch.nn.functional.pad(places, (0, -count % 8)), bits)
+    if values is not None:
+        packed[:, at:] = values.view(torch.uint8)
+
+
+def parts_of(packed: Tensor, values: Tensor | None, count: int, chunk: int, k: int) -> tuple[Tensor, Tensor]:
+    """Return the values of packed rows, unless they are given, and their places in the row: (rows, count) each."""
+    places = packing.split(*planes(packed, count, chunk)).flatten(1)[:, :count]
+    if values is None:
+        values = packed[:, values_at(count, chunk) :].flatten().view(torch.float32).view(places.shape)
+    starts = torch.arange(0, -(-count // k) * chunk, chunk, device=packed.device)
+    return values, places + starts.repeat_interleave(k)[:count]
+
+
+def add_(
+    out: Tensor, packed: Tensor, values: Tensor | None, weights: Tensor | None, chunk: int, k: int, rest: int
+) -> None:
+    """Add packed rows, each times its weight, to `out` (n,), in fp32 at least; without weights, `out` ← their mean.
+
+    `values` (rows, K) are those of the rows, if they are not in fp32 there.
+    """
+    if weights is None:
+        out.zero_()
+        weights = torch.full((len(packed),), 1 / len(packed), device=out.device)
+    total = out.to(torch.promote_types(out.dtype, torch.float32))
+    values, places = parts_of(packed, values, len(out) // chunk * k + rest, chunk, k)
+    for part, index in zip((values * weights.unsqueeze(1)).to(total.dtype), places, strict=True):
+        total.index_add_(0, index, part)
+    if total is not out:
+        out.copy_(total)

@@ -1,8 +1,9 @@
-"""The k largest values of each chunk on GPUs: the same values as in the definition, without a wait for the host.
+"""The k largest values of each chunk on GPUs: the same bytes as in the definition, without a wait for the host.
 
-A program holds a chunk in registers: it reads each value once, finds the threshold by bisection, and writes what it
+A program that selects holds a chunk in registers: it reads each value once, finds the threshold by bisection, and writes what it
 keeps. The bisection begins between the least and the largest of the maxima of neighbours, and ends as soon as exactly
-k values are as large as a candidate: after ten counts of most chunks, and 31 at the most.
+k values are as large as a candidate: after ten counts of most chunks, and 31 at the most. One that adds takes a chunk of all rows, and waits after each row
+until all its threads have added theirs.
 """
 
 from typing import Any
@@ -13,10 +14,12 @@ import triton.language as tl  # type: ignore[import-untyped]
 from torch import Tensor
 
 from . import topk
-from .gpu import on
+from .gpu import on, rounded
+from .mixing import WIDE
 
 NAN = tl.constexpr(topk.NAN)
 NEIGHBOURS = tl.constexpr(16)
+TILE = 512  # places that a program packs
 ZEROS = {torch.bfloat16: 16, torch.float16: 13}  # the lowest bits of a size
 # Of a thread, at the most: three programs of the longest chunk then share a multiprocessor of NVIDIA's, so that one
 # computes while others read. Some values are spilled, and yet an H100 takes 0.6 of the time with a residual.
@@ -93,9 +96,95 @@ def select_kernel(
         store(residual_ptr + start, tl.where(kept, v - v, v), left, CHUNK)
 
 
+# Packed rows: value i of a row is in byte i mod w of a plane of w bytes, in bits that ⌊i / w⌋ says.
+
+
+@triton.jit(do_not_specialize=["row_bytes", "values_at", "count", "tiles"])
+def join_kernel(
+    packed_ptr, places_ptr, values_ptr, row_bytes, values_at, count, tiles, BITS: tl.constexpr, TILE: tl.constexpr
+):
+    row = (tl.program_id(0) // tiles).to(tl.int64)
+    at = (tl.program_id(0) % tiles).to(tl.int64) * TILE + tl.arange(0, TILE)
+    packed_ptr += row * row_bytes
+    places_ptr += row * count
+    plane_ptr, eighth = packed_ptr, (count.to(tl.int64) + 7) // 8
+    for plane in tl.static_range(4):
+        if BITS & (8 >> plane):
+            width, byte = eighth * (8 >> plane), tl.zeros((TILE,), tl.int32)
+            for stripe in tl.static_range(1 << plane):
+                value = at + stripe * width
+                place = tl.load(places_ptr + value, (at < width) & (value < count), 0)
+                code = (place >> (BITS & -(16 >> plane))) & ((1 << (8 >> plane)) - 1)
+                byte |= code << (stripe * (8 >> plane))
+            tl.store(plane_ptr + at, byte.to(tl.uint8), at < width)
+            plane_ptr += width
+    tl.store(plane_ptr + at, tl.zeros((TILE,), tl.uint8), at < values_at - BITS * eighth)
+    if values_ptr is not None:
+        sent_ptr = (packed_ptr + values_at).to(tl.pointer_type(tl.float32))
+        tl.store(sent_ptr + at, tl.load(values_ptr + row * count + at, at < count, 0), at < count)
+
+
+@triton.jit
+def load_places(plane_ptr, value, inside, count, BITS: tl.constexpr):
+    eighth, place = (count.to(tl.int64) + 7) // 8, tl.zeros(value.shape, tl.int32)
+    for plane in tl.static_range(4):
+        if BITS & (8 >> plane):
+            width, stripe = eighth * (8 >> plane), tl.zeros(value.shape, tl.int32)
+            for before in tl.static_range(1, 1 << plane):
+                stripe += (value >= before * width).to(tl.int32)
+            byte = tl.load(plane_ptr + (value - stripe * width), inside, 0).to(tl.int32)
+            code = (byte >> (stripe * (8 >> plane))) & ((1 << (8 >> plane)) - 1)
+            place |= code << (BITS & -(16 >> plane))
+            plane_ptr += width
+    return place
+
+
+@triton.jit(
+    do_not_specialize=["weight", "rows", "row_bytes", "stride", "n", "count", "k", "rest"],
+    do_not_specialize_on_alignment=["packed_ptr", "values_ptr", "weights_ptr"],
+)
+def add_kernel(
+    total_ptr, out_ptr, packed_ptr, values_ptr, weights_ptr, weight, rows, row_bytes, stride, n, count, k, rest,
+    CHUNK: tl.constexpr, SLOTS: tl.constexpr, BITS: tl.constexpr,
+):  # fmt: skip
+    chunk = tl.program_id(0).to(tl.int64)
+    left = tl.minimum(n - chunk * CHUNK, CHUNK).to(tl.int32)
+    wanted = tl.where(left == CHUNK, k, rest)
+    total_ptr += chunk * CHUNK
+    if weights_ptr is None:
+        store(total_ptr, tl.zeros((CHUNK,), tl.float32), left, CHUNK)
+    elif out_ptr is not None:
+        store(total_ptr, load(out_ptr + chunk * CHUNK, left, CHUNK), left, CHUNK)
+    row = 0
+    while row < rows:
+        tl.debug_barrier()
+        factor = tl.full((1,), weight, tl.float32) if weights_ptr is None else tl.load(weights_ptr + row)
+        first = 0
+        while first < wanted:
+            slot = first + tl.arange(0, SLOTS)
+            value, inside = chunk * k + slot, slot < wanted
+            at = total_ptr + load_places(packed_ptr, value, inside, count, BITS)
+            part = tl.load(values_ptr + value, inside, 0) * factor
+            tl.store(at, tl.load(at, inside, 0) + part.to(total_ptr.dtype.element_ty), inside)
+            first += SLOTS
+        packed_ptr += row_bytes
+        values_ptr += stride
+        row += 1
+    if out_ptr is not None:
+        tl.debug_barrier()
+        total = load(total_ptr, left, CHUNK)
+        store(out_ptr + chunk * CHUNK, rounded(total, out_ptr.dtype.element_ty), left, CHUNK)
+
+
 def options_of(chunk: int) -> dict[str, Any]:
     """Return the options with which the kernel is launched."""
     return {"num_warps": max(1, chunk // 512)} | ({} if torch.version.hip else {"maxnreg": REGISTERS})
+
+
+def slots_of(chunk: int) -> dict[str, int]:
+    """Return the constants with which rows are added: a slot for each thread, which then writes what it has read."""
+    threads = options_of(chunk)["num_warps"] * (64 if torch.version.hip else 32)
+    return {"CHUNK": chunk, "SLOTS": threads, "BITS": chunk.bit_length() - 1}
 
 
 def select(x: Tensor, chunk: int, k: int, rest: int, residual: Tensor | None = None) -> tuple[Tensor, Tensor]:
@@ -114,3 +203,32 @@ def select(x: Tensor, chunk: int, k: int, rest: int, residual: Tensor | None = N
                 CHUNK=chunk, ZEROS=ZEROS.get(x.dtype, 0), **options_of(chunk),
             )  # fmt: skip
     return places, values
+
+
+def join_(packed: Tensor, places: Tensor, values: Tensor | None, chunk: int) -> None:
+    rows, count = places.shape
+    tiles = triton.cdiv(count + 7, TILE)  # also of the places that are filled up to whole bytes
+    if places.numel():
+        with on(packed.device):
+            join_kernel[(rows * tiles,)](
+                packed, places, values, packed.shape[1], topk.values_at(count, chunk), count, tiles,
+                BITS=chunk.bit_length() - 1, TILE=TILE,
+            )  # fmt: skip
+
+
+def add_(
+    out: Tensor, packed: Tensor, values: Tensor | None, weights: Tensor | None, chunk: int, k: int, rest: int
+) -> None:
+    rows, n = len(packed), len(out)
+    count = n // chunk * k + rest
+    if values is None:
+        packed = packed if packed.data_ptr() % 4 == 0 else packed.clone()
+        values = packed[:, topk.values_at(count, chunk) :].view(torch.float32)
+    total = out if out.dtype in WIDE else torch.empty_like(out, dtype=torch.float32)
+    if n and rows:
+        with on(out.device):
+            add_kernel[(triton.cdiv(n, chunk),)](
+                total, None if total is out else out, packed, values, weights,
+                1 / rows, rows, packed.shape[1], values.stride(0), n, count, k, rest,
+                **slots_of(chunk), **options_of(chunk), enable_fp_fusion=False,
+            )  # fmt: skip

@@ -276,6 +276,4 @@ def sparse_mean_(x: Tensor, compressor: Compressor, comm: Comm, residual: Tensor
         return x
     row = x.view(1, -1)
     packed = compressor._unchecked_compress(row, None if residual is None else residual.view(1, -1), comm.key())
-    everyone = comm.all_gather(packed)
-    weights = torch.full((comm.size,), 1 / comm.size, dtype=torch.float32, device=x.device)
-    return compressor._unchecked_add(x.zero_(), everyone, weights)
+    return compressor._mean_of(comm.all_gather(packed), x)

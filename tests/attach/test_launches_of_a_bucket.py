@@ -33,7 +33,7 @@ MOST = {  # kernels and collectives
     "hierarchical(bytegrad())": (6, 4),
     "bytegrad(error_feedback=True)": (8, 2),
     "power_sgd()": (18, 3),
-    "top_k()": (32, 1),
+    "top_k()": (8, 1),
 }
 
 

@@ -44,7 +44,7 @@ def rows_of(variant, dtype):
 
 
 def coding(variant):
-    format, dtype = FORMATS[variant.facts["format"]][0].format, DTYPES[variant.facts["dtype"]]
+    format, dtype = FORMATS[variant.facts["format"]][0], DTYPES[variant.facts["dtype"]]
     keys = KEYS if variant.constants.get("DRAWN") else (None,)
     for call, x in enumerate(rows_of(variant, dtype)):
         yield format, variant.facts["block"], x, keys[call % len(keys)]
@@ -74,7 +74,7 @@ def sent_rows(variant):
     """Yield (format, block, packed rows, length, key) for one to five rows: the kernels take them four at a time."""
     for n in lengths(variant):
         for call, count in enumerate((1, 2, 4, 5)):
-            first = {"format": FORMATS[variant.facts["format"]][0].format, "block": variant.facts["block"]}
+            first = {"format": FORMATS[variant.facts["format"]][0], "block": variant.facts["block"]}
             rows = torch.stack([hostile(KINDS[(call + i) % len(KINDS)], n, seed=i) for i in range(count)])
             key = KEYS[call % len(KEYS)] if variant.constants.get("DRAWN") else None
             yield *first.values(), blockwise.compress(first["format"], rows, first["block"]), n, key
@@ -150,12 +150,45 @@ def largest(variant):
             yield residuals
 
 
+def join(variant):
+    """Rows of as many places as fill the last byte of each plane, or not, and of more than one tile."""
+    chunk, tile = 1 << variant.facts["bits"], topk_gpu.TILE
+    for rows, count in ((1, 1), (3, 7), (1, 8), (2, tile - 3), (1, tile + 1)):
+        places = torch.randint(0, chunk, (rows, count), dtype=torch.int32, generator=torch.Generator().manual_seed(count))
+        values = torch.stack([hostile(KINDS[row], count, seed=row) for row in range(rows)])
+        size = topk.values_at(count, chunk) + 4 * count * variant.facts["values"]
+        packed = [torch.empty(rows, size, dtype=torch.uint8) for _ in range(2)]
+        for m, each in zip((topk_gpu, topk), packed, strict=True):
+            m.join_(each, places, values if variant.facts["values"] else None, chunk)
+        yield packed
+
+
+def add_rows(variant):
+    """One to four ranks' rows of whole chunks, and others that end with a part of one, to what is there or to zero."""
+    chunk, dtype = variant.facts["chunk"], variant.facts["dtype"]
+    for call, kind in enumerate(KINDS):
+        n, rows = (chunk, chunk - 1, 3 * chunk, chunk + chunk // 2)[call % 4], call % 4 + 1
+        k = (chunk // 100 + 1, chunk // 6, chunk)[call % 3]
+        rest = min(n % chunk, k)
+        x = torch.stack([hostile(KINDS[(call + row) % len(KINDS)], n, seed=row) for row in range(rows)])
+        places, values = topk.select(x, chunk, k, rest)
+        packed = torch.empty(rows, topk.values_at(places.shape[1], chunk) + 4 * places.shape[1], dtype=torch.uint8)
+        topk.join_(packed, places, values, chunk)
+        apart = None if call % 2 else 0.5 * values
+        out = hostile(kind, n, DTYPES[dtype], seed=9)
+        outs, weights = (out.clone(), out), torch.tensor(WEIGHTS)[:rows] if variant.facts["weighted"] else None
+        for m, each in zip((topk_gpu, topk), outs, strict=True):
+            m.add_(each, packed, apart, weights, chunk, k, rest)
+        yield outs
+
+
 CALLS = {
     "compress_kernel": compress,
     "decompress_kernel": decompress,
-    "add_kernel": add,
+    "add_kernel": lambda variant: (add_rows if "weighted" in variant.facts else add)(variant),
     "reduce_kernel": reduce,
     "mix_kernel": mix,
     "land_kernel": land,
     "select_kernel": largest,
+    "join_kernel": join,
 }

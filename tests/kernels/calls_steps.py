@@ -22,7 +22,7 @@ RULES = {
 }
 LENGTHS = (2048, 1100, 0, 1, 1030)  # tiles are 1024; the gradients of the last begin at an odd address
 HOST = ({"lr": 0.1, "taken": 0}, {"lr": 1e-3, "taken": 6, "grad_scale": 3.0, "clip": 0.7}, {"lr": 1e-38, "taken": 999})
-MINMAX = FORMATS["minmax_uint8"][0].format
+MINMAX = FORMATS["minmax_uint8"][0]
 
 
 CONDITIONS = {  # the arguments of the kernel for them

@@ -26,6 +26,7 @@ from variants import why
 
 import baguakit.kernels
 from baguakit.kernels import mixing_gpu as mixing_triton
+from baguakit.kernels import topk
 from baguakit.kernels import topk_gpu as topk_triton
 from baguakit.kernels.blockwise import gpu as blockwise_launch
 from baguakit.kernels.steps import gpu as steps_launch
@@ -139,7 +140,12 @@ def mixing(dtype, others, held):
 
 def keeping(dtype, chunk, lost):
     x = torch.zeros(1 + lost, 9999, dtype=dtype)
-    topk_triton.select(x, chunk, 7, 3, torch.zeros(x.shape) if lost else None)
+    places, kept = topk_triton.select(x, chunk, 7, 3, torch.zeros(x.shape) if lost else None)
+    sizes = topk.values_at(places.shape[1], chunk), 4 * places.shape[1]
+    for values, size in ((kept, sum(sizes)), (None, sizes[0])):
+        packed = torch.zeros(len(x), size, dtype=torch.uint8)
+        topk_triton.join_(packed, places, values, chunk)
+        topk_triton.add_(x[0], packed, None if values is kept else kept, None if lost else x[:, 0].float(), chunk, 7, 3)
 
 
 def kernels():

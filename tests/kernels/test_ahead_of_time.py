@@ -243,13 +243,22 @@ def test_programs_that_mix_leave_room_for_many(mixing):
 
 
 def test_the_k_largest_are_found_in_few_registers_and_read_in_sixteen_bytes(topk):
-    from baguakit.kernels.topk_gpu import REGISTERS
-
     for facts in topk:
+        if facts["kernel"] != "select_kernel":
+            continue
         # AMD's scalars may go to lanes of vector registers; on NVIDIA's GPUs some of the values do not fit.
         assert sum(facts["spilled"][-2:]) <= 160 * facts["target"].startswith("cuda"), name_of(facts)
         names = ("ld.global.v4.b32", "ld.global.v2.b64", "global_load_dwordx4", "buffer_load_dwordx4")
         loads = sum(facts["accesses"].get(name, 0) for name in names)
         if facts["chunk"] >= 512:  # a smaller one has fewer than sixteen bytes for a thread
             assert loads >= facts["values"] * SIZES[facts["dtype"]] // 16, (name_of(facts), facts["accesses"])
+
+
+def test_packing_and_adding_the_k_largest_take_few_registers_and_fuse_nothing(topk):
+    from baguakit.kernels.topk_gpu import REGISTERS
+
+    for facts in topk:
         assert facts.get("registers", 0) <= REGISTERS, (name_of(facts), facts["registers"])
+        if facts["kernel"] != "select_kernel":
+            assert not any(facts["spilled"]), name_of(facts)
+            assert not facts.get("fused") and not facts.get("flushing"), name_of(facts)

@@ -1,4 +1,4 @@
-"""The kernel of the k largest values of chunks, as it is launched for a single row on a multiple of sixteen bytes."""
+"""The kernels of the k largest values of chunks, as they are launched for a single row on a multiple of 16 bytes."""
 
 import torch
 from variants import Variant
@@ -6,7 +6,9 @@ from variants import Variant
 from baguakit.kernels import topk_gpu as kernels
 
 HALVES = {"bf16": torch.bfloat16, "fp16": torch.float16}
-POINTERS = {"places_ptr": "*i32", "values_ptr": "*fp32", "residual_ptr": "*fp32"}
+POINTERS = {"places_ptr": "*i32", "packed_ptr": "*u8"} | {
+    f"{name}_ptr": "*fp32" for name in ("values", "residual", "weights", "total")
+}
 
 
 def variants():
@@ -15,22 +17,40 @@ def variants():
     yield variant("fp32", 4096, residual=False)
     yield variant("fp32", 512)
     yield variant("fp32", 64)
+    for bits, values in ((12, True), (11, True), (9, True), (6, False)):
+        constants = {"BITS": bits, "TILE": kernels.TILE} | ({} if values else {"values_ptr": None})
+        facts = {"bits": bits, "values": values}
+        yield made(kernels.join_kernel, constants, {}, ("packed_ptr", "places_ptr", "values_ptr"), kernels.TILE, facts)
+    for dtype, weighted, chunk in (
+        ("fp32", False, 4096),
+        ("fp32", True, 4096),
+        ("bf16", False, 4096),
+        ("fp16", True, 2048),
+        ("fp64", False, 64),
+        ("fp64", True, 512),
+    ):
+        yield adding(dtype, weighted, chunk)
 
 
 def variant(dtype, chunk, residual=True):
     constants = {"CHUNK": chunk, "ZEROS": kernels.ZEROS.get(HALVES.get(dtype), 0)}
     constants |= {} if residual else {"residual_ptr": None}
-    signature = {
-        name: f"*{dtype}" if name == "x_ptr" else POINTERS.get(name, "i32")
-        for name in kernels.select_kernel.arg_names
-        if name not in constants
-    }
-    return Variant(
-        kernels.select_kernel,
-        signature,
-        constants,
-        aligned=tuple(name for name, kind in signature.items() if kind[0] == "*" or name == "stride"),
-        options=kernels.options_of(chunk),
-        values=chunk,
-        facts={"dtype": dtype, "chunk": chunk, "residual": residual},
-    )
+    facts = {"dtype": dtype, "chunk": chunk, "residual": residual}
+    aligned = ("places_ptr", "values_ptr", "residual_ptr", "x_ptr", "stride")
+    return made(kernels.select_kernel, constants, kernels.options_of(chunk), aligned, chunk, facts, dtype)
+
+
+def adding(dtype, weighted, chunk):
+    constants, options = kernels.slots_of(chunk), kernels.options_of(chunk) | {"enable_fp_fusion": False}
+    constants |= {} if weighted else {"weights_ptr": None}
+    constants |= {"out_ptr": None} if dtype in ("fp32", "fp64") else {}
+    facts = {"dtype": dtype, "weighted": weighted, "chunk": chunk}
+    total = dtype if dtype == "fp64" else "fp32"
+    return made(kernels.add_kernel, constants, options, ("total_ptr", "out_ptr"), chunk, facts, dtype, total)
+
+
+def made(kernel, constants, options, aligned, values, facts, dtype="fp32", total="fp32"):
+    kinds = POINTERS | {"x_ptr": f"*{dtype}", "out_ptr": f"*{dtype}", "total_ptr": f"*{total}", "weight": "fp32"}
+    signature = {name: kinds.get(name, "i32") for name in kernel.arg_names if name not in constants}
+    aligned = tuple(name for name in aligned if name in signature)
+    return Variant(kernel, signature, constants, aligned, options, values, facts)
