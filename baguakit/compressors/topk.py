@@ -58,7 +58,9 @@ class TopK(Compressor):
 
     def row_bytes(self, n: int) -> int:
         count = self.kept(n)
-        return topk.values_at(count, self.chunk) + (4 * count if self.values is None else self.values._unchecked_row_bytes(count))
+        return topk.values_at(count, self.chunk) + (
+            4 * count if self.values is None else self.values._unchecked_row_bytes(count)
+        )
 
     def compress(self, x: Tensor, residual: Tensor | None = None, key: int = 0) -> Tensor:
         places, kept = topk_ops.select(x, *self._counts(x.shape[1]), residual)
@@ -69,8 +71,7 @@ class TopK(Compressor):
             at = topk.values_at(kept.shape[1], self.chunk)
             packed[:, at:] = self.values._unchecked_compress(kept, lost, key)
             if residual is not None and lost is not None:
-                index = topk.parts_of(packed, kept, kept.shape[1], self.chunk, self._kept_of(self.chunk))[1]
-                residual.scatter_(1, index, lost)
+                residual.scatter_(1, topk.in_rows(places, *self._counts(0)[:2]), lost)
         return packed
 
     def decompress(

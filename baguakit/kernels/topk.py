@@ -147,13 +147,19 @@ def join_(packed: Tensor, places: Tensor, values: Tensor | None, chunk: int) -> 
         packed[:, at:] = values.view(torch.uint8)
 
 
+def in_rows(places: Tensor, chunk: int, k: int) -> Tensor:
+    """Return where values are in their rows, of `places` (rows, K) in their chunks."""
+    count = places.shape[1]
+    starts = torch.arange(0, -(-count // k) * chunk, chunk, device=places.device)
+    return places + starts.repeat_interleave(k)[:count]
+
+
 def parts_of(packed: Tensor, values: Tensor | None, count: int, chunk: int, k: int) -> tuple[Tensor, Tensor]:
     """Return the values of packed rows, unless they are given, and their places in the row: (rows, count) each."""
     places = packing.split(*planes(packed, count, chunk)).flatten(1)[:, :count]
     if values is None:
         values = packed[:, values_at(count, chunk) :].flatten().view(torch.float32).view(places.shape)
-    starts = torch.arange(0, -(-count // k) * chunk, chunk, device=packed.device)
-    return values, places + starts.repeat_interleave(k)[:count]
+    return values, in_rows(places, chunk, k)
 
 
 def add_(

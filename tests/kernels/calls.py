@@ -154,7 +154,9 @@ def join(variant):
     """Rows of as many places as fill the last byte of each plane, or not, and of more than one tile."""
     chunk, tile = 1 << variant.facts["bits"], topk_gpu.TILE
     for rows, count in ((1, 1), (3, 7), (1, 8), (2, tile - 3), (1, tile + 1)):
-        places = torch.randint(0, chunk, (rows, count), dtype=torch.int32, generator=torch.Generator().manual_seed(count))
+        places = torch.randint(
+            0, chunk, (rows, count), dtype=torch.int32, generator=torch.Generator().manual_seed(count)
+        )
         values = torch.stack([hostile(KINDS[row], count, seed=row) for row in range(rows)])
         size = topk.values_at(count, chunk) + 4 * count * variant.facts["values"]
         packed = [torch.empty(rows, size, dtype=torch.uint8) for _ in range(2)]

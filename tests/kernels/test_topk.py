@@ -162,6 +162,15 @@ def test_values_travel_in_any_dense_format(values):
     assert torch.equal(residual[places], lost.flatten()) and torch.equal(residual[~places], x[~places])
 
 
+def test_the_compressor_of_values_is_given_rows_without_gaps(monkeypatch):
+    """Those of a kernel of a format lie one behind another."""
+    read, seen = UInt2.decompress, []
+    monkeypatch.setattr(UInt2, "_unchecked_decompress", lambda self, *args: seen.append(args[0]) or read(self, *args))
+    compressor = TopK(0.03, 256, UInt2())
+    compressor.decompress(compressor.compress(drawn(2, 5000, torch.float32)), 5000)
+    assert seen[0].shape[0] == 2 and seen[0].is_contiguous()
+
+
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("values", [None, UInt2()])
 def test_what_is_not_finite_is_passed_on(dtype, values):
@@ -252,12 +261,52 @@ def test_the_kernel_keeps_what_is_not_finite_and_breaks_ties_by_place(k, device)
     assert kernels_agree(torch.zeros(1, 2000), 1024, k, k, device)
 
 
-# The operator.
+@pytest.mark.parametrize("rows, count", [(1, 1), (2, 9), (1, 520)])
+@pytest.mark.parametrize("chunk", slow_after(2, [4096, 2048, 512, 64]))
+def test_the_kernel_packs_the_bytes_of_the_definition(chunk, rows, count, device):
+    from baguakit.kernels import topk_gpu as kernels
+
+    places = torch.randint(0, chunk, (rows, count), dtype=torch.int32, generator=torch.Generator().manual_seed(0))
+    for values in (drawn(rows, count, torch.float32), None):
+        size = topk.values_at(count, chunk) + 4 * count * (values is not None)
+        packed = torch.empty(rows, size, dtype=torch.uint8)
+        ours = torch.empty_like(packed, device=device)
+        topk.join_(packed, places, values, chunk)
+        kernels.join_(ours, places.to(device), None if values is None else values.to(device), chunk)
+        assert torch.equal(ours.cpu(), packed)
 
 
-def test_the_operator_keeps_the_rules_of_operators(device, monkeypatch):
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("chunk, n, k, rest", [(64, 200, 40, 3), (4096, 5000, 41, 9), (2048, 7, 5, 5)])
+def test_the_kernel_adds_rows_as_the_definition_does(dtype, chunk, n, k, rest, device):
+    """One after another, to what is there or as a mean, with values in the rows or beside them."""
+    from baguakit.kernels import topk_gpu as kernels
+
+    x = drawn(3, n, torch.float32) * 10.0 ** torch.tensor([[0.0], [-2.0], [-41.0]])
+    places, values = topk.select(x, chunk, k, rest)
+    packed = torch.empty(3, topk.values_at(places.shape[1], chunk) + 4 * places.shape[1], dtype=torch.uint8)
+    topk.join_(packed, places, values, chunk)
+    for weights in (None, torch.tensor([3.0, 0.1, -1.0])):
+        for beside in (None, 2 * values):
+            out = drawn(1, n, dtype, 1)[0]
+            ours = out.to(device, copy=True)
+            given = [None if each is None else each.to(device) for each in (beside, weights)]
+            topk.add_(out, packed, beside, weights, chunk, k, rest)
+            kernels.add_(ours, packed.to(device), *given, chunk, k, rest)
+            assert torch.equal(ours.cpu().double().view(torch.int64), out.double().view(torch.int64))
+
+
+# The operators.
+
+
+def test_the_operators_keep_the_rules_of_operators(device, monkeypatch):
     monkeypatch.undo()
     x = drawn(2, 100, torch.float32).to(device)
+    places, values = operators.select(x, 64, 5, 3, None)
+    packed = torch.zeros(2, topk.values_at(8, 64) + 32, dtype=torch.uint8, device=device)
+    torch.library.opcheck(operators.join_.registered, (packed, places, values, 64))
+    torch.library.opcheck(operators.add_rows_.registered, (x[0], packed, None, None, 64, 5, 3))
+    torch.library.opcheck(operators.add_rows_.registered, (x[0], packed, values, x[:, 0], 64, 5, 3))
     torch.library.opcheck(operators.select.registered, (x, 64, 5, 3, torch.zeros(2, 100, device=device)))
     torch.library.opcheck(operators.select.registered, (x, 64, 5, 3, None))
 
