@@ -57,10 +57,8 @@ class TopK(Compressor):
         return whole * self._kept_of(self.chunk) + self._kept_of(rest)
 
     def row_bytes(self, n: int) -> int:
-        count = self.kept(n)
-        return topk.values_at(count, self.chunk) + (
-            4 * count if self.values is None else self.values._unchecked_row_bytes(count)
-        )
+        count, inner = self.kept(n), self.values
+        return topk.values_at(count, self.chunk) + (4 * count if inner is None else inner._unchecked_row_bytes(count))
 
     def compress(self, x: Tensor, residual: Tensor | None = None, key: int = 0) -> Tensor:
         places, kept = topk_ops.select(x, *self._counts(x.shape[1]), residual)

@@ -1,9 +1,9 @@
 """The k largest values of each chunk on GPUs: the same bytes as in the definition, without a wait for the host.
 
-A program that selects holds a chunk in registers: it reads each value once, finds the threshold by bisection,
-and writes what is kept. The bisection begins between the least and the largest of the maxima of neighbours, and ends as soon as
-exactly k values are as large as a candidate: after ten counts of most chunks, and 31 at the most. A program that adds
-takes one chunk of all rows, and waits after each row until all its threads have added theirs.
+A program that selects holds a chunk in registers: it reads each value once, finds the threshold by bisection, and
+writes what it keeps. The bisection begins between the least and the largest of the maxima of neighbours, and ends as
+soon as exactly k values are as large as a candidate: after ten counts of most chunks, and 31 at the most. A program
+that adds takes one chunk of all rows, and waits after each row until all its threads have added theirs.
 """
 
 from typing import Any
