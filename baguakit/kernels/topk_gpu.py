@@ -163,9 +163,11 @@ def add_kernel(
         while first < wanted:
             slot = first + tl.arange(0, SLOTS)
             value, inside = chunk * k + slot, slot < wanted
-            at = total_ptr + load_places(packed_ptr, value, inside, count, BITS)
+            place = load_places(packed_ptr, value, inside, count, BITS)
+            inside &= place < left  # whatever was received
             part = tl.load(values_ptr + value, inside, 0) * factor
-            tl.store(at, tl.load(at, inside, 0) + part.to(total_ptr.dtype.element_ty), inside)
+            total = tl.load(total_ptr + place, inside, 0) + part.to(total_ptr.dtype.element_ty)
+            tl.store(total_ptr + place, total, inside)
             first += SLOTS
         packed_ptr += row_bytes
         values_ptr += stride
