@@ -61,9 +61,13 @@ class TopK(Compressor):
         return topk.values_at(count, self.chunk) + (4 * count if inner is None else inner._unchecked_row_bytes(count))
 
     def compress(self, x: Tensor, residual: Tensor | None = None, key: int = 0) -> Tensor:
+        return self._compress_asking(x, residual, key, None)
+
+    def _compress_asking(self, x: Tensor, residual: Tensor | None, key: int, ok: Tensor | None) -> Tensor:
+        """Return packed rows, beginning to ask whether the mean of all ranks' is finite."""
         places, kept = topk_ops.select(x, *self._counts(x.shape[1]), residual)
         packed = x.new_empty(len(x), self.row_bytes(x.shape[1]), dtype=torch.uint8)
-        topk_ops.join_(packed, places, kept if self.values is None else None, self.chunk)
+        topk_ops.join_(packed, places, kept if self.values is None else None, self.chunk, ok)
         if self.values is not None:
             lost = None if residual is None else torch.empty_like(kept)
             at = topk.values_at(kept.shape[1], self.chunk)
@@ -81,14 +85,14 @@ class TopK(Compressor):
         return out.scatter_(1, index, values.to(out.dtype))
 
     def add_(self, out: Tensor, packed: Tensor, weights: Sequence[float] | Tensor) -> Tensor:
-        return self._add(out, packed, torch.as_tensor(weights))
+        return self._add(out, packed, torch.as_tensor(weights), None)
 
-    def _mean_of(self, packed: Tensor, out: Tensor) -> Tensor:
-        return self._add(out, packed, None)
+    def _mean_of(self, packed: Tensor, out: Tensor, ok: Tensor | None = None) -> Tensor:
+        return self._add(out, packed, None, ok)
 
-    def _add(self, out: Tensor, packed: Tensor, weights: Tensor | None) -> Tensor:
+    def _add(self, out: Tensor, packed: Tensor, weights: Tensor | None, ok: Tensor | None) -> Tensor:
         values = self._values(packed, self.kept(len(out)))
-        topk_ops.add_rows_(out, packed, values, weights, *self._counts(len(out)))
+        topk_ops.add_rows_(out, packed, values, weights, *self._counts(len(out)), ok)
         return out
 
     def reduce(self, packed: Tensor, n: int, residual: Tensor | None = None, key: int = 0) -> Tensor:

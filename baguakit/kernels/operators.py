@@ -123,21 +123,25 @@ def select(x: Tensor, chunk: int, k: int, rest: int, residual: Tensor | None) ->
     return selected
 
 
-@partial(Operator, mutates={"packed"}, name="topk_join_")
-def join_(packed: Tensor, places: Tensor, values: Tensor | None, chunk: int) -> None:
-    """Write places, and values (fp32) if given, to packed rows, and the zeros between them."""
-    (imported(".topk_gpu", __package__) if packed.is_cuda else topk).join_(packed, places, values, chunk)
+@partial(Operator, mutates={"packed", "ok"}, name="topk_join_")
+def join_(packed: Tensor, places: Tensor, values: Tensor | None, chunk: int, ok: Tensor | None) -> None:
+    """Write places, and values (fp32) if given, to packed rows, and the zeros between them; the bool `ok` ← True."""
+    (imported(".topk_gpu", __package__) if packed.is_cuda else topk).join_(packed, places, values, chunk, ok)
 
 
-@partial(Operator, mutates={"out"}, name="topk_add_")
+@partial(Operator, mutates={"out", "ok"}, name="topk_add_")
 def add_rows_(
-    out: Tensor, packed: Tensor, values: Tensor | None, weights: Tensor | None, chunk: int, k: int, rest: int
-) -> None:
-    """Add packed rows times their weights, one after another, to `out` (n,); without weights, `out` ← their mean."""
+    out: Tensor, packed: Tensor, values: Tensor | None, weights: Tensor | None, chunk: int, k: int, rest: int,
+    ok: Tensor | None,
+) -> None:  # fmt: skip
+    """Add packed rows times their weights, one after another, to `out` (n,); without weights, `out` ← their mean.
+
+    Of a mean that is not finite, the bool `ok` becomes False.
+    """
     if out.is_cuda:
         increment_version(out)  # kernels write unseen
     home = imported(".topk_gpu", __package__) if out.is_cuda else topk
-    home.add_(out, packed, values, weights, chunk, k, rest)
+    home.add_(out, packed, values, weights, chunk, k, rest, ok)
 
 
 # The operations of formats in blocks, each given by its name.

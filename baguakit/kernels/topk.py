@@ -136,8 +136,13 @@ def planes(packed: Tensor, count: int, chunk: int) -> tuple[tuple[Tensor, ...], 
     return torch.split(packed[:, : sum(sizes)], sizes, 1), bits
 
 
-def join_(packed: Tensor, places: Tensor, values: Tensor | None, chunk: int) -> None:
-    """Write places (rows, K), and values if given, to packed rows, and the zeros between them."""
+def join_(packed: Tensor, places: Tensor, values: Tensor | None, chunk: int, ok: Tensor | None = None) -> None:
+    """Write places (rows, K), and values if given, to packed rows, and the zeros between them.
+
+    The bool `ok`, for `add_` to take back, becomes True: a launch less than to do so before.
+    """
+    if ok is not None:
+        ok.fill_(True)
     count = places.shape[1]
     at = values_at(count, chunk)
     packed[:, :at].zero_()
@@ -163,11 +168,13 @@ def parts_of(packed: Tensor, values: Tensor | None, count: int, chunk: int, k: i
 
 
 def add_(
-    out: Tensor, packed: Tensor, values: Tensor | None, weights: Tensor | None, chunk: int, k: int, rest: int
-) -> None:
+    out: Tensor, packed: Tensor, values: Tensor | None, weights: Tensor | None, chunk: int, k: int, rest: int,
+    ok: Tensor | None = None,
+) -> None:  # fmt: skip
     """Add packed rows, each times its weight, to `out` (n,), in fp32 at least; without weights, `out` ← their mean.
 
-    `values` (rows, K) are those of the rows, if they are not in fp32 there.
+    `values` (rows, K) are those of the rows, if they are not in fp32 there. Of a mean that is not finite, the bool `ok`
+    becomes False.
     """
     if weights is None:
         out.zero_()
@@ -178,3 +185,5 @@ def add_(
         total.index_add_(0, index, part)
     if total is not out:
         out.copy_(total)
+    if ok is not None:
+        ok.logical_and_(out.isfinite().all())

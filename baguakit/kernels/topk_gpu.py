@@ -99,10 +99,11 @@ def select_kernel(
 # Packed rows: value i of a row is in byte i mod w of a plane of w bytes, in bits that ⌊i / w⌋ says.
 
 
-@triton.jit(do_not_specialize=["row_bytes", "values_at", "count", "tiles"])
+@triton.jit(do_not_specialize=["row_bytes", "values_at", "count", "tiles"], do_not_specialize_on_alignment=["ok_ptr"])
 def join_kernel(
-    packed_ptr, places_ptr, values_ptr, row_bytes, values_at, count, tiles, BITS: tl.constexpr, TILE: tl.constexpr
-):
+    packed_ptr, places_ptr, values_ptr, ok_ptr, row_bytes, values_at, count, tiles,
+    BITS: tl.constexpr, TILE: tl.constexpr,
+):  # fmt: skip
     row = (tl.program_id(0) // tiles).to(tl.int64)
     at = (tl.program_id(0) % tiles).to(tl.int64) * TILE + tl.arange(0, TILE)
     packed_ptr += row * row_bytes
@@ -122,6 +123,8 @@ def join_kernel(
     if values_ptr is not None:
         sent_ptr = (packed_ptr + values_at).to(tl.pointer_type(tl.float32))
         tl.store(sent_ptr + at, tl.load(values_ptr + row * count + at, at < count, 0), at < count)
+    if ok_ptr is not None:
+        tl.store(ok_ptr, 1, tl.program_id(0) == 0)
 
 
 @triton.jit
@@ -141,10 +144,10 @@ def load_places(plane_ptr, value, inside, count, BITS: tl.constexpr):
 
 @triton.jit(
     do_not_specialize=["weight", "rows", "row_bytes", "stride", "n", "count", "k", "rest"],
-    do_not_specialize_on_alignment=["packed_ptr", "values_ptr", "weights_ptr"],
+    do_not_specialize_on_alignment=["packed_ptr", "values_ptr", "weights_ptr", "ok_ptr"],
 )
 def add_kernel(
-    total_ptr, out_ptr, packed_ptr, values_ptr, weights_ptr, weight, rows, row_bytes, stride, n, count, k, rest,
+    total_ptr, out_ptr, packed_ptr, values_ptr, weights_ptr, ok_ptr, weight, rows, row_bytes, stride, n, count, k, rest,
     CHUNK: tl.constexpr, SLOTS: tl.constexpr, BITS: tl.constexpr,
 ):  # fmt: skip
     chunk = tl.program_id(0).to(tl.int64)
@@ -155,7 +158,7 @@ def add_kernel(
         store(total_ptr, tl.zeros((CHUNK,), tl.float32), left, CHUNK)
     elif out_ptr is not None:
         store(total_ptr, load(out_ptr + chunk * CHUNK, left, CHUNK), left, CHUNK)
-    row = 0
+    row, broken = 0, tl.zeros((SLOTS,), tl.int32)
     while row < rows:
         tl.debug_barrier()
         factor = tl.full((1,), weight, tl.float32) if weights_ptr is None else tl.load(weights_ptr + row)
@@ -168,14 +171,18 @@ def add_kernel(
             part = tl.load(values_ptr + value, inside, 0) * factor
             total = tl.load(total_ptr + place, inside, 0) + part.to(total_ptr.dtype.element_ty)
             tl.store(total_ptr + place, total, inside)
+            broken |= (~(tl.abs(total) < float("inf"))).to(tl.int32)  # as all sums stay that once are
             first += SLOTS
         packed_ptr += row_bytes
         values_ptr += stride
         row += 1
     if out_ptr is not None:
         tl.debug_barrier()
-        total = load(total_ptr, left, CHUNK)
-        store(out_ptr + chunk * CHUNK, rounded(total, out_ptr.dtype.element_ty), left, CHUNK)
+        result = rounded(load(total_ptr, left, CHUNK), out_ptr.dtype.element_ty)
+        store(out_ptr + chunk * CHUNK, result, left, CHUNK)
+        broken = (~(tl.abs(result.to(tl.float32)) < float("inf"))).to(tl.int32)
+    if ok_ptr is not None:
+        tl.store(ok_ptr, 0, tl.max(broken, 0) > 0)
 
 
 def options_of(chunk: int) -> dict[str, Any]:
@@ -207,20 +214,21 @@ def select(x: Tensor, chunk: int, k: int, rest: int, residual: Tensor | None = N
     return places, values
 
 
-def join_(packed: Tensor, places: Tensor, values: Tensor | None, chunk: int) -> None:
+def join_(packed: Tensor, places: Tensor, values: Tensor | None, chunk: int, ok: Tensor | None = None) -> None:
     rows, count = places.shape
     tiles = triton.cdiv(count + 7, TILE)  # also of the places that are filled up to whole bytes
     if places.numel():
         with on(packed.device):
             join_kernel[(rows * tiles,)](
-                packed, places, values, packed.shape[1], topk.values_at(count, chunk), count, tiles,
+                packed, places, values, _bytes(ok), packed.shape[1], topk.values_at(count, chunk), count, tiles,
                 BITS=chunk.bit_length() - 1, TILE=TILE,
             )  # fmt: skip
 
 
 def add_(
-    out: Tensor, packed: Tensor, values: Tensor | None, weights: Tensor | None, chunk: int, k: int, rest: int
-) -> None:
+    out: Tensor, packed: Tensor, values: Tensor | None, weights: Tensor | None, chunk: int, k: int, rest: int,
+    ok: Tensor | None = None,
+) -> None:  # fmt: skip
     rows, n = len(packed), len(out)
     count = n // chunk * k + rest
     if values is None:
@@ -230,7 +238,11 @@ def add_(
     if n and rows:
         with on(out.device):
             add_kernel[(triton.cdiv(n, chunk),)](
-                total, None if total is out else out, packed, values, weights,
+                total, None if total is out else out, packed, values, weights, _bytes(ok),
                 1 / rows, rows, packed.shape[1], values.stride(0), n, count, k, rest,
                 **slots_of(chunk), **options_of(chunk), enable_fp_fusion=False,
             )  # fmt: skip
+
+
+def _bytes(ok: Tensor | None) -> Tensor | None:
+    return None if ok is None else ok.view(torch.uint8)

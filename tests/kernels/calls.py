@@ -160,9 +160,12 @@ def join(variant):
         values = torch.stack([hostile(KINDS[row], count, seed=row) for row in range(rows)])
         size = topk.values_at(count, chunk) + 4 * count * variant.facts["values"]
         packed = [torch.empty(rows, size, dtype=torch.uint8) for _ in range(2)]
-        for m, each in zip((topk_gpu, topk), packed, strict=True):
-            m.join_(each, places, values if variant.facts["values"] else None, chunk)
+        oks = [torch.tensor(False) if variant.facts["asking"] else None for _ in range(2)]
+        for m, each, ok in zip((topk_gpu, topk), packed, oks, strict=True):
+            m.join_(each, places, values if variant.facts["values"] else None, chunk, ok)
         yield packed
+        if variant.facts["asking"]:
+            yield oks
 
 
 def add_rows(variant):
@@ -179,9 +182,12 @@ def add_rows(variant):
         apart = None if call % 2 else 0.5 * values
         out = hostile(kind, n, DTYPES[dtype], seed=9)
         outs, weights = (out.clone(), out), torch.tensor(WEIGHTS)[:rows] if variant.facts["weighted"] else None
-        for m, each in zip((topk_gpu, topk), outs, strict=True):
-            m.add_(each, packed, apart, weights, chunk, k, rest)
+        oks = [torch.tensor(True) if variant.facts["asked"] else None for _ in range(2)]
+        for m, each, ok in zip((topk_gpu, topk), outs, oks, strict=True):
+            m.add_(each, packed, apart, weights, chunk, k, rest, ok)
         yield outs
+        if variant.facts["asked"]:
+            yield oks
 
 
 CALLS = {

@@ -144,8 +144,10 @@ def keeping(dtype, chunk, lost):
     sizes = topk.values_at(places.shape[1], chunk), 4 * places.shape[1]
     for values, size in ((kept, sum(sizes)), (None, sizes[0])):
         packed = torch.zeros(len(x), size, dtype=torch.uint8)
-        topk_triton.join_(packed, places, values, chunk)
-        topk_triton.add_(x[0], packed, None if values is kept else kept, None if lost else x[:, 0].float(), chunk, 7, 3)
+        ok = torch.tensor(True) if lost else None
+        topk_triton.join_(packed, places, values, chunk, ok)
+        beside, weights = None if values is kept else kept, None if lost else x[:, 0].float()
+        topk_triton.add_(x[0], packed, beside, weights, chunk, 7, 3, ok)
 
 
 def kernels():

@@ -289,11 +289,29 @@ def test_the_kernel_adds_rows_as_the_definition_does(dtype, chunk, n, k, rest, d
     for weights in (None, torch.tensor([3.0, 0.1, -1.0])):
         for beside in (None, 2 * values):
             out = drawn(1, n, dtype, 1)[0]
-            ours = out.to(device, copy=True)
+            ours, ok = out.to(device, copy=True), torch.tensor(True, device=device) if weights is None else None
             given = [None if each is None else each.to(device) for each in (beside, weights)]
             topk.add_(out, packed, beside, weights, chunk, k, rest)
-            kernels.add_(ours, packed.to(device), *given, chunk, k, rest)
+            kernels.add_(ours, packed.to(device), *given, chunk, k, rest, ok)
             assert torch.equal(ours.cpu().double().view(torch.int64), out.double().view(torch.int64))
+            assert ok is None or ok == out.isfinite().all()
+
+
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")  # NumPy's, from the interpreter
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_a_mean_tells_whether_it_is_finite_after_it_has_been_rounded(dtype, device):
+    from baguakit.kernels import topk_gpu as kernels
+
+    largest = torch.finfo(torch.float32 if dtype == torch.float64 else dtype).max
+    for value, finite in ((largest, True), (torch.inf, False), (NAN, False), (1.0035 * largest, False)):
+        places, values = torch.tensor([[3]], dtype=torch.int32, device=device), torch.tensor([[value]], device=device)
+        for m in (kernels, topk):
+            packed = torch.empty(1, topk.values_at(1, 64) + 4, dtype=torch.uint8, device=device)
+            out, ok = torch.zeros(64, dtype=dtype, device=device), torch.tensor(False, device=device)
+            m.join_(packed, places, values, 64, ok)
+            assert ok
+            m.add_(out, packed, None, None, 64, 1, 0, ok)
+            assert ok == finite
 
 
 # The operators.
@@ -304,9 +322,9 @@ def test_the_operators_keep_the_rules_of_operators(device, monkeypatch):
     x = drawn(2, 100, torch.float32).to(device)
     places, values = operators.select(x, 64, 5, 3, None)
     packed = torch.zeros(2, topk.values_at(8, 64) + 32, dtype=torch.uint8, device=device)
-    torch.library.opcheck(operators.join_.registered, (packed, places, values, 64))
-    torch.library.opcheck(operators.add_rows_.registered, (x[0], packed, None, None, 64, 5, 3))
-    torch.library.opcheck(operators.add_rows_.registered, (x[0], packed, values, x[:, 0], 64, 5, 3))
+    torch.library.opcheck(operators.join_.registered, (packed, places, values, 64, None))
+    torch.library.opcheck(operators.add_rows_.registered, (x[0], packed, None, None, 64, 5, 3, x[0, 0] == x[0, 0]))
+    torch.library.opcheck(operators.add_rows_.registered, (x[0], packed, values, x[:, 0], 64, 5, 3, None))
     torch.library.opcheck(operators.select.registered, (x, 64, 5, 3, torch.zeros(2, 100, device=device)))
     torch.library.opcheck(operators.select.registered, (x, 64, 5, 3, None))
 

@@ -6,7 +6,7 @@ from variants import Variant
 from baguakit.kernels import topk_gpu as kernels
 
 HALVES = {"bf16": torch.bfloat16, "fp16": torch.float16}
-POINTERS = {"places_ptr": "*i32", "packed_ptr": "*u8"} | {
+POINTERS = {"places_ptr": "*i32", "packed_ptr": "*u8", "ok_ptr": "*u8"} | {
     f"{name}_ptr": "*fp32" for name in ("values", "residual", "weights", "total")
 }
 
@@ -17,19 +17,21 @@ def variants():
     yield variant("fp32", 4096, residual=False)
     yield variant("fp32", 512)
     yield variant("fp32", 64)
-    for bits, values in ((12, True), (11, True), (9, True), (6, False)):
+    for bits, values, asking in ((12, True, True), (11, True, False), (9, True, False), (6, False, True)):
         constants = {"BITS": bits, "TILE": kernels.TILE} | ({} if values else {"values_ptr": None})
-        facts = {"bits": bits, "values": values}
+        constants |= {} if asking else {"ok_ptr": None}
+        facts = {"bits": bits, "values": values, "asking": asking}
         yield made(kernels.join_kernel, constants, {}, ("packed_ptr", "places_ptr", "values_ptr"), kernels.TILE, facts)
-    for dtype, weighted, chunk in (
-        ("fp32", False, 4096),
-        ("fp32", True, 4096),
-        ("bf16", False, 4096),
-        ("fp16", True, 2048),
-        ("fp64", False, 64),
-        ("fp64", True, 512),
+    for dtype, weighted, chunk, asked in (
+        ("fp32", False, 4096, True),
+        ("fp32", False, 1024, False),
+        ("fp32", True, 4096, False),
+        ("bf16", False, 4096, True),
+        ("fp16", True, 2048, False),
+        ("fp64", False, 64, True),
+        ("fp64", True, 512, False),
     ):
-        yield adding(dtype, weighted, chunk)
+        yield adding(dtype, weighted, chunk, asked)
 
 
 def variant(dtype, chunk, residual=True):
@@ -40,11 +42,12 @@ def variant(dtype, chunk, residual=True):
     return made(kernels.select_kernel, constants, kernels.options_of(chunk), aligned, chunk, facts, dtype)
 
 
-def adding(dtype, weighted, chunk):
+def adding(dtype, weighted, chunk, asked):
     constants, options = kernels.slots_of(chunk), kernels.options_of(chunk) | {"enable_fp_fusion": False}
     constants |= {} if weighted else {"weights_ptr": None}
+    constants |= {} if asked else {"ok_ptr": None}
     constants |= {"out_ptr": None} if dtype in ("fp32", "fp64") else {}
-    facts = {"dtype": dtype, "weighted": weighted, "chunk": chunk}
+    facts = {"dtype": dtype, "weighted": weighted, "chunk": chunk, "asked": asked}
     total = dtype if dtype == "fp64" else "fp32"
     return made(kernels.add_kernel, constants, options, ("total_ptr", "out_ptr"), chunk, facts, dtype, total)
 
