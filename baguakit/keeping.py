@@ -173,8 +173,10 @@ class Joint:
         if not new:  # on all ranks: their states are alike
             flags.clear()
             return
-        device = flags[0].device
-        ok = torch.cat([flag.to(device).view(-1) for flag in flags]).all()
+        device, ok = flags[0].device, flags[0].view(-1)
+        if len(flags) > 1:
+            ok = torch.cat([flag.to(device).view(-1) for flag in flags])
+        ok = ok[0] if len(ok) == 1 else ok.all()
         if agreed is not None:
             ok = agreed(ok)  # until then all is held, so that it can be decided without ranks that are lost
         self._new, self._flags = [], []

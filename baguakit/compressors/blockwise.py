@@ -46,14 +46,13 @@ class Blockwise(Compressor):
         return self.form.row_bytes(n, self.block)
 
     def compress(self, x: Tensor, residual: Tensor | None = None, key: int = 0) -> Tensor:
-        drawn = (key + (1 << 63)) % (1 << 64) - (1 << 63) if self.stochastic else None  # signed, of 64 bits
-        return operators.compress(x, self.form.name, self.block, residual, drawn)
+        return operators.compress(x, self.form.name, self.block, residual, self._drawn(key))
 
     def decompress(
         self, packed: Tensor, n: int, dtype: torch.dtype = torch.float32, out: Tensor | None = None
     ) -> Tensor:
         out = torch.empty(len(packed), n, dtype=dtype, device=packed.device) if out is None else out
-        operators.decompress_(out, self.form.name, packed, self.block)
+        operators.decompress_(out, self.form.name, packed, self.block, None)
         return out
 
     def add_(self, out: Tensor, packed: Tensor, weights: Sequence[float] | Tensor) -> Tensor:
@@ -61,8 +60,19 @@ class Blockwise(Compressor):
         return out
 
     def reduce(self, packed: Tensor, n: int, residual: Tensor | None = None, key: int = 0) -> Tensor:
-        drawn = (key + (1 << 63)) % (1 << 64) - (1 << 63) if self.stochastic else None
-        return operators.reduce(packed, self.form.name, n, self.block, residual, drawn)
+        return operators.reduce(packed, self.form.name, n, self.block, residual, self._drawn(key), None)
+
+    def _drawn(self, key: int) -> int | None:
+        """Return the key, signed and of 64 bits; None where nothing is drawn."""
+        return (key + (1 << 63)) % (1 << 64) - (1 << 63) if self.stochastic else None
+
+    # The same, beginning and ending to ask whether all that is read is finite.
+
+    def _reduce_asking(self, packed: Tensor, n: int, residual: Tensor | None, key: int, ok: Tensor | None) -> Tensor:
+        return operators.reduce(packed, self.form.name, n, self.block, residual, self._drawn(key), ok)
+
+    def _decompress_answering(self, packed: Tensor, out: Tensor, ok: Tensor | None) -> None:
+        operators.decompress_(out, self.form.name, packed, self.block, ok)
 
 
 @dataclass(frozen=True, repr=False)

@@ -52,9 +52,11 @@ class Decisions:
             def of_used(whose: tuple[GradientRunner, int] | None, state: Tensor) -> Tensor | None:
                 return None if whose is None else whose[0].used(flags[whose[0]], whose[1], state)
 
-            for each in flags.values():
-                if each.rows is not None:
-                    joint.note(each.rows[:, 0] != FAILED)  # the backward has failed on no rank
+            for runner, each in flags.items():
+                stage = runner.rule.stage
+                # A backward that has failed on some rank brings NaN there, which an average of all ranks passes on.
+                if each.rows is not None and not (stage.averages and stage.same_on_all_ranks):
+                    joint.note(each.rows[:, 0] != FAILED)
             joint.settle(on_all_ranks if agree else None, of_used)
 
         self._under_way.append((runners[0], runners[0].channel.begin("the decision on what to keep", settle)))

@@ -159,10 +159,10 @@ def compress(x: Tensor, format: str, block: int, residual: Tensor | None, key: i
     return packed
 
 
-@partial(Operator, mutates={"out"})
-def decompress_(out: Tensor, format: str, packed: Tensor, block: int) -> None:
-    """Write the values of each packed row into `out` (rows, n)."""
-    _home(format, packed, "packed rows", out, "out").decompress_(FORMATS[format], out, packed, block)
+@partial(Operator, mutates={"out", "ok"})
+def decompress_(out: Tensor, format: str, packed: Tensor, block: int, ok: Tensor | None) -> None:
+    """Write the values of each packed row into `out` (rows, n); if not all are finite, the bool `ok` becomes False."""
+    _home(format, packed, "packed rows", out, "out", ok).decompress_(FORMATS[format], out, packed, block, ok)
 
 
 @partial(Operator, mutates={"out"})
@@ -171,22 +171,29 @@ def add_(out: Tensor, format: str, packed: Tensor, weights: Tensor, block: int) 
     _home(format, packed, "packed rows", out, "out").add_(FORMATS[format], out, packed, weights, block)
 
 
-def _fake_reduce(packed: Tensor, format: str, n: int, block: int, residual: Tensor | None, key: int | None) -> Tensor:
+def _fake_reduce(
+    packed: Tensor, format: str, n: int, block: int, residual: Tensor | None, key: int | None, ok: Tensor | None
+) -> Tensor:
     return packed.new_empty(1, FORMATS[format].row_bytes(n, block))
 
 
-@partial(Operator, mutates={"residual"}, fake=_fake_reduce)
-def reduce(packed: Tensor, format: str, n: int, block: int, residual: Tensor | None, key: int | None) -> Tensor:
-    """Return the mean of the packed rows, packed again; to `residual` is added the number of rows times its loss."""
-    home = _home(format, packed, "packed rows", residual, "residual", key)
-    sent: Tensor = home.reduce(FORMATS[format], packed, n, block, residual, key)
+@partial(Operator, mutates={"residual", "ok"}, fake=_fake_reduce)
+def reduce(
+    packed: Tensor, format: str, n: int, block: int, residual: Tensor | None, key: int | None, ok: Tensor | None
+) -> Tensor:
+    """Return the mean of the packed rows, packed again; to `residual` is added the number of rows times its loss.
+
+    The bool `ok`, for `decompress_` to take back, becomes True.
+    """
+    home = _home(format, packed, "packed rows", residual, "residual", ok if key is None else key)
+    sent: Tensor = home.reduce(FORMATS[format], packed, n, block, residual, key, ok)
     return sent
 
 
-def _home(format: str, read: Tensor, name: str, written: Tensor | None, its_name: str, key: int | None = None) -> Any:
+def _home(format: str, read: Tensor, name: str, written: Tensor | None, its_name: str, more: Any = None) -> Any:
     """Return the module whose functions take these tensors; raise a ValueError if the two share memory.
 
-    Few values on a CPU take NumPy, if the format has its arithmetic for that.
+    Few values on a CPU take NumPy, if the format has its arithmetic for that; it does no `more` than copy them.
     """
     if written is not None:
         a, b = written.data_ptr(), read.data_ptr()
@@ -195,5 +202,5 @@ def _home(format: str, read: Tensor, name: str, written: Tensor | None, its_name
         increment_version(written)  # compiled units write unseen
     if read.is_cuda:
         return imported(".blockwise.gpu", __package__)
-    in_numpy = FORMATS[format].in_numpy if key is None and 0 < read.numel() < units.COMPILED_VALUES else None
+    in_numpy = FORMATS[format].in_numpy if more is None and 0 < read.numel() < units.COMPILED_VALUES else None
     return in_numpy if in_numpy is not None and units.how.get() is not None else blockwise

@@ -12,6 +12,7 @@ from ..buckets import real
 from ..comm import Comm, check_comm
 from ..compressors import Compressor
 from ..compressors.base import check_dense
+from ..compressors.blockwise import Blockwise
 from ..kernels.cpu.units import COMPILED_VALUES
 from .transports import bytes_for, gathered, scattered, shared
 
@@ -107,13 +108,18 @@ def mean_(x: Tensor, comm: Comm) -> Tensor:
     return x
 
 
-def mean_of_shards(x: Tensor, codec: Compressor, comm: Comm, residual: Tensor | None) -> Tensor:
-    """Average the flat `x` over all ranks, of any length: the last shard is filled with zeros."""
+def mean_of_shards(
+    x: Tensor, codec: Compressor, comm: Comm, residual: Tensor | None, ok: Tensor | None = None
+) -> Tensor:
+    """Average the flat `x` over all ranks, of any length: the last shard is filled with zeros.
+
+    If `codec` is `Blockwise` and `x` is on a GPU, the bool `ok` receives whether all of the mean is finite.
+    """
     n, rank, length = comm.size, comm.rank, x.numel()
     if length % n:
         padded = torch.cat([x, x.new_zeros(-length % n)])
         lost = None if residual is None else torch.empty_like(padded, dtype=torch.float32)
-        x.copy_(mean_of_shards(padded, codec, comm, lost)[:length])
+        x.copy_(mean_of_shards(padded, codec, comm, lost, ok)[:length])
         if residual is not None and lost is not None:
             residual.copy_(lost[:length])
         return x
@@ -131,14 +137,20 @@ def mean_of_shards(x: Tensor, codec: Compressor, comm: Comm, residual: Tensor | 
 
     def mean(i: int) -> Tensor:
         rows, lost = parts[i]
-        own = None if lost is None else lost[rank]
-        return codec._unchecked_reduce(shards[i], rows.shape[1], own, comm.key((len(parts) + i) * n))
+        own, key = None if lost is None else lost[rank], comm.key((len(parts) + i) * n)
+        if telling is not None:
+            return telling._reduce_asking(shards[i], rows.shape[1], own, key, ok)
+        return codec._unchecked_reduce(shards[i], rows.shape[1], own, key)
 
+    telling = codec if ok is not None and isinstance(codec, Blockwise) else None  # of one piece
     comm.agree_on_shares()
     averaged = map(mean, scattered(comm, shards, packed))
     for ranks, i in gathered(comm, means, averaged, tag=len(parts)):
         rows = parts[i][0][ranks]
-        codec._unchecked_decompress(means[i][ranks], rows.shape[1], rows.dtype, rows)
+        if telling is not None:
+            telling._decompress_answering(means[i][ranks], rows, ok)
+        else:
+            codec._unchecked_decompress(means[i][ranks], rows.shape[1], rows.dtype, rows)
     return x
 
 
@@ -178,13 +190,28 @@ def compressed_mean_(x: Tensor, compressor: Compressor, comm: Comm, residual: Te
     if residual is not None:
         check_residual(residual, x)
         residual = residual.view(-1)
-    if not compresses(x, compressor, comm, comm.size) or comm.size == 1:
+    mean_telling_(x, compressor, comm, residual, ask=False)
+    return x
+
+
+def mean_telling_(x: Tensor, codec: Compressor, comm: Comm, residual: Tensor | None, ask: bool = True) -> Tensor | None:
+    """Average the flat `x` as `compressed_mean_` does.
+
+    Returns:
+        whether all of the result is finite, a bool, if kernels that run anyway can tell: on a GPU, formats in blocks.
+    """
+    if not compresses(x, codec, comm, comm.size) or comm.size == 1:
         if residual is not None:
             residual.zero_()
-        return mean_(x, comm)
-    if in_one_hop(x.numel(), compressor, comm.size):
-        return _mean_of_rows(x, compressor, comm, residual)
-    return mean_of_shards(x, compressor, comm, residual)
+        mean_(x, comm)
+    elif in_one_hop(x.numel(), codec, comm.size):
+        _mean_of_rows(x, codec, comm, residual)
+    else:
+        told = ask and x.is_cuda and isinstance(codec, Blockwise)
+        ok = torch.empty((), dtype=torch.bool, device=x.device) if told else None
+        mean_of_shards(x, codec, comm, residual, ok)
+        return ok
+    return None
 
 
 def check_residual(residual: Tensor, x: Tensor) -> None:

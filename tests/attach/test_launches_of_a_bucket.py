@@ -23,15 +23,15 @@ NO_KERNEL = {  # views, and memory without values
 }  # fmt: skip
 COLLECTIVES = ["all_reduce", "reduce_scatter", "all_gather", "all_reduce_later", "all_gather_later", "all_to_all_later"]
 TOGETHER = {  # where the flights of several buckets decide together: the decision, which comes once, included
-    "bytegrad(error_feedback=True)": (11, 2),
-    "power_sgd()": (19, 3),
+    "bytegrad(error_feedback=True)": (6, 2),
+    "power_sgd()": (16, 3),
 }
 MOST = {  # kernels and collectives
     "gradient_allreduce()": (2, 2),
     "bytegrad()": (4, 2),
     "hierarchical(gradient_allreduce())": (4, 4),
     "hierarchical(bytegrad())": (6, 4),
-    "bytegrad(error_feedback=True)": (8, 2),
+    "bytegrad(error_feedback=True)": (6, 2),
     "power_sgd()": (18, 3),
     "top_k()": (8, 1),
 }

@@ -61,13 +61,20 @@ def compress(variant):
             yield lost
 
 
+def answers(variant, ok=True):
+    """Return for the kernel and the definition a bool to answer by, if the variant does."""
+    return [torch.tensor(ok) if variant.facts["told"] else None for _ in range(2)]
+
+
 def decompress(variant):
     for format, block, x, _ in coding(variant):
         packed = blockwise.compress(format, x, block)
-        out = torch.empty_like(x), torch.empty_like(x)
-        blockwise_launch.decompress_(format, out[0], packed, block)
-        blockwise.decompress_(format, out[1], packed, block)
+        out, told = (torch.empty_like(x), torch.empty_like(x)), answers(variant)
+        blockwise_launch.decompress_(format, out[0], packed, block, told[0])
+        blockwise.decompress_(format, out[1], packed, block, told[1])
         yield out
+        if variant.facts["told"]:
+            yield told
 
 
 def sent_rows(variant):
@@ -92,9 +99,13 @@ def add(variant):
 def reduce(variant):
     for call, (format, block, packed, n, key) in enumerate(sent_rows(variant)):
         lost = [hostile(KINDS[call % len(KINDS)], n, seed=9) if variant.facts["residual"] else None for _ in range(2)]
+        told = answers(variant, ok=False)
         yield [
-            m.reduce(format, packed, n, block, r, key) for m, r in zip((blockwise_launch, blockwise), lost, strict=True)
+            m.reduce(format, packed, n, block, r, key, ok)
+            for m, r, ok in zip((blockwise_launch, blockwise), lost, told, strict=True)
         ]
+        if variant.facts["told"]:
+            yield told
         if variant.facts["residual"]:
             yield lost
 

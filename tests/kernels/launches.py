@@ -127,9 +127,10 @@ def norm(found):
 def coding(format, dtype, block, full):
     x, key = torch.zeros(2, LENGTH, dtype=dtype), KEY if full else None
     packed = blockwise_launch.compress(format, x, block, torch.zeros(2, LENGTH) if full else None, key)
-    blockwise_launch.decompress_(format, x, packed, block)
+    ok = torch.ones((), dtype=torch.bool) if full else None
+    blockwise_launch.decompress_(format, x, packed, block, ok)
     blockwise_launch.add_(format, x[0], packed, torch.ones(2), block)
-    blockwise_launch.reduce(format, packed, LENGTH, block, torch.zeros(LENGTH) if full else None, key)
+    blockwise_launch.reduce(format, packed, LENGTH, block, torch.zeros(LENGTH) if full else None, key, ok)
 
 
 def mixing(dtype, others, held):

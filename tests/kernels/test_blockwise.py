@@ -209,6 +209,30 @@ def test_kernels_pass_broken_blocks_on_in_the_same_bytes(name, dtypes, device):
         torch.testing.assert_close(kernel_out.cpu(), out, rtol=0, atol=0, equal_nan=True)
 
 
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")  # NumPy's, from the interpreter
+@every
+@pytest.mark.parametrize("dtypes", slow_after(1, [[torch.float32], [*DTYPES]]), ids=["fp32", "all"])
+@pytest.mark.parametrize("n", [1, 130, 2500])
+def test_kernels_tell_whether_what_they_read_is_finite(name, dtypes, n, device):
+    """An average makes it true, and one value of any row false."""
+    form, _, block = FORMATS[name]
+    for dtype, at in itertools.product(dtypes, (None, 0, n - 1)):
+        x = torch.full((2, n), 60000.0)  # in fp16 some of what is read may be infinite
+        if at is not None:
+            x[1, at] = torch.inf
+        told = []
+        for codec, where in ((definition(form), "cpu"), (kernels(form), device)):
+            ok, packed = torch.tensor(False, device=where), codec.compress(x.to(where), block)
+            codec.reduce(packed, n, block, ok=ok)
+            told.append([bool(ok)])
+            out = torch.empty(2, n, dtype=dtype, device=where)
+            for rows in (packed[:1], packed, packed[:1]):
+                codec.decompress_(out[: len(rows)], rows, block, ok)
+                told[-1].append(bool(ok))
+        assert told[0] == told[1] and told[0][0] is True
+        assert told[0][2] == told[0][3] == bool(out.isfinite().all())
+
+
 # The compiled definition.
 
 SLOW = [pytest.param(name, marks=pytest.mark.slow) for name in ("uint4", "float8_e4m3")]
@@ -269,6 +293,8 @@ def test_operators_keep_the_rules_of_operators(name, device, monkeypatch):
     residual, weights = torch.zeros(2, 100, device=device), torch.ones(2, device=device)
     torch.library.opcheck(operators.compress.registered, (x, form.name, block, residual, None))
     torch.library.opcheck(operators.compress.registered, (x, form.name, block, None, None))
-    torch.library.opcheck(operators.decompress_.registered, (torch.zeros_like(x), form.name, packed, block))
+    torch.library.opcheck(operators.decompress_.registered, (torch.zeros_like(x), form.name, packed, block, None))
+    ok = torch.tensor(True, device=device)
+    torch.library.opcheck(operators.decompress_.registered, (torch.zeros_like(x), form.name, packed, block, ok))
     torch.library.opcheck(operators.add_.registered, (torch.zeros_like(x[0]), form.name, packed, weights, block))
-    torch.library.opcheck(operators.reduce.registered, (packed, form.name, 100, block, residual[0].clone(), 3))
+    torch.library.opcheck(operators.reduce.registered, (packed, form.name, 100, block, residual[0].clone(), 3, ok))

@@ -89,11 +89,11 @@ def calls(name):
     form, block, _ = FORMATS[name]
     x = sample(2, 3 * block)
     packed, out = operators.compress(x, form.name, block, None, None), torch.empty_like(x)
-    operators.decompress_(out, form.name, packed, block)
+    operators.decompress_(out, form.name, packed, block, None)
     operators.add_(out[0], form.name, packed, torch.ones(2), block)
     operators.mix_(out[0], [x[1]], [0.5, 0.5])
     operators.land_(out[0], x[0], x[1])
-    mean = operators.reduce(packed, form.name, x.shape[1], block, None, None)
+    mean = operators.reduce(packed, form.name, x.shape[1], block, None, None, None)
     return packed, out, mean, *operators.select(x, 64, 3, 0, None)
 
 

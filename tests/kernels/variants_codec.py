@@ -6,7 +6,7 @@ from variants import Variant
 from baguakit.kernels.blockwise import gpu as kernels
 from baguakit.kernels.blockwise import gpu as launch
 
-POINTERS = {"packed_ptr": "*u8", "sent_ptr": "*u8"}
+POINTERS = {"packed_ptr": "*u8", "sent_ptr": "*u8", "ok_ptr": "*u8"}
 POINTERS |= {"residual_ptr": "*fp32", "weights_ptr": "*fp32", "signs_ptr": "*fp32"}
 SIZES = {"fp32": 4, "bf16": 2, "fp16": 2, "fp64": 8}
 OTHERS = [(each.form, each.block) for each in BLOCKWISE if each.form is not MINMAX]
@@ -20,6 +20,14 @@ def variants():
         yield from of_format(format, "fp32", block, False, residuals=(True,))
         yield from of_format(format, "bf16", block, False, residuals=(False,))
         yield variant(kernels.reduce_kernel, format, "fp32", block, True, True, {"DRAWN": True})
+
+    for block, masked in ((512, False), (512, True), (2048, False)):
+        yield variant(kernels.decompress_kernel, MINMAX, "fp32", block, masked, False, {}, told=True)
+        yield variant(kernels.reduce_kernel, MINMAX, "fp32", block, masked, True, {"DRAWN": masked}, told=True)
+    for dtype in ("fp16", "bf16", "fp64"):
+        yield variant(kernels.decompress_kernel, MINMAX, dtype, 512, False, False, {}, told=True)
+    for format, block in OTHERS:
+        yield variant(kernels.decompress_kernel, format, "fp32", block, False, False, {}, told=True)
 
     for dtype in ("fp32", "bf16"):  # of several rows whose length is odd
         yield variant(kernels.compress_kernel, MINMAX, dtype, 512, False, True, {"DRAWN": False}, stride=1)
@@ -36,10 +44,10 @@ def of_format(format, dtype, block, masked, residuals):
         yield variant(kernels.reduce_kernel, format, "fp32", block, masked, residual, {"DRAWN": masked})
 
 
-def variant(kernel, format, dtype, block, masked, residual, drawn, stride=16):
+def variant(kernel, format, dtype, block, masked, residual, drawn, stride=16, told=False):
     size = SIZES[dtype] if kernel is not kernels.reduce_kernel else 4 if residual else 1
     constants = launch.constants_of(kernel, format, block, size, masked, stride) | drawn
-    for name, there in (("residual_ptr", residual), ("signs_ptr", format.rotated)):
+    for name, there in (("residual_ptr", residual), ("signs_ptr", format.rotated), ("ok_ptr", told)):
         if not there and name in kernel.arg_names:
             constants[name] = None
     signature = {
@@ -47,7 +55,7 @@ def variant(kernel, format, dtype, block, masked, residual, drawn, stride=16):
         for name in kernel.arg_names
         if name not in constants
     }
-    wide = [name for name, kind in signature.items() if kind[0] == "*" and name != "packed_ptr"]
+    wide = [name for name, kind in signature.items() if kind[0] == "*" and name not in ("packed_ptr", "ok_ptr")]
     wide += ["stride"] * (stride % 16 == 0)
     return Variant(
         kernel,
@@ -63,6 +71,7 @@ def variant(kernel, format, dtype, block, masked, residual, drawn, stride=16):
             "masked": masked,
             "narrow": constants["NARROW"],
             "residual": residual,
+            "told": told,
             "bits": format.bits,
             "header": format.header_bytes,
         },

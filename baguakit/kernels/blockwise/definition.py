@@ -119,8 +119,8 @@ def compress(format: Format, x: Tensor, block: int, residual: Tensor | None = No
     return packed
 
 
-def decompress_(format: Format, out: Tensor, packed: Tensor, block: int) -> None:
-    """Write the values of each packed row into `out` (rows, n)."""
+def decompress_(format: Format, out: Tensor, packed: Tensor, block: int, ok: Tensor | None = None) -> None:
+    """Write the values of each packed row into `out` (rows, n); if not all are finite, the bool `ok` becomes False."""
     rows, n = out.shape
     if not out.numel():
         return
@@ -128,6 +128,8 @@ def decompress_(format: Format, out: Tensor, packed: Tensor, block: int) -> None
         run_unit, signs, together = _tools(format, run, rows, n, out, packed)
         for row in [slice(None)] if together else range(rows):
             run_unit(unpack_, run.values_of(out[row]), signs, format, *run.parts_of(packed[row]))
+    if ok is not None:
+        ok.logical_and_(out.isfinite().all())
 
 
 def add_(format: Format, out: Tensor, packed: Tensor, weights: Tensor, block: int) -> None:
@@ -152,14 +154,18 @@ def add_(format: Format, out: Tensor, packed: Tensor, weights: Tensor, block: in
 
 
 def reduce(
-    format: Format, packed: Tensor, n: int, block: int, residual: Tensor | None = None, key: int | None = None
-) -> Tensor:
+    format: Format, packed: Tensor, n: int, block: int, residual: Tensor | None = None, key: int | None = None,
+    ok: Tensor | None = None,
+) -> Tensor:  # fmt: skip
     """Return the mean of the packed rows, summed in their order and divided by their number, packed again.
 
-    To `residual` (fp32, (n,)) is added the number of rows times what the second packing lost.
+    To `residual` (fp32, (n,)) is added the number of rows times what the second packing lost. The bool `ok`, for
+    `decompress_` to take back, becomes True: a launch less than to do so before.
     """
     layout, rows = format.layout(n, block), packed.shape[0]
     sent = layout.empty(1, packed.device)
+    if ok is not None:
+        ok.fill_(True)
     if not n:
         return sent
     ones = torch.ones(rows, dtype=torch.float32, device=packed.device)

@@ -20,11 +20,12 @@ from functools import lru_cache
 from math import gcd
 from typing import Any
 
+import torch
 import triton  # type: ignore[import-untyped]
 import triton.language as tl  # type: ignore[import-untyped]
 from torch import Tensor
 
-from ..gpu import INTERPRETED, load, on, restore, rotate, signed_words, store, uniform
+from ..gpu import INTERPRETED, load, on, restore, rotate, rounded, signed_words, store, uniform
 from ..rotation import signs_of
 from .format import Format, planes_of, twin_of
 
@@ -183,9 +184,9 @@ def compress_kernel(
         store(values_at(residual_ptr + row * stride, at, WIDTH, NARROW), lost, inside if MASKED else None)
 
 
-@triton.jit(do_not_specialize=["n", "first", "tiles"], do_not_specialize_on_alignment=["packed_ptr"])
+@triton.jit(do_not_specialize=["n", "first", "tiles"], do_not_specialize_on_alignment=["packed_ptr", "ok_ptr"])
 def decompress_kernel(
-    out_ptr, packed_ptr, stride, signs_ptr, row_bytes, header_at, n, first, tiles,
+    out_ptr, packed_ptr, ok_ptr, stride, signs_ptr, row_bytes, header_at, n, first, tiles,
     DECODE: tl.constexpr, WORD: tl.constexpr, FORM: tl.constexpr, BLOCK: tl.constexpr, BLOCKS: tl.constexpr,
     MASKED: tl.constexpr, WIDTH: tl.constexpr, NARROW: tl.constexpr,
 ):  # fmt: skip
@@ -197,6 +198,10 @@ def decompress_kernel(
     if FORM[ROTATED]:
         values = restore(values, signs_ptr)
     store(values_at(out_ptr + row * stride, at, WIDTH, NARROW), values, inside if MASKED else None)
+    if ok_ptr is not None:  # nearly always nothing is stored
+        finite = tl.abs(rounded(values, out_ptr.dtype.element_ty).to(tl.float32)) < float("inf")
+        of_block = tl.min((finite | ~inside if MASKED else finite).to(tl.int32), 0)
+        tl.store(ok_ptr + tl.zeros_like(of_block), 0, of_block == 0)
 
 
 @triton.jit(do_not_specialize=["rows", "n", "first", "tiles"], do_not_specialize_on_alignment=["packed_ptr"])
@@ -222,14 +227,16 @@ def add_kernel(
 
 @triton.jit(
     do_not_specialize=["rows", "n", "first", "tiles", "seed", "seed_high"],
-    do_not_specialize_on_alignment=["packed_ptr"],
+    do_not_specialize_on_alignment=["packed_ptr", "ok_ptr"],
 )
 def reduce_kernel(
-    sent_ptr, residual_ptr, packed_ptr, rows, signs_ptr, row_bytes, header_at, n, first, tiles, seed, seed_high,
+    sent_ptr, residual_ptr, packed_ptr, ok_ptr, rows, signs_ptr, row_bytes, header_at, n, first, tiles, seed, seed_high,
     MEASURE: tl.constexpr, ENCODE: tl.constexpr, DECODE: tl.constexpr, WORD: tl.constexpr, FORM: tl.constexpr,
     DRAWN: tl.constexpr, BLOCK: tl.constexpr, BLOCKS: tl.constexpr, MASKED: tl.constexpr, WIDTH: tl.constexpr,
     NARROW: tl.constexpr,
 ):  # fmt: skip
+    if ok_ptr is not None:
+        tl.store(ok_ptr, 1, first + tl.program_id(0) == 0)
     block, at, inside = locate(first + tl.program_id(0), n, FORM, BLOCK, BLOCKS, MASKED)
     total, count = tl.zeros((BLOCK, BLOCKS), tl.float32), 0.0
     for _ in tl.range(rows, loop_unroll_factor=1 if MASKED else 4):
@@ -271,9 +278,10 @@ def compress(format: Format, x: Tensor, block: int, residual: Tensor | None = No
     return packed
 
 
-def decompress_(format: Format, out: Tensor, packed: Tensor, block: int) -> None:
+def decompress_(format: Format, out: Tensor, packed: Tensor, block: int, ok: Tensor | None = None) -> None:
     stride = _stride(out)
-    _launch(decompress_kernel, format, out.shape, block, out.itemsize, (out, _aligned(packed), stride), stride)
+    arguments = out, _aligned(packed), _bytes(ok), stride
+    _launch(decompress_kernel, format, out.shape, block, out.itemsize, arguments, stride)
 
 
 def add_(format: Format, out: Tensor, packed: Tensor, weights: Tensor, block: int) -> None:
@@ -282,10 +290,11 @@ def add_(format: Format, out: Tensor, packed: Tensor, weights: Tensor, block: in
 
 
 def reduce(
-    format: Format, packed: Tensor, n: int, block: int, residual: Tensor | None = None, key: int | None = None
-) -> Tensor:
+    format: Format, packed: Tensor, n: int, block: int, residual: Tensor | None = None, key: int | None = None,
+    ok: Tensor | None = None,
+) -> Tensor:  # fmt: skip
     sent = format.layout(n, block).empty(1, packed.device)
-    arguments = sent, residual, _aligned(packed), _count(packed)
+    arguments = sent, residual, _aligned(packed), _bytes(ok), _count(packed)
     _launch(reduce_kernel, format, (1, n), block, 1 if residual is None else 4, arguments, **_draws(key))
     return sent
 
@@ -345,6 +354,10 @@ def constants_of(
 def options_of(constants: dict[str, Any]) -> dict[str, Any]:
     """Return the options with which a kernel of these constants is launched."""
     return {"num_warps": constants["BLOCK"] * constants["BLOCKS"] // WARP, "enable_fp_fusion": False}
+
+
+def _bytes(ok: Tensor | None) -> Tensor | None:
+    return None if ok is None else ok.view(torch.uint8)
 
 
 def _aligned(packed: Tensor) -> Tensor:
