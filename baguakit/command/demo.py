@@ -118,8 +118,7 @@ def draw(results: Sequence[Result], rate: str, how: str, ranks: int, path: Path)
     axes.set_title(f"Printed digits on {ranks} ranks, rank r sees those with d mod {ranks} = r", fontsize="medium")
     axes.xaxis.set_major_formatter("{x:g}")
     axes.yaxis.set_major_formatter("{x:g}")
-    set_frame(axes)
-    figure.legend(*axes.get_legend_handles_labels(), loc="outside right center", fontsize=9, frameon=False)
+    set_frame(axes, "right center", fontsize=9)
     figure.savefig(path, dpi=150)
 
 

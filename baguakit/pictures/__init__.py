@@ -33,9 +33,6 @@ LONGEST = 4096  # rounds of the longest period for which the spectral gap is com
 ROUNDING = 1e-8  # of the first distance: smaller distances are rounding errors of fp32
 ACROSS, BINS = 3, 81  # histograms beside each other, and bars in one
 
-Curve = Sequence[tuple[float, float]]
-Row = Mapping[str, Any]
-
 # Okabe and Ito's colours without yellow, which is hard to see on white: dark and light in turn.
 COLOURS = ("#0072B2", "#D55E00", "#000000", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#7F7F7F")
 MARKERS = "osD^v<>P"
@@ -63,12 +60,16 @@ def line_style(i: int) -> dict[str, Any]:
     return {**own, "markersize": 4.5, "markerfacecolor": "white", "linewidth": 1.4}
 
 
-def set_frame(axes: "Axes") -> None:
-    """Set a pale grid, and remove the frame at the top and on the right."""
+def set_frame(axes: "Axes", legend: str = "", **options: Any) -> None:
+    """Set a pale grid, and remove the frame at the top and on the right; put the legend there outside of it, if any."""
     axes.grid(True, color="#d8d8d8", linewidth=0.5)
     axes.set_axisbelow(True)
     axes.spines[["top", "right"]].set_visible(False)
     axes.tick_params(labelsize=8)
+    if legend:
+        figure: Any = axes.figure
+        lines = axes.get_legend_handles_labels()
+        figure.legend(*lines, loc=f"outside {legend}", frameon=False, **{"fontsize": 8} | options)
 
 
 @checked
@@ -91,20 +92,17 @@ def consensus_decay(distances: Mapping[Topology, Sequence[float]], size: int) ->
     """
     if not distances or not all(len(d) and all(x >= 0 for x in d) for d in distances.values()):
         raise ValueError(f"distances has numbers, 0 or more, for each topology; not {dict(distances)!r}")
-    bottom = ROUNDING * (max(d[0] for d in distances.values()) or 1.0)
-    smallest = min(min(d) for d in distances.values())
+    bottom, smallest = ROUNDING * (max(d[0] for d in distances.values()) or 1.0), min(map(min, distances.values()))
     bottom = bottom if smallest < bottom else smallest / 3
     figure = blank(7.0, 3.9)
     axes = figure.subplots()
     for i, (topology, measured) in enumerate(distances.items()):
-        style = line_style(i)
-        rate, label = None, "no bound for a round"
+        style, label = line_style(i), "no bound for a round"
         if topology.period(size) <= LONGEST and (exact := topology.rounds_to_exactness(size)):
             label = f"exact after {exact}"
         elif topology.period(size) <= LONGEST:
             rate = 1 - topology.spectral_gap(size)
             label = f"ρ = {rate:.3f}"
-        if rate is not None:
             promised = [(t, y) for t in range(len(measured)) if (y := measured[0] * rate**t) >= bottom]
             axes.plot(*zip(*promised, strict=True), color=style["color"], linestyle=style["linestyle"], linewidth=1)
             style["linestyle"] = "none"
@@ -116,8 +114,7 @@ def consensus_decay(distances: Mapping[Topology, Sequence[float]], size: int) ->
     axes.set(yscale="log", xlabel="rounds", ylabel="distance from the mean", xlim=(0, None), ylim=(bottom, None))
     axes.set_title(f"{size} ranks: measured (points) and ρᵗ (lines)", fontsize=10)
     axes.locator_params(axis="x", integer=True)
-    set_frame(axes)
-    figure.legend(*axes.get_legend_handles_labels(), loc="outside lower center", ncols=2, fontsize=8, frameon=False)
+    set_frame(axes, "lower center", ncols=2)
     return figure
 
 
@@ -141,19 +138,16 @@ def error_histogram(x: Tensor, *compressors: Compressor) -> "Figure":
         raise ValueError(
             f"x has values, not all of them 0, and compressors names one or more; not {describe(x)} and {compressors!r}"
         )
-    rows = -(-len(compressors) // ACROSS)
-    columns = min(ACROSS, len(compressors))
+    rows, columns = -(-len(compressors) // ACROSS), min(ACROSS, len(compressors))
     figure = blank(2.9 * columns + 0.4, 2.3 * rows + 0.2)
     panels = figure.subplots(rows, columns, squeeze=False).flatten()
     for left_over in panels[len(compressors) :]:
         left_over.set_axis_off()
     for i, (compressor, axes) in enumerate(zip(compressors, panels, strict=False)):
-        row = x.detach().reshape(1, -1)
+        row, unit = x.detach().reshape(1, -1), norm / x.numel() ** 0.5
         packed = compressor.compress(row)
-        error = (compressor.decompress(packed, row.shape[1]).float() - row.float()).flatten().cpu()
-        bits = 8 * packed.numel() / row.shape[1]
-        size = float(torch.linalg.vector_norm(error)) / norm
-        unit = norm / x.numel() ** 0.5
+        error = (compressor.decompress(packed, x.numel()).float() - row.float()).flatten().cpu()
+        bits, size = 8 * packed.numel() / x.numel(), float(torch.linalg.vector_norm(error)) / norm
         reach = max(3 * size, 1e-9)
         axes.hist((error / unit).numpy(), bins=BINS, range=(-reach, reach), color=COLOURS[i % len(COLOURS)])
         axes.set_title(f"{compressor!r}\n{bits:.3g} bits a value, error {size:.2%}", fontsize=9)
@@ -179,7 +173,7 @@ def roofline(measured: Mapping[str, Any], families: Sequence[str] | None = None)
     Raises:
         ValueError: there is no row of one of the families.
     """
-    groups: dict[str, dict[str, list[Row]]] = {}
+    groups: dict[str, dict[str, list[Mapping[str, Any]]]] = {}
     for row in measured["rows"]:
         groups.setdefault(row["family"], {}).setdefault(row["name"], []).append(row)
     chosen = list(groups) if families is None else list(families)
@@ -194,7 +188,7 @@ def roofline(measured: Mapping[str, Any], families: Sequence[str] | None = None)
             right.plot(sizes, [row["seconds"] * 1e6 for row in rows], **style)
         left.axhline(1, color=PALE, linewidth=0.8)
         left.set_xscale("log", base=2)
-        left.set_ylim(0, None)
+        left.set(ylim=(0, None))
         left.set_ylabel("share of a copy", fontsize=8)
         left.set_title(family, fontsize=9, loc="left")
         right.set(yscale="log")
@@ -204,13 +198,12 @@ def roofline(measured: Mapping[str, Any], families: Sequence[str] | None = None)
         set_frame(right)
     for axes in panels[-1]:
         axes.set_xlabel("values", fontsize=8)
-    machine = measured["machine"]
-    figure.suptitle(f"{machine['device']}, {machine['processor']}, {machine['date']}", fontsize=9)
+    figure.suptitle(", ".join(measured["machine"][name] for name in ("device", "processor", "date")), fontsize=9)
     return figure
 
 
 @checked
-def score_by_bytes(curves: Mapping[str, Curve], score: str = "test accuracy") -> "Figure":
+def score_by_bytes(curves: Mapping[str, Sequence[tuple[float, float]]], score: str = "test accuracy") -> "Figure":
     """Draw the score of training runs by the bytes that a rank has sent: the best curves are high and far left.
 
     Args:
@@ -228,14 +221,12 @@ def score_by_bytes(curves: Mapping[str, Curve], score: str = "test accuracy") ->
 
     axes = figure.subplots()
     for i, (name, points) in enumerate(curves.items()):
-        sending = [point for point in points if point[0] > 0]
-        if sending:
+        if sending := [point for point in points if point[0] > 0]:
             axes.plot(*zip(*sending, strict=True), label=name, **line_style(i))
         else:
             style = {**line_style(i), "linestyle": (0, (1, 2)), "marker": ""}
             axes.axhline(points[-1][1], label=f"{name} (sends nothing)", **style)
     axes.set(xscale="log", xlabel="sent by a rank", ylabel=score)
     axes.xaxis.set_major_formatter(EngFormatter("B"))
-    set_frame(axes)
-    figure.legend(*axes.get_legend_handles_labels(), loc="outside right center", fontsize=8, frameon=False)
+    set_frame(axes, "right center")
     return figure
