@@ -40,12 +40,9 @@ ROUNDS = 64  # most rounds of a period that are examined
 
 @dataclass(frozen=True)
 class Line(Declared):
-    """The cost of a message: α + β b seconds for b bytes.
+    """The cost of a message of b bytes: α + β b seconds, for `alpha` and `beta`.
 
-    Attributes:
-        alpha: α, seconds that any message takes.
-        beta: β, seconds that each byte takes.
-        busy: seconds of β for which the sending rank's own processor is at work, and so not free to compute.
+    For `busy` seconds of β the sending rank's own processor is at work, and so not free to compute.
     """
 
     alpha: float
@@ -116,12 +113,10 @@ class Link(Declared):
 
 @dataclass(frozen=True)
 class Codec(Declared):
-    """The speed of a compressor, in seconds a value, with all ranks at work.
+    """The speed of a compressor, whose repr is `name`, with all ranks at work, in seconds.
 
-    Attributes:
-        name: the compressor, as it prints.
-        compress, decompress: of fp32 values.
-        reduce: to average packed rows, for each value of each row; for a sparse compressor, to add rows.
+    `compress` and `decompress` are for each fp32 value; `reduce`, which averages packed rows, for each value of each
+    row. Rows of a sparse compressor it adds.
     """
 
     name: str
@@ -135,12 +130,9 @@ class Network(Declared):
     """The measurements of `probe`. The same on all ranks: each time is that of the slowest.
 
     Attributes:
-        ranks: n.
-        per_node: ranks of a node; 1 if nodes are not known.
-        device: the kind of device the tensors were on, "cpu" or "cuda".
-        threads: torch's, on each rank.
-        links: by part and flows.
-        codecs: the speeds of the compressors that were probed.
+        ranks, per_node: n, and how many of them are on a node; 1 if nodes are not known.
+        device, threads: the kind of device the tensors were on, "cpu" or "cuda"; torch's threads on each rank.
+        links, codecs: by part and flows; the speeds of the compressors that were probed.
         copy: seconds to copy a byte.
         launch: seconds to put work on a lane and to get its result.
         crowding: κ, the slowdown of a rank's computation by a second thread (on CUDA a second stream) that computes as
@@ -239,8 +231,8 @@ class Network(Declared):
         lines = [f"{self.ranks} ranks{nodes}, {self.device}, {self.threads} threads"]
         lines += ["{:<8}{:>6}{:>6}  {:<12}{:>10}{:>13}{:>6}".format(*row) for row in links if self.links]
         if codecs:
-            head = ("compressor", "compress", "decompress", "reduce")
-            lines += ["{:<32}{:>12}{:>12}{:>12}".format(*row) for row in (head, *codecs)]
+            codecs = [("compressor", "compress", "decompress", "reduce"), *codecs]
+        lines += ["{:<32}{:>12}{:>12}{:>12}".format(*row) for row in codecs]
         copying = f"copying {gigabytes(self.copy)}, launching {self.launch * 1e6:.0f} µs"
         return "\n".join([*lines, f"{copying}, a second thread takes {self.crowding:.0%} of the first"])
 
@@ -252,8 +244,7 @@ class Cost(Declared):
     """The cost of one exchange, or of several one after another.
 
     Attributes:
-        seconds: T, on a machine that does nothing else.
-        busy: z, seconds of the machine's own work among or beside them.
+        seconds, busy: T, on a machine that does nothing else; z, seconds of its own work among or beside them.
         sent: bytes that a rank sends, over all links.
         beside, beside_busy: the seconds and busy seconds among these that are on a second lane; half of the others are
             before them, and half after.
@@ -289,12 +280,12 @@ class Load(Declared):
     @property
     def fp32(self) -> "Load":
         """Return the same values in fp32."""
-        return Load(self.values, FP32, self.shapes)
+        return replace(self, value_bytes=FP32)
 
     @property
     def at_least_fp32(self) -> "Load":
         """Return the same values in fp32, or in their own dtype if that is wider."""
-        return Load(self.values, max(FP32, self.value_bytes), self.shapes)
+        return replace(self, value_bytes=max(FP32, self.value_bytes))
 
 
 @dataclass(frozen=True)
@@ -341,10 +332,7 @@ class Place(Declared):
     def shards(self, b: float, q: float, P: int = 1) -> Cost:
         """Return the cost of n shards of b bytes, each sent to its owner and from it, around a ring, to all ranks.
 
-        Args:
-            b: bytes of a shard.
-            q: seconds of computing.
-            P: pieces that follow each other.
+        They take q seconds of computing as well, in P pieces that follow each other.
         """
         each, to, around = (self.ranks - 1) * b, self.link.to_all, self.link.exchange
         w, u = to.seconds(each) + around.seconds(each), (to.busy + around.busy) * each

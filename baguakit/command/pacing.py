@@ -16,7 +16,7 @@ import threading
 import time
 from array import array
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import AbstractContextManager, suppress
 
 import torch
 
@@ -83,8 +83,8 @@ def unsent(one: int | socket.socket) -> int:
     return count[0]
 
 
-class Pacer:
-    """Keeps all that this process sends over TCP below a rate, in a thread of its own. A context manager. Linux only.
+class Pacer(AbstractContextManager["Pacer"]):
+    """Keeps all that this process sends over TCP below a rate, in a thread of its own, for a block. Linux only.
 
     Connections are kept by their descriptors: a duplicate would keep one open after its owner has closed it. If a
     descriptor is closed and used again before the next look, the worst is a limit for its new user.
@@ -130,19 +130,12 @@ class Pacer:
             with suppress(OSError), at(fd) as one:
                 cap(one, rate)
 
-    def close(self) -> None:
-        """End the thread, and remove the limits."""
+    def __exit__(self, *_: object) -> None:
         self._over.set()
         self._thread.join()
         self._look()
         for name in self._paced:
             self._limit(name, UNLIMITED)
-
-    def __enter__(self) -> "Pacer":
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
 
 def measured(comm: Comm, bytes_per_second: float) -> tuple[float, float]:
