@@ -18,6 +18,7 @@ during training. A function as `start` or `stop` stands for the first step in wh
 """
 
 from bisect import bisect_left
+from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
@@ -41,10 +42,6 @@ class Fragment:
     Parameters of one module stay together. Modules are assigned in the order of decreasing size, each to the smallest
     part so far: modules of equal size, such as the layers of a transformer, are assigned in turn.
 
-    Args:
-        k: the number of the part, 0 to `of` − 1.
-        of: the number of parts.
-
     Raises:
         ValueError: `k` is not 0 to `of` − 1.
     """
@@ -60,16 +57,14 @@ class Fragment:
     @checked
     def choose(self, named: Mapping[str, Tensor]) -> set[str]:
         """Return the names of the parameters in this part."""
-        modules: dict[str, list[str]] = {}
-        for name in named:
-            modules.setdefault(name.rpartition(".")[0], []).append(name)
-        sizes = {module: sum(named[name].nbytes for name in names) for module, names in modules.items()}
-        filled, parts = [0] * self.of, [set[str]() for _ in range(self.of)]
-        for module in sorted(modules, key=lambda module: -sizes[module]):
-            at = filled.index(min(filled))
-            filled[at] += sizes[module]
-            parts[at].update(modules[module])
-        return parts[self.k]
+        sizes: Counter[str] = Counter()
+        for name, p in named.items():
+            sizes[name.rpartition(".")[0]] += p.nbytes
+        filled, part_of = [0] * self.of, {}
+        for module, size in sizes.most_common():
+            part_of[module] = filled.index(min(filled))
+            filled[part_of[module]] += size
+        return {name for name in named if part_of[name.rpartition(".")[0]] == self.k}
 
 
 Where = Callable[[str, Tensor], bool] | Fragment
@@ -85,13 +80,7 @@ class Rule:
     Args:
         window: the name of one of these four functions.
         stage: the exchange.
-        every, offset, mix: as in `after_step`.
-        delay: as in `during_backward` or `after_step`.
-        interval: as in `free_running`.
-        start, stop, where: as in `during_backward`.
-
-    Raises:
-        TypeError, ValueError: as in these functions.
+        every, delay, offset, mix, interval, start, stop, where: as in that function; and so are errors.
     """
 
     window: Window
@@ -243,10 +232,8 @@ class Rule:
         return self.acts(first) and other.acts(first)
 
     def __repr__(self) -> str:
-        values = {f.name: getattr(self, f.name) for f in fields(self)}
-        options = {f.name: written(values[f.name]) for f in fields(self)[2:] if values[f.name] != f.default}
-        if "where" in options and not isinstance(self.where, Fragment):
-            options["where"] = "…"
+        held = {f: getattr(self, f.name) for f in fields(self)[2:]}
+        options = {f.name: written(value) for f, value in held.items() if value != f.default}
         shown = [repr(self.stage), *(f"{name}={value}" for name, value in options.items())]
         if options.keys() <= signature(globals()[self.window]).parameters.keys():
             return f"{self.window}({', '.join(shown)})"
@@ -310,10 +297,7 @@ def between_steps(
         every: the number of steps per exchange; a function, equal on all ranks, from the step in which a round begins
             to the number of its steps; or an object whose `due(step, comm)` tells in each step whether to exchange
             (`schedules.Interval`), for intervals that follow what training does.
-        start, stop, where: as in `during_backward`.
-
-    Raises:
-        TypeError, ValueError: as in `during_backward`.
+        start, stop, where: as in `during_backward`; and so are errors.
     """
     return Rule("between_steps", stage, every=every, start=start, stop=stop, where=where)
 
