@@ -72,7 +72,7 @@ class Flat:
         self._buffer_views: list[Tensor] = []
         self._grads: list[Tensor] = []
         self.known: dict[str, Any] | None = None
-        self._dicts: list[dict[str, Any] | None] = [None] * len(params)
+        self._dicts: list[Any] = [None] * len(params)  # of the state; None before there is one
         self._seen: dict[str, list[Any]] = {}  # what the user sees of each
         self._rows: dict[str, tuple[Tensor, int]] = {}  # of single values: one for each parameter; and their version
         if params[0] in state:
@@ -84,7 +84,7 @@ class Flat:
             self._pointers == [shard_of(p).data_ptr() for p in self.params]
             and all(map(is_, map(state.get, self.params), self._dicts))
             and all(len(d) == len(self._seen) for d in self._dicts if d is not None)
-            and all(all(map(is_, [d and d.get(key) for d in self._dicts], seen)) for key, seen in self._seen.items())
+            and all(all(map(is_, [d.get(key) for d in self._dicts], seen)) for key, seen in self._seen.items())
             and all(rows._version == version for rows, version in self._rows.values())
         )
 
@@ -105,15 +105,9 @@ class Flat:
         self.param.grad, self._version = flat, flat._version
 
     def store(self, found: dict[str, Any] | None, state: OptimizerState, unscaled: bool) -> None:
-        """Copy the weights back, the gradients if the step wrote to them, and show the user the state.
+        """Copy the weights back, the gradients if the step wrote to them or has `unscaled` them, and the state `found`.
 
-        Args:
-            found: the state of the flat tensor, if the optimizer has made any.
-            state: the user's.
-            unscaled: the step has unscaled the gradients.
-
-        Raises:
-            TypeError: the optimizer keeps something that cannot be divided among parameters.
+        Raises a TypeError if the optimizer keeps what cannot be divided among parameters.
         """
         grad = self.param.grad
         if self.param.data_ptr() != self._weights.data_ptr():  # the optimizer has put its weights elsewhere
@@ -203,15 +197,13 @@ class Flat:
     def _set(self, key: str, values: list[Any]) -> None:
         self._seen[key] = values
         for d, value in zip(self._dicts, values, strict=True):
-            if d is not None:
-                d[key] = value
+            d[key] = value
 
 
-def _distributed(p: Any, shard: Tensor) -> Tensor:
+def _distributed(p: Any, shard: Tensor) -> Any:
     # The class comes with the parameter: a plain model must not load torch.distributed.tensor.
-    return type(p).from_local(  # type: ignore[no-any-return]
-        shard, p.device_mesh, p.placements, run_check=False, shape=p.shape, stride=p.stride()
-    )
+    where = p.device_mesh, p.placements
+    return type(p).from_local(shard, *where, run_check=False, shape=p.shape, stride=p.stride())
 
 
 # Which parameters are stepped as one
@@ -252,8 +244,7 @@ def _without_overlaps(params: list[Tensor]) -> list[Tensor]:
     """Return the parameters that share no memory: torch would step the second of two after the first changed it."""
     clusters: list[list[Tensor]] = []
     reach = 0
-    for p in sorted(params, key=lambda p: shard_of(p).data_ptr()):
-        x = shard_of(p)
+    for x, p in sorted(((shard_of(p), p) for p in params), key=lambda each: each[0].data_ptr()):
         if x.data_ptr() >= reach or not x.numel():
             clusters.append([])
         clusters[-1].append(p)

@@ -80,7 +80,9 @@ def unfuse(optimizer: Optimizer) -> Optimizer:
     One that is not fused is returned as it is.
     """
     if fusion := fusion_of(optimizer):
-        fusion.remove()
+        for handle in fusion.handles:
+            handle.remove()
+        fusion.release(fusion.layouts)
     return optimizer
 
 
@@ -173,20 +175,14 @@ class Fusion:
         post = optimizer.register_step_post_hook(after)
         hooks: Any = optimizer._optimizer_step_post_hooks
         hooks.move_to_end(post.id, last=False)  # other post-hooks must find the weights where they belong
-        self._handles = [optimizer.register_step_pre_hook(before), post]
-
-    def remove(self) -> None:
-        """Unhook, and give every parameter a state of its own."""
-        for handle in self._handles:
-            handle.remove()
-        self._release(self.layouts)
+        self.handles = [optimizer.register_step_pre_hook(before), post]
 
     def _before(self, optimizer: Optimizer, args: Any, kwargs: Any) -> Any:
         """Begin a step: return the arguments with the view in place of the optimizer."""
         if optimizer is not self.optimizer:  # a step within a step
             return None
         if self._gathered:  # an earlier step has failed: the state of the parameters is what counts
-            self._release(self.layouts)
+            self.release(self.layouts)
             self.layouts = []
         self._gathered = self._asked = False
         self._groups = [{"params": []} for _ in optimizer.param_groups]
@@ -222,7 +218,7 @@ class Fusion:
             return self
         groups, state, before = self.optimizer.param_groups, self.optimizer.state, self.layouts
         self.layouts = [self._layout(group, before[i] if i < len(before) else None) for i, group in enumerate(groups)]
-        self._release([layout for layout in before if layout not in self.layouts])
+        self.release([layout for layout in before if layout not in self.layouts])
         taken = {p for layout in self.layouts for flat in layout.flats for p in flat.params}
         self._state = defaultdict(dict, {key: known for key, known in state.items() if key not in taken})
         for group, shown, layout in zip(groups, self._groups, self.layouts, strict=True):
@@ -272,7 +268,8 @@ class Fusion:
             group.update((key, x) for key, x in shown.items() if key != "params" and group.get(key) is not x)
 
     @torch.no_grad()
-    def _release(self, layouts: list[Layout]) -> None:
+    def release(self, layouts: list[Layout]) -> None:
+        """Give the parameters of these layouts a state of their own."""
         for layout in layouts:
             for flat in layout.flats:
                 flat.release(self.optimizer.state)
