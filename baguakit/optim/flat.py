@@ -6,7 +6,7 @@ own, because torch loads such tensors as they are and then increments each. Numb
 """
 
 from collections import defaultdict
-from collections.abc import Hashable, Iterator, MutableMapping, Sequence
+from collections.abc import Hashable, MutableMapping, Sequence
 from itertools import accumulate
 from operator import is_
 from typing import Any
@@ -130,8 +130,9 @@ class Flat:
     def release(self, state: OptimizerState) -> None:
         """Give the parameters tensors of their own for what the user still sees as pieces of a flat one."""
         for key, seen in self._seen.items():
-            for p, d, value in zip(self.params, self._dicts, seen, strict=True):
-                if d is not None and state.get(p) is d and d.get(key) is value and isinstance(value, Tensor):
+            for p, before, value in zip(self.params, self._dicts, seen, strict=True):
+                d = state.get(p)
+                if d is not None and d is before and d.get(key) is value and isinstance(value, Tensor):
                     d[key] = value.clone()
 
     def _empty(self, like: Tensor) -> Tensor:
@@ -216,8 +217,7 @@ def divide(params: Sequence[Tensor], state: OptimizerState) -> list[Flat]:
     """
     kinds: dict[Hashable, list[Tensor]] = defaultdict(list)
     for p in _without_overlaps([p for p in params if _is_candidate(p)]):
-        kind = _kind(p, state)
-        if kind is not None:
+        if (kind := _kind(p, state)) is not None:
             kinds[kind].append(p)
     chunks = [chunk for each in kinds.values() for run in _runs(each) for chunk in _chunks(run)]
     # No plain tensor alone.
@@ -272,8 +272,8 @@ def _kind(p: Tensor, state: OptimizerState) -> Hashable:
     return tuple(kind)
 
 
-def _runs(params: list[Tensor]) -> Iterator[list[Tensor]]:
-    """Yield long runs of adjacent gradients of one storage, and then all others."""
+def _runs(params: list[Tensor]) -> list[list[Tensor]]:
+    """Return long runs of adjacent gradients of one storage, and then all others."""
     runs: list[list[Tensor]] = []
     end = (0, 0)
     placed = [(shard_of(p.grad), p) for p in params if p.grad is not None]
@@ -284,9 +284,7 @@ def _runs(params: list[Tensor]) -> Iterator[list[Tensor]]:
         end = storage_of(g), g.data_ptr() + g.nbytes
     long = [run for run in runs if len(run) >= min(LONG, len(params))]
     in_runs = {p for run in long for p in run}
-    yield from long
-    if rest := [p for p in params if p not in in_runs]:
-        yield rest
+    return [run for run in (*long, [p for p in params if p not in in_runs]) if run]
 
 
 def _chunks(run: Sequence[Tensor]) -> list[list[Tensor]]:

@@ -187,8 +187,7 @@ class Fusion:
         self._gathered = self._asked = False
         self._groups = [{"params": []} for _ in optimizer.param_groups]
         self._view.__dict__ = optimizer.__dict__
-        rest = tuple(self._followed(x) for x in args[1:])
-        return (self._view, *rest), {key: self._followed(x) for key, x in kwargs.items()}
+        return (self._view, *map(self._followed, args[1:])), {key: self._followed(x) for key, x in kwargs.items()}
 
     def _after(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         """End a step: copy the parameters and the state of the view into the user's."""

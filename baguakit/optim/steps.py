@@ -29,7 +29,7 @@ If tensors do not go together or an option has no meaning, a step raises TypeErr
 
 import math
 from collections.abc import Sequence
-from dataclasses import fields
+from dataclasses import astuple
 from typing import Any
 
 import torch
@@ -207,10 +207,9 @@ def _(grads: Sequence[Tensor], found_inf: Tensor | None) -> Tensor:
 
 def _role(name: str, tensors: Any) -> Role:
     """Return one tensor as a list of it, and a list or a `Fixed` as it is. `name` is that of the argument."""
-    if isinstance(tensors, Tensor):
-        tensors = [tensors]
     if isinstance(tensors, Fixed):
         return tensors
+    tensors = [tensors] if isinstance(tensors, Tensor) else tensors
     wanted = "a tensor or a list of tensors"
     given = tensors if isinstance(tensors, list | tuple) else several(name, tensors, wanted, True)
     for each in given:
@@ -297,7 +296,6 @@ def _take(
 # In a graph, lists are lists of tensors and numbers are tensors on the CPU, which a step reads without waiting.
 
 UPDATES: dict[str, Any] = {kind.__name__: kind for kind in (SGD, Adam, Lion)}
-OPTIONS = {name: tuple(each.name for each in fields(kind)) for name, kind in UPDATES.items()}
 
 
 def _step_in_graph(
@@ -312,14 +310,13 @@ def _step_in_graph(
     def tensors(given: Masters | None) -> list[Any]:
         return [] if given is None else list(listed(_role("master", given)))
 
-    name = type(update).__name__
-    options = [float(getattr(update, option)) for option in OPTIONS[name]]
+    options, masters = list(map(float, astuple(update))), tensors(master)
     u, v = [*map(tensors, states.values()), [], []][:2]
-    masters = tensors(master)
+    held, mastered = [x for x in masters if x is not None], [x is not None for x in masters]
+    numbers = list(map(tensor, (c.lr, c.taken, c.grad_scale, c.clip, c.found_inf)))
     _operator(
-        name, options, " ".join(states), tensors(p), tensors(g), u, v, [x for x in masters if x is not None],
-        [x is not None for x in masters], tensor(c.lr), tensor(c.taken), tensor(c.grad_scale), tensor(c.clip),
-        tensor(c.found_inf), c.key, packed, compressor.block,
+        type(update).__name__, options, " ".join(states), tensors(p), tensors(g), u, v, held, mastered, *numbers,
+        c.key, packed, compressor.block,
     )  # fmt: skip
 
 

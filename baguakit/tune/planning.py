@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass, field, replace
-from typing import Any, TypeVar
+from typing import Any
 
 from torch import Tensor, nn
 
@@ -20,8 +20,6 @@ from .probing import Compute, probe, timed
 
 BUCKET_BYTES = (1 << 20, 4 << 20, 10 << 20, 25 << 20, 100 << 20)
 NEAR = 0.02  # of the fastest: predictions do not resolve smaller differences
-
-T = TypeVar("T")
 
 
 def every() -> dict[Algorithm, str]:
@@ -54,11 +52,6 @@ def compressors_in(algorithms: Sequence[Algorithm]) -> list[Compressor]:
     return list(dict.fromkeys(each for stage in stages for each in stage.compressors()))
 
 
-def counted(count: int, noun: str) -> str:
-    """Return a count with its noun: "1 flow", "2 flows"."""
-    return f"{count} {noun}{'' if count == 1 else 's'}"
-
-
 @dataclass(frozen=True, repr=False, eq=False)
 class Plan(Declared):
     """Predictions, the fastest first. Print it.
@@ -82,9 +75,9 @@ class Plan(Declared):
         """Return the pick in words, compared with the next best of the other algorithms."""
         best = self.best
         text = (
-            f"{written(best.algorithm)} in {counted(best.buckets, 'bucket')} over {counted(best.flows, 'flow')}: "
-            f"{best.seconds * 1e3:.1f} ms a step, {best.exposed * 1e3:.1f} ms of it beyond the "
-            f"{self.compute.seconds * 1e3:.1f} ms of computing"
+            f"{written(best.algorithm)} in {best.buckets} bucket{'s' * (best.buckets != 1)} over {best.flows} "
+            f"flow{'s' * (best.flows != 1)}: {best.seconds * 1e3:.1f} ms a step, {best.exposed * 1e3:.1f} ms of it "
+            f"beyond the {self.compute.seconds * 1e3:.1f} ms of computing"
         )
         for other in [row for row in self.fastest() if row is not best][:2]:
             text += f"; {written(other.algorithm)} would take {other.seconds / best.seconds:.2f} times as long"
@@ -202,7 +195,7 @@ def check(algorithm: Algorithm, comm: Comm) -> None:
         rule.stage.check(comm)
 
 
-def on_all(comm: Comm, make: Callable[[], T]) -> T:
+def on_all(comm: Comm, make: Callable[[], Any]) -> Any:
     """Return `make()`; an error in it on one rank is raised on all ranks. Collective."""
     error = None
     try:

@@ -183,7 +183,8 @@ def predict(
     integer("flows", flows, 1)
     named: dict[str, Tensor] = {name: p for name, p in model.named_parameters() if p.requires_grad}
     place, kappa, ready = Place(network, flows=flows), network.crowding, compute.gradients(list(named.values()))
-    costs = [cost_of(rule, named, bucket_bytes, place, compute.forward, ready) for rule in lasting(algorithm)]
+    due = {p: compute.forward + seconds for p, seconds in ready.items()}
+    costs = [cost_of(rule, buckets_of(rule, named, bucket_bytes), place, due) for rule in lasting(algorithm)]
 
     def overlapping(costs: Sequence[RuleCost]) -> float:
         """Return the seconds of a step with the flights that overlap forward and backward."""
@@ -257,25 +258,18 @@ class RuleCost(NamedTuple):
         return sum((flight for _, flight in self.flights), Cost())
 
 
-def cost_of(
-    rule: Rule,
-    named: Mapping[str, Tensor],
-    bucket_bytes: int,
-    place: Place,
-    forward: float,
-    ready: Mapping[Tensor, float],
-) -> RuleCost:
-    """Return the cost of the flights of a rule."""
+def cost_of(rule: Rule, buckets: list[list[Tensor]], place: Place, due: Mapping[Tensor, float]) -> RuleCost:
+    """Return the cost of the flights of a rule; the gradient of p is ready after `due[p]` seconds of a step."""
     gradients, flights, copied = rule.what == "grad", [], 0
     launched = Cost(place.network.launch, place.network.launch)
-    for bucket in buckets_of(rule, named, bucket_bytes):
+    for bucket in buckets:
         here = [real(local(p)) for p in bucket]  # of sharded parameters this rank's shards
         load = Load(sum(p.numel() for p in here), here[0].element_size(), tuple(tuple(p.shape) for p in here))
         # Gradients are copied into the bucket on the lane.
         flight = launched + place.copies(int(gradients), load.size) + rule.stage.cost(load, place)
         if not has_phases(rule.stage):  # a stage in it flies on its lane
             flight = replace(flight, beside=0.0, beside_busy=0.0)
-        flights.append((forward + max(map(ready.__getitem__, bucket)) if gradients else 0.0, flight))
+        flights.append((max(map(due.__getitem__, bucket)) if gradients else 0.0, flight))
         copied += load.size
     kept = rule.window != "after_step" or (rule.delay > 0 if rule.mix is None else rule.mix > 0)
     passes = 0 if gradients else KEPT if kept else LOADED
@@ -297,12 +291,9 @@ class Phase:
 
 
 def overlapped(W: float, flights: Sequence[tuple[float, Cost]], kappa: float = 0.0) -> float:
-    """Return the seconds until W seconds of training and all flights are over; see this module.
+    """Return the seconds until W seconds of training and all flights are over, with the crowding `kappa`.
 
-    Args:
-        W: seconds of training.
-        flights: of each the seconds of training before its launch, in rising order, and its cost.
-        kappa: κ.
+    Flights are given by the seconds of training before their launch, in rising order, and their costs.
     """
     t, x = 0.0, 0.0  # the time, and the seconds of W that are done
     lanes = lanes_of(flights, W)

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing, suppress
 from dataclasses import dataclass, replace
 from datetime import timedelta
-from itertools import combinations
+from itertools import accumulate, combinations
 from statistics import median
 from typing import Any
 
@@ -34,7 +34,6 @@ LEAST = 3  # sizes that are measured however long they take; 2 with several flow
 SMALL = 1 << 17  # bytes; such messages are noisy and cheap
 OVERDRAWN = 4  # shares of time that a series may take until large messages take longer than small ones
 TIMEOUT = timedelta(seconds=60)  # of a message of a probe
-DENSE = (MinMaxUInt8(),)
 VALUES, ROWS = 1 << 22, 4  # of a speed: 16 MiB of fp32, more than the cache of a core
 LEAST_TIMES, WINDOW = 3, 0.1  # repetitions of a work, and seconds of them
 WARM_UP, STEPS = 2, 5  # of a step that is timed
@@ -52,11 +51,7 @@ def fit(times: Mapping[int, Sequence[float]]) -> Line:
     line, the β that minimises  Σ_b b ((α + β b)/t_b − 1)²,  since long messages are timed best, and β matters most for
     them; and for this β the α that minimises the same sum without the factor b.
 
-    Args:
-        times: seconds by bytes, for two sizes at least.
-
-    Raises:
-        ValueError: fewer sizes, or one of them or a time is not positive.
+    Times are seconds by bytes; raises a ValueError unless there are two sizes, and all are positive.
     """
     b, t = np.array([(float(size), median(each)) for size, each in times.items()]).reshape(-1, 2).T
     if len(b) < 2 or min(*b, *t) <= 0:
@@ -86,7 +81,7 @@ def probe(
     comm: Comm | None = None,
     *,
     flows: Sequence[int] | None = None,
-    compressors: Sequence[Compressor] = DENSE,
+    compressors: Sequence[Compressor] = (MinMaxUInt8(),),
     device: torch.device | str | None = None,
     seconds: float = 3.0,
 ) -> Network:
@@ -215,12 +210,10 @@ def machine(comm: Comm, device: torch.device, compressors: Sequence[Compressor])
 
 
 def link_of(part: str, flows: int, there: Comm, comm: Comm, device: torch.device, stretch: float, share: float) -> Link:
-    """Measure one link.
+    """Measure one link: a class of links over some flows, on which the ranks `there` exchange.
 
     Args:
-        part, flows, there: the class of links, the number of flows, and the ranks that exchange on it.
         comm: all ranks, which agree on times.
-        device: of the tensors.
         stretch: seconds that pass in a second of processor time with all ranks at work; 0: processor time is ignored.
         share: seconds for each series of messages.
     """
@@ -232,10 +225,7 @@ def link_of(part: str, flows: int, there: Comm, comm: Comm, device: torch.device
     buffer = torch.zeros(SIZES[-1] // 4, dtype=torch.float32, device=device)
 
     def series(send: Callable[[int], float]) -> Line:
-        """Return the line through messages of growing size; all ranks measure the same sizes.
-
-        `send(b)` sends or reduces a message of b bytes, and returns the number of bytes sent.
-        """
+        """Return the line through messages of growing size: `send(b)` takes b bytes, and returns how many it sent."""
 
         def once(b: int) -> tuple[float, float]:
             """Return the seconds that one message takes, and its seconds of processor time, with all ranks at work."""
@@ -324,21 +314,12 @@ class Compute(Declared):
             raise ValueError(f"this Compute tells of {len(self.ready)} gradients, and the model has {len(params)}")
         if self.ready:
             return {p: self.backward * share for p, share in zip(params, self.ready, strict=True)}
-        total, done, found = sum(p.numel() for p in params), 0, {}
-        for p in reversed(params):
-            done += p.numel()
-            found[p] = self.backward * done / max(1, total)
-        return found
+        total, done = sum(p.numel() for p in params), accumulate(p.numel() for p in reversed(params))
+        return {p: self.backward * each / max(1, total) for p, each in zip(reversed(params), done, strict=True)}
 
 
 def timed(step: Callable[[], Any], model: nn.Module) -> Compute:
-    """Make some steps, time them, and return the median of each part.
-
-    `step()` is one step of training without communication: forward, backward, and the optimizer's step.
-
-    Raises:
-        ValueError: it called no forward or no backward of the model.
-    """
+    """Make some steps of training without communication, time them, and return the median of each part."""
     params = [p for p in model.parameters() if p.requires_grad]
     device = params[0].device if params else torch.device("cpu")
     forwards: list[Any] = []  # moments at which forward ended

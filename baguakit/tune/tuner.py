@@ -16,7 +16,7 @@ from typing import Any
 
 from ..arguments import Declared, checked, integer, message
 from ..rules import rules_of
-from .planning import BUCKET_BYTES, Plan, counted, distinct
+from .planning import BUCKET_BYTES, Plan, distinct
 from .prediction import every_of, lasting
 from .probing import now
 
@@ -39,8 +39,8 @@ class Trial(Declared):
         return self.bucket_bytes, self.flows
 
     def __str__(self) -> str:
-        flows = counted(self.flows, "flow")
-        return f"buckets of {self.bucket_bytes / 2**20:g} MiB over {flows}: {self.seconds * 1e3:.2f} ms a step"
+        size, flows = f"{self.bucket_bytes / 2**20:g} MiB", f"{self.flows} flow{'s' * (self.flows != 1)}"
+        return f"buckets of {size} over {flows}: {self.seconds * 1e3:.2f} ms a step"
 
 
 def best_of(trials: Sequence[Trial]) -> Trial:
@@ -132,7 +132,7 @@ class Tuner:
         self._att.recut(*self._setting)
         if after is None:
             self._engine.tuned = {"bucket_bytes": best.bucket_bytes, "flows": best.flows}
-            self._end(f"tuned after {counted(len(self.trials), 'trial')}: {best}")
+            self._end(f"tuned after {len(self.trials)} trial{'s' * (len(self.trials) != 1)}: {best}")
 
     def _end(self, why: str) -> None:
         self.over = True
