@@ -22,8 +22,7 @@ from ..comm.sending import SENT
 from ..lanes import lane, lane_of, tensors_in
 from ..monitor import LEFT, Collective
 from ..runtime import Channel, Setup, agree, own_comm, start_monitor, warn_of_shared_cards
-from .comparing import compare, described, parts_of
-from .methods import EXCHANGES, Call, Methods
+from .methods import EXCHANGES, Call, Methods, compare, parts_of
 from .policy import Policy, count
 from .works import Passed, Work
 
@@ -116,7 +115,7 @@ class BaguaGroup(Methods):
     def _compressed(self, call: Call) -> Work:
         """Let a collective fly on the lane."""
         on_gpu, policy, number = call.whole[0].is_cuda, self.policy, next(self._rounds)
-        channel, label = self._channel(call.whole[0].device), described(call, exact=False)
+        channel, label = self._channel(call.whole[0].device), call.described(exact=False)
         channel.lane.uses(call.passed)
 
         def work(comm: Comm) -> None:
@@ -148,7 +147,7 @@ class BaguaGroup(Methods):
         """
         if other := next((x.dtype for x in call.whole if x.is_cpu and x.dtype not in SENT), None):
             raise TypeError(f"{call.operation}: gloo does not send {other}; send the bytes, x.view(torch.uint8)")
-        collective, n = Collective(label=described(call, exact=True)), self._this.size
+        collective, n = Collective(label=call.described(exact=True)), self._this.size
         self._monitor.launched(0, collective)
         nbytes = sum(x.nbytes for x in call.whole if x.layout is torch.strided)
         nbytes += sum(part.nbytes for x in call.whole if x.is_sparse for part in (x._indices(), x._values()))

@@ -16,8 +16,7 @@ import numpy as np
 
 from ..arguments import integer, real, truth
 from .complexity import Complexity, complexities, membership
-from .plan import Batches, Costs, Indices, assign
-from .sharing import Position, Record, Seat, Shares, Stretch, Told, regrouped
+from .plan import Batches, Costs, Indices, Position, Record, Seat, Shares, Stretch, Told, assign, regrouped
 
 T = TypeVar("T")
 PLACE = ("epoch", "done", "ranks", "step")  # the position in a state; its other entries decide the order

@@ -1,15 +1,28 @@
-"""The assignment of samples to steps and ranks: pure functions of their costs.
+"""The plan of a pass: who trains which samples, in pure functions that return the same on all ranks.
 
 Ranks wait for each other if their costs within a step differ. Samples of similar cost therefore share a step, and
 within a step the most expensive sample goes to the rank with the least work so far. If s_g is the spread of group g
 (largest cost minus smallest), the totals of two ranks never differ by more than max_g s_g: adding a_i ≥ a_j to the
 loads l_i ≤ l_j turns their difference d into d − (a_i − a_j).
+
+A pass is divided anew whenever the ranks change. In each *stretch* between two changes a rank goes through its queue:
+
+    queue_r  =  the items that it has drawn in stretches before and not trained  +  its items of the plan
+
+When the stretch ends, rank r has trained the first of them and drawn some more. If it lives on, it keeps what it has
+drawn; all that nobody has trained or keeps is planned again. The plan begins with steps for those ranks alone that have
+less before them, so that all end the pass together, as far as the samples go:
+
+    behind_r + len(queue_r)  =  the same for all r
 """
 
 from __future__ import annotations
 
 import heapq
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain, islice
 
 import numpy as np
 import numpy.typing as npt
@@ -160,3 +173,199 @@ def _last(samples: Indices, rest: int, costs: Costs, ranks: int, limit: Limit) -
             return steps
     repeated = one_step(np.resize(samples[whole:], ranks), costs, ranks)
     return [one_step(samples[:whole], costs, ranks), repeated] if whole else [repeated]
+
+
+# The division of a pass among ranks that may change
+
+
+@dataclass(frozen=True)
+class Seat:
+    """The place of one rank in a stretch that has ended."""
+
+    trained: int  # items of its queue
+    drawn: int  # items taken from its queue; if it is lost, items that it has trained
+    to: int = -1  # its rank in the next stretch
+    behind: int = 0  # as in the stretch
+
+
+Done = tuple[tuple[Seat, ...], ...]
+
+
+@dataclass(frozen=True)
+class Stretch:
+    """A part of a pass in which the ranks stay the same. Its numbers decide who has which items."""
+
+    epoch: int
+    behind: tuple[int, ...]  # by rank: the items that it trains in passes before this one
+    done: Done = ()  # by stretch of this pass before: the seats of all ranks
+
+    def ended(self, seats: Sequence[Seat], behind: Sequence[int]) -> Stretch:
+        """Return the next stretch of the pass; it takes the place of this one if that has given nobody an item."""
+        begun = any(seat.drawn for seat in seats) or (self.done and any(seat.to >= 0 for seat in self.done[-1]))
+        return Stretch(self.epoch, tuple(behind), (*self.done, tuple(seats)) if begun else self.done)
+
+
+class Shares:
+    """The queues of all ranks in a stretch.
+
+    Args:
+        behind: as in the stretch.
+        samples: that nobody has trained in this pass.
+        kept: by rank, the items that it has drawn before and not trained.
+        plan: returns the steps of a number of ranks over some samples.
+    """
+
+    def __init__(
+        self,
+        behind: Sequence[int],
+        samples: Indices,
+        kept: Mapping[int, list[Indices]],
+        plan: Callable[[Indices, int], Sequence[Batches]],
+    ) -> None:
+        self.samples = samples
+        # Each part has the column of each rank that takes part, and the steps.
+        self.parts: list[tuple[dict[int, int], Sequence[Batches]]] = [
+            ({rank: 0}, [[item] for item in items]) for rank, items in kept.items()
+        ]
+        ahead = [lag + len(kept.get(rank, ())) for rank, lag in enumerate(behind)]
+        taken = chain.from_iterable(kept.values())
+        levels = sorted(set(ahead))
+        for low, high in zip(levels, [*levels[1:], None], strict=True):
+            few = [rank for rank, items in enumerate(ahead) if items <= low]
+            samples = without(samples, taken)
+            steps = plan(samples if high is None else samples[: len(samples) // len(few) * len(few)], len(few))
+            if high is not None:  # only the last steps repeat samples
+                steps = (steps if len(steps) >= high - low else plan(samples, len(few)))[: high - low]
+            self.parts.append(({rank: column for column, rank in enumerate(few)}, steps))
+            taken = chain.from_iterable(steps)
+
+    def length(self, rank: int) -> int:
+        """Return the number of items in the queue of a rank."""
+        return sum(len(steps) for columns, steps in self.parts if rank in columns)
+
+    def queue(self, rank: int) -> Iterator[Indices]:
+        """Return the queue of a rank, made as it is read."""
+        return (steps[i][columns[rank]] for columns, steps in self.parts if rank in columns for i in range(len(steps)))
+
+    def ended(self, seats: Sequence[Seat]) -> tuple[Indices, dict[int, list[Indices]]]:
+        """Return the samples that nobody has trained when this stretch has ended so, and the items kept by rank."""
+        taken = [(seat, list(islice(self.queue(rank), seat.drawn))) for rank, seat in enumerate(seats)]
+        kept = {seat.to: items[seat.trained :] for seat, items in taken if seat.to >= 0}
+        return without(self.samples, chain.from_iterable(items[: seat.trained] for seat, items in taken)), kept
+
+
+def without(samples: Indices, items: Iterable[Indices]) -> Indices:
+    """Return the samples that are in none of the items, in ascending order."""
+    return np.setdiff1d(samples, np.concatenate([samples[:0], *items]))
+
+
+# A change of the group
+
+
+@dataclass(frozen=True)
+class Record:
+    """The state of a sampler that all ranks share from one change of the group to the next.
+
+    Items are counted from its beginning, in all passes, a step that ends a pass as a whole one. `passes` follow each
+    other, up to the first that all ranks end together; the next change divides one of them, or a later pass.
+    """
+
+    version: int  # the number of changes before
+    ids: tuple[int, ...]  # of the ranks; () before the first change
+    origin: int  # after `steps` optimizer steps a rank has trained `origin + steps * items_per_step` items
+    passes: tuple[Stretch, ...]
+
+
+@dataclass
+class Position:
+    """The position of one rank in a pass."""
+
+    stretch: Stretch
+    rank: int  # of this process in the stretch
+    drawn: int = 0  # items of its queue
+    before: int = 0  # items of this pass that it has trained before the stretch
+    over: bool = False  # more items were asked for than there are
+    base: int | None = None  # following: items trained, less those counted so far; None before the pass has begun
+    origin: int | None = None  # as in `Record`, of a pass that no change has divided
+
+    @property
+    def items(self) -> int:
+        """The items that this rank has drawn, or trains in passes before this one."""
+        return self.stretch.behind[self.rank] + self.drawn
+
+
+@dataclass(frozen=True)
+class Told:
+    """The numbers that a rank tells the others at a change."""
+
+    id: int  # of the rank, equal in all groups
+    version: int  # of its record; -1 if it has none
+    rank: int  # in that record
+    now: Position
+    trained: int  # items of its queue there
+    used: int  # items that it has trained or lost since the record began
+
+    @property
+    def epoch(self) -> int:
+        """The epoch of the pass in which the rank is."""
+        return self.now.stretch.epoch
+
+
+def regrouped(
+    record: Record, told: Sequence[Told], step: int, per_step: int, shares: Callable[[Stretch], Shares]
+) -> tuple[Record, dict[int, int]]:
+    """Return the record of the new group, and by epoch the items that lost ranks leave and nobody trains.
+
+    Items are left where another rank's iterator has ended, or is in a later pass: it cannot take any.
+
+    Args:
+        record: of the group before.
+        told: by each rank of the new group; one whose version is not that of the record has joined.
+        step: the optimizer steps made, in each of which a rank trains `per_step` items.
+        per_step: as in `follow`.
+        shares: returns the queues of a stretch.
+    """
+    known = {t.rank: (new, t) for new, t in enumerate(told) if t.version == record.version}
+    passes, made = record.passes, record.origin + step * per_step
+    first = max((t for _, t in known.values()), key=lambda t: (t.epoch, -t.rank))
+    if first.epoch > passes[-1].epoch:
+        passes = (Stretch(first.epoch, (0,) * len(passes[0].behind)),)
+        made = 0 if first.now.origin is None else first.now.origin + step * per_step
+    lost = [rank for rank in range(len(passes[0].behind)) if rank not in known]
+    reached = [each.epoch for each in passes for rank in lost if each.behind[rank] < made]
+    epoch = max(first.epoch, passes[0].epoch, *reached)
+    passes = passes[: epoch - passes[0].epoch + 1]
+    stretch, out = passes[-1], Counter[int]()
+    for rank in lost:
+        since = made
+        for each in passes:
+            out[each.epoch - 1] += max(0, each.behind[rank] - since)
+            since = max(since, each.behind[rank])
+    seats = [Seat(k := max(0, made - lag), k, -1, lag) for lag in stretch.behind]
+    for rank, (new, t) in known.items():
+        seats[rank] = Seat(*((t.trained, t.now.drawn) if t.epoch == epoch else (0, 0)), new, stretch.behind[rank])
+
+    def whole_steps(items: int) -> int:
+        return -(-max(0, items) // per_step) * per_step
+
+    def before(t: Told) -> int:
+        """Return the items that a rank trains before the pass; one that was left out trains what it has drawn."""
+        if t.version != record.version:
+            return whole_steps(t.now.drawn - t.trained)
+        return whole_steps(stretch.behind[t.rank] - t.used) if t.epoch < epoch else 0
+
+    behind = [before(t) for t in told]
+    if any(t.now.over for _, t in known.values() if t.epoch == epoch):
+        rest = [shares(stretch).length(rank) - seat.trained for rank, seat in enumerate(seats)]
+        out[epoch] += sum(max(0, rest[rank]) for rank in lost)
+        for rank, (new, _) in known.items():
+            behind[new] += whole_steps(rest[rank])
+        following = [Stretch(epoch + 1, tuple(behind))]
+    else:
+        following = [stretch.ended(seats, behind)]
+    while True:
+        last = following[-1]
+        ends = tuple(whole_steps(lag + shares(last).length(rank)) for rank, lag in enumerate(last.behind))
+        if len(set(ends)) == 1 or ends == last.behind:
+            return Record(record.version + 1, tuple(t.id for t in told), -step * per_step, tuple(following)), +out
+        following.append(Stretch(last.epoch + 1, ends))

@@ -8,7 +8,7 @@ from itertools import chain, islice
 from types import SimpleNamespace
 
 import baguakit as bk
-from baguakit.data.sharing import without
+from baguakit.data.plan import without
 from baguakit.elastic import Change
 
 
