@@ -10,6 +10,7 @@ import logging
 import threading
 import types
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -39,7 +40,8 @@ INDUCTOR_SETTINGS = {
 _log = logging.getLogger("baguakit")
 
 Unit = Callable[..., object]
-Call = tuple["Kernel", list[tuple[str, int]]]  # operands: the place in C++ that they count from, and how far
+Call = tuple[Unit, tuple[Any, ...]]  # a unit, and arguments like those that it is compiled for
+Noted = list[tuple["Kernel", list[tuple[str, int]]]]  # operands: the place in C++ that they count from, and how far
 
 _piecewise: set[Unit] = set()
 
@@ -50,14 +52,14 @@ def piecewise(unit: Unit) -> Unit:
     return unit
 
 
+@dataclass
 class Kernel:
-    """A kernel that is not compiled, but notes the operands of its calls."""
+    """A kernel in C++ that is not compiled, but notes the operands of its calls."""
 
-    def __init__(self, operand_types: list[str], source: str, calls: list[tuple["Kernel", tuple[Any, ...]]]) -> None:
-        self.types, self.calls, self.name = operand_types, calls, ""
-        lines = source.splitlines()
-        self.includes = {line for line in lines if line.startswith("#include")}
-        self.body = "\n".join(line for line in lines if line not in self.includes)
+    name: str
+    types: list[str]  # of the operands
+    source: str
+    calls: list[tuple["Kernel", tuple[Any, ...]]]  # of all kernels of a unit
 
     def __call__(self, *operands: Any) -> None:
         self.calls.append((self, operands))
@@ -66,34 +68,34 @@ class Kernel:
 def examples(like: tuple[Any, ...], rows: int) -> list[Any]:
     """Return `rows` rows of arguments of the dtypes and widths of `like`: many magnitudes, and a row of zeros."""
     # A generator of its own leaves the user's random numbers alone.
-    source, made = torch.Generator().manual_seed(rows), [*like]
-    for i, part in enumerate(like):
-        if isinstance(part, Tensor):
-            shape = (rows, *part.shape[1:]) if part.dim() == 2 else part.shape
-            values = torch.randint(0, 256, shape, generator=source, device="cpu")
-            if part.dtype.is_floating_point:
-                scale = torch.randint(-40, 40, (*shape[:-1], 1), generator=source, device="cpu")
-                values = torch.randn(shape, generator=source, dtype=torch.float32, device="cpu") * 2.0**scale
-                values[0] = 0
-            made[i] = values.to(part.dtype)
-    return made
+    source = torch.Generator().manual_seed(rows)
+
+    def example(part: Any) -> Any:
+        if not isinstance(part, Tensor):
+            return part
+        shape = (rows, *part.shape[1:]) if part.dim() == 2 else part.shape
+        values = torch.randint(0, 256, shape, generator=source, device="cpu")
+        if part.dtype.is_floating_point:
+            scale = torch.randint(-40, 40, (*shape[:-1], 1), generator=source, device="cpu")
+            values = torch.randn(shape, generator=source, dtype=torch.float32, device="cpu") * 2.0**scale
+            values[0] = 0
+        return values.to(part.dtype)
+
+    return [example(part) for part in like]
 
 
-def write(calls: list[tuple[Unit, tuple[Any, ...]]]) -> str:
+def write(calls: list[Call]) -> str:
     """Return C++ with a function `unit_0`, `unit_1` … for each unit, compiled for arguments like those beside it.
 
     It takes the addresses of the unit's tensors and the number of rows, and returns 0 if there was memory enough.
     """
-    includes, bodies = {"#include <memory>", "#include <cstdint>"}, []
+    lines = ["#include <memory>", "#include <cstdint>"]
     for i, (unit, like) in enumerate(calls):
         try:
-            found, body = _function(f"unit_{i}", unit, like)
+            lines += _function(f"unit_{i}", unit, like).splitlines()
         except Exception as error:  # the others need not do without it
             _log.warning("%s: %s: %s", unit.__name__, type(error).__name__, " ".join(str(error).split())[:300])
-        else:
-            includes |= found
-            bodies.append(body)
-    return "\n".join([*sorted(includes), *bodies])
+    return "\n".join(sorted(lines, key=lambda line: not line.startswith("#include")))
 
 
 def build(source: str, folder: str) -> Path:
@@ -110,23 +112,19 @@ def build(source: str, folder: str) -> Path:
     return Path(builder.get_target_file_path())
 
 
-def _function(name: str, unit: Unit, like: tuple[Any, ...]) -> tuple[set[str], str]:
-    """Return the lines that a unit includes, and its C++."""
-    with _kernels() as kernels:
+def _function(name: str, unit: Unit, like: tuple[Any, ...]) -> str:
+    """Return the C++ of a unit."""
+    with _kernels(name) as kernels:
         run = _trace(unit, examples(like, ROWS))
-    for i, kernel in enumerate(kernels):
-        kernel.name = f"{name}_kernel_{i}"
     tensors = {f"a{i}": part for i, part in enumerate(like) if isinstance(part, Tensor)}
     strides = {a: part[0].nbytes if part.dim() == 2 else 0 for a, part in tensors.items()}
-    few, many = (_noted(run, kernels, examples(like, rows)) for rows in (FEW, MANY))
+    few, many = (_noted(run, kernels[0].calls, examples(like, rows)) for rows in (FEW, MANY))
     # An odd number of vectors, since columns of 2ᵏ rows would share few lines of the cache.
     piece = max(PIECE // like[0].shape[1] - 16, 16) if unit in _piecewise and few[1] else "all"
     begins = "\n            ".join(f"char *{a} = all_{a} + begin * {stride};" for a, stride in strides.items())
     calls = "\n            ".join(_statements(few, many))
-    return (
-        {line for kernel in kernels for line in kernel.includes},
-        "\n".join(f"#define kernel {kernel.name}\n{kernel.body}\n#undef kernel" for kernel in kernels)
-        + f"""
+    written = "\n".join(f"#define kernel {each.name}\n{each.source}\n#undef kernel" for each in kernels)
+    return f"""{written}
 extern "C" int {name}({", ".join(f"char *all_{a}" for a in tensors)}, int64_t all)
 {{
     const int64_t piece = {piece};
@@ -144,22 +142,21 @@ extern "C" int {name}({", ".join(f"char *all_{a}" for a in tensors)}, int64_t al
     }}
     return failed;
 }}
-""",
-    )
+"""
 
 
 @contextlib.contextmanager
-def _kernels() -> Iterator[list[Kernel]]:
-    """Take the kernels that Inductor writes in this thread, in place of compiling them."""
+def _kernels(name: str) -> Iterator[list[Kernel]]:
+    """Take the kernels that Inductor writes in this thread for unit `name`, in place of compiling them."""
     from torch._inductor.async_compile import AsyncCompile
 
-    found: list[Kernel] = []
+    found, calls = list[Kernel](), list[Any]()
     before, here = AsyncCompile.cpp_pybinding, threading.get_ident()
 
     def take(self: AsyncCompile, argtypes: list[str], source_code: str) -> Any:
         if threading.get_ident() != here:  # the user's own
             return before(self, argtypes, source_code)
-        found.append(Kernel(argtypes, source_code, found[0].calls if found else []))
+        found.append(Kernel(f"{name}_kernel_{len(found)}", argtypes, source_code, calls))
         return found[-1]
 
     AsyncCompile.cpp_pybinding = take  # type: ignore[method-assign]
@@ -197,10 +194,9 @@ def _trace(unit: Unit, arguments: list[Any]) -> Unit:
     return run
 
 
-def _noted(run: Unit, kernels: list[Kernel], arguments: list[Any]) -> tuple[list[Call], list[int]]:
-    """Return the calls of kernels in one run, and the bytes of each temporary."""
-    for kernel in kernels:
-        kernel.calls.clear()
+def _noted(run: Unit, calls: list[tuple[Kernel, tuple[Any, ...]]], arguments: list[Any]) -> tuple[Noted, list[int]]:
+    """Return the calls of kernels in one run, which are noted in `calls`, and the bytes of each temporary."""
+    calls.clear()
     run(*arguments)
     begins = {part.data_ptr(): f"a{i}" for i, part in enumerate(arguments) if isinstance(part, Tensor)}
     sizes: list[int] = []
@@ -214,10 +210,10 @@ def _noted(run: Unit, kernels: list[Kernel], arguments: list[Any]) -> tuple[list
             sizes.append(memory.nbytes())
         return begins[memory.data_ptr()], operand.data_ptr() - memory.data_ptr()
 
-    return [(kernel, [*map(place, operands)]) for kernel, operands in kernels[0].calls], sizes
+    return [(kernel, [*map(place, operands)]) for kernel, operands in calls], sizes
 
 
-def _statements(few: tuple[list[Call], list[int]], many: tuple[list[Call], list[int]]) -> Iterator[str]:
+def _statements(few: tuple[Noted, list[int]], many: tuple[Noted, list[int]]) -> Iterator[str]:
     """Yield statements of C++ for any number of rows, from the calls of two runs with different numbers."""
     for i, sizes in enumerate(zip(few[1], many[1], strict=True)):
         yield f"std::unique_ptr<char[]> t{i}(new char[{_in_rows(*sizes)}]);"

@@ -25,9 +25,7 @@ import torch
 from torch import Tensor
 
 from . import inductor
-from .inductor import Unit
-
-Call = tuple[Unit, tuple[Any, ...]]
+from .inductor import Call, Unit
 
 PATIENCE = 600.0  # seconds after which a process compiles beside one that comes to no end
 QUIET = 2.0  # seconds that a process waits before it says so
@@ -62,8 +60,7 @@ def _described(unit: Unit, like: tuple[Any, ...]) -> str:
 
 def _caller(library: ctypes.PyDLL, name: str, unit: Unit, like: tuple[Any, ...]) -> Unit | None:
     """Return a unit of a library, or None if it has none of that name."""
-    function = getattr(library, name, None)
-    if function is None:
+    if (function := getattr(library, name, None)) is None:
         _once(f"{unit.__name__} runs as written, many times slower than compiled: Inductor could not write it")
         return None
     tensors = [i for i, part in enumerate(like) if isinstance(part, Tensor)]
@@ -133,10 +130,8 @@ def _folder() -> Iterator[str]:
 
 def _kept(folder: str, name: str) -> ctypes.PyDLL | None:
     """Return the library of that name, or None if it is missing or damaged."""
-    for path in sorted(Path(folder).glob(f"{name}-*.so")):
-        if path.stem == f"{name}-{_digest(path)}":
-            return ctypes.PyDLL(str(path))
-    return None
+    whole = (path for path in Path(folder).glob(f"{name}-*.so") if path.stem == f"{name}-{_digest(path)}")
+    return next((ctypes.PyDLL(str(path)) for path in whole), None)
 
 
 def _keep(folder: str, name: str, calls: list[Call]) -> ctypes.PyDLL:

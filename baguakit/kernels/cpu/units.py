@@ -30,9 +30,10 @@ COMPILED_VALUES, COMPILED_ROW = 1 << 16, 1 << 12
 RunUnit = Callable[..., None]  # runs a unit: the first argument; the others are the unit's
 Kind = tuple[Any, ...]
 """All that the code of units depends on besides their number of arguments: constants, width and dtype of blocks."""
+Key = tuple[Unit, Kind, int]
 
 _log = logging.getLogger("baguakit")
-_units: dict[tuple[Unit, Kind, int], Unit] = {}
+_units: dict[Key, Unit] = {}
 _lock = threading.Lock()
 
 
@@ -43,8 +44,10 @@ def plain(unit: Unit, *arguments: Any) -> None:
 
 def call(kind: Kind, unit: Unit, *arguments: Any) -> None:
     """Run a unit compiled, which takes seconds the first time."""
-    found = _units.get((unit, kind, len(arguments)))
-    (found or compiled(kind, unit, arguments))(*arguments)
+    key = (unit, kind, len(arguments))
+    if key not in _units:
+        _compile({key: arguments})
+    _units[key](*arguments)
 
 
 def ready(kind: Kind, unit: Unit, *arguments: Any) -> None:
@@ -69,10 +72,10 @@ def eager(instead: Callable[..., None] | None = None) -> Iterator[None]:
 @contextlib.contextmanager
 def together() -> Iterator[None]:
     """Compile in one go, at the end, what this thread calls meanwhile: until then units run as they are written."""
-    noted: dict[tuple[Unit, Kind, int], tuple[Unit, tuple[Any, ...]]] = {}
+    noted: dict[Key, tuple[Any, ...]] = {}
 
     def note(kind: Kind, unit: Unit, *arguments: Any) -> None:
-        noted.setdefault((unit, kind, len(arguments)), (unit, arguments))
+        noted.setdefault((unit, kind, len(arguments)), arguments)
         ready(kind, unit, *arguments)
 
     with eager(note):
@@ -94,16 +97,8 @@ def runner(kind: Kind, rows: int, n: int) -> RunUnit:
     return partial(ready, kind) if rows == 1 else plain  # `plain` takes all rows together
 
 
-def compiled(kind: Kind, unit: Unit, like: tuple[Any, ...]) -> Unit:
-    """Return what computes `unit` for arguments of this kind, compiling it the first time."""
-    key = (unit, kind, len(like))
-    if key not in _units:
-        _compile({key: (unit, like)})
-    return _units[key]
-
-
-def _compile(noted: dict[tuple[Unit, Kind, int], tuple[Unit, tuple[Any, ...]]]) -> None:
-    """Compile units that are not compiled yet, in one library for all of them."""
+def _compile(noted: dict[Key, tuple[Any, ...]]) -> None:
+    """Compile units that are not compiled yet, for arguments like those noted, in one library for all of them."""
     with _lock:
         if noted.keys() <= _units.keys():
             return
@@ -113,16 +108,16 @@ def _compile(noted: dict[tuple[Unit, Kind, int], tuple[Unit, tuple[Any, ...]]]) 
             candidates: list[Unit | None] = [None] * len(noted)
             if libraries.compiler() is not None:
                 try:
-                    candidates = libraries.load([*noted.values()])
+                    candidates = libraries.load([(unit, like) for (unit, *_), like in noted.items()])
                 except Exception as error:  # whatever ails the compiler, the definition is right
                     reason = f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
                     _log.warning("compression on the CPU runs as written, many times slower than compiled: %s", reason)
-            for (key, (unit, like)), candidate in zip(noted.items(), candidates, strict=True):
-                agrees = candidate is not None and all(_agree(unit, candidate, examples(like, n)) for n in (2, 37))
-                if candidate is not None and not agrees:
+            for (key, like), candidate in zip(noted.items(), candidates, strict=True):
+                if candidate is not None and not all(_agree(key[0], candidate, examples(like, n)) for n in (2, 37)):
                     words = "%s runs as written, many times slower than compiled: compiled, its result differs"
-                    _log.warning(words, unit.__name__)
-                _units.setdefault(key, candidate if candidate is not None and agrees else unit)
+                    _log.warning(words, key[0].__name__)
+                    candidate = None
+                _units.setdefault(key, candidate or key[0])
 
 
 def _agree(unit: Unit, candidate: Unit, arguments: list[Any]) -> bool:
@@ -130,8 +125,5 @@ def _agree(unit: Unit, candidate: Unit, arguments: list[Any]) -> bool:
     copies = [part.clone() if isinstance(part, Tensor) else part for part in arguments]
     unit(*arguments)
     candidate(*copies)
-    return all(
-        torch.allclose(a, b, rtol=0, atol=0, equal_nan=True)
-        for a, b in zip(arguments, copies, strict=True)
-        if isinstance(a, Tensor)
-    )
+    pairs = [(a, b) for a, b in zip(arguments, copies, strict=True) if isinstance(a, Tensor)]
+    return all(torch.allclose(a, b, rtol=0, atol=0, equal_nan=True) for a, b in pairs)
