@@ -10,7 +10,7 @@ from tiers import slow_after
 
 from baguakit.compressors import BFloat16, Compressor, Float8, Float16, MinMaxUInt8, Sign
 from baguakit.compressors.blockwise import Blockwise
-from baguakit.kernels.cpu import libraries, units
+from baguakit.kernels.cpu import units
 
 ALL = everything.compressors(dense=True)
 FAMILIES = [each for each in map(everything.made, everything.usual(everything.COMPRESSORS).values()) if each.dense]
@@ -178,7 +178,7 @@ def test_torch_compile_passes_over_them(compressor):
 def test_warm_up_leaves_nothing_to_compile(caplog):
     with caplog.at_level(logging.WARNING, "baguakit"):
         MinMaxUInt8().warm_up("cpu")
-    if not libraries.compiler():
+    if not units.compiler():
         pytest.skip("no C++ compiler")
     before = dict(units._units)
     said = [record.message for record in caplog.records if record.name == "baguakit"]

@@ -32,7 +32,7 @@ knows `until`.
 
 import json
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -41,6 +41,9 @@ from torch.distributed.distributed_c10d import PrefixStore
 from .doors import GONE, SILENT, Knocks
 
 SILENCE = 5.0  # seconds without a beat after which a member is gone, whatever it has said
+POLL, SLOWEST_POLL = 0.02, 0.25  # seconds between two looks into the store, at first and at most
+ABSENCE = 2.0  # seconds without a look into the store after which one that has come is gone
+SAID = 5.0  # seconds that the ranks have to say where they are in a pause
 
 
 @dataclass(frozen=True)
@@ -100,22 +103,14 @@ class Round:
         return [rank for rank, member in enumerate(self.members) if latest and member.latest == latest]
 
 
-POLL, SLOWEST_POLL = 0.02, 0.25  # seconds between two looks into the store, at first and at most
-ABSENCE = 2.0  # seconds without a look into the store after which one that has come is gone
-
-
-class Counts:
-    """Counts in the store that others raise as long as they live."""
-
-    def __init__(self) -> None:
-        self._seen: dict[str, tuple[int, float]] = {}  # the latest value of each, and when it was seen first
+class Counts(dict[str, tuple[int, float]]):
+    """Counts in the store that others raise as long as they live: the latest value of each, and when it came."""
 
     def rise(self, store: Any, key: str, now: float, seconds: float) -> bool:
         """Return True if a count was raised within the last `seconds`, or has been watched for less than that."""
-        count = store.add(key, 0)
-        if key not in self._seen or self._seen[key][0] != count:
-            self._seen[key] = (count, now)
-        return now - self._seen[key][1] < seconds
+        if (count := store.add(key, 0)) != self.get(key, (None, now))[0]:
+            self[key] = (count, now)
+        return now - self[key][1] < seconds
 
 
 class Rendezvous:
@@ -132,7 +127,8 @@ class Rendezvous:
         self.last: Any = PrefixStore(str(number - 1), store)
         self.before = members_of(self.last) if number > 1 else ()
         self.cut_off = ""  # from whom, while this process cannot come
-        self._old = me.name in {member.name for member in self.before}
+        self._places = {member.name: rank for rank, member in enumerate(self.before)}
+        self._old = me.name in self._places
         self._counts, self._knocks = Counts(), Knocks()
         self._over: float | None = None  # when the round before was seen to be over
         self._enough: float | None = None  # when the least had come
@@ -161,8 +157,8 @@ class Rendezvous:
     def _look(self, now: float) -> None:
         """Close the meeting if that is due, and on this process."""
         self.here.add(f"waits/{self.me.name}", 1)
-        lines = self.here.get("came").decode().splitlines()
-        came = list({member.name: member for member in (Member(**json.loads(line)) for line in lines)}.values())
+        said = [Member(**json.loads(line)) for line in self.here.get("came").splitlines()]
+        came = list({member.name: member for member in said}.values())  # what each has said last
         first = next(member for member in came if self._waits(member, now))
         if not self._old:
             self._check_agreed(first)
@@ -173,19 +169,18 @@ class Rendezvous:
                 self._come(replace(self.me, cut=silent))
         elif first.name == self.me.name:
             present = [each for each in came if each.agreed == self.me.agreed and self._waits(each, now)]
-            kept = unbroken(present, [member.name for member in self.before])
-            said = {member.name: member.cut is not None for member in present}
-            all_said = not any(said.values()) or all(said.get(member.name, True) for member in self.before)
+            kept, old = unbroken(present, self._places), [each for each in present if each.name in self._places]
+            all_said = all(each.cut is not None for each in old) or all(each.cut is None for each in present)
             if self._all_here(present, kept, now) and all_said:
                 self._close(kept, [member for member in present if member not in kept])
 
     def _may_come(self, now: float) -> bool:
         """Return whether this process was in the round before, or reaches all that were and live."""
-        if self._old or not self.before:
+        if self._old:
             return True
         beats = [member for r, member in enumerate(self.before) if self._beats_on(r, now)]
-        if beats:
-            self._check_agreed(beats[0])
+        for member in beats[:1]:
+            self._check_agreed(member)
         silent = self._silent(beats)
         self.cut_off = ", ".join(silent or ())
         return silent == []
@@ -222,15 +217,14 @@ class Rendezvous:
                     return False
                 tell_broken(self.last, "all its ranks are gone")  # if they are only slow, they hear it and come
             self._over = self._over or now
-            missing = [r for r, member in enumerate(self.before) if member.name not in names]
-            # Without any of them training would begin anew.
-            sure = len(missing) == len(self.before)
+            missing = [r for name, r in self._places.items() if name not in names]
+            sure = len(missing) == len(self.before)  # without any of them training would begin anew
             if any(self._expected(r, now, sure) for r in missing):
                 return False
         if len(kept) < self.settings.least:
             return False
         self._enough = self._enough or now
-        on = any(member.name in names for member in self.before)  # a training that goes on waits for nobody else
+        on = not names.isdisjoint(self._places)  # a training that goes on waits for nobody else
         return on or len(kept) >= self.settings.most or now - self._enough >= self.settings.last_call
 
     def _expected(self, r: int, now: float, sure: bool) -> bool:
@@ -246,8 +240,7 @@ class Rendezvous:
 
     def _close(self, came: list[Member], out: list[Member]) -> None:
         """Write the members: first the members of the round before, in their order. Another rank may write first."""
-        old = {member.name: rank for rank, member in enumerate(self.before)}
-        ordered = sorted(came, key=lambda member: old.get(member.name, len(old)))
+        ordered = sorted(came, key=lambda member: self._places.get(member.name, len(self._places)))
         members = [asdict(replace(member, cut=None)) for member in ordered[: self.settings.most]]
         said = []
         for one in out:
@@ -259,16 +252,15 @@ class Rendezvous:
         self.store.set("round", str(self.number))
 
 
-def unbroken(present: list[Member], order: list[str]) -> list[Member]:
+def unbroken(present: list[Member], places: Mapping[str, int]) -> list[Member]:
     """Return members of whom each reaches each: whoever reaches the fewest is left out, one after another.
 
-    Of several, it is the last in `order`, the names of the round before.
+    Of several, it is the last by `places`, the ranks in the round before.
     """
     kept = list(present)
     while pairs := {frozenset((a.name, b.name)) for a in kept for b in kept if b.name in (a.cut or ())}:
         broken = {each.name: sum(each.name in pair for pair in pairs) for each in kept}
-        place = {each.name: order.index(each.name) if each.name in order else len(order) for each in kept}
-        kept.remove(max(kept, key=lambda each: (broken[each.name], place[each.name])))
+        kept.remove(max(kept, key=lambda each: (broken[each.name], places.get(each.name, len(places)))))
     return kept
 
 
@@ -301,9 +293,6 @@ def delete_before(store: Any, number: int) -> Iterator[str]:
         if (round := key.partition("/")[0]).isdecimal() and int(round) < number:
             store.delete_key(key)
             yield key
-
-
-SAID = 5.0  # seconds that the ranks have to say where they are
 
 
 class Pause:
@@ -339,7 +328,7 @@ class Pause:
         while self._until is None:
             if store.check(keys):
                 every, top = self.plan["every"], max(map(int, store.multi_get(keys)))
-                self._until = -(-(top + 1) // every) * every
+                self._until = (top // every + 1) * every
             elif time.monotonic() > until or store.check(["over"]):
                 return False
             else:

@@ -9,7 +9,7 @@ from torch import nn
 from training import batch, close, flat, loss, mean_loop, net, net_and_sgd, run_steps, sgd
 
 import baguakit as bk
-from baguakit.kernels.cpu import libraries
+from baguakit.kernels.cpu import units
 
 
 class Odd(nn.Module):
@@ -127,7 +127,7 @@ def first_steps(rules, dtype_name):
     return found
 
 
-@pytest.mark.skipif(not libraries.compiler(), reason="no C++ compiler")
+@pytest.mark.skipif(not units.compiler(), reason="no C++ compiler")
 @pytest.mark.parametrize("dtype", ["float32", pytest.param("bfloat16", marks=pytest.mark.slow)])
 def test_after_attach_no_step_compiles(dtype):
     for found in ranks(2, first_steps, RULES, dtype):

@@ -43,7 +43,10 @@ def test_settings_that_differ_are_refused(store):
     ],
 )
 def test_who_reaches_the_fewest_is_left_out(broken, kept):
-    found = unbroken([Member(name, 0, 0, cut=list(broken.get(name, ""))) for name in "abcd"], list("abcd"))
+    found = unbroken(
+        [Member(name, 0, 0, cut=list(broken.get(name, ""))) for name in "abcd"],
+        {name: i for i, name in enumerate("abcd")},
+    )
     assert "".join(names_of(found)) == kept
 
 

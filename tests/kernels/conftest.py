@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from baguakit.kernels.cpu import libraries, units
+from baguakit.kernels.cpu import units
 from ptx.plugin import EXECUTED
 
 torch.set_num_threads(1)
@@ -47,7 +47,7 @@ def device() -> str:
 @pytest.fixture
 def all_compiled(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """The definition is compiled however few values there are, and nothing falls back to what is written."""
-    if not libraries.compiler():
+    if not units.compiler():
         pytest.skip("no C++ compiler")
     monkeypatch.setattr(units, "COMPILED_VALUES", 1)
     monkeypatch.setattr(units, "COMPILED_ROW", 1)

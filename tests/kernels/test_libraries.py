@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from baguakit.kernels.cpu import libraries, units
+from baguakit.kernels.cpu import units
 
-pytestmark = pytest.mark.skipif(not libraries.compiler(), reason="no C++ compiler")
+pytestmark = pytest.mark.skipif(not units.compiler(), reason="no C++ compiler")
 
 SOURCE = 'extern "C" int unit_0(float *out, const float *x, long rows) { out[0] = 2 * x[0] + rows; return 0; }'
 
@@ -29,9 +29,9 @@ CALL = (double_, (torch.zeros(2, 1), torch.zeros(2, 1)))
 def home(tmp_path, monkeypatch):
     """A cache of one's own, and a compiler that takes no time and counts what it has made."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    monkeypatch.setattr(libraries, "_make", make)
+    monkeypatch.setattr(units, "_make", make)
     monkeypatch.setenv("MADE", str(tmp_path / "made"))
-    libraries._once.cache_clear()
+    units._once.cache_clear()
     return tmp_path / "cache" / "baguakit" / "cpu"
 
 
@@ -40,7 +40,7 @@ def make(calls, room):
         file.write("*")
     source, library = Path(room, "units.cpp"), Path(room, "units.so")
     source.write_text(SOURCE)
-    subprocess.run([libraries.compiler(), "-shared", "-fPIC", "-o", library, source], check=True)
+    subprocess.run([units.compiler(), "-shared", "-fPIC", "-o", library, source], check=True)
     return library
 
 
@@ -50,7 +50,7 @@ def made() -> int:
 
 def works() -> bool:
     out, x = torch.zeros(2, 1), torch.ones(2, 1)
-    (unit,) = libraries.load([CALL])
+    (unit,) = units.load([CALL])
     unit(out, x)
     return out[0].item() == 4.0  # that of the library, which counts rows
 
@@ -96,9 +96,9 @@ def test_without_a_place_to_keep_it_a_process_makes_its_own(home, monkeypatch, c
 @pytest.mark.parametrize("what", ["_machine", "_described"])
 def test_another_machine_or_unit_has_another_library(home, monkeypatch, what):
     assert works()
-    before = getattr(libraries, what)
+    before = getattr(units, what)
     other = {"_machine": lambda: [*before(), "other"], "_described": lambda *call: before(*call) + "other"}[what]
-    monkeypatch.setattr(libraries, what, other)
+    monkeypatch.setattr(units, what, other)
     assert works() and made() == 2 and len([*home.glob("*.so")]) == 2
 
 
@@ -130,14 +130,14 @@ def test_a_lock_ends_with_its_process(home, caplog, monkeypatch):
         stdout=subprocess.PIPE,
     )
     assert holder.stdout.readline() == b"held\n"
-    monkeypatch.setattr(libraries, "QUIET", 0.0)
+    monkeypatch.setattr(units, "QUIET", 0.0)
     heard = Listener(holder.kill)
-    libraries._log.addHandler(heard)
-    caplog.set_level(logging.INFO, libraries._log.name)  # it forgets what the logger remembers of its level
+    units._log.addHandler(heard)
+    caplog.set_level(logging.INFO, units._log.name)  # it forgets what the logger remembers of its level
     try:
         assert works() and made() == 2 and heard.said == 1
     finally:
-        libraries._log.removeHandler(heard)
+        units._log.removeHandler(heard)
         holder.kill()
         holder.communicate()
 

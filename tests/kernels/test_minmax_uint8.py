@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from baguakit.kernels import noise
-from baguakit.kernels.cpu import libraries, units
+from baguakit.kernels.cpu import units
 
 codec = definition(MINMAX)
 LARGEST = float(np.float32(3.38e38))  # a level half a step beyond is still finite
@@ -152,10 +152,10 @@ def test_compiled_outlives_dynamo_resets_threads_modes_and_subnormals(all_compil
 @pytest.mark.slow
 def test_without_a_compiler_the_definition_runs_and_says_so(all_compiled, monkeypatch, caplog):
     expected = work()
-    libraries._once.cache_clear()
-    monkeypatch.setattr(libraries.shutil, "which", lambda name: None)
+    units._once.cache_clear()
+    monkeypatch.setattr(units.shutil, "which", lambda name: None)
     monkeypatch.setattr(units, "_units", {})
     assert same(work(), expected)
     work(64)
     assert sum("no C++ compiler" in record.message for record in caplog.records) == 1
-    libraries._once.cache_clear()
+    units._once.cache_clear()

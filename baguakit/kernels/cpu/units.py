@@ -1,4 +1,4 @@
-"""Definitions compiled once for the CPU.
+"""Definitions compiled once for the CPU, and kept in libraries.
 
 A unit is a function of tensors and constants that overwrites its first arguments; two-dimensional tensors hold as
 many rows (blocks), and any other is small. `call` runs a unit compiled, `plain` as it is written. What Inductor makes
@@ -6,26 +6,45 @@ of units is kept in libraries, one for each set of units, widths and dtypes, whi
 without Dynamo: they have no guards that another size could fail, and the user's own use of `torch.compile`, its resets
 and its limits do not touch them. A unit is used only if it gives the bits of the definition on a probe, which makes
 the definition the oracle on every machine.
+
+Libraries lie in a folder that nobody else can write to, each under a name made of all that its code depends on and of a
+digest of its bytes, so that what was cut short or changed is made anew. One process compiles at a time for all others
+of this user on this machine; those that waited for it find what it made.
 """
 
 import contextlib
+import ctypes
+import functools
+import hashlib
 import logging
+import operator
+import os
+import platform
+import shutil
+import sys
+import tempfile
 import threading
+import time
 import warnings
 from collections.abc import Callable, Iterator
 from contextvars import ContextVar
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from . import libraries
-from .inductor import Unit, examples
+from . import inductor
+from .inductor import Call, Unit
 
 # The least values, and the least values in a row, for which units are compiled: fewer gain less than 0.1 ms a call,
 # which does not pay for a compilation, and on shorter rows a call takes longer than its arithmetic.
 COMPILED_VALUES, COMPILED_ROW = 1 << 16, 1 << 12
+PATIENCE = 600.0  # seconds after which a process compiles beside one that comes to no end
+QUIET = 2.0  # seconds that a process waits before it says so
+# What tells one processor from another where code is made for the one that it is made on.
+PROCESSOR = ("vendor_id", "model name", "flags", "CPU implementer", "CPU part", "Features", "isa", "cpu")
 
 RunUnit = Callable[..., None]  # runs a unit: the first argument; the others are the unit's
 Kind = tuple[Any, ...]
@@ -33,6 +52,7 @@ Kind = tuple[Any, ...]
 Key = tuple[Unit, Kind, int]
 
 _log = logging.getLogger("baguakit")
+_once = functools.cache(_log.warning)
 _units: dict[Key, Unit] = {}
 _lock = threading.Lock()
 
@@ -106,14 +126,16 @@ def _compile(noted: dict[Key, tuple[Any, ...]]) -> None:
         with torch.inference_mode(False), torch.no_grad(), warnings.catch_warnings():
             warnings.simplefilter("ignore")
             candidates: list[Unit | None] = [None] * len(noted)
-            if libraries.compiler() is not None:
+            if compiler() is not None:
                 try:
-                    candidates = libraries.load([(unit, like) for (unit, *_), like in noted.items()])
+                    candidates = load([(unit, like) for (unit, *_), like in noted.items()])
                 except Exception as error:  # whatever ails the compiler, the definition is right
                     reason = f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
                     _log.warning("compression on the CPU runs as written, many times slower than compiled: %s", reason)
             for (key, like), candidate in zip(noted.items(), candidates, strict=True):
-                if candidate is not None and not all(_agree(key[0], candidate, examples(like, n)) for n in (2, 37)):
+                if candidate is not None and not all(
+                    _agree(key[0], candidate, inductor.examples(like, n)) for n in (2, 37)
+                ):
                     words = "%s runs as written, many times slower than compiled: compiled, its result differs"
                     _log.warning(words, key[0].__name__)
                     candidate = None
@@ -127,3 +149,144 @@ def _agree(unit: Unit, candidate: Unit, arguments: list[Any]) -> bool:
     candidate(*copies)
     pairs = [(a, b) for a, b in zip(arguments, copies, strict=True) if isinstance(a, Tensor)]
     return all(torch.allclose(a, b, rtol=0, atol=0, equal_nan=True) for a, b in pairs)
+
+
+def load(calls: list[Call]) -> list[Unit | None]:
+    """Return each unit compiled for arguments like those beside it; None for one that could not be."""
+    names = [_described(*call) for call in calls]
+    places = sorted(range(len(calls)), key=names.__getitem__)  # one library for a set, whatever its order
+    library = _open([calls[i] for i in places])
+    return [_caller(library, f"unit_{places.index(i)}", *call) for i, call in enumerate(calls)]
+
+
+def compiler() -> str | None:
+    """Return the path of the C++ compiler that Inductor takes; warn once if there is none."""
+    names = [name for name in (os.environ.get("CXX"), "g++", "clang++") if name]
+    found = next(filter(None, map(shutil.which, names)), None)
+    if found is None:
+        _once(f"no C++ compiler ({', '.join(names)}) was found: compression on the CPU will be many times slower")
+    return found
+
+
+def _described(unit: Unit, like: tuple[Any, ...]) -> str:
+    parts = [f"{part.dtype}{tuple(part.shape[1:])}" if isinstance(part, Tensor) else repr(part) for part in like]
+    return " ".join([unit.__module__, unit.__name__, *parts])
+
+
+def _caller(library: ctypes.PyDLL, name: str, unit: Unit, like: tuple[Any, ...]) -> Unit | None:
+    """Return a unit of a library, or None if it has none of that name."""
+    if (function := getattr(library, name, None)) is None:
+        _once(f"{unit.__name__} runs as written, many times slower than compiled: Inductor could not write it")
+        return None
+    tensors = [i for i, part in enumerate(like) if isinstance(part, Tensor)]
+    function.argtypes = [ctypes.c_void_p] * len(tensors) + [ctypes.c_int64]
+    tensors_of = operator.itemgetter(*tensors)
+
+    def run(*arguments: Any) -> None:
+        if function(*map(Tensor.data_ptr, tensors_of(arguments)), arguments[0].shape[0]):
+            raise MemoryError("a compiled unit found no memory for its temporaries")
+
+    return run
+
+
+def _open(calls: list[Call]) -> ctypes.PyDLL:
+    """Return the library of these units: the one in the folder, or a new one."""
+    parts = [*_machine(), *(_described(*call) for call in calls)]  # all that the code of a library depends on
+    name = hashlib.sha256("\0".join(parts).encode()).hexdigest()[:24]
+    try:
+        with _folder() as folder:
+            if (found := _kept(folder, name)) is not None:
+                return found
+            with _alone(folder):
+                return _kept(folder, name) or _keep(folder, name, calls)
+    except (OSError, RuntimeError) as error:  # RuntimeError: there is no home
+        _once(f"the CPU codec is compiled by each process for itself, since no folder can keep it: {error}")
+    with tempfile.TemporaryDirectory(prefix="baguakit-") as temporary:
+        return ctypes.PyDLL(str(_make(calls, temporary)))
+
+
+@functools.cache
+def _machine() -> list[str]:
+    """Return a description of this torch, Python, processor, compiler and source."""
+    at = os.path.realpath(compiler() or "")
+    seen = os.stat(at)
+    source = b"".join(file.read_bytes() for file in sorted(Path(__file__).parents[1].rglob("*.py")))
+    try:
+        with open("/proc/cpuinfo", encoding="utf-8", errors="replace") as file:
+            lines = file.read(1 << 14).split("\n\n")[0].splitlines()
+        processor = [line for line in lines if line.split(":")[0].strip() in PROCESSOR]
+    except OSError:
+        processor = [platform.processor(), platform.node()]  # such machines seldom share a home
+    return [
+        *(torch.__version__, str(torch.version.git_version), torch.backends.cpu.get_cpu_capability()),
+        *(sys.implementation.cache_tag or sys.version, sys.platform, platform.machine(), *processor),
+        *(at, str(seen.st_size), str(seen.st_mtime_ns)),
+        hashlib.sha256(source).hexdigest(),
+    ]
+
+
+@contextlib.contextmanager
+def _folder() -> Iterator[str]:
+    """Yield the folder of libraries; raise an OSError unless this user owns it and nobody else can write to it."""
+    base = os.environ.get("XDG_CACHE_HOME", "")
+    path = (Path(base) if os.path.isabs(base) else Path.home() / ".cache") / "baguakit" / "cpu"
+    path.mkdir(mode=0o700, parents=True, exist_ok=True)
+    handle = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        seen = os.fstat(handle)
+        if seen.st_uid != os.geteuid() or seen.st_mode & 0o077:
+            raise PermissionError(f"{path} must be a folder of your own with mode 0700; chmod 700 it, or remove it")
+        # By its handle the folder is the one that was looked at, whatever is done to its path meanwhile.
+        held = f"/proc/self/fd/{handle}"
+        yield held if os.path.isdir(held) else str(path)
+    finally:
+        os.close(handle)
+
+
+def _kept(folder: str, name: str) -> ctypes.PyDLL | None:
+    """Return the library of that name, or None if it is missing or damaged."""
+    whole = (path for path in Path(folder).glob(f"{name}-*.so") if path.stem == f"{name}-{_digest(path)}")
+    return next((ctypes.PyDLL(str(path)) for path in whole), None)
+
+
+def _keep(folder: str, name: str, calls: list[Call]) -> ctypes.PyDLL:
+    """Make a library and move it into the folder in one operation."""
+    with tempfile.TemporaryDirectory(prefix="baguakit-") as build, tempfile.TemporaryDirectory(dir=folder) as beside:
+        made = _make(calls, build)
+        unfinished = shutil.copyfile(made, Path(beside, "unfinished"))
+        for broken in Path(folder).glob(f"{name}-*.so"):
+            broken.unlink()
+        path = Path(folder, f"{name}-{_digest(made)}.so")
+        os.replace(unfinished, path)
+    return ctypes.PyDLL(str(path))
+
+
+def _digest(path: Path) -> str:
+    return hashlib.sha256(path.read_bytes()).hexdigest()[:24]
+
+
+def _make(calls: list[Call], folder: str) -> Path:
+    # A warning, since users who wait should see the reason without setting up logging.
+    _log.warning("baguakit compiles its CPU codec for this machine, which takes about 20 seconds the first time")
+    return inductor.build(inductor.write(calls), folder)
+
+
+@contextlib.contextmanager
+def _alone(folder: str) -> Iterator[None]:
+    """Wait until no other process compiles. A lock goes with its process, however that ends."""
+    import fcntl
+
+    with open(Path(folder, "lock"), "w") as file:
+        began, logged = time.monotonic(), False
+        while (waited := time.monotonic() - began) < PATIENCE:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                time.sleep(0.05)
+            except OSError:  # a file system without locks: several may compile, and what they make is the same
+                break
+            if waited > QUIET and not logged:
+                logged = True
+                _log.info("baguakit waits for another process, which compiles the CPU codec for this machine")
+        yield
