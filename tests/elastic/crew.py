@@ -28,7 +28,7 @@ from baguakit.elastic import rounds
 from baguakit.elastic.carrying import Carrying
 from baguakit.elastic.doors import SILENT, Knocks
 from baguakit.elastic.membership import Membership
-from baguakit.flights import runner as runners
+from baguakit.flights import gradients, runner
 from baguakit.monitor import PeerError
 from bench.netlab import LINK, enter
 
@@ -209,13 +209,13 @@ def die_at(moment: str, model: Any = None, optimizer: Any = None) -> None:
     if moment == "backward":  # of the last parameter but one: some buckets fly
         list(model.parameters())[1].register_hook(die)
     elif moment == "flight":
-        flights, call = [], runners.call_stage
+        flights, call = [], runner.call_stage
 
         def fly(*args: Any) -> Any:
             flights.append(1)
             return call(*args) if len(flights) < 2 else die()
 
-        runners.call_stage = fly
+        gradients.call_stage = runner.call_stage = fly
     elif moment in INNER:
         setattr(*INNER[moment], die)
     elif moment == "optimizer":
