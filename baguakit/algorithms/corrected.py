@@ -84,8 +84,8 @@ class TrackedGradient(OnGraph):
     keeps: ClassVar[bool] = True
     copies: ClassVar[float] = 7
     elementwise: ClassVar = {"q": "zero", "g": "zero"}  # with other ranks Σ q would not be Σ g
-    needs: ClassVar[tuple[str, ...]] = ("column_stochastic",)
-    refusal: ClassVar[str] = (
+    needs = ("column_stochastic",)
+    refusal = (
         "the columns of {topology} do not sum to 1 for {n} ranks, so that sums would drift; "
         "use Ring() or OnePeerExact()"
     )
@@ -131,8 +131,8 @@ class ExactDiffusion(OnGraph):
 
     keeps: ClassVar[bool] = True
     elementwise: ClassVar = {"c": "zero"}  # with other ranks Σ c would not be 0
-    needs: ClassVar[tuple[str, ...]] = ("static", "symmetric", "doubly_stochastic")
-    refusal: ClassVar[str] = (
+    needs = ("static", "symmetric", "doubly_stochastic")
+    refusal = (
         "{stage} corrects by the step before, for which the graph must be static, symmetric and doubly stochastic; "
         "{topology} is not for {n} ranks: use Ring(), or gradient_tracking() on this graph"
     )
@@ -189,8 +189,7 @@ class QuasiGlobalMomentum(OnGraph):
     copies: ClassVar[float] = 10
     elementwise: ClassVar = {"held": "keep", "velocity": "mean"}
     follows: ClassVar[tuple[str, ...]] = ("held",)
-    needs: ClassVar[tuple[str, ...]] = NeighborMean.needs
-    refusal: ClassVar[str] = NeighborMean.refusal
+    needs, refusal = NeighborMean.needs, NeighborMean.refusal
 
     def __post_init__(self) -> None:
         super().__post_init__()

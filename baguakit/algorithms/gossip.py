@@ -67,7 +67,7 @@ from ..lanes import New, temporaries
 from ..primitives import neighbor_mean_
 from ..primitives.compressed import pieces_of, row_pieces
 from ..primitives.neighbors import links, mixed, round_of
-from ..primitives.transports import exchanged
+from ..primitives.transports import bytes_for, exchanged
 from ..rules import Rule, after_step, between_steps
 from ..schedules import Every
 from ..stages import NeighborMean, State
@@ -101,8 +101,8 @@ class PushSum(OnGraph):
     copies: ClassVar[float] = 6
     elementwise: ClassVar = {"z": "keep"}
     follows: ClassVar[tuple[str, ...]] = ("z",)
-    needs: ClassVar[tuple[str, ...]] = ("column_stochastic",)
-    refusal: ClassVar[str] = (
+    needs = ("column_stochastic",)
+    refusal = (
         "the columns of {topology} do not sum to 1 for {n} ranks, so its sum would drift; "
         "use FromDigraph(…) or Exponential()"
     )
@@ -148,12 +148,13 @@ def push_sum(topology: Topology, every: Every = 1) -> Rule:
     return after_step(PushSum(topology), every=every)
 
 
-class Replicas(NamedTuple):
-    """The replicas of a rank for one round of the period, or a piece of them, and the weights of that round."""
+class Piece(NamedTuple):
+    """A piece of the weights of a rank, and of its replicas in one round of the period."""
 
+    x: Tensor
     r: Tensor  # its own replica
     s: Tensor  # Σ_{j ≠ i} w_ij r_j
-    own: float  # w_ii
+    own: float  # w_ii of the round
     weights: dict[int, float]  # w_ij of the others
 
     def pull(self, new: New) -> Tensor:
@@ -190,26 +191,24 @@ class Gossip(OnGraph):
             return x
         c, k = self.compressor, round_of(self.topology, comm)
         own, others, targets = links(self.topology, comm.rank, comm.size, k)
-        whole = Replicas(state["replica"][str(k)], state["neighbors"][str(k)], own, others)
+        r, s = state["replica"][str(k)], state["neighbors"][str(k)]
         runs = row_pieces(x.numel(), 1, x.is_cuda) if c.dense else (slice(x.numel()),)  # sparse ones select from all
-        parts = [(x[run], whole._replace(r=whole.r[run], s=whole.s[run])) for run in runs]
-        lengths = [c._unchecked_row_bytes(len(piece)) for piece, _ in parts]
-        incoming = {p: [torch.empty(1, b, dtype=torch.uint8, device=x.device) for b in lengths] for p in others}
+        parts = [Piece(x[run], r[run], s[run], own, others) for run in runs]
+        incoming = {p: [bytes_for(1, len(each.x), c, x.device) for each in parts] for p in others}
 
         def changes() -> Iterator[Tensor]:
-            for tag, (piece, here) in enumerate(parts):
+            for tag, each in enumerate(parts):
                 with temporaries() as new:
-                    packed = c._unchecked_compress(self._change(piece, here, new).view(1, -1), None, comm.key(tag))
+                    packed = c._unchecked_compress(self._change(each, new).view(1, -1), None, comm.key(tag))
                 yield packed
 
         def mix(i: int, packed: Tensor) -> None:
-            piece, here = parts[i]
             with temporaries() as new:
-                q, received = self._decompressed(packed, here.r, new), {p: each[i] for p, each in incoming.items()}
-                self._mix_(piece, here, q, received, new)
+                q, received = self._decompressed(packed, parts[i].r, new), {p: sent[i] for p, sent in incoming.items()}
+                self._mix_(parts[i], q, received, new)
 
         mine, *sent = tee(changes(), 1 + len(targets))  # all neighbours are sent the same
-        outgoing, left = dict(zip(targets, sent, strict=True)), [len(incoming)] * len(runs)
+        outgoing, left = dict(zip(targets, sent, strict=True)), [len(incoming)] * len(parts)
         comm.agree_on_shares()
         for _, i in exchanged(comm, outgoing, incoming, x.device):
             left[i] -= 1
@@ -231,12 +230,12 @@ class Gossip(OnGraph):
         q = N * (speed.compress + (k + 1) * speed.decompress) + place.copies(7 + 2 * k, load.fp32.size).busy
         return exchange(line, neighbors(line, k, b), k * b, q, pieces_of(N, place.gpu) if c.dense else 1)
 
-    def _change(self, x: Tensor, here: Replicas, new: New) -> Tensor:
+    def _change(self, here: Piece, new: New) -> Tensor:
         """Return what is compressed and sent of a piece."""
-        raise NotImplementedError
+        return torch.sub(here.x, here.r, out=new(here.r))
 
-    def _mix_(self, x: Tensor, here: Replicas, q: Tensor, received: dict[int, Tensor], new: New) -> None:
-        """Update the weights and the replicas of a piece with q and the changes that neighbours sent."""
+    def _mix_(self, here: Piece, q: Tensor, received: dict[int, Tensor], new: New) -> None:
+        """Update a piece with q and the changes that neighbours sent."""
         raise NotImplementedError
 
     def _decompressed(self, packed: Tensor, like: Tensor, new: New) -> Tensor:
@@ -244,7 +243,7 @@ class Gossip(OnGraph):
         out = new(like).view(1, -1)
         return self.compressor._unchecked_decompress(packed, like.numel(), out.dtype, out)[0]
 
-    def _follow(self, here: Replicas, q: Tensor, received: dict[int, Tensor], new: New) -> None:
+    def _follow(self, here: Piece, q: Tensor, received: dict[int, Tensor], new: New) -> None:
         """Add to each replica the change that its rank sent: q to this rank's, `received` to the neighbours'.
 
         A change that is not finite is added to no replica on any rank: all ranks judge by the same bytes.
@@ -264,17 +263,17 @@ def zero_unless_finite(q: Tensor) -> Tensor:
 class DifferenceCompression(Gossip):
     """DCD:  q ← Q(x − r + W r − r);  r ← r + q;  x ← r."""
 
-    needs: ClassVar[tuple[str, ...]] = ("static", "symmetric", "doubly_stochastic")
-    refusal: ClassVar[str] = (
+    needs = ("static", "symmetric", "doubly_stochastic")
+    refusal = (
         "{stage} mixes replicas as old as the round before, for which the graph must be static and symmetric; "
         "{topology} is not for {n} ranks: use Ring() or FullyConnected(), or choco() with gamma=1"
     )
 
-    def _change(self, x: Tensor, here: Replicas, new: New) -> Tensor:
-        return here.pull(new).add_(x).sub_(here.r)
+    def _change(self, here: Piece, new: New) -> Tensor:
+        return here.pull(new).add_(here.x).sub_(here.r)
 
-    def _mix_(self, x: Tensor, here: Replicas, q: Tensor, received: dict[int, Tensor], new: New) -> None:
-        torch.add(here.r, q, out=x)
+    def _mix_(self, here: Piece, q: Tensor, received: dict[int, Tensor], new: New) -> None:
+        torch.add(here.r, q, out=here.x)
         self._follow(here, q, received, new)
 
 
@@ -297,8 +296,8 @@ class Choco(Gossip):
     """CHOCO:  q ← Q(x − r);  r ← r + q;  x ← x + γ (W r − r), with r of their own in each round of W's period."""
 
     gamma: float = 0.5
-    needs: ClassVar[tuple[str, ...]] = ("doubly_stochastic",)
-    refusal: ClassVar[str] = (
+    needs = ("doubly_stochastic",)
+    refusal = (
         "{stage} would move the mean: the matrices of {topology} are not doubly stochastic for {n} ranks; "
         "use OnePeerExact() or Ring()"
     )
@@ -316,12 +315,9 @@ class Choco(Gossip):
             )
         super().check(comm)
 
-    def _change(self, x: Tensor, here: Replicas, new: New) -> Tensor:
-        return torch.sub(x, here.r, out=new(here.r))
-
-    def _mix_(self, x: Tensor, here: Replicas, q: Tensor, received: dict[int, Tensor], new: New) -> None:
+    def _mix_(self, here: Piece, q: Tensor, received: dict[int, Tensor], new: New) -> None:
         self._follow(here, q, received, new)
-        x.add_(here.pull(new).to(x.dtype), alpha=self.gamma)
+        here.x.add_(here.pull(new).to(here.x.dtype), alpha=self.gamma)
 
 
 @checked

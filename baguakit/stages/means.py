@@ -148,8 +148,8 @@ class NeighborMean(OnGraph):
 
     averages: ClassVar[bool] = True
     keeps: ClassVar[bool] = True
-    needs: ClassVar[tuple[str, ...]] = ("doubly_stochastic",)
-    refusal: ClassVar[str] = (
+    needs = ("doubly_stochastic",)
+    refusal = (
         "{topology} is not doubly stochastic for {n} ranks, so its mean would drift; "
         "use Ring() or OnePeerExact(), or push_sum for a directed graph"
     )

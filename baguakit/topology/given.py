@@ -104,19 +104,6 @@ class FromMatrix(Given):
         laps = (n for n in range(1, len(stored) + 1) if stored[:n] * (len(stored) // n) == stored)
         vars(self).update(rounds=stored[: next(laps)], ranks=len(stored[0]))
 
-    @classmethod
-    def metropolis(cls, matrix: Any) -> "FromMatrix":
-        """Return the topology with the graph of this matrix, or of each round, and Metropolis weights.
-
-        Two ranks are neighbours if either has a weight for the other:
-        W_ij = 1 / max(d_i, d_j), d_i the number of neighbours of i plus 1;  W_ii = 1 − Σ_j W_ij.
-        """
-        rounds = []
-        for mixing, _ in _matrices(matrix):
-            rows = metropolis_rows([np.flatnonzero(row).tolist() for row in (mixing != 0) | (mixing.T != 0)])
-            rounds.append([[row.get(peer, 0.0) for peer in range(len(rows))] for row in rows])
-        return cls(rounds)
-
     def _rows_of(self, given: tuple[Any, ...]) -> Rows:
         return [{peer: weight for peer, weight in enumerate(row) if weight} for row in given]
 
@@ -152,7 +139,7 @@ def _matrices(given: Any) -> list[tuple[NDArray[np.float64], str]]:
 
 def _doubly_stochastic(mixing: NDArray[np.float64], where: str) -> NDArray[np.float64]:
     """Return the matrix, rounding errors corrected; raise ValueError if it is not doubly stochastic otherwise."""
-    instead = "FromMatrix.metropolis(matrix) gives its graph Metropolis weights, which are doubly stochastic"
+    instead = "FromGraph(numpy.argwhere(matrix)) gives its graph Metropolis weights, which are doubly stochastic"
     for row, column in np.argwhere(~np.isfinite(mixing) | (mixing < -_ROUNDING))[:1]:
         weight = f"the weight {mixing[row, column]:.9g} in row {row}, column {column} of {where}"
         raise ValueError(f"{weight} is negative or not finite, and a mean has no such weights; {instead}")
@@ -182,12 +169,6 @@ def _doubly_stochastic(mixing: NDArray[np.float64], where: str) -> NDArray[np.fl
 def _sums(mixing: NDArray[np.float64]) -> NDArray[np.float64]:
     """Return the sums of the rows, then of the columns, each rounded once."""
     return np.array([fsum(line) for line in (*mixing, *mixing.T)])
-
-
-def metropolis_rows(neighbors: list[list[int]]) -> Rows:
-    """Return the Metropolis weights of all ranks from the neighbours of each, itself among them or not."""
-    near = [{rank, *peers} for rank, peers in enumerate(neighbors)]
-    return [dict(metropolis(rank, near.__getitem__)) for rank in range(len(near))]
 
 
 class FromGraph(Given):
@@ -228,7 +209,8 @@ class FromGraph(Given):
             )
 
     def _rows_of(self, given: tuple[Any, ...]) -> Rows:
-        return metropolis_rows(one_edge_after(self.ranks, both_ways(given)))
+        near = [[rank, *peers] for rank, peers in enumerate(one_edge_after(self.ranks, both_ways(given)))]
+        return [dict(metropolis(rank, near.__getitem__)) for rank in range(self.ranks)]
 
 
 class FromDigraph(Given):
