@@ -111,6 +111,7 @@ def test_the_list_is_of_all_there_is():
         "MeasuredCompressor",
         "MeasuredStage",
         "Noting",
+        "Ternary",
         "OnGraph",
         "_OnePeer",
     }

@@ -50,7 +50,7 @@ from functools import lru_cache
 from typing import ClassVar, NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, float32
 
 from ..arguments import check_fields, checked, pair, real
 from ..buckets import Bucket, pieces
@@ -59,7 +59,7 @@ from ..compressors import Compressor, TopK
 from ..costs import Cost, Load, Place
 from ..keeping import finite, update_if_finite_
 from ..lanes import temporaries
-from ..primitives.transports import gathered, scattered
+from ..primitives.compressed import mean_of_shards
 from ..rules import Rule, during_backward
 from ..stages import ErrorFeedback, SparseMean, Stage, State
 from ..stages.means import Around
@@ -98,7 +98,9 @@ class MajorityVote(Stage):
         with temporaries() as new:
             c, part = new(m), new(m)
             torch.mul(m, self.beta1, out=c).add_(torch.mul(g, 1 - self.beta1, out=part))
-            d = voted_(signs_(c, part), comm)
+            d = signs_(c, part)
+            if comm.size > 1 and d.numel():
+                mean_of_shards(d, Ternary(), comm, None)
             ok = finite(d)
             torch.mul(g, 1 - self.beta2, out=c)  # before x, which may be g, is overwritten
             x.copy_(d)
@@ -110,7 +112,7 @@ class MajorityVote(Stage):
         n = place.ranks
         if n == 1:
             return place.copies(12, load.fp32.size)
-        return place.shards(shard_bytes(load.values, n), place.copies(18, load.fp32.size).busy)
+        return place.shards(Ternary().row_bytes(-(-load.values // n)), place.copies(18, load.fp32.size).busy)
 
 
 def signs_(x: Tensor, out: Tensor) -> Tensor:
@@ -118,43 +120,26 @@ def signs_(x: Tensor, out: Tensor) -> Tensor:
     return torch.sub(x, x, out=out).add_(x.sign_())  # x − x is 0 or NaN
 
 
-def voted_(v: Tensor, comm: Comm) -> Tensor:
-    """Replace fp32 signs (N,) by the sign of their sum over all ranks: shards are scattered, counted and gathered."""
-    n, N = comm.size, v.numel()
-    if n == 1 or N == 0:
-        return v
-    b = shard_bytes(N, n)
-    votes, signs = torch.empty(2, n, b, dtype=torch.uint8, device=v.device)
+class Ternary(Compressor):
+    """Rows of fp32 signs, five in a byte; missing signs count as 0. The mean of rows is their majority."""
 
-    def counted(i: int) -> Tensor:
-        count = unpacked(votes.view(-1)).view(n, -1).sum(0)  # of whole numbers: exact in any order
-        return packed(signs_(count, torch.empty_like(count)), b).view(1, b)
+    def row_bytes(self, n: int) -> int:
+        return -(-n // DIGITS)
 
-    comm.agree_on_shares()
-    heard = scattered(comm, [votes], lambda i, ranks: packed(v, n * b).view(n, b)[ranks])
-    for _ in gathered(comm, [signs], map(counted, heard), tag=1):
-        v.copy_(unpacked(signs.view(-1))[:N])
-    return v
+    def compress(self, x: Tensor, residual: Tensor | None = None, key: int = 0) -> Tensor:
+        signs = torch.nn.functional.pad(x, (0, -x.shape[1] % DIGITS)).view(-1, DIGITS)
+        powers, _ = tables(x.device)
+        codes = torch.mv(signs, powers)  # whole numbers, exact in any precision
+        return codes.add_(3**DIGITS // 2).nan_to_num_(NOT_FINITE).to(torch.uint8).view(len(x), -1)
 
+    def decompress(self, packed: Tensor, n: int, dtype: torch.dtype = float32, out: Tensor | None = None) -> Tensor:
+        _, signs = tables(packed.device)
+        rows = signs.index_select(0, packed.flatten().int()).view(len(packed), -1)[:, :n]
+        return rows.to(dtype) if out is None else out.copy_(rows)
 
-def shard_bytes(values: int, ranks: int) -> int:
-    """Return the bytes of one shard if `values` are divided among `ranks`."""
-    return -(-values // (DIGITS * ranks))
-
-
-def packed(signs: Tensor, length: int) -> Tensor:
-    """Return `length` bytes of five signs each; missing signs count as 0."""
-    missing = DIGITS * length - signs.numel()
-    rows = torch.nn.functional.pad(signs, (0, missing)) if missing else signs
-    powers, _ = tables(signs.device)
-    codes = torch.mv(rows.view(length, DIGITS), powers)  # whole numbers, exact in any precision
-    return codes.add_(3**DIGITS // 2).nan_to_num_(NOT_FINITE).to(torch.uint8)
-
-
-def unpacked(codes: Tensor) -> Tensor:
-    """Return the signs in bytes (length,) as fp32 (5 · length,)."""
-    _, signs = tables(codes.device)
-    return signs.index_select(0, codes.int()).view(-1)
+    def reduce(self, packed: Tensor, n: int, residual: Tensor | None = None, key: int = 0) -> Tensor:
+        count = self._unchecked_decompress(packed, n, float32, None).sum(0, keepdim=True)  # exact in any order
+        return self._unchecked_compress(signs_(count, torch.empty_like(count)), None, key)
 
 
 @lru_cache(maxsize=64)

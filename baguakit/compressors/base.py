@@ -5,7 +5,7 @@ from functools import wraps
 from typing import Any, ClassVar
 
 import torch
-from torch import Tensor
+from torch import Tensor, float32
 
 from ..arguments import Doors, instance, integer, message, real, several, tensor
 from ..expressions import expression
@@ -14,7 +14,7 @@ from ..kernels.cpu.units import COMPILED_VALUES
 from ..kernels.operators import uploaded
 
 MOST = 1 << 48  # values of a row: what is more was not meant
-FLOATS = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
+FLOATS = (float32, torch.bfloat16, torch.float16, torch.float64)
 PROBE = COMPILED_VALUES + 16  # values in each of five rows: enough for every compiled path, whole blocks and a rest
 UNPADDED = COMPILED_VALUES - 1024  # of fewer values a CPU compiles nothing, even if they are padded for 1024 ranks
 
@@ -37,10 +37,9 @@ class Checks:
 
     @staticmethod
     def decompress(
-        codec: Any, packed: Tensor, n: int, dtype: torch.dtype = torch.float32, out: Tensor | None = None
+        codec: Any, packed: Tensor, n: int, dtype: torch.dtype = float32, out: Tensor | None = None
     ) -> tuple[Any, ...]:
-        n = integer("n", n, 0)
-        packed = packed_of(packed, codec, n)
+        packed = packed_of(packed, codec, n := integer("n", n, 0))
         check_dtype("dtype", dtype)
         if out is not None:
             check_dtype("out", instance("out", out, Tensor, "a tensor").dtype)
@@ -61,15 +60,14 @@ class Checks:
             given = tensor("weights", weights)
         else:
             listed = [real("weights", w) for w in several("weights", weights, "a list of numbers")]
-            given = torch.tensor(listed, dtype=torch.float32)
+            given = torch.tensor(listed, dtype=float32)
         if given.shape != (len(packed),) or given.is_complex():
             raise ValueError(message("weights", f"as many numbers as there are packed rows, {len(packed)}", weights))
-        return out, packed, uploaded(given.to(torch.float32), packed.device).contiguous()
+        return out, packed, uploaded(given.to(float32), packed.device).contiguous()
 
     @staticmethod
     def reduce(codec: Any, packed: Tensor, n: int, residual: Tensor | None = None, key: int = 0) -> tuple[Any, ...]:
-        n = integer("n", n, 0)
-        packed = packed_of(packed, codec, n)
+        packed = packed_of(packed, codec, n := integer("n", n, 0))
         integer("key", key, None)
         if not len(packed):
             raise ValueError(message("packed", "one row or more, to take the mean of", packed))
@@ -106,9 +104,7 @@ class Compressor(Doors):
         """
         raise NotImplementedError
 
-    def decompress(
-        self, packed: Tensor, n: int, dtype: torch.dtype = torch.float32, out: Tensor | None = None
-    ) -> Tensor:
+    def decompress(self, packed: Tensor, n: int, dtype: torch.dtype = float32, out: Tensor | None = None) -> Tensor:
         """Return the values (rows, n) of packed rows, written into `out` if given."""
         raise NotImplementedError
 
@@ -143,7 +139,7 @@ class Compressor(Doors):
             )
         )
 
-    def warm_up(self, device: torch.device | str, dtype: torch.dtype = torch.float32, values: int = PROBE) -> None:
+    def warm_up(self, device: torch.device | str, dtype: torch.dtype = float32, values: int = PROBE) -> None:
         """Compile before the first step all that it needs, for tensors of `values` on a device.
 
         Compile for values of `dtype`, and of float32, the dtype of residuals and replicas. On a CPU nothing is compiled
@@ -152,9 +148,9 @@ class Compressor(Doors):
         if warmed(device, dtype, values) == "cpu" and values < UNPADDED:
             return
         with torch.no_grad(), units.together():
-            for each in dict.fromkeys((torch.float32, dtype)):
+            for each in dict.fromkeys((float32, dtype)):
                 x = torch.zeros(5, PROBE, dtype=each, device=device)
-                residual = torch.zeros_like(x, dtype=torch.float32)
+                residual = torch.zeros_like(x, dtype=float32)
                 packed = self.compress(x, residual)
                 self.compress(x[:1])
                 self.decompress(packed, PROBE, each, out=x)
@@ -211,7 +207,7 @@ def residual_of(residual: Tensor | None, shape: Sequence[int], beside: Tensor) -
     """Return the residual, once its shape, dtype and device have been checked; None if there is none."""
     if residual is None:
         return None
-    if instance("residual", residual, Tensor, "a tensor").dtype != torch.float32:
+    if instance("residual", residual, Tensor, "a tensor").dtype != float32:
         raise TypeError(
             f"a residual is float32 whatever the values are, not {residual.dtype}, which would lose it again"
         )

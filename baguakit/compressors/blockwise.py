@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
-from torch import Tensor
+from torch import Tensor, float32
 
 from ..arguments import check_fields, describe, integer
 from ..kernels import operators
@@ -48,9 +48,7 @@ class Blockwise(Compressor):
     def compress(self, x: Tensor, residual: Tensor | None = None, key: int = 0) -> Tensor:
         return operators.compress(x, self.form.name, self.block, residual, self._drawn(key))
 
-    def decompress(
-        self, packed: Tensor, n: int, dtype: torch.dtype = torch.float32, out: Tensor | None = None
-    ) -> Tensor:
+    def decompress(self, packed: Tensor, n: int, dtype: torch.dtype = float32, out: Tensor | None = None) -> Tensor:
         out = torch.empty(len(packed), n, dtype=dtype, device=packed.device) if out is None else out
         operators.decompress_(out, self.form.name, packed, self.block, None)
         return out

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
-from torch import Tensor
+from torch import Tensor, float32
 
 from .base import Compressor
 
@@ -24,9 +24,7 @@ class Cast(Compressor):
             residual.copy_(x.float() - sent.float())
         return sent.view(torch.uint8)
 
-    def decompress(
-        self, packed: Tensor, n: int, dtype: torch.dtype = torch.float32, out: Tensor | None = None
-    ) -> Tensor:
+    def decompress(self, packed: Tensor, n: int, dtype: torch.dtype = float32, out: Tensor | None = None) -> Tensor:
         rows = packed.view(self.dtype)
         return rows.to(dtype, copy=True) if out is None else out.copy_(rows)
 
@@ -37,7 +35,7 @@ class Cast(Compressor):
         return out.copy_(total)
 
     def reduce(self, packed: Tensor, n: int, residual: Tensor | None = None, key: int = 0) -> Tensor:
-        total = torch.zeros(n, dtype=torch.float32, device=packed.device)
+        total = torch.zeros(n, dtype=float32, device=packed.device)
         for row in packed.view(self.dtype):
             total += row
         mean = total / total.new_full((1,), len(packed))

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
-from torch import Tensor
+from torch import Tensor, float32
 
 from ..arguments import check_fields, integers, message, real
 from ..buckets import Bucket
@@ -133,9 +133,7 @@ class Noting(Compressor):
         packed = self.inner._unchecked_compress(x, residual, key)
         return torch.cat([packed, self.note.expand(len(packed), NOTE)], 1)
 
-    def decompress(
-        self, packed: Tensor, n: int, dtype: torch.dtype = torch.float32, out: Tensor | None = None
-    ) -> Tensor:
+    def decompress(self, packed: Tensor, n: int, dtype: torch.dtype = float32, out: Tensor | None = None) -> Tensor:
         self.heard.append(packed[:, -1].amax())
         return self.inner._unchecked_decompress(packed[:, :-NOTE].contiguous(), n, dtype, out)
 

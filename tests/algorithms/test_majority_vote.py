@@ -8,7 +8,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from training import flat, loss, net, run_steps
 
 import baguakit as bk
-from baguakit.algorithms.signs import MajorityVote, packed, unpacked
+from baguakit.algorithms.signs import MajorityVote, Ternary
 
 LION = MajorityVote(0.9, 0.99)
 BY_NAME = {"signum": bk.algorithms.signum(), "lion_vote": bk.algorithms.lion_vote()}
@@ -34,10 +34,13 @@ def test_the_names_are_settings_of_one_stage():
 def test_five_signs_are_a_byte():
     """Every byte up to 242 has five signs of its own, and every other says that they are not finite."""
     codes = torch.arange(256, dtype=torch.uint8)
-    signs = unpacked(codes)
-    assert torch.equal(packed(signs, 256), codes.clamp(max=243).where(codes < 243, 255))
+    signs = Ternary().decompress(codes.view(1, -1), 5 * 256)
+    assert torch.equal(Ternary().compress(signs)[0], codes.clamp(max=243).where(codes < 243, 255))
+    signs = signs[0]
     assert signs[: 5 * 243].unique().tolist() == [-1, 0, 1] and signs[5 * 243 :].isnan().all()
-    assert torch.equal(unpacked(packed(signs[:7], 2))[:10], torch.cat([signs[:7], torch.zeros(3)]))
+    seven = Ternary().compress(signs[:7].view(1, -1))
+    assert seven.shape == (1, 2)
+    assert torch.equal(Ternary().decompress(seven, 10)[0], torch.cat([signs[:7], torch.zeros(3)]))
 
 
 @pytest.mark.parametrize("name, betas", [("signum", (0.9, 0.9)), ("lion_vote", (0.9, 0.99))])
