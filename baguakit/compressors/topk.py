@@ -117,8 +117,8 @@ class TopK(Compressor):
         return self.chunk, self._kept_of(self.chunk), self._kept_of(n % self.chunk)
 
     def _values(self, packed: Tensor, count: int) -> Tensor | None:
-        """Return the values of packed rows in fp32; None if that is how they lie there."""
-        if self.values is None:
+        """Return the values of packed rows in fp32; None if that is how they lie there, or there are none."""
+        if self.values is None or count == 0:
             return None
         sent = packed[:, topk.values_at(count, self.chunk) :].contiguous()
         return self.values._unchecked_decompress(sent, count, torch.float32, None)
