@@ -119,10 +119,10 @@ class Compressor(Doors):
         """
         raise NotImplementedError
 
-    def _mean_of(self, packed: Tensor, out: Tensor) -> Tensor:
+    def _mean_of(self, packed: Tensor, out: Tensor) -> None:
         """Overwrite `out` (n,) with the mean of packed rows, added one after another."""
         weights = torch.full((len(packed),), 1 / len(packed), dtype=torch.float32, device=out.device)
-        return self._unchecked_add(out.zero_(), packed, weights)
+        self._unchecked_add(out.zero_(), packed, weights)
 
     # The methods as they are written, for primitives.
     _unchecked_row_bytes: Callable[[int], int]

@@ -87,8 +87,8 @@ class TopK(Compressor):
     def add_(self, out: Tensor, packed: Tensor, weights: Sequence[float] | Tensor) -> Tensor:
         return self._add(out, packed, torch.as_tensor(weights), None)
 
-    def _mean_of(self, packed: Tensor, out: Tensor, ok: Tensor | None = None) -> Tensor:
-        return self._add(out, packed, None, ok)
+    def _mean_of(self, packed: Tensor, out: Tensor, ok: Tensor | None = None) -> None:
+        self._add(out, packed, None, ok)
 
     def _add(self, out: Tensor, packed: Tensor, weights: Tensor | None, ok: Tensor | None) -> Tensor:
         values = self._values(packed, self.kept(len(out)))
@@ -101,11 +101,13 @@ class TopK(Compressor):
     def warm_up(self, device: torch.device | str, dtype: torch.dtype = torch.float32, values: int = PROBE) -> None:
         """Compile before the first step all that it needs, for a row of `values` on a device."""
         if warmed(device, dtype, values) != "cpu" and values:
-            x = torch.zeros(1, values, dtype=dtype, device=device)
-            self.compress(x, torch.empty_like(x, dtype=torch.float32))
-            packed = self.compress(x)
-            self.add_(x[0], packed, [1.0])
-            self._mean_of(packed, x[0])
+            ok = torch.empty((), dtype=torch.bool, device=device)
+            for each in dict.fromkeys((torch.float32, dtype)):
+                x = torch.zeros(1, values, dtype=each, device=device)
+                self.compress(x, torch.empty_like(x, dtype=torch.float32))
+                packed = self._compress_asking(x, None, 0, ok)
+                self.add_(x[0], packed, [1.0])
+                self._mean_of(packed, x[0], ok)
         if self.values is not None:
             self.values.warm_up(device, torch.float32, self.kept(values))
 

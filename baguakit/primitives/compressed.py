@@ -10,7 +10,7 @@ from torch import Tensor, strided
 from ..arguments import describe, instance, message, several
 from ..buckets import real
 from ..comm import Comm, check_comm
-from ..compressors import Compressor
+from ..compressors import Compressor, TopK
 from ..compressors.base import check_dense
 from ..compressors.blockwise import Blockwise
 from ..kernels.cpu.units import COMPILED_VALUES
@@ -292,6 +292,12 @@ def sparse_mean_(x: Tensor, compressor: Compressor, comm: Comm, residual: Tensor
     instance("compressor", compressor, Compressor, "a compressor such as TopK(0.01)")
     if residual is not None:
         check_residual(residual, x)
+    sparse_mean_telling_(x, compressor, comm, residual)
+    return x
+
+
+def sparse_mean_telling_(x: Tensor, compressor: Compressor, comm: Comm, residual: Tensor | None) -> Tensor | None:
+    """Average the flat `x` as `sparse_mean_` does; return what `mean_telling_` does, on a GPU of `TopK`."""
     sent, plain = (
         (comm.size - 1) * compressor._unchecked_row_bytes(x.numel()),
         2 * (comm.size - 1) * x.nbytes // comm.size,
@@ -300,7 +306,11 @@ def sparse_mean_(x: Tensor, compressor: Compressor, comm: Comm, residual: Tensor
     if comm.size == 1 or x.numel() == 0:
         if residual is not None:
             residual.zero_()
-        return x
-    row = x.view(1, -1)
-    packed = compressor._unchecked_compress(row, None if residual is None else residual.view(1, -1), comm.key())
-    return compressor._mean_of(comm.all_gather(packed), x)
+        return None
+    row, lost = x.view(1, -1), None if residual is None else residual.view(1, -1)
+    if x.is_cuda and isinstance(compressor, TopK):
+        ok = torch.empty((), dtype=torch.bool, device=x.device)
+        compressor._mean_of(comm.all_gather(compressor._compress_asking(row, lost, comm.key(), ok)), x, ok)
+        return ok
+    compressor._mean_of(comm.all_gather(compressor._unchecked_compress(row, lost, comm.key())), x)
+    return None

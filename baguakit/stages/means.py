@@ -16,7 +16,7 @@ from ..costs import Cost, Load, Place, all_gather, all_reduce, degree, exchange,
 from ..keeping import finite, room_for, update_if_finite_
 from ..lanes import Phases, temporaries
 from ..primitives import compressed_mean_, mean_, neighbor_mean_, sparse_mean_
-from ..primitives.compressed import in_one_hop, mean_telling_, pays, pieces_of
+from ..primitives.compressed import in_one_hop, mean_telling_, pays, pieces_of, sparse_mean_telling_
 from ..primitives.neighbors import is_mean
 from ..topology import Topology
 from .base import Carry, Stage, State
@@ -306,6 +306,8 @@ class ErrorFeedback(Around):
             y, ok = fed, None
             if type(self.inner) is CompressedMean and fed.is_contiguous():
                 ok = mean_telling_(fed, self.inner.compressor, comm, lost)
+            elif type(self.inner) is SparseMean and fed.is_contiguous():
+                ok = sparse_mean_telling_(fed, self.inner.compressor, comm, lost)
             else:
                 y = self.inner(fed, state["inner"], comm, residual=lost)  # type: ignore[call-arg]
             update_if_finite_(e, lost, where=finite(y) if ok is None else ok)

@@ -25,6 +25,7 @@ COLLECTIVES = ["all_reduce", "reduce_scatter", "all_gather", "all_reduce_later",
 TOGETHER = {  # where the flights of several buckets decide together: the decision, which comes once, included
     "bytegrad(error_feedback=True)": (6, 2),
     "power_sgd()": (16, 3),
+    "top_k()": (6, 1),
 }
 MOST = {  # kernels and collectives
     "gradient_allreduce()": (2, 2),
@@ -33,7 +34,7 @@ MOST = {  # kernels and collectives
     "hierarchical(bytegrad())": (6, 4),
     "bytegrad(error_feedback=True)": (6, 2),
     "power_sgd()": (18, 3),
-    "top_k()": (8, 1),
+    "top_k()": (6, 1),
 }
 
 
