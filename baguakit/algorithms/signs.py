@@ -214,7 +214,7 @@ class InCosines(Around):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.inner.remembers() or self.inner.wants_shapes():
+        if self.inner.remembers() or any(each.needs_shapes for each in self.inner.whole()):
             raise TypeError(
                 f"InCosines gives coefficients without shapes to a stage that remembers nothing, not {self.inner!r}; "
                 "say ErrorFeedback(InCosines(…)), not InCosines(ErrorFeedback(…))"

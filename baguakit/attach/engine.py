@@ -263,7 +263,7 @@ class Engine(Life[AttachSetup]):
         """Return True if a rule takes its first step and copies the weights: they may be others than at `attach`."""
         first = rule.begun(self.clock.step) and not rule.begun(self.clock.step - 1)
         known = self.loaded is not None and rule.begun(self.loaded)
-        return first and not known and rule.stage.copies_weights()
+        return first and not known and any(each.follows for each in rule.stage.whole())
 
     @torch.no_grad()
     def end_step(self) -> None:

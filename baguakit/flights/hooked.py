@@ -95,7 +95,7 @@ class HookRunner(RuleRunner):
 
         def fly(flat: Tensor, comm: Comm) -> None:
             try:
-                with contextlib.nullcontext() if joint is None else joint.flight(state, stage.guards(), lambda: flat):
+                with contextlib.nullcontext() if joint is None else joint.flight(state, self.guards, lambda: flat):
                     call_unscaled(stage, flat, state, comm, scale, mean, out)
             finally:
                 landed(flat if out is None else out)

@@ -123,7 +123,7 @@ class RuleRunner:
     def __post_init__(self) -> None:
         stage = self.rule.stage
         self.label, self.outline = repr(self.rule), outline(stage)  # in words; in few, for profilers and figures
-        self.guards = stage.guards()  # it changes its state by `update_if_finite_` only
+        self.guards = all(each.keeps for each in stage.whole())  # it changes its state by `update_if_finite_` only
         self.in_phases = has_phases(stage)
         self.chosen = chooses(stage)  # its weights are chosen in each round
         self.ledgers = [self.new_ledger(i) for i in range(len(self.buckets))]

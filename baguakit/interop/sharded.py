@@ -268,7 +268,7 @@ class ShardedLife(HookLife):
         if runner is None:
             return False
         stage, (unit, layout) = runner.rule.stage, self.hooks[i]
-        if not (stage.remembers() or stage.wants_shapes()):
+        if not (stage.remembers() or any(each.needs_shapes for each in stage.whole())):
             layout = []
         elif sum(shard.numel() for shard in layout) != x.numel():
             raise RuntimeError(

@@ -6,11 +6,11 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
-from ..arguments import describe, instance, message, real, several, tensor, truth
+from ..arguments import describe, instance, real, tensor, truth
 from ..comm import Comm, check_comm
 from ..kernels import operators as mixing_ops
 from ..topology import Chosen, Topology
-from ..topology.chosen import Choice
+from ..topology.chosen import Choice, weights_in
 from .compressed import mean_, on_flat
 
 
@@ -93,15 +93,6 @@ def chosen_in(topology: Topology, comm: Comm, device: torch.device) -> tuple[Cho
         agreed = agreed_targets(comm, device, choice.sources, choice.factors, check=True)
         topology.targets_agreed = agreed if topology.one_round else None
     return choice, agreed
-
-
-def weights_in(name: str, given: Mapping[int, float] | Iterable[int]) -> dict[int, float]:
-    """Return the weights of peers, checked as far as a rank can check them alone: a list means 1 each."""
-    if isinstance(given, Mapping):
-        return {peer: real(f"each weight in {name}", weight) for peer, weight in given.items()}
-    if name == "src_weights":
-        raise TypeError(message(name, "a dict {rank: weight}", given))
-    return dict.fromkeys(several(name, given, "a dict {rank: weight}, or a list of ranks"), 1.0)
 
 
 @torch.no_grad()

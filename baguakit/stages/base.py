@@ -118,21 +118,9 @@ class Stage(Doors):
         """Return whether it is declared that a flight depends on the flights before it; `remembered` asks a state."""
         return bool(self.elementwise) or any(inner.remembers() for inner in self.nested().values())
 
-    def wants_shapes(self) -> bool:
-        """Return whether it, or a stage in it, works on the parameters' shapes."""
-        return self.needs_shapes or any(inner.wants_shapes() for inner in self.nested().values())
-
     def wants_groups(self) -> frozenset[str]:
         """Return the groups of a Comm that it, and the stages in it, send through."""
         return frozenset(self.needs_groups).union(*(inner.wants_groups() for inner in self.nested().values()))
-
-    def copies_weights(self) -> bool:
-        """Return whether the state holds copies of the weights."""
-        return bool(self.follows) or any(inner.copies_weights() for inner in self.nested().values())
-
-    def guards(self) -> bool:
-        """Return whether it, and every stage in it, changes its state by `update_if_finite_` only."""
-        return self.keeps and all(inner.guards() for inner in self.nested().values())
 
     def __repr__(self) -> str:
         return expression(self)

@@ -199,7 +199,7 @@ class Hierarchical(Around):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.inner.wants_shapes():
+        if any(each.needs_shapes for each in self.inner.whole()):
             raise TypeError(
                 f"{self.inner!r} needs the shapes of the parameters, and Hierarchical gives it shards without any"
             )

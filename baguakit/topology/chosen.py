@@ -5,7 +5,7 @@ from dataclasses import dataclass, fields, is_dataclass, replace
 from math import fsum
 from typing import Any, NoReturn
 
-from ..arguments import describe, instance, real, several
+from ..arguments import describe, message, real, several
 from .base import Topology
 
 _ROUNDING = 1e-6  # the error of single precision
@@ -65,16 +65,17 @@ class Chosen(Topology):
             TypeError: `src_weights` is not a mapping, a rank not a whole number, or a weight not a number.
             ValueError: a weight is not finite; or the weights do not sum to 1 and `dst_weights` has no factors.
         """
-        instance("src_weights", src_weights, Mapping, "a mapping such as {3: 0.5}, or {}")
-        multiplied = isinstance(dst_weights, Mapping)  # then others multiply as well, by factors unknown here
-        if dst_weights is not None and not multiplied:
-            ranks = "a list of ranks, or a mapping such as {3: 0.5}"
-            dst_weights = dict.fromkeys(several("dst_weights", dst_weights, ranks), 1.0)
-        sources = _weights("src_weights", src_weights)
-        factors = None if dst_weights is None else _weights("dst_weights", dst_weights)
+        sources = weights_in("src_weights", src_weights)
+        factors = None if dst_weights is None else weights_in("dst_weights", dst_weights)
+        for name, ranks in (("src_weights", sources), ("dst_weights", factors or {})):
+            for rank in ranks:
+                if not isinstance(rank, int) or isinstance(rank, bool):
+                    raise TypeError(f"each rank in {name} is a whole number, not {describe(rank)}")
+        sources = dict(sorted(sources.items()))
         heard = fsum(sources.values())
         own = 1 - heard if self_weight is None else real("self_weight", self_weight)
-        if not multiplied and abs(own + heard - 1) > _ROUNDING:
+        # Where this rank multiplies what it sends, others do, too, by factors unknown here.
+        if not isinstance(dst_weights, Mapping) and abs(own + heard - 1) > _ROUNDING:
             raise ValueError(
                 f"self_weight={own} and src_weights={sources} sum to {own + heard}, not 1; "
                 "leave out self_weight= to use the rest"
@@ -139,8 +140,10 @@ def as_chosen(stage: Any) -> Any:
     return replace(stage, **{name: as_chosen(value) for name, value in held.items() if chooses(value)})
 
 
-def _weights(name: str, given: Any) -> dict[int, float]:
-    for rank in given:
-        if not isinstance(rank, int) or isinstance(rank, bool):
-            raise TypeError(f"each rank in {name} is a whole number, not {describe(rank)}")
-    return {rank: real(f"{name}[{rank}]", given[rank]) for rank in sorted(given)}
+def weights_in(name: str, given: Mapping[int, float] | Iterable[int]) -> dict[int, float]:
+    """Return the weights of ranks; a list means 1 each."""
+    if not isinstance(given, Mapping):
+        if name == "src_weights":
+            raise TypeError(message(name, "a mapping such as {3: 0.5}, or {}", given))
+        given = dict.fromkeys(several(name, given, "a list of ranks, or a mapping such as {3: 0.5}"), 1.0)
+    return {rank: real(f"{name}[{rank!r}]", weight) for rank, weight in given.items()}

@@ -18,7 +18,7 @@ SMALL = 8  # up to this number of ranks weights are printed as fractions; above 
 
 
 def draw(name: str, matrices: list[NDArray[np.float64]], period: int, exact: int | None) -> "Figure":
-    """Draw the graph and the mixing matrix of each round: below each other, or side by side for one round.
+    """Draw the graph of each round, and its mixing matrix below.
 
     `name` builds the topology; `exact` is the number of rounds that give the exact mean, or None.
     """

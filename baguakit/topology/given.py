@@ -194,7 +194,7 @@ class FromGraph(Given):
     facts = ("symmetric", "doubly_stochastic")  # the graph is undirected; rows sum to 1
 
     def __init__(self, graph: Any) -> None:
-        if _value(getattr(graph, "is_directed", False)):
+        if hasattr(graph, "is_directed") and graph.is_directed():
             raise ValueError(
                 "FromGraph takes an undirected graph, since Metropolis weights are symmetric; "
                 "pass graph.to_undirected(), use FromDigraph(graph) with push_sum, or set weights with FromMatrix(...)"
@@ -265,7 +265,7 @@ def read_graphs(graphs: list[Any], taker: str) -> tuple[list[Any], list[set[tupl
     for graph in graphs:
         try:
             if hasattr(graph, "nodes") and hasattr(graph, "edges"):
-                some, pairs = list(_value(graph.nodes)), [(a, b) for a, b, *_ in _value(graph.edges)]
+                some, pairs = list(graph.nodes), [(a, b) for a, b, *_ in graph.edges]
             else:
                 # Values of a tensor equal no other's.
                 pairs = [(a, b) for a, b in (graph.tolist() if hasattr(graph, "tolist") else graph)]
@@ -286,11 +286,6 @@ def read_graphs(graphs: list[Any], taker: str) -> tuple[list[Any], list[set[tupl
     for unknown in (node for pairs in listed for pair in pairs for node in pair if node not in rank):
         raise ValueError(f"an edge of the graph ends at {unknown!r}, which is not among its nodes")
     return nodes, [{(rank[a], rank[b]) for a, b in pairs if a != b} for pairs in listed]
-
-
-def _value(attribute: Any) -> Any:
-    """Return the result of a method, or the attribute itself: libraries differ."""
-    return attribute() if callable(attribute) else attribute
 
 
 def _rounds(graph: Any) -> list[Any]:

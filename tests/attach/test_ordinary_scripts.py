@@ -37,7 +37,8 @@ def test_weights_written_between_steps_are_kept(algorithm, write):
 
 
 @pytest.mark.parametrize(
-    "algorithm", [each for each in ALGORITHMS if any(stage.copies_weights() for stage in stages(made(each)))]
+    "algorithm",
+    [each for each in ALGORITHMS if any(part.follows for stage in stages(made(each)) for part in stage.whole())],
 )
 def test_copies_of_the_weights_follow_a_checkpoint_loaded_after_attach(algorithm):
     """At lr 0 the loaded weights stay: no stale anchor or replica pulls them back."""

@@ -85,7 +85,7 @@ def alternating(algorithm, together):
 def has_memory(algorithm):
     """Return whether a stage of gradients remembers, and begins without a number of the bucket."""
     rules = rules_of(algorithm)
-    return all(rule.stage.remembers() and not rule.stage.wants_shapes() for rule in rules)
+    return all(rule.stage.remembers() and not any(each.needs_shapes for each in rule.stage.whole()) for rule in rules)
 
 
 MEMORIES = [each for each in REPEATABLE if averages_gradients(made(each)) and has_memory(made(each))]
