@@ -192,14 +192,11 @@ def _gradient_norm(role: Role, found_inf: Tensor | None) -> Tensor:
     return norm
 
 
-@torch.library.custom_op("baguakit::gradient_norm", mutates_args={"found_inf"})
-def _norm(grads: Sequence[Tensor], found_inf: Tensor | None) -> Tensor:
-    return _gradient_norm(grads, found_inf)
-
-
-@_norm.register_fake
-def _(grads: Sequence[Tensor], found_inf: Tensor | None) -> Tensor:
-    return grads[0].new_empty((), dtype=torch.float32)
+_norm = torch.library.custom_op(
+    "baguakit::gradient_norm", _gradient_norm, mutates_args={"found_inf"},
+    schema="(Tensor[] role, Tensor(a!)? found_inf) -> Tensor",
+)  # fmt: skip
+_norm.register_fake(lambda role, found_inf: role[0].new_empty((), dtype=torch.float32))
 
 
 # The arguments, and the step of every optimizer

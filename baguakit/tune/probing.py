@@ -9,7 +9,7 @@ import time
 import uuid
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import closing, suppress
+from contextlib import ExitStack, closing, suppress
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from itertools import accumulate, combinations
@@ -124,7 +124,6 @@ def probe(
     mine, stretch = machine(comm, there, compressors)
     parts = ("flat", "intra", "inter") if comm.hierarchical else ("flat",)
     share = seconds / max(1, 3 * (len(parts) + len(counts) - (1 in counts)))
-    stretch = 0.0 if on_gpu else stretch
     links: list[Link] = []
     for count in counts if comm.size > 1 else ():
         own = comm.own(f"probe/{name}/{count}", TIMEOUT, there, count)
@@ -137,15 +136,16 @@ def probe(
             raise
         own.close()
     networks: list[Network] = comm.gather_objects(replace(mine, links=tuple(links)))
-    # The links are equal on all ranks; of the rest the slowest machine counts.
 
-    def largest(measured: Sequence[Any], *names: str) -> dict[str, Any]:
-        return {name: max(getattr(each, name) for each in measured) for name in names}
+    # The links are equal on all ranks; of the rest the slowest machine counts.
+    def slowest(measured: Sequence[Any], *names: str) -> Any:
+        return replace(measured[0], **{name: max(getattr(each, name) for each in measured) for name in names})
 
     codecs = zip(*(network.codecs for network in networks), strict=True)
-    slowest = tuple(replace(each[0], **largest(each, "compress", "decompress", "reduce")) for each in codecs)
+    found = tuple(slowest(each, "compress", "decompress", "reduce") for each in codecs)
     threads = min(network.threads for network in networks)
-    return replace(networks[0], threads=threads, codecs=slowest, **largest(networks, "copy", "launch", "crowding"))
+    network: Network = slowest(networks, "copy", "launch", "crowding")
+    return replace(network, threads=threads, codecs=found)
 
 
 def now(device: torch.device) -> float:
@@ -158,8 +158,8 @@ def now(device: torch.device) -> float:
 def machine(comm: Comm, device: torch.device, compressors: Sequence[Compressor]) -> tuple[Network, float]:
     """Return the speeds of this rank's machine with all ranks at work, and seconds that pass in one of processor time.
 
-    The crowding is κ = T₂/T₁ − 1, from 0 to 1: T₁ is the time of matrix products, T₂ their time while each rank
-    computes the same products on its lane too. Collective.
+    The latter is 0 on a GPU. The crowding is κ = T₂/T₁ − 1, from 0 to 1: T₁ is the time of matrix products, T₂ their
+    time while each rank computes the same products on its lane too. Collective.
     """
 
     def timed(work: Callable[[], object]) -> tuple[float, float]:
@@ -206,7 +206,7 @@ def machine(comm: Comm, device: torch.device, compressors: Sequence[Compressor])
     copy = timed(lambda: y[0].copy_(y[1]))[0] / y[0].nbytes
     per_node, crowding = comm.intra.size if comm.hierarchical else 1, min(1.0, max(0.0, two / one - 1))
     found = Network(comm.size, per_node, device.type, torch.get_num_threads(), (), codecs, copy, launch, crowding)
-    return found, max(1.0, one / max(1e-9, had))
+    return found, 0.0 if device.type == "cuda" else max(1.0, one / max(1e-9, had))
 
 
 def link_of(part: str, flows: int, there: Comm, comm: Comm, device: torch.device, stretch: float, share: float) -> Link:
@@ -214,7 +214,7 @@ def link_of(part: str, flows: int, there: Comm, comm: Comm, device: torch.device
 
     Args:
         comm: all ranks, which agree on times.
-        stretch: seconds that pass in a second of processor time with all ranks at work; 0: processor time is ignored.
+        stretch: seconds that pass in one of processor time with all ranks at work; 0: processor time is ignored.
         share: seconds for each series of messages.
     """
     n, r = there.size, there.rank
@@ -342,12 +342,9 @@ def timed(step: Callable[[], Any], model: nn.Module) -> Compute:
         shares = [max(0.0, spans.get(p, backward) / backward) for p in params]
         return [between(began, forwards[-1]), backward, between(arrivals[last], ended), *shares]
 
-    try:
-        for _ in range(WARM_UP):
-            step()
-        timings = [timed_step() for _ in range(STEPS)]
-    finally:
+    with ExitStack() as stack:
         for hook in hooks:
-            hook.remove()
+            stack.enter_context(hook)
+        timings = [timed_step() for _ in range(WARM_UP + STEPS)][WARM_UP:]
     forward, backward, optimizer, *ready = map(median, zip(*timings, strict=True))
     return Compute(forward, backward, optimizer, tuple(ready))

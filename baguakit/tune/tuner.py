@@ -185,10 +185,9 @@ def autotune(
     for rule in att.rules:
         if rule.window == "free_running":
             raise ValueError(f"under {rule!r} ranks are at different steps and nobody waits: there is nothing to tune")
-    row = next((row for row in plan.rows if rules_of(row.algorithm) == att.rules), None) if plan is not None else None
-    engine = att.tunable
-    here = engine.setting
-    start = here if row is None else (row.bucket_bytes, row.flows)
+    engine, here = att.tunable, att.tunable.setting
+    rows = [row for row in plan.rows if rules_of(row.algorithm) == att.rules] if plan is not None else []
+    start = (rows[0].bucket_bytes, rows[0].flows) if rows else here
     if flows is None:
         flows = plan.network.flows() if plan is not None else ()
     counts = sorted({start[1], here[1], *(integer("flows", k, 1) for k in flows)})
@@ -197,6 +196,5 @@ def autotune(
     if counts != [1] and engine.setup.device.type == "cuda":
         raise ValueError(f"flows={tuple(counts)} divide what travels over gloo; on CUDA tune bucket_bytes alone")
     wanted = sorted({start[0], *(integer("bucket_bytes", size, 1) for size in bucket_bytes)})
-    named = {name: p for p, name in engine.setup.names.items()}
-    sizes = distinct(att.rules, named, [start[0], *wanted])
+    sizes = distinct(att.rules, {name: p for p, name in engine.setup.names.items()}, [start[0], *wanted])
     return Tuner(att, start, sorted(sizes), counts, integer("steps", steps, 1))
