@@ -57,7 +57,7 @@ class Flat:
     """
 
     def __init__(self, params: list[Tensor], state: OptimizerState) -> None:
-        self.params, self._distributed, self.copied = params, type(params[0]) not in PLAIN, False
+        self.params, self.copied = params, False
         self._locals = [shard_of(p) for p in params]
         self._pointers = [x.data_ptr() for x in self._locals]
         *self._starts, self._total = [0, *accumulate(x.numel() for x in self._locals)]
@@ -179,7 +179,7 @@ class Flat:
                 if value is not before.get(key):
                     found[key] = value.detach().contiguous()
                     views = pieces(found[key], self._locals)
-                    self._set(key, list(map(_distributed, self.params, views)) if self._distributed else views)
+                    self._set(key, [_like(p, x) for p, x in zip(self.params, views, strict=True)])
             elif value.numel() == 1:
                 if key not in self._rows:
                     rows = value.detach().expand(count, *value.shape).clone()
@@ -201,10 +201,10 @@ class Flat:
             d[key] = value
 
 
-def _distributed(p: Any, shard: Tensor) -> Any:
+def _like(p: Any, x: Tensor) -> Any:
     # The class comes with the parameter: a plain model must not load torch.distributed.tensor.
-    where = p.device_mesh, p.placements
-    return type(p).from_local(shard, *where, run_check=False, shape=p.shape, stride=p.stride())
+    more = {"run_check": False, "shape": p.shape, "stride": p.stride()}
+    return x if type(p) in PLAIN else type(p).from_local(x, p.device_mesh, p.placements, **more)
 
 
 # Which parameters are stepped as one

@@ -82,7 +82,7 @@ def unfuse(optimizer: Optimizer) -> Optimizer:
     if fusion := fusion_of(optimizer):
         for handle in fusion.handles:
             handle.remove()
-        fusion.release(fusion.layouts)
+        fusion.use([])
     return optimizer
 
 
@@ -182,8 +182,7 @@ class Fusion:
         if optimizer is not self.optimizer:  # a step within a step
             return None
         if self._gathered:  # an earlier step has failed: the state of the parameters is what counts
-            self.release(self.layouts)
-            self.layouts = []
+            self.use([])
         self._gathered = self._asked = False
         self._groups = [{"params": []} for _ in optimizer.param_groups]
         self._view.__dict__ = optimizer.__dict__
@@ -216,8 +215,7 @@ class Fusion:
         if self._gathered:
             return self
         groups, state, before = self.optimizer.param_groups, self.optimizer.state, self.layouts
-        self.layouts = [self._layout(group, before[i] if i < len(before) else None) for i, group in enumerate(groups)]
-        self.release([layout for layout in before if layout not in self.layouts])
+        self.use([self._layout(group, before[i] if i < len(before) else None) for i, group in enumerate(groups)])
         taken = {p for layout in self.layouts for flat in layout.flats for p in flat.params}
         self._state = defaultdict(dict, {key: known for key, known in state.items() if key not in taken})
         for group, shown, layout in zip(groups, self._groups, self.layouts, strict=True):
@@ -237,8 +235,8 @@ class Fusion:
     def _layout(self, group: dict[str, Any], before: Layout | None) -> Layout:
         """Return the layout of a group: that of the step before, if it fits.
 
-        While the set of parameters with gradients changes, all are stepped apart: laying them out costs more than it
-        saves.
+        While other parameters have gradients in each step, all are stepped apart: layouts would cost more than they
+        save.
         """
         params, state = list(group["params"]), self.optimizer.state
         if any(p.grad is not None and p.grad.layout is not torch.strided for p in params):
@@ -267,11 +265,11 @@ class Fusion:
             group.update((key, x) for key, x in shown.items() if key != "params" and group.get(key) is not x)
 
     @torch.no_grad()
-    def release(self, layouts: list[Layout]) -> None:
-        """Give the parameters of these layouts a state of their own."""
-        for layout in layouts:
-            for flat in layout.flats:
-                flat.release(self.optimizer.state)
+    def use(self, layouts: list[Layout]) -> None:
+        """Step by these layouts, and give the parameters of those before them a state of their own."""
+        for flat in [flat for layout in self.layouts if layout not in layouts for flat in layout.flats]:
+            flat.release(self.optimizer.state)
+        self.layouts = layouts
 
 
 # Steps in launches: on CUDA, torch's own SGD, Adam and AdamW are stepped by one launch for all tensors of a group that

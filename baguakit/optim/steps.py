@@ -220,10 +220,7 @@ def _role(name: str, tensors: Any) -> Role:
 def _conditions(
     lr: Number, step: Any, grad_scale: Number, clip: Number, found_inf: Any, key: int | None, **numbers: Any
 ) -> Conditions:
-    """Return the conditions if keys and steps are whole numbers, and the `numbers` finite and 0 or more; else raise.
-
-    A skipped step would be counted wrongly if `found_inf` and `step` were on two devices.
-    """
+    """Return the conditions if keys and steps are whole numbers, and the `numbers` finite and 0 or more; else raise."""
     if key is not None:
         key = integer("key", key, -(1 << 63), (1 << 63) - 1)
     if not isinstance(step, Tensor):
