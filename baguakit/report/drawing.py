@@ -69,14 +69,7 @@ Style = tuple[str, str]  # colour and hatch
 
 
 def draw(ranks: int, spans: Sequence[Span], window: tuple[float, float], hidden: float) -> "Figure":
-    """Return the figure of `Timeline.draw`.
-
-    Args:
-        ranks: the number of ranks.
-        spans: of all ranks.
-        window: when the figure begins and ends.
-        hidden: the share of communication that is hidden, of `Timeline.overlap`; NaN if nothing flew.
-    """
+    """Return the figure of `Timeline.draw`: of a window of time, with the share of communication that is `hidden`."""
     try:
         from matplotlib.figure import Figure
     except ModuleNotFoundError as missing:
@@ -93,10 +86,11 @@ def draw(ranks: int, spans: Sequence[Span], window: tuple[float, float], hidden:
     for row, y in rows.items():
         here = [span for span in seen if (span.rank, span.thread) == row]
         if row[1] == TRAINING:
-            _draw_training(axes, y, here, window[0])
-        else:
-            for rule, style in styles.items():
-                _draw_flights(axes, y, [flight for flight in here if flight.rule == rule], style, *window)
+            for shade in (*IDLE, COMPUTING, STEPPING, WAITING):  # the waits on top
+                bars = _bars((span for span in here if _shade(span) == shade), window[0])
+                axes.broken_barh(bars, (y + TOP, TALL), facecolors=shade)
+        for rule, style in styles.items() if row[1] != TRAINING else ():
+            _draw_flights(axes, y, [flight for flight in here if flight.rule == rule], style, *window)
     axes.set_yticks([y + 0.5 for y in rows.values()])
     axes.set_yticklabels([f"rank {rank}  {thread}" if thread == TRAINING else thread for rank, thread in rows])
     axes.set_ylim(max(rows.values()) + 1, 0)
@@ -112,17 +106,11 @@ def _bars(spans: Iterable[Span], begin: float) -> list[tuple[float, float]]:
     return [(1e3 * (span.start - begin), 1e3 * (span.end - span.start)) for span in spans]
 
 
-def _draw_training(axes: "Axes", y: float, spans: Sequence[Span], begin: float) -> None:
-    """Draw steps in two alternating greys, their parts in darker ones, and the waits on top."""
-
-    def colour(span: Span) -> str:
-        if span.name == STEP:
-            return IDLE[(span.step or 0) % 2]
-        return WAITING if span.waits else COMPUTING if span.name == BACKWARD else STEPPING
-
-    for shade in (*IDLE, COMPUTING, STEPPING, WAITING):
-        bars = _bars((span for span in spans if colour(span) == shade), begin)
-        axes.broken_barh(bars, (y + TOP, TALL), facecolors=shade)
+def _shade(span: Span) -> str:
+    """Return the colour of training: of steps two greys that alternate, and darker ones of their parts."""
+    if span.name == STEP:
+        return IDLE[(span.step or 0) % 2]
+    return WAITING if span.waits else COMPUTING if span.name == BACKWARD else STEPPING
 
 
 def _draw_flights(axes: "Axes", y: float, flights: Sequence[Span], style: Style, begin: float, end: float) -> None:
@@ -167,11 +155,10 @@ def _draw_legend(figure: "Figure", styles: dict[str, Style], spans: Iterable[Spa
     """Draw the legend of colours: of training on the left, of the rules on the right."""
     from matplotlib.patches import Patch
 
-    training = [(IDLE[1], "training: forward and all else"), (COMPUTING, "backward"), (STEPPING, "optimizer")]
-    training = [*training, (WAITING, "waiting for a flight")]
+    training = {IDLE[1]: "training: forward and all else", COMPUTING: "backward", STEPPING: "optimizer"}
     if not any(span.name == BACKWARD for span in spans):
-        del training[1]
-    left = [Patch(facecolor=colour, label=label) for colour, label in training]
+        del training[COMPUTING]
+    left = [Patch(facecolor=c, label=label) for c, label in {**training, WAITING: "waiting for a flight"}.items()]
     right = []
     for rule, (colour, hatch) in styles.items():
         label = rule if len(rule) <= WIDEST else f"{rule[: WIDEST // 2]} … {rule[-WIDEST // 2 :]}"

@@ -42,12 +42,15 @@ class Row:
 
         Empty for a stage of which no other format was asked than the dtype of the bucket.
         """
-        return ways_in(self._kinds)
+        flights: Counter[SentFormat] = Counter()
+        for formats, count in self._kinds:
+            flights.update(dict.fromkeys((each.in_words() for each in formats), count))
+        return dict(flights)
 
     @cached_property
     def latest(self) -> tuple[SentFormat, ...]:
         """Return the ways in which the latest flight that has landed sent values."""
-        return tuple(ways_in(self._kinds[:1]))
+        return tuple(dict.fromkeys(each.in_words() for formats, _ in self._kinds[:1] for each in formats))
 
     @property
     def asked(self) -> str:
@@ -73,19 +76,18 @@ class Row:
         return sum(self.bytes.values())
 
     @cached_property
-    def _seconds(self) -> tuple[float, float]:
-        known = [flight.flight.seconds() for flight in self._flights if flight.flight.over()]
-        return sum(air for air, _ in known) / max(1, len(known)), sum(wait for _, wait in known) / max(1, len(known))
+    def _times(self) -> list[tuple[float, float]]:
+        return [flight.flight.seconds() for flight in self._flights if flight.flight.over()]
 
     @property
     def seconds(self) -> float:
         """Return the seconds of work on the lane: the mean over the latest flights that the device has finished."""
-        return self._seconds[0]
+        return sum(air for air, _ in self._times) / max(1, len(self._times))
 
     @property
     def exposed(self) -> float:
         """Return the seconds for which training waited for a flight, likewise."""
-        return self._seconds[1]
+        return sum(wait for _, wait in self._times) / max(1, len(self._times))
 
 
 def row_of(
@@ -96,18 +98,6 @@ def row_of(
     landed = ledger.launches - (len(ledger.flights) - len(flown))
     which = (rule, number, bucket, values, str(dtype).removeprefix("torch."))
     return Row(*which, ledger.launches, landed, dict(ledger.sent), flown, list(ledger.kinds))
-
-
-def ways_in(kinds: Kinds) -> dict[SentFormat, int]:
-    """Return how many flights sent values in each format, in words and in the order of their kinds."""
-    flights: Counter[SentFormat] = Counter()
-    for formats, count in kinds:
-        for way in dict.fromkeys(each.in_words() for each in formats):
-            flights[way] += count
-    return dict(flights)
-
-
-# The table
 
 
 def table(rows: Sequence[Row], parts: Sequence[str]) -> list[str]:
@@ -162,13 +152,9 @@ def reasons(rows: Sequence[Row]) -> list[str]:
 
 def numbered(buckets: list[int]) -> str:
     """Return the numbers of buckets in rising order as text, such as "buckets 0-3, 7"."""
-    runs: list[list[int]] = []
-    for bucket in buckets:
-        if runs and bucket == runs[-1][-1] + 1:
-            runs[-1][1:] = [bucket]
-        else:
-            runs.append([bucket])
-    return f"bucket{'s' * (len(buckets) > 1)} " + ", ".join("-".join(map(str, run)) for run in runs)
+    runs = [[b for _, b in run] for _, run in groupby(enumerate(buckets), key=lambda each: each[1] - each[0])]
+    listed = ", ".join(f"{run[0]}-{run[-1]}" if len(run) > 1 else f"{run[0]}" for run in runs)
+    return f"bucket{'s' * (len(buckets) > 1)} {listed}"
 
 
 def milliseconds(seconds: float) -> str:
@@ -281,23 +267,22 @@ class Report:
 
 def make_report(life: Life[Any]) -> Report:
     """Return the report of a life at this moment, without waiting."""
-    rows, runners, runtime, log = [], life.runners, life.runtime, life.log
-    for runner in runners:
+    rows, log = [], life.log
+    for runner in life.runners:
         in_air = runner.flights()
-        for i, (bucket, ledger) in enumerate(zip(runner.buckets, runner.ledgers, strict=True)):
-            values, dtype = bucket.flat.numel(), bucket.flat.dtype
-            rows.append(row_of(ledger, runner.label, runner.index, i, values, dtype, in_air))
-    seconds, late = (None, None) if log is None else (log.seconds_per_step(), launched_after(runners, log))
-    steps = life.clock.step - life.since
-    return Report(steps, runtime.comm.size, len(runtime.groups()), tuple(rows), seconds, late)
+        for i, (flat, ledger) in enumerate(zip((b.flat for b in runner.buckets), runner.ledgers, strict=True)):
+            rows.append(row_of(ledger, runner.label, runner.index, i, flat.numel(), flat.dtype, in_air))
+    seconds, late = (None, None) if log is None else (log.seconds_per_step(), launched_after(life.runners, log))
+    ranks, groups = life.runtime.comm.size, len(life.runtime.groups())
+    return Report(life.clock.step - life.since, ranks, groups, tuple(rows), seconds, late)
 
 
 def launched_after(runners: Sequence[RuleRunner], log: Logbook) -> float | None:
     """Return `Report.launched_after`. Backward is known from its first gradient on, and so a step from its begin."""
     on_gradients = [each for each in runners if each.rule.what == "grad" and not each.rule.delay]
     first: dict[int | None, Any] = {}  # moments, by step
-    for flight in (flight for runner in on_gradients for flight in runner.ledgers[0].flights if flight.flight.over()):
-        first.setdefault(flight.step, flight.flight.launched)
+    for each in (each for runner in on_gradients for each in runner.ledgers[0].flights if each.flight.over()):
+        first.setdefault(each.step, each.flight.launched)
     shares = []
     for record in (each for each in log.steps if each.step in first and not each.accumulated and passed(each.end)):
         ends = [end for name, _, end in record.parts if name == BACKWARD]
@@ -309,13 +294,11 @@ def launched_after(runners: Sequence[RuleRunner], log: Logbook) -> float | None:
 
 def written(scalars: Mapping[str, float], writer: Any, step: int) -> dict[str, float]:
     """Return the scalars, after `writer.add_scalar(name, value, step)` for each, if there is a writer."""
-    if writer is not None:
-        if not callable(getattr(writer, "add_scalar", None)):
-            raise TypeError(
-                "writer is one with add_scalar(name, value, step), such as "
-                f"torch.utils.tensorboard.SummaryWriter, and not {describe(writer)}; "
-                "give another logger att.report().scalars()"
-            )
-        for name, value in scalars.items():
-            writer.add_scalar(name, value, step)
+    if writer is not None and not callable(getattr(writer, "add_scalar", None)):
+        raise TypeError(
+            "writer is one with add_scalar(name, value, step), such as torch.utils.tensorboard.SummaryWriter, and not "
+            f"{describe(writer)}; give another logger att.report().scalars()"
+        )
+    for name, value in scalars.items() if writer is not None else ():
+        writer.add_scalar(name, value, step)
     return dict(scalars)

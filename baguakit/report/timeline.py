@@ -61,11 +61,12 @@ class Timeline:
     @property
     def steps(self) -> tuple[int, ...]:
         """Return the steps of rank 0, by number."""
-        return tuple(step for step, _, _ in self._steps())
+        return tuple(self._steps)
 
-    def _steps(self) -> list[tuple[int, float, float]]:
-        ours = (s for s in self.spans if s.rank == 0 and s.thread == TRAINING)
-        return [(s.step, s.start, s.end) for s in ours if s.name == STEP and s.step is not None]
+    @property
+    def _steps(self) -> dict[int, Span]:
+        ours = (s for s in self.spans if s.rank == 0 and s.thread == TRAINING and s.name == STEP)
+        return {s.step: s for s in ours if s.step is not None}
 
     def window(self, steps: slice | None = None) -> tuple[float, float]:
         """Return the times when rank 0 began and ended some steps.
@@ -76,7 +77,7 @@ class Timeline:
         Raises:
             ValueError, TypeError: there is no such step, or none at all; `steps` is no slice.
         """
-        if not (known := self._steps()):
+        if not (known := self._steps):
             raise ValueError(
                 "nothing has been recorded: a timeline needs two ranks or more, and a whole optimizer step"
             )
@@ -84,12 +85,12 @@ class Timeline:
             steps = slice(None)
         if not isinstance(steps, slice) or steps.step is not None:
             raise TypeError(f"steps= is a slice such as slice(10, 14) or slice(-3, None), not {steps!r}")
-        first, last = known[0][0], known[-1][0]
-        begin, end = ((None if at is None else last + 1 + at if at < 0 else at) for at in (steps.start, steps.stop))
-        chosen = [s for s in known if (begin is None or s[0] >= begin) and (end is None or s[0] < end)]
+        first, last = min(known), max(known)
+        begin, end = (at + last + 1 if at is not None and at < 0 else at for at in (steps.start, steps.stop))
+        chosen = [s for n, s in known.items() if (begin is None or n >= begin) and (end is None or n < end)]
         if not chosen:
             raise ValueError(f"steps {first} to {last} have been recorded, and none of them is in {steps!r}")
-        return chosen[0][1], chosen[-1][2]
+        return chosen[0].start, chosen[-1].end
 
     def overlap(self, steps: slice | None = None) -> float:
         """Return the share of the time of flights, from launch to landing, in which training did not wait.
@@ -97,10 +98,9 @@ class Timeline:
         Over all ranks, and over the time in which rank 0 made these steps. 1: nothing was exposed; NaN: nothing flew.
         """
         window = self.window(steps)
-        away = waiting = 0.0
-        for rank in range(self.ranks):
-            away += _covered(((s.launched, s.landed) for s in self.flights if s.rank == rank), window)
-            waiting += _covered(((s.launched, s.landed) for s in self.spans if s.rank == rank and s.waits), window)
+        ranks = [[s for s in self.spans if s.rank == rank] for rank in range(self.ranks)]
+        away = sum(_covered((s for s in spans if s.flies), window) for spans in ranks)
+        waiting = sum(_covered((s for s in spans if s.waits), window) for spans in ranks)
         return 1 - waiting / away if away else float("nan")
 
     @checked
@@ -137,10 +137,10 @@ class Timeline:
         return f"<Timeline: {self.ranks} ranks, {steps}, {len(self.flights)} flights, clocks within {self.error:.2g} s>"
 
 
-def _covered(intervals: Iterable[tuple[float, float]], window: tuple[float, float]) -> float:
-    """Return the length of a union of intervals within a window."""
+def _covered(spans: Iterable[Span], window: tuple[float, float]) -> float:
+    """Return the time within a window from the launch to the landing of any span."""
     total, reached = 0.0, window[0]
-    for start, end in sorted(intervals):
+    for start, end in sorted((s.launched, s.landed) for s in spans):
         start, end = max(start, reached), min(end, window[1])
         if end > start:
             total, reached = total + end - start, end
@@ -161,25 +161,18 @@ def _named(pid: int, kind: str, tid: int, name: str) -> list[Event]:
 def _slice_of(span: Span) -> Event:
     about = {"step": span.step, "rule": span.rule, "bucket": span.bucket, "round": span.round}
     start, end = round(1e6 * span.start, 3), round(1e6 * span.end, 3)
-    return {
-        "ph": "X",
-        "pid": span.rank,
-        "tid": _tid(span.thread),
-        "name": f"step {span.step}" if span.name == STEP else span.name,
-        "cat": "wait" if span.waits else span.thread.split()[0],
-        "ts": start,
-        "dur": round(end - start, 3),
-        "args": {key: value for key, value in about.items() if value is not None},
-    }
+    where = {"ph": "X", "pid": span.rank, "tid": _tid(span.thread), "ts": start, "dur": round(end - start, 3)}
+    name = f"step {span.step}" if span.name == STEP else span.name
+    kind = "wait" if span.waits else span.thread.split()[0]
+    return {**where, "name": name, "cat": kind, "args": {k: v for k, v in about.items() if v is not None}}
 
 
 def _arrow(number: int, flight: Span) -> list[Event]:
     """Return the events of an arrow from the launch of a flight over its work on the lane to its landing."""
     same = {"name": flight.name, "cat": "flight", "id": number, "pid": flight.rank}
     # An arrow ends at the slice that holds its time, and the wait that the flight ends is over when it has landed.
-    launched, start, end, landed = (
-        round(1e6 * at, 3) for at in (flight.launched, flight.start, flight.end, flight.landed)
-    )
+    times = (flight.launched, flight.start, flight.end, flight.landed)
+    launched, start, end, landed = (round(1e6 * at, 3) for at in times)
     return [
         {**same, "ph": "s", "tid": 0, "ts": launched},
         {**same, "ph": "t", "tid": _tid(flight.thread), "ts": start},
@@ -247,5 +240,4 @@ def ahead(reference: Sequence[Ping], pings: Sequence[Ping]) -> tuple[float, floa
 
 def shifted(span: Span, by: float) -> Span:
     """Return the span moved by `by` seconds."""
-    times = ("start", "end", "launched", "landed")
-    return replace(span, **{name: getattr(span, name) + by for name in times})
+    return replace(span, **{name: getattr(span, name) + by for name in ("start", "end", "launched", "landed")})
