@@ -74,22 +74,19 @@ class Judge:
         yield from (self._dead(r, record, here, awaited) for r, record in others.items())
         yield from (self._late(waiting, here, absent) for waiting in late)
 
-    def heard(self, r: int, beats: int, now: float) -> None:
-        """Note the heartbeats of a rank at a time of the clock."""
+    def heard(self, r: int, beats: int, now: float) -> float:
+        """Note the heartbeats of a rank at a time of the clock; return the time at which it had first so many."""
         if self.seen.get(r, (-1, 0.0))[0] != beats:
             self.seen[r] = (beats, now)
+        return self.seen[r][1]
 
     def silence(self, records: Mapping[int, Record | None]) -> float:
         """Return the seconds since the most silent rank of `records` has written; a rank that left does not count."""
-        here = {r: record for r, record in records.items() if record is not None and not record.how}
-        return max((self._silence(r, record) for r, record in here.items()), default=0.0)
-
-    def _silence(self, r: int, record: Record) -> float:
-        self.heard(r, record.beats, self.now)
-        return self.now - self.seen[r][1]
+        here = [(r, record.beats) for r, record in records.items() if record is not None and not record.how]
+        return max((self.now - self.heard(r, beats, self.now) for r, beats in here), default=0.0)
 
     def _dead(self, r: int, record: Record, here: dict[int, Record], awaited: list[tuple[int, Waiting]]) -> str:
-        silent = self._silence(r, record)
+        silent = self.now - self.heard(r, record.beats, self.now)
         if record.how or silent <= min((waiting.patience for _, waiting in awaited), default=silent):
             return ""
         for rank, waiting in _awaited({other: each for other, each in here.items() if other != r}):
@@ -127,14 +124,12 @@ def _awaited(here: dict[int, Record]) -> list[tuple[int, Waiting]]:
 
     The patience is the least of all that wait on that lane.
     """
-    lanes: dict[int, list[tuple[int, Waiting]]] = {}
-    for rank, record in here.items():
-        if record.waiting is not None and not record.how:
-            lanes.setdefault(record.waiting.lane, []).append((rank, record.waiting))
+    waits = [(rank, record.waiting) for rank, record in here.items() if record.waiting is not None and not record.how]
     found = []
-    for waits in lanes.values():
-        rank, latest = max(waits, key=lambda each: (each[1].late, each[1].number))
-        found.append((rank, latest._replace(patience=min(waiting.patience for _, waiting in waits))))
+    for lane in dict.fromkeys(waiting.lane for _, waiting in waits):
+        there = [(rank, waiting) for rank, waiting in waits if waiting.lane == lane]
+        rank, latest = max(there, key=lambda each: (each[1].late, each[1].number))
+        found.append((rank, latest._replace(patience=min(waiting.patience for _, waiting in there))))
     return sorted(found, key=lambda each: not each[1].late)
 
 
@@ -182,12 +177,9 @@ def differing(count: int, calls: Mapping[int, str]) -> str:
 
 
 def _sentence(few: list[int], a: LaunchCount, many: list[int], b: LaunchCount, alone: bool) -> str:
-    have = "has" if len(few) == 1 and alone else "have"
-    head = (
-        f"{_ranks(few)} {have} diverged from {_ranks(many)}"
-        if alone
-        else f"{_ranks(few)} and {_ranks(many)} have diverged"
-    )
+    head = f"{_ranks(few)} and {_ranks(many)} have diverged"
+    if alone:
+        head = f"{_ranks(few)} {'has' if len(few) == 1 else 'have'} diverged from {_ranks(many)}"
     late = ", in another step or after other launches" if a.what == b.what else ""
     return (
         f"{head}: as launch {a.number}, {_ranks(few)} made {a.what}, and {_ranks(many)} {b.what}{late}; "

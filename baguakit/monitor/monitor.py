@@ -201,20 +201,19 @@ class Monitor:
         """Return the exception to raise for a failed collective: it names the rank at fault if one can be found."""
         if self.error is not None or self.size == 1:
             return _again(self.error) if self.error else error
-        cause, failed = _from_network(error), f"{collective.label} failed on rank {self.rank}"
+        cause = _from_network(error)
         if cause is None:  # the stage's own
-            said = f"{failed}: {type(error).__name__}: {error}"
+            said = f"{type(error).__name__}: {error}"
         elif self.hasty:
-            brief = first_line(cause).rpartition("] ")[2].partition(". ")[0]  # gloo's, without its place and advice
-            said = f"{failed}: {brief}"
+            said = first_line(cause).rpartition("] ")[2].partition(". ")[0]  # gloo's, without its place and advice
         else:
             self.air.failed(collective)
             self.watch.wake.set()
             self._ended.wait(self.inquiry)
             if self.error is not None:
                 return self.error
-            said = f"{failed}: {cause}"
-        own = self.fail(said)
+            said = str(cause)
+        own = self.fail(f"{collective.label} failed on rank {self.rank}: {said}")
         own.__cause__ = error
         return own
 
@@ -222,7 +221,7 @@ class Monitor:
         """Give up if the launches of one of `ranks` differ from this rank's, and the rank at fault is known."""
         if self.size > 1 and self.error is None:
             with contextlib.suppress(RuntimeError):  # the store went with its host: there is nothing to compare with
-                self.watch.compare({r % self.size for r in ranks}, sure)
+                self.watch.compare(self.watch.board.written({r % self.size for r in ranks}), sure)
 
     def leave(self, how: str, why: str = "") -> None:
         """Tell the other ranks that this one leaves, and stop watching. Never waits for them."""
@@ -233,6 +232,10 @@ class Monitor:
         if self.watch.end():
             with contextlib.suppress(Exception):  # the store died with its host: nobody is left to read this
                 self.watch.write()
+
+    def leave_for(self, error: BaseException | None) -> None:
+        """Tell the other ranks that this one leaves, for an error if there is one."""
+        self.leave(*((LEFT, "") if error is None else (RAISED, f"{type(error).__name__}: {error}")))
 
     def alone(self) -> bool:
         """Return True if all other ranks have left, or the store is gone."""
@@ -284,11 +287,9 @@ def end_with_process(monitor: Monitor) -> None:
 def end_all() -> None:
     """End all monitors of this process."""
     monitors = [monitor for monitor, process in list(_monitors.items()) if process == os.getpid()]
-    error = getattr(sys, "last_value", None)  # it ends for that
-    why = (LEFT, "") if error is None else (RAISED, f"{type(error).__name__}: {error}")
     for monitor in monitors:
         if not monitor.leaving[0]:
-            monitor.leave(*why)
+            monitor.leave_for(getattr(sys, "last_value", None))  # the process ends for that
     for monitor in monitors:
         until = time.monotonic() + monitor.silence
         while monitor.rank == 0 and not monitor.alone() and time.monotonic() < until:

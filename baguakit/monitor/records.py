@@ -181,13 +181,9 @@ class Lease(NamedTuple):
     verdict: str = ""  # a sentence that names the rank at fault, which ends training on all ranks
     silent: bool = False  # that rank sees another one that has written no heartbeat for long
 
-    def as_text(self) -> str:
-        """Return the lease as it is written."""
-        return "" if self.rank < 0 else json.dumps(self)
-
     @classmethod
     def of(cls, text: bytes) -> "Lease":
-        """Return the lease that `as_text` has written."""
+        """Return the lease that was written as this JSON; "" if nobody has it."""
         return cls(*json.loads(text)) if text else cls()
 
 
@@ -210,7 +206,8 @@ class Board:
 
     def swap(self, before: Lease, after: Lease) -> Lease:
         """Replace the lease if it is still `before`; return the lease that holds from now on."""
-        return Lease.of(self.store.compare_set(LEASE, before.as_text(), after.as_text()))
+        texts = ("" if each.rank < 0 else json.dumps(each) for each in (before, after))
+        return Lease.of(self.store.compare_set(LEASE, *texts))
 
     def glance(self, ranks: Iterable[int]) -> tuple[Lease, dict[int, Record]]:
         """Return the lease, and the records of other ranks in `ranks` that are known to have come."""

@@ -15,7 +15,7 @@ import contextlib
 import math
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -72,10 +72,6 @@ class Watch:
         self._written = Record(self._beats, monitor.air.latest(), how, why, monitor.working_on, waiting)
         self.board.write(self._written)
 
-    def compare(self, ranks: Iterable[int], sure: bool) -> None:
-        """Give up if the launches of one of `ranks` differ from this rank's, and the rank at fault is known."""
-        self._compare(self.board.written(ranks), sure)
-
     def turn(self) -> None:
         """Write the record of this rank if it is time, read the lease, and judge if this rank is the judge."""
         monitor, now = self.monitor, self.judge.look()
@@ -86,7 +82,7 @@ class Watch:
             self._ask(self.write, waiting)
         in_need = self._in_need()
         if self._judges:
-            lease = self._ask(self._renew)
+            lease = self._replace(self._mine())
         else:
             # The next rank, and one to compare with: the judge does not compare with ranks ahead of it.
             other, judge = (monitor.rank + 1 + self._beats % (monitor.size - 1)) % monitor.size, self._lease.rank
@@ -95,7 +91,7 @@ class Watch:
             self._saw(lease)
             self._silence = self.judge.silence(records)
             if waiting is None or not lease.verdict:
-                self._ask(self._compare, records)
+                self._ask(self.compare, records)
         stale = lease.rank < 0 or self.judge.now - self._renewed > STALE * self.beat
         if waiting is not None and lease.verdict:
             self._give_up(lease.verdict)
@@ -122,37 +118,33 @@ class Watch:
         if lease != self._lease:
             self._lease, self._renewed = lease, self.judge.now
 
-    def _renew(self) -> Lease:
-        if self._lease != self._mine():
-            self._saw(self.board.swap(self._lease, self._mine()))
+    def _replace(self, lease: Lease) -> Lease:
+        """Replace the lease, which this rank has, and return the one that holds."""
+        if self._lease != lease:
+            self._saw(self._ask(self.board.swap, self._lease, lease))
         return self._lease
-
-    def _release(self) -> None:
-        if self._judges:
-            self._saw(self._ask(self.board.swap, self._lease, Lease()))
 
     def _look(self, lease: Lease) -> None:
         """Judge, and publish the verdict, after taking the lease if this rank does not have it."""
         if lease.rank != self.monitor.rank:
             if lease.rank >= 0:  # that rank may have died: it has been silent since the lease was new
                 self.judge.heard(lease.rank, lease.beats, self._renewed)
-            self._saw(self._ask(self.board.swap, lease, self._mine()))
+            self._replace(self._mine())
             if not self._judges:
                 return
         records = self._ask(self.board.others)
         self.judge.timeout = self.monitor.timeout
         found = self.judge.sentence(self._written, records)
         self._silence = self.judge.silence(records)
-        if found is None and self._silent:
-            self._ask(self._renew)  # which ranks wait comes out now
-        elif found is None:
-            self._release()
+        if found is None:  # while a rank is silent, those that wait come out now
+            self._replace(self._mine() if self._silent else Lease())
         elif found and not self.over.is_set():
-            self._give_up(self._ask(self.board.swap, self._lease, self._mine(found)).verdict)
+            self._give_up(self._replace(self._mine(found)).verdict)
         elif not found:
-            self._ask(self._compare, {r: record for r, record in records.items() if record is not None})
+            self._ask(self.compare, {r: record for r, record in records.items() if record is not None})
 
-    def _compare(self, records: Mapping[int, Record], sure: bool = False) -> None:
+    def compare(self, records: Mapping[int, Record], sure: bool = False) -> None:
+        """Give up if the launches of one of these ranks differ from this rank's, and the rank at fault is known."""
         monitor = self.monitor
         if diverged(monitor.rank, monitor.size, monitor.air, records, sure=True):
             self._doubts += 1
@@ -175,8 +167,7 @@ class Watch:
         self._late_at = math.inf if flying is None else monitor.air.since + monitor.timeout
         if flying is None:
             return None, False
-        late = now > self._late_at
-        patience = monitor.silence if failed or monitor.broken() else monitor.patience
+        late, patience = now > self._late_at, monitor.silence if failed or monitor.broken() else monitor.patience
         return Waiting(flying.label, flying.lane, flying.launches.number, late, patience), late or failed
 
     @property
@@ -218,7 +209,8 @@ class Watch:
                     self.monitor.fail(store_gone(self.monitor.rank, error))
                     return
         with contextlib.suppress(Exception):  # the store died with its host: nobody is left to judge
-            self._release()
+            if self._judges:
+                self._replace(Lease())
 
     def _watch_the_store(self) -> None:
         """Report a store that does not answer; the watching thread is blocked in that call."""

@@ -18,7 +18,7 @@ from torch import Tensor
 from ..comm import FLAT, HOSTS, Comm, abort_all
 from ..comm.groups import PatientStore, error_in, host, lazy, next_name, ranks_by_host, store_of
 from ..lanes import CpuLane, Lane, lane
-from ..monitor import LEFT, RAISED, Collective, Monitor, PeerError, end_with_process, store_gone, store_silent
+from ..monitor import LEFT, Collective, Monitor, PeerError, end_with_process, store_gone, store_silent
 from ..primitives.neighbors import is_mean, links
 from ..rules import Rule
 from ..stages import Hierarchical, Stage
@@ -176,7 +176,7 @@ class Runtime(Generic[AnySetup]):
         if self.over:
             return
         self.over = True
-        self.monitor.leave(*((LEFT, "") if error is None else (RAISED, f"{type(error).__name__}: {error}")))
+        self.monitor.leave_for(error)
         self._abort()
         self._close(wait=False)
 
