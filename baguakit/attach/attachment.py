@@ -4,7 +4,6 @@ import contextlib
 from collections.abc import Callable, Collection, Iterator, Sequence
 from datetime import timedelta
 from functools import partial
-from itertools import chain
 from typing import Any
 
 import torch
@@ -64,9 +63,10 @@ class Attachment(Attached):
             raise RuntimeError("average_() averages with the groups of the attachment; call it before it is detached")
         if not engine.backward.runners:
             raise ValueError("average_() averages gradients by rules on gradients, and this attachment has none")
-        by_optimizer = [each.strange(engine.backward.touched) for each in engine.landings.values()]
-        made = chain(*by_optimizer) if by_optimizer else (p for p in engine.setup.names if p.grad is not None)
-        engine.backward.average(set(made))
+        made = {p for each in engine.landings.values() for p in each.strange(engine.backward.touched)}
+        if not engine.landings:
+            made = {p for p in engine.setup.names if p.grad is not None}
+        engine.backward.average(made)
 
     @checked
     def join(
@@ -108,8 +108,7 @@ class Attachment(Attached):
 
     def consensus_distance(self) -> float:
         """Return the distance of the ranks' weights from their mean x̄: sqrt( (1/n) Σ_r ‖x_r − x̄‖² ). Collective."""
-        params = list(self._life.setup.names)
-        distance = partial(consensus_distance, params)
+        distance = partial(consensus_distance, list(self._life.setup.names))
         return float(self._life.together("consensus_distance()", distance, meet=True))
 
     def report(self) -> Report:
@@ -151,8 +150,8 @@ class Attachment(Attached):
         if consensus:
             scalars["baguakit/consensus_distance"] = self.consensus_distance()
         if compression:
-            errors = {f"baguakit/rule_{i}/compression_error": e for i, e in enumerate(self.compression_error())}
-            scalars |= {name: error for name, error in errors.items() if error == error}  # not NaN
+            errors = enumerate(self.compression_error())
+            scalars |= {f"baguakit/rule_{i}/compression_error": e for i, e in errors if e == e}  # not NaN
         return written(scalars, writer, self.step if step is None else step)
 
     @checked
@@ -174,9 +173,8 @@ class Attachment(Attached):
         if engine.runtime.over:
             raise RuntimeError("a timeline is gathered from all ranks by the attachment; ask for it before it detaches")
         spans = account(engine.runtime.comm.rank, engine.runners, engine.log, steps)
-        return engine.together(  # type: ignore[no-any-return]
-            "timeline()", lambda comm: gathered(comm, engine.setup.device, spans), meet=True
-        )
+        found: Timeline = engine.together("timeline()", partial(gathered, engine.setup.device, spans), meet=True)
+        return found
 
     @checked
     def recut(self, bucket_bytes: int | None = None, flows: int | None = None) -> None:

@@ -34,8 +34,8 @@ def broadcast_optimizers(optimizers: Iterable[Optimizer], comm: Comm, device: to
         tensors: list[Tensor] = []
         skeleton = tree_map_only(Tensor, partial(_placed, tensors=tensors), optimizer.state_dict())
         here = [(local(t).shape, t.dtype, t.device.type) for t in tensors]
-        mine = skeleton, here, any(map(is_sharded, tensors))
-        skeleton, shapes, sharded = comm.broadcast_object(mine if comm.rank == source else None, source)
+        mine = (skeleton, here, any(map(is_sharded, tensors))) if comm.rank == source else None
+        skeleton, shapes, sharded = comm.broadcast_object(mine, source)
         if sharded and here != shapes:
             raise ValueError(
                 f"the optimizer state of a sharded model has other tensors on rank {comm.rank} than on rank {source}; "

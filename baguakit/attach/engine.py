@@ -114,9 +114,9 @@ class Engine(Life[AttachSetup]):
         self.ever, self._ids = setup.names, frozenset(map(id, setup.names))
         self.log = Logbook(setup.device, on=self.runtime.comm.size > 1)
         self.runners = []
-        for i, (rule, params_of_buckets) in enumerate(zip(setup.rules, setup.buckets_of_rules, strict=True)):
+        for i, (rule, cut) in enumerate(zip(setup.rules, setup.buckets_of_rules, strict=True)):
             channel, kind = channels[channel_of(rule)], GradientRunner if rule.what == "grad" else WeightRunner
-            self.runners.append(kind(i, rule, buckets_of(params_of_buckets, rule, channel.comm), channel))
+            self.runners.append(kind(i, rule, buckets_of(cut, rule, channel.comm), channel))
         self.on_weights = [runner for runner in self.runners if isinstance(runner, WeightRunner)]
         free = [runner for runner in self.on_weights if runner.rule.window == "free_running"]
         if self.runtime.host and not self.free_runners:
@@ -181,8 +181,7 @@ class Engine(Life[AttachSetup]):
         self.clock.outside("a change of the trainable parameters")
         self._rebuild(self.make, "other parameters")
         averaged = {p for runner in self.acting() for p in runner.params() if p not in known}
-        late = [p for p in self.setup.names if p in averaged]
-        if late:
+        if late := [p for p in self.setup.names if p in averaged]:
             self.together("gradients of new parameters", partial(mean_gradients_, late))
             self.landed([id(p) for p in late])
 
@@ -306,11 +305,12 @@ class Engine(Life[AttachSetup]):
     # The state
 
     def state_dict(self, flights: bool = True, same_ranks: bool = True) -> dict[str, Any]:
-        return {
-            **super().state_dict(flights, same_ranks),
-            **({} if self.tuned is None else {"tuned": dict(self.tuned)}),
-            **({"order": list(self.setup.order)} if self.setup.order else {}),
-        }
+        state = super().state_dict(flights, same_ranks)
+        if self.tuned is not None:
+            state["tuned"] = dict(self.tuned)
+        if self.setup.order:
+            state["order"] = list(self.setup.order)
+        return state
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         super().load_state_dict(state)

@@ -53,15 +53,13 @@ class Hooks:
     def follow(self) -> None:
         """Hook the parameters of the engine's buckets of gradients, and no others."""
         buckets = [bucket for runner in self.engine.backward.runners for bucket in runner.buckets]
-        params = {p: view for bucket in buckets for p, view in zip(bucket.params, bucket.views, strict=True)}
-        views = {id(p): view for p, view in params.items()}
+        views = {p: view for bucket in buckets for p, view in zip(bucket.params, bucket.views, strict=True)}
         for landings in self.engine.landings.values():
             landings.follow(views)
-        for p in [p for p in self._of_params if p not in params]:
+        for p in self._of_params.keys() - views.keys():
             self._of_params.pop(p).remove()
-        for p in params:
-            if p not in self._of_params:
-                self._of_params[p] = hooked(p, self.engine)
+        for p in [p for p in views if p not in self._of_params]:
+            self._of_params[p] = hooked(p, self.engine)
 
     def _passed(self, optimizer: Optimizer, _: Any) -> None:
         """Count a backward pass."""

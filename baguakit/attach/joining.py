@@ -157,12 +157,11 @@ class Joining:
         engine = self.engine
         if event == Turn.BACKWARD:
             engine.backward.shadow()
-        elif event == Turn.BEGIN:
-            engine.begin_step()
-        else:
-            if self._weights_part(engine.clock.step):
-                self._take_from(rank)
-            engine.begin_step()  # what flew between the steps lands
+            return
+        if event == Turn.END and self._weights_part(engine.clock.step):
+            self._take_from(rank)
+        engine.begin_step()  # what flew between the steps lands
+        if event == Turn.END:
             engine.end_step()
 
     # Both
@@ -188,10 +187,10 @@ class Joining:
     def _parsed(self, table: Tensor) -> list[Announcement]:
         """Return the announcements; raise a PeerError on all ranks if ranks at work announced different events."""
         announced = [Announcement(*row) for row in table.tolist()]
-        known = Counter((each.event, each.step) for each in announced if each.event != NOTHING).most_common()
+        known = Counter(each[:2] for each in announced if each.event != NOTHING).most_common()
         if len(known) > 1:
-            rank = next(r for r, each in enumerate(announced) if (each.event, each.step) == known[-1][0])
             (odd, at), (usual, there) = known[-1][0], known[0][0]
+            rank = next(r for r, each in enumerate(announced) if each[:2] == (odd, at))
             raise self.engine.runtime.monitor.fail(
                 f"rank {rank} has come to {IN_WORDS[odd]} in step {at}, and others to {IN_WORDS[usual]} in step "
                 f"{there}; inside att.join() ranks that have batches make the same passes and steps"

@@ -2,6 +2,7 @@
 
 import warnings
 from collections.abc import Collection, Iterable, Iterator, Sequence
+from itertools import chain
 from operator import attrgetter
 from typing import Any
 
@@ -32,24 +33,22 @@ class Landings:
         # Those of its parameters that are in buckets of gradients, their ids, and their views.
         self.places: tuple[list[Tensor], list[int], list[Tensor]] = [], [], []
 
-    def follow(self, views: dict[int, Tensor]) -> None:
-        """Note where the gradients of parameters, by id, lie in buckets."""
-        here = [p for p in params_of(self.optimizer) if id(p) in views]
-        self.places = here, [id(p) for p in here], [views[id(p)] for p in here]
+    def follow(self, views: dict[Tensor, Tensor]) -> None:
+        """Note where the gradients of parameters lie in buckets."""
+        here = [p for p in params_of(self.optimizer) if p in views]
+        self.places = here, [*map(id, here)], [views[p] for p in here]
 
     def stepped(self) -> None:
         """Note the gradients with which the optimizer has stepped."""
         self.passes = 0
         self.fresh.clear()
         params, ids, views = self.places
-        if not params:
-            return
-        if params[0].grad is views[0]:  # so they all are, but where the user has replaced some
+        if params and params[0].grad is views[0]:  # so they all are, but where the user has replaced some
             self.used = ids, views, list(map(VERSION, views))
-            return
-        params = params_of(self.optimizer)
-        kept = [None if p.grad is None else TensorWeakRef(p.grad) for p in params]  # the user's may be freed
-        self.used = [*map(id, params)], kept, [-1 if p.grad is None else version(p.grad) for p in params]
+        elif params:
+            params = params_of(self.optimizer)
+            kept = [None if p.grad is None else TensorWeakRef(p.grad) for p in params]  # the user's may be freed
+            self.used = [*map(id, params)], kept, [-1 if p.grad is None else version(p.grad) for p in params]
 
     def strange(self, accumulated: Collection[Tensor] = ()) -> Iterator[Tensor]:
         """Yield parameters with gradients that neither have landed nor were used by the last step.
@@ -73,10 +72,10 @@ class Landings:
     def is_blank(self) -> bool:
         """Return True if a step would train nothing, as torch.distributed.checkpoint makes one to get optimizer state.
 
-        There is no state, no backward came since the last step, every gradient is there, and they and every lr are 0.
+        Where no backward came since the last step: no state, every gradient is there, and they and every lr are 0.
         One parameter is enough to tell: where a backward has not reached it, its gradient is missing.
         """
-        if self.optimizer.state or self.passes:
+        if self.optimizer.state:
             return False
         rates = [group.get("lr", 1.0) for group in self.optimizer.param_groups]
         if any(isinstance(rate, Tensor) and not rate.is_cpu for rate in rates) or any(rates):  # would wait for a device
@@ -92,10 +91,7 @@ def version(grad: Tensor) -> int:
 
 def params_of(optimizer: Optimizer) -> list[Tensor]:
     """Return the parameters that an optimizer steps."""
-    params: list[Tensor] = []
-    for group in optimizer.param_groups:
-        params += group["params"]
-    return params
+    return list(chain.from_iterable(group["params"] for group in optimizer.param_groups))
 
 
 class LeafStreams:
@@ -163,8 +159,7 @@ class OtherOptimizers:
         stranger = not (self.found or self.ours or ours) and self.attached
         if not (within or stranger):
             return
-        parameters = {id(p) for p in self.model.parameters()}
-        if not any(id(p) in parameters for p in params_of(optimizer)):
+        if set(self.model.parameters()).isdisjoint(params_of(optimizer)):
             return
         if within:
             raise within_backward(f"{type(optimizer).__name__} steps")
@@ -183,10 +178,8 @@ class OtherOptimizers:
 
     def look_for_copies(self, optimizer: Optimizer, p: Tensor, before: Tensor) -> None:
         """Warn if an optimizer remembers the weights, and may step from what it remembers: `p` was `before`."""
-        for key, value in optimizer.state.get(p, {}).items():
-            if not isinstance(value, Tensor) or value.shape != p.shape:
-                continue
-            copy = local(value).to(before.dtype)
+        held = {key: each for key, each in optimizer.state.get(p, {}).items() if isinstance(each, Tensor)}
+        for key, copy in ((key, local(each).to(before.dtype)) for key, each in held.items() if each.shape == p.shape):
             if torch.equal(copy, before) or torch.equal(copy, local(p)):
                 self.warn(
                     f"{type(optimizer).__name__} keeps a copy of the weights in its state, {key!r}, which rules on "

@@ -65,24 +65,21 @@ def save_runner(runner: RuleRunner, names: Names, flights: bool = True, same_ran
     }
 
     def save(bucket: Bucket, path: str, x: Tensor) -> None:
-        parts = [x] * len(bucket.params) if x.shape != bucket.flat.shape else pieces(x, bucket.params)
+        parts = pieces(x, bucket.params) if x.shape == bucket.flat.shape else [x] * len(bucket.params)
         for p, part in zip(bucket.params, parts, strict=True):
             parameters[names[p]][path] = part.clone()
 
     for i, bucket in enumerate(runner.buckets):
         state = runner.states[i] if flights or runner.journal is None else runner.journal.state(i, runner.states[i])
         for path, tensor, carry in remembered(runner.rule.stage, state):
-            if not same_ranks and carry in (None, "anew"):
-                continue
-            if carry is None:
+            if carry is None and same_ranks:
                 saved["own"][f"{i}.{path}"] = tensor.clone()
-            else:
+            elif carry is not None and (same_ranks or carry != "anew"):
                 save(bucket, path, tensor)
                 if tensor.shape != bucket.flat.shape:
                     saved["whole"] = sorted({path, *saved.get("whole", ())})
     if flights and isinstance(runner, WeightRunner):
-        for i, flight in runner.air.items():
-            bucket = runner.buckets[i]
+        for bucket, flight in ((runner.buckets[i], flight) for i, flight in runner.air.items()):
             save(bucket, "flight.result", flight.flight.result())
             if flight.before is not None and not torch.equal(flight.before, bucket.now()):
                 save(bucket, "flight.before", flight.before)
@@ -148,12 +145,11 @@ def load_bucket(runner: RuleRunner, i: int, names: Names, saved: Mapping[str, An
     held = [names[p] for p in bucket.params]
     if missing := [name for name in held if name not in parameters]:
         log.warning("%r remembers nothing of %s: it is new", runner.rule, ", ".join(missing))
-    same = same_ranks and i < len(saved["cut"]) and saved["cut"][i] == held
+    same = same_ranks and saved["cut"][i : i + 1] == [held]
     make_missing(state, saved, bucket, names)
     for path, tensor, carry in remembered(runner.rule.stage, state):
         if carry is not None:
-            loaded = gathered(parameters, bucket, names, path, tensor)
-            if loaded is not None:
+            if (loaded := gathered(parameters, bucket, names, path, tensor)) is not None:
                 tensor.copy_(loaded)
                 if not same_ranks and carry == "zero":
                     tensor.zero_()
@@ -186,8 +182,7 @@ def load_delayed(runner: GradientRunner, names: Names, parameters: Mapping[str, 
     known = parameters if same_ranks or runner.rule.stage.same_on_all_ranks else {}
     for k, delayed in enumerate(runner.ring):
         for bucket in delayed.buckets:
-            result = gathered(known, bucket, names, f"flight.{k}.result", bucket.flat.zero_())
-            if result is not None:
+            if (result := gathered(known, bucket, names, f"flight.{k}.result", bucket.flat.zero_())) is not None:
                 bucket.flat.copy_(result)
         used = [known.get(names[p], {}).get(f"flight.{k}.used", True) for p in runner.params()]
         delayed.flags.mine, delayed.flags.rows = [int(each) for each in used], None
@@ -205,12 +200,12 @@ def gathered(parameters: Mapping[str, Any], bucket: Bucket, names: Names, path: 
         return torch.as_tensor(next(part for part in parts if part is not None), device=like.device)
     flat = like.clone()
     for p, view, part in zip(bucket.params, pieces(flat, bucket.params), parts, strict=True):
+        if part is not None and part.shape != view.shape:
+            raise ValueError(
+                f"this state holds {tuple(part.shape)} of {names[p]}, and {tuple(view.shape)} is here; "
+                "shards are resumed with as many as there were"
+            )
         if part is not None:
-            if part.shape != view.shape:
-                raise ValueError(
-                    f"this state holds {tuple(part.shape)} of {names[p]}, and {tuple(view.shape)} is here; "
-                    "shards are resumed with as many as there were"
-                )
             view.copy_(part)
     return flat
 
@@ -231,13 +226,13 @@ def whole_of(saved: Mapping[str, Any], names: Names) -> set[str]:
 def make_missing(state: State, saved: Mapping[str, Any], bucket: Bucket, names: Names) -> None:
     """Make the tensors that were saved and a new stage lacks: an optimizer in it makes its state when it steps."""
     whole = whole_of(saved, names)
-    for p in bucket.params:
-        for path, part in saved["parameters"].get(names[p], {}).items():
-            *way, last = path.split(".")
-            if way[:1] != ["flight"]:
-                inside = state
-                for name in way:
-                    inside = inside.setdefault(name, {})
-                if last not in inside:
-                    shape = part.shape if path in whole else bucket.flat.shape
-                    inside[last] = torch.zeros(shape, dtype=part.dtype, device=bucket.flat.device)
+    for path, part in (item for p in bucket.params for item in saved["parameters"].get(names[p], {}).items()):
+        if path.startswith("flight."):
+            continue
+        *way, last = path.split(".")
+        inside = state
+        for name in way:
+            inside = inside.setdefault(name, {})
+        if last not in inside:
+            shape = part.shape if path in whole else bucket.flat.shape
+            inside[last] = torch.zeros(shape, dtype=part.dtype, device=bucket.flat.device)

@@ -27,6 +27,7 @@ from .checkpoint import check_saved
 from .runner import RuleRunner
 
 VERSIONS = (1,)
+FLIES = "flight."  # the beginning of the path of what is in the air
 log = logging.getLogger("baguakit")
 
 
@@ -96,7 +97,6 @@ def check_state(state: Any) -> None:
 
 
 def _dict(name: str, value: Any, *keys: str) -> Mapping[str, Any]:
-    """Return a dict that has these keys, or raise a TypeError or a ValueError."""
     if not isinstance(value, Mapping):
         raise TypeError(message(name, "a dict, as state_dict() returned it", value))
     for key in keys:
@@ -127,7 +127,7 @@ def differs_between_ranks(rules: Sequence[Rule], state: Mapping[str, Any]) -> bo
         saved = state["rules"][str(i)]
         alike = rule.what == "grad" and rule.stage.same_on_all_ranks
         paths = (path for held in saved["parameters"].values() for path in held)
-        if saved["own"] or any(not (alike and _flies(path)) for path in paths):
+        if saved["own"] or any(not (alike and path.startswith(FLIES)) for path in paths):
             return True
     return False
 
@@ -145,14 +145,10 @@ def _damages(state: Mapping[str, Any]) -> Iterator[str]:
         wide = x.float() if x.is_floating_point() and x.itemsize == 1 else x  # torch asks no float8 if it is finite
         if sums.pop(place, checked := checksum(x)) != checked:
             yield f"{place} is damaged: its values are not those that were saved"
-        elif not _flies(path) and not finite(wide):  # a gradient in the air may be lost: its step will be skipped
+        elif not (path.startswith(FLIES) or finite(wide)):  # a gradient in the air may be: its step will be skipped
             yield f"{place} holds a value that is not finite, which training would keep"
     for place in sums:
         yield f"{place} is missing: it was saved"
-
-
-def _flies(path: str) -> bool:
-    return path.startswith("flight.")
 
 
 def _other_ranks(state: Mapping[str, Any], runtime: Runtime[Any]) -> Iterator[str]:
@@ -190,18 +186,14 @@ def _missing(state: Mapping[str, Any], runtime: Runtime[Any], runners: Sequence[
 
 def _renamed(state: Mapping[str, Any], here: Sequence[str]) -> dict[str, Any]:
     """Return a state with the names that parameters have here, whatever wrapped them when it was saved."""
-    rules = state["rules"]
+    rules = {i: dict(rule) for i, rule in state["rules"].items()}
     known, all_names = set(here), {name for rule in rules.values() for name in rule["parameters"]}
     plain = {name: name if name in known else short for name, short in plain_names(all_names).items()}
-
-    def renamed(names: Sequence[str]) -> list[str]:
-        return [plain.get(name, name) for name in names]
-
-    changed = {}
-    for i, rule in rules.items():
-        parameters = {plain[name]: held for name, held in rule["parameters"].items()}
-        changed[i] = {**rule, "parameters": parameters, "cut": [renamed(bucket) for bucket in rule["cut"]]}
-    return {**state, "rules": changed, "order": renamed(state.get("order", ())), "saved": state.get("saved", {})}
+    for rule in rules.values():
+        rule["parameters"] = {plain[name]: held for name, held in rule["parameters"].items()}
+        rule["cut"] = [[plain.get(name, name) for name in bucket] for bucket in rule["cut"]]
+    order = [plain.get(name, name) for name in state.get("order", ())]
+    return {**state, "rules": rules, "order": order, "saved": state.get("saved", {})}
 
 
 def _check_together(state: Mapping[str, Any], runtime: Runtime[Any]) -> None:

@@ -215,7 +215,7 @@ def _flight_spans(rank: int, flight: BucketFlight, read: Callable[[Moment], floa
     return [Span(rank, on, name, read(start), read(end), *which, *away) for on, (start, end) in phases], waits
 
 
-def gathered(comm: Comm, device: torch.device, spans: list[Span]) -> Timeline:
+def gathered(device: torch.device, spans: list[Span], comm: Comm) -> Timeline:
     """Return the timeline of all ranks from the account of each. Collective."""
     one = torch.zeros(1, dtype=torch.float32, device=device)
     mine: list[Ping] = []
