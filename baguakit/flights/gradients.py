@@ -39,11 +39,6 @@ class Flags:
     mine: list[int]  # 1 if this rank has a gradient, else 0; `FAILED` if its backward has failed
     rows: Tensor | None = None  # (1, parameters) of the maximum over ranks, or (ranks, parameters)
 
-    @property
-    def used(self) -> Tensor | None:
-        """Return the maximum of the bytes over all ranks."""
-        return None if self.rows is None else self.rows.amax(0)
-
     def beside(self, ones: Tensor, dtype: torch.dtype) -> list[Pair]:
         """Return what to copy with the gradients of this dtype, in one launch, to have the bytes on the device.
 
@@ -77,9 +72,9 @@ class Flags:
 
     def of_all(self) -> list[bool]:
         """Return for each parameter whether some rank has a gradient, once the flight has arrived."""
-        # Only a rank that misses a gradient asks the device whether another has one.
-        used = None if all(self.mine) else self.used
-        return list(map(bool, self.mine if used is None else used.tolist()))
+        if self.rows is None or all(self.mine):  # only a rank that misses one asks the device whether another has it
+            return list(map(bool, self.mine))
+        return list(map(bool, self.rows.amax(0).tolist()))
 
 
 class Pass(NamedTuple):
@@ -131,12 +126,10 @@ class GradientRunner(RuleRunner):
         grads = list(map(GRAD, bucket.params))
         if whole:
             self.mine += [1] * len(grads)
-        else:
-            here = [p in touched for p in bucket.params]
-            self.mine += [int(has and grad is not None) for has, grad in zip(here, grads, strict=True)]
-            for has, grad, view in zip(here, grads, bucket.views, strict=True):
-                if not (has or self.ring) and is_view(grad, view):
-                    idle.append(view)
+        for p, grad, view in zip(bucket.params, grads, bucket.views, strict=True) if not whole else ():
+            self.mine.append(int(p in touched and grad is not None))
+            if not (p in touched or self.ring) and is_view(grad, view):
+                idle.append(view)
         flags = Flags(self.mine) if i == len(self.buckets) - 1 else None
 
         def load(beside: list[Pair]) -> Tensor:
@@ -220,16 +213,17 @@ class GradientRunner(RuleRunner):
 
     def _show_fault(self) -> None:
         """Let the first value of each gradient on a GPU be NaN if the monitor has given up before it landed."""
-        if fault := self.channel.monitor.fault:
-            for dtype in dict.fromkeys(bucket.flat.dtype for bucket in self.buckets):
-                alike = [bucket for bucket in self.buckets if bucket.flat.dtype == dtype]
-                for bucket in alike:
-                    if id(bucket) not in self._heads:  # the runner keeps its buckets
-                        start = bucket.flat.storage_offset()
-                        places = [view.storage_offset() - start for view in bucket.views if view.numel()]
-                        self._heads[id(bucket)] = [bucket.flat[at : at + 1] for at in places]
-                if heads := [head for bucket in alike for head in self._heads[id(bucket)]]:
-                    fault.multiply_(heads)
+        if (fault := self.channel.monitor.fault) is None:
+            return
+        heads: dict[torch.dtype, list[Tensor]] = {}
+        for bucket in self.buckets:
+            if id(bucket) not in self._heads:  # the runner keeps its buckets
+                start = bucket.flat.storage_offset()
+                places = [view.storage_offset() - start for view in bucket.views if view.numel()]
+                self._heads[id(bucket)] = [bucket.flat[at : at + 1] for at in places]
+            heads.setdefault(bucket.flat.dtype, []).extend(self._heads[id(bucket)])
+        for alike in filter(None, heads.values()):
+            fault.multiply_(alike)
 
     def land(self, scale: Tensor | None) -> list[int]:
         """Make the gradients that some rank has views of the buckets; delayed ones times the `scale` of the loss.
@@ -243,10 +237,9 @@ class GradientRunner(RuleRunner):
         for bucket in self.buckets:
             here, used = used[: len(bucket.params)], used[len(bucket.params) :]
             if self.untouched:
-                kept = {view.data_ptr() for view, here_used in zip(bucket.views, here, strict=True) if not here_used}
-                for view, held in self.untouched:
-                    if view.data_ptr() in kept:
-                        view.data.copy_(held)  # as it was: its version stays
+                kept = {view.data_ptr() for view, has in zip(bucket.views, here, strict=True) if not has}
+                for view, held in (pair for pair in self.untouched if pair[0].data_ptr() in kept):
+                    view.data.copy_(held)  # as it was: its version stays
             if self.ring and scale is not None:
                 bucket.flat.mul_(scale)
             bucket.store("grad", only=None if all(here) else here)
@@ -261,8 +254,7 @@ class GradientRunner(RuleRunner):
         if flags.mine.count(1) == len(flags.mine):
             return None
         bucket, start = self.buckets[i], sum(len(bucket.params) for bucket in self.buckets[:i])
-        known = flags.used
-        of_all = torch.tensor(flags.mine, dtype=torch.uint8) if known is None else known
+        of_all = torch.tensor(flags.mine, dtype=torch.uint8) if flags.rows is None else flags.rows.amax(0)
         here = of_all[start : start + len(bucket.params)] > 0
         if state.shape != bucket.flat.shape:
             return here.any().to(state.device)

@@ -30,8 +30,7 @@ class HookRunner(RuleRunner):
         """Return the number here of bucket `called` of the hook: now `flat`, with `params` one after another."""
         i = self.places.get(called, len(self.buckets))
         if i < len(self.buckets):
-            held = self.buckets[i].params
-            if len(held) == len(params) and all(p is q for p, q in zip(held, params, strict=True)):
+            if [*map(id, self.buckets[i].params)] == [*map(id, params)]:
                 self.buckets[i] = Bucket.of(flat, params)
                 return i
             self.forget_from(i)

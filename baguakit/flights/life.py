@@ -45,12 +45,12 @@ class Decisions:
         flags = {runner: runner.flags for runner in runners if isinstance(runner, GradientRunner)}
         agree = not (self.alike and all(runner.rule.stage.same_on_all_ranks for runner in runners))
 
+        def of_used(whose: tuple[GradientRunner, int] | None, state: Tensor) -> Tensor | None:
+            return None if whose is None else whose[0].used(flags[whose[0]], whose[1], state)
+
         def settle(comm: Comm) -> None:
             def on_all_ranks(ok: Tensor) -> Tensor:
                 return comm.all_reduce(ok.to(torch.uint8), dist.ReduceOp.MIN).bool()
-
-            def of_used(whose: tuple[GradientRunner, int] | None, state: Tensor) -> Tensor | None:
-                return None if whose is None else whose[0].used(flags[whose[0]], whose[1], state)
 
             for runner, each in flags.items():
                 stage = runner.rule.stage

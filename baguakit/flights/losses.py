@@ -11,7 +11,7 @@ stay the same. The norms are tensors, and nothing waits for them until they are 
 
 import copy
 from dataclasses import dataclass, field, fields
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -21,7 +21,6 @@ from ..compressors import Compressor
 from ..stages import Stage, State
 
 Tally = list[tuple[Tensor, Tensor]]  # the norms of the tensors compressed in a flight, each with that of its error
-Declared = TypeVar("Declared", Stage, Compressor)
 
 
 @dataclass(eq=False)
@@ -61,7 +60,9 @@ def measured(stage: Stage, tally: Tally) -> Stage:
     changed: dict[str, Any] = {k: _measured(each, tally) for k, each in held.items() if isinstance(each, Compressor)}
     if stage.lossy and not changed:
         return MeasuredStage(stage, tally)
-    return _changed(stage, **changed, **{name: measured(inner, tally) for name, inner in stage.nested().items()})
+    other = copy.copy(stage)
+    vars(other).update(changed, **{name: measured(inner, tally) for name, inner in stage.nested().items()})
+    return other
 
 
 def _measured(compressor: Compressor, tally: Tally) -> Compressor:
@@ -71,15 +72,10 @@ def _measured(compressor: Compressor, tally: Tally) -> Compressor:
         tally.append((norm(x), norm(lost)))
         return packed
 
+    other = copy.copy(compressor)
     # In `reduce` the second compression is no loss of this rank's values.
-    changes = {"_unchecked_compress": compress, "_unchecked_reduce": compressor._unchecked_reduce}
-    return _changed(compressor, compress=compress, **changes)
-
-
-def _changed(declared: Declared, **changes: Any) -> Declared:
-    """Return a copy with other attributes, unchecked."""
-    other = copy.copy(declared)
-    vars(other).update(changes)
+    kept = {"_unchecked_compress": compress, "_unchecked_reduce": compressor._unchecked_reduce}
+    vars(other).update(compress=compress, **kept)
     return other
 
 

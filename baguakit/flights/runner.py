@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils._pytree import tree_map_only
 
 from ..buckets import Bucket, Pair, local
 from ..comm import Comm, SentFormat
@@ -58,13 +59,10 @@ class Ledger:
 
     def landed(self, formats: Iterable[SentFormat]) -> None:
         """Count a flight with the flights that sent the same formats, and let its kind be the first."""
-        kind, flights = tuple(formats), 1
-        for i, (known, count) in enumerate(self.kinds):
-            if known == kind:
-                kind, flights = known, flights + count
-                del self.kinds[i]
-                break
-        self.kinds.insert(0, (kind, flights))
+        kind = tuple(formats)
+        i = next((i for i, (known, _) in enumerate(self.kinds) if known == kind), None)
+        known, flights = (kind, 0) if i is None else self.kinds.pop(i)
+        self.kinds.insert(0, (known, flights + 1))
         del self.kinds[MOST_KINDS:]
 
 
@@ -80,13 +78,7 @@ class Journal:
 
     def before(self, i: int, state: State) -> None:
         """Copy the state of bucket `i`, which a flight is about to change."""
-
-        def copied(held: Any) -> Any:
-            if isinstance(held, dict):
-                return {name: copied(value) for name, value in held.items()}
-            return held.clone() if isinstance(held, Tensor) else held
-
-        self._before[i].append(copied(state))
+        self._before[i].append(tree_map_only(Tensor, Tensor.clone, state))
 
     def landed(self, i: int) -> None:
         """Count a flight of bucket `i` that has landed."""

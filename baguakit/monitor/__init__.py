@@ -2,11 +2,10 @@
 
 from .judging import differing, first_line, store_gone, store_silent
 from .monitor import Monitor, PeerError, end_with_process
-from .records import LEFT, RAISED, Collective
+from .records import LEFT, Collective
 
 __all__ = [
     "LEFT",
-    "RAISED",
     "Collective",
     "Monitor",
     "PeerError",

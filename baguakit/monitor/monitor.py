@@ -48,8 +48,7 @@ class Fault:
     """
 
     def __init__(self) -> None:
-        self._is_set = False
-        self._numbers: dict[torch.dtype, Tensor] = {}
+        self._is_set, self._numbers = False, dict[torch.dtype, Tensor]()
 
     def set(self) -> None:
         """Let what lands from now on be lost."""
@@ -77,22 +76,13 @@ class Fault:
 class Monitor:
     """The watch over the flights of one attachment on one rank. With one rank there is nothing to watch.
 
-    Args:
-        store: the attachment's part of the key-value store, or None with one rank.
-        rank, size: of the attachment's group.
-        timeout: the age at which a flight is given up.
-        abort: aborts all work in the attachment's groups, without waiting.
-        broken: returns the network error that those groups have recorded, or "".
+    `store` is the attachment's part of the key-value store, or None with one rank; `timeout` is the age at which a
+    flight is given up; `abort` aborts all work in the attachment's groups, without waiting; `broken` returns the
+    network error that those groups have recorded, or "".
     """
 
     def __init__(
-        self,
-        store: Any,
-        rank: int,
-        size: int,
-        timeout: timedelta,
-        abort: Callable[[], None],
-        broken: Callable[[], str] = str,
+        self, store: Any, rank: int, size: int, timeout: timedelta, abort: Callable[[], None], broken: Any = str
     ) -> None:
         self.store, self.rank, self.size, self.abort, self.broken = store, rank, size, abort, broken
         self.run = uuid.uuid4().hex[:12]  # no other attachment has it; once started, the same on all ranks

@@ -35,8 +35,7 @@ class Watch:
         self.monitor, self.beat = monitor, monitor.beat
         self.board = Board(monitor.store, monitor.rank, monitor.size)
         self.judge = Judge(monitor.rank, monitor.timeout, monitor.air, 1.25 * self.beat)
-        self.over = threading.Event()
-        self.wake = threading.Event()  # set to look now: a flight has failed
+        self.over, self.wake = threading.Event(), threading.Event()  # `wake` is set to look now: a flight has failed
         self._beats, self._doubts = 0, 0
         self._written = Record(0, {})
         self._next_beat = 0.0  # the time of the clock from which the next record is due
@@ -52,9 +51,10 @@ class Watch:
     def start(self) -> None:
         """Write the first record and start the threads."""
         self.board.arrive(self._written)
-        for work, name in ((self._watch, "baguakit monitor"), (self._watch_the_store, "baguakit monitor clock")):
-            self._threads.append(threading.Thread(target=work, name=name, daemon=True))
-            self._threads[-1].start()
+        works = {"baguakit monitor": self._watch, "baguakit monitor clock": self._watch_the_store}
+        self._threads = [threading.Thread(target=work, name=name, daemon=True) for name, work in works.items()]
+        for thread in self._threads:
+            thread.start()
 
     def end(self) -> bool:
         """End the threads; return whether they have: else one is in a call that lasts until the store answers."""
@@ -216,9 +216,8 @@ class Watch:
         """Report a store that does not answer; the watching thread is blocked in that call."""
         while self._next(self.over, self.beat):
             asked, (waiting, _) = self._asked, self._waiting()
-            if asked is None or waiting is None or not waiting.late:
-                continue
-            if (silent := time.monotonic() - asked) > self.monitor.silence:
+            silent = 0.0 if asked is None else time.monotonic() - asked
+            if silent > self.monitor.silence and waiting is not None and waiting.late:
                 self.monitor.fail(store_silent(self.monitor.rank, silent, waiting.what, self.monitor.timeout))
 
     def _ask(self, request: Callable[..., Any], *arguments: Any) -> Any:

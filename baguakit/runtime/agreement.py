@@ -31,10 +31,9 @@ def agree(monitor: Monitor, make: Callable[[], AnySetup], label: str = "attach()
         PeerError: a rank has not come within the timeout.
     """
     collective = Collective(label=label)
-    launches = monitor.launched(0, collective)
+    key = f"agree/{monitor.launched(0, collective).number}"
 
     def compared(error: str | None, lines: Sequence[str]) -> str:
-        key = f"agree/{launches.number}"
         return str(_asked(monitor, collective, lambda: _compared(monitor, key, (error, lines), verb)))
 
     try:

@@ -100,13 +100,9 @@ class Channel:
 class Runtime(Generic[AnySetup]):
     """The monitor, process groups and lanes of an attachment or a handle on this rank.
 
-    Collective. An error in making it is raised on all ranks, and whatever was made is closed.
-
-    Args:
-        kind: of the hooks, for names that ranks agree on.
-        make: makes the setup of this rank, and raises if `timeout` is invalid.
-        comm, timeout: as the user gave them.
-        aborted: called when the groups have been aborted, on any thread.
+    Collective. An error in making it is raised on all ranks, and whatever was made is closed. `kind` is that of the
+    hooks, for names that ranks agree on; `make` makes the setup of this rank, and raises if `timeout` is invalid;
+    `aborted` is called when the groups have been aborted, on any thread.
 
     Attributes:
         setup: the same on all ranks.
@@ -150,10 +146,8 @@ class Runtime(Generic[AnySetup]):
         """Replace the groups of every channel by groups of `flows` flows. Collective."""
         before = self.channels
         unique = before[0].together("other flows", lambda comm: comm.broadcast_object(uuid.uuid4().hex))
-        self.channels = [
-            Channel(c.number, c.lane, self._own_comm(f"{self.name}/{unique}/{c.number}", c.number, flows), self.monitor)
-            for c in before
-        ]
+        owns = [self._own_comm(f"{self.name}/{unique}/{c.number}", c.number, flows) for c in before]
+        self.channels = [Channel(c.number, c.lane, own, self.monitor) for c, own in zip(before, owns, strict=True)]
         for channel in before:
             channel.comm.close()
 
@@ -185,17 +179,16 @@ class Runtime(Generic[AnySetup]):
         self._aborted()
 
     def _close(self, wait: bool) -> None:
-        for channel in self._all_channels():
+        channels = list(filter(None, (*self.channels, self.host)))
+        for channel in channels:
             channel.lane.close(wait)
-        for channel in self._all_channels() if self.comm.size > 1 else ():
+        for channel in channels if self.comm.size > 1 else ():
             channel.comm.close()
 
     def groups(self) -> list[Any]:
         """Return the process groups that were made here: none with one rank, which uses the group of the user."""
-        return [group for each in self._all_channels() for group in each.comm.groups() if self.comm.size > 1]
-
-    def _all_channels(self) -> list[Channel]:
-        return [*self.channels, *([self.host] if self.host else [])]
+        channels = filter(None, (*self.channels, self.host)) if self.comm.size > 1 else ()
+        return [group for channel in channels for group in channel.comm.groups()]
 
 
 def start_monitor(
@@ -224,9 +217,9 @@ def start_monitor(
 
     if comm.size == 1:
         return started()
-    lane = CpuLane("baguakit start")
-    flight, seconds = lane.run(started), max(SLOWEST_CONNECTION, time_limit.total_seconds())
-    lane.close(wait=False)
+    beside = CpuLane("baguakit start")
+    flight, seconds = beside.run(started), max(SLOWEST_CONNECTION, time_limit.total_seconds())
+    beside.close(wait=False)
     if not flight.wait(seconds):
         raise PeerError(store_silent(comm.rank, seconds, "attach()", seconds))
     try:
@@ -246,26 +239,25 @@ def own_comm(
     parts: Collection[str],
     flows: int | None = None,
 ) -> Comm:
-    """Return a Comm of the same ranks with its own groups. Collective; with one rank, return `comm` itself.
+    """Return a Comm of the same ranks with its own groups, of the kinds in `parts`. Collective; of one rank, itself.
 
     A rank that does not come, which the monitor names, keeps the first message of a group waiting beyond all timeouts:
     so that runs on a thread that is not joined, with a store that gives up when the monitor does. (NCCL waits in its
-    own threads, which Python must not slow down.) Only groups of the kinds in `parts` are made; `name` is the same on
-    all ranks.
+    own threads, which Python must not slow down.) `name` is the same on all ranks.
     """
     if comm.size == 1:
         return comm
     current = torch.cuda.current_device() if device.type == "cuda" else None
     store = PatientStore(comm.group, monitor.wait_until) if current is None else None
 
-    def made() -> Comm:
+    def made(comm: Comm) -> Comm:
         if current is not None:
             torch.cuda.set_device(device if device.index is not None else current)
         return comm.own(name, timeout, device, flows, store, parts)
 
     start = CpuLane("baguakit start")
     try:
-        own: Comm = Channel(0, start, comm, monitor).together(f"the group {name}", lambda _: made())
+        own: Comm = Channel(0, start, comm, monitor).together(f"the group {name}", made)
     finally:
         start.close(wait=False)
     return own

@@ -16,7 +16,7 @@ from training import loss, net_and_sgd, run_steps
 import baguakit as bk
 from baguakit.comm import Comm, groups
 from baguakit.monitor import Monitor
-from baguakit.runtime import start
+from baguakit.runtime import runtime
 from baguakit.runtime.agreement import agree
 
 POLLS = ("add", "check")  # the requests of a rank that asks whether others are done
@@ -133,7 +133,7 @@ def on_a_gpu(stage):
     """The exchanges of each rank."""
     x, comms = type("OnGpu", (), {"is_cuda": True})(), [Told(r) for r in range(N)]
     for comm in comms:
-        start.connect([stage], x, comm)
+        runtime.connect([stage], x, comm)
     return [comm.told for comm in comms]
 
 
@@ -144,7 +144,7 @@ def test_every_first_message_meets_its_receiver(topology):
     for exchange in zip(*told, strict=True):
         for r, (_, targets) in enumerate(exchange):
             assert targets == {peer for peer, (sources, _) in enumerate(exchange) if r in sources}
-    rounds = min(topology.period(N), start.ROUNDS)
+    rounds = min(topology.period(N), runtime.ROUNDS)
     peers = [{p for i in range(rounds) for p in topology.weights(r, N, i)} - {r} for r in range(N)]
     met = [set().union(*(sources for sources, _ in each)) for each in told]
     assert met == ([set()] * N if topology == T.FullyConnected() else peers)
