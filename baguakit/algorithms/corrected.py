@@ -61,7 +61,6 @@ from torch import Tensor
 from ..arguments import checked, real
 from ..buckets import Bucket
 from ..comm import Comm
-from ..costs import Cost, Load, Place, degree
 from ..keeping import finite, restored, update_if_finite_, wide_copy
 from ..lanes import temporaries
 from ..primitives import neighbor_mean_
@@ -130,6 +129,8 @@ class ExactDiffusion(OnGraph):
     """
 
     keeps: ClassVar[bool] = True
+    copies: ClassVar[float] = 11
+    exchanges: ClassVar[bool] = True
     elementwise: ClassVar = {"c": "zero"}  # with other ranks Σ c would not be 0
     needs = ("static", "symmetric", "doubly_stochastic")
     refusal = (
@@ -152,13 +153,6 @@ class ExactDiffusion(OnGraph):
             result = torch.add(after, x, out=y)
             update_if_finite_(c, after, where=finite(result))
             return x.copy_(result)
-
-    def cost(self, load: Load, place: Place) -> Cost:
-        """Return the cost: w = S in fp32 at least to each of k neighbours;  q = 7 + 3 k copies."""
-        if place.ranks == 1:
-            return Cost()
-        S, k = load.at_least_fp32.size, degree(self.topology, place.ranks)
-        return place.messages(k, S) + place.copies(7 + 3 * k, S)
 
 
 @checked

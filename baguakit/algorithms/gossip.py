@@ -99,6 +99,7 @@ class PushSum(OnGraph):
     """
 
     copies: ClassVar[float] = 6
+    exchanges: ClassVar[bool] = True
     elementwise: ClassVar = {"z": "keep"}
     follows: ClassVar[tuple[str, ...]] = ("z",)
     needs = ("column_stochastic",)

@@ -8,7 +8,7 @@ Ranks agree on b without messages of its own: every 8 flights each measures E_b 
 behind the rows that it packs. The choice that all have read takes effect 4 flights later, so no device is waited for.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import ClassVar
 
 import torch
@@ -120,11 +120,13 @@ def choice(stage: Adaptive, x: Tensor, now: int) -> Tensor:
     return torch.where(size.isfinite() & (size > 0), least, choices[-1]).to(torch.uint8)
 
 
+@dataclass(frozen=True, repr=False)
 class Noting(Compressor):
     """A compressor whose packed rows end with a note: the largest note of all ranks is `heard` where they are read."""
 
-    def __init__(self, inner: Compressor, note: Tensor) -> None:
-        self.inner, self.note, self.heard = inner, note.expand(1, NOTE), list[Tensor]()
+    inner: Compressor
+    note: Tensor = field(compare=False)  # a report counts flights that are alike
+    heard: list[Tensor] = field(default_factory=list, compare=False)
 
     def row_bytes(self, n: int) -> int:
         return self.inner._unchecked_row_bytes(n) + NOTE
@@ -140,12 +142,6 @@ class Noting(Compressor):
     def reduce(self, packed: Tensor, n: int, residual: Tensor | None = None, key: int = 0) -> Tensor:
         sent = self.inner._unchecked_reduce(packed[:, :-NOTE].contiguous(), n, residual, key)
         return torch.cat([sent, packed[:, -NOTE:].amax(0, keepdim=True)], 1)
-
-    def __eq__(self, other: object) -> bool:  # a report counts flights that are alike
-        return isinstance(other, Noting) and self.inner == other.inner
-
-    def __hash__(self) -> int:
-        return hash(self.inner)
 
     def __repr__(self) -> str:
         return repr(self.inner)

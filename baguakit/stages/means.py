@@ -110,6 +110,7 @@ class OnGraph(Stage):
 
     topology: Topology
     copies: ClassVar[float] = 0  # of fp32 values, which take as long as its arithmetic beside the mean
+    exchanges: ClassVar[bool] = False  # in rounds that are the exact mean as well
     needs: ClassVar[tuple[str, ...]] = ()  # methods of the topology
     refusal: ClassVar[str] = ""  # of a {topology} for {n} ranks that has them not, by this {stage}
 
@@ -133,7 +134,7 @@ class OnGraph(Stage):
             return Cost()
         total, rounds, S = Cost(), rounds_of(t, n), wide.size
         for round in rounds:
-            if is_mean(t, n, round):
+            if is_mean(t, n, round) and not self.exchanges:
                 total += Mean().cost(wide, place)
             else:
                 k = degree(t, n, round)

@@ -81,7 +81,7 @@ class Topology(ABC):
         rank, size, round = self._place(rank, size, round)
         if "circulant" in self.facts:  # rank − d hears it if it hears rank + d
             hearers: Iterable[int] = sorted((2 * rank - peer) % size for peer in self.weights(rank, size, round))
-        elif self.symmetric(size):
+        elif "symmetric" in self.facts:
             hearers = self.weights(rank, size, round)
         else:
             hearers = (peer for peer in range(size) if rank in self.weights(peer, size, round))

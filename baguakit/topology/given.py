@@ -35,11 +35,8 @@ class Given(Topology):
         raise NotImplementedError
 
     @cached_property
-    def _by_round(self) -> list[tuple[Rows, list[list[int]]]]:
-        """Return for each round the row of each rank, and the ranks that hear it."""
-        rounds = list(map(self._rows_of, self.rounds))
-        heard = ([(peer, rank) for rank, row in enumerate(rows) for peer in row] for rows in rounds)
-        return [(rows, one_edge_after(self.ranks, pairs)) for rows, pairs in zip(rounds, heard, strict=True)]
+    def _by_round(self) -> list[Rows]:
+        return list(map(self._rows_of, self.rounds))
 
     def check(self, size: int) -> None:
         """Raise ValueError if the group has another number of ranks; a group of one rank is allowed."""
@@ -52,12 +49,7 @@ class Given(Topology):
         return len(self.rounds) if self._ranks(size) > 1 else 1
 
     def links(self, rank: int, size: int, round: int) -> Iterable[tuple[int, float]]:
-        return self._by_round[round % len(self.rounds)][0][rank].items()
-
-    def targets(self, rank: int, size: int, round: int) -> tuple[int, ...]:
-        rank, size, round = self._place(rank, size, round)
-        hearers = self._by_round[round % len(self.rounds)][1][rank] if size > 1 else []
-        return tuple(peer for peer in hearers if peer != rank)
+        return self._by_round[round % len(self.rounds)][rank].items()
 
     @cached_property
     def _hash(self) -> int:  # every step hashes it, and a large value takes long
