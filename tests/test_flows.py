@@ -44,7 +44,7 @@ def test_everything_arrives_as_over_one_flow(n):
 
 def test_shares_follow_the_rates():
     """s_i ← s_i / T_i ends where all flows take as long, and stays there."""
-    from baguakit.comm.flows import LEAST, reweighed
+    from baguakit.comm.own import LEAST, reweighed
 
     rates = [1.0, 4.0, 2.0, 1.0]
     shares = [0.25] * 4
@@ -56,7 +56,7 @@ def test_shares_follow_the_rates():
 
 
 def test_the_parts_are_all_of_it():
-    from baguakit.comm.flows import SMALLEST, Flows
+    from baguakit.comm.own import SMALLEST, Flows
 
     flows = Flows([None] * 5)
     for shares in ([0.2] * 5, [0.9, 0.025, 0.025, 0.025, 0.025], [0.1, 0.2, 0.3, 0.25, 0.15]):

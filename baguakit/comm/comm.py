@@ -17,9 +17,8 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from ..arguments import checked, instance, integer, tensor, truth
 from . import sending
-from .flows import Flows
 from .groups import HOSTS, Membership, backend_of, check_mesh, flat_group, inner_of, node_groups
-from .own import flows_of, let_go, longer, own_groups, shut_all
+from .own import Flows, flows_of, let_go, longer, own_groups, shut_all
 from .sending import FLAT, INTER, INTRA, Rider, Sent, SentFormat
 
 TAGS = 1 << 31

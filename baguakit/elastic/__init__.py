@@ -8,8 +8,7 @@ last whole steps.
 import sys
 
 from ..expressions import show_public
-from .group import join
-from .membership import Change
+from .membership import Change, join
 from .rounds import Left
 
 __all__ = ["Change", "Left", "join"]

@@ -54,7 +54,6 @@ class Door:
                     self._sockets.append(guest)
 
     def close(self) -> None:
-        """Close it, which tells all that have knocked."""
         for each in self._sockets:
             each.close()
         self._sockets = []
@@ -106,7 +105,6 @@ class Knocks:
             made.close()
 
     def end(self) -> None:
-        """Close all connections."""
         for address in list(self._made):
             self.forget(address)
 
@@ -160,5 +158,4 @@ def own_address() -> str:
 
 
 def family_of(host: str) -> socket.AddressFamily:
-    """Return the family of an address."""
     return socket.AF_INET6 if ":" in host else socket.AF_INET

@@ -31,6 +31,7 @@ knows `until`.
 """
 
 import json
+import re
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
@@ -40,6 +41,8 @@ from torch.distributed.distributed_c10d import PrefixStore
 
 from .doors import GONE, SILENT, Knocks
 
+PORT = 29400  # as of `torchrun`
+ENDPOINT = re.compile(r"(?:\[(?P<v6>[0-9A-Fa-f:.]+(?:%\w+)?)\]|(?P<host>[\w.-]+))(?::(?P<port>[0-9]{1,5}))?")
 SILENCE = 5.0  # seconds without a beat after which a member is gone, whatever it has said
 POLL, SLOWEST_POLL = 0.02, 0.25  # seconds between two looks into the store, at first and at most
 ABSENCE = 2.0  # seconds without a look into the store after which one that has come is gone
@@ -71,6 +74,21 @@ class Settings:
         return f"least={self.least}, most={self.most}, every={self.every}, keep_alive={self.keep_alive:g}"
 
 
+def endpoint_of(endpoint: str, least: int = 1) -> tuple[str, int]:
+    """Return the host and the port of "host:port", "[::1]:port" or "host".
+
+    Raises:
+        ValueError: it is none of these, or its port is not one from `least` to 65535.
+    """
+    found = ENDPOINT.fullmatch(endpoint)
+    if found is None or not least <= int(found["port"] or PORT) <= 65535:
+        raise ValueError(
+            f'endpoint is "host:port" of the store, such as "10.0.0.1:{PORT}" or "[::1]:{PORT}", with a port from '
+            f"{least} to 65535, not {endpoint!r}"
+        )
+    return found["v6"] or found["host"], int(found["port"] or PORT)
+
+
 @dataclass(frozen=True)
 class Member:
     """A member of a round."""
@@ -94,7 +112,6 @@ class Round:
 
     @property
     def size(self) -> int:
-        """Return the number of members."""
         return len(self.members)
 
     def survivors(self) -> list[int]:
@@ -127,6 +144,7 @@ class Rendezvous:
         self.last: Any = PrefixStore(str(number - 1), store)
         self.before = members_of(self.last) if number > 1 else ()
         self.cut_off = ""  # from whom, while this process cannot come
+        self.cut = ""  # the sentence about members that are left out
         self._places = {member.name: rank for rank, member in enumerate(self.before)}
         self._old = me.name in self._places
         self._counts, self._knocks = Counts(), Knocks()
@@ -152,6 +170,7 @@ class Rendezvous:
                 pause = min(1.2 * pause, SLOWEST_POLL)
         finally:
             self._knocks.end()
+        self.cut = self.here.get("cut").decode() if self.here.check(["cut"]) else ""
         return members_of(self.here)
 
     def _look(self, now: float) -> None:
@@ -267,11 +286,6 @@ def unbroken(present: list[Member], places: Mapping[str, int]) -> list[Member]:
 def members_of(store: Any) -> tuple[Member, ...]:
     """Return the members of a round that has been closed, from its part of the store."""
     return tuple(Member(**each) for each in json.loads(store.get("closed")))
-
-
-def why_cut(store: Any) -> str:
-    """Return the sentence about members left out of a round that has been closed; "" if nobody was."""
-    return str(store.get("cut").decode()) if store.check(["cut"]) else ""
 
 
 def latest_round(store: Any, known: int) -> int:

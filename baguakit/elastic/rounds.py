@@ -24,18 +24,7 @@ from ..comm import abort_all
 from ..comm.groups import lazy_group
 from ..monitor import Monitor, PeerError, first_line
 from .doors import GONE, Door, Knocks
-from .rendezvous import (
-    Counts,
-    Member,
-    Pause,
-    Rendezvous,
-    Round,
-    Settings,
-    delete_before,
-    latest_round,
-    tell_broken,
-    why_cut,
-)
+from .rendezvous import Counts, Member, Pause, Rendezvous, Round, Settings, delete_before, latest_round, tell_broken
 
 log = logging.getLogger("baguakit")
 
@@ -222,14 +211,13 @@ class Rounds:
                 self._store.set(f"{number - 1}/gone/{self._latest[1]}", "")
             raise
         self._number = number
-        if said := why_cut(meeting.here):
-            log.warning("%s", said)
-            self.cut, self._stuck = said, time.monotonic()
+        if meeting.cut:
+            log.warning("%s", meeting.cut)
+            self.cut, self._stuck = meeting.cut, time.monotonic()
         rank = next((rank for rank, member in enumerate(members) if member.name == self.name), None)
         return None if rank is None else Round(number, meeting.here, rank, members)
 
     def is_stuck(self) -> bool:
-        """Return whether no step has been made for the patience."""
         return self._stuck is not None and time.monotonic() - self._stuck > self.settings.patience
 
     def end_round(self, gone: bool = False) -> None:
@@ -244,14 +232,12 @@ class Rounds:
             self.door.close()
 
     def leave(self) -> None:
-        """See `Attachment.leave`."""
         self.leaving = True
         if self.round is not None:
             with contextlib.suppress(RuntimeError):  # without a store the round breaks
                 self.pausing.ask(1, f"{self.name} has left")
 
     def touch(self) -> None:
-        """Note that the training thread is alive."""
         self._touched = time.monotonic()
 
     def watch(self, monitor: Monitor) -> None:

@@ -131,7 +131,6 @@ class Unit:
 
     @property
     def ranks(self) -> list[int]:
-        """Return the ranks over which it is sharded."""
         return members_of(self.group)
 
     def layout(self, scattered: bool) -> dict[Tensor, str]:
@@ -290,7 +289,6 @@ class Allocator:
     """An allocator of the tensors that FSDP sends and receives."""
 
     def allocate(self, size: Sequence[int], *, dtype: torch.dtype, device: torch.device) -> Tensor:
-        """Return a new tensor."""
         return torch.empty(*size, dtype=dtype, device=device)
 
 

@@ -77,7 +77,6 @@ class BaguaStrategy(DDPStrategy):
     # Training
 
     def setup(self, trainer: Any) -> None:
-        """Set up the model and its optimizers, and attach to them if they are to be trained."""
         super().setup(trainer)
         module: Any = self.lightning_module
         if trainer.state.fn == TrainerFn.FITTING:
@@ -104,7 +103,6 @@ class BaguaStrategy(DDPStrategy):
         super().on_exception(exception)
 
     def teardown(self) -> None:
-        """Detach, and tear down the strategy."""
         attachment, self.attachment = self.attachment, None
         try:
             if attachment is not None:
@@ -162,7 +160,6 @@ class BaguaStrategy(DDPStrategy):
             self.attachment.load_state_dict(checkpoint[KEY]["state"])
 
     def remove_checkpoint(self, filepath: Any) -> None:
-        """Remove Lightning's file, and this rank's own."""
         super().remove_checkpoint(filepath)
         if self.global_rank > 0:
             self.checkpoint_io.remove_checkpoint(part_of(filepath, self.global_rank))

@@ -15,7 +15,7 @@ from typing import Any
 
 import torch.distributed as dist
 
-from ..elastic.group import PORT, endpoint_of
+from ..elastic.rendezvous import PORT, endpoint_of
 
 
 def main(words: Sequence[str] | None = None) -> int:

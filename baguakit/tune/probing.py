@@ -22,7 +22,7 @@ from torch import Tensor, nn
 
 from ..arguments import Declared, checked, integers, real
 from ..comm import Comm, abort_all, check_device
-from ..comm.flows import SMALLEST
+from ..comm.own import SMALLEST
 from ..compressors import Compressor, MinMaxUInt8
 from ..costs import Codec, Line, Link, Network, ring
 from ..lanes import between, lane, moment

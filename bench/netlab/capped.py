@@ -9,8 +9,8 @@ import torch
 import torch.distributed as dist
 
 import baguakit as bk
-from baguakit.comm.flows import Flows
 from baguakit.comm.groups import own_group
+from baguakit.comm.own import Flows
 from baguakit.command.pacing import at, cap, connections
 
 CPU = torch.device("cpu")

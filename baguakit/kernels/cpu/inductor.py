@@ -113,7 +113,6 @@ def build(source: str, folder: str) -> Path:
 
 
 def _function(name: str, unit: Unit, like: tuple[Any, ...]) -> str:
-    """Return the C++ of a unit."""
     with _kernels(name) as kernels:
         run = _trace(unit, examples(like, ROWS))
     tensors = {f"a{i}": part for i, part in enumerate(like) if isinstance(part, Tensor)}
