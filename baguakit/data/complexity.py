@@ -154,11 +154,10 @@ def _cost(function: Callable[[Any], float], dataset: Any, i: int) -> float:
 
 def _progress(mine: range, rank: int, size: int) -> Iterable[int]:
     text = f"measuring the complexity of {len(mine)} samples on each of {size} ranks"
-    if rank != 0:
-        return mine
     try:
         from tqdm import tqdm  # type: ignore[import-untyped,unused-ignore]
     except ImportError:
-        log.warning("%s; pip install baguakit[data] for a progress bar", text)
+        if rank == 0:
+            log.warning("%s; pip install baguakit[data] for a progress bar", text)
         return mine
-    return tqdm(mine, desc=text)  # type: ignore[no-any-return,unused-ignore]
+    return tqdm(mine, desc=text, disable=rank != 0)  # type: ignore[no-any-return,unused-ignore]

@@ -221,7 +221,8 @@ class Followed(Generic[T]):
         self.epoch = stretch.epoch
         self._now = self._resumed = now = Position(stretch, self.rank, seats[self.rank].drawn)
         if self._attachment is not None:
-            self._record = Record(0, (), now.items - self._attachment.step * self._items, (stretch,))
+            origin = stretch.behind[now.rank] + now.drawn - self._attachment.step * self._items
+            self._record = Record(0, (), origin, (stretch,))
 
     # Ranks that come and go
 
@@ -253,10 +254,10 @@ class Followed(Generic[T]):
             ValueError: the sampler was made with another group than one of `bk.elastic.join`, or follows already, or
                 has begun.
         """
-        comm = self._comm
+        comm, now = self._comm, self._now
         if comm is None or not comm.membership.changes:
             raise ValueError("follow() needs a sampler of a group whose ranks come and go: group=bk.elastic.join(…)")
-        if self._attachment is not None or (self._now.drawn and self._resumed is None):
+        if self._attachment is not None or (now.drawn and self._resumed is None):
             raise ValueError("call follow() once, before the first item is drawn")
         self._items, self._repeats = integer("items_per_step", items_per_step, 1), truth("repeats", repeats)
         self._attachment, self._id = att, secrets.randbits(62)
@@ -264,7 +265,7 @@ class Followed(Generic[T]):
         att.on_regroup(self._changed)
         if self._record is None:
             self._sit(comm.rank, comm.size)  # which may have changed since
-            self._resume(self._now.stretch, self._now.items)
+            self._resume(now.stretch, now.stretch.behind[now.rank] + now.drawn)
 
     def _changed(self, change: Any) -> None:
         """Agree with all ranks on what is done, and go on with the rest. Collective."""

@@ -288,11 +288,6 @@ class Position:
     base: int | None = None  # following: items trained, less those counted so far; None before the pass has begun
     origin: int | None = None  # as in `Record`, of a pass that no change has divided
 
-    @property
-    def items(self) -> int:
-        """The items that this rank has drawn, or trains in passes before this one."""
-        return self.stretch.behind[self.rank] + self.drawn
-
 
 @dataclass(frozen=True)
 class Told:

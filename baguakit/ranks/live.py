@@ -13,6 +13,7 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Collection, Sequence
+from functools import partial
 from multiprocessing.connection import wait
 from pathlib import Path
 from typing import Any, TypeVar, overload
@@ -21,7 +22,7 @@ import torch
 
 from ..arguments import integer, real, truth
 from .launcher import Launcher, launcher
-from .serving import HOST, Progress, Reply, dumps, receive, send, takes_closures
+from .serving import HOST, Progress, dumps, receive, send, takes_closures
 
 T = TypeVar("T")
 MOST_THREADS, MOST_SECONDS = 1 << 15, 1e8  # of torch; about three years: longer times may overflow clocks
@@ -192,27 +193,28 @@ class Ranks:
             try:
                 message = pickle.loads(packed)
             except Exception as error:
-                message = Reply(error=f"its result cannot be unpickled by the caller: {error!r}")
+                message = None, f"its result cannot be unpickled by the caller: {error!r}"
             if isinstance(message, Progress):
                 self._screen.progress(rank, message)
-            elif message.error is not None:
-                fail([rank], message.error)
+            elif message[1] is not None:
+                fail([rank], message[1])
             elif rank in waiting:
                 waiting.discard(rank)
-                values[rank] = message.value
+                values[rank] = message[0]
             return True
 
+        readers: dict[Any, Callable[[], bool]] = {}
         for process in self._processes:
+            readers[process.control] = partial(hear, process)
+            readers.update((stream.file, stream.read) for stream in process.streams)
             with contextlib.suppress(OSError):  # of a process that has ended, as `hear` finds
                 send(work, [process.control])
-        sources: list[Any] = [source for process in self._processes for source in (process, *process.streams)]
         hurried = False
         try:
             while waiting:
-                for ready in wait(sources, max(0.0, min(until - time.monotonic(), BEAT))):
-                    is_open = ready.read() if isinstance(ready, Stream) else hear(ready)  # type: ignore[arg-type]
-                    if not is_open:
-                        sources.remove(ready)
+                for ready in wait([*readers], max(0.0, min(until - time.monotonic(), BEAT))):
+                    if not readers[ready]():
+                        del readers[ready]
                 if failures and not hurried:
                     hurried, until = True, min(until, time.monotonic() + GRACE)
                 if waiting and time.monotonic() >= until:
@@ -288,10 +290,6 @@ class Process:
         with theirs, os.fdopen(their_out, "wb"), os.fdopen(their_err, "wb"):
             self.pid = launcher.fork(self.control, [theirs.fileno(), their_out, their_err, *files])
 
-    def fileno(self) -> int:
-        """Return the descriptor of the control socket, for `wait`."""
-        return self.control.fileno()
-
     def ended(self) -> bool:
         """Return whether the process has closed its end of the control socket."""
         try:
@@ -307,8 +305,9 @@ def end(launcher: Launcher, processes: list[Process], owner: int) -> None:
     if owner == os.getpid():
         launcher.end([process.pid for process in processes])
     for process in processes:
-        for each in (process.control, *process.streams):
-            each.close()
+        process.control.close()
+        for stream in process.streams:
+            stream.file.close()
     processes.clear()
 
 
@@ -349,8 +348,7 @@ class Stream:
 
     def __init__(self, file: int, rank: int, screen: Screen, is_error: bool) -> None:
         os.set_blocking(file, False)
-        self._file, self._rank, self._screen, self._is_error = os.fdopen(file, "rb", 0), rank, screen, is_error
-        self.fileno, self.close = self._file.fileno, self._file.close
+        self.file, self._rank, self._screen, self._is_error = os.fdopen(file, "rb", 0), rank, screen, is_error
         self._rest = b""
 
     def read(self, last: bool = False) -> bool:
@@ -358,7 +356,7 @@ class Stream:
 
         It reads once, at most the size of a pipe, so that a rank that writes without end does not block the caller.
         """
-        data = self._file.read(PIPE)  # None if there is nothing
+        data = self.file.read(PIPE)  # None if there is nothing
         *lines, self._rest = (self._rest + (data or b"")).split(b"\n")
         if last and self._rest:
             lines, self._rest = [*lines, self._rest], b""

@@ -104,7 +104,7 @@ def join(
     limit = default_pg_timeout if timeout is None else timedelta(seconds=timeout)
     make: Any = dist.TCPStore  # type: ignore[attr-defined]
     store = make(HOST, port, is_master=rank == 0, wait_for_workers=False, timeout=limit, master_listen_fd=listening)
-    send(dumps(Reply()), [control])
+    send(dumps(None), [control])
     if cuda:
         gpus = torch.cuda.device_count()
         if gpus < size:  # ranks share them
@@ -118,7 +118,7 @@ def join(
 
 
 def perform(kept: dict[str, Any], path: list[str], sources: dict[str, Any], keep: bool, packed: bytes) -> bytes:
-    """Call a pickled function with its arguments, before which `keep` puts `kept`; return the pickled reply.
+    """Call a pickled function with its arguments, before which `keep` puts `kept`; return its pickled value and error.
 
     `path` is the caller's `sys.path`, and `sources` its entries of `linecache` for code that is not in a file.
     """
@@ -131,12 +131,12 @@ def perform(kept: dict[str, Any], path: list[str], sources: dict[str, Any], keep
         trace = error.__traceback__
         while trace is not None and trace.tb_frame.f_code.co_filename == __file__:  # the user's code begins after it
             trace = trace.tb_next
-        return dumps(Reply(error="".join(traceback.format_exception(type(error), error, trace)).rstrip()))
+        return dumps((None, "".join(traceback.format_exception(type(error), error, trace)).rstrip()))
     try:
-        return dumps(Reply(value))
+        return dumps((value, None))
     except Exception as error:
         sentence = f"TypeError: the result of the function cannot be sent ({error}); return tensors, numbers or text"
-        return dumps(Reply(error=sentence))
+        return dumps((None, sentence))
 
 
 def progress(steps: Iterable[T], label: str = "", total: int | None = None) -> Iterator[T]:
@@ -182,14 +182,6 @@ def _reported(control: socket.socket, steps: Iterable[T], report: Progress) -> I
 
 
 # Messages between a rank and its caller
-
-
-@dataclass(frozen=True)
-class Reply:
-    """The result of a call: its value, or the text of an error."""
-
-    value: Any = None
-    error: str | None = None
 
 
 @dataclass(frozen=True)
