@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import os
 import pickle
 import warnings
 from collections.abc import Callable, Sequence, Sized
 from dataclasses import dataclass, fields
 from hashlib import blake2b
+from threading import get_native_id
 from types import SimpleNamespace, TracebackType
 from typing import Any, TypeVar, cast
 
@@ -16,10 +16,10 @@ from torch.utils.data import Dataset, IterableDataset, get_worker_info
 
 from ..arguments import text
 from .codec import Codec, Corrupt, Plain
-from .stores import Store, StoreError, ThreadLock
+from .stores import Store, StoreError
 
 T = TypeVar("T")
-ROWS = 1021  # of counts, by process number
+ROWS = 1021  # of counts, by the number that the system gives a thread
 MISSING = object()  # in place of a sample, which may be None
 
 
@@ -106,8 +106,8 @@ class CachedDataset(Dataset[Any]):
             raise TypeError(f"codec is Plain(), Pickle(), or an object with tag, encode and decode, not {codec!r}")
         self.dataset, self.store, self.version = dataset, store, version
         self.namespace = namespace(dataset, name, version, self.codec.tag)
-        # Counts by process, for loader workers in shared memory. No two threads add to a row at the same time.
-        self._counts, self._adding = torch.zeros(ROWS, len(COUNTED), dtype=torch.int64).share_memory_(), ThreadLock()
+        # Counts by thread, for loader workers in shared memory: no two add to a row at the same time.
+        self._counts = torch.zeros(ROWS, len(COUNTED), dtype=torch.int64).share_memory_()
 
     def __len__(self) -> int:
         return len(cast(Sized, self.dataset))
@@ -119,73 +119,74 @@ class CachedDataset(Dataset[Any]):
         """Return several samples, with one call of the store for all of them."""
         length = len(self) if hasattr(self.dataset, "__len__") else None
         keys = [self.namespace + position(index, length) for index in indices]
-        failed = set[str]()
-        values = self._tried(failed, self.store.get_many, keys, samples=len(keys)) or [None] * len(keys)
-        return [self._sample(*each, failed.copy()) for each in zip(keys, indices, values, strict=True)]
+        troubles = dict[str, str]()
+        values = self._tried(troubles, self.store.get_many, keys) or [None] * len(keys)
+        return [self._sample(*each, troubles.copy()) for each in zip(keys, indices, values, strict=True)]
 
-    def _sample(self, key: bytes, index: Any, value: bytes | None, counted: set[str]) -> Any:
+    def _sample(self, key: bytes, index: Any, value: bytes | None, troubles: dict[str, str]) -> Any:
         """Return the sample stored in `value`; or read it, if another process computed it meanwhile; or compute it.
 
-        `counted` holds the kinds of failures that have been counted for the sample: each counts once.
+        `troubles` gets the failures of the store, by kind: each kind counts once for a sample.
         """
-        if (sample := self._decoded(value, counted)) is not MISSING:
-            return sample
-        with self.store.claim(key):
-            sample = self._decoded(self._tried(counted, self.store.get, key), counted)
-            return self._computed(key, index, counted) if sample is MISSING else sample
+        sample = self._decoded(troubles, value)
+        if sample is MISSING:
+            with self.store.claim(key):
+                sample = self._decoded(troubles, self._tried(troubles, self.store.get, key))
+                if sample is MISSING:
+                    sample = self._computed(troubles, key, index)
+        self._tell(troubles)
+        return sample
 
-    def _decoded(self, value: bytes | None, counted: set[str]) -> Any:
+    def _decoded(self, troubles: dict[str, str], value: bytes | None) -> Any:
         if value is None:
             return MISSING
         try:
             sample = self.codec.decode(value)
         except Corrupt as error:
-            self._warn("corrupt", f"{self.store!r} holds a damaged sample, which is computed again: {error}", counted)
+            troubles["corrupt"] = f"{self.store!r} holds a damaged sample, which is computed again: {error}"
             return MISSING
         self._count(hits=1, bytes_read=len(value))
         return sample
 
-    def _computed(self, key: bytes, index: Any, counted: set[str]) -> Any:
+    def _computed(self, troubles: dict[str, str], key: bytes, index: Any) -> Any:
         """Compute the sample, and store it."""
         if not self.store.shared and get_worker_info() is not None:
             each = "is not shared: each loader worker fills its own; LMDBStore(path) is shared by all"
-            warnings.warn(f"{self.store!r} {each}", RuntimeWarning, stacklevel=5)
+            warnings.warn(f"{self.store!r} {each}", RuntimeWarning, stacklevel=4)
         sample = self.dataset[index]
         self._count(misses=1)
         try:
             value = self.codec.encode(sample)
         except TypeError as error:
             raise TypeError(f"sample {index!r} of {type(self.dataset).__name__} cannot be cached: {error}") from error
-        kept = self._tried(counted, self.store.put, key, value)
+        kept = self._tried(troubles, self.store.put, key, value)
         if kept:
             self._count(bytes_written=len(value))
         elif kept is False:
             full = "is full; samples beyond are computed in every epoch (its clear() makes room)"
-            self._warn("not_stored", f"{self.store!r} {full}", counted)
+            troubles["not_stored"] = f"{self.store!r} {full}"
         return sample
 
-    def _tried(self, counted: set[str], call: Callable[..., T], *args: Any, samples: int = 1) -> T | None:
-        """Return the result of a call of the store; None, with a warning, if the store fails."""
+    def _tried(self, troubles: dict[str, str], call: Callable[..., T], *args: Any) -> T | None:
+        """Return the result of a call of the store; None if the store fails."""
         try:
             return call(*args)
         except StoreError as error:
-            self._warn("errors", f"{error}; samples are computed without the cache", counted, samples)
+            troubles["errors"] = f"{error}; samples are computed without the cache"
             return None
 
-    def _warn(self, kind: str, text: str, counted: set[str], samples: int = 1) -> None:
-        """Count a failure, unless it is in `counted`, and warn of the first of its kind."""
-        if kind not in counted:
-            counted.add(kind)
+    def _tell(self, troubles: dict[str, str]) -> None:
+        """Count failures, and warn of the first of each kind."""
+        for kind, words in troubles.items():
             first = getattr(self.report(), kind) == 0
-            self._count(**{kind: samples})
+            self._count(**{kind: 1})
             if first:
-                warnings.warn(text, RuntimeWarning, stacklevel=5)
+                warnings.warn(words, RuntimeWarning, stacklevel=4)
 
     def _count(self, **amounts: int) -> None:
-        with self._adding:
-            row = self._counts.numpy()[os.getpid() % ROWS]
-            for name, amount in amounts.items():
-                row[COUNTED.index(name)] += amount
+        row = self._counts.numpy()[get_native_id() % ROWS]
+        for name, amount in amounts.items():
+            row[COUNTED.index(name)] += amount
 
     def report(self) -> CacheReport:
         """Return the hits, misses, bytes and failures of this process and its loader workers. Local."""
@@ -193,11 +194,13 @@ class CachedDataset(Dataset[Any]):
 
     def clear(self) -> None:
         """Delete this dataset's samples from the store."""
-        self._tried(set(), self.store.clear, self.namespace)
+        self._tried(troubles := dict[str, str](), self.store.clear, self.namespace)
+        self._tell(troubles)
 
     def close(self) -> None:
         """Flush the store, which stays open for others."""
-        self._tried(set(), self.store.flush)
+        self._tried(troubles := dict[str, str](), self.store.flush)
+        self._tell(troubles)
 
     def __enter__(self) -> CachedDataset:
         return self

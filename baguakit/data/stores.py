@@ -94,7 +94,7 @@ def package(name: str, user: str) -> Any:
 
 
 class ThreadLock:
-    """A reentrant lock that is free in a copy, and in a forked child even if a thread of the parent held it."""
+    """A reentrant lock that is free in a forked child even if a thread of the parent held it."""
 
     def __init__(self) -> None:
         self._of = (os.getpid(), threading.RLock())
@@ -106,9 +106,6 @@ class ThreadLock:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         self._of[1].release()
-
-    def __reduce__(self) -> Any:
-        return ThreadLock, ()
 
 
 class KeyedLocks:
