@@ -194,10 +194,7 @@ class Backward:
         if len(self.order) == 1 and not whole:
             self.hold_states()  # of what has no gradient
         if self.leaves is not None:
-            if self.delay:
-                self.leaves.follow(params)
-            else:
-                runner.channel.lane.follow(self.leaves.of(params))
+            self.leaves.follow(params, None if self.delay else runner.channel.lane)
         runner.launch_bucket(i, self.clock.step, self.touched, self.scale, self.decisions.joint, whole)
 
     @torch.no_grad()
@@ -306,8 +303,7 @@ class Backward:
         A rule that replaces the gradient by something else, such as an earlier one, needs it dropped before gradients
         are added again.
         """
-        for place in self.places.get(p, ()):
-            runner, i = self.order[place]
+        for runner, i in (self.order[place] for place in self.places.get(p, ())):
             replaces = runner.flown and (runner.rule.delay or not runner.rule.stage.averages)
             if replaces and runner.landed_on(i, self.reached):
                 raise RuntimeError(
@@ -346,11 +342,10 @@ def hooked(p: Tensor, engine: Any) -> Any:
 
 def check_unconverted(runners: Iterable[RuleRunner], names: dict[Tensor, str]) -> None:
     """Raise a RuntimeError if a parameter of `runners` has been converted since its bucket was made."""
-    for runner in runners:
-        for bucket in runner.buckets:
-            for p, view in zip(bucket.params, bucket.views, strict=True):
-                if p.dtype is not view.dtype or p.device != view.device:
-                    raise RuntimeError(
-                        f"parameter {names[p]} is {p.dtype} on {p.device} and was {view.dtype} on "
-                        f"{view.device} when it was attached; detach, convert the model, and attach again"
-                    )
+    for bucket in [bucket for runner in runners for bucket in runner.buckets]:
+        for p, view in zip(bucket.params, bucket.views, strict=True):
+            if p.dtype is not view.dtype or p.device != view.device:
+                raise RuntimeError(
+                    f"parameter {names[p]} is {p.dtype} on {p.device} and was {view.dtype} on {view.device} when it "
+                    "was attached; detach, convert the model, and attach again"
+                )

@@ -65,9 +65,8 @@ class Engine(Life[AttachSetup]):
     def start(self, fill: Callable[[], Any], load: Callable[[], Any]) -> None:
         """Begin, or in a group whose ranks come and go begin anew. Collective.
 
-        Args:
-            fill: brings weights and optimizer state to where they begin, before buckets copy them.
-            load: loads what rules remember, and launches the first flights.
+        `fill` brings weights and optimizer state to where they begin, before buckets copy them; `load` loads what rules
+        remember, and launches the first flights.
         """
         self.agree()
         self.free_runners: list[FreeRunner] = []
@@ -144,12 +143,12 @@ class Engine(Life[AttachSetup]):
 
     def _may_reorder(self) -> bool:
         """Return whether all ranks can cut the buckets of gradients anew after the first step, and lose no state."""
-        on_gradients = self.backward.runners
-        free = bool(self.free_runners)  # ranks are at different steps
-        states = [(runner.rule.stage, state) for runner in on_gradients for state in runner.states]
-        own = any(carry is None for stage, state in states for _, _, carry in remembered(stage, state))
-        alone = self.runtime.comm.size == 1 or self.comm.membership.changes  # one that joins has other buckets
-        return not (free or own or alone) and any(len(runner.buckets) > 1 for runner in on_gradients)
+        if self.free_runners or self.runtime.comm.size == 1 or self.comm.membership.changes:
+            return False  # ranks are at different steps, there is one, or one that joins has other buckets
+        runners = self.backward.runners
+        kept = (remembered(runner.rule.stage, state) for runner in runners for state in runner.states)
+        own = any(carry is None for each in kept for _, _, carry in each)
+        return not own and any(len(runner.buckets) > 1 for runner in runners)
 
     def follow_gradients(self) -> None:
         """Cut the buckets in the order in which rank 0's gradients came in the first step, if that helps.

@@ -62,14 +62,12 @@ class Hooks:
             self._of_params[p] = hooked(p, self.engine)
 
     def _passed(self, optimizer: Optimizer, _: Any) -> None:
-        """Count a backward pass."""
         landings = self.engine.landings[optimizer]
         landings.passes += 1
         if landings.passes == UNSTEPPED and not self.engine.backward.runners:
             self.others.waits(optimizer)
 
     def remove(self) -> None:
-        """Take all hooks out."""
         for hook in (*self._of_params.values(), *chain(*self._watches.values()), *self._of_optimizers):
             hook.remove()
 

@@ -41,14 +41,11 @@ class RanOut(RuntimeError):
 
 
 class Announcement(NamedTuple):
-    """The announcement of one rank: its next event, the optimizer steps that it has made, and its weights may be old.
+    """The announcement of one rank."""
 
-    They may if it has `answered` others.
-    """
-
-    event: int
-    step: int
-    answered: int
+    event: int  # its next
+    step: int  # the optimizer steps that it has made
+    answered: int  # it has answered others, so that its weights may be old
 
 
 @contextlib.contextmanager
@@ -180,7 +177,7 @@ class Joining:
         announced = [self._parsed(monitor.wait_for(self.unread.popleft())) for _ in range(len(self.unread))][-1]
         at_work = [rank for rank, each in enumerate(announced) if each.event != NOTHING]
         if self.throw and 0 < len(at_work) < len(announced):
-            out = next(rank for rank, each in enumerate(announced) if each.event == NOTHING)
+            out = min(set(range(len(announced))) - set(at_work))
             raise RanOut(f"rank {out} has run out of batches, and others have not; throw_on_early_termination=True")
         return announced, at_work
 

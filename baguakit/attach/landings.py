@@ -90,7 +90,6 @@ def version(grad: Tensor) -> int:
 
 
 def params_of(optimizer: Optimizer) -> list[Tensor]:
-    """Return the parameters that an optimizer steps."""
     return list(chain.from_iterable(group["params"] for group in optimizer.param_groups))
 
 
@@ -105,21 +104,22 @@ class LeafStreams:
         self.params: dict[Any, set[Tensor]] = {}  # by stream
 
     def note(self, p: Tensor) -> None:
-        """Note that the current stream has accumulated a gradient of `p`."""
         if (stream := current_stream(p.device)) is not None:
             self.params.setdefault(stream, set()).add(p)
 
-    def of(self, params: Iterable[Tensor]) -> list[Any]:
-        """Return the streams that have accumulated gradients of these parameters."""
-        wanted = list(params)
-        return [stream for stream, made in self.params.items() if not made.isdisjoint(wanted)]
+    def follow(self, params: Iterable[Tensor], lane: Lane | None) -> None:
+        """Let a lane wait for the gradients of these parameters.
 
-    def follow(self, params: Iterable[Tensor]) -> None:
-        """Let the current stream wait for the gradients of these parameters, and keep their memory until it has."""
+        None: let the current stream wait, and keep their memory until it has.
+        """
         wanted = set(params)
-        for stream, made in self.params.items():
+        streams = {stream: made & wanted for stream, made in self.params.items() if made & wanted}
+        if lane is not None:
+            lane.follow(streams)
+            return
+        for stream, made in streams.items():
             here = current_stream(stream.device)
-            for p in made & wanted if stream != here else ():
+            for p in made if stream != here else ():
                 here.wait_stream(stream)
                 if p.grad is not None:
                     p.grad.record_stream(here)

@@ -47,9 +47,8 @@ class Arrived(Flight):
 def save_runner(runner: RuleRunner, names: Names, flights: bool = True, same_ranks: bool = True) -> dict[str, Any]:
     """Return copies of the state of a rule. Wait for its flights; flights of a free-running rule are left out.
 
-    Args:
-        flights: without it all are left out, and the state is as before them, as the runner's journal knows it.
-        same_ranks: without it all that another number of ranks makes anew is left out.
+    Without `flights` all are left out, and the state is as before them, as the runner's journal knows it; without
+    `same_ranks` all that another number of ranks makes anew.
     """
     flights = flights and runner.rule.window != "free_running"
     if flights:
@@ -109,11 +108,8 @@ def load_runners(
     """Load into every runner the state that `save_runner` returned, by the number of its rule.
 
     It may be of other buckets or another number of ranks. A rule whose state has no meaning for another number begins
-    anew: only its round is loaded.
-
-    Args:
-        made: the states have just been made from the weights as they are. Else what is remembered of parameters that
-            are not in `saved` begins with these.
+    anew: only its round is loaded. Unless the states have just been `made` from the weights as they are, what is
+    remembered of parameters that are not in `saved` begins with these.
     """
     check_saved(runners, saved)
     kinds = [{carry for s in each.states for _, _, carry in remembered(each.rule.stage, s)} for each in runners]

@@ -109,12 +109,10 @@ class Life(Generic[AnySetup]):
         self.runtime = Runtime(self.kind, self.make_setup, self.comm, self.timeout, self.aborted)
 
     def make_setup(self) -> AnySetup:
-        """Make the setup of this rank."""
         return self.make()
 
     @property
     def setup(self) -> AnySetup:
-        """Return the setup that is carried out."""
         return self.runtime.setup
 
     def together(self, label: str, work: Callable[[Comm], Any], meet: bool = False) -> Any:
@@ -161,7 +159,6 @@ class Life(Generic[AnySetup]):
         }
 
     def save(self, runner: RuleRunner, flights: bool, same_ranks: bool) -> dict[str, Any]:
-        """Return the state of one rule."""
         return save_runner(runner, self.setup.names, flights, same_ranks)
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -172,7 +169,6 @@ class Life(Generic[AnySetup]):
         self.clock.step = self.since = int(state["step"])
 
     def load(self, state: dict[str, Any], same_ranks: bool) -> None:
-        """Load the states of the rules."""
         raise NotImplementedError
 
     # The end
@@ -189,7 +185,6 @@ class Life(Generic[AnySetup]):
         self.runtime.abandon(error)
 
     def take_hooks_out(self) -> None:
-        """Take the hooks out. Idempotent."""
         unhook, self.unhook = self.unhook, []
         for each in unhook:
             each()

@@ -50,7 +50,6 @@ class Losses:
 
 
 def norm(x: Tensor) -> Tensor:
-    """Return ‖x‖ in fp64."""
     return torch.linalg.vector_norm(x, dtype=torch.float64)  # type: ignore[no-any-return]
 
 

@@ -121,19 +121,18 @@ class RuleRunner:
         self.ledgers = [self.new_ledger(i) for i in range(len(self.buckets))]
 
     def new_ledger(self, bucket: int) -> Ledger:
-        """Return an empty ledger for a bucket."""
         return Ledger(self.outline + (f" of rule {self.index}" if self.index else "") + f", bucket {bucket}")
 
     def make_states(self) -> None:
         """Make the states before the first flight, from the weights as they are. Collective."""
-        self.channel.together(f"the state of {self.label}", lambda comm: self._init_states())
+        self.channel.together(f"the state of {self.label}", self._init_states)
 
-    def _init_states(self) -> None:
+    def _init_states(self, comm: Comm) -> None:
         states = []
         for i, bucket in enumerate(self.buckets):
             if self.rule.what == "data":
                 bucket.load("data")
-            states.append(self.rule.stage.init(bucket, self.channel.comm.for_flight(0, None, self.number(i), {})))
+            states.append(self.rule.stage.init(bucket, comm.for_flight(0, None, self.number(i), {})))
         self.states = states  # whole: those so far stay if a rank is lost meanwhile
 
     def number(self, bucket: int) -> int:
@@ -240,7 +239,6 @@ class RuleRunner:
             self.arrive(i)
 
     def params(self) -> list[Tensor]:
-        """Return the parameters of all buckets."""
         return [p for bucket in self.buckets for p in bucket.params]
 
 

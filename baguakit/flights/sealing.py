@@ -47,10 +47,8 @@ def sealed(state: dict[str, Any], runtime: Runtime[Any]) -> dict[str, Any]:
 def opened(state: Any, runtime: Runtime[Any], runners: Sequence[RuleRunner], strict: bool) -> dict[str, Any]:
     """Return a state with the names that parameters have here. Waits for no rank.
 
-    Raises:
-        TypeError: it is no state.
-        ValueError: it is of other rules, damaged, of another rank or run, or lacks a parameter; without `strict` only
-            the first of these is raised, and the others are logged.
+    Raise a TypeError if it is no state, and a ValueError if it is of other rules; or damaged, of another rank or run,
+    or without a parameter, which without `strict` is logged.
     """
     check_state(state)
     truth("strict", strict)

@@ -117,9 +117,7 @@ class Agreed(NamedTuple):
 class FreeRunner:
     """A free-running rule on one rank: at rest, agreeing on a flight, about to launch it, or in the air.
 
-    Args:
-        runner: of the rule, on a channel of its own.
-        host: a channel whose lane and group move CPU tensors and are used for nothing else.
+    `host` is a channel whose lane and group move CPU tensors and are used for nothing else.
     """
 
     def __init__(self, runner: WeightRunner, host: Channel) -> None:

@@ -162,7 +162,6 @@ class Record(NamedTuple):
     waiting: Waiting | None = None  # for a flight that is older than two heartbeats or has failed
 
     def on(self, lane: int) -> LaunchCount:
-        """Return the launches on a lane."""
         return self.launches.get(lane, LaunchCount())
 
     @classmethod
@@ -201,7 +200,6 @@ class Board:
         self.swap(Lease(), Lease())  # now the key exists
 
     def write(self, record: Record) -> None:
-        """Replace this rank's record."""
         self.store.set(str(self.rank), json.dumps(record))
 
     def swap(self, before: Lease, after: Lease) -> Lease:

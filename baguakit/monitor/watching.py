@@ -49,7 +49,6 @@ class Watch:
         self._threads: list[threading.Thread] = []
 
     def start(self) -> None:
-        """Write the first record and start the threads."""
         self.board.arrive(self._written)
         works = {"baguakit monitor": self._watch, "baguakit monitor clock": self._watch_the_store}
         self._threads = [threading.Thread(target=work, name=name, daemon=True) for name, work in works.items()]
@@ -66,7 +65,6 @@ class Watch:
         return bool(threads) and not any(thread.is_alive() for thread in threads)
 
     def write(self, waiting: Waiting | None = None) -> None:
-        """Write the record of this rank."""
         monitor, (how, why) = self.monitor, self.monitor.leaving
         self._beats += 1
         self._written = Record(self._beats, monitor.air.latest(), how, why, monitor.working_on, waiting)

@@ -158,7 +158,6 @@ def numbered(buckets: list[int]) -> str:
 
 
 def milliseconds(seconds: float) -> str:
-    """Return seconds as text in ms."""
     return f"{1e3 * seconds:,.2f} ms"
 
 

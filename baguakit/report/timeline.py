@@ -239,5 +239,4 @@ def ahead(reference: Sequence[Ping], pings: Sequence[Ping]) -> tuple[float, floa
 
 
 def shifted(span: Span, by: float) -> Span:
-    """Return the span moved by `by` seconds."""
     return replace(span, **{name: getattr(span, name) + by for name in ("start", "end", "launched", "landed")})

@@ -91,7 +91,6 @@ def _compared(monitor: Monitor, key: str, written: Written, verb: str) -> str:
 
 
 def _awaited(monitor: Monitor, key: str) -> bytes:
-    """Return the value of a key once it is there."""
     monitor.wait_until(lambda: bool(monitor.store.check([key])))
     return bytes(monitor.store.get(key))
 
