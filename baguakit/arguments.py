@@ -169,17 +169,11 @@ NO = object()  # in checks of annotations, such as `int` or `Sequence[float]`: i
 
 
 class Kind(NamedTuple):
-    """The check of an annotation.
+    """The check of an annotation."""
 
-    Attributes:
-        words: the annotation in words, for errors.
-        use: returns what to use for the value of an argument; `NO` for one of a wrong type.
-        by_type: whether the type of a value alone decides if it fits.
-    """
-
-    words: str
-    use: Callable[[str, Any], Any]
-    by_type: bool = False
+    words: str  # the annotation in words, for errors
+    use: Callable[[str, Any], Any]  # returns what to use for the value of an argument; `NO` for one of a wrong type
+    by_type: bool = False  # whether the type of a value alone decides if it fits
 
     def take(self, name: str, value: Any) -> Any:
         """Return the value to use; raise TypeError if it does not fit."""

@@ -84,24 +84,15 @@ def evaluate(model: nn.Module, digits: Digits) -> tuple[float, Tensor]:
 
 @dataclass(frozen=True)
 class Contender:
-    """A way to train.
+    """A way to train."""
 
-    Attributes:
-        name: that of a function in `bk.algorithms`, and after a comma the variant.
-        lr: the learning rate at the beginning; it falls to zero linearly.
-        momentum: of the optimizer; 0 where the algorithm has its own.
-        reaches: the test accuracy that it must reach.
-        needs_nodes: whether its ranks are divided into nodes of two.
-        telling: whether it is run by default and drawn.
-    """
-
-    name: str
+    name: str  # that of a function in `bk.algorithms`, and after a comma the variant
     algorithm: Algorithm
-    lr: float = 0.05
-    momentum: float = 0.9
-    reaches: float = 0.9
-    needs_nodes: bool = False
-    telling: bool = False
+    lr: float = 0.05  # at the beginning; it falls to zero linearly
+    momentum: float = 0.9  # of the optimizer; 0 where the algorithm has its own
+    reaches: float = 0.9  # the test accuracy that it must reach
+    needs_nodes: bool = False  # whether its ranks are divided into nodes of two
+    telling: bool = False  # whether it is run by default and drawn
 
     @property
     def family(self) -> str:
@@ -111,24 +102,15 @@ class Contender:
 
 @dataclass(frozen=True)
 class Result:
-    """The outcome of a contender, by its name.
-
-    Attributes:
-        alone: the test accuracy of a rank's own network, the mean over ranks.
-        merged: the test accuracy of the mean of the networks.
-        sent: bytes that this rank sent in a step.
-        between_nodes: bytes of `sent` that left its node.
-        seconds: of a step, the mean.
-        curve: (bytes sent, seconds spent, test loss of the mean of the networks) at some steps.
-    """
+    """The outcome of a contender, by its name."""
 
     contender: str
-    alone: float
-    merged: float
-    sent: float
-    between_nodes: float
-    seconds: float
-    curve: tuple[tuple[float, float, float], ...]
+    alone: float  # the test accuracy of a rank's own network, the mean over ranks
+    merged: float  # the test accuracy of the mean of the networks
+    sent: float  # bytes that this rank sent in a step
+    between_nodes: float  # bytes of `sent` that left its node
+    seconds: float  # of a step, the mean
+    curve: tuple[tuple[float, float, float], ...]  # (bytes sent, seconds spent, loss of the mean of the networks)
 
     @property
     def accuracy(self) -> float:

@@ -46,16 +46,13 @@ GOOD, NOTE, LACKS, BROKEN = "ok", "note", "missing", "broken"
 
 @dataclass(frozen=True)
 class Finding:
-    """A thing that was looked at, in at most 13 characters, its kind, what was found in words, and what mends it.
+    """The outcome of a look at a thing."""
 
-    `loses` tells in a sentence, without a full stop, what will not run because of it.
-    """
-
-    what: str
+    what: str  # at most 13 characters
     kind: str
-    found: str
-    mend: str = ""
-    loses: str = ""
+    found: str  # in words
+    mend: str = ""  # the command, or the step, that mends it
+    loses: str = ""  # what will not run because of it, as a sentence without a full stop
 
 
 def fill(parser: argparse.ArgumentParser) -> None:
