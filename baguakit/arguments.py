@@ -6,7 +6,6 @@ A wrong type raises a TypeError, a wrong value a ValueError. `checked` reads the
 `check_fields` those of a dataclass; ranges need a call as above. A check takes less than a microsecond.
 """
 
-import math
 import types
 from collections import abc
 from collections.abc import Callable, Collection, Iterable, Mapping, Set
@@ -14,6 +13,7 @@ from dataclasses import fields
 from functools import cache, wraps
 from inspect import Parameter, isclass, signature, unwrap
 from itertools import chain, cycle, repeat
+from math import inf
 from operator import is_
 from typing import Any, ClassVar, Literal, NamedTuple, ParamSpec, TypeVar, Union, get_args, get_origin, get_type_hints
 
@@ -65,24 +65,12 @@ def integer(name: str, value: Any, least: int | None, most: int | None = None) -
 
 
 def real(
-    name: str,
-    value: Any,
-    least: float | None = None,
-    most: float | None = None,
-    *,
-    above: float | None = None,
-    below: float | None = None,
+    name: str, value: Any, least: float = -inf, most: float = inf, *, above: float = -inf, below: float = inf
 ) -> float:
     """Return `value` if it is a finite number from `least` to `most`, and between `above` and `below`; else raise."""
     wrong = isinstance(value, bool) or not isinstance(value, int | float | np.integer | np.floating)
-    number = math.inf if wrong or (isinstance(value, int) and abs(value) >= 1 << 1023) else float(value)
-    if not (
-        math.isfinite(number)
-        and (least is None or number >= least)
-        and (most is None or number <= most)
-        and (above is None or number > above)
-        and (below is None or number < below)
-    ):
+    number = inf if wrong or (isinstance(value, int) and abs(value) >= 1 << 1023) else float(value)
+    if not (least <= number <= most and above < number < below):
         words = _range("a finite number", least, most, above, below)
         raise (TypeError if wrong else ValueError)(message(name, words, value))
     return number
@@ -104,7 +92,7 @@ def one_of(name: str, value: Any, choices: Collection[Any]) -> Any:
     """Return `value` if it is one of the choices; else raise, TypeError if its type is not that of a choice."""
     if isinstance(value, str | int | float | None) and value in choices:
         return value
-    kind = TypeError if not isinstance(value, tuple(map(type, choices))) else ValueError
+    kind = ValueError if isinstance(value, tuple(map(type, choices))) else TypeError
     raise kind(message(name, " or ".join(map(repr, choices)), value))
 
 
@@ -154,14 +142,13 @@ def tensor(name: str, value: Any, *, floating: bool = False, dtype: torch.dtype 
     return x
 
 
-def _range(
-    what: str, least: float | None, most: float | None, above: float | None = None, below: float | None = None
-) -> str:
+def _range(what: str, least: float | None, most: float | None, above: float = -inf, below: float = inf) -> str:
     """Return the words for a range, such as "a whole number, 1 to 64"."""
-    if least is not None and most is not None:
+    low, high = least not in (None, -inf), most not in (None, inf)
+    if low and high:
         return f"{what}, {least} to {most}"
-    parts = [f"{least} or more"] * (least is not None) + [f"at most {most}"] * (most is not None)
-    parts += [f"greater than {above}"] * (above is not None) + [f"less than {below}"] * (below is not None)
+    parts = [f"{least} or more"] * low + [f"at most {most}"] * high
+    parts += [f"greater than {above}"] * (above > -inf) + [f"less than {below}"] * (below < inf)
     return f"{what}, {' and '.join(parts)}" if parts else what
 
 

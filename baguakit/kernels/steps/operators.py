@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import count
+from math import inf
 from typing import Any
 
 import numpy as np
@@ -272,16 +273,16 @@ def check_gradients(grads: Sequence[Tensor]) -> Sequence[Tensor]:
 def check_conditions(conditions: Conditions, device: torch.device) -> None:
     """Raise unless the numbers have a meaning for tensors on this device."""
     for name in ("lr", "clip", "grad_scale", "found_inf"):
-        check_number(name, getattr(conditions, name), device, 0.0 if name in ("lr", "clip") else None)
+        check_number(name, getattr(conditions, name), device, 0.0 if name in ("lr", "clip") else -inf)
     taken = conditions.taken
     if isinstance(taken, Tensor) and (taken.numel() != 1 or taken.device not in (device, CPU) or taken.is_complex()):
         raise ValueError(f"step is a number or a tensor with one value on {device}, not {describe(taken)}")
 
 
-def check_number(name: str, number: object, device: torch.device, least: float | None = None) -> None:
+def check_number(name: str, number: object, device: torch.device, least: float = -inf) -> None:
     """Raise unless this is a finite number, or a floating tensor with one value that can be read without waiting."""
     if not isinstance(number, Tensor):
-        real(name, number, least, above=0 if name == "grad_scale" else None)
+        real(name, number, least, above=0 if name == "grad_scale" else -inf)
     elif number.numel() != 1 or not number.is_floating_point() or number.device not in (device, CPU):
         raise ValueError(f"{name} is a floating tensor with one value on {device}, not {describe(number)}")
 
