@@ -224,7 +224,7 @@ def _conditions(
     if key is not None:
         key = integer("key", key, -(1 << 63), (1 << 63) - 1)
     if not isinstance(step, Tensor):
-        integer("step", 0 if step is None else step, 0, (1 << 31) - 2)
+        integer("step", 0 if step is None and "eps" not in numbers else step, 0, (1 << 31) - 2)  # Adam needs one
     elif not torch.compiler.is_compiling() and step.is_cpu and step.numel() == 1 and not 0 <= step.item() < math.inf:
         raise ValueError(f"step is a whole number, 0 or more, not {step.item()} in {describe(step)}")
     for name, value in numbers.items():
