@@ -44,7 +44,6 @@ Peng et al. 2024, "DeMo: Decoupled Momentum Optimization", arXiv:2411.19870.
 """
 
 import math
-from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import ClassVar, NamedTuple
@@ -241,13 +240,13 @@ class InCosines(Around):
         layout = state["layout"]
         with temporaries() as new:
             wide = x.float()
-            u = cosines_of(wide, layout, new(wide))
+            transform_(wide, u := new(wide), layout)
             if residual is not None:
                 lost["residual"] = new(wide)
             u = self.inner(u, state["inner"], comm, **lost)
             if residual is not None:
-                restore_(residual, lost["residual"], layout)
-            restore_(x, u, layout)
+                transform_(residual, lost["residual"], layout, back=True)
+            transform_(x, u, layout, back=True)
             return x
 
 
@@ -263,32 +262,23 @@ class Signs(Around):
         return x.copy_(signs_(y, torch.empty_like(y)))
 
 
-def cosines_of(x: Tensor, layout: list[Blocks], out: Tensor) -> Tensor:
-    """Return in `out` the coefficients of a flat tensor, block after block; padding follows as it is."""
-    at = 0
-    for blocks, span, down, across in spans(x, layout):
-        torch.matmul(down, blocks @ across.T, out=out[span].view(blocks.shape))
-        at = span.stop
-    out[at:] = x[at:]
-    return out
+def transform_(x: Tensor, u: Tensor, layout: list[Blocks], back: bool = False) -> None:
+    """Write to `u` the coefficients of a flat `x`, block after block; `back`, to `x` the values of `u`.
 
-
-def restore_(x: Tensor, coefficients: Tensor, layout: list[Blocks]) -> None:
-    """Write to `x` the values of coefficients: the inverse of `cosines_of`."""
-    at = 0
-    for blocks, span, down, across in spans(x, layout):
-        blocks.copy_(down.T @ (coefficients[span].view(blocks.shape) @ across))
-        at = span.stop
-    x[at:] = coefficients[at:]
-
-
-def spans(x: Tensor, layout: list[Blocks]) -> Iterator[tuple[Tensor, slice, Tensor, Tensor]]:
-    """Yield the blocks of each parameter, the span of their coefficients, and the cosines of both sides."""
+    Padding follows as it is.
+    """
     at = 0
     for each in layout:
         blocks = each.of(x)
         down, across = (cosines(side, x.device) for side in each.sides)
-        yield blocks, slice(at, at := at + blocks.numel()), down, across
+        coefficients = u[at : at + blocks.numel()].view(blocks.shape)
+        if back:
+            blocks.copy_(down.T @ (coefficients @ across))
+        else:
+            torch.matmul(down, blocks @ across.T, out=coefficients)
+        at += blocks.numel()
+    source, target = (u, x) if back else (x, u)
+    target[at:] = source[at:]
 
 
 @lru_cache(maxsize=256)
