@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 import torch
+from blind import Two
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from pool import never_waiting
@@ -10,6 +11,7 @@ from tiers import slow_after
 
 from baguakit.compressors import BFloat16, MinMaxUInt8, TopK, UInt2
 from baguakit.kernels import operators, topk
+from baguakit.stages import ErrorFeedback, SparseMean
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 NAN, INFINITY = float("nan"), float("inf")
@@ -312,6 +314,25 @@ def test_a_mean_tells_whether_it_is_finite_after_it_has_been_rounded(dtype, devi
             assert ok
             m.add_(out, packed, None, None, 64, 1, 0, ok)
             assert ok == finite
+
+
+class Both(Two):
+    """Two ranks with the same values."""
+
+    def all_gather(self, x):
+        return torch.cat([x, x])
+
+
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")  # NumPy's, from the interpreter
+def test_error_feedback_by_kernels_is_that_of_the_definition_and_keeps_its_residual_where_a_mean_breaks(monkeypatch):
+    stage, found = ErrorFeedback(SparseMean(TopK(0.1, 64))), []
+    for on_gpu in (False, True):
+        state = {"residual": torch.zeros(200), "inner": {}}
+        monkeypatch.setattr(torch.Tensor, "is_cuda", on_gpu)
+        for x in (drawn(1, 200, torch.bfloat16)[0], drawn(1, 200, torch.float32, 1)[0], torch.full((200,), NAN)):
+            found += [stage(x, state, Both()).float().nan_to_num(12345.0), state["residual"].clone()]
+    assert all(torch.equal(a, b) for a, b in zip(found[:6], found[6:], strict=True))
+    assert torch.equal(found[3], found[5]) and found[3].isfinite().all()
 
 
 # The operators.
