@@ -14,24 +14,5 @@ from .prediction import Effect, Prediction, effect, predict
 from .probing import Compute, probe
 from .tuner import Trial, Tuner, autotune
 
-__all__ = [
-    "Codec",
-    "Compute",
-    "Cost",
-    "Effect",
-    "Line",
-    "Link",
-    "Load",
-    "Network",
-    "Place",
-    "Plan",
-    "Prediction",
-    "Trial",
-    "Tuner",
-    "autotune",
-    "describe",
-    "effect",
-    "plan",
-    "predict",
-    "probe",
-]
+__all__ = ["Codec", "Compute", "Cost", "Effect", "Line", "Link", "Load", "Network", "Place", "Plan", "Prediction"]
+__all__ += ["Trial", "Tuner", "autotune", "describe", "effect", "plan", "predict", "probe"]

@@ -51,8 +51,6 @@ from ..stages import ErrorFeedback
 from ..stages.base import has_phases
 from .probing import Compute
 
-LOADED, KEPT = 2, 6  # passes to copy weights into a bucket and back; KEPT if progress since the launch is kept
-LOSSLESS = 8  # bits: training with gradients of 8 bits or more ends with DDP's loss
 COUNT = 1 << 20  # values of the row that tells the bits of a value
 
 
@@ -75,7 +73,7 @@ class Effect(Declared):
     @property
     def keeps_loss(self) -> bool:
         """Return whether training ends with DDP's loss without a trial: an exact mean, or one of 8 bits or more."""
-        return self.averages and (self.bits is None or self.bits >= LOSSLESS)
+        return self.averages and (self.bits is None or self.bits >= 8)
 
     @property
     def short(self) -> str:
@@ -205,7 +203,7 @@ def predict(
     def added(each: RuleCost) -> float:
         """Return the seconds that a flight adds to a step that takes `base` without it."""
         if each.rule.window == "free_running":
-            return each.copies + kappa * each.total.busy
+            return each.copies + kappa * sum(flight.busy for _, flight in each.flights)
         if overlaps(each.rule):
             return overlapping([*always, each]) - base
         W = min(each.rule.delay, every_of(each.rule)) * base
@@ -214,7 +212,7 @@ def predict(
     always = [each for each in costs if each.rule.every == 1 and overlaps(each.rule)]
     base = overlapping(always)
     seconds = base + sum(added(each) * rate(each, base) for each in costs if each not in always)
-    sent = sum(each.total.sent * rate(each, seconds) for each in costs)
+    sent = sum(flight.sent * rate(each, seconds) for each in costs for _, flight in each.flights)
     buckets = sum(len(each.flights) for each in costs)
     return Prediction(algorithm, bucket_bytes, flows, buckets, seconds, seconds - compute.seconds, sent)
 
@@ -252,11 +250,6 @@ class RuleCost(NamedTuple):
     flights: list[tuple[float, Cost]]  # of each bucket the seconds of forward and backward before its launch, and cost
     copies: float
 
-    @property
-    def total(self) -> Cost:
-        """Return the cost of all flights, one after another."""
-        return sum((flight for _, flight in self.flights), Cost())
-
 
 def cost_of(rule: Rule, buckets: list[list[Tensor]], place: Place, due: Mapping[Tensor, float]) -> RuleCost:
     """Return the cost of the flights of a rule; the gradient of p is ready after `due[p]` seconds of a step."""
@@ -272,7 +265,7 @@ def cost_of(rule: Rule, buckets: list[list[Tensor]], place: Place, due: Mapping[
         flights.append((max(map(due.__getitem__, bucket)) if gradients else 0.0, flight))
         copied += load.size
     kept = rule.window != "after_step" or (rule.delay > 0 if rule.mix is None else rule.mix > 0)
-    passes = 0 if gradients else KEPT if kept else LOADED
+    passes = 0 if gradients else 6 if kept else 2  # into a bucket and back; more if progress since the launch is kept
     return RuleCost(rule, flights, passes * copied * place.network.copy)
 
 
