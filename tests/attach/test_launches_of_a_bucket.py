@@ -77,16 +77,17 @@ for _name in COLLECTIVES:
     setattr(Counted, _name, _counted)
 
 
-def of_third_step(algorithm, joint=None, shapes=((600, 700), (71000,))):
+def of_third_step(algorithm, joint=None, shapes=((600, 700), (71000,)), apart=False):
     """The kernels and the collectives of a bucket in the third backward, when all memory has been made.
 
-    With a `Joint` it decides as if there were other buckets.
+    With a `Joint` it decides as if there were other buckets; with `apart` there are, one for each shape.
     """
     with Blind(copies=False), torch.no_grad(), Kernels() as kernels:
         params = [nn.Parameter(torch.empty(shape, device="cuda")) for shape in shapes]
         (rule,) = rules_of(made(algorithm))
         comm = Nodes() if algorithm.startswith("hierarchical") else Counted()
-        buckets = [bk.Bucket(params, rule.stage.multiple_of(comm))]
+        held = [[p] for p in params] if apart else [params]
+        buckets = [bk.Bucket(each, rule.stage.multiple_of(comm)) for each in held]
         runner = GradientRunner(0, rule, buckets, Channel(0, Inline(), comm, Silent()))
         runner.make_states()
         decisions = Decisions(joint)
@@ -95,7 +96,8 @@ def of_third_step(algorithm, joint=None, shapes=((600, 700), (71000,))):
                 p.grad = torch.empty_like(p)
             kernels.counted.clear()
             SENT.clear()
-            runner.launch_bucket(0, step, set(params), None, decisions.joint)
+            for i in range(len(buckets)):
+                runner.launch_bucket(i, step, set(params), None, decisions.joint)
             decisions.begin([runner])
             runner.arrive_all()
             runner.land(None)
@@ -114,3 +116,8 @@ def test_a_bucket_costs_no_more_launches_than_this(algorithm):
 def test_a_bucket_that_decides_with_others_costs_no_more_than_this(algorithm):
     kernels, collectives = of_third_step(algorithm, Joint())
     assert (kernels.total(), collectives.total()) == TOGETHER[algorithm], (kernels, collectives)
+
+
+def test_the_decision_of_several_buckets_costs_two_kernels():
+    kernels, collectives = of_third_step("bytegrad(error_feedback=True)", Joint(), apart=True)
+    assert (kernels.total(), collectives.total()) == (2 * 6 + 2, 2 * 2), (kernels, collectives)
