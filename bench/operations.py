@@ -98,7 +98,7 @@ def land(n: int) -> Ready:
         moved = torch.where(drawn(n, 3) > 0, before, drawn(n))
         expected = moved.cpu().clone()
         definition(expected, result.cpu(), before.cpu())
-        mixing_ops.land_(moved, result, before)
+        mixing_ops.land_(moved, result, before, None)
         equal(moved, expected)
 
     compiled = torch.compile(definition, dynamic=False)
@@ -106,7 +106,7 @@ def land(n: int) -> Ready:
         "eager definition": lambda: definition(x, result, before),
         "torch.compile": lambda: compiled(x, result, before),
     }
-    return Ready(lambda: mixing_ops.land_(x, result, before), 16 * n, check, peers)
+    return Ready(lambda: mixing_ops.land_(x, result, before, None), 16 * n, check, peers)
 
 
 # The k largest.

@@ -83,18 +83,18 @@ class WeightRunner(RuleRunner):
         """
         mix, fault = self.rule.mix, self.channel.monitor.fault
         held = [(self.buckets[i], self.air[i].before, self.arrive(i)) for i in sorted(self.air)]  # all, or none lands
+        good = fault.good(self.buckets[0].flat.device) if fault else None
         for bucket, before, result in held:
             flat = bucket.flat
             x = bucket.now() if fault or mix or before is not None else flat
             if mix:
                 result = flat.copy_(result) if result is not flat else flat
                 mix_(result, [x], [1 - mix, mix])
-            if fault:
-                fault.choose_(flat, result, x if before is None else before)
-                result = flat
             if before is not None:
-                land_(x, result, before)
+                land_(x, result, before, good)
                 result = x
+            elif good is not None:
+                result = torch.where(good, result.to(flat.dtype), x, out=flat)
             if result is not flat:
                 flat.copy_(result)
             bucket.store("data")

@@ -33,11 +33,15 @@ def mix_(x: Tensor, others: Sequence[Tensor], weights: Sequence[float]) -> None:
             x[run].copy_(total)
 
 
-def land_(x: Tensor, result: Tensor, before: Tensor) -> None:
-    """Land a result:  x ← result where x equals `before`, else x + (result − before), which keeps later changes."""
+def land_(x: Tensor, result: Tensor, before: Tensor, good: Tensor | None = None) -> None:
+    """Land a result:  x ← result where x equals `before`, else x + (result − before), which keeps later changes.
+
+    If the bool `good` is False, x stays as it is.
+    """
     for run in _runs(x, RUN):
         now, then = x[run], before[run]
-        now.copy_(torch.where(now == then, result[run], now + (result[run] - then)))
+        landed = torch.where(now == then, result[run], now + (result[run] - then))
+        now.copy_(landed if good is None else torch.where(good, landed, now))
 
 
 def _runs(x: Tensor, length: int) -> list[Any]:

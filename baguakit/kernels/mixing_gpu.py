@@ -79,14 +79,17 @@ def mix_kernel(
     store(out_ptr + at, total, inside)
 
 
-@triton.jit(do_not_specialize=["n", "first"])
-def land_kernel(x_ptr, result_ptr, before_ptr, n, first, TILE: tl.constexpr, MASKED: tl.constexpr):
+@triton.jit(do_not_specialize=["n", "first"], do_not_specialize_on_alignment=["good_ptr"])
+def land_kernel(x_ptr, result_ptr, before_ptr, good_ptr, n, first, TILE: tl.constexpr, MASKED: tl.constexpr):
     dtype: tl.constexpr = x_ptr.dtype.element_ty
     at = places(first, TILE, MASKED)
     inside = at < n if MASKED else None
     x, result, before = load(x_ptr + at, inside), load(result_ptr + at, inside), load(before_ptr + at, inside)
     change = wide(rounded(result - before, dtype))
-    store(x_ptr + at, tl.where(x == before, result, x + change), inside)
+    landed = tl.where(x == before, result, x + change)
+    if good_ptr is not None:
+        landed = tl.where(tl.load(good_ptr) != 0, landed, x)
+    store(x_ptr + at, landed, inside)
 
 
 # The launchers, with the arguments of the definition's functions.
@@ -112,8 +115,8 @@ def mix_(x: Tensor, others: Sequence[Tensor], weights: Sequence[float] | Tensor)
         begun = out
 
 
-def land_(x: Tensor, result: Tensor, before: Tensor) -> None:
-    _launch(land_kernel, x, (x, result, before))
+def land_(x: Tensor, result: Tensor, before: Tensor, good: Tensor | None = None) -> None:
+    _launch(land_kernel, x, (x, result, before, None if good is None else good.view(torch.uint8)))
 
 
 def _launch(kernel: Any, x: Tensor, arguments: Sequence[Any], **constants: bool) -> None:

@@ -85,13 +85,16 @@ def mix_(x: Tensor, others: Sequence[Tensor], weights: Sequence[float]) -> None:
 
 
 @partial(Operator, mutates={"x"})
-def land_(x: Tensor, result: Tensor, before: Tensor) -> None:
-    """Land a result:  x ← result where x equals `before`, else x + (result − before)."""
+def land_(x: Tensor, result: Tensor, before: Tensor, good: Tensor | None) -> None:
+    """Land a result:  x ← result where x equals `before`, else x + (result − before).
+
+    If the bool `good` is False, x stays as it is.
+    """
     alike = x.dtype == result.dtype == before.dtype
     if alike and x.is_contiguous() and result.is_contiguous() and before.is_contiguous():
-        _for(x).land_(x.view(-1), result.view(-1), before.view(-1))
+        _for(x).land_(x.view(-1), result.view(-1), before.view(-1), good)
     else:  # the definition takes any strides, and promotes
-        mixing.land_(x, result, before)
+        mixing.land_(x, result, before, good)
 
 
 def _for(x: Tensor) -> Any:

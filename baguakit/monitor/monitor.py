@@ -60,9 +60,9 @@ class Fault:
         """Multiply tensors of one dtype and device, about a hundred in a launch. The host waits for nothing."""
         torch._foreach_mul_(list(heads), self._on(heads[0].device, heads[0].dtype))
 
-    def choose_(self, out: Tensor, result: Tensor, own: Tensor) -> None:
-        """Fill `out` with the result of a flight, or with `own` if that is lost. The host waits for nothing."""
-        torch.where(self._on(out.device, torch.bool), result.to(out.dtype), own, out=out)
+    def good(self, device: torch.device) -> Tensor:
+        """Return a bool on `device`, False if flights that have ended there are lost. The host waits for nothing."""
+        return self._on(device, torch.bool)
 
     def _on(self, device: torch.device, dtype: torch.dtype) -> Tensor:
         if dtype not in self._numbers:

@@ -65,7 +65,7 @@ class LaunchedFlight:
         result = self.result().to(x.dtype)
         if x.numel() and x.data_ptr() == result.data_ptr():
             raise ValueError("this tensor is the result of the flight itself; land it on the one that is trained on")
-        mixing_ops.land_(x, result, self.before.view(self.shape).to(x.dtype))
+        mixing_ops.land_(x, result, self.before.view(self.shape).to(x.dtype), None)
         self.before = self.held = None
         return x
 

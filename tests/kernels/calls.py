@@ -135,10 +135,11 @@ def mix(variant):
 def land(variant):
     for x, result, before in streams(variant, 3):
         x = torch.where(torch.arange(len(x)) % 3 == 0, x, before)
-        ours = x.clone()
-        mixing_gpu.land_(ours, result, before)
-        mixing.land_(x, result, before)
-        yield ours, x
+        for good in map(torch.tensor, (True, False)) if variant.facts["told"] else (None,):
+            ours, theirs = x.clone(), x.clone()
+            mixing_gpu.land_(ours, result, before, good)
+            mixing.land_(theirs, result, before, good)
+            yield ours, theirs
 
 
 # The k largest.

@@ -90,6 +90,10 @@ def launches():
         yield described, lambda args=(form, dtype, block, full): coding(*args)
     for dtype in DTYPES:
         yield f"land, {dtype}", lambda dtype=dtype: mixing_triton.land_(*values(dtype, 3))
+        yield (
+            f"land what is good, {dtype}",
+            lambda dtype=dtype: mixing_triton.land_(*values(dtype, 3), torch.tensor(True)),
+        )
         for others, held in ((1, False), (1, True), (9, False)):
             yield f"mix {others}, {dtype}, {held=}", lambda args=(dtype, others, held): mixing(*args)
         for chunk, lost in ((64, False), (4096, True)):

@@ -92,7 +92,7 @@ def calls(name):
     operators.decompress_(out, form.name, packed, block, None)
     operators.add_(out[0], form.name, packed, torch.ones(2), block)
     operators.mix_(out[0], [x[1]], [0.5, 0.5])
-    operators.land_(out[0], x[0], x[1])
+    operators.land_(out[0], x[0], x[1], None)
     mean = operators.reduce(packed, form.name, x.shape[1], block, None, None, None)
     return packed, out, mean, *operators.select(x, 64, 3, 0, None)
 
@@ -128,4 +128,4 @@ def test_what_kernels_overwrite_is_counted(on_gpu, device):
     assert counted(residual, lambda: largest.compress(x, residual))
     assert counted(out, lambda: largest.add_(out[0], largest.compress(x), [1.0, 1.0]))
     assert counted(x, lambda: operators.mix_(x, [out], [0.5, 0.5]))
-    assert counted(x, lambda: operators.land_(x, out, residual))
+    assert counted(x, lambda: operators.land_(x, out, residual, None))

@@ -111,7 +111,7 @@ def test_landing_replaces_what_has_not_moved_and_keeps_what_has(dtype):
 def test_landing_never_hides_a_nan():
     nan = float("nan")
     x, result, before = torch.tensor([nan, nan, 1, 1]), torch.tensor([2, 2, nan, 2.0]), torch.tensor([nan, 1, 1, nan])
-    operators.land_(x, result, before)
+    operators.land_(x, result, before, None)
     assert x.isnan().all()
 
 
@@ -133,16 +133,18 @@ def test_mix_kernel_equals_the_definition(dtype, count, kernels, device):
         assert same(ours, x) and same(by_tensor, x)
 
 
+@pytest.mark.parametrize("good", [None, True, False])
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_land_kernel_equals_the_definition(dtype, kernels, device):
+def test_land_kernel_equals_the_definition(dtype, good, kernels, device):
     for n in LENGTHS:
         before, result = drawn(n, dtype, 0), drawn(n, dtype, 1)
         x = before.clone()
         x[::3] *= 3
-        ours = x.to(device).clone()
-        kernels.land_(ours, result.to(device), before.to(device))
-        mixing.land_(x, result, before)
-        assert same(ours, x)
+        ours, moved = x.to(device).clone(), x.clone()
+        flags = [None if good is None else torch.tensor(good, device=where) for where in (device, "cpu")]
+        kernels.land_(ours, result.to(device), before.to(device), flags[0])
+        mixing.land_(x, result, before, flags[1])
+        assert same(ours, x) and (good is not False or same(x, moved))
 
 
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")  # NumPy's, from the interpreter
@@ -169,10 +171,10 @@ def test_what_is_not_one_run_of_memory_lands_as_well(device):
     x, result = before.t().clone().t(), torch.ones(6, 8, dtype=torch.float64, device=device)
     x[2] += 1
     expected = torch.where(x == before, result, x + (result - before)).float()
-    operators.land_(x, result, before)
+    operators.land_(x, result, before, None)
     assert torch.equal(x, expected)
     point = torch.tensor(2.0, device=device)
-    operators.land_(point, point + 1, point.clone())
+    operators.land_(point, point + 1, point.clone(), None)
     assert point == 3
 
 
@@ -180,4 +182,4 @@ def test_operators_keep_the_rules_of_operators(device, monkeypatch):
     monkeypatch.undo()
     x, y = torch.ones(9, device=device), torch.zeros(9, device=device)
     torch.library.opcheck(operators.mix_.registered, (x, [y], [0.5, 0.5]))
-    torch.library.opcheck(operators.land_.registered, (x, y, y.clone()))
+    torch.library.opcheck(operators.land_.registered, (x, y, y.clone(), torch.tensor(True, device=device)))

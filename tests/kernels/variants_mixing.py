@@ -9,19 +9,21 @@ DTYPES = ("fp32", "bf16", "fp16", "fp64")
 
 def variants():
     for dtype in DTYPES:
-        yield landing(dtype, False)
+        yield from (landing(dtype, False, told) for told in (False, True))
         yield mixing(dtype, dtype, dtype, 2, False)
     for count in (1, 8):
         yield mixing("fp32", "fp32", "fp32", count, False)
     for sums in (("fp32", "bf16"), ("bf16", "fp32")):  # more than eight halves: the sum begins and goes on in fp32
         yield mixing("bf16", *sums, 8, False)
-    yield landing("fp64", True)
+    yield landing("fp64", True, False)
+    yield landing("fp32", True, True)
     yield mixing("fp64", "fp64", "fp64", 8, True)
 
 
-def landing(dtype, masked):
+def landing(dtype, masked, told):
     pointers = {name: f"*{dtype}" for name in kernels.land_kernel.arg_names if name.endswith("_ptr")}
-    return variant(kernels.land_kernel, pointers, {}, masked, {"dtype": dtype})
+    pointers["good_ptr"] = "*u8" if told else None
+    return variant(kernels.land_kernel, pointers, {}, masked, {"dtype": dtype, "told": told})
 
 
 def mixing(dtype, out, begun, count, masked):
@@ -42,7 +44,9 @@ def variant(kernel, arguments, constants, masked, facts):
         kernel,
         signature,
         constants,
-        aligned=tuple(name for name, kind in signature.items() if kind[0] == "*" and name != "weights_ptr"),
+        aligned=tuple(
+            name for name, kind in signature.items() if kind[0] == "*" and name not in ("weights_ptr", "good_ptr")
+        ),
         options={"num_warps": kernels.WARPS, "enable_fp_fusion": False},
         values=kernels.TILE,
         facts=facts | {"masked": masked},
