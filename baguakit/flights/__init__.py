@@ -1,10 +1,9 @@
 """Flights: runners that launch and land the buckets of rules, what they decide and remember, and its saved state."""
 
 from .checkpoint import load_runners
-from .clock import BACKWARD, STEP, Logbook, Turn
 from .gradients import GradientRunner, mean_gradients_
 from .hooked import HookRunner
-from .life import Attached, Life
+from .life import BACKWARD, STEP, Attached, Life, Logbook, Turn
 from .runner import BucketFlight, Journal, Kinds, Ledger, RuleRunner, buckets_of
 from .sealing import differs_between_ranks
 from .weights import FreeRunner, WeightRunner

@@ -1,8 +1,21 @@
 """The runtime that attachments and handles share: setups, monitor, process groups and lanes, from start to end."""
 
-from .agreement import agree, broadcast_into, broadcast_tensors, first_said
+from .agreement import (
+    AnySetup,
+    Setup,
+    agree,
+    as_time,
+    broadcast_into,
+    broadcast_tensors,
+    channel_of,
+    check_scaler,
+    first_said,
+    fsdp_modules,
+    named,
+    plain_names,
+    reshard,
+)
 from .runtime import Channel, Runtime, or_abandon, own_comm, start_monitor, warm_up, warn_of_shared_cards
-from .setup import AnySetup, Setup, as_time, channel_of, check_scaler, fsdp_modules, named, plain_names, reshard
 
 __all__ = [
     "AnySetup",

@@ -23,8 +23,7 @@ from ..primitives.neighbors import is_mean, links
 from ..rules import Rule
 from ..stages import Hierarchical, Stage
 from ..topology import Chosen, Topology
-from .agreement import agree
-from .setup import AnySetup, as_time, channel_of, on_mesh
+from .agreement import AnySetup, agree, as_time, channel_of, on_mesh
 
 AGREEMENTS = 2  # the number of the channel of agreements: the channels of flights come first
 ROUNDS = 16  # of a topology, whose connections are made at the start

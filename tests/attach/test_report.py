@@ -11,7 +11,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from training import flat, loss, net, net_and_sgd, run_steps, sgd
 
 import baguakit as bk
-from baguakit.flights.clock import BACKWARD, Logbook, StepRecord
+from baguakit.flights.life import BACKWARD, Logbook, StepRecord
 from baguakit.report.report import Report, Row, launched_after, written
 
 VALUES, PARAMETERS = 155, 6  # of the toy network
