@@ -84,8 +84,8 @@ class Comm:
             vars(self).update(_parts=node_groups(self))
         integer("flows", self.flows, 1, 64)
         if self.flows > 1 and not self._flows and self.size > 1:
-            name = self.broadcast_object(uuid.uuid4().hex)
-            vars(self).update(_flows=flows_of(self.group, self._parts, self.flows, name, default_pg_timeout))
+            name, store = self.broadcast_object(uuid.uuid4().hex), group.get_group_store()
+            vars(self).update(_flows=flows_of(group, self._parts, self.flows, name, default_pg_timeout, store))
 
     def __repr__(self) -> str:
         parts = {FLAT: "", INTRA: " within the node", INTER: " between nodes"}
@@ -373,6 +373,7 @@ class Comm:
         """
         let_go()
         count, timeout = integer("flows", self.flows if flows is None else flows, 1, 64), longer(timeout)
+        store = self.group.get_group_store() if store is None else store
         nodes = self._parts if count > 1 or not {INTRA, INTER}.isdisjoint(parts) else None
         group, nodes = own_groups(self.group, nodes, name, timeout, device, store)
         made = flows_of(group, nodes, count if self.size > 1 else 1, name, timeout, store)

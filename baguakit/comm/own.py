@@ -154,10 +154,9 @@ def set_timeout(group: Any, timeout: timedelta) -> None:
 
 
 def own_groups(
-    group: Any, parts: Parts, name: str, timeout: timedelta, device: torch.device, store: Any = None
+    group: Any, parts: Parts, name: str, timeout: timedelta, device: torch.device, store: Any
 ) -> tuple[Any, Parts]:
-    """Return new groups of the same ranks, made by `store` or that of the group, under an agreed name. Collective."""
-    store = group.get_group_store() if store is None else store
+    """Return new groups of the same ranks, made by a store, under an agreed name. Collective."""
     own = own_group(group, store, f"{name}/flat", timeout, device)
     if parts is None:
         return own, None
@@ -166,9 +165,7 @@ def own_groups(
     return own, (intra, inter)
 
 
-def flows_of(
-    group: Any, parts: Parts, count: int, name: str, timeout: timedelta, store: Any = None
-) -> dict[str, Flows]:
+def flows_of(group: Any, parts: Parts, count: int, name: str, timeout: timedelta, store: Any) -> dict[str, Flows]:
     """Return {part: flows}, `count` flows between all ranks or, with a mesh, between nodes; {} for one. Collective.
 
     The first flow uses the given group.
@@ -176,9 +173,8 @@ def flows_of(
     if count == 1:
         return {}
     part, first, place = (FLAT, group, "") if parts is None else (INTER, parts[1], f"/inter{parts[0].rank()}")
-    store, cpu = group.get_group_store() if store is None else store, torch.device("cpu")
-    further = [own_group(first, store, f"{name}/flow{i}{place}", timeout, cpu) for i in range(1, count)]
-    return {part: Flows([first, *further])}
+    names = [f"{name}/flow{i}{place}" for i in range(1, count)]
+    return {part: Flows([first, *(own_group(first, store, each, timeout, torch.device("cpu")) for each in names)])}
 
 
 def abort_all(groups: Iterable[Any]) -> None:

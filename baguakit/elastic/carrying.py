@@ -13,6 +13,7 @@ kept their own: they multiply by n / kept and the others by 0, before the mean o
 import io
 import zlib
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -39,15 +40,16 @@ def checksum(engine: Engine) -> int:
     return total
 
 
+@dataclass(eq=False)
 class Carrying:
-    """The state of one attachment on its way into a round, of which `survivors` come from the latest round."""
+    """The state of one attachment on its way into a round."""
 
-    def __init__(self, engine: Engine, kept: Kept | None, survivors: Sequence[int]) -> None:
-        self.engine, self.survivors = engine, survivors
-        self.kept = kept  # None on a rank that has joined
-        self.holders: list[int] = []  # the ranks that keep their own
-        self.rounds: list[int] = []
-        self.steps = 0  # that the survivors have made in the round before
+    engine: Engine
+    kept: Kept | None  # None on a rank that has joined
+    survivors: Sequence[int]  # the ranks that come from the latest round
+    holders: Sequence[int] = ()  # those that keep their own
+    rounds: Sequence[int] = ()
+    steps: int = 0  # that the survivors have made in the round before
 
     def fill(self) -> None:
         """Bring weights, buffers and optimizer state to where the round begins. Collective."""
@@ -92,16 +94,17 @@ class Carrying:
         load_runners(engine.runners, engine.setup.names, kept["rules"], same_ranks=False, made=True)
         for runner, round in zip(engine.runners, self.rounds, strict=True):
             runner.round = round
-        engine.together("the means of what all ranks remember", self._average)
-        engine.resume(kept["step"])
 
-    def _average(self, comm: Comm) -> None:
-        held = comm.rank in self.holders
-        for runner in self.engine.runners:
-            for x in runner.to_average:
-                x.mul_(comm.size / len(self.holders)) if held else x.zero_()
-            mean_(runner.to_average, comm)
-            runner.to_average = []
+        def average(comm: Comm) -> None:
+            held = comm.rank in self.holders
+            for runner in engine.runners:
+                for x in runner.to_average:
+                    x.mul_(comm.size / len(self.holders)) if held else x.zero_()
+                mean_(runner.to_average, comm)
+                runner.to_average = []
+
+        engine.together("the means of what all ranks remember", average)
+        engine.resume(kept["step"])
 
 
 def packed(engine: Engine, kept: Kept | None) -> Tensor:

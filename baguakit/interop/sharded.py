@@ -78,11 +78,11 @@ def fsdp(
     """
     instance("model", model, nn.Module, "an nn.Module")
     reshard(model)
-    units = units_of(model)
+    if comm is not None:
+        check_comm(comm)
+    units = units_of(model, comm)
     comm = Comm(units[0].group) if comm is None else comm
-    check_comm(comm)
     across = members_of(comm.group) != units[0].ranks
-    layouts = [unit.layout(scattered=across) for unit in units]
 
     def make() -> Setup:
         truth("broadcast", broadcast)
@@ -93,12 +93,12 @@ def fsdp(
             raise TypeError(message("weights", wanted, weights))
         for rule in rules if not across else ():
             check_scatter(rule.stage)
-        names = {shard: name for layout in layouts for shard, name in layout.items()}
+        names = {shard: name for unit in units for shard, name in unit.shards.items()}
         frozen = tuple(name for p, name in named(model).items() if not p.requires_grad)
         lines = (f"weights={weights!r}", *(f"{name} {tuple(shard.shape)}" for shard, name in names.items()))
         return Setup(rules, names, frozen, next(model.parameters()).device, as_time(timeout), scaler, lines)
 
-    life = ShardedLife(make, comm, timeout, list(zip(units, map(list, layouts), strict=True)), across, weights)
+    life = ShardedLife(make, comm, timeout, units, across, weights)
     if across and broadcast and comm.size > 1:
         tensors, device = [*model.parameters(), *model.buffers()], life.setup.device
         with or_abandon(life):
@@ -119,35 +119,24 @@ class Unit:
         module: takes the hooks.
         group: the process group over which FSDP shards; ranks reduce and gather in it.
         replicated: FSDP averages over a second dimension of its mesh as well.
-        shards: of every trainable parameter its name, and the shape of a rank's padded shard of it; a complex one is
-            real pairs.
+        shards: stand-ins without memory for the padded shards of trainable parameters in a tensor of gradients, in
+            order, and their names; complex ones are real pairs. Before FSDP has scattered them: all shards of the
+            first rank, then all shards of the second, and so on.
     """
 
     name: str
     module: Any
     group: Any
     replicated: bool
-    shards: tuple[tuple[str, torch.Size], ...]
+    shards: dict[Tensor, str]
 
     @property
     def ranks(self) -> list[int]:
         return members_of(self.group)
 
-    def layout(self, scattered: bool) -> dict[Tensor, str]:
-        """Return stand-ins without memory for the shards in a tensor of gradients, in order, and their names.
 
-        The layout before scattering: all shards of the first rank, then all shards of the second, and so on.
-        """
-        n = 1 if scattered else len(self.ranks)
-        return {
-            torch.empty(shape, dtype=torch.float32, device="meta"): name if scattered else f"{name}[{r}/{n}]"
-            for r in range(n)
-            for name, shape in self.shards
-        }
-
-
-def units_of(model: nn.Module) -> list[Unit]:
-    """Return the units of a model, in the order of its modules.
+def units_of(model: nn.Module, comm: Comm | None) -> list[Unit]:
+    """Return the units of a model, in the order of its modules; gradients are scattered before `comm` gets them.
 
     Raises:
         TypeError: `fully_shard` has not been called on any of its modules.
@@ -167,16 +156,23 @@ def units_of(model: nn.Module) -> list[Unit]:
         if len(groups) > 1:
             raise ValueError(f"the parameters of {whose} are sharded over {len(groups)} meshes; use one")
         for group in groups:
-            shards = []
+            shapes = {}
             for p in (p for p in group.fsdp_params if p.sharded_param.requires_grad):
                 full = f"{module_names[p._module_info.module]}.{p._module_info.param_name}".removeprefix(".")
                 pairs = [2] if p.sharded_param.is_complex() else []
-                shards.append((plain.get(full, full), torch.Size([*p.padded_sharded_param_size, *pairs])))
+                shapes[plain.get(full, full)] = [*p.padded_sharded_param_size, *pairs]
             shard_group = getattr(group.mesh_info, "shard_process_group", None)
             if shard_group is None:
                 raise ValueError(f"{whose} is replicated and not sharded; use bk.interop.ddp or bk.attach")
             replicated = getattr(group.mesh_info, "replicate_process_group", None) is not None
-            units.append(Unit(name, module, shard_group, replicated, tuple(shards)))
+            ranks = members_of(shard_group)
+            scattered = comm is not None and members_of(comm.group) != ranks
+            shards = {
+                torch.empty(shape, dtype=torch.float32, device="meta"): own if scattered else f"{own}[{r}/{len(ranks)}]"
+                for r in range(1 if scattered else len(ranks))
+                for own, shape in shapes.items()
+            }
+            units.append(Unit(name, module, shard_group, replicated, shards))
     if not units:
         raise TypeError(
             f"no module of this model, a {type(model).__name__}, has been given to torch.distributed.fsdp.fully_shard"
@@ -211,9 +207,8 @@ def check_units(units: list[Unit], comm: Comm, across: bool) -> None:
 class ShardedLife(HookLife):
     """The life of stages in the hooks of an FSDP2 model.
 
-    `hooks` are its units, and stand-ins for the shards in the gradients of each, in order. Stages work `across` ranks
-    that hold the same shards, in FSDP's all-reduce hooks; or else the first half of stages takes the place of FSDP's
-    reduce-scatter, and a compressor of `weights` that of its all-gather.
+    Stages work `across` ranks that hold the same shards, in FSDP's all-reduce hooks; or else the first half of stages
+    takes the place of FSDP's reduce-scatter, and a compressor of `weights` that of its all-gather.
     """
 
     def __init__(
@@ -221,15 +216,15 @@ class ShardedLife(HookLife):
         make: Callable[[], Setup],
         comm: Comm,
         timeout: Any,
-        hooks: Sequence[tuple[Unit, Sequence[Tensor]]],
+        units: Sequence[Unit],
         across: bool,
         weights: Compressor | None,
     ) -> None:
         self.alike = across  # else each rank has a shard of its own
         super().__init__(make, comm, timeout)
-        self.hooks, self.gathers = hooks, list[AllGather]()
+        self.units, self.gathers = units, list[AllGather]()
         with or_abandon(self):
-            for i, (unit, _) in enumerate(hooks):
+            for i, unit in enumerate(units):
                 _hooked.add(unit.module)
                 self.unhook.append(partial(_hooked.discard, unit.module))
                 if across:
@@ -266,7 +261,8 @@ class ShardedLife(HookLife):
         runner = self.begin()
         if runner is None:
             return False
-        stage, (unit, layout) = runner.rule.stage, self.hooks[i]
+        stage, unit = runner.rule.stage, self.units[i]
+        layout = list(unit.shards)
         if not (stage.remembers() or any(each.needs_shapes for each in stage.whole())):
             layout = []
         elif sum(shard.numel() for shard in layout) != x.numel():
