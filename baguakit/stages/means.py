@@ -7,7 +7,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from ..arguments import check_fields, real
+from ..arguments import Declared, real
 from ..buckets import Bucket
 from ..comm import INTER, INTRA, Comm
 from ..compressors import Compressor, MinMaxUInt8
@@ -83,14 +83,11 @@ class CompressedMean(Average):
 
 
 @dataclass(frozen=True, repr=False)
-class SparseMean(Average):
+class SparseMean(Declared, Average):
     """The mean over all ranks of the entries that a sparse compressor keeps of each:  x ← (1/n) Σ_r keep(x_r)."""
 
     compressor: Compressor
     lossy: ClassVar[bool] = True
-
-    def __post_init__(self) -> None:
-        check_fields(self)
 
     def __call__(self, x: Tensor, state: State, comm: Comm, residual: Tensor | None = None) -> Tensor:
         return sparse_mean_(x, self.compressor, comm, residual=residual)
@@ -105,7 +102,7 @@ class SparseMean(Average):
 
 
 @dataclass(frozen=True, repr=False)
-class OnGraph(Stage):
+class OnGraph(Declared, Stage):
     """A stage that exchanges with the neighbours in a graph, which has the properties `needs`."""
 
     topology: Topology
@@ -113,9 +110,6 @@ class OnGraph(Stage):
     exchanges: ClassVar[bool] = False  # in rounds that are the exact mean as well
     needs: ClassVar[tuple[str, ...]] = ()  # methods of the topology
     refusal: ClassVar[str] = ""  # of a {topology} for {n} ranks that has them not, by this {stage}
-
-    def __post_init__(self) -> None:
-        check_fields(self)
 
     def check(self, comm: Comm) -> None:
         t, n = self.topology, comm.size
@@ -160,16 +154,13 @@ class NeighborMean(OnGraph):
 
 
 @dataclass(frozen=True, repr=False)
-class Around(Stage):
+class Around(Declared, Stage):
     """A stage that agrees and averages if the stage in it does."""
 
     inner: Stage
     copies: ClassVar[float] = 0  # of fp32 values, which take as long as its own arithmetic
     keeps: ClassVar[bool] = True
     needs_groups: ClassVar[frozenset[str]] = frozenset()
-
-    def __post_init__(self) -> None:
-        check_fields(self)
 
     @property
     def same_on_all_ranks(self) -> bool:  # type: ignore[override]

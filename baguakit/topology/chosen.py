@@ -111,14 +111,6 @@ class Chosen(Topology):
         """Raise a ValueError: the other ranks' weights are unknown."""
         self.period(size)
 
-    def static(self, size: int) -> bool:
-        """Return False: rounds may differ."""
-        return False
-
-    def symmetric(self, size: int) -> bool:
-        """Return False: it is unknown."""
-        return False
-
 
 def chooses(stage: Any) -> bool:
     """Return whether a stage, or a stage within it, averages over a `Chosen`."""

@@ -229,8 +229,6 @@ class FromDigraph(Given):
     facts = ("column_stochastic",)  # a rank divides its values: its weights sum to 1
 
     def __init__(self, graph: Any) -> None:
-        if isinstance(graph, str | bytes):
-            raise TypeError(f"graph of FromDigraph is a networkx graph or pairs of nodes, not {describe(graph)}")
         nodes, listed = read_graphs(_rounds(graph), "FromDigraph")
         vars(self).update(rounds=tuple(tuple(sorted(pairs)) for pairs in listed), ranks=len(nodes))
         edges = set[tuple[int, int]]().union(*listed)
@@ -282,7 +280,7 @@ def read_graphs(graphs: list[Any], taker: str) -> tuple[list[Any], list[set[tupl
 
 def _rounds(graph: Any) -> list[Any]:
     """Return the graph of each round: one, unless `graph` is a sequence of graphs."""
-    if hasattr(graph, "nodes") or not isinstance(graph, Iterable):
+    if hasattr(graph, "nodes") or isinstance(graph, str | bytes) or not isinstance(graph, Iterable):
         return [graph]
     try:
         first, *others = list(graph) or [None]

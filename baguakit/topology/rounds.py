@@ -12,7 +12,7 @@ from typing import ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from ..arguments import integer
+from ..arguments import Declared, integer
 from .base import Topology
 
 _MASK = (1 << 64) - 1  # of whole numbers, to the bits that are hashed
@@ -90,7 +90,7 @@ class ShiftOne(_OnePeer):
 
 
 @dataclass(frozen=True, repr=False)
-class RandomMatching(_OnePeer):
+class RandomMatching(Declared, _OnePeer):
     """A new random matching in each round, the same on all ranks.
 
         order of round t = the ranks sorted by hash(seed, t, rank);    the first and second rank of the order average,
@@ -109,9 +109,6 @@ class RandomMatching(_OnePeer):
     """
 
     seed: int = 0
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "seed", integer("seed", self.seed, None))
 
     def period(self, size: int) -> int:
         """Return 2^64; 1 for n ≤ 2."""
@@ -146,14 +143,8 @@ class BaseK(Topology):
     (am/n) mean of the blocks + (r/n) itself, and each block gains m (others − blocks) / n from each of the r others.
     For n = 2^j and k = 1 this is the hypercube: in round t rank i averages with rank i XOR 2^(t mod j).
 
-    Rounds T(n), and in brackets the rounds of the paper's graph if it takes more:
-
-        n       2   3   4   5   6   7     8   9     12  16  25    31  32  48  64  100     128
-        k = 1   1   3   2   5   4   5     3   6(7)  5   4   9     9   5   7   6   11      7
-        k = 2   1   1   2   3   2   3(4)  3   2     3   4   5(6)  6   5   5   6   7(8)    7
-        k = 3   1   1   1   2   2   3     2   2     2   2   4     5   3   3   3   5(6)    4
-
-    T ≤ 2 log_{k+1} n + 2. Some ranks are idle in some rounds. Symmetric, doubly stochastic; exact after T rounds that
+    T ≤ 2 log_{k+1} n + 2, and no more than in the paper's graph: with k = 1, T is 3 for 8 ranks, 6 (there 7) for 9, 9
+    for 25 and 11 for 100. Some ranks are idle in some rounds. Symmetric, doubly stochastic; exact after T rounds that
     begin at a multiple of T.
 
     Args:
