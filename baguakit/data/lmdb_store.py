@@ -105,34 +105,19 @@ class LMDBStore(Store):
         """Return this process's environment, open until a store of this path is closed; raise StoreError."""
         with _guard:
             if self.path not in _environments:
-                size = self.capacity_bytes + self.capacity_bytes // 8 + (16 << 20)
-                _environments[self.path] = Environment(self.path, size)
+                _environments[self.path] = Environment(self)
             return _environments[self.path]
-
-    @contextmanager
-    def _transaction(self, write: bool = False) -> Iterator[lmdb.Transaction[bytes]]:
-        environment = self._environment()
-        try:
-            with _writing if write else nullcontext(), environment.env.begin(write=write) as transaction:
-                if write:
-                    environment.mark(clean=False)
-                yield transaction
-        except self._lmdb.MapResizedError:
-            larger = "is open elsewhere with a larger capacity_bytes; pass the same everywhere"
-            raise StoreError(f"{self!r} {larger}") from None
-        except (self._lmdb.Error, OSError) as error:
-            raise StoreError(f"the LMDB store at {self.path} failed: {error}") from error
 
     def get(self, key: bytes) -> bytes | None:
         return self.get_many([key])[0]
 
     def get_many(self, keys: Sequence[bytes]) -> list[bytes | None]:
-        with self._transaction() as transaction:
+        with self._environment().transaction() as transaction:
             return [transaction.get(key) for key in keys]
 
     def put(self, key: bytes, value: bytes) -> bool:
         try:
-            with self._transaction(write=True) as transaction:
+            with self._environment().transaction(write=True) as transaction:
                 counts = transaction.stat()
                 more = len(value) + 3 * counts["psize"]
                 if _used(counts) + more > self.capacity_bytes or shutil.disk_usage(self.path).free < more + SPARE:
@@ -153,12 +138,12 @@ class LMDBStore(Store):
             yield
 
     def stats(self) -> StoreStats:
-        with self._transaction() as transaction:
+        with self._environment().transaction() as transaction:
             counts = transaction.stat()
         return StoreStats(counts["entries"], _used(counts), self.capacity_bytes)
 
     def clear(self, namespace: bytes = b"") -> None:
-        with self._transaction(write=True) as transaction:
+        with self._environment().transaction(write=True) as transaction:
             cursor = transaction.cursor()
             found = cursor.set_range(namespace) if namespace else cursor.first()
             while found and cursor.key().startswith(namespace):
@@ -186,8 +171,9 @@ class Environment:
     would release all, so that each process opens it once.
     """
 
-    def __init__(self, path: Path, map_size: int) -> None:
-        self.path, self.claims, self._lmdb = path, KeyedLocks(), package("lmdb", "LMDBStore")
+    def __init__(self, store: LMDBStore) -> None:
+        self.name, self.path, self.claims, self._lmdb = repr(store), store.path, KeyedLocks(), store._lmdb
+        path, map_size = store.path, store.capacity_bytes + store.capacity_bytes // 8 + (16 << 20)
         try:
             path.mkdir(mode=0o700, parents=True, exist_ok=True)
             if problem := others_may_write(path):
@@ -235,14 +221,25 @@ class Environment:
         if read_state(self.path) != state:
             replace_file(self.path / "state.json", json.dumps(state).encode())
 
+    @contextmanager
+    def transaction(self, write: bool = False) -> Iterator[lmdb.Transaction[bytes]]:
+        """Begin a transaction, which is committed at the end; raise StoreError if it fails."""
+        try:
+            with _writing if write else nullcontext(), self.env.begin(write=write) as transaction:
+                if write:
+                    self.mark(clean=False)
+                yield transaction
+        except self._lmdb.MapResizedError:
+            larger = "is open elsewhere with a larger capacity_bytes; pass the same everywhere"
+            raise StoreError(f"{self.name} {larger}") from None
+        except (self._lmdb.Error, OSError) as error:
+            raise StoreError(f"the LMDB store at {self.path} failed: {error}") from error
+
     def flush(self) -> None:
         """Sync to disk what all processes have written, and mark the file as clean."""
-        try:
-            with _writing, self.env.begin(write=True):
-                self.env.sync(True)
-                self.mark(clean=True)
-        except (OSError, self._lmdb.Error) as error:
-            raise StoreError(f"the LMDB store at {self.path} cannot be flushed: {error}") from error
+        with self.transaction(write=True):
+            self.env.sync(True)
+            self.mark(clean=True)
 
     def abandon(self) -> None:
         """Close it as it is."""
