@@ -347,7 +347,7 @@ def asked(*args, **options):
     raise AssertionError("a process that has asked CUDA anything cannot be forked for ranks on GPUs")
 for name in ("is_available", "device_count", "current_device", "get_device_properties", "_lazy_init"):
     setattr(torch.cuda, name, asked)
-from baguakit.ranks.launcher import PRELOADED
+from baguakit.ranks.serving import PRELOADED
 for name in PRELOADED:
     importlib.import_module(name)
 """

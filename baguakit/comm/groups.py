@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from datetime import timedelta
 from itertools import count
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeVar
 from weakref import WeakKeyDictionary, WeakMethod, WeakSet
 
 import torch
@@ -24,6 +24,7 @@ from torch.distributed.distributed_c10d import PrefixStore, Store
 from ..arguments import instance
 from .sending import INTER, INTRA
 
+T = TypeVar("T")
 HOSTS = "hosts"
 """In place of a mesh: nodes are the hosts that the ranks run on."""
 
@@ -295,6 +296,22 @@ def ranks_by_host(hosts: Sequence[str]) -> list[list[int]]:
     for rank, each in enumerate(hosts):
         found.setdefault(each, []).append(rank)
     return list(found.values())
+
+
+def on_all(comm: Any, make: Callable[[], T], doing: str) -> T:
+    """Return `make()`; an error in it on one rank is raised on all, on the others with what is `doing`. Collective."""
+    error = None
+    try:
+        made = make()
+    except Exception as caught:
+        error = caught
+    errors = [] if comm is None else comm.gather_objects(error and f"{type(error).__name__}: {error}")
+    if error is not None:
+        raise error
+    for rank, each in enumerate(errors):
+        if each is not None:
+            raise ValueError(f"rank {rank} could not {doing}: {each}")
+    return made
 
 
 def node_groups(comm: Any) -> tuple[Any, Any]:

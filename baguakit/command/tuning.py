@@ -13,9 +13,10 @@ from torch import nn
 
 from .. import algorithms
 from ..comm import Comm
+from ..comm.groups import on_all
 from ..rules import Algorithm
 from ..tune import Network, plan, probe
-from ..tune.planning import by_nodes, compressors_in, every, on_all
+from ..tune.planning import by_nodes, compressors_in, every
 from .ranks import joined, launched
 from .screen import Refusal, Table, say
 
@@ -96,12 +97,12 @@ def run_probe(options: argparse.Namespace, comm: Comm) -> None:
     network = measured(options, comm)
     print(network, flush=True)
     if options.json:
-        on_all(comm, lambda: options.json.write_text(network.to_json()) if comm.rank == 0 else 0)
+        on_all(comm, lambda: options.json.write_text(network.to_json()) if comm.rank == 0 else 0, "plan")
 
 
 def run_plan(options: argparse.Namespace, comm: Comm) -> None:
     """Measure the network, and print the predictions for a model: a table, and the pick in words."""
-    model = on_all(comm, lambda: model_of(options.model))
+    model = on_all(comm, lambda: model_of(options.model), "plan")
     calls = options.algorithms or every()
     network = measured(options, comm, compressors=compressors_in(list(calls)))
     step = None if options.step_ms is None else options.step_ms / 1e3

@@ -16,11 +16,13 @@ import torch
 
 from ..arguments import describe, integer, message
 from ..comm import Comm
+from ..comm.groups import on_all
 from .plan import Costs
 from .stores import replace_file
 
 Complexity = Callable[[Any], float] | torch.Tensor | npt.NDArray[Any] | Sequence[float] | str | os.PathLike[str]
 
+DOING = "determine the complexity of the dataset"
 log = logging.getLogger("baguakit")
 
 
@@ -82,12 +84,16 @@ def complexities(dataset: Sized, complexity: Complexity, file: Any, comm: Comm |
         )
     path = None if file is None else Path(file)
     rank, size = (0, 1) if comm is None else (comm.rank, comm.size)
-    kept = _together(comm, lambda: _load(path) if rank == 0 and path and path.exists() else None)[0]
+
+    def gather(value: Any) -> list[Any]:
+        return [value] if comm is None else comm.gather_objects(value)
+
+    kept = gather(on_all(comm, lambda: _load(path) if rank == 0 and path and path.exists() else None, DOING))[0]
     if kept is not None:
         stale = "; it is of another dataset: delete it to measure again, or pass another complexity_file"
         return _checked(kept, n, f"the complexity file {str(path)!r}", stale)
     costs, mine = np.empty(n), _progress(range(rank, n, size), rank, size)
-    for r, share in enumerate(_together(comm, lambda: [_cost(complexity, dataset, i) for i in mine])):
+    for r, share in enumerate(gather(on_all(comm, lambda: [_cost(complexity, dataset, i) for i in mine], DOING))):
         costs[r::size] = share
     costs = _checked(costs, n, "complexity")
 
@@ -98,7 +104,7 @@ def complexities(dataset: Sized, complexity: Complexity, file: Any, comm: Comm |
             path.parent.mkdir(parents=True, exist_ok=True)
             replace_file(path, content.getvalue())
 
-    _together(comm, save)
+    on_all(comm, save, DOING)
     return costs
 
 
@@ -127,20 +133,6 @@ def _load(path: Path) -> npt.NDArray[Any]:
         raise ValueError(f"the complexity file {str(path)!r} does not exist; write one with numpy.save") from None
     except (ValueError, EOFError) as error:
         raise ValueError(f"the complexity file {str(path)!r} is not an .npy array of numbers ({error})") from None
-
-
-def _together(comm: Comm | None, action: Callable[[], Any]) -> list[Any]:
-    """Return the results of an action on all ranks; raise on all ranks if it fails on one. Collective."""
-    result, text, cause = None, None, None
-    try:
-        result = action()
-    except Exception as error:
-        text, cause = f"{type(error).__name__}: {error}", error
-    outcomes = [(result, text)] if comm is None else comm.gather_objects((result, text))
-    for rank, (_, failed) in enumerate(outcomes):
-        if failed is not None:
-            raise ValueError(f"rank {rank} could not determine the complexity of the dataset: {failed}") from cause
-    return [result for result, _ in outcomes]
 
 
 def _cost(function: Callable[[Any], float], dataset: Any, i: int) -> float:

@@ -8,7 +8,7 @@
 
     ranks.run(mean_of_ranks)        # [tensor([1.5000]), tensor([1.5000]), tensor([1.5000]), tensor([1.5000])]
 
-Files: `live` has the public class, `launcher` the process that forks ranks, `serving` the code and messages of a rank.
+`live` is what the caller sees, `serving` the processes behind it.
 """
 
 from .live import RankError, Ranks

@@ -21,8 +21,7 @@ from typing import Any, TypeVar, overload
 import torch
 
 from ..arguments import integer, real, truth
-from .launcher import Launcher, launcher
-from .serving import HOST, Progress, dumps, receive, send, takes_closures
+from .serving import HOST, Launcher, Progress, dumps, launcher, receive, send, takes_closures
 
 T = TypeVar("T")
 MOST_THREADS, MOST_SECONDS = 1 << 15, 1e8  # of torch; about three years: longer times may overflow clocks

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from .. import algorithms
 from ..arguments import Declared, checked, integer, real
 from ..comm import Comm
+from ..comm.groups import on_all
 from ..compressors import Compressor, MinMaxUInt8, UInt4
 from ..costs import Codec, Line, Link, Network
 from ..rules import Algorithm, hierarchical, rules_of
@@ -181,7 +182,7 @@ def plan(
     if isinstance(comm, Described):  # each rank plans by itself
         compute = as_compute()
     else:
-        gathered = comm.gather_objects(on_all(comm, as_compute))
+        gathered = comm.gather_objects(on_all(comm, as_compute, "plan"))
         compute = max(gathered, key=lambda each: each.seconds)  # the slowest; of equals that of the lowest rank
     counts = network.flows() if flows is None else flows
     kept = [each for each in choices if algorithms is not None or effect(each).keeps_loss]
@@ -193,22 +194,6 @@ def check(algorithm: Algorithm, comm: Comm) -> None:
     """Raise a ValueError if an algorithm cannot work in this group."""
     for rule in rules_of(algorithm):
         rule.stage.check(comm)
-
-
-def on_all(comm: Comm, make: Callable[[], Any]) -> Any:
-    """Return `make()`; an error in it on one rank is raised on all ranks. Collective."""
-    error = None
-    try:
-        made = make()
-    except Exception as caught:
-        error = caught
-    errors = comm.gather_objects(error and f"{type(error).__name__}: {error}")
-    if error is not None:
-        raise error
-    for rank, each in enumerate(errors):
-        if each is not None:
-            raise ValueError(f"rank {rank} could not plan: {each}")
-    return made
 
 
 def plan_of(

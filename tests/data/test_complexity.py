@@ -75,7 +75,7 @@ def test_without_tqdm_the_log_says_what_takes_so_long(monkeypatch, caplog):
         (None, ValueError, "complexity has shape"),
         ("nowhere.npy", ValueError, "complexity file 'nowhere.npy' does not exist"),
         (__file__, ValueError, "not an .npy array of numbers"),
-        (lambda x: 1 / 0, ValueError, "rank 0 could not determine the complexity.* of sample 0 raised ZeroDiv"),
+        (lambda x: 1 / 0, ValueError, "^complexity=.* of sample 0 raised ZeroDiv"),
     ],
     ids=lambda x: getattr(x, "__name__", str(x)),
 )
@@ -142,9 +142,8 @@ def test_a_failure_on_one_rank_is_raised_on_all():
             return str(error)
 
     first, second = on_ranks(2, failing)
-    assert first == second
-    assert first.startswith("rank 1 could not determine the complexity of the dataset: ")
-    assert first.endswith(" of sample 3 raised ZeroDivisionError: division by zero")
+    assert first == f"rank 1 could not determine the complexity of the dataset: ValueError: {second}"
+    assert second.endswith(" of sample 3 raised ZeroDivisionError: division by zero")
 
 
 def test_a_file_for_numbers_is_refused(tmp_path):
