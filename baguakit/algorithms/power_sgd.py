@@ -117,9 +117,10 @@ class LowRankMean(Average):
         shapes += [torch.Size((span.rows, factor.shape[1])) for span, factor in zip(layout, known, strict=True)]
         # On CPUs a Q is sent as Qᵀ = Pᵀ M, since Mᵀ P takes three times as long.
         shapes += [factor.shape if x.is_cuda else factor.T.shape for factor in known]
-        messages, parts = memory_of(shapes, wide)
+        lengths = [math.prod(shape) for shape in shapes]
+        messages, first = wide.new_empty(sum(lengths)), sum(lengths[: -len(layout)])
+        parts = [part.view(shape) for part, shape in zip(messages.split(lengths), shapes, strict=True)]
         sent, p, q = parts[: len(vectors)], parts[len(vectors) : -len(layout)], parts[-len(layout) :]
-        first = sum(map(Tensor.numel, [*sent, *p]))
         q = [each.T for each in q] if x.is_cuda else q
         if residual is None:
             copy_all_(sent, vectors)
@@ -197,13 +198,6 @@ def between(x: Tensor, layout: list[MatrixSpan]) -> list[Tensor]:
     """Return the pieces of a flat tensor between its matrices."""
     starts, ends = [0, *(span.end for span in layout)], [*(span.at for span in layout), x.numel()]
     return [x[start:end] for start, end in zip(starts, ends, strict=True) if start < end]
-
-
-def memory_of(shapes: list[torch.Size], like: Tensor) -> tuple[Tensor, list[Tensor]]:
-    """Return a flat tensor, and its pieces in the given shapes."""
-    lengths = [math.prod(shape) for shape in shapes]
-    memory = like.new_empty(sum(lengths))
-    return memory, [part.view(shape) for part, shape in zip(memory.split(lengths), shapes, strict=True)]
 
 
 def copy_all_(to: list[Tensor], source: list[Tensor]) -> None:

@@ -61,7 +61,7 @@ class Flat:
         self._locals = [shard_of(p) for p in params]
         self._pointers = [x.data_ptr() for x in self._locals]
         *self._starts, self._total = [0, *accumulate(x.numel() for x in self._locals)]
-        self._weights = self._empty(self._locals[0])
+        self._weights = self._locals[0].new_empty(self._total)
         self._views = pieces(self._weights, self._locals)
         self._strides = [x.stride() for x in self._views]
         in_place = self._adjacent(self._locals)
@@ -98,7 +98,7 @@ class Flat:
         self.copied = flat is None
         if flat is None:
             if self._buffer is None:
-                self._buffer = self._empty(self._weights)
+                self._buffer = self._weights.new_empty(self._total)
                 self._buffer_views = pieces(self._buffer, self._locals)
             torch._foreach_copy_(self._buffer_views, self._grads)
             flat = self._buffer
@@ -135,9 +135,6 @@ class Flat:
                 if d is not None and d is before and d.get(key) is value and isinstance(value, Tensor):
                     d[key] = value.clone()
 
-    def _empty(self, like: Tensor) -> Tensor:
-        return torch.empty(self._total, dtype=like.dtype, device=like.device)
-
     def _adjacent(self, tensors: Sequence[Tensor]) -> Tensor | None:
         """Return the flat tensor of which `tensors` are already the pieces; None if they are not."""
         first = tensors[0]
@@ -155,7 +152,7 @@ class Flat:
             return values[0]
         if not is_elementwise(values[0], self.params[0]):
             return values[0].detach().clone()
-        flat = self._empty(shard_of(values[0]))
+        flat = shard_of(values[0]).new_empty(self._total)
         torch._foreach_copy_(pieces(flat, self._locals), [shard_of(v) for v in values])
         return flat
 

@@ -24,7 +24,6 @@ ELEMENTWISE = {
     optim.SGD, optim.Adam, optim.AdamW, optim.NAdam, optim.RAdam, optim.Adamax, optim.RMSprop, optim.Rprop,
     optim.Adadelta, optim.Adagrad, optim.ASGD,
 }  # fmt: skip
-HALVES = (torch.bfloat16, torch.float16)
 CALM = 8  # steps in which the same parameters must have gradients before they are laid out again
 
 
@@ -62,7 +61,7 @@ def fuse(optimizer: Optimizer, elementwise: bool = False) -> Optimizer:
     if optimizer.defaults.get("differentiable"):
         raise ValueError(f"{name} cannot be fused with differentiable=True: autograd follows each parameter by itself")
     if type(optimizer) is optim.SGD and any(
-        group.get("fused") and any(p.dtype in HALVES for p in group["params"]) for group in optimizer.param_groups
+        group.get("fused") and any(p.itemsize == 2 for p in group["params"]) for group in optimizer.param_groups
     ):
         raise ValueError(
             "SGD cannot be fused with fused=True over 16-bit weights: torch's kernel leaves out values of long tensors "
@@ -219,10 +218,8 @@ class Fusion:
         taken = {p for layout in self.layouts for flat in layout.flats for p in flat.params}
         self._state = defaultdict(dict, {key: known for key, known in state.items() if key not in taken})
         for group, shown, layout in zip(groups, self._groups, self.layouts, strict=True):
-            params = shown["params"]  # the same list all through a step: the optimizer may hold it
-            shown.update(group)
-            shown["params"] = params
-            params[:] = [flat.param for flat in layout.flats] + [p for p in layout.params if p not in taken]
+            shown.update(group, params=shown["params"])  # one list all through a step: the optimizer may hold it
+            shown["params"][:] = [flat.param for flat in layout.flats] + [p for p in layout.params if p not in taken]
             for flat in layout.flats:
                 flat.load()
                 if flat.known is not None:
