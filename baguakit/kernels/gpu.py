@@ -15,6 +15,11 @@ def on(device: torch.device) -> contextlib.AbstractContextManager[object]:
     return contextlib.nullcontext() if there else torch.cuda.device(device)
 
 
+def byte_of(ok: torch.Tensor | None) -> torch.Tensor | None:
+    """Return a bool, if there is one, as the byte that a kernel stores."""
+    return None if ok is None else ok.view(torch.uint8)
+
+
 def signed_words(key: int) -> tuple[int, int]:
     """Return the seed's two words as the signed 32-bit numbers that a launch takes."""
     seed, seed_high = seed_words(key)

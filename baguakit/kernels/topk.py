@@ -178,7 +178,7 @@ def add_(
     """
     if weights is None:
         out.zero_()
-        weights = torch.full((len(packed),), 1 / len(packed), device=out.device)
+        weights = torch.full((len(packed),), 1 / len(packed), dtype=torch.float32, device=out.device)
     total = out.to(torch.promote_types(out.dtype, torch.float32))
     values, places = parts_of(packed, values, len(out) // chunk * k + rest, chunk, k)
     for part, index in zip((values * weights.unsqueeze(1)).to(total.dtype), places, strict=True):

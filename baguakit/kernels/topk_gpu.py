@@ -14,7 +14,7 @@ import triton.language as tl  # type: ignore[import-untyped]
 from torch import Tensor
 
 from . import topk
-from .gpu import on, rounded
+from .gpu import byte_of, on, rounded
 from .mixing import WIDE
 
 NAN = tl.constexpr(topk.NAN)
@@ -220,7 +220,7 @@ def join_(packed: Tensor, places: Tensor, values: Tensor | None, chunk: int, ok:
     if places.numel():
         with on(packed.device):
             join_kernel[(rows * tiles,)](
-                packed, places, values, _bytes(ok), packed.shape[1], topk.values_at(count, chunk), count, tiles,
+                packed, places, values, byte_of(ok), packed.shape[1], topk.values_at(count, chunk), count, tiles,
                 BITS=chunk.bit_length() - 1, TILE=TILE,
             )  # fmt: skip
 
@@ -238,11 +238,7 @@ def add_(
     if n and rows:
         with on(out.device):
             add_kernel[(triton.cdiv(n, chunk),)](
-                total, None if total is out else out, packed, values, weights, _bytes(ok),
+                total, None if total is out else out, packed, values, weights, byte_of(ok),
                 1 / rows, rows, packed.shape[1], values.stride(0), n, count, k, rest,
                 **slots_of(chunk), **options_of(chunk), enable_fp_fusion=False,
             )  # fmt: skip
-
-
-def _bytes(ok: Tensor | None) -> Tensor | None:
-    return None if ok is None else ok.view(torch.uint8)

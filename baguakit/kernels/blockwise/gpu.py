@@ -20,12 +20,11 @@ from functools import lru_cache
 from math import gcd
 from typing import Any
 
-import torch
 import triton  # type: ignore[import-untyped]
 import triton.language as tl  # type: ignore[import-untyped]
 from torch import Tensor
 
-from ..gpu import INTERPRETED, load, on, restore, rotate, rounded, signed_words, store, uniform
+from ..gpu import INTERPRETED, byte_of, load, on, restore, rotate, rounded, signed_words, store, uniform
 from ..rotation import signs_of
 from .format import Format, planes_of, twin_of
 
@@ -280,7 +279,7 @@ def compress(format: Format, x: Tensor, block: int, residual: Tensor | None = No
 
 def decompress_(format: Format, out: Tensor, packed: Tensor, block: int, ok: Tensor | None = None) -> None:
     stride = _stride(out)
-    arguments = out, _aligned(packed), _bytes(ok), stride
+    arguments = out, _aligned(packed), byte_of(ok), stride
     _launch(decompress_kernel, format, out.shape, block, out.itemsize, arguments, stride)
 
 
@@ -294,7 +293,7 @@ def reduce(
     ok: Tensor | None = None,
 ) -> Tensor:  # fmt: skip
     sent = format.layout(n, block).empty(1, packed.device)
-    arguments = sent, residual, _aligned(packed), _bytes(ok), _count(packed)
+    arguments = sent, residual, _aligned(packed), byte_of(ok), _count(packed)
     _launch(reduce_kernel, format, (1, n), block, 1 if residual is None else 4, arguments, **_draws(key))
     return sent
 
@@ -354,10 +353,6 @@ def constants_of(
 def options_of(constants: dict[str, Any]) -> dict[str, Any]:
     """Return the options with which a kernel of these constants is launched."""
     return {"num_warps": constants["BLOCK"] * constants["BLOCKS"] // WARP, "enable_fp_fusion": False}
-
-
-def _bytes(ok: Tensor | None) -> Tensor | None:
-    return None if ok is None else ok.view(torch.uint8)
 
 
 def _aligned(packed: Tensor) -> Tensor:
