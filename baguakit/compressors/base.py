@@ -22,12 +22,10 @@ UNPADDED = COMPILED_VALUES - 1024  # of fewer values a CPU compiles nothing, eve
 class Checks:
     """The checks of a user's calls: each returns the arguments for the method as a class has written it."""
 
-    @staticmethod
-    def row_bytes(codec: Any, n: int) -> tuple[Any, ...]:
+    def row_bytes(self: Any, n: int) -> tuple[Any, ...]:
         return (integer("n", n, 0, MOST),)
 
-    @staticmethod
-    def compress(codec: Any, x: Tensor, residual: Tensor | None = None, key: int = 0) -> tuple[Any, ...]:
+    def compress(self: Any, x: Tensor, residual: Tensor | None = None, key: int = 0) -> tuple[Any, ...]:
         check_dtype("x", tensor("x", x).dtype)
         integer("key", key, None)
         if x.dim() != 2:
@@ -35,11 +33,10 @@ class Checks:
         x = x.detach().contiguous()
         return x, residual_of(residual, x.shape, x), key
 
-    @staticmethod
     def decompress(
-        codec: Any, packed: Tensor, n: int, dtype: torch.dtype = float32, out: Tensor | None = None
+        self: Any, packed: Tensor, n: int, dtype: torch.dtype = float32, out: Tensor | None = None
     ) -> tuple[Any, ...]:
-        packed = packed_of(packed, codec, n := integer("n", n, 0))
+        packed = packed_of(packed, self, n := integer("n", n, 0))
         check_dtype("dtype", dtype)
         if out is not None:
             check_dtype("out", instance("out", out, Tensor, "a tensor").dtype)
@@ -49,13 +46,12 @@ class Checks:
             out = out.detach()
         return packed, n, dtype, out
 
-    @staticmethod
-    def add_(codec: Any, out: Tensor, packed: Tensor, weights: Sequence[float] | Tensor) -> tuple[Any, ...]:
+    def add_(self: Any, out: Tensor, packed: Tensor, weights: Sequence[float] | Tensor) -> tuple[Any, ...]:
         check_dtype("out", instance("out", out, Tensor, "a tensor").dtype)
         if out.dim() != 1 or not out.is_contiguous():
             raise ValueError(f"out is one contiguous row, of shape (n,), not {described(out)}; use out.view(-1)")
         check_device("out", out, tensor("packed", packed))
-        packed = packed_of(packed, codec, len(out))
+        packed = packed_of(packed, self, len(out))
         if isinstance(weights, Tensor):
             given = tensor("weights", weights)
         else:
@@ -65,9 +61,8 @@ class Checks:
             raise ValueError(message("weights", f"as many numbers as there are packed rows, {len(packed)}", weights))
         return out, packed, uploaded(given.to(float32), packed.device).contiguous()
 
-    @staticmethod
-    def reduce(codec: Any, packed: Tensor, n: int, residual: Tensor | None = None, key: int = 0) -> tuple[Any, ...]:
-        packed = packed_of(packed, codec, n := integer("n", n, 0))
+    def reduce(self: Any, packed: Tensor, n: int, residual: Tensor | None = None, key: int = 0) -> tuple[Any, ...]:
+        packed = packed_of(packed, self, n := integer("n", n, 0))
         integer("key", key, None)
         if not len(packed):
             raise ValueError(message("packed", "one row or more, to take the mean of", packed))
@@ -133,11 +128,8 @@ class Compressor(Doors):
 
     @classmethod
     def _door(cls, name: str, written: Callable[..., Any]) -> Callable[..., Any]:
-        return wraps(written)(
-            torch.no_grad()(
-                lambda self, *args, **options: written(self, *getattr(Checks, name)(self, *args, **options))
-            )
-        )
+        check = getattr(Checks, name)
+        return wraps(written)(torch.no_grad()(lambda self, *a, **named: written(self, *check(self, *a, **named))))
 
     def warm_up(self, device: torch.device | str, dtype: torch.dtype = float32, values: int = PROBE) -> None:
         """Compile before the first step all that it needs, for tensors of `values` on a device.

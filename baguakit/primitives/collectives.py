@@ -82,9 +82,8 @@ def compressed_send(x: Tensor, compressor: Compressor | None, comm: Comm, peer: 
         works = [comm.send_later(values, peer)] if values.numel() else []
     else:
         parts = [values[part].view(1, -1) for part in row_pieces(values.numel(), 1, x.is_cuda)]
-        works = [
-            comm.send_later(codec._unchecked_compress(row, None, comm.key(i)), peer, i) for i, row in enumerate(parts)
-        ]
+        codes, key = codec._unchecked_compress, comm.key
+        works = [comm.send_later(codes(row, None, key(i)), peer, i) for i, row in enumerate(parts)]
     for work in works:
         work.wait()
 

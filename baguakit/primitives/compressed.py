@@ -131,9 +131,8 @@ def mean_of_shards(
 
     def packed(i: int, ranks: slice) -> Tensor:
         rows, lost = parts[i]
-        return codec._unchecked_compress(
-            rows[ranks], None if lost is None else lost[ranks], comm.key(i * n + (ranks.start or 0))
-        )
+        here, key = None if lost is None else lost[ranks], comm.key(i * n + (ranks.start or 0))
+        return codec._unchecked_compress(rows[ranks], here, key)
 
     def mean(i: int) -> Tensor:
         rows, lost = parts[i]

@@ -255,13 +255,8 @@ def _found(name: str, forward: bool) -> tuple[Compressor | None, Comm]:
     return found.forward if forward else found.backward, comm
 
 
-BACKWARD = {
-    "all_gather": "reduce_scatter",
-    "reduce_scatter": "all_gather",
-    "all_to_all": "all_to_all",
-    "all_reduce": "identity",
-    "identity": "all_reduce",
-}
+BACKWARD = {"all_gather": "reduce_scatter", "all_to_all": "all_to_all", "all_reduce": "identity"}
+BACKWARD |= {there: here for here, there in BACKWARD.items()}
 
 
 @torch.library.custom_op("baguakit::collective", mutates_args=())

@@ -175,11 +175,9 @@ def agreed_targets(
             asked = "check=False: nobody tells this rank who hears it; name those it sends to (dst_weights=)"
             raise ValueError(wrong or asked)
         return sorted(wanted)
-    said = [0] * comm.size
-    said[comm.rank] = (ASKS if wanted is None else 0) | (WRONG if wrong else 0)
-    for flag, peers in ((HEARS, sources), (SENDS, wanted or [])):
-        for peer in peers if not wrong else ():
-            said[peer] |= flag
+    hears, sends = ([], []) if wrong else (sources, wanted or [])
+    said = [HEARS * (peer in hears) | SENDS * (peer in sends) for peer in range(comm.size)]
+    said[comm.rank] = ASKS * (wanted is None) | WRONG * bool(wrong)
     table = comm.all_gather(torch.tensor([said], dtype=torch.uint8, device=device)).tolist()
     for rank, line in enumerate(table):
         if line[rank] & WRONG:
