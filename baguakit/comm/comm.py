@@ -14,6 +14,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.constants import default_pg_timeout
 from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.distributed_c10d import Store
 
 from ..arguments import checked, instance, integer, tensor, truth
 from . import sending
@@ -373,7 +374,7 @@ class Comm:
         """
         let_go()
         count, timeout = integer("flows", self.flows if flows is None else flows, 1, 64), longer(timeout)
-        store = self.group.get_group_store() if store is None else instance("store", store, dist.Store, "a Store")
+        store = self.group.get_group_store() if store is None else instance("store", store, Store, "a Store")
         nodes = self._parts if count > 1 or not {INTRA, INTER}.isdisjoint(parts) else None
         group, nodes = own_groups(self.group, nodes, name, timeout, device, store)
         made = flows_of(group, nodes, count if self.size > 1 else 1, name, timeout, store)
