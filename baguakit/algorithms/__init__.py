@@ -18,12 +18,12 @@ from .gossip import push_sum as push_sum
 from .gradients import bytegrad as bytegrad
 from .gradients import ef21 as ef21
 from .gradients import gradient_allreduce as gradient_allreduce
+from .gradients import qadam as qadam
 from .gradients import top_k as top_k
 from .local import async_model_average as async_model_average
 from .local import diloco as diloco
 from .local import local_sgd as local_sgd
 from .power_sgd import power_sgd as power_sgd
-from .qadam import qadam as qadam
 from .signs import decoupled_momentum as decoupled_momentum
 from .signs import lion_vote as lion_vote
 from .signs import signum as signum
