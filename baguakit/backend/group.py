@@ -15,10 +15,9 @@ from torch import Tensor
 
 from ..arguments import instance
 from ..comm import FLAT, Comm, abort_all
-from ..comm.comm import LENGTHS, TAGS
 from ..comm.groups import add_nccl, error_in, own_group, stand_for
 from ..comm.own import longer, set_timeout, timeout_of
-from ..comm.sending import SENT
+from ..comm.sending import LENGTHS, SENT, TAGS
 from ..lanes import lane, lane_of, tensors_in
 from ..monitor import LEFT, Collective
 from ..runtime import Channel, Setup, agree, own_comm, start_monitor, warn_of_shared_cards

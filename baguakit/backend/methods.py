@@ -16,7 +16,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from ..comm import Comm
-from ..comm.comm import TAGS
+from ..comm.sending import TAGS
 from ..compressors import Compressor
 from ..lanes import tensors_in
 from ..monitor import Monitor, differing

@@ -20,10 +20,7 @@ from ..arguments import checked, instance, integer, tensor, truth
 from . import sending
 from .groups import HOSTS, Membership, backend_of, check_mesh, flat_group, inner_of, node_groups
 from .own import Flows, flows_of, let_go, longer, own_groups, shut_all
-from .sending import FLAT, INTER, INTRA, Rider, Sent, SentFormat
-
-TAGS = 1 << 31
-LENGTHS = 0x1E3779B1  # odd and large: tags of messages of other lengths are far apart
+from .sending import FLAT, INTER, INTRA, LENGTHS, TAGS, Rider, Sent, SentFormat
 
 
 @dataclass(frozen=True, eq=False)
@@ -190,7 +187,8 @@ class Comm:
         if (flows := self._begin(2 * (self.size - 1) / self.size * x.nbytes)) is None:
             dist.all_reduce(x, op, group=self.group)
         else:
-            flows.begin(x.view(-1), lambda part, g: dist.all_reduce(part, op, group=g, async_op=True)).wait()
+            flat = x.view(-1)
+            flows.begin(flat, lambda s, g: dist.all_reduce(flat[s], op, group=g, async_op=True)).wait()
         return x
 
     def all_reduce_later(self, x: Tensor, op: Any = dist.ReduceOp.SUM) -> Any:
@@ -209,11 +207,12 @@ class Comm:
         """Return this rank's shard (k,) of the sum of `x` (size · k,) over the ranks."""
         if self.size == 1:
             return x
-        out = x.new_empty(x.numel() // self.size)
+        out, scatter = x.new_empty(x.numel() // self.size), sending.reduce_scatter_single
         if (flows := self._begin((self.size - 1) * out.nbytes)) is None:
-            sending.reduce_scatter_single(out, x, group=self.group)
+            scatter(out, x, group=self.group)
         else:
-            flows.reduce_scatter(out, x, sending.reduce_scatter_single)
+            rows = x.view(self.size, len(out))
+            flows.begin(out, lambda s, g: scatter(out[s], rows[:, s].reshape(-1), group=g, async_op=True)).wait()
         return out
 
     @checked
@@ -222,10 +221,12 @@ class Comm:
         if self.size == 1:
             return x
         out = x.new_empty(self.size * x.shape[0], *x.shape[1:])
+        landing, mine = sending.as_sent(out), sending.as_sent(x)
         if (flows := self._begin((self.size - 1) * x.nbytes)) is None:
-            self._gather(sending.as_sent(out), sending.as_sent(x)).wait()
+            self._gather(landing, mine).wait()
         else:
-            flows.all_gather(out.view(-1), x.view(-1), sending.all_gather_single)
+            rows, flat = landing.view(self.size, mine.numel()), mine.view(-1)
+            flows.begin(flat, lambda s, g: g.allgather([list(rows[:, s])], [flat[s]])).wait()
         return out
 
     @checked
@@ -275,7 +276,6 @@ class Comm:
         return pickle.loads(sending.broadcast_bytes(content, source, self.group))
 
     def _begin(self, nbytes: float) -> Flows | None:
-        """Count bytes, let all meet, and return the flows by which a collective divides its tensors, or None."""
         self._count(nbytes)
         self.met()
         return self.agree_on_shares()
@@ -302,7 +302,7 @@ class Comm:
         """Begin to receive `x` from `peer`; return the work to `.wait()` for."""
         tag = self._tag(x, peer, tag)
         if (flows := self._flows.get(self._part)) is not None:
-            return flows.begin(x.view(-1), lambda part, group: group.recv([part], peer, tag))
+            return flows.begin(x.view(-1), lambda s, group: group.recv([x.view(-1)[s]], peer, tag))
         return self.group.recv([x], peer, tag)
 
     def send_later(self, x: Tensor, peer: int, tag: int = 0) -> Any:
@@ -310,7 +310,7 @@ class Comm:
         tag = self._tag(x, peer, tag)
         self._count(x.nbytes)
         if (flows := self._flows.get(self._part)) is not None:
-            return flows.begin(x.view(-1), lambda part, group: group.send([part], peer, tag))
+            return flows.begin(x.view(-1), lambda s, group: group.send([x.view(-1)[s]], peer, tag))
         return self.group.send([x], peer, tag)
 
     def _tag(self, x: Tensor, peer: int, tag: int) -> int:

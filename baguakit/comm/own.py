@@ -64,30 +64,13 @@ class Flows:
         ends = [min(n, round(total * n / LINE) * LINE) for total in accumulate(self.shares[:-1])]
         return [slice(begin, end) for begin, end in pairwise([0, *ends, n])]
 
-    def begin(self, x: Tensor, begin: Callable[[Tensor, Any], Any]) -> "Shares":
-        """Begin to send or receive a flat tensor: `begin` does so with each part over the group of its flow."""
+    def begin(self, x: Tensor, begin: Callable[[slice, Any], Any]) -> "Shares":
+        """Begin a message divided as the flat `x` is: `begin` returns the work of a part over the group of its flow."""
         if x.is_cuda:
             raise ValueError(
                 "flows divide messages over gloo; for NCCL, set the number of connections with baguakit.net"
             )
-        return Shares(self, x, lambda s, group: begin(x[s], group))
-
-    def all_gather(self, out: Tensor, x: Tensor, gather: Callable[..., Any]) -> None:
-        """Gather the flat `x` of all ranks into the rows of `out`."""
-        rows, landed = out.view(self.groups[0].size(), x.numel()), list[tuple[slice, Tensor]]()
-
-        def begin(s: slice, group: Any) -> Any:
-            landed.append((s, x.new_empty(len(rows), s.stop - s.start)))
-            return gather(landed[-1][1].view(-1), x[s], group=group, async_op=True)
-
-        Shares(self, x, begin).wait()
-        for s, piece in landed:
-            rows[:, s] = piece
-
-    def reduce_scatter(self, out: Tensor, x: Tensor, scatter: Callable[..., Any]) -> None:
-        """Sum the rows of `x` over the ranks, and write this rank's row to the flat `out`."""
-        rows = x.view(self.groups[0].size(), out.numel())
-        Shares(self, out, lambda s, g: scatter(out[s], rows[:, s].reshape(-1), group=g, async_op=True)).wait()
+        return Shares(self, x, begin)
 
     def settle(self, before: Callable[[], None]) -> None:
         """Agree on new shares in every `PERIOD`-th call, after `before()`. Collective: all call it equally often."""
@@ -107,7 +90,7 @@ class Flows:
 
 
 class Shares:
-    """The work of a message divided as the flat `x` is: `begin` returns that of a part over a group."""
+    """The work of a divided message; the arguments are as in `Flows.begin`."""
 
     def __init__(self, flows: Flows, x: Tensor, begin: Callable[[slice, Any], Any]) -> None:
         flown = [(i, s) for i, s in enumerate(flows.parts(x.numel(), x.nbytes)) if s.stop > s.start]

@@ -9,6 +9,8 @@ from torch import Tensor
 
 from ..arguments import describe, integer
 
+TAGS = 1 << 31
+LENGTHS = 0x1E3779B1  # odd and large: tags of messages of other lengths are far apart
 FLAT, INTER, INTRA = "flat", "inter", "intra"
 PLACES = {INTRA: ", within nodes", INTER: ", between nodes"}
 LONGEST = 1 << 16  # bytes that all ranks' flags may add to an all-gather; an all-reduce of their own adds fewer
