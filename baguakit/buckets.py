@@ -101,7 +101,9 @@ class Bucket:
     @torch.no_grad()
     def load(self, what: What) -> Tensor:
         """Copy the gradients or the weights to `flat`, and return it. A gradient of None counts as zero."""
-        if one_of("what", what, WHAT) == "grad":
+        if type(what) is not str or what not in WHAT:  # a call costs in each step
+            one_of("what", what, WHAT)
+        if what == "grad":
             return self._load_gradients([p.grad for p in self.params])
         return self._copy(self.flat, zip(self.views, map(local, self.params), strict=True))
 
@@ -151,7 +153,8 @@ class Bucket:
             what: "grad" or "data".
             only: for each parameter, whether to store it; None for all.
         """
-        one_of("what", what, WHAT)
+        if type(what) is not str or what not in WHAT:
+            one_of("what", what, WHAT)
         if only is not None and [*map(type, several("only", only, "a list of bool"))] != [bool] * len(self.params):
             raise ValueError(message("only", f"as many bool as there are parameters, {len(self.params)}", only))
         params, views = self.params, self.views

@@ -143,7 +143,8 @@ class Backward:
 
     def prepare(self) -> None:
         """Determine the buckets that will be launched, and whether their flights decide together."""
-        self.next, self.scale = 0, self.life.runtime.setup.loss_scale()
+        setup = self.life.runtime.setup
+        self.next, self.scale = 0, None if setup.scaler is None else setup.loss_scale()
         acting = [runner for runner in self.runners if runner.rule.acts(self.clock.step)]
         if acting != self.acting:
             self.decisions.settle()  # those after it may be on another lane

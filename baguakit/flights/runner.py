@@ -9,6 +9,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from operator import itemgetter
 from types import GeneratorType
 from typing import Any
 
@@ -59,10 +60,9 @@ class Ledger:
 
     def landed(self, formats: Iterable[SentFormat]) -> None:
         """Count a flight with the flights that sent the same formats, and let its kind be the first."""
-        kind = tuple(formats)
-        i = next((i for i, (known, _) in enumerate(self.kinds) if known == kind), None)
-        known, flights = (kind, 0) if i is None else self.kinds.pop(i)
-        self.kinds.insert(0, (known, flights + 1))
+        kind, known = tuple(formats), [*map(itemgetter(0), self.kinds)]
+        flights = self.kinds.pop(known.index(kind))[1] if kind in known else 0
+        self.kinds.insert(0, (kind, flights + 1))
         del self.kinds[MOST_KINDS:]
 
 

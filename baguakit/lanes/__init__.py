@@ -8,8 +8,8 @@ from typing import Any
 
 import torch
 
-from .base import Flight, Lane, Moment, New, Phases, between, moment, passed, reader, temporaries, whole
-from .cpu import CpuLane
+from .base import Flight, Lane, Moment, New, Phases, between, moment, passed, reader, temporaries
+from .cpu import CpuLane, whole
 from .cuda import CudaLane, current_stream, tensors_in
 
 __all__ = [

@@ -164,15 +164,6 @@ def in_profile(what: str, name: str) -> contextlib.AbstractContextManager[Any]:
     return profiler.record_function(f"baguakit: {what} {name}" if what else f"baguakit: {name}")
 
 
-def whole(phases: Phases) -> Any:
-    """Return what work in phases returns, after doing all of them here."""
-    while True:
-        try:
-            next(phases)
-        except StopIteration as end:
-            return end.value
-
-
 New = Callable[[Tensor], Tensor]
 """Makes a tensor like another, contiguous and uninitialised."""
 
