@@ -33,6 +33,7 @@ MOST = {  # kernels and collectives
     "hierarchical(gradient_allreduce())": (4, 4),
     "hierarchical(bytegrad())": (6, 4),
     "bytegrad(error_feedback=True)": (6, 2),
+    "hierarchical(bytegrad(error_feedback=True))": (8, 4),
     "power_sgd()": (18, 3),
     "top_k()": (6, 1),
 }
