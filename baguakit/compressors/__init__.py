@@ -4,8 +4,7 @@ A compressor turns rows of values into rows of bytes: a row for each rank that a
 """
 
 from .base import Compressor
-from .blockwise import Float8, MinMaxUInt8, Sign, UInt2, UInt4, Uniform
-from .casts import BFloat16, Float16
+from .blockwise import BFloat16, Float8, Float16, MinMaxUInt8, Sign, UInt2, UInt4, Uniform
 from .topk import TopK
 
 __all__ = ["BFloat16", "Compressor", "Float8", "Float16", "MinMaxUInt8", "Sign", "TopK", "UInt2", "UInt4", "Uniform"]
