@@ -16,7 +16,7 @@ from baguakit.compressors import Compressor, MinMaxUInt8, UInt4
 from baguakit.costs import Line, Link, Load, Network, Place
 from baguakit.rules import rules_of
 from baguakit.stages import Mean, Stage
-from baguakit.tune import Codec, cost
+from baguakit.tune import Codec
 
 STEPS = 6
 BYTE = MinMaxUInt8(block=64)
@@ -88,7 +88,7 @@ def check(name, values):
             exact = sum(times for way, times in ways.items() if way.reason == "warm-up")
             last = bucket == max(row[1] for row in rows if row[0] == number)
             flags = 3 * flights if last and rules[number].what == "grad" else 0  # a byte for each parameter
-            full, small = Mean().cost(load, place).sent, cost(stage, load, place).sent
+            full, small = Mean().cost(load, place).sent, stage.cost(load, place).sent
             assert sent == exact * full + (flights - exact) * small + flags, which
             assert (reason != "") == (small >= full), which
             assert flew != "float32" or small == full, which
