@@ -33,11 +33,7 @@ class BaguaGroup(Methods):
     """A process group over gloo for tensors on the CPU, and NCCL for those on a GPU. Collective.
 
     What flies compressed does so on a lane, in groups of its own and in the order of the calls. The monitor watches all
-    collectives, and names the rank at fault if one does not end.
-
-    Args:
-        options: what torch passes to a backend.
-        policy: the same on all ranks.
+    collectives, and names the rank at fault if one does not end. `options` are what torch passes to a backend.
 
     Raises:
         ValueError: ranks have different policies; it names one of them.

@@ -34,31 +34,19 @@ UNEQUAL = "unequal sizes"  # why tensors cannot be gathered, scattered or exchan
 
 @dataclass(frozen=True)
 class Call:
-    """A call of a collective.
+    """A call of a collective."""
 
-    Attributes:
-        operation: its name in a policy, or that of a method that is always exact.
-        outs: the tensors that it fills.
-        whole: the tensors that are reduced, scattered or gathered, for their size.
-        passed: the methods of the inner group that do it exactly, and their arguments, by place and by name.
-        pieces: the arguments of each of its `EXCHANGES`, but for the compressor and the `Comm`.
-        op: of a reduction.
-        unlike: why it must be exact, if its tensors do not fit each other: the inner group refuses what is wrong.
-        root: of a broadcast and its kind.
-        alike: the tensors that have a shape, dtype and layout on all ranks; None for `whole`.
-        splits: of an all-to-all: the values for each rank, and those from each.
-    """
-
-    operation: str
-    outs: Sequence[Tensor]
-    whole: Sequence[Tensor]
+    operation: str  # its name in a policy, or that of a method that is always exact
+    outs: Sequence[Tensor]  # that it fills
+    whole: Sequence[Tensor]  # that are reduced, scattered or gathered, for their size
+    # The methods of the inner group that do it exactly, and their arguments, by place and by name.
     passed: Sequence[tuple[str, Sequence[Any], dict[str, Any]]]
-    pieces: Sequence[tuple[Any, ...]] = ()
-    op: Any = None
-    unlike: str = ""
-    root: int | None = None
-    alike: Sequence[Tensor] | None = None
-    splits: tuple[list[int], list[int]] | None = None
+    pieces: Sequence[tuple[Any, ...]] = ()  # the arguments of each of its `EXCHANGES`, without compressor and `Comm`
+    op: Any = None  # of a reduction
+    unlike: str = ""  # why it must be exact, if its tensors do not fit: the inner group refuses what is wrong
+    root: int | None = None  # of a broadcast and its kind
+    alike: Sequence[Tensor] | None = None  # have a shape, dtype and layout on all ranks; None for `whole`
+    splits: tuple[list[int], list[int]] | None = None  # of an all-to-all: values for each rank, and from each
 
     def described(self, exact: bool) -> str:
         """Return all attributes in words: on ranks that make the same call, the same words."""

@@ -60,10 +60,7 @@ class Policy:
     def objection(self, operation: str, tensors: Sequence[Tensor], op: Any, size: int) -> str:
         """Return why an operation must be exact, in words; "" if it flies compressed. The same on all ranks.
 
-        Args:
-            tensors: that are reduced, scattered or gathered, whole.
-            op: of a reduction; None for other operations.
-            size: of the group.
+        `tensors` are reduced, scattered or gathered, whole, in a group of `size`; `op` is None but for reductions.
         """
         if size == 1:
             return "one rank"
@@ -130,10 +127,9 @@ class Row:
 
 @dataclass(frozen=True)
 class Report:
-    """The operations of all groups of this process since it began. `str` gives a table.
+    """The operations of all groups of this process since it began: `rows`, one for each operation, format and reason.
 
-    Attributes:
-        rows: one for each operation, format and reason.
+    `str` gives a table.
     """
 
     rows: tuple[Row, ...]

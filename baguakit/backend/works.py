@@ -54,11 +54,8 @@ class Work(dist.Work):
     Where C++ keeps work that a program has let go of, as DDP does in `join`, it calls the methods of this object, and
     would wait for ever if it were gone: the latest works of a group for which nothing has waited are kept.
 
-    Args:
-        outs: the tensors that it fills.
-        follower: a lane that waits for it and runs the callbacks of its future, which may launch collectives and wait
-            for them; None for work of the inner group that no lane has begun.
-        dropped: the works of the group that are kept.
+    It fills `outs`. The lane `follower` waits for it and runs the callbacks of its future, which may launch collectives
+    and wait for them; it is None for work of the inner group that no lane has begun. `dropped` are the works kept.
     """
 
     def __init__(

@@ -206,21 +206,14 @@ class Stretch:
 
 
 class Shares:
-    """The queues of all ranks in a stretch.
-
-    Args:
-        behind: as in the stretch.
-        samples: that nobody has trained in this pass.
-        kept: by rank, the items that it has drawn before and not trained.
-        plan: returns the steps of a number of ranks over some samples.
-    """
+    """The queues of all ranks in a stretch."""
 
     def __init__(
         self,
-        behind: Sequence[int],
-        samples: Indices,
-        kept: Mapping[int, list[Indices]],
-        plan: Callable[[Indices, int], Sequence[Batches]],
+        behind: Sequence[int],  # as in the stretch
+        samples: Indices,  # that nobody has trained in this pass
+        kept: Mapping[int, list[Indices]],  # by rank: the items that it has drawn before and not trained
+        plan: Callable[[Indices, int], Sequence[Batches]],  # returns the steps of some ranks over some samples
     ) -> None:
         self.samples = samples
         # Each part has the column of each rank that takes part, and the steps.
@@ -307,18 +300,15 @@ class Told:
 
 
 def regrouped(
-    record: Record, told: Sequence[Told], step: int, per_step: int, shares: Callable[[Stretch], Shares]
+    record: Record,  # of the group before
+    told: Sequence[Told],  # by the ranks of the new group; one whose version is not that of the record has joined
+    step: int,  # the optimizer steps made
+    per_step: int,  # the items that a rank trains in each
+    shares: Callable[[Stretch], Shares],
 ) -> tuple[Record, dict[int, int]]:
     """Return the record of the new group, and by epoch the items that lost ranks leave and nobody trains.
 
     Items are left where another rank's iterator has ended, or is in a later pass: it cannot take any.
-
-    Args:
-        record: of the group before.
-        told: by each rank of the new group; one whose version is not that of the record has joined.
-        step: the optimizer steps made, in each of which a rank trains `per_step` items.
-        per_step: as in `follow`.
-        shares: returns the queues of a stretch.
     """
     known = {t.rank: (new, t) for new, t in enumerate(told) if t.version == record.version}
     passes, made = record.passes, record.origin + step * per_step
