@@ -1,6 +1,7 @@
 """Parts of kernels: the draws of `noise.py`, the rotation of `rotation.py`, loads and stores; and where they launch."""
 
 import contextlib
+from typing import Any
 
 import torch
 import triton  # type: ignore[import-untyped]
@@ -9,10 +10,22 @@ import triton.language as tl  # type: ignore[import-untyped]
 from .noise import seed_words
 
 
-def on(device: torch.device) -> contextlib.AbstractContextManager[object]:
-    """Make `device` the current one in a block, on which Triton launches; do nothing if it is, as on a lane."""
-    there = device.type != "cuda" or device.index == torch.cuda.current_device()
-    return contextlib.nullcontext() if there else torch.cuda.device(device)
+def tiled(n: int, tile: int) -> list[tuple[int, int, bool]]:
+    """Return (first, tiles, masked) of each launch over n values: the tiles that hold values throughout, and the last.
+
+    Only the last tile, where it reaches past the end, needs a mask: all others move whole lines of memory.
+    """
+    whole, rest = divmod(n, tile)
+    return [(0, whole, False)] * (whole > 0) + [(whole, 1, True)] * (rest > 0)
+
+
+def launch(kernel: Any, programs: int, *arguments: Any, **constants: Any) -> None:
+    """Launch a kernel, if it has programs, on the device of its first argument, on which Triton would not by itself."""
+    if programs:
+        device = arguments[0].device
+        there = device.type != "cuda" or device.index == torch.cuda.current_device()  # as on a lane
+        with contextlib.nullcontext() if there else torch.cuda.device(device):
+            kernel[(programs,)](*arguments, **constants)
 
 
 def byte_of(ok: torch.Tensor | None) -> torch.Tensor | None:
@@ -22,8 +35,8 @@ def byte_of(ok: torch.Tensor | None) -> torch.Tensor | None:
 
 def signed_words(key: int) -> tuple[int, int]:
     """Return the seed's two words as the signed 32-bit numbers that a launch takes."""
-    seed, seed_high = seed_words(key)
-    return signed(seed), signed(seed_high)
+    seed, seed_high = map(signed, seed_words(key))
+    return seed, seed_high
 
 
 def signed(word: int) -> int:

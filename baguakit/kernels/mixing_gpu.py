@@ -1,8 +1,4 @@
-"""The arithmetic of `mixing.py` for GPUs: the same roundings in the same order. Its docstring states the equations.
-
-A program holds a tile of each tensor. Only the last tile, where it reaches past the end, has a mask, so that all
-others move sixteen bytes at a time.
-"""
+"""The arithmetic of `mixing.py` for GPUs, with the same roundings. A program holds a tile of each tensor."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -12,7 +8,7 @@ import triton  # type: ignore[import-untyped]
 import triton.language as tl  # type: ignore[import-untyped]
 from torch import Tensor
 
-from .gpu import on, rounded, store
+from .gpu import byte_of, launch, rounded, store, tiled
 from .mixing import WIDE
 
 TILE = 2048  # values
@@ -20,11 +16,9 @@ WARPS = 4  # with 16 values a thread: of each tensor four 16-byte loads in fligh
 MOST = 8  # tensors mixed in by one launch
 
 
-# Values in the type in which they are added.
-
-
 @triton.jit
 def wide(x):
+    """Return values in the type in which they are added."""
     return x if x.dtype == tl.float64 else x.to(tl.float32)
 
 
@@ -40,9 +34,6 @@ def load(ptr, inside):
     return wide(tl.load(ptr) if inside is None else tl.load(ptr, inside, 0))
 
 
-# Mixing. The weights are numbers of the launch, or lie on the device.
-
-
 @triton.jit
 def add(total, y_ptr, at, inside, weights_ptr, weight, k: tl.constexpr):
     if y_ptr is None:
@@ -53,6 +44,7 @@ def add(total, y_ptr, at, inside, weights_ptr, weight, k: tl.constexpr):
 
 @triton.jit
 def factor(weights_ptr, weight, k: tl.constexpr):
+    """Return a weight: it lies on the device, or is a number of the launch."""
     return tl.full((1,), weight, tl.float32) if weights_ptr is None else tl.load(weights_ptr + k)
 
 
@@ -92,9 +84,6 @@ def land_kernel(x_ptr, result_ptr, before_ptr, good_ptr, n, first, TILE: tl.cons
     store(x_ptr + at, landed, inside)
 
 
-# The launchers, with the arguments of the definition's functions.
-
-
 def mix_(x: Tensor, others: Sequence[Tensor], weights: Sequence[float] | Tensor) -> None:
     """Mix any number of tensors, `MOST` in a launch; a sum that goes on is kept in the type in which it is added."""
     if x.dtype == torch.float64 and not isinstance(weights, Tensor):
@@ -111,20 +100,15 @@ def mix_(x: Tensor, others: Sequence[Tensor], weights: Sequence[float] | Tensor)
         else:
             own = weights[0] if start == 0 else None
             factors = [None, own, *weights[start + 1 : start + 1 + len(some)], *absent]
-        _launch(mix_kernel, x, (out, begun, *some, *absent, *factors), SCALED=start == 0)
+        _launch(mix_kernel, x, out, begun, *some, *absent, *factors, SCALED=start == 0)
         begun = out
 
 
 def land_(x: Tensor, result: Tensor, before: Tensor, good: Tensor | None = None) -> None:
-    _launch(land_kernel, x, (x, result, before, None if good is None else good.view(torch.uint8)))
+    _launch(land_kernel, x, x, result, before, byte_of(good))
 
 
-def _launch(kernel: Any, x: Tensor, arguments: Sequence[Any], **constants: bool) -> None:
-    """Launch the tiles that lie wholly in the tensors, and then the last if it does not."""
-    n = x.numel()
-    whole, rest = divmod(n, TILE)
-    options = constants | {"TILE": TILE, "num_warps": WARPS, "enable_fp_fusion": False}
-    with on(x.device):
-        for first, tiles, masked in ((0, whole, False), (whole, int(rest > 0), True)):
-            if tiles:
-                kernel[(tiles,)](*arguments, n, first, MASKED=masked, **options)
+def _launch(kernel: Any, x: Tensor, *arguments: Any, **constants: bool) -> None:
+    n, options = x.numel(), constants | {"TILE": TILE, "num_warps": WARPS, "enable_fp_fusion": False}
+    for first, tiles, masked in tiled(n, TILE):
+        launch(kernel, tiles, *arguments, n, first, MASKED=masked, **options)

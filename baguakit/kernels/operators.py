@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.autograd.graph import increment_version
 
-from . import mixing, topk
+from . import mixing
 from .blockwise import definition as blockwise
 from .blockwise.format import FORMATS
 from .cpu import units
@@ -37,11 +37,7 @@ class Operator(Generic[Result]):
     """
 
     def __init__(
-        self,
-        function: Callable[..., Result],
-        mutates: Iterable[str],
-        name: str = "",
-        fake: Callable[..., Result] | None = None,
+        self, function: Callable[..., Result], mutates: Iterable[str], name: str = "", fake: Any = None
     ) -> None:
         update_wrapper(self, function)
         self.function = function
@@ -55,8 +51,8 @@ class Operator(Generic[Result]):
         # `FakeTensorMode`), and on a subclass of tensors.
         modes: Callable[[], int] = torch._C._len_torch_dispatch_stack
         recorded = torch.compiler.is_compiling() or type(x) is not Tensor or modes() > 0
-        function: Callable[..., Result] = self.registered if recorded else self.function
-        return function(x, *arguments)
+        result: Result = (self.registered if recorded else self.function)(x, *arguments)
+        return result
 
 
 def uploaded(x: Tensor, device: torch.device) -> Tensor:
@@ -72,7 +68,11 @@ def is_dense(x: Tensor) -> bool:
     return x.is_contiguous() or x.permute(sorted(range(x.dim()), key=x.stride, reverse=True)).is_contiguous()
 
 
-# Mixing: weighted sums, and the landing of results.
+def _home(x: Tensor, family: str, *written: Tensor | None) -> Any:
+    """Return the module whose functions take `x`; kernels write unseen, so that what they overwrite is counted here."""
+    if x.is_cuda:
+        increment_version([each for each in written if each is not None])
+    return imported(f".{family}_gpu" if x.is_cuda else f".{family}", __package__)
 
 
 @partial(Operator, mutates={"x"})
@@ -81,7 +81,7 @@ def mix_(x: Tensor, others: Sequence[Tensor], weights: Sequence[float]) -> None:
 
     x is contiguous, and shares no memory with the others.
     """
-    _for(x).mix_(x.view(-1), [other.reshape(-1) for other in others], weights)
+    _home(x, "mixing", x).mix_(x.view(-1), [other.reshape(-1) for other in others], weights)
 
 
 @partial(Operator, mutates={"x"})
@@ -92,19 +92,9 @@ def land_(x: Tensor, result: Tensor, before: Tensor, good: Tensor | None) -> Non
     """
     alike = x.dtype == result.dtype == before.dtype
     if alike and x.is_contiguous() and result.is_contiguous() and before.is_contiguous():
-        _for(x).land_(x.view(-1), result.view(-1), before.view(-1), good)
+        _home(x, "mixing", x).land_(x.view(-1), result.view(-1), before.view(-1), good)
     else:  # the definition takes any strides, and promotes
         mixing.land_(x, result, before, good)
-
-
-def _for(x: Tensor) -> Any:
-    if not x.is_cuda:
-        return mixing
-    increment_version(x)  # kernels write unseen
-    return imported(".mixing_gpu", __package__)
-
-
-# The k largest values of each chunk.
 
 
 def _fake_select(x: Tensor, chunk: int, k: int, rest: int, residual: Tensor | None) -> tuple[Tensor, Tensor]:
@@ -118,18 +108,14 @@ def select(x: Tensor, chunk: int, k: int, rest: int, residual: Tensor | None) ->
 
     `residual` (fp32, same shape) receives all the others.
     """
-    if not x.is_cuda:
-        return topk.select(x, chunk, k, rest, residual)
-    if residual is not None:
-        increment_version(residual)  # kernels write unseen
-    selected: tuple[Tensor, Tensor] = imported(".topk_gpu", __package__).select(x, chunk, k, rest, residual)
+    selected: tuple[Tensor, Tensor] = _home(x, "topk", residual).select(x, chunk, k, rest, residual)
     return selected
 
 
 @partial(Operator, mutates={"packed", "ok"}, name="topk_join_")
 def join_(packed: Tensor, places: Tensor, values: Tensor | None, chunk: int, ok: Tensor | None) -> None:
     """Write places, and values (fp32) if given, to packed rows, and the zeros between them; the bool `ok` ← True."""
-    (imported(".topk_gpu", __package__) if packed.is_cuda else topk).join_(packed, places, values, chunk, ok)
+    _home(packed, "topk").join_(packed, places, values, chunk, ok)
 
 
 @partial(Operator, mutates={"out", "ok"}, name="topk_add_")
@@ -141,10 +127,7 @@ def add_rows_(
 
     Of a mean that is not finite, the bool `ok` becomes False.
     """
-    if out.is_cuda:
-        increment_version(out)  # kernels write unseen
-    home = imported(".topk_gpu", __package__) if out.is_cuda else topk
-    home.add_(out, packed, values, weights, chunk, k, rest, ok)
+    _home(out, "topk", out).add_(out, packed, values, weights, chunk, k, rest, ok)
 
 
 # The operations of formats in blocks, each given by its name.
@@ -157,7 +140,7 @@ def _fake_compress(x: Tensor, format: str, block: int, residual: Tensor | None, 
 @partial(Operator, mutates={"residual"}, fake=_fake_compress)
 def compress(x: Tensor, format: str, block: int, residual: Tensor | None, key: int | None) -> Tensor:
     """Return the packed rows of `x` (rows, n); `residual` (fp32, same shape) receives what they lost."""
-    home = _home(format, x, "values", residual, "residual", key)
+    home = _blockwise(format, x, "values", residual, "residual", key)
     packed: Tensor = home.compress(FORMATS[format], x, block, residual, key)
     return packed
 
@@ -165,13 +148,13 @@ def compress(x: Tensor, format: str, block: int, residual: Tensor | None, key: i
 @partial(Operator, mutates={"out", "ok"})
 def decompress_(out: Tensor, format: str, packed: Tensor, block: int, ok: Tensor | None) -> None:
     """Write the values of each packed row into `out` (rows, n); if not all are finite, the bool `ok` becomes False."""
-    _home(format, packed, "packed rows", out, "out", ok).decompress_(FORMATS[format], out, packed, block, ok)
+    _blockwise(format, packed, "packed rows", out, "out", ok).decompress_(FORMATS[format], out, packed, block, ok)
 
 
 @partial(Operator, mutates={"out"})
 def add_(out: Tensor, format: str, packed: Tensor, weights: Tensor, block: int) -> None:
     """Add the packed rows, each times its weight (fp32), one after another to `out` (n,), all in fp32."""
-    _home(format, packed, "packed rows", out, "out").add_(FORMATS[format], out, packed, weights, block)
+    _blockwise(format, packed, "packed rows", out, "out").add_(FORMATS[format], out, packed, weights, block)
 
 
 def _fake_reduce(
@@ -188,12 +171,12 @@ def reduce(
 
     The bool `ok`, for `decompress_` to take back, becomes True.
     """
-    home = _home(format, packed, "packed rows", residual, "residual", ok if key is None else key)
+    home = _blockwise(format, packed, "packed rows", residual, "residual", ok if key is None else key)
     sent: Tensor = home.reduce(FORMATS[format], packed, n, block, residual, key, ok)
     return sent
 
 
-def _home(format: str, read: Tensor, name: str, written: Tensor | None, its_name: str, more: Any = None) -> Any:
+def _blockwise(format: str, read: Tensor, name: str, written: Tensor | None, its_name: str, more: Any = None) -> Any:
     """Return the module whose functions take these tensors; raise a ValueError if the two share memory.
 
     Few values on a CPU take NumPy, if the format has its arithmetic for that; it does no `more` than copy them.

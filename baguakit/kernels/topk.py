@@ -31,13 +31,10 @@ from .blockwise import format as packing
 
 NAN = 0x7FC00000  # the bits that are sent for every NaN
 SIZE, INFINITY = 0x7FFFFFFF, 0x7F800000  # the bits of a size; a NaN is larger than infinity
-
 PIECE = 1 << 20  # values taken at once: fewer take more calls of NumPy, which of 2¹⁵ values are most of the time
 LINE = 64  # neighbours whose maximum is found fast
 
 Bits = NDArray[np.int32]
-Places = NDArray[np.int64]
-Mask = NDArray[np.bool_]
 
 
 def select(x: Tensor, chunk: int, k: int, rest: int, residual: Tensor | None = None) -> tuple[Tensor, Tensor]:
@@ -52,7 +49,8 @@ def select(x: Tensor, chunk: int, k: int, rest: int, residual: Tensor | None = N
         for columns, slots, width, wanted in pieces(x.shape[1], chunk, k, rest):
             v = x[row, columns].float() if residual is None else residual[row, columns].copy_(x[row, columns])
             bits = v.view(torch.int32).numpy().reshape(-1, width)
-            at = kept_of(bits, wanted)
+            sizes, at = candidates(bits & SIZE, wanted)
+            at = at[largest(np.minimum(sizes, INFINITY + 1), wanted)].reshape(-1, wanted)
             kept = bits.ravel()[at.ravel()]
             kept[kept & SIZE > INFINITY] = NAN
             places[row, slots] = torch.from_numpy(at - np.arange(0, bits.size, width)[:, None]).view(-1)
@@ -72,23 +70,17 @@ def pieces(n: int, chunk: int, k: int, rest: int) -> Iterator[tuple[slice, slice
         yield slice(whole * chunk, n), slice(whole * k, None), n % chunk, rest
 
 
-def kept_of(bits: Bits, k: int) -> Places:
-    """Return the rising places (chunks, k) of the `k` ≥ 1 largest of each chunk of fp32 bits (chunks, width)."""
-    sizes, places = candidates(bits & SIZE, k)
-    return places[largest(np.minimum(sizes, INFINITY + 1), k)].reshape(-1, k)
-
-
-def largest(sizes: Bits, k: int) -> Mask:
-    """Return which of each row of sizes are kept, as the equations say it."""
+def largest(sizes: Bits, k: int) -> NDArray[np.bool_]:
+    """Return which `k` ≥ 1 of each row of sizes are kept, as the equations say it."""
     threshold = np.partition(sizes, sizes.shape[1] - k, axis=1)[:, -k, None]
-    kept: Mask = sizes >= threshold
+    kept: NDArray[np.bool_] = sizes >= threshold
     if np.count_nonzero(kept) > k * len(kept):  # some equals are too many
         larger, equal = sizes > threshold, sizes == threshold
         kept = larger | equal & (equal.cumsum(1) <= k - np.count_nonzero(larger, 1, keepdims=True))
     return kept
 
 
-def candidates(sizes: Bits, k: int) -> tuple[Bits, Places]:
+def candidates(sizes: Bits, k: int) -> tuple[Bits, NDArray[np.int64]]:
     """Return the sizes of each chunk among which are all that are kept, and their places, in rows filled with −1."""
     chunks, width = sizes.shape
     maxima, line = maxima_of(sizes, k)
@@ -119,9 +111,6 @@ def maxima_of(sizes: Bits, k: int) -> tuple[Bits, int]:
     if groups < width and width % groups == 0:
         return torch.from_numpy(sizes.reshape(chunks, -1, groups)).amax(1).numpy(), 1
     return sizes, 1
-
-
-# Packed rows.
 
 
 def values_at(count: int, chunk: int) -> int:

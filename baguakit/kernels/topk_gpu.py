@@ -14,7 +14,7 @@ import triton.language as tl  # type: ignore[import-untyped]
 from torch import Tensor
 
 from . import topk
-from .gpu import byte_of, on, rounded
+from .gpu import byte_of, launch, rounded
 from .mixing import WIDE
 
 NAN = tl.constexpr(topk.NAN)
@@ -96,14 +96,12 @@ def select_kernel(
         store(residual_ptr + start, tl.where(kept, v - v, v), left, CHUNK)
 
 
-# Packed rows: value i of a row is in byte i mod w of a plane of w bytes, in bits that ⌊i / w⌋ says.
-
-
 @triton.jit(do_not_specialize=["row_bytes", "values_at", "count", "tiles"], do_not_specialize_on_alignment=["ok_ptr"])
 def join_kernel(
     packed_ptr, places_ptr, values_ptr, ok_ptr, row_bytes, values_at, count, tiles,
     BITS: tl.constexpr, TILE: tl.constexpr,
 ):  # fmt: skip
+    # Value i of a row is in byte i mod w of a plane of w bytes, in bits that ⌊i / w⌋ says.
     row = (tl.program_id(0) // tiles).to(tl.int64)
     at = (tl.program_id(0) % tiles).to(tl.int64) * TILE + tl.arange(0, TILE)
     packed_ptr += row * row_bytes
@@ -202,27 +200,23 @@ def select(x: Tensor, chunk: int, k: int, rest: int, residual: Tensor | None = N
     rows, n = x.shape
     places = torch.empty(rows, n // chunk * k + rest, dtype=torch.int32, device=x.device)
     values = torch.empty(places.shape, dtype=torch.float32, device=x.device)
-    if places.numel():
-        chunks = triton.cdiv(n, chunk)
-        # A single row begins where the tensor does, whatever its length: zero keeps its accesses wide.
-        stride = n if rows > 1 else 0
-        with on(x.device):
-            select_kernel[(rows * chunks,)](
-                places, values, residual, x, stride, n, chunks, k, rest,
-                CHUNK=chunk, ZEROS=ZEROS.get(x.dtype, 0), **options_of(chunk),
-            )  # fmt: skip
+    chunks = triton.cdiv(n, chunk) if places.numel() else 0
+    stride = n if rows > 1 else 0  # a single row begins where the tensor does: zero keeps its accesses wide
+    launch(
+        select_kernel, rows * chunks, places, values, residual, x, stride, n, chunks, k, rest,
+        CHUNK=chunk, ZEROS=ZEROS.get(x.dtype, 0), **options_of(chunk),
+    )  # fmt: skip
     return places, values
 
 
 def join_(packed: Tensor, places: Tensor, values: Tensor | None, chunk: int, ok: Tensor | None = None) -> None:
     rows, count = places.shape
     tiles = triton.cdiv(count + 7, TILE)  # also of the places that are filled up to whole bytes
-    if places.numel():
-        with on(packed.device):
-            join_kernel[(rows * tiles,)](
-                packed, places, values, byte_of(ok), packed.shape[1], topk.values_at(count, chunk), count, tiles,
-                BITS=chunk.bit_length() - 1, TILE=TILE,
-            )  # fmt: skip
+    launch(
+        join_kernel, rows * tiles if count else 0,
+        packed, places, values, byte_of(ok), packed.shape[1], topk.values_at(count, chunk), count, tiles,
+        BITS=chunk.bit_length() - 1, TILE=TILE,
+    )  # fmt: skip
 
 
 def add_(
@@ -235,10 +229,9 @@ def add_(
         packed = packed if packed.data_ptr() % 4 == 0 else packed.clone()
         values = packed[:, topk.values_at(count, chunk) :].view(torch.float32)
     total = out if out.dtype in WIDE else torch.empty_like(out, dtype=torch.float32)
-    if n and rows:
-        with on(out.device):
-            add_kernel[(triton.cdiv(n, chunk),)](
-                total, None if total is out else out, packed, values, weights, byte_of(ok),
-                1 / rows, rows, packed.shape[1], values.stride(0), n, count, k, rest,
-                **slots_of(chunk), **options_of(chunk), enable_fp_fusion=False,
-            )  # fmt: skip
+    launch(
+        add_kernel, triton.cdiv(n, chunk) if rows else 0,
+        total, None if total is out else out, packed, values, weights, byte_of(ok),
+        1 / max(rows, 1), rows, packed.shape[1], values.stride(0), n, count, k, rest,
+        **slots_of(chunk), **options_of(chunk), enable_fp_fusion=False,
+    )  # fmt: skip

@@ -127,7 +127,7 @@ def rule_of(variant):
     return next(
         rule
         for rule in RULES.values()
-        if constants == {"RULE": type(rule).__name__, "DECAY": steps_launch._decay(rule)}
+        if constants == {"RULE": type(rule).__name__, "DECAY": steps_launch.decay_of(rule)}
     )
 
 

@@ -52,14 +52,14 @@ def test_old_tables_are_forgotten_but_not_those_of_graphs(made, monkeypatch):
     kept = tables_for([tensors[0][0]], [tensors[0][1]])
     key = next(iter(steps_ops.TABLES.latest))
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
-    assert steps_ops.TABLES.find(key, torch.device("cuda")) is kept
+    assert steps_ops.TABLES.find(key, torch.device("cuda"), None) is kept
     with pytest.raises(RuntimeError, match="take one step"):
-        steps_ops.TABLES.find("another", torch.device("cuda"))
+        steps_ops.TABLES.find("another", torch.device("cuda"), None)
     monkeypatch.undo()
     tables = steps_ops.TableCache()
     for i in range(steps_ops.KEPT + 1):
-        tables.keep(i, kept)
-    assert len(tables.latest) == steps_ops.KEPT and tables.find(0, torch.device("cpu")) is None
+        assert tables.find(i, torch.device("cpu"), lambda: kept) is kept
+    assert len(tables.latest) == steps_ops.KEPT and 0 not in tables.latest
 
 
 # Refusals: before anything has changed, in one sentence.

@@ -94,16 +94,11 @@ def _write_(out: Tensor, striped: Tensor, format: Format) -> None:
         stripes(out, format.bits).copy_(striped)
 
 
-# The operations on rows: each walks over the runs of the layout.
-
-
 def compress(format: Format, x: Tensor, block: int, residual: Tensor | None = None, key: int | None = None) -> Tensor:
     """Return the packed rows of `x` (rows, n); `residual` (fp32, same shape) receives what they lost."""
     rows, n = x.shape
     layout = format.layout(n, block)
     packed = layout.empty(rows, x.device)
-    if not x.numel():
-        return packed
     for run in layout.runs:
         run_unit, signs, together = _tools(format, run, rows, n, x, residual)
         for row in [slice(None)] if together and key is None else range(rows):  # draws know one start
@@ -122,8 +117,6 @@ def compress(format: Format, x: Tensor, block: int, residual: Tensor | None = No
 def decompress_(format: Format, out: Tensor, packed: Tensor, block: int, ok: Tensor | None = None) -> None:
     """Write the values of each packed row into `out` (rows, n); if not all are finite, the bool `ok` becomes False."""
     rows, n = out.shape
-    if not out.numel():
-        return
     for run in format.layout(n, block).runs:
         run_unit, signs, together = _tools(format, run, rows, n, out, packed)
         for row in [slice(None)] if together else range(rows):
@@ -138,8 +131,6 @@ def add_(format: Format, out: Tensor, packed: Tensor, weights: Tensor, block: in
     Rotated rows are added to zeros, and what they restore to is added to `out`.
     """
     rows, n = packed.shape[0], out.shape[0]
-    if not n:
-        return
     for run in format.layout(n, block).runs:
         values = run.values_of(out)
         total = summed = _padded(values.float(), run.width)
@@ -166,8 +157,6 @@ def reduce(
     sent = layout.empty(1, packed.device)
     if ok is not None:
         ok.fill_(True)
-    if not n:
-        return sent
     ones = torch.ones(rows, dtype=torch.float32, device=packed.device)
     divisor = ones.new_full((1,), rows)
     for run in layout.runs:

@@ -24,7 +24,7 @@ import triton  # type: ignore[import-untyped]
 import triton.language as tl  # type: ignore[import-untyped]
 from torch import Tensor
 
-from ..gpu import INTERPRETED, byte_of, load, on, restore, rotate, rounded, signed_words, store, uniform
+from ..gpu import INTERPRETED, byte_of, launch, load, restore, rotate, rounded, signed_words, store, tiled, uniform
 from ..rotation import signs_of
 from .format import Format, planes_of, twin_of
 
@@ -271,16 +271,15 @@ WORDS = {1: tl.uint8, 4: tl.uint32, 8: tl.uint64}  # by the bytes of a header
 
 
 def compress(format: Format, x: Tensor, block: int, residual: Tensor | None = None, key: int | None = None) -> Tensor:
-    stride, x = _stride(x), x.contiguous()
     packed = format.layout(x.shape[1], block).empty(len(x), x.device)
-    _launch(compress_kernel, format, x.shape, block, x.itemsize, (x, residual, packed, stride), stride, **_draws(key))
+    arguments = x.contiguous(), residual, packed, _stride(x.shape)
+    _launch(compress_kernel, format, x.shape, block, x.itemsize, arguments, **_draws(key))
     return packed
 
 
 def decompress_(format: Format, out: Tensor, packed: Tensor, block: int, ok: Tensor | None = None) -> None:
-    stride = _stride(out)
-    arguments = out, _aligned(packed), byte_of(ok), stride
-    _launch(decompress_kernel, format, out.shape, block, out.itemsize, arguments, stride)
+    arguments = out, _aligned(packed), byte_of(ok), _stride(out.shape)
+    _launch(decompress_kernel, format, out.shape, block, out.itemsize, arguments)
 
 
 def add_(format: Format, out: Tensor, packed: Tensor, weights: Tensor, block: int) -> None:
@@ -299,30 +298,25 @@ def reduce(
 
 
 def _launch(
-    kernel: Any, format: Format, shape: Sequence[int], block: int, itemsize: int, arguments: tuple[Any, ...],
-    stride: int = 0, **draws: Any,
-) -> None:  # fmt: skip
-    """Launch a kernel on values of shape (rows, n), of `itemsize` bytes each, in rows `stride` values apart."""
-    (rows, n), device, layout = shape, arguments[0].device, format.layout(shape[1], block)
-    with on(device):
-        signs = signs_of(block, device) if format.rotated else None
-        for first, tiles, options in _tiles(kernel, format, n, block, itemsize, stride) if rows else ():
-            kernel[(rows * tiles,)](
-                *arguments, signs, layout.row, layout.header_at, n, first, tiles, **draws, **options
-            )
+    kernel: Any, format: Format, shape: Sequence[int], block: int, itemsize: int, arguments: Sequence[Any], **draws: Any
+) -> None:
+    """Launch a kernel on values of shape (rows, n), of `itemsize` bytes each."""
+    (rows, n), layout = shape, format.layout(shape[1], block)
+    signs = signs_of(block, arguments[0].device) if format.rotated else None
+    for first, tiles, options in _tiles(kernel, format, n, block, itemsize, _stride(shape)):
+        placed = signs, layout.row, layout.header_at, n, first, tiles
+        launch(kernel, rows * tiles, *arguments, *placed, **draws, **options)
 
 
 @lru_cache(maxsize=1024)  # the lengths of a model's buckets are few
 def _tiles(
     kernel: Any, format: Format, n: int, block: int, itemsize: int, stride: int
 ) -> list[tuple[int, int, dict[str, Any]]]:
-    """Return (first, tiles, options) of a row: its tiles that hold values throughout, and then the last if not."""
-    whole, rest = divmod(n, block * blocks_of(kernel, format, block))
+    """Return (first, tiles, options) of each launch over a row."""
     found = []
-    for first, tiles, masked in ((0, whole, False), (whole, int(rest > 0), True)):
-        if tiles:
-            constants = constants_of(kernel, format, block, itemsize, masked, stride)
-            found.append((first, tiles, constants | options_of(constants)))
+    for first, tiles, masked in tiled(n, block * blocks_of(kernel, format, block)):
+        constants = constants_of(kernel, format, block, itemsize, masked, stride)
+        found.append((first, tiles, constants | options_of(constants)))
     return found
 
 
@@ -364,9 +358,9 @@ def _count(packed: Tensor) -> Any:
     return tl.constexpr(len(packed)) if INTERPRETED.value else len(packed)
 
 
-def _stride(x: Tensor) -> int:
+def _stride(shape: Sequence[int]) -> int:
     # A single row begins where the tensor does, whatever its length: zero keeps its accesses wide.
-    return x.shape[1] if x.shape[0] > 1 else 0
+    return shape[1] if shape[0] > 1 else 0
 
 
 def _draws(key: int | None) -> dict[str, Any]:

@@ -13,8 +13,8 @@ import triton.language as tl  # type: ignore[import-untyped]
 from torch import Tensor
 
 from ..blockwise.uniform_gpu import decode
-from ..gpu import load, mix, on, signed, signed_words, store, uniform
-from .definition import SGD, Adam, Conditions, Update, numbers_of
+from ..gpu import launch, load, mix, signed, signed_words, store, uniform
+from .definition import Conditions, Update, numbers_of
 from .operators import FIELDS, StepTables
 
 # Places among the numbers on the device, behind the seven of the update rule; and among the FIELDS of a record.
@@ -31,41 +31,29 @@ PACKED = tl.constexpr((8, False, False))  # the FORM of packed gradients
 
 
 @triton.jit
-def sgd(p, g, b, decay, kept, taken, momentum, rate, DECAY: tl.constexpr, NESTEROV: tl.constexpr, STATES: tl.constexpr):
-    if DECAY == COUPLED:
-        g = g + p * decay
-    if STATES > 0:
-        b = b * kept + g * taken
-        g = g + b * momentum if NESTEROV else b
-    return p + g * rate, b
-
-
-@triton.jit
-def adam(p, g, m, v, decay, first, kept, second, root, eps, size, DECAY: tl.constexpr):
-    if DECAY == DECOUPLED:
-        p = p * decay
-    elif DECAY == COUPLED:
-        g = g + p * decay
-    m = m + (g - m) * first
-    v = v * kept + g * second * g
-    return p + tl.div_rn(m * size, tl.div_rn(tl.sqrt_rn(v), root) + eps), m, v
-
-
-@triton.jit
-def lion(p, g, m, decay, old, new, kept, taken, rate):
-    c = m * old + g * new
-    sign = tl.where(c > 0, 1.0, tl.where(c < 0, -1.0, c))
-    return p * decay + sign * rate, m * kept + g * taken
-
-
-@triton.jit
 def update(p, g, u, v, n, RULE: tl.constexpr, DECAY: tl.constexpr, NESTEROV: tl.constexpr, STATES: tl.constexpr):
-    if RULE == "SGD":
-        p, u = sgd(p, g, u, n[0], n[1], n[2], n[3], n[4], DECAY, NESTEROV, STATES)
-    elif RULE == "Adam":
-        p, u, v = adam(p, g, u, v, n[0], n[1], n[2], n[3], n[4], n[5], n[6], DECAY)
+    if RULE == "Lion":
+        decay, old, new, kept, taken, rate, _ = n
+        c = u * old + g * new
+        sign = tl.where(c > 0, 1.0, tl.where(c < 0, -1.0, c))
+        p = p * decay + sign * rate
+        u = u * kept + g * taken
     else:
-        p, u = lion(p, g, u, n[0], n[1], n[2], n[3], n[4], n[5])
+        if DECAY == DECOUPLED:
+            p = p * n[0]
+        elif DECAY == COUPLED:
+            g = g + p * n[0]
+        if RULE == "Adam":
+            _, first, kept, second, root, eps, size = n
+            u = u + (g - u) * first
+            v = v * kept + g * second * g
+            p = p + tl.div_rn(u * size, tl.div_rn(tl.sqrt_rn(v), root) + eps)
+        else:
+            _, kept, taken, momentum, rate, _, _ = n
+            if STATES > 0:
+                u = u * kept + g * taken
+                g = g + u * momentum if NESTEROV else u
+            p = p + g * rate
     return p, u, v
 
 
@@ -75,9 +63,6 @@ def drawn(x, at, seed, seed_high):
     chance = (uniform(at, seed, seed_high) * 65536).to(tl.uint32)
     bits = (x.to(tl.uint32, bitcast=True) + chance) >> 16
     return tl.where(x == x, bits, 0x7FC0).to(tl.uint16).to(tl.bfloat16, bitcast=True)
-
-
-# Moving a tile.
 
 
 @triton.jit
@@ -90,13 +75,7 @@ def column(record, FIELD: tl.constexpr, TYPE: tl.constexpr, WIDE: tl.constexpr):
 @triton.jit
 def places(tile, LINE: tl.constexpr, TILE: tl.constexpr):
     """Return the places of a tile's values, in lines."""
-    return lines(tile, LINE, TILE)[:, None] + tl.arange(0, LINE)[None, :]
-
-
-@triton.jit
-def lines(tile, LINE: tl.constexpr, TILE: tl.constexpr):
-    """Return the first places of a tile's lines."""
-    return tile * TILE + tl.arange(0, TILE // LINE) * LINE
+    return (tile * TILE + tl.arange(0, TILE // LINE) * LINE)[:, None] + tl.arange(0, LINE)[None, :]
 
 
 @triton.jit
@@ -108,7 +87,7 @@ def gradients(
         return load(column(record, G_AT, G, WIDE) + at, inside).to(tl.float32)
     else:
         row, n = column(record, G_AT, tl.uint8, False), tl.load(record + LENGTH)
-        begin = lines(tile, LINE, TILE)
+        begin = tile * TILE + tl.arange(0, TILE // LINE) * LINE  # of the lines
         words = (row + (n + 15) // 16 * 16 + begin // BLOCK * 8).to(tl.pointer_type(tl.uint64))
         word = load(words, None if inside is None else begin < n)
         # As many codes a thread as it has fp32 weights in 16 bytes. A row begins on such an address by itself.
@@ -255,6 +234,12 @@ def numbers_kernel(
         tl.store(taken_ptr, (before + 1).to(taken_ptr.dtype.element_ty))
 
 
+def decay_of(update: Update) -> int:
+    """Return what the decay of an update is added to, as its kernels take it; 0 if it has none."""
+    how = DECOUPLED if getattr(update, "decoupled", False) else COUPLED
+    return int(how.value) if how is DECOUPLED or update.weight_decay else 0
+
+
 def step_(update: Update, tables: StepTables, conditions: Conditions, block: int | None = None) -> None:
     """Step all tensors of the tables; `block` is that of packed gradients."""
     c, device = conditions, tables.numbers.device
@@ -262,31 +247,25 @@ def step_(update: Update, tables: StepTables, conditions: Conditions, block: int
     held = [x if isinstance(x, Tensor) and x.device == device else None for x in found]  # the others are on the host
     if held[-1] is None and float(c.found_inf) != 0:
         return
-    decay = int(COUPLED.value) if update.weight_decay else 0
-    if isinstance(update, Adam) and update.decoupled:
-        decay = int(DECOUPLED.value)
-    constants = {"RULE": type(update).__name__, "DECAY": decay}
-    with on(device):
-        numbers: tuple[Any, ...] = (tables.numbers, *(0.0,) * 8, 0, 0)
-        if any(x is not None for x in held):
-            lr, taken, scale, clip, _ = (float(x) if at is None else 0.0 for x, at in zip(found, held, strict=True))
-            options = [x for x in vars(update).values() if not isinstance(x, bool)]  # three, or four, as in the kernel
-            numbers_kernel[(1,)](
-                tables.numbers, *held, lr, int(taken), scale, clip, *(*options, 0.0)[:4], *signed_words(c.key or 0),
-                **constants, num_warps=1, enable_fp_fusion=False,
-            )  # fmt: skip
-        else:
-            values, factor, seed = numbers_of(update, conditions)
-            numbers = (None, *values, *(0.0,) * (7 - len(values)), factor, *map(signed, seed))
-        constants |= {"NESTEROV": isinstance(update, SGD) and update.nesterov, "STATES": update.states, "BLOCK": block}
-        for table in tables.by_kind:
-            p, g, mastered = table.kind
-            if len(table.tiles):
-                step_kernel[(len(table.tiles),)](
-                    table.tiles, table.records, *numbers, **constants, P=TYPES[p], G=TYPES[g], MASTER=mastered,
-                    DRAWN=c.key is not None and p == torch.bfloat16, TILE=table.tile,
-                    num_warps=WARPS, enable_fp_fusion=False,
-                )  # fmt: skip
+    constants = {"RULE": type(update).__name__, "DECAY": decay_of(update), "enable_fp_fusion": False}
+    numbers: tuple[Any, ...] = (tables.numbers, *(0.0,) * 8, 0, 0)
+    if any(x is not None for x in held):
+        lr, taken, scale, clip, _ = (float(x) if at is None else 0.0 for x, at in zip(found, held, strict=True))
+        options = [x for x in vars(update).values() if not isinstance(x, bool)]  # three, or four, as in the kernel
+        launch(
+            numbers_kernel, 1, tables.numbers, *held, lr, int(taken), scale, clip, *(*options, 0.0)[:4],
+            *signed_words(c.key or 0), **constants, num_warps=1,
+        )  # fmt: skip
+    else:
+        values, factor, seed = numbers_of(update, conditions)
+        numbers = (None, *values, *(0.0,) * (7 - len(values)), factor, *map(signed, seed))
+    constants |= {"NESTEROV": getattr(update, "nesterov", False), "STATES": update.states, "BLOCK": block}
+    for table in tables.by_kind:
+        p, g, mastered = table.kind
+        launch(
+            step_kernel, len(table.tiles), table.tiles, table.records, *numbers, **constants, P=TYPES[p], G=TYPES[g],
+            MASTER=mastered, DRAWN=c.key is not None and p == torch.bfloat16, TILE=table.tile, num_warps=WARPS,
+        )  # fmt: skip
     if isinstance(conditions.taken, Tensor) and held[1] is None:
         conditions.taken.add_(1)
 
@@ -337,13 +316,10 @@ def norm_kernel(norm_ptr, found_ptr, partials_ptr, count, TURN: tl.constexpr):
 def gradient_norm_(norm: Tensor, tables: StepTables, found_inf: Tensor | None) -> None:
     """Write the norm of the gradients of the tables; and, in `found_inf`, 1 if it is not finite, else 0."""
     first = 0
-    with on(tables.partials.device):
-        for table in tables.by_kind:
-            programs = len(table.tiles)
-            if programs:
-                partials_kernel[(programs,)](
-                    tables.partials[first:], table.tiles, table.records, G=TYPES[table.kind[1]],
-                    TILE=table.tile, TURN=TURN, num_warps=4, enable_fp_fusion=False,
-                )  # fmt: skip
-            first += programs
-        norm_kernel[(1,)](norm, found_inf, tables.partials, first, TURN=4 * TURN, num_warps=8, enable_fp_fusion=False)
+    for table in tables.by_kind:
+        launch(
+            partials_kernel, len(table.tiles), tables.partials[first:], table.tiles, table.records,
+            G=TYPES[table.kind[1]], TILE=table.tile, TURN=TURN, num_warps=4, enable_fp_fusion=False,
+        )  # fmt: skip
+        first += len(table.tiles)
+    launch(norm_kernel, 1, norm, found_inf, tables.partials, first, TURN=4 * TURN, num_warps=8, enable_fp_fusion=False)

@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from ...arguments import describe, instance, real, several
@@ -24,12 +25,9 @@ from . import definition
 from .definition import Conditions, Operands, Update
 
 FIELDS = ("p", "g", "u", "v", "master", "length", "start", "whole")
-NUMBERS = 16  # words on the device for the numbers of a step
 TILE = 1024  # values; with four warps and the four streams of Adam, a thread has eight 16-byte loads in flight
 KEPT = 64  # tables of a cache
 SUM_TILE = 16384  # values of a tile where only a sum is found
-
-Integers = np.ndarray[Any, np.dtype[np.int64]]
 
 _serial = count()
 
@@ -45,8 +43,7 @@ class Fixed:
     def __init__(self, tensors: Sequence[Tensor]) -> None:
         listed = several("tensors", instance("tensors", tensors, Sequence, "a list of tensors"), "a list of tensors")
         self.tensors: tuple[Tensor, ...] = tuple(instance("each of tensors", x, Tensor, "a tensor") for x in listed)
-        # Views share the version of what they are views of.
-        bases = (x if x._base is None else x._base for x in self.tensors)
+        bases = (x if x._base is None else x._base for x in self.tensors)  # whose version their views share
         self.versions: tuple[Tensor, ...] = tuple({id(x): x for x in bases}.values())
 
     @cached_property
@@ -83,12 +80,8 @@ def key_of(name: str, role: Role) -> object:
         return name, role.serial
     if name == "master":
         return name, tuple(None if x is None else x.data_ptr() for x in role)
-    return (
-        name,
-        tuple(map(Tensor.data_ptr, role)),
-        role[0].dtype,
-        tuple(x.nbytes for x in role) if name in "pg" else None,
-    )
+    sizes = tuple(x.nbytes for x in role) if name in "pg" else None
+    return name, tuple(map(Tensor.data_ptr, role)), role[0].dtype, sizes
 
 
 @dataclass(frozen=True, eq=False)
@@ -117,24 +110,21 @@ class TableCache:
         self.latest: OrderedDict[object, StepTables] = OrderedDict()
         self.captured: dict[object, StepTables] = {}
 
-    def find(self, key: object, device: torch.device) -> StepTables | None:
+    def find(self, key: object, device: torch.device, make: Callable[[], StepTables]) -> StepTables:
         tables = self.captured.get(key) or self.latest.get(key)
-        capturing = device.type == "cuda" and torch.cuda.is_current_stream_capturing()
-        if tables is None and capturing:
-            raise RuntimeError(
-                "the first step over tensors writes a table, which a CUDA graph cannot capture; take one step over the "
-                "same tensors before the capture"
-            )
-        if tables is not None and capturing:
+        if device.type == "cuda" and torch.cuda.is_current_stream_capturing():
+            if tables is None:
+                raise RuntimeError(
+                    "the first step over tensors writes a table, which a CUDA graph cannot capture; take one step over "
+                    "the same tensors before the capture"
+                )
             self.captured[key] = tables
-        elif key in self.latest:
+        elif key not in self.captured:
+            self.latest[key] = tables = tables or make()
             self.latest.move_to_end(key)
-        return tables
-
-    def keep(self, key: object, tables: StepTables) -> StepTables:
-        self.latest[key] = tables
-        while len(self.latest) > KEPT:
-            self.latest.popitem(last=False)
+            if len(self.latest) > KEPT:
+                self.latest.popitem(last=False)
+        assert tables is not None
         return tables
 
 
@@ -155,15 +145,15 @@ def tables_of(kinds: Sequence[Any], columns: dict[str, Sequence[Tensor | None]],
         at = np.array([i for i, other in enumerate(kinds) if other == kind])
         tiles, rows = (uploaded(torch.from_numpy(x), device) for x in (_tiles(lengths[at], tile), records[at]))
         tables.append(Table(kind, tiles, rows, tile))
-    numbers = torch.zeros(NUMBERS, dtype=torch.float32, device=device)
+    numbers = torch.zeros(16, dtype=torch.float32, device=device)
     partials = 0 if "p" in columns else sum(len(table.tiles) for table in tables)
     return StepTables(tuple(tables), numbers, torch.zeros(partials, dtype=torch.float64, device=device))
 
 
-def _tiles(lengths: Integers, tile: int) -> Integers:
+def _tiles(lengths: NDArray[np.int64], tile: int) -> NDArray[np.int64]:
     counts = -(-lengths // tile)
     number = np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)
-    tiles: Integers = np.repeat(np.arange(len(lengths)), counts) << 32 | number
+    tiles: NDArray[np.int64] = np.repeat(np.arange(len(lengths)), counts) << 32 | number
     return tiles
 
 
@@ -193,30 +183,30 @@ def step_(
 def tables_for(roles: dict[str, Role], options: object, check: Callable[[], Operands]) -> StepTables:
     """Return the tables of tensors at their addresses; `options` are further arguments of `check`."""
     key = (options, *(key_of(name, role) for name, role in roles.items()))
-    device = listed(roles["p"])[0].device
-    tables = TABLES.find(key, device)
-    if tables is None:
+
+    def made() -> StepTables:
         operands = check()
         masters = operands.master or [None] * len(operands.p)
         kinds = [(p.dtype, g.dtype, m is not None) for p, g, m in zip(operands.p, operands.g, masters, strict=True)]
-        tables = TABLES.keep(key, tables_of(kinds, operands.columns("uv"), TILE))
-    return tables
+        return tables_of(kinds, operands.columns("uv"), TILE)
+
+    return TABLES.find(key, listed(roles["p"])[0].device, made)
 
 
 def gradient_norm_(norm: Tensor, grads: Role, found_inf: Tensor | None, check: Callable[[], Sequence[Tensor]]) -> None:
     """Write the norm of all gradients into `norm`, and whether it is not finite into `found_inf`."""
     if not norm.is_cuda:
         return definition.gradient_norm_(norm, check(), found_inf)
-    key = ("norm", key_of("g", grads))
-    tables = TABLES.find(key, norm.device)
-    if tables is None:
+
+    def made() -> StepTables:
         tensors = check()
-        tables = TABLES.keep(key, tables_of([(g.dtype, g.dtype, False) for g in tensors], {"g": tensors}, SUM_TILE))
+        return tables_of([(g.dtype, g.dtype, False) for g in tensors], {"g": tensors}, SUM_TILE)
+
+    tables = TABLES.find(("norm", key_of("g", grads)), norm.device, made)
     imported(".gpu", __package__).gradient_norm_(norm, tables, found_inf)
 
 
 # Checks, made before anything is launched, where tensors are new.
-
 CPU = torch.device("cpu")
 WEIGHTS = (torch.float32, torch.bfloat16, torch.float16)
 
