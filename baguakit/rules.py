@@ -105,7 +105,7 @@ class Rule:
                 f"a rule with start={self.start} and stop={self.stop} never acts; stop must be greater than start"
             )
         if self.mix is not None:
-            real("mix", self.mix, 0, below=1)
+            object.__setattr__(self, "mix", real("mix", self.mix, 0, below=1))
             if self.window != "after_step":
                 raise ValueError(f"mix={self.mix} is for after_step; {self.window} keeps the progress made in flight")
         real("interval", self.interval, 0)
