@@ -65,17 +65,14 @@ def mix(h):
 @triton.jit
 def rotate(x, signs_ptr):
     """Return blocks (width, blocks) rotated, given the signs of `rotation.py`."""
-    return butterflies(x * (load_signs(signs_ptr, x.shape[0]) * (0.5 / x.shape[0])))
+    signs = tl.load(signs_ptr + tl.arange(0, x.shape[0]))[:, None]
+    return butterflies(x * (signs * (0.5 / x.shape[0])))
 
 
 @triton.jit
 def restore(x, signs_ptr):
-    return butterflies(x * (1 / x.shape[0])) * (load_signs(signs_ptr, x.shape[0]) * (2 * x.shape[0]))
-
-
-@triton.jit
-def load_signs(signs_ptr, WIDTH: tl.constexpr):
-    return tl.load(signs_ptr + tl.arange(0, WIDTH))[:, None]
+    restored = butterflies(x * (1 / x.shape[0]))
+    return restored * (tl.load(signs_ptr + tl.arange(0, x.shape[0]))[:, None] * (2 * x.shape[0]))
 
 
 @triton.jit

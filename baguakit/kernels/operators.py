@@ -1,7 +1,8 @@
 """The operations of all families, by device: CUDA tensors take the kernels, all others the definition.
 
-They are operators of torch where somebody records them, and plain calls where nobody does: a dispatch costs the host
-more than the launch of a kernel, on a thread that backward waits for.
+What they do is said in full where they are defined, in `mixing.py`, `topk.py` and `blockwise/definition.py`. They are
+operators of torch where somebody records them, and plain calls where nobody does: a dispatch costs the host more than
+the launch of a kernel, on a thread that backward waits for.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -77,19 +78,13 @@ def _home(x: Tensor, family: str, *written: Tensor | None) -> Any:
 
 @partial(Operator, mutates={"x"})
 def mix_(x: Tensor, others: Sequence[Tensor], weights: Sequence[float]) -> None:
-    """Mix tensors of one shape, dtype and device:  x ← weights[0] · x + Σ weights[k] · others[k − 1].
-
-    x is contiguous, and shares no memory with the others.
-    """
+    """Mix tensors of one shape, dtype and device; x is contiguous, and shares no memory with the others."""
     _home(x, "mixing", x).mix_(x.view(-1), [other.reshape(-1) for other in others], weights)
 
 
 @partial(Operator, mutates={"x"})
 def land_(x: Tensor, result: Tensor, before: Tensor, good: Tensor | None) -> None:
-    """Land a result:  x ← result where x equals `before`, else x + (result − before).
-
-    If the bool `good` is False, x stays as it is.
-    """
+    """Land a result in `x`, unless the bool `good` is False."""
     alike = x.dtype == result.dtype == before.dtype
     if alike and x.is_contiguous() and result.is_contiguous() and before.is_contiguous():
         _home(x, "mixing", x).land_(x.view(-1), result.view(-1), before.view(-1), good)
@@ -104,17 +99,14 @@ def _fake_select(x: Tensor, chunk: int, k: int, rest: int, residual: Tensor | No
 
 @partial(Operator, mutates={"residual"}, name="topk_select", fake=_fake_select)
 def select(x: Tensor, chunk: int, k: int, rest: int, residual: Tensor | None) -> tuple[Tensor, Tensor]:
-    """Return the places and values of the `k` largest of each chunk of rows `x` (rows, n), and `rest` of a shorter one.
-
-    `residual` (fp32, same shape) receives all the others.
-    """
+    """Return the places and values of the `k` largest of each chunk of `x` (rows, n), and `rest` of a shorter one."""
     selected: tuple[Tensor, Tensor] = _home(x, "topk", residual).select(x, chunk, k, rest, residual)
     return selected
 
 
 @partial(Operator, mutates={"packed", "ok"}, name="topk_join_")
 def join_(packed: Tensor, places: Tensor, values: Tensor | None, chunk: int, ok: Tensor | None) -> None:
-    """Write places, and values (fp32) if given, to packed rows, and the zeros between them; the bool `ok` ← True."""
+    """Write places, and values (fp32) if given, to packed rows."""
     _home(packed, "topk").join_(packed, places, values, chunk, ok)
 
 
@@ -123,14 +115,8 @@ def add_rows_(
     out: Tensor, packed: Tensor, values: Tensor | None, weights: Tensor | None, chunk: int, k: int, rest: int,
     ok: Tensor | None,
 ) -> None:  # fmt: skip
-    """Add packed rows times their weights, one after another, to `out` (n,); without weights, `out` ← their mean.
-
-    Of a mean that is not finite, the bool `ok` becomes False.
-    """
+    """Add packed rows times their weights to `out` (n,); without weights, `out` ← their mean."""
     _home(out, "topk", out).add_(out, packed, values, weights, chunk, k, rest, ok)
-
-
-# The operations of formats in blocks, each given by its name.
 
 
 def _fake_compress(x: Tensor, format: str, block: int, residual: Tensor | None, key: int | None) -> Tensor:
@@ -139,7 +125,7 @@ def _fake_compress(x: Tensor, format: str, block: int, residual: Tensor | None, 
 
 @partial(Operator, mutates={"residual"}, fake=_fake_compress)
 def compress(x: Tensor, format: str, block: int, residual: Tensor | None, key: int | None) -> Tensor:
-    """Return the packed rows of `x` (rows, n); `residual` (fp32, same shape) receives what they lost."""
+    """Return the packed rows of `x` (rows, n) in a format, here and below given by its name."""
     home = _blockwise(format, x, "values", residual, "residual", key)
     packed: Tensor = home.compress(FORMATS[format], x, block, residual, key)
     return packed
@@ -167,10 +153,7 @@ def _fake_reduce(
 def reduce(
     packed: Tensor, format: str, n: int, block: int, residual: Tensor | None, key: int | None, ok: Tensor | None
 ) -> Tensor:
-    """Return the mean of the packed rows, packed again; to `residual` is added the number of rows times its loss.
-
-    The bool `ok`, for `decompress_` to take back, becomes True.
-    """
+    """Return the mean of the packed rows, packed again."""
     home = _blockwise(format, packed, "packed rows", residual, "residual", ok if key is None else key)
     sent: Tensor = home.reduce(FORMATS[format], packed, n, block, residual, key, ok)
     return sent

@@ -46,7 +46,8 @@ def of_format(format, dtype, block, masked, residuals):
 
 def variant(kernel, format, dtype, block, masked, residual, drawn, stride=16, told=False):
     size = SIZES[dtype] if kernel is not kernels.reduce_kernel else 4 if residual else 1
-    constants = launch.constants_of(kernel, format, block, size, masked, stride) | drawn
+    constants, options = launch.constants_of(kernel, format, block, size, masked, stride)
+    constants |= drawn
     for name, there in (("residual_ptr", residual), ("signs_ptr", format.rotated), ("ok_ptr", told)):
         if not there and name in kernel.arg_names:
             constants[name] = None
@@ -62,7 +63,7 @@ def variant(kernel, format, dtype, block, masked, residual, drawn, stride=16, to
         signature,
         constants,
         aligned=tuple(name for name in signature if name in (*wide, "row_bytes", "header_at")),
-        options=launch.options_of(constants),
+        options=options,
         values=constants["BLOCK"] * constants["BLOCKS"],
         facts={
             "format": format.name,

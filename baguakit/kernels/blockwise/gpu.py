@@ -1,8 +1,8 @@
 """The kernels of the operations of `definition.py`: the same roundings in the same order, so the same bytes.
 
-A program holds a tile of whole blocks, a block to a column: Triton then gives a thread whole columns where it is free
-to, so that what is added up or exchanged within a block stays in registers. Only tiles that reach past the end of their
-row have masks, so that all others move whole lines of memory.
+A program holds a tile of whole blocks, `first + program % tiles` of row `program // tiles`, a block to a column: Triton
+then gives a thread whole columns where it is free to, so that what is added up or exchanged within a block stays in
+registers. Where nothing is masked (`tiled` of `gpu.py`), all masks are true and none is read.
 
 A format is a module with three functions, and two constants. A block's header is one unsigned integer, a word:
 
@@ -82,9 +82,6 @@ def load_plane(
     return split(load(at, some if MASKED else None), PLANE) << (FORM[BITS] & -(2 * PLANE))
 
 
-# Moving a tile. Where nothing is masked, all masks are true and none is read.
-
-
 @triton.jit
 def locate(tile, n, FORM: tl.constexpr, BLOCK: tl.constexpr, BLOCKS: tl.constexpr, MASKED: tl.constexpr):
     """Return the index of each block of the tile, and the places of its values (BLOCK, BLOCKS) with their mask."""
@@ -157,9 +154,6 @@ def store_values(
     return DECODE(codes, word, FORM)
 
 
-# The kernels. A program takes tile `first + program % tiles` of row `program // tiles`.
-
-
 @triton.jit(
     do_not_specialize=["n", "first", "tiles", "seed", "seed_high"], do_not_specialize_on_alignment=["packed_ptr"]
 )
@@ -170,8 +164,7 @@ def compress_kernel(
     NARROW: tl.constexpr,
 ):  # fmt: skip
     row = (tl.program_id(0) // tiles).to(tl.int64)
-    tile = first + tl.program_id(0) % tiles
-    block, at, inside = locate(tile, n, FORM, BLOCK, BLOCKS, MASKED)
+    block, at, inside = locate(first + tl.program_id(0) % tiles, n, FORM, BLOCK, BLOCKS, MASKED)
     x = load(values_at(x_ptr + row * stride, at, WIDTH, NARROW), inside if MASKED else None).to(tl.float32)
     coded = rotate(x, signs_ptr) if FORM[ROTATED] else x
     values = store_values(
@@ -190,8 +183,7 @@ def decompress_kernel(
     MASKED: tl.constexpr, WIDTH: tl.constexpr, NARROW: tl.constexpr,
 ):  # fmt: skip
     row = (tl.program_id(0) // tiles).to(tl.int64)
-    tile = first + tl.program_id(0) % tiles
-    block, at, inside = locate(tile, n, FORM, BLOCK, BLOCKS, MASKED)
+    block, at, inside = locate(first + tl.program_id(0) % tiles, n, FORM, BLOCK, BLOCKS, MASKED)
     row_ptr = packed_ptr + row * row_bytes
     values = load_values(row_ptr, header_at, n, block, DECODE, WORD, FORM, BLOCK, MASKED, WIDTH)
     if FORM[ROTATED]:
@@ -314,39 +306,29 @@ def _tiles(
 ) -> list[tuple[int, int, dict[str, Any]]]:
     """Return (first, tiles, options) of each launch over a row."""
     found = []
-    for first, tiles, masked in tiled(n, block * blocks_of(kernel, format, block)):
-        constants = constants_of(kernel, format, block, itemsize, masked, stride)
-        found.append((first, tiles, constants | options_of(constants)))
+    for first, tiles, masked in tiled(n, tile_of(kernel, format, block)):
+        constants, options = constants_of(kernel, format, block, itemsize, masked, stride)
+        found.append((first, tiles, constants | options))
     return found
 
 
-def blocks_of(kernel: Any, format: Format, block: int) -> int:
-    tile = TILES[kernel] if format.bits == 8 and not format.rotated else WARP
-    return max(block, tile) // block
+def tile_of(kernel: Any, format: Format, block: int) -> int:
+    return max(block, TILES[kernel] if format.bits == 8 and not format.rotated else WARP) // block * block
 
 
 def constants_of(
-    kernel: Any, format: Format, block: int, itemsize: int, masked: bool, stride: int = 0
-) -> dict[str, Any]:
-    """Return the constants of a kernel for values of `itemsize` bytes, in rows `stride` values apart."""
-    module = twin_of(format)
-    device = {"MEASURE": module.measure, "ENCODE": module.encode, "DECODE": module.decode}
-    device |= {"WORD": WORDS[format.header_bytes]}
-    device |= {"FORM": (format.bits, format.padded, format.rotated, *format.numbers)}
+    kernel: Any, format: Format, block: int, itemsize: int, masked: bool, stride: int
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return a kernel's constants and options for values of `itemsize` bytes, in rows `stride` values apart."""
+    module, tile = twin_of(format), tile_of(kernel, format, block)
+    form = format.bits, format.padded, format.rotated, *format.numbers
+    device = {"MEASURE": module.measure, "ENCODE": module.encode, "DECODE": module.decode, "FORM": form}
+    device |= {"WORD": WORDS[format.header_bytes], "BLOCK": block, "BLOCKS": tile // block, "MASKED": masked}
     width = min(16 // itemsize, 4 * planes_of(format.bits)[0])  # a thread's part of what a warp of 32 holds
-    return {name: value for name, value in device.items() if name in kernel.arg_names} | {
-        "BLOCK": block,
-        "BLOCKS": blocks_of(kernel, format, block),
-        "MASKED": masked,
-        # Values are masked one by one; and a row begins where its number times the stride does.
-        "WIDTH": 1 if masked else gcd(width, stride),
-        "NARROW": masked or stride % 16 != 0,
-    }
-
-
-def options_of(constants: dict[str, Any]) -> dict[str, Any]:
-    """Return the options with which a kernel of these constants is launched."""
-    return {"num_warps": constants["BLOCK"] * constants["BLOCKS"] // WARP, "enable_fp_fusion": False}
+    # Values are masked one by one; and a row begins where its number times the stride does.
+    device |= {"WIDTH": 1 if masked else gcd(width, stride), "NARROW": masked or stride % 16 != 0}
+    options = {"num_warps": tile // WARP, "enable_fp_fusion": False}
+    return {name: value for name, value in device.items() if name in kernel.arg_names}, options
 
 
 def _aligned(packed: Tensor) -> Tensor:
@@ -364,5 +346,5 @@ def _stride(shape: Sequence[int]) -> int:
 
 
 def _draws(key: int | None) -> dict[str, Any]:
-    seed, seed_high = (0, 0) if key is None else signed_words(key)
+    seed, seed_high = signed_words(key or 0)
     return {"seed": seed, "seed_high": seed_high, "DRAWN": key is not None}

@@ -161,9 +161,8 @@ def step_kernel(
         )  # fmt: skip
 
 
-# The launchers: a launch for each kind of tensors, and one before it for numbers on the device. That one is of a kernel
-# with the fp64 arithmetic of `definition.py`: its one program leaves all numbers on the device, with the count of steps
-# advanced, unless the step is to be skipped.
+# Numbers on the device: a launch before the step with the fp64 arithmetic of `definition.py`, whose one program leaves
+# them all on the device, with the count of steps advanced, unless the step is to be skipped.
 
 WARPS = 4  # eight values a thread: Adam, with four streams, then needs about a hundred registers
 
@@ -189,23 +188,6 @@ def held(ptr, number):
     return fp64(number) if ptr is None else tl.load(ptr).to(tl.float64)
 
 
-@triton.jit
-def numbers_of_rule(lr, t, o0, o1, o2, o3, RULE: tl.constexpr, DECAY: tl.constexpr):
-    zero = fp64(0.0)
-    if RULE == "SGD":
-        momentum, dampening, decay, first = fp64(o0), fp64(o1), fp64(o2), t == 1
-        kept, taken = tl.where(first, zero, momentum), tl.where(first, fp64(1.0), 1 - dampening)
-        return decay, kept, taken, momentum, -lr, zero, zero
-    elif RULE == "Adam":
-        beta1, beta2, eps, decay = fp64(o0), fp64(o1), fp64(o2), fp64(o3)
-        size = -(lr / (1 - power(beta1, t)))
-        root = tl.sqrt(1 - power(beta2, t))
-        return 1 - lr * decay if DECAY == DECOUPLED else decay, 1 - beta1, beta2, 1 - beta2, root, eps, size
-    else:
-        beta1, beta2, decay = fp64(o0), fp64(o1), fp64(o2)
-        return 1 - lr * decay, beta1, 1 - beta1, beta2, 1 - beta2, -lr, zero
-
-
 @triton.jit(do_not_specialize=["taken", "seed", "seed_high"])
 def numbers_kernel(
     numbers_ptr, lr_ptr, taken_ptr, scale_ptr, clip_ptr, found_ptr, lr: tl.float64, taken: tl.int64, scale: tl.float64,
@@ -222,7 +204,15 @@ def numbers_kernel(
     else:
         tl.store(words + SKIP, 0)
     before = taken.to(tl.int64) if taken_ptr is None else tl.load(taken_ptr).to(tl.int64)
-    n = numbers_of_rule(held(lr_ptr, lr), before + 1, o0, o1, o2, o3, RULE, DECAY)
+    rate, t = held(lr_ptr, lr), before + 1
+    zero, o0, o1, o2, o3 = fp64(0.0), fp64(o0), fp64(o1), fp64(o2), fp64(o3)
+    if RULE == "SGD":  # o: momentum, dampening, decay
+        n = o2, tl.where(t == 1, zero, o0), tl.where(t == 1, fp64(1.0), 1 - o1), o0, -rate, zero, zero
+    elif RULE == "Adam":  # o: β₁, β₂, ε, decay
+        size, root = -(rate / (1 - power(o0, t))), tl.sqrt(1 - power(o1, t))
+        n = 1 - rate * o3 if DECAY == DECOUPLED else o3, 1 - o0, o1, 1 - o1, root, o2, size
+    else:  # o: β₁, β₂, decay
+        n = 1 - rate * o2, o0, 1 - o0, o1, 1 - o1, -rate, zero
     for i in tl.static_range(7):
         tl.store(numbers_ptr + i, n[i].to(tl.float32))
     tl.store(numbers_ptr + FACTOR, (held(clip_ptr, clip) / held(scale_ptr, scale)).to(tl.float32))
@@ -270,9 +260,7 @@ def step_(update: Update, tables: StepTables, conditions: Conditions, block: int
         conditions.taken.add_(1)
 
 
-# Norms: a sum in two stages, always in the same order.
-
-TURN = 1024  # values that a program adds at a time
+TURN = 1024  # values that a program of a norm adds at a time: a sum in two stages, always in the same order
 
 
 @triton.jit

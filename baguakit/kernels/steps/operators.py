@@ -163,14 +163,10 @@ TABLES = TableCache()
 def step_(
     update: Update, roles: dict[str, Role], conditions: Conditions, block: int | None, check: Callable[[], Operands]
 ) -> None:
-    """Step the tensors of the roles p, g, u, v, master.
+    """Step the tensors of the roles p, g, u, v, master, of which absent ones are left out.
 
-    Args:
-        update: what the step is.
-        roles: the tensors of a step by their names in `FIELDS`; absent ones are left out.
-        conditions: what changes from step to step.
-        block: of packed gradients; None if they are not.
-        check: raises unless the tensors go together, and returns them as lists. Asked only where they are new.
+    `block` is that of packed gradients, else None. `check` raises unless the tensors go together, and returns them as
+    lists; it is asked only where they are new.
     """
     if not listed(roles["p"])[0].is_cuda:
         return definition.step_(update, check(), conditions)
@@ -212,13 +208,7 @@ WEIGHTS = (torch.float32, torch.bfloat16, torch.float16)
 
 
 def check_operands(operands: Operands, names: Sequence[str], drawn: bool, packed: bool = False) -> Operands:
-    """Return the tensors, if they go together.
-
-    Args:
-        operands: what is to be stepped.
-        names: what its states are called.
-        drawn: whether bf16 weights are rounded at random.
-        packed: whether gradients are packed, and so were looked at by themselves.
+    """Return the tensors, if they go together: states have these names; `packed` gradients are looked at elsewhere.
 
     Raises:
         TypeError: a tensor is not dense, or has a dtype that cannot be stepped.
