@@ -1,4 +1,4 @@
-"""Rules on a model and its optimizer, as hooks: the only room that knows autograd and the user's optimizer."""
+"""Rules on a model and its optimizer, as hooks. Only this package handles autograd and the user's optimizer."""
 
 from ..monitor import PeerError
 from ..report import Report, Timeline

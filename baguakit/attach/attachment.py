@@ -45,7 +45,7 @@ class Attachment(Attached):
             clock.synchronising = before
 
     def average_(self) -> None:
-        """Average the gradients that are now in `.grad` and that no backward has brought there, in place. Collective.
+        """Average in place the gradients in `.grad` that were put there without a backward. Collective.
 
             for p, g in zip(params, torch.autograd.grad(loss, params)):     # or torch.func.grad, or per-sample ones
                 p.grad = g
@@ -53,10 +53,10 @@ class Attachment(Attached):
             optimizer.step()
 
         The rules on gradients do the same as after a backward. Gradients that have landed since the last step stay as
-        they are. Without an attached optimizer all are averaged, and it is a step.
+        they are. Without an attached optimizer, all gradients are averaged, and the call counts as a step.
 
         Raises:
-            ValueError, RuntimeError: there is no rule on gradients; this is detached.
+            ValueError, RuntimeError: there is no rule on gradients; the attachment is detached.
         """
         engine = self._life
         if engine.runtime.over:
@@ -78,30 +78,30 @@ class Attachment(Attached):
                 for x, y in batches:            # as many as this rank has, or none
                     ...
 
-        All ranks enter. One whose body has ended answers the others until all have: with zero gradients in rules on
-        gradients, and with its weights as they are in rules on weights. At the end, rules on gradients leave the
-        weights, buffers and optimizer state of a rank that trained to the end on all ranks; with rules on weights each
-        rank keeps its own, for `merge()`. `step` counts the steps of the others as well; a learning-rate scheduler does
-        not. An exception that leaves the body ends the attachment, on all ranks. Gradients that a rank has accumulated
-        under `no_sync` when it runs out are not averaged, and what the model sends, as SyncBatchNorm does, is not
-        answered.
+        All ranks enter. A rank whose body has ended answers the others until all bodies have ended: it sends zero
+        gradients for rules on gradients, and its unchanged weights for rules on weights. At the end, rules on gradients
+        copy the weights, buffers and optimizer state of a rank that trained to the end to all ranks; with rules on
+        weights each rank keeps its own weights, for `merge()`. `step` also counts the steps of the others; a
+        learning-rate scheduler does not. An exception that leaves the body ends the attachment on all ranks. Gradients
+        that a rank has accumulated under `no_sync` when it runs out are not averaged. Collectives of the model itself,
+        such as SyncBatchNorm's, are not answered.
 
         Args:
             divide_by_initial_world_size: divide by the number of all ranks, so that each batch weighs the same; False:
-                by that of the ranks at work, which rules on weights do not take.
-            throw_on_early_termination: raise a RuntimeError on all ranks as soon as the others hear that one has run
-                out; training may go on after it.
+                divide by the number of ranks that still train. Rules on weights do not accept False.
+            throw_on_early_termination: when a rank has run out of batches, raise a RuntimeError on all ranks as soon as
+                they know it; training may go on after the error.
 
         Raises:
-            ValueError: a rule cannot take part, such as free-running ones, which need no join.
-            RuntimeError: this is detached, or inside another `join()`.
+            ValueError: a rule cannot take part, such as a free-running rule, which needs no join.
+            RuntimeError: the attachment is detached, or inside another `join()`.
         """
         return joined(self._life, divide_by_initial_world_size, throw_on_early_termination)
 
     def merge(self) -> None:
-        """Overwrite every parameter, and every dense buffer but integers, with its mean over all ranks. Collective.
+        """Overwrite every parameter, and every dense non-integer buffer, with its mean over all ranks. Collective.
 
-        For evaluation and checkpoints, where ranks have weights of their own.
+        Use it before evaluation and checkpoints if the weights differ between ranks.
         """
         setup = self._life.setup
         self._life.together("merge()", lambda comm: merge_(setup.model, comm, setup.device), meet=True)
@@ -119,12 +119,12 @@ class Attachment(Attached):
         return make_report(self._life)
 
     def compression_error(self) -> tuple[float, ...]:
-        """Return the loss of compression:  ε = √( Σ ‖x − Q(x)‖² / Σ ‖x‖² ), one for each of `rules`. Local.
+        """Return the relative error of compression,  ε = √( Σ ‖x − Q(x)‖² / Σ ‖x‖² ), for each of `rules`. Local.
 
         The sums are over all x that this rank compressed in the latest flight of each bucket, with what error feedback
-        adds to them. It is measured in the flights, from the first call on: that one returns NaN, as do all for a rule
-        that compresses nothing. Measuring reads the values once more in each flight, and takes an fp32 copy of them
-        where there is no error feedback. On CUDA, a call synchronises.
+        added. The first call begins to measure and returns NaN; a rule that compresses nothing returns NaN always.
+        Measuring reads the values once more in each flight, and takes an fp32 copy of them where there is no error
+        feedback. On CUDA, a call synchronises.
         """
         return tuple(runner.compression_error() for runner in self._life.runners)
 
@@ -134,14 +134,14 @@ class Attachment(Attached):
     ) -> dict[str, float]:
         """Write the scalars of `report()` to TensorBoard or a similar logger, and return them.
 
-        Local, and waits for nothing. With `consensus` it is collective, and either option synchronises on CUDA.
+        Local, and waits for nothing. With `consensus` it is collective. Either option synchronises on CUDA.
 
         Args:
-            writer: has `add_scalar(name, value, step)`, as torch.utils.tensorboard.SummaryWriter has; None: only
-                return them, as on ranks without a writer.
-            step: None: the number of steps made.
-            consensus: also `baguakit/consensus_distance`.
-            compression: also `baguakit/rule_0/compression_error`, for each rule that has one.
+            writer: has `add_scalar(name, value, step)`, like torch.utils.tensorboard.SummaryWriter; None: only return
+                the scalars, on ranks that have no writer.
+            step: the step to log; None: the number of steps made.
+            consensus: write `baguakit/consensus_distance` as well.
+            compression: write `baguakit/rule_0/compression_error` as well, for each rule that compresses.
 
         Raises:
             TypeError: the writer has no `add_scalar`.
@@ -158,14 +158,14 @@ class Attachment(Attached):
     def timeline(self, steps: int | None = None) -> Timeline:
         """Return a timeline of the latest steps of all ranks: `save` it for Perfetto, or `draw` it. Collective.
 
-        An attachment records its latest 100 steps, and the latest 100 flights of each bucket. Those that have not ended
-        are left out. On CUDA, times are the device's, and a call waits for it.
+        An attachment records its latest 100 steps, and the latest 100 flights of each bucket. Steps and flights that
+        have not ended are left out. On CUDA, times are measured on the device, and a call synchronises.
 
         Args:
             steps: the number of latest steps, at least 1; None: all.
 
         Raises:
-            RuntimeError: this is detached.
+            RuntimeError: the attachment is detached.
         """
         engine = self._life
         if steps is not None:
@@ -180,8 +180,8 @@ class Attachment(Attached):
     def recut(self, bucket_bytes: int | None = None, flows: int | None = None) -> None:
         """Continue with buckets of another size, or over another number of flows, and carry over the state.
 
-        Collective, between two steps; `bk.tune.autotune` calls it. What a stage cannot carry over is made anew, which
-        is logged ("baguakit"). None leaves a setting as it is.
+        Collective, between two steps; `bk.tune.autotune` calls it. State that a stage cannot carry over is made anew,
+        and this is logged ("baguakit"). None leaves a setting as it is.
         """
         engine = self._life
         engine.clock.outside("recut()")
@@ -207,7 +207,7 @@ class Attachment(Attached):
         return self._life.comm.size
 
     def recoverable(self) -> contextlib.AbstractContextManager[None]:
-        """Lose no more than the step in the body if a rank is lost; a group of `bk.elastic.join` changes at its end.
+        """Lose only the step in the body if a rank is lost. A group of `bk.elastic.join` changes when the body ends.
 
             while att.step < 10_000:
                 with att.recoverable():
@@ -215,27 +215,27 @@ class Attachment(Attached):
                     loss(model(*next(batches))).backward()
                     optimizer.step()
 
-        If a rank has died, hangs or has left, the body, which holds one optimizer step, ends early on all ranks: the
-        step is lost. Those that are left make a new group and go on from the end of the step before. Ranks that wait to
-        join, or that leave, are let in and out at the end of a body. What it changes besides the model, the optimizers
-        and this attachment, such as a learning-rate scheduler, is not taken back: derive it from `step`.
+        The body holds one optimizer step. If a rank has died, hangs or has left, the body ends early on all ranks, and
+        the step is lost. The other ranks make a new group and go on from the end of the previous step. Ranks join and
+        leave at the end of a body. The model, the optimizers and this attachment are restored; other changes, such as
+        those of a learning-rate scheduler, are not: derive the learning rate from `step`.
 
         Raises:
             ValueError: the group does not change.
-            Left: this rank has left, by `leave()` or SIGTERM; a `SystemExit`.
+            Left: this rank has left, after `leave()` or SIGTERM. `Left` is a `SystemExit`.
         """
         return self._life.comm.membership.elastic("recoverable()").recoverable()  # type: ignore[no-any-return]
 
     def leave(self) -> None:
-        """Leave the group when the body of `recoverable()` has ended, which then raises `bk.elastic.Left`. Local."""
+        """Leave the group at the end of the body of `recoverable()`, which then raises `bk.elastic.Left`. Local."""
         self._life.comm.membership.elastic("leave()").leave()
 
     def on_regroup(self, callback: Callable[[Any], None]) -> None:
         """Call `callback(change)` whenever the group has changed, before the next step. All ranks register alike.
 
         Args:
-            callback: is given a `bk.elastic.Change`, on all ranks at the same time, so that it may be collective. On a
-                rank that has joined a running training it is called at once, and so together with the others.
+            callback: gets a `bk.elastic.Change`. All ranks call it at the same time, so it may be collective. A rank
+                that has joined a running training calls it at once, together with the others.
         """
         self._life.comm.membership.elastic("on_regroup()").on_regroup(callback)
 
@@ -250,33 +250,33 @@ def attach(
     scaler: Any = None,
     timeout: float | timedelta | None = None,
 ) -> Attachment:
-    """Let algorithms work on a model while it trains. The model and the optimizer stay as they are.
+    """Let algorithms work on a model while it trains. The model and the optimizer are not wrapped.
 
         with bk.attach(model, optimizer, bk.algorithms.bytegrad()):
             train()
 
-    Collective: all ranks of the group attach the same, in the same order. An error on one rank is raised on all. In
-    training, if a rank is dead, late, gone or has raised, the others raise a RuntimeError that names it,
-    `bk.PeerError`.
+    Collective: all ranks of the group attach the same algorithms, in the same order. An error on one rank is raised on
+    all. If a rank dies, hangs, leaves or raises an error during training, the others raise a `bk.PeerError`, a
+    RuntimeError that names the rank.
 
     Args:
-        model: any module; its trainable parameters are on one device. Parameters may be frozen, thawed, added and
-            removed while it trains, on all ranks alike; one that is frozen keeps its place and state.
-        optimizer: the optimizer; or a sequence of them, and a step ends when the last has stepped; or None for rules
-            on gradients only.
+        model: any module; its trainable parameters are on one device. Parameters may be frozen, unfrozen, added and
+            removed during training, on all ranks alike; a frozen parameter keeps its place and state.
+        optimizer: the optimizer, or a sequence of optimizers (a step ends when all have stepped), or None if all rules
+            are on gradients.
         algorithms: such as `bk.algorithms.bytegrad()`: rules, or tuples of rules.
         comm: the group; None means all ranks. With a mesh, `hierarchical` algorithms know the nodes.
-        bucket_bytes: the size of a bucket of parameters, which travel together; about, since it holds whole ones.
+        bucket_bytes: the approximate size of a bucket. A bucket holds whole parameters, which are sent together.
         broadcast: begin with the weights, buffers and optimizer state of rank 0.
-        scaler: the GradScaler in use, so that stages see gradients without its factor; weight rules want torch's
+        scaler: the GradScaler in use; stages then get unscaled gradients. Rules on weights need torch's
             `ShardedGradScaler`, with which all ranks skip a step together.
-        timeout: seconds (or a timedelta) after which a flight is given up and the rank at fault is named; None: 600.
+        timeout: seconds (or a timedelta) after which a flight fails and the rank at fault is named; None: 600.
 
     Returns:
-        An `Attachment`: a context manager, or call its `detach()`.
+        An `Attachment`. Use it as a context manager, or call its `detach()`.
 
     Raises:
-        ValueError, TypeError: something cannot work, or ranks attach differently; on every rank.
+        ValueError, TypeError: arguments cannot work together, or ranks attach differently. Raised on every rank.
     """
     comm = Comm() if comm is None else comm
     check_comm(comm)

@@ -1,4 +1,4 @@
-"""Backward passes: they launch buckets of gradients, in the same order on every rank, and land them at the end."""
+"""Launch buckets of gradients in a backward pass, in the same order on every rank, and land them at its end."""
 
 import logging
 import warnings
@@ -25,10 +25,10 @@ OUTSIDE = -1  # the number of autograd's task where there is none
 
 
 class Backward:
-    """The backward pass under way.
+    """The current backward pass.
 
-    A backward is one task of autograd's engine, known by its number. If an exception ends a task, autograd discards its
-    callbacks and tells nobody: that is noticed when the next backward begins, or the optimizer steps.
+    A backward is one task of autograd's engine, identified by its number. If an exception ends a task, autograd
+    discards its callbacks silently. This is noticed when the next backward begins, or when the optimizer steps.
     """
 
     def __init__(self, life: Life[AttachSetup], landed: Callable[[list[int]], None]) -> None:
@@ -52,7 +52,7 @@ class Backward:
         self.held: list[tuple[Tensor, Tensor]] = []  # a parameter, and its values when the first backward began
 
     def take(self, runners: Sequence[GradientRunner]) -> None:
-        """Go on in this step with other runners: of the setup in force."""
+        """Continue this step with the runners of a new setup."""
         for runner, before in zip(runners, self.runners, strict=False):
             runner.flown, runner.factor = before.flown, before.factor
         self.runners, self.names = runners, self.life.setup.names
@@ -65,7 +65,7 @@ class Backward:
     def gradient_ready(self, p: Tensor, final: bool) -> None:
         """Launch the buckets that are complete, after a gradient has been accumulated into `p.grad`.
 
-        One that is not `final` may still be changed by hooks, and its buckets are launched at the end of backward.
+        If not `final`, hooks may still change the gradient, and its buckets are launched at the end of backward.
         """
         if self.leaves is not None:
             self.leaves.note(p)
@@ -102,7 +102,7 @@ class Backward:
         self.mark = weakref.ref(at_end)
 
     def check_graph(self) -> None:
-        """Warn that gradients with a graph, of `backward(create_graph=True)`, are a mean, and their graph is not."""
+        """Warn that gradients of `backward(create_graph=True)` are averaged over ranks, but their graph is not."""
         if self.delay:
             raise RuntimeError(
                 f"backward(create_graph=True) brings gradients with a graph, and {self.acting[0].rule!r} lands those "
@@ -117,7 +117,7 @@ class Backward:
 
     @torch.no_grad()
     def average(self, params: Collection[Tensor]) -> None:
-        """Average the gradients of parameters as if a backward had accumulated them: there is none."""
+        """Average the gradients of parameters without a backward, as if one had accumulated them."""
         self._begin(OUTSIDE)
         self.touched.update(params)
         self.reached.update(params)
@@ -165,13 +165,13 @@ class Backward:
             self.decisions.joint = None
 
     def hold_states(self) -> None:
-        """Hold what flights would keep until all have ended, and it is known which gradients there are."""
+        """Delay updates of states until all flights have ended and all ranks know which gradients exist."""
         states = [state for runner in self.acting for state in runner.states if state]
         remember = any(True for state in states for _ in tensors_of(state))
         self.decisions.joint = (self.decisions.joint or Joint()) if remember else None
 
     def announce(self) -> None:
-        """Announce a backward to ranks that have run out of batches. An error is raised on all ranks."""
+        """Announce a backward to the ranks that have run out of batches. An error is raised on all ranks."""
         if self.clock.tell is None:
             return
         try:
@@ -200,7 +200,7 @@ class Backward:
 
     @torch.no_grad()
     def end(self, task: int) -> None:
-        """End a backward: launch the buckets that miss a gradient, and land all."""
+        """End a backward: launch the buckets that still lack gradients, and land all buckets."""
         if task != self.task:
             return
         self.log.parts.append((BACKWARD, self.begun, self.log.now()))
@@ -233,10 +233,10 @@ class Backward:
 
     @torch.no_grad()
     def end_failed(self) -> bool:
-        """End a backward that has failed here, and let the other ranks, which wait for its buckets, drop the step.
+        """End a backward that has failed on this rank, and make the other ranks, which wait for it, drop the step.
 
         Return True if they do; False if no backward has failed, or no other rank waits. Raise a PeerError if they
-        cannot: they may have stepped already.
+        cannot drop the step, because they may have stepped already.
         """
         if self.task is None:
             return False
@@ -257,14 +257,14 @@ class Backward:
         return True
 
     def launch_filled(self, failed: bool) -> bool:
-        """Launch NaN for the other buckets if the backward has `failed` here, else zeros, and wait for all buckets."""
+        """Launch the remaining buckets with NaN if the backward has `failed` here, else with zeros. Wait for all."""
         for runner, i in self.order[self.next :]:
             self.next += 1
             runner.launch_filled(i, self.clock.step, self.decisions.joint, failed)
         return self.life.land(self.acting)
 
     def shadow(self) -> None:
-        """Launch zeros for a backward of other ranks, and land nothing."""
+        """Launch zeros while other ranks do a backward. Nothing lands."""
         self.prepare()
         self.hold_states()
         failed = self.launch_filled(failed=False)
@@ -272,7 +272,7 @@ class Backward:
             runner.flown = runner.flown or not failed
 
     def drop_failed(self) -> None:
-        """Drop the gradients, and the step on all ranks, if a backward has failed here and was caught."""
+        """Drop the gradients here, and the step on all ranks, if a backward failed here and its error was caught."""
         if self.end_failed():
             self.dropped = True
             self.drop_gradients()
@@ -301,8 +301,8 @@ class Backward:
     def check_another_pass(self, p: Tensor) -> None:
         """Raise a RuntimeError if this backward, the second or later of a step, cannot be averaged after the first.
 
-        A rule that replaces the gradient by something else, such as an earlier one, needs it dropped before gradients
-        are added again.
+        Some rules replace the gradient, for example by an earlier one. With them, `.grad` must be dropped before
+        gradients are added again.
         """
         for runner, i in (self.order[place] for place in self.places.get(p, ())):
             replaces = runner.flown and (runner.rule.delay or not runner.rule.stage.averages)
@@ -322,10 +322,10 @@ class Backward:
 
 
 def hooked(p: Tensor, engine: Any) -> Any:
-    """Hook a parameter, for `engine.backward`, behind all other hooks of it: they may change the gradient.
+    """Hook a parameter for `engine.backward`. The hook runs after all other hooks, which may change the gradient.
 
-    They may be registered at any time. In the backward that finds another one behind, the gradient counts as the last
-    of its bucket; in the next, this one is behind again.
+    Users may register hooks at any time. If another hook is found behind this one, its bucket is launched at the end of
+    this backward; in the next backward this hook is the last again.
     """
 
     def accumulated(p: Any) -> None:

@@ -1,4 +1,4 @@
-"""The model of all ranks: taken from one rank, or the exact mean of all, and the distance of the ranks from that."""
+"""Take the model from one rank or from the exact mean of all ranks, and measure the distance from that mean."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -24,9 +24,9 @@ def take_from(source: int, setup: AttachSetup, comm: Comm) -> None:
 
 
 def broadcast_optimizers(optimizers: Iterable[Optimizer], comm: Comm, device: torch.device, source: int = 0) -> None:
-    """Overwrite the state of every optimizer, tensors and options, by that of rank `source`. Collective.
+    """Overwrite the state of every optimizer, tensors and options, with that of rank `source`. Collective.
 
-    Where each rank has another part of the state, it stays.
+    The state is not overwritten if it is divided over the ranks.
     """
     for optimizer in optimizers:
         if is_divided(optimizer):
@@ -59,7 +59,7 @@ class _Place(int):
 
 @dataclass(frozen=True)
 class _Parts:
-    """A tensor that is made of others, as quantized optimizer states are, with places for these."""
+    """A tensor that consists of others, such as a quantized optimizer state, with the places of its parts."""
 
     kind: Any
     parts: dict[str, Any]
@@ -69,7 +69,7 @@ class _Parts:
 
 
 def _placed(tensor: Any, tensors: list[Tensor]) -> _Place | _Parts:
-    """Move a tensor to `tensors`, and return its place there."""
+    """Append a tensor, or its parts, to `tensors`, and return the place."""
     if hasattr(tensor, "__tensor_flatten__") and not is_sharded(tensor):
         names, context = tensor.__tensor_flatten__()
         parts = {name: _placed(getattr(tensor, name), tensors) for name in names}
@@ -90,9 +90,9 @@ CHUNK = 1 << 24  # values at a time, so that the fp32 copies stay small
 
 @torch.no_grad()
 def merge_(model: nn.Module, comm: Comm, device: torch.device) -> None:
-    """Overwrite every parameter, and every dense buffer but integers, with its mean over all ranks.
+    """Overwrite every parameter, and every dense non-integer buffer, with its mean over all ranks.
 
-    In fp32; in fp64 for fp64.
+    The mean is computed in fp32, and in fp64 for fp64 tensors.
     """
     if comm.size == 1:
         return
@@ -109,7 +109,7 @@ def merge_(model: nn.Module, comm: Comm, device: torch.device) -> None:
 
 @torch.no_grad()
 def consensus_distance(params: Iterable[Tensor], comm: Comm) -> float:
-    """Return sqrt( (1/n) Σ_r ‖x_r − x̄‖² ), summed in fp64; of a sharded model, over this rank's shards."""
+    """Return sqrt( (1/n) Σ_r ‖x_r − x̄‖² ), summed in fp64. In a sharded model, x_r are this rank's shards."""
     if comm.size == 1:
         return 0.0
     squares: Any = 0.0

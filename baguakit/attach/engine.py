@@ -1,7 +1,7 @@
-"""The engine of an attachment: its runners, made from its setup, and made anew with their state when that changes.
+"""The engine of an attachment: its runners, made from its setup, and made anew when the setup changes.
 
-At the boundaries of optimizer steps it launches and lands flights of weights. A step begins before the first of the
-optimizers steps, and ends when the last of them has stepped.
+At the boundaries of optimizer steps it launches and lands flights of weights. A step begins before the first
+optimizer steps, and ends after the last optimizer has stepped.
 """
 
 import weakref
@@ -43,8 +43,8 @@ _engines: "weakref.WeakSet[Engine]" = weakref.WeakSet()
 class Engine(Life[AttachSetup]):
     """The life of an attachment.
 
-    `make` makes the setup of the parameters that are trainable or in `ever`, its argument; with `bucket_bytes=` for
-    another size, and with `order=` in another order.
+    `make(ever)` makes the setup of the parameters that are trainable or in `ever`. `bucket_bytes=` sets another size of
+    buckets, and `order=` another order.
     """
 
     log: Logbook
@@ -63,10 +63,10 @@ class Engine(Life[AttachSetup]):
         _engines.add(self)
 
     def start(self, fill: Callable[[], Any], load: Callable[[], Any]) -> None:
-        """Begin, or in a group whose ranks come and go begin anew. Collective.
+        """Begin, or begin again after the ranks of the group have changed. Collective.
 
-        `fill` brings weights and optimizer state to where they begin, before buckets copy them; `load` loads what rules
-        remember, and launches the first flights.
+        `fill` sets the initial weights and optimizer state, before buckets copy them. `load` loads the state of the
+        rules and launches the first flights.
         """
         self.agree()
         self.free_runners: list[FreeRunner] = []
@@ -142,7 +142,7 @@ class Engine(Life[AttachSetup]):
         self._rebuild(partial(self.make, bucket_bytes=bucket_bytes), f"new buckets over {flows} flows", flows)
 
     def _may_reorder(self) -> bool:
-        """Return whether all ranks can cut the buckets of gradients anew after the first step, and lose no state."""
+        """Return whether all ranks can make new buckets of gradients after the first step without losing state."""
         if self.free_runners or self.runtime.comm.size == 1 or self.comm.membership.changes:
             return False  # ranks are at different steps, there is one, or one that joins has other buckets
         runners = self.backward.runners
@@ -151,10 +151,10 @@ class Engine(Life[AttachSetup]):
         return not own and any(len(runner.buckets) > 1 for runner in runners)
 
     def follow_gradients(self) -> None:
-        """Cut the buckets in the order in which rank 0's gradients came in the first step, if that helps.
+        """Make new buckets in the order in which rank 0's gradients came in the first step, if launches come earlier.
 
-        As DDP does: buckets are launched in order, so that one late gradient in the first would hold up all. Collective
-        after the first step, and nothing after that.
+        DDP does the same. Buckets are launched in order, so a late gradient in the first bucket delays all buckets.
+        Collective after the first step; later calls do nothing.
         """
         arrived = self.backward.arrived
         if arrived is None or self.clock.joined:
@@ -169,8 +169,8 @@ class Engine(Life[AttachSetup]):
     def follow_parameters(self) -> None:
         """Make new buckets if parameters have become trainable, been added or removed, on all ranks.
 
-        One that is frozen stays where it is. What was never trainable here begins as on rank 0, and gradients that it
-        already has are averaged exactly.
+        A frozen parameter stays in its bucket. A parameter that was never trainable here starts with rank 0's values,
+        and a gradient that it already has is averaged exactly.
         """
         known, ids, params = self.runtime.setup.names, self._ids, self.runtime.setup.model.parameters()
         held = [p for p in params if p.requires_grad or id(p) in ids or p.grad is not None]  # frozen after a backward
@@ -185,7 +185,7 @@ class Engine(Life[AttachSetup]):
             self.landed([id(p) for p in late])
 
     def gradients_landed(self, params: Collection[int]) -> None:
-        """Go on after a backward that has landed the gradients of parameters, given by id."""
+        """Continue after a backward that has landed the gradients of `params`, given by id."""
         if self.backward.dropped:
             return
         self.landed(params)
@@ -199,7 +199,7 @@ class Engine(Life[AttachSetup]):
             )
 
     def landed(self, params: Collection[int]) -> None:
-        """Note that the gradients of parameters, given by id, have landed."""
+        """Record that the gradients of `params`, given by id, have landed."""
         for each in self.landings.values():
             each.fresh.update(params)
 
@@ -208,7 +208,7 @@ class Engine(Life[AttachSetup]):
     ) -> None:
         """Agree on a new setup, make its buckets and groups, and carry over the state. Collective.
 
-        Without `begin` new parameters do not begin as on rank 0: they have been loaded.
+        With `begin`, new parameters start with rank 0's values; without, they have been loaded.
         """
         known = self.setup.names
         setup = agree(self.runtime.monitor, lambda: self.make_setup(make), label)  # nothing has changed if this raises
@@ -230,7 +230,7 @@ class Engine(Life[AttachSetup]):
 
     @torch.no_grad()
     def begin(self) -> None:
-        """Launch the flights that land when the next step begins, unless one is under way."""
+        """Launch the flights that land when the next step begins, unless a step has begun."""
         for runner in () if self.begun else self.on_weights:
             if runner.rule.window == "between_steps" and runner.exchanges(self.clock.step) and not runner.air:
                 runner.launch_all(self.clock.step, keep=True)
@@ -239,8 +239,8 @@ class Engine(Life[AttachSetup]):
     def begin_step(self, land: bool = True) -> None:
         """Begin a step, if it has not begun: an optimizer is about to step.
 
-        What has flown since the last step lands now or, without `land`, when the step ends: an optimizer with a closure
-        takes the gradients within its step, and it may move the weights before and put its own copy of them back.
+        Flights since the last step land now or, without `land`, when the step ends. An optimizer with a closure needs
+        the latter: it computes gradients within its step, and may first move the weights and then restore its own copy.
         """
         if not self.begun:
             self.begun = True
@@ -258,7 +258,7 @@ class Engine(Life[AttachSetup]):
                 runner.land_all()
 
     def _takes_first_step(self, rule: Rule) -> bool:
-        """Return True if a rule takes its first step and copies the weights: they may be others than at `attach`."""
+        """Return True if this is a rule's first step and it keeps a copy of the weights, which may be outdated."""
         first = rule.begun(self.clock.step) and not rule.begun(self.clock.step - 1)
         known = self.loaded is not None and rule.begun(self.loaded)
         return first and not known and any(each.follows for each in rule.stage.whole())
@@ -295,7 +295,7 @@ class Engine(Life[AttachSetup]):
             listener()
 
     def keep_step(self) -> None:
-        """Keep what a step has changed, where ranks may be lost: a flight that is lost later does not take it back."""
+        """Commit the changes of a step if ranks may be lost: the loss of a later flight does not undo them."""
         self.decisions.settle_all(max((rule.delay for rule in self.setup.rules), default=0))
         for runner in self.runners:
             if runner.journal is not None:
@@ -322,7 +322,7 @@ class Engine(Life[AttachSetup]):
         self.begin()
 
     def load(self, state: dict[str, Any], same_ranks: bool) -> None:
-        """Load the states of the rules, into the buckets that all ranks had."""
+        """Load the states of the rules into the buckets that all ranks had when they were saved."""
         if same_ranks and "tuned" in state:
             self.tuned = dict(state["tuned"])
             self.recut(**self.tuned)
@@ -350,7 +350,7 @@ class Engine(Life[AttachSetup]):
             self.comm.membership.ended(self)
 
     def _check_flown(self) -> None:
-        """Raise a RuntimeError, or warn, if rules have waited for a step in vain."""
+        """Raise a RuntimeError, or warn, if rules have waited for a step that never came."""
         others, waiting = self.other_optimizers, [each.optimizer for each in self.landings.values() if each.passes]
         if others.found and not any(log.launches for each in self.runners for log in each.ledgers):
             raise RuntimeError(
