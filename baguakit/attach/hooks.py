@@ -22,7 +22,7 @@ UNSTEPPED = 1000  # backward passes: more than are accumulated for a step
 class Hooks:
     """The hooks of an attachment.
 
-    They are set when this is made, follow the parameters of the engine's buckets, and are taken out at its end.
+    The constructor sets them. They follow the parameters of the engine's buckets, and are removed at the engine's end.
     """
 
     def __init__(self, engine: Engine) -> None:
@@ -33,7 +33,7 @@ class Hooks:
         self._blank = False  # the step under way is none
         self._begun: dict[Optimizer, Moment] = {}  # when the steps under way began
         self._copies = dict.fromkeys(engine.setup.optimizers if engine.on_weights else ())  # those not looked at
-        # torch.compile of a step leaves them out. By a decorator, the compiler would be imported with the package.
+        # torch.compile must not trace the hooks of optimizers. A decorator would import the compiler with the package.
         outside: Any = torch.compiler.disable
         self._of_optimizers: list[Any] = [register_optimizer_step_pre_hook(outside(self.others.steps))]
         engine.unhook.append(self.remove)
@@ -43,7 +43,7 @@ class Hooks:
                 hooks: Any = optimizer._optimizer_step_pre_hooks
                 hooks.move_to_end(before.id, last=False)  # other hooks must find what has landed
                 self._of_optimizers += [before, optimizer.register_step_post_hook(outside(self._after_step))]
-                # By one parameter, until the optimizer has state: then no step is blank.
+                # Count backward passes at one parameter, until the optimizer has state: after that no step is blank.
                 params = [p for p in params_of(optimizer) if p.requires_grad][-1:]
                 count = partial(self._passed, optimizer)
                 self._watches[optimizer] = [p.register_post_accumulate_grad_hook(count) for p in params]
@@ -72,7 +72,7 @@ class Hooks:
             hook.remove()
 
     def _before_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> Any:
-        """Return the arguments of the step, the optimizer being the first, where they must change; else None."""
+        """Prepare a step. Return its (args, kwargs) if they must change, else None. The optimizer is args[0]."""
         engine, backward = self.engine, self.engine.backward
         if engine.runtime.monitor.error is not None:
             engine.check()
@@ -102,7 +102,7 @@ class Hooks:
         return ((args[0], followed, *args[2:]), kwargs) if len(args) > 1 else (args, {**kwargs, "closure": followed})
 
     def _evaluate(self, optimizer: Optimizer, closure: Callable[[], Any]) -> Any:
-        """Call the closure of a step, once or once more."""
+        """Call the closure of a step. An optimizer may do so several times in one step."""
         self._evaluating = True
         result = closure()
         self._evaluating = False
@@ -111,7 +111,7 @@ class Hooks:
         return result
 
     def _check_gradients(self, optimizer: Optimizer) -> None:
-        """Raise a RuntimeError if an optimizer is about to step with a gradient that should have landed and has not."""
+        """Raise a RuntimeError if an optimizer is about to step with a gradient that was not averaged and should be."""
         engine, backward = self.engine, self.engine.backward
         for p in engine.landings[optimizer].strange(backward.touched) if backward.runners else ():
             rules = [each.rule for each in engine.acting() if id(p) in each.ids]

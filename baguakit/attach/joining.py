@@ -1,15 +1,15 @@
 """Uneven inputs: a rank that has run out of batches answers the others until all have run out.
 
-    at work      announces its next event, a backward of step s or the start or end of that step, and does it
-    run out      announces that it has run out, reads the announcements of the others, and does the same: it launches
-                 the same buckets in the same order, with zeros for gradients, and with its weights as they are
+    at work      announces its next event (a backward of step s, or the start or end of that step), and does it
+    run out      announces that it has run out, reads the announcements of the others, and launches the same buckets
+                 in the same order: with zero gradients, and with its weights unchanged
 
-So all ranks launch alike. Announcements are exchanged in a flight of their own, before the flights of the event. Ranks
-at work need not wait for it, unless the mean is over the ranks at work.
+So all ranks launch the same buckets. Announcements are exchanged in a separate flight, before the flights of the event.
+Ranks at work need not wait for it, unless the mean is over the ranks at work.
 
-Where gradients are averaged, all ranks at work have the same weights. The others take these at the end, or before
-another rule follows that averages weights. In rules on weights, a rank that has run out does not change its weights by
-itself: that equals a division by the number of all ranks.
+If gradients are averaged, all ranks at work have the same weights. Ranks that have run out copy these weights at the
+end, or before a rule on weights averages. In rules on weights, a rank that has run out does not train its weights;
+the mean still divides by the number of all ranks.
 """
 
 import contextlib
@@ -37,7 +37,7 @@ IN_WORDS: dict[int, str] = {
 
 
 class RanOut(RuntimeError):
-    """A rank has run out of batches, and all ranks stop, between two launches."""
+    """A rank has run out of batches. All ranks raise this between two launches."""
 
 
 class Announcement(NamedTuple):
@@ -82,7 +82,7 @@ def joined(engine: Engine, by_all: bool, throw: bool) -> Iterator[None]:
 class Joining:
     """One `join()` on this rank.
 
-    Gradients are divided `by_all` ranks, or by those at work; with `throw`, one that runs out raises a RuntimeError.
+    `by_all`: divide gradients by the number of all ranks, else of the ranks at work. `throw`: raise when one runs out.
     """
 
     def __init__(self, engine: Engine, by_all: bool, throw: bool) -> None:
@@ -92,7 +92,7 @@ class Joining:
     # At work
 
     def announce(self, event: int) -> None:
-        """Announce the next event of this rank. Wait for the announcements of the others only where they matter."""
+        """Announce the next event of this rank. Wait for the announcements of the others only if they are needed."""
         self._exchange(event)
         backward, step = self.engine.backward, self.engine.clock.step
         again, switches = event == Turn.BACKWARD and backward.passes > 0, event == Turn.END and self._weights_part(step)
@@ -129,9 +129,9 @@ class Joining:
 
     @torch.no_grad()
     def answer(self) -> None:
-        """Do as the others do until all have run out, and take the weights of one that trained to the end.
+        """Repeat the launches of the others until all have run out.
 
-        That is if the weights of all ranks should be the same.
+        If all ranks should have the same weights, take them from a rank that trained to the end.
         """
         while True:
             self._exchange(NOTHING)

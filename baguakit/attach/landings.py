@@ -1,4 +1,4 @@
-"""Gradients that have landed: with others an optimizer would train each rank alone."""
+"""Gradients that have landed. With other gradients an optimizer would train each rank alone."""
 
 import warnings
 from collections.abc import Collection, Iterable, Iterator, Sequence
@@ -20,26 +20,26 @@ GRAD, VERSION = attrgetter("grad"), attrgetter("_version")
 class Landings:
     """The gradients with which an optimizer may step: they have landed since its last step.
 
-    It may also step again with what that step used: the same tensor, not written since, as its version counter tells.
-    Each gradient has a counter of its own, also in a bucket.
+    It may also use the gradients of its last step again, if they are the same tensors with unchanged version counters.
+    Each gradient has a separate counter, even in a bucket.
     """
 
     def __init__(self, optimizer: Optimizer) -> None:
         self.optimizer = optimizer
         self.fresh: set[int] = set()  # the parameters, by id, whose gradients have landed since its last step
         self.passes = 0  # backward passes since then, as one of its parameters tells
-        # The parameters of its last step, by id: their gradients, and the versions of the gradients.
+        # Of its last step: the ids of the parameters, their gradients, and the versions of the gradients.
         self.used: tuple[Sequence[int], Sequence[Any], Sequence[int]] = (), (), ()
-        # Those of its parameters that are in buckets of gradients, their ids, and their views.
+        # Its parameters that are in buckets of gradients, their ids, and their views of the buckets.
         self.places: tuple[list[Tensor], list[int], list[Tensor]] = [], [], []
 
     def follow(self, views: dict[Tensor, Tensor]) -> None:
-        """Note where the gradients of parameters lie in buckets."""
+        """Record the views of the buckets in which the gradients of parameters lie."""
         here = [p for p in params_of(self.optimizer) if p in views]
         self.places = here, [*map(id, here)], [views[p] for p in here]
 
     def stepped(self) -> None:
-        """Note the gradients with which the optimizer has stepped."""
+        """Record the gradients with which the optimizer has stepped."""
         self.passes = 0
         self.fresh.clear()
         params, ids, views = self.places
@@ -51,9 +51,9 @@ class Landings:
             self.used = [*map(id, params)], kept, [-1 if p.grad is None else version(p.grad) for p in params]
 
     def strange(self, accumulated: Collection[Tensor] = ()) -> Iterator[Tensor]:
-        """Yield parameters with gradients that neither have landed nor were used by the last step.
+        """Yield parameters whose gradients have not landed and were not used by the last step.
 
-        Those in `accumulated` have gradients of this rank alone since they landed.
+        To the gradients of parameters in `accumulated`, this rank has added its own since they landed.
         """
         params = params_of(self.optimizer)
         if not accumulated and self.fresh.issuperset(map(id, params)):
@@ -70,10 +70,10 @@ class Landings:
                 yield p
 
     def is_blank(self) -> bool:
-        """Return True if a step would train nothing, as torch.distributed.checkpoint makes one to get optimizer state.
+        """Return True if a step would train nothing: torch.distributed.checkpoint makes one to get optimizer state.
 
-        Where no backward came since the last step: no state, every gradient is there, and they and every lr are 0.
-        One parameter is enough to tell: where a backward has not reached it, its gradient is missing.
+        Called if no backward came since the last step. Then the optimizer has no state, and all gradients and learning
+        rates are 0. `passes` counts at one parameter: if a backward has not reached it, it has no gradient.
         """
         if self.optimizer.state:
             return False
@@ -96,8 +96,8 @@ def params_of(optimizer: Optimizer) -> list[Tensor]:
 class LeafStreams:
     """The CUDA streams of the forward passes, on which gradients that have not landed yet were accumulated.
 
-    Autograd makes the stream that called backward wait for all of them, but only at the end of backward. A bucket is
-    launched earlier, and its gradients may be freed later.
+    Autograd makes the stream that called backward wait for all these streams, but only at the end of backward. A bucket
+    is launched earlier, and its gradients may be freed later.
     """
 
     def __init__(self) -> None:
@@ -108,9 +108,9 @@ class LeafStreams:
             self.params.setdefault(stream, set()).add(p)
 
     def follow(self, params: Iterable[Tensor], lane: Lane | None) -> None:
-        """Let a lane wait for the gradients of these parameters.
+        """Make a lane wait for the gradients of these parameters.
 
-        None: let the current stream wait, and keep their memory until it has.
+        None: make the current stream wait, and keep the memory of the gradients until it has waited.
         """
         wanted = set(params)
         streams = {stream: made & wanted for stream, made in self.params.items() if made & wanted}
@@ -137,9 +137,9 @@ class LeafStreams:
 
 
 class OtherOptimizers:
-    """A watch for optimizers that train the model and are not attached: their steps are not seen. Warns once.
+    """Warn once if an optimizer trains the model but is not attached: no rule sees its steps.
 
-    With no `attached` optimizers any may step.
+    If no optimizers are `attached`, any optimizer may step.
     """
 
     def __init__(self, model: nn.Module, attached: Sequence[Optimizer]) -> None:
@@ -149,7 +149,7 @@ class OtherOptimizers:
         self._warned = False
 
     def steps(self, optimizer: Optimizer, *_: Any) -> None:
-        """Check an optimizer that is about to step: any of this process.
+        """Check an optimizer of this process, attached or not, that is about to step.
 
         Raises:
             RuntimeError: it is attached, or none is, and it steps the model within a backward.
@@ -170,14 +170,14 @@ class OtherOptimizers:
         )
 
     def waits(self, optimizer: Optimizer) -> None:
-        """Warn that rules on weights do not fly: they do when the optimizer steps."""
+        """Warn that rules on weights do nothing until the optimizer steps."""
         self.warn(
             f"backward passes have come, and {type(optimizer).__name__} has not stepped: no rule on weights flies "
             "before, and each rank trains alone if something else steps; step the optimizer that is attached"
         )
 
     def look_for_copies(self, optimizer: Optimizer, p: Tensor, before: Tensor) -> None:
-        """Warn if an optimizer remembers the weights, and may step from what it remembers: `p` was `before`."""
+        """Warn if an optimizer keeps a copy of the weights and may step from that. `before`: `p` before the step."""
         held = {key: each for key, each in optimizer.state.get(p, {}).items() if isinstance(each, Tensor)}
         for key, copy in ((key, local(each).to(before.dtype)) for key, each in held.items() if each.shape == p.shape):
             if torch.equal(copy, before) or torch.equal(copy, local(p)):
@@ -195,7 +195,7 @@ class OtherOptimizers:
 
 
 def sample_of(optimizer: Optimizer) -> tuple[Tensor, Tensor] | None:
-    """Return a parameter that an optimizer is about to step, and a copy of it; None if all are zero."""
+    """Return a parameter that an optimizer is about to step, and a copy of it; None if all parameters are zero."""
     chosen = (p for p in params_of(optimizer) if p.requires_grad and local(p).any())
     return None if (p := next(chosen, None)) is None else (p, local(p).clone())
 

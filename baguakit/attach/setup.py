@@ -1,16 +1,16 @@
 """The setup of an attachment, its conflicts with other users of the model, and the order of its buckets.
 
-In sharded models (FSDP2) rules on weights act on a rank's shard of every parameter, and ranks that hold the same shard
-average with each other: one dimension of a mesh, while FSDP shards over another.
+In sharded models (FSDP2) rules on weights act on a rank's shard of every parameter. Ranks that hold the same shard
+average with each other: they are along one dimension of a mesh, and FSDP shards over another.
 
-`better_order` compares two orders of buckets: that in which parameters are registered, and that in which the gradients
-of a first backward come. Buckets are launched in order, each once it is complete. With a_p the share of the gradients'
-bytes that have come when that of p comes, bucket i is launched at t_i = max a_p over the parameters p of the buckets up
-to i, and
+`better_order` compares two orders of buckets: the order in which parameters are registered, and the order in which the
+gradients of a first backward come. Buckets are launched in order, each once it is complete. Let a_p be the share of all
+gradient bytes that have come when the gradient of p comes. Bucket i is launched at t_i = max a_p over the parameters p
+of the buckets up to i, and
 
     T = Σ_i bytes_i t_i / Σ_i bytes_i
 
-is the mean time of launch. Registered in the order in which they run, modules have T of about ½; in the reverse, 1.
+is the mean time of launch. If modules are registered in the order in which they run, T ≈ ½; if in the reverse, T ≈ 1.
 """
 
 import sys
@@ -59,8 +59,8 @@ def make_setup(
 ) -> AttachSetup:
     """Check everything that one rank can check alone, and divide the parameters into buckets.
 
-    Parameters in `ever` take part although they may be frozen now. `order` are the names of parameters in the order of
-    their gradients; (): the reverse of that of the model.
+    Parameters in `ever` take part although they may be frozen now. `order` is the names of parameters in the order of
+    their gradients; (): the reverse of the model's order.
     """
     instance("model", model, nn.Module, "an nn.Module")
     rules, optimizers = rules_of(*algorithms), optimizers_of(optimizer)
@@ -97,7 +97,7 @@ def make_setup(
     buckets_of_rules = []
     for rule, params in zip(rules, params_of_rules, strict=True):
         ordered = in_order(params, names, order) if rule.what == "grad" else params
-        # Optimizers have buckets of their own where what is remembered of one must not depend on the others.
+        # If the rule keeps state, each optimizer has separate buckets: its state must not depend on the others.
         apart = len(optimizers) > 1 and rule.what == "grad" and rule.stage.remembers()
         buckets_of_rules.append(tuple(map(tuple, split(ordered, bucket_bytes, steppers if apart else {}))))
     lines = [f"bucket_bytes={bucket_bytes}", f"optimizers={len(optimizers)}"]
@@ -116,7 +116,7 @@ def make_setup(
 
 
 def optimizers_of(optimizer: Any) -> tuple[Optimizer, ...]:
-    """Return the optimizers that the user gave: one, several, or None; raise if one is not usable."""
+    """Return the optimizers that the user gave (one, several, or None); raise if one is not usable."""
     wanted = "a torch.optim.Optimizer, a sequence of them, or None"
     if optimizer is None:
         return ()
@@ -140,7 +140,7 @@ def optimizers_of(optimizer: Any) -> tuple[Optimizer, ...]:
 
 
 def one_device(names: dict[Tensor, str]) -> torch.device:
-    """Return the device of all trainable parameters; raise if they have none in common, or one cannot be averaged."""
+    """Return the device of all trainable parameters; raise if there are several, or one cannot be averaged."""
     first = next(iter(names))
     for p, name in names.items():
         if isinstance(p, nn.parameter.UninitializedParameter):
@@ -198,7 +198,7 @@ WORTH = 0.1  # of backward by which launches must come earlier
 
 
 def in_order(params: Sequence[Tensor], names: dict[Tensor, str], order: Sequence[str]) -> list[Tensor]:
-    """Return parameters so that `split` launches those first that come first in `order`; the others come last."""
+    """Sort parameters so that `split` launches them in the sequence of `order`, and all other parameters last."""
     place = {name: -i for i, name in enumerate(order)}
     return sorted(params, key=lambda p: place.get(names[p], -len(order)))
 
@@ -206,9 +206,9 @@ def in_order(params: Sequence[Tensor], names: dict[Tensor, str], order: Sequence
 def better_order(
     cuts: Sequence[Sequence[Sequence[Tensor]]], arrived: Collection[Tensor], names: dict[Tensor, str], size: int
 ) -> list[str] | None:
-    """Return the names of parameters in the order in which their gradients arrived; None if little comes earlier so.
+    """Return the names of parameters in the order in which their gradients arrived; None if that gains too little.
 
-    `cuts` are the buckets of each rule on gradients, and `size` is the bytes of one.
+    `cuts` are the buckets of each rule on gradients, and `size` is the bytes of a bucket.
     """
     order = [names[p] for p in arrived if p in names]  # others have been removed meanwhile
     gain = 0.0
@@ -220,7 +220,7 @@ def better_order(
 
 
 def mean_launch(buckets: Sequence[Sequence[Tensor]], arrived: Collection[Tensor]) -> float:
-    """Return T, the mean time at which bytes are launched, from 0 to 1; see this module."""
+    """Return T, the mean time at which bytes are launched, from 0 to 1; see the module docstring."""
     own = {p for bucket in buckets for p in bucket}
     came = [p for p in arrived if p in own]
     total = sum(p.nbytes for p in came)
@@ -231,12 +231,12 @@ def mean_launch(buckets: Sequence[Sequence[Tensor]], arrived: Collection[Tensor]
 
 
 def is_sharded(p: Tensor) -> bool:
-    """Return True if `p` is spread over ranks: a DTensor."""
+    """Return True if `p` is a DTensor, which is sharded over ranks."""
     return hasattr(p, "to_local")
 
 
 def is_divided(optimizer: Optimizer) -> bool:
-    """Return True if each rank has the state of some parameters only: a ZeroRedundancyOptimizer."""
+    """Return True for a ZeroRedundancyOptimizer: each rank has the state of some parameters only."""
     return hasattr(optimizer, "consolidate_state_dict")
 
 
@@ -264,7 +264,7 @@ def check_shards(rules: Sequence[Rule], names: dict[Tensor, str], comm: Comm) ->
 
 
 def check_wrappers(model: nn.Module, rules: Sequence[Rule]) -> None:
-    """Raise a TypeError if a wrapper in the model averages or shards what the rules act on."""
+    """Raise a TypeError if a wrapper in the model averages or shards tensors that the rules act on."""
     fsdp = sys.modules.get("torch.distributed.fsdp")  # importing it takes seconds; a user of it has done so
     on_gradients = [rule for rule in rules if rule.what == "grad"]
     for module in model.modules():
@@ -279,7 +279,7 @@ def check_wrappers(model: nn.Module, rules: Sequence[Rule]) -> None:
 
 
 def check_optimizers(optimizers: Iterable[Optimizer], model: nn.Module) -> None:
-    """Raise a ValueError if an optimizer steps a tensor that is no parameter of the model: it is not averaged."""
+    """Raise a ValueError if an optimizer steps a tensor that is not in the model, as it would not be averaged."""
     ours = set(model.parameters())
     groups = [(optimizer, i, group) for optimizer in optimizers for i, group in enumerate(optimizer.param_groups)]
     for optimizer, i, group in groups:
@@ -307,9 +307,9 @@ def check_dense(rules: Sequence[Rule], params_of_rules: Sequence[Iterable[Tensor
 
 
 def check_others(setup: AttachSetup, others: Iterable[AttachSetup]) -> None:
-    """Raise a ValueError if another attachment acts on the same parameters in a window of this one.
+    """Raise a ValueError if another attachment acts on the same parameters in a window that may overlap.
 
-    Steps are not compared: each attachment counts its own.
+    Steps are not compared: each attachment counts its steps separately.
     """
 
     def acting(setup: AttachSetup) -> Iterable[tuple[Rule, set[Tensor]]]:
