@@ -30,15 +30,15 @@ class Comm:
     Args:
         group: the process group; None for the default group, or the ranks of `mesh`.
         mesh: "hosts", or a `DeviceMesh` with the dimensions ("inter", "intra"): nodes, and ranks within a node. With a
-            mesh, `comm.intra` and `comm.inter` are the groups that `Hierarchical` uses. "hosts" takes as nodes the
-            hosts that the ranks run on, each with as many ranks; it makes groups, and so does a mesh that covers fewer
-            ranks than the default group: then all members must construct this `Comm` together.
+            mesh, `comm.intra` and `comm.inter` are the groups that `Hierarchical` uses. With "hosts" each host is a
+            node; all hosts must have the same number of ranks. "hosts", or a mesh of fewer ranks than the default
+            group, makes new groups: then all members must construct this `Comm` together.
         flows: the number of connections to each peer over which messages of 256 KiB or more are divided, for networks
             that limit the bandwidth of one connection; with a mesh, between nodes only. For tensors on the CPU. More
             than one makes groups: all members must construct this `Comm` together.
 
     Attributes:
-        rank, size: of this process in the group, and the number of ranks there.
+        rank, size: the rank of this process in the group, and the number of ranks.
 
     Raises:
         RuntimeError: torch.distributed is not initialised.
@@ -120,37 +120,37 @@ class Comm:
     def for_flight(
         self, round: int, step: int | None, bucket: int, sent: Sent, formats: list[SentFormat] | None = None
     ) -> "Comm":
-        """Return the same group for one flight, which adds bytes to `sent`, and to `formats` those of its values."""
+        """Return the same group for one flight: it adds the bytes that it sends to `sent`, and formats to `formats`."""
         return self._with(_round=round, _step=step, _bucket=bucket, _sent=sent, _formats=formats)
 
     def meeting(self, call: int, meet: Callable[[], None] | None) -> "Comm":
-        """Return the same group for a call that other ranks may not make, with a number below 2³¹.
+        """Return the same group for call number `call` (below 2³¹), which other ranks may not make.
 
-        Over gloo its messages meet only messages of the same `call`. Exchanges of rows call `meet` when this rank has
-        sent first messages, and collectives of gloo before they begin.
+        Over gloo its messages reach only messages of the same `call`. Exchanges of rows call `meet` when this rank has
+        sent its first messages; collectives of gloo call it before they begin.
         """
         return self._with(_call=call, _meet=meet)
 
     def _with(self, **changes: Any) -> "Comm":
-        """Return the same group with other private fields: steps need no checks, which `replace` would make."""
+        """Return the same group with other private fields. `replace` would check all fields again in each step."""
         copy = object.__new__(type(self))
         vars(copy).update(vars(self), **changes)
         return copy
 
     def note(self, asked: Any, flew: Any, reason: Any = "") -> None:
-        """Note for the report of an attachment in which format this flight sends values; with one rank, that none fly.
+        """Record, for the report of an attachment, the format in which this flight sends values; None with one rank.
 
         Args:
-            asked: the format that was asked for, such as a compressor: an object whose `repr` a report prints.
-            flew: the one that is used: often the same, or a `torch.dtype`.
-            reason: why they differ, an object whose `str` says it; "" if they do not.
+            asked: the requested format, such as a compressor: an object whose `repr` a report prints.
+            flew: the format that is used: often the same object, or a `torch.dtype`.
+            reason: why `asked` and `flew` differ: an object whose `str` a report prints; "" if they do not.
         """
         if self._formats is not None:
             flew, reason = (flew, reason) if self.size > 1 else (None, "one rank")
             self._formats.append(SentFormat(asked, flew, reason, self._part))
 
     def key(self, salt: int = 0, shared: bool = False) -> int:
-        """Return a random key for this round, bucket and rank (without the rank if `shared`), in `[0, 2**31)`."""
+        """Return a key in `[0, 2**31)`: a hash of `salt`, round (or 0), bucket and, unless `shared`, rank."""
         if type(salt) is not int or type(shared) is not bool:
             salt, shared = integer("salt", salt, None), truth("shared", shared)
         text = f"{salt}/{self._round or 0}/{self._bucket}/{'' if shared else self.rank}"
@@ -163,7 +163,7 @@ class Comm:
 
     @property
     def inter(self) -> "Comm":
-        """The ranks with the same rank within their nodes as this one."""
+        """The ranks that have the same rank within their node as this process."""
         return replace(self, group=self._nodes()[1], mesh=None, _parts=None, _part=INTER)
 
     def _nodes(self) -> tuple[Any, Any]:
@@ -181,7 +181,7 @@ class Comm:
 
     @checked
     def all_reduce(self, x: Tensor, op: Any = dist.ReduceOp.SUM) -> Tensor:
-        """Sum `x` over the ranks in place."""
+        """Reduce `x` over the ranks in place, by `op`: by default the sum."""
         if self.size == 1:
             return x
         if (flows := self._begin(2 * (self.size - 1) / self.size * x.nbytes)) is None:
@@ -260,7 +260,7 @@ class Comm:
         return x
 
     def gather_objects(self, value: Any, plain: bool = False) -> list[Any]:
-        """Return the picklable `value` of every rank; if `plain`, one of JSON, which runs no code where it is read."""
+        """Return the `value` of every rank, sent as a pickle; if `plain`, as JSON, which runs no code when read."""
         truth("plain", plain)
         if self.size == 1:
             return [value]
@@ -291,12 +291,12 @@ class Comm:
         return flows
 
     def met(self) -> None:
-        """Return once all ranks are known to make the same call, in `meeting`; else at once."""
+        """Wait until all ranks are known to make the same call, if this is a `Comm` from `meeting`."""
         if self._meet is not None:
             self._meet()
 
-    # Messages by the methods of the group: torch's irecv and isend take 1.5 times as long. Gloo ends the process if a
-    # message is too long for its memory, and takes a shorter one: with length and call in its tag neither arrives.
+    # Messages call methods of the group: torch's irecv and isend take 1.5 times as long. Gloo ends the process if a
+    # message is longer than its tensor, and accepts a shorter one. Tags have length and call, so that neither arrives.
 
     def receive_later(self, x: Tensor, peer: int, tag: int = 0) -> Any:
         """Begin to receive `x` from `peer`; return the work to `.wait()` for."""
@@ -346,8 +346,8 @@ class Comm:
                     self.group.recv([buffer], peer, 0)
                 self.group._end_coalescing(device).wait()
             return incoming
-        # Receives are posted before sends: a message without a posted receive stalls the connection. Each rank begins
-        # with the one after it, so that not all send to the same peer first.
+        # Receives are posted before sends: a message without a posted receive stalls the connection. Each rank sends
+        # to the next rank first, so that not all send to the same peer first.
         works = [self.receive_later(buffer, peer) for peer, buffer in incoming.items()]
         for peer in sorted(outgoing, key=lambda peer: (peer <= self.rank, peer)):
             works.append(self.send_later(outgoing[peer], peer))
@@ -369,7 +369,7 @@ class Comm:
 
         Args:
             name, timeout, device: a unique name, the timeout of messages, and the device of their tensors.
-            flows, store: the number of flows, and the store to connect by; None: as this `Comm` has.
+            flows, store: the number of flows, and the store to connect with; None: those of this `Comm`.
             parts: the groups to use, among "flat", "intra" and "inter": each sends a first message here.
         """
         let_go()

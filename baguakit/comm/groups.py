@@ -1,7 +1,6 @@
 """Process groups: their checks, and the creation of separate ones.
 
-The attachment's monitor reports the errors of NCCL groups that are made here, in place of torch's watchdog, which ends
-the process.
+The attachment's monitor reports the errors of NCCL groups that are made here. Torch's watchdog would end the process.
 """
 
 import os
@@ -26,21 +25,21 @@ from .sending import INTER, INTRA
 
 T = TypeVar("T")
 HOSTS = "hosts"
-"""In place of a mesh: nodes are the hosts that the ranks run on."""
+"""A value of `mesh`: each host that ranks run on is a node."""
 
-# The most ranks that gloo connects all with all at once. A connection that breaks tells that a rank is lost; who waits
-# for the first message of a lost rank is told nothing, and gloo keeps its thread.
+# Up to this many ranks, gloo connects every pair of ranks at the start. A connection that breaks shows that a rank is
+# lost. A rank that waits for the first message of a lost rank hears nothing, and gloo keeps its thread.
 CONNECTED = 32
 BACKENDS = {"cpu": dist.ProcessGroup.BackendType.GLOO, "cuda": dist.ProcessGroup.BackendType.NCCL}
 
 # The constructor of ProcessGroupNCCL reads these variables; its options have no fields for them.
 #
-# In mode 0 the watchdog only records errors. Modes 1 and 3 end the process. Mode 2 aborts, which ends kernels that have
-# not received their data before the error is reported. Here the monitor reads the recorded error, names the failed
-# rank, fails its flights, and aborts.
+# In mode 0 the watchdog only records errors. Modes 1 and 3 end the process. Mode 2 aborts the group before the error
+# is reported: kernels that still wait for data end without it. Here the monitor reads the recorded error, names the
+# failed rank, fails the flights, and aborts the groups.
 #
-# An error still makes the first NCCL group of the process, which is the user's, write its flight record; that group
-# ends the process TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC (480 s) later, unless it has been destroyed by then.
+# After an error, the first NCCL group of the process (the user's) still writes its flight record, and ends the process
+# TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC (480 s) later, unless it has been destroyed by then.
 SETTINGS = {
     "TORCH_NCCL_ASYNC_ERROR_HANDLING": "0",
     "TORCH_NCCL_DESYNC_DEBUG": "0",  # it changes mode 0 to mode 3
@@ -79,7 +78,7 @@ def check_device(group: Any, device: torch.device) -> None:
 
 
 def backend_of(group: Any, kind: str) -> str:
-    """Return the name of the backend by which a group sends tensors on a kind of device, such as "gloo"."""
+    """Return the name of the backend, such as "gloo", that a group uses for tensors on a kind of device."""
     try:
         return str(group._get_backend(torch.device(kind)).name()).lower()
     except RuntimeError:
@@ -87,10 +86,10 @@ def backend_of(group: Any, kind: str) -> str:
 
 
 def store_of(group: Any, name: str) -> Any:
-    """Return the part with the prefix `name` of the key-value store by which the ranks of a group connected.
+    """Return the key-value store that the ranks of a group used to connect, with the key prefix `name`.
 
-    Its users never block in a call, so they share a second connection, which waits on the first do not block. It is
-    made once: TCPStore resolves the name of a new client, which can block all clients for seconds.
+    It has a second connection, which a wait on the first one does not block; its users make no calls that block. The
+    connection is made once: TCPStore resolves the name of a new client, which can block all clients for seconds.
     """
     if group not in _connections:
         store = group.get_group_store()
@@ -99,9 +98,9 @@ def store_of(group: Any, name: str) -> Any:
 
 
 class PatientStore(Store):
-    """A store of a group whose waits for keys are made by a method, not kept alive, which may give up.
+    """A store of a group that waits for keys with `wait_until`, a weakly held method that may raise to stop waiting.
 
-    Else nothing could interrupt a process group that waits in the store for the address of a rank.
+    Otherwise nothing could interrupt a process group that waits in the store for the address of a rank.
     """
 
     def __init__(self, group: Any, wait_until: Callable[[Callable[[], bool]], None]) -> None:
@@ -133,9 +132,9 @@ class PatientStore(Store):
 
 
 def next_name(group: Any) -> str:
-    """Return a new name, equal on all ranks, which call this equally often for a group.
+    """Return a new name, equal on all ranks. All ranks call this equally often for a group.
 
-    Each rank adds 1 to a counter in the store at its first call: the sum gives the number of earlier groups over it.
+    At its first call each rank adds 1 to a counter in the store. The sum gives the number of earlier groups there.
     """
     if group.size() == 1:
         return "0"
@@ -146,16 +145,16 @@ def next_name(group: Any) -> str:
 
 
 def own_group(like: Any, store: Any, name: str, timeout: timedelta, device: torch.device) -> Any:
-    """Return a new process group of the ranks of `like`. Its members only call this, with the same unique name.
+    """Return a new process group of the ranks of `like`. Only its members call this, with the same unique name.
 
-    `dist.new_group` is not used: called by the members only, it changes torch's group counter on these ranks only; and
-    with `use_local_synchronization`, a group that is made again finds the addresses of the first one and hangs.
+    `dist.new_group` is not used: if only the members call it, torch's group counter changes on these ranks only. With
+    `use_local_synchronization`, a group that is made again finds the addresses of the first one and hangs.
     """
     return group_over(store, name, like.rank(), members_of(like), [device.type], timeout)
 
 
 def lazy_group(store: Any, rank: int, size: int, timeout: timedelta) -> Any:
-    """Return a process group of ranks that know their numbers, under a part of a store. It connects lazily."""
+    """Return a process group of `size` ranks over a store. Two ranks connect with their first message."""
     kinds = ["cpu", *["cuda"] * torch.cuda.is_available()]
     return group_over(store, "elastic", rank, list(range(size)), kinds, timeout, lazily=True)
 
@@ -165,7 +164,7 @@ def group_over(
 ) -> Any:
     """Return a process group under a name in a store, for tensors on these kinds of devices.
 
-    `members` are the ranks of all in the default group. Over gloo more than `CONNECTED` connect `lazily`, too.
+    `members` has each member's rank in the default group. Over gloo, more than `CONNECTED` ranks connect `lazily`, too.
     """
     part, lazily = PrefixStore(f"baguakit/{name}", store), lazily or len(members) > CONNECTED
     group = dist.ProcessGroup(part, rank, len(members))
@@ -183,11 +182,11 @@ def group_over(
 
 
 def gloo_backend(store: Any, rank: int, size: int, timeout: timedelta, lazily: bool) -> Any:
-    """Return a gloo backend; `lazily`: two ranks connect with their first message, and none asks for all addresses."""
+    """Return a gloo backend; `lazily`: two ranks connect with their first message, and no rank reads all addresses."""
     if not lazily:
         return _c10d.ProcessGroupGloo(store, rank, size, timeout)
     options, make = _c10d.ProcessGroupGloo._Options(), _c10d.ProcessGroupGloo.create_device
-    # With options of its own, gloo does not look at this variable.
+    # Gloo ignores this variable if it is given options.
     names = list(filter(None, os.environ.get("GLOO_SOCKET_IFNAME", "").split(",")))
     devices = [make(interface=name, lazy_init=True) for name in names]
     options._devices = devices or [_c10d.ProcessGroupGloo.create_default_device(lazy_init=True)]
@@ -229,7 +228,7 @@ def _send_by(group: Any, kind: str, backend: Any) -> None:
 
 
 def check_mesh(mesh: DeviceMesh, group: Any) -> None:
-    """Raise unless the mesh has the two dimensions and, if there is a group, its ranks."""
+    """Raise an error unless the mesh has the two dimensions and, if a group is given, the same ranks as the group."""
     instance("mesh", mesh, DeviceMesh, f'"hosts", or a DeviceMesh with the dimensions ("{INTER}", "{INTRA}")')
     names = mesh.mesh_dim_names or ()
     if set(names) != {INTER, INTRA}:
@@ -248,7 +247,7 @@ def flat_group(mesh: DeviceMesh | None) -> Any:
     world: Any = dist.group.WORLD
     if mesh is None or mesh.size() == dist.get_world_size():
         return world
-    # After `init_process_group(device_id=…)` torch would split the communicator of all ranks, and wait for those that
+    # After `init_process_group(device_id=…)` torch would split the communicator of all ranks, and wait for ranks that
     # do not make this group.
     bound, world.bound_device_id = world.bound_device_id, None
     try:
@@ -258,24 +257,24 @@ def flat_group(mesh: DeviceMesh | None) -> Any:
 
 
 def stand_for(group: Any, inner: Any, members: Sequence[int]) -> None:
-    """Let every `Comm` of `group` send by `inner`, a group of the same ranks: `members` of the default group."""
+    """Let every `Comm` of `group` send over `inner`, a group of the same ranks; in the default group: `members`."""
     _inner[group], _members[inner] = inner, list(members) or list(range(group.size()))
 
 
 def inner_of(group: Any) -> Any:
-    """Return the group by which a `Comm` of `group` sends: of a group of `bk.backend`, its inner group."""
+    """Return the group over which a `Comm` of `group` sends: `group`, or its inner group if it is of `bk.backend`."""
     return _inner.get(group, group)
 
 
 def add_nccl(group: Any, store: Any, name: str, timeout: timedelta) -> None:
-    """Let a group over gloo send tensors on GPUs as well, by NCCL, which connects with its first message."""
+    """Let a gloo group send tensors on GPUs as well, over NCCL, which connects with its first message."""
     name = f"baguakit/{name}"
     backend = nccl_backend(PrefixStore(name, store), group.rank(), members_of(group), name, timeout)
     _send_by(group, "cuda", backend)
 
 
 def members_of(group: Any) -> list[int]:
-    """Return the ranks of the members in the default group; of a group made without one, its own ranks."""
+    """Return the members' ranks in the default group; if the group was made without one, its own ranks."""
     try:
         return _members.get(group) or dist.get_process_group_ranks(group)
     except KeyError:
@@ -283,7 +282,7 @@ def members_of(group: Any) -> list[int]:
 
 
 def host() -> str:
-    """Return a name of this host, of its kernel and its network namespace: containers with their own are hosts."""
+    """Return a name of this host: boot id and network namespace. A container with its own namespace is a host."""
     try:
         return f"{Path('/proc/sys/kernel/random/boot_id').read_text().strip()}/{os.stat('/proc/self/ns/net').st_ino}"
     except OSError:  # not Linux
@@ -299,7 +298,7 @@ def ranks_by_host(hosts: Sequence[str]) -> list[list[int]]:
 
 
 def on_all(comm: Any, make: Callable[[], T], doing: str) -> T:
-    """Return `make()`; an error in it on one rank is raised on all, on the others with what is `doing`. Collective."""
+    """Return `make()`. If it fails on a rank, all raise; the others a ValueError that names `doing`. Collective."""
     error = None
     try:
         made = make()
@@ -315,7 +314,7 @@ def on_all(comm: Any, make: Callable[[], T], doing: str) -> T:
 
 
 def node_groups(comm: Any) -> tuple[Any, Any]:
-    """Return the intra and inter groups of this rank, of the hosts that the ranks of a Comm run on. Collective."""
+    """Return this rank's intra and inter groups; each host that ranks of the `Comm` run on is a node. Collective."""
     nodes = ranks_by_host(comm.gather_objects(host()))
     if odd := next((ranks for ranks in nodes if len(ranks) != len(nodes[0])), None):
         raise ValueError(
@@ -335,13 +334,13 @@ def node_groups(comm: Any) -> tuple[Any, Any]:
 
 
 class Membership:
-    """The members of a group, as an attachment asks for them: always the same. Those of `bk.elastic` come and go."""
+    """The members of a group, as an attachment sees them. Here they never change; with `bk.elastic` they do."""
 
     changes: ClassVar[bool] = False  # ranks come and go, so that the group of the `Comm` changes
     bodies = 0  # of `recoverable()` that have ended
 
     def watch(self, monitor: Any) -> None:
-        """Tell the monitor of an attachment, or of a hook, of ranks that are lost."""
+        """Tell the monitor of an attachment or a hook when a rank is lost."""
 
     def start(self, engine: Any) -> None:
         """Start the engine of an attachment. Collective."""
@@ -351,9 +350,9 @@ class Membership:
         """Note that an attachment has ended."""
 
     def elastic(self, call: str) -> Any:
-        """Return this, for a call that needs a group whose ranks come and go.
+        """Return this membership, for a call that needs a group whose ranks come and go.
 
         Raises:
-            ValueError: they do not.
+            ValueError: the ranks of this group do not come and go.
         """
         raise ValueError(f"{call} needs a group whose ranks come and go: comm=bk.elastic.join(…)")

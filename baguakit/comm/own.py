@@ -65,7 +65,7 @@ class Flows:
         return [slice(begin, end) for begin, end in pairwise([0, *ends, n])]
 
     def begin(self, x: Tensor, begin: Callable[[slice, Any], Any]) -> "Shares":
-        """Begin a message divided as the flat `x` is: `begin` returns the work of a part over the group of its flow."""
+        """Begin a message that is divided like the flat `x`; `begin(part, group)` returns the work of a part."""
         if x.is_cuda:
             raise ValueError(
                 "flows divide messages over gloo; for NCCL, set the number of connections with baguakit.net"
@@ -121,7 +121,7 @@ def reweighed(shares: Sequence[float], seconds: Sequence[float]) -> list[float]:
 
 
 def longer(timeout: timedelta) -> timedelta:
-    """Return the timeout of the messages of a flight, later than that of the monitor, which names ranks."""
+    """Return the timeout of a flight's messages: longer than the monitor's, so that the monitor names ranks first."""
     return timeout * 1.25 + timedelta(seconds=2)
 
 
@@ -139,7 +139,7 @@ def set_timeout(group: Any, timeout: timedelta) -> None:
 def own_groups(
     group: Any, parts: Parts, name: str, timeout: timedelta, device: torch.device, store: Any
 ) -> tuple[Any, Parts]:
-    """Return new groups of the same ranks, made by a store, under an agreed name. Collective."""
+    """Return new groups of the same ranks, which connect through a store under an agreed name. Collective."""
     own = own_group(group, store, f"{name}/flat", timeout, device)
     if parts is None:
         return own, None
@@ -149,7 +149,7 @@ def own_groups(
 
 
 def flows_of(group: Any, parts: Parts, count: int, name: str, timeout: timedelta, store: Any) -> dict[str, Flows]:
-    """Return {part: flows}, `count` flows between all ranks or, with a mesh, between nodes; {} for one. Collective.
+    """Return {part: flows}, `count` flows between all ranks or, with a mesh, between nodes; {} if 1. Collective.
 
     The first flow uses the given group.
     """
@@ -163,12 +163,12 @@ def flows_of(group: Any, parts: Parts, count: int, name: str, timeout: timedelta
 def abort_all(groups: Iterable[Any]) -> None:
     """Abort all messages of groups that were made here, in all groups at the same time.
 
-    NCCL ends a communicator when the device has completed earlier launches. One of these may be a message of another
-    communicator that waits for a rank that has ended: one abort after another would block. It waits at most `ENDING`.
+    NCCL ends a communicator when the device has completed earlier launches. Such a launch may be a message of another
+    communicator that waits for a lost rank, so one abort after another would block. This waits at most `ENDING`.
 
-    Groups that connect with their first messages are kept until `let_go`, also when the process ends: the end of a
+    Groups that connect with their first messages are kept until `let_go`, also when the process ends. To free such a
     group waits for its last collective, which an abort does not end. If a rank was lost before the first message to
-    it, that takes the timeout of the group, and a garbage collection would stop the process meanwhile.
+    it, this takes the timeout of the group, and a garbage collection would block the process for that time.
     """
 
     def abort(group: Any) -> None:
@@ -189,7 +189,7 @@ def abort_all(groups: Iterable[Any]) -> None:
 
 
 def let_go() -> int:
-    """Free the aborted groups that are kept and that nothing else refers to, on threads; return how many are left."""
+    """Free, on threads, the kept aborted groups that nothing else refers to; return how many are left."""
     with _letting_go:
         for _ in range(len(_kept)):
             held = [_kept.pop(0)]

@@ -1,4 +1,4 @@
-"""Messages: their calls and checks, and bytes, formats and flags of a flight that an exchange takes along."""
+"""Messages: their calls and checks, the bytes and formats that a flight counts, and the flags that it carries."""
 
 from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
@@ -30,7 +30,7 @@ SENT = {
 
 
 def as_sent(x: Tensor) -> Tensor:
-    """Return a contiguous tensor; its bytes, if gloo or NCCL does not send its dtype, such as int16 or float8."""
+    """Return the contiguous `x`, or its bytes if gloo or NCCL does not send its dtype, such as int16 or float8."""
     return x if x.dtype in SENT or x.is_complex() else x.view(-1).view(torch.uint8)
 
 
@@ -38,7 +38,7 @@ def warm(group: Any, device: torch.device) -> None:
     """Send a first byte, if this group has never sent tensors of `device`. Collective.
 
     NCCL makes its communicator in the first call, which waits for all ranks, including those that have no message. Over
-    gloo each rank sends one to the next: an interface that does not reach it is found now.
+    gloo each rank sends the byte to the next rank: a network interface that does not reach it is found now.
     """
     if group.size() == 1 or device in _warm.setdefault(group, set()):
         return
@@ -71,7 +71,7 @@ def gather_bytes(content: bytes, group: Any) -> list[bytes]:
     """Return the bytes of every rank.
 
     `dist.all_gather_object` and `dist.broadcast_object_list` are not used: with TORCH_DISTRIBUTED_DEBUG=DETAIL they
-    know only groups that torch made.
+    accept only groups that torch made.
     """
     mine, there = torch.frombuffer(bytearray(content), dtype=torch.uint8), _device_of(group)
     sizes = torch.empty(group.size(), dtype=torch.int64, device=there)
@@ -101,15 +101,15 @@ def _device_of(group: Any) -> torch.device:
 
 
 class SentFormat(NamedTuple):
-    """The format that was asked of a flight, and the one in which it sent values.
+    """The format that was requested for a flight, and the format in which the flight sent values.
 
-    A flight holds the objects, and a report the same `in_words`: nothing is turned into text before it is printed.
+    A flight holds objects. A report holds their text, from `in_words`, so that text is made only for reports.
 
     Attributes:
-        asked: the format that was asked for: in a report an expression.
-        flew: the one in which values were sent: in a report an expression, a dtype such as "float32", or "nothing".
-        reason: why they differ; "" if they do not.
-        part: of the network, "flat", "intra" or "inter".
+        asked: the requested format; in a report an expression.
+        flew: the format that was sent; in a report an expression, a dtype such as "float32", or "nothing".
+        reason: why `asked` and `flew` differ; "" if they do not.
+        part: the part of the network: "flat", "intra" or "inter".
     """
 
     asked: Any
@@ -118,11 +118,11 @@ class SentFormat(NamedTuple):
     part: str
 
     def in_words(self) -> "SentFormat":
-        """Return the same in words."""
+        """Return a copy whose fields are text."""
         return SentFormat(_named(self.asked), _named(self.flew), str(self.reason), self.part)
 
     def line(self, flights: int, of: int) -> str:
-        """Return the text that follows the name of a bucket: in this format `flights` of its `of` flights were sent."""
+        """Return the text after the name of a bucket: `flights` of its `of` flights were sent in this format."""
         times = f" in {flights:,} of {of:,} flights" if flights < of else ""
         instead = f", not {self.asked}" if self.reason and self.asked != self.flew else ""
         return f"{PLACES.get(self.part, '')}: {self.flew}{times}{instead}" + f": {self.reason}" * bool(self.reason)
@@ -135,10 +135,10 @@ def _named(format: Any) -> str:
 
 
 class Rider:
-    """Bytes of which each rank has a row, and whose maximum over all ranks is asked for.
+    """Flags: a row of bytes on each rank, whose maximum over all ranks is needed.
 
-    On a GPU a collective of their own takes its latency. So the first all-gather of a flight within the group takes
-    them along; or the first between nodes, and the first within them. Else they are all-reduced at the end.
+    On a GPU a separate collective would add its latency. So the first all-gather of a flight carries the flags; with
+    nodes, the first one between nodes and the first one within nodes. Otherwise `arrive` all-reduces them at the end.
     """
 
     def __init__(self, mine: Tensor, size: int) -> None:
@@ -146,11 +146,11 @@ class Rider:
         self._size, self._parts = size, set[str]()
 
     def aboard(self, comm: Any) -> Any:
-        """Return the same `Comm` for one flight, which takes these flags along."""
+        """Return the same `Comm` for one flight, whose all-gathers carry these flags."""
         return comm._with(_rider=self)
 
     def boards(self, part: str, size: int) -> tuple[Tensor, Tensor] | None:
-        """Return what to gather to and from with the ranks of a part of the group; None if they stay where they are."""
+        """Return (out, input) of an all-gather of the flags in a part of the group; None if it does not carry them."""
         rows = size * len(self.rows)
         if part in self._parts or rows > self._size or rows * self.rows.shape[1] > LONGEST:
             return None
@@ -160,6 +160,6 @@ class Rider:
         return out, mine
 
     def arrive(self, comm: Any) -> None:
-        """Send what has not reached all ranks. Collective."""
+        """All-reduce the flags, unless all-gathers have carried them to all ranks. Collective."""
         if len(self.rows) < self._size:
             comm.all_reduce(self.rows, dist.ReduceOp.MAX)

@@ -74,8 +74,8 @@ class CachedDataset(Dataset[Any]):
     Args:
         dataset: a map-style dataset.
         store: `MemoryStore()`, `LMDBStore(path)`, `RedisStore(hosts)`, or your own `Store`.
-        name: the name of the samples; None for a hash of the dataset's content, computed once, here. Pass a name if the
-            content is large, cannot be pickled (lambdas), or differs between ranks (sets of strings).
+        name: the name of the samples; None for a hash of the dataset's content, computed once, in this call. Pass a
+            name if the content is large, cannot be pickled (lambdas), or differs between ranks (sets of strings).
         version: change it with the dataset's code: samples of other versions are never read.
         codec: `Plain()`, the default: tensors, arrays, bytes and plain containers, decoded without running code.
             `Pickle()`: any sample, from a store to which nobody else can write.
@@ -106,7 +106,7 @@ class CachedDataset(Dataset[Any]):
             raise TypeError(f"codec is Plain(), Pickle(), or an object with tag, encode and decode, not {codec!r}")
         self.dataset, self.store, self.version = dataset, store, version
         self.namespace = namespace(dataset, name, version, self.codec.tag)
-        # Counts by thread, for loader workers in shared memory: no two add to a row at the same time.
+        # A row of counts for each thread, shared with loader workers: no two threads add to a row at the same time.
         self._counts = torch.zeros(ROWS, len(COUNTED), dtype=torch.int64).share_memory_()
 
     def __len__(self) -> int:
@@ -213,9 +213,9 @@ class CachedDataset(Dataset[Any]):
 
 
 def namespace(dataset: Any, name: str | None, version: str | int, codec_tag: str) -> bytes:
-    """Return 16 bytes that identify a dataset's `name` or content, its version and the codec, in all processes.
+    """Return 16 bytes that identify a dataset by `name` or content, version and codec. Equal in all processes.
 
-    The content is the class, and a hash of what pickle sees, of code the name only: `version` must change with it.
+    The content is the class's name and a hash of the pickle, which has code by name only: change `version` with code.
     """
     what = f"name:{name}"
     if name is None:
@@ -250,7 +250,7 @@ def position(index: Any, length: int | None) -> bytes:
 
 
 class _Hasher(pickle.Pickler):
-    """A pickler for hashing: tensors by value (torch would include storage addresses), caches as their identity."""
+    """A pickler for hashing: it takes tensors by value (torch would add storage addresses) and caches by namespace."""
 
     def reducer_override(self, obj: Any) -> Any:
         if isinstance(obj, torch.Tensor) and obj.layout is torch.strided and not obj.is_quantized:

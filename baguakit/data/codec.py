@@ -2,7 +2,7 @@
 
     magic (4) · crc32 of all that follows (4) · header length (8) · header: the sample's tree · buffers
 
-Decoding runs no code: a person with write access to a store can falsify numbers, but not run code.
+`Plain` runs no code when it decodes: a person with write access to a store can falsify numbers, but not run code.
 """
 
 from __future__ import annotations
@@ -194,7 +194,7 @@ def _sample(tree: Any, buffers: list[memoryview]) -> Any:
 
 
 def _descr(descr: Any) -> Any:
-    """Return the description of a dtype, with the tuples that JSON turned into lists."""
+    """Return the description of a dtype; turn the lists that JSON made of tuples back into tuples."""
     if isinstance(descr, str):
         return descr
     titled = [(tuple(name) if isinstance(name, list) else name, *rest) for name, *rest in descr]

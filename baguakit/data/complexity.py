@@ -27,13 +27,14 @@ log = logging.getLogger("baguakit")
 
 
 def membership(num_replicas: int | None, rank: int | None, group: Any) -> tuple[int, int, Comm | None, bool]:
-    """Return the rank, the number of ranks, their group unless it is one rank alone, and whether it has these ranks.
+    """Return (rank, number of ranks, group, known); defaults are those of `group`, the default group, or one rank.
 
-    The defaults are those of `group`, of the default group, or of one rank alone.
+    The returned group is None if there is none, if it is always one rank, or if it has another rank or size than asked.
+    `known` is whether the processes of all ranks are known: False if a group of several has another rank or size.
 
     Raises:
         TypeError: `group` is neither a `Comm` nor a process group of which this process is a member.
-        ValueError: `rank` is not less than `num_replicas`.
+        ValueError: `rank` or `num_replicas` is out of range.
     """
     try:
         comm = group if isinstance(group, Comm) else Comm(group)
@@ -55,8 +56,7 @@ def complexities(dataset: Sized, complexity: Complexity, file: Any, comm: Comm |
     """Return the cost of every sample, float64 of shape (len(dataset),), equal on all ranks.
 
     A function is called once per sample: the ranks divide the pass over the dataset (collective) and show a progress
-    bar. Rank 0 writes the result to `file`, if there is one, which the next run reads. The errors are as in
-    `LoadBalancedSampler`.
+    bar. Rank 0 writes the result to `file`, if given; the next run reads it. Errors are as in `LoadBalancedSampler`.
     """
     if not isinstance(dataset, Sized):
         raise TypeError(f"dataset is one that has a length, not {type(dataset).__name__}; pass one with __len__")

@@ -25,7 +25,7 @@ log = logging.getLogger("baguakit")
 
 
 class Followed(Generic[T]):
-    """An iterator over the steps of an epoch: one item (a sample or a batch) for each rank. All compute all steps."""
+    """An iterator over an epoch: a step has one item (a sample or a batch) for each rank. Each rank computes all."""
 
     def _begin(
         self, dataset: Sized, complexity: Complexity, file: Any, place: tuple[Any, Any, Any], *settings: bool | float
@@ -47,7 +47,7 @@ class Followed(Generic[T]):
         self._resumed: Position | None = None  # the start of the next pass, if it resumes one
 
     def _sit(self, rank: int, size: int) -> None:
-        """Take the place of this process among the ranks."""
+        """Set the rank of this process and the number of ranks."""
         self.rank, self.num_replicas = rank, size
 
     @abstractmethod
@@ -55,7 +55,7 @@ class Followed(Generic[T]):
         """Return all steps of `ranks` ranks over `samples`, which are shuffled and not trained yet."""
 
     def _assigned(self, costs: Costs, ranks: int, rng: np.random.Generator, epoch: int) -> Indices:
-        """Return numbers of `costs` (steps, ranks), such that the ranks' totals of costs stay nearly equal."""
+        """Return indices of `costs` (steps, ranks) such that all ranks have nearly the same total cost."""
         cells = assign(np.arange(costs.size).reshape(-1, ranks), costs, rng if self.shuffle else None)
         cells = np.roll(cells, epoch, axis=1)  # each epoch moves the cells of a rank to the next rank
         return rng.permutation(cells) if self.shuffle else cells
@@ -71,7 +71,7 @@ class Followed(Generic[T]):
         return costs | {name: getattr(self, name) for name in names}
 
     def _shares(self, stretch: Stretch) -> Shares:
-        """Return the queues of all ranks. Stretches before this one are planned again, except the latest."""
+        """Return the queues of all ranks. Earlier stretches are planned again unless they are remembered."""
         if stretch not in self._planned:
             samples, kept = np.arange(len(self.costs)), dict[int, list[Indices]]()
             if stretch.done:
@@ -90,7 +90,7 @@ class Followed(Generic[T]):
         return self._planned[stretch]
 
     def __len__(self) -> int:
-        """Return the number of steps of this epoch, equal on all ranks; after a change of ranks, of the rest of it."""
+        """Return the number of steps of this epoch, or of its rest after a change of ranks; equal on all ranks."""
         return self._shares(self._now.stretch).length(self._now.rank)
 
     def __iter__(self) -> Iterator[T]:
@@ -123,7 +123,7 @@ class Followed(Generic[T]):
                 now.over = True
 
     def _count(self) -> int:
-        """Return the items of all bodies of `recoverable()` that have ended, or of steps if the loop repeats those."""
+        """Return the number of items in all ended `recoverable()` bodies; if lost steps are repeated, in all steps."""
         assert self._comm is not None
         return self._items * int(self._attachment.step if self._repeats else self._comm.membership.bodies)
 
@@ -154,7 +154,7 @@ class Followed(Generic[T]):
 
         Args:
             consumed: the number of items (samples, or batches of a batch sampler) of this pass that were trained on;
-                None for those drawn so far. Pass it with loader workers, which draw ahead.
+                None for the number drawn so far. Pass it if the loader has workers, since workers draw items ahead.
 
         Raises:
             ValueError: `consumed` is negative or more than this pass has.
@@ -212,7 +212,7 @@ class Followed(Generic[T]):
         self._resume(Stretch(epoch, tuple(behind), tuple(done)), step)
 
     def _resume(self, stretch: Stretch, items: int) -> None:
-        """Go on in a stretch after `items` items, or with other ranks in a new one."""
+        """Continue a stretch after `items` items; on another number of ranks, begin a new stretch."""
         if self._record is not None and self._record.version:
             raise ValueError("this sampler follows a group that has changed: load a state before the first change")
         seats = [Seat(k := max(0, items - lag), k, behind=lag) for lag in stretch.behind]
@@ -232,27 +232,27 @@ class Followed(Generic[T]):
             for epoch in range(sampler.epoch, epochs):
                 sampler.set_epoch(epoch)
 
-        A rank that lives on keeps the items that it has drawn, such as items that a loader's workers have fetched.
-        All that nobody has drawn or a lost rank has not trained is divided anew, such that all end the epoch after the
-        same number of steps. A rank that joins takes over the epoch, `sampler.epoch`, and a part of the rest of it.
+        A rank that stays keeps the items that it has drawn, also those that the workers of its loader have fetched. All
+        other items that are not trained are divided again, so that all ranks end the epoch after the same number of
+        steps. A rank that joins continues the epoch `sampler.epoch`, with a part of the remaining items.
 
-        A step that is lost because a rank was lost has consumed its item on the others, unless the loop repeats it. A
-        lost rank has trained as many items as optimizer steps were made. What it leaves is not trained in this epoch,
-        and a warning says so, if another rank's iterator has ended: loaders ask for the end of an epoch ahead. Then a
-        rank that joins begins with the next epoch, and gets as many items more as the others are behind.
+        If a step is lost with a rank, the other ranks have consumed their items of it, unless the loop repeats the
+        step. A lost rank has trained the items of all optimizer steps that were made. If the iterator of another rank
+        has ended (a loader asks for the end ahead), the rest of a lost rank's items is not trained in this epoch: a
+        warning says so. A rank that joins then begins with the next epoch, with more items, as the others are behind.
 
         Call `set_epoch` before each pass, in ascending order. `state_dict()` needs no `consumed`. Draw items in the
         thread that trains, as loaders do.
 
         Args:
-            att: the attachment, of the group that the sampler was made with.
+            att: the attachment; it has the group that the sampler was made with.
             items_per_step: the items (samples, or batches of a batch sampler) that a rank draws for one optimizer step:
                 the batch size of a loader, times the steps of accumulation.
-            repeats: the loop repeats a step that was lost with the same items.
+            repeats: whether the loop repeats a lost step with the same items.
 
         Raises:
-            ValueError: the sampler was made with another group than one of `bk.elastic.join`, or follows already, or
-                has begun.
+            ValueError: the group of the sampler is not one of `bk.elastic.join`, or the sampler follows already or has
+                begun.
         """
         comm, now = self._comm, self._now
         if comm is None or not comm.membership.changes:
@@ -268,7 +268,7 @@ class Followed(Generic[T]):
             self._resume(now.stretch, now.stretch.behind[now.rank] + now.drawn)
 
     def _changed(self, change: Any) -> None:
-        """Agree with all ranks on what is done, and go on with the rest. Collective."""
+        """Agree with all ranks on which items are trained, and continue with the rest. Collective."""
         assert self._comm is not None
         agreement, told = self._agreement(change), None
         with contextlib.suppress(StopIteration):
@@ -298,7 +298,7 @@ class Followed(Generic[T]):
             log.warning("%d items that a lost rank has left are not trained in epoch %d, as it ends", items, epoch)
 
     def _enter(self, record: Record, rank: int) -> None:
-        """Go over to another record, in which this rank has a new number."""
+        """Switch to another record, in which this process has the number `rank`."""
         now, first = self._now, record.passes[0]
         joined = self._record is None or self._record.version < record.version - 1
         before = () if joined else range(now.stretch.epoch, first.epoch)

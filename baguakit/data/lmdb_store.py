@@ -1,9 +1,9 @@
 """A store in one memory-mapped file per node.
 
-Commits are not synced to disk: the kernel has the commits of a killed process, but after a crash of the machine the
-file may be inconsistent. `state.json` in the directory therefore holds the boot of the latest write, and whether all is
-on disk (`clean`). It changes under LMDB's lock of writers: a process that writes first marks the file as not clean, and
-one that closes it syncs it and marks it as clean. A file of another boot that is not clean is emptied.
+Commits are not synced to disk. The kernel writes the commits of a killed process; but if the machine crashes, the file
+may be inconsistent. So `state.json` in the directory has the boot id of the latest write, and whether all data is on
+disk (`clean`). A process marks the file as not clean before it writes. `close` syncs the file and marks it as clean.
+Both hold LMDB's writer lock. A file that is not clean and comes from another boot is emptied.
 """
 
 from __future__ import annotations
@@ -67,8 +67,8 @@ class LMDBStore(Store):
     Args:
         path: a directory for this store alone, not on a network file system; created if missing, with access for its
             owner only.
-        capacity_bytes: the limit, in bytes of samples with the pages that hold them, equal in all processes; the file
-            may be larger by an eighth and 16 MiB.
+        capacity_bytes: the limit, in bytes of the pages that hold samples, equal in all processes; the file may be
+            larger by an eighth plus 16 MiB.
 
     Raises:
         ValueError: `path` is on a network file system; other users may write to it (this process would read their
@@ -102,7 +102,7 @@ class LMDBStore(Store):
         return type(self), (self.path, self.capacity_bytes)
 
     def _environment(self) -> Environment:
-        """Return this process's environment, open until a store of this path is closed; raise StoreError."""
+        """Return this process's environment of the path; open it if needed, or raise StoreError."""
         with _guard:
             if self.path not in _environments:
                 _environments[self.path] = Environment(self)
@@ -167,8 +167,8 @@ class LMDBStore(Store):
 class Environment:
     """An LMDB environment, which a process may open once only, and the locks between processes.
 
-    The locks are bytes of a file, released by the kernel when the process ends; closing any descriptor of the file
-    would release all, so that each process opens it once.
+    Each lock is a lock of one byte of a file. The kernel releases all locks of a process when the process ends or
+    closes any descriptor of the file. So each process opens the file only once.
     """
 
     def __init__(self, store: LMDBStore) -> None:
@@ -216,7 +216,7 @@ class Environment:
         warnings.warn(f"the LMDB store at {self.path} is emptied: {reason}", RuntimeWarning, stacklevel=2)
 
     def mark(self, clean: bool) -> None:
-        """Write whether all is on disk, unless the file says so; in a transaction that writes."""
+        """Write to `state.json` whether all data is on disk, unless it says so. The caller holds a lock."""
         state = {"format": 1, "boot": boot_id(), "clean": clean}
         if read_state(self.path) != state:
             replace_file(self.path / "state.json", json.dumps(state).encode())
@@ -242,14 +242,14 @@ class Environment:
             self.mark(clean=True)
 
     def abandon(self) -> None:
-        """Close it as it is."""
+        """Close the environment and its locks without a sync."""
         self.locks.close()
         self.env.close()
 
 
 @contextmanager
 def locked(file: IO[bytes], byte: int) -> Iterator[None]:
-    """Hold the lock of a byte of the file among processes, unless waiting for it would deadlock."""
+    """Hold the lock of one byte of the file among processes; go on without the lock if waiting would deadlock."""
     with suppress(OSError):
         fcntl.lockf(file, fcntl.LOCK_EX, 1, byte)
     try:
@@ -265,7 +265,7 @@ def claim_byte(key: bytes) -> int:
 
 
 def boot_id() -> str | None:
-    """Return the identity of this boot of the machine; None if it is unknown: then commits are synced."""
+    """Return the boot id of the machine; None if it is unknown. Commits are then synced."""
     try:
         return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     except OSError:

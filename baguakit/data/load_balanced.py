@@ -24,24 +24,24 @@ class LoadBalancedSampler(Followed[int], DistributedSampler[int]):
     the samples are assigned such that the total costs of the ranks stay nearly equal. `seed` and the epoch decide the
     order. Call `set_epoch` before each epoch.
 
-    It is a `DistributedSampler`, so trainers that would add one keep it. If `complexity` is a function, construction
-    is a collective call.
+    It is a `DistributedSampler`, so trainers do not replace it by their own. If `complexity` is a function,
+    construction is a collective call.
 
     Args:
         dataset: the samples; it has a length.
         complexity: the cost of each sample: a function of one sample, a tensor, array or sequence of numbers, or the
             path of an `.npy` file of them.
         num_replicas: the number of ranks; None for the size of `group`.
-        rank: this process's rank; None for that in `group`.
+        rank: this process's rank; None for its rank in `group`.
         shuffle: shuffle the steps; False: steps run from cheap to expensive.
         seed: the seed of the order, equal on all ranks.
         drop_last: leave out `len(dataset) % num_replicas` samples, different ones in each epoch; False: repeat as few
             samples as possible until `num_replicas` divides their number.
-        random_level: from 0, only samples of similar cost share a step (best balance), to 1, any samples do (no
-            balance).
+        random_level: from 0 (only samples of similar cost share a step: best balance) to 1 (any samples share a step:
+            no balance).
         complexity_file: a file that keeps the results of a function for the next run; rank 0 reads and writes it.
         group: the process group of the ranks, or a `bk.Comm`, also one of `bk.elastic.join` (see `follow`); None for
-            the default group, or one rank without one.
+            the default group, or for a single rank if there is no default group.
 
     Raises:
         TypeError, ValueError: the costs are not one finite, non-negative number per sample.
@@ -93,12 +93,12 @@ class LoadBalancedBatchSampler(Followed[list[int]], Sampler[list[int]]):
     Args:
         budget: the largest cost of a batch, such as a number of tokens; None for no limit.
         batch_size: the largest number of samples of a batch; None for no limit. `budget` or `batch_size` is required.
-        random_level: from 0, samples of a step have similar cost (least padding, best balance), to 1, any samples
-            share a step.
-        drop_last: give all ranks equally many samples in every step, and with `batch_size` alone full batches: this
-            leaves out `len(dataset) % num_replicas` samples (`% (num_replicas * batch_size)` with `batch_size` alone),
-            different ones in each epoch. False: leave out none; if a rank has no sample in the last step, repeat
-            samples of it, fewer than `num_replicas`.
+        random_level: from 0 (samples of a step have similar cost: least padding, best balance) to 1 (any samples share
+            a step).
+        drop_last: give all ranks the same number of samples in every step; with `batch_size` alone, make all batches
+            full. This leaves out `len(dataset) % num_replicas` samples (with `batch_size` alone,
+            `% (num_replicas * batch_size)`), different ones in each epoch. False: leave out none; if the last step has
+            fewer samples than ranks, repeat some of them, fewer than `num_replicas`.
         padded: count the cost of a batch as its length times its largest cost; False: as the sum of its costs.
 
     All other arguments are as in `LoadBalancedSampler`.
@@ -141,7 +141,7 @@ class LoadBalancedBatchSampler(Followed[list[int]], Sampler[list[int]]):
 
     @property
     def sampler(self) -> LoadBalancedBatchSampler:
-        """This sampler: trainers call `sampler.set_epoch`."""
+        """This sampler itself: trainers call `set_epoch` of the attribute `sampler` of a batch sampler."""
         return self
 
     def _signature(self) -> dict[str, Any]:

@@ -1,19 +1,19 @@
-"""The plan of a pass: who trains which samples, in pure functions that return the same on all ranks.
+"""The plan of a pass over the data: which rank trains which samples. Pure functions, with equal results on all ranks.
 
 Ranks wait for each other if their costs within a step differ. Samples of similar cost therefore share a step, and
 within a step the most expensive sample goes to the rank with the least work so far. If s_g is the spread of group g
 (largest cost minus smallest), the totals of two ranks never differ by more than max_g s_g: adding a_i ≥ a_j to the
 loads l_i ≤ l_j turns their difference d into d − (a_i − a_j).
 
-A pass is divided anew whenever the ranks change. In each *stretch* between two changes a rank goes through its queue:
+A pass is divided again whenever the ranks change. The part between two changes is a *stretch*, in which rank r has
 
-    queue_r  =  the items that it has drawn in stretches before and not trained  +  its items of the plan
+    queue_r  =  the items that it drew in earlier stretches and has not trained  +  its items of the plan
 
-When the stretch ends, rank r has trained the first of them and drawn some more. If it lives on, it keeps what it has
-drawn; all that nobody has trained or keeps is planned again. The plan begins with steps for those ranks alone that have
-less before them, so that all end the pass together, as far as the samples go:
+When the stretch ends, rank r has trained the first items of its queue and drawn some more. If rank r stays, it keeps
+the items that it has drawn. The samples that nobody has trained or keeps are planned again. Ranks with less work left
+get extra steps first, so that all ranks finish the pass together if the samples suffice:
 
-    behind_r + len(queue_r)  =  the same for all r
+    behind_r + len(queue_r)  =  the same for all r,    behind_r: the items that rank r still trains in earlier passes
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ WIDEST = 4096  # groups that are assigned one by one; the others, whose spread i
 
 
 def by_cost(samples: Indices, costs: Costs, random_level: float, rng: np.random.Generator) -> Indices:
-    """Return `samples` (n,) in the order of (1 − random_level) · quantile of cost + random_level · U(0, 1).
+    """Return `samples` (n,) in ascending order of (1 − random_level) · quantile of cost + random_level · U(0, 1).
 
-    The cheapest come first. Samples of equal cost keep their order.
+    If `random_level` is 0, samples of equal cost keep their order.
     """
     by_cost_alone = np.argsort(costs[samples], kind="stable")
     if random_level == 0:
@@ -49,8 +49,8 @@ def by_cost(samples: Indices, costs: Costs, random_level: float, rng: np.random.
 def assign(groups: Indices, costs: Costs, rng: np.random.Generator | None) -> Indices:
     """Return the groups of samples (g, ranks), each row reordered so that column r is for rank r.
 
-    The columns then have nearly equal cost. With a generator, the groups beyond the `WIDEST` are assigned at random
-    first, and the widest then balance the totals.
+    The columns then have nearly equal total cost. With `rng`, only the `WIDEST` groups with the largest spread of cost
+    are assigned in this way; the other groups are assigned at random before.
     """
     rows = np.take_along_axis(groups, np.argsort(-costs[groups], axis=1, kind="stable"), axis=1)
     spread = costs[rows[:, 0]] - costs[rows[:, -1]]
@@ -85,7 +85,7 @@ class Limit:
         return float(len(batch) * costs[batch].max(initial=0) if self.padded else costs[batch].sum())
 
     def most(self, samples: Indices, costs: Costs, ranks: int) -> int:
-        """Return an upper bound of the samples per rank, taken from the front of `samples`, that fit; at least 1."""
+        """Return an upper bound on how many samples per rank, from the front of `samples`, fit; at least 1."""
         full = min(len(samples) // ranks, self.batch_size or len(samples))
         if self.budget is None:
             return max(1, full)
@@ -159,9 +159,9 @@ def _largest(left: Indices, costs: Costs, ranks: int, limit: Limit) -> Batches:
 
 
 def _last(samples: Indices, rest: int, costs: Costs, ranks: int, limit: Limit) -> list[Batches]:
-    """Return the last steps, from the samples of the last full step and the `rest`, which are fewer than the ranks.
+    """Divide the last full step and the `rest` remaining samples, fewer than ranks, into the last steps.
 
-    These are one step, two steps with a sample for each rank, or a last step with repeated samples.
+    Try one step, then two steps in which each rank has a sample; else repeat samples in a last step.
     """
     whole = len(samples) - rest
     choices = [[samples]] if whole else []
@@ -197,10 +197,10 @@ class Stretch:
 
     epoch: int
     behind: tuple[int, ...]  # by rank: the items that it trains in passes before this one
-    done: Done = ()  # by stretch of this pass before: the seats of all ranks
+    done: Done = ()  # for each earlier stretch of this pass: the seats of all ranks
 
     def ended(self, seats: Sequence[Seat], behind: Sequence[int]) -> Stretch:
-        """Return the next stretch of the pass; it takes the place of this one if that has given nobody an item."""
+        """Return the next stretch of the pass. It replaces this one if no rank has drawn an item from this one."""
         begun = any(seat.drawn for seat in seats) or (self.done and any(seat.to >= 0 for seat in self.done[-1]))
         return Stretch(self.epoch, tuple(behind), (*self.done, tuple(seats)) if begun else self.done)
 
@@ -216,7 +216,7 @@ class Shares:
         plan: Callable[[Indices, int], Sequence[Batches]],  # returns the steps of some ranks over some samples
     ) -> None:
         self.samples = samples
-        # Each part has the column of each rank that takes part, and the steps.
+        # Each part is a pair: {rank that takes part: its column in a step}, and the steps.
         self.parts: list[tuple[dict[int, int], Sequence[Batches]]] = [
             ({rank: 0}, [[item] for item in items]) for rank, items in kept.items()
         ]
@@ -237,11 +237,11 @@ class Shares:
         return sum(len(steps) for columns, steps in self.parts if rank in columns)
 
     def queue(self, rank: int) -> Iterator[Indices]:
-        """Return the queue of a rank, made as it is read."""
+        """Return an iterator over the queue of a rank."""
         return (steps[i][columns[rank]] for columns, steps in self.parts if rank in columns for i in range(len(steps)))
 
     def ended(self, seats: Sequence[Seat]) -> tuple[Indices, dict[int, list[Indices]]]:
-        """Return the samples that nobody has trained when this stretch has ended so, and the items kept by rank."""
+        """Return the samples that nobody has trained when this stretch ends with `seats`, and {rank: items kept}."""
         taken = [(seat, list(islice(self.queue(rank), seat.drawn))) for rank, seat in enumerate(seats)]
         kept = {seat.to: items[seat.trained :] for seat, items in taken if seat.to >= 0}
         return without(self.samples, chain.from_iterable(items[: seat.trained] for seat, items in taken)), kept
@@ -259,8 +259,9 @@ def without(samples: Indices, items: Iterable[Indices]) -> Indices:
 class Record:
     """The state of a sampler that all ranks share from one change of the group to the next.
 
-    Items are counted from its beginning, in all passes, a step that ends a pass as a whole one. `passes` follow each
-    other, up to the first that all ranks end together; the next change divides one of them, or a later pass.
+    Items are counted from the beginning of the record, over all passes; a short last step of a pass counts as a whole
+    step. `passes` are consecutive, up to the first one that all ranks end together. The next change divides one of
+    these passes, or a later one.
     """
 
     version: int  # the number of changes before
@@ -306,9 +307,9 @@ def regrouped(
     per_step: int,  # the items that a rank trains in each
     shares: Callable[[Stretch], Shares],
 ) -> tuple[Record, dict[int, int]]:
-    """Return the record of the new group, and by epoch the items that lost ranks leave and nobody trains.
+    """Return the record of the new group, and {epoch: number of items of lost ranks that nobody trains}.
 
-    Items are left where another rank's iterator has ended, or is in a later pass: it cannot take any.
+    Nobody trains them if the iterator of another rank has ended, or is in a later pass.
     """
     known = {t.rank: (new, t) for new, t in enumerate(told) if t.version == record.version}
     passes, made = record.passes, record.origin + step * per_step
@@ -334,7 +335,7 @@ def regrouped(
         return -(-max(0, items) // per_step) * per_step
 
     def before(t: Told) -> int:
-        """Return the items that a rank trains before the pass; one that was left out trains what it has drawn."""
+        """Return how many items a rank trains before the pass. A rank that was left out trains what it has drawn."""
         if t.version != record.version:
             return whole_steps(t.now.drawn - t.trained)
         return whole_steps(stretch.behind[t.rank] - t.used) if t.epoch < epoch else 0

@@ -20,7 +20,7 @@ T = TypeVar("T")
 GLOB, LITERAL = r"([*?\[\]^\\])", r"\\\1"  # the special characters of Redis patterns, and their escape
 TLS_NAMES = {"ca_file": "ssl_ca_certs", "cert_file": "ssl_certfile", "key_file": "ssl_keyfile"}
 KINDS = "host:port, redis://…, rediss://… (TLS) or unix://…"
-# A user and password are percent-encoded as in URLs: their # ? / @ and % are %23 and so on.
+# Special characters of user and password are percent-encoded as in URLs (# as %23).
 ADDRESS = re.compile(
     r"(?P<scheme>[a-z]+)://((?:[^@/?#%\[\]\s]|%[0-9A-Fa-f]{2})*@)?"
     r"(?P<host>[^@/?#:%\[\]\s]+|\[[0-9A-Fa-f:.]+\])?(:(?P<port>[0-9]+))?(?P<path>/[^?#@\s]*)?(\?[^#@\s]*)?"
@@ -32,10 +32,10 @@ class RedisStore(Store):
     """A store in one or more Redis servers that you run.
 
     Rendezvous hashing (Thaler and Ravishankar 1998) chooses the server of each sample: adding or removing one of n
-    moves 1/n of the samples. The servers' `maxmemory` and `maxmemory-policy` set the limit and the eviction: with
-    `noeviction` a full server keeps its samples, and others are computed in every epoch; `allkeys-random` suits several
-    datasets; an LRU policy always evicts the samples that are needed next. While a server has failed, its samples are
-    computed.
+    servers moves 1/n of the samples. The servers' `maxmemory` and `maxmemory-policy` set the limit and the eviction.
+    With `noeviction` a full server keeps its samples, and all others are computed in every epoch. `allkeys-random`
+    suits several datasets. An LRU policy always evicts the samples that are needed next. While a server is down, its
+    samples are computed.
 
     Args:
         hosts: "host:port", "redis://…", "rediss://…" (TLS) or "unix://…", or a list of these; equal on all nodes.
@@ -44,7 +44,7 @@ class RedisStore(Store):
         tls: use TLS.
         ca_file, cert_file, key_file: the certificate authority to trust, and the client's certificate and key.
         timeout: the seconds to wait for a server.
-        retry_seconds: the seconds without requests to a server that has failed.
+        retry_seconds: the seconds from a failure of a server to the next request to it.
         expire_seconds: the seconds after which a server deletes a sample; None for never.
         claim_seconds: the longest time that other processes wait while one computes a sample.
         prefix: the beginning of all keys.
@@ -138,7 +138,7 @@ class RedisStore(Store):
         return f"{self.prefix}:{key[:DATASET].hex()}:{key[DATASET:].hex()}"
 
     def _ask(self, host: int, request: Callable[[Any], T]) -> T:
-        """Return the reply of one server; raise StoreError, without a request if it has failed recently."""
+        """Return the reply of one server. Raise StoreError if it fails; without a request if it has failed recently."""
         until, reason = self._away[host]
         if time.monotonic() < until:
             raise StoreError(reason)
@@ -212,7 +212,7 @@ def address(name: str, given: Any, tls: bool) -> tuple[str, str]:
     """Return the URL of a server for the redis package, and its address without user and password.
 
     Raises:
-        TypeError, ValueError: the address is invalid; without the password.
+        TypeError, ValueError: the address is invalid; the message does not show the password.
     """
     if not isinstance(given, str):
         raise TypeError(f"{name} is a Redis address, {KINDS}, not of type {type(given).__name__}")

@@ -22,7 +22,7 @@ DATASET = 16  # bytes of a key that identify its dataset
 
 
 class StoreError(RuntimeError):
-    """An error of a store; samples are computed without it."""
+    """An error of a store: the samples are computed without the store."""
 
 
 @dataclass(frozen=True)
@@ -109,7 +109,7 @@ class ThreadLock:
 
 
 class KeyedLocks:
-    """One lock per key between the threads of a process; unused keys take no memory."""
+    """One lock per key, for the threads of a process; unused keys take no memory."""
 
     def __init__(self) -> None:
         self._guard, self._locks = ThreadLock(), WeakValueDictionary[bytes, ThreadLock]()
@@ -124,7 +124,7 @@ class KeyedLocks:
 
 
 def replace_file(path: Path, content: bytes) -> None:
-    """Replace the file at `path` atomically, by a synced temporary file; raise OSError if that fails."""
+    """Replace the file at `path` atomically: sync a temporary file, then rename it. Raise OSError if that fails."""
     handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     try:
         with os.fdopen(handle, "wb") as file:
@@ -138,7 +138,7 @@ def replace_file(path: Path, content: bytes) -> None:
 
 
 class MemoryStore(Store):
-    """A store in the memory of this process, for data that is read without loader workers (each would have its own).
+    """A store in the memory of this process, for loading without workers: each worker would have a store of its own.
 
     A full store keeps its samples and takes no new ones: an epoch reads each sample once, so the least recently used
     sample is the next to be needed.

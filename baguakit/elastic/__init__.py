@@ -1,8 +1,8 @@
-"""Ranks that come and go: training continues when some are lost, and lets new ones in.
+"""Ranks that come and go: training continues when ranks are lost, and new ranks can join.
 
-All ranks meet in a store, and agree there on who is in the next *round*. A round ends when a connection breaks, or
-after a step on which all agree if a process waits to join or a rank leaves. Then all meet again, and go on from their
-last whole steps.
+All ranks meet in a key-value store, and agree there on the members of the next *round*. A round ends when a connection
+breaks. It also ends when a process waits to join or a rank leaves, after a step that all ranks agree on. Then all ranks
+meet again, and continue from their last complete steps.
 """
 
 import sys

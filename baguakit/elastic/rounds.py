@@ -1,4 +1,4 @@
-"""Rounds: this process meets the others, hears when a round ends, and lets all know when it ends here."""
+"""Rounds: this process meets the others, notices the end of a round, and tells all ranks if the round ends here."""
 
 import contextlib
 import logging
@@ -32,10 +32,10 @@ ANSWER = timedelta(seconds=10)  # that the store may take to answer
 SLOWEST_MESSAGE = timedelta(minutes=10)  # a part of the state of a rank, to one that joins
 LOOK = 0.1  # seconds between two looks for news of the round
 FEW = 10  # keys of old rounds that are deleted at each look
-STANDS = 5.0  # seconds that training may stand still when a round ends, without an attachment that says how long
+STANDS = 5.0  # seconds that training may stand still when a round ends, if no attachment sets a timeout
 PROGRESS = 10.0  # seconds between two lines of a rank that waits
-UNANSWERED = 2.0  # seconds without an answer after which the store is not reached: it is asked many times in a second
-TOLD = 1.0  # seconds that the store has to take what it is told
+UNANSWERED = 2.0  # seconds without an answer after which the store counts as unreachable: it is asked far more often
+TOLD = 1.0  # seconds to wait for the store to accept a request of `tell`
 
 
 class Left(SystemExit):
@@ -52,21 +52,21 @@ class Left(SystemExit):
 
 @dataclass
 class Search:
-    """A search for a round."""
+    """A search for the next round."""
 
     where: str  # "host:port" of the store
     failed: str = ""  # why the store cannot be reached
     over: bool = False  # nobody waits for it any more
-    meeting: Rendezvous | None = None  # the latest
-    looked: float = field(default_factory=time.monotonic)  # when the store has last answered, or failed
+    meeting: Rendezvous | None = None  # the latest one
+    looked: float = field(default_factory=time.monotonic)  # when the store last answered or failed
 
     def silence(self) -> float:
-        """Return the seconds for which the store has not answered; 0 if they are few."""
+        """Return the seconds for which the store has not answered; 0 up to `UNANSWERED`."""
         seconds = time.monotonic() - self.looked
         return seconds if seconds > UNANSWERED else 0.0
 
     def line(self, least: int, patience: float | None = None) -> str:
-        """Return a line on what this process waits for; with `patience`, on a search that has taken all of it."""
+        """Return a line that tells what this process waits for; with `patience`, why the search has timed out."""
         silence = self.silence()
         if why := self.failed or (silence and f"no answer for {silence:.1f} s"):
             return f"the store at {self.where} cannot be reached: {why}"
@@ -84,14 +84,14 @@ class Search:
 
 
 def run(work: Callable[[], Any], name: str) -> threading.Thread:
-    """Do the work on a thread that does not keep the process alive."""
+    """Do the work on a daemon thread, and return the thread."""
     thread = threading.Thread(target=work, name=f"baguakit {name}", daemon=True)
     thread.start()
     return thread
 
 
 def tell(request: Callable[[], Any]) -> None:
-    """Make a request to the store; without a store there is nobody to tell, and one that hangs is not waited for."""
+    """Make a request to the store; ignore a failure, and wait at most `TOLD` seconds."""
 
     def ask() -> None:
         with contextlib.suppress(RuntimeError):
@@ -105,31 +105,31 @@ class Rounds:
 
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
-        self.group: Any = None  # the process group of the latest
-        self.follow: Callable[[Any], None] = lambda group: None  # is given that of each
+        self.group: Any = None  # the process group of the latest round
+        self.follow: Callable[[Any], None] = lambda group: None  # called with the process group of each round
         self.name = f"{socket.gethostname()}:{os.getpid()}:{uuid.uuid4().hex[:6]}"
-        self.round: Round | None = None  # the present one; None between two
-        self.why = ""  # the reason why it is over; "" while it is not
+        self.round: Round | None = None  # the present round; None between two rounds
+        self.why = ""  # why the round is over; "" while it is not
         self.leaving = False  # this rank has been asked to leave
         self.door = Door()
         self.cut = ""  # a sentence about the ranks that were left out when this round began
         self._store: Any = None
-        self._stuck: float | None = None  # since when rounds have ended without a step
+        self._stuck: float | None = None  # the time since which rounds have ended without a step
         self._number = 0  # of the latest round that this process knows
         self._latest = (0, 0)  # the number of the latest round with a whole state, and the rank in it
         self._past = False  # whether there are process groups of rounds that are over
         self._monitors: list[Monitor] = []
-        self._waiting: list[Future[Any]] = []  # collectives of the program's own
+        self._waiting: list[Future[Any]] = []  # collectives that the program itself calls
 
     def step(self) -> int:
-        """Return the step of this rank; -1 if no rank waits for another."""
+        """Return the step of this rank; -1 if ranks do not wait for each other."""
         raise NotImplementedError
 
     def meet(self) -> None:
-        """Leave the round so far, and meet the others in the next one.
+        """End the present round here, and meet the others in the next one.
 
         Raises:
-            TimeoutError: there has been none within the patience, or the store cannot be reached.
+            TimeoutError: no round has begun within the patience, or the store cannot be reached.
             ValueError: this process has other settings than the others.
             Left: this process has been asked to leave meanwhile.
         """
@@ -137,7 +137,7 @@ class Rounds:
         settings, began, lines = self.settings, time.monotonic(), 0
         search = Search(f"{settings.host}:{settings.port}")
         found: Future[Round] = Future()
-        # On a thread, since the store may not answer, and a call of it has no end then.
+        # On a thread: if the store does not answer, a call of it never returns.
         run(partial(self._find, found, search), "meeting")
         try:
             while not (found.done() or (self.leaving and search.silence())):
@@ -168,7 +168,7 @@ class Rounds:
         run(partial(self._pulse, round, self.pausing, self._over), "pulse")
 
     def _find(self, found: "Future[Round]", search: Search) -> None:
-        """Set the next round that this process is in, or the error that has ended the search."""
+        """Set the result of `found`: the next round that has this process, or the error that ended the search."""
 
         def look() -> None:
             search.looked = time.monotonic()
@@ -190,11 +190,11 @@ class Rounds:
             found.set_exception(error)
 
     def _meet(self, look: Callable[[], None], search: Search) -> Round | None:
-        """Come to a meeting, and return the round that it makes; None if this process is not in it."""
+        """Come to a meeting, and return the resulting round; None if this process is not in it."""
         settings = self.settings
         if self._store is None:
             place = (settings.host, settings.port)
-            try:  # torch asks again for long before it says that nobody is there
+            try:  # torch would retry for a long time before it fails
                 socket.create_connection(place, ANSWER.total_seconds()).close()
             except OSError as error:
                 raise RuntimeError(str(error)) from error
@@ -221,7 +221,7 @@ class Rounds:
         return self._stuck is not None and time.monotonic() - self._stuck > self.settings.patience
 
     def end_round(self, gone: bool = False) -> None:
-        """End what belongs to the round; `gone`: this process does not come to the next one."""
+        """End the round here: tell the others, and abort its group. `gone`: this process does not come to the next."""
         if self.round is not None:
             round, self.round = self.round, None
             self._over.set()
@@ -241,14 +241,14 @@ class Rounds:
         self._touched = time.monotonic()
 
     def watch(self, monitor: Monitor) -> None:
-        """End what a monitor watches when the round ends, and the round when the monitor gives up."""
+        """Fail the monitor's work when the round ends; end the round when the monitor fails."""
         monitor.hasty, monitor.failed = True, partial(self.broken, self.round)
         self._monitors.append(monitor)
         if self.why:
             monitor.fail(self.why)
 
     def broken(self, round: Round | None, why: str) -> None:
-        """End a round, if it is the present one: here, and for all."""
+        """End a round on this rank and on all others, if it is the present round."""
         if round is None or round is not self.round or self.why:
             return
         self.why = why
@@ -261,10 +261,10 @@ class Rounds:
         abort_all([self.group])
 
     def during(self, work: Callable[[], Any], group: Any) -> Any:
-        """Return `work()`, a collective; it is done on a thread, since gloo's waits do not end when a group is aborted.
+        """Return `work()`, a collective. It runs on a thread, since gloo's waits do not end when a group is aborted.
 
-        On a GPU the host waits for it if `group` is that of the round: the messages of attachments have other groups,
-        and a monitor that waits for them.
+        On a GPU the host waits for the collective if `group` is the group of the round. Messages of attachments have
+        other groups, and a monitor that waits for them.
 
         Raises:
             PeerError: the round is over, or ends meanwhile.
@@ -292,11 +292,11 @@ class Rounds:
             self._waiting.remove(result)
 
     def _pulse(self, round: Round, pausing: Pause, over: threading.Event) -> None:
-        """Beat, hear what the others say, and listen to the next rank; let the round pause when processes wait to join.
+        """Send signs of life, watch the next rank, and end or pause the round when the store says so. Runs on a thread.
 
-        The round ends here if the store does not answer: without it this rank cannot know that the others have gone on
-        without it. A rank that is lost mostly closes connections, which tells at once; but lazy groups may not
-        have connections yet, and gloo's waits for them end with their timeout only.
+        Rank 0 asks for a pause when processes wait to join. The round ends on this rank if the store does not answer:
+        without the store this rank cannot know that the others have continued without it. A lost rank usually closes
+        its connections, which is noticed at once. But lazy groups may have none yet: gloo waits until its timeout.
         """
         store, settings, all_rounds = round.store, self.settings, self._store
         after, counts, knocks = round.members[(round.rank + 1) % round.size], Counts(), Knocks()

@@ -49,11 +49,11 @@ class Ranks:
         with bk.Ranks(4) as ranks:
             ranks.run(train)
 
-    The first call starts the processes. They run until `close()`, until this object is deleted, or until the caller's
-    process ends for any reason. They form torch's default process group, which `bk.Comm()` uses, over gloo on the
+    The first call starts the processes. They run until `close()`, until a call fails, until this object is deleted, or
+    until the caller's process ends. They form torch's default process group, which `bk.Comm()` uses, over gloo on the
     loopback interface, which other machines cannot reach. They have the caller's working directory, environment and
-    `sys.path`, but none of its variables: a script needs no `if __name__ == "__main__"`, and a function of a notebook
-    is sent with the values that it refers to.
+    `sys.path`, but none of its variables. A script needs no `if __name__ == "__main__"`. A function of a notebook is
+    sent with the values that it refers to.
 
     Args:
         size: the number of ranks.
@@ -102,7 +102,7 @@ class Ranks:
         Args:
             function: any function; closures, lambdas and functions of a notebook need cloudpickle.
             args: the arguments of the function, the same on all ranks.
-            keep: call `function(kept, *args)`, where `kept` is a dict on the rank that lasts as long as its process.
+            keep: call `function(kept, *args)`. `kept` is a dict on each rank that lasts as long as the rank's process.
             limit: the seconds after which the call fails and each rank prints its stack; None for no limit. The time
                 begins when the ranks have started, and includes the transfer of the results.
             lost: ranks that are expected to die in this call: the call does not wait for them, and their result is
@@ -129,7 +129,7 @@ class Ranks:
         if not isinstance(lost, Collection) or isinstance(lost, (str, bytes, torch.Tensor)):
             raise TypeError(f"lost is a sequence of ranks, not {lost!r}")
         gone = {integer("a rank in lost", rank, 0, self.size - 1) for rank in lost}
-        # Code that is not in a file, such as notebook cells, for tracebacks of ranks.
+        # The source of code that is not in a file, such as notebook cells: tracebacks of ranks show it.
         sources = {name: entry for name, entry in linecache.cache.items() if len(entry) == 4 and entry[1] is None}
         work = pickle.dumps({"path": [*map(str, sys.path)], "sources": sources, "keep": keep, "packed": packed})
         values: dict[int, Any] = {}
@@ -170,10 +170,10 @@ class Ranks:
                 raise RuntimeError(f"rank {process.rank} could not start; its error is above (on stderr)") from error
 
     def _perform(self, work: bytes, waiting: set[int], values: dict[int, Any], limit: float) -> dict[int, str]:
-        """Send the pickled arguments of `serving.perform` to all ranks, and wait for the replies of some.
+        """Send the pickled arguments of `serving.perform` to all ranks; wait for the replies of the ranks `waiting`.
 
-        This takes at most `limit` seconds, and at most two seconds after a rank has failed. Results go to `values`; the
-        reasons of failures are returned.
+        This takes at most `limit` seconds; after a rank has failed, at most two more. Results go to `values`, by rank.
+        The reasons of failures are returned, by rank.
         """
         until, failures = time.monotonic() + limit, dict[int, str]()
 
@@ -229,7 +229,7 @@ class Ranks:
         return failures
 
     def _show_stacks(self, ranks: Collection[int]) -> None:
-        """Let ranks print their stacks to stderr."""
+        """Make ranks print their stacks to stderr."""
         if self._launcher.usable:  # it keeps the process ids of ranks that have ended
             for rank in ranks:
                 os.kill(self._processes[rank].pid, signal.SIGUSR1)
@@ -264,8 +264,8 @@ class Ranks:
 def check_open_files(size: int) -> None:
     """Raise an OSError if `size` ranks need more open files than a process may have.
 
-    The caller has three for each rank. A rank has a connection to every other one in the default group, and rank 0,
-    which holds the store, two or three more from each.
+    The caller has three open files for each rank. A rank has a connection to every other rank of the default group.
+    Rank 0 holds the store, and has two or three more connections from each rank.
     """
     most, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     folder = Path("/proc/self/fd")
@@ -279,7 +279,7 @@ def check_open_files(size: int) -> None:
 
 
 class Process:
-    """The process of a rank, which starts when this is made, its socket for calls and replies, its output."""
+    """The process of a rank, its socket for calls and replies, and its output. The constructor starts the process."""
 
     def __init__(self, rank: int, launcher: Launcher, screen: "Screen", files: Sequence[int]) -> None:
         self.rank = rank
@@ -300,7 +300,7 @@ class Process:
 
 
 def end(launcher: Launcher, processes: list[Process], owner: int) -> None:
-    """End processes, unless this process is one forked from their owner."""
+    """End processes, unless this process is a fork of their owner; close their files."""
     if owner == os.getpid():
         launcher.end([process.pid for process in processes])
     for process in processes:

@@ -6,8 +6,8 @@ again. The launcher runs in its own session, so that a keyboard interrupt reache
 user's process ends for any reason, its end of the socket closes: the launcher then ends all ranks and itself. If the
 launcher is killed, its ranks end too.
 
-A message is a pickle in a file in memory; a socket carries the descriptor of the file. It is whole when it arrives,
-whatever its size, so that no process waits for one that is stopped or dies in the middle.
+A message is a pickle in a file in memory; a socket carries the descriptor of the file. A message of any size arrives
+whole, so no process waits for the rest of a message from a process that is stopped or has died.
 """
 
 from __future__ import annotations
@@ -60,15 +60,15 @@ _loops = itertools.count()
 def run(control: int, out: int, err: int, listening: int | None = None) -> None:
     """Run a rank until the caller ends; never returns.
 
-    The arguments are descriptors: of the socket by which the caller sends the arguments of `join`, then of `perform`,
-    of stdout and stderr, and for rank 0 of the listening socket of the store.
+    All arguments are file descriptors. `control` is the socket on which the caller sends the arguments of `join` and
+    then of `perform`. `out` and `err` become stdout and stderr. Rank 0 gets the `listening` socket of the store.
     """
     global _control, _call
     for file, name, standard in ((out, "stdout", 1), (err, "stderr", 2)):
         os.dup2(file, standard)
         os.close(file)
         lines = os.fdopen(standard, "w", 1, encoding="utf-8", errors="backslashreplace", closefd=False)
-        setattr(sys, name, lines)  # each of which is written at once
+        setattr(sys, name, lines)  # each line is written at once
     faulthandler.register(signal.SIGUSR1, all_threads=False)  # the caller sends it to ranks that are late
     _control = socket.socket(fileno=control)
     join(_control, listening, **_next(_control))
@@ -100,13 +100,13 @@ def join(
     cuda: bool,
     timeout: float | None,
 ) -> None:
-    """Make the default process group with the other ranks; the caller gets a reply when the store is there.
+    """Make the default process group with the other ranks; the caller gets a reply when the store is ready.
 
-    `environment` is the caller's with the variables that torchrun sets, `folder` its working directory.
+    `environment` is the caller's, with the variables that torchrun sets; `folder` is the caller's working directory.
     """
     os.environ.clear()
     os.environ.update(environment)
-    # Ranks unpickle messages without authentication: groups stay on the loopback.
+    # Ranks unpickle messages without authentication, so groups use the loopback interface only.
     loopback = next((name for _, name in socket.if_nameindex() if name in LOOPBACKS), None)
     if loopback:
         os.environ.update(GLOO_SOCKET_IFNAME=loopback, NCCL_SOCKET_IFNAME=loopback)
@@ -130,9 +130,9 @@ def join(
 
 
 def perform(kept: dict[str, Any], path: list[str], sources: dict[str, Any], keep: bool, packed: bytes) -> bytes:
-    """Call a pickled function with its arguments, before which `keep` puts `kept`; return its pickled value and error.
+    """Call a pickled function with its arguments; return the pickled (value, error). `keep`: pass `kept` first.
 
-    `path` is the caller's `sys.path`, and `sources` its entries of `linecache` for code that is not in a file.
+    `path` is the caller's `sys.path`. `sources` are the caller's `linecache` entries of code that is not in a file.
     """
     try:
         sys.path[:] = path
@@ -179,7 +179,7 @@ def progress(steps: Iterable[T], label: str = "", total: int | None = None) -> I
 
 
 def _reported(control: socket.socket, steps: Iterable[T], report: Progress) -> Iterator[T]:
-    """Yield from `steps`, and report to the caller until the call ends: then nobody shows the loop any more."""
+    """Yield from `steps`, and report to the caller until the call ends: later reports would not be shown."""
     began_in, last = _call, -BEAT
     try:
         for step in steps:
@@ -197,7 +197,7 @@ def _reported(control: socket.socket, steps: Iterable[T], report: Progress) -> I
 
 
 class Launcher:
-    """The launcher, as the user's process sees it. `launcher()` returns the one of this process."""
+    """The launcher, as the user's process sees it. `launcher()` returns the launcher of this process."""
 
     def __init__(self) -> None:
         if not hasattr(os, "fork"):
@@ -224,7 +224,7 @@ class Launcher:
         return self._socket.fileno() >= 0 and self._owner == os.getpid() and self._process.poll() is None
 
     def fork(self, control: socket.socket, files: Sequence[int]) -> int:
-        """Start a rank with `files`, the arguments of `serving.run`; return its process id, told over `control`."""
+        """Start a rank with `files`, the arguments of `serving.run`; return its process id, received over `control`."""
         try:
             self._used = True
             send(pickle.dumps(()), [self._socket], files)
@@ -235,7 +235,7 @@ class Launcher:
             ) from error
 
     def end(self, pids: Iterable[int]) -> None:
-        """Kill ranks, and wait until they have ended. If the launcher has ended, so have its ranks."""
+        """Kill ranks, and wait until they have ended. If the launcher has ended, its ranks have ended, too."""
         ended, theirs = os.pipe()
         with os.fdopen(ended, "rb") as file, contextlib.suppress(OSError):
             with os.fdopen(theirs, "wb"):
@@ -269,7 +269,7 @@ def launcher() -> Launcher:
 def serve(socket_file: int) -> None:
     """Run the launcher in its own process, until the user's process ends.
 
-    A message is the process ids of ranks to end, and a file to close then; or none, and the files of a rank to start.
+    A message has the process ids of ranks to end, and a file to close then; or no ids, and the files of a new rank.
     """
     for name in PRELOADED:
         importlib.import_module(name)
@@ -308,7 +308,7 @@ def _fork(user: socket.socket, files: Sequence[int]) -> int:
 
 
 def _end(children: set[int], pids: Sequence[int]) -> None:
-    """Kill some children. An ended one keeps its process id until waitpid, so that this never kills another process."""
+    """Kill some children. A child that has ended keeps its process id until waitpid: no other process is killed."""
     ours = children.intersection(pids)
     for pid in ours:
         os.kill(pid, signal.SIGKILL)
@@ -322,7 +322,7 @@ def _end(children: set[int], pids: Sequence[int]) -> None:
 
 @dataclass(frozen=True)
 class Progress:
-    """The progress of the loop of this number; `total` is None if it is unknown, `ended` in the last report."""
+    """The progress of loop number `loop`. `total` is None if it is unknown; `ended` is True in the last report."""
 
     loop: int
     label: str
@@ -347,7 +347,7 @@ def receive(end: socket.socket) -> tuple[bytes, list[int]]:
     data, files, _, _ = socket.recv_fds(end, 1, FILES)
     if not data:
         raise EOFError
-    # It is mapped, since ends that get the same message share one position in the file.
+    # The file is mapped, not read: receivers of the same message share one position in the file.
     with os.fdopen(files[0], "rb") as message, mmap.mmap(message.fileno(), 0, access=mmap.ACCESS_READ) as packed:
         return packed[:], list(files[1:])
 
@@ -358,7 +358,7 @@ def takes_closures() -> bool:
 
 
 def dumps(value: Any) -> bytes:
-    """Return a value, pickled."""
+    """Return the pickle of a value, made with cloudpickle if it is installed."""
     file = io.BytesIO()
     (_pickler() if takes_closures() else pickle.Pickler)(file).dump(value)
     return file.getvalue()
@@ -366,9 +366,9 @@ def dumps(value: Any) -> bytes:
 
 @cache
 def _pickler() -> Any:
-    """Return cloudpickle's class, but code keeps the name of its file, by which tracebacks find its source.
+    """Return cloudpickle's Pickler, changed: code keeps the name of its file, so that tracebacks find the source.
 
-    cloudpickle 3.1.3 writes "<dynamic-code>" in its place.
+    cloudpickle 3.1.3 writes "<dynamic-code>" instead of the name.
     """
     kind: Any = importlib.import_module("cloudpickle").Pickler
 
